@@ -1,0 +1,77 @@
+# Needs Python 3.11 or later, git and make. Everything else goes into .venv.
+#
+#   make run PYTHON=python3.12         another Python
+#   make run TORCH_FROM="--index-url https://download.pytorch.org/whl/cpu"
+#                                      torch without CUDA, where the default wheel would bring gigabytes of it
+
+PYTHON ?= python3
+TORCH_FROM ?=
+WORKERS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PEERS := bench/.venv
+PEERS_READY := $(PEERS)/.ready
+PIP := -m pip --disable-pip-version-check --quiet install
+
+# One thread for each worker: two workers of two threads each would fight for two cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS)
+MUTATION := $(wildcard tests/mutation.py tests/mutation/__main__.py)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help env run test test-all check format bench clean
+
+help: ## say what there is to make
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+run: env ## install what is needed and run the conformance matrix
+	$(BIN)/vantage check
+
+test: check ## the checks and every test that is not slow
+	$(PYTEST) -m "not slow"
+
+test-all: check ## the checks, every test and the mutation run
+	$(PYTEST)
+ifneq ($(MUTATION),)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutation
+else
+	@echo "no mutation run: there is no tests/mutation yet"
+endif
+
+check: env ## ruff, basedpyright and import-linter
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+
+format: env ## let ruff put the code in order
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: env $(PEERS_READY) ## measure against the peers: make bench NAME="forward decode" ROUNDS=20
+	$(BIN)/python -m bench $(NAME) $(if $(ROUNDS),--rounds $(ROUNDS))
+
+clean: ## remove what make made, the environments included
+	rm -rf $(VENV) $(PEERS) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find vantage tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+
+env: $(READY) ## only the environment
+
+# torch comes first and by itself, so that the pinned version is the one that is found and nothing pulls another.
+# The build tools come next, so that they are pinned as well: pip would fetch its own into a separate place.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Vantage needs Python 3.11 or later: make PYTHON=/path/to/python"; exit 1; }
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP) -c constraints.txt $(TORCH_FROM) torch
+	$(BIN)/python $(PIP) -c constraints.txt hatchling editables
+	$(BIN)/python $(PIP) -c constraints.txt --no-build-isolation -e '.[test,dev]'
+	touch $@
+
+$(PEERS_READY): bench/requirements.txt
+	test -x $(PEERS)/bin/pip || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python $(PIP) $(TORCH_FROM) $$(grep '^torch==' bench/requirements.txt)
+	$(PEERS)/bin/python $(PIP) -r bench/requirements.txt
+	touch $@

@@ -1,0 +1,69 @@
+"""``python -m bench [NAME …]``: run the named benches, or all of them."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from bench.harness import RESULTS, Bench, BenchError, run, write
+from bench.table import show
+
+# The files of bench/ that are not benches.
+MACHINERY = {"__init__", "__main__", "harness", "stats", "table", "worker"}
+
+LOG_WIDTH = 140  # of a file or a pipe, where rich would guess 80
+
+
+def names() -> list[str]:
+    return sorted(file.stem for file in Path(__file__).parent.glob("*.py") if file.stem not in MACHINERY)
+
+
+def load(name: str) -> Bench:
+    if name not in names():
+        raise BenchError(f"no bench is called {name!r}: there are {', '.join(names())}")
+    bench: Bench = importlib.import_module(f"bench.{name}").BENCH
+    if bench.name != name:
+        raise BenchError(f"bench/{name}.py calls its bench {bench.name!r}: the two names must agree")
+    return bench
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit codes: 0 every goal met, 1 a goal missed, 2 a bench that cannot run."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="which benches; all of them when none is named")
+    parser.add_argument(
+        "--rounds", type=int, help="how many rounds of each contestant, instead of the bench's own number"
+    )
+    parser.add_argument("--list", action="store_true", help="say which benches there are and stop")
+    args = parser.parse_args(argv)
+    console = Console(width=None if sys.stdout.isatty() else LOG_WIDTH)
+    try:
+        benches = [load(name) for name in args.names or names()]
+        if args.list:
+            for bench in benches:
+                console.print(f"[bold]{bench.name}[/bold]  {bench.title}")
+            return 0
+        if args.rounds is not None:
+            benches = [replace(bench, rounds=args.rounds) for bench in benches]
+        met = [run_one(bench, console) for bench in benches]
+        return 0 if all(met) else 1
+    except BenchError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+
+
+def run_one(bench: Bench, console: Console) -> bool:
+    result = run(bench)
+    show(result, console)
+    file = write(result)
+    console.print(f"written to {file.relative_to(RESULTS.parent.parent)}", style="dim")
+    return result.ok
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,219 @@
+"""The command line as a user meets it: a process, its output and its exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from types import ModuleType
+
+import pytest
+from rich.table import Table
+
+from vantage import __version__
+from vantage.cli.main import VERBS, main, make_parser
+from vantage.cli.progress import Bar
+from vantage.errors import BadInput
+
+
+def vantage(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "vantage", *args], capture_output=True, text=True, check=False)
+
+
+def verb_names() -> list[str]:
+    return [verb.__name__.rpartition(".")[2] for verb in VERBS]
+
+
+def test_help_lists_the_verbs_and_an_example() -> None:
+    done = vantage("--help")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert "example:" in done.stdout
+    for name in verb_names():
+        assert name in done.stdout
+
+
+@pytest.mark.parametrize("name", verb_names())
+def test_help_of_a_verb_shows_an_example(name: str) -> None:
+    done = vantage(name, "--help")
+    assert done.returncode == 0
+    assert f"  vantage {name}" in done.stdout.partition("example")[2]
+
+
+@pytest.mark.parametrize("args", [["--help"], ["--version"], ["check", "--help"], ["nonsense"]])
+def test_nothing_heavy_is_imported_before_a_verb_runs(args: list[str]) -> None:
+    """What makes `vantage --help` fast. The time itself depends on the machine; the imports do not."""
+    script = (
+        "import sys\n"
+        "from vantage.cli.main import main\n"
+        "try:\n"
+        "    main(sys.argv[1:])\n"
+        "except SystemExit:\n"
+        "    pass\n"
+        "print(*sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, *args], capture_output=True, text=True, check=True)
+    loaded = set(done.stderr.splitlines()[-1].split())
+    assert "vantage" in loaded
+    assert not loaded & {"torch", "numpy", "rich", "transformers"}
+
+
+def test_version_is_that_of_the_package() -> None:
+    done = vantage("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"vantage {__version__}\n", "")
+    assert version("vantage") == __version__
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["chekc"], "chekc"),
+        ([], "VERB"),
+        (["check", "--strength", "4"], "4"),
+        (["check", "--strength"], "--strength"),
+        (["check", "--unknown"], "--unknown"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_exit_code_2(args: list[str], says: str) -> None:
+    done = vantage(*args)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("vantage: ")
+    assert says in done.stderr
+    assert "--help" in done.stderr
+
+
+@dataclass
+class FakeReport:
+    """Stands in for the real matrix, which takes minutes: these tests are about what is done with its answer."""
+
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.failures
+
+    def to_json(self) -> dict[str, object]:
+        return {"ok": self.ok, "failures": self.failures}
+
+    def table(self) -> Table:
+        table = Table("cell")
+        for cell in ("rope causal contiguous sdpa", *self.failures):
+            table.add_row(cell)
+        return table
+
+
+class FakeMatrix(ModuleType):
+    """Takes the place of vantage.conformance.matrix."""
+
+    def __init__(self, report: FakeReport | None = None, error: Exception | None = None) -> None:
+        super().__init__("vantage.conformance.matrix")
+        self.report, self.error, self.asked = report, error, {}
+
+    def run_matrix(self, *, strength: int, filter: str, progress) -> FakeReport:
+        self.asked = {"strength": strength, "filter": filter}
+        if self.error is not None:
+            raise self.error
+        progress(0, 2)
+        progress(2, 2)
+        assert self.report is not None
+        return self.report
+
+
+@pytest.fixture
+def matrix(monkeypatch: pytest.MonkeyPatch):
+    def put(report: FakeReport | None = None, error: Exception | None = None) -> FakeMatrix:
+        fake = FakeMatrix(report, error)
+        monkeypatch.setitem(sys.modules, "vantage.conformance.matrix", fake)
+        return fake
+
+    return put
+
+
+def test_check_prints_the_table_and_succeeds(matrix, capsys: pytest.CaptureFixture[str]) -> None:
+    fake = matrix(FakeReport())
+    assert main(["check"]) == 0
+    assert fake.asked == {"strength": 2, "filter": ""}
+    shown = capsys.readouterr()
+    assert "rope causal contiguous sdpa" in shown.out
+    assert shown.err == ""
+
+
+def test_check_passes_its_options_on(matrix) -> None:
+    fake = matrix(FakeReport())
+    assert main(["check", "--strength", "3", "--filter", "alibi"]) == 0
+    assert fake.asked == {"strength": 3, "filter": "alibi"}
+
+
+def test_check_fails_when_a_cell_fails_and_names_it(matrix, capsys: pytest.CaptureFixture[str]) -> None:
+    matrix(FakeReport(failures=["t5 window ring: off by 0.3"]))
+    assert main(["check"]) == 1
+    assert "t5 window ring: off by 0.3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("failures", [[], ["a cell"]])
+def test_check_json_is_all_there_is_on_standard_output(
+    matrix, failures: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    matrix(FakeReport(failures=failures))
+    assert main(["check", "--json"]) == len(failures)
+    assert json.loads(capsys.readouterr().out) == {"ok": not failures, "failures": failures}
+
+
+def test_a_refusal_is_one_line_and_exit_code_2(matrix, capsys: pytest.CaptureFixture[str]) -> None:
+    matrix(error=BadInput("no cell has 'rpoe' in its name:\n  did you mean 'rope'?"))
+    assert main(["check", "--filter", "rpoe"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err == "vantage: no cell has 'rpoe' in its name: did you mean 'rope'?\n"
+
+
+def test_a_fault_of_ours_is_not_dressed_up_as_bad_input(matrix) -> None:
+    matrix(error=RuntimeError("a bug"))
+    with pytest.raises(RuntimeError, match="a bug"):
+        main(["check"])
+
+
+def test_every_verb_can_run() -> None:
+    for name in verb_names():
+        assert callable(make_parser().parse_args([name]).run)
+
+
+class Terminal:
+    """Standard error as a terminal, keeping what is drawn on it."""
+
+    encoding = "utf-8"
+
+    def __init__(self) -> None:
+        self.drawn = ""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self.drawn += text
+        return len(text)
+
+    def flush(self) -> None: ...
+
+
+@pytest.mark.parametrize(("patience", "drawn"), [(0.0, True), (1e9, False)])
+def test_the_bar_appears_on_a_terminal_once_patience_runs_out(
+    monkeypatch: pytest.MonkeyPatch, patience: float, drawn: bool
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with Bar("cells", patience) as bar:
+        bar(7, 8)
+    assert ("cells" in terminal.drawn and "7/8" in terminal.drawn) == drawn
+    assert bool(terminal.drawn) == drawn
+
+
+def test_no_bar_where_standard_error_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with Bar("cells", patience=0.0) as bar:
+        bar(1, 2)
+    assert capsys.readouterr().err == ""

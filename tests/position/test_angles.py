@@ -1,0 +1,71 @@
+"""What the trigonometric encodings share."""
+
+import math
+
+import pytest
+import torch
+
+from tests.position.helpers import unread
+from vantage.errors import BadInput
+from vantage.position import angles
+from vantage.spec.positions import Known, Positions
+
+
+def test_angles_are_precise_wherever_the_device_can():
+    assert angles.precise(torch.device("cpu")) == torch.float64
+    assert angles.precise(torch.device("cuda")) == torch.float64
+    assert angles.precise(torch.device("mps")) == torch.float32
+
+
+def test_half_precision_is_widened_and_float64_kept():
+    assert angles.wide(torch.bfloat16) == torch.float32
+    assert angles.wide(torch.float16) == torch.float32
+    assert angles.wide(torch.float64) == torch.float64
+
+
+@pytest.mark.parametrize("dim", [2, 5, 8])
+def test_frequencies(dim):
+    got = angles.frequencies(dim, 100.0)
+    want = [1 / 100.0 ** (2 * k / dim) for k in range(math.ceil(dim / 2))]
+    assert got.dtype == torch.float64
+    assert got.tolist() == pytest.approx(want, rel=1e-14)
+    assert angles.frequencies(dim, 100.0, "meta").device.type == "meta"
+
+
+def test_one_row_stands_for_all_where_they_are_known_to_be_the_same():
+    same, unequal = Positions.arange(3, 4), Positions.rows([4, 2, 3])
+    assert angles.rows(same).shape == (1, 4)
+    assert angles.rows(unequal).shape == (3, 4)
+
+
+def test_highest_position():
+    assert angles.highest(Positions.rows([2, 4], starts=[1, 5])) == 8
+    assert angles.highest(unread(torch.tensor([[0, 1]]))) is None
+    assert angles.highest(Positions.rows([0, 0], width=3)) == -1
+    assert angles.highest(unread(torch.empty(1, 0))) == -1
+    some = Positions(torch.zeros(2, 1), torch.zeros(2, 1), known=Known(counts=(0, 1)))
+    assert angles.highest(some) is None
+
+
+def test_bound_comes_from_what_is_known_then_from_the_declared_length():
+    pos = Positions.arange(1, 4)
+    assert angles.bound(pos, "x") == 3
+    assert angles.bound(pos.declare(10), "x") == 3
+    assert angles.bound(unread(pos.pos).declare(10), "x") == 9
+    with pytest.raises(BadInput, match=r"flux must know the highest position.*bounds="):
+        angles.bound(unread(pos.pos), "flux")
+    assert angles.bound(Positions.rows([0], width=2), "x") == -1
+
+
+def test_pairs_need_an_even_width():
+    angles.need_even(2, "x")
+    for dim in (0, 1, 7):
+        with pytest.raises(BadInput, match=f"flux works on pairs of dimensions, got {dim}"):
+            angles.need_even(dim, "flux")
+
+
+def test_fractions_are_refused_where_there_is_a_table():
+    order = torch.arange(2)
+    angles.need_whole(Positions.of(order), "x")
+    with pytest.raises(BadInput, match="flux has entries for whole positions only"):
+        angles.need_whole(Positions.of(order / 2, order=order), "flux")

@@ -1,0 +1,239 @@
+"""Names, defaults, and what all encodings have in common."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.position.helpers import (
+    SHAPE,
+    bias_of,
+    built,
+    moved,
+    one_by_one,
+    permuted,
+    pointwise_of,
+    positions,
+    unread,
+    vectors,
+)
+from vantage import position
+from vantage.errors import BadInput
+from vantage.position import ENCODINGS, T5, Kerple, Learned, NoPE, Randomised, Rope, encoding, scaling
+from vantage.position.t5 import T5Bias
+from vantage.spec.parts import Encoding, Parts, Place, materialise
+from vantage.spec.positions import Positions
+
+NAMES = ["none", "sinusoidal", "learned", "shifted", "rope", "xpos", "alibi", "t5", "shaw", "xl"]
+NAMES += ["kerple", "fire", "cope"]
+
+DEFAULTS = {
+    "none": "NoPE()",
+    "sinusoidal": "Sinusoidal(layout='interleaved', base=10000.0, dropout=0.0)",
+    "learned": "Learned(max_length=100, extend=None, offset=0)",
+    "shifted": "Shifted(anchor=0, base=10000.0)",
+    "rope": "Rope(base=10000.0, scaling=None, pairing='halves', share=1.0)",
+    "xpos": "XPos(base=10000.0, gamma=0.4, scale_base=512, pairing='adjacent')",
+    "alibi": "Alibi(slopes=None)",
+    "t5": "T5(buckets=32, max_distance=128, bidirectional=None, shared=True)",
+    "shaw": "Shaw(max_distance=16, values=True)",
+    "xl": "TransformerXL(base=10000.0)",
+    "kerple": "Kerple(kind='log')",
+    "fire": "Fire(hidden=32, init_c=0.1, init_L=512.0, bidirectional=None)",
+    "cope": "CoPE(max_positions=64)",
+}
+
+# every bias, by name, as it is built into a causal model
+BIASES = {
+    name: parts.bias for name in NAMES if (parts := encoding(name, max_length=100).parts(causal=True)).bias is not None
+}
+BIASES |= {"kerple-power": Kerple("power"), "t5-both": T5(bidirectional=True)}
+POINTWISE = ["alibi", "t5", "t5-both", "shaw", "kerple", "kerple-power"]
+RELATIVE = [*POINTWISE, "shifted", "xl"]  # FIRE looks at the length too, CoPE at what is said
+
+
+def test_the_promised_names_are_there():
+    assert list(ENCODINGS) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_defaults(name):
+    found = encoding(name, max_length=100)
+    assert repr(found) == DEFAULTS[name]
+    assert isinstance(found, Encoding)
+    assert isinstance(found.parts(causal=True), Parts)
+    hash(found)
+
+
+def test_other_defaults():
+    assert repr(Randomised(NoPE())) == "Randomised(inner=NoPE(), high=2048)"
+    assert repr(scaling.YaRN(2, 8)) == (
+        "YaRN(factor=2, original=8, beta_fast=32, beta_slow=1, attention_factor=None, mscale=None, "
+        "mscale_all_dim=None, truncate=True)"
+    )
+    assert repr(scaling.Proportional()) == "Proportional(share=1.0, factor=1.0)"
+
+
+def test_what_is_built_once_for_all_layers():
+    once = {part: built_once(part) for part in NAMES if part not in ("none", "xl", "shaw")}
+    own = {"kerple", "fire", "cope"}
+    assert once == {name: name not in own for name in once}
+
+
+def built_once(name: str) -> bool:
+    parts = encoding(name, max_length=100).parts(causal=True)
+    return next(p for p in (*parts.inputs, *parts.qk, parts.bias) if p is not None).shared
+
+
+def test_NoPE_acts_nowhere():
+    assert NoPE().parts(causal=True) == NoPE().parts(causal=False) == Parts()
+
+
+def test_an_object_is_taken_as_it_is():
+    rope = Rope(base=5.0)
+    assert encoding(rope) is rope
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (
+            "ropee",
+            "no position encoding is called 'ropee'. Did you mean 'rope'\\? There are: none, sinusoidal, learned",
+        ),
+        ("Rope", "Did you mean 'rope'"),
+        ("qqq", "no position encoding is called 'qqq'. There are"),
+        ("learned", 'position="learned" needs max_length='),
+        (Rope, r"write Rope\(\.\.\.\)"),
+        (3, "position=3 is neither a name nor an encoding object$"),
+        (None, "position=None is neither"),
+    ],
+)
+def test_bad_input(wrong, says):
+    with pytest.raises(BadInput, match=says):
+        encoding(wrong)
+
+
+def test_max_length_is_for_the_learned_table():
+    assert encoding("learned", max_length=7) == Learned(7)
+    assert encoding("rope", max_length=7) == Rope()
+
+
+# ---- properties of every bias
+
+
+@pytest.mark.parametrize("name", POINTWISE)
+@settings(deadline=None, max_examples=12)
+@given(positions(max_width=4), positions(max_width=5))
+def test_a_pointwise_bias_is_the_same_called_whole_or_one_by_one(name, q_pos, k_pos):
+    part = built(BIASES[name])
+    bias, pair = pointwise_of(part, q_pos, k_pos), q_pos.against(k_pos)
+    whole = bias_of(part, q_pos, k_pos)
+    torch.testing.assert_close(one_by_one(bias, pair, SHAPE.heads), whole)
+    b, h, i, j = 1, 2, q_pos.shape[1] - 1, k_pos.shape[1] - 1
+    q = Place(q_pos.pos[b, i], q_pos.order[b, i], None)
+    k = Place(k_pos.pos[b, j], k_pos.order[b, j], None)
+    single = bias(*map(torch.tensor, (b, h, i)), q, k)
+    assert single.shape == ()
+    torch.testing.assert_close(single, whole[b, h, i, j])
+
+
+@pytest.mark.parametrize("name", POINTWISE)
+def test_a_pointwise_bias_broadcasts_over_equal_rows(name):
+    part, q_pos, k_pos = built(BIASES[name]), Positions.arange(2, 3, start=4), Positions.arange(2, 7)
+    narrow = bias_of(part, q_pos, k_pos)
+    torch.testing.assert_close(narrow, bias_of(part, unread(q_pos.pos), unread(k_pos.pos)))
+
+
+@pytest.mark.parametrize("name", RELATIVE)
+@settings(deadline=None, max_examples=12)
+@given(positions(), positions(), st.integers(1, 2000))
+def test_a_relative_bias_does_not_change_when_everything_moves(name, q_pos, k_pos, by):
+    part = built(BIASES[name])
+    both = (q_pos.filled[:, None, :, None] & k_pos.filled[:, None, None, :]).expand(-1, 4, -1, -1)
+    here, there = bias_of(part, q_pos, k_pos), bias_of(part, moved(q_pos, by), moved(k_pos, by))
+    torch.testing.assert_close(here[both], there[both], atol=1e-8, rtol=1e-8)
+
+
+@pytest.mark.parametrize("name", BIASES)
+@settings(deadline=None, max_examples=12)
+@given(positions(), positions(), st.data())
+def test_a_bias_does_not_care_where_keys_and_queries_are_kept(name, q_pos, k_pos, data):
+    part = built(BIASES[name])
+    q_index = torch.tensor(data.draw(st.permutations(range(q_pos.shape[1]))))
+    k_index = torch.tensor(data.draw(st.permutations(range(k_pos.shape[1]))))
+    q, k = vectors(2, 4, q_pos.shape[1], 6, 1), vectors(2, 2, k_pos.shape[1], 6, 2)
+    straight = bias_of(part, q_pos, k_pos, q=q, k=k)[:, :, q_index][..., k_index]
+    q_there, k_there = permuted(q_pos, q_index), permuted(k_pos, k_index)
+    there = bias_of(part, q_there, k_there, q=q[:, :, q_index], k=k[:, :, k_index])
+    seen = (q_there.filled[:, None, :, None] & k_there.filled[:, None, None, :]).expand(-1, 4, -1, -1)
+    torch.testing.assert_close(there[seen], straight[seen])
+
+
+@pytest.mark.parametrize("name", BIASES)
+@settings(deadline=None, max_examples=12)
+@given(positions(), positions())
+def test_empty_places_are_finite(name, q_pos, k_pos):
+    assert bias_of(built(BIASES[name]), q_pos, k_pos).isfinite().all()
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_positions_of_which_the_host_knows_nothing_give_the_same(name):
+    q_pos, k_pos = Positions.arange(2, 3, start=4), Positions.arange(2, 7)
+    known, blind = (
+        bias_of(built(BIASES[name]), q_pos, k_pos),
+        bias_of(built(BIASES[name]), unread(q_pos.pos), unread(k_pos.pos)),
+    )
+    torch.testing.assert_close(known, blind)
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_every_bias_works_in_bfloat16(name):
+    part = built(BIASES[name], dtype=torch.bfloat16)
+    q, k = (vectors(2, h, 3, 6, h, torch.bfloat16) for h in (4, 2))
+    pos = Positions.rows([3, 2])
+    value = materialise(part.at(q, q, k, pos, pos, 0.3), pos.against(pos), 4, torch.bfloat16)
+    assert value.dtype == torch.bfloat16
+    exact = bias_of(part.double(), Positions.rows([3, 2]), Positions.rows([3, 2]), q=q.double(), k=k.double())
+    torch.testing.assert_close(value.double(), exact.double(), atol=0.1, rtol=0.1)
+
+
+def test_t5_bias_by_hand():
+    """lookup = buckets of -2 … 2; anything further out is as 2."""
+    bias = T5Bias(torch.tensor([[1.0], [2.0], [3.0], [4.0], [5.0]]), torch.tensor([0, 1, 2, 3, 4]))
+    q, zero = Place(torch.tensor(10), torch.tensor(10), None), torch.tensor(0)
+    got = [
+        bias(zero, zero, zero, q, Place(torch.tensor(j), torch.tensor(j), None)).item()
+        for j in (0, 8, 9, 10, 11, 12, 40)
+    ]
+    assert got == [1, 1, 2, 3, 4, 5, 5]
+
+
+def test_everything_that_is_exported_is_there():
+    names = {type(encoding(name, max_length=9)).__name__ for name in NAMES} | {"Randomised", "ENCODINGS", "encoding"}
+    names |= {"alibi_bias", "alibi_slopes", "permutation", "scaling", "sinusoid", "t5_bucket"}
+    assert set(position.__all__) == names
+    assert all(getattr(position, name) is not None for name in names)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("causal", [True, False])
+def test_nothing_is_read_back_from_a_device(name, causal):
+    """On the meta device there are no numbers: reading one, or mixing in a tensor of the host, would fail."""
+    if name == "cope" and not causal:
+        return  # refused
+    parts = encoding(name, max_length=100).parts(causal=causal)
+    pos = Positions.of(torch.tensor([[3, 1, 2], [5, -1, 4]], device="meta"), bounds=(0, 9))
+    q, k = (torch.zeros(2, heads, 3, 6, device="meta") for heads in (4, 2))
+    with torch.device("meta"):
+        inputs, qk = [[p.build(SHAPE) for p in group] for group in (parts.inputs, parts.qk)]
+        bias = None if parts.bias is None else parts.bias.build(SHAPE)
+        values = None if parts.value_bias is None else parts.value_bias.build(SHAPE)
+    out = [part(torch.zeros(2, 3, 12, device="meta"), pos) for part in inputs]
+    out += [side for part in qk for side in (part.query(q, pos), part.key(k, pos))]
+    if bias is not None:
+        out.append(materialise(bias.at(q, q, k, pos, pos, 0.3), pos.against(pos), 4, torch.float32))
+    if values is not None:
+        out.append(values.at(torch.zeros(2, 4, 3, 3, device="meta"), pos, pos))
+    assert all(x.device.type == "meta" for x in out)
+    assert Randomised(Rope(), 50).draw(pos).pos.device.type == "meta"

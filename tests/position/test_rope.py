@@ -1,0 +1,347 @@
+"""RoPE: P8, against transformers in both pairings, and with lengths that matter."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaConfig
+from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as apply_adjacent
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as apply_halves
+
+from tests.position.helpers import F64, moved, positions, unread, vectors
+from vantage import functional as vf
+from vantage.errors import BadInput, LengthExceeded
+from vantage.position import Rope, permutation
+from vantage.position.rope import Rotation, join, rotate
+from vantage.position.scaling import DynamicNTK, Linear, Llama3, LongRope, YaRN
+from vantage.spec.parts import LengthDependent, Parts, Shape
+from vantage.spec.positions import Positions
+
+BOTH = pytest.mark.parametrize("pairing", ["halves", "adjacent"])
+DYNAMIC = Rope(scaling=DynamicNTK(2.0, 10))
+
+
+def turn(x, pos, rope, *, side="query"):
+    module = rope.build(Shape(32, 2, 1, x.shape[-1], x.shape[-1], x.shape[-1]))
+    return getattr(module, side)(x, pos)
+
+
+def scores(q, k, q_pos, k_pos, rope):
+    return turn(q, q_pos, rope) @ turn(k, k_pos, rope, side="key").transpose(-1, -2)
+
+
+# ---- against others
+
+
+@pytest.mark.parametrize(
+    ("rule", "theirs"),
+    [
+        (None, {"rope_type": "default"}),
+        (Linear(3.0), {"rope_type": "linear", "factor": 3.0}),
+        (YaRN(4.0, 16), {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}),
+        (
+            Llama3(8.0, 1.0, 4.0, 16),
+            {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16,
+            },
+        ),
+    ],
+)
+def test_halves_are_transformers_llama(rule, theirs):
+    config = LlamaConfig(
+        hidden_size=32,
+        num_attention_heads=2,
+        head_dim=16,
+        max_position_embeddings=64,
+        rope_parameters={"rope_theta": 500.0, **theirs},
+    )
+    pos = Positions.rows([7, 4], starts=[3, 30], pad="left")
+    q, k = vectors(2, 2, 7, 16, 1, torch.float32), vectors(2, 1, 7, 16, 2, torch.float32)
+    cos, sin = LlamaRotaryEmbedding(config)(q, pos.pos)
+    want_q, want_k = apply_halves(q, k, cos, sin)
+    rope = Rope(500.0, rule)
+    torch.testing.assert_close(turn(q, pos, rope), want_q, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(turn(k, pos, rope, side="key"), want_k, atol=2e-6, rtol=1e-5)
+
+
+def test_adjacent_is_transformers_gptj():
+    pos = Positions.arange(2, 9, start=5)
+    q = vectors(2, 3, 9, 16, 1)
+    angle = torch.arange(5, 14, dtype=F64)[:, None] / 10000 ** (torch.arange(0, 16, 2, dtype=F64) / 16)
+    want = apply_adjacent(q.transpose(1, 2), angle.sin()[None], angle.cos()[None]).transpose(1, 2)
+    torch.testing.assert_close(turn(q, pos, Rope(pairing="adjacent")), want)
+
+
+# ---- P8
+
+
+def test_P8_complex_form():
+    """Pair k of a vector at t is multiplied by e^(j t w_k)."""
+    x, t = vectors(1, 2, 5, 8), torch.tensor([0, 1, 7, 100, 12345])
+    w = torch.tensor([10000 ** (-2 * k / 8) for k in range(4)], dtype=F64)
+    spin = torch.polar(torch.ones(5, 4, dtype=F64), t[:, None] * w)
+    want = torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (4, 2))) * spin).flatten(-2)
+    torch.testing.assert_close(vf.apply_rope(x, t, Rope(pairing="adjacent")), want)
+
+
+@BOTH
+@settings(deadline=None, max_examples=25)
+@given(positions(high=3000), positions(high=3000), st.integers(-500, 5000), st.integers(0, 9))
+def test_P8_shift_identity(pairing, q_pos, k_pos, by, seed):
+    rope = Rope(pairing=pairing)
+    q, k = vectors(2, 2, q_pos.shape[1], 8, seed), vectors(2, 2, k_pos.shape[1], 8, seed + 50)
+    both = (q_pos.filled[:, None, :, None] & k_pos.filled[:, None, None, :]).expand(-1, 2, -1, -1)
+    here = scores(q, k, q_pos, k_pos, rope)
+    there = scores(q, k, moved(q_pos, by), moved(k_pos, by), rope)
+    torch.testing.assert_close(here[both], there[both], atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "least", "most"),
+    [(F64, 0, 1e-12), (torch.float32, 1e-8, 1e-5), (torch.float16, 1e-4, 1e-2), (torch.bfloat16, 1e-3, 1e-1)],
+)
+def test_P8_how_far_the_shift_identity_holds(dtype, least, most):
+    """The worst error of a score of unit vectors of width 64, moved by 10,000."""
+    q, k = (torch.nn.functional.normalize(vectors(1, 8, 64, 64, s), dim=-1).to(dtype) for s in (1, 2))
+    pos = Positions.arange(1, 64)
+    exact = scores(q.double(), k.double(), pos, pos, Rope())
+    far = moved(pos, 10_000)
+    moved_scores = turn(q, far, Rope()).double() @ turn(k, far, Rope()).double().transpose(-1, -2)
+    error = (moved_scores - exact).abs().max().item()
+    assert least <= error <= most
+
+
+@BOTH
+@settings(deadline=None, max_examples=25)
+@given(positions(high=10**6), st.integers(0, 9))
+def test_P8_rotation_keeps_the_norm(pairing, pos, seed):
+    x = vectors(2, 3, pos.shape[1], 8, seed)
+    torch.testing.assert_close(turn(x, pos, Rope(pairing=pairing)).norm(dim=-1), x.norm(dim=-1))
+
+
+@pytest.mark.parametrize("dim", [2, 4, 10])
+def test_P8_the_pairings_differ_by_a_permutation_of_projection_rows(dim):
+    W, x, pos = vectors(1, 1, dim, 7)[0, 0], vectors(1, 1, 6, 7, 3), Positions.arange(1, 6, start=2)
+    p = permutation(dim)
+    adjacent = turn(x @ W.T, pos, Rope(pairing="adjacent"))
+    halves = turn(x @ W[p].T, pos, Rope(pairing="halves"))
+    torch.testing.assert_close(halves, adjacent[..., p])
+    back = permutation(dim, to="adjacent")
+    torch.testing.assert_close(halves[..., back], adjacent)
+    assert torch.equal(p[back], torch.arange(dim))
+    if dim == 10:
+        assert p.tolist() == [0, 2, 4, 6, 8, 1, 3, 5, 7, 9]
+        assert back.tolist() == [0, 5, 1, 6, 2, 7, 3, 8, 4, 9]
+
+
+def test_P8_erratum_the_pairings_are_not_the_same():
+    x, pos = vectors(1, 1, 3, 8), Positions.arange(1, 3)
+    a, h = turn(x, pos, Rope(pairing="adjacent")), turn(x, pos, Rope(pairing="halves"))
+    torch.testing.assert_close(a[..., 0, :], h[..., 0, :])
+    assert (a - h)[..., 1:, :].abs().max() > 0.1
+
+
+@BOTH
+def test_P8_erratum_a_cached_step_stands_at_its_position_and_not_at_0(pairing):
+    """S3's apply_rope always starts at 0, so a single-token step is never turned at all."""
+    rope, x = Rope(pairing=pairing), vectors(1, 2, 6, 8)
+    whole = turn(x, Positions.arange(1, 6), rope)
+    for t in range(6):
+        step = x[:, :, t : t + 1]
+        torch.testing.assert_close(turn(step, Positions.arange(1, 1, start=t), rope), whole[:, :, t : t + 1])
+        s3 = turn(step, Positions.arange(1, 1), rope)
+        torch.testing.assert_close(s3, step)
+        assert t == 0 or (s3 - whole[:, :, t : t + 1]).abs().max() > 0.1
+
+
+def test_P8_worked_by_hand():
+    """(1, 0, 0, 0) at t = 3, base 100, d = 4: pairs turn by 3 and by 0.3."""
+    e = torch.eye(4, dtype=F64)
+    at3 = torch.full((4,), 3)
+    c, s, c1, s1 = math.cos(3), math.sin(3), math.cos(0.3), math.sin(0.3)
+    halves = [[c, 0, s, 0], [0, c1, 0, s1], [-s, 0, c, 0], [0, -s1, 0, c1]]
+    adjacent = [[c, s, 0, 0], [-s, c, 0, 0], [0, 0, c1, s1], [0, 0, -s1, c1]]
+    torch.testing.assert_close(vf.apply_rope(e, at3, Rope(100.0)), torch.tensor(halves, dtype=F64))
+    torch.testing.assert_close(
+        vf.apply_rope(e, at3, Rope(100.0, pairing="adjacent")), torch.tensor(adjacent, dtype=F64)
+    )
+
+
+# ---- the share that is turned, precision, sharing of tables
+
+
+@BOTH
+def test_only_the_first_share_is_turned(pairing):
+    x, pos = vectors(1, 2, 5, 16), Positions.arange(1, 5, start=1)
+    out = turn(x, pos, Rope(pairing=pairing, share=0.25))
+    assert torch.equal(out[..., 4:], x[..., 4:])
+    torch.testing.assert_close(out[..., :4], turn(x[..., :4], pos, Rope(pairing=pairing)))
+
+
+def test_share_rounds_down_as_transformers_does():
+    assert Rotation(Rope(share=0.4), 20).turned == 8
+    assert Rotation(Rope(share=0.45), 19).turned == 8
+    assert Rotation(Rope(), 2).turned == 2
+
+
+def test_the_factor_of_a_rule_scales_both_sides():
+    x, pos = vectors(1, 1, 4, 8), Positions.arange(1, 4)
+    plain, sharp = Rope(scaling=Linear(1.0)), Rope(scaling=YaRN(1.0, 4, attention_factor=1.5))
+    torch.testing.assert_close(turn(x, pos, sharp), 1.5 * turn(x, pos, plain))
+
+
+def test_far_positions_keep_their_precision():
+    x, far = torch.ones(1, 1, 1, 2), 10_000_019
+    got = turn(x, Positions.of(torch.tensor([[far]])), Rope())
+    assert got.dtype == torch.float32
+    want = [math.cos(far) - math.sin(far), math.cos(far) + math.sin(far)]
+    assert got.flatten().tolist() == pytest.approx(want, abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, F64])
+def test_the_dtype_stays(dtype):
+    x, pos = vectors(2, 2, 5, 8, dtype=dtype), Positions.rows([5, 2])
+    out = turn(x, pos, Rope())
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.double(), turn(x.double(), pos, Rope()), atol=4 * torch.finfo(dtype).eps, rtol=0.02)
+
+
+def test_fractional_positions_lie_between():
+    x = torch.tensor([[[[1.0, 0.0]]]], dtype=F64)
+    pos = Positions.of(torch.tensor([[0.5]]), order=torch.tensor([[0]]))
+    assert turn(x, pos, Rope())[0, 0, 0].tolist() == pytest.approx([math.cos(0.5), math.sin(0.5)])
+
+
+def test_equal_rows_share_one_table_and_unequal_rows_do_not():
+    module = Rotation(Rope(), 4)
+    assert module.tables(Positions.arange(3, 5), F64)[0].shape == (1, 1, 5, 4)
+    assert module.tables(Positions.rows([5, 2, 3]), F64)[0].shape == (3, 1, 5, 4)
+    x = vectors(3, 1, 5, 4)
+    torch.testing.assert_close(
+        module.query(x, Positions.arange(3, 5)), module.query(x, unread(torch.arange(5).expand(3, 5)))
+    )
+
+
+def test_tables_are_made_once_for_all_layers():
+    pos = Positions.arange(1, 5)
+    first = Rotation(Rope(), 8).tables(pos, F64)
+    assert Rotation(Rope(), 8).tables(pos, F64)[0] is first[0]
+    others = [
+        Rotation(Rope(), 8).tables(pos, torch.float32),
+        Rotation(Rope(base=500.0), 8).tables(pos, F64),
+        Rotation(Rope(pairing="adjacent"), 8).tables(pos, F64),
+        Rotation(Rope(scaling=Linear(2.0)), 8).tables(pos, F64),
+        Rotation(Rope(), 6).tables(pos, F64),
+        Rotation(Rope(), 8).tables(Positions.arange(1, 5), F64),
+    ]
+    assert all(t[0] is not first[0] for t in others)
+
+
+def test_rotate_and_join_by_hand():
+    x = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    a, b = torch.tensor([10.0, 20.0]), torch.tensor([30.0, 40.0])
+    assert join(a, b, "halves").tolist() == [10, 20, 30, 40]
+    assert join(a, b, "adjacent").tolist() == [10, 30, 20, 40]
+    ones = torch.ones(4)
+    assert rotate(x, 0 * ones, ones, "halves").tolist() == [3, 4, 1, 2]
+    assert rotate(x, 0 * ones, ones, "adjacent").tolist() == [2, 1, 4, 3]
+    assert rotate(x, 2 * ones, 0 * ones, "halves").tolist() == [2, 4, 6, 8]
+
+
+@BOTH
+def test_gradients_flow_to_queries(pairing):
+    x = vectors(1, 2, 3, 4).requires_grad_()
+    pos = Positions.of(torch.tensor([[4, 9, -1]]))
+    assert torch.autograd.gradcheck(lambda x: turn(x, pos, Rope(pairing=pairing)), (x,))
+
+
+def test_empty_places_are_finite():
+    assert turn(vectors(1, 1, 2, 4), Positions.of(torch.tensor([[-1, 5]])), Rope()).isfinite().all()
+
+
+# ---- rules that depend on the length
+
+
+@pytest.mark.parametrize("rule", [DynamicNTK(2.0, 10), LongRope((1.0, 1.5), (3.0, 4.0), 10, factor=3.0)])
+def test_a_declared_length_fixes_the_frequencies(rule):
+    """Chunks of a context of declared length are turned as the whole is."""
+    rope, x = Rope(scaling=rule), vectors(1, 1, 20, 4)
+    whole = turn(x, Positions.arange(1, 20).declare(20), rope)
+    for a, b in ((0, 5), (5, 12), (12, 20)):
+        chunk = Positions.arange(1, b - a, start=a).declare(20)
+        torch.testing.assert_close(turn(x[:, :, a:b], chunk, rope), whole[:, :, a:b])
+    longer = turn(x, Positions.arange(1, 20).declare(40), rope)
+    assert torch.equal(longer, whole) is isinstance(rule, LongRope)  # LongRoPE knows only short and long
+
+
+def test_without_a_declared_length_the_known_positions_count():
+    x, rope = vectors(1, 1, 3, 4), DYNAMIC
+    pos = torch.tensor([[4, 14, 9]])
+    want = turn(x, Positions.of(pos).declare(15), rope)
+    torch.testing.assert_close(turn(x, Positions.of(pos), rope), want)
+    torch.testing.assert_close(turn(x, unread(pos).declare(15), rope), want)
+    assert (turn(x, Positions.of(pos).declare(16), rope) - want).abs().max() > 1e-4
+
+
+def test_a_length_that_nobody_knows_is_asked_for():
+    x, pos = vectors(1, 1, 3, 4), unread(torch.tensor([[4, 14, 9]]))
+    with pytest.raises(BadInput, match="a RoPE rule that depends on the length must know the highest position"):
+        turn(x, pos, DYNAMIC)
+    turn(x, pos, Rope())  # the others do not ask
+
+
+def test_a_position_past_the_declared_length_is_refused():
+    x = vectors(1, 1, 3, 4)
+    pos = Positions.of(torch.tensor([[4, 14, 9]]))
+    turn(x, pos.declare(15), DYNAMIC)
+    with pytest.raises(
+        LengthExceeded, match=r"position 14 lies past the declared length of 14.*declare a longer length"
+    ):
+        turn(x, pos.declare(14), DYNAMIC)
+    turn(x, pos.declare(14), Rope(scaling=Linear(2.0)))  # the others do not mind
+
+
+def test_a_batch_of_padding_passes_through_a_rule_that_depends_on_the_length():
+    assert turn(vectors(1, 1, 2, 4), Positions.rows([0], width=2), DYNAMIC).isfinite().all()
+
+
+def test_the_length_from_which_the_rule_changes():
+    assert DYNAMIC.original_length == 10
+    assert Rope().original_length is None
+    assert isinstance(DYNAMIC, LengthDependent)
+
+
+# ---- where it acts, bad input
+
+
+def test_acts_on_queries_and_keys_alone():
+    config = Rope()
+    assert config.parts(causal=True) == config.parts(causal=False) == Parts(qk=(config,))
+    mla = config.build(Shape(width=32, heads=2, kv_heads=2, key_dim=12, value_dim=8, rotary_dim=4))
+    assert isinstance(mla, Rotation)
+    assert mla.dim == 4
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Rope(pairing="quarters"), "pairing='quarters': use one of 'halves', 'adjacent'"),
+        (lambda: Rope(base=0.0), "base=0.0: use a positive number"),
+        (lambda: Rope(share=0.0), "share=0.0"),
+        (lambda: Rope(share=1.5), "share=1.5"),
+        (lambda: Rotation(Rope(), 7), r"RoPE \(share 1.0 of 7\) works on pairs of dimensions, got 7"),
+        (lambda: Rotation(Rope(share=0.1), 8), "got 0"),
+        (lambda: permutation(5), "got 5"),
+        (lambda: permutation(4, to="x"), "pairing='x'"),
+    ],
+)
+def test_bad_input(make, says):
+    with pytest.raises(BadInput, match=says):
+        make()

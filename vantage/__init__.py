@@ -1,0 +1,62 @@
+"""Vantage: a transformer in which every attention, position encoding and cache can be exchanged."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Names are imported when they are first used: `vantage --help` need not wait for torch.
+_WHERE = {
+    "vantage.model": ("Model", "build", "decoder", "encoder", "encoder_decoder"),
+    "vantage.conformance": ("check",),
+    "vantage.functional": ("alibi_bias",),
+    "vantage.spec.positions": ("Positions",),
+    "vantage.spec.masks": ("Causal", "Chunked", "Everything", "Prefix", "SameSegment", "Window"),
+    "vantage.spec.model": ("ModelSpec", "Scores"),
+    "vantage.spec.parts": ("Argmax", "Softmax"),
+    "vantage.attention": ("GroupedQuery", "Latent", "QKNorm"),
+    "vantage.model.feed_forward": ("Experts", "FeedForward"),
+    "vantage.model.norms": ("LayerNorm", "RMSNorm"),
+    "vantage.position": (
+        "Alibi",
+        "CoPE",
+        "Fire",
+        "Kerple",
+        "Learned",
+        "NoPE",
+        "Randomised",
+        "Rope",
+        "Shaw",
+        "Shifted",
+        "Sinusoidal",
+        "T5",
+        "TransformerXL",
+        "XPos",
+    ),
+}
+_HOME = {name: module for module, names in _WHERE.items() for name in names}
+_MODULES = {"functional": "vantage.functional", "scaling": "vantage.position.scaling"}
+
+__all__ = [*sorted(_HOME), *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll] (filled by __getattr__)
+
+if TYPE_CHECKING:
+    from vantage import functional as functional
+    from vantage.attention import GroupedQuery, Latent, QKNorm
+    from vantage.model import Model, build, decoder, encoder, encoder_decoder
+    from vantage.position import scaling as scaling
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
+    if name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'vantage' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

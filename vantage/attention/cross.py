@@ -1,0 +1,42 @@
+"""Cross-attention: queries from one sequence, keys and values from another."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from vantage.attention.scorer import Scorer, merge_heads
+from vantage.spec.model import Scores, Wires
+from vantage.spec.parts import Context, Shape, View, chain
+
+
+class CrossAttention(nn.Module):
+    """The keys and values of the memory are projected once; after that the cache is only looked at."""
+
+    def __init__(self, shape: Shape, scores: Scores, wires: Wires, *, bias: bool, out_bias: bool):
+        super().__init__()
+        self.index, self.shape = wires.index, shape
+        self.q = wires.linear(shape.width, shape.heads * shape.key_dim, bias)
+        self.kv = wires.linear(shape.width, shape.kv_heads * (shape.key_dim + shape.value_dim), bias)
+        self.out = wires.linear(shape.heads * shape.value_dim, shape.width, out_bias)
+        self.qk = nn.ModuleList(wires.qk)  # pyright: ignore[reportArgumentType] (every transform is a module)
+        self.scorer = Scorer(scores, shape, wires)
+
+    def look(self, ctx: Context) -> View:
+        """The memory's keys and values: from the cache, or projected now."""
+        cache = ctx.cross[self.index]
+        if ctx.memory is None:
+            return cache.view()
+        s = self.shape
+        B, S, _ = ctx.memory.hidden.shape
+        k, v = self.kv(ctx.memory.hidden).split((s.kv_heads * s.key_dim, s.kv_heads * s.value_dim), dim=-1)
+        k = k.view(B, S, s.kv_heads, s.key_dim).transpose(1, 2)
+        v = v.view(B, S, s.kv_heads, s.value_dim).transpose(1, 2)
+        return cache.append(ctx.memory.pos, chain(self.qk, "key", k, ctx.memory.pos), v)
+
+    def forward(self, x_BTD: Tensor, ctx: Context) -> Tensor:
+        B, T, _ = x_BTD.shape
+        q_raw = self.q(x_BTD).view(B, T, self.shape.heads, self.shape.key_dim).transpose(1, 2)
+        q = chain(self.qk, "query", q_raw, ctx.pos)
+        view = self.look(ctx)
+        need = self.scorer.need(q_raw, q, view.k, ctx.pos, view.pos)
+        return self.out(merge_heads(ctx.attend("cross", self.index, q, view, need)))

@@ -1,0 +1,76 @@
+"""Multi-head, multi-query and grouped-query attention: one module, the number of key/value heads apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from vantage.attention.cross import CrossAttention
+from vantage.attention.scorer import Scorer, merge_heads
+from vantage.errors import BadInput
+from vantage.spec.model import Kept, Scores, Wires
+from vantage.spec.parts import Context, Shape, chain
+
+
+@dataclass(frozen=True)
+class GroupedQuery:
+    """kv_heads = heads is multi-head, 1 is multi-query, in between is grouped-query attention."""
+
+    heads: int
+    kv_heads: int | None = None  # None: as many as heads
+    head_dim: int | None = None  # None: width / heads
+    value_dim: int | None = None  # None: head_dim
+    bias: bool = False  # on q, k and v
+    out_bias: bool = False
+    scores: Scores = Scores()
+
+    def shape(self, width: int) -> Shape:
+        kv_heads = self.heads if self.kv_heads is None else self.kv_heads
+        if self.heads < 1 or kv_heads < 1 or self.heads % kv_heads:
+            raise BadInput(f"{self.heads} heads over {kv_heads} key/value heads: the second must divide the first")
+        if self.head_dim is None and width % self.heads:
+            raise BadInput(f"width {width} does not divide into {self.heads} heads: change one, or say head_dim=")
+        head_dim = width // self.heads if self.head_dim is None else self.head_dim
+        value_dim = head_dim if self.value_dim is None else self.value_dim
+        return Shape(width, self.heads, kv_heads, head_dim, value_dim, rotary_dim=head_dim)
+
+    def kept(self, width: int) -> Kept:
+        s = self.shape(width)
+        return Kept(s.kv_heads, s.key_dim, s.value_dim)
+
+    def build(self, width: int, wires: Wires) -> nn.Module:
+        return GroupedQueryAttention(self, self.shape(width), wires)
+
+    def build_cross(self, width: int, wires: Wires) -> nn.Module:
+        return CrossAttention(self.shape(width), self.scores, wires, bias=self.bias, out_bias=self.out_bias)
+
+
+class GroupedQueryAttention(nn.Module):
+    """softmax(q kᵀ / √d) v, over heads that may share keys and values."""
+
+    def __init__(self, config: GroupedQuery, shape: Shape, wires: Wires):
+        super().__init__()
+        self.index, self.shape = wires.index, shape
+        self.widths = (shape.heads * shape.key_dim, shape.kv_heads * shape.key_dim, shape.kv_heads * shape.value_dim)
+        self.qkv = wires.linear(shape.width, sum(self.widths), config.bias)
+        self.out = wires.linear(shape.heads * shape.value_dim, shape.width, config.out_bias)
+        self.qk = nn.ModuleList(wires.qk)  # pyright: ignore[reportArgumentType] (every transform is a module)
+        self.scorer = Scorer(config.scores, shape, wires)
+
+    def project(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, T, D) to q (B, H, T, d), k (B, G, T, d) and v (B, G, T, d_v)."""
+        B, T, _ = x_BTD.shape
+        s = self.shape
+        q, k, v = self.qkv(x_BTD).split(self.widths, dim=-1)
+        q = q.view(B, T, s.heads, s.key_dim).transpose(1, 2)
+        k = k.view(B, T, s.kv_heads, s.key_dim).transpose(1, 2)
+        return q, k, v.view(B, T, s.kv_heads, s.value_dim).transpose(1, 2)
+
+    def forward(self, x_BTD: Tensor, ctx: Context) -> Tensor:
+        q_raw, k, v = self.project(x_BTD)
+        q = chain(self.qk, "query", q_raw, ctx.pos)
+        k = chain(self.qk, "key", k, ctx.pos)
+        view = ctx.caches[self.index].append(ctx.pos, k, v)
+        need = self.scorer.need(q_raw, q, view.k, ctx.pos, view.pos)
+        return self.out(merge_heads(ctx.attend("self", self.index, q, view, need)))

@@ -1,0 +1,106 @@
+"""Multi-head latent attention (DeepSeek-V2): the cache keeps one small latent and one rotary key per token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from vantage.attention.scorer import Scorer, merge_heads
+from vantage.errors import BadInput, Refused
+from vantage.spec.model import Kept, NormConfig, Scores, Wires
+from vantage.spec.parts import Context, Shape, View, chain
+
+
+@dataclass(frozen=True)
+class Latent:
+    """MLA with decoupled RoPE: ``rope_dim`` of each head carries position, ``nope_dim`` carries content."""
+
+    heads: int
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    norm: NormConfig
+    q_rank: int | None = None  # None: queries are projected directly
+    bias: bool = False
+    scores: Scores = Scores()
+
+    def shape(self, width: int) -> Shape:
+        if min(self.heads, self.kv_rank, self.nope_dim, self.value_dim) < 1 or self.rope_dim < 0 or self.rope_dim % 2:
+            raise BadInput(f"{self}: sizes must be positive and rope_dim even")
+        key_dim = self.nope_dim + self.rope_dim
+        return Shape(width, self.heads, self.heads, key_dim, self.value_dim, rotary_dim=self.rope_dim)
+
+    def kept(self, width: int) -> Kept:
+        return Kept(1, self.kv_rank + self.rope_dim, self.kv_rank, single=True)
+
+    def build(self, width: int, wires: Wires) -> nn.Module:
+        return LatentAttention(self, self.shape(width), wires)
+
+    def build_cross(self, width: int, wires: Wires) -> nn.Module:
+        raise Refused("latent attention is self-attention only; use GroupedQuery for cross-attention")
+
+
+class LatentAttention(nn.Module):
+    """Two forms of one function. Expanded: keys and values of every head are formed from the latents.
+    Absorbed: the up-projections move to the query and the output, and all heads share the latents as
+    one key/value head. Whichever takes fewer multiplications runs."""
+
+    def __init__(self, config: Latent, shape: Shape, wires: Wires):
+        super().__init__()
+        self.config, self.shape, self.index = config, shape, wires.index
+        c, D = config, shape.width
+        q_in = D if c.q_rank is None else c.q_rank
+        self.q_down = nn.Identity() if c.q_rank is None else wires.linear(D, c.q_rank, c.bias)
+        self.q_norm = nn.Identity() if c.q_rank is None else c.norm.build(c.q_rank)
+        self.q_up = wires.linear(q_in, c.heads * shape.key_dim, False)
+        self.kv_down = wires.linear(D, c.kv_rank + c.rope_dim, c.bias)
+        self.kv_norm = c.norm.build(c.kv_rank)
+        self.k_up = nn.Parameter(torch.empty(c.heads, c.nope_dim, c.kv_rank))
+        self.v_up = nn.Parameter(torch.empty(c.heads, c.value_dim, c.kv_rank))
+        nn.init.normal_(self.k_up, std=0.02)
+        nn.init.normal_(self.v_up, std=0.02)
+        self.out = wires.linear(c.heads * c.value_dim, D, c.bias)
+        self.qk = nn.ModuleList(wires.qk)  # pyright: ignore[reportArgumentType] (every transform is a module)
+        self.scorer = Scorer(c.scores, shape, wires)
+
+    def project(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q (B, H, T, nope + rope), the latent (B, 1, T, r) and the shared key (B, 1, T, rope), not yet rotated."""
+        B, T, _ = x_BTD.shape
+        c = self.config
+        q = self.q_up(self.q_norm(self.q_down(x_BTD))).view(B, T, c.heads, -1).transpose(1, 2)
+        latent, k_rot = self.kv_down(x_BTD).split((c.kv_rank, c.rope_dim), dim=-1)
+        return q, self.kv_norm(latent)[:, None], k_rot[:, None]
+
+    def forward(self, x_BTD: Tensor, ctx: Context) -> Tensor:
+        q_raw, latent, k_rot = self.project(x_BTD)
+        q_nope, q_rot = q_raw.split((self.config.nope_dim, self.config.rope_dim), dim=-1)
+        q_rot = chain(self.qk, "query", q_rot, ctx.pos)
+        k_rot = chain(self.qk, "key", k_rot, ctx.pos)
+        kept = ctx.caches[self.index].append(ctx.pos, torch.cat([latent, k_rot], -1), latent)
+        form = self.absorbed if self.absorbing_is_cheaper(x_BTD.shape[1], kept.k.shape[2]) else self.expanded
+        q, view, up = form(q_nope, q_rot, kept)
+        need = self.scorer.need(q_raw, q, view.k, ctx.pos, view.pos)
+        out = ctx.attend("self", self.index, q, view, need)
+        return self.out(merge_heads(out if up is None else torch.einsum("bhtr,hvr->bhtv", out, up)))
+
+    def absorbing_is_cheaper(self, T: int, S: int) -> bool:
+        """Compare multiplications per head for T queries over S keys."""
+        c = self.config
+        both = c.nope_dim + c.value_dim
+        absorbed = T * c.kv_rank * both + T * S * (2 * c.kv_rank + c.rope_dim)
+        expanded = S * c.kv_rank * both + T * S * (both + c.rope_dim)
+        return absorbed < expanded
+
+    def absorbed(self, q_nope: Tensor, q_rot: Tensor, kept: View) -> tuple[Tensor, View, Tensor | None]:
+        q = torch.cat([torch.einsum("bhtn,hnr->bhtr", q_nope, self.k_up), q_rot], -1)
+        return q, kept, self.v_up
+
+    def expanded(self, q_nope: Tensor, q_rot: Tensor, kept: View) -> tuple[Tensor, View, Tensor | None]:
+        latent, k_rot = kept.k.split((self.config.kv_rank, self.config.rope_dim), dim=-1)
+        k_nope = torch.einsum("bsr,hnr->bhsn", latent[:, 0], self.k_up)
+        k = torch.cat([k_nope, k_rot.expand(-1, self.config.heads, -1, -1)], -1)
+        v = torch.einsum("bsr,hvr->bhsv", latent[:, 0], self.v_up)
+        return torch.cat([q_nope, q_rot], -1), View(k, v, kept.pos), None

@@ -1,0 +1,62 @@
+"""Transforms of queries and keys that are not position encodings: norms and temperature."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from vantage.spec.model import NormConfig
+from vantage.spec.parts import Shape
+from vantage.spec.positions import Positions
+
+
+@dataclass(frozen=True)
+class QKNorm:
+    """Normalise each query and key head (Qwen-3, Gemma 3): two norms of the head's width."""
+
+    norm: NormConfig
+    shared: ClassVar[bool] = False
+
+    def build(self, shape: Shape) -> nn.Module:
+        return _QKNorm(self.norm.build(shape.rotary_dim), self.norm.build(shape.rotary_dim))
+
+
+class _QKNorm(nn.Module):
+    def __init__(self, q_norm: nn.Module, k_norm: nn.Module):
+        super().__init__()
+        self.q_norm, self.k_norm = q_norm, k_norm
+
+    def query(self, q_BHTd: Tensor, pos: Positions) -> Tensor:
+        return self.q_norm(q_BHTd)
+
+    def key(self, k_BGTd: Tensor, pos: Positions) -> Tensor:
+        return self.k_norm(k_BGTd)
+
+
+@dataclass(frozen=True)
+class LengthTemperature:
+    """Sharpen late queries (LLaMA-4's NoPE layers): q · (1 + scale · log(1 + ⌊(pos + 1) / floor⌋))."""
+
+    scale: float = 0.1
+    floor: float = 8192.0
+    shared: ClassVar[bool] = True
+
+    def build(self, shape: Shape) -> nn.Module:
+        return _LengthTemperature(self)
+
+
+class _LengthTemperature(nn.Module):
+    def __init__(self, config: LengthTemperature):
+        super().__init__()
+        self.config = config
+
+    def query(self, q_BHTd: Tensor, pos: Positions) -> Tensor:
+        steps = torch.floor((pos.pos + 1).to(torch.float32) / self.config.floor)
+        factor = 1 + self.config.scale * torch.log1p(steps)
+        return q_BHTd * factor[:, None, :, None].to(q_BHTd.dtype)
+
+    def key(self, k_BGTd: Tensor, pos: Positions) -> Tensor:
+        return k_BGTd

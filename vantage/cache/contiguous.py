@@ -1,0 +1,225 @@
+"""Places by arrival: what arrives together stands in the same columns of every row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from vantage.cache.facts import Next, Steps, Tables, check_rising, check_segments, joined, on_host, picked, unlike
+from vantage.cache.ledger import Ledger, Step
+from vantage.cache.moves import Span
+from vantage.errors import BadInput, CacheError
+from vantage.spec.positions import Known, Positions
+
+LEAST = 64  # places of a growing cache's first buffers
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _State:
+    """The columns in use. A plain run is told by ``known`` alone; anything else needs tables."""
+
+    n: int = 0
+    known: Known = Known()
+    tables: Tables | None = None
+    next_B: Tensor | None = None  # with tables: where each row goes on
+
+
+@final
+class Contiguous(Ledger):
+    """Appends side by side; a view is a slice, without a copy.
+
+    ``capacity`` columns, or growing by doubling. With a ``window`` the view of a pass leaves out
+    what its first query cannot see any more, as long as the rows are a plain run; nothing is let go.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        *,
+        capacity: int | None = None,
+        window: int | None = None,
+        device: torch.device | str | None = None,
+    ):
+        super().__init__(batch, device)
+        if capacity is not None and capacity < 1:
+            raise BadInput(f"a capacity of {capacity}: give at least 1, or None to grow")
+        if window is not None and window < 1:
+            raise BadInput(f"a window of {window}: give at least 1, or None to see everything")
+        self._capacity, self._window = capacity, window
+        self._places = capacity or 0
+        self._state = self._before = _State()
+        self._steps = Steps(self.device)
+
+    # ---- a pass
+
+    def _append(self, pos: Positions) -> Step:
+        state, width = self._state, pos.shape[1]
+        end = state.n + width
+        if self._capacity is not None and end > self._capacity:
+            raise CacheError(
+                f"this cache is full: it has {self._capacity} places, holds {state.n} and {width} more were wanted; "
+                f"make it with capacity={end} or more, or capacity=None to grow"
+            )
+        places = self._places if end <= self._places else max(LEAST, 2 * self._places, end)
+        if self._runs_on(pos):
+            assert pos.known.first is not None
+            origin = pos.known.first - state.n
+            skip = 0 if self._window is None else max(0, state.n - self._window + 1)
+            new = _State(end, Known.run(origin, self.batch, end))
+            view = self._steps.run(origin + skip, self.batch, end - skip, pos.length)
+        else:
+            skip, new = 0, self._with_tables(pos, places)
+            assert new.tables is not None
+            view = new.tables.cut(0, end, new.known, pos.length)
+        self._before, self._state, self._places = state, new, places
+        return Step(Span(state.n, width), Span(skip, end - skip), view, places)
+
+    def _runs_on(self, pos: Positions) -> bool:
+        """Whether all is a plain run with these positions too."""
+        state, first = self._state, pos.known.first
+        if first is None or pos.segment is not None or state.tables is not None:
+            return False
+        return state.n == 0 or first == (state.known.first or 0) + state.n
+
+    def _with_tables(self, pos: Positions, places: int) -> _State:
+        """The state after rows that are no plain run."""
+        state, width = self._state, pos.shape[1]
+        check_segments(state.n > 0, state.tables is not None and state.tables.segment is not None, pos)
+        check_rising(pos, self.next_positions, by_one=False)
+        # columns past n hold nothing that counts, so they may be written in place and still be taken back
+        tables = (state.tables or self._tables(pos)).fit(places, pos)
+        tables.write(state.n, pos)
+        known = joined(state.known, state.n, pos.known, width)
+        next_B = torch.maximum(self.next_positions.order, pos.order.amax(1) + 1)
+        return _State(state.n + width, known if pos.segment is None else unlike(known), tables, next_B)
+
+    def _tables(self, like: Positions) -> Tables:
+        """Tables of a plain run."""
+        state = self._state
+        tables = Tables.blank(self.batch, state.n, like)
+        if state.n:
+            tables.write(0, self._steps.run(state.known.first or 0, self.batch, state.n, None))
+        return tables
+
+    def _undo(self) -> None:
+        self._state = self._before
+
+    def _done(self) -> None:
+        self._before = self._state
+
+    def _look(self) -> Step:
+        state = self._state
+        if state.tables is not None:
+            view = state.tables.cut(0, state.n, state.known, None)
+        else:
+            view = self._steps.run(state.known.first or 0, self.batch, state.n, None)
+        return Step(None, Span(0, state.n), view, self._places)
+
+    # ---- between passes
+
+    def _check_crop(self, to: tuple[int, ...]) -> None:
+        """Everything is held, so everything can be taken back."""
+
+    def _crop(self, to: tuple[int, ...]) -> None:
+        state = self._state
+        if state.n == 0:
+            return
+        tables, n, known = state.tables, state.n, state.known
+        if tables is None:
+            first = known.first or 0
+            kept = tuple(min(max(end - first, 0), n) for end in to)
+            n = max(kept)
+            known = Known.run(first, self.batch, n)
+            if min(kept) < n:
+                known = Known(None, known.order, known.pos, kept)
+                tables = self._tables(self._steps.run(0, self.batch, 1, None))
+        else:
+            bounds = known.order and (known.order[0], max(known.order[0], min(known.order[1], max(to) - 1)))
+            known = Known(None, bounds, known.pos, same_rows=known.same_rows and len(set(to)) == 1)
+        if tables is not None:
+            limit = torch.tensor(to, device=self.device)[:, None]
+            tables = tables.keep((tables.order >= 0) & (tables.order < limit))
+        self._state = self._read(tables, n, known)
+
+    def _read(self, tables: Tables | None, n: int, known: Known) -> _State:
+        """A state from tables. In host memory they are read anew, and columns that every row left are given back."""
+        if tables is not None and on_host(self.device):
+            used = (tables.order[:, :n] >= 0).any(0).nonzero()
+            n = int(used[-1]) + 1 if len(used) else 0
+            known = tables.facts(0, n)
+        if n == 0:
+            return _State()
+        if tables is None or known.first is not None:
+            return _State(n, known)
+        return _State(n, known, tables, tables.order[:, :n].amax(1) + 1)
+
+    def _pick(self, index: tuple[int, ...]) -> None:
+        state = self._state
+        if state.n:
+            tables = None if state.tables is None else state.tables.pick(index)
+            self._state = self._read(tables, state.n, picked(state.known, index))
+
+    def _clear(self) -> None:
+        self._state = self._before = _State()
+
+    def fork(self) -> Contiguous:
+        self.commit()
+        other = self.fresh(self.batch)
+        state = self._state
+        tables = None if state.tables is None else state.tables.clone()
+        other._state = _State(state.n, state.known, tables, state.next_B)
+        other._places = self._places
+        return other
+
+    def fresh(self, batch: int) -> Contiguous:
+        return Contiguous(batch, capacity=self._capacity, window=self._window, device=self.device)
+
+    # ---- what it holds
+
+    @property
+    def name(self) -> str:
+        return "contiguous, growing" if self._capacity is None else f"contiguous, {self._capacity} places"
+
+    @property
+    def places(self) -> int:
+        return self._places
+
+    @property
+    def used(self) -> int:
+        return self._state.n
+
+    @property
+    def capacity(self) -> int | None:
+        return self._capacity
+
+    @property
+    def pooled(self) -> bool:
+        return False
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        state = self._state
+        if state.tables is None:
+            return (state.n,) * self.batch
+        return state.known.counts or tuple((state.tables.order[:, : state.n] >= 0).sum(1).tolist())
+
+    @property
+    def next_positions(self) -> Next:
+        state = self._state
+        if state.next_B is not None:
+            return Next.read(state.next_B)
+        return Next.all((state.known.first or 0) + state.n, self.batch, self.device)
+
+    @property
+    def holding(self) -> bool:
+        return self._state.n > 0
+
+    def _evicted(self) -> tuple[int, ...]:
+        return (0,) * self.batch
+
+    def _shared(self) -> tuple[int, ...]:
+        return (0,) * self.batch

@@ -1,0 +1,215 @@
+"""The caches of all layers of a model, as one thing that is stepped, taken back, forked and reordered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import final
+
+import torch
+from torch import Tensor
+
+from vantage.cache.facts import Next, on_host
+from vantage.cache.layer_cache import LayerCache
+from vantage.cache.ledger import Ledger, Mark
+from vantage.cache.report import Report
+from vantage.cache.stores import Store
+from vantage.errors import CacheError, Refused
+from vantage.spec.masks import Mask
+from vantage.spec.positions import Positions
+
+
+@final
+class ModelCache:
+    """One cache per layer, and one per cross-attention layer.
+
+    ``length`` is the context length declared for rules that depend on it: it is fixed for the
+    life of a cache. ``recomputed`` counts the tokens that a model computed again to grow past it.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerCache],
+        cross: Sequence[LayerCache] = (),
+        *,
+        masks: Sequence[Mask] = (),
+        owner: object = None,
+        length: int | None = None,
+    ):
+        self.layers, self.cross = tuple(layers), tuple(cross)
+        self.ledgers = tuple({id(c.ledger): c.ledger for c in self.layers}.values())
+        self.cross_ledgers = tuple({id(c.ledger): c.ledger for c in self.cross}.values())
+        self.masks = tuple(dict.fromkeys(masks))
+        self.owner, self.length = owner, length
+        self.recomputed = 0
+        self._marks: list[Mark] | None = None
+
+    # ---- a pass
+
+    def step(self, pos: Positions) -> Pass:
+        """``with cache.step(pos): …`` runs one forward pass: all of it is kept, or none."""
+        return Pass(self, pos)
+
+    def begin(self, pos: Positions) -> None:
+        """Place these positions everywhere, before any layer writes: what is refused is refused here."""
+        if self._marks is not None:
+            raise CacheError("a pass with this cache is already running: finish it, or use cache.fork()")
+        self._check_settled(pos)
+        self._marks = [ledger.mark() for ledger in (*self.ledgers, *self.cross_ledgers)]
+        try:
+            for ledger in self.ledgers:
+                ledger.place(pos)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def commit(self) -> None:
+        """The pass has succeeded: do the writes that wait."""
+        for ledger in (*self.ledgers, *self.cross_ledgers):
+            ledger.commit()
+        for cache in (*self.layers, *self.cross):
+            cache.store.settle()
+        self._marks = None
+
+    def abandon(self) -> None:
+        """The pass has failed: everything as it was."""
+        marks, self._marks = self._marks or (), None
+        for mark in marks:
+            mark.ledger.restore(mark)
+        for cache in (*self.layers, *self.cross):
+            cache.store.settle()
+
+    def _check_settled(self, pos: Positions) -> None:
+        """Tokens may only follow where nobody before them could have seen them."""
+        if not any(ledger.holding for ledger in self.ledgers):
+            return
+        for start in _starts(pos):
+            for mask in self.masks:
+                if not mask.settled(start):
+                    raise Refused(
+                        f"tokens from {start} on cannot be appended: under {mask} earlier ones should have seen them. "
+                        "Give all tokens that see each other in one pass (a whole prefix, a whole document), "
+                        "or use no cache"
+                    )
+
+    # ---- between passes
+
+    def crop(self, to: int | Sequence[int]) -> None:
+        """Keep only tokens with an order below ``to`` (one for all rows, or one a row). All layers or none."""
+        self._idle()
+        for ledger in self.ledgers:
+            ledger.check_crop(to)
+        for ledger in self.ledgers:
+            ledger.crop(to)
+
+    def reorder(self, index: Sequence[int] | Tensor) -> None:
+        """Row i becomes what row index[i] was (beams). There may be more or fewer rows afterwards."""
+        self._idle()
+        ledgers = (*self.ledgers, *self.cross_ledgers)
+        rows = ledgers[0].check_index(index)
+        for cache in (*self.layers, *self.cross):
+            cache.store.reorder(rows, cache.ledger.used)
+        for ledger in ledgers:
+            ledger.reorder(rows)
+
+    def fork(self) -> ModelCache:
+        """An independent cache that holds the same. Paged caches share the memory until one of them writes."""
+        self._idle()
+        forks = {id(ledger): ledger.fork() for ledger in (*self.ledgers, *self.cross_ledgers)}
+        other = self._like(forks, [c.store.fork(forks[id(c.ledger)]) for c in (*self.layers, *self.cross)])
+        other.recomputed = self.recomputed
+        return other
+
+    def fresh(self, batch: int = 1) -> ModelCache:
+        """An empty cache of the same arrangement; a paged one takes its blocks from the same pool."""
+        new = {id(ledger): ledger.fresh(batch) for ledger in (*self.ledgers, *self.cross_ledgers)}
+        return self._like(new, [c.store.fresh(new[id(c.ledger)]) for c in (*self.layers, *self.cross)])
+
+    def free(self) -> None:
+        """Hold nothing any more; a paged cache gives its blocks back."""
+        self._idle()
+        for ledger in (*self.ledgers, *self.cross_ledgers):
+            ledger.free()
+
+    def _like(self, ledgers: dict[int, Ledger], stores: Sequence[Store]) -> ModelCache:
+        """The same layers on other ledgers and stores."""
+        new = [
+            LayerCache(ledgers[id(old.ledger)], store)
+            for old, store in zip((*self.layers, *self.cross), stores, strict=True)
+        ]
+        cut = len(self.layers)
+        return ModelCache(new[:cut], new[cut:], masks=self.masks, owner=self.owner, length=self.length)
+
+    def _idle(self) -> None:
+        if self._marks is not None:
+            raise CacheError("a pass with this cache is running: wait until it is over")
+
+    # ---- what it holds
+
+    def belongs_to(self, owner: object) -> None:
+        """Raises if another model made this cache."""
+        if self.owner is not owner:
+            raise CacheError("this cache belongs to another model: make one with model.new_cache(...)")
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether cross-attention already has what it looks at."""
+        return any(ledger.holding for ledger in self.cross_ledgers)
+
+    @property
+    def batch(self) -> int:
+        return self.ledgers[0].batch
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Tokens each row stands for, those that left a window included. May read a device."""
+        return self.ledgers[0].tokens
+
+    @property
+    def next_positions(self) -> Next:
+        """Where each row goes on: (B,) on the device, and a number where all rows agree and the host knows."""
+        return self.ledgers[0].next_positions
+
+    @property
+    def bytes(self) -> int:
+        """What all keys and values take as allocated; a shared pool counts in every cache that uses it."""
+        return sum(cache.bytes for cache in (*self.layers, *self.cross))
+
+    def holds(self) -> Report:
+        """What each layer holds, by position. Prints itself. Reads devices back: a report, not for a hot loop."""
+        held = {id(ledger): ledger.holds() for ledger in (*self.ledgers, *self.cross_ledgers)}
+        layers = tuple(held[id(cache.ledger)] for cache in self.layers)
+        return Report(layers, tuple(held[id(cache.ledger)] for cache in self.cross), self.bytes)
+
+
+@final
+class Pass:
+    """One forward pass as a context: kept if it ends well, undone if it does not."""
+
+    def __init__(self, cache: ModelCache, pos: Positions):
+        self._cache, self._pos = cache, pos
+
+    def __enter__(self) -> ModelCache:
+        self._cache.begin(self._pos)
+        return self._cache
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._cache.commit()
+        else:
+            self._cache.abandon()
+
+
+def _starts(pos: Positions) -> set[int]:
+    """The rank in its document at which each row goes on here, as far as the host can tell."""
+    known = pos.known
+    if known.first is not None:
+        return {known.first}
+    if on_host(pos.device):
+        far = torch.iinfo(pos.order.dtype).max
+        order, column = pos.order.masked_fill(~pos.filled, far).min(1, keepdim=True)
+        rank = order if pos.segment is None else order - pos.segment.gather(1, column)
+        return set(rank[order < far].tolist())
+    return set() if known.order is None or pos.segment is not None else {known.order[0]}

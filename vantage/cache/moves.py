@@ -1,0 +1,151 @@
+"""Ways to write into a buffer and to read from it.
+
+A ledger decides where things go; it says so with one write and one read that every layer's
+buffers then follow. Buffers are contiguous: (B, G, places, w) where rows own their places,
+(G, places, w) where they share a pool. ``x`` is what a pass brings, (B, G, T, w).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+
+class Write(ABC):
+    """Puts new entries into a buffer."""
+
+    @abstractmethod
+    def put(self, buffer: Tensor, x_BGTw: Tensor) -> None: ...
+
+
+class Read(ABC):
+    """Takes out what there is to look at, (B, G, S, w). ``x`` is what the pass brings, if it brings anything."""
+
+    @abstractmethod
+    def get(self, buffer: Tensor, x_BGTw: Tensor | None) -> Tensor: ...
+
+
+# ---- rows that own their places: (B, G, places, w)
+
+
+@final
+@dataclass(frozen=True)
+class Span(Write, Read):
+    """Places at … at + n - 1 of every row, without a copy."""
+
+    at: int
+    n: int
+
+    def put(self, buffer: Tensor, x_BGTw: Tensor) -> None:
+        self.get(buffer, None).copy_(x_BGTw)
+
+    def get(self, buffer: Tensor, x_BGTw: Tensor | None) -> Tensor:
+        b, g, places, w = buffer.shape
+        # the same as narrow(2, at, n) in two thirds of the time; this runs four times a layer and step
+        return buffer.as_strided((b, g, self.n, w), (g * places * w, places * w, w, 1), self.at * w)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Places(Write):
+    """The same places in every row, in any order. Takes the last of what the pass brings."""
+
+    index: Tensor  # (n,), n <= T
+
+    def put(self, buffer: Tensor, x_BGTw: Tensor) -> None:
+        n = len(self.index)
+        last = x_BGTw.narrow(2, x_BGTw.shape[2] - n, n)
+        buffer.index_copy_(2, self.index, last.to(buffer.dtype))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Scatter(Write):
+    """A place for every token of every row."""
+
+    index: Tensor  # (B, T)
+
+    def put(self, buffer: Tensor, x_BGTw: Tensor) -> None:
+        buffer.scatter_(2, self.index[:, None, :, None].expand(x_BGTw.shape), x_BGTw.to(buffer.dtype))
+
+
+@final
+@dataclass(frozen=True)
+class Joined(Read):
+    """Some spans of the buffer, then what the pass brings. With no span: what it brings, without a copy."""
+
+    spans: tuple[Span, ...] = ()
+
+    def get(self, buffer: Tensor, x_BGTw: Tensor | None) -> Tensor:
+        assert x_BGTw is not None, "a joined read belongs to a pass"
+        x = x_BGTw.to(buffer.dtype)
+        return torch.cat([*(span.get(buffer, None) for span in self.spans), x], 2) if self.spans else x
+
+
+# ---- rows that share a pool: (G, places, w)
+
+
+@final
+@dataclass(frozen=True)
+class Strided(Write, Read):
+    """n places of every row, row b starting at ``at + b * stride``, without a copy."""
+
+    at: int
+    stride: int
+    rows: int
+    n: int
+
+    def put(self, buffer: Tensor, x_BGTw: Tensor) -> None:
+        self.get(buffer, None).copy_(x_BGTw)
+
+    def get(self, buffer: Tensor, x_BGTw: Tensor | None) -> Tensor:
+        g, places, w = buffer.shape
+        return buffer.as_strided((self.rows, g, self.n, w), (self.stride * w, places * w, w, 1), self.at * w)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PoolPlaces(Write):
+    """A place in the pool for every token of every row."""
+
+    index: Tensor  # (B, T)
+
+    def put(self, buffer: Tensor, x_BGTw: Tensor) -> None:
+        flat = x_BGTw.transpose(0, 1).flatten(1, 2)
+        buffer.index_copy_(1, self.index.flatten(), flat.to(buffer.dtype))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Copied(Write):
+    """Copy whole blocks first (they were shared, or their row moves), then write."""
+
+    source: Tensor  # (n,) blocks
+    target: Tensor
+    block: int
+    then: Write
+
+    def put(self, buffer: Tensor, x_BGTw: Tensor) -> None:
+        blocks = buffer.unflatten(1, (-1, self.block))
+        blocks.index_copy_(1, self.target, blocks.index_select(1, self.source))
+        self.then.put(buffer, x_BGTw)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Gathered(Read):
+    """The blocks of a table, row by row, cut to n places."""
+
+    table: Tensor  # (B, blocks)
+    block: int
+    n: int
+
+    def get(self, buffer: Tensor, x_BGTw: Tensor | None) -> Tensor:
+        rows, width = self.table.shape
+        # whole blocks at a time: long runs of memory instead of single tokens
+        blocks = buffer.unflatten(1, (-1, self.block)).index_select(1, self.table.flatten())
+        return blocks.view(buffer.shape[0], rows, width * self.block, -1).transpose(0, 1).narrow(2, 0, self.n)

@@ -1,0 +1,355 @@
+"""Places in a pool of blocks: rows of any length, prefixes shared until somebody writes.
+
+A row's tokens stand one after another in its blocks; empty places are not stored. Where equal
+rows lie in the pool at equal distances, as a single row does, a view is a slice without a copy;
+anywhere else it is gathered block by block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from torch import Tensor
+
+from vantage.cache.blocks import Plan, Row, cropped, let_go, plan, stride
+from vantage.cache.facts import Next, Steps, Tables, check_rising, check_segments, joined, on_host, picked, unlike
+from vantage.cache.ledger import Ledger, Step
+from vantage.cache.moves import Copied, Gathered, PoolPlaces, Read, Strided, Write
+from vantage.cache.pool import BIN, Pool
+from vantage.errors import BadInput, CacheError
+from vantage.spec.positions import Known, Positions
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _State:
+    """The rows, and the positions of their tokens: a plain run told by ``known``, or tables by token."""
+
+    rows: tuple[Row, ...]
+    known: Known = Known()
+    tables: Tables | None = None  # column i + 1 is token i; column 0 is where empty places are written
+    next_B: Tensor | None = None  # with tables: where each row goes on
+
+    @property
+    def longest(self) -> int:
+        return max(row.tokens for row in self.rows)
+
+
+@final
+class Paged(Ledger):
+    """Rows in a pool, which several ledgers may share. In every row the order must go on by one.
+
+    With a ``window`` a view leaves out what its first query cannot see any more. With a ``draft``
+    as well, blocks that lie wholly outside window + draft go back to the pool, and rows can be
+    taken back by ``draft`` tokens at most; without one nothing is let go.
+    """
+
+    _state = _State(())  # so that a ledger that was refused at birth has nothing to give back
+
+    def __init__(
+        self,
+        batch: int,
+        pool: Pool,
+        *,
+        window: int | None = None,
+        draft: int | None = None,
+        device: torch.device | str | None = None,
+    ):
+        super().__init__(batch, device)
+        if window is not None and window < 1:
+            raise BadInput(f"a window of {window}: give at least 1, or None to see everything")
+        if draft is not None and (draft < 0 or window is None):
+            raise BadInput(f"draft={draft} with window={window}: a draft of 0 or more goes with a window")
+        self.pool = pool
+        self._window, self._draft = window, draft
+        self._state = self._before = _State((Row(),) * batch)
+        self._plan = Plan(self._state.rows)
+        self._steps = Steps(self.device)
+        self._made: dict[tuple[tuple[int, ...], ...], Tensor] = {}  # tables of blocks
+
+    def __del__(self) -> None:
+        if self._state.rows:
+            self.free()
+
+    # ---- a pass
+
+    def _append(self, pos: Positions) -> Step:
+        state, counts = self._state, pos.known.counts
+        if counts is None:
+            raise BadInput(
+                "a paged cache must know how many tokens each row gets: make the positions on the host, with "
+                "Positions.arange, Positions.rows or Positions.of on cpu tensors, then move them with .to(device)"
+            )
+        plain = self._runs_on(pos)
+        if not plain:
+            held = state.longest > 0
+            check_segments(held, state.tables is not None and state.tables.segment is not None, pos)
+            check_rising(pos, self.next_positions, by_one=True)
+        todo = plan(self.pool, state.rows, counts)
+        # nothing is refused from here on
+        token_BT = None
+        if plain:
+            origin = (pos.known.first or 0) - state.longest
+            new = _State(todo.rows, Known.run(origin, self.batch, todo.rows[0].tokens))
+        else:
+            token_BT = self._tokens(pos)
+            new = self._with_tables(pos, todo.rows, token_BT)
+        write = self._write(new, pos, counts, token_BT)
+        if todo.copies:
+            source, target = torch.tensor(todo.copies, device=self.device).unbind(1)
+            write = Copied(source, target, self.pool.block, write)
+        hidden = [0 if self._window is None else max(0, row.tokens - self._window + 1) for row in state.rows]
+        read, view = self._read(new, hidden, pos.length)
+        self._before, self._state, self._plan = state, new, todo
+        return Step(write, read, view, self.places)
+
+    def _runs_on(self, pos: Positions) -> bool:
+        """Whether all is a plain run with these positions too."""
+        state, first = self._state, pos.known.first
+        if first is None or pos.segment is not None or state.tables is not None:
+            return False
+        longest = state.longest
+        return longest == 0 or first == (state.known.first or 0) + longest
+
+    def _tokens(self, pos: Positions) -> Tensor:
+        """Which token of its row each one is, -1 for an empty place, (B, T)."""
+        before = torch.tensor([row.tokens for row in self._state.rows], device=self.device)
+        return torch.where(pos.filled, before[:, None] + pos.filled.long().cumsum(1) - 1, -1)
+
+    def _with_tables(self, pos: Positions, rows: tuple[Row, ...], token_BT: Tensor) -> _State:
+        """The state after rows that are no plain run."""
+        state = self._state
+        longest = max(row.tokens for row in rows)
+        tables = state.tables or self._tables(pos)
+        have = tables.order.shape[1]
+        tables = tables.fit(have if longest < have else 1 + 2 * longest, pos)
+        # columns past a row's tokens hold nothing that counts, so they may be written in place; see _undo
+        tables.scatter(token_BT + 1, pos)
+        counts = tuple(row.tokens for row in rows)
+        known = joined(state.known, state.longest, pos.known, pos.shape[1])
+        known = Known(None, known.order, known.pos, counts, min(counts) < longest, known.same_rows)
+        next_B = torch.maximum(self.next_positions.order, pos.order.amax(1) + 1)
+        return _State(rows, known if pos.segment is None else unlike(known), tables, next_B)
+
+    def _tables(self, like: Positions) -> Tables:
+        """Tables of a plain run."""
+        n = self._state.longest
+        tables = Tables.blank(self.batch, 1 + n, like)
+        if n:
+            tables.write(1, self._steps.run(self._state.known.first or 0, self.batch, n, None))
+        return tables
+
+    def _write(self, new: _State, pos: Positions, counts: Sequence[int], token_BT: Tensor | None) -> Write:
+        size, width = self.pool.block, pos.shape[1]
+        apart = stride(new.rows, size)
+        if apart is not None and min(counts) == width:
+            at = new.rows[0].place(size) + new.rows[0].tokens - width
+            return Strided(at, apart, self.batch, width)
+        token_BT = self._tokens(pos) if token_BT is None else token_BT
+        gone = torch.tensor([row.gone for row in new.rows], device=self.device)[:, None]
+        column = (token_BT // size - gone).clamp_min(0)
+        block = self._block_table(tuple(row.blocks for row in new.rows)).gather(1, column)
+        return PoolPlaces(torch.where(token_BT >= 0, block * size + token_BT % size, BIN * size))
+
+    def _read(self, state: _State, hidden: Sequence[int], length: int | None) -> tuple[Read, Positions]:
+        """All that is held but so many tokens at the front of each row, which nobody can see."""
+        rows, size = state.rows, self.pool.block
+        apart = stride(rows, size)
+        if apart is not None:
+            skip = max(min(hidden), rows[0].gone * size)
+            n = rows[0].tokens - skip
+            return Strided(rows[0].place(size) + skip, apart, self.batch, n), self._view(state, [skip], n, length)
+        first = [max(tokens // size, row.gone) for tokens, row in zip(hidden, rows, strict=True)]
+        if state.tables is None:  # equal rows: keep them so
+            first = [max(first)] * self.batch
+        skips = [block * size for block in first]
+        n = max(row.tokens - skip for row, skip in zip(rows, skips, strict=True))
+        blocks = tuple(row.blocks[block - row.gone :] for row, block in zip(rows, first, strict=True))
+        return Gathered(self._block_table(blocks), size, n), self._view(state, skips, n, length)
+
+    def _view(self, state: _State, skips: Sequence[int], n: int, length: int | None) -> Positions:
+        """The positions of n tokens a row, after those that are skipped (one number, or one a row)."""
+        if state.tables is None:
+            return self._steps.run((state.known.first or 0) + skips[0], self.batch, n, length)
+        known, even = state.known, len(set(skips)) == 1
+        if any(skips):
+            skips = skips if len(skips) == self.batch else [skips[0]] * self.batch
+            counts = tuple(row.tokens - skip for row, skip in zip(state.rows, skips, strict=True))
+            known = Known(None, known.order, known.pos, counts, min(counts) < n, known.same_rows and even)
+        if even:
+            return state.tables.cut(1 + skips[0], n, known, length)
+        column = 1 + torch.tensor(skips, device=self.device)[:, None] + self._steps.row(0, n)
+        wide = state.tables.fit(1 + max(skips) + n, self._steps.run(0, self.batch, 1, None))
+        return wide.view(lambda t: t.gather(1, column), known, length)
+
+    def _block_table(self, blocks: tuple[tuple[int, ...], ...]) -> Tensor:
+        """The blocks of every row, (B, blocks), the bin where a row has fewer. Kept until a row gets a block."""
+        if blocks not in self._made:
+            self._made = dict(list(self._made.items())[-1:])  # one to write by, one to read by
+            wide = max(len(row) for row in blocks)
+            table = [row + (BIN,) * (wide - len(row)) for row in blocks]
+            self._made[blocks] = torch.tensor(table, dtype=torch.int64, device=self.device)
+        return self._made[blocks]
+
+    def _undo(self) -> None:
+        self.pool.release(self._plan.taken)
+        before, tables = self._before, self._before.tables
+        if tables is not None and tables is self._state.tables:
+            tokens = torch.tensor([[row.tokens] for row in before.rows], device=self.device)
+            column = self._steps.row(0, tables.order.shape[1])
+            before = _State(before.rows, before.known, tables.keep(column <= tokens), before.next_B)
+        self._state, self._plan = before, Plan(before.rows)
+
+    def _done(self) -> None:
+        self.pool.release(self._plan.left)
+        state = self._state
+        self._plan = Plan(state.rows)
+        if self._draft is not None and self._window is not None:
+            rows = let_go(self.pool, state.rows, self._window - 1 + self._draft)
+            self._state = _State(rows, state.known, state.tables, state.next_B)
+        self._before = self._state
+
+    def _look(self) -> Step:
+        read, view = self._read(self._state, [0] * self.batch, None)
+        return Step(None, read, view, self.places)
+
+    # ---- between passes
+
+    def _kept(self, to: Sequence[int]) -> list[int]:
+        """How many tokens of each row have an order below ``to``. May read a device."""
+        upto = self.next_positions
+        ends = upto.order.tolist() if upto.host is None else [upto.host] * self.batch
+        return [
+            min(max(limit - (end - row.tokens), 0), row.tokens)
+            for limit, end, row in zip(to, ends, self._state.rows, strict=True)
+        ]
+
+    def _check_crop(self, to: tuple[int, ...]) -> None:
+        for b, (row, kept) in enumerate(zip(self._state.rows, self._kept(to), strict=True)):
+            if kept < row.tokens and row.gone and kept - (self._window or 1) + 1 < row.gone * self.pool.block:
+                raise CacheError(
+                    f"cannot take row {b} back by {row.tokens - kept} tokens: blocks outside its window of "
+                    f"{self._window} and draft of {self._draft} have been let go; "
+                    f"make the cache with a draft of {row.tokens - kept} or more, or draft=None to keep everything"
+                )
+
+    def _crop(self, to: tuple[int, ...]) -> None:
+        state, kept = self._state, self._kept(to)
+        lost = [row.tokens - n for row, n in zip(state.rows, kept, strict=True)]
+        even = len(set(kept)) == 1
+        tables = state.tables
+        if tables is None and not even:
+            tables = self._tables(self._steps.run(0, self.batch, 1, None))
+        end_B = self.next_positions.order - torch.tensor(lost, device=self.device)
+        end_B = torch.where(torch.tensor(kept, device=self.device) > 0, end_B, 0)
+        rows = cropped(self.pool, state.rows, kept)
+        if not any(kept):
+            self._state = _State(rows)
+        elif tables is None:
+            self._state = _State(rows, Known.run(state.known.first or 0, self.batch, kept[0]))
+        else:
+            limit = torch.tensor(to, device=self.device)[:, None]
+            tables = tables.keep(tables.order < limit)
+            old = state.known
+            known = Known(None, old.order, old.pos, tuple(kept), not even, old.same_rows and even)
+            self._state = self._settled(_State(rows, known, tables, end_B))
+        self._before, self._plan = self._state, Plan(rows)
+
+    def _settled(self, state: _State) -> _State:
+        """In host memory facts are read anew."""
+        if state.tables is None or not on_host(self.device):
+            return state
+        known = state.tables.facts(1, state.longest)
+        if known.first is not None:
+            return _State(state.rows, known)
+        return _State(state.rows, known, state.tables, state.next_B)
+
+    def _pick(self, index: tuple[int, ...]) -> None:
+        state = self._state
+        rows = tuple(state.rows[i] for i in index)
+        for row in rows:
+            self.pool.share(row.blocks)
+        for row in state.rows:
+            self.pool.release(row.blocks)
+        self._state = _State(rows, picked(state.known, index))
+        if state.tables is not None and state.next_B is not None:
+            next_B = state.next_B[torch.tensor(index, device=self.device)]
+            counts = {row.tokens for row in rows}
+            known = replace(picked(state.known, index), empty=len(counts) > 1)
+            self._state = self._settled(_State(rows, known, state.tables.pick(index), next_B))
+        self._before, self._plan = self._state, Plan(rows)
+
+    def _clear(self) -> None:
+        for row in self._state.rows:
+            self.pool.release(row.blocks)
+        self._state = self._before = _State((Row(),) * self.batch)
+        self._plan = Plan(self._state.rows)
+
+    def fork(self) -> Paged:
+        self.commit()
+        other = self.fresh(self.batch)
+        state = self._state
+        for row in state.rows:
+            self.pool.share(row.blocks)
+        tables = None if state.tables is None else state.tables.clone()
+        other._state = _State(state.rows, state.known, tables, state.next_B)
+        return other
+
+    def fresh(self, batch: int) -> Paged:
+        return Paged(batch, self.pool, window=self._window, draft=self._draft, device=self.device)
+
+    # ---- what it holds
+
+    @property
+    def name(self) -> str:
+        pool = "growing pool" if self.pool.grows else f"pool of {self.pool.blocks} blocks"
+        window = "" if self._window is None else f", window {self._window}"
+        return f"paged, {pool} of {self.pool.block} tokens a block{window}"
+
+    @property
+    def places(self) -> int:
+        return self.pool.places
+
+    @property
+    def used(self) -> int:
+        return self.places
+
+    @property
+    def capacity(self) -> int | None:
+        return None if self.pool.grows else self.pool.blocks * self.pool.block
+
+    @property
+    def pooled(self) -> bool:
+        return True
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return tuple(row.tokens for row in self._state.rows)
+
+    @property
+    def next_positions(self) -> Next:
+        state = self._state
+        if state.next_B is not None:
+            return Next.read(state.next_B)
+        return Next.all((state.known.first or 0) + state.longest, self.batch, self.device)
+
+    @property
+    def holding(self) -> bool:
+        return self._state.longest > 0
+
+    def _evicted(self) -> tuple[int, ...]:
+        return tuple(row.gone * self.pool.block for row in self._state.rows)
+
+    def _shared(self) -> tuple[int, ...]:
+        size = self.pool.block
+        return tuple(
+            sum(
+                min(size, row.tokens - (row.gone + i) * size)
+                for i, block in enumerate(row.blocks)
+                if self.pool.uses(block) > 1
+            )
+            for row in self._state.rows
+        )

@@ -1,0 +1,159 @@
+"""A pool of blocks, counted by use: the memory that paged rows share.
+
+The pool only does the counting. Block b of every layer's store is places b * block … of its
+buffers; block 0 is the bin, where empty places are written and which is never read as a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, final
+
+from vantage.errors import BadInput, CacheError
+
+BIN = 0
+
+
+class Want(NamedTuple):
+    """Some blocks for one row, best right after the last one it has."""
+
+    blocks: int
+    after: int | None = None
+
+
+class Gap(NamedTuple):
+    """Free blocks side by side."""
+
+    start: int
+    blocks: int
+
+
+@final
+class Pool:
+    """``tokens`` in blocks of ``block``, or growing by doubling when ``tokens`` is ``None``.
+
+    A row whose blocks lie side by side is read without a copy, so the pool hands out the
+    block next to a row's last one where it can, and starts new rows far from the others.
+    """
+
+    def __init__(self, tokens: int | None = None, block: int = 16):
+        if block < 1:
+            raise BadInput(f"blocks of {block} tokens: give at least 1")
+        if tokens is not None and tokens < 1:
+            raise BadInput(f"a pool for {tokens} tokens: give at least 1, or None to grow")
+        self.block = block
+        self.grows = tokens is None
+        blocks = 0 if tokens is None else -(-tokens // block)
+        self._uses = [1] + [0] * blocks  # the bin is always in use
+        self._free = blocks
+
+    @property
+    def places(self) -> int:
+        """Places of a buffer, the bin's included."""
+        return len(self._uses) * self.block
+
+    @property
+    def blocks(self) -> int:
+        return len(self._uses) - 1
+
+    @property
+    def free(self) -> int:
+        """Blocks nobody uses."""
+        return self._free
+
+    def uses(self, block: int) -> int:
+        return self._uses[block]
+
+    def prepare(self, blocks: int) -> None:
+        """Have so many free: grow if it may, raise if it may not."""
+        if blocks > self._free and not self.grows:
+            raise CacheError(
+                f"out of blocks: the pool has {self.blocks} of {self.block} tokens, {self._free} are free and "
+                f"{blocks} were wanted; free or crop a cache, or make the pool larger (capacity)"
+            )
+        if blocks > self._free:
+            self._grow(max(blocks - self._free, self.blocks))
+
+    def reserve(self, blocks: int) -> None:
+        """Grow until so many lie free side by side."""
+        gaps = self._gaps()
+        if all(gap.blocks < blocks for gap in gaps):
+            tail = gaps[-1].blocks if self._uses[-1] == 0 else 0
+            self._grow(max(blocks - tail, self.blocks))
+
+    def follows(self, block: int, n: int) -> bool:
+        """Whether the n blocks after this one are free."""
+        after = self._uses[block + 1 : block + 1 + n]
+        return len(after) == n and not any(after)
+
+    def take(self, wants: Sequence[Want]) -> list[list[int]]:
+        """Blocks for every want, each used once from now on. All or nothing."""
+        self.prepare(sum(want.blocks for want in wants))
+        taken = [self._next_to(want) for want in wants]
+        short = [i for i, want in enumerate(wants) if len(taken[i]) < want.blocks]
+        for i, more in zip(short, self._apart([wants[i].blocks - len(taken[i]) for i in short]), strict=True):
+            taken[i] += more
+        return taken
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """One more user of each."""
+        for block in blocks:
+            assert self._uses[block] > 0, "a free block cannot be shared"
+            self._uses[block] += 1
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """One user less of each; without users it is free."""
+        for block in blocks:
+            assert block != BIN, "the bin is never given back"
+            assert self._uses[block] > 0, "a block was given back twice"
+            self._uses[block] -= 1
+            self._free += self._uses[block] == 0
+
+    def _grow(self, blocks: int) -> None:
+        self._uses += [0] * blocks
+        self._free += blocks
+
+    def _use(self, blocks: Iterable[int]) -> list[int]:
+        taken = list(blocks)
+        for block in taken:
+            self._uses[block] = 1
+        self._free -= len(taken)
+        return taken
+
+    def _next_to(self, want: Want) -> list[int]:
+        """As many as lie free right after the row's last block."""
+        if want.after is None:
+            return []
+        start = want.after + 1
+        near = self._uses[start : start + want.blocks]
+        free = next((i for i, uses in enumerate(near) if uses), len(near))
+        return self._use(range(start, start + free))
+
+    def _apart(self, counts: Sequence[int]) -> list[list[int]]:
+        """Blocks for rows that begin anew: evenly over the largest gap, or wherever there are any."""
+        if not counts:
+            return []
+        gap = max(self._gaps(), key=lambda gap: gap.blocks)
+        behind = int(gap.start > 1)  # leave room to grow for whoever ends where the gap begins
+        stride = gap.blocks // (len(counts) + behind)
+        if stride >= max(counts):
+            starts = [gap.start + stride * (i + behind) for i in range(len(counts))]
+            return [self._use(range(start, start + n)) for start, n in zip(starts, counts, strict=True)]
+        return [self._use(self._any(n)) for n in counts]
+
+    def _any(self, n: int) -> list[int]:
+        """n free blocks, from the largest gaps: the fewer pieces the better."""
+        found: list[int] = []
+        for gap in sorted(self._gaps(), key=lambda gap: -gap.blocks):
+            found += range(gap.start, gap.start + min(gap.blocks, n - len(found)))
+        return found
+
+    def _gaps(self) -> list[Gap]:
+        gaps, start = [], None
+        for block, uses in enumerate([*self._uses, 1]):
+            if uses == 0 and start is None:
+                start = block
+            elif uses and start is not None:
+                gaps.append(Gap(start, block - start))
+                start = None
+        return gaps

@@ -1,0 +1,77 @@
+"""What a cache holds, as data that prints itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import final
+
+SpanList = tuple[tuple[float, float], ...]
+
+
+@final
+@dataclass(frozen=True)
+class RowHolding:
+    """One row of one layer."""
+
+    order: SpanList  # first and last of every unbroken stretch
+    pos: SpanList  # the same in positions, which may differ from the order
+    evicted: int  # tokens that left the window
+    shared: int  # tokens that another row or cache holds too
+
+    @property
+    def tokens(self) -> int:
+        return int(sum(last - first + 1 for first, last in self.order))
+
+    def __str__(self) -> str:
+        text = f"{_text(self.order)} ({self.tokens} token{'' if self.tokens == 1 else 's'}"
+        text += f", positions {_text(self.pos)}" if self.pos != self.order else ""
+        text += f", {self.evicted} evicted" if self.evicted else ""
+        text += f", {self.shared} shared" if self.shared else ""
+        return text + ")"
+
+
+@final
+@dataclass(frozen=True)
+class Holding:
+    """One layer: its arrangement and what each row holds."""
+
+    arrangement: str
+    rows: tuple[RowHolding, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([self.arrangement, *(f"  row {b}: {row}" for b, row in enumerate(self.rows))])
+
+
+@final
+@dataclass(frozen=True, repr=False)
+class Report:
+    """A whole cache."""
+
+    layers: tuple[Holding, ...]
+    cross: tuple[Holding, ...]
+    bytes: int
+
+    def __repr__(self) -> str:
+        lines = [f"{len(self.layers)} layers, {self.bytes:,} bytes"]
+        for kind, holdings in (("layer", self.layers), ("cross-attention", self.cross)):
+            same: dict[Holding, list[int]] = {}
+            for index, holding in enumerate(holdings):
+                same.setdefault(holding, []).append(index)
+            lines += [f"{kind} {_text(spans(which))}: {holding}" for holding, which in same.items()]
+        return "\n".join(lines)
+
+
+def spans(values: Iterable[float]) -> SpanList:
+    """The unbroken stretches of some numbers, as (first, last)."""
+    found: list[tuple[float, float]] = []
+    for value in sorted(values):
+        if found and value == found[-1][1] + 1:
+            found[-1] = (found[-1][0], value)
+        else:
+            found.append((value, value))
+    return tuple(found)
+
+
+def _text(stretches: SpanList) -> str:
+    return ", ".join(f"{a}" if a == b else f"{a}..{b}" for a, b in stretches) or "nothing"

@@ -1,0 +1,67 @@
+"""``vantage``: reads the verb and hands over to its file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from vantage import __version__
+from vantage.cli import check
+from vantage.errors import VantageError
+
+# A verb is a module with `add(subparsers)`, which describes it, and `run(args) -> int`, which does it.
+VERBS = (check,)
+
+EXAMPLE = """\
+example:
+  vantage check --filter rope
+
+`vantage VERB --help` says more about a verb and shows an example.
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """One clear line for bad input: argparse alone puts the whole usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"vantage: {_one_line(message)} (see `{self.prog} --help`)\n")
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        prog="vantage",
+        description="Transformers made of interchangeable attention, position and cache parts.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"vantage {__version__}", help="print the version and stop"
+    )
+    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True, title="verbs")
+    for verb in VERBS:
+        verb.add(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 all is well, 1 the answer is no, 2 the question was wrong."""
+    args = make_parser().parse_args(argv)
+    try:
+        return args.run(args)
+    except VantageError as error:
+        print(f"vantage: {_one_line(str(error))}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130  # what a shell reports for an interrupt
+    except BrokenPipeError:
+        # The reader of our output has gone, as in `vantage check | head`. Nobody is left to tell, and
+        # Python would complain once more when it flushes at exit, so it gets somewhere else to flush to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # what a shell reports for a closed pipe
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,175 @@
+"""The conformance matrix: run every cell of a covering array, and try everything that must be refused."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from math import isfinite
+
+import torch
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from vantage.conformance.covering import Cell, cover, find
+from vantage.conformance.factors import FACTORS, NUMBER, RULES, Rule, allowed
+from vantage.conformance.scenarios import run_cell
+from vantage.errors import BadInput, VantageError
+
+# Logits are of size 1 to 10. In float64 nothing but rounding may differ; float32 rounds at 1e-7 a
+# hundred times over on the way through three sharp layers.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One cell that was run."""
+
+    cell: Cell
+    error: float  # the largest difference of any logit; inf when it raised
+    ok: bool
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        return "/".join(self.cell)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A combination that must be refused, and what was said."""
+
+    combination: tuple[tuple[str, str], ...]  # (factor, value)
+    said: str
+    ok: bool
+
+    @property
+    def name(self) -> str:
+        return " ".join(f"{factor}={value}" for factor, value in self.combination)
+
+
+@dataclass
+class MatrixReport:
+    """What the matrix showed."""
+
+    strength: int
+    tolerance: float
+    results: list[Result] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+
+    @property
+    def failures(self) -> list[Result | Refusal]:
+        return [r for r in (*self.results, *self.refusals) if not r.ok]
+
+    @property
+    def ok(self) -> bool:
+        return not self.failures
+
+    @property
+    def worst(self) -> float:
+        return max((r.error for r in self.results), default=0.0)
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "ok": self.ok,
+            "strength": self.strength,
+            "tolerance": self.tolerance,
+            "worst": _number(self.worst),
+            "cells": [
+                {**dict(zip(FACTORS, r.cell, strict=True)), "error": _number(r.error), "ok": r.ok, "note": r.note}
+                for r in self.results
+            ],
+            "refused": [{**dict(r.combination), "said": r.said, "ok": r.ok} for r in self.refusals],
+        }
+
+    def table(self) -> Group:
+        """Encodings against caches and kernels: cells passed, and the worst error of each row."""
+        columns = [("cache", v) for v in FACTORS["cache"]] + [("kernel", v) for v in FACTORS["kernel"]]
+        table = Table(title="Cells equal to the uncached float64 reference", title_justify="left")
+        table.add_column("encoding")
+        for _, value in columns:
+            table.add_column(value, justify="right")
+        table.add_column("worst error", justify="right")
+        for encoding in FACTORS["encoding"]:
+            rows = [r for r in self.results if r.cell[0] == encoding]
+            if rows:
+                counts = [_count([r for r in rows if r.cell[NUMBER[f]] == v]) for f, v in columns]
+                table.add_row(encoding, *counts, f"{max(r.error for r in rows):.0e}")
+        words = {1: "every value", 2: "every pair", 3: "every triple"}
+        passed, said = sum(r.ok for r in self.results), sum(r.ok for r in self.refusals)
+        lines = [
+            f"{passed} of {len(self.results)} cells equal within {self.tolerance:.0e} (worst {self.worst:.1e}); "
+            f"they hold {words[self.strength]} of parts that work together.",
+            f"{said} of {len(self.refusals)} combinations that cannot work are refused with their reason.",
+        ]
+        lines += [f"FAILED {r.name}: {r.note if isinstance(r, Result) else r.said}" for r in self.failures]
+        return Group(table, *(Text(line) for line in lines))
+
+
+def _number(error: float) -> float | None:
+    """JSON knows no infinity."""
+    return error if isfinite(error) else None
+
+
+def _count(rows: list[Result]) -> str:
+    passed = sum(r.ok for r in rows)
+    return "-" if not rows else str(passed) if passed == len(rows) else f"{passed}/{len(rows)}"
+
+
+def run_matrix(
+    *,
+    strength: int = 2,
+    filter: str = "",
+    dtype: torch.dtype = torch.float64,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> MatrixReport:
+    """Run the matrix. ``filter`` keeps the cells whose name (values joined by /) contains it."""
+    if strength not in (1, 2, 3):
+        raise BadInput(f"strength={strength}: use 1 (every value), 2 (every pair) or 3 (every triple)")
+    cells = [cell for cell in cover(FACTORS, strength, allowed) if filter in "/".join(cell)]
+    refused = [] if filter else list(refused_combinations())
+    if not cells:
+        raise BadInput(f"no cell's name contains {filter!r}; a name is {'/'.join(FACTORS)}")
+    report = MatrixReport(strength, TOLERANCE[dtype])
+    total = len(cells) + len(refused)
+    for cell in cells:
+        report.results.append(_run(cell, dtype))
+        progress(len(report.results), total)
+    for rule, cell in refused:
+        report.refusals.append(_refuse(rule, cell))
+        progress(len(cells) + len(report.refusals), total)
+    return report
+
+
+def refused_combinations() -> Iterable[tuple[Rule, Cell]]:
+    """Every combination that a rule refuses, completed to a cell that no other rule touches."""
+    levels = [list(values) for values in FACTORS.values()]
+    for rule in (r for r in RULES if r.asked):
+        others = [r for r in RULES if r is not rule]
+        for values in itertools.product(*rule.where.values()):
+            chosen = {NUMBER[factor]: value for factor, value in zip(rule.where, values, strict=True)}
+            cell = find(chosen, levels, lambda c, others=others: not any(r.matches(c) for r in others))
+            if cell is not None:  # otherwise another rule refuses all of it anyway
+                yield rule, tuple(cell[i] for i in range(len(levels)))
+
+
+def _run(cell: Cell, dtype: torch.dtype) -> Result:
+    try:
+        error = run_cell(cell, dtype)
+    except VantageError as e:
+        return Result(cell, float("inf"), False, f"refused, but no rule says so: {e}")
+    except Exception as e:  # a broken part must show as one failed cell, not end the run
+        return Result(cell, float("inf"), False, f"{type(e).__name__}: {e}")
+    return Result(cell, error, error <= TOLERANCE[dtype], "" if error <= TOLERANCE[dtype] else f"off by {error:.1e}")
+
+
+def _refuse(rule: Rule, cell: Cell) -> Refusal:
+    combination = tuple((factor, cell[NUMBER[factor]]) for factor in rule.where)
+    try:
+        error = run_cell(cell)
+    except VantageError as e:
+        return Refusal(combination, str(e), rule.because in str(e))
+    except Exception as e:  # likewise
+        return Refusal(combination, f"{type(e).__name__}: {e}", False)
+    return Refusal(combination, f"it ran (error {error:.1e}), but a rule says: {rule.because}", False)

@@ -1,0 +1,152 @@
+"""What every row of ``vt.check`` uses: tokens, passes, steps, differences and the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import inf, isfinite
+
+import torch
+from torch import Tensor
+
+from vantage.conformance.adapters import NotApplicable, Subject
+from vantage.conformance.report import Status
+from vantage.errors import BadInput
+
+# Of the largest logit. Ways to compute the same thing differ by some dozen roundings, and a deep model
+# amplifies them: 16-bit numbers round at 1e-3 (float16) and 8e-3 (bfloat16).
+RELATIVE = {torch.float64: 1e-10, torch.float32: 5e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+ROWS, TOKENS, SHIFT, LEAST = 3, 16, 7, 4
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a row found."""
+
+    status: Status
+    measured: float | None = None
+    tolerance: float | None = None
+    note: str = ""
+    unit: str = "logits"
+
+
+@dataclass
+class Probe:
+    """A model under test, with the tokens and the tolerance for it."""
+
+    subject: Subject
+    tokens: Tensor  # (ROWS, T)
+    shift: int  # positions can be moved by this much
+    scale: float
+    relative: float
+    dtype: torch.dtype
+    was_training: bool = False
+    failed: set[str] = field(default_factory=set)  # the rows that failed so far
+
+    @staticmethod
+    def of(subject: Subject, relative: float | None, seed: int, dtype: torch.dtype | None, was_training: bool) -> Probe:
+        """``dtype``: the coarsest of the model's parameters, where there are any."""
+        facts = subject.facts
+        if facts.vocab < 2:
+            raise BadInput(f"vocab={facts.vocab}: the rows change tokens, so there must be at least 2")
+        # a rule that depends on the length has a row of its own: the others stay where it does not change
+        room = min((n for n in (facts.limit, facts.original) if n is not None), default=TOKENS + SHIFT)
+        if room < LEAST:
+            raise BadInput(f"{facts.name} has {room} positions: the rows need at least {LEAST}")
+        width = min(TOKENS, max(LEAST, room * 3 // 4))
+        draw = torch.Generator().manual_seed(seed)
+        tokens = torch.randint(facts.vocab, (ROWS, width), generator=draw).to(facts.device)
+        logits = subject.run(tokens, _positions(tokens, 0))
+        _check_logits(logits, tokens)
+        coarse = max((d for d in (dtype, logits.dtype) if d is not None), key=lambda d: torch.finfo(d).eps)
+        relative = RELATIVE.get(coarse, RELATIVE[torch.bfloat16]) if relative is None else relative
+        scale = float(logits.abs().max())
+        shift = max(0, min(SHIFT, room - width))
+        return Probe(subject, tokens, shift, scale if isfinite(scale) else inf, relative, coarse, was_training)
+
+    # ---- what to feed
+
+    @property
+    def width(self) -> int:
+        return self.tokens.shape[1]
+
+    @property
+    def tolerance(self) -> float:
+        return self.relative * self.scale
+
+    @property
+    def floor(self) -> float:
+        """A smaller difference may be rounding."""
+        return 16 * torch.finfo(self.dtype).eps * self.scale
+
+    @property
+    def prefill(self) -> int:
+        return self.width // 2
+
+    def changed(self, tokens: Tensor, by: int = 1) -> Tensor:
+        """Other tokens, every one of them."""
+        return (tokens + by) % self.subject.facts.vocab
+
+    def positions(self, tokens: Tensor, start: int = 0) -> Tensor:
+        return _positions(tokens, start)
+
+    # ---- running
+
+    def full(self, tokens: Tensor, start: int = 0) -> Tensor:
+        """One pass without a cache."""
+        return self.subject.run(tokens, self.positions(tokens, start))
+
+    def feed(self, tokens: Tensor, sizes: Sequence[int], start: int = 0, length: int | None = None) -> Tensor:
+        """The same through a cache, in pieces of these sizes."""
+        self.settled(sizes)
+        cache = self.subject.new_cache(len(tokens), length=length)
+        places = self.positions(tokens, start).split(list(sizes), 1)
+        pieces = zip(tokens.split(list(sizes), 1), places, strict=True)
+        return torch.cat([self.subject.run(piece, place, cache) for piece, place in pieces], 1)
+
+    def steps(self, tokens: Tensor, start: int = 0) -> Tensor:
+        """A prefill, then one token at a time."""
+        return self.feed(tokens, self.step_sizes(tokens.shape[1]), start)
+
+    def step_sizes(self, width: int) -> list[int]:
+        return [self.prefill, *[1] * (width - self.prefill)]
+
+    def settled(self, sizes: Sequence[int]) -> None:
+        """Raises unless tokens may arrive in such pieces."""
+        cuts = [sum(sizes[:i]) for i in range(1, len(sizes))]
+        if not all(self.subject.settled(cut) for cut in cuts):
+            raise NotApplicable("its tokens see later ones, so they cannot arrive one after another")
+
+    # ---- judging
+
+    def judge(self, measured: float, cause: Callable[[], str], note: str = "") -> Finding:
+        """``cause`` is asked only if the row fails."""
+        if measured <= self.tolerance:
+            return Finding("ok", measured, self.tolerance, note)
+        if not isfinite(measured):
+            return Finding("failed", inf, self.tolerance, f"the logits are not finite; {cause()}")
+        return Finding("failed", measured, self.tolerance, cause())
+
+
+def gap(a: Tensor, b: Tensor) -> float:
+    """The largest difference; infinite if anything is not a number."""
+    if a.numel() == 0:
+        return 0.0
+    worst = float((a.cpu().double() - b.cpu().double()).abs().max())
+    return worst if isfinite(worst) else inf
+
+
+def gaps(a_BTV: Tensor, b_BTV: Tensor) -> list[float]:
+    """The largest difference at each of the T places."""
+    return [gap(a_BTV[:, t], b_BTV[:, t]) for t in range(a_BTV.shape[1])]
+
+
+def _positions(tokens: Tensor, start: int) -> Tensor:
+    return torch.arange(start, start + tokens.shape[1], device=tokens.device).expand(tokens.shape)
+
+
+def _check_logits(logits: object, tokens: Tensor) -> None:
+    if not isinstance(logits, Tensor) or not logits.is_floating_point() or logits.shape[:-1] != tokens.shape:
+        got = f"{logits.dtype} {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+        wanted = f"a floating-point tensor ({tokens.shape[0]}, {tokens.shape[1]}, vocabulary)"
+        raise BadInput(f"the model returned {got} for tokens {tuple(tokens.shape)}: return {wanted}")

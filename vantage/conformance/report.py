@@ -1,0 +1,147 @@
+"""What ``vt.check`` found: a row for each law, as data that prints itself."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+from math import isfinite
+from typing import Literal
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from vantage.errors import BadInput
+
+Status = Literal["ok", "failed", "n/a", "info"]
+
+WORD = {"ok": "ok", "failed": "FAILED", "n/a": "n/a", "info": "info"}
+STYLE = {"ok": "green", "failed": "bold red", "n/a": "dim", "info": "cyan"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One law: what it says, what was measured, and what to make of it."""
+
+    name: str
+    says: str
+    status: Status
+    measured: float | None = None  # the largest difference of any logit; infinite: not a number, or it raised
+    tolerance: float | None = None
+    note: str = ""  # failed: the likely cause; n/a: why not; info: what was found
+    unit: str = "logits"  # "tokens" for a reach, where the tolerance is what it should be
+
+    @property
+    def ok(self) -> bool:
+        return self.status != "failed"
+
+    @property
+    def numbers(self) -> tuple[str, str]:
+        """What was measured and what is allowed, as text."""
+        return _number(self.measured, self.unit), _number(self.tolerance, self.unit)
+
+    def to_json(self) -> dict[str, object]:
+        """JSON knows no infinity: such a number is null, and the note says why."""
+        finite = self.measured is not None and isfinite(self.measured)
+        return {
+            "name": self.name,
+            "says": self.says,
+            "status": self.status,
+            "measured": self.measured if finite else None,
+            "tolerance": self.tolerance,
+            "unit": self.unit,
+            "note": self.note,
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """The rows of one model. ``report["cached-steps"]`` is the row of that name."""
+
+    model: str
+    dtype: str
+    device: str
+    scale: float  # the largest |logit| of a plain pass
+    relative: float  # the tolerance, as a share of the scale
+    rows: tuple[Row, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.failures
+
+    @property
+    def failures(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if not row.ok)
+
+    def __getitem__(self, name: str) -> Row:
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise BadInput(f"no row is called {name!r}: there are {', '.join(row.name for row in self.rows)}")
+
+    # ---- for a program, a terminal, a notebook
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "model": self.model,
+            "dtype": self.dtype,
+            "device": self.device,
+            "ok": self.ok,
+            "scale": self.scale if isfinite(self.scale) else None,
+            "relative_tolerance": self.relative,
+            "rows": [row.to_json() for row in self.rows],
+        }
+
+    def table(self) -> Group:
+        """For rich's console."""
+        table = Table(title=self._heading(), title_justify="left")
+        table.add_column("row", no_wrap=True)
+        table.add_column("", no_wrap=True)
+        table.add_column("measured", justify="right", no_wrap=True)
+        table.add_column("allowed", justify="right", no_wrap=True)
+        table.add_column("what it says, and what was found", overflow="fold")
+        for row in self.rows:
+            said = Text(row.says)
+            if row.note:
+                said.append(f"\n{row.note}", style=STYLE[row.status])
+            word = Text(WORD[row.status], style=STYLE[row.status])
+            table.add_row(row.name, word, *row.numbers, said)
+        return Group(table, Text(self._tolerance()))
+
+    def __str__(self) -> str:
+        wide = max(len(row.name) for row in self.rows)
+        lines = [self._heading()]
+        for row in self.rows:
+            numbers = "  ".join(f"{number:>8}" for number in row.numbers)
+            lines.append(f"  {WORD[row.status]:<6}  {row.name:<{wide}}  {numbers}  {row.note}".rstrip())
+        return "\n".join([*lines, self._tolerance()])
+
+    def _repr_html_(self) -> str:
+        cells = [("row", "", "measured", "allowed", "what it says, and what was found")]
+        for row in self.rows:
+            said = f"{row.says} {row.note}".strip()
+            cells.append((row.name, WORD[row.status], *row.numbers, said))
+        lines = ["".join(f"<td>{html.escape(cell)}</td>" for cell in line) for line in cells]
+        body = "".join(f"<tr>{line}</tr>" for line in lines)
+        return f"<p>{html.escape(self._heading())}</p><table>{body}</table><p>{html.escape(self._tolerance())}</p>"
+
+    def _heading(self) -> str:
+        judged = [row for row in self.rows if row.status in ("ok", "failed")]
+        failed = len(self.failures)
+        found = f"all {len(judged)} rows hold" if not failed else f"{failed} of {len(judged)} rows fail{'s' * (failed == 1)}"
+        return f"{self.model}, {self.dtype} on {self.device}: {found}"
+
+    def _tolerance(self) -> str:
+        coarse = " Check in float32 for a sharper answer." if self.dtype in ("float16", "bfloat16") else ""
+        return (
+            "Numbers are the largest difference of any logit, unless they count tokens. "
+            f"Allowed is {self.relative:.0e} ({self.dtype}) of the largest logit, {self.scale:.3g}.{coarse}"
+        )
+
+
+def _number(value: float | None, unit: str) -> str:
+    if value is None:
+        return ""
+    if not isfinite(value):
+        return "none"
+    return f"{value:.1e}" if unit == "logits" else f"{value:.0f} {unit}"

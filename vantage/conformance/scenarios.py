@@ -1,0 +1,285 @@
+"""The ways tokens reach a model. Each scenario yields what came out and what should have.
+
+What should have come out is always the same thing: the row alone, in one pass, without a cache,
+through the reference kernel, in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf, isfinite
+
+import torch
+from torch import Tensor
+
+from vantage.cache import ModelCache
+from vantage.conformance.covering import Cell
+from vantage.conformance.factors import (
+    ATTENTIONS,
+    ENCODINGS,
+    FACTORS,
+    LAYERS,
+    LENGTH,
+    MASKS,
+    VOCAB,
+    WIDTH,
+)
+from vantage.model import Model, build, decoder, encoder
+from vantage.spec.model import ModelSpec
+from vantage.spec.parts import Memory
+from vantage.spec.positions import Positions
+
+Outcome = tuple[Tensor, Tensor]  # (got, wanted), both (tokens, vocabulary)
+
+ROWS = (11, 6, 9)
+CHUNKS = (5, 3, 1, 1, 1)
+CACHE_OPTIONS: dict[str, dict[str, object]] = {
+    "contiguous": {"kind": "contiguous"},
+    "fixed": {"kind": "contiguous", "capacity": LENGTH},
+    "ring": {"kind": "ring", "draft": 3},
+    "paged": {"kind": "paged", "block": 4},
+    "quantised": {"kind": "quantised"},
+}
+
+
+def spec_for(cell: Cell) -> ModelSpec:
+    """A decoder of three layers with the cell's encoding, attention and mask."""
+    part = dict(zip(FACTORS, cell, strict=True))
+    attention = ATTENTIONS[part["attention"]]
+    spec = decoder(
+        vocab=VOCAB,
+        width=WIDTH,
+        layers=LAYERS,
+        attention=attention.config,
+        position=ENCODINGS[part["encoding"]](),
+        mask=MASKS[part["mask"]],
+        max_length=LENGTH,
+    )
+    layers = tuple(replace(layer, qk=(*attention.qk, *layer.qk)) for layer in spec.layers)
+    if attention.cross:
+        layers = tuple(replace(layer, cross=attention.config) for layer in layers)
+        source = encoder(vocab=VOCAB, width=WIDTH, layers=1, heads=2, position="sinusoidal")
+        return replace(spec, layers=layers, encoder=source)
+    return replace(spec, layers=layers)
+
+
+def sharpen(model: Model, seed: int = 0) -> Model:
+    """Weights under which attention is far from uniform, so that a wrong position shows."""
+    gen = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            noise = torch.randn(p.shape, generator=gen, dtype=torch.float64).to(p)
+            p.copy_(noise * 1.5 * p.shape[-1] ** -0.5 if p.dim() > 1 else p + 0.2 * noise)
+    return model.eval()
+
+
+@dataclass
+class Bench:
+    """One cell, set up: the model under test, and the reference with the same weights."""
+
+    model: Model
+    reference: Model
+    cache: str
+    stepwise: bool  # whether the mask lets tokens arrive later at all
+    tokens: Tensor  # (3, LENGTH)
+    source: Tensor | None  # (3, 5), padded on the right
+    source_mask: Tensor | None
+
+    @staticmethod
+    def of(cell: Cell, dtype: torch.dtype = torch.float64) -> Bench:
+        part = dict(zip(FACTORS, cell, strict=True))
+        spec = spec_for(cell)
+        model = sharpen(build(spec, kernel=part["kernel"])).to(dtype)
+        reference = sharpen(build(spec, kernel="reference")).double()
+        gen = torch.Generator().manual_seed(1)
+        tokens = torch.randint(VOCAB, (len(ROWS), LENGTH), generator=gen)
+        source = source_mask = None
+        if spec.encoder is not None:
+            source = torch.randint(VOCAB, (len(ROWS), 5), generator=gen)
+            source_mask = torch.arange(5) < torch.tensor([[5], [2], [4]])
+        return Bench(model, reference, part["cache"], MASKS[part["mask"]].settled(1), tokens, source, source_mask)
+
+    # ---- both sides
+
+    def memory(self, model: Model, rows: Sequence[int]) -> Memory | None:
+        if self.source is None or self.source_mask is None:
+            return None
+        return model.encode(self.source[list(rows)], mask=self.source_mask[list(rows)])
+
+    def new_cache(self, batch: int) -> ModelCache | None:
+        if self.cache == "none":
+            return None
+        return self.model.new_cache(batch, length=LENGTH, **CACHE_OPTIONS[self.cache])  # pyright: ignore[reportArgumentType] (each is named above)
+
+    def alone(self, row: int, tokens: Tensor, pos: Tensor | None = None) -> Tensor:
+        """What row ``row`` should give for these tokens (T,): (T, V)."""
+        T = len(tokens)
+        order = torch.arange(T)[None]
+        where = Positions.of(order if pos is None else pos[None], order=order)
+        memory = self.memory(self.reference, [row])
+        cache = None
+        if self.cache == "quantised":  # its rounding is meant: one pass through the same rounding is the measure
+            cache = self.reference.new_cache(1, kind="quantised", length=LENGTH)
+        length = LENGTH if cache is None else None
+        return self.reference(tokens[None], positions=where, length=length, cache=cache, source=memory)[0]
+
+    def run(
+        self,
+        tokens: Tensor,
+        cache: ModelCache | None,
+        positions: Positions | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """The model under test, on whatever arrives now; the source goes in with the first tokens."""
+        first = cache is None or not cache.has_memory
+        memory = self.memory(self.model, range(len(tokens))) if first else None
+        length = LENGTH if cache is None else None
+        return self.model(tokens, positions=positions, mask=mask, cache=cache, length=length, source=memory)
+
+
+def full(bench: Bench) -> Iterator[Outcome]:
+    """One pass over rows of equal length."""
+    tokens = bench.tokens[:2, :11]
+    got = bench.run(tokens, bench.new_cache(2))
+    yield from ((got[b], bench.alone(b, tokens[b])) for b in range(2))
+
+
+def steps(bench: Bench) -> Iterator[Outcome]:
+    """Prefill, a chunk, then one token at a time; positions are left to the cache."""
+    tokens, cache = bench.tokens[:2, :11], bench.new_cache(2)
+    got = torch.cat([bench.run(part, cache) for part in tokens.split(CHUNKS, dim=1)], 1)
+    yield from ((got[b], bench.alone(b, tokens[b])) for b in range(2))
+
+
+def ragged(bench: Bench) -> Iterator[Outcome]:
+    """The same with rows of unequal length: a row that has ended is padding from then on."""
+    cache, start = bench.new_cache(len(ROWS)), 0
+    got: list[list[Tensor]] = [[] for _ in ROWS]
+    for width in CHUNKS:
+        sizes = [max(0, min(width, n - start)) for n in ROWS]
+        where = Positions.rows(sizes, [min(start, n) for n in ROWS], width=width)
+        out = bench.run(bench.tokens[:, start : start + width], cache, where)
+        for b, n in enumerate(sizes):
+            got[b].append(out[b, :n])
+        start += width
+    yield from ((torch.cat(got[b]), bench.alone(b, bench.tokens[b, :n])) for b, n in enumerate(ROWS))
+
+
+def left_padded(bench: Bench) -> Iterator[Outcome]:
+    return _padded(bench, left=True)
+
+
+def right_padded(bench: Bench) -> Iterator[Outcome]:
+    return _padded(bench, left=False)
+
+
+def _padded(bench: Bench, *, left: bool) -> Iterator[Outcome]:
+    """A padded batch under a mask; then, where there is a cache, two more tokens for every row."""
+    cache, width = bench.new_cache(len(ROWS)), max(ROWS)
+    column, size = torch.arange(width), torch.tensor(ROWS)[:, None]
+    mask = column >= width - size if left else column < size
+    padded = torch.zeros(len(ROWS), width, dtype=torch.long)
+    padded[mask] = torch.cat([bench.tokens[b, :n] for b, n in enumerate(ROWS)])
+    out = bench.run(padded, cache, mask=mask)
+    got = [[out[b][mask[b]]] for b in range(len(ROWS))]
+    more = 2 if cache is not None and bench.stepwise else 0
+    for i in range(more):
+        out = bench.run(torch.stack([bench.tokens[b, n + i] for b, n in enumerate(ROWS)])[:, None], cache)
+        for b in range(len(ROWS)):
+            got[b].append(out[b])
+    yield from ((torch.cat(got[b]), bench.alone(b, bench.tokens[b, : n + more])) for b, n in enumerate(ROWS))
+
+
+def packed(bench: Bench) -> Iterator[Outcome]:
+    """Documents side by side in a row, positions restarting; then the last of each row goes on."""
+    documents = ((4, 6), (7,), (3, 2, 5))
+    cache, where = bench.new_cache(len(ROWS)), Positions.packed(documents)
+    out = bench.run(bench.tokens[:, : where.shape[1]], cache, where)
+    got = {(b, d): [part] for b, row in enumerate(documents) for d, part in enumerate(out[b, : sum(row)].split(row))}
+    more = 2 if cache is not None and bench.stepwise else 0
+    ends = torch.tensor([sum(row) for row in documents])
+    for i in range(more):
+        pos, order = torch.tensor([[row[-1] + i] for row in documents]), ends[:, None] + i
+        where = Positions.of(pos, order=order, segment=order - pos)
+        out = bench.run(bench.tokens.gather(1, order), cache, where)
+        for b, row in enumerate(documents):
+            got[b, len(row) - 1].append(out[b])
+    for b, row in enumerate(documents):
+        start = 0
+        for d, n in enumerate(row):
+            size = n + more if d == len(row) - 1 else n
+            yield torch.cat(got[b, d]), bench.alone(b, bench.tokens[b, start : start + size])
+            start += n
+
+
+def randomised(bench: Bench) -> Iterator[Outcome]:
+    """Positions drawn at random, in order; masks still count tokens."""
+    cache, T = bench.new_cache(2), 11
+    gen = torch.Generator().manual_seed(2)
+    pos = torch.stack([torch.randperm(LENGTH, generator=gen)[:T].sort().values for _ in range(2)])
+    order = torch.arange(T).expand(2, T)
+    sizes = CHUNKS if cache is not None and bench.stepwise else (T,)
+    parts = zip(bench.tokens[:2, :T].split(sizes, 1), pos.split(sizes, 1), order.split(sizes, 1), strict=True)
+    got = torch.cat([bench.run(t, cache, Positions.of(p, order=o)) for t, p, o in parts], 1)
+    yield from ((got[b], bench.alone(b, bench.tokens[b, :T], pos[b])) for b in range(2))
+
+
+def rollback(bench: Bench) -> Iterator[Outcome]:
+    """Drafts that are rejected leave no trace."""
+    tokens, cache = bench.tokens[:2, :11], bench.new_cache(2)
+    assert cache is not None
+    wrong = (tokens + 1) % VOCAB
+    got = [bench.run(tokens[:, :6], cache)]
+    bench.run(wrong[:, 6:9], cache)
+    cache.crop(6)
+    got.append(bench.run(tokens[:, 6:8], cache))
+    bench.run(wrong[:, 8:9], cache)
+    cache.crop(8)
+    got += [bench.run(tokens[:, t : t + 1], cache) for t in range(8, 11)]
+    out = torch.cat(got, 1)
+    yield from ((out[b], bench.alone(b, tokens[b])) for b in range(2))
+
+
+def fork(bench: Bench) -> Iterator[Outcome]:
+    """One cache becomes two that go their own ways; in the second the rows are reordered, as beams are."""
+    starts, beams = (5, 3, 4), (2, 0, 0)
+    first = bench.new_cache(len(ROWS))
+    assert first is not None
+    bench.run(bench.tokens[:, : max(starts)], first, Positions.rows(starts))
+    second = first.fork()
+    second.reorder(torch.tensor(beams))
+    other = (bench.tokens + 5) % VOCAB
+    got_first, got_second = [], []
+    for i in range(4):
+        at = torch.tensor(starts)[:, None] + i
+        got_first.append(bench.run(bench.tokens.gather(1, at), first))
+        got_second.append(bench.run(other.gather(1, at), second))
+    for b, n in enumerate(starts):
+        yield torch.cat(got_first, 1)[b], bench.alone(b, bench.tokens[b, : n + 4])[n:]
+    for b, beam in enumerate(beams):
+        n = starts[beam]
+        told = torch.cat([bench.tokens[beam, :n], other[b, starts[b] : starts[b] + 4]])
+        yield torch.cat(got_second, 1)[b], bench.alone(beam, told)[n:]
+
+
+SCENARIO: dict[str, Callable[[Bench], Iterator[Outcome]]] = {
+    "full": full,
+    "steps": steps,
+    "ragged": ragged,
+    "left-padded": left_padded,
+    "right-padded": right_padded,
+    "packed": packed,
+    "randomised": randomised,
+    "rollback": rollback,
+    "fork": fork,
+}
+
+
+@torch.no_grad()
+def run_cell(cell: Cell, dtype: torch.dtype = torch.float64) -> float:
+    """The largest difference of any logit from what it should be."""
+    bench = Bench.of(cell, dtype)
+    scenario = SCENARIO[dict(zip(FACTORS, cell, strict=True))["scenario"]]
+    errors = [float((got.double() - wanted).abs().max()) for got, wanted in scenario(bench)]
+    return max(e if isfinite(e) else inf for e in errors)

@@ -1,0 +1,5 @@
+"""Ways to compute attention: one is written out, the others are fast and equal to it."""
+
+from vantage.kernels.select import KERNELS, chooser
+
+__all__ = ["KERNELS", "chooser"]

@@ -1,0 +1,136 @@
+"""torch's FlexAttention: masks and pointwise biases are fused into the kernel instead of built in memory."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.attention.flex_attention as torch_flex
+from torch import Tensor
+from torch.nn.attention import flex_attention as flex_module
+from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, create_block_mask, flex_attention
+
+from vantage.spec.masks import Everything, Mask, visible
+from vantage.spec.parts import Attended, Dense, Need, Softmax, View
+from vantage.spec.positions import Pair, Place, Positions
+
+
+class Flex:
+    """``flex`` runs the unfused form, to check with; ``flex-compiled`` is the fast one."""
+
+    def __init__(self, *, compiled: bool):
+        self.name = "flex-compiled" if compiled else "flex"
+        self.compiled = compiled
+
+    def refuses(self, need: Need, q: Tensor, view: View) -> str | None:
+        if need.weights:
+            return "flex does not hand back weights"
+        if need.value_bias is not None:
+            return "a value bias needs the weights, which flex does not form"
+        if not isinstance(need.normalise, Softmax):
+            return "flex has no hard (argmax) attention"
+        if need.dropout:
+            return "flex has no dropout"
+        if torch.is_grad_enabled() and (q.requires_grad or view.k.requires_grad):
+            if q.device.type == "cpu":
+                return "flex has no backward pass on a CPU"
+            if not self.compiled:
+                return "the unfused form of flex has no backward pass: use flex-compiled"
+        if self.compiled and (why := cannot_compile(q.device.type)):
+            return why
+        return None
+
+    def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:
+        assert isinstance(need.normalise, Softmax)
+        mask = visible(need.mask, pair)
+        block_mask = None if mask == Everything() else self._block_mask(mask, pair, need)
+        run = _compiled() if self.compiled else _eager
+        out, aux = run(
+            q_BHTd,
+            view.k,
+            view.v,
+            score_mod=_score_mod(need, pair),
+            block_mask=block_mask,
+            scale=need.scale,
+            enable_gqa=q_BHTd.shape[1] != view.k.shape[1],
+            return_aux=AuxRequest(lse=True),
+        )
+        lse = aux.lse
+        if need.sinks is not None:  # a sink adds exp(sink) to the denominator and nothing to the sum
+            sinks = need.sinks.to(lse.dtype)[None, :, None] / need.normalise.temperature
+            out = out * torch.sigmoid(lse - sinks)[..., None].to(out.dtype)
+            lse = torch.logaddexp(lse, sinks)
+        return Attended(out, lse=lse if need.lse else None)
+
+    def _block_mask(self, mask: Mask, pair: Pair, need: Need) -> BlockMask:
+        def make() -> BlockMask:
+            q_at, k_at = _reader(pair.q, pair.rows), _reader(pair.k, pair.rows)
+
+            def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+                return mask(q_at(b, i), k_at(b, j))
+
+            rows = None if pair.rows == 1 else pair.rows
+            T, S = pair.q.shape[1], pair.k.shape[1]
+            return create_block_mask(mask_mod, rows, None, T, S, device=pair.q.device)  # pyright: ignore[reportArgumentType] (None means "any" there)
+
+        return pair.once(("block", mask), make)
+
+
+def _score_mod(need: Need, pair: Pair) -> Callable[..., Tensor] | None:
+    assert isinstance(need.normalise, Softmax)
+    softcap, bias, temperature = need.softcap, need.bias, need.normalise.temperature
+    if softcap is None and bias is None and temperature == 1.0:
+        return None
+    q_at, k_at = _reader(pair.q, pair.rows), _reader(pair.k, pair.rows)
+
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        if softcap is not None:
+            score = softcap * torch.tanh(score / softcap)
+        if isinstance(bias, Dense):
+            row = b if bias.value.shape[0] > 1 else torch.zeros_like(b)
+            score = score + bias.value[row, h, i, j]
+        elif bias is not None:
+            score = score + bias(b, h, i, q_at(b, i), k_at(b, j))
+        return score if temperature == 1.0 else score / temperature
+
+    return score_mod
+
+
+def _reader(pos: Positions, rows: int) -> Callable[[Tensor, Tensor], Place]:
+    """Reads the place at (row, column): by arithmetic where places run on, by gathering where they do not."""
+    first = pos.known.first
+    if first is not None:
+        return lambda b, i: Place(i + first, i + first, None)
+    p, o, s = pos.pos, pos.order, pos.segment
+
+    def read(b: Tensor, i: Tensor) -> Place:
+        row = b if rows > 1 else torch.zeros_like(b)
+        return Place(p[row, i], o[row, i], None if s is None else s[row, i])
+
+    return read
+
+
+def _eager(*args: Any, **options: Any) -> tuple[Tensor, AuxOutput]:
+    """Without torch.compile at all: left to itself, flex would trace every new mask and bias."""
+    before = flex_module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG
+    flex_module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
+    try:
+        return flex_attention(*args, **options)  # pyright: ignore[reportReturnType] (return_aux is always set)
+    finally:
+        flex_module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = before
+
+
+@functools.cache
+def _compiled() -> Callable[..., tuple[Tensor, AuxOutput]]:
+    return torch.compile(flex_attention)  # pyright: ignore[reportReturnType] (return_aux is always set)
+
+
+@functools.cache
+def cannot_compile(device: str) -> str | None:
+    """Why torch.compile cannot work on this machine; ``None``: it can."""
+    if device == "cpu" and not any(shutil.which(c) for c in ("c++", "g++", "clang++")):
+        return "torch.compile needs a C++ compiler on this machine and found none"
+    return None

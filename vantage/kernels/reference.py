@@ -1,0 +1,64 @@
+"""Attention written out, in the order that ``Need`` fixes. Every other kernel is held to this one."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vantage.spec.masks import Everything, dense, visible
+from vantage.spec.parts import Argmax, Attended, Need, Softmax, View, materialise
+from vantage.spec.positions import Pair
+
+
+class Reference:
+    """Does everything, returns the weights, works in float64. Computes in float32 at least."""
+
+    name = "reference"
+
+    def refuses(self, need: Need, q: Tensor, view: View) -> str | None:
+        return None
+
+    def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:
+        wide = torch.promote_types(q_BHTd.dtype, torch.float32)
+        q, k, v = q_BHTd.to(wide), view.k.to(wide), view.v.to(wide)
+        scores = grouped_matmul(q, k.transpose(-1, -2)) * need.scale
+        if need.softcap is not None:
+            scores = need.softcap * torch.tanh(scores / need.softcap)
+        bias = materialise(need.bias, pair, q.shape[1], wide)
+        if bias is not None:
+            scores = scores + bias
+        mask = visible(need.mask, pair)
+        if mask != Everything():
+            scores = scores.masked_fill(~dense(mask, pair), float("-inf"))
+        sinks = None if need.sinks is None else need.sinks.to(wide)
+        weights, lse = normalise(scores, sinks, need.normalise)
+        used = F.dropout(weights, need.dropout) if need.dropout else weights
+        out = grouped_matmul(used, v)
+        if need.value_bias is not None:
+            out = out + need.value_bias.at(used, pair.q, pair.k)
+        return Attended(out.to(q_BHTd.dtype), weights if need.weights else None, lse if need.lse else None)
+
+
+def grouped_matmul(a_BHTx: Tensor, b_BGxy: Tensor) -> Tensor:
+    """a @ b where H query heads share G key/value heads, head h using head h // (H / G)."""
+    B, H, T, x = a_BHTx.shape
+    G = b_BGxy.shape[1]
+    out = a_BHTx.reshape(B, G, H // G * T, x) @ b_BGxy
+    return out.reshape(B, H, T, b_BGxy.shape[-1])
+
+
+def normalise(scores_BHTS: Tensor, sinks_H: Tensor | None, how: Softmax | Argmax) -> tuple[Tensor, Tensor]:
+    """Weights and the log-sum-exp. A row of nothing but -inf gives weights of 0."""
+    sinks = None if sinks_H is None else sinks_H[None, :, None, None]
+    top = scores_BHTS.amax(-1, keepdim=True)
+    top = top if sinks is None else torch.maximum(top, sinks)
+    top = top.detach().clamp_min(torch.finfo(scores_BHTS.dtype).min)  # -inf - -inf would be nan
+    if isinstance(how, Argmax):
+        best = (scores_BHTS == top).to(scores_BHTS.dtype)
+        return best / best.sum(-1, keepdim=True).clamp_min(1), top.squeeze(-1)
+    exps = torch.exp((scores_BHTS - top) / how.temperature)
+    total = exps.sum(-1, keepdim=True)
+    total = total if sinks is None else total + torch.exp((sinks - top) / how.temperature)
+    lse = torch.where(total > 0, torch.log(total) + top / how.temperature, float("-inf"))
+    return exps / total.clamp_min(torch.finfo(total.dtype).tiny), lse.squeeze(-1)

@@ -1,0 +1,50 @@
+"""Which kernel runs: the first that does not refuse, or the one asked for by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+
+from torch import Tensor
+
+from vantage.errors import BadInput, Refused
+from vantage.kernels.flex import Flex
+from vantage.kernels.reference import Reference
+from vantage.kernels.sdpa import Sdpa
+from vantage.spec.parts import Kernel, Need, View
+
+KERNELS: dict[str, Kernel] = {
+    kernel.name: kernel for kernel in (Reference(), Sdpa(), Flex(compiled=False), Flex(compiled=True))
+}
+
+# Fastest first. Compiling flex on a CPU takes half a minute, so there it runs only when named.
+AUTO = {"cuda": ("sdpa", "flex-compiled", "reference")}
+AUTO_ELSEWHERE = ("sdpa", "reference")
+
+Choose = Callable[[Need, Tensor, View], Kernel]
+
+
+def chooser(kernel: str | Kernel) -> Choose:
+    """A function that picks the kernel for a need. A kernel that was named raises its reason."""
+    if kernel == "auto":
+        return _first_willing
+    if isinstance(kernel, str):
+        if kernel not in KERNELS:
+            near = difflib.get_close_matches(kernel, [*KERNELS, "auto"], 1, 0.0)[0]
+            raise BadInput(f"no kernel is called {kernel!r}: did you mean {near!r}? There are auto, {', '.join(KERNELS)}")
+        kernel = KERNELS[kernel]
+    named = kernel
+
+    def choose(need: Need, q: Tensor, view: View) -> Kernel:
+        if (why := named.refuses(need, q, view)) is not None:
+            raise Refused(f"the kernel {named.name!r} was asked for, but {why}; use kernel='auto'")
+        return named
+
+    return choose
+
+
+def _first_willing(need: Need, q: Tensor, view: View) -> Kernel:
+    for name in AUTO.get(q.device.type, AUTO_ELSEWHERE):
+        if KERNELS[name].refuses(need, q, view) is None:
+            return KERNELS[name]
+    raise AssertionError("the reference kernel never refuses")

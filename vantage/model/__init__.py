@@ -1,0 +1,20 @@
+"""The model built from a spec, and short ways to write a spec."""
+
+from __future__ import annotations
+
+import torch
+
+from vantage.model.recipes import decoder, encoder, encoder_decoder
+from vantage.model.transformer import Model
+from vantage.spec.model import ModelSpec
+from vantage.spec.parts import Kernel
+
+
+def build(spec: ModelSpec, *, seed: int = 0, kernel: str | Kernel = "auto") -> Model:
+    """A model with fresh weights. The same seed gives the same weights; torch's own generator is left alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Model(spec, kernel=kernel)
+
+
+__all__ = ["Model", "build", "decoder", "encoder", "encoder_decoder"]

@@ -1,0 +1,44 @@
+"""From a spec to modules: every part is built here, once, and handed where it acts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from vantage.attention import NoBias
+from vantage.model.block import wire
+from vantage.spec.masks import Everything, SameSegment
+from vantage.spec.model import Layer, LinearMaker, ModelSpec, Wires
+from vantage.spec.parts import Buildable, Shape
+
+
+def build_shared(part: Buildable, shape: Shape, shared: dict[Any, nn.Module]) -> Any:
+    """Build a part; if its config says it is shared, equal parts of a model are one module."""
+    if not part.shared:
+        return part.build(shape)
+    if (part, shape) not in shared:
+        shared[part, shape] = part.build(shape)
+    return shared[part, shape]
+
+
+def assemble_blocks(spec: ModelSpec, linear: LinearMaker, shared: dict[Any, nn.Module]) -> nn.ModuleList:
+    return nn.ModuleList(_block(i, layer, spec.width, linear, shared) for i, layer in enumerate(spec.layers))
+
+
+def _block(index: int, layer: Layer, width: int, linear: LinearMaker, shared: dict[Any, nn.Module]) -> nn.Module:
+    shape = layer.attention.shape(width)
+    wires = Wires(
+        index=index,
+        mask=layer.mask,
+        qk=tuple(build_shared(part, shape, shared) for part in layer.qk),
+        bias=NoBias() if layer.bias is None else build_shared(layer.bias, shape, shared),
+        value_bias=None if layer.value_bias is None else build_shared(layer.value_bias, shape, shared),
+        linear=linear,
+    )
+    sublayers = [layer.attention.build(width, wires)]
+    if layer.cross is not None:
+        across = Wires(index, Everything() & SameSegment(), (), NoBias(), None, linear)
+        sublayers.append(layer.cross.build_cross(width, across))
+    sublayers.append(layer.ffn.build(width, linear))
+    return wire(sublayers, layer, width)

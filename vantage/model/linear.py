@@ -1,0 +1,13 @@
+"""Linear maps as a part. Dense for now; the model asks for one through ``LinearMaker`` and never knows which."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+def dense(n_in: int, n_out: int, bias: bool) -> nn.Module:
+    layer = nn.Linear(n_in, n_out, bias=bias)
+    nn.init.normal_(layer.weight, std=0.02)
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer

@@ -1,0 +1,228 @@
+"""The model: embed, blocks, norm, head. Everything that can be exchanged was exchanged before it gets here."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vantage.cache import LayerPlan, ModelCache, NoCache, make_cache
+from vantage.errors import BadInput, CacheError
+from vantage.kernels import chooser
+from vantage.model.assemble import assemble_blocks, build_shared
+from vantage.model.ends import Embed, Unembed
+from vantage.model.linear import dense
+from vantage.spec.masks import Everything, Mask
+from vantage.spec.model import Kept, LinearMaker, ModelSpec
+from vantage.spec.parts import Attended, Cache, Context, Kernel, Memory, Need, View
+from vantage.spec.positions import Positions
+
+Watch = Callable[[str, int, View, Need, Attended], None]
+
+
+class Model(nn.Module):
+    """A decoder, an encoder, or (with ``spec.encoder``) both."""
+
+    def __init__(self, spec: ModelSpec, *, kernel: str | Kernel = "auto", linear: LinearMaker = dense):
+        super().__init__()
+        self.spec = spec
+        self.tokenizer: Any = None
+        self.kernel = kernel
+        self._owner = object()  # caches remember whose keys they hold
+        self.encoder = None if spec.encoder is None else Model(spec.encoder, kernel=kernel, linear=linear)
+        shared: dict[Any, nn.Module] = {}
+        inputs = [build_shared(part, spec.layers[0].attention.shape(spec.width), shared) for part in spec.embedding.inputs]
+        self.embed = Embed(spec.embedding, spec.vocab, spec.width, inputs)
+        self.blocks = assemble_blocks(spec, linear, shared)
+        self.norm = nn.Identity() if spec.norm is None else spec.norm.build(spec.width)
+        self.head = (
+            nn.Identity()
+            if spec.head is None
+            else Unembed(spec.head, spec.vocab, spec.width, self.embed.tokens, linear)
+        )
+
+    @property
+    def kernel(self) -> str | Kernel:
+        """Which kernel runs: "auto", a name, or an object. Can be set at any time."""
+        return self._kernel
+
+    @kernel.setter
+    def kernel(self, kernel: str | Kernel) -> None:
+        self._choose = chooser(kernel)
+        self._kernel = kernel
+
+    # ---- running
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        positions: Positions | Tensor | None = None,
+        cache: ModelCache | None = None,
+        mask: Tensor | None = None,
+        length: int | None = None,
+        source: Tensor | Memory | None = None,
+    ) -> Tensor:
+        """Tokens (B, T) to logits (B, T, V); to hidden states (B, T, D) for a model without a head.
+
+        ``mask`` is a padding mask (B, T) of these tokens. ``source`` is what an encoder-decoder
+        reads: tokens, or what ``encode`` returned; once a cache holds it, leave it out.
+        """
+        return self.head(self.hidden(tokens, positions=positions, cache=cache, mask=mask, length=length, source=source))
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        *,
+        positions: Positions | Tensor | None = None,
+        cache: ModelCache | None = None,
+        mask: Tensor | None = None,
+        length: int | None = None,
+        source: Tensor | Memory | None = None,
+        watch: Watch | None = None,
+    ) -> Tensor:
+        """The last hidden states (B, T, D), normed, before the head."""
+        self.embed.check(tokens)
+        pos = self._place(tokens, positions, cache, mask, length)
+        memory = self.encode(source) if isinstance(source, Tensor) else source
+        self._check_memory(memory, cache)
+        with contextlib.nullcontext() if cache is None else cache.step(pos):
+            ctx = Context(pos, self._choose, *self._caches(cache), memory=memory, watch=watch)
+            x = self.embed(tokens, pos)
+            for block in self.blocks:
+                x = block(x, ctx)
+            return self.norm(x)
+
+    def encode(self, source: Tensor, *, mask: Tensor | None = None) -> Memory:
+        """Run the encoder. ``mask`` is a padding mask (B, S)."""
+        if self.encoder is None:
+            raise BadInput("this model has no encoder: leave source out")
+        pos = self.encoder._place(source, None, None, mask, None)
+        return Memory(self.encoder.hidden(source, positions=pos), pos)
+
+    # ---- caches
+
+    def new_cache(
+        self,
+        batch: int = 1,
+        *,
+        kind: str = "contiguous",
+        capacity: int | None = None,
+        length: int | None = None,
+        block: int = 16,
+        draft: int | None = None,
+    ) -> ModelCache:
+        """An empty cache for ``batch`` rows: "contiguous", "ring", "paged" or "quantised".
+
+        ``capacity`` fixes its size in tokens (default: it grows). ``length`` declares how long the
+        context may become, for RoPE rules that depend on it; it holds for the cache's life. ``draft``
+        is how many tokens a ring must be able to take back, ``block`` the tokens in a page.
+        """
+        width, layers = self.spec.width, self.spec.layers
+        weight = self.embed.tokens.weight
+        return make_cache(
+            [_plan(layer.attention.kept(width), layer.mask) for layer in layers],
+            cross=[_plan(layer.cross.kept(width), Everything()) for layer in layers if layer.cross is not None],
+            batch=batch,
+            kind=kind,
+            capacity=capacity,
+            length=self.spec.original_length if length is None else length,
+            owner=self._owner,
+            device=weight.device,
+            dtype=weight.dtype,
+            block=block,
+            draft=draft,
+        )
+
+    @torch.no_grad()
+    def grow(self, cache: ModelCache, tokens: Tensor, *, length: int, mask: Tensor | None = None) -> ModelCache:
+        """A new cache for a longer declared length, with ``tokens`` (all so far) computed again.
+
+        Where frequencies depend on the length nothing of the old cache can be kept: deeper layers'
+        keys were computed from what earlier layers made of the old frequencies. ``recomputed``
+        counts the tokens this has cost.
+        """
+        grown = cache.fresh(cache.batch)
+        grown.length = length
+        self.hidden(tokens, cache=grown, mask=mask)
+        grown.recomputed = cache.recomputed + int(tokens.numel() if mask is None else mask.sum())
+        return grown
+
+    # ---- the rest of the surface
+
+    def summary(self) -> str:
+        """The parts, and how many parameters there are."""
+        from vantage.model.summary import summary
+
+        return summary(self, self.spec)
+
+    # ---- inside
+
+    def _place(
+        self,
+        tokens: Tensor,
+        positions: Positions | Tensor | None,
+        cache: ModelCache | None,
+        mask: Tensor | None,
+        length: int | None,
+    ) -> Positions:
+        """Where these tokens stand, checked against everything that was said about them."""
+        B, T = tokens.shape
+        if positions is not None and mask is not None:
+            raise BadInput("give positions or a mask, not both: positions of -1 are padding")
+        if mask is not None and tuple(mask.shape) != (B, T):
+            raise BadInput(f"the mask has shape {tuple(mask.shape)}, the tokens {(B, T)}: give one entry for each token of this call")
+        if cache is not None:
+            cache.belongs_to(self._owner)
+            if cache.batch != B:
+                raise CacheError(f"the cache holds {cache.batch} rows, the tokens {B}: use one row each, or new_cache(batch={B})")
+            if length is not None and length != cache.length:
+                raise CacheError(
+                    f"length={length}, but this cache was made for {cache.length}: it cannot change; use model.grow(...)"
+                )
+            length = cache.length
+        if isinstance(positions, Tensor):
+            positions = Positions.of(positions).to(tokens.device)
+        if positions is None:
+            positions = self._next(tokens, cache, mask)
+            if self.training and self.spec.sampler is not None and cache is None:
+                positions = self.spec.sampler.draw(positions)
+        if positions.shape != (B, T):
+            if positions.shape != (1, T):
+                raise BadInput(f"positions have shape {positions.shape}, the tokens {(B, T)}: they must agree")
+            positions = positions.expand(B)
+        return positions.declare(length)
+
+    def _next(self, tokens: Tensor, cache: ModelCache | None, mask: Tensor | None) -> Positions:
+        """Each row goes on where it stopped."""
+        B, T = tokens.shape
+        if cache is None:
+            return Positions.arange(B, T, device=tokens.device) if mask is None else Positions.from_mask(mask)
+        start = cache.next_positions
+        if mask is not None:
+            return Positions.from_mask(mask, start.order)
+        if start.host is not None:
+            return Positions.arange(B, T, start.host, device=tokens.device)
+        return Positions.of(start.order[:, None] + torch.arange(T, device=tokens.device))
+
+    def _check_memory(self, memory: Memory | None, cache: ModelCache | None) -> None:
+        if self.encoder is None:
+            if memory is not None:
+                raise BadInput("this model has no encoder: leave source out")
+        elif memory is None and (cache is None or not cache.has_memory):
+            raise BadInput("this model reads a source: pass source=, or a cache that already holds one")
+        elif memory is not None and cache is not None and cache.has_memory:
+            raise CacheError("this cache already holds a source: leave source out, or start with a new cache")
+
+    def _caches(self, cache: ModelCache | None) -> tuple[Sequence[Cache], Sequence[Cache]]:
+        if cache is None:
+            nothing = (NoCache(),) * len(self.blocks)
+            return nothing, nothing
+        return cache.layers, cache.cross
+
+
+def _plan(kept: Kept, mask: Mask) -> LayerPlan:
+    return LayerPlan(kept.kv_heads, kept.key_dim, kept.value_dim, mask, kept.single)

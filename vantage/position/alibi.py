@@ -1,0 +1,81 @@
+"""ALiBi (Press et al. 2021): a score loses m_h·|i - j|, the slopes m_h a geometric series over the heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from vantage.errors import BadInput
+from vantage.position.angles import wide
+from vantage.spec.parts import Parts, Pointwise, Shape, materialise
+from vantage.spec.positions import Place, Positions
+
+
+def alibi_slopes(heads: int) -> tuple[float, ...]:
+    """2^(-8k/h) for k = 1 … h. Where h is no power of two: those of the power below, and then every
+    second one of the power above, as the paper's code has it."""
+    if heads < 1:
+        raise BadInput(f"{heads} heads: ALiBi has a slope for each of at least 1")
+    below = 1 << (heads.bit_length() - 1)
+    slopes = [2.0 ** (-8 * k / below) for k in range(1, below + 1)]
+    between = [2.0 ** (-4 * k / below) for k in range(1, 2 * below, 2)]
+    return tuple(slopes + between[: heads - below])
+
+
+@dataclass(frozen=True)
+class Alibi:
+    """``slopes=None``: the paper's, for any number of heads."""
+
+    slopes: tuple[float, ...] | None = None
+
+    shared = True  # no annotation: not a field
+
+    def __post_init__(self) -> None:
+        if self.slopes is not None:
+            object.__setattr__(self, "slopes", tuple(self.slopes))  # a list from a config file: tuples can be hashed
+
+    def parts(self, *, causal: bool) -> Parts:
+        return Parts(bias=self)
+
+    def build(self, shape: Shape) -> nn.Module:
+        slopes = alibi_slopes(shape.heads) if self.slopes is None else self.slopes
+        if len(slopes) != shape.heads:
+            raise BadInput(f"{len(slopes)} ALiBi slopes for {shape.heads} heads: give one a head")
+        return AlibiSlopes(slopes)
+
+
+@dataclass(frozen=True, eq=False)
+class AlibiBias(Pointwise):
+    """-slopes[h]·|i - j|."""
+
+    slopes: Tensor  # (H,)
+
+    def __call__(self, b: Tensor, h: Tensor, i: Tensor, q: Place, k: Place) -> Tensor:
+        return -self.slopes[h] * (q.pos - k.pos).abs()
+
+
+class AlibiSlopes(nn.Module):
+    """Holds the slopes as numbers, so that no change of dtype rounds them."""
+
+    def __init__(self, slopes: tuple[float, ...]):
+        super().__init__()
+        self.slopes = slopes
+
+    def at(self, q_raw: Tensor, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> AlibiBias:
+        dtype = wide(q.dtype)
+
+        def make() -> AlibiBias:
+            return AlibiBias(torch.tensor(self.slopes, dtype=dtype, device=q.device))
+
+        return q_pos.once(("alibi", self.slopes, dtype), make)  # the same object in all layers: it is built once
+
+
+def alibi_bias(heads: int, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """(H, T, T): the bias of a sequence that starts at 0, on both sides of the diagonal (P10)."""
+    pos = Positions.arange(1, length)
+    bias = AlibiBias(torch.tensor(alibi_slopes(heads), dtype=dtype))
+    value = materialise(bias, pos.against(pos), heads, dtype)
+    assert value is not None
+    return value[0]

@@ -1,0 +1,81 @@
+"""CoPE (Golovneva et al. 2024): positions that count what the query cares about.
+
+g_ij = σ(scale·q_i·k_j); p_ij = sum of g_ik over the keys k from j to i; the score gains q_i·e[p_ij], e learned
+and interpolated between whole positions. The count goes by ``order``, over what the query may see.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from vantage.errors import BadInput, Refused
+from vantage.position.angles import wide
+from vantage.spec.masks import Causal, SameSegment, dense, visible
+from vantage.spec.parts import Dense, Parts, Shape
+from vantage.spec.positions import Positions
+
+COUNTED = Causal() & SameSegment()
+
+
+@dataclass(frozen=True)
+class CoPE:
+    """Counts stop at ``max_positions`` - 1."""
+
+    max_positions: int = 64
+
+    shared = False  # no annotation: not a field
+
+    def __post_init__(self) -> None:
+        if self.max_positions < 2:
+            raise BadInput(f"max_positions={self.max_positions}: use 2 or more, or there is nothing to tell apart")
+
+    def parts(self, *, causal: bool) -> Parts:
+        if not causal:
+            raise Refused("CoPE counts back from the query and so needs causal attention: use another encoding here")
+        return Parts(bias=self)
+
+    def build(self, shape: Shape) -> nn.Module:
+        return CountedPositions(self.max_positions, shape.key_dim)
+
+
+class CountedPositions(nn.Module):
+    """The table e, shared by all heads of a layer; zero at first, as in the authors' code."""
+
+    def __init__(self, max_positions: int, key_dim: int):
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(max_positions, key_dim))
+
+    def at(self, q_raw: Tensor, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> Dense:
+        pair = q_pos.against(k_pos)
+        gates = torch.sigmoid(scale * _grouped_scores(q, k)) * dense(visible(COUNTED, pair), pair)
+        last = self.table.shape[0] - 1
+        count = _sums_from_newest(gates, k_pos).clamp_max(last)
+        below = count.detach().floor().long()
+        said = (q_raw @ self.table.T).to(count.dtype)  # (B, H, T, max_positions)
+        low, high = said.gather(-1, below), said.gather(-1, (below + 1).clamp_max(last))
+        return Dense(torch.lerp(low, high, count - below))
+
+
+def _grouped_scores(q_BHTd: Tensor, k_BGSd: Tensor) -> Tensor:
+    """(B, H, T, S): query head h meets key head h // (H / G)."""
+    B, H, T, d = q_BHTd.shape
+    G, S = k_BGSd.shape[1:3]
+    scores = q_BHTd.reshape(B, G, H // G * T, d) @ k_BGSd.transpose(-1, -2)
+    return scores.reshape(B, H, T, S).to(wide(q_BHTd.dtype))
+
+
+def _sums_from_newest(gates_BHTS: Tensor, k_pos: Positions) -> Tensor:
+    """For every key the sum over it and all keys of a higher order, wherever they are kept."""
+    if k_pos.known.first is not None:
+        return gates_BHTS.flip(-1).cumsum(-1).flip(-1)
+
+    def newest_first() -> tuple[Tensor, Tensor]:
+        index = k_pos.order.argsort(dim=-1, descending=True)
+        return index[:, None, None], index.argsort(dim=-1)[:, None, None]
+
+    there, back = k_pos.once("cope", newest_first)
+    ordered = gates_BHTS.gather(-1, there.expand_as(gates_BHTS))
+    return ordered.cumsum(-1).gather(-1, back.expand_as(gates_BHTS))

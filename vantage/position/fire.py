@@ -1,0 +1,69 @@
+"""FIRE (Li et al. 2023): a learned function of the distance as a share of the query's position.
+
+b(i, j) = f(ψ(i - j) / ψ(max(L, i))), ψ(x) = log(c·x + 1); f is a small network with an output per head, and
+c and L are learned. Bidirectional attention uses |i - j| and max(L, i, j).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from vantage.errors import BadInput
+from vantage.position.angles import wide
+from vantage.spec.parts import Dense, Parts, Shape
+from vantage.spec.positions import Positions
+
+EPS = 1e-6  # keeps the first position, where ψ is 0, from dividing by it
+
+
+@dataclass(frozen=True)
+class Fire:
+    """``init_L``: below this position the distance counts as it is. ``bidirectional=None``: as the attention is."""
+
+    hidden: int = 32
+    init_c: float = 0.1
+    init_L: float = 512.0
+    bidirectional: bool | None = None
+
+    shared = False  # no annotation: not a field
+
+    def __post_init__(self) -> None:
+        if self.hidden < 1:
+            raise BadInput(f"hidden={self.hidden}: use 1 or more")
+        for name, value in (("init_c", self.init_c), ("init_L", self.init_L)):
+            if value <= 0:
+                raise BadInput(f"{name}={value}: use a positive number")
+
+    def parts(self, *, causal: bool) -> Parts:
+        return Parts(bias=self if self.bidirectional is not None else replace(self, bidirectional=not causal))
+
+    def build(self, shape: Shape) -> nn.Module:
+        if self.bidirectional is None:
+            raise BadInput("FIRE does not know if attention is bidirectional: say so, or build what parts() returns")
+        return FireBias(self, shape.heads, self.bidirectional)
+
+
+class FireBias(nn.Module):
+    """The network f, and c and L (as a multiple of ``init_L``)."""
+
+    def __init__(self, config: Fire, heads: int, bidirectional: bool):
+        super().__init__()
+        self.config, self.bidirectional = config, bidirectional
+        self.c = nn.Parameter(torch.tensor(config.init_c))
+        self.L_multiple = nn.Parameter(torch.tensor(1.0))
+        self.f = nn.Sequential(nn.Linear(1, config.hidden), nn.ReLU(), nn.Linear(config.hidden, heads))
+
+    def at(self, q_raw: Tensor, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> Dense:
+        i, j = (place.pos[:, 0] for place in q_pos.against(k_pos).places())  # (R, T, 1) and (R, 1, S)
+        dtype = wide(self.c.dtype)
+        limit = (self.L_multiple.to(dtype) * self.config.init_L).abs()
+        within = torch.maximum(i.to(dtype), limit)
+        within = torch.maximum(within, j.to(dtype)) if self.bidirectional else within
+        ratio = self.psi((i - j).abs().to(dtype)) / (self.psi(within) + EPS)
+        return Dense(self.f(ratio[..., None].to(self.c.dtype)).permute(0, 3, 1, 2))
+
+    def psi(self, x: Tensor) -> Tensor:
+        return torch.log1p((self.c.to(x.dtype) * x).abs())

@@ -1,0 +1,15 @@
+"""NoPE: no position encoding. A causal mask alone tells a decoder where it is (Haviv et al. 2022; P11)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vantage.spec.parts import Parts
+
+
+@dataclass(frozen=True)
+class NoPE:
+    """Acts nowhere."""
+
+    def parts(self, *, causal: bool) -> Parts:
+        return Parts()

@@ -1,0 +1,103 @@
+"""Shaw et al. 2018: learned vectors for the clipped distance j - i, added to the keys and to the values.
+
+Score: scale · q_i·(k_j + a_clip(j-i)). Output: sum of weights · (v_j + c_clip(j-i)). No tensor with an entry
+per query, key and dimension is formed: there are only 2n + 1 distances.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from vantage.errors import BadInput
+from vantage.position.angles import need_whole
+from vantage.spec.parts import Parts, Pointwise, Shape
+from vantage.spec.positions import Place, Positions
+
+
+@dataclass(frozen=True)
+class Shaw:
+    """Distances beyond ``max_distance`` on either side are as that one. ``values``: the value term as well."""
+
+    max_distance: int = 16
+    values: bool = True
+
+    def __post_init__(self) -> None:
+        if self.max_distance < 1:
+            raise BadInput(f"max_distance={self.max_distance}: use 1 or more")
+
+    def parts(self, *, causal: bool) -> Parts:
+        value_bias = ShawValues(self.max_distance) if self.values else None
+        return Parts(bias=ShawKeys(self.max_distance), value_bias=value_bias)
+
+
+@dataclass(frozen=True)
+class ShawKeys:
+    """The key term, with a table per layer that all heads share."""
+
+    max_distance: int
+
+    shared = False  # no annotation: not a field
+
+    def build(self, shape: Shape) -> nn.Module:
+        return KeyDistances(self.max_distance, shape.key_dim)
+
+
+@dataclass(frozen=True)
+class ShawValues:
+    """The value term, with a table per layer that all heads share."""
+
+    max_distance: int
+
+    shared = False  # no annotation: not a field
+
+    def build(self, shape: Shape) -> nn.Module:
+        return ValueDistances(self.max_distance, shape.value_dim)
+
+
+@dataclass(frozen=True, eq=False)
+class ShawBias(Pointwise):
+    """What each query has to say to each distance, read at j - i."""
+
+    by_distance: Tensor  # (B, H, T, 2n + 1)
+
+    def __call__(self, b: Tensor, h: Tensor, i: Tensor, q: Place, k: Place) -> Tensor:
+        n = self.by_distance.shape[-1] // 2
+        return self.by_distance[b, h, i, (k.pos - q.pos).clamp(-n, n) + n]
+
+
+class KeyDistances(nn.Module):
+    """scale · q_i·a_clip(j-i)."""
+
+    def __init__(self, max_distance: int, key_dim: int):
+        super().__init__()
+        self.table = _table(max_distance, key_dim)
+
+    def at(self, q_raw: Tensor, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> ShawBias:
+        need_whole(q_pos, "Shaw's table")
+        need_whole(k_pos, "Shaw's table")
+        return ShawBias(scale * (q_raw @ self.table.T))
+
+
+class ValueDistances(nn.Module):
+    """Sum over j of weights_ij · c_clip(j-i): the weights are first summed by distance."""
+
+    def __init__(self, max_distance: int, value_dim: int):
+        super().__init__()
+        self.table = _table(max_distance, value_dim)
+
+    def at(self, weights_BHTS: Tensor, q_pos: Positions, k_pos: Positions) -> Tensor:
+        need_whole(q_pos, "Shaw's table")
+        need_whole(k_pos, "Shaw's table")
+        q, k = q_pos.against(k_pos).places()
+        n = self.table.shape[0] // 2
+        distance = (k.pos - q.pos).clamp(-n, n) + n
+        by_distance = weights_BHTS.new_zeros(*weights_BHTS.shape[:-1], 2 * n + 1)
+        by_distance = by_distance.scatter_add(-1, distance.expand_as(weights_BHTS), weights_BHTS)
+        return by_distance @ self.table.to(weights_BHTS.dtype)
+
+
+def _table(max_distance: int, dim: int) -> nn.Parameter:
+    return nn.Parameter(nn.init.xavier_uniform_(torch.empty(2 * max_distance + 1, dim)))

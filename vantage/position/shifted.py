@@ -1,0 +1,46 @@
+"""Shifted absolute positions: the simplest relative encoding (S0, P7).
+
+The attended token's sinusoidal encoding is shifted so that the current position is always ``anchor``:
+a score gains scale · q_i · PE(anchor - (i - j)).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from vantage.position.angles import need_even
+from vantage.position.relative import sinusoid_scores
+from vantage.spec.parts import Dense, Parts, Shape
+from vantage.spec.positions import Positions
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """``anchor`` is where every query believes to stand. No parameters."""
+
+    anchor: int = 0
+    base: float = 10000.0
+
+    shared = True  # no annotation: not a field
+
+    def parts(self, *, causal: bool) -> Parts:
+        return Parts(bias=self)
+
+    def build(self, shape: Shape) -> nn.Module:
+        need_even(shape.key_dim, "a shifted encoding")
+        return ShiftedBias(self)
+
+
+class ShiftedBias(nn.Module):
+    """q_i · PE(anchor - i + j), PE interleaved over the width of the head."""
+
+    def __init__(self, config: Shifted):
+        super().__init__()
+        self.config = config
+
+    def at(self, q_raw: Tensor, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> Dense:
+        # PE(-δ) for δ = i - j - anchor: the sines change their sign, the cosines do not
+        sines, cosines = -q_raw[..., 0::2], q_raw[..., 1::2]
+        return Dense(scale * sinusoid_scores(sines, cosines, q_pos, k_pos, self.config.base, back=self.config.anchor))

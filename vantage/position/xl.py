@@ -1,0 +1,80 @@
+"""Transformer-XL (Dai et al. 2019): scale · [(q_i + u)·k_j + (q_i + v)·W_r R(i - j)], R sinusoidal, u, v, W_r learned.
+
+The first term is a q/k transform (u is added to the query), the second a score bias.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from vantage.position.angles import need_even
+from vantage.position.relative import sinusoid_scores
+from vantage.spec.parts import Dense, Parts, Shape
+from vantage.spec.positions import Positions
+
+
+@dataclass(frozen=True)
+class TransformerXL:
+    """``base`` is that of the sinusoids R, as wide as the model: sines first, then cosines."""
+
+    base: float = 10000.0
+
+    def parts(self, *, causal: bool) -> Parts:
+        return Parts(qk=(ContentBias(),), bias=DistanceTerm(self.base))
+
+
+@dataclass(frozen=True)
+class ContentBias:
+    """u: what a query looks for whatever it is."""
+
+    shared = False  # no annotation: not a field
+
+    def build(self, shape: Shape) -> nn.Module:
+        return QueryBias(shape.heads, shape.rotary_dim)
+
+
+class QueryBias(nn.Module):
+    """q + u."""
+
+    def __init__(self, heads: int, dim: int):
+        super().__init__()
+        self.u = nn.Parameter(torch.empty(heads, dim))
+        nn.init.normal_(self.u, std=0.02)
+
+    def query(self, q_BHTd: Tensor, pos: Positions) -> Tensor:
+        return q_BHTd + self.u[:, None]
+
+    def key(self, k_BGTd: Tensor, pos: Positions) -> Tensor:
+        return k_BGTd
+
+
+@dataclass(frozen=True)
+class DistanceTerm:
+    """(q_i + v)·W_r R(i - j)."""
+
+    base: float = 10000.0
+
+    shared = False  # no annotation: not a field
+
+    def build(self, shape: Shape) -> nn.Module:
+        need_even(shape.width, "Transformer-XL's sinusoid")
+        return DistanceBias(self, shape)
+
+
+class DistanceBias(nn.Module):
+    """The query is taken through W_r once; what is left is a sum of sinusoids of the distance."""
+
+    def __init__(self, config: DistanceTerm, shape: Shape):
+        super().__init__()
+        self.config = config
+        self.v = nn.Parameter(torch.empty(shape.heads, shape.key_dim))
+        self.w_r = nn.Parameter(torch.empty(shape.heads, shape.key_dim, shape.width))
+        nn.init.normal_(self.v, std=0.02)
+        nn.init.normal_(self.w_r, std=0.02)
+
+    def at(self, q_raw: Tensor, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> Dense:
+        sines, cosines = ((q_raw + self.v[:, None]) @ self.w_r).chunk(2, dim=-1)
+        return Dense(scale * sinusoid_scores(sines, cosines, q_pos, k_pos, self.config.base))

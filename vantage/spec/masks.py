@@ -1,0 +1,291 @@
+"""Who may see whom: frozen data with an algebra, as in ``Causal() & Window(512) & SameSegment()``.
+
+A mask is a pure function of two places. It can also be partly evaluated with what the host
+knows (``given``): a causal mask over keys that all lie in the past becomes ``Everything()``,
+and a kernel that is handed ``Everything()`` builds no mask at all.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vantage.errors import BadInput
+from vantage.spec.positions import Pair, Place, Positions
+
+
+class Mask(ABC):
+    """The protocol. Masks read ``order`` and ``segment``, never ``pos``."""
+
+    @abstractmethod
+    def __call__(self, q: Place, k: Place) -> Tensor:
+        """True where query q may see key k. The tensors broadcast."""
+
+    @abstractmethod
+    def given(self, q: Positions, k: Positions) -> Mask:
+        """This mask, simplified by what the host knows of these positions. Same result, less work."""
+
+    @abstractmethod
+    def reach(self) -> int | None:
+        """How many keys back a query sees at most, itself included; ``None``: no limit."""
+
+    @abstractmethod
+    def settled(self, start: int) -> bool:
+        """Whether no query before rank ``start`` of a document can see a key at or after it.
+
+        Only then may tokens from ``start`` on arrive later, through a cache.
+        """
+
+    def __and__(self, other: Mask) -> Mask:
+        return _both(self, other)
+
+    def __or__(self, other: Mask) -> Mask:
+        return _either(self, other)
+
+
+@dataclass(frozen=True)
+class Everything(Mask):
+    """Every query sees every key."""
+
+    def __call__(self, q: Place, k: Place) -> Tensor:
+        return torch.ones_like(q.order + k.order, dtype=torch.bool)
+
+    def given(self, q: Positions, k: Positions) -> Mask:
+        return self
+
+    def reach(self) -> int | None:
+        return None
+
+    def settled(self, start: int) -> bool:
+        return start == 0
+
+
+@dataclass(frozen=True)
+class Nothing(Mask):
+    """No query sees any key. What ``given`` makes of a prefix that lies out of sight."""
+
+    def __call__(self, q: Place, k: Place) -> Tensor:
+        return torch.zeros_like(q.order + k.order, dtype=torch.bool)
+
+    def given(self, q: Positions, k: Positions) -> Mask:
+        return self
+
+    def reach(self) -> int | None:
+        return 0
+
+    def settled(self, start: int) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Causal(Mask):
+    """A query sees itself and what came before."""
+
+    def __call__(self, q: Place, k: Place) -> Tensor:
+        return k.order <= q.order
+
+    def given(self, q: Positions, k: Positions) -> Mask:
+        a, b = q.known.order, k.known.order
+        return Everything() if a and b and b[1] <= a[0] and not q.known.empty else self
+
+    def reach(self) -> int | None:
+        return None
+
+    def settled(self, start: int) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Window(Mask):
+    """A query sees keys less than n places away, itself included, on both sides."""
+
+    n: int
+
+    def __post_init__(self) -> None:
+        _at_least_one("window", self.n)
+
+    def __call__(self, q: Place, k: Place) -> Tensor:
+        return (q.order - k.order).abs() < self.n
+
+    def given(self, q: Positions, k: Positions) -> Mask:
+        a, b = q.known.order, k.known.order
+        return Everything() if a and b and max(a[1] - b[0], b[1] - a[0]) < self.n else self
+
+    def reach(self) -> int | None:
+        return self.n
+
+    def settled(self, start: int) -> bool:
+        return start == 0 or self.n == 1
+
+
+@dataclass(frozen=True)
+class Chunked(Mask):
+    """A document is cut into chunks of n; a query sees its own chunk (LLaMA-4's local layers)."""
+
+    n: int
+
+    def __post_init__(self) -> None:
+        _at_least_one("chunk", self.n)
+
+    def __call__(self, q: Place, k: Place) -> Tensor:
+        return _rank(q) // self.n == _rank(k) // self.n
+
+    def given(self, q: Positions, k: Positions) -> Mask:
+        a, b = q.known.order, k.known.order
+        if a and b and not _in_documents(q, k) and min(a[0], b[0]) // self.n == max(a[1], b[1]) // self.n:
+            return Everything()
+        return self
+
+    def reach(self) -> int | None:
+        return self.n
+
+    def settled(self, start: int) -> bool:
+        return start % self.n == 0
+
+
+@dataclass(frozen=True)
+class Prefix(Mask):
+    """Every query sees the first n keys of a document. A prefix language model is ``Causal() | Prefix(n)``."""
+
+    n: int
+
+    def __post_init__(self) -> None:
+        _at_least_one("prefix", self.n)
+
+    def __call__(self, q: Place, k: Place) -> Tensor:
+        return (_rank(k) < self.n) & (q.order >= 0)
+
+    def given(self, q: Positions, k: Positions) -> Mask:
+        b = k.known.order
+        if b is None or q.known.empty or _in_documents(q, k):
+            return self
+        return Everything() if b[1] < self.n else Nothing() if b[0] >= self.n else self
+
+    def reach(self) -> int | None:
+        return None
+
+    def settled(self, start: int) -> bool:
+        return start == 0 or start >= self.n
+
+
+@dataclass(frozen=True)
+class SameSegment(Mask):
+    """A query sees its own document. Where nobody speaks of documents it hides nothing."""
+
+    def __call__(self, q: Place, k: Place) -> Tensor:
+        if q.segment is None or k.segment is None:
+            return Everything()(q, k)
+        return q.segment == k.segment
+
+    def given(self, q: Positions, k: Positions) -> Mask:
+        return Everything() if q.segment is None or k.segment is None else self
+
+    def reach(self) -> int | None:
+        return None
+
+    def settled(self, start: int) -> bool:
+        return start == 0
+
+
+@dataclass(frozen=True)
+class Filled(Mask):
+    """Empty places neither see nor are seen. Every kernel adds this one."""
+
+    def __call__(self, q: Place, k: Place) -> Tensor:
+        return (q.order >= 0) & (k.order >= 0)
+
+    def given(self, q: Positions, k: Positions) -> Mask:
+        return self if q.known.empty or k.known.empty else Everything()
+
+    def reach(self) -> int | None:
+        return None
+
+    def settled(self, start: int) -> bool:
+        return start == 0
+
+
+@dataclass(frozen=True)
+class And(Mask):
+    """What both masks let through."""
+
+    a: Mask
+    b: Mask
+
+    def __call__(self, q: Place, k: Place) -> Tensor:
+        return self.a(q, k) & self.b(q, k)
+
+    def given(self, q: Positions, k: Positions) -> Mask:
+        return _both(self.a.given(q, k), self.b.given(q, k))
+
+    def reach(self) -> int | None:
+        limits = [n for n in (self.a.reach(), self.b.reach()) if n is not None]
+        return min(limits, default=None)
+
+    def settled(self, start: int) -> bool:
+        return self.a.settled(start) or self.b.settled(start)
+
+
+@dataclass(frozen=True)
+class Or(Mask):
+    """What either mask lets through."""
+
+    a: Mask
+    b: Mask
+
+    def __call__(self, q: Place, k: Place) -> Tensor:
+        return self.a(q, k) | self.b(q, k)
+
+    def given(self, q: Positions, k: Positions) -> Mask:
+        return _either(self.a.given(q, k), self.b.given(q, k))
+
+    def reach(self) -> int | None:
+        a, b = self.a.reach(), self.b.reach()
+        return None if a is None or b is None else max(a, b)
+
+    def settled(self, start: int) -> bool:
+        return self.a.settled(start) and self.b.settled(start)
+
+
+def visible(mask: Mask, pair: Pair) -> Mask:
+    """The mask a kernel has to apply: simplified, empty places out. Worked out once per pair."""
+    return pair.once(("visible", mask), lambda: (mask & Filled()).given(pair.q, pair.k))
+
+
+def is_plain_causal(mask: Mask, pair: Pair) -> bool:
+    """Whether a simplified mask is the lower triangle of a square, which SDPA makes by itself."""
+    q, k = pair.q.known, pair.k.known
+    return mask == Causal() and q.first is not None and q.first == k.first and pair.q.shape == pair.k.shape
+
+
+def dense(mask: Mask, pair: Pair) -> Tensor:
+    """The mask as a bool tensor (R, 1, Tq, Tk), R = 1 where rows agree. Built once per pair."""
+    return pair.once(("dense", mask), lambda: mask(*pair.places()))
+
+
+def _rank(place: Place) -> Tensor:
+    """The rank of a token in its document."""
+    return place.order if place.segment is None else place.order - place.segment
+
+
+def _in_documents(q: Positions, k: Positions) -> bool:
+    return q.segment is not None or k.segment is not None
+
+
+def _both(a: Mask, b: Mask) -> Mask:
+    if a == b or b == Everything() or a == Nothing():
+        return a
+    return b if a == Everything() or b == Nothing() else And(a, b)
+
+
+def _either(a: Mask, b: Mask) -> Mask:
+    if a == b or b == Nothing() or a == Everything():
+        return a
+    return b if a == Nothing() or b == Everything() else Or(a, b)
+
+
+def _at_least_one(what: str, n: int) -> None:
+    if n < 1:
+        raise BadInput(f"a {what} of {n} shows nothing: use 1 or more (1 is the token itself)")

@@ -1,0 +1,163 @@
+"""What a model is, as nested frozen data. Building it is the business of ``vantage.model``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import nn
+
+from vantage.errors import BadInput
+from vantage.spec.masks import Causal, Mask, SameSegment
+from vantage.spec.parts import Argmax, Buildable, LengthDependent, QKTransform, Sampler, ScoreBias, Shape, Softmax
+from vantage.spec.parts import ValueBias as ValueBiasPart
+
+
+class NormConfig(Protocol):
+    """RMSNorm, LayerNorm."""
+
+    def build(self, width: int) -> nn.Module: ...
+
+
+class FeedForwardConfig(Protocol):
+    """A dense feed-forward layer or a mixture of experts."""
+
+    def build(self, width: int, linear: LinearMaker) -> nn.Module: ...
+
+
+LinearMaker = Callable[[int, int, bool], nn.Module]  # (in, out, bias)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How scores become weights, apart from position: the fixed order is in ``Need``."""
+
+    scale: float | None = None  # None: 1 / sqrt(key_dim)
+    softcap: float | None = None
+    sinks: bool = False
+    normalise: Softmax | Argmax = Softmax()
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.softcap is not None and self.softcap <= 0:
+            raise BadInput(f"softcap={self.softcap}: use a positive number, or None for no cap")
+        if not 0.0 <= self.dropout < 1.0:
+            raise BadInput(f"dropout={self.dropout}: use a share from 0 up to, not including, 1")
+        if isinstance(self.normalise, Softmax) and self.normalise.temperature <= 0:
+            raise BadInput(f"temperature={self.normalise.temperature}: use a positive number, or Argmax() for the limit 0")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a layer keeps for each token: the shape of its cache."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    single: bool = False  # one stream: the value is the front of the key (MLA)
+
+
+@dataclass
+class Wires:
+    """What an attention module is given when it is built."""
+
+    index: int
+    mask: Mask
+    qk: tuple[QKTransform, ...]
+    bias: ScoreBias
+    value_bias: ValueBiasPart | None
+    linear: LinearMaker
+
+
+class AttentionConfig(Protocol):
+    """Grouped-query (MHA, MQA, GQA), latent (MLA)."""
+
+    def shape(self, width: int) -> Shape: ...
+    def kept(self, width: int) -> Kept: ...
+    def build(self, width: int, wires: Wires) -> nn.Module: ...
+    def build_cross(self, width: int, wires: Wires) -> nn.Module: ...
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """Where norms stand around a sublayer f: ``outer(x + after(f(before(x))))``."""
+
+    before: bool = True
+    after: bool = False
+    outer: bool = False
+
+
+PRE = Wiring()
+POST = Wiring(before=False, outer=True)
+SANDWICH = Wiring(after=True)
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """Attention and feed-forward read the same input side by side (PaLM); ``norms`` is 1 or 2 (GPT-NeoX)."""
+
+    norms: int = 1
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One block."""
+
+    attention: AttentionConfig
+    ffn: FeedForwardConfig
+    norm: NormConfig
+    mask: Mask = field(default_factory=lambda: Causal() & SameSegment())
+    qk: tuple[Buildable, ...] = ()
+    bias: Buildable | None = None
+    value_bias: Buildable | None = None
+    wiring: Wiring | Parallel = PRE
+    cross: AttentionConfig | None = None
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """From token ids to vectors."""
+
+    inputs: tuple[Buildable, ...] = ()  # positions, token types: added in this order
+    scale: float = 1.0
+    norm: NormConfig | None = None
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True)
+class Head:
+    """From vectors to logits."""
+
+    tied: bool = False
+    bias: bool = False
+    scale: float = 1.0
+    softcap: float | None = None
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A whole model. ``head=None``: it returns hidden states (an encoder)."""
+
+    vocab: int
+    width: int
+    layers: tuple[Layer, ...]
+    embedding: Embedding = Embedding()
+    norm: NormConfig | None = None
+    head: Head | None = None
+    sampler: Sampler | None = None
+    max_length: int | None = None
+    encoder: ModelSpec | None = None
+
+    def __post_init__(self) -> None:
+        for name, n in (("vocab", self.vocab), ("width", self.width), ("layers", len(self.layers))):
+            if n < 1:
+                raise BadInput(f"{name}={n}: a model needs at least 1")
+
+    @property
+    def original_length(self) -> int | None:
+        """The shortest length at which some layer's rule would change; ``None``: none ever does."""
+        parts = (part for layer in self.layers for part in layer.qk)
+        lengths = (part.original_length for part in parts if isinstance(part, LengthDependent))
+        return min((n for n in lengths if n is not None), default=None)

@@ -1,0 +1,255 @@
+"""The protocols: what a position encoding, a cache and a kernel must be to fit anywhere.
+
+Configuration is frozen data with a ``build`` method; what it builds does the work. Dimension
+letters: B batch, H query heads, G key/value heads, T queries, S keys, d head width, D model width.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from vantage.spec.masks import Mask
+from vantage.spec.positions import Pair, Place, Positions
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a part may need to know of the attention it is built into."""
+
+    width: int  # D
+    heads: int  # H
+    kv_heads: int  # G
+    key_dim: int  # width of a whole query or key head
+    value_dim: int  # width of a value head
+    rotary_dim: int  # width of what the q/k transforms see: key_dim, or MLA's decoupled share
+
+
+# ---- position
+
+
+class InputPosition(Protocol):
+    """Added to the embeddings: sinusoidal, learned, token types."""
+
+    def __call__(self, x_BTD: Tensor, pos: Positions) -> Tensor: ...
+
+
+class QKTransform(Protocol):
+    """Acts on queries and keys before they meet: RoPE, xPos, q/k norm, temperature."""
+
+    def query(self, q_BHTd: Tensor, pos: Positions) -> Tensor: ...
+    def key(self, k_BGTd: Tensor, pos: Positions) -> Tensor: ...
+
+
+class Pointwise(ABC):
+    """A score bias as a function of one query and one key. Subclasses are frozen dataclasses (eq=False)."""
+
+    @abstractmethod
+    def __call__(self, b: Tensor, h: Tensor, i: Tensor, q: Place, k: Place) -> Tensor:
+        """The bias of row b, head h, the i-th query at place q, a key at place k. All broadcast."""
+
+    def key(self) -> Any:
+        """Biases with the same key are the same function: layers that share one build it once."""
+        values = (getattr(self, f.name) for f in fields(self))  # pyright: ignore[reportArgumentType] (always a dataclass)
+        return (type(self), *(id(v) if isinstance(v, Tensor) else v for v in values))
+
+
+class Dense(NamedTuple):
+    """A score bias that only exists as a whole, (B or 1, H, T, S)."""
+
+    value: Tensor
+
+
+class ScoreBias(Protocol):
+    """Added to the scaled scores: ALiBi, T5, KERPLE, Shaw (pointwise); FIRE, Transformer-XL, CoPE (dense)."""
+
+    def at(
+        self, q_raw: Tensor, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float
+    ) -> Pointwise | Dense | None: ...
+
+
+class ValueBias(Protocol):
+    """Added to the output, from the weights: Shaw's value term."""
+
+    def at(self, weights_BHTS: Tensor, q_pos: Positions, k_pos: Positions) -> Tensor: ...
+
+
+class Sampler(Protocol):
+    """Draws positions for a training batch (randomised positions)."""
+
+    def draw(self, pos: Positions) -> Positions: ...
+
+
+class Buildable(Protocol):
+    """The frozen configuration of a part that is built once per layer, or once per model if ``shared``."""
+
+    @property
+    def shared(self) -> bool: ...
+    def build(self, shape: Shape) -> nn.Module: ...
+
+
+@runtime_checkable
+class LengthDependent(Protocol):
+    """A part whose rule may change with the length of the context (dynamic NTK, LongRoPE)."""
+
+    @property
+    def original_length(self) -> int | None:
+        """Up to this length the rule stays as it is; ``None``: it never changes."""
+        ...
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Where a position encoding acts."""
+
+    inputs: tuple[Buildable, ...] = ()
+    qk: tuple[Buildable, ...] = ()
+    bias: Buildable | None = None
+    value_bias: Buildable | None = None
+    sampler: Sampler | None = None
+
+
+@runtime_checkable
+class Encoding(Protocol):
+    """What ``position=`` takes: something that knows where it acts."""
+
+    def parts(self, *, causal: bool) -> Parts: ...
+
+
+# ---- cache
+
+
+class View(NamedTuple):
+    """What there is to look at, and where each of it stands."""
+
+    k: Tensor  # (B, G, S, d)
+    v: Tensor  # (B, G, S, d_v)
+    pos: Positions  # (B, S)
+
+
+class Cache(Protocol):
+    """The keys and values of one attention layer."""
+
+    def append(self, pos: Positions, k_BGTd: Tensor, v_BGTd: Tensor) -> View:
+        """Take in new keys and values; return all there is to look at, in any arrangement."""
+        ...
+
+    def view(self) -> View:
+        """Look without appending (cross-attention after its first step)."""
+        ...
+
+
+# ---- kernel
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """Weights = softmax(scores / temperature)."""
+
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True)
+class Argmax:
+    """Hard attention: all weight on the highest score, shared equally among equals."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """All that is asked of a kernel besides q, k and v.
+
+    The order of application is fixed: scale, softcap, bias, mask, sinks, normaliser,
+    dropout, value bias. A row with nothing to see gives 0.
+    """
+
+    mask: Mask
+    scale: float
+    softcap: float | None = None
+    bias: Pointwise | Dense | None = None
+    sinks: Tensor | None = None  # (H,): a logit per head that takes weight and gives nothing
+    normalise: Softmax | Argmax = Softmax()
+    dropout: float = 0.0
+    value_bias: ValueBias | None = None
+    weights: bool = False  # hand back the weights
+    lse: bool = False  # hand back the log of the sum of exponentials
+
+
+class Attended(NamedTuple):
+    """What a kernel returns."""
+
+    out: Tensor  # (B, H, T, d_v)
+    weights: Tensor | None = None  # (B, H, T, S), after the normaliser, before dropout
+    lse: Tensor | None = None  # (B, H, T)
+
+
+class Kernel(Protocol):
+    """A way to compute attention."""
+
+    name: str
+
+    def refuses(self, need: Need, q: Tensor, view: View) -> str | None:
+        """Why it cannot do this; ``None``: it can."""
+        ...
+
+    def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended: ...
+
+
+# ---- what travels through a forward pass
+
+
+class Memory(NamedTuple):
+    """An encoder's output, for cross-attention."""
+
+    hidden: Tensor  # (B, S, D)
+    pos: Positions
+
+
+@dataclass
+class Context:
+    """Everything a layer needs besides its input."""
+
+    pos: Positions
+    choose: Callable[[Need, Tensor, View], Kernel]
+    caches: Sequence[Cache]  # one per layer
+    cross: Sequence[Cache] = ()
+    memory: Memory | None = None
+    watch: Callable[[str, int, View, Need, Attended], None] | None = None  # sees every attention, weights included
+
+    def attend(self, site: str, index: int, q: Tensor, view: View, need: Need) -> Tensor:
+        """Run the first kernel that can; show the result to whoever watches."""
+        need = need if self.watch is None else replace(need, weights=True)
+        done = self.choose(need, q, view)(q, view, self.pos.against(view.pos), need)
+        if self.watch is not None:
+            self.watch(site, index, view, need, done)
+        return done.out
+
+
+def chain(transforms: Sequence[QKTransform], side: str, x: Tensor, pos: Positions) -> Tensor:
+    """Apply q/k transforms in order; ``side`` is "query" or "key"."""
+    for transform in transforms:
+        x = transform.query(x, pos) if side == "query" else transform.key(x, pos)
+    return x
+
+
+def materialise(bias: Pointwise | Dense | None, pair: Pair, heads: int, dtype: torch.dtype) -> Tensor | None:
+    """A bias as a tensor (R, H, T, S), built once for all layers that share it."""
+    if bias is None:
+        return None
+    if isinstance(bias, Dense):
+        return bias.value.to(dtype)
+
+    def make() -> tuple[Tensor, Pointwise]:
+        q, k = pair.places()
+        device = q.pos.device
+        b = torch.arange(pair.q.shape[0], device=device)[:, None, None, None]
+        h = torch.arange(heads, device=device)[None, :, None, None]
+        i = torch.arange(pair.q.shape[1], device=device)[None, None, :, None]
+        # the bias itself rides along, so that the ids in its key stay taken
+        return bias(b, h, i, q, k).to(dtype), bias
+
+    return pair.once(("bias", bias.key(), dtype), make)[0]

@@ -1,0 +1,266 @@
+"""Where every token stands: the one thing that encodings, masks, caches and kernels agree on.
+
+A part knows positions, never slots. Padding, packed documents, chunked prefill, windows and
+rolled-back drafts are all said here, as data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vantage.errors import BadInput
+
+EMPTY = -1
+
+
+class Place(NamedTuple):
+    """Tensors that broadcast against each other: what a mask or a pointwise bias is a function of."""
+
+    pos: Tensor
+    order: Tensor
+    segment: Tensor | None
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the host knows without asking the device. ``None`` means: not known.
+
+    These facts only ever choose a faster path to the same result. No device
+    synchronisation is made to learn them.
+    """
+
+    first: int | None = None  # every row is first, first + 1, …, in pos and order alike, no place empty
+    order: tuple[int, int] | None = None  # lowest and highest order of the filled places
+    pos: tuple[int, int] | None = None  # lowest and highest pos of the filled places
+    counts: tuple[int, ...] | None = None  # filled places in each row
+    empty: bool = True  # False: no place is empty
+    same_rows: bool = False  # every row holds the same
+
+    @staticmethod
+    def run(first: int, rows: int, width: int) -> Known:
+        """The facts of rows that all run from ``first``."""
+        bounds = (first, first + width - 1) if width else None
+        return Known(first, bounds, bounds, (width,) * rows, empty=False, same_rows=True)
+
+    @staticmethod
+    def read(pos_BT: Tensor, order_BT: Tensor) -> Known:
+        """Read the facts off tensors in host memory; off any other device nothing is read."""
+        if pos_BT.device.type != "cpu" or pos_BT.numel() == 0:
+            return Known()
+        filled = order_BT >= 0
+        counts = tuple(int(n) for n in filled.sum(1))
+        if not any(counts):
+            return Known(counts=counts)
+        low, high = int(order_BT[filled].min()), int(order_BT[filled].max())
+        bounds = (int(pos_BT[filled].min().floor()), int(pos_BT[filled].max().ceil()))
+        same = bool((order_BT == order_BT[:1]).all() and (pos_BT == pos_BT[:1]).all())
+        empty = not bool(filled.all())
+        steps = torch.arange(low, low + order_BT.shape[1])
+        run = same and not empty and bool((order_BT[0] == steps).all() and (pos_BT[0] == steps).all())
+        return Known(low if run else None, (low, high), bounds, counts, empty, same)
+
+
+@dataclass(frozen=True, eq=False)
+class Positions:
+    """The positions of a batch of tokens, (B, T).
+
+    ``pos`` is what encodings read. ``order`` is what masks read: the rank of a token in its row,
+    equal to ``pos`` unless positions are randomised, stretched, or restart with each packed
+    document. ``segment`` says which document a token belongs to, by the order of that document's
+    first token; so ``order - segment`` is the rank in the document. An empty place (padding) is
+    -1 everywhere and is never seen by anyone.
+    """
+
+    pos: Tensor
+    order: Tensor
+    segment: Tensor | None = None
+    known: Known = Known()
+    length: int | None = None  # the length declared for rules whose frequencies depend on it
+    memo: dict[Any, Any] = field(default_factory=dict, repr=False)  # results worked out once per forward pass
+
+    # ---- making them
+
+    @staticmethod
+    def arange(batch: int, width: int, start: int = 0, device: torch.device | str | None = None) -> Positions:
+        """Every row runs start, start + 1, …"""
+        row = torch.arange(start, start + width, device=device).expand(batch, width)
+        return Positions(row, row, known=Known.run(start, batch, width))
+
+    @staticmethod
+    def rows(
+        lengths: Sequence[int],
+        starts: Sequence[int] | None = None,
+        *,
+        width: int | None = None,
+        pad: str = "right",
+        device: torch.device | str | None = None,
+    ) -> Positions:
+        """Rows of unequal length, padded on the right or on the left; row b runs from starts[b]."""
+        if pad not in ("left", "right"):
+            raise BadInput(f"pad={pad!r}: use 'left' or 'right'")
+        starts = [0] * len(lengths) if starts is None else list(starts)
+        if len(starts) != len(lengths):
+            raise BadInput(f"{len(starts)} starts for {len(lengths)} rows: give one start a row")
+        width = max(lengths, default=0) if width is None else width
+        if any(n < 0 or n > width for n in lengths):
+            raise BadInput(f"row lengths {list(lengths)} do not fit a width of {width}")
+        column = torch.arange(width)
+        size, start = torch.tensor(lengths)[:, None], torch.tensor(starts)[:, None]
+        rank = column if pad == "right" else column - (width - size)
+        pos = torch.where((rank >= 0) & (rank < size), rank + start, EMPTY)
+        return Positions.of(pos).to(device)
+
+    @staticmethod
+    def of(
+        pos: Tensor,
+        *,
+        order: Tensor | None = None,
+        segment: Tensor | None = None,
+        bounds: tuple[int, int] | None = None,
+    ) -> Positions:
+        """From tensors (B, T) or (T,); -1 is an empty place. ``order`` rises along each row.
+
+        On a device other than the host nothing is read back: say ``bounds``, the lowest and
+        highest position, where a part needs them (a learned table, xPos, dynamic NTK).
+        """
+        pos = pos[None] if pos.dim() == 1 else pos
+        order = pos if order is None else (order[None] if order.dim() == 1 else order)
+        segment = segment[None] if segment is not None and segment.dim() == 1 else segment
+        for name, t in (("order", order), ("segment", segment)):
+            if t is not None and t.shape != pos.shape:
+                raise BadInput(f"{name} has shape {tuple(t.shape)}, positions {tuple(pos.shape)}: they must agree")
+        if pos.dim() != 2:
+            raise BadInput(f"positions have shape {tuple(pos.shape)}: give (batch, tokens) or (tokens,)")
+        if order.is_floating_point():
+            raise BadInput("fractional positions need order=, the whole-number rank that masks read")
+        known = Known.read(pos, order)
+        if bounds is not None:
+            known = replace(known, pos=bounds, order=known.order or bounds)
+        if segment is not None:
+            known = replace(known, first=None, same_rows=False)
+        return Positions(pos, order, segment, known)
+
+    @staticmethod
+    def from_mask(mask: Tensor, starts: Tensor | None = None) -> Positions:
+        """From a padding mask (B, T), true or 1 where there is a token."""
+        real = mask.bool()
+        rank = real.long().cumsum(1) - 1
+        rank = rank if starts is None else rank + starts.to(rank.device)[:, None]
+        return Positions.of(torch.where(real, rank, EMPTY))
+
+    @staticmethod
+    def packed(lengths: Sequence[Sequence[int]], *, width: int | None = None) -> Positions:
+        """Documents packed into rows: ``pos`` restarts with each document, ``order`` runs on."""
+        width = max(sum(row) for row in lengths) if width is None else width
+        pos = torch.full((len(lengths), width), EMPTY)
+        order, segment = pos.clone(), pos.clone()
+        for b, row in enumerate(lengths):
+            total = sum(row)
+            if total > width:
+                raise BadInput(f"row {b} holds {total} tokens, wider than {width}")
+            pos[b, :total] = torch.cat([torch.arange(n) for n in row]) if row else pos[b, :0]
+            order[b, :total] = torch.arange(total)
+            segment[b, :total] = order[b, :total] - pos[b, :total]
+        return Positions.of(pos, order=order, segment=segment)
+
+    # ---- looking at them
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.pos.shape[0], self.pos.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.pos.device
+
+    @property
+    def filled(self) -> Tensor:
+        """(B, T) bool: where there is a token."""
+        return self.order >= 0
+
+    @property
+    def place(self) -> Place:
+        return Place(self.pos, self.order, self.segment)
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Work something out once for these positions: all layers of a forward pass share it."""
+        if key not in self.memo:
+            self.memo[key] = make()
+        return self.memo[key]
+
+    def against(self, keys: Positions) -> Pair:
+        """These queries looking at those keys. One object per pair, so masks are built once."""
+        return self.once(("pair", id(keys)), lambda: Pair(self, keys))
+
+    # ---- changing them
+
+    def to(self, device: torch.device | str | None) -> Positions:
+        if device is None or torch.device(device) == self.device:
+            return self
+        segment = None if self.segment is None else self.segment.to(device)
+        return replace(self, pos=self.pos.to(device), order=self.order.to(device), segment=segment, memo={})
+
+    def declare(self, length: int | None) -> Positions:
+        """The same positions, in a context of a declared length."""
+        return self if length == self.length else replace(self, length=length, memo={})
+
+    def expand(self, batch: int) -> Positions:
+        """One row for every row of a batch."""
+        known = self.known
+        counts = None if known.counts is None else known.counts[:1] * batch
+        known = replace(known, counts=counts, same_rows=self.segment is None)
+        segment = None if self.segment is None else self.segment.expand(batch, -1)
+        pos, order = self.pos.expand(batch, -1), self.order.expand(batch, -1)
+        return Positions(pos, order, segment, known, self.length)
+
+    def narrow(self, start: int, width: int) -> Positions:
+        """Columns start … start + width - 1."""
+        cut = slice(start, start + width)
+        pos, order = self.pos[:, cut], self.order[:, cut]
+        segment = None if self.segment is None else self.segment[:, cut]
+        known = self.known
+        if known.first is not None:
+            known = Known.run(known.first + start, len(pos), width)
+        else:
+            known = replace(known, counts=Known.read(pos, order).counts)
+        return Positions(pos, order, segment, known, self.length)
+
+
+class Pair:
+    """Queries and the keys they look at, with what is worked out once for all layers."""
+
+    def __init__(self, q: Positions, k: Positions):
+        self.q, self.k = q, k
+        self._memo: dict[Any, Any] = {}
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        if key not in self._memo:
+            self._memo[key] = make()
+        return self._memo[key]
+
+    @property
+    def rows(self) -> int:
+        """Rows that differ: 1 when every row of the batch holds the same positions."""
+        same = self.q.known.same_rows and self.k.known.same_rows
+        return 1 if same and self.q.segment is None and self.k.segment is None else self.q.shape[0]
+
+    def places(self) -> tuple[Place, Place]:
+        """The queries as (R, 1, Tq, 1) and the keys as (R, 1, 1, Tk), R being ``rows``."""
+        n = self.rows
+
+        def cut(t: Tensor | None, column: bool) -> Tensor | None:
+            if t is None:
+                return None
+            t = t[:n, None]
+            return t[:, :, None, :] if column else t[..., None]
+
+        q, k = self.q, self.k
+        return (
+            Place(cut(q.pos, False), cut(q.order, False), cut(q.segment, False)),  # pyright: ignore[reportArgumentType] (cut keeps None as None)
+            Place(cut(k.pos, True), cut(k.order, True), cut(k.segment, True)),  # pyright: ignore[reportArgumentType]
+        )
