@@ -24,7 +24,7 @@ def device_like(on: bool = True) -> Iterator[None]:
     """As if the tensors were on a device that must not be read: the cache may use nothing but facts."""
     with contextlib.ExitStack() as stack:
         for name in MODULES if on else ():
-            stack.enter_context(mock.patch(f"vantage.cache.{name}.on_host", lambda device: False))
+            stack.enter_context(mock.patch(f"vantage.cache.{name}.on_host", return_value=False))
         yield
 
 
@@ -167,9 +167,7 @@ def model_cache(ledger: Ledger, layers: int = 2) -> ModelCache:
 def run(cache: ModelCache, chunk: Chunk) -> list[View]:
     """One pass through all layers."""
     with cache.step(chunk.pos):
-        return [
-            layer.append(chunk.pos, chunk.keys(i), chunk.values(i)) for i, layer in enumerate(cache.layers)
-        ]
+        return [layer.append(chunk.pos, chunk.keys(i), chunk.values(i)) for i, layer in enumerate(cache.layers)]
 
 
 def plain(batch: int, start: int, width: int, uid: int = 0) -> Chunk:

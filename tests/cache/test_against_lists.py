@@ -7,7 +7,14 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from tests.cache.helpers import Chunk, Oracle, Token, check_view, chunk_of, device_like, model_cache, plain, run
 from vantage.cache import Contiguous, Ledger, ModelCache, Paged, Pool, Ring
@@ -37,6 +44,8 @@ class Kind:
     def lossy(self) -> bool:
         return self.draft is not None
 
+
+SETTINGS = settings(max_examples=25, stateful_step_count=14)
 
 KINDS = [
     Kind("contiguous"),
@@ -257,7 +266,7 @@ class Machine(RuleBasedStateMachine):
 def test_holds_what_lists_hold(kind: Kind) -> None:
     machine = type("Machine", (Machine,), {"kind": kind})
     with device_like(kind.device):
-        run_state_machine_as_test(machine, settings=settings(max_examples=25, stateful_step_count=14))
+        run_state_machine_as_test(machine, settings=SETTINGS)
 
 
 def test_errors_are_one_family() -> None:

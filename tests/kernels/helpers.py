@@ -126,7 +126,7 @@ def calls(draw: st.DrawFn) -> Call:
 
 def by_hand(c: Call) -> tuple[Tensor, Tensor]:
     """Output (B, H, T, d_v) and weights (B, H, T, S), one number at a time, in the order that ``Need`` fixes."""
-    (B, H, T, d), (G, S) = c.q.shape, c.view.k.shape[1:3]
+    (B, H, T), (G, S) = c.q.shape[:3], c.view.k.shape[1:3]
     weights = torch.zeros(B, H, T, S, dtype=F64)
     out = torch.zeros(B, H, T, c.view.v.shape[-1], dtype=F64)
     for b in range(B):

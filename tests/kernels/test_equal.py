@@ -18,7 +18,7 @@ def close(a, b, dtype=F64):
 
 
 @given(calls())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_reference_is_attention(c):
     got = c.run(REFERENCE, weights=True)
     out, weights = by_hand(c)
@@ -40,7 +40,7 @@ def test_sdpa_is_the_reference_or_refuses(c):
 
 
 @given(calls())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_flex_is_the_reference_or_refuses(c):
     wanted = c.run(REFERENCE, lse=True)
     if FLEX.refuses(c.need, c.q, c.view) is not None:
@@ -49,8 +49,12 @@ def test_flex_is_the_reference_or_refuses(c):
     got = c.run(FLEX, lse=True)
     close(got.out, wanted.out)
     close(got.lse, wanted.lse)
+
+
+def test_flex_in_float32():
+    c = call(meant=both(CAUSAL, window(2)), softcap=1.5, sinks=normal(4, seed=5))
+    close(c.to(torch.float32).run(FLEX).out, c.run(REFERENCE).out, torch.float32)
     assert c.run(FLEX).lse is None
-    close(c.to(torch.float32).run(FLEX).out, wanted.out, torch.float32)
 
 
 @given(calls())
@@ -159,7 +163,9 @@ def test_heads_share_keys_in_order():
 
 
 def test_softcap_acts_before_the_bias_and_temperature_after():
-    c = call(1, 1, 1, 1, 2, 1, 1, scale=0.5, softcap=2.0, normalise=Softmax(4.0), bias=Dense(torch.tensor([[[[0.0, 3.0]]]])))
+    c = call(
+        1, 1, 1, 1, 2, 1, 1, scale=0.5, softcap=2.0, normalise=Softmax(4.0), bias=Dense(torch.tensor([[[[0.0, 3.0]]]]))
+    )
     c.q.fill_(2.0)
     c.view.k.copy_(torch.tensor([1.0, 3.0]).view(1, 1, 2, 1))
     scores = torch.tensor([2 * torch.tanh(torch.tensor(0.5)), 2 * torch.tanh(torch.tensor(1.5)) + 3.0], dtype=F64)
@@ -172,7 +178,9 @@ def test_lse_is_the_log_of_the_sum_of_exponentials():
     c = call(meant=both(CAUSAL, prefix(9)), normalise=Softmax(2.0), sinks=normal(4, seed=5))
     scores = (c.q @ c.view.k.repeat_interleave(2, 1).mT) * c.need.scale / 2.0
     seen = torch.tensor(5 - 3) + torch.arange(3)[:, None] >= torch.arange(5)
-    scores = torch.cat([scores.masked_fill(~seen, -torch.inf), (c.need.sinks / 2.0).view(1, 4, 1, 1).expand(2, 4, 3, 1)], -1)
+    scores = torch.cat(
+        [scores.masked_fill(~seen, -torch.inf), (c.need.sinks / 2.0).view(1, 4, 1, 1).expand(2, 4, 3, 1)], -1
+    )
     wanted = scores.logsumexp(-1)
     close(c.run(REFERENCE, lse=True).lse, wanted)
     close(c.run(FLEX, lse=True).lse, wanted)

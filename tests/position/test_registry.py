@@ -1,5 +1,8 @@
 """Names, defaults, and what all encodings have in common."""
 
+import copy
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -237,3 +240,37 @@ def test_nothing_is_read_back_from_a_device(name, causal):
         out.append(values.at(torch.zeros(2, 4, 3, 3, device="meta"), pos, pos))
     assert all(x.device.type == "meta" for x in out)
     assert Randomised(Rope(), 50).draw(pos).pos.device.type == "meta"
+
+
+@pytest.mark.parametrize("name", POINTWISE)
+def test_pointwise_biases_are_frozen_and_equal_only_to_themselves(name):
+    pos = Positions.arange(2, 3)
+    one, two = (pointwise_of(built(BIASES[name], seed=s), Positions.arange(2, 3), pos) for s in (0, 1))
+    assert one == one
+    assert one != two
+    assert len({one, two}) == 2
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(one, dataclasses.fields(one)[0].name, None)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *BIASES.values(),
+        *(part for name in ("xl", "shaw") for part in (encoding(name).parts(causal=True).qk)),
+        encoding("shaw").parts(causal=True).value_bias,
+        scaling.Default(),
+        scaling.Linear(2.0),
+        scaling.Proportional(0.5),
+        scaling.DynamicNTK(2.0, 9),
+        scaling.YaRN(2.0, 9),
+        scaling.LongRope((1.0,), (2.0,), 9, factor=2.0),
+        scaling.Llama3(8.0, 1.0, 4.0, 9),
+        Randomised(Rope()),
+    ],
+)
+def test_configuration_is_frozen_data(config):
+    assert config == copy.copy(config)
+    assert hash(config) == hash(copy.copy(config))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.anything = 1

@@ -25,10 +25,14 @@ from vantage.spec.positions import EMPTY, Positions
 
 @dataclass(frozen=True)
 class Token:
-    """A real token: its order and its document."""
+    """A real token: its order in the row, and the order at which its document starts."""
 
     order: int
     segment: int | None = None
+
+    @property
+    def rank(self) -> int:
+        return self.order - (self.segment or 0)
 
 
 Sees = Callable[[Token, Token], bool]
@@ -46,16 +50,20 @@ def same_document(q: Token, k: Token) -> bool:
     return q.segment is None or k.segment is None or q.segment == k.segment
 
 
+def same_chunk(q: Token, k: Token, n: int) -> bool:
+    return same_document(q, k) and q.rank // n == k.rank // n
+
+
 def window(n: int) -> Meant:
     return Meant(Window(n), lambda q, k: -n < q.order - k.order < n)
 
 
 def chunked(n: int) -> Meant:
-    return Meant(Chunked(n), lambda q, k: q.order // n == k.order // n)
+    return Meant(Chunked(n), lambda q, k: same_chunk(q, k, n))
 
 
 def prefix(n: int) -> Meant:
-    return Meant(Prefix(n), lambda q, k: k.order < n)
+    return Meant(Prefix(n), lambda q, k: k.rank < n)
 
 
 CAUSAL = Meant(Causal(), lambda q, k: k.order <= q.order)
@@ -107,26 +115,29 @@ def token(pos: Positions, b: int, i: int) -> Token | None:
 
 
 @st.composite
-def positions(
-    draw: st.DrawFn, *, batch: int | None = None, width: int | None = None, high: int = 14, segments: bool | None = None
-) -> Positions:
-    """Any arrangement: plain runs, equal rows, unequal rows, empty places, documents, positions that are not the order,
-    and facts that the host does not know."""
-    B = draw(st.integers(1, 3)) if batch is None else batch
-    T = draw(st.integers(1, 5)) if width is None else width
+def documents(draw: st.DrawFn, batch: int, high: int) -> Tensor | None:
+    """(B, 3): where the documents of each row start; or none are spoken of."""
+    if draw(st.booleans()):
+        return None
+    return torch.tensor([[0, *draw(st.lists(st.integers(0, high), min_size=2, max_size=2))] for _ in range(batch)])
+
+
+@st.composite
+def arrangements(draw: st.DrawFn, B: int, starts: Tensor | None, high: int) -> Positions:
+    """Plain runs, equal rows, unequal rows, empty places, positions that are not the order, unknown facts."""
+    T = draw(st.integers(1, 5))
     kind = draw(st.sampled_from(["run", "rows", "scattered", "same"]))
-    documents = draw(st.booleans()) if segments is None else segments
-    if kind == "run" and not documents:
+    if kind == "run" and starts is None:
         pos = Positions.arange(B, T, draw(st.integers(0, high)))
     else:
-        pos = draw(_arranged(kind, B, T, high, documents))
+        pos = draw(_tables(kind, B, T, starts, high))
     if draw(st.sampled_from([True, False, False, False])):  # as on an accelerator: nothing is known
         return Positions(pos.pos, pos.order, pos.segment)
     return pos
 
 
 @st.composite
-def _arranged(draw: st.DrawFn, kind: str, B: int, T: int, high: int, documents: bool) -> Positions:
+def _tables(draw: st.DrawFn, kind: str, B: int, T: int, starts: Tensor | None, high: int) -> Positions:
     def row() -> list[int]:
         if kind == "rows":
             n, start = draw(st.integers(0, T)), draw(st.integers(0, high))
@@ -140,19 +151,25 @@ def _arranged(draw: st.DrawFn, kind: str, B: int, T: int, high: int, documents: 
     pos, segment = order, None
     if draw(st.booleans()):  # positions that are not the order
         pos = torch.where(order >= 0, 3 * order + draw(st.integers(0, 4)), EMPTY)
-    if documents:
-        names = draw(st.lists(st.integers(0, 2), min_size=B * T, max_size=B * T))
-        segment = torch.where(order >= 0, torch.tensor(names).view(B, T), EMPTY)
+    if starts is not None:
+        begun = torch.where(starts[:, None] <= order[..., None], starts[:, None], 0)
+        segment = torch.where(order >= 0, begun.amax(-1), EMPTY)
     return Positions.of(pos, order=order, segment=segment)
 
 
 @st.composite
+def positions(draw: st.DrawFn, high: int = 14) -> Positions:
+    batch = draw(st.integers(1, 3))
+    return draw(arrangements(batch, draw(documents(batch, high)), high))
+
+
+@st.composite
 def pairs(draw: st.DrawFn, high: int = 14) -> tuple[Positions, Positions]:
-    """Queries and keys; documents on both sides or on neither."""
-    batch, documents = draw(st.integers(1, 3)), draw(st.booleans())
-    q = draw(positions(batch=batch, high=high, segments=documents))
-    k = q if draw(st.booleans()) else draw(positions(batch=batch, high=high, segments=documents))
-    return q, k
+    """Queries and keys of the same rows."""
+    batch = draw(st.integers(1, 3))
+    starts = draw(documents(batch, high))
+    q = draw(arrangements(batch, starts, high))
+    return q, q if draw(st.booleans()) else draw(arrangements(batch, starts, high))
 
 
 def check_facts(pos: Positions) -> None:

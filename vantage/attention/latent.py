@@ -65,6 +65,7 @@ class LatentAttention(nn.Module):
         self.out = wires.linear(c.heads * c.value_dim, D, c.bias)
         self.qk = nn.ModuleList(wires.qk)  # pyright: ignore[reportArgumentType] (every transform is a module)
         self.scorer = Scorer(c.scores, shape, wires)
+        self.absorbable = wires.value_bias is None  # it adds to a head's values, which the absorbed form never makes
 
     def project(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, H, T, nope + rope), the latent (B, 1, T, r) and the shared key (B, 1, T, rope), not yet rotated."""
@@ -80,7 +81,8 @@ class LatentAttention(nn.Module):
         q_rot = chain(self.qk, "query", q_rot, ctx.pos)
         k_rot = chain(self.qk, "key", k_rot, ctx.pos)
         kept = ctx.caches[self.index].append(ctx.pos, torch.cat([latent, k_rot], -1), latent)
-        form = self.absorbed if self.absorbing_is_cheaper(x_BTD.shape[1], kept.k.shape[2]) else self.expanded
+        absorb = self.absorbable and self.absorbing_is_cheaper(x_BTD.shape[1], kept.k.shape[2])
+        form = self.absorbed if absorb else self.expanded
         q, view, up = form(q_nope, q_rot, kept)
         need = self.scorer.need(q_raw, q, view.k, ctx.pos, view.pos)
         out = ctx.attend("self", self.index, q, view, need)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,10 @@ class QKNorm:
     """Normalise each query and key head (Qwen-3, Gemma 3): two norms of the head's width."""
 
     norm: NormConfig
-    shared: ClassVar[bool] = False
+
+    @property
+    def shared(self) -> bool:
+        return False
 
     def build(self, shape: Shape) -> nn.Module:
         return _QKNorm(self.norm.build(shape.rotary_dim), self.norm.build(shape.rotary_dim))
@@ -42,7 +44,10 @@ class LengthTemperature:
 
     scale: float = 0.1
     floor: float = 8192.0
-    shared: ClassVar[bool] = True
+
+    @property
+    def shared(self) -> bool:
+        return True
 
     def build(self, shape: Shape) -> nn.Module:
         return _LengthTemperature(self)

@@ -40,6 +40,11 @@ class LayerCache:
         return View(k, v, step.view_pos)
 
     @property
+    def holding(self) -> bool:
+        """Whether there is anything to look at."""
+        return self.ledger.holding
+
+    @property
     def bytes(self) -> int:
         return self.store.bytes
 

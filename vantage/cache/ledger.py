@@ -50,7 +50,7 @@ class Ledger(ABC):
         if batch < 1:
             raise BadInput(f"a cache for {batch} rows: give at least 1")
         self.batch = batch
-        self.device = torch.device("cpu" if device is None else device)
+        self.device = torch.empty(0, device=device).device  # "cuda" has become "cuda:0", as tensors say it
         self._pos: Positions | None = None  # of the open pass; kept, so that its identity stays taken
         self._step: Step | None = None
         self._seen: Step | None = None

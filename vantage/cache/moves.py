@@ -41,9 +41,9 @@ class Span(Write, Read):
     n: int
 
     def put(self, buffer: Tensor, x_BGTw: Tensor) -> None:
-        self.get(buffer, None).copy_(x_BGTw)
+        self.get(buffer).copy_(x_BGTw)
 
-    def get(self, buffer: Tensor, x_BGTw: Tensor | None) -> Tensor:
+    def get(self, buffer: Tensor, x_BGTw: Tensor | None = None) -> Tensor:
         b, g, places, w = buffer.shape
         # the same as narrow(2, at, n) in two thirds of the time; this runs four times a layer and step
         return buffer.as_strided((b, g, self.n, w), (g * places * w, places * w, w, 1), self.at * w)
@@ -83,7 +83,7 @@ class Joined(Read):
     def get(self, buffer: Tensor, x_BGTw: Tensor | None) -> Tensor:
         assert x_BGTw is not None, "a joined read belongs to a pass"
         x = x_BGTw.to(buffer.dtype)
-        return torch.cat([*(span.get(buffer, None) for span in self.spans), x], 2) if self.spans else x
+        return torch.cat([*(span.get(buffer) for span in self.spans), x], 2) if self.spans else x
 
 
 # ---- rows that share a pool: (G, places, w)
@@ -100,9 +100,9 @@ class Strided(Write, Read):
     n: int
 
     def put(self, buffer: Tensor, x_BGTw: Tensor) -> None:
-        self.get(buffer, None).copy_(x_BGTw)
+        self.get(buffer).copy_(x_BGTw)
 
-    def get(self, buffer: Tensor, x_BGTw: Tensor | None) -> Tensor:
+    def get(self, buffer: Tensor, x_BGTw: Tensor | None = None) -> Tensor:
         g, places, w = buffer.shape
         return buffer.as_strided((self.rows, g, self.n, w), (self.stride * w, places * w, w, 1), self.at * w)
 

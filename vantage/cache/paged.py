@@ -103,7 +103,8 @@ class Paged(Ledger):
             write = Copied(source, target, self.pool.block, write)
         hidden = [0 if self._window is None else max(0, row.tokens - self._window + 1) for row in state.rows]
         read, view = self._read(new, hidden, pos.length)
-        self._before, self._state, self._plan = state, new, todo
+        self._before, self._plan = state, todo
+        self._state = new if new.longest else _State(new.rows)
         return Step(write, read, view, self.places)
 
     def _runs_on(self, pos: Positions) -> bool:
@@ -122,11 +123,11 @@ class Paged(Ledger):
     def _with_tables(self, pos: Positions, rows: tuple[Row, ...], token_BT: Tensor) -> _State:
         """The state after rows that are no plain run."""
         state = self._state
-        longest = max(row.tokens for row in rows)
+        longest = max(1, *(row.tokens for row in rows))  # a view has one column at least
         tables = state.tables or self._tables(pos)
         have = tables.order.shape[1]
-        tables = tables.fit(have if longest < have else 1 + 2 * longest, pos)
-        # columns past a row's tokens hold nothing that counts, so they may be written in place; see _undo
+        # a copy: a shorter row's next columns were shown, as empty, in views that somebody may still hold
+        tables = tables.fit(have if longest + 1 < have else 2 + 2 * longest, pos).clone()
         tables.scatter(token_BT + 1, pos)
         counts = tuple(row.tokens for row in rows)
         known = joined(state.known, state.longest, pos.known, pos.shape[1])
@@ -167,6 +168,7 @@ class Paged(Ledger):
             first = [max(first)] * self.batch
         skips = [block * size for block in first]
         n = max(row.tokens - skip for row, skip in zip(rows, skips, strict=True))
+        n = n if state.tables is None else max(1, n)
         blocks = tuple(row.blocks[block - row.gone :] for row, block in zip(rows, first, strict=True))
         return Gathered(self._block_table(blocks), size, n), self._view(state, skips, n, length)
 
@@ -189,19 +191,14 @@ class Paged(Ledger):
         """The blocks of every row, (B, blocks), the bin where a row has fewer. Kept until a row gets a block."""
         if blocks not in self._made:
             self._made = dict(list(self._made.items())[-1:])  # one to write by, one to read by
-            wide = max(len(row) for row in blocks)
+            wide = max(1, *(len(row) for row in blocks))
             table = [row + (BIN,) * (wide - len(row)) for row in blocks]
             self._made[blocks] = torch.tensor(table, dtype=torch.int64, device=self.device)
         return self._made[blocks]
 
     def _undo(self) -> None:
         self.pool.release(self._plan.taken)
-        before, tables = self._before, self._before.tables
-        if tables is not None and tables is self._state.tables:
-            tokens = torch.tensor([[row.tokens] for row in before.rows], device=self.device)
-            column = self._steps.row(0, tables.order.shape[1])
-            before = _State(before.rows, before.known, tables.keep(column <= tokens), before.next_B)
-        self._state, self._plan = before, Plan(before.rows)
+        self._state, self._plan = self._before, Plan(self._before.rows)
 
     def _done(self) -> None:
         self.pool.release(self._plan.left)
@@ -294,8 +291,7 @@ class Paged(Ledger):
         state = self._state
         for row in state.rows:
             self.pool.share(row.blocks)
-        tables = None if state.tables is None else state.tables.clone()
-        other._state = _State(state.rows, state.known, tables, state.next_B)
+        other._state = other._before = state  # states are never written into
         return other
 
     def fresh(self, batch: int) -> Paged:

@@ -130,7 +130,9 @@ class Ring(Ledger):
         else:
             assert isinstance(after, _Mixed)
             low = torch.where(before.next == 0, before.low, after.low)
-            self._state = replace(before, low=low, tables=before.tables.keep(before.tables.order >= low[:, None]))
+            tables = before.tables.keep(before.tables.order >= low[:, None])
+            known = replace(before.known, counts=None, empty=True, same_rows=after.known.same_rows)
+            self._state = _Mixed(before.start, low, before.next, tables, known)
 
     def _done(self) -> None:
         self._before = self._state

@@ -171,7 +171,8 @@ class Store:
         if step is self._last:
             raise CacheError("these positions were appended here before: make new Positions for every pass")
         assert step.write is not None, "a step that only looks cannot write"
-        self.settle()
+        if self._waiting is not None:
+            self.settle()
         if step.places > self._places:
             self._grow(step.places)
         streams = self.codec.encode(k_BGTd, v_BGTd)
@@ -207,7 +208,6 @@ class Store:
             return self
         self.settle()
         other = Store(self.codec, ledger)
-        other._grow(self._places)
         other._fill(self._buffers, ledger.used)
         return other
 

@@ -23,7 +23,8 @@ from vantage.spec.positions import Positions
 NewCache = Callable[[int], Any]  # from a number of rows to an empty cache
 UserModel = Callable[[Tensor, Tensor, Any], Tensor]  # (tokens, positions, cache) -> logits
 
-DECLARED = 256  # the length declared for our length-dependent rules where a row does not ask for another
+DECLARED = 640  # the length declared for our length-dependent rules where a row does not ask for another
+SMALL = 20_000_000  # parameters of a model that may be copied
 SOURCE = 5  # tokens of the source that an encoder-decoder reads
 
 
@@ -53,11 +54,18 @@ class Facts:
     vocab: int
     device: torch.device
     limit: int | None = None  # positions it has
+    declares: bool = False  # the length of a context can be declared, so the rule does not change by itself
     windows: tuple[int | None, ...] = ()  # of each layer; (): none is declared
     odd_window: str = ""  # why its masks are no plain windows
     original: int | None = None  # the length past which its RoPE rule changes
     places_apart: bool = False  # masks count tokens, whatever positions the encodings are told
     reads_positions: bool = True  # positions can be said at all
+
+    @property
+    def room(self) -> int | None:
+        """Positions at which no rule changes; None: any number."""
+        limits = (self.limit, None if self.declares else self.original)
+        return min((n for n in limits if n is not None), default=None)
 
 
 class Subject(ABC):
@@ -88,6 +96,10 @@ class Subject(ABC):
     def fork(self, cache: Any) -> Any: ...
 
     @abstractmethod
+    def doubled(self) -> Subject | None:
+        """A copy in float64, where one can be made and is small."""
+
+    @abstractmethod
     def settled(self, start: int) -> bool:
         """Whether no token before ``start`` sees one from ``start`` on."""
 
@@ -100,14 +112,15 @@ class OwnModel(Subject):
         masks = [layer.mask for layer in spec.layers]
         windows = [_window(mask) for mask in masks]
         odd = next((str(m) for m, n in zip(masks, windows, strict=True) if m.reach() is not None and n is None), "")
-        tables = [part.max_length for part in spec.embedding.inputs if isinstance(part, Learned) and part.extend is None]
+        learned = [part for part in spec.embedding.inputs if isinstance(part, Learned)]
         self.model, self._new_cache, self._masks = model, new_cache, masks
         device = model.embed.tokens.weight.device
         self.facts = Facts(
             name="vantage.Model",
             vocab=spec.vocab,
             device=device,
-            limit=min([*tables, *([] if spec.max_length is None else [spec.max_length])], default=None),
+            limit=min((part.max_length for part in learned if part.extend is None), default=None),
+            declares=True,
             windows=tuple(windows) if any(m.reach() is not None for m in masks) else (),
             odd_window=odd,
             original=spec.original_length,
@@ -147,6 +160,9 @@ class OwnModel(Subject):
     def fork(self, cache: ModelCache) -> ModelCache:
         return cache.fork()
 
+    def doubled(self) -> OwnModel | None:
+        return OwnModel(copy.deepcopy(self.model).double()) if _is_small(self.model) else None
+
     def settled(self, start: int) -> bool:
         return all(mask.settled(start) for mask in self._masks)
 
@@ -174,14 +190,14 @@ class PeerModel(Subject):
         takes = inspect.signature(model.forward).parameters
         self._cached, self._placed = "past_key_values" in takes, "position_ids" in takes
         told = config.to_dict()
-        limit = told.get("max_position_embeddings", told.get("n_positions"))
+        limit, original = told.get("max_position_embeddings", told.get("n_positions")), _peer_original(told)
         self.facts = Facts(
             name=name,
             vocab=config.vocab_size,
             device=model.device,
-            limit=limit,
+            limit=None if limit == original else limit,  # dynamic NTK goes on past it
             windows=_peer_windows(told, config.num_hidden_layers),
-            original=_peer_original(told),
+            original=original,
             places_apart=self._placed,
             reads_positions=self._placed,
         )
@@ -219,6 +235,9 @@ class PeerModel(Subject):
     def fork(self, cache: PeerCache) -> PeerCache:
         return PeerCache(copy.deepcopy(cache.held), cache.mask)
 
+    def doubled(self) -> PeerModel | None:
+        return PeerModel(copy.deepcopy(self.model).double()) if _is_small(self.model) else None
+
     def settled(self, start: int) -> bool:
         return True
 
@@ -239,7 +258,7 @@ class Callback(Subject):
 
     def new_cache(self, batch: int, *, length: int | None = None) -> Any:
         if self._new_cache is None:
-            raise NotApplicable("no cache to check: pass new_cache=, a function from a number of rows to an empty cache")
+            raise NotApplicable("no cache to check: pass new_cache=, which takes a number of rows and returns one")
         return self._new_cache(batch)
 
     def crop(self, cache: Any, to: int) -> None:
@@ -251,6 +270,9 @@ class Callback(Subject):
         if not isinstance(cache, Forks):
             raise NotApplicable(f"{type(cache).__name__} has no fork()")
         return cache.fork()
+
+    def doubled(self) -> None:
+        return None
 
     def settled(self, start: int) -> bool:
         return self._causal
@@ -284,12 +306,13 @@ def callback_facts(
     if device is None:
         weight = next(model.parameters(), None) if isinstance(model, nn.Module) else None
         device = torch.device("cpu") if weight is None else weight.device
-    return Facts(_name(model), vocab, torch.device(device), max_length, windows, original=original_length)
+    where = torch.device(device)
+    return Facts(_name(model), vocab, where, limit=max_length, windows=windows, original=original_length)
 
 
 def _name(model: object) -> str:
     named = inspect.isroutine(model)
-    return str(model.__qualname__) if named else type(model).__name__  # pyright: ignore[reportAttributeAccessIssue] (routines have one)
+    return str(model.__qualname__) if named else type(model).__name__
 
 
 def _window(mask: Mask) -> int | None:
@@ -323,6 +346,12 @@ def _peer_original(config: dict[str, Any]) -> int | None:
         elif kind == "longrope":
             lengths.append(rule.get("original_max_position_embeddings") or config["original_max_position_embeddings"])
     return min(lengths, default=None)
+
+
+def _is_small(model: nn.Module) -> bool:
+    """Whether a copy in float64 is cheap, and possible: Apple's GPUs have none."""
+    weights = list(model.parameters())
+    return sum(p.numel() for p in weights) <= SMALL and all(p.device.type != "mps" for p in weights)
 
 
 def _first_line(error: Exception) -> str:

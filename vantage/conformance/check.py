@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from vantage.conformance.adapters import (
     OwnModel,
     PeerModel,
     Subject,
+    UserModel,
     callback_facts,
     is_peer,
 )
@@ -76,19 +77,19 @@ def check(
 
 
 def _subject(model: Any, new_cache: NewCache | None, said: dict[str, Any]) -> Subject:
-    kind: Callable[..., Subject] | None = OwnModel if isinstance(model, Model) else PeerModel if is_peer(model) else None
-    if kind is not None:
+    if isinstance(model, Model) or is_peer(model):
         extra = [f"{name}=" for name, value in said.items() if value is not None]
         if extra:
             raise BadInput(f"{type(model).__name__} says these itself: leave out {', '.join(extra)}")
-        return kind(model, new_cache)
+        return OwnModel(model, new_cache) if isinstance(model, Model) else PeerModel(model, new_cache)
     if not callable(model):
         raise BadInput(
             f"{type(model).__name__} is neither a vantage.Model, a transformers model nor a callable "
             "(tokens, positions, cache) -> logits"
         )
     causal = said.pop("causal")
-    return Callback(model, callback_facts(model, **said), new_cache, causal is not False)
+    facts = callback_facts(model, **said)
+    return Callback(cast(UserModel, model), facts, new_cache, causal is not False)
 
 
 def _run_all(probe: Probe) -> Iterator[Row]:

@@ -9,6 +9,7 @@ from vantage.attention import GroupedQuery, Latent, QKNorm
 from vantage.conformance.covering import Cell
 from vantage.model.norms import RMSNorm
 from vantage.position import (
+    T5,
     Alibi,
     CoPE,
     Fire,
@@ -19,7 +20,6 @@ from vantage.position import (
     Shaw,
     Shifted,
     Sinusoidal,
-    T5,
     TransformerXL,
     XPos,
     scaling,
@@ -48,7 +48,9 @@ ENCODINGS: dict[str, Callable[[], Encoding]] = {
     "rope-ntk": lambda: Rope(scaling=scaling.DynamicNTK(2.0, original=ORIGINAL)),
     "rope-yarn": lambda: Rope(scaling=scaling.YaRN(4.0, original=ORIGINAL)),
     "rope-longrope": lambda: Rope(
-        scaling=scaling.LongRope(FACTORS_PER_BAND, tuple(4.0 * f for f in FACTORS_PER_BAND), original=ORIGINAL, factor=4.0)
+        scaling=scaling.LongRope(
+            FACTORS_PER_BAND, tuple(4.0 * f for f in FACTORS_PER_BAND), original=ORIGINAL, factor=4.0
+        )
     ),
     "rope-llama3": lambda: Rope(scaling=scaling.Llama3(4.0, 1.0, 4.0, original=ORIGINAL)),
     "rope-proportional": lambda: Rope(scaling=scaling.Proportional(0.5)),

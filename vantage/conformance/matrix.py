@@ -137,7 +137,7 @@ def run_matrix(
         report.results.append(_run(cell, dtype))
         progress(len(report.results), total)
     for rule, cell in refused:
-        report.refusals.append(_refuse(rule, cell))
+        report.refusals.append(try_refusal(rule, cell))
         progress(len(cells) + len(report.refusals), total)
     return report
 
@@ -164,7 +164,7 @@ def _run(cell: Cell, dtype: torch.dtype) -> Result:
     return Result(cell, error, error <= TOLERANCE[dtype], "" if error <= TOLERANCE[dtype] else f"off by {error:.1e}")
 
 
-def _refuse(rule: Rule, cell: Cell) -> Refusal:
+def try_refusal(rule: Rule, cell: Cell) -> Refusal:
     combination = tuple((factor, cell[NUMBER[factor]]) for factor in rule.where)
     try:
         error = run_cell(cell)

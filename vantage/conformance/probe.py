@@ -50,7 +50,7 @@ class Probe:
         if facts.vocab < 2:
             raise BadInput(f"vocab={facts.vocab}: the rows change tokens, so there must be at least 2")
         # a rule that depends on the length has a row of its own: the others stay where it does not change
-        room = min((n for n in (facts.limit, facts.original) if n is not None), default=TOKENS + SHIFT)
+        room = TOKENS + SHIFT if facts.room is None else facts.room
         if room < LEAST:
             raise BadInput(f"{facts.name} has {room} positions: the rows need at least {LEAST}")
         width = min(TOKENS, max(LEAST, room * 3 // 4))
@@ -60,9 +60,9 @@ class Probe:
         _check_logits(logits, tokens)
         coarse = max((d for d in (dtype, logits.dtype) if d is not None), key=lambda d: torch.finfo(d).eps)
         relative = RELATIVE.get(coarse, RELATIVE[torch.bfloat16]) if relative is None else relative
-        scale = float(logits.abs().max())
+        scale = float(logits[logits.isfinite()].abs().max()) if bool(logits.isfinite().any()) else 0.0
         shift = max(0, min(SHIFT, room - width))
-        return Probe(subject, tokens, shift, scale if isfinite(scale) else inf, relative, coarse, was_training)
+        return Probe(subject, tokens, shift, scale, relative, coarse, was_training)
 
     # ---- what to feed
 
@@ -124,7 +124,7 @@ class Probe:
         if measured <= self.tolerance:
             return Finding("ok", measured, self.tolerance, note)
         if not isfinite(measured):
-            return Finding("failed", inf, self.tolerance, f"the logits are not finite; {cause()}")
+            return Finding("failed", inf, self.tolerance, "some logits are not a number, or infinite on one side only")
         return Finding("failed", measured, self.tolerance, cause())
 
 
@@ -132,7 +132,8 @@ def gap(a: Tensor, b: Tensor) -> float:
     """The largest difference; infinite if anything is not a number."""
     if a.numel() == 0:
         return 0.0
-    worst = float((a.cpu().double() - b.cpu().double()).abs().max())
+    a, b = a.cpu().double(), b.cpu().double()
+    worst = float(torch.where(a == b, 0.0, (a - b).abs()).max())  # a token that is never allowed is -inf twice
     return worst if isfinite(worst) else inf
 
 

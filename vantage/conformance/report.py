@@ -126,9 +126,10 @@ class Report:
         return f"<p>{html.escape(self._heading())}</p><table>{body}</table><p>{html.escape(self._tolerance())}</p>"
 
     def _heading(self) -> str:
-        judged = [row for row in self.rows if row.status in ("ok", "failed")]
+        judged = sum(row.status in ("ok", "failed") for row in self.rows)
         failed = len(self.failures)
-        found = f"all {len(judged)} rows hold" if not failed else f"{failed} of {len(judged)} rows fail{'s' * (failed == 1)}"
+        verb = "fails" if failed == 1 else "fail"
+        found = f"{failed} of {judged} rows {verb}" if failed else f"all {judged} rows hold"
         return f"{self.model}, {self.dtype} on {self.device}: {found}"
 
     def _tolerance(self) -> str:

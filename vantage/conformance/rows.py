@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -118,7 +118,7 @@ class Ragged:
             start = width - n if left else 0
             tokens[b, start : start + n] = p.tokens[b, :n]
             positions[b] -= start
-            positions[b, n:] = positions[b, n:] if left else -1
+            positions[b, start + n :] = -1
         alone = tuple(p.full(p.tokens[b : b + 1, : n + more])[0] for b, n in enumerate(sizes))
         return Ragged(tokens, positions.clamp_min(-1), alone)
 
@@ -236,12 +236,15 @@ def length_dependent_rope(p: Probe) -> Finding:
         raise NotApplicable("no part of it says that it depends on the length of the context")
     if "cached-steps" in p.failed:
         raise NotApplicable("cached-steps fails already, so this cannot be told apart")
+    past = PAST if facts.limit is None else min(PAST, facts.limit - facts.original)
+    if past < 1:
+        raise NotApplicable(f"it has {facts.limit} positions, none past the original length of {facts.original}")
     start = max(0, facts.original - BEFORE)
     draw = torch.Generator().manual_seed(start)
-    width = facts.original - start + PAST
+    width = facts.original - start + past
     tokens = torch.randint(facts.vocab, (1, width), generator=draw).to(p.tokens.device)
     where, length = p.positions(tokens, start), start + width
-    part = slice(0, width - PAST // 2)
+    part = slice(0, width - past // 2)
 
     def whole(piece: slice) -> Tensor:
         return p.subject.run(tokens[:, piece], where[:, piece], length=length)
@@ -252,19 +255,19 @@ def length_dependent_rope(p: Probe) -> Finding:
     full = whole(slice(None))
     stale = gap(whole(part), fresh)
     p.full(p.tokens)
-    stepped = p.feed(tokens, [facts.original - start, *[1] * PAST], start, length=length)
+    stepped = p.feed(tokens, [facts.original - start, *[1] * past], start, length=length)
     p.full(p.tokens)
     measured = gap(stepped[:, -1], full[:, -1])
 
     def cause() -> str:
         why = (
             "keys cached before the context grew keep the frequencies of a shorter length, so step-by-step decoding "
-            f"equals no full pass at all: {PAST} tokens past {facts.original} it is {measured:.2g} off in the logits"
+            f"equals no full pass at all: {past} tokens past {facts.original} it is {measured:.2g} off in the logits"
         )
-        also = f"; a full pass is {stale:.2g} off too if a longer one ran before it, whose frequencies it keeps"
-        return why * (measured > p.tolerance) + also * (stale > p.tolerance)
+        also = f"a full pass after a longer one keeps the frequencies of that one, and is {stale:.2g} off"
+        return "; ".join([why] * (measured > p.tolerance) + [also] * (stale > p.tolerance))
 
-    finding = p.judge(max(measured, stale), cause, "frequencies are fixed by the declared length")
+    finding = p.judge(max(measured, stale), cause)
     return _growth(p, finding) if isinstance(p.subject, OwnModel) and finding.status == "ok" else finding
 
 
@@ -273,6 +276,7 @@ def _growth(p: Probe, fixed: Finding) -> Finding:
     assert isinstance(p.subject, OwnModel)
     model, original = p.subject.model, p.subject.facts.original
     assert original is not None
+    fixed = replace(fixed, note="frequencies are fixed by the declared length")
     if model.encoder is not None or original > GROWN_MOST:
         return fixed
     draw = torch.Generator().manual_seed(original)
@@ -285,7 +289,7 @@ def _growth(p: Probe, fixed: Finding) -> Finding:
         grown = model.grow(cache, tokens[:, :original], length=2 * original + 3)
         stepped = torch.cat([model(tokens[:, t : t + 1], cache=grown) for t in range(original, original + 3)], 1)
         measured = gap(stepped, model(tokens, length=2 * original + 3)[:, original:])
-        note = f"frequencies are fixed by the declared length; growing past it computed {grown.recomputed} tokens again"
+        note = f"{fixed.note}; growing past it computed {grown.recomputed} tokens again"
         worst = max(measured, fixed.measured or 0.0)
         return p.judge(worst, lambda: "a grown cache is not what a full pass at the new length gives", note)
     return Finding("failed", fixed.measured, fixed.tolerance, "a step past the declared length was not refused")
@@ -311,7 +315,7 @@ def positions_honoured(p: Probe) -> Finding:
     elif pulled > p.tolerance:
         kind = f"relative: moving all positions by {p.shift} changes nothing, moving one does"
     else:
-        kind = "none: positions do not matter, whatever is said"
+        kind = "ignored: what is said of positions changes nothing"
     return Finding("info", moved, None, kind + said)
 
 

@@ -37,7 +37,7 @@ CHUNKS = (5, 3, 1, 1, 1)
 CACHE_OPTIONS: dict[str, dict[str, object]] = {
     "contiguous": {"kind": "contiguous"},
     "fixed": {"kind": "contiguous", "capacity": LENGTH},
-    "ring": {"kind": "ring", "draft": 3},
+    "ring": {"kind": "ring"},
     "paged": {"kind": "paged", "block": 4},
     "quantised": {"kind": "quantised"},
 }
@@ -107,10 +107,10 @@ class Bench:
             return None
         return model.encode(self.source[list(rows)], mask=self.source_mask[list(rows)])
 
-    def new_cache(self, batch: int) -> ModelCache | None:
+    def new_cache(self, batch: int, draft: int | None = None) -> ModelCache | None:
         if self.cache == "none":
             return None
-        return self.model.new_cache(batch, length=LENGTH, **CACHE_OPTIONS[self.cache])  # pyright: ignore[reportArgumentType] (each is named above)
+        return self.model.new_cache(batch, length=LENGTH, draft=draft, **CACHE_OPTIONS[self.cache])  # pyright: ignore[reportArgumentType] (each is named above)
 
     def alone(self, row: int, tokens: Tensor, pos: Tensor | None = None) -> Tensor:
         """What row ``row`` should give for these tokens (T,): (T, V)."""
@@ -227,7 +227,7 @@ def randomised(bench: Bench) -> Iterator[Outcome]:
 
 def rollback(bench: Bench) -> Iterator[Outcome]:
     """Drafts that are rejected leave no trace."""
-    tokens, cache = bench.tokens[:2, :11], bench.new_cache(2)
+    tokens, cache = bench.tokens[:2, :11], bench.new_cache(2, draft=3)
     assert cache is not None
     wrong = (tokens + 1) % VOCAB
     got = [bench.run(tokens[:, :6], cache)]

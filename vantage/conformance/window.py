@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
+from torch import Tensor
 
 from vantage.conformance.adapters import NotApplicable
 from vantage.conformance.probe import Finding, Probe, gap
 
-MOST = 96  # tokens of the longest row that is tried: it is run once for each of its tokens
+MOST = 512  # tokens of the longest row that is tried
 CLEAR = 16  # an influence this many times above rounding does not fade to nothing one token further back
 
 
@@ -22,24 +25,25 @@ def window_exact(p: Probe) -> Finding:
         raise NotApplicable("some layers have no window, so the last token sees everything through them")
     windows = [n for n in facts.windows if n is not None]
     reach = sum(n - 1 for n in windows)
-    influence = _dense(p, reach, len(windows))
-    seen = [d for d, effect in enumerate(influence) if effect > p.floor]
-    furthest = max(seen, default=0)
+    row = _row(p, reach, len(windows))
+    furthest, clear = _furthest(p, row, reach - len(windows) - 2)
+    if furthest <= reach and not clear and (copy := p.subject.doubled()) is not None:
+        precise = replace(p, subject=copy, dtype=torch.float64)
+        furthest, clear = _furthest(precise, row, reach - len(windows) - 2)
     if furthest == reach:
         return Finding("ok", furthest, reach, unit="tokens")
-    if furthest < reach and influence[furthest] < CLEAR * p.floor:
+    if furthest < reach and not clear:
         raise NotApplicable(
-            f"what lies {furthest} back is already down to {influence[furthest]:.0e}, near rounding, "
-            f"so the edge at {reach} cannot be seen: check it in float64, or with fewer layers"
+            f"what lies {furthest} back is already down to rounding, so the edge at {reach} cannot be seen: "
+            "check a copy with fewer layers, smaller windows or in float64"
         )
-    cause = _cause(furthest, reach, len(windows), len(influence) - 1)
+    cause = _cause(furthest, reach, len(windows), row.shape[1] - 1)
     return Finding("failed", furthest, reach, cause, unit="tokens")
 
 
-def _dense(p: Probe, reach: int, layers: int) -> list[float]:
-    """How much the last logits change with the token d places back, for d = 0, 1, …"""
-    limit = p.subject.facts.limit
-    width = reach + layers + 2  # room to see that every layer is one too wide
+def _row(p: Probe, reach: int, layers: int) -> Tensor:
+    """Tokens (1, T), long enough to see that every layer is one too wide."""
+    limit, width = p.subject.facts.limit, reach + layers + 2
     width = width if limit is None else min(width, limit)
     if width < reach + 2:
         raise NotApplicable(f"its windows reach {reach} back together, and there are only {limit} positions")
@@ -49,15 +53,26 @@ def _dense(p: Probe, reach: int, layers: int) -> list[float]:
             "check a copy with smaller windows"
         )
     draw = torch.Generator().manual_seed(width)
-    vocab = p.subject.facts.vocab
-    tokens = torch.randint(vocab, (1, width), generator=draw).to(p.tokens.device)
+    return torch.randint(p.subject.facts.vocab, (1, width), generator=draw).to(p.tokens.device)
+
+
+def _furthest(p: Probe, tokens: Tensor, near: int) -> tuple[int, bool]:
+    """How far back a token changes the last logits, and whether clearly so. One by one, below ``near`` by halving."""
     usual = p.full(tokens)[:, -1]
-    effects = []
-    for back in range(width):
+
+    def effect(back: int) -> float:
         other = tokens.clone()
         other[:, -1 - back] = p.changed(other[:, -1 - back])
-        effects.append(gap(p.full(other)[:, -1], usual))
-    return effects
+        return gap(p.full(other)[:, -1], usual)
+
+    for back in range(tokens.shape[1] - 1, max(0, near), -1):
+        if (size := effect(back)) > p.floor:
+            return back, size > CLEAR * p.floor
+    low, high = 0, max(0, near) + 1  # seen at low, not seen at high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if effect(middle) > p.floor else (low, middle)
+    return low, effect(low) > CLEAR * p.floor
 
 
 def _cause(furthest: int, reach: int, layers: int, tried: int) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.attention.flex_attention as torch_flex
 from torch import Tensor
 from torch.nn.attention import flex_attention as flex_module
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, create_block_mask, flex_attention
@@ -59,6 +58,7 @@ class Flex:
             return_aux=AuxRequest(lse=True),
         )
         lse = aux.lse
+        assert lse is not None, "it was asked for"
         if need.sinks is not None:  # a sink adds exp(sink) to the denominator and nothing to the sum
             sinks = need.sinks.to(lse.dtype)[None, :, None] / need.normalise.temperature
             out = out * torch.sigmoid(lse - sinks)[..., None].to(out.dtype)
@@ -74,7 +74,7 @@ class Flex:
 
             rows = None if pair.rows == 1 else pair.rows
             T, S = pair.q.shape[1], pair.k.shape[1]
-            return create_block_mask(mask_mod, rows, None, T, S, device=pair.q.device)  # pyright: ignore[reportArgumentType] (None means "any" there)
+            return create_block_mask(mask_mod, rows, None, T, S, device=pair.q.device)
 
         return pair.once(("block", mask), make)
 
@@ -118,14 +118,14 @@ def _eager(*args: Any, **options: Any) -> tuple[Tensor, AuxOutput]:
     before = flex_module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG
     flex_module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
     try:
-        return flex_attention(*args, **options)  # pyright: ignore[reportReturnType] (return_aux is always set)
+        return flex_attention(*args, **options)
     finally:
         flex_module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = before
 
 
 @functools.cache
 def _compiled() -> Callable[..., tuple[Tensor, AuxOutput]]:
-    return torch.compile(flex_attention)  # pyright: ignore[reportReturnType] (return_aux is always set)
+    return torch.compile(flex_attention)
 
 
 @functools.cache

@@ -31,7 +31,9 @@ def chooser(kernel: str | Kernel) -> Choose:
     if isinstance(kernel, str):
         if kernel not in KERNELS:
             near = difflib.get_close_matches(kernel, [*KERNELS, "auto"], 1, 0.0)[0]
-            raise BadInput(f"no kernel is called {kernel!r}: did you mean {near!r}? There are auto, {', '.join(KERNELS)}")
+            raise BadInput(
+                f"no kernel is called {kernel!r}: did you mean {near!r}? There are auto, {', '.join(KERNELS)}"
+            )
         kernel = KERNELS[kernel]
     named = kernel
 

@@ -25,14 +25,18 @@ class Embed(nn.Module):
     def check(self, tokens_BT: Tensor) -> None:
         """Refuse ids that are not in the vocabulary. Read in host memory only: no device is asked."""
         if tokens_BT.dim() != 2 or tokens_BT.is_floating_point() or tokens_BT.dtype == torch.bool:
-            raise BadInput(f"tokens are {tokens_BT.dtype} of shape {tuple(tokens_BT.shape)}: give whole numbers (batch, tokens)")
+            raise BadInput(
+                f"tokens are {tokens_BT.dtype} of shape {tuple(tokens_BT.shape)}: give whole numbers (batch, tokens)"
+            )
         if tokens_BT.numel() == 0:
             raise BadInput(f"tokens have shape {tuple(tokens_BT.shape)}: give at least one")
         if tokens_BT.device.type == "cpu":
             low, high = (int(n) for n in tokens_BT.aminmax())
             vocab = self.tokens.num_embeddings
             if low < 0 or high >= vocab:
-                raise BadInput(f"token {low if low < 0 else high} is not in the vocabulary of {vocab} (0 to {vocab - 1})")
+                raise BadInput(
+                    f"token {low if low < 0 else high} is not in the vocabulary of {vocab} (0 to {vocab - 1})"
+                )
 
     def forward(self, tokens_BT: Tensor, pos: Positions) -> Tensor:
         x = self.tokens(tokens_BT)

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vantage.spec.model import NormConfig
+
 
 @dataclass(frozen=True)
 class RMSNorm:
@@ -42,4 +44,4 @@ class LayerNorm:
         return nn.LayerNorm(width, self.eps, bias=self.bias)
 
 
-NORMS = {"rms": RMSNorm(), "layer": LayerNorm()}
+NORMS: dict[str, NormConfig] = {"rms": RMSNorm(), "layer": LayerNorm()}

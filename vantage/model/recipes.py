@@ -56,9 +56,30 @@ def decoder(
     ``heads`` and ``kv_heads`` (latent attention, softcap, sinks, …). ``mask`` replaces the
     causal mask; ``window`` narrows whichever there is.
     """
-    base = mask if mask is not None else Causal() & SameSegment()
-    stack = _stack(vocab, width, layers, _attention(heads, kv_heads, attention), position, window, max_length, ffn, norm, wiring, base)
-    return replace(stack, head=Head(tied=tied))
+    if attention is None:
+        if heads is None:
+            raise BadInput("say heads=, or attention= with an attention config")
+        attention = GroupedQuery(heads, kv_heads)
+    elif heads is not None or kv_heads is not None:
+        raise BadInput("heads= and kv_heads= belong to grouped-query attention: give them or attention=, not both")
+    mask = Causal() & SameSegment() if mask is None else mask
+    mask = mask if window is None else mask & Window(window)
+    wiring = _pick("wiring", wiring, WIRINGS) if isinstance(wiring, str) else wiring
+    norm = _pick("norm", norm, NORMS) if isinstance(norm, str) else norm
+    ffn = named_ffn(ffn, width) if isinstance(ffn, str) else ffn
+    attention.shape(width)  # refuses heads that do not divide, before anything is built
+    parts = encoding(position, max_length=max_length).parts(causal=mask.settled(1))
+    layer = Layer(attention, ffn, norm, mask, parts.qk, parts.bias, parts.value_bias, wiring)
+    return ModelSpec(
+        vocab,
+        width,
+        (layer,) * layers,
+        Embedding(inputs=parts.inputs),
+        norm=norm if isinstance(wiring, Parallel) or wiring.before else None,
+        head=Head(tied=tied),
+        sampler=parts.sampler,
+        max_length=max_length,
+    )
 
 
 def encoder(
@@ -78,8 +99,22 @@ def encoder(
     mask: Mask | None = None,
 ) -> ModelSpec:
     """An encoder: the same blocks without the causal mask. It returns hidden states."""
-    base = mask if mask is not None else Everything() & SameSegment()
-    return _stack(vocab, width, layers, _attention(heads, kv_heads, attention), position, window, max_length, ffn, norm, wiring, base)
+    spec = decoder(
+        vocab=vocab,
+        width=width,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        position=position,
+        window=window,
+        max_length=max_length,
+        ffn=ffn,
+        norm=norm,
+        wiring=wiring,
+        attention=attention,
+        mask=Everything() & SameSegment() if mask is None else mask,
+    )
+    return replace(spec, head=None)
 
 
 def encoder_decoder(
@@ -101,55 +136,33 @@ def encoder_decoder(
     """The original transformer: an encoder, and a decoder that also attends to the encoder's output."""
     attention = GroupedQuery(heads, kv_heads, bias=bias, out_bias=bias)
     enc = encoder(
-        vocab=vocab, width=width, layers=layers, attention=attention, position=position, window=window,
-        max_length=max_length, ffn=ffn, norm=norm, wiring=wiring,
+        vocab=vocab,
+        width=width,
+        layers=layers,
+        attention=attention,
+        position=position,
+        window=window,
+        max_length=max_length,
+        ffn=ffn,
+        norm=norm,
+        wiring=wiring,
     )
     dec = decoder(
-        vocab=vocab, width=width, layers=layers, attention=attention, position=position, window=window,
-        max_length=max_length, ffn=ffn, norm=norm, wiring=wiring, tied=tied,
+        vocab=vocab,
+        width=width,
+        layers=layers,
+        attention=attention,
+        position=position,
+        window=window,
+        max_length=max_length,
+        ffn=ffn,
+        norm=norm,
+        wiring=wiring,
+        tied=tied,
     )
     crossed = tuple(replace(layer, cross=attention) for layer in dec.layers)
-    scaled = lambda spec: replace(spec.embedding, scale=sqrt(width))  # noqa: E731 (as in the paper, section 3.4)
-    return replace(dec, layers=crossed, encoder=replace(enc, embedding=scaled(enc)), embedding=scaled(dec))
-
-
-def _attention(heads: int | None, kv_heads: int | None, attention: AttentionConfig | None) -> AttentionConfig:
-    if attention is None:
-        if heads is None:
-            raise BadInput("say heads=, or attention= with an attention config")
-        return GroupedQuery(heads, kv_heads)
-    if heads is not None or kv_heads is not None:
-        raise BadInput("heads= and kv_heads= belong to grouped-query attention: give them or attention=, not both")
-    return attention
-
-
-def _stack(
-    vocab: int,
-    width: int,
-    layers: int,
-    attention: AttentionConfig,
-    position: str | Encoding,
-    window: int | None,
-    max_length: int | None,
-    ffn: str | FeedForwardConfig,
-    norm: str | NormConfig,
-    wiring: str | Wiring | Parallel,
-    mask: Mask,
-) -> ModelSpec:
-    if isinstance(wiring, str):
-        wiring = _pick("wiring", wiring, WIRINGS)
-    if isinstance(norm, str):
-        norm = _pick("norm", norm, NORMS)
-    if isinstance(ffn, str):
-        ffn = named_ffn(ffn, width)
-    mask = mask if window is None else mask & Window(window)
-    attention.shape(width)  # refuses heads that do not divide, before anything is built
-    parts = encoding(position, max_length=max_length).parts(causal=mask.settled(1))
-    layer = Layer(attention, ffn, norm, mask, parts.qk, parts.bias, parts.value_bias, wiring)
-    final = norm if isinstance(wiring, Parallel) or wiring.before else None
-    return ModelSpec(
-        vocab, width, (layer,) * layers, Embedding(inputs=parts.inputs), final, sampler=parts.sampler, max_length=max_length
-    )
+    embedding = replace(dec.embedding, scale=sqrt(width))  # as in section 3.4 of the paper
+    return replace(dec, layers=crossed, embedding=embedding, encoder=replace(enc, embedding=embedding))
 
 
 def _pick(what: str, name: str, choices: dict[str, T]) -> T:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
 from itertools import groupby
 
 from torch import nn
 
+from vantage.spec.masks import Mask
 from vantage.spec.model import Layer, ModelSpec
 
 
@@ -23,16 +25,32 @@ def _kind(spec: ModelSpec) -> str:
 
 def _stack(spec: ModelSpec) -> list[str]:
     lines = [f"  vocabulary {spec.vocab:,}, width {spec.width}"]
-    lines += [f"  input: {part}" for part in spec.embedding.inputs]
+    lines += [f"  input: {brief(part)}" for part in spec.embedding.inputs]
     for layer, run in groupby(spec.layers):
-        lines += [f"  {len(list(run))} x {line}" if i == 0 else f"      {line}" for i, line in enumerate(_layer(layer))]
-    return [*lines, f"  head: {spec.head}"]
+        first, *rest = _layer(layer)
+        lines += [f"  {sum(1 for _ in run)} x {first}", *(f"      {line}" for line in rest)]
+    return [*lines, *([f"  head: {brief(spec.head)}"] if spec.head is not None else [])]
 
 
 def _layer(layer: Layer) -> list[str]:
-    lines = [f"{layer.attention}", f"mask {layer.mask}"]
-    lines += [f"q/k {part}" for part in layer.qk]
-    lines += [f"bias {layer.bias}"] if layer.bias is not None else []
-    lines += [f"value bias {layer.value_bias}"] if layer.value_bias is not None else []
-    lines += [f"cross {layer.cross}"] if layer.cross is not None else []
-    return [*lines, f"{layer.ffn}, {layer.norm}, {layer.wiring}"]
+    parts = [
+        ("", layer.attention),
+        ("mask ", layer.mask),
+        *(("q/k ", part) for part in layer.qk),
+        ("bias ", layer.bias),
+        ("value bias ", layer.value_bias),
+        ("cross ", layer.cross),
+        ("", layer.ffn),
+        ("", layer.norm),
+        ("", layer.wiring),
+    ]
+    return [f"{label}{brief(part)}" for label, part in parts if part is not None]
+
+
+def brief(part: object) -> str:
+    """A frozen part as one would write it: what is as by default is left out."""
+    if not is_dataclass(part) or isinstance(part, (type, Mask)):
+        return repr(part)
+    said = [(f.name, getattr(part, f.name)) for f in fields(part)]
+    default = {f.name: f.default for f in fields(part)}
+    return f"{type(part).__name__}({', '.join(f'{n}={brief(v)}' for n, v in said if v != default[n])})"

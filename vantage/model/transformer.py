@@ -34,7 +34,9 @@ class Model(nn.Module):
         self._owner = object()  # caches remember whose keys they hold
         self.encoder = None if spec.encoder is None else Model(spec.encoder, kernel=kernel, linear=linear)
         shared: dict[Any, nn.Module] = {}
-        inputs = [build_shared(part, spec.layers[0].attention.shape(spec.width), shared) for part in spec.embedding.inputs]
+        inputs = [
+            build_shared(part, spec.layers[0].attention.shape(spec.width), shared) for part in spec.embedding.inputs
+        ]
         self.embed = Embed(spec.embedding, spec.vocab, spec.width, inputs)
         self.blocks = assemble_blocks(spec, linear, shared)
         self.norm = nn.Identity() if spec.norm is None else spec.norm.build(spec.width)
@@ -174,14 +176,18 @@ class Model(nn.Module):
         if positions is not None and mask is not None:
             raise BadInput("give positions or a mask, not both: positions of -1 are padding")
         if mask is not None and tuple(mask.shape) != (B, T):
-            raise BadInput(f"the mask has shape {tuple(mask.shape)}, the tokens {(B, T)}: give one entry for each token of this call")
+            raise BadInput(
+                f"the mask has shape {tuple(mask.shape)}, the tokens {(B, T)}: give one entry per token of this call"
+            )
         if cache is not None:
             cache.belongs_to(self._owner)
             if cache.batch != B:
-                raise CacheError(f"the cache holds {cache.batch} rows, the tokens {B}: use one row each, or new_cache(batch={B})")
+                raise CacheError(
+                    f"the cache holds {cache.batch} rows, the tokens {B}: use one row each, or new_cache(batch={B})"
+                )
             if length is not None and length != cache.length:
                 raise CacheError(
-                    f"length={length}, but this cache was made for {cache.length}: it cannot change; use model.grow(...)"
+                    f"length={length}, but this cache was made for {cache.length} for good: use model.grow(...)"
                 )
             length = cache.length
         if isinstance(positions, Tensor):

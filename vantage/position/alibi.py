@@ -20,8 +20,8 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
         raise BadInput(f"{heads} heads: ALiBi has a slope for each of at least 1")
     below = 1 << (heads.bit_length() - 1)
     slopes = [2.0 ** (-8 * k / below) for k in range(1, below + 1)]
-    between = [2.0 ** (-4 * k / below) for k in range(1, 2 * below, 2)]
-    return tuple(slopes + between[: heads - below])
+    between = [2.0 ** (-4 * k / below) for k in range(1, 2 * (heads - below), 2)]
+    return tuple(slopes + between)
 
 
 @dataclass(frozen=True)

@@ -65,5 +65,5 @@ def need_whole(pos: Positions, who: str) -> None:
 
 def need_even(dim: int, who: str) -> None:
     """Refuse a width that does not split into pairs."""
-    if dim < 2 or dim % 2:
+    if dim == 0 or dim % 2:
         raise BadInput(f"{who} works on pairs of dimensions, got {dim}: give an even number, 2 or more")

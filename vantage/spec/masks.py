@@ -131,7 +131,8 @@ class Chunked(Mask):
         _at_least_one("chunk", self.n)
 
     def __call__(self, q: Place, k: Place) -> Tensor:
-        return _rank(q) // self.n == _rank(k) // self.n
+        # chunks are told apart by where they start, so that those of different documents never meet
+        return q.order - _rank(q) % self.n == k.order - _rank(k) % self.n
 
     def given(self, q: Positions, k: Positions) -> Mask:
         a, b = q.known.order, k.known.order
@@ -207,12 +208,15 @@ class Filled(Mask):
         return start == 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class And(Mask):
     """What both masks let through."""
 
     a: Mask
     b: Mask
+
+    def __repr__(self) -> str:
+        return " & ".join(f"({m!r})" if isinstance(m, Or) else repr(m) for m in (self.a, self.b))
 
     def __call__(self, q: Place, k: Place) -> Tensor:
         return self.a(q, k) & self.b(q, k)
@@ -228,12 +232,15 @@ class And(Mask):
         return self.a.settled(start) or self.b.settled(start)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Or(Mask):
     """What either mask lets through."""
 
     a: Mask
     b: Mask
+
+    def __repr__(self) -> str:
+        return f"{self.a!r} | {self.b!r}"
 
     def __call__(self, q: Place, k: Place) -> Tensor:
         return self.a(q, k) | self.b(q, k)

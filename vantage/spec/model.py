@@ -45,7 +45,9 @@ class Scores:
         if not 0.0 <= self.dropout < 1.0:
             raise BadInput(f"dropout={self.dropout}: use a share from 0 up to, not including, 1")
         if isinstance(self.normalise, Softmax) and self.normalise.temperature <= 0:
-            raise BadInput(f"temperature={self.normalise.temperature}: use a positive number, or Argmax() for the limit 0")
+            raise BadInput(
+                f"temperature={self.normalise.temperature}: use a positive number, or Argmax() for the limit 0"
+            )
 
 
 @dataclass(frozen=True)

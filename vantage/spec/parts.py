@@ -7,7 +7,7 @@ letters: B batch, H query heads, G key/value heads, T queries, S keys, d head wi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -229,8 +229,8 @@ class Context:
         return done.out
 
 
-def chain(transforms: Sequence[QKTransform], side: str, x: Tensor, pos: Positions) -> Tensor:
-    """Apply q/k transforms in order; ``side`` is "query" or "key"."""
+def chain(transforms: Iterable[Any], side: str, x: Tensor, pos: Positions) -> Tensor:
+    """Apply q/k transforms (``QKTransform``, in a ModuleList) in order; ``side`` is "query" or "key"."""
     for transform in transforms:
         x = transform.query(x, pos) if side == "query" else transform.key(x, pos)
     return x

@@ -1,0 +1,110 @@
+"""Small wrong changes to a source file: a sign, a comparison, a constant, a condition."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+SWAPS: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Add,
+    ast.Pow: ast.Mult,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change. ``line`` and ``change`` name it, so that an explanation survives code that moves."""
+
+    file: str
+    number: int
+    line: str
+    change: str
+    source: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.file}:{self.number}: {self.change}\n      {self.line}"
+
+
+def mutants(path: Path, root: Path) -> Iterator[Mutant]:
+    """Every mutant of a file. Messages, annotations, assertions and __all__ are left alone."""
+    text = path.read_text()
+    lines = text.splitlines()
+    count = sum(1 for _ in _sites(ast.parse(text)))
+    for i in range(count):
+        tree = ast.parse(text)
+        node, change, apply = list(_sites(tree))[i]
+        apply()
+        number = getattr(node, "lineno", 1)
+        file = str(path.relative_to(root))
+        yield Mutant(file, number, lines[number - 1].strip(), change, ast.unparse(ast.fix_missing_locations(tree)))
+
+
+def _sites(tree: ast.AST) -> Iterator[tuple[ast.AST, str, object]]:
+    for node in _walk(tree):
+        if isinstance(node, ast.Compare):
+            for i, op in enumerate(node.ops):
+                new = SWAPS[type(op)]()
+                yield node, _swap(op, new), lambda n=node, i=i, new=new: n.ops.__setitem__(i, new)
+        elif isinstance(node, (ast.BinOp, ast.AugAssign, ast.BoolOp)) and type(node.op) in SWAPS:
+            new = SWAPS[type(node.op)]()
+            yield node, _swap(node.op, new), lambda n=node, new=new: setattr(n, "op", new)
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.Not, ast.Invert)):
+            # the operand twice over means the operator is gone: --x, not not x, ~~x
+            again = ast.UnaryOp(type(node.op)(), node.operand)
+            yield node, f"drop {type(node.op).__name__}", lambda n=node, a=again: setattr(n, "operand", a)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, (bool, int, float)):
+            new_value = _other(node.value)
+            yield node, f"{node.value} -> {new_value}", lambda n=node, v=new_value: setattr(n, "value", v)
+        elif isinstance(node, (ast.If, ast.IfExp)):
+            turned = ast.UnaryOp(ast.Not(), node.test)
+            yield node, "condition turned round", lambda n=node, t=turned: setattr(n, "test", t)
+
+
+def _other(value: bool | int | float) -> bool | int | float:
+    if isinstance(value, bool):
+        return not value
+    return value + 1 if isinstance(value, int) else value * 2 if value else 1.0
+
+
+def _swap(old: ast.AST, new: ast.AST) -> str:
+    return f"{type(old).__name__} -> {type(new).__name__}"
+
+
+def _walk(node: ast.AST) -> Iterator[ast.AST]:
+    """Every node whose change could matter to a caller."""
+    yield node
+    for field, value in ast.iter_fields(node):
+        if field in ("annotation", "returns", "type_comment", "decorator_list"):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, (ast.Raise, ast.Assert, ast.Import, ast.ImportFrom)) or not isinstance(child, ast.AST):
+                continue  # what an error says is not what a test should spell out
+            if isinstance(child, ast.Assign) and any(
+                isinstance(t, ast.Name) and t.id == "__all__" for t in child.targets
+            ):
+                continue
+            if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
+                continue
+            yield from _walk(child)
