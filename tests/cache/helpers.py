@@ -170,6 +170,18 @@ def run(cache: ModelCache, chunk: Chunk) -> list[View]:
         return [layer.append(chunk.pos, chunk.keys(i), chunk.values(i)) for i, layer in enumerate(cache.layers)]
 
 
+class Stop(Exception):
+    """What ends a pass that fails."""
+
+
+def fail(cache: ModelCache, chunk: Chunk, after: int = 1) -> None:
+    """One pass that fails after some layers have written."""
+    with contextlib.suppress(Stop), cache.step(chunk.pos):
+        for i, layer in enumerate(cache.layers[:after]):
+            layer.append(chunk.pos, chunk.keys(i), chunk.values(i))
+        raise Stop
+
+
 def plain(batch: int, start: int, width: int, uid: int = 0) -> Chunk:
     """Rows that all run from ``start``, with facts by arithmetic."""
     rows = [[Token(start + t, start + t, None, uid + b * width + t) for t in range(width)] for b in range(batch)]

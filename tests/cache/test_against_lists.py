@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.cache.helpers import Chunk, Oracle, Token, check_view, chunk_of, device_like, model_cache, plain, run
+from tests.cache.helpers import Chunk, Oracle, Token, check_view, chunk_of, device_like, fail, model_cache, plain, run
 from vantage.cache import Contiguous, Ledger, ModelCache, Paged, Pool, Ring
 from vantage.errors import BadInput, CacheError, VantageError
 
@@ -45,7 +45,7 @@ class Kind:
         return self.draft is not None
 
 
-SETTINGS = settings(max_examples=25, stateful_step_count=14)
+SETTINGS = settings(max_examples=50, stateful_step_count=16)
 
 KINDS = [
     Kind("contiguous"),
@@ -145,22 +145,15 @@ class Machine(RuleBasedStateMachine):
     def a_pass_that_fails(self, data: st.DataObject, which: int, after: int) -> None:
         pair = self.pairs[which % len(self.pairs)]
         chunk = self.chunk(pair, data)
-
-        class Stop(Exception):
-            pass
-
         try:
-            with pair.cache.step(chunk.pos):
-                for i, layer in enumerate(pair.cache.layers[:after]):
-                    layer.append(chunk.pos, chunk.keys(i), chunk.values(i))
-                raise Stop
+            fail(pair.cache, chunk, after)
         except CacheError:
             assert self.kind.capacity is not None
-        except Stop:
-            grown = [len([t for t in row if t]) for row in chunk.rows]
-            if self.kind.name == "ring":  # what was half written is let go, so it cannot be taken back so far
-                ends = [end + n for end, n in zip(pair.oracle.next(), grown, strict=True)]
-                pair.furthest = [max(a, b) for a, b in zip(pair.furthest, ends, strict=True)]
+            return
+        grown = [len([t for t in row if t]) for row in chunk.rows]
+        if self.kind.name == "ring":  # what was half written is let go, so it cannot be taken back so far
+            ends = [end + n for end, n in zip(pair.oracle.next(), grown, strict=True)]
+            pair.furthest = [max(a, b) for a, b in zip(pair.furthest, ends, strict=True)]
 
     @rule(data=st.data(), which=st.integers(0, 9))
     def a_crop(self, data: st.DataObject, which: int) -> None:

@@ -22,7 +22,8 @@ def sharpened(model, seed=0):
     gen = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in model.parameters():
-            p.copy_(torch.randn(p.shape, generator=gen) * (1.2 * p.shape[-1] ** -0.5) if p.dim() > 1 else p + 0.2 * p)
+            noise = torch.randn(p.shape, generator=gen)
+            p.copy_(1.2 * p.shape[-1] ** -0.5 * noise if p.dim() > 1 else p + 0.2 * noise)
     return model.eval()
 
 

@@ -27,8 +27,12 @@ def authors(part, i, j, *, bidirectional: bool, init_L: float):
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("init_L", [30.0, 512.0])
-def test_bias_is_the_authors(causal, init_L):
+@pytest.mark.parametrize(("c", "multiple"), [(0.3, 1.2), (-0.3, 1.2), (0.3, -1.2)])
+def test_bias_is_the_authors(causal, init_L, c, multiple):
     part = built(only_bias(Fire(init_L=init_L).parts(causal=causal)))
+    with torch.no_grad():
+        part.c.fill_(c)
+        part.L_multiple.fill_(multiple)
     got = bias_of(part, Positions.of(HERE), Positions.of(THERE))
     for b in range(2):
         want = authors(part, HERE[b], THERE[b], bidirectional=not causal, init_L=init_L)

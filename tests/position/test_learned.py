@@ -72,12 +72,12 @@ def test_bounds_are_known_declared_or_asked_for():
 
 
 def test_positions_below_0_and_between_rows_are_refused():
-    part, x, order = built(Learned(5)), torch.zeros(1, 1, SHAPE.width), torch.tensor([[0]])
-    part(x, Positions.of(torch.tensor([[0]]), order=order))
+    part, x, order = built(Learned(5)), torch.zeros(1, 2, SHAPE.width), torch.tensor([[0, 1]])
+    part(x, Positions.of(torch.tensor([[0, 3]]), order=order))
     with pytest.raises(BadInput, match="position -1 has no row"):
-        part(x, Positions.of(torch.tensor([[-1]]), order=order))
+        part(x, Positions.of(torch.tensor([[-1, 3]]), order=order))
     with pytest.raises(BadInput, match="a learned table has entries for whole positions"):
-        part(x, Positions.of(torch.tensor([[0.5]]), order=order))
+        part(x, Positions.of(torch.tensor([[0.5, 3]]), order=order))
 
 
 def test_a_batch_of_nothing_but_padding_passes():

@@ -13,6 +13,7 @@ examples:
   vantage check                        every pair of parts
   vantage check --strength 3           every triple; takes much longer
   vantage check --filter alibi         only the cells with `alibi` in their name
+  vantage check --device cuda          the parts on a GPU
   vantage check --json > matrix.json   for a program to read
 
 exit code: 0 when every cell holds, 1 when one fails, 2 for bad input
@@ -40,6 +41,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="cover every pair (2) or every triple (3) of parts; default: %(default)s",
     )
     parser.add_argument("--filter", metavar="TEXT", default="", help="only the cells whose name contains TEXT")
+    parser.add_argument("--device", default="cpu", help="where the parts run; the reference stays on the host")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=run)
 
@@ -50,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from vantage.conformance.matrix import run_matrix
 
     with Bar("cells") as progress:
-        report = run_matrix(strength=args.strength, filter=args.filter, progress=progress)
+        report = run_matrix(strength=args.strength, filter=args.filter, device=args.device, progress=progress)
     if args.json:
         print(json.dumps(report.to_json(), indent=2))
     else:

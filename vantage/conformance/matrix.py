@@ -122,11 +122,16 @@ def run_matrix(
     strength: int = 2,
     filter: str = "",
     dtype: torch.dtype = torch.float64,
+    device: torch.device | str = "cpu",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> MatrixReport:
     """Run the matrix. ``filter`` keeps the cells whose name (values joined by /) contains it."""
     if strength not in (1, 2, 3):
         raise BadInput(f"strength={strength}: use 1 (every value), 2 (every pair) or 3 (every triple)")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as e:  # torch raises either, depending on what is missing
+        raise BadInput(f"device={str(device)!r} cannot be used here: {e}") from e
     cells = [cell for cell in cover(FACTORS, strength, allowed) if filter in "/".join(cell)]
     refused = [] if filter else list(refused_combinations())
     if not cells:
@@ -134,7 +139,7 @@ def run_matrix(
     report = MatrixReport(strength, TOLERANCE[dtype])
     total = len(cells) + len(refused)
     for cell in cells:
-        report.results.append(_run(cell, dtype))
+        report.results.append(_run(cell, dtype, device))
         progress(len(report.results), total)
     for rule, cell in refused:
         report.refusals.append(try_refusal(rule, cell))
@@ -154,9 +159,9 @@ def refused_combinations() -> Iterable[tuple[Rule, Cell]]:
                 yield rule, tuple(cell[i] for i in range(len(levels)))
 
 
-def _run(cell: Cell, dtype: torch.dtype) -> Result:
+def _run(cell: Cell, dtype: torch.dtype, device: torch.device | str) -> Result:
     try:
-        error = run_cell(cell, dtype)
+        error = run_cell(cell, dtype, device)
     except VantageError as e:
         return Result(cell, float("inf"), False, f"refused, but no rule says so: {e}")
     except Exception as e:  # a broken part must show as one failed cell, not end the run

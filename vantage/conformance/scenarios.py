@@ -85,12 +85,13 @@ class Bench:
     tokens: Tensor  # (3, LENGTH)
     source: Tensor | None  # (3, 5), padded on the right
     source_mask: Tensor | None
+    device: torch.device | str
 
     @staticmethod
-    def of(cell: Cell, dtype: torch.dtype = torch.float64) -> Bench:
+    def of(cell: Cell, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> Bench:
         part = dict(zip(FACTORS, cell, strict=True))
         spec = spec_for(cell)
-        model = sharpen(build(spec, kernel=part["kernel"])).to(dtype)
+        model = sharpen(build(spec, kernel=part["kernel"])).to(device, dtype)
         reference = sharpen(build(spec, kernel="reference")).double()
         gen = torch.Generator().manual_seed(1)
         tokens = torch.randint(VOCAB, (len(ROWS), LENGTH), generator=gen)
@@ -98,14 +99,16 @@ class Bench:
         if spec.encoder is not None:
             source = torch.randint(VOCAB, (len(ROWS), 5), generator=gen)
             source_mask = torch.arange(5) < torch.tensor([[5], [2], [4]])
-        return Bench(model, reference, part["cache"], MASKS[part["mask"]].settled(1), tokens, source, source_mask)
+        stepwise = MASKS[part["mask"]].settled(1)
+        return Bench(model, reference, part["cache"], stepwise, tokens, source, source_mask, device)
 
     # ---- both sides
 
     def memory(self, model: Model, rows: Sequence[int]) -> Memory | None:
         if self.source is None or self.source_mask is None:
             return None
-        return model.encode(self.source[list(rows)], mask=self.source_mask[list(rows)])
+        device = model.embed.tokens.weight.device
+        return model.encode(self.source[list(rows)].to(device), mask=self.source_mask[list(rows)])
 
     def new_cache(self, batch: int, draft: int | None = None) -> ModelCache | None:
         if self.cache == "none":
@@ -135,7 +138,8 @@ class Bench:
         first = cache is None or not cache.has_memory
         memory = self.memory(self.model, range(len(tokens))) if first else None
         length = LENGTH if cache is None else None
-        return self.model(tokens, positions=positions, mask=mask, cache=cache, length=length, source=memory)
+        tokens = tokens.to(self.device)
+        return self.model(tokens, positions=positions, mask=mask, cache=cache, length=length, source=memory).cpu()
 
 
 def full(bench: Bench) -> Iterator[Outcome]:
@@ -277,9 +281,9 @@ SCENARIO: dict[str, Callable[[Bench], Iterator[Outcome]]] = {
 
 
 @torch.no_grad()
-def run_cell(cell: Cell, dtype: torch.dtype = torch.float64) -> float:
-    """The largest difference of any logit from what it should be."""
-    bench = Bench.of(cell, dtype)
+def run_cell(cell: Cell, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> float:
+    """The largest difference of any logit from what it should be. The reference runs on the host."""
+    bench = Bench.of(cell, dtype, device)
     scenario = SCENARIO[dict(zip(FACTORS, cell, strict=True))["scenario"]]
     errors = [float((got.double() - wanted).abs().max()) for got, wanted in scenario(bench)]
     return max(e if isfinite(e) else inf for e in errors)

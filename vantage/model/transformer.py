@@ -191,7 +191,7 @@ class Model(nn.Module):
                 )
             length = cache.length
         if isinstance(positions, Tensor):
-            positions = Positions.of(positions).to(tokens.device)
+            positions = Positions.of(positions)
         if positions is None:
             positions = self._next(tokens, cache, mask)
             if self.training and self.spec.sampler is not None and cache is None:
@@ -200,7 +200,7 @@ class Model(nn.Module):
             if positions.shape != (1, T):
                 raise BadInput(f"positions have shape {positions.shape}, the tokens {(B, T)}: they must agree")
             positions = positions.expand(B)
-        return positions.declare(length)
+        return positions.to(tokens.device).declare(length)
 
     def _next(self, tokens: Tensor, cache: ModelCache | None, mask: Tensor | None) -> Positions:
         """Each row goes on where it stopped."""

@@ -62,8 +62,9 @@ class FireBias(nn.Module):
         limit = (self.L_multiple.to(dtype) * self.config.init_L).abs()
         within = torch.maximum(i.to(dtype), limit)
         within = torch.maximum(within, j.to(dtype)) if self.bidirectional else within
-        ratio = self.psi((i - j).abs().to(dtype)) / (self.psi(within) + EPS)
+        ratio = self.psi((i - j).to(dtype)) / (self.psi(within) + EPS)
         return Dense(self.f(ratio[..., None].to(self.c.dtype)).permute(0, 3, 1, 2))
 
     def psi(self, x: Tensor) -> Tensor:
+        """log(|c·x| + 1): the sign of the distance does not count, nor that of c, which is free to cross 0."""
         return torch.log1p((self.c.to(x.dtype) * x).abs())

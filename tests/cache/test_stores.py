@@ -1,0 +1,234 @@
+"""What is kept, and in what form."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.cache.helpers import contiguous, plain, run
+from vantage.cache import Contiguous, Int8, LayerCache, NoCache, Paged, Plain, Pool, Ring, Single, Store
+from vantage.cache.moves import Joined, Span
+from vantage.errors import BadInput, CacheError
+from vantage.spec.positions import Positions
+
+F32, F64 = torch.float32, torch.float64
+
+
+def layer(codec, ledger):
+    return LayerCache(ledger, Store(codec, ledger))
+
+
+def test_plain_keeps_what_it_gets():
+    cache = layer(Plain(2, 4, 3), Contiguous(1, capacity=8))
+    k, v = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 3)
+    view = cache.append(Positions.arange(1, 5), k, v)
+    assert torch.equal(view.k, k)
+    assert torch.equal(view.v, v)
+    assert [t.shape for t in cache.store.tensors] == [(1, 2, 8, 4), (1, 2, 8, 3)]
+    assert cache.bytes == 2 * 8 * (4 + 3) * 4
+    assert all(t.dtype == F32 for t in cache.store.tensors)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, F64])
+def test_the_store_has_the_dtype_it_was_given(dtype):
+    for ledger in (Contiguous(1), Ring(1, window=2), Ring(1, window=9, draft=6), Paged(1, Pool())):
+        cache = layer(Plain(1, 2, 2, dtype), ledger)
+        k = torch.randn(1, 1, 5, 2)
+        view = cache.append(Positions.arange(1, 5), k, k)
+        assert view.k.dtype == dtype
+        assert torch.equal(view.k, k.to(dtype))
+        ledger.commit()
+        more = cache.append(Positions.of(torch.tensor([[5, -1, 6]])), k[:, :, :3], k[:, :, :3])
+        assert more.k.dtype == more.v.dtype == dtype
+        at = int((more.pos.order[0] == 6).nonzero())
+        assert torch.equal(more.k[:, :, at], k[:, :, 2].to(dtype))
+
+
+def test_one_stream_is_kept_once():
+    cache = layer(Single(1, 6, 4), Contiguous(1, capacity=8))
+    k = torch.randn(1, 1, 5, 6)
+    view = cache.append(Positions.arange(1, 5), k, k[..., :4])
+    assert torch.equal(view.k, k)
+    assert torch.equal(view.v, k[..., :4])
+    assert view.v.data_ptr() == view.k.data_ptr()
+    assert cache.bytes == 8 * 6 * 4
+    assert len(cache.store.tensors) == 1
+    with pytest.raises(BadInput, match="width 7 cannot be the front of keys of width 6"):
+        Single(1, 6, 7)
+    assert Single(1, 6, 6).value_dim == 6
+
+
+def test_int8_keeps_a_byte_a_number_and_a_scale_a_head():
+    cache = layer(Int8(Plain(3, 8, 4)), Contiguous(2, capacity=16))
+    assert cache.bytes == 2 * 16 * 3 * (8 + 4 + 4 + 4)
+    assert [t.dtype for t in cache.store.tensors] == [torch.int8, F32, torch.int8, F32]
+    assert [t.shape[-1] for t in cache.store.tensors] == [8, 1, 4, 1]
+    assert layer(Int8(Plain(1, 8, 4, F64)), Contiguous(1, capacity=2)).store.tensors[1].dtype == F64
+    assert layer(Int8(Plain(1, 8, 4, torch.bfloat16)), Contiguous(1, capacity=2)).store.tensors[1].dtype == F32
+
+
+@given(
+    st.lists(st.floats(-1e6, 1e6, width=32), min_size=4, max_size=4),
+    st.sampled_from([1e-20, 1.0, 1e6]),
+)
+def test_int8_keeps_its_bound(numbers, times):
+    codec = Int8(Plain(1, 4, 4, F64))
+    x = torch.tensor(numbers, dtype=F64)[None, None, None] * times
+    k, v = codec.decode(codec.encode(x, -x))
+    bound = float(x.abs().max()) / 254
+    assert (k - x).abs().max() <= bound * (1 + 1e-9)
+    assert (v + x).abs().max() <= bound * (1 + 1e-9)
+
+
+def test_int8_scales_every_token_and_head_by_itself():
+    codec = Int8(Plain(2, 3, 3, F64))
+    x = torch.tensor([[[[127.0, 1, 0], [1270, 10, 5]], [[0, 0, 0], [1e-3, -127e-3, 0]]]], dtype=F64)
+    whole, scale, _, _ = codec.encode(x, x)
+    assert scale.flatten().tolist() == pytest.approx([1, 10, 0, 1e-3])
+    assert whole.tolist() == [[[[127, 1, 0], [127, 1, 0]], [[0, 0, 0], [1, -127, 0]]]]
+    k, _ = codec.decode(codec.encode(x, x))
+    assert k[0, 0, 0].tolist() == [127, 1, 0]
+    assert torch.equal(k[0, 1, 0], torch.zeros(3, dtype=F64))
+
+
+def test_int8_reads_in_the_dtype_of_the_model():
+    for dtype in (torch.bfloat16, F32, F64):
+        codec = Int8(Plain(1, 4, 2, dtype))
+        x = torch.randn(1, 1, 3, 4, dtype=dtype)
+        k, v = codec.decode(codec.encode(x, x[..., :2]))
+        assert k.dtype == v.dtype == dtype
+        assert (k.double() - x.double()).abs().max() < 0.05
+        assert (codec.kv_heads, codec.key_dim, codec.value_dim) == (1, 4, 2)
+
+
+def test_int8_of_one_stream():
+    cache = layer(Int8(Single(1, 6, 4)), Contiguous(1, capacity=8))
+    k = torch.randn(1, 1, 5, 6)
+    view = cache.append(Positions.arange(1, 5), k, k[..., :4])
+    assert cache.bytes == 8 * (6 + 4)
+    assert torch.equal(view.v, view.k[..., :4])
+    assert (view.k - k).abs().max() <= k.abs().max() / 254 * 1.001
+
+
+@pytest.mark.parametrize("make", [lambda: Ring(1, window=3), lambda: Paged(1, Pool(block=4))])
+def test_int8_with_any_arrangement(make):
+    cache = layer(Int8(Plain(2, 4, 4)), make())
+    k = torch.randn(1, 2, 20, 4)
+    cache.append(Positions.arange(1, 9), k[:, :, :9], k[:, :, :9])
+    view = cache.append(Positions.arange(1, 8, start=9), k[:, :, 9:17], k[:, :, 9:17])
+    shown = k[:, :, view.pos.order[0]]
+    bound = shown.abs().amax(-1, keepdim=True) / 254 * 1.001
+    assert bool(((view.k - shown).abs() <= bound).all())
+    assert view.k.shape[2] >= 10
+
+
+def test_k5_memory_is_linear_in_length_and_batch_and_shrinks_with_key_value_heads():
+    """K5: memory grows linearly with length and batch, and shrinks with MQA and GQA."""
+
+    def size(batch=1, heads=8, length=64, width=16, layers=3, itemsize=F32):
+        ledger = Contiguous(batch, capacity=length)
+        stores = [Store(Plain(heads, width, width, itemsize), ledger) for _ in range(layers)]
+        assert all(s.bytes == sum(t.nbytes for t in s.tensors) for s in stores)
+        return sum(s.bytes for s in stores)
+
+    assert size() == 2 * 3 * 8 * 64 * 16 * 4  # keys and values × layers × heads × length × width × bytes
+    assert size(length=128) == 2 * size()
+    assert size(batch=5) == 5 * size()
+    assert size(heads=2) * 4 == size()  # grouped
+    assert size(heads=1) * 8 == size()  # multi-query
+    assert size(itemsize=torch.bfloat16) * 2 == size()
+
+
+@pytest.mark.parametrize(
+    ("k", "v"),
+    [
+        ((1, 2, 5, 4), (1, 2, 5, 4)),
+        ((1, 2, 5, 3), (1, 2, 5, 3)),
+        ((2, 2, 5, 4), (2, 2, 5, 3)),
+        ((1, 1, 5, 4), (1, 1, 5, 3)),
+        ((1, 2, 4, 4), (1, 2, 4, 3)),
+        ((1, 2, 5, 4), (1, 2, 4, 3)),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_changes(k, v):
+    cache = layer(Plain(2, 4, 3), Contiguous(1))
+    with pytest.raises(BadInput, match=r"takes \(1, 2, 5, 4\) and \(1, 2, 5, 3\)"):
+        cache.append(Positions.arange(1, 5), torch.zeros(k), torch.zeros(v))
+    assert cache.ledger.next_positions.host == 0
+    assert not cache.holding
+
+
+def test_gradients_are_refused():
+    cache = layer(Plain(1, 2, 2), Contiguous(1))
+    x = torch.zeros(1, 1, 1, 2)
+    for k, v in ((x.clone().requires_grad_(), x), (x, x.clone().requires_grad_())):
+        with pytest.raises(BadInput, match=r"use torch.no_grad\(\) with a cache"):
+            cache.append(Positions.arange(1, 1), k, v)
+        assert not cache.holding
+    with torch.no_grad():
+        cache.append(Positions.arange(1, 1), x.clone().requires_grad_(), x)
+    assert cache.holding
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Contiguous(2), lambda: Ring(2, window=3, draft=1), lambda: Paged(2, Pool(block=2))]
+)
+def test_it_may_be_used_in_inference_mode_and_out_of_it(make):
+    """A tensor made in inference mode cannot be written outside it: no buffer or table may be one."""
+    cache = layer(Plain(1, 2, 2), make())
+    x = torch.randn(2, 1, 4, 2)
+
+    def step(pos, width):
+        cache.append(pos, x[:, :, :width], x[:, :, :width])
+        cache.ledger.commit()
+
+    for first, second in ((True, False), (False, True)):
+        with torch.inference_mode(first):
+            step(Positions.rows([4, 2]), 4)
+            step(Positions.rows([1, 1], starts=[4, 2]), 1)
+            cache.ledger.crop([4, 3])
+            cache.store.reorder([1, 0], cache.ledger.used)
+            cache.ledger.reorder([1, 0])
+        with torch.inference_mode(second):
+            step(Positions.rows([1, 2], starts=[3, 4]), 2)
+            step(Positions.rows([1, 1], starts=[4, 6]), 1)
+            cache.ledger.free()
+    for width in (70, 1, 100):  # and while it grows
+        x = torch.randn(2, 1, 100, 2)
+        for mode in (True, False):
+            with torch.inference_mode(mode):
+                step(Positions.arange(2, width, start=cache.ledger.next_positions.host or 0), width)
+
+
+def test_no_cache_keeps_nothing():
+    cache = NoCache()
+    k, v, pos = torch.randn(1, 1, 2, 2, requires_grad=True), torch.randn(1, 1, 2, 2), Positions.arange(1, 2)
+    view = cache.append(pos, k, v)
+    assert view.k is k
+    assert view.v is v
+    assert view.pos is pos
+    with pytest.raises(CacheError, match="nothing is cached"):
+        cache.view()
+
+
+def test_what_was_never_written_is_zero():
+    """It is read with weight 0, and 0 times NaN is NaN."""
+    for ledger in (Ring(2, window=5), Paged(2, Pool(64))):
+        cache = layer(Plain(1, 2, 2), ledger)
+        x = torch.ones(2, 1, 1, 2)
+        cache.append(Positions.rows([1, 0], width=1), x, x)
+        assert all(bool(((t == 0) | (t == 1)).all()) for t in cache.store.tensors)
+    grown = contiguous(1)
+    run(grown, plain(1, 0, 3))
+    assert bool((grown.layers[0].store.tensors[0][:, :, 3:] == 0).all())
+
+
+def test_a_step_that_only_looks_writes_nothing():
+    cache = layer(Plain(1, 2, 2), Contiguous(1))
+    x = torch.zeros(1, 1, 1, 2)
+    cache.append(Positions.arange(1, 1), x, x)
+    cache.ledger.commit()
+    with pytest.raises(AssertionError, match="only looks"):
+        cache.store.write(cache.ledger.look(), x, x)
+    with pytest.raises(AssertionError, match="belongs to a pass"):
+        Joined((Span(0, 1),)).get(x, None)
