@@ -45,7 +45,7 @@ class Kind:
         return self.draft is not None
 
 
-SETTINGS = settings(max_examples=50, stateful_step_count=16)
+SETTINGS = settings(max_examples=min(50, settings().max_examples), stateful_step_count=16)
 
 KINDS = [
     Kind("contiguous"),

@@ -299,4 +299,4 @@ class Allocator(RuleBasedStateMachine):
 
 
 TestAllocator = Allocator.TestCase
-TestAllocator.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+TestAllocator.settings = settings(max_examples=min(60, settings().max_examples), stateful_step_count=20)

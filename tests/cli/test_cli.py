@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
-from dataclasses import dataclass, field
 from importlib.metadata import version
-from types import ModuleType
 
 import pytest
-from rich.table import Table
 
 from vantage import __version__
 from vantage.cli.main import VERBS, main, make_parser
 from vantage.cli.progress import Bar
-from vantage.errors import BadInput
+from vantage.conformance import matrix
+from vantage.spec.masks import Window
 
 
 def vantage(*args: str) -> subprocess.CompletedProcess[str]:
@@ -86,94 +85,42 @@ def test_bad_input_is_one_clear_line_and_exit_code_2(args: list[str], says: str)
     assert "--help" in done.stderr
 
 
-@dataclass
-class FakeReport:
-    """Stands in for the real matrix, which takes minutes: these tests are about what is done with its answer."""
-
-    failures: list[str] = field(default_factory=list)
-
-    @property
-    def ok(self) -> bool:
-        return not self.failures
-
-    def to_json(self) -> dict[str, object]:
-        return {"ok": self.ok, "failures": self.failures}
-
-    def table(self) -> Table:
-        table = Table("cell")
-        for cell in ("rope causal contiguous sdpa", *self.failures):
-            table.add_row(cell)
-        return table
-
-
-class FakeMatrix(ModuleType):
-    """Takes the place of vantage.conformance.matrix."""
-
-    def __init__(self, report: FakeReport | None = None, error: Exception | None = None) -> None:
-        super().__init__("vantage.conformance.matrix")
-        self.report, self.error, self.asked = report, error, {}
-
-    def run_matrix(self, *, strength: int, filter: str, progress) -> FakeReport:
-        self.asked = {"strength": strength, "filter": filter}
-        if self.error is not None:
-            raise self.error
-        progress(0, 2)
-        progress(2, 2)
-        assert self.report is not None
-        return self.report
-
-
-@pytest.fixture
-def matrix(monkeypatch: pytest.MonkeyPatch):
-    def put(report: FakeReport | None = None, error: Exception | None = None) -> FakeMatrix:
-        fake = FakeMatrix(report, error)
-        monkeypatch.setitem(sys.modules, "vantage.conformance.matrix", fake)
-        return fake
-
-    return put
-
-
-def test_check_prints_the_table_and_succeeds(matrix, capsys: pytest.CaptureFixture[str]) -> None:
-    fake = matrix(FakeReport())
-    assert main(["check"]) == 0
-    assert fake.asked == {"strength": 2, "filter": ""}
+def test_check_prints_the_table_and_succeeds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--filter", "rope/grouped"]) == 0
     shown = capsys.readouterr()
-    assert "rope causal contiguous sdpa" in shown.out
+    assert "rope" in shown.out
+    assert "only those with 'rope/grouped' in their name" in shown.out
     assert shown.err == ""
 
 
-def test_check_passes_its_options_on(matrix) -> None:
-    fake = matrix(FakeReport())
-    assert main(["check", "--strength", "3", "--filter", "alibi"]) == 0
-    assert fake.asked == {"strength": 3, "filter": "alibi"}
-
-
-def test_check_fails_when_a_cell_fails_and_names_it(matrix, capsys: pytest.CaptureFixture[str]) -> None:
-    matrix(FakeReport(failures=["t5 window ring: off by 0.3"]))
-    assert main(["check"]) == 1
-    assert "t5 window ring: off by 0.3" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("failures", [[], ["a cell"]])
-def test_check_json_is_all_there_is_on_standard_output(
-    matrix, failures: list[str], capsys: pytest.CaptureFixture[str]
+def test_check_fails_when_a_cell_fails_and_names_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    matrix(FakeReport(failures=failures))
-    assert main(["check", "--json"]) == len(failures)
-    assert json.loads(capsys.readouterr().out) == {"ok": not failures, "failures": failures}
+    monkeypatch.setattr(Window, "reach", lambda self: self.n - 1)  # a ring one place too small
+    assert main(["check", "--filter", "/window/ring/reference/r"]) == 1
+    assert re.search("FAILED .*/window/ring/reference/.*: off by", capsys.readouterr().out)
 
 
-def test_a_refusal_is_one_line_and_exit_code_2(matrix, capsys: pytest.CaptureFixture[str]) -> None:
-    matrix(error=BadInput("no cell has 'rpoe' in its name:\n  did you mean 'rope'?"))
-    assert main(["check", "--filter", "rpoe"]) == 2
+def test_check_json_is_all_there_is_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--json", "--filter", "rope/grouped"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["ok"]
+    assert {"encoding": "rope", "attention": "grouped"}.items() <= said["cells"][0].items()
+
+
+@pytest.mark.parametrize(("args", "says"), [(["--filter", "rpoe"], "'rpoe'"), (["--device", "abacus"], "'abacus'")])
+def test_a_refusal_is_one_line_and_exit_code_2(args: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", *args]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert shown.err == "vantage: no cell has 'rpoe' in its name: did you mean 'rope'?\n"
+    assert len(shown.err.splitlines()) == 1
+    assert shown.err.startswith("vantage: ")
+    assert says in shown.err
 
 
-def test_a_fault_of_ours_is_not_dressed_up_as_bad_input(matrix) -> None:
-    matrix(error=RuntimeError("a bug"))
-    with pytest.raises(RuntimeError, match="a bug"):
+def test_a_fault_of_ours_is_not_dressed_up_as_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrix, "cover", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
         main(["check"])
 
 

@@ -36,6 +36,12 @@ def test_every_position_is_as_likely_as_any_other():
     assert drawn.pos.unique(dim=0).shape[0] == 120  # every subset of 3 out of 10
 
 
+def test_a_single_row_is_drawn_as_freely():
+    torch.manual_seed(0)
+    draws = {tuple(Randomised(Rope(), 5).draw(Positions.arange(1, 3)).pos[0].tolist()) for _ in range(200)}
+    assert len(draws) == 10  # every subset of 3 out of 5
+
+
 def test_a_row_as_long_as_high_is_the_only_choice():
     pos = Randomised(Rope(), 5).draw(Positions.rows([5, 5, 0], width=7, pad="left"))
     assert pos.pos.tolist() == [[-1, -1, 0, 1, 2, 3, 4]] * 2 + [[-1] * 7]
@@ -43,14 +49,14 @@ def test_a_row_as_long_as_high_is_the_only_choice():
 
 def test_every_packed_document_is_drawn_for_itself():
     torch.manual_seed(0)
-    packed = Positions.packed([[2, 3], [3]], width=6)
+    packed = Positions.packed([[2, 3, 1], [3]], width=7)
     seen = set()
     for _ in range(60):
         drawn = Randomised(Rope(), 3).draw(packed)
-        assert drawn.pos[0, 2:].tolist() == [0, 1, 2, -1]
-        assert drawn.pos[1].tolist() == [0, 1, 2, -1, -1, -1]
-        seen.add(tuple(drawn.pos[0, :2].tolist()))
-    assert seen == {(0, 1), (0, 2), (1, 2)}
+        assert drawn.pos[0, 2:5].tolist() == [0, 1, 2]
+        assert drawn.pos[1].tolist() == [0, 1, 2, -1, -1, -1, -1]
+        seen |= {tuple(drawn.pos[0, :2].tolist()), tuple(drawn.pos[0, 5:].tolist())}
+    assert seen == {(0, 1), (0, 2), (1, 2), (0, -1), (1, -1), (2, -1)}
     assert drawn.segment is packed.segment
     with pytest.raises(BadInput, match="3 tokens cannot have distinct positions below 2"):
         Randomised(Rope(), 2).draw(packed)

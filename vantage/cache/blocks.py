@@ -115,14 +115,10 @@ def _move(pool: Pool, needs: Sequence[_Need]) -> Plan:
 def stride(rows: Sequence[Row], block: int) -> int | None:
     """How many places apart equal rows stand, if each is a run; 0 for a single row, ``None`` if they do not."""
     one = rows[0]
-    if not one.run or not one.blocks:
-        return None
-    if len(rows) == 1:
-        return 0
     if any(not row.run or not row.blocks or row.tokens != one.tokens or row.gone != one.gone for row in rows):
         return None
-    apart = {b.blocks[0] - a.blocks[0] for a, b in pairwise(rows)}
-    return apart.pop() * block if len(apart) == 1 and min(apart) > 0 else None
+    apart = {b.blocks[0] - a.blocks[0] for a, b in pairwise(rows)} or {0}
+    return apart.pop() * block if len(apart) == 1 and (len(rows) == 1 or min(apart) > 0) else None
 
 
 def cropped(pool: Pool, rows: Sequence[Row], kept: Sequence[int]) -> tuple[Row, ...]:

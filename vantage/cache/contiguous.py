@@ -22,10 +22,16 @@ LEAST = 64  # places of a growing cache's first buffers
 class _State:
     """The columns in use. A plain run is told by ``known`` alone; anything else needs tables."""
 
-    n: int = 0
-    known: Known = Known()
+    n: int
+    known: Known
     tables: Tables | None = None
     next_B: Tensor | None = None  # with tables: where each row goes on
+
+    @property
+    def first(self) -> int:
+        """Where a plain run begins."""
+        assert self.known.first is not None
+        return self.known.first
 
 
 @final
@@ -51,8 +57,11 @@ class Contiguous(Ledger):
             raise BadInput(f"a window of {window}: give at least 1, or None to see everything")
         self._capacity, self._window = capacity, window
         self._places = capacity or 0
-        self._state = self._before = _State()
+        self._state = self._before = self._run(0, 0)
         self._steps = Steps(self.device)
+
+    def _run(self, first: int, n: int) -> _State:
+        return _State(n, Known.run(first, self.batch, n))
 
     # ---- a pass
 
@@ -69,7 +78,7 @@ class Contiguous(Ledger):
             assert pos.known.first is not None
             origin = pos.known.first - state.n
             skip = 0 if self._window is None else max(0, state.n - self._window + 1)
-            new = _State(end, Known.run(origin, self.batch, end))
+            new = self._run(origin, end)
             view = self._steps.run(origin + skip, self.batch, end - skip, pos.length)
         else:
             skip, new = 0, self._with_tables(pos, places)
@@ -83,26 +92,25 @@ class Contiguous(Ledger):
         state, first = self._state, pos.known.first
         if first is None or pos.segment is not None or state.tables is not None:
             return False
-        return state.n == 0 or first == (state.known.first or 0) + state.n
+        return state.n == 0 or first == state.first + state.n
 
     def _with_tables(self, pos: Positions, places: int) -> _State:
         """The state after rows that are no plain run."""
-        state, width = self._state, pos.shape[1]
+        state = self._state
         check_segments(state.n > 0, state.tables is not None and state.tables.segment is not None, pos)
         check_rising(pos, self.next_positions, by_one=False)
         # columns past n hold nothing that counts, so they may be written in place and still be taken back
         tables = (state.tables or self._tables(pos)).fit(places, pos)
         tables.write(state.n, pos)
-        known = joined(state.known, state.n, pos.known, width)
+        known = joined(state.known, pos.known)
         next_B = torch.maximum(self.next_positions.order, pos.order.amax(1) + 1)
-        return _State(state.n + width, known if pos.segment is None else unlike(known), tables, next_B)
+        return _State(state.n + pos.shape[1], known if pos.segment is None else unlike(known), tables, next_B)
 
     def _tables(self, like: Positions) -> Tables:
         """Tables of a plain run."""
         state = self._state
         tables = Tables.blank(self.batch, state.n, like)
-        if state.n:
-            tables.write(0, self._steps.run(state.known.first or 0, self.batch, state.n, None))
+        tables.write(0, self._steps.run(state.first, self.batch, state.n, None))
         return tables
 
     def _undo(self) -> None:
@@ -116,7 +124,7 @@ class Contiguous(Ledger):
         if state.tables is not None:
             view = state.tables.cut(0, state.n, state.known, None)
         else:
-            view = self._steps.run(state.known.first or 0, self.batch, state.n, None)
+            view = self._steps.run(state.first, self.batch, state.n, None)
         return Step(None, Span(0, state.n), view, self._places)
 
     # ---- between passes
@@ -126,23 +134,18 @@ class Contiguous(Ledger):
 
     def _crop(self, to: tuple[int, ...]) -> None:
         state = self._state
-        if state.n == 0:
-            return
         tables, n, known = state.tables, state.n, state.known
         if tables is None:
-            first = known.first or 0
-            kept = tuple(min(max(end - first, 0), n) for end in to)
+            kept = tuple(min(max(end - state.first, 0), n) for end in to)
             n = max(kept)
-            known = Known.run(first, self.batch, n)
+            known = Known.run(state.first, self.batch, n)
             if min(kept) < n:
                 known = Known(None, known.order, known.pos, kept)
                 tables = self._tables(self._steps.run(0, self.batch, 1, None))
-        else:
-            bounds = known.order and (known.order[0], max(known.order[0], min(known.order[1], max(to) - 1)))
-            known = Known(None, bounds, known.pos, same_rows=known.same_rows and len(set(to)) == 1)
+        else:  # bounds stay bounds
+            known = Known(None, known.order, known.pos, same_rows=known.same_rows and len(set(to)) == 1)
         if tables is not None:
-            limit = torch.tensor(to, device=self.device)[:, None]
-            tables = tables.keep((tables.order >= 0) & (tables.order < limit))
+            tables = tables.keep(tables.order < torch.tensor(to, device=self.device)[:, None])
         self._state = self._read(tables, n, known)
 
     def _read(self, tables: Tables | None, n: int, known: Known) -> _State:
@@ -152,19 +155,18 @@ class Contiguous(Ledger):
             n = int(used[-1]) + 1 if len(used) else 0
             known = tables.facts(0, n)
         if n == 0:
-            return _State()
+            return self._run(0, 0)
         if tables is None or known.first is not None:
             return _State(n, known)
         return _State(n, known, tables, tables.order[:, :n].amax(1) + 1)
 
     def _pick(self, index: tuple[int, ...]) -> None:
         state = self._state
-        if state.n:
-            tables = None if state.tables is None else state.tables.pick(index)
-            self._state = self._read(tables, state.n, picked(state.known, index))
+        tables = None if state.tables is None else state.tables.pick(index)
+        self._state = self._read(tables, state.n, picked(state.known, index))
 
     def _clear(self) -> None:
-        self._state = self._before = _State()
+        self._state = self._before = self._run(0, 0)
 
     def fork(self) -> Contiguous:
         self.commit()
@@ -212,7 +214,7 @@ class Contiguous(Ledger):
         state = self._state
         if state.next_B is not None:
             return Next.read(state.next_B)
-        return Next.all((state.known.first or 0) + state.n, self.batch, self.device)
+        return Next.all(state.first + state.n, self.batch, self.device)
 
     @property
     def holding(self) -> bool:

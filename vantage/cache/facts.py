@@ -36,24 +36,13 @@ def on_host(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
-def blank(shape: Sequence[int], fill: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A new tensor that may be written later, in any mode: one made in inference mode may not."""
-    with torch.inference_mode(False):
-        return torch.full(tuple(shape), fill, dtype=dtype, device=device)
-
-
-def joined(a: Known, n: int, b: Known, width: int) -> Known:
-    """The facts of n columns (a) followed by ``width`` columns (b). Where they are not known they stay so."""
-    if n == 0:
-        return b
-    if a.first is not None and b.first == a.first + n and a.counts is not None:
-        return Known.run(a.first, len(a.counts), n + width)
-    counts = (
-        None if a.counts is None or b.counts is None else tuple(x + y for x, y in zip(a.counts, b.counts, strict=True))
-    )
-    empty = a.empty or b.empty
-    same_rows = a.same_rows and b.same_rows
-    return Known(None, _bounds(a, b, a.order, b.order), _bounds(a, b, a.pos, b.pos), counts, empty, same_rows)
+def joined(a: Known, b: Known) -> Known:
+    """The facts of some columns followed by others, as if they were no plain run."""
+    counts = None
+    if a.counts is not None and b.counts is not None:
+        counts = tuple(x + y for x, y in zip(a.counts, b.counts, strict=True))
+    order, pos = _bounds(a, b, a.order, b.order), _bounds(a, b, a.pos, b.pos)
+    return Known(None, order, pos, counts, a.empty or b.empty, a.same_rows and b.same_rows)
 
 
 def _bounds(a: Known, b: Known, of_a: tuple[int, int] | None, of_b: tuple[int, int] | None) -> tuple[int, int] | None:
@@ -90,14 +79,13 @@ class Tables:
     @staticmethod
     def blank(batch: int, places: int, like: Positions) -> Tables:
         """Empty tables for such positions."""
-        shape = (batch, places)
-        pos = blank(shape, EMPTY, like.pos.dtype, like.device)
-        segment = None if like.segment is None else blank(shape, EMPTY, like.segment.dtype, like.device)
-        return Tables(pos, blank(shape, EMPTY, torch.int64, like.device), segment)
 
-    @property
-    def bytes(self) -> int:
-        return sum(t.nbytes for t in (self.pos, self.order, self.segment) if t is not None)
+        def blank(dtype: torch.dtype) -> Tensor:
+            with torch.inference_mode(False):  # what is made in inference mode cannot be written outside it
+                return torch.full((batch, places), EMPTY, dtype=dtype, device=like.device)
+
+        segment = None if like.segment is None else blank(like.segment.dtype)
+        return Tables(blank(like.pos.dtype), blank(torch.int64), segment)
 
     def fit(self, places: int, pos: Positions) -> Tables:
         """The same, with at least so many places and able to keep such positions. Itself if it is."""

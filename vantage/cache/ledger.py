@@ -128,8 +128,8 @@ class Ledger(ABC):
         """Row i becomes what row index[i] was; there may be more or fewer rows afterwards."""
         rows = self.check_index(index)
         self.commit()
-        self._pick(rows)
         self.batch = len(rows)
+        self._pick(rows)
         self._changed()
 
     def check_index(self, index: Sequence[int] | Tensor) -> tuple[int, ...]:

@@ -29,13 +29,24 @@ class _State:
     """The rows, and the positions of their tokens: a plain run told by ``known``, or tables by token."""
 
     rows: tuple[Row, ...]
-    known: Known = Known()
+    known: Known
     tables: Tables | None = None  # column i + 1 is token i; column 0 is where empty places are written
     next_B: Tensor | None = None  # with tables: where each row goes on
 
     @property
     def longest(self) -> int:
         return max(row.tokens for row in self.rows)
+
+    @property
+    def first(self) -> int:
+        """Where a plain run begins."""
+        assert self.known.first is not None
+        return self.known.first
+
+    @staticmethod
+    def run(rows: tuple[Row, ...], first: int) -> _State:
+        """Equal rows that run from ``first``."""
+        return _State(rows, Known.run(first, len(rows), rows[0].tokens))
 
 
 @final
@@ -47,7 +58,7 @@ class Paged(Ledger):
     taken back by ``draft`` tokens at most; without one nothing is let go.
     """
 
-    _state = _State(())  # so that a ledger that was refused at birth has nothing to give back
+    _state = _State((), Known())  # so that a ledger that was refused at birth has nothing to give back
 
     def __init__(
         self,
@@ -65,7 +76,7 @@ class Paged(Ledger):
             raise BadInput(f"draft={draft} with window={window}: a draft of 0 or more goes with a window")
         self.pool = pool
         self._window, self._draft = window, draft
-        self._state = self._before = _State((Row(),) * batch)
+        self._state = self._before = _State.run((Row(),) * batch, 0)
         self._plan = Plan(self._state.rows)
         self._steps = Steps(self.device)
         self._made: dict[tuple[tuple[int, ...], ...], Tensor] = {}  # tables of blocks
@@ -92,8 +103,8 @@ class Paged(Ledger):
         # nothing is refused from here on
         token_BT = None
         if plain:
-            origin = (pos.known.first or 0) - state.longest
-            new = _State(todo.rows, Known.run(origin, self.batch, todo.rows[0].tokens))
+            assert pos.known.first is not None
+            new = _State.run(todo.rows, pos.known.first - state.longest)
         else:
             token_BT = self._tokens(pos)
             new = self._with_tables(pos, todo.rows, token_BT)
@@ -104,7 +115,7 @@ class Paged(Ledger):
         hidden = [0 if self._window is None else max(0, row.tokens - self._window + 1) for row in state.rows]
         read, view = self._read(new, hidden, pos.length)
         self._before, self._plan = state, todo
-        self._state = new if new.longest else _State(new.rows)
+        self._state = new if new.longest else _State.run(new.rows, 0)
         return Step(write, read, view, self.places)
 
     def _runs_on(self, pos: Positions) -> bool:
@@ -113,7 +124,7 @@ class Paged(Ledger):
         if first is None or pos.segment is not None or state.tables is not None:
             return False
         longest = state.longest
-        return longest == 0 or first == (state.known.first or 0) + longest
+        return longest == 0 or first == state.first + longest
 
     def _tokens(self, pos: Positions) -> Tensor:
         """Which token of its row each one is, -1 for an empty place, (B, T)."""
@@ -130,7 +141,7 @@ class Paged(Ledger):
         tables = tables.fit(have if longest + 1 < have else 2 + 2 * longest, pos).clone()
         tables.scatter(token_BT + 1, pos)
         counts = tuple(row.tokens for row in rows)
-        known = joined(state.known, state.longest, pos.known, pos.shape[1])
+        known = joined(state.known, pos.known)
         known = Known(None, known.order, known.pos, counts, min(counts) < longest, known.same_rows)
         next_B = torch.maximum(self.next_positions.order, pos.order.amax(1) + 1)
         return _State(rows, known if pos.segment is None else unlike(known), tables, next_B)
@@ -139,8 +150,7 @@ class Paged(Ledger):
         """Tables of a plain run."""
         n = self._state.longest
         tables = Tables.blank(self.batch, 1 + n, like)
-        if n:
-            tables.write(1, self._steps.run(self._state.known.first or 0, self.batch, n, None))
+        tables.write(1, self._steps.run(self._state.first, self.batch, n, None))
         return tables
 
     def _write(self, new: _State, pos: Positions, counts: Sequence[int], token_BT: Tensor | None) -> Write:
@@ -175,7 +185,7 @@ class Paged(Ledger):
     def _view(self, state: _State, skips: Sequence[int], n: int, length: int | None) -> Positions:
         """The positions of n tokens a row, after those that are skipped (one number, or one a row)."""
         if state.tables is None:
-            return self._steps.run((state.known.first or 0) + skips[0], self.batch, n, length)
+            return self._steps.run(state.first + skips[0], self.batch, n, length)
         known, even = state.known, len(set(skips)) == 1
         if any(skips):
             skips = skips if len(skips) == self.batch else [skips[0]] * self.batch
@@ -243,10 +253,8 @@ class Paged(Ledger):
         end_B = self.next_positions.order - torch.tensor(lost, device=self.device)
         end_B = torch.where(torch.tensor(kept, device=self.device) > 0, end_B, 0)
         rows = cropped(self.pool, state.rows, kept)
-        if not any(kept):
-            self._state = _State(rows)
-        elif tables is None:
-            self._state = _State(rows, Known.run(state.known.first or 0, self.batch, kept[0]))
+        if tables is None or not any(kept):
+            self._state = _State.run(rows, state.first if any(kept) else 0)
         else:
             limit = torch.tensor(to, device=self.device)[:, None]
             tables = tables.keep(tables.order < limit)
@@ -282,7 +290,7 @@ class Paged(Ledger):
     def _clear(self) -> None:
         for row in self._state.rows:
             self.pool.release(row.blocks)
-        self._state = self._before = _State((Row(),) * self.batch)
+        self._state = self._before = _State.run((Row(),) * self.batch, 0)
         self._plan = Plan(self._state.rows)
 
     def fork(self) -> Paged:
@@ -330,7 +338,7 @@ class Paged(Ledger):
         state = self._state
         if state.next_B is not None:
             return Next.read(state.next_B)
-        return Next.all((state.known.first or 0) + state.longest, self.batch, self.device)
+        return Next.all(state.first + state.longest, self.batch, self.device)
 
     @property
     def holding(self) -> bool:

@@ -105,7 +105,7 @@ class Ring(Ledger):
         index = torch.where(pos.order >= low[:, None], pos.order % size, size)
         tables = old.tables.fit(size + 1, pos).clone()
         tables.scatter(index, pos)
-        known = replace(joined(old.known, size, pos.known, width), counts=None, empty=True)
+        known = replace(joined(old.known, pos.known), counts=None, empty=True)
         known = known if pos.segment is None else unlike(known)
         new = _Mixed(start, low, next_B, tables, known)
         if width <= self._draft + 1:
@@ -124,9 +124,7 @@ class Ring(Ledger):
         if self._step.deferred:
             return
         if isinstance(before, _Run):
-            if before.next > before.start:
-                low = before.next + self._pos.shape[1] - self._size
-                self._state = replace(before, low=max(before.low, low))
+            self._state = replace(before, low=max(before.low, before.next + self._pos.shape[1] - self._size))
         else:
             assert isinstance(after, _Mixed)
             low = torch.where(before.next == 0, before.low, after.low)

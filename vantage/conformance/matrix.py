@@ -55,6 +55,7 @@ class MatrixReport:
 
     strength: int
     tolerance: float
+    filter: str = ""
     results: list[Result] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
 
@@ -96,13 +97,19 @@ class MatrixReport:
             if rows:
                 counts = [_count([r for r in rows if r.cell[NUMBER[f]] == v]) for f, v in columns]
                 table.add_row(encoding, *counts, f"{max(r.error for r in rows):.0e}")
-        words = {1: "every value", 2: "every pair", 3: "every triple"}
+        many = {1: "every one", 2: "every pair", 3: "every triple"}
+        words = {n: f"{word} of the parts that can work together" for n, word in many.items()}
         passed, said = sum(r.ok for r in self.results), sum(r.ok for r in self.refusals)
         lines = [
             f"{passed} of {len(self.results)} cells equal within {self.tolerance:.0e} (worst {self.worst:.1e}); "
-            f"they hold {words[self.strength]} of parts that work together.",
-            f"{said} of {len(self.refusals)} combinations that cannot work are refused with their reason.",
+            + (
+                f"only those with {self.filter!r} in their name."
+                if self.filter
+                else f"they hold {words[self.strength]}."
+            )
         ]
+        if not self.filter:
+            lines.append(f"{said} of {len(self.refusals)} combinations that cannot work are refused with their reason.")
         lines += [f"FAILED {r.name}: {r.note if isinstance(r, Result) else r.said}" for r in self.failures]
         return Group(table, *(Text(line) for line in lines))
 
@@ -136,7 +143,7 @@ def run_matrix(
     refused = [] if filter else list(refused_combinations())
     if not cells:
         raise BadInput(f"no cell's name contains {filter!r}; a name is {'/'.join(FACTORS)}")
-    report = MatrixReport(strength, TOLERANCE[dtype])
+    report = MatrixReport(strength, TOLERANCE[dtype], filter)
     total = len(cells) + len(refused)
     for cell in cells:
         report.results.append(_run(cell, dtype, device))

@@ -38,7 +38,11 @@ class Flex:
                 return "flex has no backward pass on a CPU"
             if not self.compiled:
                 return "the unfused form of flex has no backward pass: use flex-compiled"
-        if self.compiled and (why := cannot_compile(q.device.type)):
+        if not self.compiled:
+            return None
+        if q.device.type == "cuda" and min(q.shape[-1], view.v.shape[-1]) < 16:
+            return "compiled flex needs heads at least 16 wide on a GPU"
+        if why := cannot_compile(q.device.type):
             return why
         return None
 

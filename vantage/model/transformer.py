@@ -90,7 +90,7 @@ class Model(nn.Module):
         self.embed.check(tokens)
         pos = self._place(tokens, positions, cache, mask, length)
         memory = self.encode(source) if isinstance(source, Tensor) else source
-        self._check_memory(memory, cache)
+        self._check_memory(memory, cache, len(tokens))
         with contextlib.nullcontext() if cache is None else cache.step(pos):
             ctx = Context(pos, self._choose, *self._caches(cache), memory=memory, watch=watch)
             x = self.embed(tokens, pos)
@@ -102,6 +102,7 @@ class Model(nn.Module):
         """Run the encoder. ``mask`` is a padding mask (B, S)."""
         if self.encoder is None:
             raise BadInput("this model has no encoder: leave source out")
+        self.encoder.embed.check(source)
         pos = self.encoder._place(source, None, None, mask, None)
         return Memory(self.encoder.hidden(source, positions=pos), pos)
 
@@ -212,9 +213,9 @@ class Model(nn.Module):
             return Positions.from_mask(mask, start.order)
         if start.host is not None:
             return Positions.arange(B, T, start.host, device=tokens.device)
-        return Positions.of(start.order[:, None] + torch.arange(T, device=tokens.device))
+        return Positions.onward(start.order, T)
 
-    def _check_memory(self, memory: Memory | None, cache: ModelCache | None) -> None:
+    def _check_memory(self, memory: Memory | None, cache: ModelCache | None, rows: int) -> None:
         if self.encoder is None:
             if memory is not None:
                 raise BadInput("this model has no encoder: leave source out")
@@ -222,12 +223,15 @@ class Model(nn.Module):
             raise BadInput("this model reads a source: pass source=, or a cache that already holds one")
         elif memory is not None and cache is not None and cache.has_memory:
             raise CacheError("this cache already holds a source: leave source out, or start with a new cache")
+        elif memory is not None and len(memory.hidden) != rows:
+            raise BadInput(f"the source has {len(memory.hidden)} rows, the tokens {rows}: give one for each")
 
     def _caches(self, cache: ModelCache | None) -> tuple[Sequence[Cache], Sequence[Cache]]:
         if cache is None:
             nothing = (NoCache(),) * len(self.blocks)
             return nothing, nothing
-        return cache.layers, cache.cross
+        across = iter(cache.cross)  # one for each layer that has cross-attention, wanted by the layer's number
+        return cache.layers, [NoCache() if layer.cross is None else next(across) for layer in self.spec.layers]
 
 
 def _plan(kept: Kept, mask: Mask) -> LayerPlan:

@@ -53,7 +53,7 @@ class Randomised:
         number = torch.arange(self.high, device=places_BT.device)
         ascending = torch.where(chosen, number, number + self.high).sort(dim=1).values  # the chosen come first
         last = torch.iinfo(order_BT.dtype).max
-        rank = order_BT.masked_fill(~places_BT, last).argsort(dim=1, stable=True).argsort(dim=1)
+        rank = order_BT.masked_fill(~places_BT, last).argsort(dim=1).argsort(dim=1)
         return ascending.gather(1, rank.clamp_max(self.high - 1))
 
 

@@ -116,6 +116,13 @@ class Positions:
         return Positions.of(pos).to(device)
 
     @staticmethod
+    def onward(starts_B: Tensor, width: int) -> Positions:
+        """Every row runs on from its own start, wherever the starts lie; no place is empty."""
+        pos = starts_B[:, None] + torch.arange(width, device=starts_B.device)
+        known = Known.read(pos, pos)
+        return Positions(pos, pos, known=replace(known, counts=(width,) * len(pos), empty=False))
+
+    @staticmethod
     def of(
         pos: Tensor,
         *,
