@@ -25,13 +25,13 @@ class Listing:
     def __init__(self) -> None:
         self.held: View | None = None
 
-    def append(self, pos: Positions, k_BGTd: Tensor, v_BGTd: Tensor) -> View:
+    def append(self, pos: Positions, k_BGTd: Tensor, v_BGTe: Tensor) -> View:
         if self.held is not None:
             old = self.held
-            k_BGTd, v_BGTd = torch.cat([old.k, k_BGTd], 2), torch.cat([old.v, v_BGTd], 2)
+            k_BGTd, v_BGTe = torch.cat([old.k, k_BGTd], 2), torch.cat([old.v, v_BGTe], 2)
             order = torch.cat([old.pos.order, pos.order], 1)
             pos = Positions.of(torch.cat([old.pos.pos, pos.pos], 1), order=order)
-        self.held = View(k_BGTd, v_BGTd, pos)
+        self.held = View(k_BGTd, v_BGTe, pos)
         return self.held
 
     def view(self) -> View:
@@ -42,8 +42,8 @@ class Listing:
 class Forgetting:
     """Keeps nothing, as in training."""
 
-    def append(self, pos: Positions, k_BGTd: Tensor, v_BGTd: Tensor) -> View:
-        return View(k_BGTd, v_BGTd, pos)
+    def append(self, pos: Positions, k_BGTd: Tensor, v_BGTe: Tensor) -> View:
+        return View(k_BGTd, v_BGTe, pos)
 
     def view(self) -> View:
         raise AssertionError("nothing is held")

@@ -4,14 +4,13 @@ import pytest
 import torch
 
 from tests.attention.helpers import F64, Listing, attention, check_gradients, run, vectors
-from vantage.attention import GroupedQuery, LengthTemperature, NoBias, QKNorm
-from vantage.attention.scorer import merge_heads
+from vantage.attention import GroupedQuery, LengthTemperature, QKNorm
 from vantage.errors import BadInput
 from vantage.model.norms import LayerNorm, RMSNorm
 from vantage.position import T5, Alibi, CoPE, Fire, Kerple, Rope, Shaw, Shifted, TransformerXL, XPos
 from vantage.spec.masks import Causal, Everything, Window
-from vantage.spec.model import Kept, Scores
-from vantage.spec.parts import Argmax, Parts, Shape, Softmax
+from vantage.spec.model import Kept
+from vantage.spec.parts import Parts, Shape
 from vantage.spec.positions import EMPTY, Positions
 
 
@@ -86,11 +85,6 @@ def test_heads_that_do_not_divide_are_refused(config, says):
 
 def test_a_head_width_that_is_said_need_not_divide():
     assert GroupedQuery(5, head_dim=4).shape(12).key_dim == 4
-
-
-def test_heads_are_put_side_by_side():
-    x = torch.arange(8.0).view(1, 2, 2, 2)  # (B, H, T, d)
-    assert merge_heads(x).tolist() == [[[0, 1, 4, 5], [2, 3, 6, 7]]]
 
 
 # ---- through a cache
@@ -180,77 +174,6 @@ def test_transforms_act_in_their_order():
         assert not torch.allclose(run(one, x), run(other, x))
 
 
-# ---- what is asked of the kernel
-
-
-def watched(config, x, **options):
-    module = attention(config, x.shape[-1], **options)
-    seen = []
-    run(module, x, watch=lambda site, index, view, need, done: seen.append((site, index, need, done)))
-    (one,) = seen
-    return module, *one
-
-
-def test_the_scale_is_one_over_the_root_of_the_head_width():
-    _, site, index, need, _ = watched(GroupedQuery(4, head_dim=9), vectors(1, 2, 8))
-    assert need.scale == 1 / 3
-    assert (site, index) == ("self", 0)
-    assert watched(GroupedQuery(4, scores=Scores(scale=0.5)), vectors(1, 2, 8))[3].scale == 0.5
-
-
-def test_softcap_sinks_and_normaliser_reach_the_kernel():
-    scores = Scores(softcap=2.0, sinks=True, normalise=Softmax(0.5))
-    module, _, _, need, done = watched(GroupedQuery(4, 2, scores=scores), vectors(1, 3, 8))
-    assert need.softcap == 2.0
-    assert need.normalise == Softmax(0.5)
-    assert need.sinks is module.scorer.sinks
-    assert module.scorer.sinks.shape == (4,)
-    assert need.weights  # whoever watches sees them
-    assert (done.weights.sum(-1) < 1).all()
-    assert watched(GroupedQuery(4), vectors(1, 3, 8))[0].scorer.sinks is None
-
-
-def test_sinks_start_at_0():
-    from tests.attention.helpers import wires
-
-    module = GroupedQuery(4, scores=Scores(sinks=True)).build(8, wires())
-    assert module.scorer.sinks.tolist() == [0.0] * 4
-
-
-def test_hard_attention_copies_one_value():
-    module, _, _, _, done = watched(GroupedQuery(2, scores=Scores(normalise=Argmax())), vectors(1, 5, 8))
-    assert set(done.weights.unique().tolist()) == {0.0, 1.0}
-    assert (done.weights.sum(-1) == 1).all()
-    assert isinstance(module.scorer.bias, NoBias)
-
-
-def test_dropout_acts_in_training_only():
-    module, x = attention(GroupedQuery(2, scores=Scores(dropout=0.5)), 8), vectors(1, 6, 8)
-    with torch.no_grad():
-        assert torch.equal(run(module, x), run(module, x))
-        module.train()
-        torch.manual_seed(0)
-        assert not torch.allclose(run(module, x), run(module, x))
-    still = attention(GroupedQuery(2), 8).train()
-    assert torch.equal(run(still, x), run(still, x))
-
-
-@pytest.mark.parametrize(
-    ("scores", "says"),
-    [
-        ({"softcap": 0.0}, "softcap=0.0: use a positive number, or None"),
-        ({"softcap": -1.0}, "softcap=-1.0"),
-        ({"dropout": 1.0}, "dropout=1.0: use a share from 0 up to, not including, 1"),
-        ({"dropout": -0.1}, "dropout=-0.1"),
-        ({"normalise": Softmax(0.0)}, r"temperature=0.0: use a positive number, or Argmax\(\)"),
-        ({"normalise": Softmax(-1.0)}, "temperature=-1.0"),
-    ],
-)
-def test_scores_that_cannot_be(scores, says):
-    with pytest.raises(BadInput, match=says):
-        Scores(**scores)
-
-
 def test_a_padded_row_is_the_row_alone():
     module, x = attention(GroupedQuery(4, 2), 8, parts=Alibi().parts(causal=True)), vectors(2, 5, 8)
     pos = Positions.of(torch.tensor([[EMPTY, EMPTY, 0, 1, 2], [0, 1, 2, 3, 4]]))
@@ -259,43 +182,6 @@ def test_a_padded_row_is_the_row_alone():
     torch.testing.assert_close(both[:1, 2:], alone)
     torch.testing.assert_close(both[1:], run(module, x[1:]))
     assert (both[0, :2] == 0).all()  # an empty place sees nothing, and there is no bias to add
-
-
-# ---- transforms that are not positions
-
-
-def test_qk_norm_norms_every_head_of_queries_and_keys():
-    part = QKNorm(RMSNorm(eps=0.0)).build(Shape(8, 2, 1, 4, 4, 4)).to(F64)
-    q, pos = vectors(2, 2, 3, 4), Positions.arange(2, 3)
-    rms = q.square().mean(-1, keepdim=True).sqrt()
-    torch.testing.assert_close(part.query(q, pos), q / rms)
-    torch.testing.assert_close(part.key(q, pos), q / rms)
-    with torch.no_grad():
-        part.q_norm.weight.fill_(2.0)
-        part.k_norm.weight.fill_(3.0)
-    torch.testing.assert_close(part.query(q, pos), 2 * q / rms)
-    torch.testing.assert_close(part.key(q, pos), 3 * q / rms)
-    layer = QKNorm(LayerNorm()).build(Shape(8, 2, 1, 4, 4, 4)).to(F64)
-    torch.testing.assert_close(layer.query(q, pos), torch.nn.functional.layer_norm(q, (4,)))
-
-
-def test_length_temperature():
-    part = LengthTemperature(scale=0.5, floor=4.0).build(Shape(8, 2, 1, 4, 4, 4))
-    q = torch.ones(1, 2, 6, 4, dtype=F64)
-    pos = Positions.of(torch.tensor([[0, 2, 3, 7, 11, 12]]))
-    steps = torch.tensor([0.0, 0.0, 1.0, 2.0, 3.0, 3.0])
-    wanted = (1 + 0.5 * (1 + steps).log()).view(1, 1, 6, 1).to(F64)
-    torch.testing.assert_close(part.query(q, pos), wanted.expand_as(q), rtol=1e-6, atol=0)
-    assert part.key(q, pos) is q
-    assert LengthTemperature() == LengthTemperature(0.1, 8192.0)
-
-
-def test_length_temperature_is_llama_4s():
-    positions = torch.arange(0, 40000, 997)
-    theirs = torch.log1p(torch.floor((positions.float() + 1.0) / 8192)) * 0.1 + 1.0  # modeling_llama4
-    part = LengthTemperature().build(Shape(8, 2, 1, 4, 4, 4))
-    ours = part.query(torch.ones(1, 1, len(positions), 1), Positions.of(positions))
-    torch.testing.assert_close(ours[0, 0, :, 0], theirs)
 
 
 # ---- gradients
@@ -316,14 +202,6 @@ def test_gradcheck(config, parts, kernel):
     module = attention(config, 4, Causal() & Window(2), parts=parts)
     pos = torch.tensor([[0, 1, 2], [EMPTY, 0, 1]])
     check_gradients(module, lambda m, x: run(m, x, pos=Positions.of(pos), kernel=kernel), vectors(2, 3, 4))
-
-
-@pytest.mark.parametrize(
-    "scores", [Scores(sinks=True), Scores(softcap=1.5), Scores(normalise=Softmax(0.5)), Scores(sinks=True, softcap=2.0)]
-)
-def test_gradcheck_of_scores(scores):
-    module = attention(GroupedQuery(2, 1, scores=scores), 4)
-    check_gradients(module, run, vectors(1, 3, 4))
 
 
 @pytest.mark.parametrize("encoding", [T5(4, 8), Shaw(1), TransformerXL(), Kerple("power"), CoPE(3), Fire(hidden=2)])

@@ -51,7 +51,7 @@ def test_float32_stays_near_the_float64_reference(cell):
     [
         ("rope", "grouped", "causal", "none", "flex-compiled", "full"),
         ("alibi", "softcap", "window", "contiguous", "flex-compiled", "full"),
-        ("t5", "sinks", "causal", "none", "flex-compiled", "packed"),
+        ("t5", "temperature", "causal", "none", "flex-compiled", "packed"),
     ],
     ids="/".join,
 )

@@ -82,20 +82,43 @@ def test_flex_has_no_backward_on_a_cpu():
         assert KERNELS["flex"].refuses(c.need, elsewhere, c.view) is None
 
 
+def test_compiled_flex_gives_no_log_sum_exp_on_a_cpu():
+    c, kernel = call(), KERNELS["flex-compiled"]
+    for asked in ({"lse": True}, {"sinks": normal(4, seed=0)}):
+        need = replace(c.need, **asked)
+        assert "does not give the log-sum-exp on a CPU" in (kernel.refuses(need, c.q, c.view) or "")
+        assert kernel.refuses(need, c.q.to("meta"), c.view) is None
+        assert KERNELS["flex"].refuses(need, c.q, c.view) is None
+
+
 def test_a_machine_without_a_compiler(monkeypatch):
     c = call()
     monkeypatch.setattr(flex.shutil, "which", lambda name: None)
     flex.cannot_compile.cache_clear()
     try:
         why = KERNELS["flex-compiled"].refuses(c.need, c.q, c.view)
-        assert why == "torch.compile needs a C++ compiler on this machine and found none"
+        assert why == "torch.compile needs a compiler (c++, g++, clang++) and this machine has none"
         assert KERNELS["flex"].refuses(c.need, c.q, c.view) is None
-        assert flex.cannot_compile("cuda") is None
+        assert flex.cannot_compile("cuda") is not None
     finally:
         flex.cannot_compile.cache_clear()
     monkeypatch.setattr(flex.shutil, "which", lambda name: "/bin/c++" if name == "clang++" else None)
     try:
         assert flex.cannot_compile("cpu") is None
+    finally:
+        flex.cannot_compile.cache_clear()
+
+
+def test_auto_says_once_what_it_fell_back_from(monkeypatch):
+    c, choose = call(), chooser("auto")
+    capped = replace(c.need, softcap=1.0)
+    monkeypatch.setitem(AUTO, "cpu", AUTO["cuda"])
+    monkeypatch.setattr(flex.shutil, "which", lambda name: None)
+    flex.cannot_compile.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="needs a compiler .* runs on a slower kernel"):
+            assert choose(capped, c.q, c.view) is KERNELS["reference"]
+        assert choose(capped, c.q, c.view) is KERNELS["reference"]  # a second warning would be an error here
     finally:
         flex.cannot_compile.cache_clear()
 

@@ -23,13 +23,13 @@ class LayerCache:
     def __init__(self, ledger: Ledger, store: Store):
         self.ledger, self.store = ledger, store
 
-    def append(self, pos: Positions, k_BGTd: Tensor, v_BGTd: Tensor) -> View:
+    def append(self, pos: Positions, k_BGTd: Tensor, v_BGTe: Tensor) -> View:
         """Take in new keys and values; return all there is to look at."""
         rows, width = pos.shape
         store = self.store
-        store.check(rows, width, k_BGTd, v_BGTd)
+        store.check(rows, width, k_BGTd, v_BGTe)
         step = self.ledger.place(pos)
-        store.write(step, k_BGTd, v_BGTd)
+        store.write(step, k_BGTd, v_BGTe)
         k, v = store.read(step)
         return View(k, v, step.view_pos)
 
@@ -53,8 +53,8 @@ class LayerCache:
 class NoCache:
     """Keeps nothing: what is appended is what there is to see. For training and whole passes."""
 
-    def append(self, pos: Positions, k_BGTd: Tensor, v_BGTd: Tensor) -> View:
-        return View(k_BGTd, v_BGTd, pos)
+    def append(self, pos: Positions, k_BGTd: Tensor, v_BGTe: Tensor) -> View:
+        return View(k_BGTd, v_BGTe, pos)
 
     def view(self) -> View:
         raise CacheError("nothing is cached here: append first, or use a cache (model.new_cache)")

@@ -32,7 +32,7 @@ class Codec(ABC):
     def streams(self) -> tuple[Stream, ...]: ...
 
     @abstractmethod
-    def encode(self, k_BGTd: Tensor, v_BGTd: Tensor) -> tuple[Tensor, ...]:
+    def encode(self, k_BGTd: Tensor, v_BGTe: Tensor) -> tuple[Tensor, ...]:
         """One tensor (B, G, T, width) for each stream."""
 
     @abstractmethod
@@ -53,8 +53,8 @@ class Plain(Codec):
     def streams(self) -> tuple[Stream, ...]:
         return Stream(self.key_dim, self.dtype), Stream(self.value_dim, self.dtype)
 
-    def encode(self, k_BGTd: Tensor, v_BGTd: Tensor) -> tuple[Tensor, ...]:
-        return k_BGTd, v_BGTd
+    def encode(self, k_BGTd: Tensor, v_BGTe: Tensor) -> tuple[Tensor, ...]:
+        return k_BGTd, v_BGTe
 
     def decode(self, streams: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         return streams[0], streams[1]
@@ -77,7 +77,7 @@ class Single(Codec):
     def streams(self) -> tuple[Stream, ...]:
         return (Stream(self.key_dim, self.dtype),)
 
-    def encode(self, k_BGTd: Tensor, v_BGTd: Tensor) -> tuple[Tensor, ...]:
+    def encode(self, k_BGTd: Tensor, v_BGTe: Tensor) -> tuple[Tensor, ...]:
         return (k_BGTd,)
 
     def decode(self, streams: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -116,9 +116,9 @@ class Int8(Codec):
         pairs = [(Stream(s.width, torch.int8), Stream(1, self.scale_dtype)) for s in self.of.streams()]
         return tuple(stream for pair in pairs for stream in pair)
 
-    def encode(self, k_BGTd: Tensor, v_BGTd: Tensor) -> tuple[Tensor, ...]:
+    def encode(self, k_BGTd: Tensor, v_BGTe: Tensor) -> tuple[Tensor, ...]:
         out: list[Tensor] = []
-        for x in self.of.encode(k_BGTd, v_BGTd):
+        for x in self.of.encode(k_BGTd, v_BGTe):
             x = x.to(self.scale_dtype)
             scale = x.abs().amax(-1, keepdim=True) / 127
             # a head of zeros has a scale of 0 and must not divide by it
@@ -154,19 +154,19 @@ class Store:
     def tensors(self) -> tuple[Tensor, ...]:
         return tuple(self._buffers)
 
-    def check(self, rows: int, width: int, k_BGTd: Tensor, v_BGTd: Tensor) -> None:
+    def check(self, rows: int, width: int, k_BGTd: Tensor, v_BGTe: Tensor) -> None:
         """Raises if these keys and values cannot be kept here."""
         codec = self.codec
         lead = (rows, codec.kv_heads, width)
-        if k_BGTd.shape != (*lead, codec.key_dim) or v_BGTd.shape != (*lead, codec.value_dim):
+        if k_BGTd.shape != (*lead, codec.key_dim) or v_BGTe.shape != (*lead, codec.value_dim):
             raise BadInput(
-                f"keys {tuple(k_BGTd.shape)} and values {tuple(v_BGTd.shape)} for a cache that takes "
+                f"keys {tuple(k_BGTd.shape)} and values {tuple(v_BGTe.shape)} for a cache that takes "
                 f"{(*lead, codec.key_dim)} and {(*lead, codec.value_dim)}: (rows, key/value heads, tokens, width)"
             )
-        if (k_BGTd.requires_grad or v_BGTd.requires_grad) and torch.is_grad_enabled():
+        if (k_BGTd.requires_grad or v_BGTe.requires_grad) and torch.is_grad_enabled():
             raise BadInput("a cache keeps no gradients: use torch.no_grad() with a cache, or no cache to train")
 
-    def write(self, step: Step, k_BGTd: Tensor, v_BGTd: Tensor) -> None:
+    def write(self, step: Step, k_BGTd: Tensor, v_BGTe: Tensor) -> None:
         """Take in what a pass brings."""
         if step is self._last:
             raise CacheError("these positions were appended here before: make new Positions for every pass")
@@ -175,7 +175,7 @@ class Store:
             self.settle()
         if step.places > self._places:
             self._grow(step.places)
-        streams = self.codec.encode(k_BGTd, v_BGTd)
+        streams = self.codec.encode(k_BGTd, v_BGTe)
         self._last = step
         if step.deferred:
             self._waiting = (step, streams)

@@ -42,6 +42,8 @@ class Flex:
             return None
         if q.device.type == "cuda" and min(q.shape[-1], view.v.shape[-1]) < 16:
             return "compiled flex needs heads at least 16 wide on a GPU"
+        if q.device.type == "cpu" and (need.lse or need.sinks is not None):
+            return "compiled flex does not give the log-sum-exp on a CPU, which sinks need too"
         if why := cannot_compile(q.device.type):
             return why
         return None
@@ -59,15 +61,15 @@ class Flex:
             block_mask=block_mask,
             scale=need.scale,
             enable_gqa=q_BHTd.shape[1] != view.k.shape[1],
-            return_aux=AuxRequest(lse=True),
+            return_aux=AuxRequest(lse=need.lse or need.sinks is not None),
         )
         lse = aux.lse
-        assert lse is not None, "it was asked for"
         if need.sinks is not None:  # a sink adds exp(sink) to the denominator and nothing to the sum
+            assert lse is not None, "it was asked for"
             sinks = need.sinks.to(lse.dtype)[None, :, None] / need.normalise.temperature
             out = out * torch.sigmoid(lse - sinks)[..., None].to(out.dtype)
             lse = torch.logaddexp(lse, sinks)
-        return Attended(out, lse=lse if need.lse else None)
+        return Attended(out, lse=lse if need.lse else None)  # uncompiled, it comes unasked
 
     def _block_mask(self, mask: Mask, pair: Pair, need: Need) -> BlockMask:
         def make() -> BlockMask:
@@ -134,7 +136,8 @@ def _compiled() -> Callable[..., tuple[Tensor, AuxOutput]]:
 
 @functools.cache
 def cannot_compile(device: str) -> str | None:
-    """Why torch.compile cannot work on this machine; ``None``: it can."""
-    if device == "cpu" and not any(shutil.which(c) for c in ("c++", "g++", "clang++")):
-        return "torch.compile needs a C++ compiler on this machine and found none"
+    """Why torch.compile cannot work on this machine; ``None``: it can. Triton, on a GPU, needs a compiler too."""
+    compilers = ("c++", "g++", "clang++") if device == "cpu" else ("cc", "gcc", "clang")
+    if not any(shutil.which(compiler) for compiler in compilers):
+        return f"torch.compile needs a compiler ({', '.join(compilers)}) and this machine has none"
     return None

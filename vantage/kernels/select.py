@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import warnings
 from collections.abc import Callable
 
 from torch import Tensor
 
 from vantage.errors import BadInput, Refused
-from vantage.kernels.flex import Flex
+from vantage.kernels.flex import Flex, cannot_compile
 from vantage.kernels.reference import Reference
 from vantage.kernels.sdpa import Sdpa
 from vantage.spec.parts import Kernel, Need, View
@@ -47,6 +49,15 @@ def chooser(kernel: str | Kernel) -> Choose:
 
 def _first_willing(need: Need, q: Tensor, view: View) -> Kernel:
     for name in AUTO.get(q.device.type, AUTO_ELSEWHERE):
-        if KERNELS[name].refuses(need, q, view) is None:
+        why = KERNELS[name].refuses(need, q, view)
+        if why is None:
             return KERNELS[name]
+        if why == cannot_compile(q.device.type):
+            _say_once(why)
     raise AssertionError("the reference kernel never refuses")
+
+
+@functools.cache
+def _say_once(why: str) -> None:
+    """A machine that lacks something gets the same results, only later, and is told why."""
+    warnings.warn(f"{why}; attention that needs it runs on a slower kernel", stacklevel=2)

@@ -135,7 +135,7 @@ class View(NamedTuple):
 class Cache(Protocol):
     """The keys and values of one attention layer."""
 
-    def append(self, pos: Positions, k_BGTd: Tensor, v_BGTd: Tensor) -> View:
+    def append(self, pos: Positions, k_BGTd: Tensor, v_BGTe: Tensor) -> View:
         """Take in new keys and values; return all there is to look at, in any arrangement."""
         ...
 
