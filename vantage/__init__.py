@@ -11,13 +11,15 @@ __version__ = "0.1.0"
 _WHERE = {
     "vantage.model": ("Model", "build", "decoder", "encoder", "encoder_decoder"),
     "vantage.conformance": ("check",),
+    "vantage.families": ("load", "save"),
     "vantage.functional": ("alibi_bias",),
     "vantage.spec.positions": ("Positions",),
     "vantage.spec.masks": ("Causal", "Chunked", "Everything", "Prefix", "SameSegment", "Window"),
     "vantage.spec.model": ("ModelSpec", "Scores"),
     "vantage.spec.parts": ("Argmax", "Softmax"),
     "vantage.attention": ("GroupedQuery", "Latent", "QKNorm"),
-    "vantage.model.feed_forward": ("Experts", "FeedForward"),
+    "vantage.model.experts": ("Experts", "TopK"),
+    "vantage.model.feed_forward": ("FeedForward",),
     "vantage.model.norms": ("LayerNorm", "RMSNorm"),
     "vantage.position": (
         "Alibi",

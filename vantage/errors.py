@@ -19,3 +19,7 @@ class CacheError(VantageError):
 
 class LengthExceeded(CacheError):
     """A position past the length that was declared for a rule that depends on it."""
+
+
+class CheckpointError(VantageError, ValueError):
+    """A checkpoint that cannot be what it says it is. Nothing of it was loaded, and none of it was run."""

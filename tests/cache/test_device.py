@@ -9,7 +9,10 @@ from vantage.spec.masks import Causal, Window
 from vantage.spec.parts import View
 from vantage.spec.positions import Positions
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
+]
 PLAN = [LayerPlan(2, 3, 2, Causal()), LayerPlan(2, 3, 2, Causal() & Window(4))]
 
 

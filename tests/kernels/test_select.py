@@ -83,7 +83,7 @@ def test_flex_has_no_backward_on_a_cpu():
 
 
 def test_compiled_flex_gives_no_log_sum_exp_on_a_cpu():
-    c, kernel = call(), KERNELS["flex-compiled"]
+    c, kernel = call().to(torch.float32), KERNELS["flex-compiled"]
     for asked in ({"lse": True}, {"sinks": normal(4, seed=0)}):
         need = replace(c.need, **asked)
         assert "does not give the log-sum-exp on a CPU" in (kernel.refuses(need, c.q, c.view) or "")
@@ -91,8 +91,14 @@ def test_compiled_flex_gives_no_log_sum_exp_on_a_cpu():
         assert KERNELS["flex"].refuses(need, c.q, c.view) is None
 
 
+def test_compiled_flex_has_no_float64_on_a_cpu():
+    c, kernel = call(), KERNELS["flex-compiled"]
+    assert kernel.refuses(c.need, c.q, c.view) == "compiled flex has no float64 on a CPU"
+    assert kernel.refuses(c.need, c.q.to("meta"), c.view) is None
+
+
 def test_a_machine_without_a_compiler(monkeypatch):
-    c = call()
+    c = call().to(torch.float32)
     monkeypatch.setattr(flex.shutil, "which", lambda name: None)
     flex.cannot_compile.cache_clear()
     try:
@@ -110,7 +116,7 @@ def test_a_machine_without_a_compiler(monkeypatch):
 
 
 def test_auto_says_once_what_it_fell_back_from(monkeypatch):
-    c, choose = call(), chooser("auto")
+    c, choose = call().to(torch.float32), chooser("auto")
     capped = replace(c.need, softcap=1.0)
     monkeypatch.setitem(AUTO, "cpu", AUTO["cuda"])
     monkeypatch.setattr(flex.shutil, "which", lambda name: None)

@@ -8,7 +8,8 @@ import torch
 from tests.attention.helpers import F64, check_gradients, context, sharpen, vectors
 from vantage.attention import GroupedQuery
 from vantage.model.assemble import assemble_blocks
-from vantage.model.feed_forward import Experts, FeedForward
+from vantage.model.experts import Experts, TopK
+from vantage.model.feed_forward import FeedForward
 from vantage.model.linear import dense
 from vantage.model.norms import LayerNorm, RMSNorm
 from vantage.position import T5, Rope
@@ -114,7 +115,7 @@ def test_gradcheck(wiring):
 
 def test_gradcheck_across_and_with_experts():
     layer = replace(
-        LAYER, attention=GroupedQuery(1), cross=GroupedQuery(1), ffn=Experts(FeedForward(2), 2, 1), norm=RMSNorm()
+        LAYER, attention=GroupedQuery(1), cross=GroupedQuery(1), ffn=Experts(FeedForward(2), 2, TopK(1)), norm=RMSNorm()
     )
     check_gradients(
         block_of(layer),

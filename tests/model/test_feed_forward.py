@@ -7,7 +7,8 @@ import torch
 
 from tests.attention.helpers import F64, check_gradients, sharpen, vectors
 from vantage.errors import BadInput
-from vantage.model.feed_forward import ACTIVATIONS, Experts, FeedForward, named
+from vantage.model.experts import Experts, TopK
+from vantage.model.feed_forward import ACTIVATIONS, FeedForward, named
 from vantage.model.linear import dense
 
 FORMULAS = {
@@ -61,9 +62,9 @@ def test_names():
         (lambda: named("swish", 8), "no feed-forward layer is called 'swish': there are relu, gelu, swiglu, geglu"),
         (lambda: FeedForward(8, "sigmoid"), "no activation is called 'sigmoid': there are relu"),
         (lambda: FeedForward(0), "hidden=0: a feed-forward layer needs at least 1"),
-        (lambda: Experts(FeedForward(4), 3, 4), "top_k=4 of 3 experts: choose from 1 to 3"),
-        (lambda: Experts(FeedForward(4), 3, 0), "top_k=0 of 3 experts"),
-        (lambda: Experts(FeedForward(4), 3, 1, score="tanh"), "score='tanh': use 'softmax' or 'sigmoid'"),
+        (lambda: built(Experts(FeedForward(4), 3, TopK(4))), "4 of 3 experts: choose from 1 to 3"),
+        (lambda: built(Experts(FeedForward(4), 3, TopK(0))), "0 of 3 experts"),
+        (lambda: TopK(1, score="tanh"), "score='tanh': use 'softmax' or 'sigmoid'"),
     ],
 )
 def test_what_cannot_be_is_refused(call, says):
@@ -76,12 +77,12 @@ def test_what_cannot_be_is_refused(call, says):
 
 def by_hand(part, x):
     """One token at a time."""
-    c, out = part.config, torch.zeros_like(x)
+    c, out = part.router.config, torch.zeros_like(x)
     for b in range(x.shape[0]):
         for t in range(x.shape[1]):
-            logits = part.router.weight @ x[b, t]
+            logits = part.router.linear.weight @ x[b, t]
             scores = logits.softmax(-1) if c.score == "softmax" else logits.sigmoid()
-            best = scores.argsort(descending=True)[: c.top_k]
+            best = scores.argsort(descending=True)[: c.k]
             total = scores[best].sum() if c.renormalise else 1.0
             out[b, t] = sum(scores[e] / total * part.experts[e](x[b, t]) for e in best.tolist())
             if part.shared is not None:
@@ -94,36 +95,36 @@ def by_hand(part, x):
 @pytest.mark.parametrize("top_k", [1, 2, 4])
 @pytest.mark.parametrize("shared", [None, FeedForward(5)])
 def test_experts(score, renormalise, top_k, shared):
-    part = built(Experts(FeedForward(4), 4, top_k, shared=shared, score=score, renormalise=renormalise))
+    part = built(Experts(FeedForward(4), 4, TopK(top_k, score, renormalise), shared))
     x = vectors(2, 3, 6)
     with torch.no_grad():
         torch.testing.assert_close(part(x), by_hand(part, x))
 
 
 def test_an_expert_that_nobody_chose_does_nothing():
-    part, x = built(Experts(FeedForward(4), 8, 1)), vectors(1, 2, 6)
+    part, x = built(Experts(FeedForward(4), 8, TopK(1))), vectors(1, 2, 6)
     with torch.no_grad():
         torch.testing.assert_close(part(x), by_hand(part, x))
-        _, chosen = part.route(x.flatten(0, 1))
+        _, chosen = part.router(x.flatten(0, 1))
         assert chosen.shape == (2, 1)
         assert len(chosen.unique()) < 8
 
 
 def test_routing_weights_sum_to_1_where_asked():
     x = vectors(5, 6)
-    weights, chosen = built(Experts(FeedForward(4), 5, 3)).route(x)
+    weights, chosen = built(Experts(FeedForward(4), 5, TopK(3))).router(x)
     torch.testing.assert_close(weights.sum(-1), torch.ones(5, dtype=F64))
     assert all(len(set(row.tolist())) == 3 for row in chosen)
-    raw, _ = built(Experts(FeedForward(4), 5, 3, renormalise=False)).route(x)
+    raw, _ = built(Experts(FeedForward(4), 5, TopK(3, renormalise=False))).router(x)
     assert (raw.sum(-1) < 1).all()
 
 
 def test_half_precision_routes_in_float32():
-    part = built(Experts(FeedForward(4), 4, 2)).to(torch.bfloat16)
+    part = built(Experts(FeedForward(4), 4, TopK(2))).to(torch.bfloat16)
     x = vectors(3, 6, dtype=torch.bfloat16)
-    weights, _ = part.route(x)
+    weights, _ = part.router(x)
     assert weights.dtype == torch.bfloat16
-    wanted, _ = part.router(x).float().softmax(-1).topk(2)
+    wanted, _ = part.router.linear(x).float().softmax(-1).topk(2)
     torch.testing.assert_close(weights, (wanted / wanted.sum(-1, keepdim=True)).bfloat16())
 
 
@@ -136,5 +137,5 @@ def test_gradcheck(activation, gated):
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("renormalise", [True, False])
 def test_gradcheck_of_experts(score, renormalise):
-    config = Experts(FeedForward(2), 3, 2, shared=FeedForward(2), score=score, renormalise=renormalise)
+    config = Experts(FeedForward(2), 3, TopK(2, score, renormalise), shared=FeedForward(2))
     check_gradients(built(config, 3), lambda m, x: m(x), vectors(1, 3, 3))

@@ -103,6 +103,6 @@ def test_half_precision_keeps_far_positions_apart():
     [({"hidden": 0}, "hidden=0"), ({"init_c": 0.0}, "init_c=0.0: use a positive"), ({"init_L": 0.0}, "init_L=0.0")],
 )
 def test_bad_input(options, says):
-    Fire(hidden=1)
+    Fire(hidden=1, init_c=0.5, init_L=0.5)
     with pytest.raises(BadInput, match=says):
         Fire(**options)

@@ -239,6 +239,8 @@ def test_nothing_is_read_back_from_a_device(name, causal):
     if values is not None:
         out.append(values.at(torch.zeros(2, 4, 3, 3, device="meta"), pos, pos))
     assert all(x.device.type == "meta" for x in out)
+    for part in (*inputs, *qk, bias, values):
+        assert part is None or all(p.device.type == "meta" for p in part.state_dict().values())
     assert Randomised(Rope(), 50).draw(pos).pos.device.type == "meta"
 
 

@@ -338,10 +338,11 @@ def test_acts_on_queries_and_keys_alone():
         (lambda: Rope(share=1.5), "share=1.5"),
         (lambda: Rotation(Rope(), 7), r"RoPE \(share 1.0 of 7\) works on pairs of dimensions, got 7"),
         (lambda: Rotation(Rope(share=0.1), 8), "got 0"),
-        (lambda: permutation(5), "got 5"),
+        (lambda: permutation(5), "a pairing works on pairs of dimensions, got 5"),
         (lambda: permutation(4, to="x"), "pairing='x'"),
     ],
 )
 def test_bad_input(make, says):
+    Rope(base=0.5, share=0.01)
     with pytest.raises(BadInput, match=says):
         make()

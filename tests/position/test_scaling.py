@@ -214,5 +214,8 @@ def test_frequencies_are_made_where_they_are_wanted():
     ],
 )
 def test_bad_input(make, says):
+    """And what lies just within is taken."""
+    Linear(0.5), Proportional(1.0, 0.5), Proportional(0.0), DynamicNTK(1.0, 1), YaRN(1.0, 1, beta_fast=2, beta_slow=0.5)
+    LongRope((1.0,), (1.0,), 1, factor=0.5), Llama3(1.0, 0.5, 0.6, 1)
     with pytest.raises(BadInput, match=says):
         make()

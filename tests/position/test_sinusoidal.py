@@ -161,6 +161,7 @@ def test_acts_on_the_input_alone():
     ],
 )
 def test_bad_input(options, says):
+    Sinusoidal(base=0.5, dropout=0.99)
     with pytest.raises(BadInput, match=says):
         Sinusoidal(**options)
     if "layout" in options:

@@ -161,5 +161,6 @@ def test_acts_on_queries_and_keys_alone():
     ],
 )
 def test_bad_input(make, says):
+    XPos(base=0.5, gamma=0.5, scale_base=0.5)
     with pytest.raises(BadInput, match=says):
         make()

@@ -112,6 +112,15 @@ def test_from_mask_counts_the_tokens():
     assert Positions.from_mask(mask.bool(), torch.tensor([4, 9])).pos.tolist() == [[EMPTY, 4, 5], [9, EMPTY, 10]]
 
 
+def test_onward_goes_on_from_each_rows_start():
+    pos = Positions.onward(torch.tensor([4, 0]), 3)
+    assert pos.pos.tolist() == pos.order.tolist() == [[4, 5, 6], [0, 1, 2]]
+    assert pos.known == Known(None, (0, 6), (0, 6), (3, 3), empty=False, same_rows=False)
+    assert Positions.onward(torch.tensor([4, 4]), 3).known == Known.run(4, 2, 3)
+    dark = Positions.onward(torch.empty(2, dtype=torch.long, device="meta"), 3).known
+    assert dark == Known(counts=(3, 3), empty=False)  # as much as is known without looking
+
+
 def test_packed_documents_restart():
     pos = Positions.packed([[2, 3], [1]], width=6)
     assert pos.pos.tolist() == [[0, 1, 0, 1, 2, EMPTY], [0] + 5 * [EMPTY]]

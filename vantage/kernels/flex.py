@@ -42,6 +42,8 @@ class Flex:
             return None
         if q.device.type == "cuda" and min(q.shape[-1], view.v.shape[-1]) < 16:
             return "compiled flex needs heads at least 16 wide on a GPU"
+        if q.device.type == "cpu" and q.dtype == torch.float64:
+            return "compiled flex has no float64 on a CPU"
         if q.device.type == "cpu" and (need.lse or need.sinks is not None):
             return "compiled flex does not give the log-sum-exp on a CPU, which sinks need too"
         if why := cannot_compile(q.device.type):

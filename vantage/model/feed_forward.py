@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -76,53 +75,3 @@ def named(name: str, width: int, hidden: int | None = None) -> FeedForward:
     if name not in shapes:
         raise BadInput(f"no feed-forward layer is called {name!r}: there are {', '.join(shapes)}")
     return shapes[name]
-
-
-@dataclass(frozen=True)
-class Experts:
-    """A mixture of experts: each token goes to its top_k of ``count``, and to all ``shared`` ones."""
-
-    expert: FeedForward
-    count: int
-    top_k: int
-    shared: FeedForward | None = None
-    score: str = "softmax"  # or "sigmoid"
-    renormalise: bool = True  # the chosen weights sum to 1
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.top_k <= self.count:
-            raise BadInput(f"top_k={self.top_k} of {self.count} experts: choose from 1 to {self.count}")
-        if self.score not in ("softmax", "sigmoid"):
-            raise BadInput(f"score={self.score!r}: use 'softmax' or 'sigmoid'")
-
-    def build(self, width: int, linear: LinearMaker) -> nn.Module:
-        return _Experts(self, width, linear)
-
-
-class _Experts(nn.Module):
-    def __init__(self, config: Experts, width: int, linear: LinearMaker):
-        super().__init__()
-        self.config = config
-        self.router = linear(width, config.count, False)
-        self.experts = nn.ModuleList(config.expert.build(width, linear) for _ in range(config.count))
-        self.shared = None if config.shared is None else config.shared.build(width, linear)
-
-    def route(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights and indices (N, top_k) of the experts each token goes to."""
-        logits = self.router(x_ND).float() if x_ND.dtype.itemsize < 4 else self.router(x_ND)
-        scores = logits.softmax(-1) if self.config.score == "softmax" else logits.sigmoid()
-        weights, chosen = scores.topk(self.config.top_k, dim=-1)
-        if self.config.renormalise:
-            weights = weights / weights.sum(-1, keepdim=True)
-        return weights.to(x_ND.dtype), chosen
-
-    def forward(self, x_BTD: Tensor, ctx: Context | None = None) -> Tensor:
-        x = x_BTD.flatten(0, -2)
-        weights, chosen = self.route(x)
-        out = torch.zeros_like(x)
-        for e, expert in enumerate(self.experts):
-            token, slot = (chosen == e).nonzero(as_tuple=True)
-            out = out.index_add(0, token, expert(x[token]) * weights[token, slot, None])
-        if self.shared is not None:
-            out = out + self.shared(x)
-        return out.view_as(x_BTD)

@@ -30,6 +30,7 @@ class Model(nn.Module):
         super().__init__()
         self.spec = spec
         self.tokenizer: Any = None
+        self.config: dict[str, Any] | None = None  # of the checkpoint it came from
         self.kernel = kernel
         self._owner = object()  # caches remember whose keys they hold
         self.encoder = None if spec.encoder is None else Model(spec.encoder, kernel=kernel, linear=linear)

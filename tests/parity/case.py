@@ -1,0 +1,58 @@
+"""A tiny random model of a family, made by transformers, with the options that its config allows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+
+VOCAB = 67
+
+
+@dataclass(frozen=True)
+class Case:
+    """A transformers class and config; ``options`` are switched on one at a time."""
+
+    family: str
+    model: str  # the transformers class
+    config: str  # its config class
+    base: dict[str, Any]
+    options: dict[str, dict[str, Any]]
+
+    def ids(self) -> list[str]:
+        return [f"{self.family}-{name}" for name in ("plain", *self.options)]
+
+    def make(self, option: str) -> Any:
+        """The model, with weights sharp enough that a mistake shows."""
+        changes = {} if option == "plain" else self.options[option]
+        config = getattr(transformers, self.config)(**{**self.base, **changes})
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = getattr(transformers, self.model)(config).eval()
+            sharpen(model)
+        return model
+
+
+def sharpen(model: Any) -> None:
+    """Far from the near-zero weights of a fresh model; biases and norms are moved as well."""
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn_like(p) * p.shape[-1] ** -0.5 if p.dim() > 1 else p + 0.1 * torch.randn_like(p))
+
+
+DECODER = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 56,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+THETA = {"rope_theta": 10000.0}
+# past the original length while 64 tokens are generated
+SHORT = {**THETA, "original_max_position_embeddings": 32}

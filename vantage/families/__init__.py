@@ -1,0 +1,73 @@
+"""Model families as data, and loading and saving them."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import json
+import pkgutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vantage.checkpoints.config import Config
+from vantage.checkpoints.folder import Folder, plain_dtype, write_folder
+from vantage.errors import BadInput, CheckpointError
+from vantage.families.family import Family, empty_model, export, fill
+from vantage.model import Model
+
+
+@functools.cache
+def families() -> dict[str, Family]:
+    """Every family by the ``model_type`` of its config.json: whatever file of this folder has a FAMILY."""
+    names = (info.name for info in pkgutil.iter_modules(__path__, __name__ + "."))
+    found = (getattr(importlib.import_module(name), "FAMILY", None) for name in names)
+    return {family.name: family for family in found if family is not None}
+
+
+def family_of(config: dict[str, Any]) -> Family:
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in families():
+        near = difflib.get_close_matches(str(kind), families(), 1, 0.5)
+        hint = f" (near: {near[0]})" if near else ""
+        raise CheckpointError(
+            f"config.json: model_type {kind!r} is no family that Vantage knows{hint}; there are {', '.join(families())}"
+        )
+    return families()[kind]
+
+
+def load(
+    source: str | Path,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    kernel: str = "auto",
+) -> Model:
+    """A model from a folder in the Hugging Face layout. ``dtype`` is float32 unless said."""
+    path = Path(source)
+    if not path.exists():
+        raise BadInput(f"{source} does not exist: give a folder in the Hugging Face layout")
+    folder = Folder(path)
+    family = family_of(folder.config)
+    config = Config(folder.config)
+    spec = family.spec(config)
+    links = family.links(config, spec)
+    config.settle()
+    model = empty_model(spec, kernel)
+    fill(model, links, folder, dtype or torch.float32, family.ignored)
+    model.config = folder.config
+    return model.to(device).eval() if device is not None else model.eval()
+
+
+def save(model: Model, folder: str | Path, *, shard_bytes: int = 5 * 2**30) -> None:
+    """Write a loaded model as a folder that ``load`` and transformers read back."""
+    if model.config is None:
+        raise BadInput("this model was built, not loaded, and has no config of a family to be saved under")
+    config = json.loads(json.dumps(model.config))
+    family = family_of(config)
+    links = family.links(Config(config), model.spec)
+    config["dtype"] = plain_dtype(model.embed.tokens.weight.dtype)
+    config.pop("torch_dtype", None)
+    write_folder(folder, config, export(model, links), shard_bytes=shard_bytes)

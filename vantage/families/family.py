@@ -1,0 +1,120 @@
+"""What a family is, and how one is loaded and saved: three accounts that must all balance.
+
+Every config key is read or known to be inert; every tensor of the checkpoint is used; every parameter of
+the model is filled. What does not balance is named, before any weight is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from vantage.checkpoints.config import Config
+from vantage.checkpoints.links import Link
+from vantage.errors import CheckpointError
+from vantage.model import Model
+from vantage.spec.model import ModelSpec
+
+
+class Tensors(Protocol):
+    """A checkpoint's tensors: a folder, a GGUF file."""
+
+    def names(self) -> Any: ...
+    def shape(self, name: str) -> tuple[int, ...]: ...
+    def get(self, name: str) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model family as data: from a config to a spec, and from a config and its spec to links."""
+
+    name: str
+    spec: Callable[[Config], ModelSpec]
+    links: Callable[[Config, ModelSpec], list[Link]]
+    # tensors that older checkpoints carry and that are computed here instead (buffers, rotary tables)
+    ignored: tuple[str, ...] = ()
+
+
+def empty_model(spec: ModelSpec, kernel: str = "auto") -> Model:
+    """The model's modules, with shapes but no memory."""
+    with torch.device("meta"):
+        return Model(spec, kernel=kernel)
+
+
+def fill(model: Model, links: Sequence[Link], tensors: Tensors, dtype: torch.dtype, ignored: Sequence[str]) -> None:
+    """Check the accounts, then put the checkpoint's tensors where they belong."""
+    aliases = _aliases(model)
+    balance(model, links, tensors, ignored)
+    for link in links:
+        theirs = [_sound(tensors.get(name), name) for name in link.their_names]
+        for name, value in zip(link.our_names, link.to_ours(theirs), strict=True):
+            parameter = nn.Parameter(value.to(dtype).contiguous(), requires_grad=True)
+            for alias in aliases[name]:
+                _put(model, alias, parameter)
+
+
+def balance(model: Model, links: Sequence[Link], tensors: Tensors, ignored: Sequence[str]) -> None:
+    """Names and shapes on both sides, without reading any data."""
+    ours = dict(model.named_parameters())
+    linked = [name for link in links for name in link.our_names]
+    assert len(set(linked)) == len(linked), "a parameter is linked twice"
+    if missing := sorted(set(ours) - set(linked)):
+        raise CheckpointError(f"the parameter {missing[0]!r} has no link: the family's table is incomplete")
+    there, wanted = set(tensors.names()), expected(model, links)
+    if missing := sorted(set(wanted) - there):
+        raise CheckpointError(f"the checkpoint lacks {missing[0]!r}{_and_more(missing)}")
+    known = {name for name in there if any(part in name for part in ignored)}
+    if extra := sorted(there - set(wanted) - known):
+        raise CheckpointError(f"the checkpoint holds {extra[0]!r}{_and_more(extra)}, which this model has no use for")
+    for name, shape in wanted.items():
+        if tensors.shape(name) != shape:
+            raise CheckpointError(f"{name!r} has shape {tensors.shape(name)}, and the config asks for {shape}")
+
+
+def expected(model: Model, links: Sequence[Link]) -> dict[str, tuple[int, ...]]:
+    """The names and shapes that the checkpoint must hold: the links run backwards, on shapes alone."""
+    meta = {name: torch.empty(p.shape, device="meta") for name, p in model.named_parameters()}
+    wanted: dict[str, tuple[int, ...]] = {}
+    for link in links:
+        values = link.to_theirs([meta[name] for name in link.our_names])
+        wanted |= {name: tuple(v.shape) for name, v in zip(link.their_names, values, strict=True)}
+    return wanted
+
+
+def export(model: Model, links: Sequence[Link]) -> dict[str, Tensor]:
+    """The model's parameters under the checkpoint's names."""
+    ours = {name: p.detach() for name, p in model.named_parameters()}
+    tensors: dict[str, Tensor] = {}
+    for link in links:
+        values = link.to_theirs([ours[name] for name in link.our_names])
+        tensors |= dict(zip(link.their_names, values, strict=True))
+    return tensors
+
+
+def _sound(tensor: Tensor, name: str) -> Tensor:
+    if not tensor.is_floating_point():
+        raise CheckpointError(f"{name!r} holds {tensor.dtype}, not numbers with a fraction")
+    if not bool(torch.isfinite(tensor).all()):
+        raise CheckpointError(f"{name!r} holds NaN or infinity: the file is damaged")
+    return tensor
+
+
+def _aliases(model: Model) -> dict[str, list[str]]:
+    """For every parameter all its names: a tied head is the embedding under another one."""
+    by_id: dict[int, list[str]] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        by_id.setdefault(id(p), []).append(name)
+    return {names[0]: names for names in by_id.values()}
+
+
+def _put(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    owner, _, last = name.rpartition(".")
+    setattr(model.get_submodule(owner), last, parameter)
+
+
+def _and_more(names: Sequence[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""

@@ -1,0 +1,90 @@
+"""Mixture of experts: a router sends each token to a few feed-forward layers of many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from vantage.errors import BadInput
+from vantage.spec.model import FeedForwardConfig, LinearMaker
+from vantage.spec.parts import Context
+
+
+class RouterConfig(Protocol):
+    """Which experts a token goes to, and with what weight."""
+
+    def build(self, width: int, experts: int, linear: LinearMaker) -> nn.Module:
+        """A module with ``forward(x_ND) -> (weights_NK, chosen_NK)``."""
+        ...
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The k highest scores of a linear map (Mixtral, Qwen-3, Grok, LLaMA-4)."""
+
+    k: int
+    score: str = "softmax"  # over all experts; or "sigmoid", each for itself
+    renormalise: bool = True  # the chosen weights sum to 1
+
+    def __post_init__(self) -> None:
+        if self.score not in ("softmax", "sigmoid"):
+            raise BadInput(f"score={self.score!r}: use 'softmax' or 'sigmoid'")
+
+    def build(self, width: int, experts: int, linear: LinearMaker) -> nn.Module:
+        if not 1 <= self.k <= experts:
+            raise BadInput(f"{self.k} of {experts} experts: choose from 1 to {experts}")
+        return _TopK(self, linear(width, experts, False))
+
+
+class _TopK(nn.Module):
+    def __init__(self, config: TopK, linear: nn.Module):
+        super().__init__()
+        self.config, self.linear = config, linear
+
+    def forward(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.linear(x_ND)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        scores = logits.softmax(-1) if self.config.score == "softmax" else logits.sigmoid()
+        weights, chosen = scores.topk(self.config.k, dim=-1)
+        if self.config.renormalise:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return weights.to(x_ND.dtype), chosen
+
+
+@dataclass(frozen=True)
+class Experts:
+    """``count`` experts behind a router, and one that every token goes to if ``shared``."""
+
+    expert: FeedForwardConfig
+    count: int
+    router: RouterConfig
+    shared: FeedForwardConfig | None = None
+    weigh_input: bool = False  # the weight multiplies what goes in instead of what comes out (LLaMA-4)
+
+    def build(self, width: int, linear: LinearMaker) -> nn.Module:
+        return _Experts(self, width, linear)
+
+
+class _Experts(nn.Module):
+    def __init__(self, config: Experts, width: int, linear: LinearMaker):
+        super().__init__()
+        self.weigh_input = config.weigh_input
+        self.router = config.router.build(width, config.count, linear)
+        self.experts = nn.ModuleList(config.expert.build(width, linear) for _ in range(config.count))
+        self.shared = None if config.shared is None else config.shared.build(width, linear)
+
+    def forward(self, x_BTD: Tensor, ctx: Context | None = None) -> Tensor:
+        x = x_BTD.flatten(0, -2)
+        weights, chosen = self.router(x)
+        out = torch.zeros_like(x)
+        for e, expert in enumerate(self.experts):
+            token, slot = (chosen == e).nonzero(as_tuple=True)
+            weight = weights[token, slot, None]
+            done = expert(x[token] * weight) if self.weigh_input else expert(x[token]) * weight
+            out = out.index_add(0, token, done)
+        if self.shared is not None:
+            out = out + self.shared(x)
+        return out.view_as(x_BTD)
