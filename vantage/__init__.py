@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 _WHERE = {
     "vantage.model": ("Model", "build", "decoder", "encoder", "encoder_decoder"),
     "vantage.conformance": ("check",),
+    "vantage.checkpoints.pull": ("pull",),
     "vantage.families": ("load", "save"),
     "vantage.functional": ("alibi_bias",),
     "vantage.spec.positions": ("Positions",),

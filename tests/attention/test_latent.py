@@ -97,16 +97,27 @@ def test_the_scale_is_of_the_whole_key():
     assert seen == 2 * [("self", 0, 6**-0.5)]
 
 
-def test_the_form_with_fewer_multiplications_runs():
+@pytest.mark.parametrize("sizes", [(512, 128, 64, 128), (16, 8, 4, 6), (4, 12, 2, 20)])
+def test_the_form_with_fewer_multiplications_runs(sizes):
+    """Counted per head: absorbed, q and the output pass through the up-projections; expanded, every key and value."""
+    rank, nope, rope, value = sizes
+    module = attention(Latent(2, rank, nope, rope, value, norm=RMSNorm()), 8)
+    outcomes = set()
+    for T in (*range(1, 40), 200):
+        for S in range(T, T + 300, 7):
+            absorbed = T * nope * rank + T * S * (rank + rope) + T * S * rank + T * rank * value
+            expanded = S * rank * nope + S * rank * value + T * S * (nope + rope) + T * S * value
+            assert module.absorbing_is_cheaper(T, S) == (absorbed < expanded)
+            outcomes.add(absorbed < expanded)
+    assert outcomes == {True, False}
+
+
+def test_which_form_runs_when():
     module = attention(Latent(2, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128, norm=RMSNorm()), 8)
     assert module.absorbing_is_cheaper(1, 4096)
     assert not module.absorbing_is_cheaper(4096, 4096)
-    c = module.config
-    for T, S in ((1, 1), (7, 100), (64, 512), (100, 100), (150, 2000)):
-        per_key = c.nope_dim + c.value_dim
-        absorbed = T * per_key * c.kv_rank + T * S * (c.kv_rank + c.rope_dim) + T * S * c.kv_rank
-        expanded = S * per_key * c.kv_rank + T * S * (c.nope_dim + c.rope_dim) + T * S * c.value_dim
-        assert module.absorbing_is_cheaper(T, S) == (absorbed < expanded)
+    even = attention(Latent(2, kv_rank=4, nope_dim=4, rope_dim=2, value_dim=4, norm=RMSNorm()), 8)
+    assert not even.absorbing_is_cheaper(5, 5)  # it is all the same
 
 
 def test_a_value_bias_needs_the_values_of_every_head():
@@ -127,7 +138,8 @@ def test_a_decode_step_is_absorbed_and_a_prefill_expanded():
 
     run(module, vectors(1, 32, 8), caches=[cache], watch=watch)
     run(module, vectors(1, 1, 8), pos=Positions.arange(1, 1, 32), caches=[cache], watch=watch)
-    assert widths == [2, 1]  # expanded: a key head each; absorbed: all share the latents
+    run(module, vectors(1, 1, 8), watch=watch)  # a single token gains nothing
+    assert widths == [2, 1, 2]  # expanded: a key head each; absorbed: all share the latents
 
 
 @pytest.mark.parametrize(

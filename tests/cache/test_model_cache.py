@@ -110,7 +110,12 @@ def test_reach():
 
 @pytest.mark.parametrize(
     ("kind", "says"),
-    [("contigous", "did you mean 'contiguous'"), ("page", "did you mean 'paged'"), ("quantized", "mean 'quantised'")],
+    [
+        ("contigous", "did you mean 'contiguous'"),
+        ("page", "did you mean 'paged'"),
+        ("quantized", "mean 'quantised'"),
+        ("quant", "mean 'quantised'"),
+    ],
 )
 def test_an_unknown_kind_is_refused_with_the_nearest(kind, says):
     with pytest.raises(BadInput, match=says):

@@ -91,8 +91,8 @@ def test_reserve_finds_or_makes_a_gap():
     assert pool.blocks == 8
     assert pool.follows(4, 4)
     pool.reserve(20)
-    assert pool.blocks == 24
-    assert pool.follows(4, 20)
+    assert pool.blocks == 28
+    assert pool.follows(4, 24)
 
 
 def test_follows():

@@ -33,6 +33,19 @@ def test_embeddings_are_scaled_then_added_to_then_normed():
 
 
 @torch.no_grad()
+def test_gemmas_scale_is_rounded_to_the_weights_dtype():
+    """sqrt(3072) = 55.43 is 55.5 in bfloat16: the published weights were trained with that."""
+    scale, pos = 3072**0.5, Positions.arange(2, 3)
+    embed = build(spec_with(Embedding(scale=scale, rounded=True))).bfloat16().embed
+    table = embed.tokens.weight[TOKENS]
+    assert torch.equal(embed(TOKENS, pos), table * 55.5)
+    plain = build(spec_with(Embedding(scale=scale))).bfloat16().embed
+    assert not torch.equal(plain(TOKENS, pos), table * 55.5)
+    embed = embed.double()
+    assert torch.equal(embed(TOKENS, pos), embed.tokens.weight[TOKENS] * scale)
+
+
+@torch.no_grad()
 def test_dropout_at_the_input_acts_in_training_only():
     model = build(spec_with(Embedding(dropout=0.5))).double()
     pos = Positions.arange(2, 3)

@@ -119,6 +119,16 @@ def test_routing_weights_sum_to_1_where_asked():
     assert (raw.sum(-1) < 1).all()
 
 
+def test_a_router_may_have_a_bias():
+    """GPT-OSS: the softmax is over the chosen scores, which is the same as renormalised over all."""
+    router, x = built(Experts(FeedForward(4), 5, TopK(2, bias=True))).router, vectors(7, 6)
+    weights, chosen = router(x)
+    best, wanted = (x @ router.linear.weight.T + router.linear.bias).topk(2)
+    assert torch.equal(chosen, wanted)
+    torch.testing.assert_close(weights, best.softmax(-1))
+    assert built(Experts(FeedForward(4), 5, TopK(2))).router.linear.bias is None
+
+
 def test_half_precision_routes_in_float32():
     part = built(Experts(FeedForward(4), 4, TopK(2))).to(torch.bfloat16)
     x = vectors(3, 6, dtype=torch.bfloat16)

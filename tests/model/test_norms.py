@@ -22,6 +22,17 @@ def test_gemmas_weights_lie_around_0():
     torch.testing.assert_close(norm(x), wanted)
 
 
+@torch.no_grad()
+def test_gemmas_1_is_added_in_float32():
+    """1 + weight in bfloat16 would lose most of a small weight."""
+    norm, x = RMSNorm(offset=1.0).build(5).bfloat16(), vectors(3, 5).bfloat16()
+    norm.weight.copy_(torch.tensor([0.001, -0.003, 0.3, 0.0, 0.01]))
+    wide = x.float()
+    wanted = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * (1 + norm.weight.float())
+    assert norm(x).dtype == torch.bfloat16
+    assert torch.equal(norm(x), wanted.bfloat16())
+
+
 def test_layer_norm_is_its_formula():
     norm, x = sharpen(LayerNorm(eps=0.1).build(5).to(F64)), vectors(2, 3, 5)
     centred = x - x.mean(-1, keepdim=True)

@@ -13,5 +13,16 @@ CASES: tuple[Case, ...] = tuple(
     for info in pkgutil.iter_modules([str(Path(__file__).with_name("rows"))])
     for case in importlib.import_module(f"tests.parity.rows.{info.name}").CASES
 )
-ROWS: list[tuple[Case, str]] = [(case, option) for case in CASES for option in ("plain", *case.options)]
-IDS: list[str] = [name for case in CASES for name in case.ids()]
+
+
+def rows(kind: str) -> list[tuple[Case, str]]:
+    """A case of this kind and one of its options."""
+    return [(case, option) for case in CASES if case.kind == kind for option in ("plain", *case.options)]
+
+
+def ids(kind: str) -> list[str]:
+    return [name for case in CASES if case.kind == kind for name in case.ids()]
+
+
+ROWS: list[tuple[Case, str]] = rows("decoder")
+IDS: list[str] = ids("decoder")

@@ -72,7 +72,7 @@ def test_saving_and_loading_again_changes_no_bit(made):
     again = vt.load(folder / "ours")
     for (name, a), (_, b) in zip(ours.named_parameters(), again.named_parameters(), strict=True):
         assert torch.equal(a, b), name
-    back = type(theirs).from_pretrained(folder / "ours").eval()
+    back = type(theirs).from_pretrained(folder / "ours", experts_implementation="eager").eval()
     for (name, a), (_, b) in zip(theirs.named_parameters(), back.named_parameters(), strict=True):
         assert torch.equal(a, b), name
     assert torch.equal(their_logits(back, TOKENS), their_logits(theirs, TOKENS))

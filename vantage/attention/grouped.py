@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from vantage.attention.cross import CrossAttention
 from vantage.attention.scorer import Scorer, merge_heads
-from vantage.errors import BadInput
+from vantage.errors import BadInput, Refused
 from vantage.spec.model import Kept, Scores, Wires
 from vantage.spec.parts import Context, Shape, chain
 
@@ -24,6 +24,7 @@ class GroupedQuery:
     bias: bool = False  # on q, k and v
     out_bias: bool = False
     scores: Scores = Scores()
+    clip: float | None = None  # q, k and v are cut off at this size (MPT)
 
     def shape(self, width: int) -> Shape:
         kv_heads = self.heads if self.kv_heads is None else self.kv_heads
@@ -43,6 +44,8 @@ class GroupedQuery:
         return GroupedQueryAttention(self, self.shape(width), wires)
 
     def build_cross(self, width: int, wires: Wires) -> nn.Module:
+        if self.clip is not None:
+            raise Refused("clip is for self-attention only; leave it out for cross-attention")
         return CrossAttention(self.shape(width), self.scores, wires, bias=self.bias, out_bias=self.out_bias)
 
 
@@ -54,6 +57,7 @@ class GroupedQueryAttention(nn.Module):
         self.index, self.shape = wires.index, shape
         self.widths = (shape.heads * shape.key_dim, shape.kv_heads * shape.key_dim, shape.kv_heads * shape.value_dim)
         self.qkv = wires.linear(shape.width, sum(self.widths), config.bias)
+        self.clip = nn.Identity() if config.clip is None else nn.Hardtanh(-config.clip, config.clip)
         self.out = wires.linear(shape.heads * shape.value_dim, shape.width, config.out_bias)
         self.qk = nn.ModuleList(wires.qk)  # pyright: ignore[reportArgumentType] (every transform is a module)
         self.scorer = Scorer(config.scores, shape, wires)
@@ -62,7 +66,7 @@ class GroupedQueryAttention(nn.Module):
         """(B, T, D) to q (B, H, T, d), k (B, G, T, d) and v (B, G, T, d_v)."""
         B, T, _ = x_BTD.shape
         s = self.shape
-        q, k, v = self.qkv(x_BTD).split(self.widths, dim=-1)
+        q, k, v = self.clip(self.qkv(x_BTD)).split(self.widths, dim=-1)
         q = q.view(B, T, s.heads, s.key_dim).transpose(1, 2)
         k = k.view(B, T, s.kv_heads, s.key_dim).transpose(1, 2)
         return q, k, v.view(B, T, s.kv_heads, s.value_dim).transpose(1, 2)

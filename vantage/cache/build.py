@@ -103,7 +103,7 @@ def _ledger(
 
 def _check(plan: Sequence[LayerPlan], kind: str, capacity: int | None, length: int | None, draft: int | None) -> None:
     if kind not in KINDS:
-        near = get_close_matches(str(kind), KINDS, n=1, cutoff=0.4)
+        near = get_close_matches(str(kind), KINDS, cutoff=0.4)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise BadInput(f"no cache of kind {kind!r}: {hint}use one of {', '.join(map(repr, KINDS))}")
     if not plan:

@@ -7,6 +7,7 @@ buffers; block 0 is the bin, where empty places are written and which is never r
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import NamedTuple, final
 
 from vantage.errors import BadInput, CacheError
@@ -76,10 +77,8 @@ class Pool:
 
     def reserve(self, blocks: int) -> None:
         """Grow until so many lie free side by side."""
-        gaps = self._gaps()
-        if all(gap.blocks < blocks for gap in gaps):
-            tail = gaps[-1].blocks if self._uses[-1] == 0 else 0
-            self._grow(max(blocks - tail, self.blocks))
+        if all(gap.blocks < blocks for gap in self._gaps()):
+            self._grow(max(blocks, self.blocks))
 
     def follows(self, block: int, n: int) -> bool:
         """Whether the n blocks after this one are free."""
@@ -149,11 +148,10 @@ class Pool:
         return found
 
     def _gaps(self) -> list[Gap]:
-        gaps, start = [], None
-        for block, uses in enumerate([*self._uses, 1]):
-            if uses == 0 and start is None:
-                start = block
-            elif uses and start is not None:
-                gaps.append(Gap(start, block - start))
-                start = None
+        gaps, start = [], 0
+        for free, blocks in groupby(self._uses, lambda uses: uses == 0):
+            n = len(list(blocks))
+            if free:
+                gaps.append(Gap(start, n))
+            start += n
         return gaps

@@ -67,12 +67,13 @@ REFUSED = {
 class Config:
     """The values of a ``config.json`` (or a part of it), and which of them have been read."""
 
-    def __init__(self, values: Mapping[str, Any], where: str = "config.json"):
+    def __init__(self, values: Mapping[str, Any], where: str = "config.json", tensors: Collection[str] = ()):
         if not isinstance(values, Mapping):
             raise CheckpointError(f"{where}: expected an object with keys, got {type(values).__name__}")
         self._values, self._where = dict(values), where
         self._read: set[str] = set()
         self._parts: list[Config] = []
+        self._tensors = tensors  # the names of what the checkpoint holds
 
     def __contains__(self, name: str) -> bool:
         """Whether the key is there and not null. Asking counts as reading only when it is not."""
@@ -134,6 +135,32 @@ class Config:
             raise self._wrong(name, value, "a list of words")
         return tuple(value)
 
+    def pair(self, name: str, default: tuple[int, int] = _REQUIRED) -> tuple[int, int]:
+        """Two whole numbers of at least 1, or one that stands for both: height and width."""
+        value = self._get(name, default)
+        two = tuple(value) if isinstance(value, (list, tuple)) else (value, value)
+        whole = all(isinstance(n, int) and not isinstance(n, bool) and 1 <= n < 2**31 for n in two)
+        if len(two) != 2 or not whole:
+            raise self._wrong(name, value, "a whole number from 1 up, or two")
+        return two
+
+    def count(self, name: str, default: int) -> int:
+        """How many entries a list or an object has."""
+        value = self._get(name, None)
+        if value is None:
+            return default
+        if not isinstance(value, (list, tuple, Mapping)):
+            raise self._wrong(name, value, "a list or an object")
+        return len(value)
+
+    def says(self, name: str) -> bool:
+        """Whether the key is there, be it null: to some families a missing key and null are not the same."""
+        return name in self._values
+
+    def holds(self, start: str) -> bool:
+        """Whether the checkpoint holds tensors whose names begin so: a head that no key tells of."""
+        return any(name.startswith(start) for name in self._tensors)
+
     def part(self, name: str) -> Config | None:
         """An object inside, under the same account; ``None`` where there is none."""
         value = self._get(name, None)
@@ -154,9 +181,9 @@ class Config:
         self._read.update(names)
 
     def settle(self, inert: Collection[str] = ALWAYS_INERT) -> None:
-        """Refuse if a key was neither read nor is known to be inert."""
+        """Refuse if a key was neither read nor is known to be inert. A family may read its own quantisation."""
         for name, why in REFUSED.items():
-            if self._values.get(name) is not None:
+            if self._values.get(name) is not None and name not in self._read:
                 raise CheckpointError(f"{self._where}: {name!r} cannot be followed: {why}")
         unread = sorted(name for name in self._values if name not in self._read and name not in inert)
         if unread:

@@ -12,10 +12,15 @@ from typing import Any
 
 import torch
 
+from vantage.checkpoints.blank import Blank
 from vantage.checkpoints.config import Config
 from vantage.checkpoints.folder import Folder, plain_dtype, write_folder
-from vantage.errors import BadInput, CheckpointError
-from vantage.families.family import Family, empty_model, export, fill
+from vantage.checkpoints.gguf_names import GGUFTensors
+from vantage.checkpoints.plausible import plausible
+from vantage.checkpoints.pull import find
+from vantage.checkpoints.spelling import Respelled
+from vantage.errors import BadInput, CheckpointError, Refused
+from vantage.families.family import Family, empty_model, export, fill, with_prefix
 from vantage.model import Model
 
 
@@ -45,20 +50,38 @@ def load(
     dtype: torch.dtype | None = None,
     kernel: str = "auto",
 ) -> Model:
-    """A model from a folder in the Hugging Face layout. ``dtype`` is float32 unless said."""
-    path = Path(source)
-    if not path.exists():
-        raise BadInput(f"{source} does not exist: give a folder in the Hugging Face layout")
-    folder = Folder(path)
-    family = family_of(folder.config)
-    config = Config(folder.config)
-    spec = family.spec(config)
-    links = family.links(config, spec)
-    config.settle()
-    model = empty_model(spec, kernel)
-    fill(model, links, folder, dtype or torch.float32, family.ignored)
-    model.config = folder.config
+    """A model from a folder in the Hugging Face layout, a ``.gguf`` file, or a name that was pulled.
+
+    ``dtype`` is float32 unless said.
+    """
+    dtype = dtype or torch.float32
+    there = opened(find(source), dtype)
+    family = family_of(there.config)
+    tensors = Respelled(with_prefix(family.unpacked(there), family.prefix), family.older)
+    plausible(there.config, tensors)
+    config = Config(there.config, tensors=tensors.names())
+    try:
+        spec = family.spec(config)
+        links = family.links(config, spec)
+        config.settle()
+        with Blank():
+            model = empty_model(spec, kernel)
+    except (BadInput, Refused, RuntimeError) as e:  # torch's own: a size that overflows
+        raise e if isinstance(e, CheckpointError) else CheckpointError(f"{source}: {e}") from e
+    fill(model, links, tensors, dtype, family.ignored)
+    model.config = family.saved_as(there.config)
     return model.to(device).eval() if device is not None else model.eval()
+
+
+def opened(path: Path, dtype: torch.dtype) -> Folder | GGUFTensors:
+    """Whatever kind of checkpoint this is. Only the kinds that cannot hold code are opened."""
+    if path.is_dir():
+        return Folder(path)
+    if path.suffix != ".gguf":
+        raise CheckpointError(
+            f"{path} is no .gguf file and no folder; other files may hold code (pickle) and are never opened"
+        )
+    return GGUFTensors(path, dtype)
 
 
 def save(model: Model, folder: str | Path, *, shard_bytes: int = 5 * 2**30) -> None:

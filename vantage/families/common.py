@@ -18,21 +18,24 @@ ACTIVATIONS = {
 }
 
 
-def rope(config: Config, *, base: float = 10000.0, pairing: str = "halves", partial: bool = False) -> Rope:
+def rope(
+    config: Config, *, base: float = 10000.0, pairing: str = "halves", partial: bool = False, share: float = 1.0
+) -> Rope:
     """RoPE from ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (before).
 
-    ``partial``: this family turns a share of each head (others ignore that key, so it is refused there).
+    ``partial``: this family turns a share of each head (others ignore that key, so it is refused there);
+    ``share`` is which, where the config does not say.
     """
     said = config.part("rope_parameters") or config.part("rope_scaling")
-    theta, share = config.number("rope_theta", None), None
+    theta, turned = config.number("rope_theta", None), None
     if said is not None:
         theta = said.number("rope_theta", theta)
     if partial:
-        share = config.number("partial_rotary_factor", None)
-        share = share if said is None else said.number("partial_rotary_factor", share)
+        turned = config.number("partial_rotary_factor", None)
+        turned = turned if said is None else said.number("partial_rotary_factor", turned)
     longest = config.whole("max_position_embeddings", None, low=1)
     rule = None if said is None else rope_rule(said, config, longest)
-    return Rope(base if theta is None else theta, rule, pairing, 1.0 if share is None else share)
+    return Rope(base if theta is None else theta, rule, pairing, share if turned is None else turned)
 
 
 def rope_rule(said: Config, config: Config, longest: int | None) -> scaling.Rule | None:

@@ -8,24 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vantage.checkpoints.config import Config
 from vantage.checkpoints.links import Link
+from vantage.checkpoints.spelling import Tensors
 from vantage.errors import CheckpointError
 from vantage.model import Model
 from vantage.spec.model import ModelSpec
-
-
-class Tensors(Protocol):
-    """A checkpoint's tensors: a folder, a GGUF file."""
-
-    def names(self) -> Any: ...
-    def shape(self, name: str) -> tuple[int, ...]: ...
-    def get(self, name: str) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -37,6 +30,36 @@ class Family:
     links: Callable[[Config, ModelSpec], list[Link]]
     # tensors that older checkpoints carry and that are computed here instead (buffers, rotary tables)
     ignored: tuple[str, ...] = ()
+    # how names begin where the model is stored with its head; a base model is stored without (GPT-2, BLOOM)
+    prefix: str = ""
+    # how older checkpoints end a name, and how it ends now
+    older: tuple[tuple[str, str], ...] = ()
+    # the tensors as the links know them, where they are stored packed (GPT-OSS)
+    unpacked: Callable[[Tensors], Tensors] = lambda tensors: tensors
+    # the config under which a loaded model is saved: another one where only a part is loaded (Gemma 3's text model)
+    saved_as: Callable[[dict[str, Any]], dict[str, Any]] = dict
+
+
+class Prefixed:
+    """A checkpoint of a base model, with its tensors named as in one with a head."""
+
+    def __init__(self, tensors: Tensors, prefix: str):
+        self.tensors, self.prefix = tensors, prefix
+
+    def names(self) -> list[str]:
+        return [self.prefix + name for name in self.tensors.names()]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.tensors.shape(name.removeprefix(self.prefix))
+
+    def get(self, name: str) -> Tensor:
+        return self.tensors.get(name.removeprefix(self.prefix))
+
+
+def with_prefix(tensors: Tensors, prefix: str) -> Tensors:
+    """The tensors under names that begin with the prefix, whichever way they are stored."""
+    stored = any(name.startswith(prefix) for name in tensors.names())
+    return tensors if stored else Prefixed(tensors, prefix)
 
 
 def empty_model(spec: ModelSpec, kernel: str = "auto") -> Model:

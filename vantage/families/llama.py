@@ -50,9 +50,18 @@ def ends(spec: ModelSpec) -> list[Link]:
 
 
 def layer_links(spec: ModelSpec) -> list[Link]:
-    attention, ffn = spec.layers[0].attention, spec.layers[0].ffn
-    assert isinstance(attention, GroupedQuery)
+    ffn = spec.layers[0].ffn
     assert isinstance(ffn, FeedForward)
+    links = attention_links(spec)
+    for kind, there in (("weight", True), ("bias", ffn.bias)):
+        links += gated(ffn.hidden, kind) if there else []
+    return links
+
+
+def attention_links(spec: ModelSpec) -> list[Link]:
+    """The norms before both parts, and attention: what layers keep that have another feed-forward part."""
+    attention = spec.layers[0].attention
+    assert isinstance(attention, GroupedQuery)
     links = same(
         {
             "blocks.{i}.steps.0.before.weight": "model.layers.{i}.input_layernorm.weight",
@@ -64,8 +73,6 @@ def layer_links(spec: ModelSpec) -> list[Link]:
     for kind, there in (("weight", True), ("bias", attention.out_bias)):
         name = {f"blocks.{{i}}.steps.0.sublayer.out.{kind}": f"model.layers.{{i}}.self_attn.o_proj.{kind}"}
         links += same(name) if there else []
-    for kind, there in (("weight", True), ("bias", ffn.bias)):
-        links += gated(ffn.hidden, kind) if there else []
     return links
 
 

@@ -18,11 +18,13 @@ class Residual(nn.Module):
             return layer.norm.build(width) if there else nn.Identity()
 
         self.before, self.after, self.outer = norm(wiring.before), norm(wiring.after), norm(wiring.outer)
-        self.sublayer = sublayer
+        self.sublayer, self.normed = sublayer, wiring.normed
         self.dropout = nn.Dropout(layer.dropout)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        return self.outer(x + self.dropout(self.after(self.sublayer(self.before(x), ctx))))
+        normed = self.before(x)
+        kept = normed if self.normed else x
+        return self.outer(kept + self.dropout(self.after(self.sublayer(normed, ctx))))
 
 
 class Side(nn.Module):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from vantage.errors import BadInput
+from vantage.model.linear import dense
+from vantage.model.token_types import NoTokenTypes, TokenTypes
 from vantage.spec.model import Embedding, Head, LinearMaker
 from vantage.spec.positions import Positions
 
@@ -13,14 +17,48 @@ from vantage.spec.positions import Positions
 class Embed(nn.Module):
     """Token embeddings, scaled, plus what is added at the input."""
 
-    def __init__(self, config: Embedding, vocab: int, width: int, inputs: list[nn.Module]):
+    def __init__(
+        self, config: Embedding, vocab: int, width: int, inputs: list[nn.Module], linear: LinearMaker = dense
+    ):
         super().__init__()
-        self.scale = config.scale
-        self.tokens = nn.Embedding(vocab, width)
-        nn.init.normal_(self.tokens.weight, std=0.02)
+        own = width if config.width is None else config.width
+        self.scale, self.rounded = config.scale, config.rounded
+        self.tokens: Any = Table(vocab, own) if config.source is None else config.source.build(own)
+        self.types = TokenTypes(config.types, own) if config.types else NoTokenTypes()
         self.inputs = nn.ModuleList(inputs)
-        self.norm = nn.Identity() if config.norm is None else config.norm.build(width)
+        self.norm = nn.Identity() if config.norm is None else config.norm.build(own)
         self.dropout = nn.Dropout(config.dropout)
+        self.project = nn.Identity() if config.width is None else linear(own, width, True)
+
+    def check(self, tokens: Tensor) -> None:
+        """Refuse what cannot be embedded."""
+        self.tokens.check(tokens)
+
+    def size(self, tokens: Tensor) -> tuple[int, int]:
+        """Rows and places (B, T) that these tokens, or this image, will take."""
+        return self.tokens.size(tokens)
+
+    def forward(self, tokens: Tensor, pos: Positions, types_BT: Tensor | None = None) -> Tensor:
+        x = self.tokens(tokens)
+        x = x if self.scale == 1.0 else x * self._scale(x)
+        x = self.types(x, types_BT)
+        for part in self.inputs:
+            x = part(x, pos)
+        return self.project(self.dropout(self.norm(x)))
+
+    def _scale(self, x: Tensor) -> Tensor | float:
+        return torch.full((), self.scale, dtype=x.dtype, device=x.device) if self.rounded else self.scale
+
+
+class Table(nn.Embedding):
+    """A vector for each token id."""
+
+    def __init__(self, vocab: int, width: int):
+        super().__init__(vocab, width)
+        nn.init.normal_(self.weight, std=0.02)
+
+    def size(self, tokens_BT: Tensor) -> tuple[int, int]:
+        return tokens_BT.shape[0], tokens_BT.shape[1]
 
     def check(self, tokens_BT: Tensor) -> None:
         """Refuse ids that are not in the vocabulary. Read in host memory only: no device is asked."""
@@ -32,32 +70,27 @@ class Embed(nn.Module):
             raise BadInput(f"tokens have shape {tuple(tokens_BT.shape)}: give at least one")
         if tokens_BT.device.type == "cpu":
             low, high = (int(n) for n in tokens_BT.aminmax())
-            vocab = self.tokens.num_embeddings
+            vocab = self.num_embeddings
             if low < 0 or high >= vocab:
                 raise BadInput(
                     f"token {low if low < 0 else high} is not in the vocabulary of {vocab} (0 to {vocab - 1})"
                 )
 
-    def forward(self, tokens_BT: Tensor, pos: Positions) -> Tensor:
-        x = self.tokens(tokens_BT)
-        x = x if self.scale == 1.0 else x * self.scale
-        for part in self.inputs:
-            x = part(x, pos)
-        return self.dropout(self.norm(x))
-
 
 class Unembed(nn.Module):
-    """A linear map to logits, which may be the embedding table itself."""
+    """A linear map to logits, which may be the embedding table itself, after a transform if there is one."""
 
     def __init__(self, config: Head, vocab: int, width: int, tokens: nn.Embedding, linear: LinearMaker):
         super().__init__()
         self.config = config
-        self.linear = linear(width, vocab, config.bias)
+        own = width if config.width is None else config.width
+        self.transform = nn.Identity() if config.transform is None else config.transform.build(width, own, linear)
+        self.linear = linear(own, vocab, config.bias)
         if config.tied:
             self.linear.weight = tokens.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        logits = self.linear(x)
+        logits = self.linear(self.transform(x))
         logits = logits if self.config.scale == 1.0 else logits * self.config.scale
         cap = self.config.softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)

@@ -23,11 +23,16 @@ class RouterConfig(Protocol):
 
 @dataclass(frozen=True)
 class TopK:
-    """The k highest scores of a linear map (Mixtral, Qwen-3, Grok, LLaMA-4)."""
+    """The k highest scores of a linear map (Mixtral, Qwen-3, Grok, LLaMA-4).
+
+    A softmax over all experts, renormalised, is the softmax over the chosen ones (GPT-OSS).
+    """
 
     k: int
     score: str = "softmax"  # over all experts; or "sigmoid", each for itself
     renormalise: bool = True  # the chosen weights sum to 1
+    bias: bool = False  # of the linear map (GPT-OSS)
+    softcap: float | None = None  # of the linear map's results (Grok-2)
 
     def __post_init__(self) -> None:
         if self.score not in ("softmax", "sigmoid"):
@@ -36,7 +41,7 @@ class TopK:
     def build(self, width: int, experts: int, linear: LinearMaker) -> nn.Module:
         if not 1 <= self.k <= experts:
             raise BadInput(f"{self.k} of {experts} experts: choose from 1 to {experts}")
-        return _TopK(self, linear(width, experts, False))
+        return _TopK(self, linear(width, experts, self.bias))
 
 
 class _TopK(nn.Module):
@@ -47,8 +52,11 @@ class _TopK(nn.Module):
     def forward(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
         logits = self.linear(x_ND)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if self.config.softcap is not None:
+            logits = self.config.softcap * torch.tanh(logits / self.config.softcap)
         scores = logits.softmax(-1) if self.config.score == "softmax" else logits.sigmoid()
-        weights, chosen = scores.topk(self.config.k, dim=-1)
+        chosen = logits.topk(self.config.k, dim=-1).indices  # not of the scores: sigmoids of large logits are all 1
+        weights = scores.gather(-1, chosen)
         if self.config.renormalise:
             weights = weights / weights.sum(-1, keepdim=True)
         return weights.to(x_ND.dtype), chosen
@@ -63,6 +71,7 @@ class Experts:
     router: RouterConfig
     shared: FeedForwardConfig | None = None
     weigh_input: bool = False  # the weight multiplies what goes in instead of what comes out (LLaMA-4)
+    scale: float = 1.0  # of the sum of all of them (Grok-2)
 
     def build(self, width: int, linear: LinearMaker) -> nn.Module:
         return _Experts(self, width, linear)
@@ -71,7 +80,7 @@ class Experts:
 class _Experts(nn.Module):
     def __init__(self, config: Experts, width: int, linear: LinearMaker):
         super().__init__()
-        self.weigh_input = config.weigh_input
+        self.weigh_input, self.scale = config.weigh_input, config.scale
         self.router = config.router.build(width, config.count, linear)
         self.experts = nn.ModuleList(config.expert.build(width, linear) for _ in range(config.count))
         self.shared = None if config.shared is None else config.shared.build(width, linear)
@@ -87,4 +96,4 @@ class _Experts(nn.Module):
             out = out.index_add(0, token, done)
         if self.shared is not None:
             out = out + self.shared(x)
-        return out.view_as(x_BTD)
+        return (out if self.scale == 1.0 else out * self.scale).view_as(x_BTD)

@@ -13,24 +13,35 @@ from vantage.spec.model import NormConfig
 
 @dataclass(frozen=True)
 class RMSNorm:
-    """x / rms(x) · (offset + weight). Gemma stores weights around 0: offset 1."""
+    """x / rms(x) · (offset + weight). Gemma stores weights around 0: offset 1, added in float32 at least."""
 
     eps: float = 1e-6
     offset: float = 0.0
 
     def build(self, width: int) -> nn.Module:
-        return _RMSNorm(self, width)
+        return (_RMSNorm if self.offset == 0.0 else _OffsetRMSNorm)(self, width)
 
 
 class _RMSNorm(nn.Module):
     def __init__(self, config: RMSNorm, width: int):
         super().__init__()
         self.config = config
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), self.weight, self.config.eps)
+
+
+class _OffsetRMSNorm(nn.Module):
+    def __init__(self, config: RMSNorm, width: int):
+        super().__init__()
+        self.config = config
         self.weight = nn.Parameter(torch.full((width,), 1.0 - config.offset))
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight if self.config.offset == 0.0 else self.weight + self.config.offset
-        return F.rms_norm(x, (x.shape[-1],), weight, self.config.eps)
+        wide = torch.promote_types(x.dtype, torch.float32)  # 1 + weight in bfloat16 would keep 8 bits of the sum
+        weight = self.weight.to(wide) + self.config.offset
+        return F.rms_norm(x.to(wide), (x.shape[-1],), weight, self.config.eps).to(x.dtype)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from torch import nn
 from vantage.spec.masks import Mask
 from vantage.spec.model import Layer, ModelSpec
 
+LATE = 2**30  # a rank behind every prefix
+
 
 def summary(model: nn.Module, spec: ModelSpec) -> str:
     """The parts of each run of equal layers, and the parameters."""
@@ -20,12 +22,15 @@ def summary(model: nn.Module, spec: ModelSpec) -> str:
 
 
 def _kind(spec: ModelSpec) -> str:
-    return "encoder-decoder" if spec.encoder is not None else "encoder" if spec.head is None else "decoder"
+    # a decoder is what tokens may go on to arrive at; an encoder with a head is none
+    goes_on = all(layer.mask.settled(LATE) for layer in spec.layers)
+    return "encoder-decoder" if spec.encoder is not None else "decoder" if goes_on else "encoder"
 
 
 def _stack(spec: ModelSpec) -> list[str]:
     lines = [f"  vocabulary {spec.vocab:,}, width {spec.width}"]
-    lines += [f"  input: {brief(part)}" for part in spec.embedding.inputs]
+    source = () if spec.embedding.source is None else (spec.embedding.source,)
+    lines += [f"  input: {brief(part)}" for part in (*source, *spec.embedding.inputs)]
     for layer, run in groupby(spec.layers):
         first, *rest = _layer(layer)
         lines += [f"  {sum(1 for _ in run)} x {first}", *(f"      {line}" for line in rest)]

@@ -15,6 +15,7 @@ from vantage.kernels import chooser
 from vantage.model.assemble import assemble_blocks, build_shared
 from vantage.model.ends import Embed, Unembed
 from vantage.model.linear import dense
+from vantage.model.pooling import NoPooler
 from vantage.spec.masks import Everything, Mask
 from vantage.spec.model import Kept, LinearMaker, ModelSpec
 from vantage.spec.parts import Attended, Cache, Context, Kernel, Memory, Need, View
@@ -38,7 +39,9 @@ class Model(nn.Module):
         inputs = [
             build_shared(part, spec.layers[0].attention.shape(spec.width), shared) for part in spec.embedding.inputs
         ]
-        self.embed = Embed(spec.embedding, spec.vocab, spec.width, inputs)
+        self.embed = Embed(spec.embedding, spec.vocab, spec.width, inputs, linear)
+        if self.encoder is not None and spec.embedding.shared:
+            self.encoder.embed.tokens = self.embed.tokens
         self.blocks = assemble_blocks(spec, linear, shared)
         self.norm = nn.Identity() if spec.norm is None else spec.norm.build(spec.width)
         self.head = (
@@ -46,6 +49,8 @@ class Model(nn.Module):
             if spec.head is None
             else Unembed(spec.head, spec.vocab, spec.width, self.embed.tokens, linear)
         )
+        # for who wants one vector a row: model.pooler(model.hidden(tokens))
+        self.pooler = NoPooler() if spec.pooler is None else spec.pooler.build(spec.width, spec.width, linear)
 
     @property
     def kernel(self) -> str | Kernel:
@@ -68,13 +73,19 @@ class Model(nn.Module):
         mask: Tensor | None = None,
         length: int | None = None,
         source: Tensor | Memory | None = None,
+        types: Tensor | None = None,
     ) -> Tensor:
         """Tokens (B, T) to logits (B, T, V); to hidden states (B, T, D) for a model without a head.
 
-        ``mask`` is a padding mask (B, T) of these tokens. ``source`` is what an encoder-decoder
-        reads: tokens, or what ``encode`` returned; once a cache holds it, leave it out.
+        ``mask`` is a padding mask (B, T) of these tokens, ``types`` their token types (none: all 0).
+        ``source`` is what an encoder-decoder reads: tokens, or what ``encode`` returned; once a cache
+        holds it, leave it out. A model of images takes those (B, C, H, W) in the place of tokens.
         """
-        return self.head(self.hidden(tokens, positions=positions, cache=cache, mask=mask, length=length, source=source))
+        return self.head(
+            self.hidden(
+                tokens, positions=positions, cache=cache, mask=mask, length=length, source=source, types=types
+            )
+        )
 
     def hidden(
         self,
@@ -85,6 +96,7 @@ class Model(nn.Module):
         mask: Tensor | None = None,
         length: int | None = None,
         source: Tensor | Memory | None = None,
+        types: Tensor | None = None,
         watch: Watch | None = None,
     ) -> Tensor:
         """The last hidden states (B, T, D), normed, before the head."""
@@ -94,7 +106,7 @@ class Model(nn.Module):
         self._check_memory(memory, cache, len(tokens))
         with contextlib.nullcontext() if cache is None else cache.step(pos):
             ctx = Context(pos, self._choose, *self._caches(cache), memory=memory, watch=watch)
-            x = self.embed(tokens, pos)
+            x = self.embed(tokens, pos, types)
             for block in self.blocks:
                 x = block(x, ctx)
             return self.norm(x)
@@ -174,7 +186,7 @@ class Model(nn.Module):
         length: int | None,
     ) -> Positions:
         """Where these tokens stand, checked against everything that was said about them."""
-        B, T = tokens.shape
+        B, T = self.embed.size(tokens)
         if positions is not None and mask is not None:
             raise BadInput("give positions or a mask, not both: positions of -1 are padding")
         if mask is not None and tuple(mask.shape) != (B, T):
@@ -206,7 +218,7 @@ class Model(nn.Module):
 
     def _next(self, tokens: Tensor, cache: ModelCache | None, mask: Tensor | None) -> Positions:
         """Each row goes on where it stopped."""
-        B, T = tokens.shape
+        B, T = self.embed.size(tokens)
         if cache is None:
             return Positions.arange(B, T, device=tokens.device) if mask is None else Positions.from_mask(mask)
         start = cache.next_positions

@@ -103,7 +103,7 @@ class DynamicNTK:
         return self.original
 
     def frequencies(self, dim: int, base: float, length: int | None, device: Device = None) -> tuple[Tensor, float]:
-        if dim <= 2:
+        if dim == 2:
             raise BadInput(f"dynamic NTK needs more than one pair of dimensions to turn, got a width of {dim}")
         length = self.original if length is None else max(length, self.original)
         stretch = self.factor * length / self.original - (self.factor - 1)

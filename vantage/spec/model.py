@@ -26,6 +26,18 @@ class FeedForwardConfig(Protocol):
     def build(self, width: int, linear: LinearMaker) -> nn.Module: ...
 
 
+class InputConfig(Protocol):
+    """What is embedded instead of token ids: patches of an image."""
+
+    def build(self, width: int) -> nn.Module: ...
+
+
+class TransformConfig(Protocol):
+    """From hidden states to what a head reads: a masked-LM transform, the first token, a pooler."""
+
+    def build(self, width: int, out: int, linear: LinearMaker) -> nn.Module: ...
+
+
 LinearMaker = Callable[[int, int, bool], nn.Module]  # (in, out, bias)
 
 
@@ -88,6 +100,7 @@ class Wiring:
     before: bool = True
     after: bool = False
     outer: bool = False
+    normed: bool = False  # before(x) takes the place of x in the sum as well (an option of BLOOM)
 
 
 PRE = Wiring()
@@ -122,10 +135,15 @@ class Layer:
 class Embedding:
     """From token ids to vectors."""
 
-    inputs: tuple[Buildable, ...] = ()  # positions, token types: added in this order
+    inputs: tuple[Buildable, ...] = ()  # positions: added in this order
     scale: float = 1.0
     norm: NormConfig | None = None
     dropout: float = 0.0
+    types: int = 0  # token types (BERT's sentence A and B), added before the positions
+    width: int | None = None  # of the table, if a linear map takes it to the model's width (RoFormer)
+    source: InputConfig | None = None  # None: a table of token ids
+    shared: bool = False  # the encoder's table is the decoder's (T5)
+    rounded: bool = False  # the scale is first rounded to the weights' dtype (Gemma)
 
 
 @dataclass(frozen=True)
@@ -136,6 +154,8 @@ class Head:
     bias: bool = False
     scale: float = 1.0
     softcap: float | None = None
+    transform: TransformConfig | None = None  # before the linear map
+    width: int | None = None  # of what the transform makes; None: the model's
 
 
 @dataclass(frozen=True)
@@ -151,11 +171,14 @@ class ModelSpec:
     sampler: Sampler | None = None
     max_length: int | None = None
     encoder: ModelSpec | None = None
+    pooler: TransformConfig | None = None  # model.pooler: one vector a row; no part of a forward pass
 
     def __post_init__(self) -> None:
         for name, n in (("vocab", self.vocab), ("width", self.width), ("layers", len(self.layers))):
             if n < 1:
                 raise BadInput(f"{name}={n}: a model needs at least 1")
+        if self.embedding.shared and (self.encoder is None or self.encoder.vocab != self.vocab):
+            raise BadInput("embedding.shared needs an encoder with the decoder's vocabulary")
 
     @property
     def original_length(self) -> int | None:

@@ -1,0 +1,31 @@
+"""Whether a config can belong to the tensors beside it, asked before a model of that size is laid out."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from vantage.checkpoints.spelling import Tensors
+from vantage.errors import CheckpointError
+
+# Every layer has a tensor. Every head, expert or unit has at least a number of its own.
+LAYERS = re.compile(r"(^|_)(layers?|blocks?)$")
+UNITS = re.compile(r"head|expert|hidden|intermediate|inner|width|embd|vocab|bucket|group|rank|ffn|_dim|d_model")
+MOST_EXPERTS = 2**16
+
+
+def plausible(config: Mapping[str, Any], tensors: Tensors, where: str = "config.json") -> None:
+    """Refuse a config that promises more than the tensors can hold: following it would take forever."""
+    shapes = [tensors.shape(name) for name in tensors.names()]
+    numbers = sum(math.prod(shape) for shape in shapes)
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            plausible(value, tensors, f"{where}: {key}")
+        if isinstance(value, bool) or not isinstance(value, int):
+            continue
+        if LAYERS.search(key) and value > len(shapes):
+            raise CheckpointError(f"{where}: {key} is {value}, and the checkpoint holds {len(shapes)} tensors in all")
+        if UNITS.search(key) and value > numbers or "expert" in key and value > MOST_EXPERTS:
+            raise CheckpointError(f"{where}: {key} is {value}, and the checkpoint holds {numbers:,} numbers in all")

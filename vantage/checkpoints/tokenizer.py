@@ -1,0 +1,162 @@
+"""Text to tokens and back, as the checkpoint says: from ``tokenizer.json``, or rebuilt from GGUF metadata.
+
+The work is done by the ``tokenizers`` package. It is set up when a text is first encoded, because a
+vocabulary takes longer to set up than a small model takes to load.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+from vantage.checkpoints.chat import render
+from vantage.checkpoints.folder import inside, read_json
+from vantage.checkpoints.gguf import GGUF
+from vantage.checkpoints.gguf_vocabulary import backend_of
+from vantage.errors import BadInput, CheckpointError
+
+FILE, SETTINGS, SPECIAL, TEMPLATE = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+
+
+@dataclass(frozen=True)
+class About:
+    """What a checkpoint says of its tokens besides the vocabulary."""
+
+    bos_token: str | None = None
+    eos_token: str | None = None
+    template: str | None = None
+
+
+class Tokenizer:
+    """``encode`` and ``decode``; ``chat`` writes a conversation out as the model was trained to read it."""
+
+    def __init__(self, make: Callable[[], Backend], about: About):
+        self._make, self._about = make, about
+
+    @functools.cached_property
+    def backend(self) -> Backend:
+        """The tokenizer of the ``tokenizers`` package, for whatever is not offered here."""
+        return self._make()
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """The tokens of a text. ``special``: with those that the model wants around every text (Gemma's BOS).
+
+        Leave them out for a text that ``chat`` returned: its template writes them itself.
+        """
+        return self.backend.encode(text, add_special_tokens=special).ids
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """The text of some tokens. ``special``: with the special ones written out."""
+        return self.backend.decode(list(ids), skip_special_tokens=not special)
+
+    def __len__(self) -> int:
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def bos(self) -> int | None:
+        return self._id(self._about.bos_token)
+
+    @property
+    def eos(self) -> int | None:
+        return self._id(self._about.eos_token)
+
+    @property
+    def template(self) -> str | None:
+        """The chat template, as Jinja; ``None``: this is no chat model."""
+        return self._about.template
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """A conversation as text. ``messages`` have a role and a content; ``variables`` are what else a template reads."""
+        if self._about.template is None:
+            raise BadInput("this model has no chat template: give it plain text, or use one that was tuned for chats")
+        given = {
+            **(variables or {}),
+            "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+            "tools": tools,
+            "bos_token": self._about.bos_token or "",
+            "eos_token": self._about.eos_token or "",
+        }
+        return render(self._about.template, given)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the files that ``load`` and transformers read."""
+        path = Path(folder)
+        self.backend.save(str(path / FILE))
+        said = {"bos_token": self._about.bos_token, "eos_token": self._about.eos_token}
+        said |= {"chat_template": self._about.template, "tokenizer_class": "PreTrainedTokenizerFast"}
+        said |= {"clean_up_tokenization_spaces": False}
+        text = json.dumps({k: v for k, v in said.items() if v is not None}, indent=2, ensure_ascii=False)
+        (path / SETTINGS).write_text(text + "\n", encoding="utf-8")
+
+    def _id(self, token: str | None) -> int | None:
+        return None if token is None else self.backend.token_to_id(token)
+
+
+def from_folder(folder: Path) -> Tokenizer | None:
+    """The tokenizer of a folder in the Hugging Face layout; ``None`` if it has none."""
+    if not (folder / FILE).exists():
+        return None
+    settings = read_json(folder, SETTINGS) if (folder / SETTINGS).exists() else {}
+    special = read_json(folder, SPECIAL) if (folder / SPECIAL).exists() else {}
+
+    def token(name: str) -> str | None:
+        value = settings.get(name, special.get(name))
+        value = value.get("content") if isinstance(value, dict) else value
+        return value if isinstance(value, str) else None
+
+    template = settings.get("chat_template")
+    if (folder / TEMPLATE).exists():
+        template = inside(folder, TEMPLATE).read_text(encoding="utf-8")
+    if isinstance(template, list):  # several, by name
+        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+        template = named.get("default")
+    about = About(token("bos_token"), token("eos_token"), template if isinstance(template, str) else None)
+    return Tokenizer(functools.partial(_read, folder), about)
+
+
+def _read(folder: Path) -> Backend:
+    path = inside(folder, FILE)
+    try:
+        backend = Backend.from_file(str(path))
+    except Exception as e:  # it raises bare Exception
+        raise CheckpointError(f"{FILE}: {e}") from e
+    # Some files carry the truncation and padding of their training. Here the whole text is always encoded.
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def from_gguf(file: GGUF) -> Tokenizer | None:
+    """The tokenizer that a GGUF file describes; ``None`` if it describes none."""
+    about = file.metadata
+    if "tokenizer.ggml.tokens" not in about:
+        return None
+
+    def token(name: str) -> str | None:
+        number = about.get(f"tokenizer.ggml.{name}_token_id")
+        if not isinstance(number, int):
+            return None
+        return next((t for i, t in enumerate(about["tokenizer.ggml.tokens"]) if i == number), None)
+
+    template = about.get("tokenizer.chat_template")
+    said = About(token("bos"), token("eos"), template if isinstance(template, str) else None)
+    return Tokenizer(functools.partial(backend_of, file), said)

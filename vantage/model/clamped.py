@@ -1,0 +1,47 @@
+"""GPT-OSS's feed-forward layer: a SwiGLU whose gate is steeper, whose inputs are clamped and whose up is shifted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from vantage.errors import BadInput
+from vantage.spec.model import LinearMaker
+from vantage.spec.parts import Context
+
+
+@dataclass(frozen=True)
+class ClampedSwiGLU:
+    """down((up + 1) · gate · σ(alpha · gate)), with gate ≤ limit and |up| ≤ limit.
+
+    The rows of ``gate_up`` alternate, gate before up, as the checkpoints have them.
+    """
+
+    hidden: int
+    alpha: float = 1.702  # x·σ(1.702·x) is near GELU
+    limit: float = 7.0
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        if self.hidden < 1:
+            raise BadInput(f"hidden={self.hidden}: a feed-forward layer needs at least 1")
+        if self.limit <= 0:
+            raise BadInput(f"limit={self.limit}: use a positive number, as everything beyond it is cut off")
+
+    def build(self, width: int, linear: LinearMaker) -> nn.Module:
+        return _ClampedSwiGLU(self, width, linear)
+
+
+class _ClampedSwiGLU(nn.Module):
+    def __init__(self, config: ClampedSwiGLU, width: int, linear: LinearMaker):
+        super().__init__()
+        self.alpha, self.limit = config.alpha, config.limit
+        self.gate_up = linear(width, 2 * config.hidden, config.bias)
+        self.down = linear(config.hidden, width, config.bias)
+
+    def forward(self, x: Tensor, ctx: Context | None = None) -> Tensor:
+        gate, up = self.gate_up(x).unflatten(-1, (-1, 2)).unbind(-1)
+        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return self.down((up + 1) * gate * torch.sigmoid(self.alpha * gate))
