@@ -156,26 +156,19 @@ def _implied(v: Vocabulary, tokens: list[str], numbered: dict[str, int], *, by_p
     A token's score says when it was made; in Gemma's files its place does.
     """
     if by_place:
-        rank = np.arange(len(tokens))
+        ranks = list(range(len(tokens)))
     elif v.scores is None:
         raise v.wrong("a SentencePiece vocabulary needs 'tokenizer.ggml.scores' or 'tokenizer.ggml.merges'")
     else:
-        rank = np.argsort(np.argsort(-v.scores, kind="stable"), kind="stable")
-        rank = _ties(rank, v.scores)
+        ranks = (-v.scores).tolist()
     made = []
     for number, token in enumerate(tokens):
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
             if left in numbered and right in numbered:
-                made.append((rank[number], -len(left), -len(right), left, right))
-    made.sort(key=lambda m: m[:3])
+                made.append((ranks[number], -cut, cut - len(token), number, left, right))
+    made.sort()
     return [(left, right) for *_, left, right in made]
-
-
-def _ties(rank: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """The same rank for the same score."""
-    _, inverse = np.unique(-scores, return_inverse=True)
-    return inverse if len(rank) else rank
 
 
 # ---- WordPiece

@@ -19,6 +19,7 @@ from vantage.checkpoints.gguf_names import GGUFTensors
 from vantage.checkpoints.plausible import plausible
 from vantage.checkpoints.pull import find
 from vantage.checkpoints.spelling import Respelled
+from vantage.checkpoints.tokenizer import Tokenizer, from_folder, from_gguf
 from vantage.errors import BadInput, CheckpointError, Refused
 from vantage.families.family import Family, empty_model, export, fill, with_prefix
 from vantage.model import Model
@@ -65,11 +66,13 @@ def load(
         links = family.links(config, spec)
         config.settle()
         with Blank():
-            model = empty_model(spec, kernel)
-    except (BadInput, Refused, RuntimeError) as e:  # torch's own: a size that overflows
-        raise e if isinstance(e, CheckpointError) else CheckpointError(f"{source}: {e}") from e
+            model = empty_model(spec)
+    except (BadInput, Refused, RuntimeError) as e:  # the last is torch's own: a size that overflows
+        raise CheckpointError(f"{source}: {e}") from e
+    model.kernel = kernel
     fill(model, links, tensors, dtype, family.ignored)
     model.config = family.saved_as(there.config)
+    model.tokenizer = tokenizer_of(there)
     return model.to(device).eval() if device is not None else model.eval()
 
 
@@ -84,6 +87,10 @@ def opened(path: Path, dtype: torch.dtype) -> Folder | GGUFTensors:
     return GGUFTensors(path, dtype)
 
 
+def tokenizer_of(there: Folder | GGUFTensors) -> Tokenizer | None:
+    return from_folder(there.path) if isinstance(there, Folder) else from_gguf(there.file)
+
+
 def save(model: Model, folder: str | Path, *, shard_bytes: int = 5 * 2**30) -> None:
     """Write a loaded model as a folder that ``load`` and transformers read back."""
     if model.config is None:
@@ -94,3 +101,5 @@ def save(model: Model, folder: str | Path, *, shard_bytes: int = 5 * 2**30) -> N
     config["dtype"] = plain_dtype(model.embed.tokens.weight.dtype)
     config.pop("torch_dtype", None)
     write_folder(folder, config, export(model, links), shard_bytes=shard_bytes)
+    if model.tokenizer is not None:
+        model.tokenizer.save(folder)

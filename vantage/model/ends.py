@@ -17,9 +17,7 @@ from vantage.spec.positions import Positions
 class Embed(nn.Module):
     """Token embeddings, scaled, plus what is added at the input."""
 
-    def __init__(
-        self, config: Embedding, vocab: int, width: int, inputs: list[nn.Module], linear: LinearMaker = dense
-    ):
+    def __init__(self, config: Embedding, vocab: int, width: int, inputs: list[nn.Module], linear: LinearMaker = dense):
         super().__init__()
         own = width if config.width is None else config.width
         self.scale, self.rounded = config.scale, config.rounded

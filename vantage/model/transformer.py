@@ -82,9 +82,7 @@ class Model(nn.Module):
         holds it, leave it out. A model of images takes those (B, C, H, W) in the place of tokens.
         """
         return self.head(
-            self.hidden(
-                tokens, positions=positions, cache=cache, mask=mask, length=length, source=source, types=types
-            )
+            self.hidden(tokens, positions=positions, cache=cache, mask=mask, length=length, source=source, types=types)
         )
 
     def hidden(
