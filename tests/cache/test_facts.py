@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.cache.helpers import device_like
 from vantage.cache.facts import Next, Steps, Tables, check_rising, holds_nothing, joined, on_host, picked, unlike
 from vantage.errors import BadInput
 from vantage.spec.positions import Known, Positions
@@ -59,6 +60,8 @@ def test_steps_are_cut_from_one_row():
     again = steps.row(6, 64)  # past the end
     assert again.tolist() == list(range(6, 70))
     assert steps.row(6, 128).data_ptr() == again.data_ptr()
+    assert steps.row(7, 127).data_ptr() == again.data_ptr() + 8
+    assert steps.row(7, 128).data_ptr() != again.data_ptr() + 8
     assert steps.row(2, 1).tolist() == [2]  # before the start
     assert steps.row(2, 64).tolist() == list(range(2, 66))
     run = steps.run(2, 3, 4, 99)
@@ -66,6 +69,13 @@ def test_steps_are_cut_from_one_row():
     assert run.order is run.pos
     assert (run.length, run.segment) == (99, None)
     assert run.known == Known.run(2, 3, 4)
+
+
+def test_steps_are_no_inference_tensors():
+    steps = Steps(torch.device("cpu"))
+    with torch.inference_mode():
+        steps.row(0, 1)
+    assert not steps.row(0, 1).is_inference()
 
 
 def test_tables():
@@ -145,3 +155,29 @@ def test_rising(row, begin, rising, by_one):
         else:
             with pytest.raises(BadInput, match="row 1 got order"):
                 check_rising(pos, upto, strict)
+
+
+@pytest.mark.parametrize(
+    ("order", "first", "host", "rising", "by_one"),
+    [
+        ((3, 5), 3, 3, True, True),
+        ((3, 5), None, 3, True, True),  # nobody knows better
+        ((4, 5), None, 3, True, True),
+        ((4, 5), 4, 3, True, False),
+        ((2, 5), 2, 3, False, False),
+        ((2, 5), None, 3, False, False),
+        ((2, 5), 2, None, True, True),
+        ((2, 5), 2, 0, True, True),  # an empty row may start anywhere
+        (None, None, 3, True, True),
+    ],
+)
+def test_rising_by_facts_alone(order, first, host, rising, by_one):
+    row = torch.zeros(1, 1, dtype=torch.int64)
+    pos = Positions(row, row, None, Known(first, order))
+    with device_like():
+        for strict, fine in ((False, rising), (True, by_one)):
+            if fine:
+                check_rising(pos, Next(row[0], host), strict)
+            else:
+                with pytest.raises(BadInput, match="a row got order"):
+                    check_rising(pos, Next(row[0], host), strict)

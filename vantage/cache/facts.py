@@ -155,17 +155,16 @@ class Steps:
     """Rows of consecutive numbers, cut from one tensor that is rarely made anew."""
 
     def __init__(self, device: torch.device):
-        self._base = 0
-        self._row = torch.arange(0, device=device)
+        self._have = range(0)
+        self._row = torch.tensor([], dtype=torch.int64, device=device)
 
     def row(self, first: int, n: int) -> Tensor:
         """first, first + 1, …, (n,)."""
-        at = first - self._base
-        if at < 0 or at + n > len(self._row):
+        if first < self._have.start or first + n > self._have.stop:
+            self._have = range(first, first + max(64, 2 * n))
             with torch.inference_mode(False):
-                self._row = torch.arange(first, first + max(64, 2 * n), device=self._row.device)
-            self._base, at = first, 0
-        return self._row.as_strided((n,), (1,), at)
+                self._row = torch.arange(self._have.start, self._have.stop, device=self._row.device)
+        return self._row.as_strided((n,), (1,), first - self._have.start)
 
     def run(self, first: int, batch: int, n: int, length: int | None) -> Positions:
         """Positions of rows that all run from ``first``."""

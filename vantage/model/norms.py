@@ -29,7 +29,7 @@ class _RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), self.weight, self.config.eps)
+        return rms_norm(x, self.weight, self.config.eps)
 
 
 class _OffsetRMSNorm(nn.Module):
@@ -41,7 +41,17 @@ class _OffsetRMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         wide = torch.promote_types(x.dtype, torch.float32)  # 1 + weight in bfloat16 would keep 8 bits of the sum
         weight = self.weight.to(wide) + self.config.offset
-        return F.rms_norm(x.to(wide), (x.shape[-1],), weight, self.config.eps).to(x.dtype)
+        return rms_norm(x.to(wide), weight, self.config.eps).to(x.dtype)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / rms(x) · weight. torch's is one kernel on a GPU; on a CPU it is seven steps through memory, and this three:
+    for 1,024 vectors of 768 a fifth of the time."""
+    if x.device.type != "cpu":
+        return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
+    return x * torch.rsqrt(norm * norm / x.shape[-1] + eps).to(x.dtype) * weight
 
 
 @dataclass(frozen=True)
