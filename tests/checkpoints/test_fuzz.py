@@ -146,7 +146,9 @@ VALUE = st.one_of(
     st.floats(allow_nan=True, allow_infinity=True),
     st.text(max_size=5),
     st.lists(st.integers(-1, 3), max_size=3),
-    st.dictionaries(st.sampled_from(["rope_type", "factor", "x"]), st.integers(-2, 3) | st.text(max_size=4), max_size=2),
+    st.dictionaries(
+        st.sampled_from(["rope_type", "factor", "x"]), st.integers(-2, 3) | st.text(max_size=4), max_size=2
+    ),
 )
 RARE = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 

