@@ -66,6 +66,7 @@ def test_shapes():
     assert GroupedQuery(4, 2, head_dim=6).shape(12) == Shape(12, 4, 2, 6, 6, 6)
     assert GroupedQuery(4, 1, head_dim=6, value_dim=8).shape(13) == Shape(13, 4, 1, 6, 8, 6)
     assert GroupedQuery(4, 2, head_dim=6, value_dim=8).kept(12) == Kept(2, 6, 8)
+    assert GroupedQuery(1).shape(12) == Shape(12, 1, 1, 12, 12, 12)
 
 
 @pytest.mark.parametrize(

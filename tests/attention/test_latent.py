@@ -149,6 +149,27 @@ def test_sizes_that_cannot_be(change):
         replace(CONFIG, **change).shape(8)
 
 
+def test_the_smallest_sizes_are_allowed():
+    small = Latent(heads=1, kv_rank=1, nope_dim=1, rope_dim=0, value_dim=1, norm=RMSNorm())
+    assert small.shape(4) == Shape(4, 1, 1, 1, 1, 0)
+    assert run(attention(small, 4), vectors(1, 3, 4)).shape == (1, 3, 4)
+
+
+def test_biases_are_where_deepseek_has_them():
+    """On the way down and out, if at all; never on the way up."""
+    plain, biased = DIRECT.build(8, wires()), CONFIG.build(8, wires())
+    assert not [name for name, _ in plain.named_parameters() if "bias" in name]
+    named = [name for name, _ in biased.named_parameters() if "bias" in name]
+    assert named == ["q_down.bias", "kv_down.bias", "out.bias"]
+
+
+def test_fresh_weights():
+    torch.manual_seed(0)
+    fresh = Latent(4, kv_rank=32, nope_dim=16, rope_dim=8, value_dim=16, norm=RMSNorm()).build(32, wires())
+    for weight in (fresh.k_up, fresh.v_up, fresh.q_up.weight):
+        assert float(weight.detach().std()) == pytest.approx(0.02, rel=0.1)
+
+
 def test_it_is_self_attention_only():
     with pytest.raises(Refused, match="use GroupedQuery for cross-attention"):
         CONFIG.build_cross(8, wires())

@@ -24,9 +24,10 @@ from vantage.spec.positions import Known, Positions
 
 def test_a_view_is_a_slice_without_a_copy():
     cache = contiguous(2, capacity=16)
+    buffer = cache.layers[0].store.tensors[0]
     run(cache, plain(2, 0, 3))
     view = run(cache, plain(2, 3, 2))[0]
-    buffer = cache.layers[0].store.tensors[0]
+    assert cache.layers[0].store.tensors[0] is buffer  # made once
     assert buffer.shape == (2, 2, 16, 3)
     assert view.k.data_ptr() == buffer.data_ptr()
     assert view.k.shape == (2, 2, 5, 3)

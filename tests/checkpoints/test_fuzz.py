@@ -1,7 +1,8 @@
-"""Damaged and hostile files: whatever the header says, a typed error or a model; no crash, no hang, no big allocation."""
+"""Damaged and hostile files: a typed error or a model, whatever they say; no crash, no hang, no big allocation."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
 import shutil
@@ -35,7 +36,7 @@ VOCABULARY = {
     "tokenizer.ggml.eos_token_id": 2,
     "tokenizer.ggml.unknown_token_id": 0,
 }
-ROOM = 64 * 2**20  # what the process may grow by, over all cases: the files have a few kilobytes
+ROOM = 32 * 2**20  # what the process may grow by in one case: the files have a few kilobytes
 EXTREME = [0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
 
 
@@ -54,14 +55,16 @@ def files(tmp_path_factory):
     return folder, sound, header
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def bounded():
     """An allocation beyond the room fails at once instead of filling the machine."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + ROOM, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 EDIT = st.one_of(
@@ -97,14 +100,12 @@ def edited(sound: bytes, header: int, edits) -> bytes:
 def survives(path: Path) -> None:
     """A model that computes, or an error that says so."""
     began = time.process_time()
-    try:
+    with bounded(), contextlib.suppress(VantageError):
         model = vt.load(path)
         if model.tokenizer is not None:
             model.tokenizer.encode("ab c")
         with torch.no_grad():
             model(torch.tensor([[1, 2, 3]]) % model.spec.vocab)
-    except VantageError as e:
-        assert str(e)
     assert time.process_time() - began < 1.0
 
 
@@ -150,43 +151,43 @@ VALUE = st.one_of(
         st.sampled_from(["rope_type", "factor", "x"]), st.integers(-2, 3) | st.text(max_size=4), max_size=2
     ),
 )
-RARE = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+RARE = [HealthCheck.too_slow]
 
 
 @settings(max_examples=1000, suppress_health_check=RARE)
 @given(edits=EDITS)
-def test_gguf_headers(files, bounded, edits):
+def test_gguf_headers(files, edits):
     gguf_survives(files, edits)
 
 
 @settings(max_examples=600, suppress_health_check=RARE)
 @given(edits=EDITS)
-def test_safetensors_headers(files, bounded, edits):
+def test_safetensors_headers(files, edits):
     folder_survives(files, edits)
 
 
 @settings(max_examples=400, suppress_health_check=RARE)
 @given(key=st.integers(0, 1000), value=VALUE)
-def test_configs(files, bounded, key, value):
+def test_configs(files, key, value):
     config_survives(files, key, value)
 
 
 @pytest.mark.slow
 @settings(max_examples=10_000, suppress_health_check=RARE)
 @given(edits=EDITS)
-def test_many_gguf_headers(files, bounded, edits):
+def test_many_gguf_headers(files, edits):
     gguf_survives(files, edits)
 
 
 @pytest.mark.slow
 @settings(max_examples=6_000, suppress_health_check=RARE)
 @given(edits=EDITS)
-def test_many_safetensors_headers(files, bounded, edits):
+def test_many_safetensors_headers(files, edits):
     folder_survives(files, edits)
 
 
 @pytest.mark.slow
 @settings(max_examples=4_000, suppress_health_check=RARE)
 @given(key=st.integers(0, 1000), value=VALUE)
-def test_many_configs(files, bounded, key, value):
+def test_many_configs(files, key, value):
     config_survives(files, key, value)

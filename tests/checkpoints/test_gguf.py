@@ -19,7 +19,7 @@ TOKENS = torch.randint(3, 67, (2, 24), generator=torch.Generator().manual_seed(3
 
 def halves(kind: gguf.GGMLQuantizationType, blocks: int, rng: np.random.Generator) -> np.ndarray:
     """Random blocks of a quantised type whose scales are small, finite numbers."""
-    block, width = gguf.GGML_QUANT_SIZES[kind]
+    _, width = gguf.GGML_QUANT_SIZES[kind]
     data = rng.integers(0, 256, (blocks, width), dtype=np.uint8)
     scale_at = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
     for at in scale_at.get(kind.name, (0, 2) if kind.name.endswith("_1") else (0,)):
@@ -30,7 +30,7 @@ def halves(kind: gguf.GGMLQuantizationType, blocks: int, rng: np.random.Generato
 @pytest.mark.parametrize("kind", sorted(KINDS), ids=lambda kind: kind.name)
 def test_every_kind_of_tensor_is_dequantised_like_the_gguf_package_does_it(kind, tmp_path):
     """Over the length of a slice, so that the seams are seen as well."""
-    rng, (block, width) = np.random.default_rng(0), gguf.GGML_QUANT_SIZES[kind]
+    rng, (block, _) = np.random.default_rng(0), gguf.GGML_QUANT_SIZES[kind]
     columns = 256
     rows = AT_ONCE // columns + 5
     if block == 1:

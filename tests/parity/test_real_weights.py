@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+
 import pytest
 import torch
 import transformers
@@ -13,6 +16,10 @@ from vantage.checkpoints.pull import PullError, place
 
 STORY = "Once upon a time, there was a"
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+# Of the tokens that SmolLM2's own tokenizer.json (SHA-256 7d27c493…, not in the GGUF) gives for the corpus.
+ORIGINAL = "c3073900157a39f1dee78f384803144e7e5cb8d3d9fbd586ad682dd02abd3f37"
 
 
 def pulled(name):
@@ -77,6 +84,8 @@ def test_smollm2_from_gguf():
         tie_word_embeddings=True,
     )
     ours, theirs = vt.load("smollm2"), from_gguf(path, transformers.LlamaForCausalLM, config)
+    tokens = json.dumps([ours.tokenizer.encode(text) for text in CORPUS])
+    assert hashlib.sha256(tokens.encode()).hexdigest() == ORIGINAL
     text = ours.tokenizer.chat(CHAT)
     got = same_logits_and_64_tokens(ours, theirs, ours.tokenizer.encode(text, special=False))
     assert "Paris" in ours.tokenizer.decode(got[0])
@@ -85,7 +94,7 @@ def test_smollm2_from_gguf():
 @pytest.mark.slow  # transformers takes long to set the vocabulary up
 @pytest.mark.filterwarnings("ignore")
 def test_smollm2s_tokenizer():
-    """But for digits: transformers' reading of the file does not cut them apart, as SmolLM's own tokenizer.json does."""
+    """But for digits: SmolLM's own tokenizer.json cuts them apart, and transformers' reading of the file does not."""
     path = pulled("smollm2")
     theirs = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     ours = vt.load(path).tokenizer

@@ -1,4 +1,4 @@
-"""Chat templates. They come with checkpoints, from strangers: they run in Jinja's sandbox, on data they cannot change."""
+"""Chat templates. They come with checkpoints, from strangers: they run in Jinja's sandbox."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import jinja2
+from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
 from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from vantage.errors import BadInput, CheckpointError
 
@@ -36,16 +37,16 @@ def _numbers(*values: Any) -> bool:
 
 
 def render(template: str, given: Mapping[str, Any]) -> str:
-    """The template with these variables. What it refuses itself is bad input; what the sandbox refuses is a bad file."""
+    """The template with these variables. What it refuses is bad input; what the sandbox refuses is a bad file."""
     if len(template) > LONGEST:
         raise CheckpointError(f"the chat template has {len(template):,} characters, more than any real one")
     try:
         return _compiled(template).render(**given)
     except SecurityError as e:
         raise CheckpointError(f"the chat template tries what is not allowed: {e}") from e
-    except jinja2.TemplateSyntaxError as e:
+    except TemplateSyntaxError as e:
         raise CheckpointError(f"the chat template is not Jinja: {e}") from e
-    except jinja2.TemplateError as e:
+    except TemplateError as e:
         raise BadInput(f"the chat template refuses these messages: {e}") from e
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as e:
         raise BadInput(f"the chat template cannot be used with these messages: {e!r}") from e
@@ -61,7 +62,7 @@ def _compiled(template: str) -> jinja2.Template:
 
 
 def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)
+    raise TemplateError(message)
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:

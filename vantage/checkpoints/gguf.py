@@ -62,7 +62,7 @@ class Strings:
     def __iter__(self) -> Iterator[str]:
         at = self._start
         for _ in range(self._count):
-            (length,) = struct.unpack_from("<Q", self._data, at)
+            (length,) = READ[10].unpack_from(self._data.data, at)
             yield _text(self._data[at + 8 : at + 8 + length], self._where)
             at += 8 + length
 
@@ -105,7 +105,8 @@ class _Header:
     """Reads from the front, never past the end."""
 
     def __init__(self, data: np.ndarray, file: str):
-        self._data, self._size, self._file, self._at = data, len(data), file, 0
+        self._data, self._bytes, self._size = data, data.data, len(data)
+        self._file, self._at = file, 0
 
     def read_into(self, metadata: dict[str, Any], tensors: dict[str, Stored]) -> None:
         if bytes(self._take(4, "the magic number")) != MAGIC:
@@ -224,7 +225,7 @@ class _Header:
     def _number(self, kind: int, where: str) -> Any:
         at = self._at
         self._skip(WIDTHS[kind], where)
-        return READ[kind].unpack_from(self._data, at)[0]
+        return READ[kind].unpack_from(self._bytes, at)[0]
 
     def _string(self, longest: int, where: str) -> str:
         length = self._number(10, f"the length of {where}")

@@ -62,10 +62,10 @@ class Vocabulary:
         value = self._said.get("tokenizer.ggml.merges")
         if value is None:
             return None
-        pairs = [tuple(merge.split(" ")) for merge in value] if isinstance(value, Strings) else [()]
+        pairs = [merge.split(" ") for merge in value] if isinstance(value, Strings) else [[]]
         if any(len(pair) != 2 for pair in pairs):
             raise self.wrong("'tokenizer.ggml.merges' must be pairs of tokens")
-        return pairs
+        return [(left, right) for left, right in pairs]
 
 
 def backend_of(file: GGUF) -> Tokenizer:
@@ -73,7 +73,7 @@ def backend_of(file: GGUF) -> Tokenizer:
     if v.model not in MODELS:
         raise v.wrong(f"the tokenizer {v.model!r} is not read; there are {', '.join(MODELS)}")
     try:
-        backend = MODELS[v.model](v, file.metadata.get("general.architecture"))
+        backend = MODELS[v.model](v, str(file.metadata.get("general.architecture")))
         _add(backend, v)
     except CheckpointError:
         raise

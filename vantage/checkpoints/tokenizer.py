@@ -84,7 +84,7 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """A conversation as text. ``messages`` have a role and a content; ``variables`` are what else a template reads."""
+        """A conversation as text. ``messages`` have a role and a content; ``variables``: what else a template reads."""
         if self._about.template is None:
             raise BadInput("this model has no chat template: give it plain text, or use one that was tuned for chats")
         given = {

@@ -17,7 +17,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "convert",
         help="write a checkpoint as a Hugging Face folder",
-        description="Write a checkpoint (a GGUF file, a folder, a pulled model) as a folder in the Hugging Face layout.",
+        description="Write a checkpoint (a GGUF file, a folder, a pulled model) in the Hugging Face layout.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
