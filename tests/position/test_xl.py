@@ -14,7 +14,7 @@ from vantage.position.xl import ContentBias, DistanceTerm
 from vantage.spec.parts import Parts, Shape, materialise
 from vantage.spec.positions import Positions
 
-BOTH = (DistanceTerm(), Shifted(anchor=3))
+BOTH = (DistanceTerm(10000.0), Shifted(anchor=3))
 
 
 def distances(q_pos: Positions, k_pos: Positions) -> torch.Tensor:
@@ -71,12 +71,12 @@ def test_content_bias_is_added_to_the_query_alone():
 def test_content_bias_is_as_wide_as_what_is_turned():
     mla = Shape(width=8, heads=2, kv_heads=2, key_dim=6, value_dim=4, rotary_dim=2)
     assert ContentBias().build(mla).u.shape == (2, 2)
-    assert DistanceTerm().build(mla).v.shape == (2, 6)
-    assert DistanceTerm().build(mla).w_r.shape == (2, 6, 8)
+    assert DistanceTerm(10000.0).build(mla).v.shape == (2, 6)
+    assert DistanceTerm(10000.0).build(mla).w_r.shape == (2, 6, 8)
 
 
 def test_gradients():
-    distance, content = built(DistanceTerm()), built(ContentBias())
+    distance, content = built(DistanceTerm(10000.0)), built(ContentBias())
     q_pos, k_pos = torch.tensor([[7, 2]]), torch.tensor([[0, 9, -1]])
     check_gradients(distance, lambda: bias_of(distance, Positions.of(q_pos), Positions.of(k_pos)))
     check_gradients(content, lambda: content.query(vectors(1, 4, 2, 6), Positions.of(q_pos)))
@@ -85,7 +85,11 @@ def test_gradients():
 def test_parameters_start_small():
     torch.manual_seed(0)
     shape = Shape(width=32, heads=32, kv_heads=1, key_dim=32, value_dim=4, rotary_dim=32)
-    for table in (ContentBias().build(shape).u, DistanceTerm().build(shape).v, DistanceTerm().build(shape).w_r):
+    for table in (
+        ContentBias().build(shape).u,
+        DistanceTerm(10000.0).build(shape).v,
+        DistanceTerm(10000.0).build(shape).w_r,
+    ):
         assert table.std().item() == pytest.approx(0.02, rel=0.1)
 
 
@@ -94,7 +98,7 @@ def test_where_it_acts():
     assert config.parts(causal=True) == config.parts(causal=False)
     assert config.parts(causal=True) == Parts(qk=(ContentBias(),), bias=DistanceTerm(500.0))
     assert ContentBias().shared is False
-    assert DistanceTerm().shared is False
+    assert DistanceTerm(10000.0).shared is False
 
 
 # ---- shifted
@@ -160,6 +164,6 @@ def test_half_precision_is_worked_out_in_float32(config):
 def test_odd_widths_are_refused():
     odd = Shape(width=7, heads=1, kv_heads=1, key_dim=7, value_dim=7, rotary_dim=7)
     with pytest.raises(BadInput, match="Transformer-XL's sinusoid works on pairs of dimensions, got 7"):
-        DistanceTerm().build(odd)
+        DistanceTerm(10000.0).build(odd)
     with pytest.raises(BadInput, match="a shifted encoding works on pairs of dimensions, got 7"):
         Shifted().build(odd)

@@ -29,7 +29,7 @@ def t5_bucket(distance: Tensor, *, bidirectional: bool, buckets: int = 32, max_d
         far = (-distance).clamp_min(0)
     exact = buckets // 2
     # float32 on purpose: the checkpoints were trained with the rounding of the original at bucket edges
-    growth = torch.log(far.clamp_min(1).float() / exact) / math.log(max_distance / exact)
+    growth = torch.log(far.clamp_min(exact).float() / exact) / math.log(max_distance / exact)
     large = (exact + (growth * (buckets - exact)).long()).clamp_max(buckets - 1)
     return first + torch.where(far < exact, far, large)
 

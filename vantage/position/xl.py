@@ -55,7 +55,7 @@ class QueryBias(nn.Module):
 class DistanceTerm:
     """(q_i + v)·W_r R(i - j)."""
 
-    base: float = 10000.0
+    base: float
 
     shared = False  # no annotation: not a field
 
