@@ -3,7 +3,22 @@
 import pytest
 import torch
 
-from tests.cache.helpers import DK, DV, F64, Chunk, G, Oracle, Token, check_view, chunk_of, fail, plain, ragged, run
+from tests.cache.helpers import (
+    DK,
+    DV,
+    F64,
+    Chunk,
+    G,
+    Oracle,
+    Token,
+    check_view,
+    chunk_of,
+    device_like,
+    fail,
+    plain,
+    ragged,
+    run,
+)
 from vantage.cache import KINDS, Contiguous, LayerPlan, ModelCache, Paged, Ring, make_cache
 from vantage.cache.stores import Int8, Plain, Single
 from vantage.errors import BadInput, CacheError, Refused
@@ -247,6 +262,32 @@ def test_the_start_of_every_row_counts():
     with pytest.raises(Refused, match="from 1 on"):
         run(cache, chunk_of([[None], [Token(1, 1, None, 1)], [None]]))
     run(cache, chunk_of([[None]] * 3))
+    cache.crop([5, 0, 2])
+    with pytest.raises(Refused, match="from 2 on"):  # though another row begins at 0
+        run(cache, chunk_of([[None], [Token(0, 0, None, 1)], [Token(2, 2, None, 1)]]))
+
+
+def test_on_a_device_the_lowest_start_counts():
+    with device_like():
+        cache = make(Causal() | Prefix(4), batch=2)
+        run(cache, plain(2, 0, 3))
+        with pytest.raises(Refused, match="from 3 on"):
+            run(cache, chunk_of([[Token(3, 9, None, 0)]] * 2))
+        run(cache, chunk_of([[Token(3, 9, None, 0)]] * 2, known="nothing"))
+
+
+def test_a_start_counts_from_its_document():
+    """A token's segment is the order of its document's first token."""
+    cache = make(Causal() | Prefix(4))
+    packed = chunk_of(
+        [[Token(i, i, 0, i) for i in range(2)] + [Token(i, i - 2, 2, i) for i in range(2, 5)]], segmented=True
+    )
+    run(cache, packed)
+    with pytest.raises(Refused, match="from 3 on"):
+        run(cache, chunk_of([[Token(5, 3, 2, 5)]], segmented=True))
+    run(cache, chunk_of([[Token(5, 0, 5, 5), Token(6, 1, 5, 6)]], segmented=True))  # a new document
+    with device_like():  # nobody knows where a document began
+        run(cache, chunk_of([[Token(7, 2, 5, 7)]], segmented=True))
 
 
 # ---- between passes

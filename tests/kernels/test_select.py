@@ -203,10 +203,11 @@ def test_the_plain_causal_case_builds_no_mask(handed, monkeypatch):
         c = call(2, 2, 2, 4, 4, meant=both(CAUSAL, SAME_SEGMENT), q_pos=Positions.arange(2, 4, start))
         c.view = c.view._replace(pos=Positions.arange(2, 4, start))
         c.run(KERNELS["sdpa"])
-    past = call(2, 2, 2, 1, 4, meant=both(CAUSAL, SAME_SEGMENT))
-    past.run(KERNELS["sdpa"])
-    assert [h["is_causal"] for h in handed] == [True, True, False]
-    assert [h["mask"] for h in handed] == [None, None, None]
+    two = Positions.arange(2, 2)
+    call(2, 2, 2, 2, 2, meant=both(CAUSAL, SAME_SEGMENT), q_pos=two, k_pos=two).run(KERNELS["sdpa"])
+    call(2, 2, 2, 1, 4, meant=both(CAUSAL, SAME_SEGMENT)).run(KERNELS["sdpa"])  # one query over its past
+    assert [h["is_causal"] for h in handed] == [True, True, True, False]
+    assert [h["mask"] for h in handed] == [None, None, None, None]
 
 
 def test_elsewhere_the_mask_is_built(handed):
