@@ -26,7 +26,8 @@ MUTATION := $(wildcard tests/mutation.py tests/mutation/__main__.py)
 help: ## say what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
-run: env ## install what is needed and run the conformance matrix
+run: env ## install what is needed, bring the default model and run the conformance matrix
+	@$(BIN)/vantage pull smollm2 || echo "The model was not brought (no network?). The check needs none; later: $(BIN)/vantage pull smollm2"
 	$(BIN)/vantage check
 
 test: check ## the checks and every test that is not slow

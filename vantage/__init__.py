@@ -14,6 +14,7 @@ _WHERE = {
     "vantage.checkpoints.pull": ("pull",),
     "vantage.families": ("load", "save"),
     "vantage.functional": ("alibi_bias",),
+    "vantage.generate": ("Engine", "Sampling"),
     "vantage.spec.positions": ("Positions",),
     "vantage.spec.masks": ("Causal", "Chunked", "Everything", "Prefix", "SameSegment", "Window"),
     "vantage.spec.model": ("ModelSpec", "Scores"),
@@ -40,13 +41,18 @@ _WHERE = {
     ),
 }
 _HOME = {name: module for module, names in _WHERE.items() for name in names}
-_MODULES = {"functional": "vantage.functional", "scaling": "vantage.position.scaling"}
+_MODULES = {
+    "functional": "vantage.functional",
+    "generate": "vantage.generate",  # a package that can be called
+    "scaling": "vantage.position.scaling",
+}
 
 __all__ = [*sorted(_HOME), *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll] (filled by __getattr__)
 
 if TYPE_CHECKING:
     from vantage import functional as functional
     from vantage.attention import GroupedQuery, Latent, QKNorm
+    from vantage.generate.generate import generate as generate
     from vantage.model import Model, build, decoder, encoder, encoder_decoder
     from vantage.position import scaling as scaling
 

@@ -121,8 +121,8 @@ def llama(path: Path, **changes: Any) -> Any:
     return model
 
 
-def qwen2(path: Path) -> Any:
-    model = made("Qwen2ForCausalLM", "Qwen2Config", **BASE)
+def qwen2(path: Path, **changes: Any) -> Any:
+    model = made("Qwen2ForCausalLM", "Qwen2Config", **{**BASE, **changes})
     rope = {"qwen2.rope.freq_base": model.config.rope_parameters["rope_theta"]}
     write(path, "qwen2", {**shape("qwen2", model.config), **rope}, renamed(model, NAMES + PRE))
     return model
@@ -172,9 +172,9 @@ def gpt2(path: Path) -> Any:
     return model
 
 
-def bert(path: Path) -> Any:
+def bert(path: Path, **changes: Any) -> Any:
     base = {"vocab_size": 67, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    base |= {"intermediate_size": 56, "max_position_embeddings": 64}
+    base |= {"intermediate_size": 56, "max_position_embeddings": 64, **changes}
     model = made("BertModel", "BertConfig", **base)
     names = [
         (r"embeddings\.word_embeddings", "token_embd"),
@@ -193,7 +193,12 @@ def bert(path: Path) -> Any:
     ]
     # llama.cpp leaves the pooler and the table of position numbers out
     tensors = {k: v for k, v in renamed(model, names).items() if "pooler" not in k and "_ids" not in k}
-    metadata = {"block_count": 2, "context_length": 64, "embedding_length": 48, "feed_forward_length": 56}
+    metadata = {
+        "block_count": 2,
+        "context_length": 64,
+        "embedding_length": base["hidden_size"],
+        "feed_forward_length": base["intermediate_size"],
+    }
     metadata |= {"attention.head_count": 4, "attention.layer_norm_epsilon": 1e-12, "attention.causal": False}
     metadata |= {"pooling_type": 1}
     write(path, "bert", {f"bert.{k}": v for k, v in metadata.items()}, tensors)

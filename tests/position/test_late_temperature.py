@@ -64,3 +64,8 @@ def test_gradcheck():
 def test_what_cannot_be_is_refused(length, cap, says):
     with pytest.raises(BadInput, match=says):
         LateTemperature(length, cap)
+
+
+def test_the_least_that_can_be_is_taken():
+    LateTemperature(2, 0.5)
+    assert LateTemperature(LENGTH, CAP).shared  # one for all layers: it has no parameters

@@ -76,7 +76,8 @@ def test_yarn(options, factor, original, theta, dim):
 
 
 @pytest.mark.parametrize(
-    ("original", "theta", "dim", "truncate"), [(4, 10000.0, 16, True), (10**7, 100.0, 8, True), (7, 10000.0, 16, False)]
+    ("original", "theta", "dim", "truncate"),
+    [(4, 10000.0, 16, True), (10**7, 100.0, 8, True), (7, 10000.0, 16, False), (235, 5.0, 8, True)],
 )
 def test_yarn_at_the_ends_of_its_ramp(original, theta, dim, truncate):
     """Where the ramp would begin before the first pair, end after the last, or have no width."""
@@ -98,7 +99,9 @@ def test_yarn_by_its_meaning():
 
 
 @pytest.mark.parametrize("length", [None, 4095, 4096, 4097, 9999])
-@pytest.mark.parametrize("options", [{"factor": 8.0}, {"factor": 1.0}, {"factor": 0.5}, {"attention_factor": 1.3}])
+@pytest.mark.parametrize(
+    "options", [{"factor": 8.0}, {"factor": 1.5}, {"factor": 1.0}, {"factor": 0.5}, {"attention_factor": 1.3}]
+)
 def test_longrope(length, options):
     oracle = theirs(
         "longrope",

@@ -26,6 +26,10 @@ class GroupedQuery:
     scores: Scores = Scores()
     clip: float | None = None  # q, k and v are cut off at this size (MPT)
 
+    def __post_init__(self) -> None:
+        if self.clip is not None and self.clip <= 0:
+            raise BadInput(f"clip={self.clip}: use a positive number, or None to cut nothing off")
+
     def shape(self, width: int) -> Shape:
         kv_heads = self.heads if self.kv_heads is None else self.kv_heads
         if self.heads < 1 or kv_heads < 1 or self.heads % kv_heads:

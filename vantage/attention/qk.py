@@ -23,10 +23,10 @@ class QKNorm:
         return False
 
     def build(self, shape: Shape) -> nn.Module:
-        return _QKNorm(self.norm.build(shape.rotary_dim), self.norm.build(shape.rotary_dim))
+        return QKNormed(self.norm.build(shape.rotary_dim), self.norm.build(shape.rotary_dim))
 
 
-class _QKNorm(nn.Module):
+class QKNormed(nn.Module):
     def __init__(self, q_norm: nn.Module, k_norm: nn.Module):
         super().__init__()
         self.q_norm, self.k_norm = q_norm, k_norm

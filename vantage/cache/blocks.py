@@ -100,6 +100,11 @@ def plan(pool: Pool, rows: Sequence[Row], counts: Sequence[int]) -> Plan:
     return Plan(tuple(new), tuple(taken), tuple(copies), tuple(copy.source for copy in copies))
 
 
+def wanted(pool: Pool, rows: Sequence[Row], counts: Sequence[int]) -> int:
+    """How many blocks that plan would take, if no row has to move."""
+    return sum(_Need.of(pool, row, n).want().blocks for row, n in zip(rows, counts, strict=True))
+
+
 def _move(pool: Pool, needs: Sequence[_Need]) -> Plan:
     """Rows that have grown into each other move to where each has as much room again. Seldom: they double."""
     sizes = [len(need.row.blocks) + need.blocks for need in needs]

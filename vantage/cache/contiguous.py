@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vantage.cache.facts import Next, Steps, Tables, check_rising, check_segments, joined, on_host, picked, unlike
-from vantage.cache.ledger import Ledger, Step
+from vantage.cache.ledger import Lay, Ledger, Step
 from vantage.cache.moves import Span
 from vantage.errors import BadInput, CacheError
 from vantage.spec.positions import Known, Positions
@@ -126,6 +126,9 @@ class Contiguous(Ledger):
         else:
             view = self._steps.run(state.first, self.batch, state.n, None)
         return Step(None, Span(0, state.n), view, self._places)
+
+    def _lay(self) -> Lay | None:
+        return None if self._state.tables is not None else Lay((self._before.n,) * self.batch, run=True)
 
     # ---- between passes
 

@@ -36,6 +36,22 @@ class Step:
 
 @final
 @dataclass(frozen=True, eq=False)
+class Lay:
+    """Where the tokens of an open pass and all before them stand, for kernels that read and write in place.
+
+    Token i of row b is at place ``i`` of its row, or, in a pool, at place ``i % block`` of block
+    ``blocks[b][i // block - gone[b]]``. In every row the order goes on by one.
+    """
+
+    held: tuple[int, ...]  # tokens of each row before this pass
+    run: bool  # every row is one plain run, in pos and order alike
+    blocks: tuple[tuple[int, ...], ...] | None = None
+    block: int = 0
+    gone: tuple[int, ...] = ()  # blocks at the front of each row that were given back
+
+
+@final
+@dataclass(frozen=True, eq=False)
 class Mark:
     """A state to come back to. Good for the one pass that follows it, until that is committed."""
 
@@ -104,6 +120,10 @@ class Ledger(ABC):
                 raise CacheError("this cache holds nothing yet: append to it before looking at it")
             self._seen = self._look()
         return self._seen
+
+    def lay(self) -> Lay | None:
+        """Where the open pass stands; ``None``: only its reads and writes know."""
+        return None if self._step is None else self._lay()
 
     # ---- between passes
 
@@ -237,6 +257,9 @@ class Ledger(ABC):
 
     @abstractmethod
     def _crop(self, to: tuple[int, ...]) -> None: ...
+
+    @abstractmethod
+    def _lay(self) -> Lay | None: ...
 
     @abstractmethod
     def _pick(self, index: tuple[int, ...]) -> None: ...

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from vantage.cache.facts import Next, on_host
+from vantage.cache.join import apart, joined
 from vantage.cache.layer_cache import LayerCache
 from vantage.cache.ledger import Ledger, Mark
+from vantage.cache.paged import Paged
 from vantage.cache.report import Report
 from vantage.cache.stores import Store
 from vantage.errors import CacheError, Refused
@@ -116,14 +118,29 @@ class ModelCache:
         """An independent cache that holds the same. Paged caches share the memory until one of them writes."""
         self._idle()
         forks = {id(ledger): ledger.fork() for ledger in (*self.ledgers, *self.cross_ledgers)}
-        other = self._like(forks, [c.store.fork(forks[id(c.ledger)]) for c in (*self.layers, *self.cross)])
+        other = self.like(forks, [c.store.fork(forks[id(c.ledger)]) for c in (*self.layers, *self.cross)])
         other.recomputed = self.recomputed
         return other
 
     def fresh(self, batch: int = 1) -> ModelCache:
         """An empty cache of the same arrangement; a paged one takes its blocks from the same pool."""
         new = {id(ledger): ledger.fresh(batch) for ledger in (*self.ledgers, *self.cross_ledgers)}
-        return self._like(new, [c.store.fresh(new[id(c.ledger)]) for c in (*self.layers, *self.cross)])
+        return self.like(new, [c.store.fresh(new[id(c.ledger)]) for c in (*self.layers, *self.cross)])
+
+    @staticmethod
+    def join(caches: Sequence[ModelCache]) -> ModelCache:
+        """The rows of several paged caches over one pool as the rows of one, without copying keys or values.
+
+        The parts hold nothing afterwards. What cross-attention looks at is copied.
+        """
+        for cache in caches:
+            cache._idle()
+        return joined(caches)
+
+    def split(self) -> list[ModelCache]:
+        """Every row as a cache of its own, the way back from ``join``. This one holds nothing afterwards."""
+        self._idle()
+        return apart(self)
 
     def free(self) -> None:
         """Hold nothing any more; a paged cache gives its blocks back."""
@@ -131,8 +148,8 @@ class ModelCache:
         for ledger in (*self.ledgers, *self.cross_ledgers):
             ledger.free()
 
-    def _like(self, ledgers: dict[int, Ledger], stores: Sequence[Store]) -> ModelCache:
-        """The same layers on other ledgers and stores."""
+    def like(self, ledgers: dict[int, Ledger], stores: Sequence[Store]) -> ModelCache:
+        """The same layers on other ledgers (by the id of the old ones) and stores."""
         new = [
             LayerCache(ledgers[id(old.ledger)], store)
             for old, store in zip((*self.layers, *self.cross), stores, strict=True)
@@ -169,6 +186,16 @@ class ModelCache:
     def next_positions(self) -> Next:
         """Where each row goes on: (B,) on the device, and a number where all rows agree and the host knows."""
         return self.ledgers[0].next_positions
+
+    @property
+    def freeable(self) -> int:
+        """How many blocks of its pools nobody else uses: what ``free`` would give back."""
+        return sum(ledger.freeable for ledger in self.ledgers if isinstance(ledger, Paged))
+
+    def room(self, tokens: int) -> bool:
+        """Whether every row can take so many tokens more from its pool."""
+        paged = [ledger for ledger in self.ledgers if isinstance(ledger, Paged)]
+        return all(ledger.pool.grows or ledger.wants(tokens) <= ledger.pool.free for ledger in paged)
 
     @property
     def bytes(self) -> int:

@@ -130,9 +130,12 @@ class Copied(Write):
     then: Write
 
     def put(self, buffer: Tensor, x_BGTw: Tensor) -> None:
+        self.copy(buffer)
+        self.then.put(buffer, x_BGTw)
+
+    def copy(self, buffer: Tensor) -> None:
         blocks = buffer.unflatten(1, (-1, self.block))
         blocks.index_copy_(1, self.target, blocks.index_select(1, self.source))
-        self.then.put(buffer, x_BGTw)
 
 
 @final

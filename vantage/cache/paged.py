@@ -8,45 +8,20 @@ anywhere else it is gathered block by block.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 import torch
 from torch import Tensor
 
-from vantage.cache.blocks import Plan, Row, cropped, let_go, plan, stride
+from vantage.cache.blocks import Plan, Row, cropped, let_go, plan, stride, wanted
 from vantage.cache.facts import Next, Steps, Tables, check_rising, check_segments, joined, on_host, picked, unlike
-from vantage.cache.ledger import Ledger, Step
+from vantage.cache.ledger import Lay, Ledger, Step
 from vantage.cache.moves import Copied, Gathered, PoolPlaces, Read, Strided, Write
+from vantage.cache.paged_state import State, together
 from vantage.cache.pool import BIN, Pool
 from vantage.errors import BadInput, CacheError
 from vantage.spec.positions import Known, Positions
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class _State:
-    """The rows, and the positions of their tokens: a plain run told by ``known``, or tables by token."""
-
-    rows: tuple[Row, ...]
-    known: Known
-    tables: Tables | None = None  # column i + 1 is token i; column 0 is where empty places are written
-    next_B: Tensor | None = None  # with tables: where each row goes on
-
-    @property
-    def longest(self) -> int:
-        return max(row.tokens for row in self.rows)
-
-    @property
-    def first(self) -> int:
-        """Where a plain run begins."""
-        assert self.known.first is not None
-        return self.known.first
-
-    @staticmethod
-    def run(rows: tuple[Row, ...], first: int) -> _State:
-        """Equal rows that run from ``first``."""
-        return _State(rows, Known.run(first, len(rows), rows[0].tokens))
 
 
 @final
@@ -56,9 +31,12 @@ class Paged(Ledger):
     With a ``window`` a view leaves out what its first query cannot see any more. With a ``draft``
     as well, blocks that lie wholly outside window + draft go back to the pool, and rows can be
     taken back by ``draft`` tokens at most; without one nothing is let go.
+
+    With ``gather`` a view is always gathered, so that its shape and strides depend on the number of
+    tokens alone and never on where the blocks happen to lie: the same row gives the same bits.
     """
 
-    _state = _State((), Known())  # so that a ledger that was refused at birth has nothing to give back
+    _state = State((), Known())  # so that a ledger that was refused at birth has nothing to give back
 
     def __init__(
         self,
@@ -68,6 +46,7 @@ class Paged(Ledger):
         window: int | None = None,
         draft: int | None = None,
         device: torch.device | str | None = None,
+        gather: bool = False,
     ):
         super().__init__(batch, device)
         if window is not None and window < 1:
@@ -75,8 +54,9 @@ class Paged(Ledger):
         if draft is not None and (draft < 0 or window is None):
             raise BadInput(f"draft={draft} with window={window}: a draft of 0 or more goes with a window")
         self.pool = pool
+        self.gather = gather
         self._window, self._draft = window, draft
-        self._state = self._before = _State.run((Row(),) * batch, 0)
+        self._state = self._before = State.run((Row(),) * batch, 0)
         self._plan = Plan(self._state.rows)
         self._steps = Steps(self.device)
         self._made: dict[tuple[tuple[int, ...], ...], Tensor] = {}  # tables of blocks
@@ -104,7 +84,7 @@ class Paged(Ledger):
         token_BT = None
         if plain:
             assert pos.known.first is not None
-            new = _State.run(todo.rows, pos.known.first - state.longest)
+            new = State.run(todo.rows, pos.known.first - state.longest)
         else:
             token_BT = self._tokens(pos)
             new = self._with_tables(pos, todo.rows, token_BT)
@@ -115,7 +95,7 @@ class Paged(Ledger):
         hidden = [0 if self._window is None else max(0, row.tokens - self._window + 1) for row in state.rows]
         read, view = self._read(new, hidden, pos.length)
         self._before, self._plan = state, todo
-        self._state = new if new.longest else _State.run(new.rows, 0)
+        self._state = new if new.longest else State.run(new.rows, 0)
         return Step(write, read, view, self.places)
 
     def _runs_on(self, pos: Positions) -> bool:
@@ -131,7 +111,7 @@ class Paged(Ledger):
         before = torch.tensor([row.tokens for row in self._state.rows], device=self.device)
         return torch.where(pos.filled, before[:, None] + pos.filled.long().cumsum(1) - 1, -1)
 
-    def _with_tables(self, pos: Positions, rows: tuple[Row, ...], token_BT: Tensor) -> _State:
+    def _with_tables(self, pos: Positions, rows: tuple[Row, ...], token_BT: Tensor) -> State:
         """The state after rows that are no plain run."""
         state = self._state
         longest = max(1, *(row.tokens for row in rows))  # a view has one column at least
@@ -144,7 +124,7 @@ class Paged(Ledger):
         known = joined(state.known, pos.known)
         known = Known(None, known.order, known.pos, counts, min(counts) < longest, known.same_rows)
         next_B = torch.maximum(self.next_positions.order, pos.order.amax(1) + 1)
-        return _State(rows, known if pos.segment is None else unlike(known), tables, next_B)
+        return State(rows, known if pos.segment is None else unlike(known), tables, next_B)
 
     def _tables(self, like: Positions) -> Tables:
         """Tables of a plain run."""
@@ -153,7 +133,7 @@ class Paged(Ledger):
         tables.write(1, self._steps.run(self._state.first, self.batch, n, None))
         return tables
 
-    def _write(self, new: _State, pos: Positions, counts: Sequence[int], token_BT: Tensor | None) -> Write:
+    def _write(self, new: State, pos: Positions, counts: Sequence[int], token_BT: Tensor | None) -> Write:
         size, width = self.pool.block, pos.shape[1]
         apart = stride(new.rows, size)
         if apart is not None and min(counts) == width:
@@ -165,10 +145,10 @@ class Paged(Ledger):
         block = self._block_table(tuple(row.blocks for row in new.rows)).gather(1, column)
         return PoolPlaces(torch.where(token_BT >= 0, block * size + token_BT % size, BIN * size))
 
-    def _read(self, state: _State, hidden: Sequence[int], length: int | None) -> tuple[Read, Positions]:
+    def _read(self, state: State, hidden: Sequence[int], length: int | None) -> tuple[Read, Positions]:
         """All that is held but so many tokens at the front of each row, which nobody can see."""
         rows, size = state.rows, self.pool.block
-        apart = stride(rows, size)
+        apart = None if self.gather else stride(rows, size)
         if apart is not None:
             skip = max(min(hidden), rows[0].gone * size)
             n = rows[0].tokens - skip
@@ -182,7 +162,7 @@ class Paged(Ledger):
         blocks = tuple(row.blocks[block - row.gone :] for row, block in zip(rows, first, strict=True))
         return Gathered(self._block_table(blocks), size, n), self._view(state, skips, n, length)
 
-    def _view(self, state: _State, skips: Sequence[int], n: int, length: int | None) -> Positions:
+    def _view(self, state: State, skips: Sequence[int], n: int, length: int | None) -> Positions:
         """The positions of n tokens a row, after those that are skipped (one number, or one a row)."""
         if state.tables is None:
             return self._steps.run(state.first + skips[0], self.batch, n, length)
@@ -216,12 +196,24 @@ class Paged(Ledger):
         self._plan = Plan(state.rows)
         if self._draft is not None and self._window is not None:
             rows = let_go(self.pool, state.rows, self._window - 1 + self._draft)
-            self._state = _State(rows, state.known, state.tables, state.next_B)
+            self._state = State(rows, state.known, state.tables, state.next_B)
         self._before = self._state
 
     def _look(self) -> Step:
         read, view = self._read(self._state, [0] * self.batch, None)
         return Step(None, read, view, self.places)
+
+    def _lay(self) -> Lay | None:
+        state = self._state
+        if state.tables is not None and state.tables.segment is not None:
+            return None
+        return Lay(
+            tuple(row.tokens for row in self._before.rows),
+            state.tables is None,
+            tuple(row.blocks for row in state.rows),
+            self.pool.block,
+            tuple(row.gone for row in state.rows),
+        )
 
     # ---- between passes
 
@@ -254,23 +246,23 @@ class Paged(Ledger):
         end_B = torch.where(torch.tensor(kept, device=self.device) > 0, end_B, 0)
         rows = cropped(self.pool, state.rows, kept)
         if tables is None or not any(kept):
-            self._state = _State.run(rows, state.first if any(kept) else 0)
+            self._state = State.run(rows, state.first if any(kept) else 0)
         else:
             limit = torch.tensor(to, device=self.device)[:, None]
             tables = tables.keep(tables.order < limit)
             old = state.known
             known = Known(None, old.order, old.pos, tuple(kept), not even, old.same_rows and even)
-            self._state = self._settled(_State(rows, known, tables, end_B))
+            self._state = self._settled(State(rows, known, tables, end_B))
         self._before, self._plan = self._state, Plan(rows)
 
-    def _settled(self, state: _State) -> _State:
+    def _settled(self, state: State) -> State:
         """In host memory facts are read anew."""
         if state.tables is None or not on_host(self.device):
             return state
         known = state.tables.facts(1, state.longest)
         if known.first is not None:
-            return _State(state.rows, known)
-        return _State(state.rows, known, state.tables, state.next_B)
+            return State(state.rows, known)
+        return State(state.rows, known, state.tables, state.next_B)
 
     def _pick(self, index: tuple[int, ...]) -> None:
         state = self._state
@@ -279,18 +271,18 @@ class Paged(Ledger):
             self.pool.share(row.blocks)
         for row in state.rows:
             self.pool.release(row.blocks)
-        self._state = _State(rows, picked(state.known, index))
+        self._state = State(rows, picked(state.known, index))
         if state.tables is not None and state.next_B is not None:
             next_B = state.next_B[torch.tensor(index, device=self.device)]
             counts = {row.tokens for row in rows}
             known = replace(picked(state.known, index), empty=len(counts) > 1)
-            self._state = self._settled(_State(rows, known, state.tables.pick(index), next_B))
+            self._state = self._settled(State(rows, known, state.tables.pick(index), next_B))
         self._before, self._plan = self._state, Plan(rows)
 
     def _clear(self) -> None:
         for row in self._state.rows:
             self.pool.release(row.blocks)
-        self._state = self._before = _State.run((Row(),) * self.batch, 0)
+        self._state = self._before = State.run((Row(),) * self.batch, 0)
         self._plan = Plan(self._state.rows)
 
     def fork(self) -> Paged:
@@ -303,7 +295,70 @@ class Paged(Ledger):
         return other
 
     def fresh(self, batch: int) -> Paged:
-        return Paged(batch, self.pool, window=self._window, draft=self._draft, device=self.device)
+        return Paged(batch, self.pool, window=self._window, draft=self._draft, device=self.device, gather=self.gather)
+
+    # ---- rows that come together and go apart
+
+    @staticmethod
+    def check_join(parts: Sequence[Paged]) -> None:
+        """Raises where ``join`` would not work."""
+        if any(part.pool is not parts[0].pool for part in parts):
+            raise CacheError("rows of different pools cannot be joined: make the caches with cache.fresh() of one")
+        states = [part._state for part in parts if part.holding]
+        if len({state.tables is not None and state.tables.segment is not None for state in states}) > 1:
+            raise BadInput("rows with segments and rows without cannot be joined: give all of them segments, or none")
+
+    @staticmethod
+    def join(parts: Sequence[Paged]) -> Paged:
+        """The rows of several ledgers over one pool as the rows of one; the parts hold nothing afterwards."""
+        Paged.check_join(parts)
+        whole = parts[0].fresh(sum(part.batch for part in parts))
+        states = [part._give() for part in parts]
+        rows = tuple(row for state in states for row in state.rows)
+        plain = all(state.tables is None for state in states)
+        if plain and len({(state.first, state.longest) for state in states}) == 1:
+            state = State.run(rows, states[0].first)
+        else:
+            state = whole._settled(together(states, whole.device))
+        whole._state, whole._before, whole._plan = state, state, Plan(rows)
+        return whole
+
+    def split(self) -> list[Paged]:
+        """Every row as a ledger of its own; this one holds nothing afterwards."""
+        state, alone = self._give(), []
+        for b, row in enumerate(state.rows):
+            one = self.fresh(1)
+            if state.tables is None or state.next_B is None:
+                one._state = State.run((row,), state.first if row.tokens else 0)
+            elif row.tokens:
+                known = replace(picked(state.known, (b,)), empty=False)
+                one._state = one._settled(State((row,), known, state.tables.pick((b,)), state.next_B[b : b + 1]))
+            one._before, one._plan = one._state, Plan(one._state.rows)
+            alone.append(one)
+        return alone
+
+    def _give(self) -> State:
+        """The state, handed over: its blocks now belong to whoever called."""
+        self.commit()
+        state = self._state
+        self._state = self._before = State.run((Row(),) * self.batch, 0)
+        self._plan = Plan(self._state.rows)
+        self._changed()
+        return state
+
+    @property
+    def blocks(self) -> set[int]:
+        """The blocks of the pool that its rows use."""
+        return {block for row in self._state.rows for block in row.blocks}
+
+    @property
+    def freeable(self) -> int:
+        """How many of its blocks nobody else uses."""
+        return sum(self.pool.uses(block) == 1 for row in self._state.rows for block in row.blocks)
+
+    def wants(self, tokens: int) -> int:
+        """How many blocks it would take to append so many tokens to every row."""
+        return wanted(self.pool, self._state.rows, [tokens] * self.batch)
 
     # ---- what it holds
 

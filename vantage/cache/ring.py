@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vantage.cache.facts import Next, Steps, Tables, check_rising, check_segments, joined, on_host, picked, unlike
-from vantage.cache.ledger import Ledger, Step
+from vantage.cache.ledger import Lay, Ledger, Step
 from vantage.cache.moves import Joined, Places, Scatter, Span, Write
 from vantage.errors import BadInput, CacheError
 from vantage.spec.positions import EMPTY, Known, Positions
@@ -187,6 +187,9 @@ class Ring(Ledger):
             read, view = self._ring_view(state.low, state.next, None)
             return Step(None, read, view, self.places)
         return Step(None, Span(0, self._size), state.tables.cut(0, self._size, state.known, None), self.places)
+
+    def _lay(self) -> Lay | None:
+        return None  # tokens turn round in it
 
     # ---- between passes
 

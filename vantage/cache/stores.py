@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vantage.cache.ledger import Ledger, Step
+from vantage.cache.moves import Copied
 from vantage.errors import BadInput, CacheError
 
 
@@ -141,6 +142,7 @@ class Store:
         lead = (codec.kv_heads,) if self.pooled else (ledger.batch, codec.kv_heads)
         self._buffers = [self._zeros((*lead, ledger.places, s.width), s.dtype) for s in codec.streams()]
         self._places = ledger.places
+        self.written = 0  # tokens whose keys were projected and kept here, by every cache that shares this store
         self._last: Step | None = None  # the last step written
         self._waiting: tuple[Step, tuple[Tensor, ...]] | None = None  # a deferred write
 
@@ -166,8 +168,16 @@ class Store:
         if (k_BGTd.requires_grad or v_BGTe.requires_grad) and torch.is_grad_enabled():
             raise BadInput("a cache keeps no gradients: use torch.no_grad() with a cache, or no cache to train")
 
-    def write(self, step: Step, k_BGTd: Tensor, v_BGTe: Tensor) -> None:
-        """Take in what a pass brings."""
+    def enter(self, step: Step, tokens: int) -> list[Tensor]:
+        """The buffers, with room for a pass of so many tokens, for a kernel that writes into them itself."""
+        buffers = self._open(step)
+        self.written += tokens
+        if isinstance(step.write, Copied):
+            for buffer in buffers:
+                step.write.copy(buffer)
+        return buffers
+
+    def _open(self, step: Step) -> list[Tensor]:
         if step is self._last:
             raise CacheError("these positions were appended here before: make new Positions for every pass")
         assert step.write is not None, "a step that only looks cannot write"
@@ -175,8 +185,15 @@ class Store:
             self.settle()
         if step.places > self._places:
             self._grow(step.places)
-        streams = self.codec.encode(k_BGTd, v_BGTe)
         self._last = step
+        return self._buffers
+
+    def write(self, step: Step, k_BGTd: Tensor, v_BGTe: Tensor) -> None:
+        """Take in what a pass brings."""
+        self._open(step)
+        assert step.write is not None
+        streams = self.codec.encode(k_BGTd, v_BGTe)
+        self.written += k_BGTd.shape[0] * k_BGTd.shape[2]
         if step.deferred:
             self._waiting = (step, streams)
             return

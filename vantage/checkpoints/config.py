@@ -107,6 +107,13 @@ class Config:
             raise self._wrong(name, value, "true or false")
         return value
 
+    def switch(self, name: str, default: bool = _REQUIRED) -> bool:
+        """True or false, which some published config spells as a number (LLaMA-4 Scout: 4); 0 is false."""
+        value = self._get(name, default)
+        if not isinstance(value, int):
+            raise self._wrong(name, value, "true or false, or a whole number")
+        return bool(value)
+
     def choice(self, name: str, choices: Mapping[str, T], default: str = _REQUIRED) -> T:
         """One of the named choices."""
         value = self._get(name, default)
@@ -169,6 +176,15 @@ class Config:
         inner = Config(value, f"{self._where}: {name}")
         self._parts.append(inner)
         return inner
+
+    def plain(self, name: str) -> Any:
+        """A value as it stands, for a reader that accounts for all of it."""
+        return self._get(name, _REQUIRED)
+
+    @property
+    def stored(self) -> int:
+        """How many tensors the checkpoint holds."""
+        return len(self._tensors)
 
     def must_be(self, name: str, *allowed: object) -> None:
         """A key that is only understood with these values (or when it is not there)."""

@@ -100,6 +100,12 @@ class GGUF:
                 flat[a * block : (a + step) * block] = torch.from_numpy(dequantize(piece, stored.kind)[0])
         return out
 
+    def rows(self, name: str) -> Tensor:
+        """The bytes of a tensor of two dimensions, row by row, as they are stored."""
+        stored = self.tensors[name]
+        raw = self._data[stored.start : stored.start + stored.nbytes].copy()
+        return torch.from_numpy(raw).view(stored.shape[0], -1)
+
 
 class _Header:
     """Reads from the front, never past the end."""

@@ -16,16 +16,20 @@ UNITS = re.compile(r"head|expert|hidden|intermediate|inner|width|embd|vocab|buck
 MOST_EXPERTS = 2**16
 
 
-def plausible(config: Mapping[str, Any], tensors: Tensors, where: str = "config.json") -> None:
+def plausible(config: Mapping[str, Any], tensors: Tensors) -> None:
     """Refuse a config that promises more than the tensors can hold: following it would take forever."""
     shapes = [tensors.shape(name) for name in tensors.names()]
-    numbers = sum(math.prod(shape) for shape in shapes)
+    _check(config, len(shapes), sum(math.prod(shape) for shape in shapes), "config.json")
+
+
+def _check(config: Mapping[str, Any], tensors: int, numbers: int, where: str) -> None:
     for key, value in config.items():
-        if isinstance(value, Mapping):
-            plausible(value, tensors, f"{where}: {key}")
+        for inner in value if isinstance(value, list) else [value]:
+            if isinstance(inner, Mapping):
+                _check(inner, tensors, numbers, f"{where}: {key}")
         if isinstance(value, bool) or not isinstance(value, int):
             continue
-        if LAYERS.search(key) and value > len(shapes):
-            raise CheckpointError(f"{where}: {key} is {value}, and the checkpoint holds {len(shapes)} tensors in all")
+        if LAYERS.search(key) and value > tensors:
+            raise CheckpointError(f"{where}: {key} is {value}, and the checkpoint holds {tensors} tensors in all")
         if (UNITS.search(key) and value > numbers) or ("expert" in key and value > MOST_EXPERTS):
             raise CheckpointError(f"{where}: {key} is {value}, and the checkpoint holds {numbers:,} numbers in all")

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from vantage import __version__
-from vantage.cli import check, convert, pull
+from vantage.cli import chat, check, convert, generate, inspect, pull
 from vantage.errors import VantageError
 
 # A verb is a module with `add(subparsers)`, which describes it, and `run(args) -> int`, which does it.
-VERBS = (check, convert, pull)
+VERBS = (chat, check, convert, generate, inspect, pull)
 
 EXAMPLE = """\
 example:

@@ -13,6 +13,7 @@ from math import inf, isfinite
 import torch
 from torch import Tensor
 
+from vantage.attention import GroupedQuery
 from vantage.cache import ModelCache
 from vantage.conformance.covering import Cell
 from vantage.conformance.factors import (
@@ -43,10 +44,16 @@ CACHE_OPTIONS: dict[str, dict[str, object]] = {
 }
 
 
-def spec_for(cell: Cell) -> ModelSpec:
-    """A decoder of three layers with the cell's encoding, attention and mask."""
+def spec_for(cell: Cell, head_dim: int | None = None) -> ModelSpec:
+    """A decoder of three layers with the cell's encoding, attention and mask.
+
+    ``head_dim``: heads of another width, for kernels that want whole vectors of a processor.
+    """
     part = dict(zip(FACTORS, cell, strict=True))
     attention = ATTENTIONS[part["attention"]]
+    if head_dim is not None and isinstance(attention.config, GroupedQuery):
+        value_dim = None if attention.config.value_dim is None else 2 * head_dim
+        attention = replace(attention, config=replace(attention.config, head_dim=head_dim, value_dim=value_dim))
     spec = decoder(
         vocab=VOCAB,
         width=WIDTH,
@@ -88,9 +95,14 @@ class Bench:
     device: torch.device | str
 
     @staticmethod
-    def of(cell: Cell, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> Bench:
+    def of(
+        cell: Cell,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
+        head_dim: int | None = None,
+    ) -> Bench:
         part = dict(zip(FACTORS, cell, strict=True))
-        spec = spec_for(cell)
+        spec = spec_for(cell, head_dim)
         model = sharpen(build(spec, kernel=part["kernel"])).to(device, dtype)
         reference = sharpen(build(spec, kernel="reference")).double()
         gen = torch.Generator().manual_seed(1)
@@ -281,9 +293,14 @@ SCENARIO: dict[str, Callable[[Bench], Iterator[Outcome]]] = {
 
 
 @torch.no_grad()
-def run_cell(cell: Cell, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> float:
+def run_cell(
+    cell: Cell,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str = "cpu",
+    head_dim: int | None = None,
+) -> float:
     """The largest difference of any logit from what it should be. The reference runs on the host."""
-    bench = Bench.of(cell, dtype, device)
+    bench = Bench.of(cell, dtype, device, head_dim)
     scenario = SCENARIO[dict(zip(FACTORS, cell, strict=True))["scenario"]]
     errors = [float((got.double() - wanted).abs().max()) for got, wanted in scenario(bench)]
     return max(e if isfinite(e) else inf for e in errors)

@@ -21,8 +21,11 @@ from vantage.checkpoints.pull import find
 from vantage.checkpoints.spelling import Respelled
 from vantage.checkpoints.tokenizer import Tokenizer, from_folder, from_gguf
 from vantage.errors import BadInput, CheckpointError, Refused
-from vantage.families.family import Family, empty_model, export, fill, with_prefix
+from vantage.families import built
+from vantage.families.family import Family, copies_of, empty_model, export, fill, with_prefix
+from vantage.families.packing import check_dtype, dense, packing
 from vantage.model import Model
+from vantage.model.packed import PackedWeight
 
 
 @functools.cache
@@ -48,29 +51,36 @@ def load(
     source: str | Path,
     *,
     device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     kernel: str = "auto",
 ) -> Model:
     """A model from a folder in the Hugging Face layout, a ``.gguf`` file, or a name that was pulled.
 
-    ``dtype`` is float32 unless said.
+    ``dtype`` is float32 unless said. "int8" and "int4" quantise the weights of linear maps and embeddings in blocks
+    of 32; "auto" keeps the blocks of a GGUF file as they are (Q8_0, Q4_0, Q4_1), which computes the same in less
+    memory and time. Both are for running, not for training or saving.
     """
-    dtype = dtype or torch.float32
+    dtype, how = check_dtype(dtype)
     there = opened(find(source), dtype)
     family = family_of(there.config)
     tensors = Respelled(with_prefix(family.unpacked(there), family.prefix), family.older)
-    plausible(there.config, tensors)
     config = Config(there.config, tensors=tensors.names())
     try:
+        plausible(there.config, tensors)
         spec = family.spec(config)
         links = family.links(config, spec)
+        copies = copies_of(family, config, spec, tensors)
         config.settle()
         with Blank():
             model = empty_model(spec)
-    except (BadInput, Refused, RuntimeError) as e:  # the last is torch's own: a size that overflows
+    except CheckpointError:
+        raise
+    except (BadInput, Refused, RuntimeError, ValueError, TypeError, ArithmeticError) as e:
+        # the last four are torch's own: a size that overflows, a dropout of 7
         raise CheckpointError(f"{source}: {e}") from e
     model.kernel = kernel
-    fill(model, links, tensors, dtype, family.ignored)
+    pack = dense if how is None else packing(how, model, there, tensors, family.prefix)
+    fill(model, links, tensors, dtype, family, copies, pack)
     model.config = family.saved_as(there.config)
     model.tokenizer = tokenizer_of(there)
     return model.to(device).eval() if device is not None else model.eval()
@@ -92,10 +102,10 @@ def tokenizer_of(there: Folder | GGUFTensors) -> Tokenizer | None:
 
 
 def save(model: Model, folder: str | Path, *, shard_bytes: int = 5 * 2**30) -> None:
-    """Write a loaded model as a folder that ``load`` and transformers read back."""
-    if model.config is None:
-        raise BadInput("this model was built, not loaded, and has no config of a family to be saved under")
-    config = json.loads(json.dumps(model.config))
+    """Write a model as a folder that ``load`` reads back; transformers as well, if a checkpoint of its was loaded."""
+    if any(isinstance(module, PackedWeight) for module in model.modules()):
+        raise BadInput("this model's weights are packed, which a folder cannot hold: load it with dtype=torch.float32")
+    config = built.config_of(model.spec) if model.config is None else json.loads(json.dumps(model.config))
     family = family_of(config)
     links = family.links(Config(config), model.spec)
     config["dtype"] = plain_dtype(model.embed.tokens.weight.dtype)

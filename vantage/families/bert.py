@@ -106,6 +106,13 @@ def ends(spec: ModelSpec) -> list[Link]:
     return [*pooler, *(masked_head_links() if spec.head else [])]
 
 
+def masked_head_copies(at: str) -> tuple[tuple[str, str], ...]:
+    """The tied weights once more, and the bias, under the head's linear map."""
+    head = "cls.predictions"
+    weight = (f"{head}.decoder.weight", f"{at}.embeddings.word_embeddings.weight")
+    return weight, (f"{head}.decoder.bias", f"{head}.bias")
+
+
 def masked_head_links() -> list[Link]:
     at = "cls.predictions"
     names = {"linear": f"{at}.transform.dense", "norm": f"{at}.transform.LayerNorm"}
@@ -115,6 +122,6 @@ def masked_head_links() -> list[Link]:
     ]
 
 
-# position_ids: a buffer. decoder: the tied weights once more. seq_relationship: told two sentences apart in training
-IGNORED = ("embeddings.position_ids", "cls.predictions.decoder.", "cls.seq_relationship.")
-FAMILY = Family("bert", spec, links, ignored=IGNORED, prefix="bert.", older=OLDER)
+# position_ids: a buffer. seq_relationship: told two sentences apart in training
+IGNORED = ("embeddings.position_ids", "cls.seq_relationship.")
+FAMILY = Family("bert", spec, links, ignored=IGNORED, copied=masked_head_copies("bert"), prefix="bert.", older=OLDER)

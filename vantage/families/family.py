@@ -7,7 +7,7 @@ the model is filled. What does not balance is named, before any weight is read.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
@@ -18,7 +18,9 @@ from vantage.checkpoints.config import Config
 from vantage.checkpoints.links import Link
 from vantage.checkpoints.spelling import Tensors
 from vantage.errors import CheckpointError
+from vantage.families.packing import Packing, dense, put
 from vantage.model import Model
+from vantage.model.wide import widen
 from vantage.spec.model import ModelSpec
 
 
@@ -31,6 +33,12 @@ class Family:
     links: Callable[[Config, ModelSpec], list[Link]]
     # tensors that older checkpoints carry and that are computed here instead (buffers, rotary tables)
     ignored: tuple[str, ...] = ()
+    # tables that are stored once more: (a tensor, another that it must equal). A tied head need not be named
+    copied: tuple[tuple[str, str], ...] = ()
+    # steps of tensor names that stay in float32 when the model is loaded in half precision (a router's bias) …
+    wide: tuple[str, ...] = ()
+    # … and those that do in float16 alone, whose largest number is 65,504
+    wide_in_float16: tuple[str, ...] = ()
     # how names begin where the model is stored with its head; a base model is stored without (GPT-2, BLOOM)
     prefix: str = ""
     # how older checkpoints end a name, and how it ends now
@@ -39,6 +47,15 @@ class Family:
     unpacked: Callable[[Tensors], Tensors] = lambda tensors: tensors
     # the config under which a loaded model is saved: another one where only a part is loaded (Gemma 3's text model)
     saved_as: Callable[[dict[str, Any]], dict[str, Any]] = dict
+
+    def dtype_of(self, link: Link, dtype: torch.dtype) -> torch.dtype:
+        """The dtype of what a link fills in a model of ``dtype``."""
+        wide = {torch.bfloat16: self.wide, torch.float16: self.wide + self.wide_in_float16}.get(dtype, ())
+        steps = {step for name in link.their_names for step in name.split(".")}
+        return dtype if steps.isdisjoint(wide) else torch.float32
+
+
+Copies = Sequence[tuple[str, str]]  # a tensor and another that it repeats
 
 
 class Prefixed:
@@ -69,19 +86,60 @@ def empty_model(spec: ModelSpec, kernel: str = "auto") -> Model:
         return Model(spec, kernel=kernel)
 
 
-def fill(model: Model, links: Sequence[Link], tensors: Tensors, dtype: torch.dtype, ignored: Sequence[str]) -> None:
+def fill(
+    model: Model,
+    links: Sequence[Link],
+    tensors: Tensors,
+    dtype: torch.dtype,
+    family: Family,
+    copies: Copies,
+    packing: Packing = dense,
+) -> None:
     """Check the accounts, then put the checkpoint's tensors where they belong."""
     aliases = _aliases(model)
-    balance(model, links, tensors, ignored)
+    balance(model, links, tensors, family.ignored, copies)
+    check_copies(tensors, copies)
     for link in links:
+        if (packed := packing(link)) is not None:
+            put(model, aliases[link.our_names[0]], packed)
+            continue
         theirs = [_sound(tensors.get(name), name) for name in link.their_names]
+        kept = family.dtype_of(link, dtype)
         for name, value in zip(link.our_names, link.to_ours(theirs), strict=True):
-            parameter = nn.Parameter(value.to(dtype).contiguous(), requires_grad=True)
+            parameter = nn.Parameter(value.to(kept).contiguous(), requires_grad=True)
             for alias in aliases[name]:
                 _put(model, alias, parameter)
+        if kept != dtype:
+            widen(model, link.our_names)
 
 
-def balance(model: Model, links: Sequence[Link], tensors: Tensors, ignored: Sequence[str]) -> None:
+def check_copies(tensors: Tensors, copies: Copies) -> None:
+    """Nothing is lost by leaving out what only repeats."""
+    for copy, original in copies:
+        a, b = tensors.get(copy), tensors.get(original)
+        if a.dtype != b.dtype or not torch.equal(a, b):
+            raise CheckpointError(
+                f"{copy!r} differs from {original!r}, and in this model the two are one (tied): remove the wrong one, "
+                "or set tie_word_embeddings to false if the model has both"
+            )
+
+
+def copies_of(family: Family, config: Config, spec: ModelSpec, tensors: Tensors) -> Copies:
+    """The tensors there that only repeat another, and which: they must be bit-equal.
+
+    A head that is tied may be stored all the same. Its name is that of the same model's head if it were not tied.
+    """
+    pairs = list(family.copied)
+    if spec.head is not None and spec.head.tied:
+        apart = replace(spec, head=replace(spec.head, tied=False))
+        names = {link.our_names: link.their_names for link in family.links(config, apart)}
+        table, head = names.get(("embed.tokens.weight",)), names.get(("head.linear.weight",))
+        pairs += [] if table is None or head is None else zip(head, table, strict=True)
+    there = set(tensors.names())
+    return [(copy, original) for copy, original in pairs if copy in there and original in there]
+
+
+def balance(model: Model, links: Sequence[Link], tensors: Tensors, ignored: Sequence[str], copies: Copies) -> None:
     """Names and shapes on both sides, without reading any data."""
     ours = dict(model.named_parameters())
     linked = [name for link in links for name in link.our_names]
@@ -91,7 +149,7 @@ def balance(model: Model, links: Sequence[Link], tensors: Tensors, ignored: Sequ
     there, wanted = set(tensors.names()), expected(model, links)
     if missing := sorted(set(wanted) - there):
         raise CheckpointError(f"the checkpoint lacks {missing[0]!r}{_and_more(missing)}")
-    known = {name for name in there if any(part in name for part in ignored)}
+    known = {copy for copy, _ in copies} | {name for name in there if any(part in name for part in ignored)}
     if extra := sorted(there - set(wanted) - known):
         raise CheckpointError(f"the checkpoint holds {extra[0]!r}{_and_more(extra)}, which this model has no use for")
     for name, shape in wanted.items():

@@ -84,4 +84,5 @@ def plain_config(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key != "quantization_config"}
 
 
-FAMILY = Family("gpt_oss", spec, links, unpacked=Unpacked, saved_as=plain_config)
+NORMS = ("input_layernorm", "post_attention_layernorm", "norm")
+FAMILY = Family("gpt_oss", spec, links, unpacked=Unpacked, saved_as=plain_config, wide_in_float16=NORMS)

@@ -32,6 +32,7 @@ def spec(c: Config) -> ModelSpec:
     experts = Experts(expert, c.whole("num_local_experts", low=1), router, expert, weigh_input=True)
     # how the router was trained; and a mark that quantising tools leave
     c.inert("router_aux_loss_coef", "router_jitter_noise", "output_router_logits", "for_llm_compressor")
+    c.inert("cache_implementation")  # which cache transformers is to take
     with_experts, turned = expert_layers(c, n), rope_layers(c, n)
     parts = zip(masks(c, turned), transforms(c, turned, norm.eps), strict=True)
     layers = [replace(layer, mask=mask, qk=qk) for mask, qk in parts]
@@ -69,7 +70,7 @@ def transforms(c: Config, turned: tuple[float, ...], eps: float) -> list[tuple[B
     turn, norm = rope(c, base=500000.0, pairing="adjacent"), QKNorm(UnitRMS(eps))
     temperature = LengthTemperature(c.number("attn_scale", 0.1), c.number("floor_scale", 8192.0))
     near = (turn, norm) if c.flag("use_qk_norm", True) else (turn,)
-    far = (temperature,) if c.flag("attn_temperature_tuning", True) else ()
+    far = (temperature,) if c.switch("attn_temperature_tuning", True) else ()
     return [near if t else far for t in turned]
 
 

@@ -95,11 +95,11 @@ def projections(at: str) -> tuple[str, str, str, str]:
 
 
 SIDES = {"encoder.": "encoder", "": "decoder"}
-# embed_positions: sines and cosines, computed here. The others: the shared table once more
-IGNORED = (
-    "embed_positions.weight",
-    "lm_head.weight",
-    "model.encoder.embed_tokens.weight",
-    "model.decoder.embed_tokens.weight",
+# the tables once more
+COPIED = (
+    ("lm_head.weight", "model.shared.weight"),
+    ("lm_head.weight", "model.decoder.embed_tokens.weight"),
+    *((f"model.{side}.embed_tokens.weight", "model.shared.weight") for side in SIDES.values()),
 )
-FAMILY = Family("marian", spec, links, ignored=IGNORED)
+IGNORED = ("embed_positions.weight",)  # sines and cosines, computed here
+FAMILY = Family("marian", spec, links, ignored=IGNORED, copied=COPIED)

@@ -61,6 +61,10 @@ def layer_links(spec: ModelSpec) -> list[Link]:
     ]
 
 
-# position_ids: a buffer. decoder: the tied weights once more
-IGNORED = ("embeddings.position_ids", "lm_head.decoder.")
-FAMILY = Family("mpnet", spec, links, ignored=IGNORED, prefix="mpnet.", older=bert.OLDER)
+# the tied weights once more, and the bias
+COPIED = (
+    ("lm_head.decoder.weight", "mpnet.embeddings.word_embeddings.weight"),
+    ("lm_head.decoder.bias", "lm_head.bias"),
+)
+IGNORED = ("embeddings.position_ids",)  # a buffer
+FAMILY = Family("mpnet", spec, links, ignored=IGNORED, copied=COPIED, prefix="mpnet.", older=bert.OLDER)

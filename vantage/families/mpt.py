@@ -47,7 +47,8 @@ def attending(a: Config, heads: int) -> tuple[GroupedQuery, Alibi]:
     scores = Scores(a.number("softmax_scale", None), dropout=a.number("attn_pdrop", 0.0))
     steep = a.number("alibi_bias_max", 8.0) / 8.0  # the paper's last slope is 2^-8
     slopes = tuple(slope**steep for slope in alibi_slopes(heads))
-    return GroupedQuery(heads, scores=scores, clip=a.number("clip_qkv", None)), Alibi(slopes)
+    clip = a.number("clip_qkv", None) or None  # 0 is none as well
+    return GroupedQuery(heads, scores=scores, clip=clip), Alibi(slopes)
 
 
 def links(c: Config, spec: ModelSpec) -> list[Link]:

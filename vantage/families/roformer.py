@@ -45,6 +45,12 @@ def links(c: Config, spec: ModelSpec) -> list[Link]:
     ]
 
 
-# embed_positions: the angles, computed here. decoder: the tied weights once more
-IGNORED = ("encoder.embed_positions.weight", "cls.predictions.decoder.")
-FAMILY = Family("roformer", spec, links, ignored=IGNORED, prefix="roformer.", older=bert.OLDER)
+FAMILY = Family(
+    "roformer",
+    spec,
+    links,
+    ignored=("encoder.embed_positions.weight",),  # the angles, computed here
+    copied=bert.masked_head_copies("roformer"),
+    prefix="roformer.",
+    older=bert.OLDER,
+)

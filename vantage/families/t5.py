@@ -99,6 +99,8 @@ def layer_links(spec: ModelSpec, ours: str, theirs: str) -> list[Link]:
     return [*links, *up, *modules({f"{our}.down": f"{their}.wo"}, bias=False)]
 
 
-# the shared table once more under each stack; a table of cross-attention that was never used
-IGNORED = ("embed_tokens.weight", "EncDecAttention.relative_attention_bias")
-FAMILY = Family("t5", spec, links, ignored=IGNORED)
+# a table of cross-attention that was never used
+IGNORED = ("EncDecAttention.relative_attention_bias",)
+# the shared table once more under each stack
+COPIED = tuple((f"{side}.embed_tokens.weight", "shared.weight") for side in ("encoder", "decoder"))
+FAMILY = Family("t5", spec, links, ignored=IGNORED, copied=COPIED, wide_in_float16=("wo",))

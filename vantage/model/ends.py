@@ -59,20 +59,21 @@ class Table(nn.Embedding):
         return tokens_BT.shape[0], tokens_BT.shape[1]
 
     def check(self, tokens_BT: Tensor) -> None:
-        """Refuse ids that are not in the vocabulary. Read in host memory only: no device is asked."""
-        if tokens_BT.dim() != 2 or tokens_BT.is_floating_point() or tokens_BT.dtype == torch.bool:
-            raise BadInput(
-                f"tokens are {tokens_BT.dtype} of shape {tuple(tokens_BT.shape)}: give whole numbers (batch, tokens)"
-            )
-        if tokens_BT.numel() == 0:
-            raise BadInput(f"tokens have shape {tuple(tokens_BT.shape)}: give at least one")
-        if tokens_BT.device.type == "cpu":
-            low, high = (int(n) for n in tokens_BT.aminmax())
-            vocab = self.num_embeddings
-            if low < 0 or high >= vocab:
-                raise BadInput(
-                    f"token {low if low < 0 else high} is not in the vocabulary of {vocab} (0 to {vocab - 1})"
-                )
+        check_tokens(tokens_BT, self.num_embeddings)
+
+
+def check_tokens(tokens_BT: Tensor, vocab: int) -> None:
+    """Refuse ids that are not in the vocabulary. Read in host memory only: no device is asked."""
+    if tokens_BT.dim() != 2 or tokens_BT.is_floating_point() or tokens_BT.dtype == torch.bool:
+        raise BadInput(
+            f"tokens are {tokens_BT.dtype} of shape {tuple(tokens_BT.shape)}: give whole numbers (batch, tokens)"
+        )
+    if tokens_BT.numel() == 0:
+        raise BadInput(f"tokens have shape {tuple(tokens_BT.shape)}: give at least one")
+    if tokens_BT.device.type == "cpu":
+        low, high = (int(n) for n in tokens_BT.aminmax())
+        if low < 0 or high >= vocab:
+            raise BadInput(f"token {low if low < 0 else high} is not in the vocabulary of {vocab} (0 to {vocab - 1})")
 
 
 class Unembed(nn.Module):

@@ -37,10 +37,10 @@ class FeedForward:
             raise BadInput(f"hidden={self.hidden}: a feed-forward layer needs at least 1")
 
     def build(self, width: int, linear: LinearMaker) -> nn.Module:
-        return (_Gated if self.gated else _Plain)(self, width, linear)
+        return (Gated if self.gated else Plain)(self, width, linear)
 
 
-class _Plain(nn.Module):
+class Plain(nn.Module):
     def __init__(self, config: FeedForward, width: int, linear: LinearMaker):
         super().__init__()
         self.act = ACTIVATIONS[config.activation]
@@ -51,7 +51,7 @@ class _Plain(nn.Module):
         return self.down(self.act(self.up(x)))
 
 
-class _Gated(nn.Module):
+class Gated(nn.Module):
     def __init__(self, config: FeedForward, width: int, linear: LinearMaker):
         super().__init__()
         self.act = ACTIVATIONS[config.activation]

@@ -19,10 +19,10 @@ class RMSNorm:
     offset: float = 0.0
 
     def build(self, width: int) -> nn.Module:
-        return (_RMSNorm if self.offset == 0.0 else _OffsetRMSNorm)(self, width)
+        return (RMSNormed if self.offset == 0.0 else OffsetRMSNormed)(self, width)
 
 
-class _RMSNorm(nn.Module):
+class RMSNormed(nn.Module):
     def __init__(self, config: RMSNorm, width: int):
         super().__init__()
         self.config = config
@@ -32,7 +32,7 @@ class _RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.config.eps)
 
 
-class _OffsetRMSNorm(nn.Module):
+class OffsetRMSNormed(nn.Module):
     def __init__(self, config: RMSNorm, width: int):
         super().__init__()
         self.config = config
@@ -47,6 +47,10 @@ class _OffsetRMSNorm(nn.Module):
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / rms(x) · weight. torch's is one kernel on a GPU; on a CPU it is seven steps through memory, and this three:
     for 1,024 vectors of 768 a fifth of the time."""
+    if x.dtype != weight.dtype:  # one of the two is kept wide in a model of half precision; the result is not
+        wide = torch.promote_types(x.dtype, weight.dtype)
+        narrow = min(x.dtype, weight.dtype, key=lambda dtype: dtype.itemsize)
+        return rms_norm(x.to(wide), weight.to(wide), eps).to(narrow)
     if x.device.type != "cpu":
         return F.rms_norm(x, (x.shape[-1],), weight, eps)
     wide = torch.promote_types(x.dtype, torch.float32)

@@ -15,6 +15,7 @@ from vantage.kernels import chooser
 from vantage.model.assemble import assemble_blocks, build_shared
 from vantage.model.ends import Embed, Unembed
 from vantage.model.linear import dense
+from vantage.model.lowered import NATIVE, WholeSteps
 from vantage.model.pooling import NoPooler
 from vantage.spec.masks import Everything, Mask
 from vantage.spec.model import Kept, LinearMaker, ModelSpec
@@ -59,8 +60,9 @@ class Model(nn.Module):
 
     @kernel.setter
     def kernel(self, kernel: str | Kernel) -> None:
-        self._choose = chooser(kernel)
+        self._choose = chooser("auto" if kernel == NATIVE else kernel)
         self._kernel = kernel
+        self._whole = WholeSteps(kernel)
 
     # ---- running
 
@@ -81,9 +83,11 @@ class Model(nn.Module):
         ``source`` is what an encoder-decoder reads: tokens, or what ``encode`` returned; once a cache
         holds it, leave it out. A model of images takes those (B, C, H, W) in the place of tokens.
         """
-        return self.head(
-            self.hidden(tokens, positions=positions, cache=cache, mask=mask, length=length, source=source, types=types)
+        hidden = self.hidden(
+            tokens, positions=positions, cache=cache, mask=mask, length=length, source=source, types=types
         )
+        logits = self._whole.logits(hidden)
+        return self.head(hidden) if logits is None else logits
 
     def hidden(
         self,
@@ -102,9 +106,13 @@ class Model(nn.Module):
         pos = self._place(tokens, positions, cache, mask, length)
         memory = self.encode(source) if isinstance(source, Tensor) else source
         self._check_memory(memory, cache, len(tokens))
+        if cache is None and watch is None and self._whole.prefers(self):
+            cache = self._one_pass(pos)
         with contextlib.nullcontext() if cache is None else cache.step(pos):
             ctx = Context(pos, self._choose, *self._caches(cache), memory=memory, watch=watch)
             x = self.embed(tokens, pos, types)
+            if cache is not None and watch is None and (done := self._whole.hidden(self, x, pos, cache)) is not None:
+                return done
             for block in self.blocks:
                 x = block(x, ctx)
             return self.norm(x)
@@ -116,6 +124,11 @@ class Model(nn.Module):
         self.encoder.embed.check(source)
         pos = self.encoder._place(source, None, None, mask, None)
         return Memory(self.encoder.hidden(source, positions=pos), pos)
+
+    def _one_pass(self, pos: Positions) -> ModelCache | None:
+        """A cache for this pass alone, where whole steps are the way to run and would take it."""
+        plain = pos.known.first is not None and all(layer.mask.settled(1) for layer in self.spec.layers)
+        return self.new_cache(pos.shape[0], capacity=pos.shape[1], length=pos.length) if plain else None
 
     # ---- caches
 

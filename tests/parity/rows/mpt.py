@@ -13,6 +13,7 @@ CASES = [
             "six-heads": {"n_heads": 6},
             "scale": {"attn_config": {"softmax_scale": 0.7}},
             "clip": {"attn_config": {"clip_qkv": 0.5}},
+            "no-clip": {"attn_config": {"clip_qkv": 0.0}},
             "untied": {"tie_word_embeddings": False},
             "eps": {"layer_norm_epsilon": 1e-2},
             "dropout": {"attn_config": {"attn_pdrop": 0}, "emb_pdrop": 0.3, "resid_pdrop": 0.3},

@@ -1,0 +1,204 @@
+"""``vantage chat`` as a user meets it: a process on a terminal, with a real interrupt."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.generate.folder import chat_folder, chat_model
+from vantage.checkpoints.pull import place
+from vantage.cli.chat import HELP, printable
+from vantage.cli.main import main
+from vantage.generate.conversation import Conversation
+
+QUIET = {"TERM": "dumb", "VANTAGE_NATIVE": "0", "PYTHONWARNINGS": "ignore"}  # nothing but the conversation is shown
+PATIENCE = 120.0  # seconds; only a hang takes as long
+
+
+class Terminal:
+    """A process that has a terminal of its own."""
+
+    def __init__(self, args: list[str], home: Path):
+        self.fd, inner = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "vantage", *args],
+            stdin=inner,
+            stdout=inner,
+            stderr=inner,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C reaches it as a signal
+            env={**os.environ, **QUIET, "VANTAGE_HOME": str(home)},
+        )
+        os.close(inner)
+        self.seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+    def interrupt(self, wanted: str) -> str:
+        """Ctrl-C at the prompt, again if need be: Python misses one that comes while readline handles a key."""
+        for _ in range(int(PATIENCE)):
+            self.type("\x03")
+            with contextlib.suppress(TimeoutError):
+                return self.until(wanted, 1.0)
+        raise AssertionError(f"{wanted!r} did not come; there was {self.seen[-2000:]!r}")
+
+    def until(self, wanted: str, patience: float = PATIENCE) -> str:
+        """Read until this pattern appears; what came since the last time."""
+        until = time.monotonic() + patience
+        while not (found := re.search(wanted, self.seen)):
+            if time.monotonic() > until:
+                raise TimeoutError(f"{wanted!r} did not come; there was {self.seen[-2000:]!r}")
+            if select.select([self.fd], [], [], 1.0)[0]:
+                with contextlib.suppress(OSError):  # a terminal whose process has gone
+                    self.seen += os.read(self.fd, 65536).decode(errors="replace").replace("\r\n", "\n")
+            elif self.process.poll() is not None:
+                raise AssertionError(f"it has ended, and {wanted!r} did not come: {self.seen[-2000:]!r}")
+        before, self.seen = self.seen[: found.end()], self.seen[found.end() :]
+        return before
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self.fd)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return chat_folder(tmp_path / "model")
+
+
+@contextlib.contextmanager
+def terminal(args: list[str], home: Path) -> Iterator[Terminal]:
+    made = Terminal(args, home)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def endless() -> str:
+    """Words after which the tiny model talks without end."""
+    for words in ("the cat", "no!", "hello world", "12 dogs", "birds"):
+        if Conversation(chat_model()).ask(words, max_tokens=400).finish == "length":
+            return words
+    raise AssertionError("this model is too terse for the test")
+
+
+def test_a_session_on_a_terminal(folder: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "talk.vantage"
+    with terminal(["chat", str(folder), "--max-tokens", "4000", "--stats"], tmp_path) as t:
+        t.until(r"/help says more\.\n> ")
+        t.type(endless() + "\n")
+        t.until(r"\n(?s:.{200})")  # it is talking
+        t.type("\x03")
+        t.until(r"\[stopped \d+ tokens\]\n\[\d+ tokens read, 0 of them reused.*\]\n> ")
+        t.type("half a line")
+        t.until("half a line")
+        t.interrupt(r"Ctrl-D or /quit leaves\)\n> ")  # while typing: only the line is given up
+        t.type("/stats\n")
+        stats = t.until(r"answer .*\n> ")
+        held = int(re.search(r"held +([\d,]+) tokens", stats)[1].replace(",", ""))  # type: ignore[index]
+        assert held > 20
+        assert "messages  2" in stats
+        t.type(f"/save {saved}\n")
+        t.until(rf"saved 2 messages and {held} tokens")
+        t.type("/reset\n")
+        t.until("forgotten\n> ")
+        t.type(f"/load {tmp_path}/nothing\n")
+        t.until(r"vantage: cannot read .*nothing.*\n> ")  # and the session goes on
+        t.type(f"/load {saved}\n")
+        t.until(rf"loaded 2 messages and {held} tokens\n> ")
+        t.type("\x1b[A\x1b[A\n")  # the line before the last one, by the arrow keys
+        t.until("cannot read")
+        t.until("> ")
+        t.type("/nonsense\n/help\n")
+        t.until("there is no /nonsense")
+        t.until(re.escape("/quit "))
+        t.until("\n> ")
+        t.type("and now\n")
+        t.until("now\n")
+        t.until(r"(?s:.{60})")
+        t.type("\x03")
+        read, reused = map(int, re.search(r"\[(\d+) tokens read, (\d+) of them", t.until(r"reused.*\]\n> ")).groups())  # type: ignore[union-attr]
+        assert reused == held
+        assert read - reused < 45
+        t.type("\x04")
+        t.until("\n")
+        assert t.process.wait(PATIENCE) == 0
+    remembered = (tmp_path / "chat_history").read_text()
+    assert "/reset" in remembered
+    assert (tmp_path / "chat_history").stat().st_mode & 0o077 == 0
+
+
+def test_lines_from_a_pipe_are_answered_one_by_one(folder: Path, tmp_path: Path) -> None:
+    talk = Conversation(chat_model(), system="a system", max_tokens=7)
+    wanted = [talk.ask(words).text for words in ("the cat", "no!")]
+    talk.save(tmp_path / "talk")
+    done = subprocess.run(
+        [sys.executable, "-m", "vantage", "chat", str(folder), "--max-tokens", "7", "--lookup", "--system", "a system"],
+        input=f"the cat\n\nno!\n/load {tmp_path}/talk\nhello\n/quit\nunheard\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    cut = "\n[cut off after 7 tokens]\n"
+    assert done.stdout.startswith("".join(printable(text) + cut for text in wanted) + "loaded 5 messages")
+    assert done.stdout.endswith(printable(talk.ask("hello").text) + cut)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--temperature", "-1"], "temperature=-1"),
+        (["--max-tokens", "0"], "--max-tokens 0"),
+        (["--load", "nowhere"], "nowhere"),
+        (["--cache", "ring"], "no layer of this model has one"),
+    ],
+)
+def test_bad_input_is_one_line(folder: Path, args: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", str(folder), *args]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert len(shown.err.splitlines()) == 1
+    assert says in shown.err
+
+
+def test_a_model_cannot_steer_the_terminal() -> None:
+    assert printable("a\x1b[2Jb\n\tc\x07\x9bé世\x7f") == "a\ufffd[2Jb\n\tc\ufffd\ufffdé世\ufffd"
+
+
+def test_help_names_every_verb() -> None:
+    for verb in ("/reset", "/save", "/load", "/stats", "/help", "/quit"):
+        assert verb in HELP
+
+
+@pytest.mark.slow
+def test_smollm2_on_a_terminal(tmp_path: Path) -> None:
+    if not place("smollm2").is_dir():
+        pytest.skip("smollm2 was not pulled")
+    with terminal(["chat", str(place("smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"), "--stats"], tmp_path) as t:
+        t.until("> ")
+        t.type("Tell me a very long story about a cat.\n")
+        t.until(r"\n(?s:.{80})")
+        t.type("\x03")
+        t.until(r"\[stopped \d+ tokens\]")
+        t.until("> ")
+        t.type("What is the capital of France? Answer in one word.\n")
+        assert "Paris" in t.until(r"of them reused.*\]\n> ")
+        t.type("\x04")
+        assert t.process.wait(PATIENCE) == 0

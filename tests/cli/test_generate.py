@@ -1,0 +1,109 @@
+"""``vantage generate`` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import vantage as vt
+from tests.generate.folder import chat_folder, chat_model
+from vantage.cli.main import main
+
+TEXT = "the cat sat on a mat"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(chat_folder(tmp_path_factory.mktemp("model") / "tiny"))
+
+
+def process(*args, given=None):
+    command = [sys.executable, "-m", "vantage", "generate", *args]
+    return subprocess.run(command, capture_output=True, text=True, check=False, input=given)
+
+
+@pytest.fixture
+def vantage(capsys):
+    """The same without a process of its own, which would take seconds to import torch."""
+
+    def run(*args):
+        try:
+            code = main(["generate", *args])
+        except SystemExit as e:
+            code = e.code
+        said = capsys.readouterr()
+        return subprocess.CompletedProcess(args, code, said.out, said.err)
+
+    return run
+
+
+def test_a_prompt_goes_on(folder):
+    done = process(folder, TEXT, "--max-tokens", "8")
+    assert done.returncode == 0, done.stderr
+    text = vt.generate(chat_model(), TEXT, max_tokens=8).text
+    assert done.stdout == text.replace("\r", "\n") + "\n"  # as a text stream reads it
+
+
+def test_a_prompt_from_standard_input_with_numbers_and_json(folder):
+    options = [
+        "--max-tokens",
+        "8",
+        "--temperature",
+        "1",
+        "--seed",
+        "3",
+        "--logprobs",
+        "1",
+        "--stats",
+        "--json",
+        "--chat",
+    ]
+    done = process(folder, "-", *options, "--batch-invariant", "--stop", "xyz", given=TEXT)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    wanted = vt.generate(chat_model(), TEXT, max_tokens=8, temperature=1.0, seed=3, chat=True)
+    assert told["text"] == wanted.text
+    assert told["tokens"] == list(wanted.tokens)
+    assert told["seed"] == 3
+    assert told["stats"]["generated"] == len(told["tokens"]) == len(told["logprobs"])
+
+
+def test_samples_and_stats(folder, vantage):
+    done = vantage(folder, TEXT, "--max-tokens", "4", "-n", "2", "--temperature", "1", "--stats", "--no-cache")
+    assert done.returncode == 0
+    assert done.stdout.count("--- sample") == 2
+    assert "recomputed" in done.stderr
+    streamed = vantage(folder, TEXT, "--max-tokens", "4", "--stats")
+    assert "projections" in streamed.stderr
+
+
+def test_a_schema_from_a_file_and_a_pattern(folder, vantage, tmp_path):
+    (tmp_path / "schema.json").write_text('{"enum": [12, 3]}')
+    done = vantage(folder, TEXT, "--schema", f"@{tmp_path / 'schema.json'}")
+    assert json.loads(done.stdout) in (12, 3)
+    assert vantage(folder, TEXT, "--regex", "(cat)+s", "--max-tokens", "400").stdout.startswith("cat")
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["a", "b", "c"], "3 words"),
+        ([""], "empty prompt"),
+        (["nowhere", "hello"], "nowhere does not exist"),
+        (["x", "--temperature", "-1"], "temperature=-1.0"),
+        (["x", "--max-tokens", "many"], "invalid int value"),
+        (["x", "--logprobs", "2"], "--json"),
+        (["x", "--schema", "@nowhere.json"], "cannot be read"),
+        ([], "required"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_one_clear_line(args, says, vantage):
+    done = vantage(*args)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1

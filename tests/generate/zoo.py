@@ -1,0 +1,56 @@
+"""Tiny models of the kinds that differ for a cache, built the same in every process."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import torch
+
+import vantage as vt
+from vantage.cache import KINDS, ModelCache
+from vantage.conformance.scenarios import sharpen
+from vantage.model import Model
+from vantage.spec.masks import Window
+from vantage.spec.model import ModelSpec
+
+VOCAB, WINDOW = 40, 9
+
+
+def spec(kind: str) -> ModelSpec:
+    base = {"vocab": VOCAB, "width": 24, "layers": 2, "heads": 4}
+    if kind == "plain":
+        return vt.decoder(**base, kv_heads=2)
+    if kind == "window":
+        return vt.decoder(**base, window=WINDOW, position="alibi")
+    if kind == "mixed":  # a local layer and a global one
+        made = vt.decoder(**base)
+        local, wide = made.layers
+        return replace(made, layers=(replace(local, mask=local.mask & Window(WINDOW)), wide))
+    if kind == "latent":
+        mla = vt.Latent(4, kv_rank=12, nope_dim=8, rope_dim=8, value_dim=6, norm=vt.RMSNorm())
+        return vt.decoder(vocab=VOCAB, width=24, layers=2, attention=mla)
+    if kind == "ntk":  # frequencies that depend on the length
+        return vt.decoder(**base, position=vt.Rope(scaling=vt.scaling.DynamicNTK(2.0, 16)))
+    assert kind == "encoder-decoder"
+    return vt.encoder_decoder(**base)
+
+
+MODELS = ("plain", "window", "mixed", "latent", "ntk", "encoder-decoder")
+CASES = [(m, k) for m in MODELS for k in KINDS if k != "ring" or m in ("window", "mixed")]
+
+
+@functools.cache
+def model(kind: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> Model:
+    """One for all tests: whoever changes it takes a copy."""
+    return sharpen(vt.build(spec(kind), seed=seed), seed).to(dtype)
+
+
+def cache(of: Model, kind: str, batch: int = 1, length: int | None = None, draft: int = 8) -> ModelCache:
+    """With room to take ``draft`` tokens back, in a paged cache too."""
+    windowed = kind in ("ring", "paged") and any(layer.mask.reach() is not None for layer in of.spec.layers)
+    return of.new_cache(batch, kind=kind, length=length, draft=draft if windowed else None, block=4)
+
+
+def tokens(n: int, rows: int = 1, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, VOCAB, (rows, n), generator=torch.Generator().manual_seed(seed))

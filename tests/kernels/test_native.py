@@ -1,0 +1,199 @@
+"""The native kernels by themselves: products with packed weights, and how the library comes to be."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from vantage.errors import BadInput
+from vantage.kernels.native import Format, matrix, native
+from vantage.kernels.native.build import SOURCES, CannotBuild, compile_to, find_compiler
+from vantage.model.packed import Packed, PackedLinear, PackedTable, PackedWeight
+
+backend = native()
+needs_compiler = pytest.mark.skipif(backend is None, reason="no C++ compiler here")
+
+
+def blocks(kind: str, outputs: int, count: int, seed: int = 0) -> Tensor:
+    """Random GGUF blocks: any bytes for the numbers, finite scales."""
+    draw = torch.Generator().manual_seed(seed)
+    scales = torch.randn((outputs, count, 2 if kind == "Q4_1" else 1), generator=draw).half() * 0.01
+    size = 32 if kind == "Q8_0" else 16
+    numbers = torch.randint(0, 256, (outputs, count, size), generator=draw, dtype=torch.uint8)
+    return torch.cat((scales.view(torch.uint8), numbers), 2)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("outputs", [1, 16, 40, 64, 100])
+def test_packed_blocks_are_what_gguf_says(kind: str, outputs: int):
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    raw = blocks(kind, outputs, 3)
+    want = dequantize(raw.flatten(1).numpy(), GGMLQuantizationType[kind])
+    got = Packed.of_blocks(raw, kind).unpack()
+    # Q4_0 subtracts 8 before it is scaled, and we subtract 8 scales: the same but for the last bit
+    torch.testing.assert_close(got, torch.from_numpy(want), rtol=0, atol=0 if kind != "Q4_0" else 1e-8)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_quantising_errs_by_half_a_step(bits: int):
+    weight = torch.randn(37, 96) * torch.logspace(-3, 2, 37)[:, None]
+    got = Packed.quantise(weight, bits).unpack()
+    of = weight.reshape(37, 3, 32)
+    span = of.abs().amax(2) * 2 / 254 if bits == 8 else (of.amax(2) - of.amin(2)) / 15
+    # half a step, and what rounding the scale and the minimum to half precision adds
+    allowed = span * (0.5 + 0.01) + of.abs().amax(2) * 2**-10
+    assert ((got - weight).reshape(37, 3, 32).abs().amax(2) <= allowed).all()
+
+
+def test_a_block_of_zeros_stays_zero():
+    for bits in (4, 8):
+        assert not Packed.quantise(torch.zeros(5, 64), bits).unpack().any()
+
+
+@pytest.mark.parametrize(("bits", "inputs"), [(3, 64), (4, 33), (8, 16)])
+def test_what_cannot_be_quantised_is_refused(bits: int, inputs: int):
+    with pytest.raises(BadInput, match="blocks of 32"):
+        Packed.quantise(torch.zeros(4, inputs), bits)
+
+
+@needs_compiler
+@given(
+    st.sampled_from(["Q8_0", "Q4_0", "Q4_1", "dense"]),
+    st.integers(1, 150),
+    st.integers(1, 5),
+    st.integers(1, 40),
+    st.booleans(),
+    st.integers(1, 3),
+)
+def test_products_equal_the_unpacked_weights(kind: str, outputs: int, count: int, m: int, biased: bool, threads: int):
+    assert backend is not None
+    bias = torch.randn(outputs) if biased else None
+    if kind == "dense":
+        data = weight = torch.randn(outputs, count * 32 - 7)  # any number of inputs
+        format = Format.DENSE
+    else:
+        packed = Packed.of_blocks(blocks(kind, outputs, count), kind)
+        weight, data, format = packed.unpack(), packed.data, packed.format
+    x = torch.randn(m, weight.shape[1])
+    what, before = matrix(data, bias, format, weight.shape), torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        got = backend.linear(what, x)
+    finally:
+        torch.set_num_threads(before)
+    want = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    allowed = 1e-5 * (1 + want.abs()) + (0 if kind == "dense" else rounding(x, weight))
+    assert ((got - want).abs() <= allowed).all()
+
+
+def rounding(x: Tensor, weight: Tensor) -> Tensor:
+    """The most that 16 bits for each block of 32 activations can change, (m, outputs): half a step of every one."""
+    steps = x.double().unflatten(1, (-1, 32)).abs().amax(2) / 32767
+    return 0.5 * steps @ weight.double().unflatten(1, (-1, 32)).abs().sum(2).T
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+def test_a_row_does_not_depend_on_its_batch(kind: str):
+    assert backend is not None
+    packed = Packed.of_blocks(blocks(kind, 200, 5), kind)
+    what, x = matrix(packed.data, None, packed.format, (200, 160)), torch.randn(50, 160)
+    alone = torch.cat([backend.linear(what, row[None]) for row in x])
+    for m in (2, 3, 5, 8, 9, 20, 50):
+        assert torch.equal(backend.linear(what, x[:m].contiguous()), alone[:m])
+
+
+@needs_compiler
+def test_an_embedding_is_the_rows():
+    packed = Packed.of_blocks(blocks("Q8_0", 70, 2), "Q8_0")
+    ids = torch.tensor([[0, 69], [16, 33]])
+    torch.testing.assert_close(PackedTable(PackedWeight(packed))(ids), packed.unpack()[ids], rtol=0, atol=0)
+
+
+def test_gradients_pass_through_packed_weights():
+    packed = Packed.of_blocks(blocks("Q4_1", 24, 2), "Q4_1")
+    x = torch.randn(3, 64, requires_grad=True)
+    PackedLinear(PackedWeight(packed), torch.zeros(24))(x).sum().backward()
+    torch.testing.assert_close(x.grad, packed.unpack().sum(0).expand(3, 64))
+
+
+PROGRAM = """
+import torch, warnings, vantage as vt
+warnings.simplefilter("always")
+m = vt.build(vt.decoder(vocab=64, width=64, layers=2, heads=4)).eval()
+tokens = torch.arange(10)[None]
+with warnings.catch_warnings(record=True) as said, torch.inference_mode():
+    cache = m.new_cache()
+    y = torch.cat([m(tokens[:, i:i + 1], cache=cache) for i in range(10)], 1)
+    assert (y - m(tokens)).abs().max() < 1e-5
+    from vantage.model.packed import quantise
+    quantise(m, 8)
+    m(tokens)
+print(len([w for w in said if "torch's own operators" in str(w.message)]), str(said[0].message) if said else "")
+"""
+
+
+def run(**environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_without_a_compiler_all_works_and_is_said_once(tmp_path: Path):
+    said = run(PATH=str(tmp_path), CXX="", VANTAGE_HOME=str(tmp_path))
+    assert said.startswith("1 no C++ compiler was found")
+
+
+def test_it_can_be_turned_off():
+    assert run(VANTAGE_NATIVE="0").startswith("1 VANTAGE_NATIVE=0")
+
+
+def test_a_compiler_that_fails_is_named(tmp_path: Path):
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho no such option >&2\nexit 1\n")
+    broken.chmod(0o755)
+    with pytest.raises(CannotBuild, match=r"could not compile the native kernels \(no such option\)"):
+        compile_to(tmp_path / "x.so", (str(broken),))
+    assert list(tmp_path.glob("*.so")) == []
+
+
+@needs_compiler
+@pytest.mark.parametrize("machine", ["x86-64", "x86-64-v3"])
+def test_older_processors_get_the_same(machine: str, tmp_path: Path):
+    """SSE2 alone, and AVX2: compiled for them and run here."""
+    if "x86" not in os.uname().machine:
+        pytest.skip("these are x86 processors")
+    import ctypes
+
+    from vantage.kernels.native import Native
+
+    source = Path(str(sys.modules["vantage.kernels.native"].__file__)).parent / SOURCES[0]
+    out = tmp_path / "old.so"
+    flags = ["-O2", f"-march={machine}", "-std=c++17", "-shared", "-fPIC", "-pthread", "-w", "-Wno-psabi"]
+    subprocess.run([*find_compiler(), *flags, "-o", str(out), str(source)], check=True, timeout=300)
+    old = Native(ctypes.CDLL(str(out)))
+    for kind in ("Q8_0", "Q4_1"):
+        raw = blocks(kind, 40, 3)
+        raw[0, 0, :2] = torch.tensor([3, 0])  # a subnormal scale
+        packed = Packed.of_blocks(raw, kind)
+        x = torch.randn(11, 96)
+        what = matrix(packed.data, None, packed.format, (40, 96))
+        want = x.double() @ packed.unpack().double().T
+        assert ((old.linear(what, x) - want).abs() <= 1e-5 * (1 + want.abs()) + rounding(x, packed.unpack())).all()

@@ -1,0 +1,239 @@
+"""Whole steps in native code: equal to the same model run module by module, and only where they can be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import vantage as vt
+from vantage.conformance.scenarios import sharpen
+from vantage.errors import Refused
+from vantage.kernels.native import native
+from vantage.model.lowered import run as lowered_run
+from vantage.model.packed import quantise
+from vantage.spec.model import POST, SANDWICH, Head, Parallel, Wiring
+
+pytestmark = pytest.mark.skipif(native() is None, reason="no C++ compiler here")
+
+
+def spec(**options) -> vt.ModelSpec:
+    heads = {} if "attention" in options else {"heads": 4, "kv_heads": 2}
+    return vt.decoder(**{"vocab": 50, "width": 64, "layers": 2, **heads, **options})
+
+
+def layered(**changes) -> vt.ModelSpec:
+    """The plain decoder with its layers changed."""
+    plain = spec()
+    return replace(plain, layers=tuple(replace(layer, **changes) for layer in plain.layers))
+
+
+SPECS = {
+    "plain": spec(),
+    "layer norm": spec(norm="layer", ffn="gelu"),
+    "relu": spec(ffn="relu"),
+    "geglu": spec(ffn="geglu"),
+    "gelu by tanh": spec(ffn=vt.FeedForward(96, "gelu_tanh", gated=False, bias=True)),
+    "biases": spec(attention=vt.GroupedQuery(4, 2, bias=True, out_bias=True)),
+    "post": layered(wiring=POST),
+    "sandwich": layered(wiring=SANDWICH),
+    "the normed is kept": layered(wiring=Wiring(normed=True)),
+    "parallel": layered(wiring=Parallel(1)),
+    "parallel, two norms": layered(wiring=Parallel(2)),
+    "offset norm": layered(norm=vt.RMSNorm(offset=1.0)),
+    "no last norm": replace(spec(), norm=None),
+    "head": replace(spec(), head=Head(bias=True, scale=0.5, softcap=3.0)),
+    "tied": replace(spec(), head=Head(tied=True)),
+}
+
+
+def made(of: vt.ModelSpec) -> vt.Model:
+    return sharpen(vt.build(of))
+
+
+@torch.inference_mode()
+def both(
+    model: vt.Model, tokens: torch.Tensor, chunks: list[int], kind: str = "contiguous", allowed: float = 1e-4
+) -> None:
+    """The same chunks, with whole steps and without."""
+    found = []
+    for kernel in ("native", "sdpa"):
+        model.kernel = kernel
+        cache = model.new_cache(len(tokens), kind=kind)
+        found.append(torch.cat([model(part, cache=cache) for part in tokens.split(chunks, 1)], 1))
+    model.kernel = "auto"
+    torch.testing.assert_close(found[0], found[1], rtol=allowed, atol=allowed)
+
+
+@pytest.mark.parametrize("bits", [None, 8, 4])
+@pytest.mark.parametrize("name", SPECS)
+def test_whole_steps_equal_modules(name: str, bits: int | None):
+    model = made(SPECS[name])
+    if bits is not None:
+        quantise(model, bits)
+    # a rounding that falls the other way moves an activation of 16 bits by one step
+    both(model, torch.randint(50, (2, 12)), [4, 3, 1, 1, 1, 2], allowed=1e-4 if bits is None else 1e-2)
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "paged"])
+@pytest.mark.parametrize("window", [None, 100])
+def test_long_contexts_are_cut_into_pieces(kind: str, window: int | None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lowered_run, "FEW", 10**6)  # the prompt as well
+    model = made(spec(window=window))
+    both(model, torch.randint(50, (2, 1103)), [1100, 1, 1, 1], kind)
+
+
+def test_one_thread_or_three_give_the_same_bits(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lowered_run, "FEW", 10**6)
+    model, tokens = made(spec()), torch.randint(50, (1, 700))
+    quantise(model, 4)
+    found, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            with torch.inference_mode():
+                cache = model.new_cache(1)
+                found.append(torch.cat([model(part, cache=cache) for part in tokens.split([698, 1, 1], 1)], 1))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "paged"])
+@pytest.mark.parametrize("options", [{}, {"window": 70}, {"position": "alibi"}], ids=str)
+def test_packed_weights_give_the_same_bits_however_tokens_arrive(kind: str, options: dict):
+    """One pass without a cache, chunks of any size, token by token: cached equals uncached to the last bit."""
+    model, tokens = made(spec(**options)), torch.randint(50, (2, 300))
+    quantise(model, 4)
+    with torch.inference_mode():
+        whole = model(tokens)
+        for chunks in ([300], [150, 1, 1, 48, 100], [1] * 20 + [280], [299, 1], [7, 3, 290]):
+            cache = model.new_cache(2, kind=kind)
+            parts = [model(part, cache=cache) for part in tokens.split(chunks, 1)]
+            assert torch.equal(torch.cat(parts, 1), whole), chunks
+
+
+def test_rows_of_a_paged_batch_give_the_bits_they_give_alone():
+    model = made(spec())
+    quantise(model, 8)
+    rows = [torch.randint(50, (1, n)) for n in (3, 20, 9)]
+    with torch.inference_mode():
+        pool = model.new_cache(1, kind="paged", block=4)
+        caches = [pool.fresh(1) for _ in rows]
+        for row, cache in zip(rows, caches, strict=True):
+            model(row, cache=cache)
+        alone = [cache.fork() for cache in caches]
+        together = type(pool).join(caches)
+        next_tokens = torch.randint(50, (3, 1))
+        batch = model(next_tokens, cache=together)
+        solo = torch.cat([model(next_tokens[i : i + 1], cache=cache) for i, cache in enumerate(alone)])
+    assert torch.equal(batch, solo)
+
+
+REFUSED = {
+    "T5 biases": (spec(position="t5"), "has no native form"),
+    "chunks": (spec(mask=vt.Causal() & vt.Chunked(4)), "the mask .* has no native form"),
+    "narrow heads": (spec(width=32), "are no multiples of 16"),
+    "temperature": (spec(attention=vt.GroupedQuery(4, scores=vt.Scores(normalise=vt.Softmax(0.5)))), "plain softmax"),
+    "clipped": (spec(attention=vt.GroupedQuery(4, clip=3.0)), "clipped"),
+    "latent": (spec(attention=vt.Latent(4, 16, 16, 16, 16, vt.RMSNorm())), "Latent"),
+    "experts": (layered(ffn=vt.Experts(vt.FeedForward(32), 4, vt.TopK(2))), "has no native form"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_native_form_is_refused_by_name_and_runs_anyway(name: str):
+    model = made(REFUSED[name][0])
+    tokens = torch.randint(50, (1, 6))
+    with torch.inference_mode():
+        cache = model.new_cache()
+        torch.testing.assert_close(model(tokens, cache=cache), model(tokens), rtol=1e-4, atol=1e-4)
+        model.kernel = "native"
+        cache = model.new_cache()
+        with pytest.raises(Refused, match=REFUSED[name][1]):
+            model(tokens, cache=cache)
+        assert cache.tokens == (0,)
+
+
+def test_calls_that_are_not_for_it():
+    model = vt.build(spec(), kernel="native").eval()
+    tokens = torch.randint(50, (2, 4))
+    with torch.inference_mode():
+        with pytest.raises(Refused, match="padding"):
+            model(tokens, cache=model.new_cache(2), mask=torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]]))
+        with pytest.raises(Refused, match="padding"):
+            model(tokens, cache=model.new_cache(2, kind="quantised"))
+    model.double()
+    with torch.inference_mode(), pytest.raises(Refused, match="float32"):
+        model(tokens, cache=model.new_cache(2))
+
+
+# ---- a model that changes under it
+
+
+def step(model: vt.Model) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(torch.tensor([[7]]), cache=model.new_cache())
+
+
+def test_weights_changed_in_place_are_seen():
+    model = made(spec())
+    before = step(model)
+    with torch.no_grad():
+        model.blocks[0].steps[0].sublayer.out.weight.mul_(2)
+    assert not torch.allclose(before, step(model))
+
+
+EXCHANGES = {
+    "all weights": lambda model: model.load_state_dict(sharpen(vt.build(spec()), seed=5).state_dict(), assign=True),
+    "a sublayer": lambda model: setattr(model.blocks[0].steps[1], "sublayer", made(spec()).blocks[1].steps[1].sublayer),
+    "a linear map": lambda model: setattr(model.blocks[1].steps[0].sublayer, "out", nn.Linear(64, 64, bias=False)),
+    "a parameter": lambda model: setattr(model.norm, "weight", nn.Parameter(torch.randn(64))),
+    "memory": lambda model: model.to(torch.float64).to(torch.float32),
+}
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_weights_and_modules_exchanged_are_seen(name: str):
+    model = made(spec())
+    model.kernel = "native"
+    step(model)
+    EXCHANGES[name](model)
+    with torch.inference_mode():
+        want = model(torch.tensor([[7]]))  # without a cache: module by module
+    torch.testing.assert_close(step(model), want, rtol=1e-4, atol=1e-4)
+
+
+def test_hooks_are_called():
+    model, seen = made(spec()), []
+    step(model)
+    handle = model.blocks[1].steps[0].sublayer.register_forward_hook(lambda *_: seen.append(1))
+    step(model)
+    assert seen == [1]
+    handle.remove()
+    step(model)
+    assert seen == [1]
+    assert model._whole._lowered is not None
+
+
+def test_a_step_that_fails_leaves_the_cache(monkeypatch: pytest.MonkeyPatch):
+    from vantage.kernels.native import Native
+
+    model = made(spec())
+    with torch.inference_mode():
+        cache = model.new_cache()
+        model(torch.tensor([[1, 2]]), cache=cache)
+        with monkeypatch.context() as patch:
+            patch.setattr(Native, "run", lambda *_: (_ for _ in ()).throw(MemoryError))
+            with pytest.raises(MemoryError):
+                model(torch.tensor([[3]]), cache=cache)
+        assert cache.tokens == (2,)
+        torch.testing.assert_close(
+            model(torch.tensor([[3]]), cache=cache)[0, -1],
+            model(torch.tensor([[1, 2, 3]]))[0, -1],
+            rtol=1e-4,
+            atol=1e-4,
+        )

@@ -1,0 +1,80 @@
+"""What a paged ledger knows: the blocks of its rows, and the positions of their tokens."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vantage.cache.blocks import Row
+from vantage.cache.facts import Tables, joined
+from vantage.spec.positions import EMPTY, Known
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class State:
+    """The rows, and the positions of their tokens: a plain run told by ``known``, or tables by token."""
+
+    rows: tuple[Row, ...]
+    known: Known
+    tables: Tables | None = None  # column i + 1 is token i; column 0 is where empty places are written
+    next_B: Tensor | None = None  # with tables: where each row goes on
+
+    @property
+    def longest(self) -> int:
+        return max(row.tokens for row in self.rows)
+
+    @property
+    def first(self) -> int:
+        """Where a plain run begins."""
+        assert self.known.first is not None
+        return self.known.first
+
+    @staticmethod
+    def run(rows: tuple[Row, ...], first: int) -> State:
+        """Equal rows that run from ``first``."""
+        return State(rows, Known.run(first, len(rows), rows[0].tokens))
+
+
+def together(states: Sequence[State], device: torch.device) -> State:
+    """The state of rows that are no plain run together."""
+    rows = tuple(row for state in states for row in state.rows)
+    counts, longest = tuple(row.tokens for row in rows), max(row.tokens for row in rows)
+    held = [state for state in states if state.longest]
+    columns = [[], [], []]
+    for state in states:
+        for column, t in zip(columns, _columns(state, device), strict=True):
+            column.append(t)
+    segmented = any(state.tables is not None and state.tables.segment is not None for state in held)
+    with torch.inference_mode(False):
+        pos, order, segment = (_stacked(column, longest) for column in columns)
+    tables = Tables(pos, order, segment if segmented else None)
+    known = held[0].known
+    for state in held[1:]:
+        known = joined(replace(known, counts=None), replace(state.known, counts=None))
+    known = Known(None, known.order, known.pos, counts, empty=min(counts) < longest)
+    return State(rows, known, tables, order.amax(1) + 1)
+
+
+def _columns(state: State, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """pos, order and segment of a state's tokens, (B, tokens)."""
+    n, size = state.longest, (len(state.rows), state.longest)
+    if state.tables is None:
+        row = torch.arange(state.first, state.first + n, device=device).expand(size)
+        return row, row, torch.full(size, EMPTY, device=device)
+    tables = state.tables
+    segment = torch.full(size, EMPTY, device=device) if tables.segment is None else tables.segment[:, 1 : 1 + n]
+    return tables.pos[:, 1 : 1 + n], tables.order[:, 1 : 1 + n], segment
+
+
+def _stacked(parts: Sequence[Tensor], longest: int) -> Tensor:
+    """Rows of unequal width under each other, an empty column in front."""
+    dtype = functools.reduce(torch.promote_types, (part.dtype for part in parts))
+    wide = [functional.pad(part.to(dtype), (1, longest - part.shape[1]), value=EMPTY) for part in parts]
+    return torch.cat(wide)

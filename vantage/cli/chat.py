@@ -1,0 +1,237 @@
+"""``vantage chat``: talk with a model, turn by turn."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from vantage.cli.flags import add_sampling, sampling_of
+from vantage.cli.generate import DEFAULT, load
+from vantage.errors import VantageError
+
+if TYPE_CHECKING:
+    from vantage.generate.conversation import Conversation, Turn
+
+EXAMPLE = """\
+examples:
+  vantage chat                                        with smollm2
+  vantage chat ./my-model --system "Answer briefly."
+  vantage chat --temperature 0.7 --seed 1 --stats
+  vantage chat --load talk.vantage                    go on where /save left off
+  echo "Why is the sky blue?" | vantage chat          one answer for each line
+
+Ctrl-C stops an answer and keeps the conversation; Ctrl-D leaves.
+"""
+HELP = """\
+/reset        forget the conversation, but for the system message
+/save FILE    write the conversation and its cache
+/load FILE    go on with a saved one; it must be of this model
+/stats        what the conversation holds, and what the last answer took
+/help         this
+/quit         leave (or Ctrl-D)
+Anything else is said to the model. Ctrl-C stops its answer."""
+HISTORY = 1000  # lines that are remembered between sessions
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "chat",
+        help="talk with a model",
+        description="Talk with a model. Its keys and values are kept, so a new turn computes its new tokens only.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", nargs="?", default=DEFAULT, metavar="MODEL", help="default: %(default)s")
+    parser.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
+    parser.add_argument(
+        "--max-tokens", type=int, default=512, metavar="N", help="of an answer, at most; default: %(default)s"
+    )
+    add_sampling(parser)
+    parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be given again")
+    parser.add_argument(
+        "--cache",
+        choices=("contiguous", "ring", "paged", "quantised"),
+        default="contiguous",
+        help="how keys and values are kept; default: %(default)s",
+    )
+    parser.add_argument(
+        "--lookup", action="store_true", help="guess from what was said before: faster where an answer repeats it"
+    )
+    parser.add_argument("--load", metavar="FILE", help="go on with a conversation that /save wrote")
+    parser.add_argument("--stats", action="store_true", help="after each answer, say what it took")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from vantage.errors import BadInput
+
+    if args.max_tokens < 1:
+        raise BadInput(f"--max-tokens {args.max_tokens}: give at least 1")
+    chat = Chat(args, load(args.model, sampling_of(args)))
+    if args.load is not None:
+        chat.load(args.load)
+    with history() if sys.stdin.isatty() else contextlib.nullcontext():
+        chat.talk()
+    return 0
+
+
+class Chat:
+    """One sitting."""
+
+    def __init__(self, args: argparse.Namespace, model: Any):
+        from vantage.generate import Sampling
+        from vantage.generate.conversation import Conversation
+        from vantage.generate.speculate import Lookup
+
+        self._model, self._stats = model, args.stats
+        self._said: dict[str, Any] = {
+            "sampling": Sampling(**sampling_of(args)),
+            "stop": args.stop,
+            "max_tokens": args.max_tokens,
+            "draft": Lookup() if args.lookup else None,
+        }
+        self._with: Conversation = Conversation(model, system=args.system, kind=args.cache, **self._said)
+        self._asking = sys.stdin.isatty()
+        self._verbs: dict[str, Callable[[str], None]] = {
+            "/reset": self._reset,
+            "/save": self._save,
+            "/load": self.load,
+            "/stats": self._show_stats,
+            "/help": lambda _: print(HELP),
+        }
+
+    def talk(self) -> None:
+        """Read and answer until there is nothing more to read."""
+        if self._asking:
+            print("Ctrl-C stops an answer, Ctrl-D leaves, /help says more.")
+        for line in self._lines():
+            verb, _, rest = line.partition(" ")
+            if verb in ("/quit", "/exit"):
+                return
+            try:
+                if not line.startswith("/"):
+                    self._answer(line)
+                elif verb in self._verbs:
+                    self._verbs[verb](rest.strip())
+                else:
+                    print(f"there is no {verb}: /help lists what there is")
+            except VantageError as error:  # the conversation goes on
+                print(f"vantage: {error}", file=sys.stderr)
+
+    def _lines(self) -> Iterator[str]:
+        while True:
+            try:
+                line = input("> " if self._asking else "").strip()
+            except EOFError:
+                if self._asking:
+                    print()
+                return
+            except KeyboardInterrupt:  # while typing: the line is given up
+                print("\n(Ctrl-D or /quit leaves)")
+                continue
+            if line:
+                yield line
+
+    def _answer(self, text: str) -> None:
+        before = len(self._with.turns)
+        with interrupts(self._with.stop):
+            for piece in self._with.stream(text):
+                print(printable(piece), end="", flush=True)
+        print()
+        if len(self._with.turns) > before:
+            turn = self._with.turns[-1]
+            if turn.finish != "stop":
+                print(f"[{'stopped' if turn.finish == 'stopped' else 'cut off after'} {len(turn.picks)} tokens]")
+            if self._stats:
+                print(f"[{told(turn)}]")
+
+    # ---- verbs
+
+    def _reset(self, _: str) -> None:
+        self._with.reset()
+        print("forgotten")
+
+    def _save(self, path: str) -> None:
+        if not path:
+            print("/save FILE: say where")
+            return
+        self._with.save(path)
+        print(f"saved {len(self._with.messages)} messages and {len(self._with.tokens)} tokens to {path}")
+
+    def load(self, path: str) -> None:
+        """Go on with a saved conversation."""
+        from vantage.generate.conversation import Conversation
+
+        if not path:
+            print("/load FILE: say which")
+            return
+        self._with = Conversation.load(path, self._model, **self._said)
+        print(f"loaded {len(self._with.messages)} messages and {len(self._with.tokens)} tokens")
+
+    def _show_stats(self, _: str) -> None:
+        talk = self._with
+        print(f"messages  {len(talk.messages)}")
+        print(f"held      {len(talk.tokens):,} tokens, {talk.cache.bytes:,} bytes")
+        if talk.turns:
+            print(f"answer    {told(talk.turns[-1])}")
+
+
+def told(turn: Turn) -> str:
+    """What an answer took, in a line."""
+    after = turn.seconds - turn.to_first
+    speed = f", {(len(turn.picks) - 1) / after:.1f} tokens/s" if after > 0 and len(turn.picks) > 1 else ""
+    again = f", {turn.recomputed} computed again" if turn.recomputed else ""
+    guessed = f", {turn.kept} of {turn.guessed} guesses right" if turn.guessed else ""
+    return (
+        f"{turn.prompt} tokens read, {turn.reused} of them reused{again}; {len(turn.picks)} said in {turn.calls} passes"
+        f"{guessed}; first after {1e3 * turn.to_first:.0f} ms{speed}; seed {turn.seed}"
+    )
+
+
+def printable(text: str) -> str:
+    """Without the characters that would steer the terminal: a model may say anything."""
+    return "".join(c if c in "\n\t" or (c >= " " and not "\x7f" <= c <= "\x9f") else "\ufffd" for c in text)
+
+
+@contextlib.contextmanager
+def interrupts(stop: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C asks for a stop after the present token; the second one does not wait for it."""
+
+    def once(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        stop()
+
+    before = signal.signal(signal.SIGINT, once)
+    try:
+        yield
+    except KeyboardInterrupt:  # what was said is kept all the same
+        pass
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def history() -> Iterator[None]:
+    """Lines of earlier sessions behind the arrow keys, kept where only their owner reads them."""
+    try:
+        import readline
+    except ImportError:  # not on every system: then there are no arrow keys
+        yield
+        return
+    from vantage.checkpoints.pull import home
+
+    path = home() / "chat_history"
+    with contextlib.suppress(OSError):
+        readline.read_history_file(path)
+    readline.set_history_length(HISTORY)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # a folder that cannot be written is no reason to fail
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(mode=0o600)
+            readline.write_history_file(path)

@@ -1,0 +1,151 @@
+"""``vantage generate``: go on from a prompt."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from typing import Any
+
+from vantage.cli.flags import add_sampling, sampling_of
+from vantage.cli.progress import Bar
+
+DEFAULT = "smollm2"
+EXAMPLE = """\
+examples:
+  vantage generate "The capital of France is" --max-tokens 8
+  vantage generate --chat "Why is the sky blue?" --temperature 0.7 --seed 1
+  vantage generate --chat "Name a city" --regex "[A-Z][a-z]+"
+  vantage generate ./my-model "Once upon a time" --stop "The end" --stats
+  cat notes.txt | vantage generate - --json
+
+MODEL is a folder in the Hugging Face layout, a .gguf file, or a name that `vantage pull` knows.
+"""
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "generate",
+        help="go on from a prompt",
+        description="Go on from a prompt. The text appears as it comes.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="vantage generate [MODEL] PROMPT [options]",
+    )
+    parser.add_argument(
+        "words",
+        nargs="+",
+        metavar="[MODEL] PROMPT",
+        help=f"the model (default: {DEFAULT}) and the prompt; a prompt of - is read from standard input",
+    )
+    parser.add_argument(
+        "--max-tokens", type=int, default=128, metavar="N", help="at most so many; default: %(default)s"
+    )
+    parser.add_argument("--chat", action="store_true", help="the prompt is what a user says to a chat model")
+    how = add_sampling(parser)
+    how.add_argument("-n", type=int, default=1, metavar="N", help="so many samples; default: %(default)s")
+    parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be given again")
+    parser.add_argument("--schema", metavar="JSON", help="answer with JSON that fits this schema; @FILE reads a file")
+    parser.add_argument("--regex", metavar="PATTERN", help="answer with a text that matches all of this pattern")
+    parser.add_argument("--logprobs", type=int, metavar="N", help="with --json: log-probabilities, and the N best")
+    parser.add_argument("--batch-invariant", action="store_true", help="bits that depend on the prompt alone; slower")
+    parser.add_argument("--no-cache", action="store_true", help="compute everything anew for every token")
+    parser.add_argument("--stats", action="store_true", help="say what was computed, reused and held")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from vantage.errors import BadInput
+
+    if len(args.words) > 2:
+        raise BadInput(f"{len(args.words)} words: give a model and a prompt, the prompt in quotes")
+    source, prompt = (DEFAULT, args.words[0]) if len(args.words) == 1 else args.words
+    prompt = sys.stdin.read() if prompt == "-" else prompt
+    if not prompt:
+        raise BadInput("an empty prompt: give some text")
+    if args.logprobs is not None and not args.json:
+        raise BadInput("--logprobs is for --json")
+    options = {
+        "max_tokens": args.max_tokens,
+        **sampling_of(args),
+        "n": args.n,
+        "stop": args.stop,
+        "schema": _schema(args.schema),
+        "regex": args.regex,
+        "logprobs": args.logprobs,
+        "chat": args.chat,
+        "batch_invariant": args.batch_invariant,
+        "cache": not args.no_cache,
+    }
+    model = load(source, options)
+    return _whole(args, model, prompt, options) if args.json or args.n > 1 else _streamed(args, model, prompt, options)
+
+
+def _schema(said: str | None) -> str | None:
+    from pathlib import Path
+
+    from vantage.errors import BadInput
+
+    if said is None or not said.startswith("@"):
+        return said
+    try:
+        return Path(said[1:]).read_text(encoding="utf-8")
+    except (OSError, ValueError) as e:
+        raise BadInput(f"--schema {said}: the file cannot be read ({e})") from e
+
+
+def load(source: str, options: dict[str, Any]) -> Any:
+    """The model, brought first if it is a name that is not here yet. Bad options are refused before that."""
+    from vantage.checkpoints.pull import is_name, place, pull
+    from vantage.families import load as load_model
+    from vantage.generate import Sampling
+
+    Sampling(**{name: options[name] for name in options.keys() & Sampling.__dataclass_fields__.keys()})
+    if is_name(source) and not place(source).is_dir():
+        with Bar("bytes") as progress:
+            pull(source, progress=progress)
+    with busy(f"loading {source}"):
+        return load_model(source)
+
+
+@contextlib.contextmanager
+def busy(label: str):
+    """A spinner, where standard error is a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(label):
+        yield
+
+
+def _streamed(args: argparse.Namespace, model: Any, prompt: str, options: dict[str, Any]) -> int:
+    from vantage.generate import generate
+
+    stream = generate(model, prompt, **options, stream=True)
+    for piece in stream:
+        print(piece.text, end="", flush=True)
+    print(flush=True)
+    if args.stats:
+        print(stream.stats, file=sys.stderr)
+    return 0
+
+
+def _whole(args: argparse.Namespace, model: Any, prompt: str, options: dict[str, Any]) -> int:
+    from vantage.generate import generate
+
+    with busy("generating"):
+        found = generate(model, prompt, **options, stats=args.stats)
+    answers = found if isinstance(found, list) else [found]
+    if args.json:
+        told = [answer.to_json() for answer in answers]
+        print(json.dumps(told if args.n > 1 else told[0], ensure_ascii=False))
+        return 0
+    for i, answer in enumerate(answers):
+        print(f"--- sample {i} (seed {answer.seed})\n{answer}")
+    if args.stats:
+        print(answers[0].stats, file=sys.stderr)
+    return 0

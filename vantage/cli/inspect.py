@@ -1,0 +1,201 @@
+"""``vantage inspect``: look inside. ``cache``: what a cache holds, what it let go of, and why a prefix missed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from vantage.cli.generate import DEFAULT, load
+
+if TYPE_CHECKING:
+    from vantage.cache import Holding, ModelCache
+
+EXAMPLE = """\
+examples:
+  vantage inspect cache talk.vantage                               a file that /save wrote
+  vantage inspect cache --prompt "The cat sat on the mat"          what reading this leaves behind
+  vantage inspect cache --prompt "The cat sat" --against "The cat ran"
+  vantage inspect cache --model ./gemma --kind ring --prompt "A long text …" --json
+"""
+CONTEXT = 40  # characters shown before the place where two texts part
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "inspect",
+        help="look inside a cache",
+        description="Look inside.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    what = parser.add_subparsers(dest="what", metavar="WHAT", required=True, title="what to look at")
+    cache = what.add_parser(
+        "cache",
+        help="positions held, shared and let go of",
+        description="Which positions each layer holds, which are shared, which were let go of and why.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    cache.add_argument("file", nargs="?", metavar="FILE", help="a saved conversation or cache")
+    cache.add_argument("--model", default=DEFAULT, metavar="MODEL", help="which reads the prompt; default: %(default)s")
+    cache.add_argument("--prompt", metavar="TEXT", help="read this and show what it leaves behind")
+    cache.add_argument("--against", metavar="TEXT", help="then this: how much of the first could be kept, and why")
+    cache.add_argument("--chat", action="store_true", help="the texts are what a user says to a chat model")
+    cache.add_argument(
+        "--kind",
+        choices=("contiguous", "ring", "paged", "quantised"),
+        default="contiguous",
+        help="how keys and values are kept; default: %(default)s",
+    )
+    cache.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from vantage.errors import BadInput
+
+    if (args.file is None) == (args.prompt is None):
+        raise BadInput("give a FILE, or a --prompt for a model to read")
+    if args.against is not None and args.prompt is None:
+        raise BadInput("--against is compared with a --prompt: give both")
+    said = _file(args.file) if args.prompt is None else _prompt(args)
+    print(json.dumps(said, ensure_ascii=False) if args.json else _text(said))
+    return 0
+
+
+def _file(path: str) -> dict[str, Any]:
+    from vantage.cache.saved import read_cache
+
+    saved = read_cache(path)
+    messages = saved.extra.get("messages")
+    told = {"model": saved.fingerprint.model, "fingerprint": saved.fingerprint.digest}
+    if isinstance(messages, list):
+        told["messages"] = str(len(messages))
+    return {**told, **described(saved.cache)}
+
+
+def _prompt(args: argparse.Namespace) -> dict[str, Any]:
+    import torch
+
+    from vantage.generate.prompts import Prompts
+    from vantage.generate.solo import Row, new_cache
+
+    model = load(args.model, {})
+    if model.encoder is not None:
+        from vantage.errors import Refused
+
+        raise Refused("an encoder-decoder reads a source besides its prompt: save its cache and inspect the file")
+    first = Prompts.of(model, args.prompt, chat=args.chat).rows[0]
+    row = Row(model, new_cache(model, args.kind, 0))
+    with torch.inference_mode():
+        row.feed(first)
+    said = {"model": args.model, "prompt": len(first), **described(row.cache)}
+    if args.against is not None:
+        other = Prompts.of(model, args.against, chat=args.chat).rows[0]
+        said["against"] = parting(model.tokenizer, first, other) | {"reused": row.match(other)}
+        said["against"]["why"] = _why(said["against"])
+    return said
+
+
+# ---- as data
+
+
+def described(cache: ModelCache) -> dict[str, Any]:
+    """A cache as plain data."""
+    report = cache.holds()
+    layers = {"layers": report.layers, "cross": report.cross}
+    return {
+        "bytes": report.bytes,
+        "length": cache.length,
+        "recomputed": cache.recomputed,
+        **{name: [_layer(holding) for holding in of] for name, of in layers.items()},
+    }
+
+
+def _layer(holding: Holding) -> dict[str, Any]:
+    rows = [
+        {
+            "held": [list(span) for span in row.order],
+            "positions": [list(span) for span in row.pos],
+            "tokens": row.tokens,
+            "shared": row.shared,
+            "evicted": row.evicted,
+            "why": "left the window" if row.evicted else None,
+        }
+        for row in holding.rows
+    ]
+    return {"arrangement": holding.arrangement, "rows": rows}
+
+
+def parting(tokenizer: Any, a: tuple[int, ...], b: tuple[int, ...]) -> dict[str, Any]:
+    """Where two texts part: at which token, and what stands there in each."""
+    from vantage.generate.solo import common
+
+    n = common(a, b)
+
+    def at(tokens: tuple[int, ...]) -> str | None:
+        return tokenizer.decode(tokens[n : n + 1], special=True) if n < len(tokens) else None
+
+    return {
+        "tokens": len(b),
+        "common": n,
+        "after": tokenizer.decode(a[:n], special=True)[-CONTEXT:],
+        "here": at(a),
+        "there": at(b),
+    }
+
+
+def _why(against: dict[str, Any]) -> str:
+    """Why no more was kept."""
+    if against["reused"] < min(against["common"], against["tokens"] - 1):
+        return "a window had let go of what lies before, so all is computed again"
+    if against["there"] is None:
+        return "all of it was there, and its last token is computed again, since what follows it is wanted"
+    return "the second goes on from the first" if against["here"] is None else f"they part at token {against['common']}"
+
+
+# ---- as text
+
+
+def _text(said: dict[str, Any]) -> str:
+    lines = [f"{name:<12} {said[name]}" for name in ("model", "fingerprint", "messages", "prompt") if name in said]
+    lines.append(f"{'bytes':<12} {said['bytes']:,}")
+    if said["length"] is not None:
+        lines.append(f"{'length':<12} {said['length']:,} declared, {said['recomputed']:,} tokens computed again for it")
+    for kind, name in (("layers", "layer"), ("cross", "cross-attention")):
+        lines += _layers(name, said[kind])
+    if (against := said.get("against")) is not None:
+        lines += _against(against)
+    return "\n".join(lines)
+
+
+def _layers(name: str, layers: list[dict[str, Any]]) -> list[str]:
+    """Equal layers are told once."""
+    from vantage.cache.report import spans
+
+    same: dict[str, list[int]] = {}
+    for i, layer in enumerate(layers):
+        same.setdefault(json.dumps(layer), []).append(i)
+    lines = []
+    for text, which in same.items():
+        layer = json.loads(text)
+        lines.append(f"{name} {_spans(spans(which))}: {layer['arrangement']}")
+        for b, row in enumerate(layer["rows"]):
+            gone = f"; {row['evicted']} let go of: {row['why']}" if row["evicted"] else ""
+            shared = f"; {row['shared']} shared" if row["shared"] else ""
+            moved = f" at positions {_spans(row['positions'])}" if row["positions"] != row["held"] else ""
+            lines.append(f"  row {b}: holds {_spans(row['held'])} ({row['tokens']} tokens){moved}{shared}{gone}")
+    return lines
+
+
+def _against(said: dict[str, Any]) -> list[str]:
+    here, there = ("the end" if said[name] is None else repr(said[name]) for name in ("here", "there"))
+    return [
+        f"against      {said['tokens']} tokens, {said['common']} in common, {said['reused']} reused: {said['why']}",
+        f"             after {said['after']!r}: {here} in the first, {there} in the second",
+    ]
+
+
+def _spans(stretches: Any) -> str:
+    return ", ".join(f"{a:g}" if a == b else f"{a:g}..{b:g}" for a, b in stretches) or "nothing"

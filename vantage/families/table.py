@@ -1,0 +1,280 @@
+"""docs/families.md: what each system is, read off the spec that its family makes of a published config.
+
+    python -m vantage.families.table > docs/families.md
+
+The published sizes are in ``published.toml``. Nothing else in the table is typed by hand.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
+from functools import singledispatch
+from pathlib import Path
+from typing import Any
+
+from vantage.attention import GroupedQuery, Latent, LengthTemperature, QKNorm
+from vantage.checkpoints.config import Config
+from vantage.families import family_of
+from vantage.model.clamped import ClampedSwiGLU
+from vantage.model.experts import Experts, TopK
+from vantage.model.feed_forward import FeedForward
+from vantage.model.routers import GroupLimited
+from vantage.model.summary import LATE, brief
+from vantage.position import T5, Alibi, Learned, Rope, Sinusoidal
+from vantage.position.late_temperature import LateTemperature
+from vantage.position.xl import ContentBias, DistanceTerm
+from vantage.spec.masks import Mask
+from vantage.spec.model import Kept, Layer, ModelSpec, Parallel
+from vantage.spec.parts import Shape
+
+HALF = 2  # bytes of a number in float16 or bfloat16
+HEAD = """\
+# Families
+
+What Vantage loads, and three systems whose weights were never published (GPT-3, Gopher, PaLM). This file is generated
+from the families (`python -m vantage.families.table > docs/families.md`): each row is read off the `ModelSpec` that
+the family makes of the published config of one size, listed below.
+
+Where layers differ, their number stands in front. Heads are query / key-value heads times their width; masks also keep
+documents apart. Cache bytes are those of one token in all layers, in float16 or bfloat16. The test compares logits (an
+encoder's outputs) with transformers, or with the paper's equations where transformers has no such model.
+
+"""
+
+
+@dataclass(frozen=True)
+class System:
+    """A published size of a system."""
+
+    name: str
+    size: str
+    source: str
+    test: str
+    config: dict[str, Any]
+    holds: tuple[str, ...] = field(default=())
+    note: str = ""
+
+    def spec(self) -> ModelSpec:
+        """As ``load`` would read it: a key that the family does not know is refused."""
+        config, family = Config(self.config, tensors=self.holds), family_of(self.config)
+        spec = family.spec(config)
+        family.links(config, spec)
+        config.settle()
+        return spec
+
+
+def systems() -> list[System]:
+    text = Path(__file__).with_name("published.toml").read_text(encoding="utf-8")
+    return [System(**entry) for entry in tomllib.loads(text)["system"]]
+
+
+# ---- parts in a few words; a part without an entry is written as in code
+
+
+@singledispatch
+def said(part: object) -> str:
+    return brief(part)
+
+
+@said.register
+def _(part: Rope) -> str:
+    rule = {} if part.scaling is None else {f.name: getattr(part.scaling, f.name) for f in fields(part.scaling)}  # pyright: ignore[reportArgumentType] (every rule is a dataclass)
+    words = [f"RoPE, base {part.base:,.0f}"]
+    words += [f"{type(part.scaling).__name__} × {rule['factor']:g}"] if rule else []
+    words += [] if part.share == 1.0 else [f"on {part.share:g} of each head"]
+    return ", ".join(words)
+
+
+@said.register
+def _(part: Learned) -> str:
+    return f"learned, {part.max_length:,}"
+
+
+@said.register
+def _(part: Sinusoidal) -> str:
+    return "sinusoidal"
+
+
+@said.register
+def _(part: Alibi) -> str:
+    return "ALiBi"
+
+
+@said.register
+def _(part: T5) -> str:
+    return f"T5 buckets, {part.buckets}" + (", one table" if part.shared else "")
+
+
+@said.register
+def _(part: ContentBias) -> str:
+    return "content bias u"
+
+
+@said.register
+def _(part: DistanceTerm) -> str:
+    return "Transformer-XL's relative term"
+
+
+@said.register
+def _(part: QKNorm) -> str:
+    return "q/k norm"
+
+
+@said.register
+def _(part: LengthTemperature) -> str:
+    return f"temperature from {part.floor:,.0f}"
+
+
+@said.register
+def _(part: LateTemperature) -> str:
+    return f"temperature from {part.length:,}"
+
+
+@said.register
+def _(part: FeedForward) -> str:
+    return f"{'gated ' if part.gated else ''}{part.activation}, {part.hidden:,}"
+
+
+@said.register
+def _(part: ClampedSwiGLU) -> str:
+    return f"clamped SwiGLU, {part.hidden:,}"
+
+
+@said.register
+def _(part: TopK) -> str:
+    return f"{part.k} by {part.score}"
+
+
+@said.register
+def _(part: GroupLimited) -> str:
+    return f"{part.k} by {part.score}" + (f" of {part.kept} of {part.groups} groups" if part.groups > 1 else "")
+
+
+@said.register
+def _(part: Experts) -> str:
+    shared = "" if part.shared is None else f", beside {said(part.shared)}"
+    return f"{said(part.router)} of {part.count} experts ({said(part.expert)}){shared}"
+
+
+# ---- the columns
+
+
+def position(spec: ModelSpec) -> str:
+    def of(layer: Layer) -> str:
+        shape, parts = layer.attention.shape(spec.width), [*layer.qk, layer.bias, layer.value_bias]
+        words = ", then ".join(said(part) for part in parts if part is not None)
+        decoupled = shape.rotary_dim < shape.key_dim
+        return f"{words} (on {shape.rotary_dim} of {shape.key_dim} dimensions)" if decoupled else words
+
+    inputs = [said(part) for part in spec.embedding.inputs]
+    layers = by_layer(spec, of)
+    return "; ".join([*inputs, *([layers] if layers else [])]) or "none"
+
+
+def attention(spec: ModelSpec) -> str:
+    def of(layer: Layer) -> str:
+        shape, kept = layer.attention.shape(spec.width), layer.attention.kept(spec.width)
+        return ", ".join([heads(shape, kept), sees(layer.mask), *_scores(layer)])
+
+    return by_layer(spec, of) + ("; cross-attention" if any(layer.cross for layer in spec.layers) else "")
+
+
+def heads(shape: Shape, kept: Kept) -> str:
+    if kept.single:
+        return f"latent, {shape.heads} × {shape.key_dim} over one of {kept.key_dim}"
+    kind = {1: "multi-query", shape.heads: "multi-head"}.get(kept.kv_heads, "grouped-query")
+    return f"{kind}, {shape.heads} / {kept.kv_heads} × {shape.key_dim}"
+
+
+def sees(mask: Mask) -> str:
+    """The mask without what every mask has: documents are kept apart."""
+    names = [name for name in repr(mask).replace("n=", "").replace("()", "").split(" & ") if name != "SameSegment"]
+    return " & ".join(names) or "Everything"
+
+
+def _scores(layer: Layer) -> list[str]:
+    assert isinstance(layer.attention, (GroupedQuery, Latent))
+    scores = layer.attention.scores
+    return [*([] if scores.softcap is None else [f"softcap {scores.softcap:g}"]), *(["sinks"] if scores.sinks else [])]
+
+
+def norm(spec: ModelSpec) -> str:
+    def of(layer: Layer) -> str:
+        name, wiring = type(layer.norm).__name__, layer.wiring
+        if isinstance(wiring, Parallel):
+            return f"{name}, {wiring.norms} before parts side by side"
+        places = {"before": wiring.before, "after": wiring.after, "after the sum": wiring.outer}
+        return f"{name} {' and '.join(place for place, there in places.items() if there)}"
+
+    return by_layer(spec, of)
+
+
+def feed_forward(spec: ModelSpec) -> str:
+    return by_layer(spec, lambda layer: said(layer.ffn))
+
+
+def cache_bytes(spec: ModelSpec) -> str:
+    """Of one token in all layers. Who lets tokens see later ones keeps nothing: there are no steps."""
+    if not all(layer.mask.settled(LATE) for layer in spec.layers):
+        return "none: every token sees all"
+    sizes = [(bytes_kept(layer.attention.kept(spec.width)), layer.mask.reach()) for layer in spec.layers]
+    total, limits = sum(size for size, _ in sizes), sorted({reach for _, reach in sizes if reach is not None})
+    words = [f"{total:,}"]
+    for limit in limits:
+        part = sum(size for size, reach in sizes if reach == limit)
+        words.append(f"{'all' if part == total else f'{part:,}'} of it for {limit:,} tokens at most")
+    across = sum(bytes_kept(layer.cross.kept(spec.width)) for layer in spec.layers if layer.cross is not None)
+    return ", ".join([*words, *([f"and {across:,} for each source token"] if across else [])])
+
+
+def bytes_kept(kept: Kept) -> int:
+    return HALF * kept.kv_heads * (kept.key_dim + (0 if kept.single else kept.value_dim))
+
+
+def by_layer(spec: ModelSpec, of: Callable[[Layer], str]) -> str:
+    """What all layers have in common, or how many have which."""
+    counts = Counter(of(layer) for layer in spec.layers)
+    if len(counts) == 1:
+        return next(iter(counts))
+    return "; ".join(f"{n} × {words or 'no position'}" for words, n in counts.items())
+
+
+# ---- the page
+
+
+COLUMNS: dict[str, Callable[[ModelSpec], str]] = {
+    "position": position,
+    "attention": attention,
+    "norm": norm,
+    "feed-forward": feed_forward,
+    "cache bytes a token": cache_bytes,
+}
+
+
+def page() -> str:
+    found = systems()
+    rows = [["system", *COLUMNS, "test"]]
+    for system in found:
+        spec = system.spec()
+        cells = [column(spec) for column in COLUMNS.values()]
+        rows.append([f"{system.name} ({system.size})", *cells, f"`{system.test}`"])
+    sizes = [["system", "family", "the size is that of"]]
+    for system in found:
+        source = f"{system.source}. {system.note}" if system.note else system.source
+        sizes.append([system.name, f"`{system.config['model_type']}`", source])
+    return f"{HEAD}{grid(rows)}\n## Where the sizes are from\n\n{grid(sizes)}"
+
+
+def grid(rows: Iterable[list[str]]) -> str:
+    """A Markdown table; the first row is its head."""
+    first, *rest = rows
+    lines = [first, ["---"] * len(first), *rest]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

@@ -1,0 +1,90 @@
+"""From what a user may give (a text, tokens, a conversation) to tokens, and where an answer to them ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from torch import Tensor
+
+from vantage.errors import BadInput
+from vantage.model import Model
+
+# Tokens with which chat models end a turn. Checkpoints rarely say which of them is theirs.
+TURN_ENDS = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<|return|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<end_of_turn>",
+    "<｜end▁of▁sentence｜>",
+    "</s>",
+)
+
+
+@final
+@dataclass(frozen=True)
+class Prompts:
+    """One prompt or several, as tokens."""
+
+    rows: tuple[tuple[int, ...], ...]
+    single: bool  # it was given as one, so the answer is one
+
+    @staticmethod
+    def of(model: Model, given: Any, *, chat: bool) -> Prompts:
+        """``given``: a text, tokens or a conversation (messages with role and content), or a list of these."""
+        given = given.tolist() if isinstance(given, Tensor) else given
+        if isinstance(given, str) or (_listed(given) and given and isinstance(given[0], (int, Mapping))):
+            return Prompts((_one(model, given, chat),), single=True)
+        if not _listed(given) or not given:
+            raise BadInput(f"prompts={given!r}: give a text, tokens, messages, or a list of these")
+        return Prompts(
+            tuple(_one(model, one.tolist() if isinstance(one, Tensor) else one, chat) for one in given), False
+        )
+
+
+def _listed(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+
+
+def _one(model: Model, prompt: Any, chat: bool) -> tuple[int, ...]:
+    if isinstance(prompt, str) and chat:
+        prompt = [{"role": "user", "content": prompt}]
+    if isinstance(prompt, str):
+        return tuple(_tokenizer(model).encode(prompt))
+    if _listed(prompt) and prompt and all(isinstance(message, Mapping) for message in prompt):
+        tokenizer = _tokenizer(model)
+        return tuple(tokenizer.encode(tokenizer.chat(prompt), special=False))
+    if _listed(prompt) and all(isinstance(token, int) and not isinstance(token, bool) for token in prompt):
+        if chat:
+            raise BadInput("chat=True with tokens: a chat template writes texts, so give a text or messages")
+        return tuple(prompt)
+    raise BadInput(f"a prompt {prompt!r}: give a text, a list of tokens, or a list of messages with role and content")
+
+
+def _tokenizer(model: Model) -> Any:
+    if model.tokenizer is None:
+        raise BadInput("this model has no tokenizer: give tokens instead of text")
+    return model.tokenizer
+
+
+def ends_of(model: Model) -> frozenset[int]:
+    """The tokens that end an answer: what the checkpoint says, and the turn ends that its vocabulary has."""
+    said = (model.config or {}).get("eos_token_id")
+    ends = set(said) if isinstance(said, list) else {said}
+    if model.tokenizer is not None:
+        backend = model.tokenizer.backend
+        ends |= {model.tokenizer.eos, *(backend.token_to_id(name) for name in TURN_ENDS)}
+    return frozenset(end for end in ends if isinstance(end, int) and 0 <= end < model.spec.vocab)
+
+
+def start_of(model: Model) -> int:
+    """The token with which an encoder-decoder begins its answer."""
+    start = (model.config or {}).get("decoder_start_token_id")
+    if not isinstance(start, int):
+        raise BadInput("this model's config has no decoder_start_token_id: say start=, the token an answer begins with")
+    return start

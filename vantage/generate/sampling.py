@@ -1,0 +1,289 @@
+"""From logits to a token: penalties, constraint, temperature, filters, and one reproducible random number.
+
+The order is fixed: repetition, presence and frequency penalties, bias, constraint, temperature, top-k,
+top-p, min-p. Each filter works on what the one before it left, renormalised.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, final, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vantage.errors import BadInput, Refused
+
+SEEDS = 2**64
+AHEAD = (1e-3, 1e-7, 0.0)  # tokens are ranked down to these shares of the best one's probability, if need be to all
+
+
+@final
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen. The default is greedy."""
+
+    temperature: float = 0.0  # 0: greedy
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0  # over prompt and output, as in transformers
+    presence_penalty: float = 0.0  # over the output only, as in OpenAI's API
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()  # kept as pairs, so that it can be hashed
+    seed: int | None = None  # None: drawn once per request, and reported
+    logprobs: int | None = None  # None: not reported; n: the chosen token and the n best
+
+    def __post_init__(self) -> None:
+        bias = self.logit_bias
+        pairs = bias.items() if isinstance(bias, Mapping) else bias
+        object.__setattr__(self, "logit_bias", tuple(sorted((token, float(value)) for token, value in pairs)))
+        number = (int, float)
+        _check("temperature", self.temperature, number, lambda x: 0 <= x < math.inf, "0 (greedy) or a positive number")
+        _check("top_k", self.top_k, int, lambda x: x >= 1, "at least 1, or None for all")
+        _check("top_p", self.top_p, number, lambda x: 0 < x <= 1, "above 0 and up to 1, or None for all")
+        _check("min_p", self.min_p, number, lambda x: 0 <= x <= 1, "from 0 to 1, or None for all")
+        _check("repetition_penalty", self.repetition_penalty, number, lambda x: 0 < x < math.inf, "above 0; 1 is none")
+        for name in ("presence_penalty", "frequency_penalty"):
+            _check(name, getattr(self, name), number, math.isfinite, "a finite number; 0 is none")
+        _check("seed", self.seed, int, lambda x: 0 <= x < SEEDS, "from 0 to 2**64 - 1, or None to draw one")
+        _check("logprobs", self.logprobs, int, lambda x: x >= 0, "0 or more, or None for none")
+        for token, value in self.bias:
+            _check("a token of logit_bias", token, int, lambda x: x >= 0, "a token, 0 or more")
+            _check("logit_bias", value, number, lambda x: x < math.inf, "below infinity; -inf forbids a token")
+
+    @property
+    def bias(self) -> tuple[tuple[int, float], ...]:
+        """``logit_bias`` as it is kept."""
+        assert isinstance(self.logit_bias, tuple)
+        return self.logit_bias
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+def _check(name: str, value: Any, kind: type | tuple[type, ...], good: Callable[[Any], bool], wanted: str) -> None:
+    if value is None:
+        return
+    if not isinstance(value, kind) or isinstance(value, bool) or not good(value):
+        raise BadInput(f"{name}={value!r}: give {wanted}")
+
+
+@final
+@dataclass(frozen=True)
+class Pick:
+    """A chosen token. Log-probabilities are the model's own: before temperature, penalties and constraint."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Constraint(Protocol):
+    """What may come next (a grammar, a schema). One object for one sample."""
+
+    def allow(self, logits_V: Tensor) -> None:
+        """Sets what may not come to -inf, in place."""
+        ...
+
+    def take(self, token: int) -> None:
+        """This token has come."""
+        ...
+
+    def done(self) -> bool:
+        """Nothing but an end may follow."""
+        ...
+
+
+@runtime_checkable
+class Forks(Protocol):
+    """A constraint that can serve several samples."""
+
+    def fork(self) -> Constraint:
+        """An independent one in the same state."""
+        ...
+
+
+def forked(constraint: Constraint | None) -> Constraint | None:
+    """Another one for another sample."""
+    if constraint is not None and not isinstance(constraint, Forks):
+        raise BadInput("this constraint serves one sample: give one prompt and n=1, or a constraint that can fork()")
+    return None if constraint is None else constraint.fork()
+
+
+@final
+class Picker:
+    """Chooses the tokens of one sample of one request.
+
+    The random number of a step is a function of (seed, sample, step) alone, so the same seed gives
+    the same text whatever else runs.
+    """
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        prompt: Sequence[int],
+        *,
+        vocab: int,
+        sample: int = 0,
+        constraint: Constraint | None = None,
+    ):
+        self.sampling, self.vocab, self.sample, self.constraint = sampling, vocab, sample, constraint
+        self.seed = secrets.randbelow(SEEDS) if sampling.seed is None else sampling.seed
+        self.step = 0
+        self._bias = sampling.bias
+        _in_vocab("logit_bias", (token for token, _ in self._bias), vocab)
+        _in_vocab("the prompt", prompt, vocab)
+        self._prompt = frozenset(prompt)
+        self._output: Counter[int] = Counter()
+
+    def distribution(self, logits_V: Tensor) -> Tensor:
+        """The probabilities (V,) that ``pick`` draws from, in float64; all on one token when greedy."""
+        adjusted = self._adjusted(logits_V)
+        best = self._best(adjusted)
+        out = torch.zeros(self.vocab, dtype=torch.float64, device=logits_V.device)
+        if self.sampling.greedy:
+            out[best] = 1.0
+            return out
+        p = self._probabilities(adjusted)
+        ids = _ranked(p, 0.0)
+        ids = ids[: self._kept(p[ids])]
+        out[ids] = p[ids] / p[ids].sum()
+        return out
+
+    def pick(self, logits_V: Tensor) -> Pick:
+        """Choose, without advancing: the same logits give the same token until ``took``."""
+        adjusted = self._adjusted(logits_V)
+        token = self._best(adjusted)
+        if not self.sampling.greedy:
+            token = self._draw(self._probabilities(adjusted), uniform(self.seed, self.sample, self.step))
+        highest = logits_V.max()
+        total = highest + (logits_V - highest).exp().sum().log()  # logsumexp in a third of its time
+        top = ()
+        if self.sampling.logprobs:
+            best = logits_V.topk(min(self.sampling.logprobs, self.vocab))
+            top = tuple(zip(best.indices.tolist(), (best.values - total).tolist(), strict=True))
+        return Pick(token, float(logits_V[token] - total), top)
+
+    def took(self, token: int) -> None:
+        """This token was taken: penalties, constraint and random numbers move on."""
+        if self.constraint is not None:
+            self.constraint.take(token)
+        self._output[token] += 1
+        self.step += 1
+
+    # ---- inside
+
+    def _adjusted(self, logits_V: Tensor) -> Tensor:
+        """The logits after penalties, bias and constraint."""
+        if logits_V.shape != (self.vocab,):
+            raise BadInput(f"logits of shape {tuple(logits_V.shape)}: give ({self.vocab},), one for each token")
+        s = self.sampling
+        logits = logits_V.detach()
+        if s.repetition_penalty != 1 and (seen := sorted(self._prompt | self._output.keys())):
+            index = torch.tensor(seen, device=logits.device)
+            old = logits[index]
+            new = torch.where(old < 0, old * s.repetition_penalty, old / s.repetition_penalty)
+            logits = logits.index_put((index,), new)
+        if (s.presence_penalty or s.frequency_penalty) and self._output:
+            index = torch.tensor(list(self._output), device=logits.device)
+            times = torch.tensor(list(self._output.values()), dtype=logits.dtype, device=logits.device)
+            logits = logits.index_put((index,), logits[index] - s.presence_penalty - s.frequency_penalty * times)
+        if self._bias:
+            index, value = zip(*self._bias, strict=True)
+            at = torch.tensor(index, device=logits.device)
+            bias = torch.tensor(value, dtype=logits.dtype, device=logits.device)
+            logits = logits.index_put((at,), logits[at] + bias)
+        if self.constraint is not None:
+            logits = logits.clone()
+            self.constraint.allow(logits)
+        return logits
+
+    def _best(self, adjusted_V: Tensor) -> int:
+        """The best token. Raises if there is none."""
+        token = _best_of(adjusted_V)
+        best = float(adjusted_V[token])
+        if not math.isfinite(best):
+            raise Refused(_no_token(best, self.constraint is not None))
+        return token
+
+    def _probabilities(self, adjusted_V: Tensor) -> Tensor:
+        return torch.softmax(adjusted_V.double() / self.sampling.temperature, -1)
+
+    @property
+    def _filters(self) -> bool:
+        s = self.sampling
+        return s.top_k is not None or s.top_p is not None or s.min_p is not None
+
+    def _kept(self, ranked: Tensor) -> int:
+        """How many of the best tokens pass the filters, given the front of their probabilities, best first."""
+        s = self.sampling
+        cut = ranked if s.top_k is None else ranked[: s.top_k]
+        mass = 1.0 if s.top_k is None else float(cut.sum())
+        if s.top_p is not None and s.top_p < 1:
+            before = cut.cumsum(0) - cut
+            cut = cut[: max(1, int((before < s.top_p * mass).sum()))]
+        if s.min_p is not None:
+            cut = cut[: max(1, int((cut >= s.min_p * cut[0]).sum()))]
+        return len(cut)
+
+    def _draw(self, p_V: Tensor, u: float) -> int:
+        """Inverse CDF, best tokens first, ties by id."""
+        top_k, highest = self.sampling.top_k or 0, p_V.max()
+        for share in AHEAD:
+            ids = _ranked(p_V, share * highest)
+            ranked = p_V[ids]
+            kept, whole = self._kept(ranked), len(ids) == self.vocab
+            more = len(ids) <= top_k or (kept == len(ids) and (self._filters or float(ranked.sum()) <= u))
+            if more and not whole:
+                continue  # the filters may let more through, or the number may fall beyond
+            mass = ranked[:kept].cumsum(0)
+            total = float(mass[-1]) if self._filters or whole else 1.0
+            at = int((mass <= u * total).sum())
+            return int(ids[min(at, kept - 1)])
+        raise AssertionError("the whole vocabulary is the last resort")
+
+
+def _best_of(logits_V: Tensor) -> int:
+    """The best token, the lowest of equals; one that is NaN, if any is."""
+    if logits_V.device.type == "cpu":
+        return int(logits_V.detach().numpy().argmax())  # four times as fast as torch's
+    return int(logits_V.argmax())
+
+
+def _ranked(p_V: Tensor, least: Tensor | float) -> Tensor:
+    """The tokens that have at least this probability, the best first, ties by id."""
+    if p_V.device.type == "cpu":  # numpy finds a few among many ten times as fast as torch
+        p = p_V.numpy()
+        ids = np.flatnonzero(p >= float(least))
+        return torch.from_numpy(ids[np.argsort(-p[ids], kind="stable")])
+    ids = (p_V >= least).nonzero()[:, 0]
+    return ids[p_V[ids].sort(descending=True, stable=True).indices]
+
+
+def uniform(seed: int, sample: int, step: int) -> float:
+    """One number from 0 up to 1, the same on every machine."""
+    said = b"".join(n.to_bytes(8, "little") for n in (seed, sample, step))
+    return (int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "little") >> 11) * 2.0**-53
+
+
+def _in_vocab(what: str, tokens: Iterable[int], vocab: int) -> None:
+    for token in tokens:
+        if not 0 <= token < vocab:
+            raise BadInput(f"{what} names token {token}; this model has 0 to {vocab - 1}")
+
+
+def _no_token(best: float, constrained: bool) -> str:
+    if math.isnan(best):
+        return "the model's logits are not numbers (NaN): its weights or its input are damaged"
+    if best > 0:
+        return "the model's logits are infinite: its weights or its input are damaged"
+    why = "the constraint and the bias allow none" if constrained else "the bias forbids all"
+    return f"no token is left to choose: {why}"

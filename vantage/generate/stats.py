@@ -1,0 +1,71 @@
+"""What the engine has done and what it holds."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, final
+
+
+@final
+@dataclass
+class Counters:
+    """Counted while the engine runs."""
+
+    prefilled: int = 0  # tokens of prompts, computed for the first time
+    reused: int = 0  # tokens that a prefix or a fork already had
+    generated: int = 0
+    recomputed: int = 0  # tokens computed again: after a preemption, for a longer declared length, without a cache
+    preemptions: int = 0
+    evictions: int = 0
+    steps: int = 0
+    calls: int = 0  # forward passes
+    milliseconds: dict[str, float] = field(default_factory=dict)  # by part
+
+    @contextlib.contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.milliseconds[part] = self.milliseconds.get(part, 0.0) + 1e3 * (time.perf_counter() - began)
+
+
+@final
+@dataclass(frozen=True)
+class Stats:
+    """The counters, and what is held, at one moment."""
+
+    prefilled: int
+    reused: int
+    generated: int
+    recomputed: int
+    preemptions: int
+    evictions: int
+    steps: int
+    calls: int
+    milliseconds: dict[str, float]
+    projections: tuple[int, ...]  # keys projected in each layer, counted where the caches take them in
+    bytes_held: int  # keys and values of all blocks in use, and what cross-attention looks at
+    blocks_used: int
+    blocks_free: int  # of those allocated; a growing pool allocates more when it needs them
+    prefixes: int  # caches kept for requests to come
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {ms:,.1f} ms" for name, ms in self.milliseconds.items())
+        return "\n".join(
+            [
+                f"tokens       {self.prefilled:,} prefilled, {self.reused:,} reused, {self.generated:,} generated, "
+                f"{self.recomputed:,} recomputed",
+                f"projections  {max(self.projections):,} keys a layer, in {self.calls:,} calls",
+                f"held         {self.bytes_held:,} bytes, {self.blocks_used:,} blocks used, {self.blocks_free:,} free, "
+                f"{self.prefixes:,} prefixes",
+                f"events       {self.preemptions:,} preemptions, {self.evictions:,} evictions",
+                f"time         {parts or 'none'}",
+            ]
+        )

@@ -1,0 +1,136 @@
+"""Where an answer ends, and which of its text may be shown already.
+
+A token may end in the middle of a character, and a text in the middle of what may become a stop
+string: both are held back until it is known what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, final
+
+from vantage.errors import BadInput
+
+HALF = "\ufffd"  # what a decoder writes for bytes that are no character, or none yet
+PATIENCE = 8  # tokens that a character may be waited for; it has 4 bytes at most
+
+
+class Decodes(Protocol):
+    """What is needed of a tokenizer."""
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str: ...
+
+
+@final
+@dataclass(frozen=True)
+class Stop:
+    """An answer ends before any of these strings, and with any of these tokens."""
+
+    strings: tuple[str, ...] = ()
+    tokens: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.strings, str):
+            raise BadInput(f"strings={self.strings!r}: give a tuple of strings")
+        object.__setattr__(self, "strings", tuple(self.strings))
+        object.__setattr__(self, "tokens", frozenset(self.tokens))
+        for string in self.strings:
+            if not isinstance(string, str) or not string:
+                raise BadInput(f"a stop string {string!r}: give a text that is not empty")
+        for token in self.tokens:
+            if not isinstance(token, int) or isinstance(token, bool) or token < 0:
+                raise BadInput(f"a stop token {token!r}: give a number, 0 or more")
+
+    @staticmethod
+    def of(stop: Stop | str | int | Iterable[str | int] | None) -> Stop:
+        """From what a user may say: a string, a token, or several of either."""
+        if stop is None or isinstance(stop, Stop):
+            return stop or Stop()
+        several = [stop] if isinstance(stop, (str, int)) else list(stop)
+        strings = [one for one in several if isinstance(one, str)]
+        tokens = [one for one in several if isinstance(one, int)]
+        if len(strings) + len(tokens) < len(several):
+            raise BadInput(f"stop={stop!r}: give strings and tokens")
+        return Stop(tuple(strings), frozenset(tokens))
+
+    def also(self, tokens: Iterable[int | None]) -> Stop:
+        """With these tokens too."""
+        return Stop(self.strings, self.tokens | {token for token in tokens if token is not None})
+
+
+@final
+class Detokeniser:
+    """Tokens in, text out, never half a character.
+
+    A token's text may depend on the tokens before it (a leading space, a character in several
+    tokens). So a few tokens back are decoded with it, and only what they did not say is new.
+    """
+
+    def __init__(self, tokenizer: Decodes):
+        self._tokenizer = tokenizer
+        self._window: list[int] = []  # the tokens that are decoded together
+        self._told = 0  # how many of those have been shown
+        self._before = ""  # what those say
+
+    def push(self, token: int) -> str:
+        """The text that is certain now."""
+        self._window.append(token)
+        text = self._tokenizer.decode(self._window)
+        # after so many tokens it is no half character but bytes that never become one
+        half = text.endswith(HALF) and len(self._window) - self._told < PATIENCE
+        if half or len(text) <= len(self._before):
+            return ""
+        return self._show(text)
+
+    def flush(self) -> str:
+        """What was held back, as it stands: no more tokens come."""
+        if self._told == len(self._window):
+            return ""
+        return self._show(self._tokenizer.decode(self._window))
+
+    def _show(self, text: str) -> str:
+        new = text[len(self._before) :]
+        self._window = self._window[self._told :]
+        self._told = len(self._window)
+        self._before = self._tokenizer.decode(self._window)
+        return new
+
+
+@final
+class StopWatcher:
+    """The text of one answer as it grows, up to the first stop string."""
+
+    def __init__(self, tokenizer: Decodes, strings: Sequence[str] = ()):
+        self._detokeniser = Detokeniser(tokenizer)
+        self._strings = tuple(strings)
+        self._held = ""
+        self.stopped: str | None = None  # the stop string that ended it
+
+    def push(self, token: int) -> str:
+        """The text that is safe to show now. Nothing more comes once ``stopped`` is set."""
+        return self._take(self._detokeniser.push(token), end=False)
+
+    def flush(self) -> str:
+        """What was held back: the answer has ended for another reason."""
+        return self._take(self._detokeniser.flush(), end=True)
+
+    def _take(self, text: str, *, end: bool) -> str:
+        if self.stopped is not None:
+            return ""
+        self._held += text
+        found = [(self._held.find(string), -len(string), string) for string in self._strings if string in self._held]
+        if found:
+            at, _, self.stopped = min(found)
+            shown, self._held = self._held[:at], ""
+            return shown
+        keep = 0 if end else self._risk()
+        shown = self._held[: len(self._held) - keep]
+        self._held = self._held[len(shown) :]
+        return shown
+
+    def _risk(self) -> int:
+        """How many characters at the end may be the beginning of a stop string."""
+        longest = max((len(string) for string in self._strings), default=0)
+        tails = range(min(len(self._held), longest - 1), 0, -1)
+        return next((n for n in tails if any(s.startswith(self._held[-n:]) for s in self._strings)), 0)

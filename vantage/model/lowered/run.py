@@ -1,0 +1,193 @@
+"""Runs a lowered model on the caches that it would have used anyway."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int32
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules import module as registration
+
+from vantage.cache import ModelCache
+from vantage.cache.ledger import Lay, Ledger, Step
+from vantage.cache.stores import Plain
+from vantage.kernels.native import Buffer, Call, Native, Op, Place, Store, Table
+from vantage.model.lowered.lower import CannotLower, lower, lower_head
+from vantage.model.lowered.program import Program
+from vantage.spec.positions import Positions
+
+FEW = 8  # rows up to which our product with plain float32 weights is as fast as torch's
+
+
+class _Registered:
+    """Counts every module, parameter and buffer that is put into any module from now on.
+
+    A step takes milliseconds and leaves nothing in the processor's cache, so looking at hundreds of modules
+    to see whether one was exchanged would show. Whoever builds a model in between costs one more lowering.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        registration.register_module_module_registration_hook(self._one_more)
+        registration.register_module_parameter_registration_hook(self._one_more)
+        registration.register_module_buffer_registration_hook(self._one_more)
+
+    def _one_more(self, module: object, name: str, what: object) -> None:
+        self.count += 1
+
+
+_registered = _Registered()
+
+
+class Lowered:
+    """A model's blocks and head as programs. ``stale`` says when the model has changed under it."""
+
+    def __init__(self, model: Any, native: Native):
+        self._native = native
+        self._body = Prepared(lower(model.blocks, model.norm, model.spec.width))
+        self._head = _head(model)
+        self._made_at = _registered.count
+        self._hooks = [
+            hooks
+            for child in model.modules()
+            if child is not model
+            for hooks in (child._forward_hooks, child._forward_pre_hooks)
+        ]
+        self._tensors = [*self._body.program.tensors, *(() if self._head is None else self._head.program.tensors)]
+        self._addresses = [*map(Tensor.data_ptr, self._tensors)]
+
+    @property
+    def dense(self) -> bool:
+        """Whether some weights are plain float32."""
+        return self._body.program.dense
+
+    def stale(self) -> bool:
+        """Whether a weight has moved or a module was exchanged."""
+        moved = [*map(Tensor.data_ptr, self._tensors)] != self._addresses
+        return moved or self._made_at != _registered.count
+
+    def watched(self) -> bool:
+        """Whether somebody's hook waits for a module to run."""
+        return any(self._hooks)
+
+    def hidden(self, x_BTD: Tensor, pos: Positions, cache: ModelCache) -> Tensor | None:
+        """The hidden states, with the cache written, inside an open pass; ``None``: not for this call."""
+        program = self._body.program
+        B, T = pos.shape
+        lays = self._lays(pos, cache)
+        if lays is None or (program.dense and B * T > FEW):
+            return None
+        stores = (Store * len(program.sites))()
+        for site in program.sites:
+            _open(cache, site.index, pos, stores)
+        places, _keep = _places(lays, B)  # the tables of blocks must live until the program has run
+        tables = (Table * max(1, len(program.rotations)))()
+        angles = [module.tables(pos, torch.float32) for module in program.rotations]
+        for table, (cos, sin) in zip(tables, angles, strict=False):
+            table.cos, table.sin, table.same = cos.data_ptr(), sin.data_ptr(), int(len(cos) == 1)
+        return self._body.run(self._native, x_BTD, tables, stores, places)
+
+    def logits(self, hidden_BTD: Tensor) -> Tensor | None:
+        head = self._head
+        if head is None or (head.program.dense and hidden_BTD.shape[0] * hidden_BTD.shape[1] > FEW):
+            return None
+        return head.run(self._native, hidden_BTD, None, None, None)
+
+    def _lays(self, pos: Positions, cache: ModelCache) -> list[Lay] | None:
+        """Where each layer's tokens stand, if all of them stand where the kernels can go."""
+        if pos.known.empty or pos.segment is not None:
+            return None
+        by_ledger: dict[Ledger, Lay | None] = {ledger: ledger.lay() for ledger in cache.ledgers}
+        found = []
+        for site in self._body.program.sites:
+            layer = cache.layers[site.index]
+            lay, codec = by_ledger[layer.ledger], layer.store.codec
+            if lay is None or not isinstance(codec, Plain) or codec.dtype is not torch.float32:
+                return None
+            if site.needs_run and not lay.run:
+                return None
+            found.append(lay)
+        return found
+
+
+class Prepared:
+    """A program with its steps laid out for the kernels, and buffers that grow with the number of rows."""
+
+    def __init__(self, program: Program):
+        self.program = program
+        self._ops = (Op * len(program.ops))(*program.ops)
+        self._buffers = (Buffer * len(program.widths))()
+        self._memory: list[Tensor] = []
+        self._rows = 0
+        self._out = program.names["out", 0]
+
+    def run(
+        self,
+        native: Native,
+        x_BTD: Tensor,
+        tables: ctypes.Array[Table] | None,
+        stores: ctypes.Array[Store] | None,
+        places: ctypes.Array[Place] | None,
+    ) -> Tensor:
+        B, T, _ = x_BTD.shape
+        # what comes in is written over, and what goes out belongs to the caller
+        x = x_BTD.contiguous().clone() if self.program.sites else x_BTD.contiguous()
+        self._room(B * T)
+        out = x if self._out == 0 else x.new_empty((B, T, self.program.widths[self._out]))
+        self._buffers[0].data = x.data_ptr()
+        self._buffers[self._out].data = out.data_ptr()
+        addresses = [None if a is None else ctypes.addressof(a) for a in (tables, stores, places)]
+        native.run(Call(ctypes.addressof(self._ops), ctypes.addressof(self._buffers), *addresses, len(self._ops), B, T))
+        return out
+
+    def _room(self, rows: int) -> None:
+        if rows > self._rows:
+            self._memory = [torch.empty((rows, width)) for width in self.program.widths]
+            for buffer, width in zip(self._buffers, self.program.widths, strict=True):
+                buffer.width = width
+            self._rows = rows
+        for buffer, memory in zip(self._buffers, self._memory, strict=True):
+            buffer.data = memory.data_ptr()
+
+
+def _head(model: Any) -> Prepared | None:
+    try:
+        return Prepared(lower_head(model.head, model.spec.width))
+    except CannotLower:
+        return None
+
+
+def _open(cache: ModelCache, index: int, pos: Positions, stores: ctypes.Array[Store]) -> None:
+    layer = cache.layers[index]
+    step: Step = layer.ledger.place(pos)
+    k, v = layer.store.enter(step, pos.shape[0] * pos.shape[1])
+    to, pooled = stores[index], layer.store.pooled
+    to.k, to.v = k.data_ptr(), v.data_ptr()
+    to.k_head, to.v_head = k.stride(-3), v.stride(-3)
+    to.k_row, to.v_row = (0, 0) if pooled else (k.stride(0), v.stride(0))
+    to.key_dim, to.value_dim = k.shape[-1], v.shape[-1]
+
+
+def _places(lays: list[Lay], rows: int) -> tuple[ctypes.Array[Place], list[object]]:
+    """For every layer the places of every row. Layers that share a ledger share its tables of blocks."""
+    places, made = (Place * (len(lays) * rows))(), dict[int, tuple[ctypes.Array[Place], list[object]]]()
+    size = ctypes.sizeof(Place) * rows
+    for i, lay in enumerate(lays):
+        if id(lay) not in made:
+            made[id(lay)] = _rows(lay, rows)
+        ctypes.memmove(ctypes.addressof(places) + i * size, made[id(lay)][0], size)
+    return places, [table for _, tables in made.values() for table in tables]
+
+
+def _rows(lay: Lay, rows: int) -> tuple[ctypes.Array[Place], list[object]]:
+    places, tables = (Place * rows)(), list[object]()
+    for b, held in enumerate(lay.held):
+        places[b].held = held
+        if lay.blocks is not None:
+            table = (c_int32 * len(lay.blocks[b]))(*lay.blocks[b])
+            tables.append(table)
+            places[b].blocks = ctypes.addressof(table)
+            places[b].block, places[b].gone = lay.block, lay.gone[b]
+    return places, tables

@@ -1,0 +1,79 @@
+"""When a model's steps run as a whole: with a cache, on a CPU, where every part has a native form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vantage.cache import ModelCache
+from vantage.errors import Refused
+from vantage.kernels.native import native
+from vantage.model.lowered.lower import CannotLower
+from vantage.model.lowered.run import Lowered
+from vantage.model.packed import PackedWeight
+from vantage.spec.parts import Kernel
+from vantage.spec.positions import Positions
+
+NATIVE = "native"
+
+
+class WholeSteps:
+    """kernel="auto" takes whole steps where it can, kernel="native" refuses where it cannot, any other never does."""
+
+    def __init__(self, kernel: str | Kernel):
+        self._wanted, self._must = kernel in ("auto", NATIVE), kernel == NATIVE
+        self._lowered: Lowered | None = None
+        self._stepped = False  # the last pass was a whole step
+        self._why_not: str | None = None  # said by the model's parts: it stays so until the model changes
+
+    def hidden(self, model: Any, x_BTD: Tensor, pos: Positions, cache: ModelCache) -> Tensor | None:
+        """The model's last hidden states, if a whole step could make them."""
+        self._stepped = False
+        why = "this pass is one for torch: padding, documents, or a cache that is not plain float32"
+        if (lowered := self._ready(model, x_BTD)) is not None:
+            if (done := lowered.hidden(x_BTD, pos, cache)) is not None:
+                self._stepped = True
+                return done
+        elif self._wanted:
+            why = self._why_not or "it runs on a CPU, in float32 and without gradients"
+        if self._must:
+            raise Refused(f"kernel='native' was asked for, but {why}; use kernel='auto'")
+        return None
+
+    def prefers(self, model: Any) -> bool:
+        """Whether a pass without a cache should be a whole step as well: with packed weights it gives the same bits."""
+        weight = model.embed.tokens.weight
+        if not isinstance(weight, PackedWeight) or torch.is_grad_enabled():
+            return False
+        lowered = self._ready(model, weight)
+        return lowered is not None and not lowered.dense
+
+    def logits(self, hidden_BTD: Tensor) -> Tensor | None:
+        """The logits, if ``hidden`` has just made a whole step."""
+        if self._lowered is None or not self._stepped:
+            return None
+        self._stepped = False
+        return self._lowered.logits(hidden_BTD)
+
+    def _ready(self, model: Any, x: Tensor | PackedWeight) -> Lowered | None:
+        if not self._wanted or x.device.type != "cpu" or x.dtype is not torch.float32 or model.training:
+            return None
+        if torch.is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad:
+            return None
+        if self._lowered is not None and self._lowered.stale():
+            self._lowered = None
+        if self._lowered is None and self._why_not is None:
+            self._lower(model)
+        return None if self._lowered is None or self._lowered.watched() else self._lowered
+
+    def _lower(self, model: Any) -> None:
+        try:
+            if model.encoder is not None:
+                raise CannotLower("cross-attention has no native form")
+            if (backend := native()) is None:
+                raise CannotLower("the native kernels are not there")
+            self._lowered = Lowered(model, backend)
+        except CannotLower as why:
+            self._why_not = str(why)
