@@ -14,7 +14,7 @@ _WHERE = {
     "vantage.checkpoints.pull": ("pull",),
     "vantage.families": ("load", "save"),
     "vantage.functional": ("alibi_bias",),
-    "vantage.generate": ("Engine", "Sampling"),
+    "vantage.generate": ("Beams", "Conversation", "DraftModel", "Engine", "Lookup", "Sampling", "beam_search"),
     "vantage.spec.positions": ("Positions",),
     "vantage.spec.masks": ("Causal", "Chunked", "Everything", "Prefix", "SameSegment", "Window"),
     "vantage.spec.model": ("ModelSpec", "Scores"),

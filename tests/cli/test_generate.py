@@ -107,3 +107,23 @@ def test_bad_input_is_one_clear_line(args, says, vantage):
     assert done.stdout == ""
     assert says in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_guessing_ahead_and_searching(vantage, folder):
+    plain = vantage(folder, TEXT, "--max-tokens", "8")
+    ahead = vantage(folder, TEXT, "--max-tokens", "8", "--lookup", "--stats")
+    assert (ahead.returncode, ahead.stdout) == (0, plain.stdout)
+    assert "guessed=" in ahead.stderr
+    one = json.loads(vantage(folder, TEXT, "--max-tokens", "8", "--beams", "1", "--json").stdout)
+    three = json.loads(vantage(folder, TEXT, "--max-tokens", "8", "--beams", "3", "--json").stdout)
+    assert one["text"] == plain.stdout.rstrip("\n")  # one beam is greedy
+    assert three["score"] >= one["score"] - 1e-4
+    assert vantage(folder, TEXT, "--beams", "3", "--lookup").returncode == 2
+    assert vantage(folder, TEXT, "--beams", "0").returncode == 2
+
+
+def test_weights_in_fewer_bits(vantage, folder):
+    done = vantage(folder, TEXT, "--max-tokens", "4", "--dtype", "float32")
+    assert done.returncode == 0
+    assert vantage(folder, TEXT, "--max-tokens", "4", "--dtype", "int8").returncode == 0
+    assert vantage(folder, TEXT, "--dtype", "int3").returncode == 2

@@ -145,6 +145,22 @@ def test_other_ways_to_compute_give_the_same_text(model, options):
         assert a.tokens == b.tokens
 
 
+@pytest.mark.parametrize("draft", [vt.Lookup(), vt.DraftModel(chat_model())], ids=["look-up", "model"])
+def test_guessing_ahead_gives_the_same_text(model, draft):
+    plain = vt.generate(model, [TEXT, TEXT + TEXT], max_tokens=12)
+    ahead = vt.generate(model, [TEXT, TEXT + TEXT], max_tokens=12, draft=draft, logprobs=0)
+    assert [one.tokens for one in ahead] == [one.tokens for one in plain]
+    assert [one.text for one in ahead] == [one.text for one in plain]
+    assert all(one.guesses.calls < 13 and len(one.logprobs) == len(one.tokens) for one in ahead)
+    assert json.loads(json.dumps(ahead[1].to_json()))["guesses"]["guessed"] >= 1
+
+
+@pytest.mark.parametrize("options", [{"n": 2}, {"stream": True}, {"batch_invariant": True}, {"cache": False}], ids=str)
+def test_guessing_ahead_goes_one_by_one(model, options):
+    with pytest.raises(BadInput, match="draft and"):
+        vt.generate(model, TEXT, draft=vt.Lookup(), **options)
+
+
 def test_without_a_cache_more_is_projected(model):
     prompt = tokenizer().encode(TEXT)
     got = vt.generate(model, prompt, max_tokens=5, cache=False, stats=True, ends=False)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from vantage.cli.flags import add_sampling, sampling_of
+from vantage.cli.flags import add_dtype, add_sampling, dtype_of, sampling_of
 from vantage.cli.generate import DEFAULT, load
 from vantage.errors import VantageError
 
@@ -51,6 +51,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--max-tokens", type=int, default=512, metavar="N", help="of an answer, at most; default: %(default)s"
     )
     add_sampling(parser)
+    add_dtype(parser)
     parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be given again")
     parser.add_argument(
         "--cache",
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.max_tokens < 1:
         raise BadInput(f"--max-tokens {args.max_tokens}: give at least 1")
-    chat = Chat(args, load(args.model, sampling_of(args)))
+    chat = Chat(args, load(args.model, sampling_of(args), dtype_of(args)))
     if args.load is not None:
         chat.load(args.load)
     with history() if sys.stdin.isatty() else contextlib.nullcontext():

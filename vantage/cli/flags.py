@@ -33,6 +33,26 @@ def add_sampling(parser: argparse.ArgumentParser, temperature: float = 0.0) -> a
     return how
 
 
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
+
+
+def add_dtype(parser: argparse.ArgumentParser) -> None:
+    """How weights are kept."""
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default="auto",
+        help="auto keeps the blocks of a quantised GGUF file and is float32 otherwise; default: %(default)s",
+    )
+
+
+def dtype_of(args: argparse.Namespace) -> Any:
+    """What ``vt.load`` takes."""
+    import torch
+
+    return args.dtype if args.dtype in ("auto", "int8", "int4") else getattr(torch, args.dtype)
+
+
 def sampling_of(args: argparse.Namespace) -> dict[str, Any]:
     """What those flags said, by the names that ``Sampling`` knows."""
     return {name: getattr(args, name) for name in SAMPLING}

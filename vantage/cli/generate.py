@@ -8,7 +8,7 @@ import json
 import sys
 from typing import Any
 
-from vantage.cli.flags import add_sampling, sampling_of
+from vantage.cli.flags import add_dtype, add_sampling, dtype_of, sampling_of
 from vantage.cli.progress import Bar
 
 DEFAULT = "smollm2"
@@ -49,6 +49,11 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--schema", metavar="JSON", help="answer with JSON that fits this schema; @FILE reads a file")
     parser.add_argument("--regex", metavar="PATTERN", help="answer with a text that matches all of this pattern")
     parser.add_argument("--logprobs", type=int, metavar="N", help="with --json: log-probabilities, and the N best")
+    parser.add_argument(
+        "--lookup", action="store_true", help="guess ahead from the text itself; the same tokens, sooner"
+    )
+    parser.add_argument("--beams", type=int, metavar="N", help="the likeliest text that a search with N beams finds")
+    add_dtype(parser)
     parser.add_argument("--batch-invariant", action="store_true", help="bits that depend on the prompt alone; slower")
     parser.add_argument("--no-cache", action="store_true", help="compute everything anew for every token")
     parser.add_argument("--stats", action="store_true", help="say what was computed, reused and held")
@@ -79,8 +84,17 @@ def run(args: argparse.Namespace) -> int:
         "batch_invariant": args.batch_invariant,
         "cache": not args.no_cache,
     }
-    model = load(source, options)
-    return _whole(args, model, prompt, options) if args.json or args.n > 1 else _streamed(args, model, prompt, options)
+    if args.beams is not None and (args.beams < 1 or args.lookup or args.temperature or args.n > 1):
+        raise BadInput(f"--beams {args.beams}: give at least 1, and no sampling, --lookup or -n with it")
+    model = load(source, options, dtype_of(args))
+    if args.beams is not None:
+        return _searched(args, model, prompt)
+    if args.lookup:
+        from vantage.generate import Lookup
+
+        options["draft"] = Lookup()
+    at_once = args.json or args.n > 1 or args.lookup
+    return _whole(args, model, prompt, options) if at_once else _streamed(args, model, prompt, options)
 
 
 def _schema(said: str | None) -> str | None:
@@ -96,7 +110,7 @@ def _schema(said: str | None) -> str | None:
         raise BadInput(f"--schema {said}: the file cannot be read ({e})") from e
 
 
-def load(source: str, options: dict[str, Any]) -> Any:
+def load(source: str, options: dict[str, Any], dtype: Any) -> Any:
     """The model, brought first if it is a name that is not here yet. Bad options are refused before that."""
     from vantage.checkpoints.pull import is_name, place, pull
     from vantage.families import load as load_model
@@ -107,7 +121,7 @@ def load(source: str, options: dict[str, Any]) -> Any:
         with Bar("bytes") as progress:
             pull(source, progress=progress)
     with busy(f"loading {source}"):
-        return load_model(source)
+        return load_model(source, dtype=dtype)
 
 
 @contextlib.contextmanager
@@ -145,7 +159,26 @@ def _whole(args: argparse.Namespace, model: Any, prompt: str, options: dict[str,
         print(json.dumps(told if args.n > 1 else told[0], ensure_ascii=False))
         return 0
     for i, answer in enumerate(answers):
-        print(f"--- sample {i} (seed {answer.seed})\n{answer}")
+        print(f"--- sample {i} (seed {answer.seed})\n{answer}" if len(answers) > 1 else answer)
     if args.stats:
-        print(answers[0].stats, file=sys.stderr)
+        print(answers[0].guesses or answers[0].stats, file=sys.stderr)
+    return 0
+
+
+def _searched(args: argparse.Namespace, model: Any, prompt: str) -> int:
+    """The best text of a beam search."""
+    from vantage.generate import Beams, Stop, beam_search
+    from vantage.generate.prompts import Prompts, ends_of
+
+    (row,) = Prompts.of(model, prompt, chat=args.chat).rows
+    ends = frozenset(ends_of(model))
+    with busy("searching"):
+        found = beam_search(model, row, max_tokens=args.max_tokens, beams=Beams(args.beams), stop=Stop(tokens=ends))
+    best = found.best[0]
+    text = model.tokenizer.decode([token for token in best.tokens if token not in ends])
+    print(
+        json.dumps({"text": text, "tokens": best.tokens, "score": best.score}, ensure_ascii=False)
+        if args.json
+        else text
+    )
     return 0

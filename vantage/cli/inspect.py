@@ -81,7 +81,7 @@ def _prompt(args: argparse.Namespace) -> dict[str, Any]:
     from vantage.generate.prompts import Prompts
     from vantage.generate.solo import Row, new_cache
 
-    model = load(args.model, {})
+    model = load(args.model, {}, "auto")
     if model.encoder is not None:
         from vantage.errors import Refused
 

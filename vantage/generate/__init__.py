@@ -3,21 +3,28 @@
 import sys
 import types
 
+from vantage.generate.beams import Beams, beam_search
+from vantage.generate.conversation import Conversation
 from vantage.generate.engine import Engine
 from vantage.generate.generate import Generation, Piece, Stream, generate
 from vantage.generate.prefix import Match
 from vantage.generate.request import Event, Output, QueueFull, Request, RequestFailed
 from vantage.generate.sampling import Constraint, Forks, Pick, Picker, Sampling
+from vantage.generate.speculate import DraftModel, Lookup, speculative
 from vantage.generate.stats import Stats
 from vantage.generate.stops import Detokeniser, Stop, StopWatcher
 
 __all__ = [
+    "Beams",
     "Constraint",
+    "Conversation",
     "Detokeniser",
+    "DraftModel",
     "Engine",
     "Event",
     "Forks",
     "Generation",
+    "Lookup",
     "Match",
     "Output",
     "Pick",
@@ -31,7 +38,9 @@ __all__ = [
     "Stop",
     "StopWatcher",
     "Stream",
+    "beam_search",
     "generate",
+    "speculative",
 ]
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, final
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, NamedTuple, final
+
+import torch
 
 from vantage.errors import BadInput
 from vantage.generate.engine import Engine
@@ -12,9 +14,18 @@ from vantage.generate.prefix import Match
 from vantage.generate.prompts import Prompts, ends_of, start_of
 from vantage.generate.request import Output, Request
 from vantage.generate.sampling import Constraint, Pick, Sampling, forked
+from vantage.generate.speculate import Draft, speculative
 from vantage.generate.stats import Stats
 from vantage.generate.stops import Stop, StopWatcher
 from vantage.model import Model
+
+
+class Guesses(NamedTuple):
+    """Tokens that were guessed ahead, how many of them were right, and the model's passes."""
+
+    guessed: int
+    kept: int
+    calls: int
 
 
 @final
@@ -30,12 +41,17 @@ class Generation:
     seed: int  # the one that was given, or drawn
     prefix: Match  # how much of the prompt had been computed before, and why not more
     stats: Stats | None = field(default=None, repr=False)
+    guesses: Guesses | None = None  # with a draft
 
     def __str__(self) -> str:
         return " ".join(map(str, self.tokens)) if self.text is None else self.text
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "prefix": self.prefix._asdict()}
+        told = {f.name: getattr(self, f.name) for f in fields(self)}
+        told["stats"] = None if self.stats is None else asdict(self.stats)
+        told["logprobs"] = None if self.logprobs is None else [asdict(pick) for pick in self.logprobs]
+        told["guesses"] = None if self.guesses is None else self.guesses._asdict()
+        return {**told, "prefix": self.prefix._asdict()}
 
 
 @final
@@ -78,6 +94,7 @@ def generate(
     start: int | None = None,
     stream: bool = False,
     batch_invariant: bool = False,
+    draft: Draft | None = None,
     cache: bool = True,
     stats: bool = False,
 ) -> Any:
@@ -89,7 +106,8 @@ def generate(
     ``constraint`` of one's own: answers are held to it. ``chat``: a text is what a user says in a
     conversation. An encoder-decoder reads the prompt as its source and begins with ``start`` (default:
     as its config says). ``batch_invariant``: bit for bit what each prompt gives alone, at the cost of a
-    pass for each. ``cache=False`` computes everything anew for every token. ``stats``: say what was
+    pass for each. ``draft``: guess ahead with ``Lookup()`` or ``DraftModel(small)``, one prompt after
+    another. ``cache=False`` computes everything anew for every token. ``stats``: say what was
     done; it is the same for all answers of a call.
     """
     sampling = Sampling(
@@ -105,6 +123,14 @@ def generate(
         logprobs,
     )
     given = Prompts.of(model, prompts, chat=chat)
+    until = Stop.of(stop).also(ends_of(model) if ends else ())
+    held_to = _constraint(model, schema, regex, constraint)
+    if draft is not None:
+        _check_draft(n, stream, batch_invariant, cache)
+        guessed = [
+            _guessed(model, row, draft, max_tokens, sampling, until, held, start) for row, held in _each(given, held_to)
+        ]
+        return guessed[0] if given.single else guessed
     engine = Engine(
         model,
         rows=max(64, n),
@@ -113,12 +139,10 @@ def generate(
         cache=cache,
         share_prefixes=len(given.rows) > 1,
     )
-    until = Stop.of(stop).also(ends_of(model) if ends else ())
-    held_to = _constraint(model, schema, regex, constraint)
     requests = []
-    for i, row in enumerate(given.rows):
+    for row, held in _each(given, held_to):
         options: dict[str, Any] = {"sampling": sampling, "stop": until, "n": n, "max_tokens": max_tokens}
-        options["constraint"] = held_to if i == len(given.rows) - 1 else forked(held_to)
+        options["constraint"] = held
         if model.encoder is None:
             requests.append(engine.submit(row, **options))
         else:
@@ -132,6 +156,50 @@ def generate(
     answers = coming.answers(engine.stats if stats else None, logprobs is not None)
     shaped = [answer if n > 1 else answer[0] for answer in answers]
     return shaped[0] if given.single else shaped
+
+
+def _each(given: Prompts, constraint: Constraint | None) -> Iterator[tuple[tuple[int, ...], Constraint | None]]:
+    """Every prompt, with a constraint of its own."""
+    last = len(given.rows) - 1
+    for i, row in enumerate(given.rows):
+        yield row, constraint if i == last else forked(constraint)
+
+
+def _check_draft(n: int, stream: bool, batch_invariant: bool, cache: bool) -> None:
+    """Guessing ahead runs one sample at a time, on a cache that can go back."""
+    unfit = {"n": n > 1, "stream": stream, "batch_invariant": batch_invariant, "cache=False": not cache}
+    if named := [name for name, set_ in unfit.items() if set_]:
+        raise BadInput(f"draft and {named[0]} do not go together: leave one of them out")
+
+
+def _guessed(
+    model: Model,
+    row: tuple[int, ...],
+    draft: Draft,
+    max_tokens: int,
+    sampling: Sampling,
+    until: Stop,
+    constraint: Constraint | None,
+    start: int | None,
+) -> Generation:
+    """One answer with guesses checked on the way."""
+    encodes = model.encoder is not None
+    tokens = [start_of(model) if start is None else start] if encodes else list(row)
+    source = torch.tensor([row], device=model.embed.tokens.weight.device) if encodes else None
+    with torch.inference_mode():
+        told = speculative(
+            model,
+            tokens,
+            max_tokens=max_tokens,
+            draft=draft,
+            sampling=sampling,
+            stop=until,
+            constraint=constraint,
+            source=source,
+        )
+    picks = None if sampling.logprobs is None else told.picks
+    guesses, prefix = Guesses(told.guessed, told.kept, told.calls), Match(0, "first seen")
+    return Generation(told.text, told.tokens, told.finish, row, picks, told.seed, prefix, guesses=guesses)
 
 
 def _constraint(
