@@ -81,7 +81,9 @@ def test_any_checkpoint_can_be_quantised(dtype, format, tmp_path):
     model = vt.build(vt.decoder(vocab=70, width=64, layers=2, heads=4))
     vt.save(model, tmp_path)
     small = vt.load(tmp_path, dtype=dtype)
-    assert {packed.format for packed in packed_of(small).values()} == {format}
+    formats = {name: packed.format for name, packed in packed_of(small).items()}
+    assert formats.pop("embed.tokens.weight") == formats.pop("head.linear.weight") == Format.PACK8
+    assert set(formats.values()) == {format}
     torch.testing.assert_close(
         small.blocks[0].steps[0].sublayer.qkv.weight.packed.unpack(),
         Packed.quantise(model.blocks[0].steps[0].sublayer.qkv.weight, 8 if dtype == "int8" else 4).unpack(),

@@ -143,6 +143,7 @@ class Store:
         self._buffers = [self._zeros((*lead, ledger.places, s.width), s.dtype) for s in codec.streams()]
         self._places = ledger.places
         self.written = 0  # tokens whose keys were projected and kept here, by every cache that shares this store
+        self.version = 0  # goes up when the buffers are other ones
         self._last: Step | None = None  # the last step written
         self._waiting: tuple[Step, tuple[Tensor, ...]] | None = None  # a deferred write
 
@@ -239,6 +240,7 @@ class Store:
         self.settle()
         rows = torch.tensor(index, device=self._device)
         old = self._buffers
+        self.version += 1
         self._buffers = [self._zeros((len(index), *buffer.shape[1:]), buffer.dtype) for buffer in old]
         self._fill([buffer.narrow(2, 0, used).index_select(0, rows) for buffer in old], used)
 
@@ -248,6 +250,7 @@ class Store:
 
     def _grow(self, places: int) -> None:
         old, self._buffers = self._buffers, []
+        self.version += 1
         for buffer in old:
             wide = self._zeros((*buffer.shape[:-2], places, buffer.shape[-1]), buffer.dtype)
             wide.narrow(-2, 0, self._places).copy_(buffer)

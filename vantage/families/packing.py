@@ -36,9 +36,14 @@ def packing(name: str, model: Model, there: object, tensors: Tensors, prefix: st
             return None
         weights = [tensors.get(their) for their in link.their_names]
         (weight,) = link.to_ours(weights)
-        return Packed.quantise(weight, bits)
+        return Packed.quantise(weight, max(bits, bits_for(link.our_names[0])))
 
     return pack
+
+
+def bits_for(name: str) -> int:
+    """The least for a parameter: embeddings and heads lose most by 4 bits, and get 8, as in GGUF files."""
+    return 8 if name.startswith(("embed.", "head.")) else 4
 
 
 def _as_stored(model: Model, there: GGUFTensors, prefix: str) -> Packing:

@@ -7,6 +7,7 @@ and how much of the head is turned (``share``). Values are never turned. No para
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +61,7 @@ class Rotation(nn.Module):
         super().__init__()
         self.config, self.dim = config, dim
         self.turned = int(dim * config.share)
+        self._rates: dict[Any, tuple[Tensor, float]] = {}  # by length and device: the same for every step
         need_even(self.turned, f"RoPE (share {config.share} of {dim})")
 
     def query(self, q_BHTd: Tensor, pos: Positions) -> Tensor:
@@ -81,7 +83,11 @@ class Rotation(nn.Module):
         def make() -> tuple[Tensor, Tensor]:
             rule = self.config.rule
             length = context_length(pos) if rule.depends_on_length else None
-            freq, factor = rule.frequencies(self.turned, self.config.base, length, pos.device)
+            at = length, pos.device
+            if at not in self._rates:
+                with torch.inference_mode(False):  # they serve training as well
+                    self._rates[at] = rule.frequencies(self.turned, self.config.base, length, pos.device)
+            freq, factor = self._rates[at]
             angle = angles(rows(pos), freq)
             cos, sin = angle.cos() * factor, angle.sin() * factor
             pairing = self.config.pairing

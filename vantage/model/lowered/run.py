@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from ctypes import c_int32
 from typing import Any
 
@@ -11,8 +12,9 @@ from torch import Tensor
 from torch.nn.modules import module as registration
 
 from vantage.cache import ModelCache
-from vantage.cache.ledger import Lay, Ledger, Step
+from vantage.cache.ledger import Lay, Ledger
 from vantage.cache.stores import Plain
+from vantage.cache.stores import Store as CacheStore
 from vantage.kernels.native import Buffer, Call, Native, Op, Place, Store, Table
 from vantage.model.lowered.lower import CannotLower, lower, lower_head
 from vantage.model.lowered.program import Program
@@ -49,6 +51,7 @@ class Lowered:
         self._body = Prepared(lower(model.blocks, model.norm, model.spec.width))
         self._head = _head(model)
         self._made_at = _registered.count
+        self._seen: tuple[list[tuple[weakref.ref[CacheStore], int]], ctypes.Array[Store]] | None = None
         self._hooks = [
             hooks
             for child in model.modules()
@@ -79,15 +82,29 @@ class Lowered:
         lays = self._lays(pos, cache)
         if lays is None or (program.dense and B * T > FEW):
             return None
-        stores = (Store * len(program.sites))()
-        for site in program.sites:
-            _open(cache, site.index, pos, stores)
+        stores = self._stores(pos, cache)
         places, _keep = _places(lays, B)  # the tables of blocks must live until the program has run
         tables = (Table * max(1, len(program.rotations)))()
         angles = [module.tables(pos, torch.float32) for module in program.rotations]
         for table, (cos, sin) in zip(tables, angles, strict=False):
             table.cos, table.sin, table.same = cos.data_ptr(), sin.data_ptr(), int(len(cos) == 1)
         return self._body.run(self._native, x_BTD, tables, stores, places)
+
+    def _stores(self, pos: Positions, cache: ModelCache) -> ctypes.Array[Store]:
+        """Make room in every layer's store, and say where its keys and values are. Mostly that is where they were."""
+        steps = {ledger: ledger.place(pos) for ledger in cache.ledgers}
+        tokens = pos.shape[0] * pos.shape[1]
+        layers = [cache.layers[site.index] for site in self._body.program.sites]
+        for layer in layers:
+            layer.store.enter(steps[layer.ledger], tokens)
+        now = [layer.store for layer in layers]
+        if self._seen is None or any(
+            ref() is not store or version != store.version
+            for (ref, version), store in zip(self._seen[0], now, strict=True)
+        ):
+            where = (Store * len(now))(*map(_where, now))
+            self._seen = [(weakref.ref(store), store.version) for store in now], where
+        return self._seen[1]
 
     def logits(self, hidden_BTD: Tensor) -> Tensor | None:
         head = self._head
@@ -159,15 +176,10 @@ def _head(model: Any) -> Prepared | None:
         return None
 
 
-def _open(cache: ModelCache, index: int, pos: Positions, stores: ctypes.Array[Store]) -> None:
-    layer = cache.layers[index]
-    step: Step = layer.ledger.place(pos)
-    k, v = layer.store.enter(step, pos.shape[0] * pos.shape[1])
-    to, pooled = stores[index], layer.store.pooled
-    to.k, to.v = k.data_ptr(), v.data_ptr()
-    to.k_head, to.v_head = k.stride(-3), v.stride(-3)
-    to.k_row, to.v_row = (0, 0) if pooled else (k.stride(0), v.stride(0))
-    to.key_dim, to.value_dim = k.shape[-1], v.shape[-1]
+def _where(store: CacheStore) -> Store:
+    k, v = store.tensors
+    rows = (0, 0) if store.pooled else (k.stride(0), v.stride(0))
+    return Store(k.data_ptr(), v.data_ptr(), k.stride(-3), v.stride(-3), *rows, k.shape[-1], v.shape[-1])
 
 
 def _places(lays: list[Lay], rows: int) -> tuple[ctypes.Array[Place], list[object]]:
