@@ -186,7 +186,17 @@ def test_older_processors_get_the_same(machine: str, tmp_path: Path):
 
     source = Path(str(sys.modules["vantage.kernels.native"].__file__)).parent / SOURCES[0]
     out = tmp_path / "old.so"
-    flags = ["-O2", f"-march={machine}", "-std=c++17", "-shared", "-fPIC", "-pthread", "-w", "-Wno-psabi"]
+    flags = [
+        "-O2",
+        f"-march={machine}",
+        "-std=c++17",
+        "-ffp-contract=off",
+        "-shared",
+        "-fPIC",
+        "-pthread",
+        "-w",
+        "-Wno-psabi",
+    ]
     subprocess.run([*find_compiler(), *flags, "-o", str(out), str(source)], check=True, timeout=300)
     old = Native(ctypes.CDLL(str(out)))
     for kind in ("Q8_0", "Q4_1"):

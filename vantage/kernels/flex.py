@@ -133,7 +133,16 @@ def _eager(*args: Any, **options: Any) -> tuple[Tensor, AuxOutput]:
 
 @functools.cache
 def _compiled() -> Callable[..., tuple[Tensor, AuxOutput]]:
-    return torch.compile(flex_attention)
+    compiled = torch.compile(flex_attention)
+    # A softcap or temperature that differs between two calls would become an input, which flex's lowering on a CPU
+    # cannot take: every value is compiled for itself.
+    patch = torch._dynamo.config.patch(specialize_float=True)
+
+    def call(*args: Any, **options: Any) -> tuple[Tensor, AuxOutput]:
+        with patch:
+            return compiled(*args, **options)
+
+    return call
 
 
 @functools.cache

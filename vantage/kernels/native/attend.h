@@ -51,7 +51,7 @@ void add_values(const float* const* v, int keys, const float* p, float* out, int
         for (int n = 0; n < N; n++) acc[n] = load(out + n * dim + d);
         for (int j = 0; j < keys; j++) {
             const v16 x = load(v[j] + d);
-            for (int n = 0; n < N; n++) acc[n] += x * p[n * KEYS + j];
+            for (int n = 0; n < N; n++) acc[n] = fused(x, all(p[n * KEYS + j]), acc[n]);
         }
         for (int n = 0; n < N; n++) store(out + n * dim + d, acc[n]);
     }
@@ -84,7 +84,7 @@ inline void attend(const Attention& a, const Store& s, const Place& place, int r
         for (int j = 0; j < round; j++)
             for (int i = 0; i < n; i++) {
                 v16 r = all(0);
-                for (int d = 0; d < dim; d += 16) r += load(k[j] + d) * load(q[i].q + d);
+                for (int d = 0; d < dim; d += 16) r = fused(load(k[j] + d), load(q[i].q + d), r);
                 scores[i * KEYS + j] = sum(r);
             }
         for (int i = 0; i < n; i++) {

@@ -101,8 +101,8 @@ inline void finish(const Rows& r, int row, int out, int count, v16 acc, const fl
 // What a block adds to an output: its whole number times both scales, and the minimum times the inputs' sum.
 template <class F>
 inline v16 scaled(v16 acc, i16x s, v16 d, v16 low, const Rounded& x, int64_t at) {
-    acc += __builtin_convertvector(s, v16) * (d * x.scales[at]);
-    return F::MINIMUM ? acc + low * x.sums[at] : acc;
+    acc = fused(__builtin_convertvector(s, v16), d * x.scales[at], acc);
+    return F::MINIMUM ? fused(low, all(x.sums[at]), acc) : acc;
 }
 
 // A few rows: the weights are unpacked in registers. G groups side by side hide the latency of a sum.
@@ -231,7 +231,7 @@ void dense_tile(const Matrix& w, int out, const Rows& r, int row) {
             const float* p = data + (int64_t)n * k + i;
             __builtin_prefetch(p + 256);
             const v16 v = load(p);
-            for (int m = 0; m < M; m++) acc[m][n] += v * x[m];
+            for (int m = 0; m < M; m++) acc[m][n] = fused(v, x[m], acc[m][n]);
         }
     }
     for (int m = 0; m < M; m++)

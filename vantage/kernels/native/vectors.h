@@ -5,6 +5,8 @@
 #include <cstring>
 #if defined(__AVX2__) || defined(__AVX512F__) || defined(__F16C__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace vantage {
@@ -17,6 +19,28 @@ inline v16 load(const float* p) { v16 v; std::memcpy(&v, p, 64); return v; }
 inline void store(float* p, v16 v) { std::memcpy(p, &v, 64); }
 inline v16 all(float x) { return v16{} + x; }
 inline v16 max(v16 a, v16 b) { return a > b ? a : b; }
+
+// a * b + c, rounded once where the processor can. Compilers are told never to fuse by themselves (-ffp-contract=off):
+// they would here and not there, and the same sum in two loops would differ in its last bit.
+inline v16 fused(v16 a, v16 b, v16 c) {
+#if defined(__AVX512F__)
+    return (v16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    __m256 x[2], y[2], z[2];
+    std::memcpy(x, &a, 64), std::memcpy(y, &b, 64), std::memcpy(z, &c, 64);
+    x[0] = _mm256_fmadd_ps(x[0], y[0], z[0]), x[1] = _mm256_fmadd_ps(x[1], y[1], z[1]);
+    std::memcpy(&c, x, 64);
+    return c;
+#elif defined(__aarch64__)
+    float32x4_t x[4], y[4], z[4];
+    std::memcpy(x, &a, 64), std::memcpy(y, &b, 64), std::memcpy(z, &c, 64);
+    for (int i = 0; i < 4; i++) z[i] = vfmaq_f32(z[i], x[i], y[i]);
+    std::memcpy(&c, z, 64);
+    return c;
+#else
+    return a * b + c;
+#endif
+}
 
 inline float sum(v16 v) {  // always the same tree, so that a sum never depends on who else is computed
 #if defined(__AVX512F__)

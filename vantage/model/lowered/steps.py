@@ -58,6 +58,8 @@ class WholeSteps:
         return self._lowered.logits(hidden_BTD)
 
     def _ready(self, model: Any, x: Tensor | PackedWeight) -> Lowered | None:
+        if torch.compiler.is_compiling():
+            return None  # the compiler makes steps of its own
         if not self._wanted or x.device.type != "cpu" or x.dtype is not torch.float32 or model.training:
             return None
         if torch.is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad:
