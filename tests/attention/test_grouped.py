@@ -215,3 +215,9 @@ def test_gradcheck_through_an_encoding(encoding):
         return run(m, x)
 
     check_gradients(module, call, vectors(1, 3, 4))
+
+
+@pytest.mark.parametrize("clip", [0.0, -1.0])
+def test_a_clip_that_would_leave_nothing_is_refused(clip):
+    with pytest.raises(BadInput, match="clip="):
+        GroupedQuery(4, clip=clip)

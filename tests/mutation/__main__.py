@@ -39,11 +39,26 @@ MORE = {
 }
 
 
+# Files without a test of their own name: whose tests know them best.
+NEAR = {
+    "cache/blocks.py": ["paged", "pool"],
+    "cache/build.py": ["model_cache"],
+    "cache/layer_cache.py": ["stores"],
+    "cache/ledger.py": ["contiguous", "ring", "model_cache"],
+    "cache/moves.py": ["stores", "paged", "ring"],
+    "cache/paged_state.py": ["paged", "join"],
+    "cache/report.py": ["model_cache", "paged"],
+    "cache/saved_states.py": ["saved"],
+}
+
+
 def stages(file: str) -> list[list[str]]:
     """Test paths for a source file: its own test, its folder, the rest."""
     package, stem = Path(file).parts[1], Path(file).stem
-    own = ROOT / "tests" / package / f"test_{stem}.py"
-    first = [[str(own.relative_to(ROOT))]] if own.exists() else []
+    names = NEAR.get(f"{package}/{stem}.py", [stem])
+    own = [f"tests/{package}/test_{name}.py" for name in names]
+    first = [[path for path in own if (ROOT / path).exists()]]
+    first = [paths for paths in first if paths]
     return [*first, [f"tests/{package}"], [path for path in MORE[package] if (ROOT / path).exists()]]
 
 
