@@ -77,8 +77,9 @@ class GGUF:
         if self.path.stat().st_size < 24:
             raise CheckpointError(f"{self.path.name} has {self.path.stat().st_size} bytes: too few for a GGUF header")
         try:
-            # a plain view: slicing a memmap itself costs microseconds each time
-            self._data = np.asarray(np.memmap(self.path, dtype=np.uint8, mode="r"))
+            # A plain view: slicing a memmap itself costs microseconds each time. Private and never written to, but
+            # writable: torch takes no other memory without a copy.
+            self._data = np.asarray(np.memmap(self.path, dtype=np.uint8, mode="c"))
         except (OSError, ValueError) as e:
             raise CheckpointError(f"{self.path.name} cannot be mapped: {e}") from e
         self.metadata: dict[str, Any] = {}
@@ -101,9 +102,9 @@ class GGUF:
         return out
 
     def rows(self, name: str) -> Tensor:
-        """The bytes of a tensor of two dimensions, row by row, as they are stored."""
+        """The bytes of a tensor of two dimensions, row by row, as they are stored: mapped, not read."""
         stored = self.tensors[name]
-        raw = self._data[stored.start : stored.start + stored.nbytes].copy()
+        raw = self._data[stored.start : stored.start + stored.nbytes]
         return torch.from_numpy(raw).view(stored.shape[0], -1)
 
 

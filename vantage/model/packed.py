@@ -19,6 +19,7 @@ from vantage.kernels.native import Format, Matrix, matrix, native
 from vantage.model.ends import Table, check_tokens
 
 LANES, BLOCK, SUPER = 16, 32, 4  # as in kernels/native/linear.h
+AT_ONCE = 16 * SUPER * LANES  # rows packed at a time
 BYTES = {Format.PACK8: 2 * LANES + LANES * BLOCK, Format.PACK4: 4 * LANES + LANES * BLOCK // 2}  # of 16 x 32 weights
 
 
@@ -37,16 +38,13 @@ class Packed:
         """From the blocks of a GGUF tensor of type Q8_0, Q4_0 or Q4_1, (outputs, inputs / 32, bytes)."""
         outputs, count, _ = blocks_NKb.shape
         format = Format.PACK8 if kind == "Q8_0" else Format.PACK4
-        head, numbers = blocks_NKb.split((4, 16) if kind == "Q4_1" else (2, blocks_NKb.shape[2] - 2), dim=2)
-        scales = head.clone(memory_format=torch.contiguous_format).view(torch.float16)  # (N, K, 1 or 2)
-        if kind == "Q4_0":  # d (n - 8) = d n - 8 d, exact in half precision
-            scales = torch.cat((scales, -8 * scales), dim=2)
-        lanes = -outputs % LANES
-        scales = F.pad(scales, (0, 0, 0, 0, 0, lanes)).unflatten(0, (-1, LANES)).permute(0, 2, 3, 1).flatten(2)
-        words = _words(numbers.clone(memory_format=torch.contiguous_format), format)  # (N, K, words)
-        words = F.pad(words, (0, 0, 0, 0, 0, lanes)).unflatten(0, (-1, LANES)).permute(0, 2, 3, 1).flatten(2)
-        by_group = torch.cat([part.contiguous().view(torch.uint8) for part in (scales, words)], dim=2)
-        return Packed(_interleave(by_group), format, outputs, count * BLOCK)
+        data = torch.empty(-(-outputs // LANES) * count * BYTES[format], dtype=torch.uint8)
+        at = 0
+        for some in blocks_NKb.split(AT_ONCE):  # so that little more than the result is ever in memory
+            packed = _pack(some, kind, format)
+            data[at : at + len(packed)] = packed
+            at += len(packed)
+        return Packed(data, format, outputs, count * BLOCK)
 
     @staticmethod
     def quantise(weight_NK: Tensor, bits: int) -> Packed:
@@ -85,6 +83,21 @@ class Packed:
         if self.format is Format.PACK4:
             weights += scales[:, :, 1]
         return weights.transpose(1, 2).flatten(2).flatten(0, 1)[: self.outputs]
+
+
+def _pack(blocks_NKb: Tensor, kind: str, format: Format) -> Tensor:
+    """The bytes of some rows, of whole groups that lie side by side unless they are the last."""
+    head, numbers = blocks_NKb.split((4, 16) if kind == "Q4_1" else (2, blocks_NKb.shape[2] - 2), dim=2)
+    scales = head.clone(memory_format=torch.contiguous_format).view(torch.float16)  # (N, K, 1 or 2)
+    if kind == "Q4_0":  # d (n - 8) = d n - 8 d, exact in half precision
+        scales = torch.cat((scales, -8 * scales), dim=2)
+    lanes = -len(blocks_NKb) % LANES
+    words = _words(numbers.clone(memory_format=torch.contiguous_format), format)  # (N, K, words)
+    by_group = [
+        F.pad(part, (0, 0, 0, 0, 0, lanes)).unflatten(0, (-1, LANES)).permute(0, 2, 3, 1).flatten(2)
+        for part in (scales, words)
+    ]
+    return _interleave(torch.cat([part.contiguous().view(torch.uint8) for part in by_group], dim=2))
 
 
 def _words(numbers_NKb: Tensor, format: Format) -> Tensor:
