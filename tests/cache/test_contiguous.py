@@ -450,3 +450,13 @@ def test_a_look_is_made_once_until_something_changes():
         seen = ledger.look()
     ledger.free()
     assert not ledger.holding
+
+
+def test_uneven_rows_cropped_to_nothing_give_every_column_back():
+    ledger = Contiguous(2)
+    ledger.place(Positions.rows([2, 3]))
+    ledger.commit()
+    ledger.crop(0)
+    assert ledger.used == 0
+    assert not ledger.holding
+    assert ledger.tokens == (0, 0)
