@@ -100,3 +100,23 @@ def test_bad_input(tmp_path):
         vt.load(tmp_path / "a", dtype="int3")
     with pytest.raises(BadInput, match="weights are packed"):
         vt.save(vt.load(tmp_path / "a", dtype="int8"), tmp_path / "b")
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_a_damaged_weight_is_not_quantised_away(dtype, tmp_path):
+    model = vt.build(vt.decoder(vocab=70, width=64, layers=1, heads=4))
+    with torch.no_grad():
+        model.blocks[0].steps[0].sublayer.out.weight[3, 5] = float("nan")
+    vt.save(model, tmp_path)
+    with pytest.raises(CheckpointError, match=r"out\.weight' holds NaN"):
+        vt.load(tmp_path, dtype=dtype)
+
+
+def test_without_the_native_kernels_blocks_become_float32(tmp_path, monkeypatch):
+    """Unpacking every weight for every token would take longer than anybody waits."""
+    file = quantised(tmp_path / "x.gguf", "llama", "Q8_0", monkeypatch)
+    monkeypatch.setattr("vantage.families.packing.native", lambda: None)
+    model = vt.load(file, dtype="auto")
+    assert packed_of(model) == {}
+    with torch.inference_mode():
+        torch.testing.assert_close(model(TOKENS), vt.load(file)(TOKENS))

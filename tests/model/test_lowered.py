@@ -237,3 +237,14 @@ def test_a_step_that_fails_leaves_the_cache(monkeypatch: pytest.MonkeyPatch):
             rtol=1e-4,
             atol=1e-4,
         )
+
+
+def test_a_whole_step_leaves_no_trace_in_training():
+    """A prompt's hidden states made natively, and then a pass with gradients: its logits must have them."""
+    model = made(spec())
+    with torch.inference_mode():
+        model.hidden(torch.tensor([[1, 2]]), cache=model.new_cache())
+    model.train()
+    model(torch.tensor([[1, 2]])).sum().backward()
+    assert model.head.linear.weight.grad is not None
+    assert model.blocks[0].steps[0].sublayer.out.weight.grad is not None

@@ -64,3 +64,25 @@ DECODER = {
 THETA = {"rope_theta": 10000.0}
 # past the original length while 64 tokens are generated
 SHORT = {**THETA, "original_max_position_embeddings": 32}
+
+
+def rope_options(pairs: int) -> dict[str, dict[str, Any]]:
+    """Every frequency rule as an option of a config, for heads of so many pairs."""
+    steps = [0.1 * i for i in range(pairs)]
+    rules = {
+        "theta": {"rope_type": "default", "rope_theta": 500.0},
+        "linear": {"rope_type": "linear", "factor": 4.0, **THETA},
+        "dynamic": {"rope_type": "dynamic", "factor": 4.0, **THETA},
+        "yarn": {"rope_type": "yarn", "factor": 4.0, **SHORT},
+        "llama3": {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **SHORT},
+        "longrope": {
+            "rope_type": "longrope",
+            "short_factor": [1.0 + step for step in steps],
+            "long_factor": [2.0 + 2 * step for step in steps],
+            "factor": 4.0,
+            **SHORT,
+        },
+    }
+    options: dict[str, dict[str, Any]] = {name: {"rope_parameters": rule} for name, rule in rules.items()}
+    options["dynamic"]["max_position_embeddings"] = 32
+    return options

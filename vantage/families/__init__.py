@@ -23,7 +23,7 @@ from vantage.checkpoints.tokenizer import Tokenizer, from_folder, from_gguf
 from vantage.errors import BadInput, CheckpointError, Refused
 from vantage.families import built
 from vantage.families.family import Family, copies_of, empty_model, export, fill, with_prefix
-from vantage.families.packing import check_dtype, dense, packing
+from vantage.families.packing import check_dtype, dense, packer
 from vantage.model import Model
 from vantage.model.packed import PackedWeight
 
@@ -58,7 +58,8 @@ def load(
 
     ``dtype`` is float32 unless said. "int8" and "int4" quantise the weights of linear maps and embeddings in blocks
     of 32; "auto" keeps the blocks of a GGUF file as they are (Q8_0, Q4_0, Q4_1), which computes the same in less
-    memory and time. Both are for running, not for training or saving.
+    memory and time, and is float32 where there are none or the native kernels cannot run. Both are for running, not
+    for training or saving.
     """
     dtype, how = check_dtype(dtype)
     there = opened(find(source), dtype)
@@ -79,7 +80,8 @@ def load(
         # the last four are torch's own: a size that overflows, a dropout of 7
         raise CheckpointError(f"{source}: {e}") from e
     model.kernel = kernel
-    pack = dense if how is None else packing(how, model, there, tensors, family.prefix)
+    where = torch.device("cpu" if device is None else device)
+    pack = dense if how is None else packer(how, model, there, tensors, family.prefix, where)
     fill(model, links, tensors, dtype, family, copies, pack)
     model.config = family.saved_as(there.config)
     model.tokenizer = tokenizer_of(there)

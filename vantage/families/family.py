@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
 from typing import Any
 
 import torch
@@ -18,8 +17,9 @@ from vantage.checkpoints.config import Config
 from vantage.checkpoints.links import Link
 from vantage.checkpoints.spelling import Tensors
 from vantage.errors import CheckpointError
-from vantage.families.packing import Packing, dense, put
+from vantage.families.packing import Packing, dense, sound
 from vantage.model import Model
+from vantage.model.packed import put
 from vantage.model.wide import widen
 from vantage.spec.model import ModelSpec
 
@@ -103,7 +103,7 @@ def fill(
         if (packed := packing(link)) is not None:
             put(model, aliases[link.our_names[0]], packed)
             continue
-        theirs = [_sound(tensors.get(name), name) for name in link.their_names]
+        theirs = [sound(tensors.get(name), name) for name in link.their_names]
         kept = family.dtype_of(link, dtype)
         for name, value in zip(link.our_names, link.to_ours(theirs), strict=True):
             parameter = nn.Parameter(value.to(kept).contiguous(), requires_grad=True)
@@ -175,15 +175,6 @@ def export(model: Model, links: Sequence[Link]) -> dict[str, Tensor]:
         values = link.to_theirs([ours[name] for name in link.our_names])
         tensors |= dict(zip(link.their_names, values, strict=True))
     return tensors
-
-
-def _sound(tensor: Tensor, name: str) -> Tensor:
-    if not tensor.is_floating_point():
-        raise CheckpointError(f"{name!r} holds {tensor.dtype}, not numbers with a fraction")
-    low, high = torch.aminmax(tensor)  # NaN passes through; isfinite() would make a copy as large as the tensor
-    if not (isfinite(low) and isfinite(high)):
-        raise CheckpointError(f"{name!r} holds NaN or infinity: the file is damaged")
-    return tensor
 
 
 def _aliases(model: Model) -> dict[str, list[str]]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from math import isfinite
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from vantage.checkpoints.gguf_names import GGUFTensors
 from vantage.checkpoints.links import Link
 from vantage.checkpoints.spelling import Tensors
 from vantage.errors import BadInput, CheckpointError
+from vantage.kernels.native import native
 from vantage.model import Model
-from vantage.model.ends import Table
-from vantage.model.packed import BLOCK, Packed, PackedLinear, PackedTable, PackedWeight
+from vantage.model.packed import BLOCK, Packed, fits, least_bits
 
 Packing = Callable[[Link], Packed | None]  # None: this link's parameters stay plain
 BITS = {"int8": 8, "int4": 4}
@@ -25,25 +26,22 @@ def dense(link: Link) -> None:
     return
 
 
-def packing(name: str, model: Model, there: object, tensors: Tensors, prefix: str) -> Packing:
-    """ "auto": what the file holds in blocks stays in them; "int8" and "int4": every linear map is quantised."""
+def packer(name: str, model: Model, there: object, tensors: Tensors, prefix: str, device: torch.device) -> Packing:
+    """ "auto": what the file holds in blocks stays in them, where the native kernels can run; "int8" and "int4":
+    every linear map is quantised."""
     if name == "auto":
-        return _as_stored(model, there, prefix) if isinstance(there, GGUFTensors) else dense
+        if isinstance(there, GGUFTensors) and device.type == "cpu" and native() is not None:
+            return _as_stored(model, there, prefix)
+        return dense
     bits = BITS[name]
 
     def pack(link: Link) -> Packed | None:
-        if not _fits(model, link.our_names):
+        if not _one(model, link):
             return None
-        weights = [tensors.get(their) for their in link.their_names]
-        (weight,) = link.to_ours(weights)
-        return Packed.quantise(weight, max(bits, bits_for(link.our_names[0])))
+        (weight,) = link.to_ours([sound(tensors.get(their), their) for their in link.their_names])
+        return Packed.quantise(weight, max(bits, least_bits(link.our_names[0])))
 
     return pack
-
-
-def bits_for(name: str) -> int:
-    """The least for a parameter: embeddings and heads lose most by 4 bits, and get 8, as in GGUF files."""
-    return 8 if name.startswith(("embed.", "head.")) else 4
 
 
 def _as_stored(model: Model, there: GGUFTensors, prefix: str) -> Packing:
@@ -52,7 +50,7 @@ def _as_stored(model: Model, there: GGUFTensors, prefix: str) -> Packing:
 
     def pack(link: Link) -> Packed | None:
         names = [name if name in stored else name.removeprefix(prefix) for name in link.their_names]
-        if not _fits(model, link.our_names) or not stored.issuperset(names):
+        if not _one(model, link) or not stored.issuperset(names):
             return None
         found = [there.blocks(name) for name in names]
         kinds = {kind for kind, _ in found}
@@ -70,22 +68,18 @@ def _as_stored(model: Model, there: GGUFTensors, prefix: str) -> Packing:
     return pack
 
 
-def _fits(model: Model, names: Sequence[str]) -> bool:
-    """One weight of a linear map or an embedding, in whole blocks."""
-    owner, _, last = names[0].rpartition(".")
-    module = model.get_submodule(owner)
-    wide = module.in_features if isinstance(module, nn.Linear) else getattr(module, "embedding_dim", 1)
-    return len(names) == 1 and last == "weight" and isinstance(module, (nn.Linear, Table)) and wide % BLOCK == 0
+def _one(model: Model, link: Link) -> bool:
+    return len(link.our_names) == 1 and fits(model, link.our_names)
 
 
-def put(model: Model, names: Sequence[str], packed: Packed) -> None:
-    """In the place of every module that held this weight: a tied head shares the embedding's."""
-    weight = PackedWeight(packed)
-    for name in names:
-        outer, _, last = name.removesuffix(".weight").rpartition(".")
-        parent = model.get_submodule(outer)
-        old = getattr(parent, last)
-        setattr(parent, last, PackedLinear(weight, old.bias) if isinstance(old, nn.Linear) else PackedTable(weight))
+def sound(tensor: Tensor, name: str) -> Tensor:
+    """The tensor, if it holds numbers and no NaN or infinity."""
+    if not tensor.is_floating_point():
+        raise CheckpointError(f"{name!r} holds {tensor.dtype}, not numbers with a fraction")
+    low, high = torch.aminmax(tensor)  # NaN passes through; isfinite() would make a copy as large as the tensor
+    if not (isfinite(low) and isfinite(high)):
+        raise CheckpointError(f"{name!r} holds NaN or infinity: the file is damaged")
+    return tensor
 
 
 def check_dtype(dtype: torch.dtype | str | None) -> tuple[torch.dtype, str | None]:

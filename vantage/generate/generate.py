@@ -139,15 +139,8 @@ def generate(
         cache=cache,
         share_prefixes=len(given.rows) > 1,
     )
-    requests = []
-    for row, held in _each(given, held_to):
-        options: dict[str, Any] = {"sampling": sampling, "stop": until, "n": n, "max_tokens": max_tokens}
-        options["constraint"] = held
-        if model.encoder is None:
-            requests.append(engine.submit(row, **options))
-        else:
-            first = start_of(model) if start is None else start
-            requests.append(engine.submit([first], source=row, **options))
+    options = {"sampling": sampling, "stop": until, "n": n, "max_tokens": max_tokens}
+    requests = [_submit(engine, row, start, {**options, "constraint": held}) for row, held in _each(given, held_to)]
     coming = Stream(model, engine, requests, given, until.strings)
     if stream:
         return coming
@@ -156,6 +149,14 @@ def generate(
     answers = coming.answers(engine.stats if stats else None, logprobs is not None)
     shaped = [answer if n > 1 else answer[0] for answer in answers]
     return shaped[0] if given.single else shaped
+
+
+def _submit(engine: Engine, row: tuple[int, ...], start: int | None, options: dict[str, Any]) -> Request:
+    """An encoder-decoder reads the prompt as its source."""
+    model = engine.model
+    if model.encoder is None:
+        return engine.submit(row, **options)
+    return engine.submit([start_of(model) if start is None else start], source=row, **options)
 
 
 def _each(given: Prompts, constraint: Constraint | None) -> Iterator[tuple[tuple[int, ...], Constraint | None]]:

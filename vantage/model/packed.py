@@ -7,6 +7,7 @@ On a CPU the product runs in the native kernels; anywhere else the weights are u
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -219,18 +220,33 @@ class PackedTable(nn.Module):
         return backend.rows(self.weight.matrix(), tokens_BT.to(torch.int64).contiguous())
 
 
+def fits(model: nn.Module, names: Sequence[str]) -> bool:
+    """Whether these are the names of one weight, of linear maps and embeddings alone, in whole blocks."""
+    owners = [model.get_submodule(name.rpartition(".")[0]) for name in names]
+    plain = all(isinstance(owner, (nn.Linear, Table)) for owner in owners)
+    return plain and names[0].endswith(".weight") and model.get_parameter(names[0]).shape[1] % BLOCK == 0
+
+
+def put(model: nn.Module, names: Sequence[str], packed: Packed) -> None:
+    """In the place of every module that held this weight: a tied head shares the embedding's."""
+    weight = PackedWeight(packed)
+    for name in names:
+        outer, _, last = name.removesuffix(".weight").rpartition(".")
+        parent = model.get_submodule(outer)
+        old = getattr(parent, last)
+        setattr(parent, last, PackedLinear(weight, old.bias) if isinstance(old, nn.Linear) else PackedTable(weight))
+
+
+def least_bits(name: str) -> int:
+    """Embeddings and heads lose most by 4 bits, and get 8, as in GGUF files."""
+    return 8 if name.startswith(("embed.", "head.")) else 4
+
+
 def quantise(model: nn.Module, bits: int) -> None:
     """Pack every linear map and embedding of a model in place; those whose inputs are no multiple of 32 stay."""
-    shared: dict[int, PackedWeight] = {}
-
-    def weight_of(parameter: Tensor) -> PackedWeight:
-        if id(parameter) not in shared:
-            shared[id(parameter)] = PackedWeight(Packed.quantise(parameter, bits))
-        return shared[id(parameter)]
-
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear) and child.in_features % BLOCK == 0:
-                setattr(parent, name, PackedLinear(weight_of(child.weight), child.bias))
-            elif isinstance(child, Table) and child.embedding_dim % BLOCK == 0:
-                setattr(parent, name, PackedTable(weight_of(child.weight)))
+    names: dict[Tensor, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    for parameter, all_names in names.items():
+        if fits(model, all_names):
+            put(model, all_names, Packed.quantise(parameter, max(bits, least_bits(all_names[0]))))

@@ -1,6 +1,6 @@
 """DeepSeek-V2 and V3: latent attention, routers with and without groups, YaRN in the scores."""
 
-from tests.parity.case import DECODER, SHORT, THETA, Case
+from tests.parity.case import DECODER, SHORT, Case, rope_options
 
 LATENT = {
     **DECODER,
@@ -27,27 +27,7 @@ OPTIONS = {
     "only-experts": {"first_k_dense_replace": 0},
     "two-shared": {"n_shared_experts": 2},
     "scaled": {"routed_scaling_factor": 1.7},
-    "theta": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
-    "linear": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, **THETA}},
-    "dynamic": {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, **THETA}, "max_position_embeddings": 32},
-    "llama3": {
-        "rope_parameters": {
-            "rope_type": "llama3",
-            "factor": 4.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            **SHORT,
-        }
-    },
-    "longrope": {
-        "rope_parameters": {
-            "rope_type": "longrope",
-            "short_factor": [1.0, 1.1, 1.2, 1.3],
-            "long_factor": [2.0, 2.2, 2.4, 2.6],
-            "factor": 4.0,
-            **SHORT,
-        }
-    },
+    **rope_options(4),
     "yarn": {"rope_parameters": YARN},
     "yarn-mscale": {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.707}},
     "yarn-all-dim": {"rope_parameters": {**YARN, "mscale_all_dim": 1.0}},

@@ -1,6 +1,6 @@
 """LLaMA-4's text model. Chunks and the temperature's steps are short, so that 40 tokens cross several."""
 
-from tests.parity.case import DECODER, SHORT, THETA, Case
+from tests.parity.case import DECODER, THETA, Case, rope_options
 
 LLAMA4 = Case(
     "llama4_text",
@@ -36,28 +36,7 @@ LLAMA4 = Case(
         "nope-listed": {"no_rope_layers": [0, 1, 1, 0]},
         "all-full": {"layer_types": ["full_attention"] * 4},
         "nope-chunked": {"layer_types": ["full_attention", "chunked_attention"] * 2},
-        "theta": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
-        "linear": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, **THETA}},
-        "dynamic": {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, **THETA}, "max_position_embeddings": 32},
-        "yarn": {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, **SHORT}},
-        "llama3": {
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "factor": 4.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                **SHORT,
-            }
-        },
-        "longrope": {
-            "rope_parameters": {
-                "rope_type": "longrope",
-                "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
-                "long_factor": [2.0, 2.2, 2.4, 2.6, 2.8, 3.0],
-                "factor": 4.0,
-                **SHORT,
-            }
-        },
+        **rope_options(6),
     },
 )
 

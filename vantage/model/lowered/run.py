@@ -84,9 +84,9 @@ class Lowered:
             return None
         stores = self._stores(pos, cache)
         places, _keep = _places(lays, B)  # the tables of blocks must live until the program has run
-        tables = (Table * max(1, len(program.rotations)))()
+        tables = (Table * len(program.rotations))()
         angles = [module.tables(pos, torch.float32) for module in program.rotations]
-        for table, (cos, sin) in zip(tables, angles, strict=False):
+        for table, (cos, sin) in zip(tables, angles, strict=True):
             table.cos, table.sin, table.same = cos.data_ptr(), sin.data_ptr(), int(len(cos) == 1)
         return self._body.run(self._native, x_BTD, tables, stores, places)
 

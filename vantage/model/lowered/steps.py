@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -25,16 +26,15 @@ class WholeSteps:
     def __init__(self, kernel: str | Kernel):
         self._wanted, self._must = kernel in ("auto", NATIVE), kernel == NATIVE
         self._lowered: Lowered | None = None
-        self._stepped = False  # the last pass was a whole step
+        self._made: weakref.ref[Tensor] | None = None  # what the last whole step gave
         self._why_not: str | None = None  # said by the model's parts: it stays so until the model changes
 
     def hidden(self, model: Any, x_BTD: Tensor, pos: Positions, cache: ModelCache) -> Tensor | None:
         """The model's last hidden states, if a whole step could make them."""
-        self._stepped = False
         why = "this pass is one for torch: padding, documents, or a cache that is not plain float32"
         if (lowered := self._ready(model, x_BTD)) is not None:
             if (done := lowered.hidden(x_BTD, pos, cache)) is not None:
-                self._stepped = True
+                self._made = weakref.ref(done)
                 return done
         elif self._wanted:
             why = self._why_not or "it runs on a CPU, in float32 and without gradients"
@@ -51,10 +51,9 @@ class WholeSteps:
         return lowered is not None and not lowered.dense
 
     def logits(self, hidden_BTD: Tensor) -> Tensor | None:
-        """The logits, if ``hidden`` has just made a whole step."""
-        if self._lowered is None or not self._stepped:
+        """The logits, if a whole step made these hidden states."""
+        if self._lowered is None or self._made is None or self._made() is not hidden_BTD:
             return None
-        self._stepped = False
         return self._lowered.logits(hidden_BTD)
 
     def _ready(self, model: Any, x: Tensor | PackedWeight) -> Lowered | None:
