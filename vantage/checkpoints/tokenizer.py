@@ -54,7 +54,19 @@ class Tokenizer:
 
         Leave them out for a text that ``chat`` returned: its template writes them itself.
         """
-        return self.backend.encode(text, add_special_tokens=special).ids
+        try:
+            return self.backend.encode(text, add_special_tokens=special).ids
+        except Exception as e:  # it raises bare Exception
+            raise BadInput(self.refusal(text, e)) from e
+
+    def refusal(self, text: str, error: Exception) -> str:
+        """Why a text could not be encoded: for a vocabulary of characters, by those that it lacks."""
+        lacking = [c for c in dict.fromkeys(text) if self.backend.token_to_id(c) is None]
+        if "[UNK]" not in str(error) or not lacking:
+            return f"this text cannot be encoded: {error}"
+        more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
+        named = ", ".join(map(repr, lacking[:5]))
+        return f"the vocabulary has no {named}{more}: leave them out, or train with a vocabulary of bytes"
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """The text of some tokens. ``special``: with the special ones written out."""

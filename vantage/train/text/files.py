@@ -1,0 +1,111 @@
+"""Text files as they lie about: patterns, .gz, one document a file or many."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import glob
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from vantage.errors import BadInput
+
+Files = str | Path | Sequence[str | Path]
+PIECE = 2**18  # characters that are encoded in one go, about
+
+
+def expand(files: Files) -> list[Path]:
+    """The files that these names and patterns stand for, each once: as given, and by name within a pattern."""
+    given = [files] if isinstance(files, (str, Path)) else list(files)
+    found: dict[Path, None] = {}
+    for one in given:
+        paths = [Path(one)]
+        if not paths[0].exists() and glob.has_magic(str(one)):
+            paths = sorted(p for p in map(Path, glob.glob(str(one), recursive=True)) if p.is_file())
+        if not paths or not paths[0].exists():
+            raise BadInput(f"there is no file {str(one)!r}: give a file's name, or a pattern as in 'texts/**/*.txt'")
+        if paths[0].is_dir():
+            raise BadInput(f"{one} is a folder: give a pattern as in '{one}/**/*.txt'")
+        found |= dict.fromkeys(paths)
+    if not found:
+        raise BadInput("no files: give at least one name, or a pattern as in 'texts/**/*.txt'")
+    return list(found)
+
+
+def pieces(path: Path, *, separator: str | None = None) -> Iterator[tuple[str, bool]]:
+    """The text of a file in pieces, and whether a document ends with each.
+
+    A file is one document, or ends one at every line that is ``separator`` and nothing else ("": at empty lines),
+    which is itself left out. Pieces are cut before a line break, so that words stay whole.
+    """
+    with _reading(path), _open(path) as raw, io.TextIOWrapper(raw, encoding="utf-8", newline="") as file:
+        yield from _cut(file.readline, "", "\r\n", separator)
+
+
+def byte_pieces(path: Path, *, separator: str | None = None) -> Iterator[tuple[bytes, bool]]:
+    """The same of a file that need not be text."""
+    with _reading(path), _open(path) as file:
+        yield from _cut(file.readline, b"", b"\r\n", None if separator is None else separator.encode())
+
+
+def lines(path: Path) -> list[str]:
+    """The lines of a text file, without their ends."""
+    text = "".join(piece for piece, _ in pieces(path))
+    found = text.replace("\r\n", "\n").split("\n")  # not splitlines: that also cuts at characters inside a sentence
+    return found[:-1] if found[-1] == "" else found
+
+
+def records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a JSONL file with their line numbers, from 1. Empty lines are passed over."""
+    for number, line in enumerate(lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except ValueError as e:
+            raise BadInput(f"{path}, line {number} is not JSON: {e}") from e
+        if not isinstance(value, dict):
+            raise BadInput(f"{path}, line {number}: expected an object, got {type(value).__name__}")
+        yield number, value
+
+
+def _cut(
+    readline: Callable[[int], Any], empty: Any, newline: Any, separator: str | bytes | None
+) -> Iterator[tuple[Any, bool]]:
+    held, size = [], 0
+    for line in iter(functools.partial(readline, PIECE), empty):
+        if separator is not None and line.strip() == separator:
+            yield empty.join(held), True
+            held, size = [], 0
+            continue
+        held.append(line)
+        size += len(line)
+        if size >= PIECE:
+            text = empty.join(held)
+            whole = text.rstrip(newline) or text
+            yield whole, False
+            held, size = [text[len(whole) :]], len(text) - len(whole)
+    yield empty.join(held), True
+
+
+def _open(path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """What can go wrong with a file, said with its name."""
+    try:
+        yield
+    except UnicodeDecodeError as e:
+        hint = "convert it to UTF-8, or use a vocabulary of bytes"
+        raise BadInput(f"{path} is not UTF-8 text ({e.reason}): {hint}") from e
+    except (EOFError, gzip.BadGzipFile, zlib.error) as e:
+        raise BadInput(f"{path} is damaged ({e}): fetch it again") from e
+    except OSError as e:
+        raise BadInput(f"{path} cannot be read: {e.strerror or e}") from e
