@@ -25,6 +25,7 @@ from vantage.families import built
 from vantage.families.family import Family, copies_of, empty_model, export, fill, with_prefix
 from vantage.families.packing import check_dtype, dense, packer
 from vantage.model import Model
+from vantage.model.lora import adapted
 from vantage.model.packed import PackedWeight
 
 
@@ -107,6 +108,8 @@ def save(model: Model, folder: str | Path, *, shard_bytes: int = 5 * 2**30) -> N
     """Write a model as a folder that ``load`` reads back; transformers as well, if a checkpoint of its was loaded."""
     if any(isinstance(module, PackedWeight) for module in model.modules()):
         raise BadInput("this model's weights are packed, which a folder cannot hold: load it with dtype=torch.float32")
+    if adapted(model):
+        raise BadInput("this model has adapters: save_adapter writes them, and merge(model) makes them part of it")
     config = built.config_of(model.spec) if model.config is None else json.loads(json.dumps(model.config))
     family = family_of(config)
     links = family.links(Config(config), model.spec)
