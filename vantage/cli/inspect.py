@@ -1,4 +1,4 @@
-"""``vantage inspect``: look inside. ``cache``: what a cache holds, what it let go of, and why a prefix missed."""
+"""``vantage inspect``: look inside. Here ``cache``: what it holds, what it let go of, and why a prefix missed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
+from vantage.cli import inspect_attention, inspect_cost
 from vantage.cli.generate import DEFAULT, load
 
 if TYPE_CHECKING:
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
 
 EXAMPLE = """\
 examples:
+  vantage inspect attention smollm2 --text "The cat sat. The cat sat." --layer 18 --head 6 --out head.png
+  vantage inspect atlas smollm2 --file book.txt --out atlas.html
+  vantage inspect scores smollm2 --text "The cat sat on the mat" --layer 16 --out scores.svg
+  vantage inspect cost smollm2 --context 8192 --batch 4 --machine h200
+  vantage inspect extend smollm2 --file book.txt --lengths 2048,4096 --scaling linear:2
   vantage inspect cache talk.vantage                               a file that /save wrote
   vantage inspect cache --prompt "The cat sat on the mat"          what reading this leaves behind
   vantage inspect cache --prompt "The cat sat" --against "The cat ran"
@@ -24,7 +30,7 @@ CONTEXT = 40  # characters shown before the place where two texts part
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "inspect",
-        help="look inside a cache",
+        help="attention, heads, scores, costs, caches",
         description="Look inside.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -37,6 +43,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    inspect_attention.add(what)
+    inspect_cost.add(what)
     cache.add_argument("file", nargs="?", metavar="FILE", help="a saved conversation or cache")
     cache.add_argument("--model", default=DEFAULT, metavar="MODEL", help="which reads the prompt; default: %(default)s")
     cache.add_argument("--prompt", metavar="TEXT", help="read this and show what it leaves behind")
@@ -49,7 +57,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="how keys and values are kept; default: %(default)s",
     )
     cache.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.set_defaults(run=run)
+    cache.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

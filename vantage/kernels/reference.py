@@ -22,15 +22,7 @@ class Reference:
     def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:
         wide = torch.promote_types(q_BHTd.dtype, torch.float32)
         q, k, v = q_BHTd.to(wide), view.k.to(wide), view.v.to(wide)
-        scores = grouped_matmul(q, k.transpose(-1, -2)) * need.scale
-        if need.softcap is not None:
-            scores = need.softcap * torch.tanh(scores / need.softcap)
-        bias = materialise(need.bias, pair, q.shape[1], wide)
-        if bias is not None:
-            scores = scores + bias
-        mask = visible(need.mask, pair)
-        if mask != Everything():
-            scores = scores.masked_fill(~dense(mask, pair), float("-inf"))
+        scores = masked_scores(q, k, pair, need)
         sinks = None if need.sinks is None else need.sinks.to(wide)
         weights, lse = normalise(scores, sinks, need.normalise)
         used = F.dropout(weights, need.dropout) if need.dropout else weights
@@ -38,6 +30,18 @@ class Reference:
         if need.value_bias is not None:
             out = out + need.value_bias.at(used, pair.q, pair.k)
         return Attended(out.to(q_BHTd.dtype), weights if need.weights else None, lse if need.lse else None)
+
+
+def masked_scores(q_BHTd: Tensor, k_BGSd: Tensor, pair: Pair, need: Need) -> Tensor:
+    """(B, H, T, S): what the normaliser gets, -inf where a query does not see a key."""
+    scores = grouped_matmul(q_BHTd, k_BGSd.transpose(-1, -2)) * need.scale
+    if need.softcap is not None:
+        scores = need.softcap * torch.tanh(scores / need.softcap)
+    bias = materialise(need.bias, pair, q_BHTd.shape[1], scores.dtype)
+    if bias is not None:
+        scores = scores + bias
+    mask = visible(need.mask, pair)
+    return scores if mask == Everything() else scores.masked_fill(~dense(mask, pair), float("-inf"))
 
 
 def grouped_matmul(a_BHTx: Tensor, b_BGxy: Tensor) -> Tensor:

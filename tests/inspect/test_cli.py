@@ -1,0 +1,154 @@
+"""``vantage inspect`` and what it can look at: JSON, tables, pictures, and one line for bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.generate.folder import chat_folder, chat_model
+from vantage.cli.inspect_cost import parse_scaling
+from vantage.cli.main import main
+from vantage.errors import BadInput
+from vantage.position import scaling
+
+TEXT = "the cat sat on a mat and said: 12 dogs, 3 birds? no! "
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(chat_folder(tmp_path_factory.mktemp("inspect") / "model"))
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("book") / "book.txt"
+    path.write_text(TEXT * 30)
+    return str(path)
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *args: str) -> Any:
+    assert main(["inspect", *args, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_attention(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = as_json(
+        capsys, "attention", folder, "--text", "the cat sat", "--layer", "-1", "--head", "0,2", "--steps", "2"
+    )
+    (one,) = said["attention"]
+    assert (one["layer"], one["heads"]) == (1, [0, 2])
+    assert len(one["queries"]) == len(said["tokens"])
+    assert len(one["weights"][0][0]) == 3
+    for name, heads in (("one.png", "1"), ("all.html", "0-3")):
+        args = ["attention", folder, "--text", "the cat sat", "--layer", "0", "--head", heads]
+        assert main(["inspect", *args, "--out", str(tmp_path / name)]) == 0
+        assert (tmp_path / name).stat().st_size > 1000
+        shown = capsys.readouterr()
+        assert "self attention, layer 0, head 1" in shown.out
+        assert "0 'the'" in shown.out
+        assert "wrote" in shown.err
+
+
+def test_atlas(folder: str, book: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = as_json(capsys, "atlas", folder, "--file", book, "--longest", "20", "--layers", "1")
+    assert len(said["heads"]) == 4
+    assert said["tokens"] == 40
+    out = str(tmp_path / "a.svg")
+    assert main(["inspect", "atlas", folder, "--file", book, "--longest", "20", "--all", "--once", "--out", out]) == 0
+    shown = capsys.readouterr().out
+    assert "Atlas(8 heads on 20 tokens" in shown
+    assert "self 1.3" in shown
+    assert "induction 0.3" in shown  # the thresholds are stated
+
+
+def test_scores(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = as_json(capsys, "scores", folder, "--text", "the cat sat", "--layer", "0", "--heads", "1", "--queries", "2")
+    assert said["heads"] == [1]
+    assert [part["name"] for part in said["parts"]] == ["content", "rotation"]
+    assert said["error"] < 1e-5
+    far = as_json(capsys, "scores", folder, "--text", "the cat sat", "--layer", "0", "--distances")
+    assert far["trained"] == 4096
+    out = str(tmp_path / "s.png")
+    assert main(["inspect", "scores", folder, "--text", "the cat", "--layer", "0", "--out", out]) == 0
+    assert "share of position" in capsys.readouterr().out
+
+
+def test_cost(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = as_json(
+        capsys, "cost", folder, "--context", "100", "--batch", "2", "--machine", "h200", "--weights", "bfloat16"
+    )
+    assert said["total"] == sum(p.numel() for p in chat_model().parameters())
+    assert said["passes"][0]["seconds"] > 0
+    only = as_json(capsys, "cost", f"{folder}/config.json", "--context", "100", "--batch", "2")
+    assert only["passes"][0]["operations"] == said["passes"][0]["operations"]
+    out = str(tmp_path / "c.html")
+    assert main(["inspect", "cost", folder, "--machine", "h100", "--out", out]) == 0
+    shown = capsys.readouterr().out
+    for part in ("feed-forward", "MQA", "visible", "on h100"):
+        assert part in shown
+
+
+def test_extend(folder: str, book: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["extend", folder, "--file", book, "--lengths", "300", "--tries", "1"]
+    said = as_json(capsys, *args, "--scaling", "linear:2")
+    assert [one["model"] for one in said["results"]] == ["before", "after"]
+    assert len(said["results"][0]["over_position"]) == 8
+    assert main(["inspect", *args, "--base", "50", "--window", "20", "--out", str(tmp_path / "e.png")]) == 0
+    assert "with base 50.0, window 20" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["attention", "--layer", "0"], "--text TEXT or --file FILE"),
+        (["attention", "MODEL", "--layer", "5", "--text", "the"], "no layer 5"),
+        (["attention", "MODEL", "--layer", "0", "--head", "9", "--text", "the"], "no head 9"),
+        (["attention", "MODEL", "--layer", "0", "--head", "x", "--text", "the"], "as in 0,3,5-8"),
+        (["attention", "MODEL", "--layer", "0", "--text", "the", "--out", "a.gif"], "ends in .png"),
+        (["attention", "MODEL", "--layer", "0", "--text", "the", "--most", "0"], "at least 1"),
+        (["attention", "MODEL", "--layer", "0", "--text", "the", "--kind", "cross"], "no 'cross' attention"),
+        (["attention", "MODEL", "--layer", "0", "--text", "the " * 5000], "context is 4,096"),
+        (["scores", "MODEL", "--layer", "0", "--file", "/nowhere/at/all"], "/nowhere/at/all"),
+        (["atlas", "MODEL", "--file", "BOOK", "--longest", "1"], "2 tokens or more"),
+        (["cost", "MODEL", "--machine", "cray"], "no machine"),
+        (["cost", "MODEL", "--context", "0"], "1 or more"),
+        (["cost", "MODEL", "--kind", "heap"], "contiguous"),
+        (["cost", "/nowhere/config.json"], "/nowhere/config.json"),
+        (["extend", "MODEL", "--file", "BOOK"], "say what changes"),
+        (["extend", "MODEL", "--file", "BOOK", "--scaling", "yarn"], "linear:FACTOR"),
+        (["extend", "MODEL", "--file", "BOOK", "--position", "t5"], "init=True"),
+        (["extend", "MODEL", "--file", "BOOK", "--base", "9", "--lengths", "100000"], "longer text"),
+        (["extend", "MODEL", "--file", "BOOK", "--base", "9", "--tries", "-1"], "0 or more"),
+    ],
+)
+def test_bad_input_is_one_line(
+    args: list[str], says: str, folder: str, book: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [{"MODEL": folder, "BOOK": book}.get(arg, arg) for arg in args]
+    assert main(["inspect", *given]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
+    assert says in shown.err
+
+
+def test_scalings_as_they_are_written() -> None:
+    assert parse_scaling("none") is None
+    assert parse_scaling("linear:2") == scaling.Linear(2.0)
+    assert parse_scaling("ntk:2:64") == scaling.DynamicNTK(2.0, 64)
+    assert parse_scaling("yarn:4:2048") == scaling.YaRN(4.0, 2048)
+    assert parse_scaling("llama3:8:1:4:8192") == scaling.Llama3(8.0, 1.0, 4.0, 8192)
+    for wrong in ("linear", "linear:x", "yarn:2", "wide:3"):
+        with pytest.raises(BadInput, match="linear:FACTOR"):
+            parse_scaling(wrong)
+
+
+@pytest.mark.parametrize("what", ["attention", "atlas", "scores", "cost", "extend", "cache"])
+def test_help_shows_an_example(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["inspect", what, "--help"])
+    assert stop.value.code == 0
+    assert f"vantage inspect {what} " in capsys.readouterr().out

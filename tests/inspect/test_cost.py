@@ -1,0 +1,184 @@
+"""Predicted operations are those that torch counts, exactly; predicted bytes are those allocated, exactly (A16, K5)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import vantage as vt
+from tests.inspect.models import EACH, model, spec, tokens
+from vantage.cache import KINDS
+from vantage.errors import BadInput, Refused
+from vantage.inspect import MACHINES, Cost, cost, machine, measured
+from vantage.model import Model
+from vantage.model.patches import Patches
+from vantage.model.pooling import First
+from vantage.model.routers import GroupLimited
+from vantage.spec.model import Embedding, Head, ModelSpec
+
+B, T, S = 2, 11, 7
+SMALL = {"vocab": 19, "width": 32, "layers": 2, "heads": 4}
+
+
+def counted(run: object) -> int:
+    assert callable(run)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops()
+
+
+def referenced(of: ModelSpec) -> Model:
+    """With the kernel whose products torch counts."""
+    made = vt.build(of).eval()
+    made.kernel = "reference"
+    if made.encoder is not None:
+        made.encoder.kernel = "reference"
+    return made
+
+
+def check(of: ModelSpec) -> Cost:
+    """A whole pass, a step after it, and the parameters."""
+    made, x = referenced(of), tokens(T, B)
+    read = None if made.encoder is None else tokens(S, B, seed=1)
+    found = cost(made, context=T, batch=B, source=S)
+    assert found.total == sum(p.numel() for p in made.parameters())
+    assert found.passes[0].operations == counted(lambda: made(x, source=read))
+    if len(found.passes) == 2:
+        cache = made.new_cache(B, capacity=T, length=T)
+        with torch.no_grad():
+            made(x[:, :-1], cache=cache, source=read)
+        assert found.passes[1].operations == counted(lambda: made(x[:, -1:], cache=cache))
+        assert found.cache == cache.bytes
+    return found
+
+
+@pytest.mark.parametrize("which", EACH, ids="-".join)
+def test_every_attention_and_every_encoding(which: tuple[str, str, str]) -> None:
+    check(spec(*which))
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        vt.encoder(**SMALL),
+        vt.encoder_decoder(**SMALL),
+        vt.decoder(**SMALL, window=4),
+        vt.decoder(**SMALL, wiring="parallel", tied=True),
+        vt.decoder(**SMALL, ffn=vt.Experts(vt.FeedForward(16), 4, vt.TopK(2), shared=vt.FeedForward(8))),
+        vt.decoder(**SMALL, ffn=vt.Experts(vt.FeedForward(16), 4, vt.TopK(1, bias=True))),
+        vt.decoder(**SMALL, ffn=vt.Experts(vt.FeedForward(16), 4, GroupLimited(2, groups=2))),
+        replace(vt.decoder(**SMALL), embedding=Embedding(width=16)),
+    ],
+    ids=["encoder", "encoder-decoder", "window", "parallel", "experts", "one expert", "groups", "narrow table"],
+)
+def test_every_shape_of_model(of: ModelSpec) -> None:
+    check(of)
+
+
+def test_a_model_of_images() -> None:
+    patches = Patches((8, 8), (4, 4))
+    of = replace(
+        vt.encoder(**SMALL, position="none"), embedding=Embedding(source=patches), head=Head(transform=First())
+    )
+    made = referenced(of)
+    found = cost(made, context=patches.places, batch=B)
+    assert found.passes[0].operations == counted(lambda: made(torch.randn(B, 3, 8, 8)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("attention", ["multi-head", "multi-query", "grouped", "latent", "wide-values"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_bytes_are_those_allocated(kind: str, attention: str, dtype: torch.dtype) -> None:
+    for mask in ("window", "causal"):
+        if kind == "ring" and mask == "causal":
+            continue  # a ring needs a window
+        made = vt.build(spec("rope", attention, mask)).to(dtype)
+        cache = made.new_cache(3, kind=kind, capacity=None if kind == "ring" else 21)
+        assert cost(made, context=21, batch=3, kind=kind).cache == cache.bytes
+
+
+def test_a_source_is_kept_once_it_is_read() -> None:
+    made = referenced(spec("rope", "cross"))
+    cache = made.new_cache(B, capacity=T)
+    with torch.no_grad():
+        made(tokens(3, B), cache=cache, source=tokens(80, B))
+    assert cost(made, context=T, batch=B, source=80).cache == cache.bytes
+
+
+def test_what_other_kinds_of_attention_would_keep() -> None:
+    found = cost(vt.decoder(vocab=19, width=64, layers=2, heads=8), context=100, batch=2, window=10)
+    assert found.instead["MHA"] == found.cache
+    assert found.instead["MHA"] == 8 * found.instead["MQA"] == 4 * found.instead["GQA (2)"]  # A7
+    assert found.instead["MHA"] == 10 * found.instead["MHA, window 10"]
+    assert found.instead["MLA"] == 2 * 100 * 2 * (4 * 8 + 4) * 2  # rows, tokens, layers, latent and key, bfloat16
+
+
+def test_the_cost_grows_as_the_documents_say() -> None:
+    """A16: projections by M·d², scores by M²·d; K4: a step with a cache by n."""
+    one, two = (cost(spec("rope", "multi-head"), context=n) for n in (16, 32))
+    at = [p.name for p in one.passes[0].parts]
+    for name, factor in (("projections", 2), ("output", 2), ("feed-forward", 2), ("scores", 4), ("weighted sum", 4)):
+        i = at.index(name)
+        assert two.passes[0].parts[i].operations == factor * one.passes[0].parts[i].operations
+    i = at.index("scores")
+    assert two.passes[1].parts[i].operations == 2 * one.passes[1].parts[i].operations
+    assert one.passes[0].visible == pytest.approx(17 / 32)  # a triangle
+    assert one.passes[1].visible == 1
+
+
+def test_machines_and_the_roofline() -> None:
+    h200 = machine("h200")
+    found = cost(spec(), context=64, dtype="bfloat16", machine=h200)
+    prefill, decode = found.passes
+    for part in (*prefill.parts, *decode.parts):
+        slow = max(part.operations / h200.flops["bfloat16"], part.bytes / h200.bandwidth)
+        assert part.seconds == pytest.approx(slow)
+    assert decode.intensity < prefill.intensity < h200.ridge("bfloat16") * 1000
+    assert found.passes[1].seconds is not None
+    here = measured(size=256, rounds=2)
+    assert here.speed("float32") > 1e8
+    assert here.bandwidth > 1e7
+    assert set(MACHINES) == {"h200", "h100", "a100"}
+    with pytest.raises(BadInput, match="no machine is called 'cray'"):
+        machine("cray")
+    with pytest.raises(Refused, match="no number for float64"):
+        here.speed("float64")
+
+
+def test_huge_specs_cost_nothing_to_ask_about() -> None:
+    huge = vt.decoder(vocab=128_000, width=8192, layers=80, heads=64, kv_heads=8, ffn=vt.FeedForward(28672))
+    found = cost(huge, context=131_072, batch=1)
+    assert 69e9 < found.total < 72e9  # LLaMA-3-70B
+    assert found.passes[0].visible == pytest.approx(0.5, abs=0.005)
+    assert found.cache_a_token == 80 * 2 * 8 * 128 * 2
+
+
+def test_bad_input_and_showing() -> None:
+    for options in (
+        {"context": 0},
+        {"context": 4, "batch": -1},
+        {"context": 4, "source": 0},
+        {"context": 4, "dtype": "int8"},
+        {"context": 4.5},
+    ):
+        with pytest.raises(BadInput):
+            cost(spec(), **options)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(BadInput, match="kind="):
+        cost(spec(), context=4, kind="heap")
+    found = cost(model(), context=8)
+    assert found.dtype == "float64"
+    assert "data:image/png" in found._repr_html_()
+    assert found.rows()[-1][1] == found.passes[0].operations
+    assert found.to_dict()["passes"][1]["parts"][2]["name"] == "scores"
+
+
+def test_parts_that_are_not_ours_are_said_not_to_be_counted() -> None:
+    class Odd(vt.Alibi):
+        __module__ = "elsewhere"
+
+    base = spec("alibi")
+    odd = replace(base, layers=tuple(replace(layer, bias=Odd()) for layer in base.layers))
+    assert cost(odd, context=8).uncounted == ("Odd",)

@@ -1,0 +1,243 @@
+"""``vantage inspect attention | atlas | scores``: what heads look at, what they are, what their scores are made of."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vantage.cli.flags import add_dtype, dtype_of
+from vantage.cli.generate import DEFAULT, load
+from vantage.cli.progress import Bar
+from vantage.errors import BadInput
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from vantage.inspect import Capture
+
+EXAMPLE = """\
+examples:
+  vantage inspect attention --text "The cat sat. The cat sat." --layer 18 --head 6
+  vantage inspect attention --text "Once upon a time" --steps 20 --layer 3 --out heads.png
+  vantage inspect atlas minilm --file book.txt --json
+  vantage inspect atlas --file book.txt --out atlas.html
+  vantage inspect scores --text "The cat sat on the mat" --layer 16 --heads 0 --out scores.svg
+  vantage inspect scores --file book.txt --layer 16 --distances
+"""
+LONGEST = 200  # rows of a table that are printed
+
+
+def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    attention = _parser(what, "attention", "where queries look", "The attention weights of a model on a text.")
+    _layer(attention)
+    attention.add_argument("--head", metavar="N", help="one head, or several as in 0,3-5; default: all")
+    attention.add_argument("--kind", choices=("self", "cross", "encoder"), help="which attention; default: self")
+    attention.add_argument("--queries", metavar="N", help="only these queries, as in 0,3-5")
+    attention.add_argument("--steps", type=int, default=0, metavar="N", help="go on for N tokens, through a cache")
+    attention.add_argument(
+        "--most", type=int, default=3, metavar="K", help="keys shown of a query; default: %(default)s"
+    )
+    attention.set_defaults(run=run_attention)
+
+    atlas = _parser(what, "atlas", "what every head does", "Every head, measured on a text and sorted by what it does.")
+    atlas.add_argument("--layers", metavar="N", help="only these layers, as in 0,3-5")
+    atlas.add_argument("--longest", type=int, default=512, metavar="N", help="tokens read; default: %(default)s")
+    atlas.add_argument("--once", action="store_true", help="do not read the text twice (then induction is by chance)")
+    atlas.add_argument("--all", action="store_true", help="list heads that are nothing in particular, too")
+    atlas.set_defaults(run=run_atlas)
+
+    scores = _parser(what, "scores", "what scores are made of", "Scores before the softmax: content and position.")
+    _layer(scores)
+    scores.add_argument("--heads", metavar="N", help="only these heads, as in 0,3-5")
+    scores.add_argument("--queries", metavar="N", help="only these queries, as in 0,3-5")
+    scores.add_argument("--kind", choices=("self", "cross", "encoder"), help="which attention; default: self")
+    scores.add_argument("--distances", action="store_true", help="which distances each head can tell apart, instead")
+    scores.set_defaults(run=run_scores)
+
+
+def _parser(what: Any, name: str, short: str, long: str) -> argparse.ArgumentParser:
+    parser = what.add_parser(
+        name, help=short, description=long, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", nargs="?", default=DEFAULT, metavar="MODEL", help="default: %(default)s")
+    parser.add_argument("--text", metavar="TEXT", help="what the model reads (an encoder-decoder: says)")
+    parser.add_argument("--file", metavar="FILE", help="a text file, instead of --text")
+    parser.add_argument("--source", metavar="TEXT", help="what an encoder-decoder reads")
+    parser.add_argument("--out", metavar="FILE", help="a picture: .png, .svg or .html")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_dtype(parser)
+    return parser
+
+
+def _layer(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--layer", type=int, required=True, metavar="N", help="from 0; -1 is the last")
+
+
+def text_of(args: argparse.Namespace) -> str:
+    """The text of --text or --file; files that cannot be read are bad input."""
+    if (args.text is None) == (args.file is None):
+        raise BadInput("say what to read: --text TEXT or --file FILE")
+    if args.text is not None:
+        return args.text
+    try:
+        return Path(args.file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise BadInput(f"{args.file}: {e}") from e
+
+
+# ---- attention
+
+
+def run_attention(args: argparse.Namespace) -> int:
+    text = text_of(args)
+    check_out(args)
+    from vantage.inspect import capture
+    from vantage.inspect.select import parse_numbers
+
+    heads, queries = parse_numbers(args.head, "--head"), parse_numbers(args.queries, "--queries")
+    if args.most < 1:
+        raise BadInput(f"--most {args.most}: show at least 1")
+    model = load(args.model, {}, dtype_of(args))
+    keep = "weights" if args.out else f"top{max(args.most, 8)}"
+    kind = args.kind or "self"
+    choice = {"layers": args.layer, "heads": heads, "queries": queries, "kinds": kind}
+    with Bar("layers") as bar:
+        seen = capture(model, text, source=args.source, keep=keep, steps=args.steps, progress=bar, **choice)
+    layer = seen.sites[0][1]
+    if args.json:
+        print(json.dumps(seen.to_dict(args.most), ensure_ascii=False))
+    else:
+        for head in seen.heads(layer, kind):
+            show_table(f"{kind} attention, layer {layer}, head {head}", ["query", "looks at"], _looks(seen, head, args))
+    if args.out:
+        from vantage.inspect import plot_attention, plot_heads
+
+        several = len(seen.heads(layer, kind)) > 1
+        figure = (
+            plot_heads(seen, layer, kind) if several else plot_attention(seen, layer, seen.heads(layer, kind)[0], kind)
+        )
+        write(figure, args.out, repr(seen))
+    return 0
+
+
+def _looks(seen: Capture, head: int, args: argparse.Namespace) -> list[list[str]]:
+    kind, layer = seen.sites[0]
+    own, source = seen.tokens("self"), seen.tokens("encoder")
+    queries, keys = source if kind == "encoder" else own, source if kind in ("cross", "encoder") else own
+    order = seen.queries(layer, kind)[0].tolist()
+    best = seen.weights(layer, head, kind=kind).topk(min(args.most, len(keys)), -1)
+    return [
+        [
+            f"{o} {queries[o]!r}",
+            ", ".join(f"{k} {keys[k]!r} {w:.2f}" for w, k in zip(values, index, strict=True) if w > 0) or "nowhere",
+        ]
+        for o, values, index in zip(order, best.values.tolist(), best.indices.tolist(), strict=True)
+    ]
+
+
+# ---- atlas
+
+
+def run_atlas(args: argparse.Namespace) -> int:
+    text = text_of(args)
+    check_out(args)
+    from vantage.inspect import atlas, plot_atlas
+    from vantage.inspect.html import table
+    from vantage.inspect.select import parse_numbers
+
+    layers = parse_numbers(args.layers, "--layers")
+    model = load(args.model, {}, dtype_of(args))
+    with Bar("layers") as bar:
+        found = atlas(
+            model, text, source=args.source, layers=layers, longest=args.longest, repeat=not args.once, progress=bar
+        )
+    if args.json:
+        print(json.dumps(found.to_dict(), ensure_ascii=False))
+    else:
+        rows = [row for row in found.rows() if args.all or row[1] != "mixed"]
+        show_table(repr(found), found.header, rows)
+        limits = ", ".join(f"{n} {v}" for n, v in found.to_dict()["thresholds"].items())
+        print(f"Called so from a mean weight of: {limits}.")
+    if args.out:
+        write(plot_atlas(found), args.out, repr(found), table(found.header, found.rows()))
+    return 0
+
+
+# ---- scores
+
+
+def run_scores(args: argparse.Namespace) -> int:
+    text = text_of(args)
+    check_out(args)
+    from vantage.inspect import decompose, distinguishable, plot_decomposition, plot_distances
+    from vantage.inspect.html import table
+    from vantage.inspect.select import parse_numbers
+
+    heads, queries = parse_numbers(args.heads, "--heads"), parse_numbers(args.queries, "--queries")
+    model = load(args.model, {}, dtype_of(args))
+    if args.distances:
+        with Bar("distances") as bar:
+            found: Any = distinguishable(model, text, layer=args.layer, source=args.source, progress=bar)
+        draw = plot_distances
+    else:
+        found = decompose(
+            model, text, layer=args.layer, heads=heads, queries=queries, kind=args.kind, source=args.source
+        )
+        draw = plot_decomposition
+    if args.json:
+        print(json.dumps(found.to_dict(), ensure_ascii=False))
+    else:
+        show_table(repr(found), found.header, found.rows())
+        if args.distances:
+            print(f"The step that changes the score by {found.threshold}; – none does; * never met in training.")
+    if args.out:
+        write(draw(found), args.out, repr(found), table(found.header, found.rows()))
+    return 0
+
+
+# ---- shared
+
+
+def check_out(args: argparse.Namespace) -> None:
+    """Before anything is loaded."""
+    if args.out:
+        from vantage.inspect.picture import check_name, new_figure
+
+        check_name(args.out)
+        new_figure(1, 1)  # says so now if matplotlib is not there
+
+
+def write(figure: Figure, name: str, title: str, body: str = "") -> None:
+    from vantage.inspect.picture import save
+
+    save(figure, name, title, body)
+    notes = {axes.get_title().split("\n")[-1] for axes in figure.axes if "reduced" in axes.get_title()}
+    for note in sorted(notes):
+        print(note, file=sys.stderr)
+    print(f"wrote {name}", file=sys.stderr)
+
+
+def show_table(title: str, header: list[str], rows: list[list[Any]]) -> None:
+    """A table for the terminal; a long one is cut, and says so."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    print(title)
+    drawn = Table(box=None, pad_edge=False)
+    for i, name in enumerate(header):
+        drawn.add_column(name, justify="left" if i == 0 or name in ("kinds", "looks at") else "right")
+    for row in rows[:LONGEST]:
+        drawn.add_row(*(Text(_cell(value)) for value in row))
+    Console(width=None if sys.stdout.isatty() else 200).print(drawn)
+    if len(rows) > LONGEST:
+        print(f"… and {len(rows) - LONGEST} more: use --json for all")
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.3g}" if abs(value) < 1e6 else f"{value:.3e}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

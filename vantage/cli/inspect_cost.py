@@ -1,0 +1,180 @@
+"""``vantage inspect cost | extend``: what a model costs, and what another position does to it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from vantage.cli.flags import add_dtype, dtype_of
+from vantage.cli.generate import DEFAULT, load
+from vantage.cli.inspect_attention import check_out, show_table, text_of, write
+from vantage.cli.progress import Bar
+from vantage.errors import BadInput
+
+EXAMPLE = """\
+examples:
+  vantage inspect cost smollm2 --context 8192 --batch 4
+  vantage inspect cost config.json --context 131072 --machine h200 --out cost.html
+  vantage inspect cost smollm2 --context 2048 --machine measure --weights float32
+  vantage inspect extend smollm2 --file book.txt --lengths 2048,4096 --scaling linear:2
+  vantage inspect extend smollm2 --file book.txt --lengths 1024 --position none --tries 0 --json
+"""
+SCALINGS = "linear:FACTOR, ntk:FACTOR:ORIGINAL, yarn:FACTOR:ORIGINAL, llama3:FACTOR:LOW:HIGH:ORIGINAL or none"
+
+
+def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    cost = _parser(what, "cost", "parameters, operations, cache, time", "What a model costs, before it is ever run.")
+    cost.add_argument(
+        "model", nargs="?", default=DEFAULT, metavar="MODEL", help="or a config.json; default: %(default)s"
+    )
+    cost.add_argument("--context", type=int, default=2048, metavar="N", help="tokens of a row; default: %(default)s")
+    cost.add_argument("--batch", type=int, default=1, metavar="N", help="rows; default: %(default)s")
+    cost.add_argument("--source", type=int, metavar="N", help="tokens an encoder-decoder reads; default: the context")
+    cost.add_argument("--kind", default="contiguous", help="of cache; default: %(default)s")
+    cost.add_argument("--weights", metavar="DTYPE", help="of weights and cache: float32, bfloat16, float16, float64")
+    cost.add_argument("--window", type=int, default=4096, metavar="N", help="of the alternative with a window")
+    cost.add_argument("--machine", metavar="NAME", help="h200, h100, a100, or measure: predict the time there")
+    cost.set_defaults(run=run_cost)
+
+    extend = _parser(what, "extend", "another position, before and after", "Perplexity over position, and passkeys.")
+    extend.add_argument("model", nargs="?", default=DEFAULT, metavar="MODEL", help="default: %(default)s")
+    extend.add_argument("--file", required=True, metavar="FILE", help="the text that is read")
+    extend.add_argument("--lengths", default="512,1024", metavar="N,N", help="tokens; default: %(default)s")
+    extend.add_argument("--position", metavar="NAME", help="another encoding: rope, alibi, none, sinusoidal, …")
+    extend.add_argument("--base", type=float, metavar="B", help="another base for RoPE")
+    extend.add_argument("--scaling", metavar="RULE", help=f"for RoPE: {SCALINGS}")
+    extend.add_argument("--window", type=int, metavar="N", help="see only so many tokens back; 0 takes a window away")
+    extend.add_argument("--init", action="store_true", help="let an encoding with weights of its own start untrained")
+    extend.add_argument("--tries", type=int, default=3, metavar="N", help="passkeys a length; default: %(default)s")
+    add_dtype(extend)
+    extend.set_defaults(run=run_extend, text=None)
+
+
+def _parser(what: Any, name: str, short: str, long: str) -> argparse.ArgumentParser:
+    parser = what.add_parser(
+        name, help=short, description=long, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", metavar="FILE", help="a picture: .png, .svg or .html")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    return parser
+
+
+# ---- cost
+
+
+def run_cost(args: argparse.Namespace) -> int:
+    check_out(args)
+    from vantage.inspect import cost, machine, plot_cost
+    from vantage.inspect.html import table
+
+    there = _model_or_spec(args.model)
+    on = None if args.machine is None else machine(args.machine, args.weights or "float32")
+    options = {"context": args.context, "batch": args.batch, "source": args.source, "window": args.window}
+    found = cost(there, dtype=args.weights, kind=args.kind, machine=on, **options)
+    if args.json:
+        print(json.dumps(found.to_dict(), ensure_ascii=False))
+    else:
+        _show_cost(found)
+    if args.out:
+        write(plot_cost(found), args.out, repr(found), table(found.header, found.rows()))
+    return 0
+
+
+def _model_or_spec(name: str) -> Any:
+    """A model, or only the spec that a config.json describes: its cost needs no weights."""
+    if not name.endswith(".json"):
+        return load(name, {}, "auto")
+    from vantage.checkpoints.config import Config
+    from vantage.families import family_of
+
+    try:
+        config = json.loads(Path(name).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise BadInput(f"{name}: {e}") from e
+    if not isinstance(config, dict):
+        raise BadInput(f"{name}: a config is an object, not {type(config).__name__}")
+    return family_of(config).spec(Config(config))
+
+
+def _show_cost(found: Any) -> None:
+    show_table("parameters", ["part", "number"], [*map(list, found.parameters.items()), ["all", found.total]])
+    show_table("operations, bytes read, and operations a byte", found.header, found.rows())
+    kept = {"this model": found.cache, **found.instead} if found.cache else {}
+    rows = [[name, n, n / 2**20] for name, n in kept.items()]
+    if rows:
+        show_table(f"cache of {found.batch} x {found.context:,} tokens, {found.kind}", ["kind", "bytes", "MiB"], rows)
+    for one in found.passes:
+        print(f"{one.name}: {one.visible:.1%} of the pairs that are counted are visible")
+        if one.seconds is not None:
+            slowest = max(one.parts, key=lambda part: part.seconds)
+            print(f"  on {found.machine.name}: {one.seconds:.3g} s at best, most of it {slowest.name}")
+    for name in found.uncounted:
+        print(f"not counted: what {name} multiplies")
+
+
+# ---- extend
+
+
+def run_extend(args: argparse.Namespace) -> int:
+    text = text_of(args)
+    check_out(args)
+    from vantage.inspect import extend, plot_extension, swap
+    from vantage.inspect.html import table
+    from vantage.inspect.select import parse_numbers
+
+    lengths = parse_numbers(args.lengths, "--lengths") or []
+    if args.tries < 0:
+        raise BadInput(f"--tries {args.tries}: give 0 or more")
+    changes = _changes(args)
+    before = load(args.model, {}, dtype_of(args))
+    after = swap(before, init=args.init, **changes)
+    change = ", ".join(f"{name} {value}" for name, value in changes.items())
+    with Bar("passes") as bar:
+        found = extend(before, after, text, lengths, change=change, tries=args.tries, progress=bar)
+    if args.json:
+        print(json.dumps(found.to_dict(), ensure_ascii=False))
+    else:
+        show_table(f"{args.model} with {change}", found.header, found.rows())
+    if args.out:
+        write(plot_extension(found), args.out, repr(found), table(found.header, found.rows()))
+    return 0
+
+
+def _changes(args: argparse.Namespace) -> dict[str, Any]:
+    """What ``vt.swap`` takes."""
+    said: dict[str, Any] = {}
+    if args.position is not None:
+        said["position"] = args.position
+    if args.base is not None:
+        said["base"] = args.base
+    if args.scaling is not None:
+        said["scaling"] = parse_scaling(args.scaling)
+    if args.window is not None:
+        said["window"] = args.window or None
+    if not said:
+        raise BadInput("say what changes: --position, --base, --scaling or --window")
+    return said
+
+
+def parse_scaling(text: str) -> Any:
+    """ "yarn:4:2048" as the rule it names; "none" as no scaling."""
+    from vantage.position import scaling
+
+    rules: dict[str, tuple[int, Any]] = {
+        "linear": (1, scaling.Linear),
+        "ntk": (2, lambda factor, original: scaling.DynamicNTK(factor, int(original))),
+        "yarn": (2, lambda factor, original: scaling.YaRN(factor, int(original))),
+        "llama3": (4, lambda factor, low, high, original: scaling.Llama3(factor, low, high, int(original))),
+    }
+    name, *values = text.split(":")
+    if text == "none":
+        return None
+    try:
+        numbers = [float(value) for value in values]
+    except ValueError:
+        numbers = []
+    if name not in rules or len(numbers) != rules[name][0]:
+        raise BadInput(f"--scaling {text}: write {SCALINGS}")
+    return rules[name][1](*numbers)

@@ -1,0 +1,98 @@
+"""How many bytes a cache takes (K5), from the spec alone: by kind of cache, and for other kinds of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from vantage.attention import GroupedQuery, Latent
+from vantage.cache import KINDS
+from vantage.cache.contiguous import LEAST
+from vantage.errors import BadInput
+from vantage.model.norms import RMSNorm
+from vantage.spec.masks import Mask
+from vantage.spec.model import Kept, ModelSpec
+from vantage.spec.parts import Shape
+
+BLOCK = 16  # tokens of a page
+
+
+@final
+@dataclass(frozen=True)
+class Room:
+    """How much is kept of a context."""
+
+    context: int
+    batch: int
+    dtype: torch.dtype
+    kind: str = "contiguous"
+    source: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise BadInput(f"kind={self.kind!r}: there are {', '.join(KINDS)}")
+
+
+def cache_bytes(spec: ModelSpec, room: Room) -> int:
+    """What ``model.new_cache(batch, kind=kind, capacity=context)`` allocates, and what reading a source adds."""
+    own = sum(layer_bytes(layer.attention.kept(spec.width), layer.mask, room) for layer in spec.layers)
+    across = [layer.cross.kept(spec.width) for layer in spec.layers if layer.cross is not None]
+    places = max(room.source, LEAST) if room.source else 0  # a memory's cache grows, from a least size on
+    return own + sum(room.batch * places * token_bytes(kept, room) for kept in across)
+
+
+def layer_bytes(kept: Kept, mask: Mask, room: Room) -> int:
+    """One layer. A ring and a pool have a place (a block) that nobody reads, for what is not kept."""
+    each = token_bytes(kept, room)
+    reach = mask.reach()
+    if room.kind == "ring" and reach is not None:
+        return room.batch * (max(1, reach) + 1) * each
+    if room.kind == "paged":
+        return (room.batch * -(-room.context // BLOCK) + 1) * BLOCK * each
+    return room.batch * room.context * each
+
+
+def token_bytes(kept: Kept, room: Room) -> int:
+    """What a layer keeps of one token."""
+    widths = (kept.key_dim,) if kept.single else (kept.key_dim, kept.value_dim)
+    if room.kind == "quantised":  # whole numbers of 8 bits, and a scale for each head
+        scale = torch.promote_types(torch.float32, room.dtype).itemsize
+        return kept.kv_heads * sum(width + scale for width in widths)
+    return kept.kv_heads * sum(widths) * room.dtype.itemsize
+
+
+def alternatives(spec: ModelSpec, room: Room, window: int) -> dict[str, int]:
+    """Bytes if every layer were of one kind, heads and widths as they are (A7).
+
+    MLA is sized as in DeepSeek-V2: a latent of four heads' width and a rotary key of half a head's.
+    """
+    shapes = [layer.attention.shape(spec.width) for layer in spec.layers]
+
+    def total(kept_of: Callable[[Shape], Kept], places: int) -> int:
+        return sum(room.batch * places * token_bytes(kept_of(s), room) for s in shapes)
+
+    def grouped(kv_heads: int | None) -> Callable[[Shape], Kept]:
+        def kept(s: Shape) -> Kept:
+            g = s.heads if kv_heads is None else min(kv_heads, s.heads)
+            return GroupedQuery(s.heads, g, s.key_dim, s.value_dim).kept(spec.width)
+
+        return kept
+
+    def latent(s: Shape) -> Kept:
+        rope = max(2, s.value_dim // 2 // 2 * 2)
+        return Latent(s.heads, 4 * s.value_dim, s.value_dim, rope, s.value_dim, norm=RMSNorm()).kept(spec.width)
+
+    heads = shapes[0].heads
+    between = [n for n in range(2, heads) if heads % n == 0]  # as near a quarter of the heads as divides them
+    some = min(between, key=lambda n: abs(n - heads / 4), default=None)
+    near = min(window, room.context)
+    return {
+        "MHA": total(grouped(None), room.context),
+        **({} if some is None else {f"GQA ({some})": total(grouped(some), room.context)}),
+        "MQA": total(grouped(1), room.context),
+        "MLA": total(latent, room.context),
+        f"MHA, window {near:,}": total(grouped(None), near),
+    }

@@ -1,0 +1,187 @@
+"""``vt.capture``: the attention weights of a model as it runs, at bounded memory, whatever kernel runs.
+
+with capturing(model, keep="top8") as seen:      # anything that runs the model: generate, a conversation, your loop
+    vt.generate(model, "Once upon a time", max_tokens=20)
+seen.weights(layer=3, head=1)
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from vantage.errors import BadInput, Refused
+from vantage.generate.solo import Row
+from vantage.inspect.captured import Capture, Part
+from vantage.inspect.keep import Keep, parse
+from vantage.inspect.select import Numbers, check_length, choose_sites, labels, numbers, read_source, read_tokens
+from vantage.inspect.sites import Seen, Site, listening, sites_of
+from vantage.inspect.tiles import output, tiles
+from vantage.model import Model
+from vantage.spec.parts import Memory
+
+LIMIT = 2**30  # bytes kept, unless more are allowed
+Progress = Callable[[int, int], None]
+
+
+@torch.inference_mode()
+def capture(
+    model: Model,
+    text: Any,
+    *,
+    source: Any = None,
+    kinds: Iterable[str] | str | None = None,
+    layers: Numbers = None,
+    heads: Numbers = None,
+    queries: Numbers = None,
+    keep: str | Keep = "weights",
+    steps: int = 0,
+    beyond: bool = False,
+    verify: bool = False,
+    limit: int = LIMIT,
+    progress: Progress | None = None,
+) -> Capture:
+    """Run a model over a text (or tokens, or images) and keep its attention weights.
+
+    ``layers``, ``heads`` and ``queries`` choose by number (an int, several, a slice; ``None``: all), ``kinds`` among
+    "self", "cross" and "encoder". ``keep``: "weights", "stats", or "top" and a number: the largest of each row.
+    ``steps``: go on greedily for so many tokens with a cache, and capture those too. ``source``: what an
+    encoder-decoder reads. ``verify``: compare weights times values with the output the model used. ``limit``: the
+    bytes that may be kept.
+    """
+    tokens = read_tokens(model, text, beyond=beyond)
+    if not isinstance(steps, int) or steps < 0:
+        raise BadInput(f"steps={steps!r}: give the number of tokens to go on for, 0 or more")
+    if steps and len(tokens) != 1:
+        raise BadInput(f"{len(tokens)} rows and steps={steps}: going on works for one row at a time")
+    total = _width(model, tokens) + steps
+    if model.spec.embedding.source is None:
+        check_length(model, total, beyond=beyond)
+    rows = None if queries is None else numbers(queries, total, "query")
+    read = read_source(model, source)
+    many = {"kinds": kinds, "layers": layers, "heads": heads, "queries": rows, "verify": verify, "limit": limit}
+    with capturing(model, keep=keep, passes=1, progress=progress, **many) as seen:
+        memory = None if read is None else model.encode(read)
+        if steps:
+            _go_on(model, tokens[0].tolist(), steps, memory)
+        else:
+            model.hidden(tokens, source=memory)
+    return seen
+
+
+@contextlib.contextmanager
+def capturing(
+    model: Model,
+    *,
+    kinds: Iterable[str] | str | None = None,
+    layers: Numbers = None,
+    heads: Numbers = None,
+    queries: Iterable[int] | None = None,
+    keep: str | Keep = "top32",
+    verify: bool = False,
+    limit: int = LIMIT,
+    passes: int = 1,
+    progress: Progress | None = None,
+) -> Iterator[Capture]:
+    """Inside, every pass of this model is captured, whoever runs it. ``queries``: by their order, from 0."""
+    if model.training:
+        raise BadInput("the model is in training mode, where dropout changes the weights: call model.eval() first")
+    sites = choose_sites(sites_of(model), kinds, layers)
+    chosen = {id(site): numbers(heads, site.heads, "head", f" in {site.name} attention") for site in sites}
+    wanted = None if queries is None else frozenset(queries)
+    kept = Capture(parse(keep).name, model.spec, {})
+    watcher = _Watcher(kept, parse(keep), chosen, wanted, verify, limit, len(sites) * passes, progress)
+    with listening(sites, watcher), _reading(model, kept):
+        yield kept
+
+
+@final
+@dataclass
+class _Watcher:
+    """Turns what it sees into what is kept."""
+
+    into: Capture
+    keep: Keep
+    heads: dict[int, list[int]]
+    queries: frozenset[int] | None
+    verify: bool
+    limit: int
+    expected: int
+    progress: Progress | None
+    done: int = field(default=0)
+
+    def __call__(self, seen: Seen) -> None:
+        heads = self.heads[id(seen.site)]
+        order = seen.pair.q.order
+        row = order[0].tolist()
+        columns = [c for c, o in enumerate(row) if self.queries is None or o in self.queries]
+        if not columns:
+            return
+        bounds = seen.pair.k.known.order
+        width = 1 + (int(seen.pair.k.order.max()) if bounds is None else bounds[1])
+        self._check(seen.site, len(order) * len(heads) * len(columns), width)
+        found: list[dict[str, Tensor]] = []
+        error = 0.0
+        for tile in tiles(seen, heads, columns):
+            found.append(self.keep.of(tile, width))
+            if self.verify:
+                ours, theirs = output(seen, heads, tile), seen.out[:, heads][:, :, tile.columns]
+                error = max(error, float((ours - theirs).abs().max()))
+        data = {name: torch.cat([one[name] for one in found], 2) for name in found[0]}
+        part = Part(tuple(heads), order[:, columns].clone(), data, width, seen.kernel, error if self.verify else None)
+        self.into.parts.setdefault((seen.site.kind, seen.site.layer), []).append(part)
+        self.done += 1
+        if self.progress is not None:
+            self.progress(self.done, max(self.done, self.expected))
+
+    def _check(self, site: Site, cells: int, width: int) -> None:
+        """Refuse at the first layer what all of them together could not keep."""
+        more = max(1, self.expected - self.done)
+        total = self.into.bytes + more * self.keep.bytes(cells, width)
+        if total > self.limit:
+            raise Refused(
+                f"keep={self.keep.name!r} of {cells:,} rows over {width:,} keys in {more} layers would take "
+                f"{total / 2**20:,.0f} MiB, and limit= allows {self.limit / 2**20:,.0f}: choose fewer layers=, heads= "
+                'or queries=, keep="top32" or "stats", or raise limit='
+            )
+
+
+@contextlib.contextmanager
+def _reading(model: Model, kept: Capture) -> Iterator[None]:
+    """Remember which tokens stood where, in the decoder and in the encoder."""
+
+    def listen(kind: str, of: Model) -> Any:
+        def hear(module: nn.Module, args: tuple[Any, ...]) -> None:
+            tokens, pos = args[0], args[1]
+            if tokens.dim() == 2:
+                kept.read.setdefault(kind, []).append((tokens[0].tolist(), pos.order[0].tolist()))
+
+        return of.embed.register_forward_pre_hook(hear)
+
+    handles = [listen("self", model)]
+    if model.encoder is not None:
+        handles.append(listen("encoder", model.encoder))
+    kept.label = lambda tokens: labels(model, tokens)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _width(model: Model, tokens: Tensor) -> int:
+    return model.embed.size(tokens)[1] if model.spec.embedding.source is not None else tokens.shape[1]
+
+
+def _go_on(model: Model, tokens: list[int], steps: int, memory: Memory | None) -> None:
+    """Greedily, as ``vt.generate`` would, every token through the cache; the last is read, so that it is seen too."""
+    row = Row(model, model.new_cache(capacity=len(tokens) + steps), source=memory)
+    for _ in range(steps):
+        logits = row.feed(tokens)
+        tokens = [int(logits[-1].argmax())]
+    row.feed(tokens)

@@ -1,0 +1,297 @@
+"""What a model costs at a context and batch (A16, K5): parameters, operations, cache, and time on a machine."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import asdict, dataclass
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from vantage.attention.cross import CrossAttention
+from vantage.attention.scorer import Scorer
+from vantage.checkpoints.blank import Blank
+from vantage.errors import BadInput
+from vantage.families.family import empty_model
+from vantage.inspect import operations as ops
+from vantage.inspect.cache_bytes import Room, alternatives, cache_bytes, token_bytes
+from vantage.inspect.html import page_table
+from vantage.inspect.machine import Machine
+from vantage.inspect.operations import PARTS, Pass
+from vantage.model import Model
+from vantage.model.block import Side
+from vantage.model.experts import Experts
+from vantage.spec.masks import Mask
+from vantage.spec.model import ModelSpec
+from vantage.spec.positions import Place
+
+WINDOW = 4096  # of the alternative with a window
+MOST_PAIRS = 2**26  # that are asked one by one
+
+
+@final
+@dataclass(frozen=True)
+class PartCost:
+    """One part of a pass. ``bytes``: weights, and keys and values, each read once; activations are left out."""
+
+    name: str
+    operations: int
+    bytes: int
+    seconds: float | None
+
+    @property
+    def intensity(self) -> float:
+        """Operations a byte."""
+        return self.operations / self.bytes if self.bytes else 0.0
+
+
+@final
+@dataclass(frozen=True)
+class PassCost:
+    """A whole pass: "prefill" reads the context at once, "decode" is one more token after it."""
+
+    name: str
+    queries: int
+    keys: int
+    parts: tuple[PartCost, ...]
+    visible: float  # of the pairs of query and key that are counted, the share that a mask lets through
+
+    @property
+    def operations(self) -> int:
+        return sum(part.operations for part in self.parts)
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def intensity(self) -> float:
+        return self.operations / self.bytes if self.bytes else 0.0
+
+    @property
+    def seconds(self) -> float | None:
+        times = [part.seconds for part in self.parts]
+        return None if None in times else sum(t for t in times if t is not None)
+
+
+@final
+@dataclass(frozen=True, repr=False)
+class Cost:
+    """A model's cost. Bytes are those of ``dtype``."""
+
+    context: int
+    batch: int
+    dtype: str
+    kind: str
+    parameters: dict[str, int]
+    passes: tuple[PassCost, ...]
+    cache: int  # bytes
+    cache_a_token: int  # bytes that one more token of one row takes
+    instead: dict[str, int]  # cache bytes if attention were of another kind
+    machine: Machine | None
+    uncounted: tuple[str, ...]  # parts that are not ours: their products are not in the numbers
+
+    @property
+    def total(self) -> int:
+        return sum(self.parameters.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        passes = [
+            asdict(one)
+            | {"operations": one.operations, "bytes": one.bytes, "intensity": one.intensity, "seconds": one.seconds}
+            | {"parts": [asdict(part) | {"intensity": part.intensity} for part in one.parts]}
+            for one in self.passes
+        ]
+        said = {n: getattr(self, n) for n in ("context", "batch", "dtype", "kind", "parameters", "total", "cache")}
+        said |= {"cache_a_token": self.cache_a_token, "instead": self.instead, "uncounted": list(self.uncounted)}
+        return said | {"machine": None if self.machine is None else asdict(self.machine), "passes": passes}
+
+    @property
+    def header(self) -> list[str]:
+        return ["part", *(f"{one.name}: {what}" for one in self.passes for what in ("operations", "bytes", "a byte"))]
+
+    def rows(self) -> list[list[Any]]:
+        def cells(parts: Any) -> list[Any]:
+            return [cell for part in parts for cell in (part.operations, part.bytes, part.intensity)]
+
+        by_name = [[one.parts[i] for one in self.passes] for i in range(len(PARTS))]
+        rows = [[parts[0].name, *cells(parts)] for parts in by_name if any(part.operations for part in parts)]
+        return [*rows, ["all", *cells(self.passes)]]
+
+    def __repr__(self) -> str:
+        times = ", ".join(f"{one.name} {one.seconds:.3g} s" for one in self.passes if one.seconds is not None)
+        where = "" if self.machine is None else f"; on {self.machine.name}: {times}"
+        return (
+            f"Cost({self.total:,} parameters; {self.batch} x {self.context:,} tokens in {self.dtype}: "
+            f"cache {self.cache / 2**20:,.1f} MiB{where})"
+        )
+
+    def _repr_html_(self) -> str:
+        from vantage.inspect.plots import plot_cost
+
+        return page_table(repr(self), self.header, self.rows(), plot_cost(self))
+
+
+def cost(
+    model: Model | ModelSpec,
+    *,
+    context: int,
+    batch: int = 1,
+    source: int | None = None,
+    dtype: torch.dtype | str | None = None,
+    kind: str = "contiguous",
+    machine: Machine | None = None,
+    window: int = WINDOW,
+) -> Cost:
+    """What a model, or only its spec, costs. Nothing is computed and no weight is made.
+
+    ``source``: tokens an encoder-decoder reads (the context, if not said). ``dtype``: that of weights and cache;
+    the model's own if not said, bfloat16 for a spec.
+    """
+    spec = model if isinstance(model, ModelSpec) else model.spec
+    sizes = {"context": context, "batch": batch, "window": window, **({} if source is None else {"source": source})}
+    for name, n in sizes.items():
+        if type(n) is not int or n < 1:
+            raise BadInput(f"{name}={n!r}: give a whole number, 1 or more")
+    with Blank():
+        empty = empty_model(spec)
+    own = torch.bfloat16 if isinstance(model, ModelSpec) else model.embed.tokens.weight.dtype
+    dtype = _dtype(dtype, own)
+    read = 0 if spec.encoder is None else context if source is None else source
+    room = Room(context, batch, dtype, kind, read)
+    named = str(dtype).removeprefix("torch.")
+    todo = [("prefill" if _decodes(spec) else "pass", Pass(batch, context, context, read))]
+    if _decodes(spec):
+        todo.append(("decode", Pass(batch, 1, context, read, fresh=False)))
+    passes = tuple(_pass(name, empty, at, room, machine, named) for name, at in todo)
+    a_token = sum(token_bytes(layer.attention.kept(spec.width), room) for layer in spec.layers)
+    odd = tuple(dict.fromkeys(name for layer in spec.layers for name in ops.uncounted(layer)))
+    kept = cache_bytes(spec, room) if _decodes(spec) else 0
+    instead = alternatives(spec, room, window) if _decodes(spec) else {}
+    return Cost(context, batch, named, kind, parameters(empty), passes, kept, a_token, instead, machine, odd)
+
+
+def _dtype(given: torch.dtype | str | None, own: torch.dtype) -> torch.dtype:
+    if given is None:
+        return own
+    found = getattr(torch, given, None) if isinstance(given, str) else given
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise BadInput(f"dtype={given!r}: use one of float64, float32, bfloat16, float16")
+    return found
+
+
+def _decodes(spec: ModelSpec) -> bool:
+    return spec.head is not None and all(layer.mask.settled(1) for layer in spec.layers)
+
+
+# ---- parameters
+
+
+def parameters(model: nn.Module) -> dict[str, int]:
+    """By part; what is shared is counted once, where it comes first."""
+    assert isinstance(model, Model)
+    seen: set[int] = set()
+    counts = {"embedding": _count(model.embed, seen), "attention": 0, "feed-forward": 0, "norms": 0}
+    if model.encoder is not None:
+        counts = {"encoder": sum(parameters(model.encoder).values()), **counts}
+        if model.spec.embedding.shared:
+            counts["encoder"] -= model.embed.tokens.weight.numel()  # one table, counted with the decoder's
+    for block in model.blocks:
+        inner = [m for m in block.modules() if any(isinstance(c, Scorer) for c in m.children())]
+        counts["attention"] += sum(_count(m, seen) for m in inner)
+        counts["feed-forward"] += _count(_ffn(block), seen)
+        counts["norms"] += _count(block, seen)
+    counts["norms"] += _count(model.norm, seen)
+    counts["head"] = _count(model.head, seen)
+    counts["pooler"] = _count(model.pooler, seen)
+    return {name: n for name, n in counts.items() if n}
+
+
+def _count(module: nn.Module, seen: set[int]) -> int:
+    new = {id(p): p.numel() for p in module.parameters() if id(p) not in seen}
+    seen.update(new)
+    return sum(new.values())
+
+
+def _ffn(block: Any) -> nn.Module:
+    """The last sublayer of a block, whichever way it is wired."""
+    return block.sublayers[-1] if isinstance(block, Side) else block.steps[-1].sublayer
+
+
+# ---- operations
+
+
+def _pass(name: str, model: Model, at: Pass, room: Room, on: Machine | None, dtype: str) -> PassCost:
+    counts: dict[str, int] = dict.fromkeys(PARTS, 0)
+    sizes: dict[str, int] = dict.fromkeys(PARTS, 0)
+    pairs = seen = 0
+    if model.encoder is not None and at.fresh:
+        inside = _pass(name, model.encoder, Pass(at.batch, at.source, at.source), room, None, dtype)
+        for part in inside.parts:
+            counts[part.name] += part.operations
+            sizes[part.name] += part.bytes
+    width, itemsize = model.spec.width, room.dtype.itemsize
+    for block, layer in zip(model.blocks, model.spec.layers, strict=True):
+        for module in (m for m in block.modules() if any(isinstance(c, Scorer) for c in m.children())):
+            crosses = isinstance(module, CrossAttention)
+            config = layer.cross if crosses and layer.cross is not None else layer.attention
+            keys = at.source if crosses else _shown(layer.mask, at)
+            done = ops.attention(module, layer, config.shape(width), at, keys)
+            for part, n in done.items():
+                counts[part] += n
+            kept = at.batch * keys * token_bytes(config.kept(width), room)
+            value = 0 if config.kept(width).single else config.kept(width).value_dim
+            share = value / (config.kept(width).key_dim + value)
+            sizes["scores"] += kept - int(kept * share)
+            sizes["weighted sum"] += int(kept * share)
+            out = sum(p.numel() for p in module.out.parameters()) if isinstance(module.out, nn.Module) else 0
+            sizes["output"] += out * itemsize
+            sizes["projections"] += (sum(p.numel() for p in module.parameters()) - out) * itemsize
+            pairs += at.queries * keys
+            seen += at.queries * keys if crosses else visible(layer.mask, at, keys)
+        ffn = _ffn(block)
+        counts["feed-forward"] += ops.feed_forward(ffn, layer.ffn, at.tokens)
+        sizes["feed-forward"] += _read(ffn, layer.ffn, at.tokens) * itemsize
+    counts["head"] += ops.head(model, at)
+    if model.spec.head is not None:
+        sizes["head"] += sum(p.numel() for p in model.head.parameters()) * itemsize
+    counts["embedding"] += ops.embedding(model, at)
+    sizes["embedding"] += at.tokens * width * itemsize
+    parts = tuple(
+        PartCost(n, counts[n], sizes[n], None if on is None else on.seconds(counts[n], sizes[n], dtype)) for n in PARTS
+    )
+    return PassCost(name, at.queries, at.keys, parts, seen / max(1, pairs))
+
+
+def _shown(mask: Mask, at: Pass) -> int:
+    """Keys that a cache shows to a step: of a window only what it reaches. A whole pass shows all."""
+    reach = mask.reach()
+    return at.keys if reach is None or at.queries == at.keys else min(at.keys, at.queries + reach - 1)
+
+
+@functools.cache
+def visible(mask: Mask, at: Pass, keys: int) -> int:
+    """Pairs that the mask lets through, of the last ``queries`` of ``keys`` tokens.
+
+    Of many queries only some are asked, evenly spread: what a query sees grows steadily, or not at all.
+    """
+    key = torch.arange(at.keys - keys, at.keys)[None]
+    step = max(1, at.queries * keys // MOST_PAIRS)
+    asked = torch.arange(at.keys - at.queries, at.keys, step)
+    total = 0
+    for some in asked.split(max(1, 2**22 // max(1, keys))):
+        query = some[:, None]
+        total += int(mask(Place(query, query, None), Place(key, key, None)).sum())
+    return total * at.queries // len(asked)
+
+
+def _read(module: Any, config: Any, tokens: int) -> int:
+    """Weights that are read: of many experts, at most one for each token sent."""
+    everything = sum(p.numel() for p in module.parameters())
+    if not isinstance(config, Experts):
+        return everything
+    one = sum(p.numel() for p in module.experts[0].parameters())
+    router: Any = config.router
+    used = min(config.count, tokens * router.k)
+    return everything - (config.count - used) * one

@@ -1,0 +1,218 @@
+"""Each score before the softmax, split exactly into what the tokens say and what their positions say.
+
+A score is scale · q·k, capped, plus a bias. The position part of q·k is what changes when every transform that knows
+positions is put at rest (position 0): for RoPE, the turned product less the one that is not turned, band by band.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from vantage.attention import GroupedQuery, LengthTemperature, NoBias, QKNorm
+from vantage.errors import BadInput, Refused
+from vantage.inspect.decomposition import Decomposition, Term
+from vantage.inspect.meet import Bands, Met, Raw, at_rest, bands_of, meeting
+from vantage.inspect.select import Numbers, choose_sites, labels, numbers, read_source, read_tokens
+from vantage.inspect.sites import Site, sites_of
+from vantage.inspect.tiles import cut_need, pick
+from vantage.kernels.reference import masked_scores
+from vantage.model import Model
+from vantage.position import Rope, XPos
+from vantage.position.xl import ContentBias
+from vantage.spec.parts import materialise
+from vantage.spec.positions import Pair, Positions
+
+CELLS = 2**26  # of all parts and bands together
+NAMES: dict[type, str] = {Rope: "rotation", XPos: "fading rotation", LengthTemperature: "temperature"}
+LINEAR = (Rope, XPos, LengthTemperature, ContentBias)  # a sum of queries becomes the sum of what they become
+
+
+@torch.inference_mode()
+def decompose(
+    model: Model,
+    text: Any,
+    *,
+    layer: int,
+    heads: Numbers = None,
+    queries: Numbers = None,
+    kind: str | None = None,
+    source: Any = None,
+    bands: bool = True,
+    beyond: bool = False,
+) -> Decomposition:
+    """The scores of one layer on a text, in parts that add up to them.
+
+    ``heads`` and ``queries`` choose by number; ``kind`` is "self", "cross" or "encoder". ``bands=False`` leaves out
+    the parts by frequency band, which take the most memory.
+    """
+    tokens = read_tokens(model, text, beyond=beyond)
+    if len(tokens) != 1 or tokens.dim() != 2:
+        raise BadInput(f"tokens of shape {tuple(tokens.shape)}: scores are taken apart for one row of tokens")
+    site = _one_site(model, kind, layer)
+    read = read_source(model, source)
+    with meeting([site]) as met:
+        model.hidden(tokens, source=read)
+    found = met[site.name]
+    rows = numbers(queries, found.seen.q.shape[2], "query")
+    chosen = numbers(heads, site.heads, "head", f" in {site.name} attention")
+    decomposition = _Splitter(found, torch.tensor(chosen), tuple(rows), bands).split()
+    said = labels(model, tokens[0].tolist())
+    of_keys = said if read is None or site.kind == "self" else labels(model, read[0].tolist())
+    of_queries = of_keys if site.kind == "encoder" else said
+    return decomposition.named([of_queries[r] for r in rows], of_keys)
+
+
+def _one_site(model: Model, kind: str | None, layer: int) -> Site:
+    sites = sites_of(model)
+    kind = kind or "self"
+    if type(layer) is not int:
+        raise BadInput(f"layer={layer!r}: give the number of one layer")
+    return choose_sites(sites, kind, layer)[0]
+
+
+class _Dots(NamedTuple):
+    """q·k of some queries, whole and by band."""
+
+    whole: Tensor  # (H', t, S)
+    bands: Tensor | None  # (n, H', t, S)
+
+
+@final
+@dataclass(eq=False)
+class _Splitter:
+    met: Met
+    heads: Tensor
+    rows: tuple[int, ...]
+    want_bands: bool
+
+    def split(self) -> Decomposition:
+        met, need = self.met, self.met.seen.need
+        q_pos, k_pos = met.seen.pair.q, met.seen.pair.k
+        self.bands: Bands | None = bands_of(met, q_pos) if self.want_bands else None
+        self._check(len(k_pos.order[0]))
+        raw = met.raw()
+        rest_q, rest_k = at_rest(q_pos), at_rest(k_pos)
+        transforms = met.transforms
+        plan = [(module, rest_q, rest_k) for _, module in transforms]
+        before = self.dots(raw, plan)
+        terms = self.content(raw, before, rest_q, rest_k)
+        content, turned = before.bands, None
+        for at, (config, module) in enumerate(transforms):
+            if isinstance(config, (QKNorm, ContentBias)):
+                continue  # these know no positions
+            plan[at] = (module, q_pos, k_pos)
+            after = self.dots(raw, plan)
+            terms.append(Term(NAMES.get(type(config), type(config).__name__), "position", after.whole - before.whole))
+            if after.bands is not None and before.bands is not None and isinstance(config, (Rope, XPos)):
+                turned = after.bands - before.bands
+                content = before.bands
+            before = after
+        if need.softcap is not None:
+            capped = need.softcap * torch.tanh(before.whole / need.softcap)
+            terms.append(Term("softcap", "neither", capped - before.whole))
+        terms += self.biases(raw)
+        score = self.score()
+        seen = score > float("-inf")
+        frequency = None if self.bands is None or turned is None else self.bands.frequency
+        kept_bands = (content, turned) if frequency is not None else (None, None)
+        heads = tuple(self.heads.tolist())
+        return Decomposition(
+            met.site.kind, met.site.layer, heads, self.rows, score, seen, terms, frequency, *kept_bands
+        )
+
+    def _check(self, keys: int) -> None:
+        each = 4 + (0 if self.bands is None else 2 * len(self.bands.frequency))
+        cells = each * len(self.heads) * len(self.rows) * keys
+        if cells > CELLS:
+            raise Refused(
+                f"{len(self.heads)} heads and {len(self.rows):,} queries over {keys:,} keys make {cells:,} numbers, "
+                f"more than {CELLS:,}: choose fewer heads= or queries=, or bands=False"
+            )
+
+    # ---- products
+
+    def dots(self, raw: Raw, plan: list[tuple[Any, Positions, Positions]]) -> _Dots:
+        q, k = self.met.meet(raw, plan)
+        return self.product(q, k)
+
+    def product(self, q_BHTd: Tensor, k_BGSd: Tensor) -> _Dots:
+        """scale · q·k for the chosen heads and queries of the first row."""
+        H, G = q_BHTd.shape[1], k_BGSd.shape[1]
+        wide = torch.promote_types(q_BHTd.dtype, torch.float32)
+        q = (q_BHTd[:1, self.heads][:, :, list(self.rows)] * self.met.seen.need.scale).to(wide)
+        k = k_BGSd[:1, self.heads * G // H].to(wide)
+        whole = (q @ k.transpose(-1, -2))[0]
+        if self.bands is None:
+            return _Dots(whole, None)
+        members = [(self.bands.of == b).nonzero().flatten() for b in range(len(self.bands.frequency))]
+        return _Dots(whole, torch.stack([(q[..., m] @ k[..., m].transpose(-1, -2))[0] for m in members]))
+
+    def content(self, raw: Raw, all_at_rest: _Dots, rest_q: Positions, rest_k: Positions) -> list[Term]:
+        """What tokens say, with what the projections' biases and the query's own bias say apart from it."""
+        met = self.met
+        plain = [(module, rest_q, rest_k) for config, module in met.transforms if not isinstance(config, ContentBias)]
+        without = all_at_rest if len(plain) == len(met.transforms) else self.dots(raw, plain)
+        terms = self.projections(raw, without, plain)
+        if without is not all_at_rest:
+            terms.append(Term("query bias u · key", "content", all_at_rest.whole - without.whole))
+        return terms
+
+    def projections(self, raw: Raw, whole: _Dots, plan: list[tuple[Any, Positions, Positions]]) -> list[Term]:
+        config = self.met.site.config.attention
+        biased = isinstance(config, GroupedQuery) and config.bias and config.clip is None  # a clip is not linear
+        if self.met.site.kind == "cross" or not biased or any(type(c) not in LINEAR for c, _ in self.met.transforms):
+            return [Term("content", "content", whole.whole)]
+        none = self.met.raw(torch.zeros_like(self.met.x[:1]))
+        bias = self.met.meet(none, plan)
+        free = self.met.meet(Raw(raw.q[:1] - none.q, raw.k[:1] - none.k), plan)
+        pairs = (("query · key", free, free), ("query bias · key", bias, free), ("query · key bias", free, bias))
+        terms = [Term(name, "content", self.product(q[0], k[1]).whole) for name, q, k in pairs]
+        rest = whole.whole - sum(term.value for term in terms)
+        return [*terms, Term("query bias · key bias", "content", rest)]
+
+    # ---- biases
+
+    def biases(self, raw: Raw) -> list[Term]:
+        """What is added to the scores: first what does not ask the query, then what does."""
+        met, bias = self.met, self.met.site.module.scorer.bias
+        if isinstance(bias, NoBias) or met.seen.need.bias is None:
+            return []
+        whole = self.dense_bias(met.seen.need.bias, cut=True)
+        q_pos = pick(met.seen.pair.q, self.rows)
+        some = raw.q[:, :, list(self.rows)]
+        q = met.seen.q[:, :, list(self.rows)]
+        nothing = torch.zeros_like(some), torch.zeros_like(q)
+        silent = bias.at(*nothing, met.seen.view.k, q_pos, met.seen.pair.k, met.seen.need.scale)
+        alone = torch.zeros_like(whole) if silent is None else self.dense_bias(silent, cut=False)
+        name = type(met.site.config.bias).__name__
+        terms = [Term(f"bias {name}", "position", alone)] if bool((alone != 0).any()) else []
+        asked = whole - alone
+        return [*terms, Term(f"query × {name}", "position", asked)] if bool((asked != 0).any()) else terms
+
+    def dense_bias(self, bias: Any, *, cut: bool) -> Tensor:
+        seen = self.met.seen
+        pair = Pair(pick(seen.pair.q, self.rows), seen.pair.k)
+        wide = torch.promote_types(seen.q.dtype, torch.float32)
+        if cut:
+            index = torch.tensor(self.rows)
+            bias = cut_need(seen.need, self.heads, index, slice(None)).bias
+            value = materialise(bias, pair, len(self.heads), wide)
+        else:
+            value = materialise(bias, pair, seen.q.shape[1], wide)
+            value = None if value is None else value[:, self.heads]
+        assert value is not None
+        return value[0].expand(len(self.heads), len(self.rows), seen.view.k.shape[2])
+
+    def score(self) -> Tensor:
+        """What the normaliser got, from what the kernel was given."""
+        seen = self.met.seen
+        H, G = seen.q.shape[1], seen.view.k.shape[1]
+        wide = torch.promote_types(seen.q.dtype, torch.float32)
+        q = seen.q[:1, self.heads][:, :, list(self.rows)].to(wide)
+        k = seen.view.k[:1, self.heads * G // H].to(wide)
+        need = cut_need(seen.need, self.heads, torch.tensor(self.rows), slice(None))
+        return masked_scores(q, k, Pair(pick(seen.pair.q, self.rows), seen.pair.k), need)[0]

@@ -1,0 +1,142 @@
+"""What is kept of each row of weights: all of it, its largest entries, or a few numbers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Protocol, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vantage.errors import BadInput
+from vantage.inspect.tiles import Tile
+
+STATS = ("entropy", "peak", "at", "distance", "first", "previous", "itself", "nowhere")
+
+
+class Keep(Protocol):
+    """Makes of a tile what is kept: tensors (B, H', t, …), put one after another along t."""
+
+    @property
+    def name(self) -> str: ...
+
+    def of(self, tile: Tile, width: int) -> dict[str, Tensor]:
+        """``width``: one more than the highest order of a key in this pass."""
+        ...
+
+    def bytes(self, cells: int, width: int) -> int:
+        """What so many rows over so many keys will take."""
+        ...
+
+
+@final
+@dataclass(frozen=True)
+class Weights:
+    """Every weight. Columns are keys by their order, wherever a cache had them."""
+
+    name: str = "weights"
+
+    def of(self, tile: Tile, width: int) -> dict[str, Tensor]:
+        first = tile.pair.k.known.first
+        if first is not None:
+            size = tile.weights.shape[-1]
+            return {"weights": F.pad(tile.weights, (first, width - first - size))}
+        order = tile.pair.k.order.clamp_min(0)[:, None, None].expand_as(tile.weights)
+        # empty places have weight 0, so adding them at 0 adds nothing
+        empty = tile.weights.new_zeros(*tile.weights.shape[:-1], width)
+        return {"weights": empty.scatter_add_(-1, order, tile.weights)}
+
+    def bytes(self, cells: int, width: int) -> int:
+        return cells * width * 4
+
+
+@final
+@dataclass(frozen=True)
+class Top:
+    """The ``k`` largest weights of a row and the order of the keys they lie on (-1: there were not so many)."""
+
+    k: int
+
+    @property
+    def name(self) -> str:
+        return f"top{self.k}"
+
+    def of(self, tile: Tile, width: int) -> dict[str, Tensor]:
+        values, index = largest(tile.weights, self.k)
+        first = tile.pair.k.known.first
+        whole = torch.int16 if width <= torch.iinfo(torch.int16).max else torch.int32
+        if first is not None:
+            order = (index + first).to(whole)
+        else:
+            order = tile.pair.k.order[:, None, None].expand(*index.shape[:3], -1).gather(-1, index).to(whole)
+        order = order.masked_fill_(values == 0, -1)
+        missing = self.k - values.shape[-1]
+        return {"weights": F.pad(values, (0, missing)), "keys": F.pad(order, (0, missing), value=-1)}
+
+    def bytes(self, cells: int, width: int) -> int:
+        return cells * self.k * 8
+
+
+@final
+@dataclass(frozen=True)
+class Stats:
+    """Of each row: entropy (nats), the largest weight and the order of its key, the mean distance, and the weight on
+    the first token, the one before, the token itself, and nowhere (what a sink took)."""
+
+    name: str = "stats"
+
+    def of(self, tile: Tile, width: int) -> dict[str, Tensor]:
+        w = tile.weights
+        q, k = tile.pair.q.order[:, None, :, None], tile.pair.k.order[:, None, None, :]
+        peak, at = w.max(-1)
+        at = k.expand(w.shape[0], 1, 1, -1)[:, 0, 0].gather(-1, at.flatten(1)).view(at.shape)
+        weighed = (w * (q - k).abs()).sum(-1)
+        total = w.sum(-1)
+        return {
+            "entropy": torch.special.entr(w).sum(-1),
+            "peak": peak,
+            "at": at.masked_fill(peak == 0, -1).to(torch.int32),
+            "distance": weighed / total.clamp_min(torch.finfo(w.dtype).tiny),
+            "first": (w * (k == 0)).sum(-1),
+            "previous": (w * (k == q - 1)).sum(-1),
+            "itself": (w * (k == q)).sum(-1),
+            "nowhere": (1 - total).clamp_min(0),
+        }
+
+    def bytes(self, cells: int, width: int) -> int:
+        return cells * len(STATS) * 4
+
+
+def parse(keep: str | Keep) -> Keep:
+    """ "weights", "stats", or "top" and a number, as in "top32"."""
+    if not isinstance(keep, str):
+        return keep
+    if keep in ("weights", "stats"):
+        return Weights() if keep == "weights" else Stats()
+    found = re.fullmatch(r"top([1-9]\d{0,5})", keep)
+    if found is None:
+        raise BadInput(f'keep={keep!r}: use "weights", "stats", or "top" and a number, as in "top32"')
+    return Top(int(found[1]))
+
+
+def largest(weights: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of each row and where they stand, as torch.topk.
+
+    Long rows are first cut into groups: the k largest lie in the k groups with the largest maxima, so only those
+    are searched. At 4,096 entries and k = 32 this takes half of the time.
+    """
+    size = weights.shape[-1]
+    k = min(k, size)
+    members = int((size / k) ** 0.5)
+    if members < 3:
+        return weights.topk(k, -1)
+    groups = size // members
+    front = weights[..., : groups * members].unflatten(-1, (members, groups))  # group g: g, g + groups, …
+    best = front.amax(-2).topk(k, -1, sorted=False).indices
+    index = (best[..., None] + groups * torch.arange(members, device=weights.device)).flatten(-2)
+    tail = torch.arange(groups * members, size, device=weights.device).expand(*index.shape[:-1], -1)
+    index = torch.cat((index, tail), -1)
+    values, at = weights.gather(-1, index).topk(k, -1)
+    return values, index.gather(-1, at)

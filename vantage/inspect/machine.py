@@ -1,0 +1,87 @@
+"""Machines, as far as a roofline needs them: operations a second, and bytes a second from memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import final
+
+import torch
+
+from vantage.errors import BadInput, Refused
+
+TERA = 1e12
+
+
+@final
+@dataclass(frozen=True)
+class Machine:
+    """``flops``: dense operations a second by dtype (a multiply and an add are two). ``bandwidth``: bytes a second."""
+
+    name: str
+    flops: dict[str, float]
+    bandwidth: float
+
+    def speed(self, dtype: str) -> float:
+        if dtype not in self.flops:
+            raise Refused(f"{self.name} has no number for {dtype}: there are {', '.join(self.flops)}")
+        return self.flops[dtype]
+
+    def seconds(self, operations: float, bytes_: float, dtype: str) -> float:
+        """The roofline: whichever takes longer, computing or reading."""
+        return max(operations / self.speed(dtype), bytes_ / self.bandwidth)
+
+    def ridge(self, dtype: str) -> float:
+        """Operations a byte above which computing takes longer than reading."""
+        return self.speed(dtype) / self.bandwidth
+
+
+def _gpu(name: str, half: float, single: float, double: float, bandwidth: float) -> Machine:
+    flops = {"bfloat16": half * TERA, "float16": half * TERA, "float32": single * TERA, "float64": double * TERA}
+    return Machine(name, flops, bandwidth * TERA)
+
+
+# From the makers' data sheets: dense tensor cores for half precision, plain cores for float32.
+MACHINES = {
+    "h200": _gpu("h200", 989.4, 66.9, 66.9, 4.8),
+    "h100": _gpu("h100", 989.4, 66.9, 66.9, 3.35),
+    "a100": _gpu("a100", 312.0, 19.5, 19.5, 2.039),
+}
+
+
+def machine(name: str, dtype: str = "float32") -> Machine:
+    """A machine by name, or "measure": this one."""
+    if name == "measure":
+        return measured(dtype)
+    if name not in MACHINES:
+        raise BadInput(f"no machine is called {name!r}: there are {', '.join(MACHINES)}, or measure for this one")
+    return MACHINES[name]
+
+
+def measured(dtype: str = "float32", device: str | None = None, size: int = 1024, rounds: int = 5) -> Machine:
+    """This machine: the best of a few square products, and of a few copies too large for any cache."""
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    kind = getattr(torch, dtype)
+    a, b = torch.ones(size, size, dtype=kind, device=device), torch.ones(size, size, dtype=kind, device=device)
+    big = torch.ones(2**26, dtype=torch.uint8, device=device)
+    other = torch.empty_like(big)
+
+    def best(run: Callable[[], object]) -> float:
+        times = []
+        for _ in range(rounds):
+            _wait(device)
+            start = perf_counter()
+            run()
+            _wait(device)
+            times.append(perf_counter() - start)
+        return min(times)
+
+    product = best(lambda: a @ b)
+    copy = best(lambda: other.copy_(big))
+    return Machine(f"this machine ({device})", {dtype: 2 * size**3 / product}, 2 * big.numel() / copy)
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()

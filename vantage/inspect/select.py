@@ -1,0 +1,137 @@
+"""What a user chose to look at: tokens, layers, heads, queries. What does not exist is refused by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vantage.errors import BadInput
+from vantage.generate.solo import longest_of
+from vantage.inspect.sites import KINDS, Site
+from vantage.model import Model
+from vantage.position import Learned
+
+Numbers = int | slice | Iterable[int] | None
+
+
+def read_tokens(model: Model, given: Any, *, beyond: bool = False, cut: int | None = None) -> Tensor:
+    """(B, T) from a text, a list of tokens or a tensor; images (B, C, H, W) for a model of images.
+
+    A text longer than the model's context is refused, unless ``beyond`` and nothing in the model ends there.
+    ``cut``: only the first so many tokens are read.
+    """
+    if not isinstance(model, Model):
+        raise BadInput(
+            f"{type(model).__name__} is no transformer of ours and has no attention weights to show here: "
+            "give what vt.load or vt.build made of a decoder, an encoder or both"
+        )
+    device = model.embed.tokens.weight.device
+    if isinstance(given, str):
+        if model.tokenizer is None:
+            raise BadInput("this model has no tokenizer: give tokens instead of text")
+        given = model.tokenizer.encode(given)
+        if not given:
+            raise BadInput("the text is empty: give at least one token")
+    if not isinstance(given, Tensor):
+        if not isinstance(given, Sequence) or not given or not all(type(n) is int for n in given):
+            raise BadInput(f"{given!r:.80} is neither a text nor tokens: give a text, a list of tokens, or a tensor")
+        given = torch.tensor([list(given)])
+    tokens = given[None] if given.dim() == 1 else given
+    if model.spec.embedding.source is None:
+        tokens = tokens[..., :cut]
+        check_length(model, tokens.shape[-1], beyond=beyond)
+    return tokens.to(device)
+
+
+def read_source(model: Model, source: Any) -> Tensor | None:
+    """What an encoder-decoder reads; ``None`` for any other model."""
+    if model.encoder is None:
+        if source is not None:
+            raise BadInput("this model has no encoder: leave source out")
+        return None
+    if source is None:
+        raise BadInput("this model reads a source: say source=, a text or tokens")
+    if isinstance(source, str) and model.tokenizer is not None:
+        source = model.tokenizer.encode(source)
+    return read_tokens(model.encoder, source)
+
+
+def context_of(model: Model) -> int | None:
+    """How long a text the model was made for; ``None``: it does not say."""
+    known = [n for n in (longest_of(model), _positions(model)) if n is not None]
+    return min(known, default=None)
+
+
+def _positions(model: Model) -> int | None:
+    """How many positions there are at all, where a table ends."""
+    tables = (p.max_length for p in model.spec.embedding.inputs if isinstance(p, Learned) and p.extend is None)
+    return min(tables, default=None)
+
+
+def check_length(model: Model, tokens: int, *, beyond: bool = False) -> None:
+    """Refuse what is longer than the model's context."""
+    hard, soft = _positions(model), context_of(model)
+    if hard is not None and tokens > hard:
+        raise BadInput(f"{tokens:,} tokens, and this model has {hard:,} positions: cut the text to {hard:,} tokens")
+    if soft is not None and tokens > soft and not beyond:
+        raise BadInput(
+            f"{tokens:,} tokens, and this model's context is {soft:,}: cut the text to {soft:,} tokens, "
+            "or say beyond=True to look past it"
+        )
+
+
+def choose_sites(sites: Sequence[Site], kinds: Iterable[str] | str | None, layers: Numbers) -> list[Site]:
+    """The sites of these kinds in these layers."""
+    there = [kind for kind in KINDS if any(site.kind == kind for site in sites)]
+    wanted = there if kinds is None else [kinds] if isinstance(kinds, str) else list(kinds)
+    for kind in wanted:
+        if kind not in there:
+            raise BadInput(f"this model has no {kind!r} attention: it has {', '.join(there)}")
+    chosen: list[Site] = []
+    for kind in wanted:
+        of_kind = [site for site in sites if site.kind == kind]
+        count = 1 + max(site.layer for site in of_kind)
+        keep = set(numbers(layers, count, "layer", f" of {kind} attention" if len(there) > 1 else ""))
+        chosen += [site for site in of_kind if site.layer in keep]
+    return [site for site in sites if site in chosen]
+
+
+def numbers(given: Numbers, count: int, what: str, where: str = "") -> list[int]:
+    """Which of ``count`` things: all, one, a slice or several; negative numbers count from the end."""
+    if given is None:
+        return list(range(count))
+    if isinstance(given, slice):
+        return list(range(count))[given]
+    several = [given] if isinstance(given, int) else list(given)
+    for n in several:
+        if type(n) is not int or not -count <= n < count:
+            raise BadInput(f"there is no {what} {n!r}{where}: there are {count}, 0 to {count - 1}")
+    if not several:
+        raise BadInput(f"no {what} was chosen{where}: give at least one of 0 to {count - 1}, or None for all")
+    return list(dict.fromkeys(n % count for n in several))
+
+
+def labels(model: Model, tokens_T: Sequence[int]) -> list[str]:
+    """Each token as a reader would write it."""
+    tokenizer = model.tokenizer
+    if tokenizer is None:
+        return [str(n) for n in tokens_T]
+    return [tokenizer.decode([n], special=True) or f"[{n}]" for n in tokens_T]
+
+
+def parse_numbers(text: str | None, what: str) -> list[int] | None:
+    """ "0,3,5-8" as the command line writes it; ``None`` stays so."""
+    if text is None:
+        return None
+    found: list[int] = []
+    for piece in text.split(","):
+        one = re.fullmatch(r"\s*(-?\d+)(?:-(\d+))?\s*", piece)
+        if one is None:
+            raise BadInput(f"{what} {text!r}: write numbers as in 0,3,5-8")
+        first, last = int(one[1]), int(one[2] or one[1])
+        found += range(first, last + 1)
+    return found

@@ -1,0 +1,234 @@
+"""``vt.swap``: the same weights seen with another base, scaling, window or encoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+
+import torch
+from torch import nn
+
+from vantage.attention import LengthTemperature, QKNorm
+from vantage.attention.cross import CrossAttention
+from vantage.attention.scorer import Scorer
+from vantage.checkpoints.blank import Blank
+from vantage.errors import BadInput, Refused
+from vantage.families.family import empty_model
+from vantage.generate.solo import longest_of
+from vantage.inspect.select import Numbers, numbers
+from vantage.model import Model
+from vantage.model.assemble import build_shared
+from vantage.position import Rope, encoding
+from vantage.position.late_temperature import LateTemperature
+from vantage.position.scaling import Rule
+from vantage.spec.masks import And, Everything, Mask, Or, Window
+from vantage.spec.model import Layer, ModelSpec
+from vantage.spec.parts import Buildable, Encoding, Parts, Shape
+
+
+class _Keep:
+    def __repr__(self) -> str:
+        return "as it is"
+
+
+KEEP: Final = _Keep()
+NOT_POSITION = (QKNorm, LengthTemperature, LateTemperature)  # norms and temperatures stay whatever the encoding is
+T = TypeVar("T")
+
+
+def swap(
+    model: Model,
+    position: str | Encoding | None = None,
+    *,
+    base: float | None = None,
+    scaling: Rule | _Keep | None = KEEP,
+    window: int | _Keep | None = KEEP,
+    layers: Numbers = None,
+    max_length: int | None = None,
+    init: bool = False,
+) -> Model:
+    """A model that shares this one's weights and differs in position; the first one stays as it is.
+
+    ``position``: another encoding, for every layer that has one (for all, if none has). ``base`` and ``scaling``
+    change the RoPE that is there; ``scaling=None`` takes a scaling away. ``window``: what a query sees; ``None`` takes
+    a window away. ``layers``: only in these. ``max_length``: the context the new model is made for, if it is another.
+    An encoding with weights of its own is refused, since the model has none for it, unless ``init``: then they start
+    as in a new model.
+    """
+    if position is not None and (base is not None or scaling is not KEEP):
+        raise BadInput(
+            "position= says the whole encoding: give base= and scaling= inside it, as vt.Rope(base=, scaling=)"
+        )
+    if position is None and base is None and scaling is KEEP and window is KEEP and max_length is None:
+        raise BadInput("nothing to swap: say position=, base=, scaling=, window= or max_length=")
+    length = max_length or longest_of(model)
+    spec = _change(replace(model.spec, max_length=length), position, base, scaling, window, layers)
+    with Blank():
+        new = empty_model(spec)
+    new.kernel = model.kernel
+    shared: dict[Any, nn.Module] = {}
+    weight = model.embed.tokens.weight
+    put = _Builder(shared, init, weight.device, weight.dtype)
+    _graft(new, model, spec, model.spec, put)
+    new.tokenizer = model.tokenizer
+    return new.train(model.training)
+
+
+# ---- the spec
+
+
+def _change(
+    spec: ModelSpec,
+    position: str | Encoding | None,
+    base: float | None,
+    scaling: Rule | _Keep | None,
+    window: int | _Keep | None,
+    layers: Numbers,
+) -> ModelSpec:
+    chosen = set(numbers(layers, len(spec.layers), "layer"))
+    new = list(spec.layers)
+    if position is not None:
+        spec, new = _encoded(
+            spec, encoding(position, max_length=spec.max_length), chosen, restricted=layers is not None
+        )
+    if base is not None or scaling is not KEEP:
+        new = _turned(new, chosen, base, scaling)
+    if window is not KEEP:
+        assert window is None or isinstance(window, int)
+        new = [
+            replace(layer, mask=_windowed(layer.mask, window)) if i in chosen else layer for i, layer in enumerate(new)
+        ]
+    inner = None if spec.encoder is None else _change(spec.encoder, position, base, scaling, window, layers)
+    return replace(spec, layers=tuple(new), encoder=inner)
+
+
+def _encoded(spec: ModelSpec, new: Encoding, chosen: set[int], *, restricted: bool) -> tuple[ModelSpec, list[Layer]]:
+    """The encoding in every chosen layer; layers that have none keep none, where others have one (iRoPE)."""
+    some = any(_has_position(layer) for layer in spec.layers)
+    layers: list[Layer] = []
+    parts = Parts()
+    for i, layer in enumerate(spec.layers):
+        parts = new.parts(causal=layer.mask.settled(1))
+        act = i in chosen and (restricted or not some or _has_position(layer))
+        layers.append(_replaced(layer, parts) if act else layer)
+    embedding = replace(spec.embedding, inputs=parts.inputs)
+    return replace(spec, embedding=embedding, sampler=parts.sampler), layers
+
+
+def _has_position(layer: Layer) -> bool:
+    return any(not isinstance(part, NOT_POSITION) for part in (*layer.qk, *filter(None, (layer.bias,))))
+
+
+def _replaced(layer: Layer, parts: Parts) -> Layer:
+    at = next((i for i, part in enumerate(layer.qk) if not isinstance(part, NOT_POSITION)), len(layer.qk))
+    before = [part for part in layer.qk[:at] if isinstance(part, NOT_POSITION)]
+    after = [part for part in layer.qk[at:] if isinstance(part, NOT_POSITION)]
+    bias: Buildable | None = parts.bias
+    if isinstance(layer.bias, NOT_POSITION):
+        if bias is not None:
+            raise Refused(f"this layer's bias is {layer.bias}, which stays, and a layer has one: use another encoding")
+        bias = layer.bias
+    return replace(layer, qk=(*before, *parts.qk, *after), bias=bias, value_bias=parts.value_bias)
+
+
+def _turned(layers: list[Layer], chosen: set[int], base: float | None, scaling: Rule | _Keep | None) -> list[Layer]:
+    def change(part: Buildable) -> Buildable:
+        if not isinstance(part, Rope):
+            return part
+        part = part if base is None else replace(part, base=base)
+        return part if isinstance(scaling, _Keep) else replace(part, scaling=scaling)
+
+    if not any(isinstance(part, Rope) for i in chosen for part in layers[i].qk):
+        raise Refused("base= and scaling= change RoPE, and no chosen layer has it: give position= instead")
+    return [replace(layer, qk=tuple(map(change, layer.qk))) if i in chosen else layer for i, layer in enumerate(layers)]
+
+
+def _windowed(mask: Mask, window: int | None) -> Mask:
+    bare = _without_window(mask)
+    return bare if window is None else bare & Window(window)
+
+
+def _without_window(mask: Mask) -> Mask:
+    if isinstance(mask, Window):
+        return Everything()
+    if isinstance(mask, And):
+        return _without_window(mask.a) & _without_window(mask.b)
+    if isinstance(mask, Or) and any(_without_window(one) != one for one in (mask.a, mask.b)):
+        raise Refused(f"{mask}: a window inside an either-or cannot be taken out; build the mask anew")
+    return mask
+
+
+# ---- the modules
+
+
+class _Builder:
+    """Builds the parts that are new, once where they are shared, and refuses weights that nobody has."""
+
+    def __init__(self, shared: dict[Any, nn.Module], init: bool, device: torch.device, dtype: torch.dtype):
+        self._shared, self._init, self._device, self._dtype = shared, init, device, dtype
+
+    def __call__(self, part: Buildable, shape: Shape) -> Any:
+        module = build_shared(part, shape, self._shared)
+        named = [name for name, _ in module.named_parameters()]
+        if named and not self._init:
+            raise Refused(
+                f"{part} has weights of its own ({', '.join(named)}), and this model has none for it: "
+                "say init=True to start with untrained ones, or choose an encoding without (RoPE, ALiBi, none)"
+            )
+        return module.to(self._device, self._dtype)
+
+
+def _graft(new: nn.Module, old: nn.Module, spec: ModelSpec, before: ModelSpec, build: Callable[..., Any]) -> None:
+    """Put the old modules where the new model has the same ones, and build what is new."""
+    assert isinstance(new, Model)
+    assert isinstance(old, Model)
+    if new.encoder is not None and old.encoder is not None:
+        assert spec.encoder is not None
+        assert before.encoder is not None
+        _graft(new.encoder, old.encoder, spec.encoder, before.encoder, build)
+    shape = spec.layers[0].attention.shape(spec.width)
+    had = list(zip(before.embedding.inputs, old.embed.inputs, strict=True))
+    inputs = [_same(part, had) or build(part, shape) for part in spec.embedding.inputs]
+    _share(new.embed, old.embed, {"inputs"})
+    new.embed.inputs = nn.ModuleList(inputs)
+    for i, (block, other) in enumerate(zip(new.blocks, old.blocks, strict=True)):
+        _graft_block(block, other, spec.layers[i], before.layers[i], spec.width, build)
+    _share(new, old, {"encoder", "embed", "blocks"})
+
+
+def _graft_block(new: nn.Module, old: nn.Module, layer: Layer, before: Layer, width: int, build: Any) -> None:
+    if any(isinstance(child, Scorer) for child in new.children()):
+        _graft_attention(new, old, layer, before, width, build)
+        return
+    inner = {name for name, child in new.named_children() if any(isinstance(m, Scorer) for m in child.modules())}
+    _share(new, old, inner)
+    for name in inner:
+        _graft_block(new.get_submodule(name), old.get_submodule(name), layer, before, width, build)
+
+
+def _graft_attention(new: Any, old: Any, layer: Layer, before: Layer, width: int, build: Any) -> None:
+    _share(new, old, {"qk", "scorer"})
+    _share(new.scorer, old.scorer, {"bias", "value_bias"})
+    if isinstance(new, CrossAttention):  # no position acts there
+        new.qk = old.qk
+        return
+    shape = layer.attention.shape(width)
+    had = list(zip(before.qk, old.qk, strict=True))
+    new.qk = nn.ModuleList([_same(part, had) or build(part, shape) for part in layer.qk])
+    for name, part, was in (("bias", layer.bias, before.bias), ("value_bias", layer.value_bias, before.value_bias)):
+        if part is not None:
+            setattr(new.scorer, name, getattr(old.scorer, name) if part == was else build(part, shape))
+
+
+def _same(part: Buildable, had: list[tuple[Buildable, nn.Module]]) -> nn.Module | None:
+    return next((module for config, module in had if config == part), None)
+
+
+def _share(new: nn.Module, old: nn.Module, but: set[str]) -> None:
+    """The old one's children and parameters in the new one, those named apart."""
+    for name, child in old.named_children():
+        if name not in but:
+            setattr(new, name, child)
+    for name, parameter in old.named_parameters(recurse=False):
+        setattr(new, name, parameter)
