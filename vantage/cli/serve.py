@@ -1,0 +1,84 @@
+"""``vantage serve``: an HTTP server that speaks OpenAI's API."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+from typing import Any
+
+from vantage.cli.progress import Bar
+
+EXAMPLE = """\
+examples:
+  vantage serve                                       smollm2 on http://127.0.0.1:8000
+  vantage serve smollm2 minilm tiny=./my-model        several, loaded when first asked for
+  vantage serve --host 0.0.0.0 --api-key "$KEY" --allow-host llm.example.org
+  vantage serve --config serve.toml --port 9000
+
+  curl http://127.0.0.1:8000/v1/chat/completions -H "Content-Type: application/json" \\
+    -d '{"model": "smollm2", "messages": [{"role": "user", "content": "Hello"}]}'
+
+MODEL is a folder in the Hugging Face layout, a .gguf file, a name that `vantage pull` knows, or NAME=one of these.
+Every option may stand in the config file (port = 9000) or in the environment (VANTAGE_PORT=9000);
+options come before the environment, and the environment before the file.
+"""
+DEFAULT = "smollm2"
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from vantage.serve.settings import OPTIONS
+
+    parser = subparsers.add_parser(
+        "serve",
+        help="serve models over HTTP, as OpenAI's API",
+        description="Serve models over HTTP, as OpenAI's API. Only this machine can reach it unless --host says more.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"what to serve; default: {DEFAULT}")
+    parser.add_argument("--config", metavar="FILE", help="settings in TOML; or VANTAGE_CONFIG")
+    parser.add_argument("--json", action="store_true", help="print the address as JSON once requests are taken")
+    for option in OPTIONS:
+        default = "" if option.default in (False, ()) else f"; default: {option.default}"
+        about: dict[str, Any] = {"dest": option.name, "default": None, "help": option.help + default}
+        if option.kind is bool:
+            about["action"] = argparse.BooleanOptionalAction
+        elif option.kind is tuple:
+            about |= {"action": "append", "metavar": "TEXT"}
+        else:
+            about |= {"type": option.kind, "choices": option.choices or None}
+            about["metavar"] = None if option.choices else {str: "TEXT", int: "N", float: "SECONDS"}[option.kind]
+        parser.add_argument(option.flag, **about)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from vantage.errors import BadInput
+    from vantage.serve.settings import NAMED, read_settings
+
+    if any(importlib.util.find_spec(name) is None for name in ("fastapi", "uvicorn")):
+        raise BadInput("serving needs fastapi and uvicorn: pip install 'vantage[serve]'")
+    settings = read_settings(
+        tuple(args.models), {name: getattr(args, name) for name in NAMED}, config=args.config, default=DEFAULT
+    )
+    for served in settings.models:
+        _bring(served.source)
+    from vantage.serve.run import serve
+
+    serve(settings, ready=lambda url: _tell(url, args.json))
+    return 0
+
+
+def _bring(source: str) -> None:
+    """A name that is not here yet is pulled; a path that is not there is refused now, not at the first request."""
+    from vantage.checkpoints.pull import find, is_name, place, pull
+
+    if is_name(source) and not place(source).is_dir():
+        with Bar("bytes") as progress:
+            pull(source, progress=progress)
+    find(source)
+
+
+def _tell(url: str, as_json: bool) -> None:
+    print(json.dumps({"url": url}) if as_json else f"serving on {url} (Ctrl-C ends it)", flush=True)

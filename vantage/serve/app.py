@@ -1,0 +1,103 @@
+"""The application."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import torch
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from vantage import __version__
+from vantage.errors import VantageError
+from vantage.families import load as load_model
+from vantage.model import Model
+from vantage.serve import chat, completions, embeddings, status, text
+from vantage.serve.errors import ApiError, bad
+from vantage.serve.guard import Guard
+from vantage.serve.hub import Hub, Load
+from vantage.serve.logs import Log
+from vantage.serve.metrics import Metrics
+from vantage.serve.openapi import describe
+from vantage.serve.record import Record
+from vantage.serve.settings import Served, Settings
+from vantage.serve.state import State, entry_of
+
+
+def create_app(settings: Settings, *, load: Load | None = None, log: Log | None = None) -> FastAPI:
+    """The server as an ASGI application. ``load``: how a model is had; by default with ``vt.load``."""
+    log = log or Log(settings.logs)
+    metrics = Metrics()
+    hub = Hub(settings, log, metrics, load or _loader(settings.batching.dtype))
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        if settings.preload:
+            await hub.preload()
+        yield
+        await hub.close()
+
+    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
+    app.state.vantage = State(settings, hub, log, metrics)
+    for part in (chat, completions, embeddings, text, status):
+        app.include_router(part.router)
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(VantageError, _refused)
+    described = describe(app, __version__, [m.name for m in settings.models], keyed=bool(settings.access.keys))
+    app.openapi = lambda: described  # FastAPI's own way to replace it
+    # the last added is the outermost
+    app.add_middleware(Guard, access=settings.access, limits=settings.limits, hub=hub)
+    app.add_middleware(Record, log=log, metrics=metrics)
+    return app
+
+
+def _loader(dtype: str) -> Load:
+    kept: Any = dtype if dtype in ("auto", "int8", "int4") else getattr(torch, dtype)
+
+    def load(served: Served) -> Model:
+        return load_model(served.source, dtype=kept)
+
+    return load
+
+
+# ---- errors as envelopes
+
+
+def _answer(request: Request, error: ApiError) -> JSONResponse:
+    entry_of(request).error = error.code
+    return JSONResponse(error.body(), error.status, headers=dict(error.headers()))
+
+
+async def _api_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ApiError)
+    return _answer(request, error)
+
+
+async def _refused(request: Request, error: Exception) -> JSONResponse:
+    return _answer(request, bad(str(error)))
+
+
+async def _invalid(request: Request, error: Exception) -> JSONResponse:
+    """The first thing that is wrong, without what was sent."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(part)[:64] for part in first["loc"] if part != "body")[:200]
+    unknown = first["type"] == "extra_forbidden"
+    message = "is not known here" if unknown else first["msg"]
+    code = "unknown_parameter" if unknown else "invalid_value"
+    return _answer(request, bad(f"{where or 'the body'}: {message}"[:500], where or None, code))
+
+
+async def _http_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    told = {404: "there is nothing here", 405: "there is no such method here"}
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+    answer = _answer(request, ApiError(error.status_code, code, told.get(error.status_code, str(error.detail))))
+    answer.headers.update(error.headers or {})
+    return answer

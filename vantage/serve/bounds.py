@@ -1,0 +1,44 @@
+"""The most of everything that one request may ask for. A number stands here once; docs/serving.md lists them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, AllowInfNan, BaseModel, ConfigDict, Field, Strict, WithJsonSchema
+
+N = 16  # samples of a prompt
+PROMPTS = 16  # prompts of one call to /v1/completions
+STOPS, STOP_CHARACTERS = 4, 256
+BIASES = 1024  # entries of logit_bias
+TOP = 20  # log-probabilities beside the chosen token's
+TOKENS = 2**20  # the most that max_tokens may say; the model's context is nearly always less
+MESSAGES, PARTS, TOOLS, CALLS = 1024, 64, 64, 64
+INPUTS, INPUT_TOKENS = 256, 65_536  # of one call to /v1/embeddings
+NAME = r"^[a-zA-Z0-9_-]{1,64}$"
+MODEL_CHARACTERS, ID_CHARACTERS, USER_CHARACTERS = 256, 128, 512
+TEXT = 2**24  # characters; the limit on bodies is reached first, this one is for those who raise it
+REGEX_CHARACTERS = 8_192
+FALSE = {"type": "boolean", "const": False}
+
+Whole = Annotated[int, Strict()]
+Number = Annotated[float, Strict(), AllowInfNan(False)]
+Flag = Annotated[bool, Strict()]
+No = Annotated[bool, Strict(), AfterValidator(lambda said: _no(said)), WithJsonSchema(FALSE)]
+Text = Annotated[str, Strict(), Field(max_length=TEXT)]
+Token = Annotated[int, Strict(), Field(ge=0, lt=2**31)]
+ModelName = Annotated[str, Strict(), Field(min_length=1, max_length=MODEL_CHARACTERS)]
+User = Annotated[str, Strict(), Field(max_length=USER_CHARACTERS)]
+Object = dict[str, Any]  # a JSON schema or a call's arguments: read by those who check it
+
+
+def _no(said: bool) -> bool:
+    """``Literal[False]`` would take 0 as well."""
+    if said:
+        raise ValueError("only false can be had here")
+    return said
+
+
+class Strictly(BaseModel):
+    """Unknown fields are refused, and nothing is taken for what it is not."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=False)

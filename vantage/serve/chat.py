@@ -1,0 +1,92 @@
+"""``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from fastapi import APIRouter, Request, Response
+
+from vantage.generate import Pick
+from vantage.serve import tools
+from vantage.serve.generation import Kind, Said, respond
+from vantage.serve.hub import Loaded
+from vantage.serve.openapi import answers
+from vantage.serve.orders import chat_orders
+from vantage.serve.requests import ChatRequest
+from vantage.serve.responses import ChatCompletion
+from vantage.serve.voice import chat_logprobs
+
+router = APIRouter()
+
+
+@final
+@dataclass
+class _Choice:
+    """One answer as it grows."""
+
+    parser: tools.ToolParser | None
+    begun: bool = False
+    text: str = ""
+    picks: list[Pick] = field(default_factory=list)
+    calls: list[tools.Call] = field(default_factory=list)
+    finish: str | None = None
+
+
+@final
+class ChatWriter:
+    def __init__(self, loaded: Loaded, body: ChatRequest):
+        self._loaded, self._logprobs = loaded, bool(body.logprobs)
+        self._names = [tool["function"]["name"] for tool in tools.offered(body)]
+        self._many = body.parallel_tool_calls is not False
+        self._choices: dict[int, _Choice] = {}
+
+    def news(self, said: Said) -> list[dict[str, Any]]:
+        choice = self._choices.get(said.choice)
+        if choice is None:
+            parser = tools.ToolParser(self._names, many=self._many) if self._names else None
+            choice = self._choices[said.choice] = _Choice(parser)
+        picks = said.voice.picks(said.text)
+        text = said.text if choice.parser is None else choice.parser.push(said.text)
+        if said.finish is not None and choice.parser is not None:
+            rest, choice.calls = choice.parser.finish()
+            text += rest
+        choice.text += text
+        choice.picks += picks
+        chunks = [] if choice.begun else [self._chunk(said.choice, {"role": "assistant", "content": ""})]
+        choice.begun = True
+        if text or (picks and self._logprobs):
+            chunks.append(self._chunk(said.choice, {"content": text}, picks))
+        if said.finish is not None:
+            choice.finish = "tool_calls" if choice.calls else said.finish
+            calls = [{"index": i, **call.to_json()} for i, call in enumerate(choice.calls)]
+            if calls:
+                chunks.append(self._chunk(said.choice, {"tool_calls": calls}))
+            chunks.append(self._chunk(said.choice, {}, finish=choice.finish))
+        return chunks
+
+    def _chunk(
+        self, index: int, delta: dict[str, Any], picks: list[Pick] | None = None, finish: str | None = None
+    ) -> dict[str, Any]:
+        logprobs = chat_logprobs(self._loaded, picks) if self._logprobs and picks else None
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+
+    def whole(self) -> list[dict[str, Any]]:
+        return [self._whole(index, self._choices[index]) for index in sorted(self._choices)]
+
+    def _whole(self, index: int, choice: _Choice) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.calls:
+            message["content"] = choice.text or None
+            message["tool_calls"] = [call.to_json() for call in choice.calls]
+        logprobs = chat_logprobs(self._loaded, choice.picks) if self._logprobs else None
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish}
+
+
+KIND = Kind("chatcmpl", "chat.completion", "chat.completion.chunk", chat_orders, ChatWriter, lambda body: 1)
+
+
+@router.post("/v1/chat/completions", responses=answers(ChatCompletion, stream=True), tags=["openai"])
+async def chat_completions(request: Request, body: ChatRequest) -> Response:
+    """Answer a conversation."""
+    return await respond(request, body, KIND)

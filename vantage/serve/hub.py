@@ -1,0 +1,270 @@
+"""The models: loaded when first asked for, within a limit, the least recently used given up first.
+
+A request names a model; the name is looked up among those the server was started with, and never
+becomes a path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from vantage.checkpoints.pull import find
+from vantage.errors import Refused, VantageError
+from vantage.generate.limits import Limits as Generating
+from vantage.generate.prompts import ends_of
+from vantage.generate.solo import longest_of
+from vantage.model import Model
+from vantage.serve.embedder import Embedder
+from vantage.serve.errors import ApiError, bad, draining, overloaded, unknown_model
+from vantage.serve.logs import Log
+from vantage.serve.metrics import Metrics
+from vantage.serve.plain import Plain, TokenTexts
+from vantage.serve.settings import Served, Settings
+from vantage.serve.worker import Worker
+
+Load = Callable[[Served], Model]
+
+
+@final
+@dataclass(eq=False)
+class Loaded:
+    """A model in memory, with whatever its requests need."""
+
+    name: str
+    model: Model
+    plain: Plain
+    texts: TokenTexts
+    ends: frozenset[int]
+    context: int | None
+    runner: Worker | Embedder
+    bytes: int
+
+    @property
+    def kind(self) -> str:
+        return "generate" if isinstance(self.runner, Worker) else "embed"
+
+    @property
+    def worker(self) -> Worker:
+        if not isinstance(self.runner, Worker):
+            raise bad(f"{self.name} makes embeddings and cannot generate: use /v1/embeddings", "model", "wrong_model")
+        return self.runner
+
+    @property
+    def embedder(self) -> Embedder:
+        if not isinstance(self.runner, Embedder):
+            raise bad(f"{self.name} generates and has no embeddings: use an encoder", "model", "wrong_model")
+        return self.runner
+
+
+@final
+class _Slot:
+    """A place for a model, whether it is loaded or not."""
+
+    def __init__(self, served: Served):
+        self.served = served
+        self.loaded: Loaded | None = None
+        self.loading: asyncio.Task[Loaded] | None = None
+        self.leases, self.used = 0, 0.0
+        self.bytes = 0  # what it took the last time
+
+
+@final
+class Hub:
+    def __init__(self, settings: Settings, log: Log, metrics: Metrics, load: Load):
+        self._settings, self._log, self._metrics, self._load = settings, log, metrics, load
+        self._slots = {served.name: _Slot(served) for served in settings.models}
+        self._one = asyncio.Lock()  # one load at a time: two would not know of each other's memory
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="load")
+        self._prepare = ThreadPoolExecutor(2, thread_name_prefix="prepare")
+        self._tasks: set[asyncio.Task[Loaded]] = set()
+        self.created = int(time.time())
+        self.draining = False
+
+    # ---- using them
+
+    @contextlib.asynccontextmanager
+    async def lease(self, name: str) -> AsyncIterator[Loaded]:
+        """The model, loaded, and not unloaded before this ends."""
+        slot = self._slots.get(name)
+        if slot is None:
+            raise unknown_model(name)
+        if self.draining:
+            raise draining()
+        if slot.loaded is None and slot.leases > self._settings.batching.queue:
+            raise overloaded(5)
+        slot.leases += 1
+        try:
+            yield await self._get(slot)
+        finally:
+            slot.leases -= 1
+            slot.used = time.monotonic()
+
+    async def prepare(self, work: Callable[[], Any]) -> Any:
+        """Encoding and compiling, away from the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._prepare, work)
+
+    async def preload(self) -> None:
+        for name in self._slots:
+            async with self.lease(name):
+                pass
+
+    def listed(self) -> list[dict[str, Any]]:
+        return [self._card(slot) for slot in self._slots.values()]
+
+    def _card(self, slot: _Slot) -> dict[str, Any]:
+        loaded = slot.loaded
+        return {
+            "id": slot.served.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "vantage",
+            "loaded": loaded is not None,
+            "kind": None if loaded is None else loaded.kind,
+            "context": None if loaded is None else loaded.context,
+        }
+
+    def card(self, name: str) -> dict[str, Any]:
+        if name not in self._slots:
+            raise unknown_model(name)
+        return self._card(self._slots[name])
+
+    def loaded(self) -> list[Loaded]:
+        return [slot.loaded for slot in self._slots.values() if slot.loaded is not None]
+
+    @property
+    def busy(self) -> int:
+        return sum(slot.leases for slot in self._slots.values())
+
+    # ---- loading
+
+    async def _get(self, slot: _Slot) -> Loaded:
+        if slot.loaded is not None:
+            return slot.loaded
+        if slot.loading is None:
+            slot.loading = asyncio.create_task(self._bring(slot))
+            self._tasks.add(slot.loading)
+            slot.loading.add_done_callback(self._tasks.discard)
+        # whoever asked first may leave: the others still want it
+        return await asyncio.shield(slot.loading)
+
+    async def _bring(self, slot: _Slot) -> Loaded:
+        name, began = slot.served.name, time.monotonic()
+        try:
+            async with self._one:
+                await self._room(slot, slot.bytes or await asyncio.to_thread(_guess, slot.served.source))
+                loop = asyncio.get_running_loop()
+                try:
+                    made = await loop.run_in_executor(self._threads, self._make, slot.served)
+                except Exception as e:
+                    self._log.fault(name, "load", e)
+                    raise _not_loaded(name, e) from e
+                slot.bytes = made.bytes
+                try:
+                    await self._room(slot, made.bytes)
+                except ApiError:
+                    await _idle_stop(made.runner)
+                    raise
+                if isinstance(made.runner, Worker):
+                    made.runner.start()
+                slot.loaded = made
+                self._metrics.loads.add(model=name)
+                self._log.write("info", "loaded", model=name, bytes=made.bytes, seconds=time.monotonic() - began)
+                return made
+        finally:
+            slot.loading = None
+
+    def _make(self, served: Served) -> Loaded:
+        model = self._load(served)
+        if model.tokenizer is None:
+            raise Refused(f"{served.name} has no tokenizer: a server speaks in texts")
+        batching, limits = self._settings.batching, self._settings.limits
+        plain, context = Plain(model.tokenizer), longest_of(model)
+        runner: Worker | Embedder
+        try:
+            Generating.of(model)
+        except Refused:
+            if model.spec.embedding.source is not None:
+                raise
+            runner, cache = Embedder(served.name, model, batching, self._log), 0
+        else:
+            context = batching.capacity if context is None else min(context, batching.capacity)
+            runner = Worker(served.name, model, batching, limits.backlog, self._log)
+            cache = batching.capacity * _token_bytes(model)
+        weights = sum(x.nbytes for x in (*model.parameters(), *model.buffers()))
+        texts, ends = TokenTexts(model.tokenizer), ends_of(model)
+        return Loaded(served.name, model, plain, texts, ends, context, runner, weights + cache)
+
+    async def _room(self, wanted: _Slot, bytes: int) -> None:
+        """Unload idle models, the least recently used first, until this many bytes fit."""
+        limit = self._settings.limits.memory_bytes
+        while limit:
+            others = [slot for slot in self._slots.values() if slot.loaded is not None and slot is not wanted]
+            if bytes + sum(slot.bytes for slot in others) <= limit:
+                return
+            idle = [slot for slot in others if slot.leases == 0]
+            if not idle:
+                raise _no_room(wanted.served.name, alone=not others)
+            await self._unload(min(idle, key=lambda slot: slot.used))
+
+    async def _unload(self, slot: _Slot) -> None:
+        loaded, slot.loaded = slot.loaded, None
+        assert loaded is not None, "it was chosen because it is loaded"
+        await loaded.runner.stop()
+        del loaded
+        gc.collect()
+        self._metrics.unloads.add(model=slot.served.name)
+        self._log.write("info", "unloaded", model=slot.served.name)
+
+    async def close(self) -> None:
+        for slot in self._slots.values():
+            if slot.loaded is not None:
+                await self._unload(slot)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._prepare.shutdown(wait=False, cancel_futures=True)
+
+
+async def _idle_stop(runner: Worker | Embedder) -> None:
+    """Of one that never began."""
+    if isinstance(runner, Embedder):
+        await runner.stop()
+
+
+def _not_loaded(name: str, error: Exception) -> ApiError:
+    """Paths and details are for the log, not for a client."""
+    if isinstance(error, MemoryError):
+        return ApiError(500, "out_of_memory", f"there was not enough memory to load {name}")
+    kind = "cannot be used" if isinstance(error, VantageError) else "could not be read"
+    return ApiError(
+        500, "model_load_failed", f"{name} could not be loaded, its files {kind}: the server's log says why"
+    )
+
+
+def _no_room(name: str, *, alone: bool) -> ApiError:
+    if alone:
+        return ApiError(503, "model_too_large", f"{name} needs more memory than this server allows")
+    return ApiError(503, "models_busy", f"there is no room for {name} while other models are in use", retry=10)
+
+
+def _guess(source: str) -> int:
+    """What a model that was never loaded may take: its files."""
+    try:
+        path = find(source)
+        files = [path] if path.is_file() else [*Path(path).glob("*.safetensors"), *Path(path).glob("*.gguf")]
+        return sum(file.stat().st_size for file in files)
+    except (OSError, VantageError):
+        return 0  # loading will say what is wrong
+
+
+def _token_bytes(model: Model) -> int:
+    """Keys and values of one token, in all layers."""
+    cache = model.new_cache(1, kind="paged", capacity=1, block=1)
+    streams = ((s, layer.store.codec.kv_heads) for layer in cache.layers for s in layer.store.codec.streams())
+    return sum(stream.width * stream.dtype.itemsize * heads for stream, heads in streams)

@@ -1,0 +1,159 @@
+"""Texts of strangers to tokens: what they spell stays text.
+
+``<|im_end|>`` inside a message must not end the message. So a mark that nobody can guess is put into
+every spelling of a special token before the chat template sees it. The template's own special tokens
+have none. Then the text is cut at the marks and the pieces are encoded: no piece has a whole spelling
+but those that the template wrote. A text without spellings is encoded as ever.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+from tokenizers import Encoding
+
+from vantage.checkpoints.tokenizer import Tokenizer
+from vantage.serve.errors import bad
+
+
+@final
+class Plain:
+    """``tokenizer`` for texts that are not trusted."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self.tokenizer, self._backend = tokenizer, tokenizer.backend
+        template = tokenizer.template or ""
+        added = self._backend.get_added_tokens_decoder()
+        # a token that is not called special but that the template writes (<tool_call>) is one to us;
+        # others (runs of blanks) are text
+        special = {i: t for i, t in added.items() if t.special or (t.content.strip() and t.content in template)}
+        self._ids = frozenset(special)
+        self._spellings = sorted({t.content for t in special.values() if t.content}, key=len, reverse=True)
+        every = "|".join(re.escape(spelling) for spelling in self._spellings)
+        self._find = re.compile(f"(?=({every}))") if every else None  # looks ahead: spellings may overlap
+        # one character cannot be cut, and what is normalised first may become a spelling only then
+        folds = self._backend.normalizer is not None and any(t.normalized for t in special.values())
+        self._doubtful = folds or any(len(spelling) < 2 for spelling in self._spellings)
+
+    def text(self, text: str, *, special: bool = True) -> list[int]:
+        """``special``: with the tokens that the model wants around every text."""
+        mark = _mark()
+        pieces = self._cut(text, mark, edges=False).split(mark)
+        encoding = self._encoded(pieces)
+        if self._doubtful or len(pieces) > 1:
+            self._sound(encoding.ids)
+        return self._backend.post_process(encoding, add_special_tokens=True).ids if special else encoding.ids
+
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
+        """A conversation as the model was trained to read it."""
+        mark = _mark()
+        text = self._rendered(messages, tools, mark, edges=False)
+        if self._at_an_edge(messages) or self._at_an_edge(tools or ()):
+            # two harmless halves may meet where the template puts texts side by side
+            careful = self._rendered(messages, tools, mark, edges=True)
+            if self._count(careful) != self._count(text):
+                text = careful
+        if self._doubtful:
+            for said in (*_texts(messages), *_texts(tools or ())):
+                self._sound(self._encoded(self._cut(said, mark, edges=False).split(mark)).ids)
+        return self._encoded(text.split(mark)).ids
+
+    # ---- inside
+
+    def _rendered(self, messages: Any, tools: Any, mark: str, *, edges: bool) -> str:
+        def marked(value: Any) -> Any:
+            if isinstance(value, str):
+                return self._cut(value, mark, edges=edges)
+            if isinstance(value, Mapping):
+                return {marked(k): v if k == "role" else marked(v) for k, v in value.items()}
+            return [marked(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+        return self.tokenizer.chat(marked(list(messages)), tools=marked(list(tools)) if tools else None)
+
+    def _cut(self, text: str, mark: str, *, edges: bool) -> str:
+        """With a mark inside every spelling; ``edges``: and inside what a neighbour could complete."""
+        if self._find is None:
+            return text
+        at = {found.start() + 1 for found in self._find.finditer(text)}
+        at |= self._edges(text) if edges else set()
+        cuts = [0, *sorted(at), len(text)]
+        return mark.join(text[a:b] for a, b in itertools.pairwise(cuts)) if at else text
+
+    def _edges(self, text: str) -> set[int]:
+        at: set[int] = set()
+        for spelling in self._spellings:
+            for k in range(1, len(spelling)):
+                if text.endswith(spelling[:k]):
+                    at.add(len(text) - k + 1)
+                if text.startswith(spelling[-k:]):
+                    at.add(k - 1)
+        return at
+
+    def _at_an_edge(self, value: Any) -> bool:
+        return any(self._edges(text) for text in _texts(value))
+
+    def _count(self, text: str) -> int:
+        return 0 if self._find is None else sum(1 for _ in self._find.finditer(text))
+
+    def _encoded(self, pieces: Sequence[str]) -> Encoding:
+        made = [self._one(piece) for piece in pieces if piece]
+        if len(made) > 1:
+            return Encoding.merge(made, growing_offsets=True)
+        return made[0] if made else self._one("")
+
+    def _one(self, text: str) -> Encoding:
+        try:
+            return self._backend.encode(text, add_special_tokens=False)
+        except Exception as e:  # it raises bare Exception
+            raise bad("this text cannot be encoded with the model's vocabulary") from e
+
+    def _sound(self, ids: Sequence[int]) -> None:
+        if not self._ids.isdisjoint(ids):
+            raise bad("this text spells a special token in a way that cannot be written as plain text: change it")
+
+
+def _mark() -> str:
+    return f"\ue000{secrets.token_hex(12)}\ue001"
+
+
+def _texts(value: Any) -> list[str]:
+    """Every text in nested data; a role is none of the user's own."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        return [t for k, v in value.items() if k != "role" for part in (k, v) for t in _texts(part)]
+    return [t for one in value for t in _texts(one)] if isinstance(value, (list, tuple)) else []
+
+
+@final
+class TokenTexts:
+    """What single tokens say, for log-probabilities: as text, and as the bytes that the text may be half of."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer, self._backend = tokenizer, tokenizer.backend
+        self._byte_level = type(self._backend.decoder).__name__ == "ByteLevel"
+        self._bytes = _byte_alphabet() if self._byte_level else {}
+
+    def text(self, token: int) -> str:
+        return self._tokenizer.decode([token], special=True)
+
+    def bytes(self, token: int) -> list[int]:
+        written = self._backend.id_to_token(token) or ""
+        if written and self._byte_level and all(c in self._bytes for c in written):
+            return [self._bytes[c] for c in written]
+        if re.fullmatch(r"<0x[0-9A-F]{2}>", written):
+            return [int(written[3:5], 16)]
+        return list(self.text(token).encode("utf-8"))
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's way of writing bytes as printable characters."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [b for b in range(256) if b not in shown]
+    return {chr(b): b for b in shown} | {chr(256 + i): b for i, b in enumerate(hidden)}

@@ -1,0 +1,150 @@
+"""What is answered, as pydantic models for the OpenAPI description. The answers are built as plain dicts."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from vantage.serve.bounds import Strictly
+
+
+class ErrorDetail(Strictly):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(Strictly):
+    error: ErrorDetail
+
+
+class Card(Strictly):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    loaded: bool
+    kind: Literal["generate", "embed"] | None  # None: not known before it is loaded
+    context: int | None
+
+
+class Cards(Strictly):
+    object: Literal["list"]
+    data: list[Card]
+
+
+class PromptDetails(Strictly):
+    cached_tokens: int
+
+
+class Usage(Strictly):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+
+
+class TopLogprob(Strictly):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Strictly):
+    content: list[TokenLogprob]
+    refusal: None
+
+
+class AnsweredFunction(Strictly):
+    name: str
+    arguments: str
+
+
+class AnsweredCall(Strictly):
+    id: str
+    type: Literal["function"]
+    function: AnsweredFunction
+
+
+class AnsweredMessage(Strictly):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    tool_calls: list[AnsweredCall] | None = None
+
+
+class ChatChoice(Strictly):
+    index: int
+    message: AnsweredMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+
+
+class ChatCompletion(Strictly):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class CompletionLogprobs(Strictly):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(Strictly):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"]
+
+
+class Completion(Strictly):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class Embedded(Strictly):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(Strictly):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(Strictly):
+    object: Literal["list"]
+    data: list[Embedded]
+    model: str
+    usage: EmbeddingUsage
+
+
+class Tokens(Strictly):
+    tokens: list[int]
+    count: int
+    max_model_len: int | None
+
+
+class Detokenized(Strictly):
+    prompt: str
+
+
+class Health(Strictly):
+    status: Literal["ok", "draining"]

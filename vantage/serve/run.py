@@ -1,0 +1,124 @@
+"""Running the app with uvicorn: the socket, the signals and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from vantage.errors import BadInput
+from vantage.serve.app import create_app
+from vantage.serve.hub import Load
+from vantage.serve.logs import Bridge, Log
+from vantage.serve.settings import Settings
+from vantage.serve.state import State
+
+SEND_BYTES = 64 * 1024  # the kernel's buffer for a reader: without a bound it takes megabytes before a stall shows
+LAST_WORDS_S = 2.0  # for answers that were cut, to be sent
+HEADERS_BYTES = 32 * 1024
+
+
+def serve(settings: Settings, *, load: Load | None = None, ready: Callable[[str], None] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT. ``ready`` is told the address once requests are taken."""
+    log = Log(settings.logs)
+    app = create_app(settings, load=load, log=log)
+    state: State = app.state.vantage
+    sock = _bound(settings.host, settings.port)
+    host, port = sock.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        ws="none",
+        timeout_keep_alive=30,
+        limit_concurrency=settings.limits.connections,
+        timeout_graceful_shutdown=int(LAST_WORDS_S),
+        h11_max_incomplete_event_size=HEADERS_BYTES,
+        http="h11",
+    )
+    for name in ("uvicorn", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [Bridge(log)] if name == "uvicorn" else [], name != "uvicorn"
+        logger.setLevel(logging.WARNING)
+    server = uvicorn.Server(config)
+    state.abort = lambda client: _abort(server, client)
+    _on_start(app, server, state, lambda: (log.write("info", "listening", url=url), ready and ready(url)))
+    with contextlib.closing(sock):
+        server.run(sockets=[sock])
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind, proto)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)  # connections take it over
+        sock.bind(address)
+    except OSError as e:
+        raise BadInput(f"{host} port {port} cannot be listened on: {e}") from e
+    return sock
+
+
+def _on_start(app: FastAPI, server: uvicorn.Server, state: State, ready: Callable[[], Any]) -> None:
+    """Put our signal handlers in the place of uvicorn's once it has put its own: those would stop listening at once."""
+    inner = app.router.lifespan_context
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
+        loop = asyncio.get_running_loop()
+        draining: list[asyncio.Task[None]] = []
+
+        def stop() -> None:
+            if draining:
+                server.should_exit = server.force_exit = True  # asked twice
+            else:
+                draining.append(loop.create_task(_drain(server, state)))
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop)
+        async with inner(app) as given:
+            starting = loop.create_task(_announce(server, ready))
+            yield given
+            starting.cancel()
+
+    app.router.lifespan_context = lifespan
+
+
+async def _announce(server: uvicorn.Server, ready: Callable[[], Any]) -> None:
+    while not server.started:
+        await asyncio.sleep(0.01)
+    ready()
+
+
+async def _drain(server: uvicorn.Server, state: State) -> None:
+    """New requests get 503; those that run may finish, within the limit. Then the server ends."""
+    state.hub.draining = True
+    limit = state.settings.limits.drain_s
+    state.log.write("info", "draining", busy=state.hub.busy, seconds=limit)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit):
+            while state.hub.busy:
+                await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # the last bytes of the last answers
+    left = state.hub.busy
+    if left:
+        await state.hub.close()  # their answers end with an error
+        await asyncio.sleep(0.05)
+    state.log.write("info", "stopped", cut=left)
+    server.should_exit = True
+
+
+def _abort(server: uvicorn.Server, client: Any) -> None:
+    """Cut a connection without waiting for what is still to be sent."""
+    for connection in list(server.server_state.connections):
+        if getattr(connection, "client", None) == client and client is not None:
+            connection.transport.abort()

@@ -1,0 +1,270 @@
+"""What a server is told: which models, who may ask, and how much of everything.
+
+One table, ``OPTIONS``, names every setting once. From it come the flags, the environment variables
+(``VANTAGE_`` and the name in capitals) and the keys of the TOML file, in this order of precedence.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, final
+
+from vantage.errors import BadInput
+
+
+@final
+@dataclass(frozen=True)
+class Served:
+    """A model that may be asked for. Requests know its ``name`` only, never where it is."""
+
+    name: str
+    source: str
+
+    @staticmethod
+    def of(said: str) -> Served:
+        """From ``SOURCE`` or ``NAME=SOURCE``. A path gets the name of its last part."""
+        name, sign, source = said.partition("=")
+        if not sign:
+            name, source = Path(said).stem if Path(said).exists() else said, said
+        if not name or not source:
+            raise BadInput(f"the model {said!r}: give a source, or NAME=SOURCE")
+        return Served(name, source)
+
+
+@final
+@dataclass(frozen=True)
+class Access:
+    """Who may ask."""
+
+    keys: tuple[str, ...] = ()
+    allow_open: bool = False  # other machines without a key
+    hosts: tuple[str, ...] = ()  # names this server goes by, besides localhost and bare addresses
+    origins: tuple[str, ...] = ()  # other web pages that may call it
+
+    def __post_init__(self) -> None:
+        for key in self.keys:
+            if len(key) < 8 or not key.isascii() or not key.isprintable() or " " in key:
+                raise BadInput("an API key has at least 8 printable ASCII characters and no blank")
+        for origin in self.origins:
+            if not origin.startswith(("http://", "https://")) or origin.count("/") != 2:
+                raise BadInput(f"the origin {origin!r}: give scheme and host, as in https://example.org")
+
+
+@final
+@dataclass(frozen=True)
+class Batching:
+    """The engine of each model."""
+
+    rows: int = 32  # samples that run at once
+    queue: int = 64  # samples that may wait
+    capacity: int = 16_384  # tokens of cache
+    chunk: int = 256  # prompt tokens between two tokens of the others
+    batch_invariant: bool = False
+    share_prefixes: bool = True  # within one key
+    dtype: str = "auto"
+
+
+@final
+@dataclass(frozen=True)
+class Limits:
+    """How much one request, one reader and all models may take."""
+
+    body_bytes: int = 2**20
+    body_s: float = 30.0  # a body must arrive within
+    request_s: float = 600.0  # from arrival to the last token
+    stall_s: float = 30.0  # a reader that takes nothing for so long is cut off
+    backlog: int = 1024  # tokens that a reader may be behind
+    drain_s: float = 30.0  # after SIGTERM, running requests have so long
+    memory_bytes: int = 0  # weights and caches of all models; 0: no limit
+    connections: int = 1024
+
+
+@final
+@dataclass(frozen=True)
+class Logs:
+    """One line of JSON a request, on standard error."""
+
+    prompts: bool = False  # with what was asked and answered
+    level: str = "info"
+
+
+@final
+@dataclass(frozen=True)
+class Settings:
+    models: tuple[Served, ...]
+    host: str = "127.0.0.1"
+    port: int = 8000
+    preload: bool = False
+    access: Access = Access()
+    batching: Batching = Batching()
+    limits: Limits = Limits()
+    logs: Logs = field(default=Logs())
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise BadInput("no model to serve: name at least one")
+        names = [model.name for model in self.models]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise BadInput(f"two models are called {twice[0]!r}: say NAME=SOURCE to tell them apart")
+        if not loopback(self.host) and not self.access.keys and not self.access.allow_open:
+            raise BadInput(
+                f"host {self.host}: other machines could reach this server, and no API key is set. "
+                "Set --api-key, or say --allow-open if everybody may use it"
+            )
+
+
+def loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+# ---- reading them
+
+
+@final
+@dataclass(frozen=True)
+class Option:
+    """A setting as a user writes it. ``part``: the dataclass it belongs to, and its name there."""
+
+    name: str
+    part: str
+    field: str
+    kind: type  # str, int, float, bool or tuple (several texts)
+    help: str
+    low: float = -math.inf
+    high: float = math.inf
+    choices: tuple[str, ...] = ()
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return "VANTAGE_" + self.name.upper()
+
+    @property
+    def default(self) -> Any:
+        owner = Settings if self.part == "" else PARTS[self.part]
+        return next(f.default for f in fields(owner) if f.name == self.field)
+
+
+PARTS: dict[str, Any] = {"access": Access, "batching": Batching, "limits": Limits, "logs": Logs}
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
+LEVELS = ("debug", "info", "warning", "error")
+OPTIONS = (
+    Option("host", "", "host", str, "address to listen on"),
+    Option("port", "", "port", int, "port to listen on; 0: any that is free", 0, 65535),
+    Option("preload", "", "preload", bool, "load all models at start instead of when first asked for"),
+    Option("api_key", "access", "keys", tuple, "a key that requests must bear; may be given again"),
+    Option("allow_open", "access", "allow_open", bool, "serve other machines without a key"),
+    Option("allow_host", "access", "hosts", tuple, "a name this server goes by; may be given again"),
+    Option("allow_origin", "access", "origins", tuple, "a web origin that may call it; may be given again"),
+    Option("rows", "batching", "rows", int, "samples that run at once", 1, 4096),
+    Option("queue", "batching", "queue", int, "samples that may wait; more are refused with 429", 0, 2**20),
+    Option("capacity", "batching", "capacity", int, "tokens of cache for each model", 16, 2**31),
+    Option("chunk", "batching", "chunk", int, "prompt tokens computed between two tokens of the others", 1, 2**20),
+    Option("batch_invariant", "batching", "batch_invariant", bool, "the same bits whatever else runs; slower"),
+    Option("share_prefixes", "batching", "share_prefixes", bool, "keep what was computed for later requests of a key"),
+    Option("dtype", "batching", "dtype", str, "how weights are kept", choices=DTYPES),
+    Option("body_bytes", "limits", "body_bytes", int, "the largest body of a request", 1024, 2**30),
+    Option("body_seconds", "limits", "body_s", float, "a body must arrive within", 0.1, 3600),
+    Option("request_seconds", "limits", "request_s", float, "a request must be answered within", 0.1, 86400),
+    Option(
+        "stall_seconds", "limits", "stall_s", float, "a reader that takes nothing for so long is cut off", 0.1, 3600
+    ),
+    Option("backlog", "limits", "backlog", int, "tokens that a reader may be behind before it is cut off", 16, 2**20),
+    Option("drain_seconds", "limits", "drain_s", float, "after SIGTERM, running requests have so long", 0, 86400),
+    Option("memory_bytes", "limits", "memory_bytes", int, "weights and caches of all models; 0: no limit", 0, 2**50),
+    Option("connections", "limits", "connections", int, "connections at once", 1, 2**20),
+    Option("log_prompts", "logs", "prompts", bool, "log what is asked and answered"),
+    Option("log_level", "logs", "level", str, "what is logged", choices=LEVELS),
+)
+NAMED = {option.name: option for option in OPTIONS}
+
+
+def read_settings(
+    models: tuple[str, ...] = (),
+    flags: Mapping[str, Any] | None = None,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    config: str | Path | None = None,
+    default: str | None = None,
+) -> Settings:
+    """Flags before environment variables before the file. ``None`` in ``flags``: not said. ``default``: a model."""
+    config = config or environ.get("VANTAGE_CONFIG") or None
+    said: dict[str, Any] = {} if config is None else _from_file(Path(config))
+    listed = said.pop("models", ())
+    for option in OPTIONS:
+        if (text := environ.get(option.variable)) is not None:
+            said[option.name] = _checked(option, _from_text(option, text), option.variable)
+    if text := environ.get("VANTAGE_MODELS"):
+        listed = tuple(part.strip() for part in text.split(",") if part.strip())
+    for name, value in (flags or {}).items():
+        if value is not None:
+            said[name] = _checked(NAMED[name], value, NAMED[name].flag)
+    parts: dict[str, dict[str, Any]] = {part: {} for part in ("", *PARTS)}
+    for name, value in said.items():
+        parts[NAMED[name].part][NAMED[name].field] = value
+    made = {part: PARTS[part](**given) for part, given in parts.items() if part}
+    chosen = models or listed or (() if default is None else (default,))
+    return Settings(tuple(Served.of(one) for one in chosen), **parts[""], **made)
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        read = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise BadInput(f"the config file {path} cannot be read: {e}") from e
+    said: dict[str, Any] = {}
+    for name, value in read.items():
+        if name == "models":
+            if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+                raise BadInput(f"{path}: models must be a list of texts")
+            said[name] = tuple(value)
+        elif name in NAMED:
+            value = tuple(value) if isinstance(value, list) else value
+            value = (value,) if NAMED[name].kind is tuple and isinstance(value, str) else value
+            said[name] = _checked(NAMED[name], value, f"{path}: {name}")
+        else:
+            raise BadInput(f"{path}: there is no setting {name!r}; there are models, {', '.join(NAMED)}")
+    return said
+
+
+def _from_text(option: Option, text: str) -> Any:
+    if option.kind is bool:
+        if text.lower() not in ("1", "true", "yes", "0", "false", "no", ""):
+            raise BadInput(f"{option.variable}={text!r}: give true or false")
+        return text.lower() in ("1", "true", "yes")
+    if option.kind is tuple:
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    try:
+        return option.kind(text)
+    except ValueError as e:
+        raise BadInput(f"{option.variable}={text!r}: give a number") from e
+
+
+def _checked(option: Option, value: Any, where: str) -> Any:
+    """The value as its kind, or a refusal that says where it was said."""
+    if option.kind is float and type(value) is int:
+        value = float(value)
+    if option.kind is tuple and isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value):
+        return tuple(value)
+    if type(value) is not option.kind:
+        raise BadInput(f"{where}: {value!r} is no {option.kind.__name__}")
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and not option.low <= value <= option.high:
+        raise BadInput(f"{where}: {value} is out of range, from {option.low:g} to {option.high:g}")
+    if option.choices and value not in option.choices:
+        raise BadInput(f"{where}: {value!r} is none of {', '.join(option.choices)}")
+    return value

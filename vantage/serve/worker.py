@@ -1,0 +1,215 @@
+"""The engine's thread: one for each model that generates. Nobody else touches the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import final
+
+from vantage.errors import VantageError
+from vantage.generate import Engine, Event, Request, Stats
+from vantage.model import Model
+from vantage.serve.errors import ApiError, bad, failed, overloaded
+from vantage.serve.jobs import Job, Order, Tick
+from vantage.serve.logs import Log
+from vantage.serve.settings import Batching
+
+SNAPSHOT_S = 0.2  # how old what /metrics shows may be
+REBUILD_S = 1.0  # between two attempts to make a new engine
+
+
+@final
+@dataclass(frozen=True)
+class Snapshot:
+    """The engine at one moment."""
+
+    stats: Stats
+    waiting: int  # samples that have not begun
+    running: int
+
+
+@final
+class Worker:
+    """Submits, steps and delivers. The methods above the line are for the event loop, those below for the thread."""
+
+    def __init__(self, name: str, model: Model, batching: Batching, backlog: int, log: Log):
+        self._name, self._model, self._batching, self._backlog, self._log = name, model, batching, backlog, log
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._jobs: dict[Request, Job] = {}
+        self._engine = self._new_engine()
+        self._stopping = False
+        self._seats = 0  # samples that were taken on and have not ended
+        self._mean_s = 1.0  # how long a request took of late
+        self.snapshot = Snapshot(self._engine.stats, 0, 0)
+        self.faults = 0  # steps that failed as a whole, and cost all their requests
+        self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Must run in the event loop that requests come from."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    @contextlib.contextmanager
+    def seats(self, samples: int) -> Iterator[None]:
+        """Places for these samples, or 429 at once: whoever waits is counted before anything is done for it."""
+        if samples > self._batching.rows:
+            raise bad(f"{samples} samples in one request: this server runs at most {self._batching.rows} at once", "n")
+        if self._seats + samples > self._batching.rows + self._batching.queue:
+            rounds = 1 + self._seats / self._batching.rows
+            raise overloaded(min(60, max(1, math.ceil(self._mean_s * rounds / 2))))
+        self._seats += samples
+        began = time.perf_counter()
+        try:
+            yield
+            self._mean_s += 0.2 * (time.perf_counter() - began - self._mean_s)
+        finally:
+            self._seats -= samples
+
+    @property
+    def busy(self) -> int:
+        return self._seats
+
+    def submit(self, order: Order, news: asyncio.Event) -> Job:
+        job = Job(order, self._backlog, self._drop, news)
+        self._inbox.put(lambda: self._submit(job))
+        return job
+
+    def _drop(self, job: Job) -> None:
+        self._inbox.put(lambda: self._cancel(job))
+
+    async def stop(self) -> None:
+        """Ends what runs, and the thread."""
+        self._inbox.put(self._stop)
+        await asyncio.to_thread(self._thread.join)
+
+    # ---------------------------------------------------------------- in the thread
+
+    def _run(self) -> None:
+        told = 0.0
+        while not self._stopping:
+            self._take(wait=self._engine.idle)
+            try:
+                events = [] if self._engine.idle else self._engine.step()
+            except Exception as e:  # the engine holds its own faults: whatever comes here has broken it
+                self._rebuild(e)
+                continue
+            self._deliver(events)
+            now = time.monotonic()
+            if now - told > SNAPSHOT_S or self._engine.idle:
+                told, self.snapshot = now, self._look()
+
+    def _take(self, *, wait: bool) -> None:
+        """Everything that was asked since the last step; waits for something where there is nothing else to do."""
+        with contextlib.suppress(Empty):
+            while True:
+                self._inbox.get(block=wait)()
+                wait = False
+
+    def _submit(self, job: Job) -> None:
+        order = job.order
+        if job.over:
+            return
+        try:
+            request = self._engine.submit(
+                order.tokens,
+                max_tokens=order.max_tokens,
+                sampling=order.sampling,
+                stop=order.stop,
+                tenant=order.tenant,
+                source=order.source,
+                n=order.n,
+                constraint=order.constraint,
+            )
+        except Exception as e:
+            # what the engine refuses is the request's own doing; the rest is ours
+            error = bad(str(e)) if isinstance(e, VantageError) else failed(e, own=False)
+            if error.status >= 500:
+                self._log.fault(self._name, "submit", e)
+            return self._tell(lambda: job.fail(error))
+        self._jobs[request] = job
+
+    def _cancel(self, job: Job) -> None:
+        request = next((request for request, one in self._jobs.items() if one is job), None)
+        if request is not None:
+            del self._jobs[request]
+            self._engine.cancel(request)
+
+    def _deliver(self, events: list[Event]) -> None:
+        """One call into the loop for all that a step brought."""
+        ticks: dict[Request, list[Tick]] = {}
+        for event in events:
+            ticks.setdefault(event.request, []).append(Tick(event.sample, event.pick, event.finish))
+        calls: list[Callable[[], None]] = []
+        for request, news in ticks.items():
+            job = self._jobs.get(request)
+            if job is None:
+                continue
+            if request.error is not None:
+                cause = request.error.__cause__
+                own = job.order.constraint is not None or bool(job.order.sampling.bias)
+                self._log.fault(self._name, "step", cause or request.error)
+                calls.append(_bound(job.fail, failed(cause, own=own)))
+            else:
+                calls.append(_bound(job.deliver, request, news, request.state == "finished"))
+            if request.state == "finished":
+                del self._jobs[request]
+        if calls:
+            self._tell(lambda: [call() for call in calls])
+
+    def _rebuild(self, error: Exception) -> None:
+        """A new engine: nobody knows what the old one holds. Its requests fail, those that come are served."""
+        self._log.fault(self._name, "engine", error)
+        self.faults += 1
+        jobs, self._jobs = list(self._jobs.values()), {}
+        self._tell(lambda: [job.fail(failed(error, own=False)) for job in jobs])
+        del self._engine  # its blocks go before the new ones come
+        gc.collect()
+        while True:
+            try:
+                self._engine = self._new_engine()
+                return
+            except Exception as e:  # no memory yet: those who wait have a time limit of their own
+                self._log.fault(self._name, "rebuild", e)
+                time.sleep(REBUILD_S)
+
+    def _stop(self) -> None:
+        self._stopping = True
+        jobs, self._jobs = list(self._jobs.items()), {}
+        for request, _ in jobs:
+            self._engine.cancel(request)
+        gone = ApiError(503, "unloaded", "the server stopped before the answer was complete", retry=5)
+        self._tell(lambda: [job.fail(gone) for _, job in jobs])
+
+    def _tell(self, call: Callable[[], object]) -> None:
+        assert self._loop is not None, "started without a loop"
+        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody is left to tell
+            self._loop.call_soon_threadsafe(call)
+
+    def _look(self) -> Snapshot:
+        left = [(r, sum(output.finish is None for output in r.outputs)) for r in self._jobs]
+        waiting = sum(n for request, n in left if request.state == "waiting")
+        return Snapshot(self._engine.stats, waiting, sum(n for _, n in left) - waiting)
+
+    def _new_engine(self) -> Engine:
+        b = self._batching
+        return Engine(
+            self._model,
+            capacity=b.capacity,
+            chunk=b.chunk,
+            rows=b.rows,
+            queue=b.rows + b.queue + 1,  # seats are counted before: this is never reached
+            batch_invariant=b.batch_invariant,
+            share_prefixes=b.share_prefixes,
+        )
+
+
+def _bound(call: Callable[..., None], *args: object) -> Callable[[], None]:
+    return lambda: call(*args)
