@@ -55,6 +55,28 @@ def test_the_context_is_the_weighted_sum(kind):
 
 
 @KINDS
+def test_many_states_at_once_are_each_alone(kind):
+    D, K, score = scores_of(kind)
+    module, s, h = made(score), vectors(2, 3, D), vectors(2, 4, K, seed=1)
+    filled = torch.tensor([[True, True, True, False], [True, True, False, False]])
+    context, weights = module(s, h, filled)
+    assert context.shape == (2, 3, K)
+    for t in range(3):
+        alone = module(s[:, t], h, filled)
+        torch.testing.assert_close(context[:, t], alone[0])
+        torch.testing.assert_close(weights[:, t], alone[1])
+
+
+@KINDS
+def test_keys_that_were_mapped_before_give_the_same(kind):
+    D, K, score = scores_of(kind)
+    module, s, h = made(score), vectors(2, D), vectors(2, 4, K, seed=1)
+    context, weights = module(s, h, None, module.score.mapped(h))
+    assert torch.equal(context, module(s, h)[0])
+    assert torch.equal(weights, module(s, h)[1])
+
+
+@KINDS
 def test_padding_is_not_seen_and_padding_alone_gives_0(kind):
     D, K, score = scores_of(kind)
     module, s, h = made(score), vectors(3, D), vectors(3, 4, K, seed=1)

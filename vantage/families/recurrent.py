@@ -1,0 +1,75 @@
+"""Recurrent encoder-decoders in a folder: config.json with the spec, and safetensors under our own names.
+
+The layout of ``built``, apart from it because a ``Recurrent`` is no ``Model``: it has no cache, kernel or positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vantage.checkpoints.blank import Blank
+from vantage.checkpoints.config import Config
+from vantage.checkpoints.folder import Folder, plain_dtype, write_folder
+from vantage.checkpoints.plausible import plausible
+from vantage.errors import BadInput, CheckpointError, Refused
+from vantage.families.packing import sound
+from vantage.model.recurrent import Recurrent, RecurrentSpec
+
+NAME, VERSION = "vantage-recurrent", 1
+
+
+def save_recurrent(model: Recurrent, folder: str | Path) -> None:
+    """Write a model as a folder that ``load_recurrent`` reads back."""
+    config = {"model_type": NAME, "spec_version": VERSION, "spec": asdict(model.spec)}
+    write_folder(folder, config | {"dtype": plain_dtype(model.embed.weight.dtype)}, dict(model.named_parameters()))
+
+
+def load_recurrent(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Recurrent:
+    """The model of a folder. Every key of its config is read, every tensor used and every parameter filled."""
+    there = Folder(folder)
+    if there.config.get("model_type") != NAME:
+        raise CheckpointError(f"{folder}: model_type is {there.config.get('model_type')!r}, wanted {NAME!r}; use load")
+    plausible(there.config, there)
+    config = Config(there.config, tensors=list(there.names()))
+    config.must_be("spec_version", VERSION)
+    spec = _spec(config.plain("spec"))
+    config.settle()
+    try:
+        with Blank(), torch.device("meta"):
+            model = Recurrent(spec)
+    except (RuntimeError, ValueError, ArithmeticError) as e:  # torch's own: a size that overflows
+        raise CheckpointError(f"{folder}: {e}") from e
+    _balance(model, there)
+    # copied, not mapped: these models are small, and training writes to the weights
+    read = {name: sound(there.get(name), name).to(dtype, copy=True) for name in there.names()}
+    model.load_state_dict(read, assign=True)
+    return model.eval()
+
+
+def _spec(said: Any) -> RecurrentSpec:
+    if not isinstance(said, dict):
+        raise CheckpointError(f"config.json: spec is {type(said).__name__}; wanted an object with keys")
+    known = {f.name for f in fields(RecurrentSpec)}
+    if said.keys() != known:
+        name = sorted(said.keys() ^ known)[0]
+        raise CheckpointError(f"config.json: spec {'lacks' if name in known else 'has an unknown'} {name!r}")
+    try:
+        return RecurrentSpec(**said)  # it checks the kind of every value
+    except (BadInput, Refused) as e:
+        raise CheckpointError(f"config.json: spec: {e}") from e
+
+
+def _balance(model: Recurrent, there: Folder) -> None:
+    """Names and shapes on both sides, before any data is read."""
+    ours, theirs = {name: tuple(p.shape) for name, p in model.named_parameters()}, set(there.names())
+    if missing := sorted(ours.keys() - theirs):
+        raise CheckpointError(f"the checkpoint lacks {missing[0]!r}")
+    if extra := sorted(theirs - ours.keys()):
+        raise CheckpointError(f"the checkpoint holds {extra[0]!r}, which this model has no use for")
+    for name, shape in ours.items():
+        if there.shape(name) != shape:
+            raise CheckpointError(f"{name!r} has shape {there.shape(name)}, and the config asks for {shape}")
