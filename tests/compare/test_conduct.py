@@ -1,0 +1,162 @@
+"""A study from its settings to its report: refused early, killed, resumed, the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+import torch
+
+from vantage.cli.main import main
+from vantage.compare.conduct import Nobody, Place, conduct, within
+from vantage.compare.entries import Shape
+from vantage.compare.results import FILE, read_results
+from vantage.compare.study import Study, named, read_study
+from vantage.errors import BadInput
+
+SMALL = Study(
+    positions=("none", "alibi"),
+    train_length=6,
+    test_lengths=(6, 12),
+    seeds=2,
+    steps=8,
+    batch=8,
+    shape=Shape(16, 1, 2),
+    test_examples=16,
+)
+HERE = Place(torch.device("cpu"), 2)
+FLAGS = [
+    *("--positions", "none", "alibi", "--train-length", "6", "--test-lengths", "6", "12", "--seeds", "2"),
+    *("--batch", "8", "--width", "16", "--layers", "1", "--heads", "2"),
+]
+
+
+def numbers(results):
+    return [(r.key, r.lr, r.steps, r.parameters, r.operations, r.scores) for r in results]
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--test-lengths", "0"], "at least 1"),
+        (["--tasks", "orderin"], "'ordering'"),
+        (["--positions", "alibii"], "'alibi'"),
+        (["--attention", "multihead"], "'multi-head'"),
+        (["--seeds", "0"], "seeds=0"),
+        (["--budget", "soon"], "30m"),
+        (["--width", "30"], "multiple"),
+        (["--train-length", "500"], "longest"),
+        (["--resume"], "no study"),
+    ],
+)
+def test_bad_input_is_refused_before_any_training(flags, said, tmp_path, capsys):
+    assert main(["compare", "--out", str(tmp_path / "out"), *flags]) == 2
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said in line
+    assert not (tmp_path / "out" / FILE).exists()
+
+
+def test_a_budget_too_small_for_one_run_is_refused():
+    with pytest.raises(BadInput, match="minutes or more"):
+        within(SMALL, 0.01, HERE)
+
+
+def test_a_budget_sets_the_steps():
+    assert within(Study(**{**SMALL.__dict__, "steps": 10**6}), 60, HERE).steps < 10**6
+    assert within(Study(**{**SMALL.__dict__, "steps": 50}), 3600, HERE).steps == 50
+
+
+def test_a_study_from_a_file(tmp_path):
+    path = tmp_path / "study.toml"
+    path.write_text('tasks = ["copy"]\npositions = ["plain"]\nseeds = 2\n[shape]\nwidth = 32\n')
+    study = read_study(path)
+    assert study.positions == named(("plain",))
+    assert study.shape == Shape(32)
+    path.write_text("seed = 2\n")
+    with pytest.raises(BadInput, match="'seeds'"):
+        read_study(path)
+
+
+def test_the_control_is_left_out_where_answers_are_long():
+    study = Study(tasks=("ordering", "copy"), train_length=8, test_lengths=(8,))
+    controls = [key.task for key in study.wanted() if key.position == "none-bidirectional"]
+    assert set(controls) == {"ordering"}
+
+
+# ---- whole studies
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("study")
+    return folder, conduct(SMALL, folder, HERE)
+
+
+def test_every_run_is_there_and_paired(whole):
+    _, results = whole
+    assert [r.key for r in results] == SMALL.wanted()
+    assert {r.steps for r in results} == {8}
+    assert all([s.length for s in r.scores] == [6, 12] for r in results)
+    assert len({r.operations for r in results}) == 1  # the same compute for every entry
+
+
+def test_a_study_that_is_done_is_not_done_again(whole):
+    folder, results = whole
+    before = (folder / FILE).read_bytes()
+    assert conduct(SMALL, folder, HERE, resume=True) == results
+    assert (folder / FILE).read_bytes() == before
+    with pytest.raises(BadInput, match="--resume"):
+        conduct(SMALL, folder, HERE)
+    with pytest.raises(BadInput, match="another study"):
+        conduct(Study(**{**SMALL.__dict__, "steps": 9}), folder, HERE, resume=True)
+
+
+def test_a_worker_that_is_killed_loses_only_its_run(whole, tmp_path):
+    class Killer(Nobody):
+        def __init__(self):
+            self.done, self.notes = False, []
+
+        def chose(self, entry, rate):
+            if not self.done:  # the search has ended: workers are at work
+                self.done = True
+                threading.Thread(target=self.kill).start()
+
+        def kill(self):
+            workers = psutil.Process().children(recursive=True)
+            [p for p in workers if "spawn_main" in " ".join(p.cmdline())][-1].kill()
+
+        def note(self, text):
+            self.notes.append(text)
+
+    killer = Killer()
+    results = conduct(Study(**{**SMALL.__dict__, "steps": 8}), tmp_path, HERE, watcher=killer)
+    assert killer.notes == ["a worker died; its runs start again"]
+    assert numbers(results) == numbers(whole[1])
+
+
+def test_killed_and_resumed_it_gives_the_same_report(whole, tmp_path):
+    """The whole command, killed with SIGKILL as soon as it has a result or two."""
+    out, plain = tmp_path / "killed", tmp_path / "plain"
+    command = [sys.executable, "-m", "vantage", "compare", *FLAGS, "--steps", "8", "--workers", "1"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen([*command, "--out", str(out)], env=environment, start_new_session=True) as process:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and not read_results(out / FILE):
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGKILL)
+    kept = len(read_results(out / FILE))
+    assert 1 <= kept < len(SMALL.wanted())
+    assert main(["compare", "--out", str(out), "--resume", "--workers", "1"]) == 0
+    assert main(["compare", *FLAGS, "--steps", "8", "--workers", "1", "--out", str(plain)]) == 0
+    for name in ("index.html", "scores.csv", "report.json"):
+        assert (out / name).read_bytes() == (plain / name).read_bytes()
+    assert "vantage compare --tasks ordering" in (out / "report.json").read_text()

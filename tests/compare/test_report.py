@@ -1,0 +1,280 @@
+"""The report folder: a page that needs nothing else, the same every time, and true to the results."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import re
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.compare.synthetic import LENGTHS, falls, study
+from vantage.compare.cells import View
+from vantage.compare.report import CSV, JSON, PAGE, charts, machine, write_report
+from vantage.compare.results import Result
+from vantage.errors import BadInput
+
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+SKILLS = {"none": falls(300), "sinusoidal": falls(8), "rope": falls(25), "none-bidirectional": lambda n: 0.5}
+FACTS: dict[str, Any] = {
+    "train_length": 20,
+    "command": "vantage compare --tasks ordering --seeds 3",
+    "settings": {"steps": 3000},
+    "versions": {"torch": "2.11", "processor": "a machine"},
+}
+
+
+class Reader(HTMLParser):
+    """Every tag closed in its turn, and what the page is made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.said: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.said.append(data)
+
+    def named(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.said).split())
+
+
+def read(path: Path) -> Reader:
+    reader = Reader()
+    reader.feed(path.read_text(encoding="utf-8"))
+    reader.close()
+    assert reader.open == []
+    return reader
+
+
+@pytest.fixture(scope="module")
+def results() -> list[Result]:
+    groups = ("ascending", "swap 1", "swap 16", "swap 2")
+    found = study(SKILLS, groups=groups, diverged=[("sinusoidal", 1)])
+    found += study({"none": falls(90), "rope": falls(12)}, tasks=("copy-one",))
+    return found + study({"rope": lambda n: 3 + n / 50}, tasks=("text",), losses=True)
+
+
+@pytest.fixture(scope="module")
+def folder(results: list[Result], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    facts = {**FACTS, "published": ("length-generalization", "alibi", "randomized")}
+    return write_report(tmp_path_factory.mktemp("report"), facts, results).parent
+
+
+def test_the_page_needs_nothing_else(folder: Path) -> None:
+    page = read(folder / PAGE)
+    assert not page.named("script")
+    assert not page.named("img")
+    assert [link["href"] for link in page.named("link")] == ["data:,"]
+    assert {link["href"] for link in page.named("a")} >= {CSV, JSON}
+    text = (folder / PAGE).read_text()
+    assert not re.search(r"https?://|@import|url\(", text)
+
+
+def test_the_page_can_be_read_by_everyone(folder: Path) -> None:
+    page = read(folder / PAGE)
+    ids = Counter(attributes["id"] for _, attributes in page.tags if "id" in attributes)
+    assert max(ids.values()) == 1
+    assert page.named("html")[0]["lang"] == "en"
+    assert all(cell.get("scope") in ("row", "col") for cell in page.named("th"))
+    pictures = [svg for svg in page.named("svg") if svg.get("aria-hidden") != "true"]
+    assert len(pictures) == 3
+    for svg in pictures:
+        assert svg["role"] == "img"
+        assert set(str(svg["aria-labelledby"]).split()) <= set(ids)
+    for link in page.named("a"):
+        target = str(link["href"])
+        assert not target.startswith("#") or target[1:] in ids
+    levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch(r"h[1-6]", tag)]
+    assert levels[0] == 1
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+
+
+def test_the_page_says_what_was_found(folder: Path) -> None:
+    text = read(folder / PAGE).text
+    for wanted in (
+        "21 runs: 3 tasks, 4 entries, 3 seeds",
+        "1 diverged and counts as 0",
+        "With 3 seeds the intervals are wide",
+        "trained to 20",
+        "swap 1 (adjacent)",
+        "Mean reciprocal rank",
+        "101,378",
+        "2.5 × 10^12",
+        "behind the best",
+        "vantage compare --tasks ordering --seeds 3",
+        "a machine",
+        "copy one repeated token",
+        "[R]",
+        "not measured",
+        "stays at chance in ordering",
+    ):
+        assert wanted in text
+    assert text.index("swap 1 (adjacent)") < text.index("swap 2") < text.index("swap 16")
+
+
+def test_the_curves_stand_where_the_numbers_are() -> None:
+    """Length 20 of 10 to 100 is a ninth of the way along; what is wholly right is at the top."""
+    whole = study({"none": lambda n: 1.0}, scatter=0.0)
+    view = View(tuple(whole), 20)
+    points = tuple((n, found) for n in LENGTHS if (found := view.estimate("ordering", "none", [n])) is not None)
+    drawn = charts.curves(charts.Axes("ordering", 20), [charts.Series("none", 0, points)])
+    line = re.search(r'<polyline points="([^"]+)"', drawn)
+    assert line
+    places = [tuple(map(float, pair.split(","))) for pair in line.group(1).split()]
+    across = charts.WIDTH - charts.LEFT - charts.RIGHT
+    assert places[0] == (charts.LEFT, charts.TOP)
+    assert places[1] == (pytest.approx(charts.LEFT + across / 9, abs=0.1), charts.TOP)
+    assert places[-1] == (charts.LEFT + across, charts.TOP)
+
+
+def test_colours_are_told_from_their_paper() -> None:
+    for colours, paper in zip((charts.LIGHT, charts.DARK), charts.PAPER, strict=True):
+        assert all(charts.contrast(colour, paper) >= 3 for colour in colours)
+    for i in range(101):
+        colour, ink = charts.shade(i / 100)
+        assert charts.contrast(colour, ink) >= 4.5
+    lights = [charts.contrast(charts.shade(i / 20)[0], "#000000") for i in range(21)]
+    assert lights == sorted(lights)  # brighter is better, in any eye
+
+
+def test_text_is_told_from_its_paper() -> None:
+    """The page's own inks, as style.css has them."""
+    style = (Path(charts.__file__).parent / "style.css").read_text()
+    for theme in re.findall(r":root \{(.*?)\}", style, re.S):
+        inks = dict(re.findall(r"--(\w+): (#[0-9a-f]{3,6});", theme))
+        whole = {name: "#" + "".join(c * 2 for c in ink[1:]) if len(ink) == 4 else ink for name, ink in inks.items()}
+        for name in ("ink", "soft", "link", "good", "bad", "open"):
+            assert charts.contrast(whole[name], whole["paper"]) >= 4.5
+        assert charts.contrast(whole["soft"], whole["shade"]) >= 4.5
+
+
+def test_csv_has_a_line_for_each_run_and_length(folder: Path, results: list[Result]) -> None:
+    lines = list(csv.DictReader((folder / CSV).read_text().splitlines()))
+    assert len(lines) == sum(len(run.scores) or 1 for run in results)
+    first = next(line for line in lines if line["task"] == "ordering" and line["length"] == "40")
+    run = next(r for r in results if (r.key.task, r.key.position, r.key.seed) == ("ordering", first["position"], 0))
+    score = run.at(40)
+    assert score is not None
+    assert float(first["exact"]) == score.exact
+    assert first["beyond_training"] == "yes"
+    assert float(first["exact: swap 1"]) == score.groups["swap 1"]
+    assert [line["length"] for line in lines if line["diverged"] == "yes"] == [""]
+
+
+def test_json_says_what_the_page_says(folder: Path, results: list[Result]) -> None:
+    said = json.loads((folder / JSON).read_text())
+    assert len(said["runs"]) == len(results)
+    ordering = said["tasks"]["ordering"]
+    assert ordering["trained_to"] == 20
+    best = ordering["places"][0]["entry"]
+    assert best == "none"
+    value, low, high = (ordering["beyond"][best][name] for name in ("value", "low", "high"))
+    assert f"{value:.3f} [{low:.3f}, {high:.3f}]" in read(folder / PAGE).text
+    assert said["tasks"]["text"]["measure"] == "perplexity"
+    assert {v["word"] for v in said["verdicts"]["controls"]} == {"holds"}
+    assert set(said["verdicts"]) >= {"claims", "published: randomised"}
+
+
+def test_the_same_results_give_the_same_report_in_whatever_order(results: list[Result], tmp_path: Path) -> None:
+    """As after a kill and a resumption: other times, another order."""
+    shuffled = [replace(run, seconds=run.seconds * 3) for run in results]
+    random.Random(1).shuffle(shuffled)
+    one, two = write_report(tmp_path / "a", FACTS, results), write_report(tmp_path / "b", FACTS, shuffled)
+    for name in (PAGE, CSV, JSON):
+        assert (one.parent / name).read_bytes() == (two.parent / name).read_bytes()
+    assert sorted(path.name for path in one.parent.iterdir()) == sorted([PAGE, CSV, JSON])
+
+
+def test_names_are_not_taken_for_markup(tmp_path: Path) -> None:
+    odd = '<script>alert("1")</script>'
+    facts = {**FACTS, "title": odd, "command": odd, "notes": [odd], "settings": {odd: odd}}
+    page = read(write_report(tmp_path, facts, study({odd: falls(9), "rope": falls(5)}, tasks=(odd,), groups=(odd,))))
+    assert not page.named("script")
+    assert odd in page.text
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        study({"rope": falls(9)}),
+        study({"rope": falls(9), "t5": falls(8)}, seeds=1),
+        study({"rope": falls(9), "t5": falls(8)}, diverged=[("rope", 0), ("rope", 1), ("rope", 2)]),
+        study({"rope": falls(9)}, diverged=[("rope", 0), ("rope", 1), ("rope", 2)]),
+        study({"rope": falls(9)}, lengths=(10, 20)),
+        study({"rope": falls(9)}, lengths=(40,)),
+        study({"rope": lambda n: 3.0, "t5": lambda n: 900.0}, seeds=1, tasks=("text",), losses=True),
+        study({f"e{i}": falls(9 + i) for i in range(12)}, seeds=2),
+        study({"rope": falls(9)})[:2] + study({"t5": falls(9)})[2:],
+    ],
+    ids=[
+        "alone",
+        "one seed",
+        "all of one diverged",
+        "all diverged",
+        "none beyond",
+        "one length",
+        "loss",
+        "many",
+        "split",
+    ],
+)
+def test_poor_studies_have_a_report_too(found: list[Result], tmp_path: Path) -> None:
+    page = read(write_report(tmp_path, FACTS, found))
+    assert "nan" not in page.text.lower().split()
+    assert "inf" not in page.text.lower().split()
+    json.loads((tmp_path / JSON).read_text())
+
+
+def test_one_seed_is_said_to_be_one(tmp_path: Path) -> None:
+    page = read(write_report(tmp_path, FACTS, study({"rope": falls(9)}, seeds=1)))
+    assert "One seed says nothing about another" in page.text
+
+
+@pytest.mark.parametrize(
+    ("facts", "complaint"),
+    [
+        ({}, "train_length"),
+        ({"train_length": 20, "setings": {}}, "Did you mean 'settings'"),
+        ({"train_length": 20, "published": "alibbi"}, "Did you mean 'alibi'"),
+        ({"train_length": {"copy": 20}}, "no train_length for 'ordering'"),
+    ],
+)
+def test_facts_that_cannot_be_are_refused(facts: dict[str, Any], complaint: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=complaint):
+        write_report(tmp_path / "new", facts, study({"rope": falls(9)}))
+    assert not (tmp_path / "new").exists()
+
+
+def test_no_results_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="at least one"):
+        write_report(tmp_path, FACTS, [])
+
+
+def test_the_machine_is_named() -> None:
+    assert {"vantage", "python", "torch", "processor", "accelerator"} <= set(machine())
+    assert all(machine().values())

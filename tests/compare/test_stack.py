@@ -1,0 +1,75 @@
+"""A stack of models is each of them alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vantage.compare.entries import ALL, Shape, section
+from vantage.compare.stack import Recipe, Stack, train_in_turn
+from vantage.train.sequences import Sequences
+from vantage.train.tasks import task
+
+CPU = torch.device("cpu")
+RATES = (1e-3, 1e-3, 3e-3)
+
+
+def parts(position: str):
+    made = section(position, "multi-head", Shape(16, 2, 2), 40)
+    data = [Sequences(task("ordering"), made.reads, (2, 9), (9,), 16, seed) for seed in range(3)]
+    return made.spec(data[0].vocab), data, Recipe(steps=4, batch=6)
+
+
+@pytest.mark.parametrize("position", ALL)
+def test_a_model_in_a_stack_learns_what_it_learns_alone(position):
+    spec, data, recipe = parts(position)
+    stack = Stack(spec, [0, 1, 2], data, RATES, recipe, CPU)
+    together = stack.train()
+    alone, losses = train_in_turn(lambda i: Stack(spec, [i], [data[i]], [RATES[i]], recipe, CPU), 3)
+    torch.testing.assert_close(together, losses, rtol=0, atol=2e-6)
+    for name, weights in stack.weights.items():
+        for i, one in enumerate(alone):
+            torch.testing.assert_close(weights[i], one.weights[name][0], rtol=0, atol=3e-4)  # Adam turns rounding of tiny gradients into steps
+
+
+def test_models_of_a_stack_differ():
+    spec, data, recipe = parts("rope")
+    stack = Stack(spec, [0, 1, 2], data, RATES, recipe, CPU)
+    stack.train()
+    batch = data[0].batch(range(4))
+    first, second = stack.logits_of(0, batch), stack.logits_of(1, batch)
+    assert (first - second).abs().max() > 1e-3
+
+
+def test_one_that_diverges_leaves_the_others_alone():
+    spec, data, recipe = parts("alibi")
+    stack = Stack(spec, [0, 1], data[:2], [1e-3, 1e-3], recipe, CPU)
+    with torch.no_grad():
+        next(iter(stack.weights.values()))[1] = float("nan")
+    losses = stack.train()
+    alone = Stack(spec, [0], data[:1], [1e-3], recipe, CPU).train()
+    assert losses[1].isnan()
+    torch.testing.assert_close(losses[:1], alone, rtol=0, atol=2e-6)
+
+
+def test_the_update_is_torchs_adamw():
+    spec, data, recipe = parts("none")
+    stack = Stack(spec, [0], data[:1], [1e-3], recipe, CPU)
+    ours = {name: w[0].detach().clone() for name, w in stack.weights.items()}
+    decayed = [torch.nn.Parameter(w) for name, w in ours.items() if stack._decays[name]]
+    others = [torch.nn.Parameter(w) for name, w in ours.items() if not stack._decays[name]]
+    groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    theirs = torch.optim.AdamW(groups, lr=1e-3, betas=recipe.betas, eps=recipe.eps)
+    names = sorted(ours, key=lambda name: not stack._decays[name])
+    named = dict(zip(names, decayed + others, strict=True))
+    generator = torch.Generator().manual_seed(0)
+    for step in range(3):
+        grads = {name: torch.randn(w.shape, generator=generator) * 1e-4 for name, w in ours.items()}
+        for group in theirs.param_groups:
+            group["lr"] = 1e-3 * recipe.rate(step)
+        for name, p in named.items():
+            p.grad = grads[name]  # their norm is below 1: nothing is clipped
+        theirs.step()
+        stack._update(step, {name: g[None] for name, g in grads.items()})
+    for name, p in named.items():
+        torch.testing.assert_close(stack.weights[name][0], p, rtol=1e-6, atol=1e-7)

@@ -1,0 +1,1 @@
+"""Which encoding holds beyond the training length? Many small runs, compared honestly."""

@@ -1,0 +1,115 @@
+"""One job of a study: the models of one entry on one task, trained together, and tested."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from vantage.compare.results import Key, Result, Score
+from vantage.compare.stack import Recipe, Stack, train_in_turn
+from vantage.compare.study import SEARCH_SEED, Study
+from vantage.model import build
+from vantage.spec.model import ModelSpec
+from vantage.train.evaluate import evaluate
+from vantage.train.sequences import Sequences
+
+Tell = Callable[[int], None]
+
+
+def _nobody(step: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """An entry and the seeds to train it with. Without a rate it is a search: one seed, every rate of the study."""
+
+    study: Study
+    task: str
+    position: str
+    attention: str
+    seeds: tuple[int, ...] = ()
+    rate: float | None = None
+
+    @property
+    def searches(self) -> bool:
+        return self.rate is None
+
+    @property
+    def models(self) -> int:
+        return len(self.study.rates) if self.searches else len(self.seeds)
+
+    @property
+    def steps(self) -> int:
+        """Of each model."""
+        return max(1, round(self.study.steps * self.study.search)) if self.searches else self.study.steps
+
+
+def search(job: Job, device: torch.device, tell: Tell = _nobody) -> float:
+    """The rate with the lowest loss at the end of a short run. One that diverged is never chosen."""
+    rates = job.study.rates
+    if len(rates) == 1:
+        return rates[0]
+    _, losses = _train(job, [SEARCH_SEED] * len(rates), rates, device, tell)
+    ranked = [(loss if math.isfinite(loss) else math.inf, rate) for loss, rate in zip(losses, rates, strict=True)]
+    return min(ranked)[1]
+
+
+def run(job: Job, device: torch.device, tell: Tell = _nobody) -> list[Result]:
+    """Train and test every seed of the job."""
+    assert job.rate is not None
+    started = time.perf_counter()
+    stacks, losses = _train(job, job.seeds, [job.rate] * len(job.seeds), device, tell)
+    models = [(stack, i) for stack in stacks for i in range(stack.n)]
+    spec = stacks[0].base.spec
+    operations = _operations(spec, stacks[0].data[0], stacks[0].recipe) if job.seeds else 0.0
+    parameters = sum(p.numel() for p in stacks[0].base.parameters())
+    each = (time.perf_counter() - started) / len(job.seeds)
+    results = []
+    for seed, (stack, i), loss in zip(job.seeds, models, losses, strict=True):
+        key = Key(job.task, job.position, job.attention, seed)
+        fine = math.isfinite(loss)
+        scores = _scores(stack, i) if fine else ()
+        results.append(Result(key, job.rate, stack.recipe.steps, parameters, operations, each, not fine, scores))
+    return results
+
+
+def _train(
+    job: Job, seeds: Sequence[int], rates: Sequence[float], device: torch.device, tell: Tell
+) -> tuple[list[Stack], list[float]]:
+    section = job.study.section(job.task, job.position, job.attention)
+    data = {seed: job.study.sequences(job.task, section.reads, seed) for seed in seeds}
+    spec = section.spec(next(iter(data.values())).vocab)
+    recipe = Recipe(job.steps, job.study.batch)
+
+    def stack(chosen: Sequence[int], compiled: bool = False) -> Stack:
+        own = [seeds[i] for i in chosen]
+        return Stack(spec, own, [data[s] for s in own], [rates[i] for i in chosen], recipe, device, compiled)
+
+    if device.type == "cpu":
+        stacks, losses = train_in_turn(lambda i: stack([i]), len(seeds), tell)
+        return stacks, losses.tolist()
+    together = stack(range(len(seeds)), compiled=True)
+    return [together], together.train(tell).tolist()
+
+
+def _scores(stack: Stack, i: int) -> tuple[Score, ...]:
+    data = stack.data[i]
+    found = evaluate(stack.base, lambda batch: stack.logits_of(i, batch), data.held_out(), 0, stack.device)
+    lengths = [int(name.removeprefix("length ")) for name in data.held_out()]
+    return tuple(
+        Score(n, s.exact, s.tokens, s.loss, s.rows, dict(s.groups)) for n, s in zip(lengths, found, strict=True)
+    )
+
+
+def _operations(spec: ModelSpec, data: Sequences, recipe: Recipe) -> float:
+    """Floating-point operations of a whole training, from those counted in one step of one model."""
+    model = build(spec, seed=0)
+    batch = data.batch(range(recipe.batch))
+    with FlopCounterMode(display=False) as counter:
+        model(batch.tokens, positions=batch.positions).sum().backward()
+    return float(counter.get_total_flops()) * recipe.steps

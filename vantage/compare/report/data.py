@@ -1,0 +1,90 @@
+"""The numbers of a report for programs: a line of CSV for each run and length, and everything as JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+from vantage.compare.cells import View
+from vantage.compare.results import Result
+from vantage.compare.statistics import Estimate, mean_reciprocal_rank
+from vantage.compare.verdicts import Comparison, Verdict, comparisons, places
+
+COLUMNS = (
+    *("task", "position", "attention", "seed", "learning_rate", "steps", "parameters", "operations", "diverged"),
+    *("length", "beyond_training", "exact", "tokens", "loss", "rows"),
+)
+
+
+def csv_text(view: View) -> str:
+    """How long a run took is left out: it is another number every time, and the rest is not."""
+    groups = sorted({name for run in view.results for score in run.scores for name in score.groups})
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([*COLUMNS, *(f"exact: {name}" for name in groups)])
+    for run in sorted(view.results, key=lambda run: run.key):
+        key = run.key
+        about = [key.task, key.position, key.attention, key.seed, run.lr, run.steps, run.parameters, run.operations]
+        about.append("yes" if run.diverged else "no")
+        if not run.scores:
+            writer.writerow([*about, *[""] * (len(COLUMNS) - len(about) + len(groups))])
+        for score in run.scores:
+            beyond = "yes" if score.length > view.trained(key.task) else "no"
+            found = [score.length, beyond, score.exact, score.tokens, score.loss, score.rows]
+            writer.writerow([*about, *found, *(score.groups.get(name, "") for name in groups)])
+    return file.getvalue()
+
+
+def json_text(view: View, facts: Mapping[str, Any], verdicts: Mapping[str, Sequence[Verdict]]) -> str:
+    said = {
+        "study": facts,
+        "tasks": {task: _task(view, task) for task in view.tasks},
+        "mean_reciprocal_rank": ranks(view),
+        "verdicts": verdicts,
+        "runs": [_run(run) for run in sorted(view.results, key=lambda run: run.key)],
+    }
+    return json.dumps(_plain(said), indent=1, allow_nan=False) + "\n"
+
+
+def ranks(view: View) -> dict[str, Estimate]:
+    """Mean reciprocal rank over the tasks, beyond the training length."""
+    return mean_reciprocal_rank([there for task in view.tasks if len(there := view.ranked(task, "beyond")) > 1])
+
+
+def _task(view: View, task: str) -> dict[str, Any]:
+    entries = view.entries(task)
+    return {
+        "trained_to": view.trained(task),
+        "measure": "perplexity" if view.measure(task) == "loss" else view.measure(task),
+        "lengths": {n: {entry: view.estimate(task, entry, [n]) for entry in entries} for n in view.lengths(task)},
+        "within": {entry: view.estimate(task, entry, "within") for entry in entries},
+        "beyond": {entry: view.estimate(task, entry, "beyond") for entry in entries},
+        "places": places(view, task),
+        "pairs": [_pair(pair) for pair in comparisons(view, task)],
+    }
+
+
+def _pair(pair: Comparison) -> dict[str, Any]:
+    return {**asdict(pair), "verdict": pair.word}
+
+
+def _run(run: Result) -> dict[str, Any]:
+    return {name: value for name, value in asdict(run).items() if name != "seconds"}
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no infinity and no NaN: null stands where there is no number."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -1,0 +1,204 @@
+"""Many small models as one program: models of one shape, with their own weights, data and learning rates.
+
+On a GPU a small model leaves most of the machine idle. Here a stack of n of them is one model whose every weight has
+a first dimension of n, through ``torch.func``; a step of the stack is a step of each, and no model sees another. On a
+CPU a small model fills a core by itself, so there a stack is trained one model after the other, and the cores share
+out the stacks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from vantage.model import Model, build
+from vantage.model.maps import parameter_kinds
+from vantage.position.randomised import Randomised
+from vantage.spec.model import ModelSpec
+from vantage.spec.positions import Known, Positions
+from vantage.train.batch import IGNORE, Batch, random
+from vantage.train.sequences import PAD, Sequences
+
+Weights = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How every model of a stack is trained; the learning rates are the models' own."""
+
+    steps: int
+    batch: int = 64
+    warmup: float = 0.05  # a share of the steps
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.98)
+    clip: float = 1.0
+    eps: float = 1e-8
+
+    def rate(self, step: int) -> float:
+        """The factor of the learning rate: a warm-up, then half a cosine down to 0."""
+        warm = max(1, round(self.steps * self.warmup))
+        if step < warm:
+            return (step + 1) / warm
+        return (1 + math.cos(math.pi * (step - warm) / max(1, self.steps - warm))) / 2
+
+
+class Stack:
+    """n models of one spec. ``seeds`` are those of their weights, ``data`` what each one learns."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        seeds: Sequence[int],
+        data: Sequence[Sequences],
+        rates: Sequence[float],
+        recipe: Recipe,
+        device: torch.device,
+        compiled: bool = False,
+    ):
+        self.base = build(spec, seed=0).to(device).train()
+        models = [build(spec, seed=seed) for seed in seeds]
+        self.weights = _stacked(models, device)
+        self.data, self.recipe, self.device, self.n = list(data), recipe, device, len(models)
+        self.seeds = list(seeds)
+        self._rates = torch.tensor(list(rates), device=device)
+        kinds = parameter_kinds(self.base)
+        self._decays = {name: kinds[name] in ("matrix", "head") for name in self.weights}
+        self._first = {name: torch.zeros_like(w) for name, w in self.weights.items()}
+        self._second = {name: torch.zeros_like(w) for name, w in self.weights.items()}
+        each = self._each()
+        self._losses: Callable[..., Tensor] = torch.compile(each) if compiled else each
+
+    def _each(self) -> Callable[..., Tensor]:
+        sampler = self.base.spec.sampler
+        known = Known(pos=(0, sampler.high - 1)) if isinstance(sampler, Randomised) else Known()
+
+        def one(weights: Weights, tokens: Tensor, targets: Tensor, place: tuple[Tensor, Tensor] | None) -> Tensor:
+            positions = None if place is None else Positions(*place, known=known)
+            logits = functional_call(self.base, weights, (tokens,), {"positions": positions})
+            return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
+
+        if self.n == 1:
+            return lambda w, *rest: one({k: v[0] for k, v in w.items()}, *(_first(x) for x in rest))[None]
+        return lambda w, t, y, p: vmap(one, in_dims=(0, 0, 0, None if p is None else 0))(w, t, y, p)
+
+    def train(self, tell: Callable[[int], None] = lambda step: None) -> Tensor:
+        """Train all of them; the mean loss of the last tenth, (n,). A model that diverged has one that is no number."""
+        kept: list[Tensor] = []
+        for step in range(self.recipe.steps):
+            losses = self._step(step)
+            if step >= 0.9 * self.recipe.steps - 1:
+                kept.append(losses)
+            tell(step + 1)
+        return torch.stack(kept).mean(0)
+
+    def _step(self, step: int) -> Tensor:
+        tokens, targets, place = self.batch(step)
+        with sdpa_kernel(SDPBackend.MATH):  # the others have no rule for a dimension of models, or for a learned bias
+            losses = self._losses(self.weights, tokens, targets, place)
+            names = list(self.weights)
+            grads = torch.autograd.grad(losses.sum(), [self.weights[name] for name in names])
+        self._update(step, dict(zip(names, grads, strict=True)))
+        return losses.detach()
+
+    @torch.no_grad()
+    def _update(self, step: int, grads: Weights) -> None:
+        """AdamW, with gradients clipped for each model by its own norm."""
+        r, (b1, b2) = self.recipe, self.recipe.betas
+        squares = sum(g.reshape(self.n, -1).square().sum(1) for g in grads.values())
+        assert isinstance(squares, Tensor)
+        scale_n = (r.clip / squares.sqrt().clamp_min(1e-12)).clamp_max(1.0)
+        rate_n = self._rates * r.rate(step)
+        for name, g in grads.items():
+            w, m, v = self.weights[name], self._first[name], self._second[name]
+            wide = (self.n,) + (1,) * (g.dim() - 1)
+            g = g * scale_n.view(wide)
+            m.lerp_(g, 1 - b1)
+            v.mul_(b2).addcmul_(g, g, value=1 - b2)
+            rate = rate_n.view(wide)
+            if self._decays[name]:
+                w.mul_(1 - rate * r.weight_decay)
+            moved = (m / (1 - b1 ** (step + 1))) / ((v / (1 - b2 ** (step + 1))).sqrt() + r.eps)
+            w.sub_(rate * moved)
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+        """Each model's examples of a step, (n, B, T), and where they stand if they do not run from 0."""
+        first = step * self.recipe.batch
+        indices = range(first, first + self.recipe.batch)
+        made: dict[int, Batch] = {}
+        for data in self.data:  # models with the same seed share their data
+            if id(data) not in made:
+                made[id(data)] = data.batch(indices)
+        batches = [made[id(data)] for data in self.data]
+        tokens, targets, order = _together(batches)
+        place = None if order is None else (order, order)
+        if self.base.spec.sampler is not None:
+            place = self._drawn(step, batches, tokens.shape[2])
+        if place is not None:
+            place = (place[0].to(self.device), place[1].to(self.device))
+        return tokens.to(self.device), targets.to(self.device), place
+
+    def _drawn(self, step: int, batches: Sequence[Batch], width: int) -> tuple[Tensor, Tensor]:
+        """Random positions, drawn for each model from its own numbers: alone or in a stack it draws the same."""
+        sampler = self.base.spec.sampler
+        assert sampler is not None
+        drawn = []
+        for seed, batch in zip(self.seeds, batches, strict=True):
+            torch.manual_seed(int(random(seed, step).integers(2**62)))
+            rows, own = batch.tokens.shape
+            plain = Positions.arange(rows, own) if batch.positions is None else batch.positions
+            drawn.append(F.pad(sampler.draw(plain).pos, (0, width - own)))  # what stands beyond is never asked
+        order = torch.arange(width).expand(len(drawn), len(drawn[0]), width)
+        return torch.stack(drawn), order
+
+    @torch.no_grad()
+    def logits_of(self, i: int, batch: Batch) -> Tensor:
+        """What model i says, (B, T, V)."""
+        weights = {name: w[i] for name, w in self.weights.items()}
+        with sdpa_kernel(SDPBackend.MATH):
+            return functional_call(self.base, weights, (batch.tokens,), {"positions": batch.positions})
+
+
+def train_in_turn(
+    make: Callable[[int], Stack], n: int, tell: Callable[[int], None] = lambda step: None
+) -> tuple[list[Stack], Tensor]:
+    """The models of a stack one after the other: the same results, for a CPU."""
+    stacks, losses = [], []
+    for i in range(n):
+        stack = make(i)
+        losses.append(stack.train(lambda step, i=i, s=stack: tell(i * s.recipe.steps + step)))
+        stacks.append(stack)
+    return stacks, torch.cat(losses)
+
+
+def _stacked(models: Sequence[Model], device: torch.device) -> Weights:
+    names = [name for name, _ in models[0].named_parameters()]
+    own = [dict(model.named_parameters()) for model in models]
+    return {name: torch.stack([w[name].detach() for w in own]).to(device).requires_grad_() for name in names}
+
+
+def _first(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(one[0] for one in value)
+    return value if value is None else value[0]
+
+
+def _together(batches: Sequence[Batch]) -> tuple[Tensor, Tensor, Tensor | None]:
+    width = max(batch.tokens.shape[1] for batch in batches)
+
+    def wide(t: Tensor, fill: int) -> Tensor:
+        return F.pad(t, (0, width - t.shape[1]), value=fill)
+
+    tokens = torch.stack([wide(b.tokens, PAD) for b in batches])
+    targets = torch.stack([wide(b.targets, IGNORE) for b in batches])
+    placed = [b.positions for b in batches]
+    if placed[0] is None:
+        return tokens, targets, None
+    return tokens, targets, torch.stack([wide(p.order, -1) for p in placed if p is not None])

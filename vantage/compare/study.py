@@ -1,0 +1,155 @@
+"""A study: which tasks, which encodings, which lengths, how many seeds; and the jobs that it comes to."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from vantage.checkpoints.spec_json import Reader, Registry
+from vantage.compare.entries import ALL, CONTROL, DEFAULT, PLAIN, Shape, check_entry, section
+from vantage.compare.results import Key
+from vantage.errors import BadInput
+from vantage.train.models import Decoder
+from vantage.train.sequences import Sequences
+from vantage.train.tasks import TASKS, Task, check_lengths, task
+
+# The tasks as a study means them: names with the parameters that the papers used.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "copy-one": ("copy", {"kind": "one"}),
+    "copy-replace": ("copy", {"kind": "replace"}),
+    "copy-twice": ("copy", {"times": 2}),
+    "reverse-twice": ("reverse", {"times": 2}),
+    "addition-reversed": ("addition", {"order": "reversed"}),
+    "scan-actions": ("scan", {"count": "actions"}),
+}
+SEARCH_SEED = 1_000_003  # no study has so many: the search never sees the seeds that are compared
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is compared. Every entry gets the same data, the same steps and the same search for its learning rate."""
+
+    tasks: tuple[str, ...] = ("ordering",)
+    positions: tuple[str, ...] = DEFAULT
+    attention: tuple[str, ...] = ("multi-head",)
+    train_length: int = 20
+    test_lengths: tuple[int, ...] = (20, 40, 60, 80, 100)
+    seeds: int = 3
+    steps: int = 3000
+    batch: int = 64
+    shape: Shape = Shape()
+    rates: tuple[float, ...] = (1e-3, 3e-3)
+    search: float = 0.25  # of the steps, for each rate
+    test_examples: int = 512
+    equal: Literal["compute", "parameters"] = "compute"
+
+    def __post_init__(self) -> None:
+        for name in ("tasks", "positions", "attention", "test_lengths", "rates"):
+            if not getattr(self, name):
+                raise BadInput(f"{name} is empty: give at least one")
+            if len(set(getattr(self, name))) < len(getattr(self, name)):
+                raise BadInput(f"{name} = {list(getattr(self, name))} names one of them twice")
+        for name in ("seeds", "steps", "batch", "train_length", "test_examples"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name}={getattr(self, name)}: give at least 1")
+        if any(n < 1 for n in self.test_lengths):
+            raise BadInput(f"test_lengths={list(self.test_lengths)}: a length is at least 1")
+        if any(not 0 < rate < 1 for rate in self.rates) or not 0 < self.search <= 1:
+            raise BadInput(
+                f"rates={list(self.rates)}, search={self.search}: give learning rates and a share of the steps"
+            )
+        for position in self.positions:
+            for attention in self.attention:
+                check_entry(position, attention)
+        for name in self.tasks:
+            made = task_of(name)
+            check_lengths(made, {self.shortest(made), self.train_length, *self.test_lengths})
+
+    def shortest(self, made: Task) -> int:
+        return min(made.shortest, self.train_length)
+
+    def sequences(self, name: str, reads: Any, seed: int) -> Sequences:
+        made = task_of(name)
+        lengths = (self.shortest(made), self.train_length)
+        tests = tuple(sorted({self.train_length, *self.test_lengths}))
+        return Sequences(made, reads, lengths, tests, self.test_examples, seed)
+
+    def longest(self, name: str) -> int:
+        """The most tokens that any row of a task has, as a decoder reads it."""
+        made = task_of(name)
+        top = max(self.train_length, *self.test_lengths)
+        probe = Sequences(made, "line", (top, top), (top,), 64)
+        return max(batch.tokens.shape[1] for batch in probe.held_out()[f"length {top}"]) + 1
+
+    def section(self, name: str, position: str, attention: str) -> Decoder:
+        return section(position, attention, self.shape, self.longest(name))
+
+    def wanted(self) -> list[Key]:
+        return [
+            Key(name, position, attention, seed)
+            for name in self.tasks
+            for attention in self.attention
+            for position in self.positions
+            for seed in range(self.seeds)
+            if self.fits(name, position)
+        ]
+
+    def fits(self, name: str, position: str) -> bool:
+        """A control without a causal mask answers with one symbol: it is left out of tasks with longer answers."""
+        if position != CONTROL:
+            return True
+        at = self.train_length
+        return len(Sequences(task_of(name), "line", (at, at), (at,)).example(0).answer) == 1
+
+    def entries(self) -> Iterator[tuple[str, str, str]]:
+        yield from dict.fromkeys((key.task, key.position, key.attention) for key in self.wanted())
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def task_of(name: str) -> Task:
+    if name in VARIANTS:
+        base, parameters = VARIANTS[name]
+        return task(base, **parameters)
+    if name not in TASKS:
+        there = [*TASKS, *VARIANTS]
+        near = difflib.get_close_matches(name, there, 1, 0.5)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise BadInput(f"no task is called {name!r}.{hint} There are: {', '.join(there)}")
+    return task(name)
+
+
+def named(words: tuple[str, ...]) -> tuple[str, ...]:
+    """ "all" stands for every encoding, "plain" for those without random positions."""
+    sets = {"all": ALL, "plain": PLAIN, "default": DEFAULT}
+    found = [name for word in words for name in sets.get(word, (word,))]
+    return tuple(dict.fromkeys(found))
+
+
+def read_study(path: str | Path) -> Study:
+    """A study from a TOML file, with the names of ``Study``."""
+    try:
+        said = tomllib.loads(Path(path).read_text())
+    except OSError as e:
+        raise BadInput(f"cannot read {path}: {e.strerror}") from e
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise BadInput(f"{path} is no TOML: {e}") from e
+    if isinstance(said.get("positions"), list):
+        said["positions"] = list(named(tuple(said["positions"])))
+    return study_of(said, str(path))
+
+
+def study_of(said: dict[str, Any], where: str) -> Study:
+    """A study from a nested table."""
+    return Reader(4096, Registry({}, {}, BadInput, loose=True)).part(said, (Study,), where, 0)
+
+
+def with_steps(study: Study, steps: int) -> Study:
+    return replace(study, steps=steps)

@@ -1,0 +1,150 @@
+"""What the numbers allow one to say, in words: who is better than whom, and who stays at chance."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from vantage.compare.cells import Part, View, is_control, plain_task
+from vantage.compare.statistics import Estimate, Sample, difference, estimate, holm, p_value
+
+SURE = 0.05  # of Holm's corrected p-values
+# The share of rows that a guess gets right, for the tasks whose answer is one of a few symbols. Every other task: none.
+CHANCE: Mapping[str, float] = {
+    "ordering": 0.5,
+    "parity": 0.5,
+    "even-pairs": 0.5,
+    "missing-duplicate": 0.5,
+    "summation": 0.1,
+    "cycle-navigation": 0.2,
+}
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A published number and ours. Perplexities where the loss is scored."""
+
+    entry: str
+    theirs: float | None
+    ours: Estimate | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A statement of others and what we found of it. ``effect`` is the interval that decided."""
+
+    what: str
+    word: str  # "holds", "same ordering", "not distinguishable", "not measured", …
+    why: str
+    effect: Estimate | None = None
+    theirs: float | None = None  # their number for the effect
+    beside: tuple[Beside, ...] = ()
+    source: str = ""
+    mark: str = ""  # R: recomputed from their logs, T: read in a transcription
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two entries in one task, the better mean first. The difference is of accuracy, or of the loss turned round."""
+
+    task: str
+    better: str
+    worse: str
+    difference: Estimate
+    p: float
+    corrected: float
+
+    @property
+    def distinguishable(self) -> bool:
+        """The interval of the paired difference leaves out 0, and Holm's corrected p-value agrees."""
+        return not self.difference.holds(0.0) and self.corrected <= SURE
+
+    @property
+    def word(self) -> str:
+        return "better" if self.distinguishable else "not distinguishable"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an entry ends in a task: its reciprocal rank, and its distance from the best mean."""
+
+    entry: str
+    rank: float
+    word: str
+    behind: Estimate | None
+
+
+def comparisons(view: View, task: str, part: Part = "beyond") -> list[Comparison]:
+    """Every pair of a task, corrected for how many pairs the task has."""
+    there = view.ranked(task, part)
+    order = sorted(there, key=lambda entry: (-there[entry].mean, entry))
+    pairs: list[tuple[str, str, Sample]] = []
+    for better, worse in itertools.combinations(order, 2):
+        if (apart := difference(there[better], there[worse])) is not None:
+            pairs.append((better, worse, apart))
+    chances = [p_value(apart) for _, _, apart in pairs]
+    return [
+        Comparison(task, better, worse, estimate(apart), p, corrected)
+        for (better, worse, apart), p, corrected in zip(pairs, chances, holm(chances), strict=True)
+    ]
+
+
+def places(view: View, task: str, part: Part = "beyond") -> list[Place]:
+    """The entries of a task from the best mean down, those who tie on the same rank. The controls are not placed."""
+    there = view.ranked(task, part)
+    order = sorted(there, key=lambda entry: (-there[entry].mean, entry))
+    if not order:
+        return []
+    against = {found.worse: found for found in comparisons(view, task, part) if found.better == order[0]}
+    placed: list[Place] = []
+    for entry in order:
+        above = [there[other].mean > there[entry].mean + 1e-12 for other in order]
+        level = [abs(there[other].mean - there[entry].mean) <= 1e-12 for other in order]
+        rank = sum(above) + (sum(level) + 1) / 2
+        found = against.get(entry)
+        if found is None:
+            word = "best mean"
+        elif found.distinguishable:
+            word = "behind the best"
+        else:
+            word = "not distinguishable from the best"
+        placed.append(Place(entry, rank, word, found.difference if found else None))
+    return placed
+
+
+def chance_of(task: str, chance: Mapping[str, float] | None = None) -> float | None:
+    """What a guess gets: of the task as it is written, or of the task whatever its parameters."""
+    for table in (chance or {}, CHANCE):
+        for name in (task, plain_task(task).partition("(")[0]):
+            if name in table:
+                return table[name]
+    return None
+
+
+def controls(view: View, chance: Mapping[str, float] | None = None) -> list[Verdict]:
+    """A control must stay at chance; where it does not, the task can be solved without what it is to measure."""
+    found: list[Verdict] = []
+    for task, entry in itertools.product(view.tasks, [e for e in view.all_entries if is_control(e)]):
+        level, scored = chance_of(task, chance), view.sample(task, entry, view.lengths(task))
+        if scored is None or view.measure(task) == "loss":
+            continue
+        what = f"{entry} stays at chance in {task}"
+        if level is None:
+            why = "Chance is not known for this task, so the control decides nothing here."
+            found.append(Verdict(what, "not measured", why, estimate(scored)))
+            continue
+        at = estimate(scored)
+        word = "holds" if at.holds(level) else "does not hold"
+        where = "which holds chance" if word == "holds" else f"which is {'above' if at.low > level else 'below'} chance"
+        why = f"Right in {at.value:.3f} of the rows of all lengths [{at.low:.3f}, {at.high:.3f}], {where} ({level:g})."
+        found.append(Verdict(what, word, why, at, level))
+    return found
+
+
+def worded(effect: Estimate, unit: str) -> str:
+    """An effect with its interval, as it stands in a sentence."""
+    if math.isinf(effect.low) or math.isinf(effect.high):
+        return f"{effect.value:+.3f} {unit} (one seed, no interval)"
+    return f"{effect.value:+.3f} {unit} [{effect.low:+.3f}, {effect.high:+.3f}]"
