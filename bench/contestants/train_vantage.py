@@ -1,0 +1,46 @@
+"""A training step of ours: the loss, the backward pass and the optimiser that ``vantage train`` uses."""
+
+from time import perf_counter
+
+from train_shape import BETAS, DECAY, HEADS, LAYERS, PARAMETERS, RATE, TOKENS, VOCAB, WIDTH, text
+
+import vantage as vt
+from vantage.model.norms import LayerNorm
+from vantage.train.batch import Batch
+from vantage.train.compiled import compiled_loss, loss_of
+from vantage.train.learners import ReadsTokens
+from vantage.train.optimise import AdamW
+
+
+def setup(compiled: bool) -> None:
+    global loss, optimiser, batch
+    spec = vt.decoder(
+        vocab=VOCAB,
+        width=WIDTH,
+        layers=LAYERS,
+        attention=vt.GroupedQuery(HEADS, bias=True, out_bias=True),
+        position="learned",
+        max_length=TOKENS,
+        ffn="gelu",
+        norm=LayerNorm(),
+        tied=True,
+    )
+    learner = ReadsTokens(vt.build(spec)).train()
+    if (count := sum(p.numel() for p in learner.parameters())) != PARAMETERS:
+        raise ValueError(f"this model has {count:,} parameters; the others have {PARAMETERS:,}")
+    optimiser = AdamW(RATE, BETAS, weight_decay=DECAY).build(learner)
+    loss = compiled_loss(learner, 0.0, refuse) if compiled else loss_of(learner, 0.0)
+    batch = Batch(*text())
+
+
+def refuse(note: str) -> None:
+    raise RuntimeError(note)  # it would be measured as compiled, and is not
+
+
+def round() -> dict[str, object]:
+    start = perf_counter()
+    mean = loss(batch) / batch.targets.numel()
+    mean.backward()
+    optimiser.step()
+    optimiser.zero_grad()
+    return {"seconds": [perf_counter() - start], "loss": mean.item()}
