@@ -15,6 +15,7 @@ _WHERE = {
     "vantage.families": ("load", "save"),
     "vantage.functional": ("alibi_bias",),
     "vantage.generate": ("Beams", "Conversation", "DraftModel", "Engine", "Lookup", "Sampling", "beam_search"),
+    "vantage.inspect": ("capture", "swap"),
     "vantage.spec.positions": ("Positions",),
     "vantage.spec.masks": ("Causal", "Chunked", "Everything", "Prefix", "SameSegment", "Window"),
     "vantage.spec.model": ("ModelSpec", "Scores"),
@@ -44,7 +45,9 @@ _HOME = {name: module for module, names in _WHERE.items() for name in names}
 _MODULES = {
     "functional": "vantage.functional",
     "generate": "vantage.generate",  # a package that can be called
+    "inspect": "vantage.inspect",
     "scaling": "vantage.position.scaling",
+    "train": "vantage.train",  # so is this
 }
 
 __all__ = [*sorted(_HOME), *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll] (filled by __getattr__)
@@ -55,6 +58,7 @@ if TYPE_CHECKING:
     from vantage.generate.generate import generate as generate
     from vantage.model import Model, build, decoder, encoder, encoder_decoder
     from vantage.position import scaling as scaling
+    from vantage.train.run import train as train
 
 
 def __getattr__(name: str) -> Any:

@@ -88,6 +88,14 @@ def test_tables():
     assert tables.segment.tolist() == [[-1, 3, -1]]
     assert tables.fit(3, pos) is tables
     assert tables.fit(2, pos) is tables
+    assert tables.wide(3) is tables
+    assert tables.wide(2) is tables
+    assert tables.wide(4).pos.tolist() == [[-1, 1.5, -1, -1]]
+    for places, have in ((2, 3), (3, 3), (4, 4)):
+        fitted = tables.fitted(places, pos)  # never itself
+        fitted.order.fill_(9)
+        assert fitted.order.shape == (1, have)
+    assert tables.order.tolist() == [[-1, 1, -1]]
     wide = tables.fit(5, pos)
     assert wide.pos.tolist() == [[-1, 1.5, -1, -1, -1]]
     assert wide.segment.tolist() == [[-1, 3, -1, -1, -1]]
@@ -110,7 +118,14 @@ def test_tables_are_no_inference_tensors():
     with torch.inference_mode():
         pos = Positions.of(torch.tensor([[0]]), segment=torch.tensor([[1]]))
         tables = Tables.blank(1, 2, pos)
-        for made in (tables, tables.clone(), tables.fit(9, pos), tables.pick([0]), tables.keep(tables.order < 3)):
+        for made in (
+            tables,
+            tables.clone(),
+            tables.fit(9, pos),
+            tables.wide(9),
+            tables.pick([0]),
+            tables.keep(tables.order < 3),
+        ):
             assert made.segment is not None
             assert not any(t.is_inference() for t in (made.pos, made.order, made.segment))
 

@@ -18,6 +18,7 @@ from tests.cache.helpers import (
     device_like,
     model_cache,
     paged,
+    plain,
     ragged,
     run,
 )
@@ -25,6 +26,7 @@ from vantage.cache import ModelCache, Paged, Pool
 from vantage.cache.blocks import wanted
 from vantage.errors import BadInput, CacheError, Refused
 from vantage.model import build, decoder, encoder_decoder
+from vantage.spec.positions import Known
 
 REACH = 3
 
@@ -90,6 +92,57 @@ def test_no_key_is_copied_by_joining():
     assert [row.blocks for row in whole.ledgers[0]._state.rows] == blocks
     after = [t for store in stores for t in store.tensors]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_rows_that_do_not_begin_at_0():
+    whole = paged(2, 64)
+    run(whole, plain(2, 3, 4))
+    parts = whole.split()
+    assert [part.layers[0].view().pos.order.tolist() for part in parts] == [[[3, 4, 5, 6]]] * 2
+    assert ModelCache.join(parts).layers[0].view().pos.order.tolist() == [[3, 4, 5, 6]] * 2
+
+
+def test_a_row_alone_has_no_empty_place_and_the_host_knows_it():
+    with device_like():
+        whole = paged(2, 64)
+        run(whole, ragged([0, 0], [5, 2]))
+        parts = whole.split()
+        known = [part.layers[0].view().pos.known for part in parts]
+        assert [(k.counts, k.empty) for k in known] == [((5,), False), ((2,), False)]
+        assert [part.next_positions.order.tolist() for part in parts] == [[5], [2]]
+
+
+@pytest.mark.parametrize(
+    ("starts", "lengths", "known"),
+    [
+        ([0, 0], [5, 2], Known(None, (0, 4), (0, 4), (5, 2), True, False)),
+        ([0, 0], [2, 5], Known(None, (0, 4), (0, 4), (2, 5), True, False)),
+        ([3, 0], [2, 2], Known(None, (0, 4), (0, 4), (2, 2), False, False)),
+        ([3, 0], [2, 0], Known(None, (3, 4), (3, 4), (2, 0), True, False)),
+    ],
+)
+def test_what_the_host_knows_of_joined_rows(starts, lengths, known):
+    with device_like():
+        parent = paged(1, 64)
+        parts = [parent.fresh(1) for _ in starts]
+        for part, start, n in zip(parts, starts, lengths, strict=True):
+            if n:
+                run(part, plain(1, start, n))
+        assert ModelCache.join(parts).layers[0].view().pos.known == known
+
+
+@pytest.mark.parametrize("mode", [False, True])
+def test_joined_tables_are_no_inference_tensors(mode):
+    with torch.inference_mode(mode):
+        parent = paged(1, 64)
+        parts = [parent.fresh(1) for _ in range(2)]
+        for i, part in enumerate(parts):
+            run(part, ragged([0], [3 + i]))
+        whole = ModelCache.join(parts)
+        where = whole.layers[0].view().pos
+    assert not where.order.is_inference()
+    assert not where.pos.is_inference()
+    run(whole, ragged([3, 4], [1, 1]))
 
 
 def test_wants_says_what_a_pass_takes():
@@ -168,8 +221,9 @@ def test_a_model_reads_joined_rows_as_it_reads_them_alone(window):
 
 
 @torch.no_grad()
-def test_sources_of_unequal_length_are_joined_and_split():
-    model = sharpen(build(encoder_decoder(vocab=11, width=16, layers=2, heads=4)).double())
+@pytest.mark.parametrize("layers", [1, 2])
+def test_sources_of_unequal_length_are_joined_and_split(layers):
+    model = sharpen(build(encoder_decoder(vocab=11, width=16, layers=layers, heads=4)).double())
     draw = torch.Generator().manual_seed(0)
     sources = [torch.randint(0, 11, (1, n), generator=draw) for n in (2, 9, 5)]
     rows = [torch.randint(0, 11, (1, n), generator=draw) for n in (4, 6, 3)]
@@ -179,6 +233,9 @@ def test_sources_of_unequal_length_are_joined_and_split():
         model(row[:, :-2], source=source, cache=part)
     whole = ModelCache.join(parts)
     assert not any(part.has_memory for part in parts)
+    assert whole.cross[0].view().pos.order.tolist() == [
+        [*range(n), *[-1] * (9 - n)] for n in (2, 9, 5)
+    ]  # as wide as the longest
     wanted = [model(row, source=source)[0] for row, source in zip(rows, sources, strict=True)]
     got = model(torch.cat([row[:, -2:-1] for row in rows]), cache=whole)
     for logits, want in zip(got, wanted, strict=True):

@@ -224,6 +224,9 @@ def test_bidirectional_layers_cannot_be_decoded():
     with pytest.raises(Refused, match="tokens from 3 on"):
         run(cache, chunk_of([[Token(3, 9, None, 0)]] * 2))
     assert cache.holds() == before
+    run(cache, chunk_of([[None]] * 2))  # nothing comes: nobody missed it
+    with pytest.raises(Refused, match="tokens from 3 on"):
+        run(cache, chunk_of([[None], [Token(3, 3, None, 0)]]))
 
 
 def test_a_prefix_must_come_whole():
@@ -273,6 +276,8 @@ def test_on_a_device_the_lowest_start_counts():
         run(cache, plain(2, 0, 3))
         with pytest.raises(Refused, match="from 3 on"):
             run(cache, chunk_of([[Token(3, 9, None, 0)]] * 2))
+        with pytest.raises(Refused, match="from 3 on"):  # and not the highest
+            run(cache, chunk_of([[Token(3, 9, None, 0), Token(4, 12, None, 0)]] * 2))
         run(cache, chunk_of([[Token(3, 9, None, 0)]] * 2, known="nothing"))
 
 
@@ -347,6 +352,43 @@ def test_a_fork_takes_everything_along():
     assert [type(x) for x in empty.ledgers] == [type(x) for x in cache.ledgers]
     run(empty, plain(3, 0, 1))
     assert cache.fresh().batch == 1
+
+
+def test_a_mark_is_good_for_one_pass():
+    for change in (lambda ledger: ledger.crop(9), lambda ledger: ledger.reorder([0]), lambda ledger: ledger.free()):
+        ledger = make(GLOBAL).ledgers[0]
+        ledger.place(Positions.arange(1, 3))
+        ledger.commit()
+        mark = ledger.mark()
+        ledger.place(Positions.arange(1, 1, start=3))
+        ledger.restore(mark)
+        ledger.restore(mark)  # nothing has happened since
+        assert ledger.tokens == (3,)
+        ledger.place(Positions.arange(1, 1, start=3))
+        ledger.commit()
+        with pytest.raises(CacheError, match="no longer good"):
+            ledger.restore(mark)
+        change(ledger)
+        with pytest.raises(CacheError, match="no longer good"):
+            ledger.restore(mark)
+        with pytest.raises(CacheError, match="no longer good"):
+            make(GLOBAL).ledgers[0].restore(ledger.mark())
+
+
+def test_room():
+    assert make(GLOBAL).room(10**6)  # no pool: nothing to run out of
+    growing = make(GLOBAL, kind="paged", block=4)
+    run(growing, plain(1, 0, 4))
+    assert growing.room(10**6)
+    cache = make(GLOBAL, LOCAL, kind="paged", block=4, capacity=12)
+    run(cache, plain(1, 0, 3))
+    assert cache.room(9)
+    assert not cache.room(10)
+    taken = cache.fork()
+    assert cache.room(5)  # its last block is shared: one more for the copy
+    assert not cache.room(6)
+    taken.free()
+    assert cache.room(9)
 
 
 def test_free():

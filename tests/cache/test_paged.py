@@ -19,7 +19,7 @@ from tests.cache.helpers import (
     ragged,
     run,
 )
-from vantage.cache import Paged, Pool
+from vantage.cache import ModelCache, Paged, Pool
 from vantage.cache.moves import Copied, Gathered, PoolPlaces, Strided
 from vantage.errors import BadInput, CacheError
 from vantage.spec.masks import Causal, Everything, Window, visible
@@ -235,6 +235,10 @@ def test_crop_of_plain_rows():
     assert cache.next_positions.host == 7
     cache.crop([5, 7])
     assert cache.layers[0].view().pos.order.tolist() == [[3, 4, -1, -1], [3, 4, 5, 6]]
+    cache.crop([4, 7])
+    assert cache.next_positions.order.tolist() == [4, 7]
+    cache.crop([3, 6])
+    assert cache.next_positions.order.tolist() == [0, 6]  # a row that holds nothing may begin anywhere
     cache.crop([1, 2])
     assert not cache.layers[0].holding
     assert cache.next_positions.host == 0
@@ -354,6 +358,39 @@ def test_everything_let_go():
     assert view.pos.known == Known(None, (0, 1), (0, 1), (0, 0), True, False)
 
 
+def test_equal_rows_that_have_let_go_of_everything_show_one_empty_place():
+    """They are no plain run, so there are tables; a view has one column, past all that these hold."""
+    cache = paged(1, tokens=40, block=1, window=1, draft=0)
+    parts = [cache.fresh() for _ in range(2)]
+    for start, part in zip((0, 3), parts, strict=True):
+        run(part, plain(1, start, 2))
+    cache = ModelCache.join(parts)
+    assert cache.ledgers[0].holds().rows[1].evicted == 2
+    view = cache.layers[0].view()
+    assert view.pos.order.tolist() == [[-1], [-1]]
+    assert view.k.shape[2] == 1
+    check_facts(view.pos)
+    second = ragged([2, 5], [1, 1], uid=20)
+    assert run(cache, second)[0].pos.order.tolist() == [[2], [5]]
+
+
+def test_one_token_a_row_is_no_row_with_empty_places():
+    cache = paged(2)
+    view = run(cache, chunk_of([[Token(0, 5, None, b)] for b in range(2)]))[0]
+    assert view.pos.known == Known(None, (0, 0), (5, 5), (1, 1), False, True)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_row_that_holds_nothing_may_begin_anywhere_when_it_is_alone(on_device):
+    with device_like(on_device):
+        cache = paged(2)
+        run(cache, ragged([0, 0], [3, 0]))
+        cache.reorder([1])
+        assert not cache.layers[0].holding
+        assert cache.next_positions.host == 0
+        assert run(cache, plain(1, 7, 2))[0].pos.known == Known.run(7, 1, 2)
+
+
 def test_nothing_but_padding_on_an_empty_cache():
     cache = paged(2)
     view = run(cache, chunk_of([[None, None]] * 2))[0]
@@ -425,6 +462,36 @@ def test_several_caches_live_in_one_pool():
         run(other, ragged([3, 6], [10, 20]))
 
 
+def test_only_blocks_that_nobody_else_uses_would_come_back():
+    cache = paged(1, tokens=40, block=4)
+    run(cache, plain(1, 0, 6))
+    assert cache.freeable == 2
+    other = cache.fork()
+    assert (cache.freeable, other.freeable) == (0, 0)
+    run(other, plain(1, 6, 1))  # its last block becomes its own
+    assert (cache.freeable, other.freeable) == (1, 1)
+    other.free()
+    assert (cache.freeable, other.freeable) == (2, 0)
+
+
+def test_where_a_pass_lies_for_kernels_that_write_themselves():
+    ledger = Paged(2, Pool(200, 2), window=2, draft=0)
+    assert ledger.lay() is None  # no pass is open
+    ledger.place(Positions.arange(2, 5))
+    first = ledger.lay()
+    assert (first.held, first.run, first.block, first.gone) == ((0, 0), True, 2, (0, 0))
+    assert first.blocks == tuple(row.blocks for row in ledger._state.rows)
+    ledger.place(ragged([5, 5], [2, 1]).pos)
+    second = ledger.lay()
+    assert (second.held, second.run, second.gone) == ((5, 5), False, (2, 2))
+    assert [len(blocks) for blocks in second.blocks] == [2, 1]
+    ledger.commit()
+    assert ledger.lay() is None
+    packed = Paged(1, Pool(200, 2))
+    packed.place(chunk_of([[Token(0, 0, 0, 0)]], segmented=True).pos)
+    assert packed.lay() is None  # documents: only its reads and writes know
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -444,12 +511,24 @@ def test_tables_of_blocks_are_made_once_until_a_row_gets_one():
     run(cache, ragged([0, 0], [3, 1]))
     ledger = cache.ledgers[0]
     one = ledger.look().read
+    assert one.table.shape == (2, 1)  # as wide as the longest row
     run(cache, ragged([3, 1], [1, 1], uid=9))
     assert ledger.look().read.table is one.table
     run(cache, ragged([4, 2], [1, 1], uid=19))
     assert ledger.look().read.table is not one.table
     assert ledger.look().read.table.tolist()[1][1] == 0  # the bin
     assert len(ledger._made) <= 2
+
+
+def test_a_window_reads_by_another_table_of_blocks_than_it_writes_by():
+    ledger = Paged(2, Pool(200, 4), window=2)
+    ledger.place(ragged([0, 0], [9, 1]).pos)
+    one = ledger.place(ragged([9, 1], [1, 1]).pos).read.table
+    assert one.shape == (2, 1)
+    assert ledger.place(ragged([10, 2], [1, 1]).pos).read.table is one  # both are kept
+    for i in range(30):
+        ledger.place(ragged([11 + i, 3 + i], [1, 1]).pos)
+        assert len(ledger._made) <= 2  # and no more than both
 
 
 def test_names():

@@ -322,6 +322,8 @@ def test_a_failed_pass_leaves_the_window_whole():
     assert sorted(o for o in orders(cache.layers[1].view())[0] if o >= 0) == [7, 8]
     with pytest.raises(CacheError):
         cache.crop(8)
+    cache.crop(9)  # to where it stands: nothing is taken back
+    assert cache.next_positions.host == 9
     # a failed long pass has written nothing
     cache = decoded(3, 2, 9)
     fail(cache, plain(1, 9, 4, uid=90))
@@ -352,6 +354,26 @@ def test_a_look_at_a_ring_that_has_lost_everything():
     assert cache.layers[0].view().k.shape[2] == 0
     assert cache.next_positions.host == 2
     assert orders(run(cache, plain(1, 2, 1))[0]) == [[2]]
+    cache = decoded(1, 0, 2)
+    fail(cache, plain(1, 2, 1, uid=9))
+    view = run(cache, chunk_of([[Token(2, 7, None, 9)]]))[0]
+    assert view.pos.known == Known(None, (2, 2), (7, 7), None, True, True)  # nothing before it has a say
+
+
+def test_a_row_that_does_not_begin_at_0():
+    cache = ring(1, window=5)
+    first, second = plain(1, 1, 3), chunk_of([[Token(4, 3.5, None, 9)]])
+    run(cache, first)
+    view = run(cache, second)[0]
+    check_view(view, Oracle([first.rows[0] + second.rows[0]]), 0, [1])  # 0 was never there
+    cache = ring(1, window=4)
+    run(cache, plain(1, 3, 7))
+    assert cache.holds().layers[0].rows[0].evicted == 3
+    cache = ring(1, window=4)
+    run(cache, plain(1, 3, 2))
+    cache.crop(3)
+    assert not cache.layers[0].holding
+    assert cache.next_positions.host == 0
 
 
 def test_reorder_and_fork():

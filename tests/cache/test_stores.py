@@ -211,6 +211,36 @@ def test_no_cache_keeps_nothing():
         cache.view()
 
 
+@pytest.mark.parametrize("make", [lambda: Contiguous(2), lambda: Ring(2, window=3), lambda: Paged(2, Pool(block=2))])
+def test_it_counts_the_tokens_it_was_given(make):
+    cache, other = (layer(Plain(1, 2, 2), make()) for _ in range(2))
+    assert cache.store.written == 0
+    for start, width, seen in ((0, 5, 10), (5, 1, 12), (6, 4, 20)):
+        pos, x = Positions.arange(2, width, start=start), torch.randn(2, 1, width, 2)
+        cache.append(pos, x, x)
+        assert cache.store.written == seen
+        other.store.enter(other.ledger.place(pos), 2 * width)  # a kernel writes by itself
+        assert other.store.written == seen
+
+
+def test_it_counts_how_often_its_buffers_became_other_ones():
+    """Prepared steps hold their addresses, and are made anew when the number is another."""
+    cache = layer(Plain(1, 2, 2), Contiguous(2))
+    x, store = torch.randn(2, 1, 40, 2), cache.store
+    assert store.version == 0
+    seen = []
+    for start in range(0, 160, 40):
+        cache.append(Positions.arange(2, 40, start=start), x, x)
+        seen.append((store.version, store.tensors[0].shape[2]))
+    assert seen == [(1, 64), (2, 128), (2, 128), (3, 256)]
+    cache.ledger.commit()
+    before = store.tensors
+    store.reorder([1, 0], cache.ledger.used)
+    cache.ledger.reorder([1, 0])
+    assert store.version == 4
+    assert all(a is not b for a, b in zip(before, store.tensors, strict=True))
+
+
 def test_what_was_never_written_is_zero():
     """It is read with weight 0, and 0 times NaN is NaN."""
     for ledger in (Ring(2, window=5), Paged(2, Pool(64))):

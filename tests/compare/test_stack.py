@@ -29,7 +29,9 @@ def test_a_model_in_a_stack_learns_what_it_learns_alone(position):
     torch.testing.assert_close(together, losses, rtol=0, atol=2e-6)
     for name, weights in stack.weights.items():
         for i, one in enumerate(alone):
-            torch.testing.assert_close(weights[i], one.weights[name][0], rtol=0, atol=3e-4)  # Adam turns rounding of tiny gradients into steps
+            torch.testing.assert_close(
+                weights[i], one.weights[name][0], rtol=0, atol=3e-4
+            )  # Adam turns rounding of tiny gradients into steps
 
 
 def test_models_of_a_stack_differ():

@@ -111,8 +111,19 @@ def test_encoder_decoder():
     assert spec.layers[0].cross == GroupedQuery(2, 1)
     assert spec.layers[0].mask == Causal() & SameSegment() & Window(4)
     assert spec.encoder.layers[0].mask == Everything() & SameSegment() & Window(4)
-    assert spec.embedding.scale == spec.encoder.embedding.scale == 8**0.5
+    assert spec.embedding.scale == spec.encoder.embedding.scale == 1.0
     assert spec.layers[0].qk == spec.encoder.layers[0].qk == (Rope(),)
+
+
+@pytest.mark.parametrize("make", [decoder, encoder, encoder_decoder])
+def test_embeddings_begin_as_large_as_what_is_added_to_them(make):
+    """A sinusoid has the size of one and stays so; beside embeddings of 0.02 it would drown the tokens."""
+    spec = make(vocab=500, width=64, layers=1, heads=2, position="sinusoidal")
+    assert spec.embedding.scale == 8.0
+    assert float((build(spec).embed.tokens.weight.detach() * 8.0).std()) == pytest.approx(1.0, abs=0.02)
+    learned = build(make(vocab=500, width=64, layers=1, heads=2, position="learned", max_length=50))
+    sizes = [float(p.detach().std()) for p in (learned.embed.tokens.weight, *learned.embed.inputs.parameters())]
+    assert sizes == pytest.approx([0.02, 0.02], abs=0.002)
 
 
 def test_positions_are_put_where_they_act():

@@ -2,17 +2,24 @@
 
     python -m tests.mutation                      all of it
     python -m tests.mutation vantage/cache/ring.py --show
+    python -m tests.mutation --remember           and write down where the slow ones died
 
 Each mutant runs in a process forked from one that has torch loaded, against the tests of its own file first
 and then those of the whole package. A survivor must stand in explained.toml with the reason why it changes
 nothing that a caller could see; an explanation that explains nothing fails as well.
+
+Two things save time and change no result. killers.json says which test a mutant died of that took long to find:
+that test runs first, and if it passes or is gone, all the others follow. And a mutant that is explained runs
+against the tests of its own file only, to see whether the explanation still holds; --doubt runs it against all.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.abc
 import importlib.util
+import json
 import os
 import resource
 import signal
@@ -20,16 +27,22 @@ import sys
 import time
 import tomllib
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from importlib.metadata import entry_points
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.mutation.mutants import Mutant, mutants
 
 ROOT = Path(__file__).parents[2]
 EXPLAINED = Path(__file__).with_name("explained.toml")
+KILLERS = Path(__file__).with_name("killers.json")
 TARGETS = ("position", "attention", "cache")
 SECONDS = 240  # of processor time, so that a busy machine kills nobody
 HANGS = 1200  # seconds on the clock: asleep for ever
+NO_TESTS = 5  # pytest's exit code when none was chosen
+QUICK = 3  # seconds of processor time: what dies sooner needs no hint
 
 # Beyond the tests of its own folder: what else a mutant of a folder must pass. Cheapest first.
 MORE = {
@@ -39,16 +52,16 @@ MORE = {
 }
 
 
-# Files without a test of their own name: whose tests know them best.
+# Files that have no test of their own name, or need more than that: whose tests know them best.
 NEAR = {
     "cache/blocks.py": ["paged", "pool"],
     "cache/build.py": ["model_cache"],
     "cache/layer_cache.py": ["stores"],
     "cache/ledger.py": ["contiguous", "ring", "model_cache"],
     "cache/moves.py": ["stores", "paged", "ring"],
+    "cache/paged.py": ["paged", "join"],
     "cache/paged_state.py": ["paged", "join"],
     "cache/report.py": ["model_cache", "paged"],
-    "cache/saved_states.py": ["saved"],
 }
 
 
@@ -69,7 +82,7 @@ class Planted(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
         self.path = str(ROOT / mutant.file)
         parts = Path(mutant.file).with_suffix("").parts
         self.module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        self.source = mutant.source
+        self.source = mutant.source(ROOT)
 
     def find_spec(self, fullname, path=None, target=None):
         if fullname != self.module:
@@ -89,32 +102,70 @@ class Planted(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
         raise OSError("never from a cached .pyc")
 
 
-def run(mutant: Mutant) -> str:
-    """ "killed", "timeout" or "survived"."""
-    for paths in stages(mutant.file):
-        outcome = _fork(mutant, paths)
-        if outcome != "survived":
+class Outcome(NamedTuple):
+    """How a mutant ended."""
+
+    how: str  # "killed", "timeout" or "survived"
+    by: str | None = None  # the test that failed
+    cost: float = 0.0  # seconds of processor time until then
+
+
+def run(mutant: Mutant, hints: Sequence[str] = (), *, brief: bool = False) -> Outcome:
+    """Against the tests that may know it, then against all; ``brief``: no further than those of its own file."""
+    spent = 0.0
+    if hints:
+        outcome = _fork(mutant, sorted({hint.partition("::")[0] for hint in hints}), frozenset(hints))
+        spent = outcome.cost
+        if outcome.how != "survived":
             return outcome
-    return "survived"
+    for paths in stages(mutant.file)[: 1 if brief else None]:
+        outcome = _fork(mutant, paths)
+        spent += outcome.cost
+        if outcome.how != "survived":
+            return outcome._replace(cost=spent)
+    return Outcome("survived", cost=spent)
 
 
-def _fork(mutant: Mutant, paths: list[str]) -> str:
+def _fork(mutant: Mutant, paths: Sequence[str], only: frozenset[str] | None = None) -> Outcome:
+    told, tell = os.pipe()
     child = os.fork()
     if child == 0:
-        _child(mutant, paths)
-    deadline = time.monotonic() + HANGS
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            code = os.waitstatus_to_exitcode(status)
-            return {0: "survived", -signal.SIGKILL: "timeout", -signal.SIGXCPU: "timeout"}.get(code, "killed")
-        time.sleep(0.02)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return "timeout"
+        _child(mutant, [path for path in paths if (ROOT / path).exists()], _Watch(tell, only))
+    os.close(tell)
+    os.set_blocking(told, False)  # a child of another thread may hold the other end
+    with os.fdopen(told, "rb") as pipe:
+        deadline = time.monotonic() + HANGS
+        while time.monotonic() < deadline:
+            done, status, used = os.wait4(child, os.WNOHANG)
+            if done:
+                code = os.waitstatus_to_exitcode(status)
+                how = {0: "survived", -signal.SIGKILL: "timeout", -signal.SIGXCPU: "timeout"}.get(code, "killed")
+                if only is not None and code == NO_TESTS:
+                    how = "survived"
+                return Outcome(how, (pipe.read() or b"").decode() or None, used.ru_utime + used.ru_stime)
+            time.sleep(0.02)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    return Outcome("timeout")
 
 
-def _child(mutant: Mutant, paths: list[str]) -> None:
+class _Watch:
+    """A plugin of pytest: leaves only some tests, where they are said, and tells the parent which one failed."""
+
+    def __init__(self, tell: int, only: frozenset[str] | None):
+        self._tell, self._only = tell, only
+
+    def pytest_collection_modifyitems(self, items: list) -> None:
+        if self._only is not None:
+            items[:] = [item for item in items if item.nodeid in self._only]
+
+    def pytest_runtest_logreport(self, report) -> None:
+        if report.failed:
+            os.write(self._tell, report.nodeid.encode()[:4000])
+            os._exit(1)  # nobody waits for a summary
+
+
+def _child(mutant: Mutant, paths: list[str], watch: _Watch) -> None:
     """Runs the tests and ends the process; a mutant that cannot even be imported counts as killed."""
     code = 1
     try:
@@ -126,9 +177,9 @@ def _child(mutant: Mutant, paths: list[str]) -> None:
         import pytest
 
         sys.meta_path.insert(0, Planted(mutant))
-        options = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist"]
+        options = ["-x", "-q", "--tb=native", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist"]
         options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # torch and others came in before pytest
-        code = int(pytest.main([*options, *paths]))
+        code = int(pytest.main([*options, *paths], plugins=[watch])) if paths else NO_TESTS
     finally:
         os._exit(code)
 
@@ -141,20 +192,61 @@ def explains(entry: dict[str, str], mutant: Mutant) -> bool:
     return all(entry[key] == getattr(mutant, key) for key in ("file", "line", "change"))
 
 
-def unharmed(file: str) -> bool:
+Killers = dict[str, dict[str, list[str]]]  # file, then mutant, then the tests it died of
+
+
+def killers() -> Killers:
+    return json.loads(KILLERS.read_text()) if KILLERS.exists() else {}
+
+
+def hints(known: Killers, mutant: Mutant) -> list[str]:
+    return known.get(mutant.file, {}).get(_key(mutant), [])
+
+
+def remember(known: Killers, found: dict[Mutant, Outcome], files: Sequence[Path]) -> None:
+    """Write down what the slow ones died of, and what the hinted ones died of again."""
+    new: Killers = {file: of for file, of in known.items() if ROOT / file not in files}
+    for mutant, outcome in found.items():
+        slow = outcome.cost > QUICK or outcome.by in hints(known, mutant)
+        if outcome.how == "killed" and outcome.by is not None and slow:
+            tests = new.setdefault(mutant.file, {}).setdefault(_key(mutant), [])
+            tests += [] if outcome.by in tests else [outcome.by]
+    KILLERS.write_text(json.dumps(new, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+
+
+def _key(mutant: Mutant) -> str:
+    return f"{mutant.change}: {mutant.line}"
+
+
+def unharmed(file: str, tests: Sequence[str] = ()) -> bool:
     """Whether a file that nobody changed passes: if not, every mutant would seem to be killed."""
-    return run(Mutant(file, 1, "", "nothing", (ROOT / file).read_text())) == "survived"
+    return run(Mutant(file, 1, "", "nothing", None), tests).how == "survived"
+
+
+def _sick(todo: Sequence[Mutant], known: Killers, workers: int) -> list[str]:
+    """One file of each package that fails though nobody changed it. Hinted tests must pass by themselves too."""
+    canaries = {Path(mutant.file).parts[1]: mutant.file for mutant in todo}
+    tests: dict[str, set[str]] = {package: set() for package in canaries}
+    for mutant in todo:
+        tests[Path(mutant.file).parts[1]].update(hints(known, mutant))
+    with ThreadPoolExecutor(workers) as pool:
+        well = pool.map(lambda package: unharmed(canaries[package], sorted(tests[package])), canaries)
+        return [file for file, passed in zip(canaries.values(), well, strict=True) if not passed]
 
 
 def preload() -> None:
     """What every child would import anyway, the package itself excepted."""
     import hypothesis  # noqa: F401
     import pytest  # noqa: F401
+    import safetensors.torch  # noqa: F401
     import torch
     import transformers  # noqa: F401
 
+    for plugin in entry_points(group="pytest11"):
+        plugin.load()
     os.environ["VANTAGE_HYPOTHESIS"] = "mutation"
     torch.set_num_threads(1)
+    gc.freeze()  # pytest collects garbage, and need not look through all of this
 
 
 def main() -> int:
@@ -162,6 +254,8 @@ def main() -> int:
     parser.add_argument("files", nargs="*", help="source files; default: all of position/, attention/ and cache/")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--show", action="store_true", help="print every mutant with its outcome")
+    parser.add_argument("--doubt", action="store_true", help="run explained mutants against all tests too")
+    parser.add_argument("--remember", action="store_true", help="write killers.json: what the slow ones died of")
     args = parser.parse_args()
     os.chdir(ROOT)
     files = [ROOT / f for f in args.files] or [
@@ -169,36 +263,49 @@ def main() -> int:
     ]
     todo = [mutant for file in files for mutant in mutants(file, ROOT)]
     preload()
-    canaries = sorted({mutant.file for mutant in {Path(m.file).parts[1]: m for m in todo}.values()})
-    if sick := [file for file in canaries if not unharmed(file)]:
+    known = killers()
+    if sick := _sick(todo, known, args.workers):
         print(f"the tests fail without any mutant, first for {sick[0]}: mend that before", file=sys.stderr)
         return 2
-    entries, outcomes, survivors, used = explained(), Counter[str](), [], set()
-    started = time.monotonic()
-    with ThreadPoolExecutor(args.workers) as pool:
-        jobs = {pool.submit(run, mutant): mutant for mutant in todo}
-        for done, job in enumerate(as_completed(jobs), 1):
-            mutant, outcome = jobs[job], job.result()
-            reasons = [i for i, entry in enumerate(entries) if explains(entry, mutant)]
-            if outcome == "survived" and reasons:
-                outcome = "explained"
-                used.update(reasons)
-            outcomes[outcome] += 1
-            if outcome == "survived":
-                survivors.append(mutant)
-            if args.show or outcome == "survived":
-                print(f"{outcome:9s} {mutant.name}", flush=True)
-            if done % 100 == 0:
-                print(f"{done} of {len(todo)} after {time.monotonic() - started:.0f} s: {dict(outcomes)}", flush=True)
-    print(f"{len(todo)} mutants in {time.monotonic() - started:.0f} s: {dict(outcomes)}")
-    if sick := [file for file in canaries if not unharmed(file)]:
+    entries = [entry for entry in explained() if ROOT / entry["file"] in files]
+    found = _run_all(todo, entries, known, args)
+    if sick := _sick(todo, known, args.workers):
         print(f"the tests of {sick[0]} have begun to fail by themselves: these results mean nothing", file=sys.stderr)
         return 2
-    here = {str(f.relative_to(ROOT)) for f in files}
-    stale = [e for i, e in enumerate(entries) if i not in used and e["file"] in here]
+    if args.remember:
+        remember(known, found, files)
+    alive = [mutant for mutant, outcome in found.items() if outcome.how == "survived"]
+    stale = [entry for entry in entries if not any(explains(entry, mutant) for mutant in alive)]
     for entry in stale:
         print(f"explains nothing: {entry['file']}: {entry['change']}: {entry['line']}")
-    return 1 if survivors or stale else 0
+    return 1 if stale or any(not _reasons(entries, mutant) for mutant in alive) else 0
+
+
+def _reasons(entries: Sequence[dict[str, str]], mutant: Mutant) -> list[str]:
+    return [entry["reason"] for entry in entries if explains(entry, mutant)]
+
+
+def _run_all(
+    todo: Sequence[Mutant], entries: Sequence[dict[str, str]], known: Killers, args: argparse.Namespace
+) -> dict[Mutant, Outcome]:
+    found, counted, started = dict[Mutant, Outcome](), Counter[str](), time.monotonic()
+
+    def one(mutant: Mutant) -> Outcome:
+        return run(mutant, hints(known, mutant), brief=bool(_reasons(entries, mutant)) and not args.doubt)
+
+    with ThreadPoolExecutor(args.workers) as pool:
+        jobs = {pool.submit(one, mutant): mutant for mutant in todo}
+        for done, job in enumerate(as_completed(jobs), 1):
+            mutant, outcome = jobs[job], job.result()
+            found[mutant] = outcome
+            how = "explained" if outcome.how == "survived" and _reasons(entries, mutant) else outcome.how
+            counted[how] += 1
+            if args.show or how == "survived":
+                print(f"{how:9s} {mutant.name}", flush=True)
+            if done % 100 == 0:
+                print(f"{done} of {len(todo)} after {time.monotonic() - started:.0f} s: {dict(counted)}", flush=True)
+    print(f"{len(todo)} mutants in {time.monotonic() - started:.0f} s: {dict(counted)}")
+    return found
 
 
 if __name__ == "__main__":

@@ -89,11 +89,17 @@ class Tables:
 
     def fit(self, places: int, pos: Positions) -> Tables:
         """The same, with at least so many places and able to keep such positions. Itself if it is."""
-        dtype = torch.promote_types(self.pos.dtype, pos.pos.dtype)
-        have = self.order.shape[1]
-        if have >= places and dtype == self.pos.dtype:
-            return self
-        return self._map(lambda t: _widened(t, max(have, places)), dtype)
+        fits = self.order.shape[1] >= places and torch.promote_types(self.pos.dtype, pos.pos.dtype) == self.pos.dtype
+        return self if fits else self.fitted(places, pos)
+
+    def fitted(self, places: int, pos: Positions) -> Tables:
+        """A copy, with at least so many places and able to keep such positions."""
+        wide = max(self.order.shape[1], places)
+        return self._map(lambda t: _widened(t, wide), torch.promote_types(self.pos.dtype, pos.pos.dtype))
+
+    def wide(self, places: int) -> Tables:
+        """The same, with at least so many places. Itself if it has them."""
+        return self if self.order.shape[1] >= places else self._map(lambda t: _widened(t, places), self.pos.dtype)
 
     def clone(self) -> Tables:
         return self._map(lambda t: _widened(t, t.shape[1]), self.pos.dtype)

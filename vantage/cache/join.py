@@ -119,5 +119,6 @@ def _remember(cache: ModelCache, rows: Sequence[_Row]) -> None:
         ledger.commit()
 
 
-def _padded(t: Tensor, width: int, value: float = 0.0) -> Tensor:
+def _padded(t: Tensor, width: int, value: float | None = None) -> Tensor:
+    """With so many columns, the new ones holding the value, or 0."""
     return functional.pad(t, (0, width - t.shape[-1]), value=value)

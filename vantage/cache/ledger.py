@@ -56,7 +56,7 @@ class Mark:
     """A state to come back to. Good for the one pass that follows it, until that is committed."""
 
     ledger: Ledger
-    epoch: int
+    epoch: object
 
 
 class Ledger(ABC):
@@ -70,7 +70,7 @@ class Ledger(ABC):
         self._pos: Positions | None = None  # of the open pass; kept, so that its identity stays taken
         self._step: Step | None = None
         self._seen: Step | None = None
-        self._epoch = 0
+        self._epoch = object()  # another one after every change, so that a mark can tell
 
     # ---- one pass
 
@@ -97,7 +97,7 @@ class Ledger(ABC):
 
     def restore(self, mark: Mark) -> None:
         """Undo the pass that followed the mark."""
-        if mark.ledger is not self or mark.epoch != self._epoch:
+        if mark.ledger is not self or mark.epoch is not self._epoch:
             raise CacheError("this mark is no longer good: a mark serves the one pass after it, until it is committed")
         if self._step is not None:
             self._step.void = True
@@ -109,7 +109,7 @@ class Ledger(ABC):
         if self._step is not None:
             self._done()
             self._pos = self._step = None
-            self._epoch += 1
+            self._epoch = object()
 
     def look(self) -> Step:
         """All that is held, to be read without appending."""
@@ -167,7 +167,7 @@ class Ledger(ABC):
 
     def _changed(self) -> None:
         self._seen = None
-        self._epoch += 1
+        self._epoch = object()
 
     # ---- what it holds
 

@@ -56,8 +56,7 @@ class Paged(Ledger):
         self.pool = pool
         self.gather = gather
         self._window, self._draft = window, draft
-        self._state = self._before = State.run((Row(),) * batch, 0)
-        self._plan = Plan(self._state.rows)
+        self._forget()
         self._steps = Steps(self.device)
         self._made: dict[tuple[tuple[int, ...], ...], Tensor] = {}  # tables of blocks
 
@@ -115,10 +114,8 @@ class Paged(Ledger):
         """The state after rows that are no plain run."""
         state = self._state
         longest = max(1, *(row.tokens for row in rows))  # a view has one column at least
-        tables = state.tables or self._tables(pos)
-        have = tables.order.shape[1]
         # a copy: a shorter row's next columns were shown, as empty, in views that somebody may still hold
-        tables = tables.fit(have if longest + 1 < have else 2 + 2 * longest, pos).clone()
+        tables = (state.tables or self._tables(pos)).fitted(1 + longest, pos)
         tables.scatter(token_BT + 1, pos)
         counts = tuple(row.tokens for row in rows)
         known = joined(state.known, pos.known)
@@ -171,10 +168,11 @@ class Paged(Ledger):
             skips = skips if len(skips) == self.batch else [skips[0]] * self.batch
             counts = tuple(row.tokens - skip for row, skip in zip(state.rows, skips, strict=True))
             known = Known(None, known.order, known.pos, counts, min(counts) < n, known.same_rows and even)
+        # the columns after a row's last token are empty: a short row shows some, and so does one that has let go of all
+        wide = state.tables.wide(1 + max(skips) + n)
         if even:
-            return state.tables.cut(1 + skips[0], n, known, length)
+            return wide.cut(1 + skips[0], n, known, length)
         column = 1 + torch.tensor(skips, device=self.device)[:, None] + self._steps.row(0, n)
-        wide = state.tables.fit(1 + max(skips) + n, self._steps.run(0, self.batch, 1, None))
         return wide.view(lambda t: t.gather(1, column), known, length)
 
     def _block_table(self, blocks: tuple[tuple[int, ...], ...]) -> Tensor:
@@ -228,7 +226,7 @@ class Paged(Ledger):
 
     def _check_crop(self, to: tuple[int, ...]) -> None:
         for b, (row, kept) in enumerate(zip(self._state.rows, self._kept(to), strict=True)):
-            if kept < row.tokens and row.gone and kept - (self._window or 1) + 1 < row.gone * self.pool.block:
+            if row.gone and kept - (self._window or 1) + 1 < row.gone * self.pool.block:
                 raise CacheError(
                     f"cannot take row {b} back by {row.tokens - kept} tokens: blocks outside its window of "
                     f"{self._window} and draft of {self._draft} have been let go; "
@@ -256,7 +254,9 @@ class Paged(Ledger):
         self._before, self._plan = self._state, Plan(rows)
 
     def _settled(self, state: State) -> State:
-        """In host memory facts are read anew."""
+        """In host memory facts are read anew; rows that hold nothing are a plain run of nothing."""
+        if not state.longest:
+            return State.run(state.rows, 0)
         if state.tables is None or not on_host(self.device):
             return state
         known = state.tables.facts(1, state.longest)
@@ -272,7 +272,8 @@ class Paged(Ledger):
         for row in state.rows:
             self.pool.release(row.blocks)
         self._state = State(rows, picked(state.known, index))
-        if state.tables is not None and state.next_B is not None:
+        if state.tables is not None:
+            assert state.next_B is not None
             next_B = state.next_B[torch.tensor(index, device=self.device)]
             counts = {row.tokens for row in rows}
             known = replace(picked(state.known, index), empty=len(counts) > 1)
@@ -282,6 +283,9 @@ class Paged(Ledger):
     def _clear(self) -> None:
         for row in self._state.rows:
             self.pool.release(row.blocks)
+        self._forget()
+
+    def _forget(self) -> None:
         self._state = self._before = State.run((Row(),) * self.batch, 0)
         self._plan = Plan(self._state.rows)
 
@@ -328,9 +332,10 @@ class Paged(Ledger):
         state, alone = self._give(), []
         for b, row in enumerate(state.rows):
             one = self.fresh(1)
-            if state.tables is None or state.next_B is None:
-                one._state = State.run((row,), state.first if row.tokens else 0)
+            if state.tables is None:
+                one._state = State.run((row,), state.first)
             elif row.tokens:
+                assert state.next_B is not None
                 known = replace(picked(state.known, (b,)), empty=False)
                 one._state = one._settled(State((row,), known, state.tables.pick((b,)), state.next_B[b : b + 1]))
             one._before, one._plan = one._state, Plan(one._state.rows)
@@ -341,8 +346,7 @@ class Paged(Ledger):
         """The state, handed over: its blocks now belong to whoever called."""
         self.commit()
         state = self._state
-        self._state = self._before = State.run((Row(),) * self.batch, 0)
-        self._plan = Plan(self._state.rows)
+        self._forget()
         self._changed()
         return state
 

@@ -103,7 +103,7 @@ class Ring(Ledger):
         start = torch.where(old.next == 0, begin, old.start)
         low = torch.maximum(torch.where(old.next == 0, begin, old.low), next_B - size)
         index = torch.where(pos.order >= low[:, None], pos.order % size, size)
-        tables = old.tables.fit(size + 1, pos).clone()
+        tables = old.tables.fitted(self.places, pos)
         tables.scatter(index, pos)
         known = replace(joined(old.known, pos.known), counts=None, empty=True)
         known = known if pos.segment is None else unlike(known)
@@ -170,7 +170,7 @@ class Ring(Ledger):
         state = self._state
         if isinstance(state, _Mixed):
             return state
-        tables = Tables.blank(self.batch, self._size + 1, like)
+        tables = Tables.blank(self.batch, self.places, like)
         row = self._by_place(state.low, state.next).expand(self.batch, self._size)
         tables.write(0, Positions(row, row))
         n = state.next - state.low

@@ -47,7 +47,7 @@ def fingerprint(model: str, described: str, weights: Iterable[tuple[str, Tensor]
     digest = hashlib.sha256(described.encode())
     for name, weight in sorted(weights, key=lambda pair: pair[0]):
         digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
-        flat = weight.detach().reshape(-1) if weight.is_contiguous() else weight.detach().flatten()
+        flat = weight.detach().flatten()
         if flat.numel():
             where = torch.linspace(0, flat.numel() - 1, min(SAMPLES, flat.numel()), dtype=torch.float64)
             digest.update(_bytes(flat[where.long().to(flat.device)]))
@@ -90,7 +90,7 @@ def save_cache(
 
 def _cut(buffer: Tensor, places: Tensor | int) -> Tensor:
     if isinstance(places, int):
-        return buffer.narrow(-2, 0, places).contiguous().cpu()
+        return buffer.narrow(2, 0, places).contiguous().cpu()
     return buffer.index_select(-2, places.to(buffer.device)).cpu()
 
 
@@ -233,6 +233,7 @@ def _check_streams(store: Store, streams: list[Tensor], places: Tensor | int) ->
 # ---- codecs and digests
 
 _CODECS: dict[str, type[Plain] | type[Single]] = {"plain": Plain, "single": Single}
+_DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float64, torch.float32, torch.float16, torch.bfloat16)}
 
 
 def _codec(codec: Codec) -> dict[str, Any]:
@@ -247,13 +248,13 @@ def _codec(codec: Codec) -> dict[str, Any]:
 def _to_codec(saved: Any) -> Codec:
     fields = saved if isinstance(saved, dict) else {}
     sizes, kind = fields.get("sizes"), _CODECS.get(str(fields.get("kind")))
-    dtype = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-    if kind is None or not isinstance(sizes, list) or len(sizes) != 3 or fields.get("dtype") not in dtype:
+    dtype = _DTYPES.get(str(fields.get("dtype")))
+    if kind is None or dtype is None or not isinstance(sizes, list) or len(sizes) != 3:
         bad(f"a layer keeps {str(saved)[:80]!r}")
     if not all(isinstance(n, int) and 0 < n < 2**20 for n in sizes):
         bad(f"a layer keeps heads of {str(sizes)[:80]}")
     try:
-        plain = kind(sizes[0], sizes[1], sizes[2], dtype[fields["dtype"]])
+        plain = kind(sizes[0], sizes[1], sizes[2], dtype)
     except BadInput as e:
         bad(str(e))
     return Int8(plain) if fields.get("int8") else plain

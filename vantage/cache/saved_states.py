@@ -17,7 +17,7 @@ from torch import Tensor
 from vantage.cache import contiguous, paged, ring
 from vantage.cache.blocks import Row
 from vantage.cache.contiguous import Contiguous
-from vantage.cache.facts import Tables, unlike
+from vantage.cache.facts import Tables
 from vantage.cache.ledger import Ledger
 from vantage.cache.paged import Paged
 from vantage.cache.pool import Pool, Want
@@ -27,6 +27,7 @@ from vantage.errors import BadInput, CheckpointError
 from vantage.spec.positions import EMPTY, Known
 
 MOST = 2**31  # of any number in such a file: more is no real cache
+ROWS = 2**16  # at most: a ledger takes memory for each, before anything shows that they are there
 
 
 @final
@@ -53,11 +54,14 @@ def written(ledger: Ledger) -> Written:
 def restored(numbers: Mapping[str, Any], tables: Mapping[str, Tensor], device: torch.device) -> Ledger:
     """The ledger that was written so."""
     made = {"contiguous": _to_contiguous, "ring": _to_ring, "paged": _to_paged}
-    kind = _Numbers(numbers).text("kind")
+    saved = _Numbers(numbers)
+    kind = saved.text("kind")
     if kind not in made:
         bad(f"it holds a ledger of kind {kind!r}, which this version does not know")
+    if saved.count("batch") > ROWS:
+        bad(f"it holds {saved.count('batch')} rows")
     try:
-        return made[kind](_Numbers(numbers), tables, device)
+        return made[kind](saved, tables, device)
     except BadInput as e:
         bad(str(e))
 
@@ -66,7 +70,7 @@ def put(store: Store, ledger: Ledger, streams: Sequence[Tensor], places: Tensor 
     """Fill the buffers of a store that was made for a restored ledger."""
     for buffer, kept in zip(store.tensors, streams, strict=True):
         if isinstance(places, int):
-            buffer.narrow(-2, 0, places).copy_(kept)
+            buffer.narrow(2, 0, places).copy_(kept)
         else:
             buffer.index_copy_(-2, places.to(buffer.device), kept.to(buffer.device))
 
@@ -184,7 +188,7 @@ def _to_paged(saved: _Numbers, tables: Mapping[str, Tensor], device: torch.devic
             bad("its rows differ and it does not say how")
         ledger._state = paged.State(rows, _plain(known, batch, longest))
     else:
-        counts = (held.order[:, 1 : 1 + longest] >= 0).sum(1).tolist()
+        counts = (held.order[:, 1:] >= 0).sum(1).tolist()
         if counts != [row.tokens for row in rows]:
             bad(f"its rows hold {counts} positions for {[row.tokens for row in rows]} tokens")
         _believe(known, held, 1, longest)
@@ -248,20 +252,21 @@ def _known(known: Known) -> dict[str, Any]:
 
 def _plain(known: Known, batch: int, n: int) -> Known:
     """The facts of a plain run."""
-    if known.first is None or known.first < 0:
+    if known.first is None:
         bad("it has no positions")
     return Known.run(known.first, batch, n)
 
 
 def _believe(claim: Known, tables: Tables, at: int, n: int) -> None:
     """Raises unless everything that is claimed of these columns is so."""
+    if n == 0:
+        bad("it has tables of no tokens")
     true = tables.facts(at, n)
-    true = true if tables.segment is None else unlike(true)
     for said, bounds in ((claim.order, true.order), (claim.pos, true.pos)):
         if said is not None and bounds is not None and not (said[0] <= bounds[0] and bounds[1] <= said[1]):
             bad(f"positions {bounds} lie outside {said}")
     first = claim.first is not None and claim.first != true.first
-    counts = claim.counts is not None and true.counts is not None and claim.counts != true.counts
+    counts = claim.counts is not None and claim.counts != true.counts
     if first or counts or (true.empty and not claim.empty) or (claim.same_rows and not true.same_rows):
         bad("what it claims of its positions is not so")
 

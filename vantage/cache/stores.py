@@ -143,7 +143,7 @@ class Store:
         self._buffers = [self._zeros((*lead, ledger.places, s.width), s.dtype) for s in codec.streams()]
         self._places = ledger.places
         self.written = 0  # tokens whose keys were projected and kept here, by every cache that shares this store
-        self.version = 0  # goes up when the buffers are other ones
+        self.version = 0  # how often the buffers have become other ones
         self._last: Step | None = None  # the last step written
         self._waiting: tuple[Step, tuple[Tensor, ...]] | None = None  # a deferred write
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import difflib
 import types
 import typing
-from collections.abc import Iterable
-from dataclasses import MISSING, Field, fields, is_dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
 from itertools import groupby
 from math import isfinite
 from typing import Any
 
 from vantage.checkpoints.spec_parts import BUILDABLE, FITS
-from vantage.errors import BadInput, CheckpointError, Refused
+from vantage.errors import BadInput, CheckpointError, Refused, VantageError
 from vantage.spec.model import ModelSpec
 from vantage.spec.parts import Buildable
 
@@ -68,32 +68,69 @@ def _folded(items: list[Any]) -> list[Any]:
 
 def from_json(said: Any, *, most: int) -> ModelSpec:
     """The spec that was written; ``most`` is how many layers there can be (every layer has a tensor)."""
-    return _Reader(most).part(said, (ModelSpec,), "spec", 0)
+    return Reader(most, Registry(FITS, BUILDABLE)).part(said, (ModelSpec,), "spec", 0)
 
 
-class _Reader:
-    def __init__(self, most: int):
-        self.most = most
+@dataclass(frozen=True)
+class Registry:
+    """Which classes may stand where a field asks for a protocol, and how a wrong word is refused.
+
+    ``loose`` is for files that people write: "rope" is Rope, and where only one class fits it need not be named.
+    """
+
+    fits: Mapping[Any, tuple[type, ...]]
+    buildable: Mapping[str, tuple[type, ...]]
+    error: type[VantageError] = CheckpointError
+    loose: bool = False
+    called: Mapping[type, str] = field(default_factory=dict)  # classes that go by another name than their own
+
+    def names(self, allowed: tuple[type, ...]) -> dict[str, type]:
+        names = {self.called.get(cls, cls.__name__): cls for cls in allowed}
+        return {_loosely(name): cls for name, cls in names.items()} if self.loose else names
+
+    def parts(self, hint: Any, name: str) -> tuple[type, ...]:
+        """The classes that may stand where a field says this."""
+        if hint is Buildable:
+            return self.buildable[name]
+        return self.fits.get(hint, (hint,) if isinstance(hint, type) and is_dataclass(hint) else ())
+
+
+class Reader:
+    """Frozen dataclasses from plain values: every field is checked against its type, every key against the fields."""
+
+    def __init__(self, most: int, registry: Registry):
+        self.most, self.registry = most, registry
+        self.error = registry.error
 
     def part(self, said: Any, allowed: tuple[type, ...], where: str, depth: int) -> Any:
-        names = {cls.__name__: cls for cls in allowed}
+        names = self.registry.names(allowed)
         if depth > DEEPEST:
-            raise CheckpointError(f"{where}: nested {depth} levels deep, more than any real spec")
-        kind = said.get(KIND) if isinstance(said, dict) else None
-        if not isinstance(kind, str) or kind not in names:
-            raise CheckpointError(f"{where}: {_shown(kind or said)} is no part that fits here{_near(str(kind), names)}")
+            raise self.error(f"{where}: nested {depth} levels deep, more than any real spec")
+        kind = self._kind(said, names)
+        if kind not in names:
+            raise self.error(f"{where}: {_shown(kind or said)} is no part that fits here{_near(kind or '', names)}")
         known = {f.name: f for f in fields(names[kind])}
         for name in said:
             if name not in known and name != KIND:
-                raise CheckpointError(f"{where}: {kind} has no {name!r}{_near(name, known)}")
+                raise self.error(f"{where}: {kind} has no {name!r}{_near(name, known)}")
         for name, f in known.items():
             if name not in said and f.default is MISSING and f.default_factory is MISSING:
-                raise CheckpointError(f"{where}: {kind} needs {name!r}")
+                raise self.error(f"{where}: {kind} needs {name!r}")
         given = {n: self.field(said[n], f, names[kind], f"{where}.{n}", depth) for n, f in known.items() if n in said}
         try:
             return names[kind](**given)
         except (BadInput, Refused) as e:
-            raise CheckpointError(f"{where}: {e}") from e
+            raise self.error(f"{where}: {e}") from e
+
+    def _kind(self, said: Any, names: dict[str, type]) -> str | None:
+        if not isinstance(said, dict):
+            return None
+        if self.registry.loose and KIND not in said and len(names) == 1:
+            return next(iter(names))
+        kind = said.get(KIND)
+        if not isinstance(kind, str):
+            return None
+        return _loosely(kind) if self.registry.loose else kind
 
     def field(self, said: Any, f: Field[Any], owner: type, where: str, depth: int) -> Any:
         return self.value(said, _hints(owner)[f.name], f.name, where, depth)
@@ -105,12 +142,16 @@ class _Reader:
             if inside is not None:
                 return self.row(said, inside, name, where, depth)
         elif isinstance(said, dict):
-            parts = tuple(cls for o in options for cls in _parts(o, name))
+            parts = tuple(cls for o in options for cls in self.registry.parts(o, name))
             if parts:
                 return self.part(said, parts, where, depth + 1)
         elif any(_plain(said, o) for o in options):
             return said
-        raise CheckpointError(f"{where} is {_shown(said)}; wanted {_wanted(options)}")
+        elif self.registry.loose and isinstance(said, str):
+            parts = tuple(cls for o in options for cls in self.registry.parts(o, name))
+            if parts:  # a part by its name alone
+                return self.part({KIND: said}, parts, where, depth + 1)
+        raise self.error(f"{where} is {_shown(said)}; wanted {_wanted(options)}")
 
     def row(self, said: list[Any], inside: tuple[Any, ...], name: str, where: str, depth: int) -> tuple[Any, ...]:
         items: list[Any] = []
@@ -120,11 +161,15 @@ class _Reader:
                 times, item = item[TIMES], item[OF]
                 left = self.most - len(items)
                 if isinstance(times, bool) or not isinstance(times, int) or not 1 <= times <= left:
-                    raise CheckpointError(f"{where}[{i}]: {TIMES} is {_shown(times)}; wanted from 1 to {left}")
+                    raise self.error(f"{where}[{i}]: {TIMES} is {_shown(times)}; wanted from 1 to {left}")
             items += [self.value(item, inside[0], name, f"{where}[{i}]", depth)] * times
         if Ellipsis not in inside and len(items) != len(inside):
-            raise CheckpointError(f"{where} has {len(items)} entries; wanted {len(inside)}")
+            raise self.error(f"{where} has {len(items)} entries; wanted {len(inside)}")
         return tuple(items)
+
+
+def _loosely(name: str) -> str:
+    return name.replace("_", "").replace("-", "").lower()
 
 
 @cache
@@ -132,22 +177,23 @@ def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def _parts(hint: Any, name: str) -> tuple[type, ...]:
-    """The classes that may stand where a field says this."""
-    if hint is Buildable:
-        return BUILDABLE[name]
-    return FITS.get(hint, (hint,) if isinstance(hint, type) and is_dataclass(hint) else ())
-
-
 def _plain(said: Any, hint: Any) -> bool:
     """Whether this is a value of that kind: a whole number may stand for one with a fraction, a truth for neither."""
+    if typing.get_origin(hint) is typing.Literal:
+        return any(said == word and type(said) is type(word) for word in typing.get_args(hint))
     if said is None or isinstance(said, (bool, str)):
         return hint is type(said)
     return isinstance(said, (int, float) if hint is float else int) and hint in (int, float) and abs(said) < LARGEST
 
 
 def _wanted(options: Iterable[Any]) -> str:
-    return " or ".join("nothing" if o is type(None) else str(getattr(o, "__name__", o)) for o in options)
+    return " or ".join(_word(o) for o in options)
+
+
+def _word(option: Any) -> str:
+    if typing.get_origin(option) is typing.Literal:
+        return " or ".join(repr(word) for word in typing.get_args(option))
+    return "nothing" if option is type(None) else str(getattr(option, "__name__", option))
 
 
 def _near(name: str, valid: Iterable[str]) -> str:

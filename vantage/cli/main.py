@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from vantage import __version__
-from vantage.cli import chat, check, convert, generate, inspect, pull
+from vantage.cli import chat, check, compare, convert, generate, inspect, pull, serve, train
 from vantage.errors import VantageError
 
 # A verb is a module with `add(subparsers)`, which describes it, and `run(args) -> int`, which does it.
-VERBS = (chat, check, convert, generate, inspect, pull)
+VERBS = (chat, check, compare, convert, generate, inspect, pull, serve, train)
 
 EXAMPLE = """\
 example:
@@ -46,9 +46,21 @@ def make_parser() -> Parser:
     return parser
 
 
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The arguments. Words that come after an option belong to the list that the verb's ``rest`` names, if any."""
+    parser = make_parser()
+    args, left = parser.parse_known_args(argv)
+    rest: str = vars(args).get("rest", "")
+    if left and (not rest or any(word.startswith("-") for word in left)):
+        parser.error(f"unrecognized arguments: {' '.join(left)}")
+    if left:
+        vars(args)[rest].extend(left)  # argparse ends a list of words at the first option
+    return args
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 all is well, 1 the answer is no, 2 the question was wrong."""
-    args = make_parser().parse_args(argv)
+    args = parse(argv)
     try:
         return args.run(args)
     except VantageError as error:

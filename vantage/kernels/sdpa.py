@@ -33,8 +33,10 @@ class Sdpa:
         B, H, T, d = q_BHTd.shape
         G = k.shape[1]
         mask = visible(need.mask, pair)
-        causal = need.bias is None and T > 1 and is_plain_causal(mask, pair)
-        attn_mask = None if causal else self._mask(mask, pair, need, H, q_BHTd.dtype)
+        if need.bias is None and T > 1 and is_plain_causal(mask, pair):
+            attn_mask, causal = None, True  # written out: to the compiler the condition itself may be a symbol
+        else:
+            attn_mask, causal = self._mask(mask, pair, need, H, q_BHTd.dtype), False
         scale, q, folded = need.scale / need.normalise.temperature, q_BHTd, T == 1 and G != H
         if folded:  # one query: the heads that share a key become its rows, and keys are read once
             q = q.reshape(B, G, H // G, d)

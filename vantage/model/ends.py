@@ -13,6 +13,8 @@ from vantage.model.token_types import NoTokenTypes, TokenTypes
 from vantage.spec.model import Embedding, Head, LinearMaker
 from vantage.spec.positions import Positions
 
+STD = 0.02  # of fresh embeddings, as of fresh weights
+
 
 class Embed(nn.Module):
     """Token embeddings, scaled, plus what is added at the input."""
@@ -21,7 +23,8 @@ class Embed(nn.Module):
         super().__init__()
         own = width if config.width is None else config.width
         self.scale, self.rounded = config.scale, config.rounded
-        self.tokens: Any = Table(vocab, own) if config.source is None else config.source.build(own)
+        std = STD if config.scale == 1.0 else 1.0 / config.scale  # a scale is there to bring them to the size of one
+        self.tokens: Any = Table(vocab, own, std) if config.source is None else config.source.build(own)
         self.types = TokenTypes(config.types, own) if config.types else NoTokenTypes()
         self.inputs = nn.ModuleList(inputs)
         self.norm = nn.Identity() if config.norm is None else config.norm.build(own)
@@ -51,9 +54,9 @@ class Embed(nn.Module):
 class Table(nn.Embedding):
     """A vector for each token id."""
 
-    def __init__(self, vocab: int, width: int):
+    def __init__(self, vocab: int, width: int, std: float):
         super().__init__(vocab, width)
-        nn.init.normal_(self.weight, std=0.02)
+        nn.init.normal_(self.weight, std=std)
 
     def size(self, tokens_BT: Tensor) -> tuple[int, int]:
         return tokens_BT.shape[0], tokens_BT.shape[1]
@@ -63,17 +66,22 @@ class Table(nn.Embedding):
 
 
 def check_tokens(tokens_BT: Tensor, vocab: int) -> None:
-    """Refuse ids that are not in the vocabulary. Read in host memory only: no device is asked."""
+    """Refuse ids that are not in the vocabulary. Read in host memory only: no device is asked, no graph is broken."""
     if tokens_BT.dim() != 2 or tokens_BT.is_floating_point() or tokens_BT.dtype == torch.bool:
         raise BadInput(
             f"tokens are {tokens_BT.dtype} of shape {tuple(tokens_BT.shape)}: give whole numbers (batch, tokens)"
         )
     if tokens_BT.numel() == 0:
         raise BadInput(f"tokens have shape {tuple(tokens_BT.shape)}: give at least one")
-    if tokens_BT.device.type == "cpu":
+    if tokens_BT.device.type == "cpu" and not torch.compiler.is_compiling() and not _mapped(tokens_BT):
         low, high = (int(n) for n in tokens_BT.aminmax())
         if low < 0 or high >= vocab:
             raise BadInput(f"token {low if low < 0 else high} is not in the vocabulary of {vocab} (0 to {vocab - 1})")
+
+
+def _mapped(tensor: Tensor) -> bool:
+    """Whether a torch.func transform stands between us and the numbers."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # pyright: ignore[reportAttributeAccessIssue] (it has no stub)
 
 
 class Unembed(nn.Module):

@@ -74,7 +74,7 @@ def decoder(
         vocab,
         width,
         (layer,) * layers,
-        Embedding(inputs=parts.inputs),
+        Embedding(inputs=parts.inputs, scale=sqrt(width) if parts.unit else 1.0),  # section 3.4 of the paper
         norm=norm if isinstance(wiring, Parallel) or wiring.before else None,
         head=Head(tied=tied),
         sampler=parts.sampler,
@@ -161,8 +161,7 @@ def encoder_decoder(
         tied=tied,
     )
     crossed = tuple(replace(layer, cross=attention) for layer in dec.layers)
-    embedding = replace(dec.embedding, scale=sqrt(width))  # as in section 3.4 of the paper
-    return replace(dec, layers=crossed, embedding=embedding, encoder=replace(enc, embedding=embedding))
+    return replace(dec, layers=crossed, encoder=enc)
 
 
 def _pick(what: str, name: str, choices: dict[str, T]) -> T:

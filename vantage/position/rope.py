@@ -88,12 +88,30 @@ class Rotation(nn.Module):
                 with torch.inference_mode(False):  # they serve training as well
                     self._rates[at] = rule.frequencies(self.turned, self.config.base, length, pos.device)
             freq, factor = self._rates[at]
-            angle = angles(rows(pos), freq)
-            cos, sin = angle.cos() * factor, angle.sin() * factor
-            pairing = self.config.pairing
-            return join(cos, cos, pairing).to(dtype), join(-sin, sin, pairing).to(dtype)
+            made = _opaque if torch.compiler.is_compiling() else turns
+            return made(rows(pos), freq, factor, self.config.pairing, dtype)
 
         return pos.once((self.config, self.turned, dtype), make)
+
+
+def turns(pos_RT: Tensor, freq_k: Tensor, factor: float, pairing: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and signed sin of every angle, (R, 1, T, 2k), where the pairing has them."""
+    angle = angles(pos_RT, freq_k)
+    cos, sin = angle.cos() * factor, angle.sin() * factor
+    return join(cos, cos, pairing).to(dtype), join(-sin, sin, pairing).to(dtype)
+
+
+# A compiler sees through the tables: it would work out a float64 cosine anew for every element of every query and
+# key, which took a quarter of a training step on an H200. This it cannot see into.
+@torch.library.custom_op("vantage::turns", mutates_args=())
+def _opaque(pos_RT: Tensor, freq_k: Tensor, factor: float, pairing: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return turns(pos_RT, freq_k, factor, pairing, dtype)
+
+
+@_opaque.register_fake
+def _(pos_RT: Tensor, freq_k: Tensor, factor: float, pairing: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    made = pos_RT.new_empty((len(pos_RT), 1, pos_RT.shape[1], 2 * len(freq_k)), dtype=dtype)
+    return made, torch.empty_like(made)
 
 
 def context_length(pos: Positions) -> int:
@@ -110,8 +128,10 @@ def context_length(pos: Positions) -> int:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
-    """x turned. One roll and two fused passes: on a CPU faster than slicing and concatenating."""
-    if pairing == "halves":
+    """x turned. One roll and two fused passes: on a CPU faster than slicing and concatenating; compiled, slower."""
+    if pairing == "halves" and torch.compiler.is_compiling():
+        partner = torch.cat(x.chunk(2, -1)[::-1], -1)
+    elif pairing == "halves":
         partner = x.roll(x.shape[-1] // 2, -1)
     else:
         partner = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)

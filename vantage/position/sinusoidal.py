@@ -47,7 +47,7 @@ class Sinusoidal:
             raise BadInput(f"dropout={self.dropout}: use a share from 0 up to, not including, 1")
 
     def parts(self, *, causal: bool) -> Parts:
-        return Parts(inputs=(self,))
+        return Parts(inputs=(self,), unit=True)
 
     def build(self, shape: Shape) -> nn.Module:
         return SinusoidalInput(self)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -112,6 +112,7 @@ class Parts:
     bias: Buildable | None = None
     value_bias: Buildable | None = None
     sampler: Sampler | None = None
+    unit: bool = False  # what is added to the embeddings has the size of one: they are brought to that as well
 
 
 @runtime_checkable
@@ -172,7 +173,7 @@ class Need:
     softcap: float | None = None
     bias: Pointwise | Dense | None = None
     sinks: Tensor | None = None  # (H,): a logit per head that takes weight and gives nothing
-    normalise: Softmax | Argmax = Softmax()
+    normalise: Softmax | Argmax = field(default_factory=Softmax)  # an object here would stop torch 2.11's compiler
     dropout: float = 0.0
     value_bias: ValueBias | None = None
     weights: bool = False  # hand back the weights

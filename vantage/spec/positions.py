@@ -79,7 +79,7 @@ class Positions:
     pos: Tensor
     order: Tensor
     segment: Tensor | None = None
-    known: Known = Known()
+    known: Known = field(default_factory=Known)  # an object here would stop torch 2.11's compiler
     length: int | None = None  # the length declared for rules whose frequencies depend on it
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)  # results worked out once per forward pass
 

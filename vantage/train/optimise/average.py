@@ -59,6 +59,11 @@ class Averaged:
             self._fill(own)
             self._swapped = False
 
+    def take(self) -> None:
+        """Give the model the averages for good: what a finished run keeps."""
+        self._not_swapped("take()")
+        self._fill(self._averages)
+
     def state_tensors(self) -> dict[str, Tensor]:
         """The averages by parameter name: the tensors themselves."""
         return dict(self._averages)

@@ -1,0 +1,128 @@
+"""``vantage train``: a run from a file of settings, with its progress on the screen."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vantage.train import Trained
+
+EXAMPLE = """\
+examples:
+  vantage train --list                                the recipes that come with Vantage
+  vantage train copy                                  one of them
+  vantage train copy model.position=alibi loop.steps=500 --out runs/copy-alibi
+  vantage train my-settings.toml
+  vantage train my-settings.toml --resume             go on after Ctrl-C, a crash or a kill
+  torchrun --nproc-per-node 2 -m vantage train copy   two processes
+
+Settings are a TOML file with the sections model, data, loop, optimiser, schedule, evaluate, save, guard and average;
+KEY=VALUE changes any of them. The run lives in a folder: log.jsonl, TensorBoard's files, checkpoints, and at the end
+the model, as `vantage generate` and vt.load read it.
+"""
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "train",
+        help="train a model, or go on training one",
+        description="Train a model as a file of settings says.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("settings", nargs="?", metavar="CONFIG", help="a TOML file, or the name of a recipe")
+    parser.add_argument("changes", nargs="*", metavar="KEY=VALUE", help="changes to the settings")
+    parser.add_argument("--out", metavar="FOLDER", help="where the run lives; default: runs/NAME")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in that folder")
+    parser.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
+    parser.add_argument("--check", action="store_true", help="read the settings, say what they mean, train nothing")
+    parser.add_argument("--list", action="store_true", help="list the recipes that come with Vantage")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.set_defaults(run=run, rest="changes")
+
+
+def run(args: argparse.Namespace) -> int:
+    from vantage.errors import BadInput
+    from vantage.train import Run, read_settings
+
+    if args.list:
+        return _list()
+    if args.settings is None:
+        raise BadInput("say which settings: a TOML file or a recipe (`vantage train --list`)")
+    settings, said = read_settings(args.settings, args.changes)
+    if args.check:
+        print(settings)
+        return 0
+    out = Path(args.out) if args.out else Path("runs") / Path(args.settings).stem
+    from vantage.cli.training import Display
+
+    with Display(out) as display:
+        made = Run(
+            settings,
+            out,
+            said=said,
+            resume=args.resume,
+            device=args.device,
+            report=display,
+            progress=display.preparing,
+        )
+        with _on_interrupt(made):
+            trained = made.go()
+    made.world.close()
+    if made.world.first:
+        _say(args, trained)
+    return 0 if trained.finished else 130
+
+
+def _list() -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from vantage.train import recipes
+
+    table = Table("recipe", "what it shows")
+    for name, path in recipes().items():
+        first = path.read_text().splitlines()[0]
+        table.add_row(name, first.lstrip("# ") if first.startswith("#") else "")
+    Console().print(table)
+    return 0
+
+
+@contextlib.contextmanager
+def _on_interrupt(made: Any) -> Iterator[None]:
+    """The first Ctrl-C (or SIGTERM) ends the run after its step, with a checkpoint; the second ends it at once."""
+
+    def stop(number: int, frame: object) -> None:
+        made.loop.stop = True
+        signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
+        os.write(2, b"stopping after this step; once more to stop at once\n")  # print may be in the middle of a line
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _say(args: argparse.Namespace, trained: Trained) -> None:
+    from dataclasses import asdict
+
+    if args.json:
+        scores = [asdict(score) for score in trained.scores]
+        kept = None if trained.kept is None else str(trained.kept)
+        print(json.dumps({"finished": trained.finished, "step": trained.step, "model": kept, "scores": scores}))
+    elif trained.finished:
+        print(f"done: {trained.step} steps; the model is in {trained.kept}, the log in {trained.folder}")
+    else:
+        device = [] if args.device is None else ["--device", args.device]
+        words = ["vantage", "train", args.settings, *args.changes, "--out", str(trained.folder), *device, "--resume"]
+        print(f"saved after {trained.step} steps; go on with: {shlex.join(words)}")

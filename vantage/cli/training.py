@@ -1,0 +1,115 @@
+"""How a training run looks in a terminal: a bar with the loss and the time left, and a table of the last scores."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from vantage.train import Scored, Stepped
+
+QUIET = 10.0  # seconds between two lines where there is no terminal
+SMOOTH = 0.95
+
+
+class Display:
+    """Draws on standard error. Where that is no terminal it prints a line now and then."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._live: Any = None
+        self._bar: Any = None
+        self._task: Any = None
+        self._table: Any = None
+        self._loss: float | None = None
+        self._rate: float | None = None
+        self._spoke = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    # ---- what the run says
+
+    def preparing(self, done: int, total: int) -> None:
+        if total and time.monotonic() - self._spoke > QUIET / 5:
+            self._spoke = time.monotonic()
+            print(f"reading text: {done / total:.0%}", file=sys.stderr)
+
+    def begun(self, step: int, steps: int, about: str) -> None:
+        came = f", going on from step {step}" if step else ""
+        print(f"{about}{came}; the run is in {self.folder}", file=sys.stderr)
+        self._steps = steps
+        if sys.stderr.isatty():
+            self._draw(step, steps)
+
+    def stepped(self, record: Stepped) -> None:
+        first = self._loss is None
+        self._loss = record.loss if first else SMOOTH * (self._loss or 0.0) + (1 - SMOOTH) * record.loss
+        rate = record.targets / max(record.seconds, 1e-9)
+        self._rate = rate if self._rate is None else SMOOTH * self._rate + (1 - SMOOTH) * rate
+        said = f"loss {self._loss:.4f}  lr {record.lr:.2e}  {self._rate:,.0f} targets/s"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=record.step, said=said)
+        elif time.monotonic() - self._spoke > QUIET:
+            self._spoke = time.monotonic()
+            print(f"step {record.step} of {self._steps}: {said}", file=sys.stderr)
+
+    def scored(self, records: list[Scored]) -> None:
+        if self._live is not None:
+            self._table = _table(records)
+            self._live.update(self._group())
+            return
+        for r in records:
+            apart = "".join(f", {name} {share:.1%}" for name, share in r.groups.items())
+            print(f"step {r.step}: {r.set}: loss {r.loss:.4f}, exact {r.exact:.1%}{apart}", file=sys.stderr)
+
+    def saved(self, where: Path) -> None: ...
+
+    def note(self, text: str) -> None:
+        if self._live is not None:
+            self._live.console.print(text)
+        else:
+            print(text, file=sys.stderr)
+
+    # ---- the picture
+
+    def _draw(self, step: int, steps: int) -> None:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._bar = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[said]}"),
+        )
+        self._task = self._bar.add_task("training", total=steps, completed=step, said="")
+        self._live = Live(self._group(), console=Console(stderr=True), refresh_per_second=4)
+        self._live.start()
+
+    def _group(self) -> Any:
+        from rich.console import Group
+
+        return Group(self._bar, *([] if self._table is None else [self._table]))
+
+
+def _table(records: list[Scored]) -> Any:
+    from rich.table import Table
+
+    groups = sorted({name for r in records for name in r.groups})
+    table = Table("set", "loss", "tokens right", "exact", *groups, title=f"after step {records[0].step}")
+    for r in records:
+        apart = [f"{r.groups[name]:.1%}" if name in r.groups else "" for name in groups]
+        table.add_row(r.set, f"{r.loss:.4f}", f"{r.tokens:.1%}", f"{r.exact:.1%}", *apart)
+    return table

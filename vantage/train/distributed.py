@@ -1,0 +1,89 @@
+"""One process or several, on PyTorch's own engine: ``torchrun`` starts them, FSDP2 shares the weights out.
+
+A batch is a pure function of its examples' numbers, so each process makes its own rows of it and nothing is sent
+but gradients and sums.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from vantage.errors import BadInput, Refused
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes of this run: which one this is, and how many there are."""
+
+    rank: int = 0
+    size: int = 1
+    local: int = 0
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def wait(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def agree(self, word: bool, device: torch.device) -> bool:
+        """Whether any process says so. One that stops alone would leave the others waiting."""
+        return bool(self.total(torch.tensor(float(word), device=device)) > 0) if self.size > 1 else word
+
+    def share(self, indices: Sequence[int]) -> Sequence[int]:
+        """The examples of a batch that this process makes."""
+        if len(indices) % self.size:
+            raise BadInput(f"a batch of {len(indices)} does not divide among {self.size} processes")
+        each = len(indices) // self.size
+        return indices[self.rank * each : (self.rank + 1) * each]
+
+    def close(self) -> None:
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def join(device: torch.device) -> World:
+    """The world that ``torchrun`` has made, or this process alone."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        return World()
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return World(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def shard(
+    learner: nn.Module, units: Sequence[nn.Module], world: World, device: torch.device, dtype: torch.dtype | None
+) -> None:
+    """Share the weights out: each unit (a block) is gathered when it runs, and the rest with the whole.
+
+    ``dtype`` is what weights are gathered in; gradients are summed in float32.
+    """
+    if world.size == 1:
+        return
+    if single := [name for name, p in learner.named_parameters() if p.dim() == 0]:
+        raise Refused(f"{single[0]} is one number, which FSDP2 cannot share out: train this model in one process")
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    # torch warns of logits that are a view, because writing to them would go wrong: nobody here does
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    mesh = init_device_mesh(device.type, (world.size,))
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=None if dtype is None else torch.float32)
+    for unit in units:
+        fully_shard(unit, mesh=mesh, mp_policy=policy)
+    fully_shard(learner, mesh=mesh, mp_policy=policy)
