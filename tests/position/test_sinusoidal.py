@@ -148,7 +148,7 @@ def test_half_precision_is_rounded_once():
 
 def test_acts_on_the_input_alone():
     config = Sinusoidal()
-    assert config.parts(causal=True) == config.parts(causal=False) == Parts(inputs=(config,))
+    assert config.parts(causal=True) == config.parts(causal=False) == Parts(inputs=(config,), unit=True)
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,14 @@ class Server:
     def log(self) -> list[dict]:
         return [json.loads(line) for line in self._err.read_text().splitlines() if line.startswith("{")]
 
+    def logged(self, field: str, seconds: float = 10.0) -> dict:
+        """The last line that has this field; a line may be written after its answer was read."""
+        deadline = time.monotonic() + seconds
+        while not (found := [line for line in self.log() if field in line]):
+            assert time.monotonic() < deadline, f"no line with {field!r} in the log"
+            time.sleep(0.02)
+        return found[-1]
+
     def raw_log(self) -> str:
         return self._err.read_text()
 

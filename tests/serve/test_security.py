@@ -131,7 +131,7 @@ def test_a_page_that_was_allowed(folder):
         assert _trickle(server.url) == 408
         said = 'x\n{"event": "forged"}'
         http.post("/v1/completions", json={"model": "tiny", "prompt": said, "max_tokens": 1})
-        line = [line for line in server.log() if line["event"] == "request"][-1]  # in one line, whatever it holds
+        line = server.logged("prompt")  # in one line, whatever it holds
         assert line["prompt"]["prompt"] == said
         assert line["answer"][0]["finish_reason"] == "length"
 
