@@ -131,6 +131,17 @@ def test_what_the_host_knows_of_joined_rows(starts, lengths, known):
         assert ModelCache.join(parts).layers[0].view().pos.known == known
 
 
+def test_rows_with_positions_of_their_own_are_joined():
+    parent = paged(1, 64)
+    parts = [parent.fresh(1) for _ in range(3)]
+    for part, n in zip(parts, (5, 2, 6), strict=True):
+        run(part, chunk_of([[Token(i, 2 * i, None, i) for i in range(n)]]))
+    parts[2].crop(4)
+    where = ModelCache.join(parts).layers[0].view().pos
+    assert where.order.tolist() == [[0, 1, 2, 3, 4], [0, 1, -1, -1, -1], [0, 1, 2, 3, -1]]
+    assert where.pos.tolist() == [[0, 2, 4, 6, 8], [0, 2, -1, -1, -1], [0, 2, 4, 6, -1]]
+
+
 @pytest.mark.parametrize("mode", [False, True])
 def test_joined_tables_are_no_inference_tensors(mode):
     with torch.inference_mode(mode):

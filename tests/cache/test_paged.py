@@ -287,6 +287,16 @@ def test_a_window_shows_unequal_rows_by_blocks():
     check_view(view, truth_of(*chunks), 0, [6, 1])
 
 
+def test_a_window_hides_as_much_of_rows_that_differ():
+    cache = paged(2, block=4, window=2)
+    chunks = [ragged([0, 0], [7, 6]), ragged([7, 6], [1, 1], uid=40)]
+    run(cache, chunks[0])
+    view = run(cache, chunks[1])[0]
+    assert view.pos.order.tolist() == [[4, 5, 6, 7], [4, 5, 6, -1]]
+    assert view.pos.known == Known(None, (0, 7), (0, 7), (4, 3), True, False)
+    check_view(view, truth_of(*chunks), 0, [6, 5])
+
+
 def test_equal_rows_with_positions_of_their_own_under_a_window():
     cache = paged(2, tokens=40, block=2, window=2)
     first = chunk_of([[Token(i, 3 * i, None, i) for i in range(5)]] * 2)

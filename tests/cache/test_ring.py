@@ -38,6 +38,7 @@ def decoded(window, draft, n, batch=1):
 def test_it_never_takes_more_than_its_window():
     cache = ring(2, window=4, draft=1)
     before = cache.bytes
+    assert [row.evicted for row in cache.holds().layers[0].rows] == [0, 0]
     assert cache.layers[0].store.tensors[0].shape == (2, 2, 6, 3)  # window + draft, and the bin
     for i in range(30):
         run(cache, plain(2, i, 1, uid=2 * i))
