@@ -134,6 +134,18 @@ def test_a_full_cache_says_so_and_stays_as_it_was():
 def test_nonsense_is_refused(options, says):
     with pytest.raises(BadInput, match=says):
         Contiguous(**{"batch": 1, **options})
+    Contiguous(**{"batch": 1, **dict.fromkeys(options, 1)})  # 1 is enough of any
+
+
+def test_where_a_pass_lies_for_kernels_that_write_themselves():
+    ledger = Contiguous(2)
+    assert ledger.lay() is None  # no pass is open
+    ledger.place(Positions.arange(2, 3))
+    ledger.place(Positions.arange(2, 1, start=3))
+    lay = ledger.lay()
+    assert (lay.held, lay.run, lay.blocks) == ((3, 3), True, None)
+    ledger.place(ragged([4, 4], [2, 1]).pos)
+    assert ledger.lay() is None  # unequal rows: only its reads and writes know
 
 
 def test_positions_must_fit():
