@@ -106,7 +106,7 @@ def survives(path: Path) -> None:
             model.tokenizer.encode("ab c")
         with torch.no_grad():
             model(torch.tensor([[1, 2, 3]]) % model.spec.vocab)
-    assert time.process_time() - began < 1.0
+    assert time.process_time() - began < 5.0  # nothing blows up: a good file takes 0.05
 
 
 def gguf_survives(files, edits):

@@ -1,6 +1,7 @@
 """RoPE: P8, against transformers in both pairings, and with lengths that matter."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as apply
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as apply_halves
 
+import vantage as vt
 from tests.position.helpers import F64, moved, positions, unread, vectors
 from vantage import functional as vf
 from vantage.errors import BadInput, LengthExceeded
@@ -346,3 +348,30 @@ def test_bad_input(make, says):
     Rope(base=0.5, share=0.01)
     with pytest.raises(BadInput, match=says):
         make()
+
+
+def test_compiled_the_gradient_is_the_same_alone_and_in_a_stack_of_models():
+    """Compiled, turning has a backward of its own, which torch.func must see through as well."""
+    spec = vt.decoder(vocab=16, width=16, layers=2, heads=2, position="rope", max_length=32)
+    models = [vt.build(spec, seed=seed) for seed in range(2)]
+    tokens = torch.randint(16, (2, 2, 9), generator=torch.Generator().manual_seed(0))
+    weights = {
+        name: torch.stack([model.get_parameter(name).detach() for model in models]).requires_grad_()
+        for name, _ in models[0].named_parameters()
+    }
+
+    def one(weights: dict[str, torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(models[0], weights, (tokens,)).square().sum()
+
+    def grads(loss: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(loss, list(weights.values()))
+
+    first = {name: weight[0] for name, weight in weights.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch's, about attention that vmap runs one by one
+        stacked = torch.func.vmap(one)
+        for run, args in ((one, (first, tokens[0])), (stacked, (weights, tokens))):
+            plain = grads(run(*args).sum())
+            compiled = grads(torch.compile(run, backend="aot_eager")(*args).sum())
+            for a, b in zip(plain, compiled, strict=True):
+                torch.testing.assert_close(a, b)

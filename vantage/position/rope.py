@@ -130,12 +130,51 @@ def context_length(pos: Positions) -> int:
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
     """x turned. One roll and two fused passes: on a CPU faster than slicing and concatenating; compiled, slower."""
     if pairing == "halves" and torch.compiler.is_compiling():
-        partner = torch.cat(x.chunk(2, -1)[::-1], -1)
-    elif pairing == "halves":
+        turned: Tensor = _Turn.apply(x, cos, sin)
+        return turned
+    if pairing == "halves":
         partner = x.roll(x.shape[-1] // 2, -1)
     else:
         partner = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
     return torch.addcmul(x * cos, partner, sin)
+
+
+# The gradients of q, k and v are joined into one tensor. A compiler draws a rotation that it can see into the kernel
+# that joins them, which then took ten times as long as apart: an eighth of a training step on an H200.
+class _Turn(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return torch.addcmul(x * cos, torch.cat(x.chunk(2, -1)[::-1], -1), sin)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return _turned_back(grads[0], *ctx.saved_tensors), None, None
+
+
+@torch.library.custom_op("vantage::turned_back", mutates_args=())
+def _turned_back(grad: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    made = torch.mul(grad, cos, out=torch.empty_like(grad))
+    (made_a, made_b), (a, b), (sin_a, sin_b) = made.chunk(2, -1), grad.chunk(2, -1), sin.chunk(2, -1)
+    made_a.addcmul_(b, sin_b)
+    made_b.addcmul_(a, sin_a)
+    return made
+
+
+@_turned_back.register_fake
+def _(grad: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return torch.empty_like(grad)
+
+
+@_turned_back.register_vmap
+def _(info: Any, dims: tuple[int | None, ...], grad: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, int]:
+    grad, cos, sin = (t if dim is None else t.movedim(dim, 0) for t, dim in zip((grad, cos, sin), dims, strict=True))
+    return _turned_back(grad, cos, sin), 0
 
 
 def join(first: Tensor, second: Tensor, pairing: str) -> Tensor:

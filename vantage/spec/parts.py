@@ -253,4 +253,6 @@ def materialise(bias: Pointwise | Dense | None, pair: Pair, heads: int, dtype: t
         # the bias itself rides along, so that the ids in its key stay taken
         return bias(b, h, i, q, k).to(dtype), bias
 
+    if torch.compiler.is_compiling():  # a compiler sees for itself what is the same, and cannot ask for an id
+        return make()[0]
     return pair.once(("bias", bias.key(), dtype), make)[0]

@@ -6,6 +6,7 @@ token, sequence to sequence and classification differ in what a batch holds and 
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Protocol
 
 import torch
@@ -18,6 +19,8 @@ from vantage.model.recurrent import Recurrent
 from vantage.spec.parts import Memory
 from vantage.spec.positions import Positions
 from vantage.train.batch import IGNORE, Batch
+
+TRITON = find_spec("triton") is not None
 
 
 class Learner(Protocol):
@@ -103,5 +106,9 @@ def losses(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
 
     ``smoothing`` is the share of each target that is spread over all tokens (Szegedy et al. 2015).
     """
-    flat = logits.reshape(-1, logits.shape[-1]).float()
-    return F.cross_entropy(flat, targets.reshape(-1), ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing)
+    flat, wanted = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1)
+    if TRITON and flat.is_cuda and flat.dtype in (torch.bfloat16, torch.float16) and not smoothing:
+        from vantage.train.cross_entropy import cross_entropy  # what it needs is not everywhere
+
+        return cross_entropy(flat, wanted)
+    return F.cross_entropy(flat.float(), wanted, ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing)
