@@ -47,6 +47,7 @@ _MODULES = {
     "generate": "vantage.generate",  # a package that can be called
     "inspect": "vantage.inspect",
     "scaling": "vantage.position.scaling",
+    "studies": "vantage.studies",
     "train": "vantage.train",  # so is this
 }
 

@@ -1,0 +1,526 @@
+"""What a student's code does to the grader: nothing. Real processes, each with code that misbehaves in its own way."""
+
+import json
+import socket
+import struct
+import sys
+import textwrap
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from vantage.errors import BadInput, Refused
+from vantage.studies.exercises import exercises, grade
+from vantage.studies.exercises.grading import LONGEST, grade_in
+from vantage.studies.exercises.inside import guard
+from vantage.studies.exercises.room import OUTPUT, Room
+
+K1 = exercises()["K1"]
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="held by the Linux kernel")
+
+
+@pytest.fixture(scope="module")
+def room():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SECRET_OF_THE_GRADER", "hunter2")
+        opened = Room().__enter__()
+    yield opened
+    opened.__exit__(None, None, None)
+
+
+def sit(room, code, *, tag="K1", **options):
+    """Grade the answer of an exercise with ``code`` before it."""
+    exercise = exercises()[tag]
+    return grade_in(room, exercise, textwrap.dedent(code) + exercise.answer, **{"seconds": 10.0, **options})
+
+
+def said(grade):
+    return "\n".join(check.words for check in grade.checks if not check.passed)
+
+
+def children(room):
+    pid = room._process.pid
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def living(session):
+    """The processes of a session that are not dead yet."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, sid = path.read_text().rpartition(")")[2].split()[:4]
+        except OSError:  # it ended while we looked
+            continue
+        if int(sid) == session and state not in "ZX":
+            found.append(int(path.parent.name))
+    return found
+
+
+# ---- what ends a process
+
+
+def test_a_loop_that_never_ends(room):
+    began = time.monotonic()
+    grade = sit(room, "while True: pass\n", seconds=0.5)
+    assert time.monotonic() - began < 30
+    assert grade.checks[0].words.startswith("it did not finish within 0.5 seconds")
+    assert [check.passed for check in grade.checks] == [False] * 4  # the file, and the checks that were not looked at
+
+
+def test_a_loop_in_a_function_names_the_check(room):
+    grade = grade_in(room, K1, K1.answer.replace("    return n\n", "    while True: pass\n"), seconds=0.5)
+    assert [(c.name, c.passed) for c in grade.checks[:3]] == [
+        ("the file runs", True),
+        ("without a cache", True),
+        ("with a cache", False),
+    ]
+    assert "loop that never ends" in grade.checks[2].words
+    assert "not looked at" in grade.checks[3].words
+
+
+@LINUX
+def test_signals_that_are_ignored_do_not_help_and_nothing_is_left(room):
+    code = """
+    import signal, time
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGXCPU, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    while True:
+        try:
+            time.sleep(1)
+        except BaseException:
+            pass
+    """
+    assert "did not finish" in said(sit(room, code, seconds=0.5))
+    assert children(room) == []
+
+
+def test_calls_of_a_layer_without_end(room):
+    answer = exercises()["P1"].answer.replace("    out = layer(x)\n", "    while True: layer(x)\n")
+    assert "did not finish" in said(grade_in(room, exercises()["P1"], answer, seconds=60.0))
+
+
+@pytest.mark.parametrize("code", ["import sys; sys.exit(0)\n", "exit()\n", "raise SystemExit\n"])
+def test_leaving_the_program(room, code):
+    assert "ends the program" in said(sit(room, code))
+
+
+def test_leaving_without_a_word(room):
+    grade = grade_in(room, K1, "import os\n" + K1.answer.replace("return n - t", "os._exit(3)"))
+    assert "ended its own process (exit code 3)" in said(grade)
+
+
+@LINUX
+def test_a_crash(room):
+    assert "died of SIGSEGV" in said(sit(room, "import ctypes; ctypes.string_at(0)\n"))
+    assert "died of SIGABRT" in said(sit(room, "import os; os.abort()\n"))
+
+
+# ---- memory
+
+
+@LINUX
+@pytest.mark.parametrize(
+    "code", ["import torch; torch.ones(10**10)\n", "b = bytearray(8 * 2**30)\n", "x = [0] * 10**9\n"], ids=str.split
+)
+def test_a_huge_allocation(room, code):
+    assert "more memory than an answer may have" in said(sit(room, code, memory=2**28))
+
+
+@LINUX
+def test_memory_that_grows(room):
+    grade = sit(room, "kept = []\nwhile True: kept.append(bytes(2**20))\n", memory=2**27)
+    assert "more memory than an answer may have" in said(grade)
+
+
+def test_enough_memory_is_enough(room):
+    assert sit(room, "import torch; x = torch.ones(10**6)\n", memory=2**27).passed
+
+
+# ---- errors and output
+
+
+def test_an_error_with_the_students_lines_only(room):
+    code = """
+    import json
+    def helper(text):
+        return json.loads(text)
+    def start():
+        return helper("{")
+    start()
+    """
+    words = said(sit(room, code))
+    assert "it raises JSONDecodeError: Expecting property name" in words
+    assert 'line 6, in start: return helper("{")' in words
+    assert "line 4, in helper: return json.loads(text)" in words
+    assert "decoder" not in words
+    assert "child.py" not in words
+
+
+def test_recursion_is_shortened(room):
+    words = said(sit(room, "def f(): return f()\nf()\n"))
+    assert "calls itself without end" in words
+    assert len(words.splitlines()) < 15
+
+
+def test_a_message_that_cannot_be_shown(room):
+    code = "class Bad(Exception):\n    def __str__(self): raise self\nraise Bad\n"
+    assert "it raises Bad: (its message cannot be shown)" in said(sit(room, code))
+
+
+def test_syntax_errors(room):
+    words = said(grade_in(room, K1, "# vantage exercise K1\ndef f(:\n    pass\n", "mine.py"))
+    assert words.startswith("Python cannot read the file: ")
+    assert "line 2: def f(:" in words
+
+
+def test_null_bytes_and_deep_nesting(room):
+    assert not grade_in(room, K1, "x = 1\0\n" + K1.answer).passed
+    assert not grade_in(room, K1, "x = " + "(" * 5000 + ")" * 5000 + "\n" + K1.answer).passed
+
+
+def test_missing_and_misspelt_names(room):
+    assert "no function named without_cache" in said(grade_in(room, K1, "x = 1\n"))
+    assert "There is without_cach: is it meant?" in said(grade_in(room, K1, "def without_cach(n): pass\n"))
+    assert "without_cache is no function" in said(grade_in(room, K1, "without_cache = 3\n"))
+    assert "no value named SCORES" in said(grade_in(room, exercises()["A2"], "x = 1\n"))
+
+
+def test_wrong_arguments(room):
+    assert "raises TypeError" in said(grade_in(room, K1, K1.answer.replace("(n, t)", "(n)")))
+
+
+def test_printing_is_shown_and_capped(room):
+    assert sit(room, "print('hello')\n").output == "hello\n"
+    grade = sit(room, "import sys\nprint('x' * 10**6)\nsys.stderr.write('y' * 10**6)\n")
+    assert grade.passed
+    assert len(grade.output) < OUTPUT + 200
+    assert "bytes more, which were thrown away" in grade.output
+    assert grade.output.startswith("xxx")
+
+
+def test_printing_without_end(room):
+    grade = sit(room, "while True: print('x' * 1000)\n", seconds=1.0)
+    assert "did not finish" in said(grade)
+    assert len(grade.output) < OUTPUT + 200
+
+
+def test_bytes_that_are_no_text(room):
+    assert "\ufffd" in sit(room, r"import os; os.write(1, b'\xff\xfe')" + "\n").output
+
+
+def test_standard_input_is_empty(room):
+    assert "standard input, which is empty" in said(sit(room, "name = input('who? ')\n"))
+    assert sit(room, "import sys; assert sys.stdin.read() == ''\n").passed
+
+
+# ---- values of the wrong kind
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("None", "Does the function end with a return?"),
+        ("[[1.0]]", "return a torch tensor"),
+        ("(q @ k.T).numpy()", "a NumPy array"),
+        ("q[:1]", "it should be (4, 4)"),
+        ("q * float('nan')", "has NaN at [0, 0]"),
+        ("q.long()", "floating point"),
+        ("q + 0j", "complex"),
+        ("lambda: 3", "an object of type function"),
+        ("torch.zeros(10**7)", "far larger than anything"),
+        ("q.to_sparse()", "plain one"),
+        ("Everything()", "an object of type Everything"),
+        ("loop", "nested more than"),
+        ("10**100", "60 digits"),
+        ("list(range(10**6))", "100,000 are the most"),
+        ("q.requires_grad_() * 2", ""),
+        ("torch.nn.Parameter(q)", ""),
+    ],
+)  # fmt: skip
+def test_values_of_the_wrong_kind(room, value, words):
+    code = f"""
+import torch
+class Everything:
+    def __eq__(self, other): return True
+    def __getattr__(self, name): return self
+loop = []
+loop.append(loop)
+def attention(q, k, v):
+    return {value}
+"""
+    grade = grade_in(room, exercises()["A4"], code)
+    assert not grade.passed
+    assert words in said(grade)
+
+
+# ---- cheating
+
+
+def test_the_library_is_not_there(room):
+    assert "cannot be imported in an answer" in said(sit(room, "import vantage\n"))
+    assert "cannot be imported in an answer" in said(sit(room, "from vantage.functional import alibi_bias\n"))
+
+
+@LINUX
+def test_nor_by_going_round_the_refusal(room):
+    root = str(Path(guard.__file__).parents[4])
+    code = f"import sys\nsys.meta_path.pop(0)\nsys.path.insert(0, {root!r})\nimport vantage.errors\n"
+    grade = sit(room, code)
+    if "landlock" not in grade.held or any(root.startswith(p) for p in (sys.prefix, sys.base_prefix, "/usr")):
+        pytest.skip("the library lies where Python may read")
+    assert "raises" in said(grade)
+
+
+def test_replies_that_are_forged_decide_nothing(room):
+    """Code that writes to the socket itself only puts wrong values in the place of its own."""
+
+    def framed(message):
+        raw = json.dumps(message).encode()
+        return struct.pack(">I", len(raw)) + raw
+
+    names = framed({"names": list(K1.names), "functions": list(K1.names)})
+    right = framed({"value": 1, "changed": []})  # right for the first question, and for no other
+    for raw in (names + right * 50, b"\xff\xff\xff\xff", framed([1]), framed({"value": 1}), framed({"passed": True})):
+        grade = grade_in(room, K1, f"import os\nos.write(3, {raw!r})\n")
+        assert not grade.passed
+        assert said(grade)
+    values = (
+        *({"tensor": ["float32", [10**9], ""]}, {"tensor": ["float32", [-1], ""]}, {"tensor": ["bool", [1], "Ag=="]}),
+        *({"call": "0"}, {"bool": 3}, {"dict": [[{"list": []}, 1]]}, {"float": "one"}, [1], {}),
+    )
+    for reply in (*({"value": value} for value in values), {"error": {"kind": 1}}, {"back": "7", "args": []}):
+        raw = names + framed({"changed": [], **reply}) * 10
+        grade = grade_in(room, K1, f"import os\nos.write(3, {raw!r})\n")
+        assert not grade.passed
+        assert said(grade)
+
+
+def test_a_grader_patched_from_within_decides_nothing(room):
+    code = "import sys\nsys.modules['wire'].pack = lambda value, depth=0: True\n"
+    assert not sit(room, code).passed
+    assert not sit(room, "import os\nos.close(3)\n").passed
+
+
+# ---- other processes, the network, files
+
+
+FORKS = """
+import os
+made = 0
+for _ in range(20):  # bounded: a bomb that would go off only once
+    try:
+        pid = os.fork()
+    except OSError:
+        continue
+    if pid == 0:
+        os._exit(0)
+    made += 1
+print("made", made)
+"""
+
+
+def test_forks_are_refused(room):
+    assert sit(room, FORKS).output == "made 0\n"
+
+
+@LINUX
+def test_forks_are_refused_by_the_kernel(room):
+    grade = sit(room, FORKS, without=("audit hook",))
+    assert grade.output == "made 0\n"
+    assert "seccomp" in grade.held
+    assert children(room) == []
+
+
+@LINUX
+def test_forks_without_seccomp_die_with_the_rest(room):
+    """The last line: whatever was started is in the group that is killed."""
+    code = "import os, time\nif os.fork() == 0:\n    time.sleep(600)\n"
+    grade = sit(room, code, without=("audit hook", "seccomp", "limits"))
+    assert grade.passed
+    time.sleep(0.2)
+    assert living(room._process.pid) == [room._process.pid]  # the room itself, and nobody else
+
+
+@pytest.mark.parametrize("without", [(), ("audit hook",)], ids=["hook", "kernel"])
+def test_programs_and_threads_are_refused(room, without):
+    code = """
+    import subprocess, threading, os
+    for start in (lambda: subprocess.run(["true"]), lambda: os.execv("/bin/true", ["true"]),
+                  lambda: threading.Thread(target=print).start()):
+        try:
+            start()
+            print("started")
+        except (OSError, RuntimeError):
+            pass
+    """
+    if without and sys.platform != "linux":
+        pytest.skip("held by the Linux kernel")
+    assert sit(room, code, without=without).output == ""
+
+
+def test_what_is_refused_is_said(room):
+    assert "an answer may not start processes" in said(sit(room, "import os; os.system('true')\n"))
+    assert "there is no network" in said(sit(room, "import socket; socket.socket()\n"))
+
+
+@LINUX
+@pytest.mark.parametrize(
+    "without",
+    [(), ("audit hook",), ("seccomp", "network namespace"), ("audit hook", "seccomp")],
+    ids=["all", "kernel", "hook", "namespace"],
+)
+def test_the_network_cannot_be_reached(room, without):
+    """A listener on this machine gets no caller, whichever of the guards stand."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.1)
+        code = f"""
+        import socket
+        try:
+            socket.create_connection(("127.0.0.1", {server.getsockname()[1]}), 1)
+            print("reached")
+        except OSError:
+            print("refused")
+        """
+        grade = sit(room, code, without=without)
+        if without == ("audit hook", "seccomp") and "network namespace" not in grade.held:
+            pytest.skip("this system gives no network of its own to a plain process")
+        assert grade.output == "refused\n"
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
+@pytest.mark.parametrize("without", [(), ("audit hook",), ("landlock",)], ids=["all", "kernel", "hook"])
+def test_files_are_written_in_the_working_folder_only(room, tmp_path, without):
+    victim = tmp_path / "victim"
+    victim.write_text("as it was")
+    code = f"""
+    import os
+    open("mine", "w").write("fine")
+    print(open("mine").read())
+    for deed in (lambda: open({str(victim)!r}, "w"), lambda: open({str(tmp_path / "new")!r}, "x"),
+                 lambda: os.remove({str(victim)!r}), lambda: os.mkdir({str(tmp_path / "folder")!r}),
+                 lambda: os.rename({str(victim)!r}, "stolen")):
+        try:
+            deed()
+            print("done")
+        except OSError:
+            pass
+    """
+    grade = sit(room, code, without=without)
+    if without == ("audit hook",) and "landlock" not in grade.held:
+        pytest.skip("no Landlock here")
+    assert grade.output == "fine\n"
+    assert victim.read_text() == "as it was"
+    assert list(tmp_path.iterdir()) == [victim]
+
+
+@LINUX
+def test_files_of_others_are_not_read(room, tmp_path):
+    (tmp_path / "key").write_text("hunter2")
+    grade = sit(room, f"print(open({str(tmp_path / 'key')!r}).read())\n")
+    if "landlock" not in grade.held:
+        pytest.skip("no Landlock here")
+    assert "PermissionError" in said(grade)
+    assert "hunter2" not in grade.output
+
+
+def test_the_environment_is_clean_and_the_folder_goes_away(room):
+    grade = sit(room, "import os\nprint(os.getcwd())\nprint(sorted(os.environ))\n")
+    folder, names = grade.output.splitlines()
+    assert "SECRET_OF_THE_GRADER" not in names
+    assert not Path(folder).exists()
+
+
+def test_large_files_are_refused(room):
+    code = "f = open('big', 'wb')\nfor _ in range(40): f.write(bytes(2**20)); f.flush()\n"
+    assert "raises OSError" in said(sit(room, code))
+
+
+@LINUX
+@pytest.mark.parametrize("without", [(), ("audit hook",)], ids=["hook", "kernel"])
+def test_the_room_cannot_be_killed_nor_the_limits_raised(room, without):
+    code = """
+    import os, resource, signal
+    for deed in (lambda: os.kill(os.getppid(), signal.SIGKILL), lambda: os.killpg(os.getpgid(os.getppid()), 9),
+                 lambda: resource.setrlimit(resource.RLIMIT_AS, (-1, -1)),
+                 lambda: resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (0, 0))):
+        try:
+            deed()
+            print("done")
+        except (OSError, ValueError):
+            pass
+    """
+    assert sit(room, code, without=without).output == ""
+    assert sit(room, "").passed  # the room still stands
+
+
+def test_a_room_that_is_gone_says_so():
+    with Room() as room:
+        room._process.kill()
+        room._process.wait()
+        with pytest.raises(Refused, match="open another"):
+            sit(room, "")
+
+
+def test_every_layer_is_named(room):
+    held = sit(room, "").held
+    assert {"limits", "audit hook"} <= set(held)
+    if sys.platform == "linux":
+        assert "seccomp" in held
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_filter_is_well_formed(machine):
+    """Jumps stay within the program, and it ends with a verdict."""
+    raw = guard.program(machine, 4321)
+    steps = [struct.unpack("HBBI", raw[i : i + 8]) for i in range(0, len(raw), 8)]
+    assert len(steps) < 4096
+    for i, (code, yes, no, _) in enumerate(steps):
+        if code in (guard.EQUAL, guard.AT_LEAST):
+            assert i + 1 + max(yes, no) < len(steps)
+    assert steps[-1] == (guard.RETURN, 0, 0, guard.ALLOW)
+    refused = {step[3] for step, then in pairwise(steps) if then[3] == guard.REFUSE}
+    column = guard.MACHINES[machine][0]
+    assert {numbers[column] for numbers in guard.REFUSED.values()} - {None} <= refused
+
+
+# ---- files as they are handed in
+
+
+def test_a_file_of_ten_megabytes(tmp_path):
+    path = tmp_path / "big.py"
+    path.write_text(K1.answer + "#" * 10**7)
+    found = grade(path)
+    assert (found.tag, found.passed) == ("K1", False)
+    assert f"more than {LONGEST // 1024} kB" in said(found)
+    assert grade(path.read_text()).checks == found.checks
+
+
+@pytest.mark.parametrize(
+    ("source", "tag", "words"),
+    [
+        ("x = 1\n", None, "names no exercise"),
+        ("", None, "names no exercise"),
+        ("# vantage exercise Z9\n", None, "no exercise 'Z9'"),
+        (K1.answer, "K2", "says it is exercise K1, and K2 was asked for"),
+        (Path("/no/such/file.py"), None, "cannot be read"),
+        (Path("/"), None, "cannot be read"),
+    ],
+)
+def test_files_that_cannot_be_graded(source, tag, words):
+    with pytest.raises(BadInput, match=words):
+        grade(source, tag=tag)
+
+
+@pytest.mark.parametrize("bad", [{"seconds": 0}, {"seconds": float("nan")}, {"memory": 4}])
+def test_limits_that_make_no_sense(bad):
+    with pytest.raises(BadInput):
+        grade(K1.answer, **bad)
+
+
+def test_text_that_is_not_utf8(tmp_path):
+    path = tmp_path / "latin.py"
+    path.write_bytes(b"# \xe9\n" + K1.answer.encode())
+    assert grade(path, tag="K1").passed  # the character is lost, nothing else

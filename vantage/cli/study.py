@@ -1,0 +1,265 @@
+"""``vantage study``: the documents' results, computed; and their exercises."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vantage.cli.study_show import Watch, show_grade, show_list, show_outcome, show_summary
+from vantage.errors import BadInput, VantageError
+
+if TYPE_CHECKING:
+    from vantage.studies.report import Failed
+    from vantage.studies.runner import Outcome
+    from vantage.studies.study import Study
+
+EXAMPLE = """\
+examples:
+  vantage study list
+  vantage study run A2                                a worked example, beside the document's numbers
+  vantage study run A12 --set gain=8 --set keys=100   with other parameters
+  vantage study run P4 P5 --figures pictures          figures as PNG, SVG and CSV
+  vantage study all --report studies                  every quick one, as one page: studies/index.html
+  vantage study run T3                                one that trains, by its tag
+  vantage study exercise A2 --out a2.py               something to fill in
+  vantage study grade a2.py
+"""
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "study",
+        help="the documents' results, computed; and exercises",
+        description="The course documents' statements, each computed with the real parts, with a verdict.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    what = parser.add_subparsers(dest="what", metavar="WHAT", required=True, title="what to do")
+
+    listed = _parser(what, "list", "which studies there are", "Every study with its tag.")
+    listed.set_defaults(run=run_list)
+
+    run = _parser(what, "run", "run some of them", "Run studies by their tags, and show what they find.")
+    run.add_argument("tags", nargs="+", metavar="TAG", help="such as A2; see `vantage study list`")
+    run.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a parameter (of several studies: TAG.NAME=VALUE); may be repeated",
+    )
+    run.add_argument("--figures", metavar="DIR", help="write the figures there, as PNG, SVG and CSV")
+    run.add_argument("--report", metavar="DIR", help="write a page there: DIR/index.html")
+    run.set_defaults(run=run_some, rest="tags")
+
+    every = _parser(what, "all", "run them all", "Run every quick study; those that train models only with --train.")
+    every.add_argument("--train", action="store_true", help="those that train models as well: this takes long")
+    every.add_argument("--report", metavar="DIR", help="write a page there: DIR/index.html")
+    every.set_defaults(run=run_all)
+
+    exercise = _parser(
+        what, "exercise", "a task to fill in", "Print an exercise's starter code; without TAG, list them."
+    )
+    exercise.add_argument("tag", nargs="?", metavar="TAG", help="such as A2")
+    exercise.add_argument("--out", metavar="FILE", help="write it to a new file")
+    exercise.add_argument("--answer", action="store_true", help="a full answer, instead of the starter")
+    exercise.set_defaults(run=run_exercise)
+
+    grade = _parser(what, "grade", "check an answer", "Run the checks of an exercise on a filled-in file.")
+    grade.add_argument("file", metavar="FILE", help="what `vantage study exercise` wrote, filled in")
+    grade.add_argument("--seconds", type=float, metavar="N", help="stop the answer after so many seconds")
+    grade.set_defaults(run=run_grade)
+
+
+def _parser(what: Any, name: str, short: str, long: str) -> argparse.ArgumentParser:
+    parser = what.add_parser(
+        name, help=short, description=long, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    return parser
+
+
+# ---- studies
+
+
+def run_list(args: argparse.Namespace) -> int:
+    from vantage.studies.registry import studies
+    from vantage.studies.runner import described
+
+    found = list(studies().values())
+    if args.json:
+        print(json.dumps([described(study) for study in found], ensure_ascii=False))
+    else:
+        show_list(found)
+    return 0
+
+
+def run_some(args: argparse.Namespace) -> int:
+    from vantage.studies.registry import find
+    from vantage.studies.report import check_report, data, write_report
+    from vantage.studies.runner import conduct
+
+    chosen = list({study.tag: study for study in map(find, args.tags)}.values())
+    values = _settings(chosen, args.set)
+    for study in chosen:  # what is wrong is said before anything runs
+        study.values(values[study.tag])
+    for folder in (args.report, args.figures):
+        if folder is not None:
+            check_report(folder)
+    outcomes: list[Outcome] = []
+    with Watch(chosen) as watch:
+        for study in chosen:
+            outcomes.append(conduct(study, values[study.tag], watch.began(study)))
+            if not args.json:
+                watch.clear()
+                show_outcome(outcomes[-1])
+    if args.json:
+        print(json.dumps(data(outcomes, [], _command(args)), ensure_ascii=False))
+    if args.figures is not None:
+        _figures(outcomes, Path(args.figures))
+    if args.report is not None:
+        watch.note(f"the report is {write_report(args.report, outcomes, command=_command(args))}")
+    return 0
+
+
+def run_all(args: argparse.Namespace) -> int:
+    """Those that cannot run are named with their reason, and the others go on. Exit code 1 if there were any."""
+    from vantage.studies.registry import studies
+    from vantage.studies.report import Failed, check_report, data, write_report
+    from vantage.studies.runner import conduct
+
+    if args.report is not None:
+        check_report(args.report)
+    every = list(studies().values())
+    chosen = [study for study in every if args.train or not study.trains]
+    outcomes: list[Outcome] = []
+    failed: list[Failed] = []
+    with Watch(chosen) as watch:
+        for study in chosen:
+            try:
+                outcomes.append(conduct(study, {}, watch.began(study)))
+                watch.ended(study, outcomes[-1].verdict, outcomes[-1].seconds)
+            except VantageError as why:
+                failed.append(Failed(study, str(why)))
+                watch.ended(study, f"could not run: {why}", None)
+            except Exception as why:  # a fault of one study is told, and is no reason to lose the others
+                failed.append(Failed(study, f"{study.tag} broke: {type(why).__name__}: {why}"))
+                watch.ended(study, failed[-1].why, None)
+    command = (
+        "vantage study all" + (" --train" if args.train else "") + (f" --report {args.report}" * bool(args.report))
+    )
+    if args.json:
+        print(json.dumps(data(outcomes, failed, command), ensure_ascii=False))
+    else:
+        show_summary(outcomes, failed, [study for study in every if study not in chosen])
+    if args.report is not None and outcomes:
+        watch.note(f"the report is {write_report(args.report, outcomes, failed, command=command)}")
+    return 1 if failed else 0
+
+
+def _settings(chosen: list[Study], said: list[str]) -> dict[str, dict[str, str]]:
+    """What --set says, by study."""
+    values: dict[str, dict[str, str]] = {study.tag: {} for study in chosen}
+    for text in said:
+        name, equals, value = text.partition("=")
+        tag, dot, rest = name.partition(".")
+        if not equals or not name:
+            raise BadInput(f"--set {text}: write NAME=VALUE")
+        if dot:
+            if tag.upper() not in values:
+                raise BadInput(f"--set {text}: {tag} is not among the studies to run ({', '.join(values)})")
+            values[tag.upper()][rest] = value
+        elif len(chosen) > 1:
+            raise BadInput(
+                f"--set {text}: several studies are to run, so say whose it is, as in {chosen[0].tag}.{text}"
+            )
+        else:
+            values[chosen[0].tag][name] = value
+    return values
+
+
+def _command(args: argparse.Namespace) -> str:
+    words = ["vantage study run", *args.tags, *(f"--set {text}" for text in args.set)]
+    return " ".join([*words, *([f"--report {args.report}"] if args.report else [])])
+
+
+def _figures(outcomes: list[Outcome], folder: Path) -> None:
+    from vantage.studies.draw import csv, png, svg
+
+    for outcome in outcomes:
+        for figure in outcome.result.figures:
+            there = folder / f"{outcome.tag}-{figure.name}"
+            there.with_suffix(".png").write_bytes(png(figure))
+            there.with_suffix(".svg").write_text(svg(figure, alone=True), encoding="utf-8")
+            there.with_suffix(".csv").write_text(csv(figure), encoding="utf-8")
+            Watch.note(f"wrote {there}.png, .svg and .csv")
+
+
+# ---- exercises
+
+
+def run_exercise(args: argparse.Namespace) -> int:
+    from vantage.studies.exercises import exercises
+
+    there = exercises()
+    if args.tag is None:
+        if args.out is not None or args.answer:
+            raise BadInput(f"say which exercise: there are {', '.join(there)}")
+        if args.json:
+            print(json.dumps([{"tag": tag, "title": one.title} for tag, one in there.items()], ensure_ascii=False))
+        else:
+            print("\n".join(f"{tag:<5} {one.title}" for tag, one in there.items()))
+        return 0
+    chosen = there[_near(args.tag, list(there))]
+    code = chosen.answer if args.answer else chosen.starter
+    if args.json:
+        told = {"tag": chosen.tag, "title": chosen.title, "task": chosen.task, "starter": chosen.starter}
+        told |= {"answer": chosen.answer, "words": chosen.words} if args.answer else {}
+        print(json.dumps(told, ensure_ascii=False))
+        return 0
+    if args.out is None:
+        Watch.note(f"{chosen.words if args.answer else chosen.task}\n")  # beside the code, which may go to a file
+        print(code)
+        return 0
+    try:
+        with Path(args.out).open("x", encoding="utf-8") as file:
+            file.write(code)
+    except FileExistsError:
+        raise BadInput(f"{args.out} is there already, and may be your work: give another name") from None
+    except OSError as error:
+        raise BadInput(f"{args.out} cannot be written: {error}") from error
+    print(f"{chosen.tag} {chosen.title}\n\n{chosen.task}\n")
+    print(f"wrote {args.out}; check it with `vantage study grade {args.out}`")
+    return 0
+
+
+def _near(tag: str, there: list[str]) -> str:
+    import difflib
+
+    asked = tag.strip().upper()
+    names = {name.upper(): name for name in there}
+    if asked in names:
+        return names[asked]
+    near = difflib.get_close_matches(asked, names, 1, 0.5)
+    hint = f" Did you mean {names[near[0]]}?" if near else ""
+    raise BadInput(f"there is no exercise {tag!r}.{hint} There are {', '.join(there)}")
+
+
+def run_grade(args: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from vantage.studies.exercises import grade
+
+    path = Path(args.file)
+    if not path.is_file():
+        raise BadInput(f"{args.file} is no file: `vantage study exercise TAG --out FILE` makes one to fill in")
+    if args.seconds is not None and not 0 < args.seconds < float("inf"):
+        raise BadInput(f"--seconds {args.seconds}: give a time above 0")
+    found = grade(path) if args.seconds is None else grade(path, seconds=args.seconds)
+    if args.json:
+        print(json.dumps(asdict(found), ensure_ascii=False))
+    else:
+        show_grade(found)
+    return 0 if found.passed else 1

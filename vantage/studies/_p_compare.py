@@ -1,0 +1,77 @@
+"""Comparisons inside a study: ``vantage.compare`` carried out in a folder that is thrown away, with progress told."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from vantage.compare.cells import View
+from vantage.compare.conduct import Entry, Place, conduct
+from vantage.compare.results import Result
+from vantage.compare.statistics import Estimate
+from vantage.compare.study import Study
+from vantage.studies.figure import Line, Lines
+from vantage.studies.study import Progress
+
+AT_MOST = 7  # lines of a panel
+
+
+class Told:
+    """A study's progress in the words of a comparison."""
+
+    def __init__(self, progress: Progress):
+        self._progress = progress
+        self._total, self._done, self._doing = 1, 0, "training"
+
+    def began(self, study: Study, total: int, done: int) -> None:
+        self._total = max(1, total)
+        self._progress(0.0, self._doing)
+
+    def moved(self, steps: int) -> None:
+        self._done += steps
+        self._progress(min(0.99, self._done / self._total), self._doing)
+
+    def chose(self, entry: Entry, rate: float) -> None:
+        self._doing = f"training; {entry[1]} on {entry[0]} at a rate of {rate:g}"
+
+    def finished(self, results: list[Result]) -> None:
+        for result in results:
+            self._doing = f"trained {result.key.entry} on {result.key.task}, seed {result.key.seed}"
+        self.moved(0)
+
+    def note(self, text: str) -> None:
+        self._progress(min(0.99, self._done / self._total), text)
+
+
+def carried_out(study: Study, progress: Progress, workers: int) -> list[Result]:
+    """Every run of a comparison, on the cores or the GPU of this machine."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Place.here(workers=workers or None)
+        return conduct(study, Path(folder), place, watcher=Told(progress))
+
+
+def band(estimate: Estimate) -> tuple[float, float]:
+    return estimate.low, estimate.high
+
+
+def over_lengths(view: View, task: str, entries: Sequence[str], chance: float | None) -> tuple[Lines, ...]:
+    """The share right over the length, with its intervals; a panel for every few entries."""
+    lengths = view.lengths(task)
+    lines = []
+    for entry in entries:
+        found = [view.estimate(task, entry, [n]) for n in lengths]
+        there = [(n, e) for n, e in zip(lengths, found, strict=True) if e is not None]
+        low, high = [e.low for _, e in there], [e.high for _, e in there]
+        lines.append(Line(entry, [n for n, _ in there], [e.value for _, e in there], low, high))
+    marks = () if chance is None else (("chance", chance),)
+    return tuple(
+        Lines(
+            f"{task}, trained to length {view.trained(task)}",
+            "length",
+            "share right",
+            tuple(lines[i : i + AT_MOST]),
+            marks=marks,
+        )
+        for i in range(0, len(lines), AT_MOST)
+    )

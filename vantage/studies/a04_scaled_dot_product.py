@@ -1,0 +1,150 @@
+"""A4: scaled dot-product attention, and what the scale is for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vantage.attention import GroupedQuery
+from vantage.spec.masks import Everything
+from vantage.spec.model import Scores
+from vantage.studies._a import F64, conclude, draw, module, run_module, seen_by, set_maps
+from vantage.studies.common import compared, interval
+from vantage.studies.figure import Figure, Line, Lines
+from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+
+WIDTHS = (4, 16, 64, 256)
+AT = 64  # the width of which the numbers are told
+NAMES = {"scaled": "times 1/√d", "plain": "no scale", "misprint": "over 1/√d"}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of one width and one scale: each a mean over texts, with its interval."""
+
+    variance: float
+    variance_in: tuple[float, float]
+    entropy: float
+    entropy_in: tuple[float, float]
+
+
+def run(values: Values, progress: Progress) -> Result:
+    texts, tokens = int(values["texts"]), int(values["tokens"])
+    found: dict[str, list[Measured]] = {name: [] for name in NAMES}
+    for i, d in enumerate(WIDTHS):
+        progress(i / len(WIDTHS), f"keys of width {d}")
+        x = draw(texts, tokens, 2 * d, seed=d)
+        for name, scale in (("scaled", None), ("plain", 1.0), ("misprint", d**0.5)):
+            found[name].append(_measured(seen_by(_half_and_half(d, Scores(scale=scale)), x)[1]))
+    scaled, plain, misprint = (found[name][WIDTHS.index(AT)] for name in NAMES)
+    scale = _half_and_half(AT, Scores()).scorer.scale
+    most = math.log(tokens)
+    right = [
+        _variance(f"variance of the scores without a scale, d = {AT}", plain, float(AT)),
+        _variance(f"variance of the scaled scores, d = {AT}", scaled, 1.0),
+        compared(f"what scores are multiplied by, d = {AT}", scale, 1 / math.sqrt(AT), within=1e-12),
+        compared("width of the output, values of width 3 and keys of width 4", _output_width(4, 3), 3),
+    ]
+    slips = [_variance(f"variance when divided by 1/√d, as printed once, d = {AT}", misprint, 1.0)]
+    also = [
+        Number(f"entropy of the weights, scaled, d = {AT}", scaled.entropy, interval=scaled.entropy_in),
+        Number(f"entropy of the weights, no scale, d = {AT}", plain.entropy, interval=plain.entropy_in),
+        Number(f"highest possible entropy of {tokens} tokens", most),
+    ]
+    words = (
+        "Scores of unit-variance queries and keys have the variance d, and 1 after scaling; the weights stay diffuse "
+        f"({scaled.entropy:.2f} of {most:.2f} nats at d = {AT}, {plain.entropy:.2f} without the scale). Where the "
+        "document says that scores are divided by 1/√d it means multiplied: dividing would give a variance of d², "
+        f"{misprint.variance:.0f} here."
+    )
+    return conclude(words, _figures(found, most), right=right, slips=slips, also=also)
+
+
+def _half_and_half(d: int, scores: Scores, value_dim: int | None = None):
+    """A head whose query is the first half of a token and whose key the second, so that both are as drawn."""
+    value_dim = d if value_dim is None else value_dim
+    made = module(GroupedQuery(1, head_dim=d, value_dim=value_dim, scores=scores), 2 * d, Everything())
+    eye = torch.eye(2 * d, dtype=F64)
+    set_maps(made, eye[:, :d], eye[:, d:], eye[:, :value_dim])
+    return made
+
+
+def _output_width(key_dim: int, value_dim: int) -> int:
+    """How many numbers the weighted sum of values has, from a pass: those of the output that are not 0."""
+    made = _half_and_half(key_dim, Scores(), value_dim)
+    return int((run_module(made, draw(1, 3, 2 * key_dim)) != 0).any(1).sum())
+
+
+def _measured(weights_BHTT: Tensor) -> Measured:
+    """A weight is exp(score) over a sum that all keys of its row share, so its log varies as the score does."""
+    w = weights_BHTT[:, 0]
+    variance = w.clamp_min(1e-300).log().var(-1).mean(-1).tolist()
+    entropy = torch.special.entr(w).sum(-1).mean(-1).tolist()
+    return Measured(sum(variance) / len(w), interval(variance), sum(entropy) / len(w), interval(entropy))
+
+
+def _variance(what: str, found: Measured, document: float) -> Number:
+    """Agrees if within a tenth: the draws are what they are."""
+    return compared(what, found.variance, document, within=0.1 * document, interval=found.variance_in)
+
+
+def _figures(found: dict[str, list[Measured]], most: float) -> list[Figure]:
+    x = [float(d) for d in WIDTHS]
+
+    def line(name: str, what: str) -> Line:
+        y = [getattr(m, what) for m in found[name]]
+        low, high = zip(*(getattr(m, f"{what}_in") for m in found[name]), strict=True)
+        return Line(NAMES[name], x, y, low, high)
+
+    variance = Lines(
+        "Variance of the scores",
+        "width of a key, d",
+        "variance",
+        tuple(line(name, "variance") for name in NAMES),
+        log_x=True,
+        log_y=True,
+    )
+    entropy = Lines(
+        "Entropy of the weights",
+        "width of a key, d",
+        "nats",
+        tuple(line(name, "entropy") for name in NAMES),
+        log_x=True,
+        marks=(("uniform", most),),
+    )
+    caption = (
+        "Multiplied by 1/√d, scores vary as little at 256 numbers as at 4, and the weights stay spread out. Without it "
+        "the variance grows as d and the softmax soon looks at one token; divided by 1/√d it grows as d²."
+    )
+    return [Figure("scale", caption, (variance, entropy))]
+
+
+STUDY = Study(
+    tag="A4",
+    title="Why scores are scaled",
+    sources=("S2",),
+    statement=(
+        "Self-attention projects each token to a query, a key and a value, takes softmax(QKᵀ/√d) over each row and "
+        "with it a weighted sum of the values, whose width may be another than the keys'. The root is there because "
+        "dot products of unit-variance vectors have the variance d. In one place the document divides by 1/√d."
+    ),
+    explanation=(
+        "A dot product of two vectors with d independent entries is a sum of d products, each of variance 1, so the "
+        "sum has variance d. The softmax reads differences of scores as ratios of weights: if scores spread over "
+        "tens of units, one weight is almost 1 and the rest almost 0. Such a softmax has almost no gradient, and a "
+        "head that starts like that learns slowly. Times 1/√d, the variance is 1 at every width.\n\n"
+        "The study draws random texts and runs a real attention module over them, whose query and key are the two "
+        "halves of a token. The variance is read off the weights themselves: their logarithms differ as the scores "
+        "do. Entropy says over how many tokens a row spreads. The third curve takes the misprint at its word and "
+        "divides by 1/√d, which is multiplying by √d: it makes things worse instead of better."
+    ),
+    run=run,
+    parameters=(
+        Parameter("texts", 100, "random texts that are read", 50, 200),
+        Parameter("tokens", 16, "tokens of a text", 8, 64),
+    ),
+    seconds=1.0,
+)

@@ -1,0 +1,127 @@
+"""A5: masked attention, and where the mask may stand."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vantage.attention import GroupedQuery
+from vantage.spec.masks import Causal, dense
+from vantage.spec.positions import Positions
+from vantage.studies._a import F64, attend, cells, conclude, draw, held, module, seen_by
+from vantage.studies.common import compared
+from vantage.studies.figure import Figure, Heat
+from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+
+FEW = (6, 4)  # tokens, width: not the same, so that QKᵀ and QᵀK differ in shape
+FINITE = -10.0  # a "large negative number", too small to hide anything
+
+
+def run(values: Values, progress: Progress) -> Result:
+    tokens, width = int(values["tokens"]), int(values["width"])
+    M = _mask(tokens)
+    made = module(GroupedQuery(1), width)
+    x = 0.6 * draw(1, tokens, width)
+    with torch.no_grad():
+        q, k, _ = (t[0, 0] for t in made.project(x))
+    site, weights = seen_by(made, x)
+    w = weights[0, 0]
+    other = module(GroupedQuery(1), width, cross=True)
+    across, _ = seen_by(other, x, source=draw(1, tokens + 1, width, seed=1))
+    above = torch.ones(tokens, tokens).triu(1).bool()
+    right = [
+        held("M is 0 where j ≤ i and −∞ where j > i", bool((M[~above] == 0).all() and (M[above] == -torch.inf).all())),
+        compared("largest weight above the diagonal", float(w[above].max()), 0.0),
+        *(_forms(name, dtype, tokens, width) for name, dtype in (("float64", F64), ("float32", torch.float32))),
+    ]
+    slips = [
+        compared(f"shape of the scores of {FEW[0]} tokens, {FEW[1]} wide, and of QᵀK", *_shapes()),
+        compared("which attention the mask is in", site, across),
+    ]
+    also = [
+        Number("largest distance of a row's sum from 1", float((w.sum(-1) - 1).abs().max())),
+        Number(f"largest difference of the two forms with {FINITE:g} for −∞", _finite(tokens, width)),
+    ]
+    words = (
+        "Above the diagonal every weight is 0. Inside the division by √d or after it, a mask of 0 and −∞ gives the "
+        f"same bits. Scores are tokens by tokens ({_shapes()[0]}), so the product is QKᵀ; QᵀK would be "
+        f"{_shapes()[1]}. And the mask is in self-attention: cross-attention is something else, with keys from "
+        "another sequence."
+    )
+    return conclude(words, _figures(q @ k.T * made.scorer.scale, w, M), right=right, slips=slips, also=also)
+
+
+def _mask(tokens: int) -> Tensor:
+    """M, from the mask that models use."""
+    pos = Positions.arange(1, tokens)
+    return torch.zeros(tokens, tokens, dtype=F64).masked_fill(~dense(Causal(), pos.against(pos))[0, 0], -torch.inf)
+
+
+def _two_forms(M: Tensor, tokens: int, width: int) -> tuple[Tensor, Tensor]:
+    """The output with softmax((QKᵀ + M) / √d), and with softmax(QKᵀ / √d + M)."""
+    q, k, v = (draw(tokens, width, seed=s).to(M.dtype) for s in (2, 3, 4))
+    inside = attend(q, k, v, scale=width**-0.5, bias=M * width**-0.5)[0]
+    return inside, attend(q, k, v, scale=width**-0.5, bias=M)[0]
+
+
+def _forms(name: str, dtype: torch.dtype, tokens: int, width: int) -> Number:
+    inside, outside = _two_forms(_mask(tokens).to(dtype), tokens, width)
+    return held(f"both places of the mask give the same bits in {name}", torch.equal(inside, outside))
+
+
+def _finite(tokens: int, width: int) -> float:
+    M = _mask(tokens)
+    inside, outside = _two_forms(torch.where(M == 0, 0.0, FINITE).to(F64), tokens, width)
+    return float((inside - outside).abs().max())
+
+
+def _shapes() -> tuple[str, str]:
+    """The shape of a module's scores, and that of QᵀK with its queries and keys."""
+    tokens, width = FEW
+    made, x = module(GroupedQuery(1), width), draw(1, tokens, width)
+    q, k, _ = (t[0, 0] for t in made.project(x))
+    both = (seen_by(made, x)[1][0, 0], q.T @ k)
+    ours, product = (" × ".join(map(str, t.shape)) for t in both)
+    return ours, product
+
+
+def _figures(scores: Tensor, weights: Tensor, M: Tensor) -> list[Figure]:
+    written = len(M) <= 8
+    panels = (
+        Heat("QKᵀ/√d", "key", "query", cells(scores, 2), diverging=True, written=written),
+        Heat("QKᵀ/√d + M", "key", "query", cells(scores + M, 2), diverging=True, written=written),
+        Heat("weights", "key", "query", cells(weights, 2), written=written),
+    )
+    caption = (
+        "The mask empties the cells above the diagonal before the softmax, so each row shares its weight below it."
+    )
+    return [Figure("mask", caption, panels)]
+
+
+STUDY = Study(
+    tag="A5",
+    title="Masked attention",
+    sources=("S1", "S2"),
+    statement=(
+        "A mask M of 0 where j ≤ i and −∞ where j > i is added to the scores before the softmax, so that a token sees "
+        "only itself and what came before. The document writes the product QᵀK, puts M inside the division by √d, and "
+        "says that masked attention is called cross-attention."
+    ),
+    explanation=(
+        "A decoder is trained to say the next token at every position at once. If a position could look at later "
+        "ones, it would simply read the answer there. Adding −∞ to a score makes its exponential exactly 0, so the "
+        "softmax divides the weight among what is left. Zero and minus infinity do not change when they are divided "
+        "by a positive number, so it does not matter whether the mask stands inside the division by √d. With a "
+        "finite number such as −10 it does.\n\n"
+        "Two things are slips of the pen. Rows of Q and K are tokens, so all dot products of queries and keys are "
+        "QKᵀ, tokens by tokens; QᵀK would be as large as the head is wide, and a mask over tokens could not be added "
+        "to it. And masking has nothing to do with cross-attention, in which queries come from one sequence and keys "
+        "and values from another, usually unmasked (A8)."
+    ),
+    run=run,
+    parameters=(
+        Parameter("tokens", 6, "tokens of the sequence", 2, 64),
+        Parameter("width", 4, "width of the head", 2, 64),
+    ),
+    seconds=0.2,
+)

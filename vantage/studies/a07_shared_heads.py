@@ -1,0 +1,114 @@
+"""A7: multi-query and grouped-query attention: what sharing keys and values saves."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from vantage.attention import GroupedQuery
+from vantage.model import build, decoder
+from vantage.studies._a import conclude, draw, module, run_module
+from vantage.studies.common import compared
+from vantage.studies.figure import Bars, Figure
+from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+
+LAYERS = 2
+BATCH = 2
+
+
+def run(values: Values, progress: Progress) -> Result:
+    heads, d, M = int(str(values["heads"])), int(values["head_dim"]), int(values["tokens"])
+    shared = [g for g in (16, 8, 4, 2, 1) if g <= heads]
+    counts = {g: _multiplications(heads, g, d, M) for g in shared}
+    progress(0.5, "caches")
+    sizes = {g: _cache_bytes(heads, g, d, M) for g in shared}
+    saved = 2 * M * d**2 * (heads - 1)
+    right = [compared("multiply-accumulates that one key/value head saves", counts[heads] - counts[1], saved)]
+    right += [
+        compared(f"cache with {heads} key/value heads over the cache with {g}", sizes[heads] / sizes[g], heads / g)
+        for g in shared[1:]
+    ]
+    right.append(
+        compared("heads that share, against heads with equal maps", _difference(heads, d, M), 0.0, within=1e-12)
+    )
+    also = [Number(f"multiply-accumulates, {_name(g, heads)}", counts[g]) for g in shared]
+    also += [Number(f"bytes of the cache, {_name(g, heads)}", sizes[g]) for g in shared]
+    words = (
+        f"Counted in the real module, one key/value head for {heads} saves {saved:,} multiply-accumulates on {M} "
+        f"tokens, which is 2·M·d²·(h−1); the cache that is allocated shrinks by the factor {heads}, as the number of "
+        "heads does."
+    )
+    labels = tuple(_name(g, heads) for g in shared)
+    macs = Bars(
+        f"One attention, {M} tokens", "multiply-accumulates", labels, (("counted", [float(counts[g]) for g in shared]),)
+    )
+    kept = Bars(f"Cache of {LAYERS} layers", "KiB", labels, (("allocated", [sizes[g] / 1024 for g in shared]),))
+    caption = (
+        "Sharing keys and values saves some of the projections, and most of the cache: the bars on the right halve "
+        "with every halving of the key/value heads, those on the left do not."
+    )
+    return conclude(words, [Figure("sharing", caption, (macs, kept))], right=right, also=also)
+
+
+def _name(kv_heads: int, heads: int) -> str:
+    kind = "MHA" if kv_heads == heads else "MQA" if kv_heads == 1 else "GQA"
+    return f"{kind} ({kv_heads})"
+
+
+def _multiplications(heads: int, kv_heads: int, d: int, M: int) -> int:
+    """Counted by torch as the module runs; every head's maps are d×d, as the document has them."""
+    made = module(GroupedQuery(heads, kv_heads, head_dim=d), d)
+    with FlopCounterMode(display=False) as counter:
+        run_module(made, draw(1, M, d))
+    return counter.get_total_flops() // 2  # a multiply and an add are two operations
+
+
+@torch.no_grad()
+def _cache_bytes(heads: int, kv_heads: int, d: int, M: int) -> int:
+    """Of a cache that a model has filled."""
+    spec = decoder(vocab=5, width=heads * d, layers=LAYERS, heads=heads, kv_heads=kv_heads, position="none")
+    model = build(spec)
+    cache = model.new_cache(BATCH, capacity=M)
+    model(torch.zeros(BATCH, M, dtype=torch.long), cache=cache)
+    return cache.bytes
+
+
+def _difference(heads: int, d: int, M: int) -> float:
+    """Between a module with one key/value head and one with many that are given the same maps."""
+    one, many = module(GroupedQuery(heads, 1, head_dim=d), d), module(GroupedQuery(heads, head_dim=d), d)
+    q, k, v = one.qkv.weight.detach().split((heads * d, d, d))
+    with torch.no_grad():
+        many.qkv.weight.copy_(torch.cat([q, k.repeat(heads, 1), v.repeat(heads, 1)]))
+        many.out.weight.copy_(one.out.weight)
+    x = draw(1, M, d)
+    return float((run_module(one, x) - run_module(many, x)).abs().max())
+
+
+STUDY = Study(
+    tag="A7",
+    title="Heads that share keys and values",
+    sources=("S0", "S2"),
+    statement=(
+        "In multi-query attention all query heads share one key head and one value head; in grouped-query attention "
+        "a few are shared by groups. The cache shrinks by the same factor. With heads of d×d, MQA saves 2·M·d²·(h−1) "
+        "multiply-accumulates on M tokens."
+    ),
+    explanation=(
+        "A decoder that generates keeps the keys and values of all tokens so far. At each step it reads all of them "
+        "to compute one token, so the size of this cache limits how fast and how many. Queries are never kept: there "
+        "can be many query heads over few key/value heads, each still with weights of its own, because each asks "
+        "differently.\n\n"
+        "The study counts the products of the real module as it runs, with h, h/2, … and 1 key/value heads, and "
+        "fills a real cache to see what was allocated. The saved products are those of the h−1 key maps and h−1 "
+        "value maps that are gone; the products of scores and weighted sums stay, since every query head still looks "
+        "at every token. So sharing saves little arithmetic and much memory. What it costs in quality is measured "
+        "elsewhere (P14)."
+    ),
+    run=run,
+    parameters=(
+        Parameter("heads", "8", "query heads", choices=("2", "4", "8", "16")),
+        Parameter("head_dim", 8, "width of a head", 2, 32),
+        Parameter("tokens", 48, "tokens", 2, 256),
+    ),
+    seconds=0.5,
+)

@@ -1,0 +1,88 @@
+"""A11: when one key's score dominates, attention copies its value."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vantage.studies._a import attend, conclude, draw
+from vantage.studies.common import compared
+from vantage.studies.figure import Figure, Line, Lines
+from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+
+STRONG = 30.0
+GAINS = tuple(0.5 * i for i in range(61))
+VALUE_DIM = 3
+
+
+def run(values: Values, progress: Progress) -> Result:
+    n, gain = int(values["keys"]), float(values["gain"])
+    keys = torch.linalg.qr(draw(n, n, seed=n)).Q
+    content = draw(n, VALUE_DIM, seed=n + 1)
+    strong = [_distance(keys, content, j, STRONG) for j in range(n)]
+    weight, distance = _weight(keys, content, 0, gain), _distance(keys, content, 0, gain)
+    right = [
+        compared(f"largest distance of c from v_j over all j, score {STRONG:g}", max(strong), 0.0, within=1e-9),
+        compared(f"weight of the key, score {STRONG:g}", _weight(keys, content, 0, STRONG), 1.0, within=1e-9),
+    ]
+    also = [
+        Number("weight of the key with your score", weight),
+        Number("distance of c from v_1 with your score", distance),
+        Number("distance of c from v_1 with score 0, the mean of all values", _distance(keys, content, 0, 0.0)),
+    ]
+    words = (
+        f"With a score of {STRONG:g} above the others, the output is the value of that key to ten places, whichever "
+        f"of the {n} keys it is. With {gain:g} the key has {weight:.1%} of the weight."
+    )
+    return conclude(words, [_figure(keys, content)], right=right, also=also)
+
+
+def _asked(keys: Tensor, content: Tensor, j: int, gain: float) -> tuple[Tensor, Tensor]:
+    """q = g·k_j over orthonormal keys: the score of key j is g, of every other 0."""
+    out, weights = attend(gain * keys[j : j + 1], keys, content)
+    return out[0], weights[0]
+
+
+def _distance(keys: Tensor, content: Tensor, j: int, gain: float) -> float:
+    return float((_asked(keys, content, j, gain)[0] - content[j]).norm())
+
+
+def _weight(keys: Tensor, content: Tensor, j: int, gain: float) -> float:
+    return float(_asked(keys, content, j, gain)[1][j])
+
+
+def _figure(keys: Tensor, content: Tensor) -> Figure:
+    weights = [_weight(keys, content, 0, g) for g in GAINS]
+    far = [_distance(keys, content, 0, g) for g in GAINS]
+    panels = (
+        Lines("Weight of the key", "score above the others", "weight", (Line("key 1", GAINS, weights),)),
+        Lines("What is missing", "score above the others", "|c − v₁|", (Line("distance", GAINS, far),), log_y=True),
+    )
+    caption = (
+        "The more keys there are, the further right the rise: the others together weigh n − 1. Past it, what is "
+        "missing falls by a factor e with every unit of score."
+    )
+    return Figure("copying", caption, panels)
+
+
+STUDY = Study(
+    tag="A11",
+    title="Copying one value",
+    sources=("S4",),
+    statement="If the score of one key is far above all others, the output is approximately the value of that key.",
+    explanation=(
+        "The weights are shares of a whole. If one exponential is much larger than all the others together, its "
+        "share is nearly 1, the others' nearly 0, and the weighted sum is nearly that one value. Attention then is a "
+        "lookup: it fetches what stands at the key that matches.\n\n"
+        "Take orthonormal keys and the query q = g·k_j. The score of key j is g and every other is 0, so its weight "
+        "is e^g / (e^g + n − 1). How large g must be depends on how many others there are: it must beat log n. "
+        "Trained models do this with long keys and queries, and it is how heads that copy, such as those of A17 that "
+        "look at the token before, work."
+    ),
+    run=run,
+    parameters=(
+        Parameter("keys", 6, "keys", 2, 500),
+        Parameter("gain", 5.0, "how far the score of one key is above the others", 0.0, 50.0),
+    ),
+    seconds=0.3,
+)

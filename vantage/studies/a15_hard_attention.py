@@ -1,0 +1,177 @@
+"""A15: how far a node sees through hard attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from vantage.attention import GroupedQuery
+from vantage.model import Model, build, decoder
+from vantage.spec.model import Scores
+from vantage.spec.parts import Argmax, Pointwise, Shape, Softmax
+from vantage.spec.positions import Place, Positions
+from vantage.studies._a import conclude, draw, held
+from vantage.studies.common import compared
+from vantage.studies.figure import Figure, Heat, Line, Lines
+from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+
+HEADS = (1, 2, 3)
+WIDTH = 16
+ABOVE = 1e6  # what the offset that a head is told to look at is preferred by
+NODES = 8  # nodes asked in a random stack
+
+
+@dataclass(frozen=True)
+class LookBack:
+    """A score bias that tells head h to look (h + 1)·step tokens back, whatever stands there."""
+
+    step: int
+
+    shared = False  # no annotation: not a field
+
+    def build(self, shape: Shape) -> nn.Module:
+        return _Looks(self.step)
+
+
+class _Looks(nn.Module):
+    def __init__(self, step: int):
+        super().__init__()
+        self.step = step
+
+    def at(self, q_raw: Tensor, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> _Offset:
+        return _Offset(self.step)
+
+
+@dataclass(frozen=True, eq=False)
+class _Offset(Pointwise):
+    step: int
+
+    def __call__(self, b: Tensor, h: Tensor, i: Tensor, q: Place, k: Place) -> Tensor:
+        return ABOVE * (q.order - k.order == (h + 1) * self.step)
+
+
+def stack(heads: int, depth: int, tokens: int, *, told: bool, soft: bool = False, seed: int = 0) -> Model:
+    """A decoder with hard attention. ``told``: layer l looks back by steps of (h + 1)^l, so that no two paths meet."""
+    scores = Scores(normalise=Softmax() if soft else Argmax())
+    attention = GroupedQuery(heads, head_dim=8, scores=scores)
+    spec = decoder(vocab=tokens, width=WIDTH, layers=depth, attention=attention)
+    if told:
+        layers = (replace(layer, bias=LookBack((heads + 1) ** i)) for i, layer in enumerate(spec.layers))
+        spec = replace(spec, layers=tuple(layers))
+    model = build(spec, seed=seed)
+    model.kernel = "reference"
+    return model
+
+
+def seen_from(model: Model, node: int) -> Tensor:
+    """(tokens,): whether anything of a token's embedding reaches this node's output, by the gradient.
+
+    Every token is another one, so a row of the table's gradient belongs to one position.
+    """
+    out = model.hidden(torch.arange(model.spec.vocab)[None])[0, node]
+    table = model.embed.tokens.weight
+    (grad,) = torch.autograd.grad(out @ draw(len(out)).to(out.dtype), table)
+    return (grad != 0).any(-1)
+
+
+def run(values: Values, progress: Progress) -> Result:
+    depth = int(values["depth"])
+    told: dict[int, list[int]] = {h: [] for h in HEADS}
+    free: dict[int, list[int]] = {h: [] for h in HEADS}
+    for i, heads in enumerate(HEADS):
+        tokens = (heads + 1) ** depth
+        for n in range(depth + 1):
+            progress((i + n / (depth + 1)) / len(HEADS), f"{_many(heads, 'head')}, {_many(n, 'layer')}")
+            told[heads].append(_reach(heads, n, tokens, told=True, nodes=1))
+            free[heads].append(_reach(heads, n, tokens, told=False, nodes=NODES))
+    most = 4**depth
+    soft = int(seen_from(stack(3, 1, most, told=False, soft=True), most - 1).sum())
+    right = [
+        compared(f"positions seen through {_many(n, 'layer')}, {_many(h, 'head')}", told[h][n], (h + 1) ** n)
+        for h in HEADS
+        for n in range(1, depth + 1)
+    ]
+    right += [
+        held(f"random stacks stay within the bound, {_many(h, 'head')}", all(f <= b for f, b in _pairs(free[h], h)))
+        for h in HEADS
+    ]
+    also = [
+        Number(f"most that a random stack of {_many(depth, 'layer')} sees, {_many(h, 'head')}", free[h][depth])
+        for h in HEADS
+    ]
+    also.append(Number(f"positions seen through 1 layer of softmax, of {most}", soft))
+    words = (
+        f"With h heads and the residual connection a node sees (h + 1)ⁿ positions after n layers: {told[1][depth]}, "
+        f"{told[2][depth]} and {told[3][depth]} after {depth}, where the heads are told to look at places that no "
+        f"other path reaches. Random heads stay below. With softmax one layer sees all {soft}."
+    )
+    return conclude(words, _figures(told, free, depth), right=right, also=also)
+
+
+def _reach(heads: int, depth: int, tokens: int, *, told: bool, nodes: int) -> int:
+    """How many positions the last nodes of a stack see, the most of them. No layers: a token sees itself."""
+    if depth == 0:
+        return 1
+    model = stack(heads, depth, tokens, told=told)
+    first = max(0, tokens - nodes)
+    return max(int(seen_from(model, node).sum()) for node in range(first, tokens))
+
+
+def _many(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
+def _pairs(found: list[int], heads: int) -> list[tuple[int, int]]:
+    return [(f, (heads + 1) ** n) for n, f in enumerate(found)]
+
+
+def _figures(told: dict[int, list[int]], free: dict[int, list[int]], depth: int) -> list[Figure]:
+    layers = [float(n) for n in range(depth + 1)]
+    lines = [Line(f"h = {h}, told where", layers, [float(x) for x in told[h]]) for h in HEADS]
+    lines += [Line(f"h = {h}, random", layers, [float(x) for x in free[h]], look="dashed") for h in HEADS]
+    growth = Lines("Positions that a node sees", "layers", "positions", tuple(lines), log_y=True)
+    tokens = 2**depth
+    rows = [[float(p == tokens - 1) for p in range(tokens)]]
+    for n in range(1, depth + 1):
+        rows.append(seen_from(stack(1, n, tokens, told=True), tokens - 1).double().tolist())
+    who = Heat(
+        "One head: what the last token sees",
+        "position",
+        "layers",
+        rows,
+        x_ticks=tuple(map(str, range(tokens))),
+        y_ticks=tuple(map(str, range(depth + 1))),
+    )
+    caption = (
+        "Solid: heads that are told to look where no other path leads double (treble, …) what is seen with each "
+        "layer. Dashed: random heads often look at the same tokens, and see less. Right: with one head, 1, 2, 4, 8, "
+        "… positions."
+    )
+    return [Figure("reach", caption, (growth, who))]
+
+
+STUDY = Study(
+    tag="A15",
+    title="Hard attention and the receptive field",
+    sources=("S0",),
+    statement=(
+        "If attention is hard, each head takes one token. With the residual connection a node at level n then sees "
+        "at most 2ⁿ positions with one head, 3ⁿ with two and (h + 1)ⁿ with h."
+    ),
+    explanation=(
+        "With argmax in place of the softmax a head copies the value of exactly one token. A node's output is made "
+        "of what was there before (the residual) and of one token for each head: h + 1 nodes of the layer below. "
+        "Each of those is made of h + 1 of the layer below it, and so on. After n layers that is (h + 1)ⁿ at most, "
+        "fewer where two paths meet.\n\n"
+        "The study builds real stacks with hard attention and follows the gradient from one node's output back to "
+        "the embeddings: a position whose embedding has no gradient was not seen. (Which token a head chooses "
+        "depends on all keys, but no part of theirs is taken over; the bound counts what is.) A score bias, a part "
+        "like any other, tells the heads of layer l to look back by multiples of (h + 1)^l, and then the bound is "
+        "reached. Random heads see less, and with the softmax one layer sees everything."
+    ),
+    run=run,
+    parameters=(Parameter("depth", 4, "layers", 1, 5),),
+    seconds=2.0,
+)

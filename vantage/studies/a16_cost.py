@@ -1,0 +1,177 @@
+"""A16: what attention costs, formula against counted operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch.utils.flop_counter import FlopCounterMode
+
+from vantage.attention import GroupedQuery
+from vantage.spec.masks import Causal, Everything, dense
+from vantage.spec.positions import Positions
+from vantage.studies._a import conclude, draw, module, run_module
+from vantage.studies.common import compared
+from vantage.studies.figure import Bars, Figure, Line, Lines
+from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+
+LENGTHS = (8, 16, 32, 64, 128, 256)
+PARTS = ("projections", "scores and sum", "output")
+
+
+@dataclass(frozen=True)
+class Size:
+    """M tokens of input, N of output, h heads, each d×d."""
+
+    M: int
+    N: int
+    h: int
+    d: int
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The document's order, and the sum that it stands for with the output projection as it is."""
+
+    order: Callable[[Size], int]
+    exact: Callable[[Size], int]
+
+
+KINDS = {
+    "self": Kind(
+        lambda s: (s.M * s.d + s.M**2) * s.d * s.h,
+        lambda s: 3 * s.M * s.h * s.d**2 + 2 * s.M**2 * s.d * s.h + s.M * s.h * s.d**2,
+    ),
+    "multi-query": Kind(
+        lambda s: (s.M * s.d + s.M**2) * s.d * s.h,
+        lambda s: s.M * (s.h + 2) * s.d**2 + 2 * s.M**2 * s.d * s.h + s.M * s.h * s.d**2,
+    ),
+    "cross": Kind(
+        lambda s: (s.M * s.d + s.N * s.d + s.M * s.N) * s.h * s.d,
+        lambda s: (s.N + 2 * s.M) * s.h * s.d**2 + 2 * s.M * s.N * s.d * s.h + s.N * s.h * s.d**2,
+    ),
+    "causal": Kind(
+        lambda s: (s.N * s.d + s.N**2) * s.d * s.h,
+        lambda s: 3 * s.N * s.h * s.d**2 + 2 * s.N**2 * s.d * s.h + s.N * s.h * s.d**2,
+    ),
+}
+
+
+def run(values: Values, progress: Progress) -> Result:
+    size = Size(*(int(values[name]) for name in ("input", "output", "heads", "head_dim")))
+    counts = {name: counted(name, size) for name in KINDS}
+    over: dict[str, list[int]] = {name: [] for name in KINDS}
+    for i, length in enumerate(LENGTHS):
+        progress(i / len(LENGTHS), f"length {length}")
+        for name, found in over.items():
+            found.append(sum(counted(name, Size(length, length, size.h, size.d)).values()))
+    right = [
+        compared(f"{name} attention: multiply-accumulates", sum(counts[name].values()), kind.exact(size))
+        for name, kind in KINDS.items()
+    ]
+    out = counts["self"]["output"]
+    right.append(compared("output projection alone, against M·h·d²", out, size.M * size.h * size.d**2))
+    short = KINDS["self"].exact(size) - size.M * size.h * size.d**2 + size.h * size.d**2
+    slips = [
+        compared("output projection alone, against the document's h·d²", out, size.h * size.d**2),
+        compared("self attention, against the sum with h·d²", sum(counts["self"].values()), short),
+    ]
+    also = [
+        Number(f"{name}: counted, over the document's order", sum(counts[name].values()) / KINDS[name].order(size))
+        for name in KINDS
+    ]
+    also.append(Number("causal: share of the counted pairs that the mask lets through", _visible(size.N)))
+    words = (
+        "Counted in the real modules, every sum is exact once the output projection is M·h·d²: there is one for each "
+        f"token, {out:,} multiply-accumulates here, not the {size.h * size.d**2:,} of h·d². The orders are right: "
+        "what is counted is between 2 and 4 times as much, at any length."
+    )
+    return conclude(words, _figures(counts, over, size), right=right, slips=slips, also=also)
+
+
+def counted(name: str, size: Size) -> dict[str, int]:
+    """Multiply-accumulates of one pass of the module, by part, as torch counts them."""
+    crosses = name == "cross"
+    config = GroupedQuery(size.h, 1 if name == "multi-query" else None, head_dim=size.d)
+    mask = Causal() if name == "causal" else Everything()
+    made = module(config, size.d, mask, cross=crosses)
+    x = draw(1, size.M if name in ("self", "multi-query") else size.N, size.d)
+    with FlopCounterMode(display=False) as counter:
+        run_module(made, x, source=draw(1, size.M, size.d, seed=1) if crosses else None)
+    by_module = {of: sum(n.values()) // 2 for of, n in counter.get_flop_counts().items()}  # two operations each
+    whole = type(made).__name__
+    output = by_module[f"{whole}.out"]
+    projections = sum(by_module[f"{whole}.{part}"] for part in ("qkv", "q", "kv") if f"{whole}.{part}" in by_module)
+    return dict(zip(PARTS, (projections, by_module["Global"] - projections - output, output), strict=True))
+
+
+def _visible(N: int) -> float:
+    pos = Positions.arange(1, N)
+    return float(dense(Causal(), pos.against(pos)).double().mean())
+
+
+def _figures(counts: dict[str, dict[str, int]], over: dict[str, list[int]], size: Size) -> list[Figure]:
+    x = [float(n) for n in LENGTHS]
+    lines: list[Line] = []
+    for name in ("self", "multi-query"):  # with M = N cross and causal are counted as self is
+        lines.append(Line(f"{name}, counted", x, [float(n) for n in over[name]]))
+    order = [float(KINDS["self"].order(Size(n, n, size.h, size.d))) for n in LENGTHS]
+    lines.append(Line("(Md + M²)dh", x, order, look="dashed"))
+    growth = Lines("Over the length", "tokens M", "multiply-accumulates", tuple(lines), log_x=True, log_y=True)
+    labels = tuple(KINDS)
+    parts = Bars(
+        f"By part, M = {size.M}, N = {size.N}",
+        "multiply-accumulates",
+        labels,
+        tuple((part, [float(counts[name][part]) for name in labels]) for part in PARTS),
+    )
+    wrong = Bars(
+        "Output projection of self attention",
+        "multiply-accumulates",
+        ("counted", "M·h·d²", "document: h·d²"),
+        (
+            (
+                "output",
+                [float(counts["self"]["output"]), float(size.M * size.h * size.d**2), float(size.h * size.d**2)],
+            ),
+        ),
+    )
+    return [
+        Figure(
+            "cost",
+            f"Up to about M = d = {size.d} tokens the projections dominate and the cost is proportional to M; beyond, "
+            "the scores do, and it grows as M². Multi-query attention saves projections, not scores.",
+            (growth, parts),
+        ),
+        Figure("output", "The document's output projection is that of one token alone.", (wrong,)),
+    ]
+
+
+STUDY = Study(
+    tag="A16",
+    title="What attention costs",
+    sources=("S0",),
+    statement=(
+        "For input length M, output length N and h heads of d×d: self-attention takes O((Md + M²)dh), with "
+        "multi-query attention the same, cross-attention O((Md + Nd + MN)hd), causal self-attention O((Nd + N²)dh). "
+        "In the sum behind this the output projection is written as hd²."
+    ),
+    explanation=(
+        "There are two kinds of work. Each token is projected, to queries, keys and values and once more at the end: "
+        "that is so many tokens times h·d², and the first term of each formula. And each query meets each key, for a "
+        "score and again for the weighted sum: M² (or MN) pairs times h·d each, the second term. Multi-query "
+        "attention makes fewer keys and values, but as many pairs, so its order is the same.\n\n"
+        "The study runs the modules and lets torch count the multiply-accumulates of their matrix products. They "
+        "agree with the sums to the last one, if the output projection is taken for every token: M·h·d². As h·d² "
+        "does not grow with M, the slip does not change the order, but the sum. A causal mask does not change the "
+        "count either: the plain kernel computes all N² pairs and hides nearly half; faster ones skip what is hidden."
+    ),
+    run=run,
+    parameters=(
+        Parameter("input", 48, "tokens of the input, M", 2, 256),
+        Parameter("output", 32, "tokens of the output, N", 2, 256),
+        Parameter("heads", 4, "heads, h", 1, 16),
+        Parameter("head_dim", 32, "width of a head and of the model, d", 2, 128),
+    ),
+    seconds=1.0,
+)

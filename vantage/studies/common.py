@@ -1,0 +1,81 @@
+"""What several studies need."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from vantage.checkpoints.pull import place
+from vantage.errors import BadInput, Refused
+from vantage.studies.figure import Figure
+from vantage.studies.study import Number, Result, Value, Verdict
+
+if TYPE_CHECKING:
+    from vantage.model import Model
+
+NORMAL_95 = 1.959963984540054  # the share of a normal distribution within so many deviations is 95 %
+
+
+def mean(samples: Sequence[float]) -> float:
+    return sum(samples) / len(samples)
+
+
+def interval(samples: Sequence[float]) -> tuple[float, float]:
+    """The normal interval of 95 % around the mean of independent samples."""
+    n = len(samples)
+    if n < 2:
+        raise BadInput(f"{n} samples: an interval needs at least 2")
+    middle = mean(samples)
+    variance = sum((x - middle) ** 2 for x in samples) / (n - 1)
+    half = NORMAL_95 * math.sqrt(variance / n)
+    return middle - half, middle + half
+
+
+def compared(
+    what: str, ours: Value, document: Value, *, within: float = 0.0, interval: tuple[float, float] | None = None
+) -> Number:
+    """What was found beside what the document says; they agree if they are no further apart than ``within``."""
+    if isinstance(ours, str) or isinstance(document, str):
+        agrees = ours == document
+    else:
+        agrees = abs(ours - document) <= within
+    return Number(what, ours, document, agrees, interval)
+
+
+def judged(what: str, ours: Value, agrees: bool, document: Value | None = None) -> Number:
+    """A finding that is no equation: ``agrees`` is what the caller's comparison came to."""
+    return Number(what, ours, document, agrees)
+
+
+def held(what: str, ours: bool) -> Number:
+    """A statement that the document makes, and whether it is true."""
+    return Number(what, "yes" if ours else "no", "yes", ours)
+
+
+def concluded(words: str, numbers: Sequence[Number], figures: Sequence[Figure], slips: Sequence[Number] = ()) -> Result:
+    """``numbers`` must not disagree with the document, ``slips`` must: they show where it is wrong.
+
+    ``words`` say what is expected. Whatever comes out otherwise is said instead, and makes the verdict "mixed".
+    """
+    odd = [n.what for n in numbers if n.agrees is False] + [n.what for n in slips if n.agrees is not False]
+    verdict: Verdict = "mixed" if odd else "erratum" if slips else "agrees"
+    said = f"Not as expected: {'; '.join(odd)}." if odd else words
+    return Result(verdict, said, (*numbers, *slips), tuple(figures))
+
+
+def need(*models: str) -> None:
+    """Refused, with what to do, unless these models are on the machine."""
+    for name in models:
+        if not place(name).is_dir():
+            raise Refused(f"this needs the model {name}, which is not on this machine yet: run `vantage pull {name}`")
+
+
+@functools.cache
+def smollm2() -> Model:
+    """SmolLM2 in float32, loaded once for all studies of a process. It is shared: nobody may change it."""
+    from vantage.families import load
+
+    need("smollm2")
+    return load("smollm2").eval().requires_grad_(False)

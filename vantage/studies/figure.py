@@ -1,0 +1,79 @@
+"""Pictures as data: what is drawn, apart from who draws it. The page has its own colours, ``draw`` is matplotlib's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Line:
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] | None = None  # a band around it: the interval
+    high: Sequence[float] | None = None
+    look: Literal["solid", "dashed", "dots"] = "solid"
+
+
+@dataclass(frozen=True)
+class Lines:
+    title: str
+    x_label: str
+    y_label: str
+    lines: tuple[Line, ...]
+    log_x: bool = False
+    log_y: bool = False
+    marks: tuple[tuple[str, float], ...] = ()  # horizontal lines with their names: chance, the document's value
+    kind: Literal["lines"] = "lines"
+
+
+@dataclass(frozen=True)
+class Bars:
+    """One group of bars for each name in ``series``, all over the same ``labels``."""
+
+    title: str
+    y_label: str
+    labels: tuple[str, ...]
+    series: tuple[tuple[str, Sequence[float]], ...]
+    low: tuple[Sequence[float], ...] | None = None  # one for each series
+    high: tuple[Sequence[float], ...] | None = None
+    log_y: bool = False
+    kind: Literal["bars"] = "bars"
+
+
+@dataclass(frozen=True)
+class Heat:
+    """A matrix in colours. None: an empty cell (minus infinity, nothing to see)."""
+
+    title: str
+    x_label: str
+    y_label: str
+    values: Sequence[Sequence[float | None]]
+    x_ticks: tuple[str, ...] | None = None
+    y_ticks: tuple[str, ...] | None = None
+    diverging: bool = False  # the middle colour stands for 0
+    written: bool = False  # the numbers stand in the cells
+    kind: Literal["heat"] = "heat"
+
+
+@dataclass(frozen=True)
+class Histogram:
+    title: str
+    x_label: str
+    samples: tuple[tuple[str, Sequence[float]], ...]
+    bins: int = 40
+    kind: Literal["histogram"] = "histogram"
+
+
+Panel = Lines | Bars | Heat | Histogram
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One picture of one or more panels. ``name`` is a file name without its ending."""
+
+    name: str
+    caption: str
+    panels: tuple[Panel, ...]

@@ -1,0 +1,165 @@
+"""K2: generation with a cache, one step at a time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vantage.model import Model, decoder
+from vantage.spec.parts import Attended, Need, View
+from vantage.studies._k import apart, greedy, model_of, projections
+from vantage.studies.common import compared, concluded, judged
+from vantage.studies.figure import Figure, Heat, Line, Lines
+from vantage.studies.study import Parameter, Progress, Result, Study, Values
+
+VOCAB, PROMPT = 11, [3, 7, 1]
+ROUNDING = 1e-10
+KINDS = ("contiguous", "paged", "quantised")
+
+
+def run(values: Values, progress: Progress) -> Result:
+    steps, kind = int(values["steps"]), str(values["kind"])
+    model = model_of(decoder(vocab=VOCAB, width=16, layers=2, heads=2))
+    told = torch.tensor([greedy(model, PROMPT, steps, cached=False)])
+    progress(0.3, "step by step")
+    loss = ROUNDING if kind != "quantised" else 0.5  # eight bits a number lose something
+    read, weights, keys, same = _steps(model, told, kind)
+    progress(0.7, "in one pass")
+    whole, held = _whole(model, told[:, :-1])
+    drawn = [_drawn(model, steps, seed, cached) for seed in (0, 1) for cached in (True, False)]
+    error = max(apart(row, whole[t, : len(row)]) for t, row in zip(_queries(steps), weights, strict=True))
+    numbers = [
+        compared("most tokens projected in a step after the prompt", max(read[1:]), 1),
+        compared("tokens projected in all: prompt and steps", sum(read), len(PROMPT) + steps - 1),
+        judged("largest difference of K≤t and V≤t from those of one pass", _far(keys, held), _far(keys, held) <= loss),
+        judged("largest difference of a step's weights from those of one pass", error, error <= loss),
+        compared(
+            "likeliest tokens that are the same with and without", same, steps, within=0 if kind != KINDS[2] else 2
+        ),
+        compared(
+            "random draws that are the same with and without (of 2 seeds)",
+            sum(drawn[i] == drawn[i + 1] for i in (0, 2)),
+            2,
+        ),
+    ]
+    progress(1.0, "done")
+    words = (
+        "Each step projects one new token, appends its key and value, and attends to all that is kept. Keys, values, "
+        "weights and the chosen tokens are those of a pass over everything, whether the likeliest token is taken or "
+        "one is drawn."
+    )
+    return concluded(words, numbers, _figures(weights, whole, read, len(PROMPT)))
+
+
+def _queries(steps: int) -> range:
+    return range(len(PROMPT) - 1, len(PROMPT) - 1 + steps)
+
+
+@torch.no_grad()
+def _steps(model: Model, told: Tensor, kind: str) -> tuple[list[int], list[Tensor], tuple[Tensor, Tensor], int]:
+    """The prompt, then a token a step: tokens read, the last query's weights, what is kept, and how many agree."""
+    cache, rows, read, same = model.new_cache(kind=kind), [], [], 0
+    at = len(PROMPT)
+    with projections(model) as counts:
+        for end in range(at, told.shape[1]):
+            new = told[:, :at] if end == at else told[:, end - 1 : end]
+            seen: list[Tensor] = []
+            before = sum(counts[0].values())
+            hidden = model.hidden(new, cache=cache, watch=_last_layer(model, seen))
+            read.append(sum(counts[0].values()) - before)
+            rows.append(seen[0][-1])
+            same += int(model.head(hidden)[0, -1].argmax()) == int(told[0, end])
+    view = cache.layers[-1].view()
+    there = view.pos.order[0] >= 0
+    return read, rows, (view.k[0, :, there].double(), view.v[0, :, there].double()), same
+
+
+@torch.no_grad()
+def _whole(model: Model, tokens: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    seen: list[Tensor] = []
+    views: list[View] = []
+    model.hidden(tokens, watch=_last_layer(model, seen, views))
+    return seen[0], (views[0].k[0], views[0].v[0])
+
+
+def _last_layer(model: Model, seen: list[Tensor], views: list[View] | None = None):
+    """Takes the weights (T, S) of the first head of the last layer as they are used."""
+
+    def watch(site: str, index: int, view: View, need: Need, done: Attended) -> None:
+        if index == len(model.blocks) - 1:
+            assert done.weights is not None  # somebody watches
+            there = view.pos.order[0] >= 0
+            seen.append(done.weights[0, 0][:, there])
+            if views is not None:
+                views.append(view)
+
+    return watch
+
+
+def _far(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> float:
+    return max(apart(one, other) for one, other in zip(a, b, strict=True))
+
+
+def _drawn(model: Model, steps: int, seed: int, cached: bool) -> list[int]:
+    from vantage.generate import Engine, Sampling
+
+    engine = Engine(model, cache=cached)
+    request = engine.submit(PROMPT, max_tokens=steps, sampling=Sampling(temperature=1.0, seed=seed))
+    engine.run()
+    return list(request.outputs[0].tokens)
+
+
+def _figures(weights: list[Tensor], whole: Tensor, read: list[int], prompt: int) -> list[Figure]:
+    wide = whole.shape[1]
+    stepwise = [[*row.tolist(), *[None] * (wide - len(row))] for row in weights]
+    at_once = [[*whole[t, : t + 1].tolist(), *[None] * (wide - t - 1)] for t in range(prompt - 1, wide)]
+    names = tuple(str(i) for i in range(wide))
+    steps = tuple(f"step {i + 1}" for i in range(len(weights)))
+    heats = (
+        Heat("A row for each cached step", "key", "", stepwise, names, steps),
+        Heat("The same rows of one pass", "key", "", at_once, names, steps),
+    )
+    x = list(range(1, len(read) + 1))
+    done = [prompt + i for i in range(len(read))]
+    lines = (Line("with a cache", x, read), Line("everything again", x, done, look="dashed"))
+    return [
+        Figure(
+            "steps",
+            "Weights of one head of the last layer: what each cached step attends to is its row of one pass.",
+            heats,
+        ),
+        Figure(
+            "read",
+            "After the prompt a step reads one token; without a cache it would read all of them again.",
+            (Lines("Tokens that are projected", "step", "tokens", lines),),
+        ),
+    ]
+
+
+STUDY = Study(
+    tag="K2",
+    title="Cached generation, step by step",
+    sources=("S2",),
+    statement=(
+        "Keep the keys and values of all tokens so far. At each step project only the new token, append its key and "
+        "value to what is kept, attend with its query to all of them, choose the next token (the likeliest, or one "
+        "drawn at random), and repeat."
+    ),
+    explanation=(
+        "A step of generation asks one question: what follows the last token? Only that token's query is needed, and "
+        "it looks at the keys and values of everything before it. Those were computed in earlier steps and cannot "
+        "have changed, because under the causal mask no token ever sees a later one. So a step is small: one token "
+        "through the projections, one more entry in the cache, one row of attention.\n\n"
+        "The picture shows that nothing is lost. Each cached step makes one row of weights, and those rows, put below "
+        "each other, are the lower triangle that a single pass over the whole text makes. Choosing tokens at random "
+        "changes nothing about this: with the same seed the same tokens are drawn, since the probabilities are the "
+        "same. Try the kind of cache: pages hold the same numbers in another place, and eight bits a number lose a "
+        "little."
+    ),
+    run=run,
+    parameters=(
+        Parameter("steps", 10, "how many tokens are generated", 2, 32),
+        Parameter("kind", "contiguous", "how keys and values are kept", choices=KINDS),
+    ),
+    seconds=1.0,
+)

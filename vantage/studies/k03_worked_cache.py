@@ -1,0 +1,119 @@
+"""K3: keys and values of three tokens, by hand and in a cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vantage.cache import LayerPlan, make_cache
+from vantage.kernels import chooser
+from vantage.spec.masks import Causal
+from vantage.spec.parts import Attended, Context, Need, View
+from vantage.spec.positions import Positions
+from vantage.studies._k import F64
+from vantage.studies.common import compared, concluded
+from vantage.studies.figure import Bars, Figure, Heat
+from vantage.studies.k01_projections import worked_module
+from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+
+X = ((1.0, 2.0), (3.0, 4.0), (5.0, 6.0))
+KEYS = ((1.0, 4.0), (3.0, 10.0), (5.0, 16.0))
+VALUES = ((2.5, 0.5), (5.5, 0.5), (8.5, 0.5))
+NAMES = ("x1", "x2", "x3")
+
+
+def run(values: Values, progress: Progress) -> Result:
+    yours = (float(values["first"]), float(values["second"]))
+    keys, kept, weights, outs = _generate([*X])
+    progress(0.5, "with your third token")
+    own_keys, own_kept, own_weights, own_outs = _generate([*X[:2], yours])
+    numbers = [
+        compared(f"{name}{i + 1}, number {j + 1}", float(found[i, j]), wanted[i][j], within=1e-12)
+        for name, found, wanted in (("k", keys, KEYS), ("v", kept, VALUES))
+        for i in range(3)
+        for j in range(2)
+    ]
+    numbers += [
+        compared("attention output at x3, first number", outs[2][0], 8.5, within=1e-6),
+        compared("attention output at x3, second number", outs[2][1], 0.5, within=1e-6),
+        Number("weight of x3 on itself", weights[2][-1]),
+        Number("your third key", _pair(own_keys[2].tolist())),
+        Number("your third value", _pair(own_kept[2].tolist())),
+        Number("attention output at your third token", _pair(own_outs[2])),
+    ]
+    progress(1.0, "done")
+    words = (
+        "The keys (1, 4), (3, 10), (5, 16) and the values (2.5, 0.5), (5.5, 0.5), (8.5, 0.5) stand in the cache after "
+        "three steps, exactly. The third query gives almost all weight to the third key, so its output is (8.5, 0.5)."
+    )
+    return concluded(words, numbers, _figures(keys, kept, weights, own_weights))
+
+
+@torch.no_grad()
+def _generate(x: list[tuple[float, float]]) -> tuple[Tensor, Tensor, list[list[float]], list[list[float]]]:
+    """One token at a time through the real module and a real cache: keys, values, weights and outputs of each step."""
+    module = worked_module()
+    cache = make_cache([LayerPlan(1, 2, 2, Causal())], kind="contiguous", dtype=F64)
+    weights: list[list[float]] = []
+    outs: list[list[float]] = []
+
+    def watch(site: str, index: int, view: View, need: Need, done: Attended) -> None:
+        assert done.weights is not None  # somebody watches
+        weights.append(done.weights[0, 0, 0, view.pos.order[0] >= 0].tolist())
+
+    for t, token in enumerate(x):
+        pos = Positions.arange(1, 1, t)
+        with cache.step(pos):
+            context = Context(pos, chooser("reference"), cache.layers, watch=watch)
+            outs.append(module(torch.tensor([[token]], dtype=F64), context)[0, 0].tolist())
+    view = cache.layers[0].view()
+    there = view.pos.order[0] >= 0
+    return view.k[0, 0, there], view.v[0, 0, there], weights, outs
+
+
+def _pair(numbers: list[float]) -> str:
+    return f"({', '.join(f'{x:.5g}' for x in numbers)})"
+
+
+def _figures(keys: Tensor, kept: Tensor, weights: list[list[float]], own: list[list[float]]) -> list[Figure]:
+    heats = tuple(
+        Heat(title, "dimension", "", cells.tolist(), ("1", "2"), tuple(f"{letter}{i}" for i in (1, 2, 3)), written=True)
+        for title, letter, cells in (("Keys in the cache", "k", keys), ("Values in the cache", "v", kept))
+    )
+    series = (("the document's x3", weights[2]), ("yours", own[2]))
+    return [
+        Figure("cache", "What the cache holds after three steps: a row for each token.", heats),
+        Figure(
+            "weights",
+            "The third query's weights. A long query and key make large scores, and the softmax nearly an argmax.",
+            (Bars("Weights of the third query", "weight", NAMES, series),),
+        ),
+    ]
+
+
+STUDY = Study(
+    tag="K3",
+    title="Three tokens in a cache, by hand",
+    sources=("S2",),
+    statement=(
+        "Three tokens (1, 2), (3, 4), (5, 6); the query map is the identity, the key map [[1, 2], [0, 1]], the value "
+        "map [[0.5, −0.5], [1, 0.5]]. The keys are (1, 4), (3, 10), (5, 16), the values (2.5, 0.5), (5.5, 0.5), (8.5, "
+        "0.5)."
+    ),
+    explanation=(
+        "A vector times a map is a new vector: (3, 4) times [[1, 2], [0, 1]] is (3·1 + 4·0, 3·2 + 4·1) = (3, 10). "
+        "Each token's key and value depend on that token alone, so they can be computed when it arrives and kept. "
+        "After three steps the cache holds three rows of keys and three of values: the two matrices of the "
+        "picture.\n\n"
+        "The third query is (5, 6). Its scores with the three keys are 29, 75 and 121, divided by √2. The gaps are so "
+        "large that the softmax gives the third token all but about 10⁻¹⁴ of the weight, and the output is its value, "
+        "(8.5, 0.5). Change the third token to a short vector, such as (0.1, 0.1), and the weights spread out: scores "
+        "measure length as well as direction."
+    ),
+    run=run,
+    parameters=(
+        Parameter("first", 5.0, "the third token's first number", -10.0, 10.0),
+        Parameter("second", 6.0, "the third token's second number", -10.0, 10.0),
+    ),
+    seconds=0.5,
+)

@@ -1,0 +1,109 @@
+"""K4: what a cache saves, counted: projections and scores."""
+
+from __future__ import annotations
+
+import math
+
+from vantage.model import Model, decoder
+from vantage.studies._k import CountingKernel, greedy, model_of, projections
+from vantage.studies.common import compared, concluded
+from vantage.studies.figure import Figure, Line, Lines
+from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+
+VOCAB, FIRST = 11, 3
+NEAR = 0.2  # of a power: N(N+1)/2 grows a little slower than a square
+KINDS = ((False, "without a cache"), (True, "with a cache"))
+
+
+def run(values: Values, progress: Progress) -> Result:
+    most = int(values["tokens"])
+    lengths = [most // 8, most // 4, most // 2, most]
+    model = model_of(decoder(vocab=VOCAB, width=16, layers=1, heads=1))
+    keys: dict[bool, list[int]] = {False: [], True: []}
+    scores: dict[bool, list[int]] = {False: [], True: []}
+    for i, n in enumerate(lengths):
+        for cached, name in KINDS:
+            progress(i / len(lengths), f"{n} tokens {name}")
+            projected, scored = _counted(model, n, cached)
+            keys[cached].append(projected)
+            scores[cached].append(scored)
+    progress(1.0, "done")
+    power = {(what, c): _power(lengths, of[c]) for what, of in (("keys", keys), ("scores", scores)) for c in of}
+    n = lengths[-1]
+    numbers = [
+        compared(f"key projections for {n} tokens, without a cache", keys[False][-1], n * (n + 1) // 2),
+        compared(f"key projections for {n} tokens, with a cache", keys[True][-1], n),
+        Number(f"scores for {n} tokens, without a cache", scores[False][-1]),
+        Number(f"scores for {n} tokens, with a cache", scores[True][-1]),
+        compared("projections without a cache grow with the power (S1)", power["keys", False], 2, within=NEAR),
+        compared("projections with a cache grow with the power (S1)", power["keys", True], 1, within=NEAR),
+        compared("scores without a cache grow with the power (S2)", power["scores", False], 3, within=NEAR),
+        compared("scores with a cache grow with the power (S2)", power["scores", True], 2, within=NEAR),
+        Number("times fewer projections", keys[False][-1] / keys[True][-1]),
+        Number("times fewer scores", scores[False][-1] / scores[True][-1]),
+    ]
+    slips = [compared("all work with a cache, if S1's O(N) were all of it", power["scores", True], 1, within=NEAR)]
+    words = (
+        "Both documents are right about what they count. Projections fall from N² to N, as S1 says; scores fall from "
+        "N³ to N², as S2 says. S1's O(N) is not the cost of generation: each of N steps still looks at everything "
+        "before it."
+    )
+    return concluded(words, numbers, [_picture(lengths, keys, scores)], slips)
+
+
+def _counted(model: Model, n: int, cached: bool) -> tuple[int, int]:
+    """Keys projected and scores formed while ``n`` tokens are generated, in one layer of one head."""
+    counting = CountingKernel()
+    was, model.kernel = model.kernel, counting
+    try:
+        with projections(model) as counts:
+            greedy(model, [FIRST], n, cached=cached)
+    finally:
+        model.kernel = was
+    return sum(counts[0].values()), counting.scores
+
+
+def _power(lengths: list[int], work: list[int]) -> float:
+    """Between the last two lengths: how many times the work doubles when the length does."""
+    return math.log(work[-1] / work[-2]) / math.log(lengths[-1] / lengths[-2])
+
+
+def _picture(lengths: list[int], keys: dict[bool, list[int]], scores: dict[bool, list[int]]) -> Figure:
+    panels = tuple(
+        Lines(
+            title,
+            "tokens generated",
+            "count",
+            tuple(Line(name, lengths, of[cached]) for cached, name in KINDS),
+            log_x=True,
+            log_y=True,
+        )
+        for title, of in (("Key projections", keys), ("Scores: queries times keys", scores))
+    )
+    caption = "Both axes are logarithmic, so a power is a straight line and its slope the power: 2 and 1, then 3 and 2."
+    return Figure("work", caption, panels)
+
+
+STUDY = Study(
+    tag="K4",
+    title="What a cache saves",
+    sources=("S1", "S2"),
+    statement=(
+        "One document says that a cache brings the cost of generating N tokens from O(N²) down to O(N). The other says "
+        "from n³ to n²."
+    ),
+    explanation=(
+        "There are two kinds of work in attention. Projections turn each token that is read into a query, a key and a "
+        "value: work for each token. Scores compare each query with each key it may see: work for each pair. Without "
+        "a cache, step t reads t tokens again: t projections and about t² pairs. Summed over N steps that is N²/2 "
+        "projections and N³/3 pairs. With a cache step t reads one token, and its query meets t keys: N projections "
+        "and N²/2 pairs.\n\n"
+        "So the two documents do not contradict each other; they count different things, and only the second counts "
+        "all that grows. For short texts and wide models the projections are most of the work, and the first is a "
+        "good description. For long texts the pairs win: a cache makes each new token cheap, but never free, and "
+        "every token costs a little more than the one before. Here both are counted while a real model generates."
+    ),
+    run=run,
+    parameters=(Parameter("tokens", 64, "the longest text that is generated", 16, 128),),
+    seconds=2.0,
+)

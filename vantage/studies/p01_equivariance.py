@@ -1,0 +1,163 @@
+"""P1: attention does not know the order of its tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vantage.attention import GroupedQuery
+from vantage.model import Model, build, decoder, encoder
+from vantage.model.feed_forward import FeedForward
+from vantage.model.linear import dense
+from vantage.position import Sinusoidal
+from vantage.spec.masks import Everything
+from vantage.spec.parts import Shape
+from vantage.spec.positions import Positions
+from vantage.studies._p import F64, ROUNDING, apart, attend, attention, concluded, draws, judged, rows, sharpen, shown
+from vantage.studies.common import compared
+from vantage.studies.figure import Bars, Figure, Heat
+from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+
+WIDTH = 16
+VOCAB = 31
+ENCODINGS = ("sinusoidal", "learned", "shifted", "rope", "xpos", "alibi", "t5", "shaw", "xl", "kerple", "fire")
+BROKEN = 1e-3  # a difference above this is one; rounding is a billion times smaller
+
+
+def run(values: Values, progress: Progress) -> Result:
+    count, seed = int(values["tokens"]), int(values["seed"])
+    order = shuffled(count, seed)
+    parts = _parts(count, order, seed)
+    tokens = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(seed))[None, :count]
+    bare = _model("none", count, seed)
+    straight, mixed = _hidden(bare, tokens), _hidden(bare, tokens[:, order])
+    errors = {"no encoding": apart(mixed, straight[:, order])}
+    for i, name in enumerate(ENCODINGS):
+        progress(i / len(ENCODINGS), name)
+        errors[name] = _error(_model(name, count, seed), tokens, order)
+    errors["causal mask"] = _error(_model("none", count, seed, causal=True), tokens, order)
+    rope = _model("rope", count, seed)
+    moved = apart(_hidden(rope, tokens[:, order], order), _hidden(rope, tokens)[:, order])
+    least = min(errors[name] for name in ENCODINGS)
+    pooled = apart(mixed.mean(1), straight.mean(1))
+    numbers = [
+        *parts,
+        compared("a whole encoder: |f(PX) − P·f(X)|", errors["no encoding"], 0.0, within=ROUNDING),
+        judged(f"the same with an encoding, the least of {len(ENCODINGS)}", least, least > BROKEN),
+        compared("RoPE, the positions shuffled along with the tokens", moved, 0.0, within=ROUNDING),
+        compared("the mean over the tokens is invariant: its change", pooled, 0.0, within=ROUNDING),
+    ]
+    slips = [
+        compared("invariant? |f(PX) − f(X)|", apart(mixed, straight), 0.0, within=BROKEN),
+        compared("with a causal mask: |f(PX) − P·f(X)|", errors["causal mask"], 0.0, within=BROKEN),
+    ]
+    words = (
+        "Without position the output is shuffled exactly as the input was: equivariant, not invariant as S1 and S2 say "
+        "in places (only a mean over the tokens is). Every encoding breaks it, and so does a causal mask alone."
+    )
+    progress(1.0, "done")
+    return concluded(words, numbers, [_picture(straight[0], mixed[0], order), _bars(errors)], slips)
+
+
+def shuffled(count: int, seed: int) -> Tensor:
+    """A permutation that changes distances: neither as it was nor turned round, which ALiBi would not notice."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    steps = order.diff().abs()
+    return order if bool((steps > 1).any()) else order.roll(1)[torch.tensor([1, 0, *range(2, count)])]
+
+
+def _parts(count: int, order: Tensor, seed: int) -> list[Number]:
+    """Attention, the feed-forward layer after it, and the sum at the input, each alone."""
+    x = draws(1, count, WIDTH, seed=seed)
+    module = sharpen(attention(GroupedQuery(4, 2, bias=True, out_bias=True), WIDTH, Everything()), seed)
+    ffn = sharpen(FeedForward(2 * WIDTH, "relu", gated=False, bias=True).build(WIDTH, dense).to(F64), seed + 1)
+    straight, mixed = attend(module, x), attend(module, x[:, order])
+    with torch.no_grad():
+        through = apart(ffn(mixed), ffn(straight)[:, order])
+    add = Sinusoidal().build(Shape(WIDTH, 4, 2, 4, 4, 4))
+    pos = Positions.arange(1, count)
+    unequal = apart(add(x[:, order], pos), add(x, pos)[:, order])
+    return [
+        compared("attention: |A(PX) − P·A(X)|", apart(mixed, straight[:, order]), 0.0, within=ROUNDING),
+        compared("and feed-forward with biases after it", through, 0.0, within=ROUNDING),
+        judged("the sum at the input: |(PX + Φ) − P(X + Φ)|", unequal, unequal > BROKEN),
+    ]
+
+
+def _model(position: str, count: int, seed: int, *, causal: bool = False) -> Model:
+    make = decoder if causal else encoder
+    spec = make(
+        vocab=VOCAB,
+        width=WIDTH,
+        layers=2,
+        attention=GroupedQuery(2, bias=True, out_bias=True),
+        position=position,
+        ffn="gelu",
+        norm="layer",
+        max_length=count,
+    )
+    model = build(spec, seed=seed).double()
+    sharpen(model, seed)
+    return model
+
+
+@torch.no_grad()
+def _hidden(model: Model, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+    return model.hidden(tokens, positions=positions)
+
+
+def _error(model: Model, tokens: Tensor, order: Tensor) -> float:
+    return apart(_hidden(model, tokens[:, order]), _hidden(model, tokens)[:, order])
+
+
+def _picture(straight: Tensor, mixed: Tensor, order: Tensor) -> Figure:
+    names = [chr(ord("A") + i % 26) for i in range(len(order))]
+    dims = tuple(str(i) for i in range(straight.shape[1]))
+    panels = tuple(
+        Heat(title, "dimension", "token", rows(out - out.mean(0)), dims, tuple(names[i] for i in at), diverging=True)
+        for title, out, at in (
+            ("output for X, less its mean", straight, list(range(len(order)))),
+            ("output for PX, less its mean", mixed, order.tolist()),
+        )
+    )
+    caption = "The rows on the right are those on the left in another order: each token has the output it had before."
+    return Figure("equivariant", caption, panels)
+
+
+def _bars(errors: dict[str, float]) -> Figure:
+    heights = [shown(error) for error in errors.values()]
+    bars = Bars("what breaks it", "largest |f(PX) − P·f(X)|", tuple(errors), (("difference", heights),), log_y=True)
+    caption = (
+        "Without an encoding what is left is rounding. With any encoding, or with a causal mask and none, the output "
+        "for a shuffled input is another one."
+    )
+    return Figure("broken", caption, (bars,))
+
+
+STUDY = Study(
+    tag="P1",
+    title="Attention does not know the order of its tokens",
+    sources=("S1", "S2", "S3", "S4"),
+    statement=(
+        "If the tokens are shuffled, self-attention and the feed-forward layer give the same vectors, shuffled: "
+        "A(PX) = P·A(X). An encoding added to the input ends this, since PX + Φ is not P(X + Φ). S1 and S2 call the "
+        "property invariance in places."
+    ),
+    explanation=(
+        "A weight of attention is made from one query and one key. Nothing in it says where they stand, so if two "
+        "tokens change places, their rows of the output change places and no number is another. The feed-forward layer "
+        "works on each row alone and adds the same bias to every row, so it keeps this. Such a map is called "
+        "equivariant: what is done to the input is done to the output. Invariant would mean that the output does not "
+        "change at all, which is true only of something like the mean over the tokens.\n\n"
+        "A position encoding ties numbers to places: the vector for place 3 stays at place 3 when the tokens move, so "
+        "the same token meets another vector. If the positions move along with the tokens, all is as before: the "
+        "encoding is a function of positions, not of slots. A causal mask breaks the property without any encoding, "
+        "because what a token may see depends on its place. That is why a decoder can do without an encoding (P11)."
+    ),
+    run=run,
+    parameters=(
+        Parameter("tokens", 6, "how many tokens are shuffled", 5, 24),
+        Parameter("seed", 0, "of the weights, the tokens and the shuffle", 0, 1000),
+    ),
+    seconds=1.0,
+)

@@ -1,0 +1,152 @@
+"""P2: the sinusoidal encoding, its worked numbers, its two layouts, and an exponent that is wrong in print."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from vantage.position import Sinusoidal, sinusoid
+from vantage.spec.parts import Shape
+from vantage.spec.positions import Positions
+from vantage.studies._p import F64, ROUNDING, apart, concluded, rows
+from vantage.studies.common import compared
+from vantage.studies.figure import Figure, Heat, Line, Lines
+from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+
+WORKED = ((0.0, 1.0, 0.0, 1.0), (0.84147, 0.54030, 0.00999983, 0.99995))  # PE(0) and PE(1) at d = 4
+PRINTED = 5e-6  # the document prints five digits
+DROPPED = 0.1
+
+
+def run(values: Values, progress: Progress) -> Result:
+    dim, count, base = int(values["dim"]), int(values["positions"]), float(values["base"])
+    dim += dim % 2
+    pos = torch.arange(count)
+    interleaved, halves = (sinusoid(pos, dim, base, layout) for layout in ("interleaved", "halves"))
+    pairs = interleaved.unflatten(-1, (-1, 2))
+    slipped = _slipped(pos, dim, base)
+    norms = {"2i/d": pairs.square().sum((-1, -2)).sqrt(), "(2i+1)/d": slipped.square().sum((-1, -2)).sqrt()}
+    numbers = [
+        *_worked(),
+        compared("PE(1)[3] with the exponent 2i/d", float(sinusoid(torch.tensor(1), 4)[3]), 0.99995, within=PRINTED),
+        compared(
+            "the two layouts, one reordered: difference",
+            apart(torch.cat((pairs[..., 0], pairs[..., 1]), -1), halves),
+            0.0,
+        ),
+        compared(
+            "sin² + cos² of a pair: furthest from 1",
+            apart(pairs.square().sum(-1), torch.ones(())),
+            0.0,
+            within=ROUNDING,
+        ),
+        *_dropout(),
+    ]
+    slips = [
+        compared(
+            "PE(1)[3] with S2's exponent (2i+1)/d",
+            float(_slipped(torch.tensor(1), 4, 10000.0)[1, 1]),
+            0.99995,
+            within=PRINTED,
+        ),
+        compared(
+            "sin² + cos² with S2's exponent: furthest from 1",
+            apart(slipped.square().sum(-1), torch.ones(())),
+            0.0,
+            within=ROUNDING,
+        ),
+    ]
+    words = (
+        "The worked vectors come out to the printed digit. S2's general formula has (2i+1)/d above the cosine's base; "
+        "its own example, and everything that follows from it, needs 2i/d, the same for both members of a pair."
+    )
+    progress(1.0, "done")
+    return concluded(words, numbers, [_layouts(interleaved, halves), _norms(norms)], slips)
+
+
+def _worked() -> list[Number]:
+    found = sinusoid(torch.arange(2), 4)
+    return [
+        compared(f"PE({t})[{i}] at d = 4", float(found[t, i]), WORKED[t][i], within=PRINTED)
+        for t in range(2)
+        for i in range(4)
+        if (t, i) != (1, 3)
+    ]
+
+
+def _slipped(pos: Tensor, dim: int, base: float) -> Tensor:
+    """(…, d/2, 2): S2's formula. A table twice as wide has all exponents k/d; sines take the even, cosines the odd."""
+    sines, cosines = sinusoid(pos, 2 * dim, base, "halves").chunk(2, dim=-1)
+    return torch.stack((sines[..., 0::2], cosines[..., 1::2]), dim=-1)
+
+
+def _dropout() -> list[Number]:
+    """S3 drops a tenth of the sum, in training only."""
+    width, count = 64, 500
+    part = Sinusoidal(dropout=DROPPED).build(Shape(width, 1, 1, width, width, width))
+    x, pos = torch.full((1, count, width), 3.0, dtype=F64), Positions.arange(1, count)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        share = float((part.train()(x, pos) == 0).double().mean())
+    still = apart(part.eval()(x, pos), x + sinusoid(torch.arange(count), width))
+    spread = 4 * math.sqrt(DROPPED * (1 - DROPPED) / x.numel())  # four standard deviations
+    return [
+        compared("dropout after the sum, in training: the share that is 0", share, DROPPED, within=spread),
+        compared("and when it runs: difference from x + PE", still, 0.0),
+    ]
+
+
+def _layouts(interleaved: Tensor, halves: Tensor) -> Figure:
+    panels = tuple(
+        Heat(title, "dimension", "position", rows(table[:40]), diverging=True)
+        for title, table in (("interleaved", interleaved), ("sines, then cosines", halves))
+    )
+    caption = (
+        "The same numbers in two orders. Interleaved (the documents), a sine stands beside its cosine; in the other "
+        "(Marian) all sines stand first. A checkpoint trained with one is of no use with the other."
+    )
+    return Figure("layouts", caption, panels)
+
+
+def _norms(norms: dict[str, Tensor]) -> Figure:
+    lines = tuple(
+        Line(name, list(range(len(norm))), norm.tolist(), look=look)
+        for (name, norm), look in zip(norms.items(), ("solid", "dashed"), strict=True)
+    )
+    caption = (
+        "With 2i/d every position has the same length, √(d/2): each pair is a point on a circle. With the exponent "
+        "that S2 prints, sine and cosine run at different speeds, and the length wanders."
+    )
+    return Figure("length", caption, (Lines("length of PE(t)", "position t", "‖PE(t)‖", lines),))
+
+
+STUDY = Study(
+    tag="P2",
+    title="The sinusoidal encoding",
+    sources=("S2", "S3", "S4"),
+    statement=(
+        "Position t becomes d numbers: dimension 2i is sin(t / 10000^(2i/d)), dimension 2i+1 the cosine of the same. "
+        "For d = 4, PE(0) = (0, 1, 0, 1) and PE(1) = (0.84147, 0.54030, 0.00999983, 0.99995). S2's general formula has "
+        "the exponent (2i+1)/d for the cosine. S3 adds dropout of 0.1 after the sum."
+    ),
+    explanation=(
+        "Think of d/2 clocks. Hand i turns by 1 / 10000^(2i/d) radians with every position, and the encoding is where "
+        "each hand points: a sine and a cosine of one angle. The first hand goes round in about 6 positions, the last "
+        "in tens of thousands, so near positions differ in the fast hands and far ones in the slow hands. A hand has a "
+        "constant length, so each pair has sin² + cos² = 1.\n\n"
+        "If sine and cosine had different exponents, as S2's formula prints, they would not be one hand: the sum of "
+        "squares would change from place to place, and going on by k positions would be no rotation (P3). Its worked "
+        "example shows that this is a slip. How the numbers are ordered in the vector is free: the documents put sine "
+        "and cosine of a hand side by side, Marian's checkpoints put all sines first. A model must be read with the "
+        "layout that it was trained with."
+    ),
+    run=run,
+    parameters=(
+        Parameter("dim", 16, "the width d of the table that is drawn (made even)", 4, 256),
+        Parameter("positions", 200, "how many positions are looked at", 50, 5000),
+        Parameter("base", 10000.0, "of the frequencies that are drawn; the paper's is 10000", 2.0, 1e7),
+    ),
+    seconds=0.2,
+)

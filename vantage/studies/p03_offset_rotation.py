@@ -1,0 +1,119 @@
+"""P3: going on by k positions is one rotation, the same wherever one starts."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from vantage.functional import offset_matrix, sinusoid
+from vantage.studies._p import apart, concluded, rows
+from vantage.studies.common import compared
+from vantage.studies.figure import Figure, Heat, Line, Lines
+from vantage.studies.study import Parameter, Progress, Result, Study, Values
+
+FITTED = 2000  # positions that R is found from
+FAR = 1_000_000  # where it must hold as well
+FOUND = 1e-8  # least squares loses more than a product does
+EXACT = 1e-9
+OFFSETS = 60  # in the second figure
+
+
+def run(values: Values, progress: Progress) -> Result:
+    dim, offset = int(values["dim"]), int(values["offset"])
+    dim += dim % 2
+    found = fitted(dim, offset)
+    progress(0.3, "rotations for many offsets")
+    near, far = _missed(found, dim, offset, FITTED), _missed(found, dim, offset, FAR)
+    blocks = torch.block_diag(*(torch.ones(2, 2) for _ in range(dim // 2))).bool()
+    eye = torch.eye(dim, dtype=found.dtype)
+    angle = math.atan2(float(found[0, 1]), float(found[0, 0])) % (2 * math.pi)
+    numbers = [
+        compared(
+            f"PE(t + {offset}) − R·PE(t) at the {FITTED:,} positions after those of the fit", near, 0.0, within=FOUND
+        ),
+        compared("and from position 1,000,000 on", far, 0.0, within=FOUND),
+        compared(
+            "R outside its 2 × 2 blocks", float(found[~blocks].abs().max()) if dim > 2 else 0.0, 0.0, within=FOUND
+        ),
+        compared("RᵀR − 1: a rotation", apart(found.T @ found, eye), 0.0, within=FOUND),
+        compared("the first block turns by (radians)", angle, offset % (2 * math.pi), within=FOUND),
+        compared(
+            "R found against R built from the frequencies", apart(found, offset_matrix(offset, dim)), 0.0, within=FOUND
+        ),
+        compared("R(k)·R(k) − R(2k)", apart(found @ found, offset_matrix(2 * offset, dim)), 0.0, within=EXACT * 100),
+    ]
+    words = (
+        f"A matrix found by least squares from {FITTED:,} rows of the table, without being told that it turns, is a "
+        "block-diagonal rotation. It holds a million positions further on, so it depends on the offset alone."
+    )
+    figures = [_matrix(found, offset), _turning(dim, progress)]
+    return concluded(words, numbers, figures)
+
+
+def fitted(dim: int, offset: int) -> Tensor:
+    """(d, d): the linear map that takes PE(t) to PE(t + offset) best, over the first positions of the real table."""
+    table = sinusoid(torch.arange(FITTED + offset), dim)
+    return torch.linalg.lstsq(table[:FITTED], table[offset:]).solution.T
+
+
+def _missed(matrix: Tensor, dim: int, offset: int, start: int) -> float:
+    pos = torch.arange(start, start + FITTED)
+    return apart(sinusoid(pos, dim) @ matrix.T, sinusoid(pos + offset, dim))
+
+
+def _matrix(found: Tensor, offset: int) -> Figure:
+    ticks = tuple(f"{wave} {i}" for i in range(len(found) // 2) for wave in ("sin", "cos"))
+    clean = torch.where(found.abs() < FOUND, torch.zeros_like(found), found)
+    heat = Heat(
+        f"R({offset}), as found", "of PE(t)", f"of PE(t + {offset})", rows(clean), ticks, ticks, True, len(found) <= 8
+    )
+    caption = (
+        "Only the 2 × 2 blocks are filled: each pair of a sine and a cosine is turned by itself, by its own angle."
+    )
+    return Figure("rotation", caption, (heat,))
+
+
+def _turning(dim: int, progress: Progress) -> Figure:
+    matrices = []
+    for k in range(OFFSETS):
+        matrices.append(fitted(dim, k))
+        progress(0.3 + 0.7 * (k + 1) / OFFSETS, "rotations for many offsets")
+    lines = tuple(
+        Line(f"pair {i}", list(range(OFFSETS)), [float(m[2 * i, 2 * i]) for m in matrices])
+        for i in range(min(3, dim // 2))
+    )
+    caption = (
+        "How much of a sine is left in itself after k positions, as found for each k. Pair 0 comes round after about "
+        "6.3 positions, pair 1 a hundred times later at d = 4."
+    )
+    return Figure("offsets", caption, (Lines("the diagonal of R(k)", "offset k", "cos of the angle", lines),))
+
+
+STUDY = Study(
+    tag="P3",
+    title="An offset is a rotation",
+    sources=("S3",),
+    statement=(
+        "For every offset k there is one matrix R(k) with PE(t + k) = R(k)·PE(t) for all t. It is block-diagonal, each "
+        "block turns one pair of a sine and a cosine, and it depends on k only."
+    ),
+    explanation=(
+        "Each pair of the encoding is the hand of a clock. Going on by k positions turns hand i by k·ωᵢ, from wherever "
+        "it points. Turning is linear: sin(a + b) = sin a · cos b + cos a · sin b, so the new sine is a fixed mixture "
+        "of the old sine and the old cosine, with cos b and sin b as the amounts. Where the hand was does not come in, "
+        "only how far it turns.\n\n"
+        "So a layer that is linear can look k places back: a query map and a key map that differ by R(k) give the "
+        "highest product to the token k places away, for every t at once. This is what the authors hoped the model "
+        "would learn from the sinusoids. RoPE (P8) takes the same rotation and applies it to queries and keys, so that "
+        "nothing has to be learned. Here R is not built but found: least squares sees only rows of the table, and "
+        "returns a rotation."
+    ),
+    run=run,
+    parameters=(
+        Parameter("dim", 4, "the width d (made even)", 2, 12),
+        Parameter("offset", 5, "k, how many positions further", 1, 1000),
+    ),
+    seconds=1.0,
+)

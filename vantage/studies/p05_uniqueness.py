@@ -1,0 +1,146 @@
+"""P5: no two whole positions have the same sinusoidal encoding; how near do they come?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from vantage.functional import sinusoid
+from vantage.position.angles import frequencies
+from vantage.studies._p import concluded, judged
+from vantage.studies.common import compared
+from vantage.studies.figure import Figure, Line, Lines
+from vantage.studies.study import Parameter, Progress, Result, Study, Values
+
+CHUNK = 1 << 18  # positions at a time: some tens of megabytes at the widest
+# Pair 0 has whole angles, which float64 holds exactly; a million radians of pair 1 it knows to 1e-10.
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """The records: at each of these distances two positions come nearer to each other than at any before it."""
+
+    dim: int
+    distances: tuple[int, ...]
+    apart: tuple[float, ...]
+
+
+def run(values: Values, progress: Progress) -> Result:
+    top, dim = int(values["positions"]), int(values["dim"])
+    dim += dim % 2
+    dims = sorted({2, 4, dim})
+    total, done = sum(dims), 0
+    found: list[Nearest] = []
+    for d in dims:
+        found.append(nearest(d, top, _part(progress, done / total, d / total, f"d = {d}")))
+        done += d
+    shift = _same_everywhere(4, found[1].distances[-1])
+    fast = frequencies(dim, 10000.0)
+    numbers = [
+        compared("distance between PE(t) and PE(t + k): change with t", shift, 0.0, within=ROUNDING * 100),
+        *(
+            judged(
+                f"nearest within {top:,} positions at d = {n.dim}: at k = {n.distances[-1]:,}",
+                n.apart[-1],
+                n.apart[-1] > ROUNDING,
+            )
+            for n in found
+        ),
+    ]
+    slips = [
+        judged(
+            "can two whole positions coincide? The least distance found",
+            min(n.apart[-1] for n in found),
+            min(n.apart[-1] for n in found) <= ROUNDING,
+            "in theory",
+        ),
+        judged(
+            f"frequency of i = 0, and of the last i at d = {dim}",
+            f"{float(fast[0]):g} and {float(fast[-1]):.3g}",
+            bool(fast[0] < fast[-1]),
+            "small i is the low frequency",
+        ),
+    ]
+    words = (
+        "Two whole positions never coincide: pair 0 would need their distance to be a multiple of 2π, which no whole "
+        "number but 0 is. They come near, and each new pair of dimensions keeps them further apart. And small i turns "
+        "fast, not slowly."
+    )
+    progress(1.0, "done")
+    return concluded(words, numbers, [_figure(found, top)], slips)
+
+
+def _part(progress: Progress, first: float, share: float, doing: str) -> Callable[[float], None]:
+    return lambda done: progress(first + share * done, doing)
+
+
+def nearest(dim: int, top: int, tell: Callable[[float], None] | None = None, chunk: int = CHUNK) -> Nearest:
+    """The records of ‖PE(0) − PE(k)‖ for k = 1 … top. By P3 the distance of any two positions k apart is this one."""
+    zero = sinusoid(torch.zeros((), dtype=torch.long), dim)
+    least, at, apart = float("inf"), [], []
+    for start in range(1, top + 1, chunk):
+        k = torch.arange(start, min(start + chunk, top + 1))
+        off = (sinusoid(k, dim) - zero).square().sum(-1).sqrt()
+        low = off.cummin(0).values
+        new = torch.cat((torch.tensor([True]), low[1:] < low[:-1])) & (off < least)
+        at += k[new].tolist()
+        apart += off[new].tolist()
+        least = min(least, float(low[-1]))
+        if tell is not None:
+            tell(min(1.0, (start + chunk) / top))
+    return Nearest(dim, tuple(at), tuple(apart))
+
+
+def _same_everywhere(dim: int, k: int) -> float:
+    starts = torch.tensor([0, 1, 17, 1000, 123_456])
+    off = (sinusoid(starts + k, dim) - sinusoid(starts, dim)).norm(dim=-1)
+    return float(off.max() - off.min())
+
+
+def _figure(found: list[Nearest], top: int) -> Figure:
+    lines = []
+    for n in found:
+        stair = [float(k) for k in n.distances for _ in range(2)]  # a record holds until the next
+        x, y = [*stair[1:], float(top)], [a for a in n.apart for _ in range(2)]
+        lines.append(Line(f"d = {n.dim}", x, y))
+    panel = Lines(
+        "nearest approach", "positions looked at", "least ‖PE(0) − PE(k)‖", tuple(lines), log_x=True, log_y=True
+    )
+    caption = (
+        "How near two positions come within a range. With one pair the line goes down like 1 over the range, at the "
+        "whole numbers that are nearly multiples of 2π (6, 44, 710, …); it never reaches 0. Each further pair must "
+        "come round at the same time, so it goes down more slowly."
+    )
+    return Figure("approach", caption, (panel,))
+
+
+STUDY = Study(
+    tag="P5",
+    title="No two positions coincide",
+    sources=("S4",),
+    statement=(
+        "S4 says that two positions could in theory have the same sinusoidal encoding, if all waves came round "
+        "together, and that small i stands for low frequencies."
+    ),
+    explanation=(
+        "Pair 0 has the frequency 1: it turns by one radian a position. Two positions agree in it only if their "
+        "distance k is a whole number of turns, k = 2π·m. For m other than 0 this would make π = k / 2m, a fraction of "
+        "whole numbers, and π is not one. So one pair is enough to keep all whole positions apart, for ever; the other "
+        "pairs are not even needed. Frequencies are 10000^(−2i/d): the smallest i has the largest, and turns "
+        "fastest.\n\n"
+        "Apart is not far apart. Whole numbers come as near to multiples of 2π as one likes: 44 is 7 turns and 0.018 "
+        "radians, 710 is 113 turns and 0.00006. These are the fractions that approach π, known since antiquity as 22/7 "
+        "and 355/113. With the distance between encodings this is a search for the nearest approach: k = 1, 2, … up to "
+        "the range, and since the distance depends on k only (P3), it covers every pair of positions. A second pair "
+        "that turns at another speed is elsewhere at k = 710, so the encodings stay much further apart."
+    ),
+    run=run,
+    parameters=(
+        Parameter("positions", 10_000_000, "the range that is searched", 1000, 20_000_000),
+        Parameter("dim", 8, "the width of the third line (made even; 2 and 4 are always drawn)", 2, 16),
+    ),
+    seconds=6.0,
+)

@@ -1,0 +1,174 @@
+"""P6: a learned table ends; and a row that training never reached is as good as none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from vantage.compare.stack import Recipe, Stack
+from vantage.errors import BadInput
+from vantage.model import Model, build, decoder
+from vantage.position import Learned
+from vantage.spec.model import ModelSpec
+from vantage.studies._p import checked, concluded, judged
+from vantage.studies.figure import Bars, Figure, Line, Lines
+from vantage.studies.study import Parameter, Progress, Result, Study, Values
+from vantage.train.evaluate import evaluate
+from vantage.train.log import Scored
+from vantage.train.sequences import Sequences
+from vantage.train.tasks import task
+
+TABLE = "embed.inputs.0.table"
+TOKENS = 4
+EXAMPLES = 128
+RATE, BATCH = 1e-2, 32
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model with a table for the longest test, trained at the shorter lengths only."""
+
+    spec: ModelSpec
+    data: Sequences
+    weights: dict[str, Tensor]
+    moved: Tensor  # (rows,): how far training took each row
+    used: int  # rows that some training example reads
+
+
+def run(values: Values, progress: Progress) -> Result:
+    length, steps = int(values["length"]), int(values["steps"])
+    made = trained(length, steps, progress)
+    ways = {
+        "longer table, rows untrained": made.spec,
+        "last row repeated": _with(made.spec, Learned(made.used, extend="last")),
+        "starts again": _with(made.spec, Learned(made.used, extend="wrap")),
+    }
+    scores = {name: _scores(made, spec) for name, spec in ways.items()}
+    said = _refusal(made)
+    untrained = {n: score.exact for n, score in scores["longer table, rows untrained"].items()}
+    inside = [at for at in untrained if at <= length]
+    beyond = [at for at in untrained if at > length]
+    trained_rows = int((made.moved > 0).sum())
+    numbers = [
+        judged("a position past the table", said or "accepted", "past the end" in said, "no extrapolation"),
+        judged(
+            f"rows that training moved (its examples have {made.used} tokens at most)",
+            trained_rows,
+            trained_rows == made.used,
+        ),
+        checked("largest change of a row never trained", float(made.moved[made.used :].max()), 0.0),
+        judged(
+            "right within the training lengths, the least",
+            min(untrained[n] for n in inside),
+            min(untrained[n] for n in inside) > 0.9,
+        ),
+        judged(
+            "right beyond them, on untrained rows, the most",
+            max(untrained[n] for n in beyond),
+            max(untrained[n] for n in beyond) < 0.1,
+        ),
+    ]
+    words = (
+        "Two different failures. Past the table there is no row, and the model refuses. Where the table is long enough "
+        "but training was shorter (S3's baseline) the row is there, exactly as it was drawn at the start: no gradient "
+        "ever reached it, and the model fails without a word."
+    )
+    progress(1.0, "done")
+    return concluded(words, numbers, [_rows(made), _ways(scores)])
+
+
+def trained(length: int, steps: int, progress: Progress) -> Trained:
+    """Copying one repeated token: all there is to do is to count, which a table can learn in a second."""
+    tests = (length // 2, length, length + 2, 2 * length)
+    data = Sequences(task("copy", kind="one", tokens=TOKENS), "line", (1, length), tests, EXAMPLES)
+    longest = 2 * tests[-1] + 2  # <s> prompt = answer
+    spec = decoder(vocab=data.vocab, width=32, layers=1, heads=2, position=Learned(longest), max_length=longest)
+    stack = Stack(spec, [0], [data], [RATE], Recipe(steps, BATCH), CPU)
+    first = stack.weights[TABLE].detach().clone()
+    stack.train(lambda step: progress(0.9 * step / steps, "training a model of one layer"))
+    weights = {name: weight.detach()[0] for name, weight in stack.weights.items()}
+    moved = (stack.weights[TABLE].detach() - first)[0].norm(dim=-1)
+    return Trained(spec, data, weights, moved, 2 * length + 2)
+
+
+def _with(spec: ModelSpec, table: Learned) -> ModelSpec:
+    return replace(spec, embedding=replace(spec.embedding, inputs=(table,)))
+
+
+def _filled(made: Trained, spec: ModelSpec) -> Model:
+    model = build(spec)
+    rows = len(model.state_dict()[TABLE])
+    model.load_state_dict({**made.weights, TABLE: made.weights[TABLE][:rows]})
+    return model.eval()
+
+
+def _scores(made: Trained, spec: ModelSpec) -> dict[int, Scored]:
+    """By length."""
+    model = _filled(made, spec)
+    with torch.no_grad():
+        found = evaluate(model, lambda batch: model(batch.tokens), made.data.held_out(), 0, CPU)
+    return dict(zip(made.data.test_lengths, found, strict=True))
+
+
+def _refusal(made: Trained) -> str:
+    """What the model says of a table without rows for the longer tests. Empty: it took them."""
+    model = _filled(made, _with(made.spec, Learned(made.used)))
+    try:
+        with torch.no_grad():
+            model(torch.ones(1, made.used + 1, dtype=torch.long))
+    except BadInput as refused:
+        return str(refused)
+    return ""
+
+
+def _rows(made: Trained) -> Figure:
+    line = Line("row", list(range(len(made.moved))), made.moved.tolist(), look="dots")
+    panel = Lines("how far training moved each row", "position", "‖after − before‖", (line,))
+    caption = (
+        f"Rows 0 to {made.used - 1} were read by some training example. The others did not move at all: they are the "
+        "random numbers that they began as."
+    )
+    return Figure("rows", caption, (panel,))
+
+
+def _ways(scores: dict[str, dict[int, Scored]]) -> Figure:
+    lengths = next(iter(scores.values()))
+    series = tuple((name, [score.tokens for score in by_length.values()]) for name, by_length in scores.items())
+    labels = tuple(f"length {n}" for n in lengths)
+    caption = (
+        "Within the training lengths (the first two) all are one model. Beyond them a table has no good answer: an "
+        "untrained row, a row that means another place, or a refusal. What is still right there is the token to be "
+        "repeated; where to stop is lost."
+    )
+    return Figure("beyond", caption, (Bars("copying, by length", "tokens right", labels, series),))
+
+
+STUDY = Study(
+    tag="P6",
+    title="A learned table has an end",
+    sources=("S3",),
+    statement=(
+        "A learned absolute encoding is a table of L_max rows, one trained vector a position. It cannot be used for "
+        "positions past L_max, and S3's comparison has it fail beyond the training length."
+    ),
+    explanation=(
+        "A table is the most direct encoding: row t is added to the token at position t, and training fills the rows. "
+        "A row gets a gradient only when a training example has a token at its position. So there are two ends: that "
+        "of the table, and that of the training examples. Past the first there is nothing to look up, and a program "
+        "should say so rather than read another row.\n\n"
+        "Between the two ends the rows exist and were never trained. Nothing warns: the numbers have the right shape "
+        "and size, and the model answers with confidence. This is what happens in S3's experiment, where the table is "
+        "as long as the longest test. Here a small model learns to repeat a token as often as it stands in the "
+        "prompt. Its rows show which were trained, and it fails at the first length that needs another. Repeating the "
+        "last row or starting again avoids the error and helps as little, since to count one must know where one is."
+    ),
+    run=run,
+    parameters=(
+        Parameter("length", 8, "the longest training example, in tokens to be repeated", 4, 12),
+        Parameter("steps", 200, "of training", 50, 1000),
+    ),
+    seconds=2.0,
+)

@@ -1,0 +1,172 @@
+"""P7: a relative encoding knows distances only; and which published systems use which."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vantage.families.table import systems
+from vantage.inspect import decompose
+from vantage.model import Model, build, decoder
+from vantage.position import ENCODINGS, T5, Learned, Rope, Shifted, Sinusoidal, sinusoid
+from vantage.position.alibi import Alibi
+from vantage.position.shifted import ShiftedBias
+from vantage.position.xl import DistanceTerm
+from vantage.spec.model import ModelSpec
+from vantage.spec.positions import Positions
+from vantage.studies._p import ROUNDING, apart, concluded, draws, judged, rows, sharpen, shown
+from vantage.studies.common import compared
+from vantage.studies.figure import Bars, Figure, Heat
+from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+
+VOCAB, WIDTH, HEADS, COUNT = 11, 16, 2, 12
+LONGEST = 4096
+ABSOLUTE = ("sinusoidal", "learned")
+NEITHER = ("fire",)  # divides the distance by the query's own position
+MOVED = 1e-3  # a change above this is one
+LOST = 1000 * ROUNDING  # what float64 loses of an angle some thousands of positions out
+LEARNED, ROTARY, OTHER = "learned absolute", "RoPE", "sinusoidal"
+# S0's table, and what S3 adds to it
+DOCUMENT = {
+    **dict.fromkeys(("GPT-1", "GPT-2", "GPT-3", "BERT", "ViT"), LEARNED),
+    "Gopher": "learned relative",
+    **dict.fromkeys(
+        ("PaLM", "LLaMA 1", "LLaMA 2", "LLaMA 3", "Grok-1", "Grok-2", "Qwen-3", "Gemma 3", "Mistral"), ROTARY
+    ),
+    **dict.fromkeys(("DeepSeek-V2", "DeepSeek-V3"), "decoupled RoPE"),
+    "LLaMA-4": "iRoPE",
+    "Transformer": OTHER,
+}
+
+
+def run(values: Values, progress: Progress) -> Result:
+    shift, seed = int(values["shift"]), int(values["seed"])
+    tokens = torch.randint(VOCAB, (1, COUNT), generator=torch.Generator().manual_seed(seed))
+    changes: dict[str, float] = {}
+    for i, name in enumerate(ENCODINGS):
+        progress(0.7 * i / len(ENCODINGS), name)
+        changes[name] = moved(_model(name, seed), tokens, shift)
+    numbers: list[Number] = []
+    for name, change in changes.items():
+        what = f"{name}: change of the output when the text begins at {shift}"
+        if name in NEITHER:
+            numbers.append(Number(f"{what} (it divides by the query's position)", change))
+        elif name in ABSOLUTE:
+            numbers.append(judged(what, change, change > MOVED, "absolute"))
+        else:
+            numbers.append(compared(what, change, 0.0, within=LOST))
+    numbers.append(
+        compared("S0's shifted encoding: bias − scale·q·PE(anchor − (i − j))", _shifted(), 0.0, within=ROUNDING)
+    )
+    progress(0.8, "the published systems")
+    found = {system.name: kind(system.spec()) for system in systems() if system.name in DOCUMENT}
+    numbers += [compared(name, found.get(name, "not there"), said) for name, said in DOCUMENT.items()]
+    words = (
+        "With every relative encoding a text gives the same output wherever it begins; with an absolute one it does "
+        "not. The systems of S0's and S3's tables use what the tables say, read off their published configurations."
+    )
+    progress(1.0, "done")
+    return concluded(words, numbers, [_scores(seed), _bars(changes)])
+
+
+@torch.no_grad()
+def moved(model: Model, tokens: Tensor, shift: int) -> float:
+    """How much the output changes when all positions are ``shift`` higher."""
+    at = torch.arange(tokens.shape[1])
+    return apart(model.hidden(tokens, positions=at + shift), model.hidden(tokens, positions=at))
+
+
+def kind(spec: ModelSpec) -> str:
+    """What a spec's layers and inputs say of its position encoding, in the words of the tables."""
+    first = spec.layers[0]
+    shape = first.attention.shape(spec.width)
+    turning = sum(any(isinstance(part, Rope) for part in layer.qk) for layer in spec.layers)
+    if 0 < turning < len(spec.layers):
+        return "iRoPE"
+    if turning:
+        return "decoupled RoPE" if shape.rotary_dim < shape.key_dim else ROTARY
+    if isinstance(first.bias, (DistanceTerm, T5)):
+        return "learned relative"
+    if isinstance(first.bias, Alibi):
+        return "ALiBi"
+    inputs = spec.embedding.inputs
+    if any(isinstance(part, Learned) for part in inputs):
+        return LEARNED
+    return OTHER if any(isinstance(part, Sinusoidal) for part in inputs) else "none"
+
+
+def _model(position: str, seed: int) -> Model:
+    spec = decoder(vocab=VOCAB, width=WIDTH, layers=2, heads=HEADS, position=position, max_length=LONGEST)
+    model = build(spec, seed=seed).double()
+    sharpen(model, seed)
+    return model
+
+
+def _shifted(anchor: int = 3) -> float:
+    """The library's bias, made as one matrix product, against S0's words: every query stands at ``anchor``."""
+    dim, scale = 8, 0.5
+    bias = ShiftedBias(Shifted(anchor))
+    q, pos = draws(1, HEADS, COUNT, dim), Positions.arange(1, COUNT)
+    i, j = torch.arange(COUNT)[:, None], torch.arange(COUNT)
+    encoded = sinusoid(anchor - (i - j), dim)  # (T, S, d)
+    return apart(bias.at(q, q, q, pos, pos, scale).value, scale * torch.einsum("bhid,ijd->bhij", q, encoded))
+
+
+def _scores(seed: int) -> Figure:
+    """The scores of the first layer, the same token at every place."""
+    tokens = torch.full((1, COUNT), 3)
+    panels = []
+    for name in ("learned", "rope", "t5"):
+        score = decompose(_model(name, seed), tokens, layer=0, heads=0).score[0]
+        seen: list[list[float | None]] = [
+            [value if value > float("-inf") else None for value in row] for row in rows(score)
+        ]
+        panels.append(Heat(name, "key j", "query i", seen, diverging=True))
+    caption = (
+        "Scores where every token is the same, so that only position can make a difference. A relative encoding has "
+        "stripes: along a diagonal i − j is one number, and so is the score. A learned table has none."
+    )
+    return Figure("stripes", caption, tuple(panels))
+
+
+def _bars(changes: dict[str, float]) -> Figure:
+    heights = [shown(change) for change in changes.values()]
+    bars = Bars(
+        "the text begins elsewhere", "largest change of the output", tuple(changes), (("change", heights),), log_y=True
+    )
+    caption = (
+        "Small bars are rounding: the encoding knows distances only. Sinusoidal and learned positions are absolute. "
+        "FIRE divides the distance by how far the query has come, so it knows that as well."
+    )
+    return Figure("shift", caption, (bars,))
+
+
+STUDY = Study(
+    tag="P7",
+    title="Relative encodings, and who uses which",
+    sources=("S0", "S1", "S3"),
+    statement=(
+        "In a relative encoding a score depends on i − j only. S0's simplest one shifts the attended token's absolute "
+        "encoding so that the current position is always the same. Tables say who uses what: learned absolute in "
+        "GPT-1 to 3, learned relative in Gopher, RoPE in PaLM, LLaMA 1 to 3, Grok, Qwen-3 and Gemma 3, decoupled RoPE "
+        "in DeepSeek V2 and V3, iRoPE in LLaMA-4; S3 adds the original Transformer (sinusoidal), BERT, ViT and "
+        "Mistral."
+    ),
+    explanation=(
+        "What a word has to do with the word before it does not depend on the page they stand on. An encoding that "
+        "enters the score only through the distance i − j has this built in: move a text to another place and every "
+        "score stays as it was. With an absolute encoding the model has to learn the same thing for every place, or "
+        "finds that it cannot.\n\n"
+        "There are many ways to do it: turn queries and keys so that only the difference of the angles is left "
+        "(RoPE), take a number off that grows with the distance (ALiBi), learn a number or a vector for each distance "
+        "(T5, Shaw), or S0's: give the key an encoding counted from the query, PE(anchor − (i − j)). The test is the "
+        "same for all of them: number the tokens of a text from another place and look whether anything changes. What "
+        "published models use is not quoted here but read off the model that their configuration builds."
+    ),
+    run=run,
+    parameters=(
+        Parameter("shift", 1000, "where the text begins the second time", 1, LONGEST - COUNT),
+        Parameter("seed", 0, "of the weights and the tokens", 0, 1000),
+    ),
+    seconds=2.0,
+)

@@ -1,0 +1,206 @@
+"""P9: RoPE for longer contexts: slower frequencies, or layers without position in between."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from vantage.families.table import systems
+from vantage.functional import apply_rope
+from vantage.inspect import decompose
+from vantage.model import Model, build, decoder
+from vantage.position import Rope
+from vantage.position.scaling import Default, DynamicNTK, Linear, Llama3, Rule, YaRN
+from vantage.spec.model import Layer
+from vantage.studies._p import ROUNDING, apart, checked, concluded, draws, judged, sharpen
+from vantage.studies.figure import Bars, Figure, Line, Lines
+from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+
+BASE = 10000.0
+EXACT = 1e-9
+LAYERS, COUNT, VOCAB = 8, 24, 29
+SYSTEM = "LLaMA-4"
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """What a rule makes of every pair's frequency at the longer length."""
+
+    name: str
+    freq: Tensor
+    ratio: Tensor  # of the plain frequency
+    unseen: int  # pairs that meet angles at the long length which they never met in training
+
+
+def run(values: Values, progress: Progress) -> Result:
+    dim, original, factor = int(values["dim"]), int(values["original"]), float(values["factor"])
+    dim += dim % 2
+    rules: dict[str, Rule] = {
+        "unscaled": Default(),
+        "linear": Linear(factor),
+        "NTK": DynamicNTK(1.0, original),
+        "YaRN": YaRN(factor, original),
+        "LLaMA-3": Llama3(factor, 1.0, 4.0, original),
+    }
+    found = {name: scaled(name, rule, dim, original, factor) for name, rule in rules.items()}
+    progress(0.3, "layers without position")
+    pattern, shares = _published(), _shares(_published())
+    numbers = [*_bands(found, original, factor), _interpolation(factor), *_interleaved(pattern, shares)]
+    words = (
+        "Scaling ω is several things. Position interpolation slows every pair alike; NTK, YaRN and LLaMA-3's rule keep "
+        "the fast pairs, which tell neighbours apart, and slow the pairs that would come to angles never met in "
+        "training. iRoPE leaves position out of every fourth layer, and there a score knows tokens only."
+    )
+    progress(1.0, "done")
+    return concluded(words, numbers, [_ratios(found, original), _layers(pattern, shares)])
+
+
+def scaled(name: str, rule: Rule, dim: int, original: int, factor: float) -> Scaled:
+    length = int(original * factor)
+    plain, _ = Default().frequencies(dim, BASE, None)
+    freq, _ = rule.frequencies(dim, BASE, length)
+    slow = plain * original < 2 * math.pi  # has not come round in training: larger angles are new to it
+    unseen = int((slow & (freq * length > plain * original * (1 + EXACT))).sum())
+    return Scaled(name, freq, freq / plain, unseen)
+
+
+def _bands(found: dict[str, Scaled], original: int, factor: float) -> list[Number]:
+    once = int((found["unscaled"].freq * original < 2 * math.pi).sum())
+    ends = {name: (float(one.ratio[0]), float(one.ratio[-1])) for name, one in found.items()}
+    numbers = [Number(f"pairs that turn less than once within {original:,}, of {len(found['linear'].freq)}", once)]
+    linear = found["linear"].ratio
+    spread = float((linear - 1 / factor).abs().max())
+    numbers.append(checked("linear: furthest from ω / factor, over all pairs", spread, 0.0, within=EXACT))
+    for name in ("NTK", "YaRN", "LLaMA-3"):
+        numbers.append(checked(f"{name}: the fastest pair, as a share of ω", ends[name][0], 1.0, within=EXACT))
+        numbers.append(checked(f"{name}: the slowest pair", ends[name][1], 1 / factor, within=EXACT))
+    for name, one in found.items():
+        what = f"{name}: pairs that meet new angles at {factor:g} times the length"
+        if name == "NTK":
+            numbers.append(Number(what, one.unseen))  # the slowest is exactly safe, those near it are not quite
+        else:
+            numbers.append(judged(what, one.unseen, one.unseen == (once if name == "unscaled" else 0)))
+    return numbers
+
+
+def _interpolation(factor: float) -> Number:
+    """Linear scaling is nothing but positions divided by the factor."""
+    x, pos, times = draws(4, 16, 32), torch.arange(16), max(2, int(factor))
+    slowed = apply_rope(x, pos * times, Rope(scaling=Linear(times)))
+    what = f"linear scaling by {times}: position {times}·t against position t unscaled"
+    return checked(what, apart(slowed, apply_rope(x, pos)), 0.0, within=ROUNDING)
+
+
+# ---- iRoPE
+
+
+def turns(layer: Layer) -> bool:
+    return any(isinstance(part, Rope) for part in layer.qk)
+
+
+def _published() -> list[bool]:
+    """Which layers of LLaMA-4 turn their queries and keys."""
+    spec = next(system for system in systems() if system.name == SYSTEM).spec()
+    return [turns(layer) for layer in spec.layers]
+
+
+def _shares(pattern: list[bool]) -> list[float]:
+    """In a small model with the same pattern: how much of what makes a query prefer a key is position."""
+    model = _model(pattern[:LAYERS])
+    tokens = torch.randint(VOCAB, (1, COUNT), generator=torch.Generator().manual_seed(0))
+    return [float(decompose(model, tokens, layer=i, bands=False).share().mean()) for i in range(LAYERS)]
+
+
+def _model(pattern: list[bool]) -> Model:
+    spec = decoder(vocab=VOCAB, width=32, layers=LAYERS, heads=2)
+    layers = tuple(
+        layer if turning else replace(layer, qk=()) for layer, turning in zip(spec.layers, pattern, strict=True)
+    )
+    model = build(replace(spec, layers=layers)).double()
+    sharpen(model)
+    return model
+
+
+def _interleaved(pattern: list[bool], shares: list[float]) -> list[Number]:
+    bare = [i for i, turning in enumerate(pattern) if not turning]
+    every = {b - a for a, b in itertools.pairwise(bare)}
+    still = [share for share, turning in zip(shares, pattern[:LAYERS], strict=True) if not turning]
+    told = [share for share, turning in zip(shares, pattern[:LAYERS], strict=True) if turning]
+    return [
+        judged(f"{SYSTEM}: layers without position, of {len(pattern)}", len(bare), every == {4}),
+        checked("share of position in the scores of a layer without it", max(still), 0.0),
+        judged("the same in a layer with RoPE, the least", min(told), min(told) > 0.05),
+    ]
+
+
+# ---- figures
+
+
+def _ratios(found: dict[str, Scaled], original: int) -> Figure:
+    pairs = list(range(len(found["linear"].freq)))
+    lines = tuple(
+        Line(one.name, pairs, one.ratio.tolist(), look="dashed" if one.name == "unscaled" else "solid")
+        for one in found.values()
+    )
+    turned = (found["unscaled"].freq * original / (2 * math.pi)).tolist()
+    panels = (
+        Lines("what is left of ω", "pair", "scaled ω / ω", lines),
+        Lines(
+            f"turns within {original:,} positions",
+            "pair",
+            "turns",
+            (Line("unscaled", pairs, turned),),
+            log_y=True,
+            marks=(("one turn", 1.0),),
+        ),
+    )
+    caption = (
+        "Left: pair 0 is the fastest. Linear scaling blurs neighbours along with everything else; the others leave the "
+        "fast pairs alone. Right: pairs under one turn have not met all angles in training; these must be slowed."
+    )
+    return Figure("frequencies", caption, panels)
+
+
+def _layers(pattern: list[bool], shares: list[float]) -> Figure:
+    labels = tuple(f"{i}{'' if turning else ' (none)'}" for i, turning in enumerate(pattern[:LAYERS]))
+    bars = Bars("a model with LLaMA-4's pattern", "share of position", labels, (("share", shares),))
+    caption = (
+        "How much of the difference between the scores of keys comes from position, by layer. Every fourth layer has "
+        "no position: it sees what the tokens are, at any distance."
+    )
+    return Figure("interleaved", caption, (bars,))
+
+
+STUDY = Study(
+    tag="P9",
+    title="RoPE for longer contexts",
+    sources=("S0",),
+    statement=(
+        "A model with RoPE can be taken to longer contexts by scaling the frequencies ω with the length, or be built "
+        "for them by interleaving layers without position (iRoPE)."
+    ),
+    explanation=(
+        "A pair that turns many times within the training length has met every angle, and a longer text shows it "
+        "nothing new. A slow pair has met only part of its circle. Twice the length takes it to angles for which "
+        "nothing was learned, and this is where an unscaled model fails. Dividing every frequency by the factor "
+        "(position interpolation) brings all angles back into the trained range, at a price: neighbours are now a "
+        "fraction of a step apart. NTK raises the base, so that the fastest pair stays and the slowest is divided by "
+        "the factor; YaRN and LLaMA-3's rule sort pairs by how often they turn, keep the fast and slow the slow.\n\n"
+        "iRoPE takes another way. A layer without position has no angle that could be out of range: its scores know "
+        "what tokens are, and how many there are. Layers with RoPE in between (in LLaMA-4 within chunks of 8,192 "
+        "tokens) do the near work, and every fourth layer looks over everything. The pattern shown is read off "
+        "LLaMA-4's configuration, and the share of position in each layer's scores is measured in a small model built "
+        "with it."
+    ),
+    run=run,
+    parameters=(
+        Parameter("dim", 128, "the width of a head (made even)", 32, 256),
+        Parameter("original", 4096, "the training length", 256, 16384),
+        Parameter("factor", 8.0, "how many times longer the context is to be", 1.5, 64.0),
+    ),
+    seconds=1.5,
+)

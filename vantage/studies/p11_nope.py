@@ -1,0 +1,122 @@
+"""P11: a causal head without any encoding that tells the position."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vantage.attention import GroupedQuery
+from vantage.cache import LayerPlan, make_cache
+from vantage.spec.masks import Causal, Everything, Mask
+from vantage.spec.positions import Positions
+from vantage.studies._p import F64, ROUNDING, apart, attend, attention, concluded, judged
+from vantage.studies.common import compared
+from vantage.studies.figure import Figure, Line, Lines
+from vantage.studies.study import Parameter, Progress, Result, Study, Values
+
+KEY = (1.5, -0.5)  # the constant that every key is; any will do
+QUERY = ((0.3, -1.2), (0.7, 0.4))  # any query map: no key is better than another
+
+
+def run(values: Values, progress: Progress) -> Result:
+    count = int(values["positions"])
+    x = first_or_not(count)
+    head = counting_head(Causal())
+    out = attend(head, x)[0, :, 0]
+    wanted = 1 / torch.arange(1, count + 1, dtype=F64)
+    steps = _stepwise(head, x)
+    flat = attend(counting_head(Everything()), x)[0, :, 0]
+    decoded = (1 / out).round().long()
+    numbers = [
+        *(compared(f"output at position {t}", float(out[t - 1]), 1 / t, within=ROUNDING) for t in (1, 2, 3)),
+        compared(f"furthest from 1/t, up to t = {count:,}", apart(out, wanted), 0.0, within=ROUNDING),
+        compared("the same through a cache, one token at a time", apart(steps, wanted), 0.0, within=ROUNDING),
+        judged(
+            "positions read back from the output, right",
+            int((decoded == torch.arange(1, count + 1)).sum()),
+            bool((decoded == torch.arange(1, count + 1)).all()),
+        ),
+        judged(
+            "without the causal mask: largest difference between positions",
+            float(flat.max() - flat.min()),
+            float(flat.max() - flat.min()) < ROUNDING,
+        ),
+    ]
+    words = (
+        "One head of the library's attention, with a constant key and the value “am I the first?”, gives 1, 1/2, 1/3, "
+        "… without any encoding. Without the causal mask it gives the same everywhere."
+    )
+    progress(1.0, "done")
+    return concluded(words, numbers, [_figure(out, wanted, flat)])
+
+
+def first_or_not(count: int) -> Tensor:
+    """(1, T, 2): each token says whether it is the first, and 1."""
+    x = torch.ones(1, count, 2, dtype=F64)
+    x[:, 1:, 0] = 0.0
+    return x
+
+
+@torch.no_grad()
+def counting_head(mask: Mask) -> nn.Module:
+    """K reads the 1 alone, V reads whether a token is the first."""
+    module = attention(GroupedQuery(1, head_dim=2, value_dim=1), 2, mask)
+    q = torch.tensor(QUERY, dtype=F64)
+    k = torch.tensor([(0.0, 0.0), KEY], dtype=F64)
+    v = torch.tensor([(1.0,), (0.0,)], dtype=F64)
+    module.get_parameter("qkv.weight").copy_(torch.cat([q, k, v], 1).T)
+    module.get_parameter("out.weight").copy_(torch.tensor([(1.0,), (0.0,)], dtype=F64))
+    return module
+
+
+def _stepwise(head: nn.Module, x: Tensor) -> Tensor:
+    cache = make_cache([LayerPlan(1, 2, 1, Causal())], dtype=F64)
+    steps = []
+    for t in range(x.shape[1]):
+        pos = Positions.arange(1, 1, t)
+        with cache.step(pos):
+            steps.append(attend(head, x[:, t : t + 1], pos, cache.layers[0]))
+    return torch.cat(steps, 1)[0, :, 0]
+
+
+def _figure(out: Tensor, wanted: Tensor, flat: Tensor) -> Figure:
+    shown = min(len(out), 60)
+    t = list(range(1, shown + 1))
+    lines = (
+        Line("causal head", t, out[:shown].tolist(), look="dots"),
+        Line("1/t", t, wanted[:shown].tolist()),
+        Line("no causal mask", t, flat[:shown].tolist(), look="dashed"),
+    )
+    caption = (
+        "The head's output falls on 1/t, a straight line on these axes: each position has its own value. If every "
+        "token sees every other, the first one has the same weight for all of them, and nobody learns where they are."
+    )
+    return Figure(
+        "counting", caption, (Lines("a head that counts", "position t", "output", lines, log_x=True, log_y=True),)
+    )
+
+
+STUDY = Study(
+    tag="P11",
+    title="Position without an encoding",
+    sources=("S0",),
+    statement=(
+        "A decoder needs no position encoding: a causal head whose keys are all the same and whose value says whether "
+        "a token is the first one gives 1/t at position t."
+    ),
+    explanation=(
+        "If all keys are equal, all scores of a query are equal, and softmax shares the weight evenly over what the "
+        "query sees. Under a causal mask the query at position t sees t tokens, so each gets 1/t. Let the value be 1 "
+        "for the first token and 0 for the rest. Then the sum of the values, weighted, is 1/t: the position, in a "
+        "form that later layers can use. How a token knows that it is the first is no riddle: a start token is a "
+        "token.\n\n"
+        "This works because a causal mask is not blind to order (P1). It is a construction, so it shows what is "
+        "possible, not what a model learns; but trained models without encodings do find their positions. There is a "
+        "limit: 1/t and 1/(t + 1) differ by about 1/t², which bfloat16 cannot tell from t of about 256 on, where its "
+        "steps are 1/256 of the number. The head shown is the library's own attention module with its weights set by "
+        "hand."
+    ),
+    run=run,
+    parameters=(Parameter("positions", 200, "how many tokens", 3, 2000),),
+    seconds=0.3,
+)

@@ -1,0 +1,81 @@
+"""Which studies there are: a file each, named by its tag (``a02_worked_context.py`` is A2)."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+from pathlib import Path
+
+from vantage.errors import BadInput
+from vantage.studies.study import Study
+
+FILE = re.compile(r"([aptk])(\d\d)_[a-z0-9_]+\.py")
+LETTERS = {"A": "Attention", "P": "Position", "T": "Transformer", "K": "Cached generation"}  # in this order
+TAG = re.compile(rf"([{''.join(LETTERS)}])0*(\d+)")
+
+
+def tags() -> dict[str, str]:
+    """Every tag in its natural order, with the module that holds it. Nothing is imported."""
+    found: dict[str, str] = {}
+    for path in Path(__file__).parent.glob("*.py"):
+        if match := FILE.fullmatch(path.name):
+            tag = f"{match[1].upper()}{int(match[2])}"
+            if tag in found:
+                raise ImportError(f"two files are study {tag}: {found[tag]}.py and {path.name}")
+            found[tag] = path.stem
+    return {tag: found[tag] for tag in sorted(found, key=_place)}
+
+
+def studies() -> dict[str, Study]:
+    """All of them by tag: A1, A2, …, P1, …, T1, …, K1, …"""
+    return {tag: _read(tag, stem) for tag, stem in tags().items()}
+
+
+def find(tag: str) -> Study:
+    """The study of a tag, such as "A2". Upper or lower case; a tag that is not there is refused."""
+    there, asked = tags(), str(tag).strip().upper()
+    if match := TAG.fullmatch(asked):
+        asked = f"{match[1]}{int(match[2])}"
+    if asked not in there:
+        near = _near(asked, there)
+        hint = f" Did you mean {near}?" if near else ""
+        raise BadInput(f"there is no study {tag!r}.{hint} There are {spans(list(there))}; see `vantage study list`")
+    return _read(asked, there[asked])
+
+
+def _near(asked: str, there: dict[str, str]) -> str | None:
+    """The same letter and the nearest number; or else whose file has a name like that."""
+    letter, digits = next((c for c in asked if c in LETTERS), None), re.search(r"\d+", asked)
+    if digits and letter:
+        same = [tag for tag in there if tag[0] == letter]
+        return min(same, key=lambda tag: abs(int(tag[1:]) - int(digits[0])), default=None)
+    names = {stem[4:]: tag for tag, stem in there.items()}
+    inside = [tag for name, tag in names.items() if len(asked) > 2 and asked.lower() in name]
+    close = difflib.get_close_matches(asked.lower(), names, 1, 0.6)
+    return inside[0] if inside else names[close[0]] if close else None
+
+
+def spans(of: list[str]) -> str:
+    """Tags in few words: A1 to A17, P1, P3."""
+    runs: list[list[str]] = []
+    for tag in of:
+        last = runs[-1][-1] if runs else ""
+        if last[:1] == tag[0] and int(last[1:]) + 1 == int(tag[1:]):
+            runs[-1].append(tag)
+        else:
+            runs.append([tag])
+    return ", ".join(run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs) or "none"
+
+
+def _place(tag: str) -> tuple[int, int]:
+    return list(LETTERS).index(tag[0]), int(tag[1:])
+
+
+def _read(tag: str, stem: str) -> Study:
+    module = importlib.import_module(f"vantage.studies.{stem}")
+    study = vars(module).get("STUDY")
+    if not isinstance(study, Study) or study.tag != tag:
+        got = "no STUDY" if not isinstance(study, Study) else f"a STUDY with the tag {study.tag}"
+        raise ImportError(f"{stem}.py has {got}: it must end with STUDY = Study(tag={tag!r}, …)")
+    return study

@@ -1,0 +1,107 @@
+"""What studies found, as one self-contained page and as JSON; and one of them for a notebook."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vantage.compare.report import machine
+from vantage.errors import BadInput, Refused
+from vantage.inspect.picture import new_figure
+from vantage.studies.draw import png
+from vantage.studies.report.page import page, paragraphs
+from vantage.studies.runner import Outcome, described, written
+from vantage.studies.study import Study
+
+PAGE, JSON = "index.html", "studies.json"
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A study that could not run, and why."""
+
+    study: Study
+    why: str
+
+
+def write_report(
+    folder: str | Path, outcomes: Sequence[Outcome], failed: Sequence[Failed] = (), *, command: str = ""
+) -> Path:
+    """Writes the page and the JSON, and gives the page's path. ``command`` is what repeats it all."""
+    if not outcomes:
+        raise BadInput("no outcomes: a report needs at least one study that ran")
+    versions = machine()
+    text = page(outcomes, [(one.study, one.why) for one in failed], versions, command)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / JSON, json.dumps(data(outcomes, failed, command, versions), ensure_ascii=False, allow_nan=False))
+    _write(folder / PAGE, text)
+    return folder / PAGE
+
+
+def check_report(folder: str | Path) -> None:
+    """Asked before anything is computed: that there is something to draw with, and somewhere to write."""
+    new_figure(1, 1)
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"no report can be written to {folder}: {error}") from error
+
+
+def data(
+    outcomes: Sequence[Outcome], failed: Sequence[Failed], command: str = "", versions: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """Everything as plain data."""
+    return {
+        "command": command,
+        "versions": machine() if versions is None else versions,
+        "studies": [outcome.to_dict() for outcome in outcomes],
+        "failed": [{**described(one.study), "why": one.why} for one in failed],
+    }
+
+
+def fragment(outcome: Outcome) -> str:
+    """One study for a notebook: pictures as PNG, which every notebook shows."""
+    study, result = outcome.study, outcome.result
+    rows = "".join(
+        "<tr>" + "".join(f"<td style='text-align:left'>{html.escape(cell)}</td>" for cell in _cells(number)) + "</tr>"
+        for number in result.numbers
+    )
+    head = "".join(f"<th style='text-align:left'>{name}</th>" for name in ("what", "ours", "document", ""))
+    pictures = "".join(f"{_picture(figure)}<p>{html.escape(figure.caption)}</p>" for figure in result.figures)
+    return (
+        f"<div><h3>{study.tag} {html.escape(study.title)}: {result.verdict}</h3>{paragraphs(study.statement)}"
+        f"<p><b>{html.escape(result.words)}</b></p><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        f"{pictures}{paragraphs(study.explanation)}</div>"
+    )
+
+
+def _picture(figure: Any) -> str:
+    try:
+        drawn = base64.b64encode(png(figure, dpi=100)).decode()
+    except Refused as why:
+        return f"<p><i>{html.escape(str(why))}</i></p>"
+    return f'<img style="max-width:100%" alt="{html.escape(figure.caption)}" src="data:image/png;base64,{drawn}">'
+
+
+def _cells(number: Any) -> tuple[str, ...]:
+    around = "" if number.interval is None else f" [{written(number.interval[0])}, {written(number.interval[1])}]"
+    document = "" if number.document is None else written(number.document)
+    return (
+        number.what,
+        written(number.ours) + around,
+        document,
+        {None: "", True: "agrees", False: "does not agree"}[number.agrees],
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    half = path.with_suffix(path.suffix + ".part")
+    half.write_text(text, encoding="utf-8")
+    half.replace(path)

@@ -1,0 +1,121 @@
+"""The page itself: a table of contents with verdicts, then each study with its numbers and figures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+
+import jinja2
+from markupsafe import Markup, escape
+
+from vantage.compare.report.charts import DARK, LIGHT
+from vantage.studies.draw import Table, svg, table
+from vantage.studies.figure import Histogram
+from vantage.studies.registry import LETTERS
+from vantage.studies.runner import Outcome, written
+from vantage.studies.study import Study
+
+SOURCES = {
+    "S0": "Attention mechanisms, RoPE, NoPE, transformer architecture (a CS 182 discussion)",
+    "S1": "Transformers II (a CS 189 discussion)",
+    "S2": "Understanding language models (NLP notes)",
+    "S3": "Positional encoding (a course week)",
+    "S4": "Attention exploration (CS224N, assignment 4)",
+}
+VERDICTS = {"agrees": "agrees", "erratum": "erratum", "mixed": "agrees in part"}
+MOST_ROWS = 60  # of a figure's numbers in the page; longer tables are in the JSON
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A figure as the page shows it."""
+
+    caption: str
+    panels: tuple[Markup, ...]
+    tables: tuple[Table, ...]
+    long: bool  # some of its tables are too long for the page
+
+
+@dataclass(frozen=True)
+class Part:
+    outcome: Outcome
+    figures: tuple[Shown, ...]
+
+
+def page(
+    outcomes: Sequence[Outcome], failed: Sequence[tuple[Study, str]], versions: Mapping[str, str], command: str
+) -> str:
+    """The whole page, as text."""
+    found = resources.files("vantage.studies.report")
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters |= {"written": written, "prose": _prose, "paragraphs": paragraphs, "cell": _cell}
+    template = environment.from_string(found.joinpath("page.html").read_text(encoding="utf-8"))
+    tags = [outcome.tag for outcome in outcomes] + [study.tag for study, _ in failed]
+    return template.render(
+        style=Markup(_css()),
+        parts=[Part(outcome, _figures(outcome)) for outcome in outcomes],
+        failed=failed,
+        letters={letter: name for letter, name in LETTERS.items() if any(tag.startswith(letter) for tag in tags)},
+        counts=_counts(outcomes),
+        verdicts=VERDICTS,
+        sources=SOURCES,
+        versions=versions,
+        command=command,
+        seconds=sum(outcome.seconds for outcome in outcomes),
+    )
+
+
+def _counts(outcomes: Sequence[Outcome]) -> str:
+    """How many agree, how many errata there are."""
+    said = []
+    for verdict, (one, more) in {
+        "agrees": ("agrees", "agree"),
+        "erratum": ("erratum", "errata"),
+        "mixed": ("agrees in part", "agree in part"),
+    }.items():
+        n = sum(outcome.verdict == verdict for outcome in outcomes)
+        said += [f"{n} {one if n == 1 else more}"] if n else []
+    return ", ".join(said)
+
+
+def paragraphs(text: str) -> Markup:
+    """Text with empty lines between its paragraphs."""
+    parts = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text.strip())]
+    return Markup("").join(Markup("<p>{}</p>").format(_prose(part)) for part in parts)
+
+
+def _prose(text: str) -> Markup:
+    """Escaped, with `code` in its own type."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def _figures(outcome: Outcome) -> tuple[Shown, ...]:
+    shown = []
+    for figure in outcome.result.figures:
+        panels = tuple(
+            Markup(svg(panel, name=f"{outcome.tag}-{figure.name}-{i}", label=panel.title))
+            for i, panel in enumerate(figure.panels)
+        )
+        tables = [
+            one
+            for panel, one in zip(figure.panels, table(figure), strict=True)
+            if len(one.rows) <= MOST_ROWS and not isinstance(panel, Histogram)
+        ]
+        shown.append(Shown(figure.caption, panels, tuple(tables), len(tables) < len(figure.panels)))
+    return tuple(shown)
+
+
+def _cell(value: str | float | None) -> str:
+    return "–" if value is None else value if isinstance(value, str) else written(value)
+
+
+def _css() -> str:
+    """The style of our reports, and what a page of studies adds to it. The colours of lines are charts.py's."""
+    shared = resources.files("vantage.compare.report").joinpath("style.css").read_text(encoding="utf-8")
+    for name, colours in (("LIGHT", LIGHT), ("DARK", DARK)):
+        shared = shared.replace(f"/* {name} */", " ".join(f"--s{i}: {colour};" for i, colour in enumerate(colours)))
+    return shared + resources.files("vantage.studies.report").joinpath("style.css").read_text(encoding="utf-8")

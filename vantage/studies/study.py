@@ -1,0 +1,96 @@
+"""What a study is: the document's statement, a run with the library's real parts, and a verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from vantage.errors import BadInput
+from vantage.studies.figure import Figure
+
+Value = int | float | str
+Values = Mapping[str, Value]
+Verdict = Literal["agrees", "erratum", "mixed"]
+Progress = Callable[[float, str], None]  # the share that is done, and what is being done
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What a user may change, with its bounds: a number between ``low`` and ``high``, or one of ``choices``."""
+
+    name: str
+    default: Value
+    help: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+
+    def read(self, given: str | Value) -> Value:
+        """``given`` as this parameter's type, or an error that says what is allowed."""
+        if self.choices:
+            if given not in self.choices:
+                raise BadInput(f"{self.name} is {given!r}; it may be one of {', '.join(self.choices)}")
+            return given
+        try:
+            value = type(self.default)(given)
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"{self.name} is {given!r}; it must be {_kind(self.default)}") from error
+        if isinstance(value, str):
+            return value
+        low, high = self.low, self.high
+        if not math.isfinite(value) or (low is not None and value < low) or (high is not None and value > high):
+            raise BadInput(f"{self.name} is {value}; it must be between {low} and {high}")
+        return value
+
+
+def _kind(default: Value) -> str:
+    return {int: "a whole number", float: "a number", str: "text"}[type(default)]
+
+
+@dataclass(frozen=True)
+class Number:
+    """One thing that was found, beside what the document says about it (None: it says nothing)."""
+
+    what: str
+    ours: Value
+    document: Value | None = None
+    agrees: bool | None = None
+    interval: tuple[float, float] | None = None  # of 95 %
+
+
+@dataclass(frozen=True)
+class Result:
+    """``verdict``: the document agrees, is wrong in a way that ``words`` says (an erratum), or agrees in part."""
+
+    verdict: Verdict
+    words: str
+    numbers: tuple[Number, ...]
+    figures: tuple[Figure, ...]
+
+
+@dataclass(frozen=True)
+class Study:
+    tag: str
+    title: str
+    sources: tuple[str, ...]  # S0 to S4
+    statement: str  # what the document says, in our words
+    explanation: str  # two paragraphs that a student can follow, parted by an empty line
+    run: Callable[[Values, Progress], Result]
+    parameters: tuple[Parameter, ...] = ()
+    seconds: float = 1.0  # about, on two cores, with the defaults
+    trains: bool = False  # it trains models: not among the quick ones
+    needs: tuple[str, ...] = ()  # models from `vantage pull`
+
+    def values(self, given: Mapping[str, str | Value]) -> Values:
+        """Every parameter with its value: the given one, or its default. An unknown name is refused."""
+        known = {parameter.name: parameter for parameter in self.parameters}
+        for name in given:
+            if name not in known:
+                raise BadInput(f"{self.tag} has no parameter {name!r}; it has {', '.join(known) or 'none'}")
+        return {name: p.read(given[name]) if name in given else p.default for name, p in known.items()}
+
+
+def silent(share: float, doing: str) -> None:
+    """For a caller who wants no progress."""

@@ -1,0 +1,168 @@
+"""T2: LLaMA's block, put together again from its parts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vantage.attention import GroupedQuery
+from vantage.cache import NoCache
+from vantage.checkpoints.config import Config
+from vantage.families import family_of
+from vantage.functional import apply_rope
+from vantage.inspect.cost import parameters
+from vantage.kernels import chooser
+from vantage.model import Model, decoder
+from vantage.spec.model import POST, ModelSpec
+from vantage.spec.parts import Context
+from vantage.spec.positions import Positions
+from vantage.studies._k import apart, model_of, vectors
+from vantage.studies.common import concluded, held, judged
+from vantage.studies.figure import Bars, Figure
+from vantage.studies.study import Parameter, Progress, Result, Study, Values
+
+VOCAB, WIDTH, HEADS, HIDDEN = 11, 32, 8, 64
+ROUNDING, MATTERS = 1e-10, 1e-3
+# What a LLaMA checkpoint says of itself, at a size that runs at once.
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": VOCAB,
+    "hidden_size": WIDTH,
+    "intermediate_size": HIDDEN,
+    "num_hidden_layers": 1,
+    "num_attention_heads": HEADS,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 64,
+}
+
+
+def run(values: Values, progress: Progress) -> Result:
+    tokens, kv_heads = int(values["tokens"]), int(values["kv_heads"])
+    spec = family_of(CONFIG).spec(Config({**CONFIG, "num_key_value_heads": kv_heads}))
+    model = model_of(spec)
+    x, pos = vectors(2, tokens, WIDTH), Positions.arange(2, tokens)
+    out = _block(model, x, pos)
+    progress(0.3, "from its parts")
+    error = apart(out, _composed(model, x, pos, kv_heads))
+    progress(0.6, "without one of its parts")
+    (layer,) = spec.layers
+    ours = decoder(vocab=VOCAB, width=WIDTH, layers=1, heads=HEADS, kv_heads=kv_heads, ffn=layer.ffn)
+    changed = {name: apart(out, _block(_with_weights(model, other), x, pos)) for name, other in _others(spec).items()}
+    sizes = parameters(model)
+    whole = GroupedQuery(HEADS, HEADS).kept(WIDTH)
+    kept = layer.attention.kept(WIDTH)
+    numbers = [
+        held("the family's layer is that of vt.decoder, field by field", layer == ours.layers[0]),
+        judged("largest difference from the parts put together by hand", error, error < ROUNDING),
+        *(judged(f"the output changes {name} by", by, by > MATTERS) for name, by in changed.items()),
+        judged(
+            "key/value heads kept, of as many as there are queries",
+            f"{kept.kv_heads} of {whole.kv_heads}",
+            kept.kv_heads == kv_heads,
+        ),
+    ]
+    progress(1.0, "done")
+    words = (
+        "The block is x + attention(norm(x)), then h + feed-forward(norm(h)), with RMSNorm, RoPE on queries and keys, "
+        f"{kv_heads} key/value heads for {HEADS} queries, and SwiGLU: put together by hand from torch's own functions "
+        "it gives the same numbers, and leaving out any one part gives others."
+    )
+    return concluded(words, numbers, _figures(changed, sizes))
+
+
+@torch.no_grad()
+def _block(model: Model, x: Tensor, pos: Positions) -> Tensor:
+    return model.blocks[0](x, Context(pos, chooser("reference"), (NoCache(),)))
+
+
+@torch.no_grad()
+def _composed(model: Model, x: Tensor, pos: Positions, kv_heads: int) -> Tensor:
+    """The same weights through torch's own norm, attention and activation; the rotation is ``vt.functional``'s."""
+    block: Any = model.blocks[0]
+    first, second = block.steps
+    attention, ffn = first.sublayer, second.sublayer
+    wide = WIDTH // HEADS
+    normed = F.rms_norm(x, (WIDTH,), first.before.weight, 1e-6)
+    parts = F.linear(normed, attention.qkv.weight).split([WIDTH, kv_heads * wide, kv_heads * wide], -1)
+    q, k, v = (part.unflatten(-1, (-1, wide)).transpose(1, 2) for part in parts)
+    q, k = (apply_rope(part, pos.pos) for part in (q, k))
+    seen = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    h = x + F.linear(seen.transpose(1, 2).flatten(2), attention.out.weight)
+    gate, up = F.linear(F.rms_norm(h, (WIDTH,), second.before.weight, 1e-6), ffn.gate_up.weight).chunk(2, -1)
+    return h + F.linear(F.silu(gate) * up, ffn.down.weight)
+
+
+def _others(spec: ModelSpec) -> dict[str, ModelSpec]:
+    """The same model but for one thing that needs no other weights."""
+    (layer,) = spec.layers
+    ffn: Any = layer.ffn
+    return {
+        "without RoPE": replace(spec, layers=(replace(layer, qk=()),)),
+        "with norms after the sums": replace(spec, layers=(replace(layer, wiring=POST),)),
+        "with GELU for SiLU": replace(spec, layers=(replace(layer, ffn=replace(ffn, activation="gelu")),)),
+    }
+
+
+def _with_weights(model: Model, spec: ModelSpec) -> Model:
+    """Another model with these weights. A norm that moved keeps its own."""
+    other = model_of(spec)
+    state = {name.replace(".before.", ".outer."): value for name, value in model.state_dict().items()}
+    known = other.state_dict()
+    state = {**model.state_dict(), **state}
+    other.load_state_dict({name: state[name] for name in known})
+    return other
+
+
+def _figures(changed: dict[str, float], sizes: dict[str, int]) -> list[Figure]:
+    inner = {name: n for name, n in sizes.items() if name in ("attention", "feed-forward", "norms")}
+    return [
+        Figure(
+            "parts",
+            "Left: how far the output moves when one part is another, the weights being the same. Right: where the "
+            "parameters of a block are; most in the feed-forward part, almost none in the norms.",
+            (
+                Bars(
+                    "Another part, the same weights",
+                    "largest change",
+                    tuple(changed),
+                    (("change", list(changed.values())),),
+                ),
+                Bars("Parameters of the block", "number", tuple(inner), (("parameters", list(inner.values())),)),
+            ),
+        )
+    ]
+
+
+STUDY = Study(
+    tag="T2",
+    title="LLaMA's block",
+    sources=("S0",),
+    statement=(
+        "A LLaMA layer normalises before each part with RMSNorm, turns queries and keys with RoPE, lets several query "
+        "heads share a key/value head, has a SwiGLU feed-forward part, and adds both parts to a residual stream."
+    ),
+    explanation=(
+        "Two things happen in a block: tokens exchange information (attention), and each token is worked on by itself "
+        "(feed-forward). Both read a normalised copy of the stream and add what they find to the stream itself, so "
+        "there is always a plain path from the first layer to the last. RMSNorm divides a vector by its root mean "
+        "square and multiplies by learned weights, without taking the mean away. SwiGLU makes two vectors out of one "
+        "and lets one, through SiLU, open and close the other.\n\n"
+        "The study reads the configuration of a LLaMA checkpoint through the same code that loads real ones, builds "
+        "the layer, and then does it once more by hand: norm, projections, rotation, attention, sum, norm, gate, sum, "
+        "with torch's own functions. The numbers agree to rounding. Then one part at a time is another, with the same "
+        "weights, to see that none of them is there for nothing. Change kv_heads: with 8 it is multi-head attention, "
+        "with 1 multi-query, and only the number of key and value rows changes."
+    ),
+    run=run,
+    parameters=(
+        Parameter("tokens", 12, "tokens that are read", 2, 64),
+        Parameter("kv_heads", "2", "key/value heads for 8 query heads", choices=("1", "2", "4", "8")),
+    ),
+    seconds=1.0,
+)
