@@ -8,6 +8,7 @@ import pytest
 
 from tests.compare.synthetic import falls, study
 from vantage.compare.claims import CLAIMS, measure_claims
+from vantage.compare.entries import ALL, ATTENTION
 from vantage.compare.results import Result
 from vantage.compare.verdicts import Verdict
 
@@ -90,6 +91,13 @@ def test_accuracy_and_perplexity_are_told_apart() -> None:
         "ALiBi extrapolates well (by accuracy)": "does not hold",
         "ALiBi extrapolates well (by perplexity)": "holds",
     }
+
+
+def test_claims_are_about_what_a_study_can_have() -> None:
+    assert {name for claim in CLAIMS for name in claim.about} <= {*ALL, *ATTENTION}
+    missing = {verdict.what: verdict.why for verdict in measure_claims(study({"none": keeps}), 20)}
+    assert "--positions alibi" in missing["ALiBi extrapolates well"]
+    assert "--attention multi-head multi-query" in missing["Multi-query attention loses quality"]
 
 
 def test_every_claim_has_a_verdict_even_of_nothing() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from tests.compare.synthetic import LENGTHS, falls, study
 from vantage.compare.cells import View
-from vantage.compare.report import CSV, JSON, PAGE, charts, machine, write_report
+from vantage.compare.report import CSV, JSON, PAGE, VERDICTS, charts, machine, write_report
 from vantage.compare.results import Result
 from vantage.errors import BadInput
 
@@ -152,6 +152,42 @@ def test_the_curves_stand_where_the_numbers_are() -> None:
     assert places[-1] == (charts.LEFT + across, charts.TOP)
 
 
+@pytest.mark.parametrize(("low", "high"), [(15.1, 22.0), (2.0, 300.0), (258.2, 263.9), (1.001, 2.5), (3.0, 1e9)])
+def test_a_perplexity_has_a_scale_to_read_it_by(low: float, high: float) -> None:
+    ticks = charts._ticks(charts.Axes("text", 20, loss=True), low, high)
+    assert 2 <= len(ticks) <= 9
+    assert all(low <= tick <= high for tick in ticks)
+    assert ticks == sorted(ticks)
+
+
+def test_verdicts_are_a_table_too(folder: Path) -> None:
+    lines = list(csv.DictReader((folder / VERDICTS).read_text().splitlines()))
+    said = json.loads((folder / JSON).read_text())["verdicts"]
+    rows = sum(1 + len(one["beside"]) for found in said.values() for one in found)
+    assert len(lines) == rows
+    (row,) = [line for line in lines if line["what"].startswith("copy one repeated token") and line["entry"] == "none"]
+    assert row["published"] == "0.986"
+    assert row["mark"] == "R"
+    assert 0 <= float(row["low"]) <= float(row["ours"]) <= float(row["high"]) <= 1
+    assert {line["verdict"] for line in lines if line["about"] == "controls"} == {"holds"}
+
+
+def test_the_same_runs_read_in_other_ways_are_counted_once(tmp_path: Path) -> None:
+    """Three readings of a text are shown, and have one voice in ranks, claims and beside a paper."""
+    better = {"alibi": lambda n: 3.0, "rope": lambda n: 3.0 + n / 50}
+    copies = study({"alibi": falls(5), "rope": falls(300)}, tasks=("copy",))
+    found = copies + study(better, tasks=("text", "text, sliding", "text, over position"), losses=True)
+    once = copies + study(better, tasks=("text",), losses=True)
+    said = []
+    for name, results in (("all", found), ("once", once)):
+        facts = {**FACTS, "published": "alibi"}
+        said.append(json.loads((write_report(tmp_path / name, facts, results).parent / JSON).read_text()))
+    assert "text, sliding" in said[0]["tasks"]
+    assert said[0]["verdicts"] == said[1]["verdicts"]
+    assert {e: r["value"] for e, r in said[0]["mean_reciprocal_rank"].items()} == {"alibi": 0.75, "rope": 0.75}
+    assert "12 runs: 2 tasks, 2 entries, 3 seeds" in read(tmp_path / "all" / PAGE).text
+
+
 def test_colours_are_told_from_their_paper() -> None:
     for colours, paper in zip((charts.LIGHT, charts.DARK), charts.PAPER, strict=True):
         assert all(charts.contrast(colour, paper) >= 3 for colour in colours)
@@ -205,9 +241,9 @@ def test_the_same_results_give_the_same_report_in_whatever_order(results: list[R
     shuffled = [replace(run, seconds=run.seconds * 3) for run in results]
     random.Random(1).shuffle(shuffled)
     one, two = write_report(tmp_path / "a", FACTS, results), write_report(tmp_path / "b", FACTS, shuffled)
-    for name in (PAGE, CSV, JSON):
+    for name in (PAGE, CSV, VERDICTS, JSON):
         assert (one.parent / name).read_bytes() == (two.parent / name).read_bytes()
-    assert sorted(path.name for path in one.parent.iterdir()) == sorted([PAGE, CSV, JSON])
+    assert sorted(path.name for path in one.parent.iterdir()) == sorted([PAGE, CSV, VERDICTS, JSON])
 
 
 def test_names_are_not_taken_for_markup(tmp_path: Path) -> None:

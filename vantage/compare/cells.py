@@ -33,6 +33,14 @@ def is_control(entry: str) -> bool:
     return plain(entry.partition(",")[0]).endswith("-bidirectional")
 
 
+ASPECTS = (", sliding", ", over position")
+
+
+def is_aspect(task: str) -> bool:
+    """The same runs, read in another way: shown, and not counted a second time where tasks are."""
+    return task.endswith(ASPECTS)
+
+
 def perplexity(loss: float) -> float:
     return math.exp(min(loss, 700.0))
 
@@ -67,6 +75,11 @@ class View:
     @property
     def tasks(self) -> list[str]:
         return list(dict.fromkeys(task for task, _ in self._runs))
+
+    @property
+    def counted(self) -> list[str]:
+        """The tasks, each once however its runs were read."""
+        return [task for task in self.tasks if not is_aspect(task)]
 
     @property
     def all_entries(self) -> list[str]:

@@ -25,6 +25,10 @@ SLIGHTLY = 0.1
 RELATIVE = ("t5", "shaw", "xl", "kerple", "fire")
 _SEEN = {"accuracy": "by accuracy", "loss": "by perplexity"}
 MULTI, GROUPED = "multi-query", "grouped-query"
+# what would measure a claim that was not
+MISSING_LEARNED = "This study has not both of them at a training length: add --positions learned sinusoidal"
+MISSING_MULTI = "This study has not both attentions: add --attention multi-head multi-query"
+MISSING_GROUPED = "This study has not all three attentions: add --attention multi-head multi-query grouped-query"
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def measure_claims(
 
 
 def _tasks(view: View, kind: str) -> list[str]:
-    return [task for task in view.tasks if (view.measure(task) == "loss") == (kind == "loss")]
+    return [task for task in view.counted if (view.measure(task) == "loss") == (kind == "loss")]
 
 
 def _unit(kind: str) -> str:
@@ -115,7 +119,7 @@ def _keeps(claim: Claim, view: View, kind: str, chance: Mapping[str, float]) -> 
             why = (
                 f"It did not learn {', '.join(unlearned)} within its range"
                 if unlearned
-                else "This study has no such run"
+                else f"This study has no such run: add --positions {position}"
             )
             found.append(claim.verdict(position, "not measured", why))
             continue
@@ -135,7 +139,7 @@ def _better_within(claim: Claim, view: View, kind: str, chance: Mapping[str, flo
     gains = [apart for a, b in pairs if a and b and (apart := difference(a, b)) is not None]
     gain = average(gains)
     if gain is None:
-        return [claim.verdict("learned", "not measured", "This study has not both of them at a training length")]
+        return [claim.verdict("learned", "not measured", MISSING_LEARNED)]
     effect = estimate(gain)
     word = _word(effect, 0.0)
     why = f"Learned less sinusoidal within the training lengths: {worded(effect, _unit(kind))}"
@@ -159,7 +163,7 @@ def _attention(view: View, kind: str, better: str, worse: str) -> Sample | None:
 def _multi_query(claim: Claim, view: View, kind: str, chance: Mapping[str, float]) -> list[Verdict]:
     lost = _attention(view, kind, "multi-head", MULTI)
     if lost is None:
-        return [claim.verdict(MULTI, "not measured", "This study has not both attentions")]
+        return [claim.verdict(MULTI, "not measured", MISSING_MULTI)]
     effect = estimate(lost)
     why = f"Multi-head less multi-query within the training lengths, at this one size: {worded(effect, _unit(kind))}"
     return [claim.verdict(MULTI, _word(effect, 0.0), why, effect)]
@@ -169,7 +173,7 @@ def _grouped(claim: Claim, view: View, kind: str, chance: Mapping[str, float]) -
     """Between the two: below the one and above the other, both at once."""
     above, below = _attention(view, kind, GROUPED, MULTI), _attention(view, kind, "multi-head", GROUPED)
     if above is None or below is None:
-        return [claim.verdict(GROUPED, "not measured", "This study has not all three attentions")]
+        return [claim.verdict(GROUPED, "not measured", MISSING_GROUPED)]
     over, under = estimate(above), estimate(below)
     words = {_word(over, 0.0), _word(under, 0.0)}
     word = next(word for word in ("does not hold", "not distinguishable", "holds") if word in words)

@@ -1,4 +1,4 @@
-"""A study carried out: searches, then runs, on the cores of this machine or on its GPU, each kept when it is done.
+"""A study carried out: searches, then runs, by whichever crew its place has, each kept when it is done.
 
 Whatever stops it, the finished runs are in the folder, and ``resume`` goes on with the others. A run is a pure
 function of the study and its key, so it does not matter when, where and beside what it was computed.
@@ -7,24 +7,24 @@ function of the study and its key, so it does not matter when, where and beside 
 from __future__ import annotations
 
 import json
-import multiprocessing
+import math
 import os
-import queue
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, final
 
 import torch
 
 from vantage.compare import jobs
+from vantage.compare.crew import Crew, Ended, Place
 from vantage.compare.jobs import Job
 from vantage.compare.report import machine
-from vantage.compare.results import FILE, Result, read_results, write_results
-from vantage.compare.study import Study
+from vantage.compare.results import FILE, Key, Result, read_results, write_results
+from vantage.compare.study import Study, trained_on
+from vantage.compare.text import NAME as TEXT
 from vantage.errors import BadInput, VantageError
 
 STUDY, SEARCHES = "study.json", "searches.jsonl"
@@ -57,20 +57,6 @@ class Lost(VantageError):
     """A worker died again and again on the same job. What was finished is kept."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a study runs."""
-
-    device: torch.device
-    workers: int
-
-    @staticmethod
-    def here(device: str | None = None, workers: int | None = None) -> Place:
-        made = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return Place(made, workers or (1 if made.type == "cuda" else cores))
-
-
 def conduct(
     study: Study, folder: Path, place: Place, *, resume: bool = False, watcher: Watcher | None = None
 ) -> list[Result]:
@@ -79,26 +65,28 @@ def conduct(
     _claim(study, folder, resume)
     done = {result.key: result for result in read_results(folder / FILE)}
     rates = _read_searches(folder / SEARCHES)
-    todo = {
-        entry: [k.seed for k in study.wanted() if k not in done and _entry(k) == entry] for entry in study.entries()
-    }
+    todo: dict[Entry, list[int]] = {}
+    for key in study.wanted():
+        if key not in done and key.seed not in todo.setdefault(_entry(key), []):
+            todo[_entry(key)].append(key.seed)
     todo = {entry: seeds for entry, seeds in todo.items() if seeds}
     searched = [Job(study, *entry) for entry in todo if entry not in rates and len(study.rates) > 1]
     rates |= {entry: study.rates[0] for entry in todo if len(study.rates) == 1}
-    work = sum(j.steps * j.models for j in searched) + sum(study.steps * len(seeds) for seeds in todo.values())
-    told.began(study, work, len(done))
+    steps = sum(j.steps * j.models for j in searched) + sum(study.steps * len(seeds) for seeds in todo.values())
+    told.began(study, steps, len(done))
     ready = [job for entry, seeds in todo.items() if entry in rates for job in _runs(study, entry, seeds, rates, place)]
-    with _Crew(place, told) as crew:
+    with place.crew(told.moved) as crew:
+        work = _Work(crew, told)
         for job in [*searched, *ready]:
-            crew.submit(job)
-        for job, outcome in crew.outcomes():
+            work.begin(job)
+        for job, outcome in work.outcomes():
             entry = (job.task, job.position, job.attention)
             if job.searches:
                 rates[entry] = outcome
                 _write_search(folder / SEARCHES, entry, outcome)
                 told.chose(entry, outcome)
                 for one in _runs(study, entry, todo[entry], rates, place):
-                    crew.submit(one)
+                    work.begin(one)
             else:
                 write_results(folder / FILE, outcome)
                 done |= {result.key: result for result in outcome}
@@ -106,137 +94,91 @@ def conduct(
     return [done[key] for key in study.wanted()]
 
 
+@final
+class _Work:
+    """The jobs that a crew has been given: those whose worker died are begun again, a few times."""
+
+    def __init__(self, crew: Crew, told: Watcher):
+        self._crew, self._told = crew, told
+        self._left: set[Job] = set()
+        self._deaths: Counter[Job] = Counter()
+
+    def begin(self, job: Job) -> None:
+        self._left.add(job)
+        self._crew.begin(job)
+
+    def outcomes(self) -> Iterator[tuple[Job, Any]]:
+        """Each job with what came of it: a rate, or results."""
+        while self._left:
+            fell: list[Job] = []
+            for news in self._crew.news():
+                if isinstance(news, Ended):
+                    self._left.discard(news.job)
+                    yield news.job, news.outcome
+                else:
+                    fell.append(news.job)
+            if fell:
+                self._again(fell)
+
+    def _again(self, fell: list[Job]) -> None:
+        self._deaths.update(fell)
+        for job in fell:
+            if self._deaths[job] > RETRIES:
+                raise Lost(
+                    f"workers died {RETRIES} times while training {job.position} on {job.task}: too little memory?"
+                )
+        self._told.note("a worker died; its runs start again")
+        for job in fell:
+            self._crew.begin(job)
+
+
+# ---- budgets
+
+
 def within(study: Study, seconds: float, place: Place) -> Study:
     """The study with as many steps as fit a budget of time; refused if that is too few to mean anything."""
-    cost = 0.0
-    for entry in study.entries():
-        cost += _step_seconds(study, entry, place) * (study.seeds + len(study.rates) * study.search)
-    steps = int(0.85 * seconds * place.workers / cost)
+    cost, tests = place.call(_costs, study, place.device)
+    steps = int((0.85 * seconds * place.workers - tests) / cost)
     if steps < FEWEST:
-        needed = FEWEST * cost / place.workers / 0.85
+        needed = (FEWEST * cost + tests) / place.workers / 0.85
         raise BadInput(
-            f"a budget of {seconds:.0f} s gives each run {steps} steps, and fewer than {FEWEST} say nothing: allow "
-            f"{needed / 60:.0f} minutes or more, or compare fewer encodings, tasks or seeds"
+            f"a budget of {seconds:.0f} s gives each run {max(steps, 0)} steps, and fewer than {FEWEST} say nothing: "
+            f"allow {math.ceil(needed / 60)} minutes or more, or compare fewer encodings, tasks or seeds"
         )
     return replace(study, steps=min(steps, study.steps))
 
 
-def _step_seconds(study: Study, entry: Entry, place: Place) -> float:
+def _costs(study: Study, device: torch.device) -> tuple[float, float]:
+    """Seconds on one worker: of one step of every run, and of all tests."""
+    cost = tests = 0.0
+    for entry in study.entries():
+        cost += _step_seconds(study, entry, device) * (study.seeds + len(study.rates) * study.search)
+        tests += _test_seconds(study, entry, device) * study.seeds
+    return cost, tests
+
+
+def _test_seconds(study: Study, entry: Entry, device: torch.device) -> float:
+    """Of reading a text at every length, which takes longer than steps do; the tests of other tasks are short."""
+    if entry[0] != TEXT:
+        return 0.0
+    started = time.perf_counter()
+    jobs.run(Job(replace(study, steps=1), *entry, seeds=(0,), rate=study.rates[0]), device)
+    return time.perf_counter() - started
+
+
+def _step_seconds(study: Study, entry: Entry, device: torch.device) -> float:
     """Of one model, on one worker."""
     short = replace(study, steps=CALIBRATION, test_lengths=(study.train_length,), test_examples=1)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         job = Job(short, *entry, seeds=(0,), rate=study.rates[0])
-        jobs.run(replace(job, study=replace(short, steps=1)), place.device)  # what the first step sets up
+        jobs.run(replace(job, study=replace(short, steps=1)), device)  # what the first step sets up
         started = time.perf_counter()
-        jobs.run(job, place.device)
+        jobs.run(job, device)
         return (time.perf_counter() - started) / CALIBRATION
     finally:
         torch.set_num_threads(threads)
-
-
-# ---- workers
-
-
-class _Crew:
-    """Processes that each train one job at a time, on one thread; or, on a GPU, this process alone."""
-
-    def __init__(self, place: Place, told: Watcher):
-        self.place, self.told = place, told
-        self._waiting: dict[Future[Any], Job] = {}
-        self._tries: dict[Job, int] = {}
-        self._context = multiprocessing.get_context("spawn")
-        self._steps: Any = self._context.Queue()
-        self._pool: ProcessPoolExecutor | None = None
-        self._alone: list[Job] = []
-
-    def __enter__(self) -> _Crew:
-        return self
-
-    def __exit__(self, *why: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-            for process in multiprocessing.active_children():
-                process.terminate()
-
-    def submit(self, job: Job) -> None:
-        if self.place.device.type == "cuda":
-            self._alone.append(job)
-            return
-        if self._pool is None:
-            self._pool = ProcessPoolExecutor(
-                self.place.workers, self._context, initializer=_ready, initargs=(self._steps,)
-            )
-        self._waiting[self._pool.submit(_work, job)] = job
-
-    def outcomes(self) -> Iterator[tuple[Job, Any]]:
-        """Each job with what came of it: a rate, or results."""
-        while self._alone:
-            job = self._alone.pop(0)
-            before = 0
-
-            def tell(step: int) -> None:
-                nonlocal before
-                self.told.moved((step - before) * job.models)  # noqa: B023 (called within this turn)
-                before = step
-
-            yield job, _do(job, self.place.device, tell)
-        while self._waiting:
-            finished, _ = wait(self._waiting, timeout=0.5, return_when=FIRST_COMPLETED)
-            self._drain()
-            broken = [f for f in finished if isinstance(f.exception(), BrokenProcessPool)]
-            if broken:
-                self._again()
-                continue
-            for future in finished:
-                job = self._waiting.pop(future)
-                yield job, future.result()
-
-    def _again(self) -> None:
-        """A worker was killed: its pool is gone with it. Start another with what was not finished."""
-        unfinished = list(self._waiting.values())
-        self._waiting.clear()
-        self._pool = None
-        for job in unfinished:
-            self._tries[job] = self._tries.get(job, 0) + 1
-            if self._tries[job] > RETRIES:
-                raise Lost(
-                    f"workers died {RETRIES} times while training {job.position} on {job.task}: too little memory?"
-                )
-        self.told.note("a worker died; its runs start again")
-        for job in unfinished:
-            self.submit(job)
-
-    def _drain(self) -> None:
-        while True:
-            try:
-                self.told.moved(self._steps.get_nowait())
-            except queue.Empty:
-                return
-
-
-_said: Any = None  # in a worker: where it says how many steps it has done
-
-
-def _ready(steps: Any) -> None:
-    global _said
-    _said = steps
-    torch.set_num_threads(1)
-
-
-def _work(job: Job) -> Any:
-    every = 25
-
-    def tell(step: int) -> None:
-        if step % every == 0:
-            _said.put(every)
-
-    return _do(job, torch.device("cpu"), tell)
-
-
-def _do(job: Job, device: torch.device, tell: Callable[[int], None]) -> Any:
-    return jobs.search(job, device, tell) if job.searches else jobs.run(job, device, tell)
 
 
 # ---- files
@@ -264,8 +206,8 @@ def _claim(study: Study, folder: Path, resume: bool) -> None:
     part.replace(path)
 
 
-def _entry(key: Any) -> Entry:
-    return (key.task, key.position, key.attention)
+def _entry(key: Key) -> Entry:
+    return (trained_on(key), key.position, key.attention)
 
 
 def _read_searches(path: Path) -> dict[Entry, float]:

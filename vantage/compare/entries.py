@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from vantage.attention import GroupedQuery
@@ -77,8 +77,3 @@ def _known(what: str, name: str, there: tuple[str, ...]) -> None:
         near = difflib.get_close_matches(name, there, 1, 0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise BadInput(f"no {what} is called {name!r}.{hint} There are: {', '.join(there)}")
-
-
-def widened(decoder: Decoder, width: int) -> Decoder:
-    """The same at another width, for comparisons at equal parameters."""
-    return replace(decoder, width=width)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vantage.compare.results import Key, Result, Score
 from vantage.compare.stack import Recipe, Stack, train_in_turn
 from vantage.compare.study import SEARCH_SEED, Study
+from vantage.compare.text import READINGS, Reading
 from vantage.model import build
 from vantage.spec.model import ModelSpec
 from vantage.train.evaluate import evaluate
@@ -71,10 +73,10 @@ def run(job: Job, device: torch.device, tell: Tell = _nobody) -> list[Result]:
     each = (time.perf_counter() - started) / len(job.seeds)
     results = []
     for seed, (stack, i), loss in zip(job.seeds, models, losses, strict=True):
-        key = Key(job.task, job.position, job.attention, seed)
         fine = math.isfinite(loss)
-        scores = _scores(stack, i) if fine else ()
-        results.append(Result(key, job.rate, stack.recipe.steps, parameters, operations, each, not fine, scores))
+        for name, scores in (_scores(stack, i, job.task) if fine else _nothing(stack.data[i], job.task)).items():
+            key = Key(name, job.position, job.attention, seed)
+            results.append(Result(key, job.rate, stack.recipe.steps, parameters, operations, each, not fine, scores))
     return results
 
 
@@ -82,7 +84,7 @@ def _train(
     job: Job, seeds: Sequence[int], rates: Sequence[float], device: torch.device, tell: Tell
 ) -> tuple[list[Stack], list[float]]:
     section = job.study.section(job.task, job.position, job.attention)
-    data = {seed: job.study.sequences(job.task, section.reads, seed) for seed in seeds}
+    data = {seed: job.study.data(job.task, section.reads, seed) for seed in seeds}
     spec = section.spec(next(iter(data.values())).vocab)
     recipe = Recipe(job.steps, job.study.batch)
 
@@ -97,16 +99,34 @@ def _train(
     return [together], together.train(tell).tolist()
 
 
-def _scores(stack: Stack, i: int) -> tuple[Score, ...]:
+def _scores(stack: Stack, i: int, task: str) -> dict[str, tuple[Score, ...]]:
+    """By task; a text by the ways it is read."""
     data = stack.data[i]
+    if isinstance(data, Reading):
+        with torch.no_grad(), _at_rest(stack):
+            return data.score(lambda batch: stack.logits_of(i, batch), stack.device)
     found = evaluate(stack.base, lambda batch: stack.logits_of(i, batch), data.held_out(), 0, stack.device)
     lengths = [int(name.removeprefix("length ")) for name in data.held_out()]
-    return tuple(
-        Score(n, s.exact, s.tokens, s.loss, s.rows, dict(s.groups)) for n, s in zip(lengths, found, strict=True)
-    )
+    scores = [Score(n, s.exact, s.tokens, s.loss, s.rows, dict(s.groups)) for n, s in zip(lengths, found, strict=True)]
+    return {task: tuple(scores)}
 
 
-def _operations(spec: ModelSpec, data: Sequences, recipe: Recipe) -> float:
+def _nothing(data: object, task: str) -> dict[str, tuple[Score, ...]]:
+    """Of a run that diverged."""
+    return dict.fromkeys(READINGS if isinstance(data, Reading) else (task,), ())
+
+
+@contextlib.contextmanager
+def _at_rest(stack: Stack) -> Iterator[None]:
+    """Not in training: random positions are drawn there alone."""
+    stack.base.eval()
+    try:
+        yield
+    finally:
+        stack.base.train()
+
+
+def _operations(spec: ModelSpec, data: Sequences | Reading, recipe: Recipe) -> float:
     """Floating-point operations of a whole training, from those counted in one step of one model."""
     model = build(spec, seed=0)
     batch = data.batch(range(recipe.batch))

@@ -42,7 +42,10 @@ Kind = Literal["table", "change", "rank", "gain", "best"]
 QUARTER = 0.25
 FLAT = 0.1  # a change of loss up to this, in nats, is none: a tenth of the perplexity
 # Theirs is not named more closely; the first of ours that was measured stands for it.
-ALIASES: Mapping[str, tuple[str, ...]] = {"absolute": ("sinusoidal", "learned")}
+ALIASES: Mapping[str, tuple[str, ...]] = {
+    "absolute": ("sinusoidal", "learned"),
+    **{name: (f"{name}-+-lora", name) for name in ("linear", "ntk", "yarn")},  # theirs are trained a little, too
+}
 # What makes a task another task, with what stands where nothing is said. Other parameters are its size.
 TELLING = {"kind": "random", "times": "1", "count": "clauses", "order": "plain", "brackets": "false", "hints": "0"}
 
@@ -141,7 +144,7 @@ def same_task(asked: str, task: str) -> bool:
 def _tasks(chosen: Paper, row: Row, view: View) -> list[str]:
     if row.ours:
         return [task for task in view.tasks if any(same_task(asked, task) for asked in row.ours)]
-    return [task for task in view.tasks if (view.measure(task) == "loss") == (chosen.measure == "loss")]
+    return [task for task in view.counted if (view.measure(task) == "loss") == (chosen.measure == "loss")]
 
 
 def _entry(view: View, task: str, theirs: str) -> str | None:
@@ -302,7 +305,7 @@ def _rank(chosen: Paper, row: Row, view: View) -> list[Verdict]:
 def _gain(chosen: Paper, row: Row, view: View) -> list[Verdict]:
     """Each randomised entry less the plain one, over all tasks; each by itself and all together."""
     gains: dict[str, list[Sample]] = {}
-    for task in view.tasks if view.results else []:
+    for task in view.counted if view.results else []:
         where = view.lengths(task, "beyond")
         for entry in view.entries(task):
             base = next((e for e in view.entries(task) if plain(entry) == f"randomised-{plain(e)}"), None)

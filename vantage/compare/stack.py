@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from vantage.compare.text import Reading
 from vantage.model import Model, build
 from vantage.model.maps import parameter_kinds
 from vantage.position.randomised import Randomised
@@ -57,7 +58,7 @@ class Stack:
         self,
         spec: ModelSpec,
         seeds: Sequence[int],
-        data: Sequence[Sequences],
+        data: Sequence[Sequences | Reading],
         rates: Sequence[float],
         recipe: Recipe,
         device: torch.device,

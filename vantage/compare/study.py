@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import json
 import tomllib
@@ -12,7 +13,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vantage.checkpoints.spec_json import Reader, Registry
+from vantage.compare import text as texts
 from vantage.compare.entries import ALL, CONTROL, DEFAULT, PLAIN, Shape, check_entry, section
+from vantage.compare.equal import matched
+from vantage.compare.published import paper
 from vantage.compare.results import Key
 from vantage.errors import BadInput
 from vantage.train.models import Decoder
@@ -27,7 +31,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "reverse-twice": ("reverse", {"times": 2}),
     "addition-reversed": ("addition", {"order": "reversed"}),
     "scan-actions": ("scan", {"count": "actions"}),
+    "modular-arithmetic-brackets": ("modular-arithmetic", {"brackets": True}),
 }
+EQUAL = ("compute", "parameters")
 SEARCH_SEED = 1_000_003  # no study has so many: the search never sees the seeds that are compared
 
 
@@ -48,6 +54,9 @@ class Study:
     search: float = 0.25  # of the steps, for each rate
     test_examples: int = 512
     equal: Literal["compute", "parameters"] = "compute"
+    text: tuple[str, ...] = ()  # files, for the task "text"
+    vocabulary: str = "bytes"  # of the text: bytes, characters, or bpe-4096
+    published: tuple[str, ...] = ()  # papers whose numbers are set beside
 
     def __post_init__(self) -> None:
         for name in ("tasks", "positions", "attention", "test_lengths", "rates"):
@@ -67,9 +76,40 @@ class Study:
         for position in self.positions:
             for attention in self.attention:
                 check_entry(position, attention)
+        for name in self.published:
+            paper(name)
+        if self.equal not in EQUAL:
+            raise BadInput(f"equal={self.equal!r}{_near(self.equal, EQUAL)}: use {' or '.join(EQUAL)}")
+        self._check_text()
         for name in self.tasks:
-            made = task_of(name)
-            check_lengths(made, {self.shortest(made), self.train_length, *self.test_lengths})
+            if name != texts.NAME:
+                made = task_of(name)
+                check_lengths(made, {self.shortest(made), self.train_length, *self.test_lengths})
+        if not self.wanted():
+            raise BadInput(f"{CONTROL} answers with one symbol, and none of these tasks does: add a causal encoding")
+        if self.equal == "parameters":
+            for name in self.tasks:
+                _matched(self, name)
+
+    def _check_text(self) -> None:
+        if (texts.NAME in self.tasks) != bool(self.text):
+            wanted = "the task text reads files: name them (--text FILES)"
+            raise BadInput(wanted if not self.text else "files of text, and no task that reads them: add the task text")
+        texts.vocabulary(self.vocabulary)
+        if self.text:
+            self.reading(0)
+
+    def reading(self, seed: int) -> texts.Reading:
+        tests = tuple(sorted({self.train_length, *self.test_lengths}))
+        tokens = self.test_examples * self.train_length
+        return texts.Reading(texts.shards(self.text, self.vocabulary), self.train_length, tests, tokens, seed)
+
+    def data(self, name: str, reads: Any, seed: int) -> Sequences | texts.Reading:
+        """What a run learns and is tested on."""
+        return self.reading(seed) if name == texts.NAME else self.sequences(name, reads, seed)
+
+    def vocab(self, name: str) -> int:
+        return self.data(name, "line", 0).vocab
 
     def shortest(self, made: Task) -> int:
         return min(made.shortest, self.train_length)
@@ -82,36 +122,70 @@ class Study:
 
     def longest(self, name: str) -> int:
         """The most tokens that any row of a task has, as a decoder reads it."""
-        made = task_of(name)
         top = max(self.train_length, *self.test_lengths)
+        if name == texts.NAME:
+            return top
+        made = task_of(name)
         probe = Sequences(made, "line", (top, top), (top,), 64)
         return max(batch.tokens.shape[1] for batch in probe.held_out()[f"length {top}"]) + 1
 
     def section(self, name: str, position: str, attention: str) -> Decoder:
+        if self.equal == "parameters":
+            return _matched(self, name)[position, attention]
         return section(position, attention, self.shape, self.longest(name))
 
     def wanted(self) -> list[Key]:
+        """Every result. A text is read in several ways by the same run, and each of them is a result."""
         return [
-            Key(name, position, attention, seed)
+            Key(reading, position, attention, seed)
             for name in self.tasks
+            for reading in (texts.READINGS if name == texts.NAME else (name,))
             for attention in self.attention
             for position in self.positions
             for seed in range(self.seeds)
             if self.fits(name, position)
         ]
 
+    def trainings(self) -> int:
+        """How many models are trained, the searches apart."""
+        return len([key for key in self.wanted() if key.task in self.tasks])
+
     def fits(self, name: str, position: str) -> bool:
         """A control without a causal mask answers with one symbol: it is left out of tasks with longer answers."""
         if position != CONTROL:
             return True
+        if name == texts.NAME:
+            return False
         at = self.train_length
         return len(Sequences(task_of(name), "line", (at, at), (at,)).example(0).answer) == 1
 
     def entries(self) -> Iterator[tuple[str, str, str]]:
-        yield from dict.fromkeys((key.task, key.position, key.attention) for key in self.wanted())
+        yield from dict.fromkeys((trained_on(key), key.position, key.attention) for key in self.wanted())
 
     def fingerprint(self) -> str:
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+        """Of the settings, and of what the files of text hold."""
+        said = asdict(self) | (
+            {"text": texts.shards(self.text, self.vocabulary).index.fingerprint} if self.text else {}
+        )
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def trained_on(key: Key) -> str:
+    """The task of a run: a text is one task, in however many ways it is read."""
+    return texts.NAME if key.task in texts.READINGS else key.task
+
+
+@functools.lru_cache(32)
+def _matched(study: Study, name: str) -> dict[tuple[str, str], Decoder]:
+    """The models of a task, at equal parameters."""
+    longest = study.longest(name)
+    pairs = [(p, a) for a in study.attention for p in study.positions if study.fits(name, p)]
+    return matched({(p, a): section(p, a, study.shape, longest) for p, a in pairs}, study.vocab(name))
+
+
+def _near(name: str, there: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(name, there, 1, 0.5)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def task_of(name: str) -> Task:
@@ -119,7 +193,7 @@ def task_of(name: str) -> Task:
         base, parameters = VARIANTS[name]
         return task(base, **parameters)
     if name not in TASKS:
-        there = [*TASKS, *VARIANTS]
+        there = [*TASKS, *VARIANTS, texts.NAME]
         near = difflib.get_close_matches(name, there, 1, 0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise BadInput(f"no task is called {name!r}.{hint} There are: {', '.join(there)}")

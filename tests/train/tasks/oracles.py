@@ -204,6 +204,22 @@ def passkey(task, prompt):
     return len(prompt), codes[asked], quarter(before[asked], len(filler) + 1)
 
 
+def multi_needle(task, prompt):
+    text, asked = prompt[: -task.needles], prompt[-task.needles :]
+    codes, filler = {}, []
+    while text:
+        word, *text = text
+        if word.startswith("<key"):
+            assert word not in codes
+            codes[word], text = text[: task.digits], text[task.digits :]
+        else:
+            filler.append(word)
+    assert sorted(codes) == sorted(asked)
+    assert len(codes) == task.needles
+    assert " ".join(filler) in FILLER * (2 + len(filler) // len(FILLER.split()))
+    return len(prompt), [digit for mark in asked for digit in codes[mark]], ""
+
+
 ORACLES = {
     "case": case,
     "ordering": ordering,
@@ -224,6 +240,7 @@ ORACLES = {
     "scan": scan,
     "lookup": lookup,
     "passkey": passkey,
+    "multi-needle": multi_needle,
 }
 
 # every task, with its defaults and with each of its choices
@@ -252,6 +269,7 @@ VARIANTS += [
     ("scan", {"count": "actions"}),
     ("lookup", {"keys": 64, "values": 2}),
     ("passkey", {"needles": 4, "digits": 3}),
+    ("multi-needle", {"needles": 2, "digits": 3}),
 ]
 
 

@@ -187,6 +187,16 @@ def test_each_needle_is_asked_for_wherever_it_stands():
     assert uneven(drawings, dict.fromkeys(drawings, DRAWN / 18)) < 4
 
 
+def test_needles_stand_and_are_asked_for_in_every_order():
+    found = task("multi-needle", needles=3, digits=1)
+    names = found.symbols
+    drawings = Counter()  # in which order the marks stand, and in which they are asked for
+    for example in drawn(found, 20):
+        drawings[tuple(names[i] for i in example.prompt if names[i].startswith("<key"))] += 1
+    assert len(drawings) == 36
+    assert uneven(drawings, dict.fromkeys(drawings, DRAWN / 36)) < 4
+
+
 def test_a_stack_is_of_every_size():
     found = task("stack")
     sizes = [sum(i < 2 for i in example.prompt) for example in drawn(found, 7)]

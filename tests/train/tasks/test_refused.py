@@ -83,6 +83,8 @@ def test_objects():
         ("lookup", {"values": 1}, "values=1"),
         ("passkey", {"digits": 0}, "digits=0"),
         ("passkey", {"needles": 0}, "needles=0"),
+        ("multi-needle", {"needles": 1}, "needles=1"),
+        ("multi-needle", {"digits": 0}, "digits=0"),
     ],
 )
 def test_a_bad_parameter(name, parameters, says):

@@ -14,13 +14,13 @@ from typing import Any
 from vantage.compare.cells import View
 from vantage.compare.claims import measure_claims
 from vantage.compare.published import compare_with, paper
-from vantage.compare.report.data import csv_text, json_text
+from vantage.compare.report.data import csv_text, json_text, verdicts_text
 from vantage.compare.report.page import page
 from vantage.compare.results import Result
 from vantage.compare.verdicts import Verdict, controls
 from vantage.errors import BadInput
 
-PAGE, CSV, JSON = "index.html", "scores.csv", "report.json"
+PAGE, CSV, VERDICTS, JSON = "index.html", "scores.csv", "verdicts.csv", "report.json"
 FACTS: Mapping[str, Any] = {  # what a study may say of itself, and what stands where it does not
     "title": "Which encoding holds beyond the training length?",
     "train_length": None,  # a number, or one for each task; the only one that must be there
@@ -32,6 +32,10 @@ FACTS: Mapping[str, Any] = {  # what a study may say of itself, and what stands 
     "chance": {},  # by task: what a guess gets, where verdicts.CHANCE does not say it
     "published": (),  # names of papers to set beside
     "notes": (),  # sentences for the head of the page
+    "reach": "training length",  # what lies beyond which the report is about: or "context"
+    "samples": ("seed", "seeds"),  # what is paired across entries: or pieces of text
+    "runs": "runs",  # what a result is of: or "readings"
+    "claims": True,  # whether the course's claims are about such a study
 }
 
 
@@ -44,7 +48,7 @@ def write_report(folder: str | Path, study_facts: Mapping[str, Any], results: Se
     where = (view.train_length, view.measures)
     verdicts: dict[str, list[Verdict]] = {
         "controls": controls(view, facts["chance"]),
-        "claims": measure_claims(view.results, *where, facts["chance"]),
+        "claims": measure_claims(view.results, *where, facts["chance"]) if facts["claims"] else [],
     }
     for name in facts["published"]:
         verdicts[f"published: {paper(name).name}"] = compare_with(name, view.results, *where)
@@ -55,6 +59,7 @@ def write_report(folder: str | Path, study_facts: Mapping[str, Any], results: Se
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / CSV, csv_text(view))
+    _write(folder / VERDICTS, verdicts_text(verdicts))
     _write(folder / JSON, json_text(view, facts, verdicts))
     _write(folder / PAGE, page(view, facts, verdicts))
     return folder / PAGE

@@ -13,6 +13,7 @@ from markupsafe import Markup, escape
 
 from vantage.compare.statistics import Estimate
 
+MANY = 8  # curves in a chart, from which on their bands are fainter
 Place = Callable[[float], float]  # where a number stands, in pixels
 WIDTH, HEIGHT = 360, 250  # as many pixels on a telephone, so that 12 is a readable size of type
 LEFT, RIGHT, TOP, BOTTOM = 44, 12, 22, 40
@@ -40,6 +41,8 @@ class Axes:
     trained: int
     loss: bool = False
     chance: float | None = None
+    reach: str = "trained to"  # what is marked
+    along: str = "length"
 
 
 def curves(axes: Axes, series: Sequence[Series]) -> Markup:
@@ -58,10 +61,10 @@ def curves(axes: Axes, series: Sequence[Series]) -> Markup:
         )
         return TOP + (HEIGHT - TOP - BOTTOM) * (1 - share)
 
-    name = f"c{abs(hash_of(axes.task)):x}"
+    name, kind = f"c{abs(hash_of(axes.task)):x}", "chart many" if len(series) > MANY else "chart"
     parts = [
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="{name}t {name}d">',
-        f'<title id="{name}t">{escape(axes.task)}: {_measure(axes)} over length</title>',
+        f'<svg class="{kind}" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="{name}t {name}d">',
+        f'<title id="{name}t">{escape(axes.task)}: {_measure(axes)} over {axes.along}</title>',
         f'<desc id="{name}d">{escape(_told(axes, series))}</desc>',
         *_grid(axes, lengths, low, high, x, y),
     ]
@@ -76,7 +79,12 @@ def curves(axes: Axes, series: Sequence[Series]) -> Markup:
         parts.append(f'<g class="line s{one.style % len(LIGHT)}"><polyline points="{line}"{_dash(one.style)}/>')
         for length, found in one.points:
             parts.append(
-                marker(one.style, x(length), y(found.value), f"{one.entry}, length {length}: {told(found, axes.loss)}")
+                marker(
+                    one.style,
+                    x(length),
+                    y(found.value),
+                    f"{one.entry}, {axes.along} {length}: {told(found, axes.loss)}",
+                )
             )
             if len(one.points) == 1:
                 parts.append(f'<path d="M{x(length):.1f} {y(found.low):.1f}V{y(found.high):.1f}"/>')
@@ -163,6 +171,10 @@ def _ticks(axes: Axes, low: float, high: float) -> list[float]:
     tens = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     fine = [step * 10.0**ten for ten in tens for step in (1, 2, 5)]
     inside = [tick for tick in fine if low <= tick <= high]
+    if len(inside) < 3:  # all of them close together: even steps of a round size
+        step = 10.0 ** math.floor(math.log10((high - low) / 2))
+        step *= next(by for by in (5, 2, 1) if (high - low) / (by * step) >= 2)
+        return [step * i for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
     return inside if len(inside) <= 7 else [tick for tick in inside if f"{tick:e}".startswith("1.0")]
 
 
@@ -183,8 +195,8 @@ def _grid(axes: Axes, lengths: list[int], low: float, high: float, x: Place, y: 
     parts.append(f'<path class="trained" d="M{x(axes.trained):.1f} {TOP - 4}V{bottom}"/>')
     side = ("start", 4) if x(axes.trained) < WIDTH / 2 else ("end", -4)
     at = f'x="{x(axes.trained) + side[1]:.1f}" y="{TOP - 8}" text-anchor="{side[0]}"'
-    far = "length (logarithmic)" if _wide(lengths) else "length"
-    parts.append(f"<text {at}>trained to {axes.trained}</text>")
+    far = f"{axes.along} (logarithmic)" if _wide(lengths) else axes.along
+    parts.append(f"<text {at}>{axes.reach} {axes.trained}</text>")
     parts.append(f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 6}" text-anchor="middle">{far}</text>')
     return parts
 
@@ -197,7 +209,7 @@ def _told(axes: Axes, series: Sequence[Series]) -> str:
         for one in series
         if one.points
     ]
-    return f"{_measure(axes)} with intervals at 95 %, trained to length {axes.trained}. {'; '.join(ends)}."
+    return f"{_measure(axes)} with intervals at 95 %, {axes.reach} {axes.trained}. {'; '.join(ends)}."
 
 
 def _dash(style: int) -> str:

@@ -40,6 +40,28 @@ def csv_text(view: View) -> str:
     return file.getvalue()
 
 
+VERDICTS = ("about", "what", "mark", "verdict", "entry", "published", "ours", "low", "high", "why", "source")
+
+
+def verdicts_text(verdicts: Mapping[str, Sequence[Verdict]]) -> str:
+    """A line for each verdict, or for each number that is set beside ours; without an entry it is the effect."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(VERDICTS)
+    for about, found in verdicts.items():
+        for one in found:
+            numbers = [("", one.theirs, one.effect), *((b.entry, b.theirs, b.ours) for b in one.beside)]
+            for entry, theirs, ours in numbers:
+                ends = [""] * 3 if ours is None else [_finite(x) for x in (ours.value, ours.low, ours.high)]
+                said = [entry, "" if theirs is None else theirs, *ends]
+                writer.writerow([about, one.what, one.mark, one.word, *said, one.why, one.source])
+    return file.getvalue()
+
+
+def _finite(number: float) -> float | str:
+    return number if math.isfinite(number) else ""
+
+
 def json_text(view: View, facts: Mapping[str, Any], verdicts: Mapping[str, Sequence[Verdict]]) -> str:
     said = {
         "study": facts,
@@ -53,7 +75,7 @@ def json_text(view: View, facts: Mapping[str, Any], verdicts: Mapping[str, Seque
 
 def ranks(view: View) -> dict[str, Estimate]:
     """Mean reciprocal rank over the tasks, beyond the training length."""
-    return mean_reciprocal_rank([there for task in view.tasks if len(there := view.ranked(task, "beyond")) > 1])
+    return mean_reciprocal_rank([there for task in view.counted if len(there := view.ranked(task, "beyond")) > 1])
 
 
 def _task(view: View, task: str) -> dict[str, Any]:

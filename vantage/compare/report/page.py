@@ -81,10 +81,11 @@ def page(view: View, facts: Mapping[str, Any], verdicts: Mapping[str, Sequence[V
         ranks=ranked,
         verdicts=verdicts,
         seeds=len(seeds),
-        runs=len(view.results),
-        diverged=sum(run.diverged for run in view.results),
+        runs=sum(run.key.task in view.counted for run in view.results),
+        counted=view.counted,
+        diverged=sum(run.diverged for run in view.results if run.key.task in view.counted),
         swatches={entry: charts.swatch(style) for entry, style in styles.items()},
-        short=[_short(view, task) for task in view.tasks],
+        short=[_short(view, task, facts["reach"]) for task in view.tasks],
     )
 
 
@@ -115,7 +116,14 @@ def _part(view: View, task: str, styles: Mapping[str, int], facts: Mapping[str, 
         )
         for entry in entries
     ]
-    axes = charts.Axes(task, view.trained(task), loss, None if loss else chance_of(task, facts.get("chance")))
+    axes = charts.Axes(
+        task,
+        view.trained(task),
+        loss,
+        None if loss else chance_of(task, facts.get("chance")),
+        reach="trained to" if facts["reach"] == "training length" else facts["reach"],
+        along="position in the window" if task.endswith("over position") else "length",
+    )
     groups, grouped = tuple(view.groups(task)), {}
     for entry in entries:
         samples = {name: view.group(task, entry, name, "beyond") for name in groups}
@@ -125,7 +133,7 @@ def _part(view: View, task: str, styles: Mapping[str, int], facts: Mapping[str, 
         loss=loss,
         trained=view.trained(task),
         chart=charts.curves(axes, [one for one in series if one.points]),
-        lines=tuple(_lines(view, task, entries, styles)),
+        lines=tuple(_lines(view, task, entries, styles, facts["reach"])),
         lengths=tuple(lengths),
         points=points,
         groups=groups,
@@ -134,7 +142,7 @@ def _part(view: View, task: str, styles: Mapping[str, int], facts: Mapping[str, 
     )
 
 
-def _lines(view: View, task: str, entries: Sequence[str], styles: Mapping[str, int]) -> list[Line]:
+def _lines(view: View, task: str, entries: Sequence[str], styles: Mapping[str, int], reach: str) -> list[Line]:
     """From the best down; controls and those without a score at the end."""
     placed = {place.entry: place for place in places(view, task)}
     order = [*placed, *(entry for entry in entries if entry not in placed)]
@@ -151,7 +159,7 @@ def _lines(view: View, task: str, entries: Sequence[str], styles: Mapping[str, i
                 within=view.estimate(task, entry, "within"),
                 finished=fine.estimate(task, entry, "beyond") if diverged else None,
                 rank=f"{place.rank:g}" if place else "–",
-                word=place.word if place else "control" if is_control(entry) else "nothing beyond the training length",
+                word=place.word if place else "control" if is_control(entry) else f"nothing beyond the {reach}",
                 seeds=len(runs),
                 diverged=diverged,
                 rates=", ".join(f"{rate:g}" for rate in sorted({run.lr for run in runs})),
@@ -162,17 +170,21 @@ def _lines(view: View, task: str, entries: Sequence[str], styles: Mapping[str, i
     return lines
 
 
-def _short(view: View, task: str) -> str:
+def _short(view: View, task: str, reach: str) -> str:
     """A task in one sentence."""
     placed = places(view, task)
     if not placed:
-        return f"{task}: nothing was tested beyond the training length."
+        return f"{task}: nothing was tested beyond the {reach}."
     first = view.estimate(task, placed[0].entry, "beyond")
     level = [place.entry for place in placed[1:] if place.word.startswith("not")]
-    sentence = f"{task}: beyond the training length {placed[0].entry} has the best mean"
+    sentence = f"{task}: beyond the {reach} {placed[0].entry} has the best mean"
     sentence += f", {charts.told(first, view.measure(task) == 'loss')}" if first else ""
+    if first and first.value == 0 and view.measure(task) != "loss":
+        return f"{task}: beyond the {reach} no entry had anything right."
     if len(placed) == 1:
         return f"{sentence}. It was alone."
+    if len(level) == len(placed) - 1 > 3:
+        return f"{sentence}. No other is distinguishable from it."
     if level:
         return f"{sentence}. Not distinguishable from it: {', '.join(level)}."
     return f"{sentence}, distinguishable from every other."

@@ -10,6 +10,7 @@ from vantage.train.tasks.addition import Addition
 from vantage.train.tasks.arithmetic import ModularArithmetic
 from vantage.train.tasks.case import CaseConversion
 from vantage.train.tasks.copying import Copy, Reverse
+from vantage.train.tasks.needles import MultiNeedle
 from vantage.train.tasks.ordering import Ordering
 from vantage.train.tasks.regular import CycleNavigation, EvenPairs, Parity, Summation
 from vantage.train.tasks.retrieval import Lookup, Passkey
@@ -32,6 +33,7 @@ __all__ = [
     "Lookup",
     "MissingDuplicate",
     "ModularArithmetic",
+    "MultiNeedle",
     "OddsFirst",
     "Ordering",
     "Parity",
@@ -67,6 +69,7 @@ TASKS: dict[str, type] = {
     "scan": Scan,
     "lookup": Lookup,
     "passkey": Passkey,
+    "multi-needle": MultiNeedle,
 }
 
 

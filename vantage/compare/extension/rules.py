@@ -1,0 +1,109 @@
+"""A loaded model under another scaling of RoPE, and a brief search for LongRoPE's divisors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from vantage.checkpoints.blank import Blank
+from vantage.errors import Refused
+from vantage.families.family import empty_model
+from vantage.model import Model
+from vantage.position import Rope, angles
+from vantage.position.scaling import DynamicNTK, Linear, Llama3, LongRope, YaRN
+from vantage.spec.model import ModelSpec
+
+RULES = ("none", "linear", "ntk", "dynamic-ntk", "yarn", "longrope", "llama3")
+LOW, HIGH = 1.0, 4.0  # of llama3: as LLaMA 3.1 has them
+MUTATIONS = 5  # of the best divisors so far, tried one after the other
+
+
+def turned_of(spec: ModelSpec) -> int:
+    """How many dimensions of a head are turned."""
+    for layer in spec.layers:
+        for part in layer.qk:
+            if isinstance(part, Rope):
+                return int(layer.attention.shape(spec.width).rotary_dim * part.share)
+    raise Refused("the scalings are of RoPE, and no layer of this model has it: choose a model that does")
+
+
+def rescaled(model: Model, rule: str, factor: float, context: int, divisors: Sequence[float] = ()) -> Model:
+    """The same weights under a scaling, as modules of their own: what is put around them leaves the first alone."""
+    dim = turned_of(model.spec)
+    change = _changes(rule, factor, context, dim, tuple(divisors))
+    layers = tuple(
+        replace(layer, qk=tuple(change(part) if isinstance(part, Rope) else part for part in layer.qk))
+        for layer in model.spec.layers
+    )
+    longest = max(model.spec.max_length or 0, round(factor * context))
+    with Blank():
+        new = empty_model(replace(model.spec, layers=layers, max_length=longest))
+    new.load_state_dict(model.state_dict(keep_vars=True), assign=True)
+    if any(t.is_meta for t in [*new.parameters(), *new.buffers()]):
+        raise Refused("this model's weights cannot be shared under another scaling: load it in float32")
+    new.kernel, new.tokenizer, new.config = model.kernel, model.tokenizer, model.config
+    return new.train(model.training)
+
+
+def _changes(rule: str, factor: float, context: int, dim: int, divisors: tuple[float, ...]) -> Callable[[Rope], Rope]:
+    if rule == "none":
+        return lambda part: part
+    if rule == "ntk":  # NTK-aware (bloc97 2023): the base is raised once and for all
+        return lambda part: replace(part, base=part.base * factor ** (dim / (dim - 2)), scaling=None)
+    rules = {
+        "linear": lambda: Linear(factor),
+        "dynamic-ntk": lambda: DynamicNTK(1.0, context),
+        "yarn": lambda: YaRN(factor, context),
+        "longrope": lambda: LongRope((1.0,) * (dim // 2), divisors, context, factor),
+        "llama3": lambda: Llama3(factor, LOW, HIGH, context),
+    }
+    made = rules[rule]()
+    return lambda part: replace(part, scaling=made)
+
+
+# ---- LongRoPE
+
+
+def search_divisors(
+    dim: int, base: float, factor: float, context: int, loss: Callable[[Sequence[float]], float], seed: int
+) -> tuple[list[float], list[tuple[str, float]]]:
+    """The best divisors found, and what was tried with its loss.
+
+    LongRoPE (Ding et al. 2024) searches by evolution from interpolation, NTK and YaRN, keeping divisors that never
+    fall from one pair to the next. This is the same in brief: those three, and a few mutations of the best. Its other
+    finding, that the first tokens should stay as they are, is left out.
+    """
+    freq = angles.frequencies(dim, base)
+    pair = torch.arange(dim // 2, dtype=torch.float64)
+    yarn = freq / YaRN(factor, context).frequencies(dim, base, None)[0]
+    starts = {
+        "interpolation": torch.full((dim // 2,), factor, dtype=torch.float64),
+        "NTK": factor ** (2 * pair / (dim - 2)),
+        "YaRN": yarn.double(),
+    }
+    tried: list[tuple[str, float]] = []
+    best: tuple[float, Tensor] | None = None
+    random = torch.Generator().manual_seed(seed)
+    for i in range(len(starts) + MUTATIONS):
+        if i < len(starts):
+            name, divisors = list(starts.items())[i]
+        else:
+            assert best is not None
+            name, divisors = f"mutation {i + 1 - len(starts)}", _mutated(best[1], factor, random)
+        found = loss(divisors.tolist())
+        tried.append((name, found))
+        if best is None or found < best[0]:
+            best = (found, divisors)
+    assert best is not None
+    return [round(value, 6) for value in best[1].tolist()], tried
+
+
+def _mutated(divisors: Tensor, factor: float, random: torch.Generator) -> Tensor:
+    """A smooth bend of the logarithms, held between 1 and a little over the factor, never falling."""
+    knots = torch.randn(4, generator=random, dtype=torch.float64) * 0.15
+    bend = torch.nn.functional.interpolate(knots[None, None], len(divisors), mode="linear", align_corners=True)[0, 0]
+    bent = (divisors.log() + bend).exp().clamp(1.0, 1.25 * factor)
+    return bent.cummax(0).values
