@@ -19,21 +19,29 @@ PIP := -m pip --disable-pip-version-check --quiet install
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS)
 MUTATION := $(wildcard tests/mutation.py tests/mutation/__main__.py)
 
+# The studio's page, which Vite builds into the package.
+PAGE := vantage/serve/studio/page/index.html
+PAGE_FROM := $(shell find web/src web/public -type f) web/index.html web/vite.config.ts web/tsconfig.json
+MODULES := web/node_modules/.ready
+NPM := sh web/npm.sh $(VENV)
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env run test test-all check format bench clean
+.PHONY: help env web browser run test test-all check format bench clean
 
 help: ## say what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
-run: env ## install what is needed, bring the default model and run the conformance matrix
+run: env web ## install what is needed, bring the default model and run the conformance matrix
 	@$(BIN)/vantage pull smollm2 || echo "The model was not brought (no network?). The check needs none; later: $(BIN)/vantage pull smollm2"
 	$(BIN)/vantage check
 
-test: check ## the checks and every test that is not slow
+test: check web browser ## the checks and every test that is not slow
+	$(NPM) --silent test
 	$(PYTEST) -m "not slow"
 
-test-all: check ## the checks, every test and the mutation run
+test-all: check web browser ## the checks, every test and the mutation run
+	$(NPM) --silent test
 	$(PYTEST)
 ifneq ($(MUTATION),)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutation
@@ -55,10 +63,18 @@ bench: env $(PEERS_READY) ## measure against the peers: make bench NAME="forward
 	$(BIN)/python -m bench $(NAME) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 clean: ## remove what make made, the environments included
-	rm -rf $(VENV) $(PEERS) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS) web/node_modules $(dir $(PAGE)) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find vantage tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 env: $(READY) ## only the environment
+
+web: $(PAGE) ## build the studio's page, where its sources have changed
+
+browser: ## a Chromium for the browser tests: the machine's, or Debian's where it may be installed
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || { \
+		test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get -qq update && \
+		DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium >/dev/null; \
+	} || echo "There is no Chromium here and none can be installed: the browser tests are skipped."
 
 # torch comes first and by itself, so that the pinned version is the one that is found and nothing pulls another.
 # The build tools come next, so that they are pinned as well: pip would fetch its own into a separate place.
@@ -75,4 +91,12 @@ $(PEERS_READY): bench/requirements.txt
 	test -x $(PEERS)/bin/pip || $(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python $(PIP) $(TORCH_FROM) $$(grep '^torch==' bench/requirements.txt)
 	$(PEERS)/bin/python $(PIP) -r bench/requirements.txt
+	touch $@
+
+$(MODULES): web/package.json web/package-lock.json | $(READY)
+	$(NPM) ci --no-audit --no-fund --loglevel=error
+	touch $@
+
+$(PAGE): $(MODULES) $(PAGE_FROM)
+	$(NPM) --silent run build
 	touch $@

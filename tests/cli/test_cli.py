@@ -126,7 +126,7 @@ def test_a_fault_of_ours_is_not_dressed_up_as_bad_input(monkeypatch: pytest.Monk
 
 def test_every_verb_can_run() -> None:
     needs = {"convert": ["model.gguf", "folder"], "pull": ["smollm2"]}
-    needs |= {"generate": ["a prompt"], "inspect": ["cache"]}
+    needs |= {"generate": ["a prompt"], "inspect": ["cache"], "study": ["list"]}
     for name in verb_names():
         assert callable(make_parser().parse_args([name, *needs.get(name, [])]).run)
 

@@ -21,6 +21,7 @@ ROUTES = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/embeddings"),
+    ("POST", "/v1/attention"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
     ("GET", "/nothing"),

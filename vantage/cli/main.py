@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from vantage import __version__
-from vantage.cli import chat, check, compare, convert, generate, inspect, pull, serve, train
+from vantage.cli import chat, check, compare, convert, generate, inspect, pull, serve, studio, study, train
 from vantage.errors import VantageError
 
 # A verb is a module with `add(subparsers)`, which describes it, and `run(args) -> int`, which does it.
-VERBS = (chat, check, compare, convert, generate, inspect, pull, serve, train)
+VERBS = (chat, check, compare, convert, generate, inspect, pull, serve, studio, study, train)
 
 EXAMPLE = """\
 example:

@@ -56,14 +56,19 @@ def decompose(
     read = read_source(model, source)
     with meeting([site]) as met:
         model.hidden(tokens, source=read)
-    found = met[site.name]
-    rows = numbers(queries, found.seen.q.shape[2], "query")
-    chosen = numbers(heads, site.heads, "head", f" in {site.name} attention")
-    decomposition = _Splitter(found, torch.tensor(chosen), tuple(rows), bands).split()
+    decomposition = apart(met[site.name], heads, queries, bands=bands)
     said = labels(model, tokens[0].tolist())
     of_keys = said if read is None or site.kind == "self" else labels(model, read[0].tolist())
     of_queries = of_keys if site.kind == "encoder" else said
-    return decomposition.named([of_queries[r] for r in rows], of_keys)
+    return decomposition.named([of_queries[r] for r in decomposition.queries], of_keys)
+
+
+@torch.inference_mode()
+def apart(met: Met, heads: Numbers = None, queries: Numbers = None, *, bands: bool = True) -> Decomposition:
+    """The same for a site that has been met: no pass is run."""
+    rows = numbers(queries, met.seen.q.shape[2], "query")
+    chosen = numbers(heads, met.site.heads, "head", f" in {met.site.name} attention")
+    return _Splitter(met, torch.tensor(chosen), tuple(rows), bands).split()
 
 
 def _one_site(model: Model, kind: str | None, layer: int) -> Site:

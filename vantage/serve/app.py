@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import torch
@@ -11,12 +11,13 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 
 from vantage import __version__
 from vantage.errors import VantageError
 from vantage.families import load as load_model
 from vantage.model import Model
-from vantage.serve import chat, completions, embeddings, status, text
+from vantage.serve import attention, chat, completions, embeddings, status, text
 from vantage.serve.errors import ApiError, bad
 from vantage.serve.guard import Guard
 from vantage.serve.hub import Hub, Load
@@ -25,11 +26,25 @@ from vantage.serve.metrics import Metrics
 from vantage.serve.openapi import describe
 from vantage.serve.record import Record
 from vantage.serve.settings import Served, Settings
+from vantage.serve.shelf import Shelf
 from vantage.serve.state import State, entry_of
 
 
 def create_app(settings: Settings, *, load: Load | None = None, log: Log | None = None) -> FastAPI:
     """The server as an ASGI application. ``load``: how a model is had; by default with ``vt.load``."""
+    return assemble(settings, load=load, log=log)
+
+
+def assemble(
+    settings: Settings,
+    *,
+    load: Load | None = None,
+    log: Log | None = None,
+    within: Sequence[Middleware] = (),
+    bodies: tuple[str, ...] = (),
+) -> FastAPI:
+    """The application, with room for more. ``within``: what a request passes after the guard; ``bodies``: the front
+    of paths whose bodies the guard reads too."""
     log = log or Log(settings.logs)
     metrics = Metrics()
     hub = Hub(settings, log, metrics, load or _loader(settings.batching.dtype))
@@ -39,11 +54,13 @@ def create_app(settings: Settings, *, load: Load | None = None, log: Log | None 
         if settings.preload:
             await hub.preload()
         yield
+        shelf.close()
         await hub.close()
 
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
-    app.state.vantage = State(settings, hub, log, metrics)
-    for part in (chat, completions, embeddings, text, status):
+    shelf = Shelf(settings.limits.attention_requests, settings.limits.attention_tokens)
+    app.state.vantage = State(settings, hub, log, metrics, shelf)
+    for part in (chat, completions, embeddings, text, attention, status):
         app.include_router(part.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -52,7 +69,9 @@ def create_app(settings: Settings, *, load: Load | None = None, log: Log | None 
     described = describe(app, __version__, [m.name for m in settings.models], keyed=bool(settings.access.keys))
     app.openapi = lambda: described  # FastAPI's own way to replace it
     # the last added is the outermost
-    app.add_middleware(Guard, access=settings.access, limits=settings.limits, hub=hub)
+    for inner in reversed(within):
+        app.add_middleware(inner.cls, *inner.args, **inner.kwargs)
+    app.add_middleware(Guard, access=settings.access, limits=settings.limits, hub=hub, bodies=bodies)
     app.add_middleware(Record, log=log, metrics=metrics)
     return app
 

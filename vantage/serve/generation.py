@@ -100,6 +100,7 @@ class Asked:
                         self.state.metrics.first_token.observe(seconds, model=self.body.model)
                     said = [self._heard(job * n + tick.sample, tick) for job, tick in batch]
                     yield [one for one in said if one.text or one.finish is not None]
+                self.state.shelf.put(tenant_of(self.request), self.id, self.body.model, self.jobs)
             finally:
                 for job in self.jobs:
                     job.end()

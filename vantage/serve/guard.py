@@ -22,7 +22,14 @@ from vantage.serve.settings import Access, Limits
 from vantage.serve.state import ENTRY, TENANT
 
 OPEN = ("/health",)  # needs no key
-WITH_BODY = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize")
+WITH_BODY = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/attention",
+    "/tokenize",
+    "/detokenize",
+)
 WHILE_DRAINING = ("/health", "/metrics")
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -31,8 +38,8 @@ SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 class Guard:
     """An ASGI middleware. What it refuses never reaches a route."""
 
-    def __init__(self, app: ASGIApp, access: Access, limits: Limits, hub: Hub):
-        self._app, self._access, self._limits, self._hub = app, access, limits, hub
+    def __init__(self, app: ASGIApp, access: Access, limits: Limits, hub: Hub, bodies: tuple[str, ...] = ()):
+        self._app, self._access, self._limits, self._hub, self._bodies = app, access, limits, hub, bodies
         self._keys = [hashlib.sha256(key.encode()).digest() for key in access.keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,7 +55,7 @@ class Guard:
         self._check_key(scope, headers)
         if self._hub.draining and scope["path"] not in WHILE_DRAINING:
             raise draining()
-        if scope["method"] == "POST" and scope["path"] in WITH_BODY:  # where none is wanted, none is read
+        if scope["method"] == "POST" and self._wanted(scope["path"]):  # where none is wanted, none is read
             self._check_kind(headers)
             body = await self._body(headers, receive)
             if body is None:
@@ -56,6 +63,9 @@ class Guard:
             _check_json(body)
             receive = _replayed(body, receive)
         await self._app(scope, receive, send)
+
+    def _wanted(self, path: str) -> bool:
+        return path in WITH_BODY or path.startswith(self._bodies)
 
     def _check_host(self, headers: Headers) -> None:
         """A page that made its own name point here (DNS rebinding) still says that name."""

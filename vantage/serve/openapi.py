@@ -15,7 +15,7 @@ ERRORS = {
     400: "The request cannot be right",
     401: "No key, or a wrong one",
     403: "The Host or Origin is not allowed",
-    404: "There is no such model",
+    404: "There is no such model, or no such request",
     405: "There is no such method here",
     408: "The body did not arrive in time",
     413: "The body is too large",
@@ -57,7 +57,7 @@ def describe(app: FastAPI, version: str, models: Iterable[str], *, keyed: bool) 
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     for schema in schemas.values():
-        if schema.get("title", "").endswith("Request"):
+        if schema.get("title", "").endswith("Request") and "model" in schema["properties"]:
             schema["properties"]["model"] = {"type": "string", "enum": list(models), "title": "Model"}
     if keyed:
         made["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}

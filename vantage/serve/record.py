@@ -22,6 +22,7 @@ ROUTES = frozenset(
         "/v1/chat/completions",
         "/v1/completions",
         "/v1/embeddings",
+        "/v1/attention",
         "/tokenize",
         "/detokenize",
         "/openapi.json",
@@ -35,7 +36,8 @@ def route_of(path: str) -> str:
     """Few values: what a client makes up must not become a label or a line of its own."""
     if path in ROUTES:
         return path
-    return "/v1/models/{model}" if path.startswith("/v1/models/") else "other"
+    fronts = {"/v1/models/": "/v1/models/{model}", "/studio/": "/studio/"}
+    return next((name for front, name in fronts.items() if path.startswith(front)), "other")
 
 
 @final

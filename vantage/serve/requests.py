@@ -223,3 +223,18 @@ class DetokenizeRequest(Strictly):
     model: ModelName
     tokens: Annotated[list[Token], Field(max_length=b.TOKENS)]
     skip_special_tokens: Flag = False
+
+
+Indices = Annotated[list[Annotated[Whole, Field(ge=0, lt=b.TOKENS)]], Field(min_length=1, max_length=b.INDICES)]
+
+
+class AttentionRequest(Strictly):
+    """``id``: of a chat or completion that has finished. What is not chosen is all there is."""
+
+    id: Annotated[str, Field(min_length=1, max_length=b.ID_CHARACTERS)]
+    choice: Annotated[Whole, Field(ge=0, lt=b.N * b.PROMPTS)] | None = None
+    kinds: Annotated[list[Literal["self", "cross", "encoder"]], Field(min_length=1, max_length=3)] | None = None
+    layers: Indices | None = None
+    heads: Indices | None = None
+    queries: Indices | None = None
+    keep: Annotated[str, Field(pattern=r"^(weights|stats|top[1-9][0-9]{0,2})$")] | None = None  # default: top8

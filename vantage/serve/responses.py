@@ -146,5 +146,29 @@ class Detokenized(Strictly):
     prompt: str
 
 
+class SiteAttention(Strictly):
+    """One layer. Nested lists by head and query; with "top8" the largest weights of each, and their keys."""
+
+    kind: Literal["self", "cross", "encoder"]
+    layer: int
+    heads: list[int]
+    queries: list[int]
+    weights: list[list[list[float]]] | None = None
+    keys: list[list[list[int]]] | None = None
+    stats: dict[str, list[list[float]]] | None = None
+
+
+class AttentionOf(Strictly):
+    id: str
+    object: Literal["attention"]
+    model: str
+    choice: int
+    keep: str
+    prompt_tokens: int
+    tokens: list[str]
+    source: list[str] | None
+    attention: list[SiteAttention]
+
+
 class Health(Strictly):
     status: Literal["ok", "draining"]

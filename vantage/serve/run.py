@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from vantage.errors import BadInput
 from vantage.serve.app import create_app
 from vantage.serve.hub import Load
-from vantage.serve.logs import Bridge, Log
+from vantage.serve.logs import Bridge
 from vantage.serve.settings import Settings
 from vantage.serve.state import State
 
@@ -27,9 +27,13 @@ HEADERS_BYTES = 32 * 1024
 
 def serve(settings: Settings, *, load: Load | None = None, ready: Callable[[str], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT. ``ready`` is told the address once requests are taken."""
-    log = Log(settings.logs)
-    app = create_app(settings, load=load, log=log)
+    run_app(create_app(settings, load=load), settings, ready=ready)
+
+
+def run_app(app: FastAPI, settings: Settings, *, ready: Callable[[str], None] | None = None) -> None:
+    """The same for an app that was made elsewhere."""
     state: State = app.state.vantage
+    log = state.log
     sock = _bound(settings.host, settings.port)
     host, port = sock.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -83,6 +83,8 @@ class Limits:
     drain_s: float = 30.0  # after SIGTERM, running requests have so long
     memory_bytes: int = 0  # weights and caches of all models; 0: no limit
     connections: int = 1024
+    attention_requests: int = 16  # finished requests of a key that /v1/attention can look into; 0: none
+    attention_tokens: int = 2048  # of such a request
 
 
 @final
@@ -188,6 +190,10 @@ OPTIONS = (
     Option("drain_seconds", "limits", "drain_s", float, "after SIGTERM, running requests have so long", 0, 86400),
     Option("memory_bytes", "limits", "memory_bytes", int, "weights and caches of all models; 0: no limit", 0, 2**50),
     Option("connections", "limits", "connections", int, "connections at once", 1, 2**20),
+    Option(
+        "attention_requests", "limits", "attention_requests", int, "finished requests kept for /v1/attention", 0, 1024
+    ),
+    Option("attention_tokens", "limits", "attention_tokens", int, "the most tokens such a request may have", 1, 2**20),
     Option("log_prompts", "logs", "prompts", bool, "log what is asked and answered"),
     Option("log_level", "logs", "level", str, "what is logged", choices=LEVELS),
 )

@@ -12,6 +12,7 @@ from vantage.serve.hub import Hub
 from vantage.serve.logs import Entry, Log
 from vantage.serve.metrics import Metrics
 from vantage.serve.settings import Settings
+from vantage.serve.shelf import Shelf
 
 ENTRY, TENANT = "vantage.entry", "vantage.tenant"  # in a request's scope
 
@@ -23,6 +24,7 @@ class State:
     hub: Hub
     log: Log
     metrics: Metrics
+    shelf: Shelf  # what /v1/attention can look into
     abort: Callable[[Any], None] = lambda client: None  # whoever runs the app may know how to cut a connection
 
 

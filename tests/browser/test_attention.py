@@ -1,0 +1,234 @@
+"""The attention page: lines, heat map, all heads, atlas and scores; two sides; long texts; every kind of attention."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import statistics
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.watching import WIDE, check_looks, saved
+from tests.generate.folder import chat_model
+from tests.serve.studios import running
+from tests.serve.test_studio_attention import both_ways
+
+REDRAW_MS, SLACK = 50, 3  # the machine is shared with other tests
+SENTENCE = "the cat sat on a mat and said: 12 dogs, 3 birds? no! "
+
+
+@pytest.fixture(scope="module")
+def small(browser, tmp_path_factory):
+    """A studio over tiny models of every kind: what takes SmolLM2 many seconds takes them none."""
+    models = {"tiny": chat_model(), "encoder": both_ways("encoder"), "both": both_ways("both")}
+    with running(tmp_path_factory.mktemp("kinds"), *models, load=lambda served: models[served.name]) as it:
+        yield f"{it.url}/studio/"
+
+
+def read(page: Page) -> None:
+    expect(page.get_by_text("tokens, read in")).to_be_visible()
+
+
+def rows(page: Page, button: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(saved(page, button).decode())))
+
+
+def test_lines(reader):
+    page = reader.go("attention?layer=5&head=2")
+    read(page)
+    chart = page.get_by_label(re.compile("Attention lines of self attention, layer 5, head 2"))
+    expect(chart.locator("path").nth(10)).to_be_attached()
+    chart.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    expect(page).to_have_url(re.compile("query=1(&|$)"))
+    expect(page.get_by_role("status").filter(has_text="looks at")).to_contain_text("·Mary (1) looks at")
+    page.keyboard.press("Escape")
+    expect(page).not_to_have_url(re.compile("query="))
+    table = rows(page, "Download lines-self-5-2 as CSV")
+    for row in table:
+        assert int(row["key"]) <= int(row["query"])
+    first = [float(row["weight"]) for row in table if row["query"] == "0"]
+    assert first == [pytest.approx(1, abs=1e-3)]
+    check_looks(reader)
+
+
+def test_heat_map(reader):
+    page = reader.go("attention?view=heat&layer=3")
+    read(page)
+    canvas = page.get_by_label(re.compile("Heat map of self attention, layer 3, head 0"))
+    expect(canvas).to_be_visible()
+    corner = {"x": 100, "y": 8}  # the first cell: its label's room is 96 wide
+    canvas.hover(position=corner)
+    expect(page.get_by_text("When (0) → When (0): 100 %")).to_be_visible()
+    canvas.focus()
+    page.keyboard.press("+")
+    expect(page.get_by_role("button", name="Zoom out")).to_be_enabled()
+    page.keyboard.press("0")
+    expect(page.get_by_role("button", name="Zoom out")).to_be_disabled()
+    canvas.click(position=corner)
+    expect(page).to_have_url(re.compile("query=0"))
+    page.get_by_label("Head", exact=True).press("ArrowRight")
+    expect(page).to_have_url(re.compile("head=1"))
+    expect(page.get_by_label(re.compile("layer 3, head 1"))).to_be_visible()
+    assert saved(page, "Download attention-self-3-1 as PNG")[:4] == b"\x89PNG"
+    assert b"<image" in saved(page, "Download attention-self-3-1 as SVG")
+    sums: dict[str, float] = {}
+    for row in rows(page, "Download attention-self-3-1 as CSV"):
+        sums[row["query"]] = sums.get(row["query"], 0) + float(row["weight"])
+    assert len(sums) == 29
+    assert all(total == pytest.approx(1, abs=2e-3) for total in sums.values())
+    check_looks(reader)
+
+
+def test_all_heads_and_the_atlas(reader):
+    page = reader.go("attention?view=heads&layer=2")
+    read(page)
+    expect(page.get_by_role("button", name=re.compile("Layer 2, head"))).to_have_count(9)
+    page.get_by_role("button", name="Layer 2, head 4").click()
+    expect(page).to_have_url(re.compile("head=4"))
+    assert saved(page, "Download heads-self-2 as PNG")[:4] == b"\x89PNG"
+    assert {row["head"] for row in rows(page, "Download heads-self-2 as CSV")} == {str(head) for head in range(9)}
+    check_looks(reader)
+    page.get_by_role("tab", name="Atlas").click()
+    table = page.get_by_role("region", name="Atlas of heads")
+    expect(table.locator("tbody tr")).to_have_count(270)
+    for _ in range(2):
+        table.get_by_role("button", name="Previous").click()
+    expect(table.get_by_role("columnheader", name="Previous")).to_have_attribute("aria-sort", "descending")
+    shares = [float(text) for text in table.locator("tbody tr td:nth-child(6)").all_inner_texts() if text != "–"]
+    assert shares == sorted(shares, reverse=True)
+    page.get_by_label("Show").select_option("previous")
+    expect(table.locator("tbody tr").nth(60)).to_have_count(0)
+    assert set(table.locator("tbody tr td:nth-child(3)").all_inner_texts()) == {"previous"}
+    check_looks(reader)
+    head = table.get_by_role("link").first
+    place = re.search(r"layer (\d+), head (\d+)", head.get_attribute("aria-label"))
+    head.click()
+    expect(
+        page.get_by_label(re.compile(f"Heat map of self attention, layer {place[1]}, head {place[2]}"))
+    ).to_be_visible()
+
+
+def test_scores_are_the_sum_of_their_parts(reader):
+    page = reader.go("attention?view=scores&layer=4&head=1&query=20")
+    read(page)
+    expect(page.get_by_label(re.compile(r"Scores of 21 keys in 9 parts"))).to_be_visible()
+    table = rows(page, "Download scores-self-4-1-20 as CSV")
+    seen = [row for row in table if row["score"]]
+    assert len(seen) == 21
+    for row in seen:
+        parts = [float(value) for name, value in row.items() if name not in ("key", "token", "score")]
+        assert sum(parts) == pytest.approx(float(row["score"]), abs=2e-3)
+    page.get_by_label("Tell the parts of position apart").uncheck()
+    chart = page.get_by_label(re.compile(r"Scores of 21 keys in 2 parts"))
+    chart.focus()
+    page.keyboard.press("ArrowDown")
+    expect(page.get_by_role("status").filter(has_text="content")).to_contain_text("position")
+    page.get_by_label("Query").press("ArrowLeft")
+    expect(page).to_have_url(re.compile("query=19"))
+    expect(page.get_by_label(re.compile("Scores of 20 keys"))).to_be_visible()
+    check_looks(reader)
+
+
+def test_two_sides(reader):
+    page = reader.go("attention?layer=1")
+    read(page)
+    page.get_by_label("Side by side with another model or head").check()
+    left, right = (page.get_by_role("region", name=re.compile(side)) for side in ("Left", "Right"))
+    right.get_by_label("Head", exact=True).press("ArrowRight")
+    expect(page).to_have_url(re.compile("b_head=1"))
+    expect(left.get_by_label(re.compile("layer 1, head 0"))).to_be_visible()
+    expect(right.get_by_label(re.compile("layer 1, head 1"))).to_be_visible()
+    right.get_by_label("Model").select_option("minilm")
+    expect(right.get_by_label("Layer", exact=True)).to_have_attribute("max", "5")
+    expect(left.get_by_label("Layer", exact=True)).to_have_attribute("max", "29")
+    expect(right.locator("svg path").first).to_be_attached()
+    check_looks(reader)
+
+
+def test_a_link_opens_what_it_says(reader):
+    page = reader.go("attention?text=One+two+three&view=scores&layer=6&head=3&query=1")
+    read(page)
+    expect(page.get_by_label("Text")).to_have_value("One two three")
+    expect(page.get_by_role("tab", name="Scores")).to_have_attribute("aria-selected", "true")
+    expect(page.get_by_label("Layer", exact=True)).to_have_value("6")
+    expect(page.get_by_label("Head", exact=True)).to_have_value("3")
+    expect(page.get_by_label("Query")).to_have_value("1")
+
+
+def test_every_kind_of_attention(small, visit):
+    reader = visit(small)
+    page = reader.go("attention?model=both&text=the+cat+sat+on+a+mat&source=hello+world")
+    read(page)
+    kind = page.get_by_label("Kind")
+    counts = {}
+    for name in ("self", "cross", "encoder"):
+        kind.select_option(name)
+        label = page.get_by_label(re.compile(f"Attention lines of {name} attention"))
+        expect(label).to_be_visible()
+        page.get_by_role("tab", name="Heat map").click()
+        label = page.get_by_label(re.compile(f"Heat map of {name} attention")).get_attribute("aria-label")
+        counts[name] = tuple(int(n) for n in re.search(r"(\d+) by (\d+)", label).groups())
+        page.get_by_role("tab", name="Lines").click()
+    (text, same), (queries, keys), (source, own) = counts["self"], counts["cross"], counts["encoder"]
+    assert text == same == queries != keys == source == own
+    page.get_by_label("Source").fill("user assistant system")
+    page.get_by_role("button", name="Look").click()
+    expect(page).to_have_url(re.compile("source=user"))
+    check_looks(reader)
+
+
+def test_an_encoder_looks_both_ways(small, visit):
+    page = visit(small).go(f"attention?model=encoder&text={SENTENCE.strip().replace(' ', '+')}&view=heat")
+    read(page)
+    table = rows(page, "Download attention-self-0-0 as CSV")
+    assert any(int(row["key"]) > int(row["query"]) for row in table)
+
+
+def test_two_thousand_tokens_are_smooth(small, visit):
+    page = visit(small).go("attention?model=tiny&view=heat")
+    read(page)
+    page.get_by_label("Text").fill(SENTENCE * 115)
+    page.get_by_role("button", name="Look").click()
+    canvas = page.get_by_label(re.compile(r"Heat map of .* \d{4} by \d{4}"))
+    expect(canvas).to_be_visible()
+    assert int(re.search(r"(\d+) by", canvas.get_attribute("aria-label"))[1]) >= 2000
+    took = "() => performance.getEntriesByName('heatmap-draw').map(one => one.duration)"
+    fresh = []
+    for head in (1, 2, 3):  # another head: all its colours are new
+        page.evaluate("() => performance.clearMeasures()")
+        page.get_by_label("Head", exact=True).press("ArrowRight")
+        expect(page.get_by_label(re.compile(f"head {head}. "))).to_be_visible()
+        page.wait_for_timeout(400)
+        fresh.append(max(page.evaluate(took)))
+    page.evaluate("() => performance.clearMeasures()")
+    canvas = page.get_by_label(re.compile("Heat map of"))
+    canvas.focus()
+    for key in ("+", "+", "+", "ArrowUp", "ArrowRight", "ArrowUp", "-", "-", "0"):
+        page.keyboard.press(key)
+        page.wait_for_timeout(60)
+    moved = page.evaluate(took)
+    print(
+        f"2,000 tokens: zoom and cursor {statistics.median(moved):.1f} ms, new head {statistics.median(fresh):.1f} ms"
+    )
+    assert len(moved) >= 8
+    assert statistics.median(moved) < REDRAW_MS * SLACK
+    assert statistics.median(fresh) < REDRAW_MS * SLACK
+    page.get_by_role("tab", name="Lines").click()  # a window of sixty
+    page.get_by_label("Window").press("End")
+    expect(page.get_by_label("Attention lines").locator("text").nth(100)).to_be_attached()
+
+
+def test_a_text_too_long_is_refused_in_words(small, visit):
+    reader = visit(small, width=WIDE)
+    page = reader.go("attention?model=tiny")
+    read(page)
+    page.get_by_label("Text").fill(SENTENCE * 300)
+    page.get_by_role("button", name="Look").click()
+    alert = page.get_by_role("alert")
+    expect(alert).to_contain_text("4,096")
+    expect(alert.get_by_role("button", name="Retry")).to_be_visible()
+    reader.errors.clear()  # the browser notes a 400 by itself

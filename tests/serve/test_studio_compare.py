@@ -1,0 +1,272 @@
+"""Comparisons in the studio: started from a form, live, stopped and gone on with; reports under names we made."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.compare.synthetic import falls
+from tests.compare.synthetic import study as synthetic
+from tests.serve.running import until
+from tests.serve.studios import Running, of, running, told
+from vantage.compare import child
+from vantage.compare.conduct import _claim
+from vantage.compare.facts import facts
+from vantage.compare.report import write_report
+from vantage.compare.results import FILE, write_results
+from vantage.compare.study import Study
+from vantage.serve.studio.compare import comparisons_in
+from vantage.serve.studio.comparing import Comparisons, curves, rows
+
+API = "/studio/api"
+DONE, HALF = "20260102-030405-abcd", "20260102-030406-abcd"
+STUDY = Study(positions=("rope", "alibi"), test_lengths=(20, 40, 60, 80, 100), steps=10)
+SMALL = {
+    "tasks": ["ordering"],
+    "positions": ["none", "rope"],
+    "train_length": 6,
+    "test_lengths": [6, 12],
+    "seeds": 1,
+    "batch": 4,
+    "width": 16,
+    "layers": 1,
+    "heads": 2,
+    "test_examples": 8,
+}
+
+
+def kept(folder: Path, *, report: bool) -> None:
+    """A study as its process leaves it behind."""
+    _claim(STUDY, folder, resume=False)
+    results = synthetic({"rope": falls(40), "alibi": falls(400)}, lengths=(20, 40, 60, 80, 100))
+    write_results(folder / FILE, results if report else results[:3])
+    if report:
+        write_report(folder, facts(STUDY, folder), results)
+
+
+@pytest.fixture(scope="module")
+def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("compare")
+    kept(folder / "comparisons" / DONE, report=True)
+    kept(folder / "comparisons" / HALF, report=False)
+    (folder / "secret").mkdir()
+    (folder / "secret" / "index.html").write_text("secret")
+    (folder / "comparisons" / "other").mkdir()
+    with running(folder) as it:
+        yield it
+
+
+@pytest.fixture(scope="module")
+def http(studio: Running) -> Iterator[httpx.Client]:
+    with studio.http() as made:
+        yield made
+
+
+def heard(http: httpx.Client, name: str) -> list[tuple[str, dict[str, Any]]]:
+    with http.stream("GET", f"{API}/compare/{name}/events") as answer:
+        assert answer.status_code == 200
+        return list(told(answer))
+
+
+# ---- what was done before
+
+
+def test_reports_are_listed_and_shown(http: httpx.Client) -> None:
+    title = "ordering: rope, alibi"
+    found = http.get(f"{API}/reports").json()
+    assert [(one["name"], one["when"], one["title"]) for one in found] == [(DONE, "2026-01-02T03:04:05", title)]
+    listed = http.get(f"{API}/compare").json()
+    assert [(one["name"], one["state"]) for one in listed] == [(HALF, "stopped"), (DONE, "done")]
+    page = http.get(f"{API}/reports/{DONE}/")
+    assert page.status_code == 200
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "script" not in policy
+    assert "Which encoding holds" in page.text
+    assert "<script" not in page.text
+    assert http.get(f"{API}/reports/{DONE}/scores.csv").text.startswith("task,position")
+    assert http.get(f"{API}/reports/{DONE}/report.json").json()["study"]["train_length"] == 20
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "other/",
+        "..%2Fsecret/",
+        "..%2F..%2Fsecret/",
+        "%2Fetc/",
+        f"{HALF}/",
+        f"{DONE}/study.json",
+        f"{DONE}/..%2F{DONE}%2Findex.html",
+        f"{DONE}%2F..%2F..%2Fsecret/",
+        "20260102-030405-abce/",
+    ],
+)
+def test_no_other_file_is_reached(http: httpx.Client, path: str) -> None:
+    answer = http.get(f"{API}/reports/{path}")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"]
+    assert answer.headers["content-type"] == "application/json"
+
+
+def test_a_link_out_of_the_folder_is_no_report(studio: Running, http: httpx.Client) -> None:
+    link = studio.studio.folder / "comparisons" / "20260102-030407-abcd"
+    link.symlink_to(studio.studio.folder / "comparisons" / DONE)
+    try:
+        assert link.name not in [one["name"] for one in http.get(f"{API}/reports").json()]
+        assert http.get(f"{API}/reports/{link.name}/").status_code == 404
+    finally:
+        link.unlink()
+
+
+def test_events_of_what_does_not_run_any_more(http: httpx.Client) -> None:
+    done = heard(http, DONE)
+    assert [name for name, _ in done] == ["curve", "progress", "done"]
+    assert done[-1][1] == {"report": DONE}
+    half = heard(http, HALF)
+    assert [name for name, _ in half] == ["curve", "progress", "error"]
+    assert "it can be gone on with" in half[-1][1]["message"]
+    assert sum(row["runs"] for row in of(half, "progress")[0]["rows"]) == 3
+
+
+def test_the_curve_is_that_of_the_results() -> None:
+    results = synthetic({"rope": falls(40), "alibi": falls(400)}, seeds=3)
+    made = curves(results, 20)
+    panel = asdict(made)["panels"][0]
+    by_entry = {line["name"]: dict(zip(line["x"], line["y"], strict=True)) for line in panel["lines"]}
+    for row in rows(results):
+        assert row["runs"] == 3
+        for at in row["at"]:
+            own = [r.at(at["length"]).exact for r in results if r.key.entry == row["entry"]]
+            assert at["exact"] == pytest.approx(sum(own) / 3)
+            assert by_entry[row["entry"]][at["length"]] == pytest.approx(at["exact"])
+    assert all(
+        low <= y <= high for ln in panel["lines"] for low, y, high in zip(ln["low"], ln["y"], ln["high"], strict=True)
+    )
+
+
+# ---- a real one
+
+
+def test_a_comparison_runs_and_its_report_is_shown(studio: Running, http: httpx.Client) -> None:
+    answer = http.post(f"{API}/compare", json=SMALL | {"steps": 3})
+    assert answer.status_code == 200, answer.text
+    name = answer.json()["id"]
+    again = http.post(f"{API}/compare", json=SMALL | {"steps": 3})
+    assert again.status_code == 409
+    assert f"the comparison {name} runs" in again.json()["error"]["message"]
+    events = heard(http, name)
+    assert events[-1] == ("done", {"report": name}), events[-1]
+    last = of(events, "progress")[-1]
+    assert last["done"] == last["total"] > 0
+    assert {row["entry"]: row["runs"] for row in last["rows"]} == {"none": 1, "rope": 1}
+    assert {line["name"] for line in of(events, "curve")[-1]["panels"][0]["lines"]} == {"none", "rope"}
+    assert "ordering" in http.get(f"{API}/reports/{name}/").text
+    over = http.post(f"{API}/compare/{name}/resume", json={})
+    assert over.status_code == 409
+    assert "is finished" in over.json()["error"]["message"]
+
+
+@pytest.mark.slow
+def test_stopped_gone_on_with_and_ended_with_the_studio(tmp_path: Path) -> None:
+    with running(tmp_path) as studio, studio.http() as http:
+        there: Comparisons = studio.studio.part(comparisons_in)
+        name = http.post(f"{API}/compare", json=SMALL | {"steps": 800}).json()["id"]
+        one = there.get(name)
+        assert one is not None
+        until(lambda: one.progress["done"] > 0, 120)
+        assert http.delete(f"{API}/compare/{name}").json() == {"id": name, "stopped": True}
+        assert not one.running
+        assert heard(http, name)[-1][1]["code"] == "stopped"
+        assert gone(one._process.pid)
+        assert http.post(f"{API}/compare/{name}/resume", json={}).json() == {"id": name}
+        assert heard(http, name)[-1] == ("done", {"report": name})
+        name = http.post(f"{API}/compare", json=SMALL | {"steps": 200_000}).json()["id"]
+        other = there.get(name)
+        assert other is not None
+        until(lambda: other.progress["done"] > 0, 120)
+    assert gone(other._process.pid)
+
+
+@pytest.mark.slow
+def test_a_study_ends_when_whoever_started_it_is_gone(tmp_path: Path) -> None:
+    there = Comparisons(tmp_path)
+    one = there.start(Study(positions=("none", "rope"), steps=100_000), None)
+    until(lambda: one.progress["total"] > 0, 120)
+    assert one._process.stdin is not None
+    one._process.stdin.close()  # as the system does when a process dies
+    one._process.wait(child.GRACE + 20)
+    assert gone(one._process.pid)
+
+
+def gone(group: int) -> bool:
+    """Whether nothing of a process group is left; what has ended may take a moment to go."""
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_too_small_a_budget_is_said_when_it_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    child.write_order(tmp_path, Study(positions=("rope",), shape=STUDY.shape), 0.001)
+    with pytest.raises(child.VantageError, match="fewer than 50 say nothing"):
+        child.run(tmp_path)
+    assert '"event": "note"' in capsys.readouterr().out
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"tasks": []}, "tasks: List should have at least 1 item"),
+        ({"tasks": ["dance"]}, "no task is called 'dance' here"),
+        ({"tasks": ["text"]}, "no task is called 'text' here"),
+        ({"positions": ["rop"]}, "Did you mean 'rope'?"),
+        ({"positions": ["rope", "rope"], "attention": ["multi"]}, "no attention is called 'multi'"),
+        ({"attention": ["multi-head", "multi-head"]}, "names one of them twice"),
+        ({"train_length": 0}, "train_length: Input should be greater"),
+        ({"train_length": 10**6}, "train_length: Input should be less"),
+        ({"test_lengths": [5000]}, "test_lengths.0: Input should be less"),
+        ({"seeds": 100}, "seeds: Input should be less"),
+        ({"steps": 0}, "steps: Input should be greater"),
+        ({"steps": "9"}, "steps: Input should be a valid integer"),
+        ({"budget": "soon"}, "write it as 90s, 30m or 2h"),
+        ({"budget": "1s"}, "give 10 seconds to 24 hours"),
+        ({"budget": 10**6}, "give 10 seconds to 24 hours"),
+        ({"width": 15}, "make it a multiple of twice the heads"),
+        ({"text": ["/etc/passwd"]}, "text: is not known here"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_in_words(http: httpx.Client, body: dict[str, Any], words: str) -> None:
+    answer = http.post(f"{API}/compare", json=SMALL | body)
+    assert answer.status_code == 400, answer.text
+    assert words in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "x/events"), ("DELETE", "x"), ("POST", "x/resume")])
+def test_a_comparison_that_is_not_there(http: httpx.Client, method: str, path: str) -> None:
+    answer = http.request(method, f"{API}/compare/{path}", json={} if method == "POST" else None)
+    assert answer.status_code == 404
+    assert "there is no comparison 'x'" in answer.json()["error"]["message"]
+
+
+def test_choices_are_what_can_be_asked_for(http: httpx.Client) -> None:
+    found = http.get(f"{API}/compare/choices").json()
+    assert "text" not in found["tasks"]
+    for name in ("tasks", "positions", "attention"):
+        assert set(found["defaults"][name]) <= set(found[name])
+        assert len(found[name]) > 2

@@ -1,0 +1,104 @@
+"""``vantage studio``: the page, on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+
+from vantage.cli.progress import Bar
+
+EXAMPLE = """\
+examples:
+  vantage studio                          with smollm2, in the browser
+  vantage studio smollm2 minilm           several models, loaded when first looked at
+  vantage studio ./my-model --port 9000
+  vantage studio --no-browser --json      prints the address for a program to read
+
+MODEL is a folder in the Hugging Face layout, a .gguf file, a name that `vantage pull` knows, or NAME=one of these.
+Only this machine can reach the studio. It serves OpenAI's API under /v1 as well.
+"""
+DEFAULT = "smollm2"
+PORT = 8000
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "studio",
+        help="open the studio: chat, attention, positions, costs, studies, in the browser",
+        description="Open the studio in the browser. Only this machine can reach it.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"what to look at; default: {DEFAULT}")
+    parser.add_argument(
+        "--port", type=int, metavar="N", help=f"port to listen on; default: {PORT}, or another one if that is taken"
+    )
+    parser.add_argument("--no-browser", action="store_true", help="only print the address")
+    parser.add_argument("--json", action="store_true", help="print the address as JSON once the studio runs")
+    parser.set_defaults(run=run, rest="models")
+
+
+def run(args: argparse.Namespace) -> int:
+    from vantage.errors import BadInput
+
+    if any(importlib.util.find_spec(name) is None for name in ("fastapi", "uvicorn")):
+        raise BadInput("the studio needs fastapi and uvicorn: pip install 'vantage[serve]'")
+    if args.port is not None and not 0 <= args.port <= 65535:
+        raise BadInput(f"--port {args.port}: give 0 (any that is free) to 65535")
+    from vantage.serve.run import run_app
+    from vantage.serve.settings import Batching, Logs, Served, Settings
+    from vantage.serve.studio import create_studio
+
+    models = tuple(Served.of(said) for said in args.models or (DEFAULT,))
+    troubles = {served.name: trouble for served in models if (trouble := _bring(served.source)) is not None}
+    batching = Batching(rows=8, queue=16, capacity=8192)
+    settings = Settings(models, port=_port(args.port), batching=batching, logs=Logs(level="warning"))
+    app = create_studio(settings, troubles=troubles)
+    run_app(app, settings, ready=lambda url: _tell(f"{url}/studio/", as_json=args.json, browser=not args.no_browser))
+    return 0
+
+
+def _bring(source: str) -> str | None:
+    """Pulls a name that is not here yet. Returns why that failed: the studio starts all the same, and the page says it.
+    A path that is not there is a mistake of the command line, and refused."""
+    from vantage.checkpoints.pull import PullError, find, is_name, place, pull
+
+    if is_name(source) and not place(source).is_dir():
+        print(f"vantage: {source} is not here yet, so it is brought now", file=sys.stderr)
+        try:
+            with Bar("bytes") as progress:
+                pull(source, progress=progress)
+        except PullError as error:
+            said = f"{source} could not be brought: {error}. Later: vantage pull {source}"
+            print(f"vantage: {' '.join(said.split())}", file=sys.stderr)
+            return said
+    find(source)
+    return None
+
+
+def _port(asked: int | None) -> int:
+    """The one that was asked for, or the default; if that is taken, 0: the system gives one that is free."""
+    if asked is not None:
+        return asked
+    import socket
+
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", PORT))
+        except OSError:
+            print(f"vantage: port {PORT} is taken, so another one is used", file=sys.stderr)
+            return 0
+    return PORT
+
+
+def _tell(url: str, *, as_json: bool, browser: bool) -> None:
+    print(json.dumps({"url": url}) if as_json else f"the studio is at {url} (Ctrl-C ends it)", flush=True)
+    if browser:
+        import threading
+        import webbrowser
+
+        # a browser that runs in the terminal would hold the server up
+        threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()

@@ -1,0 +1,87 @@
+"""A Ray cluster, for what runs on more than one machine. Ray is an extra: it is imported when it is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from vantage.errors import BadInput, Refused
+
+HERE = "ray"
+CLIENT_PORT = 10001  # where a cluster takes clients, unless its owner says otherwise
+STORE_BYTES = 200 * 2**20  # of the object store of a Ray that is started here: only small things pass through it
+
+
+def address_of(said: str) -> str | None:
+    """Of ``ray`` or ``ray://HOST:PORT``. ``None``: this machine's own."""
+    if said == HERE:
+        return None
+    match = re.fullmatch(
+        r"ray://(?P<host>[A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\])(?::(?P<port>\d{1,5}))?/?", said
+    )
+    if match is None:
+        raise BadInput(f"--on {said[:80]!r}: say ray, or ray://HOST:PORT (a port of {CLIENT_PORT} need not be said)")
+    port = int(match["port"] or CLIENT_PORT)
+    if not 1 <= port <= 65535:
+        raise BadInput(f"--on {said!r}: the port {port} is out of range, from 1 to 65535")
+    return f"ray://{match['host']}:{port}"
+
+
+def ray_part(name: str = "ray") -> Any:
+    """Ray, or a part of it such as ``ray.serve``. It sends no statistics unless somebody says that it may."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray's next version does, without a warning
+    try:
+        return importlib.import_module(name)
+    except ImportError as e:
+        raise Refused("--on ray needs Ray, which is not installed: pip install 'vantage[ray]'") from e
+
+
+@contextlib.contextmanager
+def joined(said: str, *, cores: int | None = None) -> Iterator[Any]:
+    """Ray, joined where it runs or started on this machine; what was started is ended, what was joined is left.
+
+    ``cores``: of a Ray that is started here; by default all of them.
+    """
+    address = address_of(said)
+    ray = ray_part()
+    if ray.is_initialized():
+        yield ray
+        return
+    if not _join(ray, address):
+        _start(ray, cores)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _join(ray: Any, address: str | None) -> bool:
+    """Whether there was one to join."""
+    given = os.environ.get("RAY_ADDRESS")
+    try:
+        ray.init(address or "auto", log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, OSError, RuntimeError, ValueError) as e:
+        if address is None and not given:
+            return False
+        why = " ".join(str(e).split())[:300]
+        raise Refused(f"there is no Ray cluster at {address or given} that can be joined: {why}") from e
+    return True
+
+
+def _start(ray: Any, cores: int | None) -> None:
+    """For this machine alone, and without its dashboard."""
+    ray.init(
+        "local",
+        num_cpus=cores,
+        include_dashboard=False,
+        object_store_memory=STORE_BYTES,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        _node_ip_address="127.0.0.1",
+    )

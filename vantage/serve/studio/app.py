@@ -1,0 +1,67 @@
+"""The studio's application: the server's, and on top of it the page and its API."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+from fastapi import FastAPI
+from starlette.middleware import Middleware
+
+from vantage.checkpoints.pull import home
+from vantage.errors import BadInput
+from vantage.serve.app import assemble
+from vantage.serve.hub import Load
+from vantage.serve.logs import Log
+from vantage.serve.settings import Settings, loopback
+from vantage.serve.state import State
+from vantage.serve.studio import attention, build, chat, compare, cost, models, pages, positions, studies
+from vantage.serve.studio.gate import API, Gate
+from vantage.serve.studio.state import Studio
+
+# Each has a ``router`` whose paths begin with /studio/api.
+PARTS = (models, chat, attention, positions, cost, compare, studies, build)
+
+
+def create_studio(
+    settings: Settings,
+    *,
+    load: Load | None = None,
+    log: Log | None = None,
+    folder: Path | None = None,
+    troubles: Mapping[str, str] | None = None,
+) -> FastAPI:
+    """The studio as an ASGI application. ``folder``: where reports lie. ``troubles``: models that are known not to be
+    there, and why."""
+    _check(settings)
+    token = secrets.token_urlsafe(32)
+    gate = Middleware(Gate, token=token)
+    app = assemble(settings, load=load, log=log, within=[gate], bodies=(f"{API}/",))
+    state: State = app.state.vantage
+    names = tuple(served.name for served in settings.models)
+    studio = Studio(state.hub, state.log, token=token, folder=folder or home() / "studio", names=names)
+    studio.troubles.update(troubles or {})
+    app.state.studio = studio
+    for part in PARTS:
+        app.include_router(part.router, include_in_schema=False)
+    app.include_router(pages.router)  # the last: it takes every path that is left
+    inner = app.router.lifespan_context
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with inner(app):
+            yield
+            await studio.close()
+
+    app.router.lifespan_context = lifespan
+    return app
+
+
+def _check(settings: Settings) -> None:
+    access = settings.access
+    if not loopback(settings.host):
+        raise BadInput(f"host {settings.host}: the studio runs code for whoever reaches it, so it is on 127.0.0.1 only")
+    if access.keys or access.hosts or access.origins:
+        raise BadInput("the studio is for this machine alone: it takes no API keys, other hosts or other origins")

@@ -1,0 +1,138 @@
+"""Chat and watch: an answer as it is written, with what the model saw, held and computed for each token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from vantage.generate import Sampling
+from vantage.model import Model
+from vantage.serve.bounds import ModelName, Number, Strictly, Text, Whole
+from vantage.serve.errors import bad
+from vantage.serve.hub import Loaded
+from vantage.serve.studio.answer import Answer, likely
+from vantage.serve.studio.models import kind_of
+from vantage.serve.studio.state import Event, call, sse, studio_of, work
+from vantage.serve.studio.talks import Talk, Talks
+
+router = APIRouter(prefix="/studio/api")
+LISTED = 20  # tokens of a distribution that was asked for
+ANSWER = 512  # tokens, unless told
+
+Conversation = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
+Layer = Annotated[Whole, Field(ge=0, lt=4096)] | Literal["mean"]
+
+
+class How(Strictly):
+    """How tokens are chosen."""
+
+    temperature: Annotated[Number, Field(ge=0, le=10)] | None = None
+    top_k: Annotated[Whole, Field(ge=1, le=2**20)] | None = None
+    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    seed: Annotated[Whole, Field(ge=0, lt=2**63)] | None = None
+    max_tokens: Annotated[Whole, Field(ge=1, le=2**20)] | None = None
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.temperature or 0.0, self.top_k, self.top_p, self.min_p, seed=self.seed)
+
+
+class Place(Strictly):
+    conversation: Conversation
+    turn: Annotated[Whole, Field(ge=0, lt=2**31)]
+
+
+class AtLayer(Strictly):
+    layer: Layer = "mean"
+
+
+class Watched(Strictly):
+    attention: AtLayer | Layer | None = None
+
+    @property
+    def layer(self) -> Layer | None:
+        return self.attention.layer if isinstance(self.attention, AtLayer) else self.attention
+
+
+class Said(Strictly):
+    model: ModelName
+    message: Text
+    conversation: Conversation | None = None
+    branch_of: Place | None = None
+    system: Text | None = None
+    sampling: How = How()
+    watch: Watched | None = None
+
+
+class Asked(Strictly):
+    conversation: Conversation
+    index: Annotated[Whole, Field(ge=0, lt=2**31)]
+    sampling: How = How()
+
+
+@router.post("/chat")
+async def chat(request: Request, body: Said) -> Response:
+    """Say something. The answer is a stream of events. A reader that leaves stops it; what was said so far stays."""
+    studio = studio_of(request)
+    if body.conversation is not None and body.branch_of is not None:
+        raise bad("conversation and branch_of: go on with one, or branch from one", "branch_of")
+    loaded = await studio.loaded(body.model)
+    if kind_of(loaded) != "decoder":
+        raise bad(f"{body.model} is an {kind_of(loaded)} and cannot converse: choose a decoder", "model", "wrong_model")
+    model = await studio.model(body.model, "chat")
+    talks, how = studio.part(Talks), body.sampling
+    layer = None if body.watch is None else body.watch.layer
+    most = how.max_tokens or ANSWER
+
+    def answered() -> Iterator[Event]:  # all of it at the desk: the turn before this one may still be on its way
+        return Answer(talks, _talk(talks, loaded, model, body), body.message, how.sampling, most, layer).run()
+
+    return await sse(request, work(request, answered, desk=f"chat {body.model}"))
+
+
+@router.get("/chat/{conversation}")
+async def shown(request: Request, conversation: Conversation) -> Response:
+    return JSONResponse(studio_of(request).part(Talks).get(conversation).seen)
+
+
+@router.delete("/chat/{conversation}")
+async def forget(request: Request, conversation: Conversation) -> Response:
+    studio_of(request).part(Talks).drop(conversation)
+    return Response(status_code=204)
+
+
+@router.post("/distribution")
+async def distribution(request: Request, body: Asked) -> Response:
+    """What could have come at a token that was written, under other settings."""
+    talks = studio_of(request).part(Talks)
+    talk, logits = talks.get(body.conversation), talks.logits(body.conversation, body.index)
+
+    def read() -> dict[str, Any]:
+        return {"top": likely(talk.row.model, body.sampling.sampling, logits, LISTED)}
+
+    return JSONResponse(await call(request, read, desk="tokens"))
+
+
+def _talk(talks: Talks, loaded: Loaded, model: Model, body: Said) -> Talk:
+    """The conversation that goes on here: an old one, a branch of one, or a new one."""
+    at = body.conversation or (body.branch_of and body.branch_of.conversation)
+    if at is None:
+        return Talk.new(body.model, model, loaded.plain, body.system)
+    talk = talks.get(at)
+    if talk.model != body.model:
+        raise bad(f"this conversation was begun with {talk.model}: go on with that, or start a new one", "model")
+    if body.system is not None and body.system != talk.system:
+        raise bad("a conversation keeps its system message: start a new one for another", "system")
+    if talk.row.model is not model:
+        raise bad("the model was loaded anew since this conversation began: start a new one", "conversation")
+    if body.branch_of is None:
+        return talk
+    branch = talk.branch(body.branch_of.turn)
+    until = talk.turns[body.branch_of.turn - 1] if body.branch_of.turn else None
+    talks.inherit(branch.id, talk.id, 0 if until is None else len(until.prompt) + len(until.tokens))
+    return branch

@@ -1,0 +1,69 @@
+"""Frozen parts as Python that makes them again, and as TOML that ``vantage train`` reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any
+
+import vantage as vt
+from vantage.position import scaling
+
+
+def python(value: Any) -> str:
+    """An expression with ``import vantage as vt`` before it. Fields that have their default are left out."""
+    if is_dataclass(value) and not isinstance(value, type):
+        said = ", ".join(f"{name}={python(one)}" for name, one in changed(value).items())
+        return f"{_home(type(value))}{type(value).__name__}({said})"
+    if isinstance(value, tuple):
+        inside = ", ".join(python(one) for one in value)
+        return f"({inside},)" if len(value) == 1 else f"({inside})"
+    return repr(value)
+
+
+def call(name: str, arguments: Mapping[str, Any]) -> str:
+    """A call with an argument a line."""
+    inside = "".join(f"    {key}={python(value)},\n" for key, value in arguments.items())
+    return f"{name}(\n{inside})"
+
+
+def toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Tables of plain values and parts; what is None is left out, as TOML has no word for it."""
+    parts = []
+    for name, table in tables.items():
+        lines = [f"{key} = {_toml(value)}" for key, value in table.items() if value is not None]
+        parts.append("\n".join([f"[{name}]", *lines]))
+    return "\n\n".join(parts) + "\n"
+
+
+def changed(part: Any) -> dict[str, Any]:
+    """The fields that are not as they come."""
+    found = {}
+    for f in fields(part):
+        value = getattr(part, f.name)
+        default: Any = MISSING if f.default_factory is MISSING else f.default_factory()
+        default = default if f.default is MISSING else f.default
+        if default is MISSING or value != default:
+            found[f.name] = value
+    return found
+
+
+def _home(cls: type) -> str:
+    if cls.__module__ == scaling.__name__:
+        return "vt.scaling."
+    assert cls.__name__ in vt.__all__, f"{cls.__name__} is not part of the public surface"
+    return "vt."
+
+
+def _toml(value: Any) -> str:
+    if is_dataclass(value) and not isinstance(value, type):
+        said = {"is": type(value).__name__, **{k: v for k, v in changed(value).items() if v is not None}}
+        return "{" + ", ".join(f"{key} = {_toml(one)}" for key, one in said.items()) + "}"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value)  # a basic string of TOML is written as JSON writes it
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(_toml(one) for one in value) + "]"
+    return repr(value)

@@ -1,0 +1,210 @@
+"""Compare: a study from a form, live while it trains, and the reports of all that were finished."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import asdict, replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+
+from vantage.compare.entries import ALL, ATTENTION, DEFAULT
+from vantage.compare.facts import seconds
+from vantage.compare.report import CSV, JSON, PAGE
+from vantage.compare.study import VARIANTS, Study, named
+from vantage.serve.bounds import Number, Strictly, Whole
+from vantage.serve.errors import ApiError, bad
+from vantage.serve.studio.comparing import GOES_ON, Comparisons, curves, rows
+from vantage.serve.studio.state import Event, Studio, call, sse, studio_of
+from vantage.train.tasks import TASKS
+
+router = APIRouter(prefix="/studio/api")
+
+BUDGET = "14m"
+LOOK_S = 0.25  # how often a reader of events is told what is new
+LEAST, MOST = 10.0, 86_400.0  # seconds of a budget
+# The page of a report needs its own styles and nothing else: no script, no frame, nothing from anywhere.
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'self'; sandbox"
+)
+FILES = {PAGE: "text/html; charset=utf-8", CSV: "text/csv; charset=utf-8", JSON: "application/json"}
+TASKS_OFFERED = (*TASKS, *VARIANTS)
+
+Name = Annotated[str, Field(min_length=1, max_length=64)]
+Names = Annotated[list[Name], Field(min_length=1, max_length=24)]
+Length = Annotated[Whole, Field(ge=1, le=2048)]
+
+
+class CompareRequest(Strictly):
+    tasks: Annotated[list[Name], Field(min_length=1, max_length=8)]
+    positions: Names
+    attention: Annotated[list[Name], Field(min_length=1, max_length=3)] = Field(default_factory=lambda: ["multi-head"])
+    train_length: Annotated[Whole, Field(ge=1, le=512)] = 20
+    test_lengths: Annotated[list[Length], Field(min_length=1, max_length=16)] = Field(
+        default_factory=lambda: list(Study().test_lengths)
+    )
+    seeds: Annotated[Whole, Field(ge=1, le=16)] = 3
+    steps: Annotated[Whole, Field(ge=1, le=200_000)] | None = None
+    budget: Annotated[str, Field(max_length=32)] | Number | None = None  # "15m", or seconds
+    batch: Annotated[Whole, Field(ge=1, le=1024)] = 64
+    width: Annotated[Whole, Field(ge=1, le=512)] = 64
+    layers: Annotated[Whole, Field(ge=1, le=16)] = 2
+    heads: Annotated[Whole, Field(ge=1, le=32)] = 4
+    test_examples: Annotated[Whole, Field(ge=1, le=4096)] = 512
+
+    def study(self) -> Study:
+        for task in self.tasks:
+            if task not in TASKS_OFFERED:
+                raise bad(f"no task is called {task!r} here. There are: {', '.join(TASKS_OFFERED)}", "tasks")
+        plain = Study()
+        return replace(
+            plain,
+            tasks=tuple(self.tasks),
+            positions=named(tuple(self.positions)),
+            attention=tuple(self.attention),
+            train_length=self.train_length,
+            test_lengths=tuple(sorted(set(self.test_lengths))),
+            seeds=self.seeds,
+            steps=plain.steps if self.steps is None else self.steps,
+            batch=self.batch,
+            shape=replace(plain.shape, width=self.width, layers=self.layers, heads=self.heads),
+            test_examples=self.test_examples,
+        )
+
+    def allowed(self) -> float | None:
+        """Seconds; ``None``: as long as the steps take."""
+        said = BUDGET if self.budget is None and self.steps is None else self.budget
+        if said is None:
+            return None
+        found = seconds(said) if isinstance(said, str) else float(said)
+        if not LEAST <= found <= MOST:
+            raise bad(f"a budget of {found:g} seconds: give {LEAST:.0f} seconds to {MOST / 3600:.0f} hours", "budget")
+        return found
+
+
+def comparisons_of(request: Request) -> Comparisons:
+    return studio_of(request).part(comparisons_in)
+
+
+def comparisons_in(studio: Studio) -> Comparisons:
+    made = Comparisons(studio.folder / "comparisons")
+    studio.closing.append(made.close)
+    return made
+
+
+@router.get("/compare/choices")
+async def choices() -> dict[str, Any]:
+    plain = Study()
+    return {
+        "tasks": list(TASKS_OFFERED),
+        "positions": list(ALL),
+        "attention": list(ATTENTION),
+        "defaults": {
+            "tasks": list(plain.tasks),
+            "positions": list(DEFAULT),
+            "attention": list(plain.attention),
+            "train_length": plain.train_length,
+            "test_lengths": list(plain.test_lengths),
+            "seeds": plain.seeds,
+            "steps": None,
+            "budget": BUDGET,
+        },
+    }
+
+
+@router.get("/compare")
+async def listed(request: Request) -> list[dict[str, Any]]:
+    """All comparisons, finished or not."""
+    return await asyncio.to_thread(comparisons_of(request).listed)
+
+
+@router.post("/compare")
+async def start(request: Request, body: CompareRequest) -> dict[str, Any]:
+    there = comparisons_of(request)
+
+    def begin() -> str:
+        return there.start(body.study(), body.allowed()).name
+
+    return {"id": await call(request, begin, desk="compare")}
+
+
+@router.post("/compare/{name}/resume")
+async def resume(request: Request, name: str) -> dict[str, Any]:
+    there = comparisons_of(request)
+    return {"id": await call(request, lambda: there.resume(name).name, desk="compare")}
+
+
+@router.get("/compare/{name}/events")
+async def events(request: Request, name: str) -> Response:
+    there = comparisons_of(request)
+    await asyncio.to_thread(there.known, name)
+    return await sse(request, _events(there, name))
+
+
+async def _events(there: Comparisons, name: str) -> AsyncGenerator[Event]:
+    """What is new, as often as there is something. Leaving does not stop the comparison: it takes hours."""
+    length = (await asyncio.to_thread(there.study, name))["train_length"]
+    told: Any = None
+    drawn, table = -1, []
+    while True:
+        one = there.get(name)
+        state, message = (one.state, one.message) if one is not None else _earlier(there, name)
+        count = one.results if one is not None else len(await asyncio.to_thread(there.results, name))
+        if count != drawn:
+            found = await asyncio.to_thread(there.results, name)
+            drawn, table = count, rows(found)
+            if found:
+                yield "curve", asdict(curves(found, length))
+        progress = {"done": 0, "total": 0, "left_s": None} if one is None else one.progress
+        now = progress | {"rows": table, "message": message if state == "running" else ""}
+        if now != told:
+            told = now
+            yield "progress", now
+        if state == "done":
+            yield "done", {"report": name}
+            return
+        if state in ("error", "stopped"):
+            yield "error", {"message": message, "code": state}
+            return
+        await asyncio.sleep(LOOK_S)
+
+
+def _earlier(there: Comparisons, name: str) -> tuple[str, str]:
+    finished = any(one["name"] == name for one in there.reports())
+    return ("done", "") if finished else ("stopped", f"the comparison does not run; {GOES_ON}")
+
+
+@router.delete("/compare/{name}")
+async def stop(request: Request, name: str) -> dict[str, Any]:
+    there = comparisons_of(request)
+    await asyncio.to_thread(there.stop, name)
+    return {"id": name, "stopped": True}
+
+
+# ---- reports
+
+
+@router.get("/reports")
+async def reports(request: Request) -> list[dict[str, Any]]:
+    return await asyncio.to_thread(comparisons_of(request).reports)
+
+
+@router.get("/reports/{name}/")
+async def report(request: Request, name: str) -> Response:
+    return await _file(request, name, PAGE)
+
+
+@router.get("/reports/{name}/{file}")
+async def report_file(request: Request, name: str, file: str) -> Response:
+    if file not in FILES:
+        raise ApiError(404, "not_found", f"a report has {', '.join(FILES)}, and no other file")
+    return await _file(request, name, file)
+
+
+async def _file(request: Request, name: str, file: str) -> Response:
+    content = await asyncio.to_thread(comparisons_of(request).page, name, file)
+    headers = {"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer"}
+    return Response(content, headers=headers, media_type=FILES[file])

@@ -1,0 +1,260 @@
+"""Comparisons that run in processes of their own: started, watched, stopped, gone on with; and their reports."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any, final
+
+from vantage.compare.cells import View
+from vantage.compare.child import ORDER, write_order
+from vantage.compare.conduct import STUDY
+from vantage.compare.report import PAGE
+from vantage.compare.results import FILE, Result, read_results
+from vantage.compare.study import Study
+from vantage.serve.errors import ApiError
+from vantage.studies.figure import Figure, Line, Lines
+
+NAME = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}")
+GRACE = 5.0  # seconds between asking a study to end and ending it
+LOG = "log.txt"
+GOES_ON = "it can be gone on with: what was finished is kept"
+
+
+@final
+class Comparison:
+    """One study's process, and the last that it said. Read from any thread."""
+
+    def __init__(self, name: str, folder: Path):
+        self.name, self.folder = name, folder
+        self.state = "running"  # "done", "stopped" or "error"
+        self.message = ""
+        self.progress: dict[str, Any] = {"done": 0, "total": 0, "left_s": None}
+        self.results = len(read_results(folder / FILE))
+        with (folder / LOG).open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "vantage.compare.child", str(folder)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+        assert self._process.stdout is not None
+        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
+        self._reader.start()
+
+    def _read(self, lines: IO[bytes]) -> None:
+        with lines:
+            for line in lines:
+                with contextlib.suppress(ValueError):  # a line that was cut by a kill
+                    self._hear(json.loads(line))
+        code = self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        if self.state == "running":
+            self.state = "error"
+            self.message = (
+                f"the comparison ended without a report (exit code {code}); {GOES_ON}. It said: {self._last()}"
+            )
+
+    def _hear(self, said: dict[str, Any]) -> None:
+        match said.pop("event"):
+            case "progress":
+                self.progress = said
+            case "finished":
+                self.results += len(said["runs"])
+            case "note":
+                self.message = said["text"]
+            case "began":
+                self.message = ""
+            case "error":
+                self.state, self.message = "error", said["message"]
+            case "done":
+                self.progress = self.progress | {"done": self.progress["total"], "left_s": 0.0}
+                self.state, self.message = "done", ""
+            case _:
+                pass
+
+    def _last(self) -> str:
+        text = (self.folder / LOG).read_text(errors="replace").strip()
+        return text[-500:] or "nothing"
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """Ask it to end, with its workers; end it if it does not. Blocks for as long as that takes."""
+        if self.state == "running":
+            self.state, self.message = "stopped", f"the comparison was stopped; {GOES_ON}"
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(GRACE)
+        self._reader.join(GRACE)
+
+
+@final
+class Comparisons:
+    """All comparisons of a studio, in one folder. Their names are ours: one from a request is looked up, never used."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._running: dict[str, Comparison] = {}
+        self._one = threading.Lock()
+
+    # ---- running them
+
+    def start(self, study: Study, budget: float | None) -> Comparison:
+        with self._one:
+            self._none_runs()
+            name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+            write_order(self.folder / name, study, budget)
+            return self._begin(name)
+
+    def resume(self, name: str) -> Comparison:
+        with self._one:
+            self.known(name)
+            if (self.folder / name / PAGE).is_file():
+                raise ApiError(409, "finished", f"the comparison {name} is finished: open its report")
+            self._none_runs()
+            return self._begin(name)
+
+    def _begin(self, name: str) -> Comparison:
+        made = self._running[name] = Comparison(name, self.folder / name)
+        return made
+
+    def _none_runs(self) -> None:
+        for name, one in self._running.items():
+            if one.state == "running":
+                raise ApiError(
+                    409, "comparison_running", f"the comparison {name} runs and takes all cores: stop it, or wait"
+                )
+
+    def get(self, name: str) -> Comparison | None:
+        """One that this studio started; ``None``: one of an earlier studio."""
+        self.known(name)
+        return self._running.get(name)
+
+    def stop(self, name: str) -> None:
+        one = self.get(name)
+        if one is not None:
+            one.stop()
+
+    def close(self) -> None:
+        for one in self._running.values():
+            one.stop()
+
+    # ---- what there is
+
+    def names(self) -> list[str]:
+        """The latest first."""
+        if not self.folder.is_dir():
+            return []
+        there = (path for path in self.folder.iterdir() if NAME.fullmatch(path.name) and not path.is_symlink())
+        return sorted((p.name for p in there if (p / STUDY).is_file() or (p / ORDER).is_file()), reverse=True)
+
+    def known(self, name: str) -> None:
+        if name not in self.names():
+            raise ApiError(
+                404, "not_found", f"there is no comparison {name[:64]!r}: GET /studio/api/compare lists them"
+            )
+
+    def page(self, name: str, file: str) -> bytes:
+        """A file of a finished report; ``file`` is one of the three that a report has."""
+        self.known(name)
+        try:
+            return (self.folder / name / file).read_bytes()
+        except OSError as e:
+            raise ApiError(404, "not_found", f"the comparison {name} has no report yet") from e
+
+    def listed(self) -> list[dict[str, Any]]:
+        return [self._entry(name) for name in self.names()]
+
+    def reports(self) -> list[dict[str, Any]]:
+        return [one for one in self.listed() if one["report"]]
+
+    def _entry(self, name: str) -> dict[str, Any]:
+        report = (self.folder / name / PAGE).is_file()
+        one = self._running.get(name)
+        state = "done" if report else "stopped" if one is None else one.state
+        when = time.strftime("%Y-%m-%dT%H:%M:%S", time.strptime(name[:15], "%Y%m%d-%H%M%S"))
+        return {"name": name, "when": when, "title": self._title(name), "state": state, "report": report}
+
+    def _title(self, name: str) -> str:
+        try:
+            said = self.study(name)
+            return f"{', '.join(said['tasks'])}: {', '.join(said['positions'])}"
+        except (OSError, ValueError, KeyError, TypeError):
+            return "a comparison that cannot be read"
+
+    def study(self, name: str) -> dict[str, Any]:
+        folder = self.folder / name
+        file = folder / STUDY if (folder / STUDY).is_file() else folder / ORDER
+        return json.loads(file.read_text())["study"]
+
+    def results(self, name: str) -> list[Result]:
+        return read_results(self.folder / name / FILE)
+
+
+# ---- what has been found so far
+
+
+def rows(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """One for each task and entry: its runs, and the mean score at each length."""
+    found: dict[tuple[str, str], list[Result]] = {}
+    for result in sorted(results, key=lambda result: result.key):
+        found.setdefault((result.key.task, result.key.entry), []).append(result)
+    return [
+        {
+            "task": task,
+            "entry": entry,
+            "runs": len(own),
+            "diverged": sum(run.diverged for run in own),
+            "at": [{"length": n, "exact": mean} for n, mean in _means(own).items()],
+        }
+        for (task, entry), own in found.items()
+    ]
+
+
+def _means(runs: Sequence[Result]) -> dict[int, float]:
+    lengths = sorted({score.length for run in runs for score in run.scores})
+    scores = {n: [score.exact for run in runs if (score := run.at(n)) is not None] for n in lengths}
+    return {n: sum(values) / len(values) for n, values in scores.items()}
+
+
+def curves(results: Sequence[Result], train_length: int) -> Figure:
+    """A panel for each task: the score over the length, with its interval where there are seeds enough for one."""
+    view = View(tuple(results), train_length)
+    panels = []
+    for task in view.tasks:
+        lengths = view.lengths(task)
+        lines = tuple(line for entry in view.entries(task) if (line := _line(view, task, entry, lengths)) is not None)
+        label = "perplexity" if view.measure(task) == "loss" else "exact"
+        panels.append(Lines(task, "length", label, lines))
+    done = f"{len(results)} run" + ("s" if len(results) != 1 else "")
+    caption = f"{done} so far, trained up to length {train_length}: the share of rows that are right in every token."
+    return Figure("curves", caption, tuple(panels))
+
+
+def _line(view: View, task: str, entry: str, lengths: Sequence[int]) -> Line | None:
+    points = [(n, view.estimate(task, entry, [n])) for n in lengths]
+    there = [(n, point) for n, point in points if point is not None and math.isfinite(point.value)]
+    if not there:
+        return None
+    sure = all(math.isfinite(point.low) and math.isfinite(point.high) for _, point in there)
+    x, y = [n for n, _ in there], [point.value for _, point in there]
+    band = ([p.low for _, p in there], [p.high for _, p in there]) if sure else (None, None)
+    return Line(entry, x, y, *band)

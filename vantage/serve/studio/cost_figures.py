@@ -1,0 +1,184 @@
+"""What a cache takes, by kind of attention, and what a pass computes: ``vantage.inspect`` on real specs, as figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+
+from vantage.attention import GroupedQuery, Latent
+from vantage.errors import Refused
+from vantage.inspect import Cost, cost
+from vantage.inspect.cache_bytes import Room, cache_bytes, token_bytes
+from vantage.model import decoder
+from vantage.model.norms import RMSNorm
+from vantage.spec.model import AttentionConfig, ModelSpec
+from vantage.studies.figure import Bars, Figure, Line, Lines
+
+VOCAB = 32_000  # where nobody says another: it counts for the head alone
+WINDOW = 4096
+BATCHES = tuple(2**i for i in range(9))
+
+
+@final
+@dataclass(frozen=True)
+class Sizes:
+    """A decoder, as far as its cost goes."""
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    window: int | None = None
+    latent: int | None = None
+    vocab: int = VOCAB
+
+    def spec(self, attention: AttentionConfig, window: int | None = None) -> ModelSpec:
+        # no encoding: those that models of this kind have multiply no matrices, and keep nothing
+        return decoder(
+            vocab=self.vocab,
+            width=self.width,
+            layers=self.layers,
+            attention=attention,
+            window=window,
+            position="none",
+        )
+
+    def grouped(self, kv_heads: int) -> GroupedQuery:
+        return GroupedQuery(self.heads, kv_heads, self.head_width)
+
+    @property
+    def mla(self) -> Latent:
+        """As in DeepSeek-V2 unless a latent is said: four heads' width, and a rotary key of half a head's."""
+        rank = 4 * self.head_width if self.latent is None else self.latent
+        rope = max(2, self.head_width // 2 // 2 * 2)
+        return Latent(self.heads, rank, self.head_width, rope, self.head_width, norm=RMSNorm())
+
+    def own(self) -> ModelSpec:
+        attention = self.grouped(self.kv_heads) if self.latent is None else self.mla
+        return self.spec(attention, self.window)
+
+
+@final
+@dataclass(frozen=True)
+class Kind:
+    """One way to keep keys and values. ``ring``: what a window has left behind is given up, where that saves room."""
+
+    name: str
+    spec: ModelSpec
+    ring: bool = False
+    own: bool = False
+
+    def bytes(self, context: int, batch: int, dtype: torch.dtype) -> int:
+        source = 0 if self.spec.encoder is None else context
+        ways = ("contiguous", "ring") if self.ring else ("contiguous",)
+        return min(cache_bytes(self.spec, Room(context, batch, dtype, way, source)) for way in ways)
+
+    def a_token(self, dtype: torch.dtype) -> int:
+        room = Room(1, 1, dtype)
+        return sum(token_bytes(layer.attention.kept(self.spec.width), room) for layer in self.spec.layers)
+
+
+def kinds(sizes: Sizes, own: ModelSpec | None = None) -> list[Kind]:
+    """What is asked about first, then the same heads kept in other ways."""
+    first = sizes.own() if own is None else own
+    windowed = any(layer.mask.reach() is not None for layer in first.layers)
+    found = [Kind("as it is" if own is not None else "this shape", first, ring=windowed, own=True)]
+    groups = sizes.kv_heads if 1 < sizes.kv_heads < sizes.heads else _quarter(sizes.heads)
+    found.append(Kind("MHA", sizes.spec(sizes.grouped(sizes.heads))))
+    if groups is not None:
+        found.append(Kind(f"GQA ({groups})", sizes.spec(sizes.grouped(groups))))
+    found.append(Kind("MQA", sizes.spec(sizes.grouped(1))))
+    found.append(Kind(f"MLA ({sizes.mla.kv_rank} + {sizes.mla.rope_dim})", sizes.spec(sizes.mla)))
+    window = sizes.window or WINDOW
+    found.append(Kind(f"MHA, window {window:,}", sizes.spec(sizes.grouped(sizes.heads), window), ring=True))
+    return found
+
+
+def _quarter(heads: int) -> int | None:
+    """As near a quarter of the heads as divides them."""
+    between = [n for n in range(2, heads) if heads % n == 0]
+    return min(between, key=lambda n: abs(n - heads / 4), default=None)
+
+
+def sizes_of(spec: ModelSpec) -> Sizes:
+    """The sizes of a model that is there, by its first layer."""
+    if spec.head is None or not all(layer.mask.settled(1) for layer in spec.layers):
+        raise Refused("an encoder reads its text at once and keeps no cache: choose a model that generates")
+    shape = spec.layers[0].attention.shape(spec.width)
+    return Sizes(len(spec.layers), spec.width, shape.heads, shape.kv_heads, shape.value_dim, vocab=spec.vocab)
+
+
+def calculated(
+    sizes: Sizes, own: ModelSpec | None, contexts: Sequence[int], batch: int, dtype: torch.dtype
+) -> dict[str, Any]:
+    """The table, the figures and the operations."""
+    there = kinds(sizes, own)
+    table = [
+        {
+            "kind": kind.name,
+            "own": kind.own,
+            "bytes_per_token": kind.a_token(dtype),
+            "bytes_at": [kind.bytes(n, batch, dtype) for n in contexts],
+        }
+        for kind in there
+    ]
+    found = cost(there[0].spec, context=max(contexts), batch=batch, dtype=dtype)
+    return {
+        "table": table,
+        "contexts": list(contexts),
+        "batch": batch,
+        "dtype": found.dtype,
+        "parameters": found.total,
+        "parameters_by_part": [{"part": part, "count": count} for part, count in found.parameters.items()],
+        "operations": _operations(found),
+        "figures": [_sizes_figure(there, contexts, batch, dtype), _operations_figure(found)],
+    }
+
+
+def _operations(found: Cost) -> list[dict[str, Any]]:
+    """``flops``: to read the whole context at once; ``decode``: for one more token after it."""
+    passes = {one.name: {part.name: part for part in one.parts} for one in found.passes}
+    whole, step = passes["prefill"], passes["decode"]
+    return [
+        {"part": name, "flops": whole[name].operations, "decode": step[name].operations, "bytes": step[name].bytes}
+        for name in whole
+        if whole[name].operations or step[name].operations
+    ]
+
+
+def _sizes_figure(there: Sequence[Kind], contexts: Sequence[int], batch: int, dtype: torch.dtype) -> Figure:
+    over = tuple(
+        Line(k.name, list(contexts), [k.bytes(n, batch, dtype) for n in contexts], look=_look(k)) for k in there
+    )
+    at = max(contexts)
+    rows = [n for n in BATCHES if n <= max(64, batch)]
+    wide = tuple(Line(k.name, rows, [k.bytes(at, n, dtype) for n in rows], look=_look(k)) for k in there)
+    caption = f"Bytes that keys and values take: over the context for a batch of {batch}, and over the batch at {at:,}."
+    return Figure(
+        "cache",
+        caption,
+        (
+            Lines("over the context", "tokens", "bytes", over, log_x=True, log_y=True),
+            Lines("over the batch", "rows", "bytes", wide, log_x=True, log_y=True),
+        ),
+    )
+
+
+def _look(kind: Kind) -> Any:
+    return "solid" if kind.own else "dashed"
+
+
+def _operations_figure(found: Cost) -> Figure:
+    parts = _operations(found)
+    names = tuple(one["part"] for one in parts)
+    series = (
+        ("read the context", [one["flops"] for one in parts]),
+        ("one more token", [one["decode"] for one in parts]),
+    )
+    bars = Bars("operations", "operations", names, series, log_y=True)
+    caption = f"Operations of matrix products by part, at {found.context:,} tokens and a batch of {found.batch}."
+    return Figure("operations", caption, (bars,))

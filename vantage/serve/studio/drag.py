@@ -1,0 +1,88 @@
+"""One token moved to another position while everything else stays: what becomes of a query's scores and weights.
+
+Only ``pos`` changes, which encodings read. ``order``, which masks read, stays: the query sees the same keys as before.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vantage.errors import BadInput, Refused
+from vantage.inspect.select import choose_sites, context_of, labels, numbers, read_tokens
+from vantage.inspect.sites import Seen, Site, listening, sites_of
+from vantage.inspect.tiles import cut_need, pick
+from vantage.kernels.reference import masked_scores, normalise
+from vantage.model import Model
+from vantage.spec.positions import Pair, Positions
+
+TOKENS = 1024
+
+
+class Which(NamedTuple):
+    """The row of weights that is looked at."""
+
+    layer: int
+    head: int
+    query: int
+
+
+def dragged(model: Model, text: str, which: Which, token: int, to: int) -> dict[str, Any]:
+    """Scores and weights of one query before and after. A key that the query does not see has no score."""
+    if model.encoder is not None:
+        raise Refused("tokens are dragged in a decoder or an encoder: this model is both, choose another")
+    row = read_tokens(model, fitting(model, text, TOKENS))
+    n = row.shape[1]
+    site = choose_sites(sites_of(model), "self", which.layer)[0]
+    numbers(which.head, site.heads, "head", f" in layer {which.layer}")
+    numbers(which.query, n, "query", " in this text")
+    numbers(token, n, "token", " in this text")
+    order = torch.arange(n)[None]
+    pos = order.clone()
+    pos[0, token] = to
+    before = _row(model, row, Positions.of(order), site, which)
+    after = _row(model, row, Positions.of(pos, order=order), site, which)
+    return {
+        "tokens": labels(model, row[0].tolist()),
+        "before": before[1].tolist(),
+        "after": after[1].tolist(),
+        "scores_before": _seen(before[0]),
+        "scores_after": _seen(after[0]),
+    }
+
+
+def fitting(model: Model, text: str, most: int, more: int = 0) -> list[int]:
+    """The text as tokens, no more than so many, and with room for ``more`` in the model's context."""
+    if model.tokenizer is None:
+        raise Refused("this model has no tokenizer, and texts are read here: choose another")
+    ids = list(model.tokenizer.encode(text))
+    context = context_of(model)
+    limit = most if context is None else min(most, context - more)
+    if not 0 < len(ids) <= limit:
+        raise BadInput(f"the text has {len(ids):,} tokens: give 1 to {limit:,}")
+    return ids
+
+
+@torch.inference_mode()
+def _row(model: Model, tokens: Tensor, pos: Positions, site: Site, which: Which) -> tuple[Tensor, Tensor]:
+    """(keys,) scores and weights of the query, from what the kernel was given."""
+    found: list[Seen] = []
+    with listening([site], found.append):
+        model.hidden(tokens, positions=pos)
+    seen = found[0]
+    H, G = seen.q.shape[1], seen.view.k.shape[1]
+    heads, query = torch.tensor([which.head]), torch.tensor([which.query])
+    wide = torch.promote_types(seen.q.dtype, torch.float32)
+    q = seen.q[:1, heads][:, :, query].to(wide)
+    k = seen.view.k[:1, heads * G // H].to(wide)
+    need = cut_need(seen.need, heads, query, slice(None))
+    scores = masked_scores(q, k, Pair(pick(seen.pair.q, (which.query,)), seen.pair.k), need)
+    sinks = None if need.sinks is None else need.sinks.to(wide)
+    weights, _ = normalise(scores, sinks, need.normalise)
+    return scores[0, 0, 0], weights[0, 0, 0]
+
+
+def _seen(scores: Tensor) -> list[float | None]:
+    return [None if value == float("-inf") else value for value in scores.tolist()]

@@ -1,0 +1,193 @@
+"""A text that was read once, and any head's weights from it on demand.
+
+All weights of a long text would take gigabytes: 270 heads over 2,000 tokens are 4. What went into each attention takes
+a thousandth of that a head, and one layer computed again from it is done in a moment, by the very modules that ran.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vantage.inspect import Atlas, atlas
+from vantage.inspect.keep import Weights
+from vantage.inspect.meet import Met, meeting
+from vantage.inspect.select import context_of, labels, read_source, read_tokens
+from vantage.inspect.sites import Site, sites_of
+from vantage.inspect.tiles import Tile, tiles
+from vantage.model import Model
+from vantage.serve.errors import ApiError, bad
+from vantage.serve.studio.state import Studio
+from vantage.spec.parts import Context
+
+PICTURES = 8
+BYTES = 2**29  # of all of them
+TOKENS = 4096  # a head's whole map is then 33 MB
+MEASURED = 256  # tokens of a text that the atlas reads, twice over: more take long and change little
+NEAR = 2  # layers whose queries and keys stay at hand
+SIZE = 64  # cells of a small map, each way
+
+
+@final
+@dataclass(eq=False)
+class Picture:
+    """One text read by one model. All methods are for the desk of the model."""
+
+    name: str
+    model: Model
+    ids: list[int]
+    source: list[int] | None
+    inputs: dict[tuple[str, int], tuple[Site, Tensor, Context]]
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    _near: OrderedDict[tuple[str, int], Met] = field(default_factory=OrderedDict)
+    _small: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    _atlas: Atlas | None = None
+
+    @property
+    def bytes(self) -> int:
+        kept = [x for _, x, _ in self.inputs.values()]
+        memory = {id(c.memory): c.memory.hidden for _, _, c in self.inputs.values() if c.memory is not None}
+        return sum(x.nbytes for x in (*kept, *memory.values()))
+
+    def sites(self) -> list[dict[str, Any]]:
+        return [{"kind": s.kind, "layer": s.layer, "heads": s.heads} for s, _, _ in self.inputs.values()]
+
+    def words(self, kind: str) -> list[str]:
+        """The tokens that are looked at in such an attention."""
+        return labels(self.model, self.ids if kind == "self" or self.source is None else self.source)
+
+    @torch.inference_mode()
+    def met(self, kind: str, layer: int, head: int | None = None) -> Met:
+        """A site as it ran: its module once more, over what went in."""
+        where = (kind, layer)
+        if where not in self.inputs:
+            there = ", ".join(dict.fromkeys(kind for kind, _ in self.inputs))
+            raise bad(f"there is no {kind} attention in layer {layer}: this model has {there}", "layer")
+        site, x, ctx = self.inputs[where]
+        if head is not None and head >= site.heads:
+            raise bad(f"there is no head {head}: {site.name} attention has {site.heads}, 0 to {site.heads - 1}", "head")
+        if where not in self._near:
+            with meeting([site]) as found:
+                site.module(x, ctx)
+            self._near[where] = found[site.name]
+        self._near.move_to_end(where)
+        while len(self._near) > NEAR:
+            self._near.popitem(last=False)
+        return self._near[where]
+
+    @torch.inference_mode()
+    def head(self, kind: str, layer: int, head: int) -> np.ndarray:
+        """(queries, keys) in 16 bits: 65535 is a weight of 1."""
+        met = self.met(kind, layer, head)
+        lines = [(line[0, 0] * 65535).round() for line in _lines(met, [head])]
+        return torch.cat(lines).cpu().numpy().astype("<u2")
+
+    @torch.inference_mode()
+    def heads(self, kind: str, layer: int) -> bytes:
+        """Every head in 64 × 64 cells of 8 bits, each the largest weight in it, on a scale of square roots."""
+        if (kind, layer) not in self._small:
+            met = self.met(kind, layer)
+            narrow = [F.adaptive_max_pool2d(line[0], (line.shape[2], SIZE)) for line in _lines(met, None)]
+            small = F.adaptive_max_pool2d(torch.cat(narrow, 1), (SIZE, SIZE))
+            self._small[kind, layer] = (255 * small.sqrt()).round().to(torch.uint8).cpu().numpy().tobytes()
+        return self._small[kind, layer]
+
+    def atlas(self) -> Atlas:
+        if self._atlas is None:
+            self._atlas = atlas(self.model, self.ids, source=self.source, longest=MEASURED)
+        return self._atlas
+
+
+def _lines(met: Met, heads: list[int] | None) -> Iterator[Tensor]:
+    """The weights of these heads, some queries at a time: (1, heads, queries, all keys)."""
+    seen = met.seen
+    width = seen.view.k.shape[2]
+    chosen = range(met.site.heads) if heads is None else heads
+    found: Iterator[Tile] = tiles(seen, chosen, range(seen.q.shape[2]))
+    for tile in found:
+        yield Weights().of(tile, width)["weights"].float()
+
+
+@torch.inference_mode()
+def read(name: str, model: Model, ids: list[int], source: list[int] | None) -> Picture:
+    """Run the model over a text once, and keep what went into each attention."""
+    check(model, ids, source)
+    tokens, read_from = read_tokens(model, ids), read_source(model, source)
+    sites = sites_of(model)
+    found: dict[int, tuple[Tensor, Context]] = {}
+
+    def enter(module: nn.Module, args: tuple[Tensor, Context]) -> None:
+        found[id(module)] = args
+
+    handles = [site.module.register_forward_pre_hook(enter) for site in sites]
+    try:
+        model.hidden(tokens, source=read_from)
+    finally:
+        for handle in handles:
+            handle.remove()
+    inputs = {(site.kind, site.layer): (site, *found[id(site.module)]) for site in sites}
+    return Picture(name, model, ids, source, inputs)
+
+
+def check(model: Model, ids: list[int], source: list[int] | None) -> None:
+    """Before a pass is run: whether the text can be read, and what is kept of it be held."""
+    if not ids:
+        raise bad("the text is empty: write something", "text")
+    parts = [("text", ids, model)]
+    if source is not None and model.encoder is not None:
+        parts.append(("source", source, model.encoder))
+    for what, tokens, of in parts:
+        context = context_of(of)
+        most = TOKENS if context is None else min(TOKENS, context)
+        if len(tokens) > most:
+            why = "the model's context" if most == context else "what the studio shows"
+            raise bad(
+                f"the {what} has {len(tokens):,} tokens, and {why} is {most:,}: shorten it",
+                what,
+                "context_length_exceeded",
+            )
+    width = model.spec.width * model.embed.tokens.weight.dtype.itemsize
+    taken = len(sites_of(model)) * max(len(ids), len(source or ())) * width
+    if taken > BYTES:
+        raise bad(
+            f"this text would take {taken / 2**20:,.0f} MiB to look at, more than {BYTES / 2**20:,.0f}: shorten it"
+        )
+
+
+@final
+class Pictures:
+    """The texts that were read, the least recently used given up first."""
+
+    def __init__(self, studio: Studio):
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, Picture] = OrderedDict()
+
+    def put(self, picture: Picture) -> None:
+        with self._lock:
+            self._kept[picture.id] = picture
+            while len(self._kept) > 1 and (
+                len(self._kept) > PICTURES or sum(one.bytes for one in self._kept.values()) > BYTES
+            ):
+                self._kept.popitem(last=False)
+
+    def get(self, id: str) -> Picture:
+        with self._lock:
+            picture = self._kept.get(id)
+            if picture is None:
+                raise ApiError(
+                    404,
+                    "picture_not_found",
+                    f"this text is not kept any more: the last {PICTURES} are. Read it again",
+                    param="id",
+                )
+            self._kept.move_to_end(id)
+            return picture

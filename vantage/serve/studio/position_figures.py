@@ -1,0 +1,333 @@
+"""What a position encoding does, as figures. Every number comes out of the part itself, built and called.
+
+Which figures there are follows from where an encoding acts: on the inputs, on queries and keys, on the scores, or on
+the positions themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from vantage.errors import BadInput
+from vantage.kernels.reference import masked_scores, normalise
+from vantage.position.alibi import AlibiSlopes
+from vantage.position.cope import CountedPositions
+from vantage.position.rope import Rotation
+from vantage.position.t5 import T5Table, t5_bucket
+from vantage.position.xpos import FadingRotation
+from vantage.serve.studio.rotary_figures import bands, turned
+from vantage.spec.masks import Causal, Everything
+from vantage.spec.parts import Encoding, Need, Parts, Shape, Softmax, materialise
+from vantage.spec.positions import Pair, Positions
+from vantage.studies.figure import Bars, Figure, Heat, Line, Lines
+
+CELLS = 96  # rows and columns of a heat map: more cannot be told apart on a page
+POINTS = 512  # of a curve
+RANDOM = 32  # random tokens that a mean is over
+WORK = 2**23  # numbers of queries and keys at once
+NONE_SEEN = float("-inf")
+
+
+@final
+@dataclass(frozen=True)
+class Look:
+    """How large the picture is: positions, and a model's width and heads."""
+
+    length: int
+    width: int
+    heads: int
+
+    @property
+    def head(self) -> int:
+        return self.width // self.heads
+
+    @property
+    def shape(self) -> Shape:
+        if self.width % self.heads:
+            raise BadInput(f"width {self.width} does not divide into {self.heads} heads: change one of them")
+        return Shape(self.width, self.heads, self.heads, self.head, self.head, self.head)
+
+    def spread(self, most: int) -> Tensor:
+        """Positions from 0 on, at most so many, evenly apart."""
+        step = -(-self.length // most)
+        return torch.arange(0, self.length, step)
+
+
+@final
+class Built:
+    """An encoding's parts, built in float64 with weights that are the same every time."""
+
+    def __init__(self, encoding: Encoding, look: Look):
+        self.parts: Parts = encoding.parts(causal=True)
+        self.look = look
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.inputs = [self._build(part) for part in self.parts.inputs]
+            self.qk = [self._build(part) for part in self.parts.qk]
+            self.bias = None if self.parts.bias is None else self._build(self.parts.bias)
+
+    def _build(self, part: Any) -> Any:
+        return part.build(self.look.shape).double().eval()
+
+    @property
+    def trained(self) -> bool:
+        """Whether there are weights that only training would give a meaning."""
+        return any(next(m.parameters(), None) is not None for m in (*self.inputs, *self.qk, self.bias) if m is not None)
+
+    def at(self, pos: Tensor) -> Positions:
+        return Positions.of(pos).declare(self.look.length)
+
+    def split(self, x_NTD: Tensor) -> Tensor:
+        return x_NTD.unflatten(-1, (self.look.heads, -1)).transpose(1, 2)
+
+    def placed(self, x_ND: Tensor, pos: Positions) -> Tensor:
+        """(N, T, D): tokens put at each of these positions."""
+        x = x_ND[:, None].expand(-1, pos.shape[1], -1)
+        for module in self.inputs:
+            x = module(x, pos)
+        return x
+
+    def scores(self, x_ND: Tensor, queries: Positions, keys: Positions) -> Tensor:
+        """(N, H, T, S): a token, at each query's place, meets itself at each key's. Projections are left out."""
+        q_raw = self.split(self.placed(x_ND, queries))
+        k_raw = self.split(self.placed(x_ND, keys))
+        q, k = q_raw, k_raw
+        for module in self.qk:
+            q, k = module.query(q, queries), module.key(k, keys)
+        scale = self.look.head**-0.5
+        bias = None if self.bias is None else self.bias.at(q_raw, q, k, queries, keys, scale)
+        return masked_scores(q, k, Pair(queries, keys), Need(Everything(), scale, bias=bias))
+
+    def biases(self, x_ND: Tensor, queries: Positions, keys: Positions) -> Tensor:
+        """(N, H, T, S): only what is added to the scores."""
+        q_raw, k = self.split(self.placed(x_ND, queries)), self.split(self.placed(x_ND, keys))
+        q = q_raw
+        for module in self.qk:
+            q, k = module.query(q, queries), module.key(k, keys)
+        assert self.bias is not None
+        value = self.bias.at(q_raw, q, k, queries, keys, self.look.head**-0.5)
+        dense = materialise(value, Pair(queries, keys), self.look.heads, torch.float64)
+        assert dense is not None
+        return dense.expand(len(x_ND), *dense.shape[1:])
+
+    @property
+    def counts(self) -> bool:
+        """Whether every key matters to every other: then none can be left out between two."""
+        return isinstance(self.bias, CountedPositions)
+
+    def distances(self) -> Tensor:
+        return torch.arange(self.look.length) if self.counts else self.look.spread(POINTS)
+
+    def tokens(self, places: int) -> Tensor:
+        """(N, D): random tokens, as many as may be computed at once."""
+        each = places * max(self.look.width, self.look.heads * places if self.counts else 0)
+        n = max(1, min(RANDOM, WORK // max(1, each)))
+        return torch.randn(n, self.look.width, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@torch.inference_mode()
+def figures(encoding: Encoding, look: Look) -> list[Figure]:
+    """All that make sense for this encoding."""
+    if look.length < 2:
+        raise BadInput(f"a length of {look.length}: give 2 or more, there must be a distance")
+    built = Built(encoding, look)
+    found: list[Figure] = []
+    if built.parts.sampler is not None:
+        found.append(drawn(built.parts.sampler, look))
+    if built.inputs:
+        found += added(built)
+    for module in built.qk:
+        if isinstance(module, (Rotation, FadingRotation)):
+            found += [*bands(module, look.length), *turned(module, look.spread(CELLS), look.length)]
+    if built.bias is not None:
+        found += _of_the_bias(built)
+    found.append(decay(built))
+    if not (built.inputs or built.qk or built.bias):
+        found.append(mask_alone())
+    return found
+
+
+# ---- added to the embeddings
+
+
+def added(built: Built) -> list[Figure]:
+    look = built.look
+    at = look.spread(CELLS)
+    nothing = torch.zeros(1, look.width, dtype=torch.float64)
+    table = built.placed(nothing, built.at(at))[0]
+    columns = torch.arange(0, look.width, -(-look.width // CELLS))
+    untrained = " The rows are not trained yet: noise." if built.trained else ""
+    heat = Heat(
+        "added to the embedding",
+        "dimension",
+        "position",
+        rows(table[:, columns]),
+        words(columns),
+        words(at),
+        diverging=True,
+    )
+    alike = torch.nn.functional.cosine_similarity(table[:, None], table[None], dim=-1)
+    near = Heat("cosine of two positions", "position", "position", rows(alike), words(at), words(at), diverging=True)
+    fine = look.spread(POINTS)
+    waves = built.placed(nothing, built.at(fine))[0]
+    chosen = sorted({0, look.width // 8 * 2, look.width // 4 * 2 - 1, look.width - 1} & set(range(look.width)))
+    lines = tuple(Line(f"dimension {d}", fine.tolist(), waves[:, d].tolist()) for d in chosen)
+    return [
+        Figure("added", f"What is added to a token's embedding, by position and dimension.{untrained}", (heat,)),
+        Figure("similarity", f"How alike the vectors of two positions are.{untrained}", (near,)),
+        Figure(
+            "waves",
+            f"Some dimensions over the position, fast ones and slow ones.{untrained}",
+            (Lines("single dimensions", "position", "value", lines),),
+        ),
+    ]
+
+
+# ---- added to the scores
+
+
+def _of_the_bias(built: Built) -> list[Figure]:
+    found = [bias_over_distance(built), bias_map(built)]
+    module = built.bias
+    if isinstance(module, AlibiSlopes):
+        bars = Bars("slopes", "lost a position", words(range(len(module.slopes))), (("slope", module.slopes),))
+        found.insert(0, Figure("slopes", "What a score loses for each position of distance, head by head.", (bars,)))
+    if isinstance(module, T5Table):
+        found.insert(0, buckets(module, built.look))
+    if isinstance(module, CountedPositions):
+        return [counted(built, module)]  # the table is zero until it is trained: there is only the count to see
+    return found
+
+
+def bias_over_distance(built: Built) -> Figure:
+    distance = built.distances()
+    last = built.look.length - 1
+    queries, keys = built.at(torch.tensor([last])), built.at(last - distance.flip(0))
+    some = built.tokens(len(distance))[:4]
+    value = built.biases(some, queries, keys)[:, :, 0].flip(-1)  # (N, H, distances)
+    asks = bool((value != value[:1]).any())
+    if asks:
+        lines = tuple(Line(f"query {n + 1}", distance.tolist(), one[0].tolist()) for n, one in enumerate(value))
+        caption = "What the first head adds to a score, by distance, for some random queries: it depends on the query."
+    else:
+        heads = _some(built.look.heads, 8)
+        lines = tuple(Line(f"head {h}", distance.tolist(), value[0, h].tolist()) for h in heads)
+        caption = "What each head adds to a score, by the distance between query and key. The query does not matter."
+    caption += " The weights are untrained." if built.trained else ""
+    panel = Lines("added to the score", "distance", "bias", lines)
+    return Figure("bias", caption, (panel,))
+
+
+def bias_map(built: Built) -> Figure:
+    at = built.look.spread(CELLS)
+    places = built.at(at)
+    value = built.biases(built.tokens(len(at) ** 2 // 8)[:1], places, places)[0, 0]
+    hidden = Causal()(*Pair(places, places).places())[0, 0].logical_not()
+    heat = Heat("head 0", "key", "query", rows(value.masked_fill(hidden, NONE_SEEN)), words(at), words(at))
+    return Figure("bias-map", "What the first head adds, for every query and every key that it sees.", (heat,))
+
+
+def buckets(module: T5Table, look: Look) -> Figure:
+    past = -look.spread(POINTS)
+    distance = torch.cat((past.flip(0), -past[1:])) if module.bidirectional else past
+    config = module.config
+    found = t5_bucket(
+        distance, bidirectional=module.bidirectional, buckets=config.buckets, max_distance=config.max_distance
+    )
+    x = (distance if module.bidirectional else -distance).tolist()
+    line = Line("bucket", x, found.tolist(), look="dots")
+    label = "key - query" if module.bidirectional else "distance"
+    caption = "Which bucket a distance falls into: one for each near distance, then ever wider ones."
+    return Figure("buckets", caption, (Lines("buckets", label, "bucket", (line,)),))
+
+
+def counted(built: Built, module: CountedPositions) -> Figure:
+    """The count itself, read through the part: with e[p] = p · u and a query u, what it adds is the count."""
+    n = min(built.look.length, CELLS // 2)
+    table = torch.zeros_like(module.table)
+    table[:, 0] = torch.arange(len(table))
+    probe = CountedPositions(*table.shape).double()
+    probe.table.data = table
+    generator = torch.Generator().manual_seed(2)
+    q, k = (torch.randn(1, built.look.heads, n, built.look.head, generator=generator).double() * 2 for _ in range(2))
+    unit = torch.zeros_like(q)
+    unit[..., 0] = 1.0
+    at = Positions.arange(1, n)
+    count = probe.at(unit, q, k, at, at, built.look.head**-0.5).value[0, 0]
+    hidden = Causal()(*Pair(at, at).places())[0, 0].logical_not()
+    heat = Heat("counted position", "key", "query", rows(count.masked_fill(hidden, NONE_SEEN)))
+    line = Line("counted", list(range(n)), count[-1].flip(0).tolist())
+    plain = Line("one a token", list(range(n)), list(range(n)), look="dashed")
+    over = Lines("the last query", "distance in tokens", "counted position", (line, plain))
+    caption = "How far away a query counts each key to be: only keys that it cares about count (random tokens)."
+    return Figure("counted", caption, (heat, over))
+
+
+# ---- what comes of it
+
+
+def decay(built: Built) -> Figure:
+    """The score of a token that meets itself, over the distance."""
+    distance = built.distances()
+    last = built.look.length - 1
+    queries, keys = built.at(torch.tensor([last])), built.at(last - distance.flip(0))
+    x = distance.tolist()
+    ones = built.scores(torch.ones(1, built.look.width, dtype=torch.float64), queries, keys)[0, :, 0].flip(-1)
+    different = [h for h in range(len(ones)) if not any(torch.equal(ones[h], ones[g]) for g in range(h))]
+    heads = [different[i] for i in _some(len(different), 4)]
+    named = "all ones" if len(different) == 1 else "all ones, head {}"
+    lines = [Line(named.format(h), x, ones[h].tolist()) for h in heads]
+    some = built.scores(built.tokens(len(distance)), queries, keys)[:, :, 0].flip(-1).flatten(0, 1)
+    low, high = (torch.quantile(some, share, dim=0) for share in (0.1, 0.9))
+    lines.append(Line("random, mean", x, some.mean(0).tolist(), low.tolist(), high.tolist(), look="dashed"))
+    caption = "The score of a token that meets itself, by distance: a vector of ones, and the mean over random ones."
+    return Figure("decay", caption, (Lines("score over distance", "distance", "score", tuple(lines)),))
+
+
+def mask_alone() -> Figure:
+    """Nothing but the mask: equal scores, and what a query makes of them."""
+    n = 24
+    at = Positions.arange(1, n)
+    nothing = torch.zeros(1, 1, n, 2, dtype=torch.float64)
+    scores = masked_scores(nothing, nothing, Pair(at, at), Need(Causal(), 1.0))
+    weights, _ = normalise(scores, None, Softmax())
+    heat = Heat("weights of equal scores", "key", "query", rows(weights[0, 0].masked_fill(scores[0, 0] < 0, NONE_SEEN)))
+    caption = "Without any encoding a causal query still knows how many keys it sees: the weight of each gets smaller."
+    return Figure("mask", caption, (heat,))
+
+
+def drawn(sampler: Any, look: Look) -> Figure:
+    """Positions as training would draw them."""
+    rank = list(range(look.length))
+    keep = look.spread(POINTS).tolist()
+    lines = []
+    for n in range(3):
+        row = sampler.draw(Positions.arange(1, look.length)).pos[0].tolist()
+        lines.append(Line(f"draw {n + 1}", keep, [row[i] for i in keep]))
+    lines.append(Line("at rest", keep, [rank[i] for i in keep], look="dashed"))
+    caption = "Where the tokens of a training row stand: ascending, but spread at random below the limit."
+    return Figure("drawn", caption, (Lines("drawn positions", "token", "position", tuple(lines)),))
+
+
+# ---- numbers for a page
+
+
+def rows(x: Tensor) -> list[list[float | None]]:
+    """With four digits that count; None where there is nothing to see."""
+    return [[None if v == NONE_SEEN else float(f"{v:.4g}") for v in row] for row in x.tolist()]
+
+
+def words(numbers: Any) -> tuple[str, ...]:
+    return tuple(str(int(n)) for n in numbers)
+
+
+def _some(count: int, most: int) -> Sequence[int]:
+    """Up to so many of them, the first and the last among them."""
+    if count <= most:
+        return range(count)
+    return sorted({round(i * (count - 1) / (most - 1)) for i in range(most)})

@@ -1,0 +1,108 @@
+"""What a rotation does: its wavelengths against the context, what a scaling makes of each band, and the turning."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vantage.position.angles import frequencies
+from vantage.position.rope import Rotation, join
+from vantage.position.scaling import Default
+from vantage.position.xpos import FadingRotation
+from vantage.spec.masks import Causal
+from vantage.spec.positions import Positions
+from vantage.studies.figure import Figure, Heat, Line, Lines
+
+CONTEXT = "the context"
+
+
+def bands(module: Rotation | FadingRotation, length: int) -> list[Figure]:
+    """Wavelengths of all pairs, before and after the rule, and how much slower the rule makes each."""
+    base = module.config.base
+    before = frequencies(_turning(module), base)
+    after, factor = before, 1.0
+    rule = module.config.rule if isinstance(module, Rotation) else Default()
+    scaled = rule != Default()
+    if scaled:
+        after, factor = rule.frequencies(_turning(module), base, length)
+    lines = [_waves("before" if scaled else "wavelength", before, dashed=scaled)]
+    if scaled:
+        lines.append(_waves("after", after))
+    still = int((after == 0).sum())
+    slow = int(((after > 0) & (after * length < 2 * math.pi)).sum())
+    caption = f"Positions in a whole turn of each pair. {slow} of {len(after)} turn less than once within the context"
+    caption += f"; {still} stand still." if still else "."
+    waves = Lines("wavelengths", "pair", "positions", tuple(lines), log_y=True, marks=((CONTEXT, float(length)),))
+    found = [Figure("wavelengths", caption, (waves,))]
+    if scaled:
+        turning = (after > 0).nonzero().flatten()
+        ratio = (before[turning] / after[turning]).tolist()
+        slower = Lines("slowed by", "pair", "times", (Line("slowed by", turning.tolist(), ratio),))
+        caption = "How many times slower the rule makes each pair, from the fastest to the slowest."
+        caption += f" Cosines and sines are multiplied by {factor:.4g}." if factor != 1 else ""
+        found.append(Figure("bands", caption, (slower,)))
+    return found
+
+
+def turned(module: Rotation | FadingRotation, at: Tensor, length: int) -> list[Figure]:
+    """A vector whose pairs all point one way, turned to each position; and single pairs that meet themselves."""
+    turning = _turning(module)
+    pairs = turning // 2
+    config = module.config
+    first = join(torch.ones(pairs), torch.zeros(pairs), config.pairing).double()
+    x = torch.cat((first, torch.zeros(module.dim - turning, dtype=torch.float64)))
+    places = Positions.of(at).declare(length)
+    table = module.query(x.expand(1, 1, len(at), -1), places)[0, 0]
+    columns = torch.arange(0, turning, -(-turning // 96))
+    ticks, across = tuple(map(str, at.tolist())), tuple(map(str, columns.tolist()))
+    heat = Heat("a query turned", "dimension", "position", _rows(table[:, columns]), across, ticks, diverging=True)
+    keys = module.key(x.expand(1, 1, len(at), -1), places)[0, 0]
+    alike = table @ keys.T / pairs
+    seen = Causal()(*places.against(places).places())[0, 0]  # into the future xPos only grows
+    near = Heat("a query meets itself", "key at", "query at", _rows(alike, seen), ticks, ticks, diverging=True)
+    caption = "The same vector at every position: each pair of dimensions turns at its own pace."
+    meet = "The product of one vector, turned as a query and as a key: only the distance counts."
+    return [
+        Figure("turned", caption, (heat,)),
+        Figure("similarity", meet, (near,)),
+        _single_pairs(module, length),
+    ]
+
+
+def _single_pairs(module: Rotation | FadingRotation, length: int) -> Figure:
+    turning = _turning(module)
+    pairs = turning // 2
+    chosen = sorted({0, pairs // 4, pairs // 2, pairs - 1})
+    distance = torch.arange(0, length, -(-length // 512))
+    last = Positions.of(torch.tensor([length - 1])).declare(length)
+    keys = Positions.of((length - 1 - distance).flip(0)).declare(length)
+    lines = []
+    for pair in chosen:
+        one = torch.zeros(pairs, dtype=torch.float64)
+        one[pair] = 1.0
+        head = join(one, torch.zeros_like(one), module.config.pairing)
+        x = torch.cat((head, torch.zeros(module.dim - turning, dtype=torch.float64)))
+        q = module.query(x.expand(1, 1, 1, -1), last)
+        k = module.key(x.expand(1, 1, len(distance), -1), keys)
+        lines.append(Line(f"pair {pair}", distance.tolist(), (q @ k.transpose(-1, -2))[0, 0, 0].flip(0).tolist()))
+    panel = Lines("single pairs", "distance", "product", tuple(lines))
+    return Figure("waves", "What single pairs say about the distance: fast ones repeat, slow ones tell far.", (panel,))
+
+
+def _turning(module: Any) -> int:
+    return module.turned if isinstance(module, Rotation) else module.dim
+
+
+def _waves(name: str, frequency: Tensor, *, dashed: bool = False) -> Line:
+    turning = (frequency > 0).nonzero().flatten()
+    lengths = (2 * math.pi / frequency[turning]).tolist()
+    return Line(name, turning.tolist(), lengths, look="dashed" if dashed else "solid")
+
+
+def _rows(x: Tensor, seen: Tensor | None = None) -> list[list[float | None]]:
+    seen = torch.ones_like(x, dtype=torch.bool) if seen is None else seen
+    rows = zip(x.tolist(), seen.tolist(), strict=True)
+    return [[float(f"{v:.4g}") if s else None for v, s in zip(*row, strict=True)] for row in rows]

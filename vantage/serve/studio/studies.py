@@ -1,0 +1,166 @@
+"""Studies and exercises: the documents' results run with other parameters, and the student's answers graded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+
+from vantage.errors import BadInput
+from vantage.serve.bounds import Number, Strictly, Whole
+from vantage.serve.errors import ApiError
+from vantage.serve.studio.state import Event, call, sse, studio_of, work
+from vantage.studies.registry import find, studies
+from vantage.studies.runner import Outcome, conduct, described
+from vantage.studies.study import Study, Value
+
+if TYPE_CHECKING:
+    from vantage.studies.exercises import Exercise, Grade
+
+router = APIRouter(prefix="/studio/api")
+
+DESKS = ("studies a", "studies b")  # so many run at once; the others wait, or are refused
+BEAT_S = 1.0  # a reader hears at least so often, and one that left is noticed
+CODE = 256 * 1024  # characters of an answer; the grader has its own limit in bytes
+
+Name = Annotated[str, Field(min_length=1, max_length=64)]
+Given = Whole | Number | Annotated[str, Field(max_length=1000)]
+
+
+class StudyRequest(Strictly):
+    values: Annotated[dict[Name, Given], Field(max_length=32)] = Field(default_factory=dict)
+
+
+class GradeRequest(Strictly):
+    code: Annotated[str, Field(max_length=CODE)]
+
+
+class Left(Exception):
+    """Nobody waits for the result any more."""
+
+
+@router.get("/studies")
+async def listed() -> list[dict[str, Any]]:
+    found = await asyncio.to_thread(studies)  # the first time they are imported
+    return [described(study) for study in found.values()]
+
+
+@router.post("/studies/{tag}")
+async def run(request: Request, tag: str, body: StudyRequest) -> Response:
+    study = await asyncio.to_thread(_study, tag)
+    study.values(body.values)  # refuses before anything runs
+    studio = studio_of(request)
+    desk = min(DESKS, key=lambda name: studio.desk(name).busy)
+
+    async def events() -> AsyncGenerator[Event]:
+        async with contextlib.aclosing(work(request, lambda: told(study, body.values), desk=desk)) as items:
+            async for item in items:
+                yield item
+
+    return await sse(request, events())
+
+
+def _study(tag: str) -> Study:
+    try:
+        return find(tag[:64])
+    except BadInput as e:
+        raise ApiError(404, "not_found", str(e)) from e
+
+
+def told(study: Study, values: dict[str, Value]) -> Iterator[Event]:
+    """A study as events. It runs in a thread; whoever closes this ends it the next time it says how far it is."""
+    news: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
+    left = threading.Event()
+
+    def progress(share: float, doing: str) -> None:
+        if left.is_set():
+            raise Left
+        news.put(("progress", {"share": min(1.0, max(0.0, float(share))), "doing": doing}))
+
+    def go() -> None:
+        try:
+            news.put(("result", _result(conduct(study, values, progress))))
+        except BaseException as e:  # every end is told: the reader waits for one
+            news.put(e)
+
+    thread = threading.Thread(target=go, name=f"study-{study.tag}", daemon=True)
+    last: Event = ("progress", {"share": 0.0, "doing": "starting"})
+    yield last
+    thread.start()
+    try:
+        while True:
+            try:
+                new = news.get(timeout=BEAT_S)
+            except queue.Empty:
+                yield last
+                continue
+            if isinstance(new, BaseException):
+                raise new
+            last = new
+            yield new
+            if new[0] == "result":
+                return
+    finally:
+        left.set()
+        thread.join()  # the place is free when it has ended
+
+
+def _result(outcome: Outcome) -> dict[str, Any]:
+    said = outcome.to_dict()
+    kept = ("verdict", "words", "numbers", "figures", "values")
+    return {name: said[name] for name in kept} | {"seconds": outcome.seconds, "command": outcome.command}
+
+
+# ---- exercises
+
+
+@router.get("/exercises")
+async def exercises_listed() -> list[dict[str, Any]]:
+    found = await asyncio.to_thread(_exercises)
+    return [{"tag": e.tag, "title": e.title, "task": e.task, "starter": e.starter} for e in found.values()]
+
+
+@router.post("/exercises/{tag}/grade")
+async def grade_answer(request: Request, tag: str, body: GradeRequest) -> dict[str, Any]:
+    """One at a time; the answer runs in a process with limits."""
+    exercise = await asyncio.to_thread(_exercise, tag)
+
+    def graded() -> Grade:
+        from vantage.studies.exercises import grade
+
+        return grade(body.code, tag=exercise.tag)
+
+    found = await call(request, graded, desk="grade")
+    return {
+        "passed": found.passed,
+        "checks": [asdict(check) for check in found.checks],
+        "output": found.output,
+        "held": list(found.held),
+    }
+
+
+@router.get("/exercises/{tag}/answer")
+async def answer(tag: str) -> dict[str, Any]:
+    exercise = await asyncio.to_thread(_exercise, tag)
+    return {"code": exercise.answer, "words": exercise.words}
+
+
+def _exercises() -> dict[str, Exercise]:
+    """Imported when first wanted, away from the event loop: each of them builds its own checks."""
+    from vantage.studies.exercises import exercises
+
+    return exercises()
+
+
+def _exercise(tag: str) -> Exercise:
+    found = _exercises()
+    if tag not in found:
+        raise ApiError(404, "not_found", f"there is no exercise {tag[:64]!r}; there are {', '.join(found)}")
+    return found[tag]

@@ -1,0 +1,94 @@
+"""Watching a model while it writes: the attention of the token at hand, the cache, and what was computed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from vantage.generate.solo import Row
+from vantage.inspect.select import choose_sites
+from vantage.inspect.sites import Seen, listening, sites_of
+from vantage.inspect.tiles import tiles
+from vantage.model import Model
+
+SHOWN = 32  # of the largest weights
+
+
+@final
+class Gaze:
+    """The weights of the newest query, as the mean over heads, of one layer or as the mean over all of them."""
+
+    def __init__(self, model: Model, layer: int | None):
+        self._sites = choose_sites(sites_of(model), "self", layer)
+        self._sum: Tensor | None = None
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[None]:
+        """Inside, passes are seen; native whole steps stand aside for that long."""
+        with listening(self._sites, self._see):
+            yield
+
+    def _see(self, seen: Seen) -> None:
+        last = seen.q.shape[2] - 1
+        order = seen.pair.k.order
+        width = int(order.max()) + 1
+        line = torch.zeros(width, dtype=torch.float32)
+        for tile in tiles(seen, range(seen.site.heads), [last]):
+            weights = tile.weights[0, :, 0].mean(0).float().cpu()
+            # empty places have weight 0, so adding them at 0 adds nothing
+            line.index_add_(0, tile.pair.k.order[0].clamp_min(0).cpu(), weights)
+        self._sum = line if self._sum is None else self._sum + line
+
+    def take(self) -> list[dict[str, Any]]:
+        """The largest weights since the last time, the largest first. Keys are numbers of tokens, from 0."""
+        line, self._sum = self._sum, None
+        if line is None:
+            return []
+        best = (line / len(self._sites)).topk(min(SHOWN, len(line)))
+        found = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [{"key": key, "weight": weight} for key, weight in found if weight > 0]
+
+
+@final
+class Meter:
+    """Keys projected, counted where the cache takes them in; and what as many passes without a cache would project."""
+
+    def __init__(self, row: Row):
+        self._row, self._layers = row, len(row.cache.layers)
+        self._cache, self._base = row.cache, written(row)
+        self.cached = self.uncached = 0
+
+    def passed(self) -> None:
+        """After a pass whose token was asked for: without a cache it would have gone over the whole text."""
+        self.uncached += self._layers * len(self._row.tokens)
+        self.count()
+
+    def count(self) -> None:
+        row = self._row
+        if row.cache is not self._cache:  # grown past a declared length: everything was projected again
+            self._cache, self._base = row.cache, 0
+        now = written(row)
+        self.cached += now - self._base
+        self._base = now
+
+    def said(self) -> dict[str, int]:
+        return {"projections_cached": self.cached, "projections_uncached": self.uncached}
+
+
+def written(row: Row) -> int:
+    return sum(layer.store.written for layer in row.cache.layers)
+
+
+def held(row: Row, reused: int) -> dict[str, Any]:
+    """What each layer holds. ``reused``: how many tokens from the front were there before this turn."""
+    report = row.cache.holds()
+    layers = []
+    for holding in report.layers:
+        (one,) = holding.rows
+        old = sum(max(0, min(int(last), reused - 1) - int(first) + 1) for first, last in one.order)
+        layers.append({"length": len(row.tokens), "held": one.tokens, "reused": old})
+    return {"layers": layers, "bytes": report.bytes}

@@ -1,0 +1,241 @@
+// Chat and watch: talk to a model and see what it sees while it writes.
+import { useEffect, useRef, useState } from "preact/hooks";
+import { Button, Check } from "../components/controls";
+import { ModelPicker, useModel } from "../components/ModelPicker";
+import { Card, PageHead, Problem } from "../components/state";
+import { tints } from "../lib/tokens";
+import { put, route, useParam } from "../router";
+import type { Model } from "../types";
+import "./chat.css";
+import { SettingsCard, useSettings } from "./chat/settings";
+import {
+  branches,
+  current,
+  failure,
+  restore,
+  type Sampling,
+  say,
+  show,
+  startAnew,
+  stop,
+  type Talk,
+  type Written,
+  writing,
+} from "./chat/store";
+import { EveryToken, Transcript } from "./chat/transcript";
+import { AttentionWords, CacheCard, CostCard, DistributionCard } from "./chat/watch";
+
+const EXAMPLES = ["Why is the sky blue?", "Write two lines about the sea.", "Count from one to ten in words."];
+
+const findToken = (talk: Talk | null, index: number | null): Written | null => {
+  if (!talk || index === null) return null;
+  for (const exchange of talk.exchanges) {
+    const found = exchange.written.find((token) => token.index === index);
+    if (found) return found;
+  }
+  return null;
+};
+
+export default function Page() {
+  const [name, setName] = useParam("model", "");
+  const model = useModel(name);
+  const settings = useSettings();
+  const [pointed, setPointed] = useState<number | null>(null);
+  const [pinned] = useParam("token", -1);
+  const [every, setEvery] = useParam("tokens", false);
+  const talk = current.value;
+  const wanted = route.value.params.conversation ?? "";
+  useEffect(() => {
+    if (wanted && wanted !== current.peek()?.id && !writing.peek()) void restore(wanted);
+    if (!wanted && current.peek()?.id && !writing.peek()) current.value = null;
+  }, [wanted]);
+
+  const send = (text: string, instead?: number) => {
+    if (model) void say({ text, model: model.name, ...settings, instead });
+  };
+  const newest = talk?.exchanges.at(-1)?.written.at(-1) ?? null;
+  const chosen = findToken(talk, pointed) ?? findToken(talk, pinned < 0 ? null : pinned);
+  const token = chosen ?? newest;
+  const strength = token ? tints(token.attention) : new Map<number, number>();
+  return (
+    <>
+      <PageHead
+        title="Chat and watch"
+        words="Talk to a model. As it writes, see what else could have come, what it looks at, and what its cache holds."
+        beside={
+          <ModelPicker
+            value={name}
+            fits={(entry) => entry.kind === "decoder"}
+            onChange={(next) => {
+              startAnew();
+              setName(next);
+            }}
+          />
+        }
+      />
+      <div class="chat-grid">
+        <div class="chat-talk">
+          <Card title="Conversation" beside={talk && <Branches talk={talk} />}>
+            {talk ? (
+              <Transcript
+                talk={talk}
+                tints={strength}
+                chosen={chosen?.index ?? null}
+                onPoint={setPointed}
+                onChoose={(index) => {
+                  setPointed(null); // the keys count, though the pointer may rest on another token
+                  put({ token: index });
+                }}
+                onInstead={(turn, text) => send(text, turn)}
+              />
+            ) : (
+              <Welcome disabled={!model} onPick={(text) => send(text)} />
+            )}
+            {failure.value && <Problem trouble={failure.value.trouble} retry={failure.value.again ?? undefined} />}
+            {token && talk && <AttentionWords attention={token.attention} tokens={talk.tokens} />}
+            <Composer disabled={!model} onSend={send} />
+            {talk && talk.tokens.length > 0 && (
+              <>
+                <Check label="Show every token the model reads" value={every} onChange={setEvery} />
+                {every && <EveryToken tokens={talk.tokens} tints={strength} chosen={chosen?.index ?? null} />}
+              </>
+            )}
+          </Card>
+        </div>
+        <Watch talk={talk} token={token} model={model} sampling={settings.sampling} pinned={chosen !== null} />
+        <div class="chat-set">
+          <SettingsCard model={model} begun={talk !== null} />
+        </div>
+      </div>
+    </>
+  );
+}
+
+interface WatchProps {
+  talk: Talk | null;
+  token: Written | null;
+  model: Model | null;
+  sampling: Sampling;
+  pinned: boolean;
+}
+
+function Watch({ talk, token, model, sampling, pinned }: WatchProps) {
+  const exchange = talk?.exchanges.at(-1);
+  return (
+    <div class="stack wide chat-watch">
+      {talk && token ? (
+        <DistributionCard
+          talk={talk}
+          token={token}
+          sampling={sampling}
+          pinned={pinned}
+          onRelease={() => put({ token: null })}
+        />
+      ) : (
+        <Card title="Next token">
+          <p class="small muted">
+            While the model writes, its likeliest next tokens stand here, with and without your settings.
+          </p>
+        </Card>
+      )}
+      {talk?.cache && talk.cache.layers.length > 0 ? (
+        <CacheCard cache={token?.cache ?? talk.cache} context={model?.context ?? null} />
+      ) : (
+        <Card title="Cache">
+          <p class="small muted">
+            Here the cache fills, layer by layer and position by position: what was reused, and what is new.
+          </p>
+        </Card>
+      )}
+      {exchange?.cost && <CostCard exchange={exchange} />}
+    </div>
+  );
+}
+
+function Branches({ talk }: { talk: Talk }) {
+  const all = branches.value;
+  const busy = writing.value !== null;
+  return (
+    <div class="row">
+      {all.length > 1 && (
+        <div class="row" role="group" aria-label="Branches">
+          {all.map((branch, index) => (
+            <Button
+              key={branch.id}
+              little
+              disabled={busy}
+              pressed={branch.id === talk.id}
+              label={`Branch ${index + 1}${branch.origin ? `, from message ${branch.origin.turn + 1}` : ""}`}
+              onClick={() => show(branch.id)}
+            >
+              {index + 1}
+            </Button>
+          ))}
+        </div>
+      )}
+      <Button little onClick={startAnew}>
+        New conversation
+      </Button>
+    </div>
+  );
+}
+
+function Welcome({ disabled, onPick }: { disabled: boolean; onPick: (text: string) => void }) {
+  return (
+    <div class="stack">
+      <p class="muted">Nothing has been said yet. Write below, or begin with one of these:</p>
+      <div class="row">
+        {EXAMPLES.map((text) => (
+          <Button key={text} little disabled={disabled} onClick={() => onPick(text)}>
+            {text}
+          </Button>
+        ))}
+      </div>
+    </div>
+  );
+}
+
+function Composer({ disabled, onSend }: { disabled: boolean; onSend: (text: string) => void }) {
+  const [text, setText] = useState("");
+  const area = useRef<HTMLTextAreaElement>(null);
+  const busy = writing.value !== null;
+  const send = () => {
+    if (!text.trim() || disabled || busy) return;
+    onSend(text);
+    setText("");
+    area.current?.focus();
+  };
+  return (
+    <form
+      class="chat-composer"
+      onSubmit={(event) => {
+        event.preventDefault();
+        send();
+      }}
+    >
+      <textarea
+        ref={area}
+        class="area"
+        rows={2}
+        aria-label="Message"
+        placeholder="Write a message"
+        title="Enter sends it, Shift+Enter begins a new line"
+        value={text}
+        onInput={(event) => setText(event.currentTarget.value)}
+        onKeyDown={(event) => {
+          if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+            event.preventDefault();
+            send();
+          }
+        }}
+      />
+      {busy ? (
+        <Button onClick={stop}>Stop</Button>
+      ) : (
+        <Button submit look="main" disabled={disabled || !text.trim()}>
+          Send
+        </Button>
+      )}
+    </form>
+  );
+}

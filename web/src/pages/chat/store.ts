@@ -1,0 +1,286 @@
+// The conversations of this page, kept while the reader looks at others. One may be written at a time.
+import { computed, signal } from "@preact/signals";
+import { events, get, type Event, Trouble } from "../../api";
+import { asTrouble } from "../../hooks";
+import { put } from "../../router";
+import type { Weight } from "../../lib/tokens";
+
+export interface Choice {
+  id: number;
+  text: string;
+  p_raw: number;
+  p_sampled: number;
+}
+
+export interface CacheState {
+  layers: { length: number; held: number; reused: number }[];
+  bytes: number;
+}
+
+export interface Cost {
+  projections_cached: number;
+  projections_uncached: number;
+  ms_total?: number;
+  ms_first?: number;
+}
+
+export interface Written {
+  index: number;
+  id: number;
+  text: string;
+  token: string;
+  logprob: number;
+  top: Choice[];
+  attention: Weight[];
+  cache: CacheState;
+  cost?: Cost;
+  ms: number;
+}
+
+export interface Sampling {
+  temperature: number;
+  top_k: number | null;
+  top_p: number | null;
+  min_p: number | null;
+  seed: number | null;
+  max_tokens: number;
+}
+
+/** One message and its answer. */
+export interface Exchange {
+  message: string;
+  answer: string;
+  written: Written[];
+  /** Where the tokens of the message may begin, and where the answer begins. */
+  from: number;
+  promptTokens: number;
+  reused: number;
+  finish: string | null;
+  cost: Cost | null;
+}
+
+export interface Talk {
+  id: string;
+  model: string;
+  /** Where it left another one, for the list of branches. */
+  origin: { id: string; turn: number } | null;
+  exchanges: Exchange[];
+  tokens: string[];
+  cache: CacheState | null;
+}
+
+interface Start {
+  conversation: string;
+  turn: number;
+  prompt_tokens: number;
+  reused_tokens: number;
+  tokens: string[];
+  cache?: CacheState;
+  cost: Cost;
+}
+
+interface Done {
+  finish: string;
+  cost: Cost;
+  text: string;
+}
+
+interface Seen {
+  conversation: string;
+  model: string;
+  turns: { role: "user" | "assistant"; text: string; turn: number }[];
+  tokens: string[];
+  cache: CacheState;
+}
+
+export interface Message {
+  text: string;
+  model: string;
+  system: string;
+  sampling: Sampling;
+  watch: number | "mean" | null;
+  /** Say it instead of this turn: a branch. */
+  instead?: number;
+}
+
+export const talks = signal<ReadonlyMap<string, Talk>>(new Map());
+export const current = signal<Talk | null>(null);
+export const writing = signal<{ since: number; phase: string } | null>(null);
+export const failure = signal<{ trouble: Trouble; again: (() => void) | null } | null>(null);
+
+/** Those that share a root with the one that is shown, in the order they were begun. */
+export const branches = computed<Talk[]>(() => {
+  const here = current.value;
+  if (!here) return [];
+  const rootOf = (talk: Talk): string => {
+    const origin = talk.origin && talks.value.get(talk.origin.id);
+    return origin ? rootOf(origin) : talk.id;
+  };
+  const root = rootOf(here);
+  return [...talks.value.values()].filter((talk) => rootOf(talk) === root);
+});
+
+let stopper: AbortController | null = null;
+
+export const stop = (): void => stopper?.abort();
+
+function keep(talk: Talk): void {
+  current.value = talk;
+  if (talk.id) talks.value = new Map(talks.value).set(talk.id, talk);
+}
+
+export function show(id: string): void {
+  const talk = talks.value.get(id);
+  if (!talk) return;
+  current.value = talk;
+  failure.value = null;
+  put({ conversation: id, token: null });
+}
+
+export function startAnew(): void {
+  stop();
+  current.value = null;
+  failure.value = null;
+  put({ conversation: null, token: null });
+}
+
+/** A conversation that the server still has, after the page was opened anew. */
+export async function restore(id: string): Promise<void> {
+  const kept = talks.value.get(id);
+  if (kept) {
+    current.value = kept;
+    return;
+  }
+  try {
+    const seen = await get<Seen>(`/chat/${encodeURIComponent(id)}`);
+    const exchanges: Exchange[] = [];
+    for (const { role, text } of seen.turns) {
+      const last = exchanges.at(-1);
+      if (role === "user") exchanges.push(blank(text, 0));
+      else if (last) exchanges[exchanges.length - 1] = { ...last, answer: text, finish: "stop" };
+    }
+    keep({ id, model: seen.model, origin: null, exchanges, tokens: seen.tokens, cache: seen.cache });
+    put({ model: seen.model });
+  } catch (error) {
+    const trouble = asTrouble(error);
+    failure.value = { trouble, again: trouble.kind === "refused" ? null : () => void restore(id) };
+  }
+}
+
+const blank = (message: string, from: number): Exchange => ({
+  message,
+  answer: "",
+  written: [],
+  from,
+  promptTokens: 0,
+  reused: 0,
+  finish: null,
+  cost: null,
+});
+
+/** Say something, and take in the answer as it comes. */
+export async function say(message: Message): Promise<void> {
+  if (writing.value) return;
+  const before = current.value;
+  const instead = message.instead;
+  const old = before?.exchanges.slice(0, instead) ?? [];
+  const last = old.at(-1);
+  const branching = instead !== undefined && before !== null && before.id !== "";
+  let talk: Talk = {
+    id: branching ? "" : (before?.id ?? ""),
+    model: message.model,
+    origin: branching ? { id: before.id, turn: instead } : (before?.origin ?? null),
+    exchanges: [...old, blank(message.text, last ? last.promptTokens + last.written.length : 0)],
+    tokens: before?.tokens ?? [],
+    cache: before?.cache ?? null,
+  };
+  current.value = talk;
+  failure.value = null;
+  put({ token: null });
+  stopper = new AbortController();
+  writing.value = { since: performance.now(), phase: "Reading the message" };
+  const body = {
+    conversation: branching ? null : (before?.id ?? null),
+    branch_of: branching ? { conversation: before.id, turn: instead } : null,
+    model: message.model,
+    message: message.text,
+    ...(before === null && message.system ? { system: message.system } : {}),
+    sampling: message.sampling,
+    watch: message.watch === null ? null : { attention: { layer: message.watch } },
+  };
+  try {
+    for await (const event of events("POST", "/chat", body, { signal: stopper.signal, seconds: 60 })) {
+      talk = taken(talk, event);
+      if (event.event === "start") put({ conversation: talk.id });
+      keep(talk);
+    }
+  } catch (error) {
+    ended(talk, before, message, asTrouble(error));
+  } finally {
+    writing.value = null;
+    stopper = null;
+  }
+}
+
+/** The conversation after one more event. */
+export function taken(talk: Talk, { event, data }: Event): Talk {
+  const at = talk.exchanges.length - 1;
+  const exchange = talk.exchanges[at];
+  if (!exchange) return talk;
+  const changed = (part: Partial<Exchange>): Exchange[] => talk.exchanges.with(at, { ...exchange, ...part });
+  if (event === "start") {
+    const start = data as Start;
+    return {
+      ...talk,
+      id: start.conversation,
+      tokens: start.tokens,
+      cache: start.cache ?? talk.cache,
+      exchanges: changed({ promptTokens: start.prompt_tokens, reused: start.reused_tokens, cost: start.cost }),
+    };
+  }
+  if (event === "token") {
+    const token = data as Written;
+    if (writing.value?.phase !== "Writing")
+      writing.value = { since: writing.value?.since ?? performance.now(), phase: "Writing" };
+    return {
+      ...talk,
+      tokens: [...talk.tokens.slice(0, token.index), token.token],
+      cache: token.cache,
+      exchanges: changed({
+        answer: exchange.answer + token.text,
+        written: [...exchange.written, token],
+        cost: {
+          ...exchange.cost,
+          ...(token.cost ?? exchange.cost ?? { projections_cached: 0, projections_uncached: 0 }),
+        },
+      }),
+    };
+  }
+  if (event === "done") {
+    const done = data as Done;
+    return { ...talk, exchanges: changed({ answer: done.text, finish: done.finish, cost: done.cost }) };
+  }
+  return talk;
+}
+
+/** The stream broke off: what was said stays, and a turn without a single token did not happen. */
+function ended(talk: Talk, before: Talk | null, message: Message, trouble: Trouble): void {
+  const last = talk.exchanges.at(-1);
+  if (!last?.written.length) {
+    if (talk.id && talk.id !== before?.id) {
+      const rest = new Map(talks.value);
+      rest.delete(talk.id);
+      talks.value = rest;
+    }
+    current.value = before;
+    put({ conversation: before?.id ?? null });
+  } else {
+    keep({
+      ...talk,
+      exchanges: talk.exchanges.with(-1, { ...last, finish: trouble.kind === "stopped" ? "stopped" : "broken off" }),
+    });
+  }
+  if (trouble.kind === "stopped") return;
+  const lost = last?.written.length ? null : () => void say(message);
+  failure.value = { trouble, again: lost };
+}

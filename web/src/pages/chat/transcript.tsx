@@ -1,0 +1,254 @@
+// What was said, token by token, with the attention of one token laid over it.
+import { useEffect, useRef, useState } from "preact/hooks";
+import { Button } from "../../components/controls";
+import { Busy } from "../../components/state";
+import { locate, visible } from "../../lib/tokens";
+import type { Exchange, Talk, Written } from "./store";
+import { stop, writing } from "./store";
+
+interface TintProps {
+  tints: Map<number, number>;
+  /** The token whose attention is shown. */
+  chosen: number | null;
+}
+
+const tint = (strength: number | undefined) =>
+  strength ? { backgroundColor: `rgb(var(--tint) / ${(strength * 0.42).toFixed(3)})` } : undefined;
+
+export interface TranscriptProps extends TintProps {
+  talk: Talk;
+  onPoint: (index: number | null) => void;
+  onChoose: (index: number) => void;
+  onInstead: (turn: number, text: string) => void;
+}
+
+export function Transcript({ talk, tints, chosen, onPoint, onChoose, onInstead }: TranscriptProps) {
+  const busy = writing.value;
+  const end = useRef<HTMLLIElement>(null);
+  const count = talk.exchanges.at(-1)?.written.length ?? 0;
+  useEffect(() => {
+    if (busy) end.current?.scrollIntoView({ block: "nearest" });
+  }, [count, talk.exchanges.length]);
+  return (
+    <ol class="chat-turns" aria-label="Conversation">
+      {talk.exchanges.map((exchange, turn) => {
+        const last = turn === talk.exchanges.length - 1;
+        return (
+          <li key={turn} class="chat-turn" ref={last ? end : undefined}>
+            <Question
+              exchange={exchange}
+              talk={talk}
+              tints={tints}
+              chosen={chosen}
+              locked={busy !== null}
+              onInstead={(text) => onInstead(turn, text)}
+            />
+            <div class="chat-answer">
+              <div class="chat-who">{talk.model}</div>
+              <AnswerText exchange={exchange} tints={tints} chosen={chosen} onPoint={onPoint} onChoose={onChoose} />
+              {last && busy ? (
+                <Busy words={busy.phase} since={busy.since} stop={stop} />
+              ) : (
+                <div class="row small muted chat-after">
+                  {exchange.finish && exchange.finish !== "stop" && (
+                    <span class="tag warn">{finishWords(exchange.finish)}</span>
+                  )}
+                  <Button
+                    little
+                    look="quiet"
+                    disabled={busy !== null}
+                    label={`Answer again (message ${turn + 1}, as a branch)`}
+                    onClick={() => onInstead(turn, exchange.message)}
+                  >
+                    Answer again
+                  </Button>
+                </div>
+              )}
+            </div>
+          </li>
+        );
+      })}
+    </ol>
+  );
+}
+
+const finishWords = (finish: string): string =>
+  ({ length: "stopped at the limit of tokens", stopped: "stopped by you" })[finish] ?? finish;
+
+interface QuestionProps extends TintProps {
+  exchange: Exchange;
+  talk: Talk;
+  locked: boolean;
+  onInstead: (text: string) => void;
+}
+
+function Question({ exchange, talk, tints, chosen, locked, onInstead }: QuestionProps) {
+  const [editing, setEditing] = useState(false);
+  if (editing) {
+    const send = (text: string) => {
+      setEditing(false);
+      onInstead(text);
+    };
+    return <Editor text={exchange.message} locked={locked} onSend={send} onLeave={() => setEditing(false)} />;
+  }
+  const place = exchange.promptTokens
+    ? locate(talk.tokens.slice(0, exchange.promptTokens), exchange.message, exchange.from)
+    : null;
+  return (
+    <div class="chat-question">
+      <div class="chat-bubble">
+        {place
+          ? talk.tokens.slice(...place).map((token, offset) => {
+              const index = place[0] + offset;
+              return (
+                <span
+                  key={index}
+                  class={`chat-token ${index === chosen ? "chosen" : ""}`}
+                  style={tint(tints.get(index))}
+                >
+                  {token}
+                </span>
+              );
+            })
+          : exchange.message}
+      </div>
+      <Button
+        little
+        look="quiet"
+        disabled={locked}
+        label="Edit this message, as a branch"
+        onClick={() => setEditing(true)}
+      >
+        Edit
+      </Button>
+    </div>
+  );
+}
+
+interface EditorProps {
+  text: string;
+  locked: boolean;
+  onSend: (text: string) => void;
+  onLeave: () => void;
+}
+
+function Editor({ text, locked, onSend, onLeave }: EditorProps) {
+  const [draft, setDraft] = useState(text);
+  const area = useRef<HTMLTextAreaElement>(null);
+  useEffect(() => area.current?.focus(), []);
+  const send = (event: Event) => {
+    event.preventDefault();
+    if (draft.trim() && !locked) onSend(draft);
+  };
+  return (
+    <form class="stack" onSubmit={send}>
+      <textarea
+        ref={area}
+        class="area"
+        rows={3}
+        aria-label="Edit the message"
+        value={draft}
+        onInput={(event) => setDraft(event.currentTarget.value)}
+        onKeyDown={(event) => {
+          if (event.key === "Escape") onLeave();
+          if (event.key === "Enter" && !event.shiftKey) send(event);
+        }}
+      />
+      <div class="row">
+        <Button submit look="main" little disabled={locked || !draft.trim()}>
+          Send as a branch
+        </Button>
+        <Button little onClick={onLeave}>
+          Leave it
+        </Button>
+        <span class="small muted">The old one stays; the cache is forked before this message.</span>
+      </div>
+    </form>
+  );
+}
+
+interface AnswerProps extends TintProps {
+  exchange: Exchange;
+  onPoint: (index: number | null) => void;
+  onChoose: (index: number) => void;
+}
+
+/** The pointer over a token, or the arrow keys, bring back what the model saw when it wrote it. */
+function AnswerText({ exchange, tints, chosen, onPoint, onChoose }: AnswerProps) {
+  const { written } = exchange;
+  const first = written[0];
+  if (!first) return exchange.answer ? <div class="chat-text">{exchange.answer}</div> : null;
+  const step = (event: KeyboardEvent) => {
+    const by = { ArrowRight: 1, ArrowLeft: -1, Home: -written.length, End: written.length }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    const at = chosen === null ? -1 : chosen - first.index;
+    const next =
+      written[
+        Math.min(
+          written.length - 1,
+          Math.max(0, (at < 0 || at >= written.length ? (by > 0 ? -1 : written.length) : at) + by),
+        )
+      ];
+    if (next) onChoose(next.index);
+  };
+  const found = (event: Event): number | null => {
+    const at = (event.target as HTMLElement).dataset.token;
+    return at === undefined ? null : Number(at);
+  };
+  return (
+    <div
+      class="chat-text"
+      role="group"
+      tabIndex={0}
+      aria-label="Answer. Arrow keys go from token to token and show what the model saw."
+      onKeyDown={step}
+      onPointerOver={(event) => onPoint(found(event))}
+      onPointerLeave={() => onPoint(null)}
+      onClick={(event) => {
+        const index = found(event);
+        if (index !== null) onChoose(index);
+      }}
+    >
+      {written.map((token) => (
+        <AnswerToken
+          key={token.index}
+          token={token}
+          chosen={token.index === chosen}
+          strength={tints.get(token.index)}
+        />
+      ))}
+    </div>
+  );
+}
+
+function AnswerToken({ token, chosen, strength }: { token: Written; chosen: boolean; strength?: number }) {
+  return (
+    <span data-token={token.index} class={`chat-token ${chosen ? "chosen" : ""}`} style={tint(strength)}>
+      {token.text || (chosen ? visible(token.token) : "")}
+    </span>
+  );
+}
+
+/** Every token the model reads, the template's own among them. */
+export function EveryToken({ tokens, tints, chosen }: TintProps & { tokens: string[] }) {
+  const from = Math.max(0, tokens.length - 800);
+  return (
+    <div class="chat-every mono" tabIndex={0} role="region" aria-label="Every token the model reads">
+      {from > 0 && <span class="muted">{from} tokens before these … </span>}
+      {tokens.slice(from).map((token, offset) => {
+        const index = from + offset;
+        return (
+          <span
+            key={index}
+            class={`chat-token framed ${index === chosen ? "chosen" : ""}`}
+            style={tint(tints.get(index))}
+          >
+            {visible(token)}
+            {token.includes("\n") && <br />}
+          </span>
+        );
+      })}
+    </div>
+  );
+}

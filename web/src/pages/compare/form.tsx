@@ -1,0 +1,244 @@
+// What to compare. Everything filled in stands in the address, so that a study can be handed on as a link.
+import { useState } from "preact/hooks";
+import { post, type Trouble } from "../../api";
+import { Button, Check, NumberField, Select, TextField } from "../../components/controls";
+import { OptionalNumber } from "../../components/numbers";
+import { Busy, Card, Facts, Problem } from "../../components/state";
+import { useDraft } from "../../draft";
+import { asTrouble } from "../../hooks";
+import { duration, show } from "../../lib/numbers";
+import { listed } from "../../lib/values";
+import { type Params, read, type Scalar } from "../../router";
+
+export interface Choices {
+  tasks: string[];
+  positions: string[];
+  attention: string[];
+  defaults: {
+    tasks: string[];
+    positions: string[];
+    attention: string[];
+    train_length: number;
+    test_lengths: number[];
+    seeds: number;
+    steps: number | null;
+    budget: string;
+  };
+}
+
+export interface Filled {
+  tasks: string[];
+  positions: string[];
+  attention: string[];
+  train_length: number;
+  test_lengths: number[];
+  seeds: number;
+  steps: number | null;
+  budget: string | null;
+  batch: number;
+  width: number;
+  layers: number;
+  heads: number;
+  test_examples: number;
+}
+
+const SIZES = { batch: 64, width: 64, layers: 2, heads: 4, test_examples: 512 };
+
+/** The form as the address has it. */
+export function filled({ defaults }: Choices, params: Params): Filled {
+  const list = (name: "tasks" | "positions" | "attention") => (params[name] === undefined ? defaults[name] : listed(params[name]));
+  const lengths = params["test_lengths"] === undefined ? defaults.test_lengths : listed(params["test_lengths"]).map(Number);
+  const steps = read(params["steps"], 0) || null;
+  return {
+    tasks: list("tasks"),
+    positions: list("positions"),
+    attention: list("attention"),
+    train_length: read(params["train_length"], defaults.train_length),
+    test_lengths: lengths,
+    seeds: read(params["seeds"], defaults.seeds),
+    steps,
+    budget: params["budget"] ?? (steps === null ? defaults.budget : null),
+    batch: read(params["batch"], SIZES.batch),
+    width: read(params["width"], SIZES.width),
+    layers: read(params["layers"], SIZES.layers),
+    heads: read(params["heads"], SIZES.heads),
+    test_examples: read(params["test_examples"], SIZES.test_examples),
+  };
+}
+
+/** Seconds of "14m", "90s", "1.5h" or a plain number; null where it is none. */
+export function budgetSeconds(text: string): number | null {
+  const found = /^\s*(\d+(?:\.\d+)?)\s*(s|m|min|h)?\s*$/.exec(text);
+  if (!found) return null;
+  return Number(found[1]) * { s: 1, m: 60, min: 60, h: 3600 }[found[2] ?? "s"]!;
+}
+
+export interface NewFormProps {
+  choices: Choices;
+  params: Params;
+  say: (changes: Record<string, Scalar | null>) => void;
+  started: (id: string) => void;
+}
+
+export function NewForm({ choices, params, say, started }: NewFormProps) {
+  const form = filled(choices, params);
+  const [since, setSince] = useState<number | null>(null);
+  const [trouble, setTrouble] = useState<Trouble | null>(null);
+  const start = () => {
+    setSince(performance.now());
+    setTrouble(null);
+    post<{ id: string }>("/compare", form, { seconds: 60 }).then(
+      ({ id }) => started(id),
+      (error: unknown) => {
+        setTrouble(asTrouble(error));
+        setSince(null);
+      },
+    );
+  };
+  const empty = !form.tasks.length || !form.positions.length || !form.attention.length || !form.test_lengths.length;
+  return (
+    <div class="grid aside">
+      <div class="stack wide">
+        <Card title="What to compare">
+          <Many legend="Positions" all={choices.positions} chosen={form.positions} onChange={(list) => say({ positions: list.join(",") || "," })} />
+          <Many legend="Attention" all={choices.attention} chosen={form.attention} onChange={(list) => say({ attention: list.join(",") || "," })} />
+        </Card>
+        <Card title="On which tasks">
+          <Many legend="Tasks" all={choices.tasks} chosen={form.tasks} onChange={(list) => say({ tasks: list.join(",") || "," })} />
+        </Card>
+      </div>
+      <div class="stack">
+        <Card title="How">
+          <Lengths form={form} say={say} />
+          <Time form={form} say={say} plain={choices.defaults.budget} />
+          <Sizes form={form} say={say} />
+        </Card>
+        <Card title="What it takes">
+          <Estimate form={form} />
+          <div class="row">
+            <Button look="main" disabled={empty || since !== null} onClick={start}>
+              Start
+            </Button>
+            {since !== null && <Busy words="Starting" since={since} />}
+          </div>
+          {empty && <p class="small wrong-note">Choose at least one task, one position and one kind of attention.</p>}
+          {trouble && <Problem trouble={trouble} retry={start} />}
+        </Card>
+      </div>
+    </div>
+  );
+}
+
+function Many({ legend, all, chosen, onChange }: { legend: string; all: string[]; chosen: string[]; onChange: (chosen: string[]) => void }) {
+  const unknown = chosen.filter((name) => !all.includes(name));
+  return (
+    <fieldset>
+      <legend class="legend-title">
+        {legend} <span class="muted">({chosen.length})</span>
+      </legend>
+      <div class="cmp-many">
+        {all.map((name) => (
+          <Check key={name} label={name} value={chosen.includes(name)} onChange={(on) => onChange(all.filter((one) => (one === name ? on : chosen.includes(one))))} />
+        ))}
+      </div>
+      {unknown.length > 0 && <p class="wrong-note">Not here: {unknown.join(", ")}</p>}
+    </fieldset>
+  );
+}
+
+interface PartProps {
+  form: Filled;
+  say: NewFormProps["say"];
+}
+
+/** "20, 40" as the address has it, or null where there is no number. */
+const lengthsOf = (text: string): string | null => (text.match(/\d+/g) ?? []).join(",") || null;
+
+function Lengths({ form, say }: PartProps) {
+  const [text, setText] = useDraft(form.test_lengths.join(", "), (list) => say({ test_lengths: lengthsOf(list) }), (typed) => lengthsOf(typed)?.replaceAll(",", ", ") ?? null);
+  return (
+    <>
+      <div class="fields">
+        <NumberField label="Trained up to length" value={form.train_length} min={1} max={512} step={1} onChange={(value) => say({ train_length: value })} />
+        <NumberField label="Seeds" value={form.seeds} min={1} max={16} step={1} onChange={(value) => say({ seeds: value })} />
+      </div>
+      <TextField label="Tested at lengths" value={text} onChange={setText} help="numbers, with commas" />
+    </>
+  );
+}
+
+function Time({ form, say, plain }: PartProps & { plain: string }) {
+  const bySteps = form.steps !== null;
+  return (
+    <>
+      <Select
+        label="Trained"
+        value={bySteps ? "steps" : "budget"}
+        options={[
+          { value: "budget", label: "within a budget of time" },
+          { value: "steps", label: "for a number of steps" },
+        ]}
+        onChange={(how) => say(how === "steps" ? { steps: 1000, budget: null } : { steps: null, budget: null })}
+      />
+      {bySteps ? (
+        <NumberField label="Steps" value={form.steps ?? 1000} min={1} max={200_000} step={1} onChange={(steps) => say({ steps })} />
+      ) : (
+        <Budget value={form.budget ?? plain} onChange={(budget) => say({ budget: budget === plain ? null : budget })} />
+      )}
+    </>
+  );
+}
+
+function Budget({ value, onChange }: { value: string; onChange: (value: string) => void }) {
+  const [text, setText] = useDraft(value, onChange, (typed) => (budgetSeconds(typed) === null ? null : typed.trim()));
+  return (
+    <>
+      <TextField label="Budget" value={text} onChange={setText} help="as in 90s, 14m or 2h: 10 seconds to 24 hours" />
+      {budgetSeconds(text) === null && <p class="wrong-note">Write a number and s, m or h, as in 14m.</p>}
+    </>
+  );
+}
+
+function Sizes({ form, say }: PartProps) {
+  const own = (Object.keys(SIZES) as (keyof typeof SIZES)[]).some((name) => form[name] !== SIZES[name]);
+  return (
+    <details open={own}>
+      <summary>Sizes of the models</summary>
+      <div class="fields cmp-sizes">
+        {(Object.keys(SIZES) as (keyof typeof SIZES)[]).map((name) => (
+          <OptionalNumber
+            key={name}
+            label={name.replace("_", " ")}
+            value={form[name]}
+            min={1}
+            max={{ batch: 1024, width: 512, layers: 16, heads: 32, test_examples: 4096 }[name]}
+            otherwise={String(SIZES[name])}
+            onChange={(value) => say({ [name]: value === SIZES[name] ? null : value })}
+          />
+        ))}
+      </div>
+    </details>
+  );
+}
+
+function Estimate({ form }: { form: Filled }) {
+  const runs = form.tasks.length * form.positions.length * form.attention.length * form.seeds;
+  const seconds = form.budget === null ? null : budgetSeconds(form.budget);
+  return (
+    <>
+      <Facts
+        facts={[
+          { name: "models to train", value: show(runs) },
+          { name: "time, about", value: seconds === null ? "as steps take" : duration(seconds * 1000) },
+          { name: "for each model", value: seconds === null || !runs ? "–" : duration((seconds * 1000) / runs) },
+        ]}
+      />
+      <p class="small muted">
+        {seconds === null
+          ? "The time that is left is said as soon as the first step has been timed."
+          : "Speed is measured first, and the steps are chosen so that all of it fits into the budget. Learning rates are searched within it."}{" "}
+        It runs in a process of its own, one comparison at a time, and goes on when this page is closed.
+      </p>
+    </>
+  );
+}

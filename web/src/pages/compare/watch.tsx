@@ -1,0 +1,180 @@
+// One comparison: how far it is and what it has found so far; its report when it is finished.
+import { useEffect, useState } from "preact/hooks";
+import { get, post, remove, type Trouble } from "../../api";
+import { Button } from "../../components/controls";
+import { Figure } from "../../components/Figure";
+import { Busy, Card, Empty, Facts, Meter, Problem } from "../../components/state";
+import { asTrouble, useAnswer } from "../../hooks";
+import { csv } from "../../lib/csv";
+import { save } from "../../lib/download";
+import { duration, percent, show } from "../../lib/numbers";
+import { useStream } from "../../streams";
+import type { FigureData } from "../../types";
+import { type Entry, StateTag, when } from "./list";
+import { Report } from "./report";
+
+interface Row {
+  task: string;
+  entry: string;
+  runs: number;
+  diverged: number;
+  at: { length: number; exact: number }[];
+}
+
+interface Progress {
+  done: number;
+  total: number;
+  left_s: number | null;
+  rows: Row[];
+  message: string;
+}
+
+export function Watch({ id }: { id: string }) {
+  const stream = useStream();
+  const [progress, setProgress] = useState<Progress | null>(null);
+  const [curve, setCurve] = useState<FigureData | null>(null);
+  const [done, setDone] = useState(false);
+  const [trouble, setTrouble] = useState<Trouble | null>(null);
+  const [since, setSince] = useState<number | null>(null);
+  const entry = useAnswer(id, async (signal) => (await get<Entry[]>("/compare", { signal })).find((one) => one.name === id) ?? null);
+
+  const follow = () =>
+    stream.run("GET", `/compare/${encodeURIComponent(id)}/events`, undefined, ({ event, data }) => {
+      if (event === "progress") setProgress(data as Progress);
+      if (event === "curve") setCurve(data as FigureData);
+      if (event === "done") setDone(true);
+    }, 90);
+  useEffect(follow, [id]);
+
+  const act = (what: () => Promise<unknown>, then: () => void) => {
+    setTrouble(null);
+    setSince(performance.now());
+    what().then(
+      () => {
+        setSince(null);
+        then();
+      },
+      (error: unknown) => {
+        setSince(null);
+        setTrouble(asTrouble(error));
+      },
+    );
+  };
+  const stop = () => act(() => remove(`/compare/${encodeURIComponent(id)}`, { seconds: 40 }), () => undefined);
+  const resume = () => act(() => post(`/compare/${encodeURIComponent(id)}/resume`, undefined, { seconds: 40 }), follow);
+  // The server says an end that can be gone on with as an error of the stream.
+  const ended = stream.trouble?.code === "stopped" || stream.trouble?.code === "error";
+  const state: Entry["state"] = done ? "done" : ended ? (stream.trouble?.code as Entry["state"]) : "running";
+  const lost = stream.trouble !== null && !ended;
+  return (
+    <div class="stack wide">
+      <Card
+        title={entry.data?.title ?? "Comparison"}
+        beside={
+          <span class="row">
+            {!lost && progress && <StateTag state={state} />}
+            {entry.data && <span class="small muted numeric">{when(entry.data.when)}</span>}
+          </span>
+        }
+      >
+        {lost && stream.trouble && <Problem trouble={stream.trouble} retry={follow} />}
+        {trouble && <Problem trouble={trouble} retry={state === "running" ? stop : resume} />}
+        {ended && stream.trouble && <p class="note small" role="status">{sentence(stream.trouble.message)}</p>}
+        {progress && !done && !lost && <Going progress={progress} running={state === "running"} />}
+        <div class="row">
+          {state === "running" && !lost && progress && (
+            <Button disabled={since !== null} onClick={stop}>
+              Stop
+            </Button>
+          )}
+          {ended && (
+            <Button look="main" disabled={since !== null} onClick={resume}>
+              Go on
+            </Button>
+          )}
+          {since !== null && <Busy words={state === "running" ? "Stopping" : "Starting again"} since={since} />}
+          {!progress && stream.since !== null && <Busy words="Asking how far it is" since={stream.since} />}
+        </div>
+      </Card>
+      {(curve || (progress && progress.rows.length > 0)) && (
+        <Card title="Found so far" beside={done ? <span class="small muted">the report below says it in full</span> : null}>
+          {curve && <Figure figure={curve} />}
+          {progress && <Scores rows={progress.rows} />}
+        </Card>
+      )}
+      {progress && !curve && !done && state === "running" && <Empty>Curves and scores stand here as soon as the first model is trained.</Empty>}
+      {done && <Report name={id} />}
+    </div>
+  );
+}
+
+const sentence = (text: string): string => `${text.charAt(0).toUpperCase()}${text.slice(1)}.`.replace(/\.\.$/, ".");
+
+function Going({ progress, running }: { progress: Progress; running: boolean }) {
+  const share = progress.total ? progress.done / progress.total : 0;
+  return (
+    <>
+      {running && <Meter share={share} label={`${percent(share)} trained`} />}
+      <Facts
+        facts={[
+          { name: "steps done", value: progress.total ? percent(share) : "–", unit: progress.total ? `of ${show(progress.total)}` : "" },
+          { name: "time left, about", value: progress.left_s === null || !running ? "–" : duration(progress.left_s * 1000) },
+          { name: "models finished", value: show(progress.rows.reduce((sum, row) => sum + row.runs, 0)) },
+        ]}
+      />
+      {running && (progress.message || !progress.total) && <p class="small muted">{progress.message || "Measuring how fast this machine is."}</p>}
+    </>
+  );
+}
+
+function Scores({ rows }: { rows: Row[] }) {
+  const lengths = [...new Set(rows.flatMap((row) => row.at.map((one) => one.length)))].sort((a, b) => a - b);
+  const at = (row: Row, length: number) => row.at.find((one) => one.length === length)?.exact;
+  const table = () => csv([["task", "entry", "runs", "diverged", ...lengths.map((n) => `exact at ${n}`)], ...rows.map((row) => [row.task, row.entry, row.runs, row.diverged, ...lengths.map((n) => at(row, n))])]);
+  if (!rows.length) return null;
+  return (
+    <div class="stack">
+      <div class="scroll table-scroll" tabIndex={0} role="region" aria-label="Scores so far">
+        <table>
+          <caption class="hidden">Share of rows that are right, by length</caption>
+          <thead>
+            <tr>
+              <th scope="col">Entry</th>
+              <th scope="col">Task</th>
+              <th scope="col" class="number">
+                Runs
+              </th>
+              {lengths.map((n) => (
+                <th key={n} scope="col" class="number">
+                  {n}
+                </th>
+              ))}
+            </tr>
+          </thead>
+          <tbody>
+            {rows.map((row) => (
+              <tr key={`${row.task} ${row.entry}`}>
+                <th scope="row">{row.entry}</th>
+                <td>{row.task}</td>
+                <td class="number">
+                  {row.runs}
+                  {row.diverged > 0 && <span class="tag bad"> {row.diverged} diverged</span>}
+                </td>
+                {lengths.map((n) => (
+                  <td key={n} class="number">
+                    {at(row, n) === undefined ? "–" : percent(at(row, n) ?? 0)}
+                  </td>
+                ))}
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+      <div class="row">
+        <Button little look="quiet" label="Download scores-so-far as CSV" onClick={() => save("scores-so-far.csv", table(), "text/csv")}>
+          CSV
+        </Button>
+      </div>
+    </div>
+  );
+}

@@ -1,0 +1,43 @@
+// Positions: every encoding in pictures, a token moved to another place, an encoding swapped on the running model.
+import { get } from "../api";
+import { Tabs } from "../components/controls";
+import { Busy, PageHead, Problem } from "../components/state";
+import { useAnswer } from "../hooks";
+import { useParam } from "../router";
+import type { Parameter } from "../types";
+import { Gallery } from "./positions/gallery";
+import { MoveView } from "./positions/move";
+import { SwapView } from "./positions/swap";
+import "./positions.css";
+
+export interface Encoding {
+  name: string;
+  title: string;
+  about: string;
+  parameters: Parameter[];
+}
+
+const TABS = [
+  { id: "show", label: "Encodings" },
+  { id: "move", label: "Move a token" },
+  { id: "swap", label: "Swap on the model" },
+];
+
+export default function Page() {
+  const [view, setView] = useParam("view", "show");
+  const answer = useAnswer("positions", (signal) => get<{ encodings: Encoding[] }>("/positions", { signal }));
+  const encodings = answer.data?.encodings;
+  const shown = TABS.some((tab) => tab.id === view) ? view : "show";
+  return (
+    <>
+      <PageHead title="Positions" words="How a model knows where a token stands: every encoding drawn, tried on a text, and put into a model that runs." />
+      <Tabs label="What to do with positions" tabs={TABS} value={shown} onChange={setView}>
+        {answer.trouble && <Problem trouble={answer.trouble} retry={answer.retry} />}
+        {answer.since !== null && !encodings && <Busy words="Asking which encodings there are" since={answer.since} />}
+        {encodings && shown === "show" && <Gallery encodings={encodings} />}
+        {shown === "move" && <MoveView />}
+        {encodings && shown === "swap" && <SwapView encodings={encodings} />}
+      </Tabs>
+    </>
+  );
+}

@@ -1,0 +1,52 @@
+// One encoding in pictures, drawn anew as its parameters change.
+import { post } from "../../api";
+import { Select } from "../../components/controls";
+import { Figure } from "../../components/Figure";
+import { WideNumber } from "../../components/numbers";
+import { Busy, Card, Problem } from "../../components/state";
+import { useAnswer } from "../../hooks";
+import { href, route, useParam } from "../../router";
+import type { FigureData } from "../../types";
+import type { Encoding } from "../positions";
+import { EncodingControls, useChosen } from "./choose";
+
+const WIDTHS = ["16", "32", "64", "128", "256", "512"];
+const HEADS = ["1", "2", "4", "8", "16", "32"];
+
+export function Gallery({ encodings }: { encodings: Encoding[] }) {
+  const chosen = useChosen(encodings);
+  const [length, setLength] = useParam("length", 256);
+  const [width, setWidth] = useParam("width", "64");
+  const [heads, setHeads] = useParam("heads", "4");
+  const body = { encoding: chosen.encoding.name, values: chosen.values, length, width: Number(width), heads: Number(heads) };
+  const answer = useAnswer(JSON.stringify(body), (signal) => post<{ figures: FigureData[] }>("/positions/show", body, { signal }), 150);
+  return (
+    <div class="grid side">
+      <Card title="Encoding">
+        <EncodingControls encodings={encodings} chosen={chosen} />
+        <hr class="rule" />
+        <WideNumber label="length" value={length} min={2} max={4096} whole onChange={setLength} help="positions that are drawn" />
+        <div class="pos-pair">
+          <Select label="width" value={width} options={WIDTHS} onChange={setWidth} help="of the model" />
+          <Select label="heads" value={heads} options={HEADS} onChange={setHeads} help="that share the width" />
+        </div>
+        <p class="small">
+          <a href={href("positions", { ...route.value.params, view: "swap" })}>Put it into the model</a>
+        </p>
+      </Card>
+      <div class="stack">
+        {answer.trouble && <Problem trouble={answer.trouble} retry={answer.retry} />}
+        <div class="pos-status">{answer.since !== null && <Busy words="Drawing" since={answer.since} />}</div>
+        {answer.data && (
+          <div class="pos-figures" aria-busy={answer.since !== null}>
+            {answer.data.figures.map((figure) => (
+              <section class={`card pos-figure ${figure.panels.length > 1 ? "wide" : ""}`} key={figure.name} aria-label={figure.name}>
+                <Figure figure={figure} />
+              </section>
+            ))}
+          </div>
+        )}
+      </div>
+    </div>
+  );
+}

@@ -1,0 +1,34 @@
+// Studies: every result of the documents with our own beside it; and the exercises, with a grader.
+import { get } from "../api";
+import { Tabs } from "../components/controls";
+import { Busy, PageHead, Problem } from "../components/state";
+import { useAnswer } from "../hooks";
+import { put, useParam } from "../router";
+import { Exercises } from "./studies/exercises";
+import { StudyList } from "./studies/list";
+import { StudyView } from "./studies/study";
+import type { Study } from "./studies/types";
+import "./studies.css";
+
+const TABS = [
+  { id: "studies", label: "Studies" },
+  { id: "exercises", label: "Exercises" },
+];
+
+export default function Page() {
+  const [view] = useParam("view", "studies");
+  const [tag] = useParam("study", "");
+  const shown = view === "exercises" ? "exercises" : "studies";
+  const answer = useAnswer(shown === "studies" ? "studies" : null, (signal) => get<Study[]>("/studies", { signal, seconds: 60 }));
+  return (
+    <>
+      <PageHead title="Studies" words="What the course documents say, run with this library's own parts: does it hold? And exercises to do it yourself." />
+      <Tabs label="Studies or exercises" tabs={TABS} value={shown} onChange={(next) => put({ view: next === "studies" ? null : next })}>
+        {shown === "exercises" && <Exercises />}
+        {shown === "studies" && answer.trouble && <Problem trouble={answer.trouble} retry={answer.retry} />}
+        {shown === "studies" && answer.since !== null && !answer.data && <Busy words="Asking which studies there are" since={answer.since} />}
+        {shown === "studies" && answer.data && (tag ? <StudyView key={tag} studies={answer.data} tag={tag} /> : <StudyList studies={answer.data} />)}
+      </Tabs>
+    </>
+  );
+}

@@ -1,0 +1,77 @@
+// All studies, in their groups, with a filter.
+import { Check, Select, TextField } from "../../components/controls";
+import { Empty } from "../../components/state";
+import { duration } from "../../lib/numbers";
+import { href, useParam } from "../../router";
+import { GROUPS, results, type Study, VERDICTS } from "./types";
+
+/** Whether every word stands somewhere in the study. */
+export function fits(study: Study, words: string): boolean {
+  const text = [study.tag, study.title, study.statement, study.explanation].join(" ").toLowerCase();
+  return words
+    .toLowerCase()
+    .split(/\s+/)
+    .every((word) => text.includes(word));
+}
+
+export function StudyList({ studies }: { studies: Study[] }) {
+  const [words, setWords] = useParam("find", "");
+  const [source, setSource] = useParam("source", "all");
+  const [quick, setQuick] = useParam("quick", false);
+  const sources = [...new Set(studies.flatMap((study) => study.sources))].sort();
+  const found = studies.filter((study) => fits(study, words) && (source === "all" || study.sources.includes(source)) && (!quick || study.seconds <= 2));
+  return (
+    <div class="stack wide">
+      <div class="stu-filter">
+        <TextField label="Find" value={words} onChange={setWords} placeholder="a word or a tag" />
+        <Select label="Document" value={source} options={[{ value: "all", label: "all" }, ...sources]} onChange={setSource} />
+        <Check label="Only what takes about two seconds" value={quick} onChange={setQuick} />
+      </div>
+      <p class="small muted" role="status">
+        {found.length} of {studies.length} studies
+      </p>
+      {found.length === 0 && <Empty>No study has these words. Take some away.</Empty>}
+      {GROUPS.map(([letter, name]) => {
+        const group = found.filter((study) => study.tag.startsWith(letter));
+        if (!group.length) return null;
+        return (
+          <section key={letter} class="stack" aria-label={name}>
+            <h2>{name}</h2>
+            <ul class="stu-list">
+              {group.map((study) => (
+                <li key={study.tag}>
+                  <Entry study={study} />
+                </li>
+              ))}
+            </ul>
+          </section>
+        );
+      })}
+    </div>
+  );
+}
+
+function Entry({ study }: { study: Study }) {
+  const result = results.value[study.tag];
+  const [look, word] = result ? VERDICTS[result.verdict] : ["", ""];
+  return (
+    <a class="card stu-entry" href={href("studies", { study: study.tag })}>
+      <span class="row apart">
+        <span class="stu-tag">{study.tag}</span>
+        <span class="row">
+          {word && <span class={look}>{word}</span>}
+          {study.trains && <span class="tag warn">trains</span>}
+          {study.needs.map((need) => (
+            <span class="tag" key={need}>
+              {need}
+            </span>
+          ))}
+          <span class="small muted numeric">{study.sources.join(" ")}</span>
+        </span>
+      </span>
+      <span class="stu-title">{study.title}</span>
+      <span class="small muted stu-says">{study.statement}</span>
+      <span class="small muted numeric">about {duration(study.seconds * 1000)}</span>
+    </a>
+  );
+}
