@@ -1,7 +1,6 @@
 """RoPE: P8, against transformers in both pairings, and with lengths that matter."""
 
 import math
-import warnings
 
 import pytest
 import torch
@@ -12,12 +11,13 @@ from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as apply
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as apply_halves
 
-import vantage as vt
 from tests.position.helpers import F64, moved, positions, unread, vectors
 from vantage import functional as vf
 from vantage.errors import BadInput, LengthExceeded
 from vantage.position import Rope, permutation
-from vantage.position.rope import Rotation, join, rotate
+from vantage.position.rope import Rotation, join, rotate, turns
+from vantage.position.rope import _opaque as opaque
+from vantage.position.rope import _turned_back as turned_back
 from vantage.position.scaling import DynamicNTK, Linear, Llama3, LongRope, YaRN
 from vantage.spec.parts import LengthDependent, Parts, Shape
 from vantage.spec.positions import Positions
@@ -350,28 +350,39 @@ def test_bad_input(make, says):
         make()
 
 
-def test_compiled_the_gradient_is_the_same_alone_and_in_a_stack_of_models():
-    """Compiled, turning has a backward of its own, which torch.func must see through as well."""
-    spec = vt.decoder(vocab=16, width=16, layers=2, heads=2, position="rope", max_length=32)
-    models = [vt.build(spec, seed=seed) for seed in range(2)]
-    tokens = torch.randint(16, (2, 2, 9), generator=torch.Generator().manual_seed(0))
-    weights = {
-        name: torch.stack([model.get_parameter(name).detach() for model in models]).requires_grad_()
-        for name, _ in models[0].named_parameters()
-    }
+def test_frequencies_that_were_made_while_generating_are_ordinary_tensors():
+    """They are kept for all later passes, and a compiled training step may not touch an inference tensor."""
+    rotation = Rotation(Rope(), 8)
+    with torch.inference_mode():
+        rotation.query(vectors(1, 1, 3, 8), Positions.arange(1, 3))
+    assert not any(rates.is_inference() for rates, _ in rotation._rates.values())
 
-    def one(weights: dict[str, torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
-        return torch.func.functional_call(models[0], weights, (tokens,)).square().sum()
 
-    def grads(loss: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return torch.autograd.grad(loss, list(weights.values()))
+@BOTH
+@pytest.mark.parametrize("stacked", [False, True])
+def test_compiled_it_turns_and_turns_back_the_same(pairing: str, stacked: bool):
+    """Compiled, halves have a backward of their own, which torch.func must see through as well."""
+    cos, sin = Rotation(Rope(pairing=pairing), 6).tables(Positions.arange(1, 5), F64)
+    shape = (3, 2, 1, 5, 6) if stacked else (2, 1, 5, 6)
+    x, upstream = (torch.randn(shape, dtype=F64, generator=torch.Generator().manual_seed(n)) for n in (0, 1))
 
-    first = {name: weight[0] for name, weight in weights.items()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch's, about attention that vmap runs one by one
-        stacked = torch.func.vmap(one)
-        for run, args in ((one, (first, tokens[0])), (stacked, (weights, tokens))):
-            plain = grads(run(*args).sum())
-            compiled = grads(torch.compile(run, backend="aot_eager")(*args).sum())
-            for a, b in zip(plain, compiled, strict=True):
-                torch.testing.assert_close(a, b)
+    def turn(x: torch.Tensor) -> torch.Tensor:
+        return rotate(x, cos, sin, pairing)
+
+    run = torch.func.vmap(turn, in_dims=1, out_dims=1) if stacked else turn
+    x = x.movedim(0, 1) if stacked else x
+    upstream = upstream.movedim(0, 1) if stacked else upstream
+    found = []
+    for f in (run, torch.compile(run, backend="aot_eager", fullgraph=True)):
+        given = x.clone().requires_grad_()
+        out = f(given)
+        found.append((out.detach(), *torch.autograd.grad(out, given, upstream)))
+    for plain, compiled in zip(*found, strict=True):
+        torch.testing.assert_close(compiled, plain, rtol=0, atol=1e-15)
+
+
+def test_what_a_compiler_is_told_about_our_operators_is_true():
+    freq = torch.rand(3, dtype=F64)
+    torch.library.opcheck(opaque, (torch.arange(10).view(2, 5), freq, 1.5, "halves", F64))
+    cos, sin = turns(torch.arange(5).view(1, 5), freq, 1.0, "halves", F64)
+    torch.library.opcheck(turned_back, (vectors(2, 1, 5, 6), cos, sin))

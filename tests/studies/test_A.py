@@ -370,7 +370,7 @@ def test_a_wrong_normaliser_is_noticed(monkeypatch, tag, change):
     wrong_normaliser(monkeypatch, change)
     result = fresh(tag)
     assert result.verdict == "mixed"
-    assert result.words.startswith("Not what was expected")
+    assert result.words.startswith("Not as expected")
 
 
 def test_A2_a_wrong_score_is_noticed(monkeypatch):

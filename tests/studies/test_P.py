@@ -19,6 +19,7 @@ from vantage.spec.masks import Everything
 from vantage.spec.positions import Positions
 from vantage.studies import (
     _p,
+    common,
     p01_equivariance,
     p02_sinusoidal,
     p03_offset_rotation,
@@ -435,11 +436,11 @@ def test_P13_fails_if_a_cosine_has_its_own_frequency(monkeypatch):
 
 
 def test_a_verdict_is_computed():
-    good, bad = _p.judged("a", 1, True), _p.judged("b", 1, False)
-    assert _p.concluded("fine", [good], []).verdict == "agrees"
-    assert _p.concluded("fine", [good], [], [bad]).verdict == "erratum"
-    assert _p.concluded("fine", [good, bad], []).verdict == "mixed"
-    assert _p.concluded("fine", [good], [], [good]).verdict == "mixed"  # a slip that is none
+    good, bad = common.judged("a", 1, True), common.judged("b", 1, False)
+    assert common.concluded("fine", [good], []).verdict == "agrees"
+    assert common.concluded("fine", [good], [], [bad]).verdict == "erratum"
+    assert common.concluded("fine", [good, bad], []).verdict == "mixed"
+    assert common.concluded("fine", [good], [], [good]).verdict == "mixed"  # a slip that is none
     assert _p.checked("c", 1.0, 1.1, within=0.2).agrees
     assert not _p.checked("c", 1.0, 1.1, within=0.05).agrees
 

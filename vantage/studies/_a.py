@@ -17,8 +17,9 @@ from vantage.spec.masks import Causal, Everything, Mask
 from vantage.spec.model import AttentionConfig, Wires
 from vantage.spec.parts import Argmax, Attended, Context, Dense, Memory, Need, Softmax, View
 from vantage.spec.positions import Positions
+from vantage.studies.common import concluded
 from vantage.studies.figure import Figure
-from vantage.studies.study import Number, Progress, Result, Verdict
+from vantage.studies.study import Number, Progress, Result
 from vantage.train.log import Scored, Stepped
 
 F64 = torch.float64
@@ -124,16 +125,8 @@ def conclude(
     slips: Sequence[Number] = (),
     also: Sequence[Number] = (),
 ) -> Result:
-    """``right`` is where the document should hold, ``slips`` where it should not; the numbers decide.
-
-    ``words`` describe the expected outcome, so they are said only when it came about.
-    """
-    verdict: Verdict = "erratum" if slips else "agrees"
-    odd = [n.what for n in right if not n.agrees] + [n.what for n in slips if n.agrees]
-    if odd:
-        verdict = "agrees" if all(n.agrees for n in (*right, *slips)) else "mixed"
-        words = f"Not what was expected, in: {'; '.join(odd)}."
-    return Result(verdict, words, (*right, *slips, *also), tuple(figures))
+    """``right`` is where the document should hold, ``slips`` where it should not, ``also`` what it says nothing of."""
+    return concluded(words, (*right, *also), figures, slips)
 
 
 def held(what: str, ours: bool, document: bool | None = True) -> Number:

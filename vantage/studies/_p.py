@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
@@ -15,8 +13,7 @@ from vantage.spec.masks import Mask
 from vantage.spec.model import AttentionConfig, Wires
 from vantage.spec.parts import Cache, Context
 from vantage.spec.positions import Positions
-from vantage.studies.figure import Figure
-from vantage.studies.study import Number, Result, Verdict
+from vantage.studies.study import Number
 
 F64 = torch.float64
 ROUNDING = 1e-12  # what float64 may lose in a small model
@@ -64,27 +61,6 @@ def rows(matrix: Tensor) -> list[list[float]]:
     return matrix.tolist()
 
 
-def judged(what: str, ours: int | float | str, agrees: bool, document: int | float | str | None = None) -> Number:
-    """A finding that is no equation: ``agrees`` is what the caller's comparison came to."""
-    return Number(what, ours, document, agrees)
-
-
 def checked(what: str, ours: int | float, wanted: int | float, *, within: float = 0.0) -> Number:
     """A finding beside what it must be by reasons that are not the document's."""
     return Number(what, ours, None, abs(ours - wanted) <= within)
-
-
-def concluded(
-    words: str,
-    numbers: Sequence[Number],
-    figures: Sequence[Figure],
-    slips: Sequence[Number] = (),
-) -> Result:
-    """``numbers`` must agree with the document, ``slips`` must not: they show where it is wrong.
-
-    Whatever comes out otherwise is said, and makes the verdict "mixed".
-    """
-    wrong = [n.what for n in numbers if n.agrees is False] + [n.what for n in slips if n.agrees is not False]
-    verdict: Verdict = "mixed" if wrong else ("erratum" if slips else "agrees")
-    said = words if not wrong else f"Not as it should be: {'; '.join(wrong)}."
-    return Result(verdict, said, (*numbers, *slips), tuple(figures))

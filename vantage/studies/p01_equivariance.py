@@ -13,8 +13,8 @@ from vantage.position import Sinusoidal
 from vantage.spec.masks import Everything
 from vantage.spec.parts import Shape
 from vantage.spec.positions import Positions
-from vantage.studies._p import F64, ROUNDING, apart, attend, attention, concluded, draws, judged, rows, sharpen, shown
-from vantage.studies.common import compared
+from vantage.studies._p import F64, ROUNDING, apart, attend, attention, draws, rows, sharpen, shown
+from vantage.studies.common import compared, concluded, judged
 from vantage.studies.figure import Bars, Figure, Heat
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from vantage.position import Sinusoidal, sinusoid
 from vantage.spec.parts import Shape
 from vantage.spec.positions import Positions
-from vantage.studies._p import F64, ROUNDING, apart, concluded, rows
-from vantage.studies.common import compared
+from vantage.studies._p import F64, ROUNDING, apart, rows
+from vantage.studies.common import compared, concluded
 from vantage.studies.figure import Figure, Heat, Line, Lines
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from vantage.functional import offset_matrix, sinusoid
-from vantage.studies._p import apart, concluded, rows
-from vantage.studies.common import compared
+from vantage.studies._p import apart, rows
+from vantage.studies.common import compared, concluded
 from vantage.studies.figure import Figure, Heat, Line, Lines
 from vantage.studies.study import Parameter, Progress, Result, Study, Values
 

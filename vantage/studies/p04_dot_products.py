@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from vantage.functional import sinusoid
-from vantage.studies._p import ROUNDING, apart, concluded, judged
-from vantage.studies.common import compared
+from vantage.studies._p import ROUNDING, apart
+from vantage.studies.common import compared, concluded, judged
 from vantage.studies.figure import Figure, Line, Lines
 from vantage.studies.study import Parameter, Progress, Result, Study, Values
 

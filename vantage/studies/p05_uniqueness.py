@@ -9,8 +9,7 @@ import torch
 
 from vantage.functional import sinusoid
 from vantage.position.angles import frequencies
-from vantage.studies._p import concluded, judged
-from vantage.studies.common import compared
+from vantage.studies.common import compared, concluded, judged
 from vantage.studies.figure import Figure, Line, Lines
 from vantage.studies.study import Parameter, Progress, Result, Study, Values
 

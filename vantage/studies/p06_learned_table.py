@@ -12,7 +12,8 @@ from vantage.errors import BadInput
 from vantage.model import Model, build, decoder
 from vantage.position import Learned
 from vantage.spec.model import ModelSpec
-from vantage.studies._p import checked, concluded, judged
+from vantage.studies._p import checked
+from vantage.studies.common import concluded, judged
 from vantage.studies.figure import Bars, Figure, Line, Lines
 from vantage.studies.study import Parameter, Progress, Result, Study, Values
 from vantage.train.evaluate import evaluate

@@ -14,8 +14,8 @@ from vantage.position.shifted import ShiftedBias
 from vantage.position.xl import DistanceTerm
 from vantage.spec.model import ModelSpec
 from vantage.spec.positions import Positions
-from vantage.studies._p import ROUNDING, apart, concluded, draws, judged, rows, sharpen, shown
-from vantage.studies.common import compared
+from vantage.studies._p import ROUNDING, apart, draws, rows, sharpen, shown
+from vantage.studies.common import compared, concluded, judged
 from vantage.studies.figure import Bars, Figure, Heat
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 

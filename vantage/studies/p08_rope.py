@@ -17,8 +17,8 @@ from vantage.position.sinusoidal import SinusoidalInput
 from vantage.spec.model import ModelSpec
 from vantage.spec.parts import Attended, Need, Shape, View
 from vantage.spec.positions import Positions
-from vantage.studies._p import ROUNDING, apart, concluded, draws, judged, sharpen, shown
-from vantage.studies.common import compared
+from vantage.studies._p import ROUNDING, apart, draws, sharpen, shown
+from vantage.studies.common import compared, concluded, judged
 from vantage.studies.figure import Figure, Line, Lines
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 

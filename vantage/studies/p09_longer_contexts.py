@@ -16,7 +16,8 @@ from vantage.model import Model, build, decoder
 from vantage.position import Rope
 from vantage.position.scaling import Default, DynamicNTK, Linear, Llama3, Rule, YaRN
 from vantage.spec.model import Layer
-from vantage.studies._p import ROUNDING, apart, checked, concluded, draws, judged, sharpen
+from vantage.studies._p import ROUNDING, apart, checked, draws, sharpen
+from vantage.studies.common import concluded, judged
 from vantage.studies.figure import Bars, Figure, Line, Lines
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 

@@ -11,8 +11,8 @@ from vantage.inspect import decompose
 from vantage.inspect.decomposition import Decomposition
 from vantage.model import build, decoder
 from vantage.spec.model import Scores
-from vantage.studies._p import F64, ROUNDING, apart, checked, concluded, judged, rows, sharpen
-from vantage.studies.common import compared
+from vantage.studies._p import F64, ROUNDING, apart, checked, rows, sharpen
+from vantage.studies.common import compared, concluded, judged
 from vantage.studies.figure import Figure, Heat, Line, Lines
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 

@@ -9,8 +9,8 @@ from vantage.attention import GroupedQuery
 from vantage.cache import LayerPlan, make_cache
 from vantage.spec.masks import Causal, Everything, Mask
 from vantage.spec.positions import Positions
-from vantage.studies._p import F64, ROUNDING, apart, attend, attention, concluded, judged
-from vantage.studies.common import compared
+from vantage.studies._p import F64, ROUNDING, apart, attend, attention
+from vantage.studies.common import compared, concluded, judged
 from vantage.studies.figure import Figure, Line, Lines
 from vantage.studies.study import Parameter, Progress, Result, Study, Values
 
