@@ -32,9 +32,8 @@ NPM := sh web/npm.sh $(VENV)
 help: ## say what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
-run: env web ## install what is needed, bring the default model and run the conformance matrix
-	@$(BIN)/vantage pull smollm2 || echo "The model was not brought (no network?). The check needs none; later: $(BIN)/vantage pull smollm2"
-	$(BIN)/vantage check
+run: env web ## install what is needed, bring the default model and open the studio
+	$(BIN)/vantage studio
 
 test: check web browser ## the checks and every test that is not slow
 	$(NPM) --silent test

@@ -7,6 +7,7 @@ import torch
 
 from vantage.compare.entries import ALL, Shape, section
 from vantage.compare.stack import Recipe, Stack, train_in_turn
+from vantage.model.maps import parameter_kinds
 from vantage.train.sequences import Sequences
 from vantage.train.tasks import task
 
@@ -58,11 +59,13 @@ def test_the_update_is_torchs_adamw():
     spec, data, recipe = parts("none")
     stack = Stack(spec, [0], data[:1], [1e-3], recipe, CPU)
     ours = {name: w[0].detach().clone() for name, w in stack.weights.items()}
-    decayed = [torch.nn.Parameter(w) for name, w in ours.items() if stack._decays[name]]
-    others = [torch.nn.Parameter(w) for name, w in ours.items() if not stack._decays[name]]
+    kinds = parameter_kinds(stack.base)
+    decays = {name: kinds[name] in ("matrix", "head") for name in ours}
+    decayed = [torch.nn.Parameter(w) for name, w in ours.items() if decays[name]]
+    others = [torch.nn.Parameter(w) for name, w in ours.items() if not decays[name]]
     groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
     theirs = torch.optim.AdamW(groups, lr=1e-3, betas=recipe.betas, eps=recipe.eps)
-    names = sorted(ours, key=lambda name: not stack._decays[name])
+    names = sorted(ours, key=lambda name: not decays[name])
     named = dict(zip(names, decayed + others, strict=True))
     generator = torch.Generator().manual_seed(0)
     for step in range(3):
@@ -72,6 +75,6 @@ def test_the_update_is_torchs_adamw():
         for name, p in named.items():
             p.grad = grads[name]  # their norm is below 1: nothing is clipped
         theirs.step()
-        stack._update(step, {name: g[None] for name, g in grads.items()})
+        stack._update(step, torch.cat([g.flatten() for g in grads.values()])[None])
     for name, p in named.items():
         torch.testing.assert_close(stack.weights[name][0], p, rtol=1e-6, atol=1e-7)

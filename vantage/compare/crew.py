@@ -1,4 +1,4 @@
-"""Who runs the jobs of a study: processes on the cores of this machine, or this process alone on its GPU.
+"""Who runs the jobs of a study: processes on the cores of this machine, or several that share its GPU.
 
 A crew only runs jobs and says what came of them. That a job is begun again when its worker dies, and what is kept, is
 the business of ``conduct``. ``on_ray`` has a crew on other machines.
@@ -22,6 +22,7 @@ from vantage.compare.jobs import Job
 from vantage.errors import BadInput
 
 EVERY = 25  # steps between two that are told of
+ON_A_GPU = 8  # processes: one alone leaves it idle while it makes examples and launches small kernels
 T = TypeVar("T")
 Moved = Callable[[int], None]  # told how many steps were done since the last time
 
@@ -68,10 +69,10 @@ class Place:
         made = _device(device)
         check_workers(workers)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return Place(made, workers or (1 if made.type == "cuda" else cores))
+        return Place(made, workers or (min(ON_A_GPU, cores) if made.type == "cuda" else cores))
 
     def crew(self, moved: Moved) -> Crew:
-        return Alone(self.device, moved) if self.device.type == "cuda" else Processes(self.workers, moved)
+        return Processes(self.device, self.workers, moved)
 
     def call(self, work: Callable[..., T], *args: Any) -> T:
         """One call, on a machine such as the jobs get."""
@@ -104,38 +105,11 @@ def do(job: Job, device: torch.device, tell: jobs.Tell) -> Any:
 
 
 @final
-class Alone:
-    """This process, one job after another."""
-
-    def __init__(self, device: torch.device, moved: Moved):
-        self._device, self._moved = device, moved
-        self._waiting: list[Job] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *why: object) -> None: ...
-
-    def begin(self, job: Job) -> None:
-        self._waiting.append(job)
-
-    def news(self) -> Iterator[Ended | Fell]:
-        job, before = self._waiting.pop(0), 0
-
-        def tell(step: int) -> None:
-            nonlocal before
-            self._moved((step - before) * job.models)
-            before = step
-
-        yield Ended(job, do(job, self._device, tell))
-
-
-@final
 class Processes:
     """Processes that each train one job at a time, on one thread."""
 
-    def __init__(self, workers: int, moved: Moved):
-        self._workers, self._moved = workers, moved
+    def __init__(self, device: torch.device, workers: int, moved: Moved):
+        self._device, self._workers, self._moved = device, workers, moved
         self._waiting: dict[Future[Any], tuple[Job, ProcessPoolExecutor]] = {}
         self._context = multiprocessing.get_context("spawn")
         self._steps: Any = self._context.Queue()
@@ -153,11 +127,11 @@ class Processes:
     def begin(self, job: Job) -> None:
         try:
             pool = self._there()
-            future = pool.submit(_work, job)
+            future = pool.submit(_work, job, self._device)
         except BrokenProcessPool:  # a worker has just died: its jobs are among the next news
             self._pool = None
             pool = self._there()
-            future = pool.submit(_work, job)
+            future = pool.submit(_work, job, self._device)
         self._waiting[future] = (job, pool)
 
     def news(self) -> Iterator[Ended | Fell]:
@@ -196,9 +170,11 @@ def _ready(steps: Any) -> None:
     torch.set_num_threads(1)
 
 
-def _work(job: Job) -> Any:
+def _work(job: Job, device: torch.device) -> Any:
+    together = job.models if device.type == "cuda" else 1
+
     def tell(step: int) -> None:
         if step % EVERY == 0:
-            _said.put(EVERY)
+            _said.put(EVERY * together)
 
-    return do(job, torch.device("cpu"), tell)
+    return do(job, device, tell)

@@ -21,6 +21,7 @@ from vantage.train.evaluate import evaluate
 from vantage.train.sequences import Sequences
 
 Tell = Callable[[int], None]
+WORTH_COMPILING = 1000  # steps: compiling takes as long as some hundred of them
 
 
 def _nobody(step: int) -> None: ...
@@ -95,7 +96,7 @@ def _train(
     if device.type == "cpu":
         stacks, losses = train_in_turn(lambda i: stack([i]), len(seeds), tell)
         return stacks, losses.tolist()
-    together = stack(range(len(seeds)), compiled=True)
+    together = stack(range(len(seeds)), compiled=job.steps >= WORTH_COMPILING)
     return [together], together.train(tell).tolist()
 
 

@@ -66,14 +66,14 @@ class Stack:
     ):
         self.base = build(spec, seed=0).to(device).train()
         models = [build(spec, seed=seed) for seed in seeds]
-        self.weights = _stacked(models, device)
+        self._flat, self.weights = _stacked(models, device)
         self.data, self.recipe, self.device, self.n = list(data), recipe, device, len(models)
         self.seeds = list(seeds)
         self._rates = torch.tensor(list(rates), device=device)
         kinds = parameter_kinds(self.base)
-        self._decays = {name: kinds[name] in ("matrix", "head") for name in self.weights}
-        self._first = {name: torch.zeros_like(w) for name, w in self.weights.items()}
-        self._second = {name: torch.zeros_like(w) for name, w in self.weights.items()}
+        decays = [w.new_full((w[0].numel(),), kinds[name] in ("matrix", "head")) for name, w in self.weights.items()]
+        self._decay = torch.cat(decays).detach() * recipe.weight_decay
+        self._first, self._second = torch.zeros_like(self._flat), torch.zeros_like(self._flat)
         each = self._each()
         self._losses: Callable[..., Tensor] = torch.compile(each) if compiled else each
 
@@ -104,30 +104,22 @@ class Stack:
         tokens, targets, place = self.batch(step)
         with sdpa_kernel(SDPBackend.MATH):  # the others have no rule for a dimension of models, or for a learned bias
             losses = self._losses(self.weights, tokens, targets, place)
-            names = list(self.weights)
-            grads = torch.autograd.grad(losses.sum(), [self.weights[name] for name in names])
-        self._update(step, dict(zip(names, grads, strict=True)))
+            grads = torch.autograd.grad(losses.sum(), list(self.weights.values()))
+        self._update(step, torch.cat([g.reshape(self.n, -1) for g in grads], 1))
         return losses.detach()
 
     @torch.no_grad()
-    def _update(self, step: int, grads: Weights) -> None:
+    def _update(self, step: int, grad_nP: Tensor) -> None:
         """AdamW, with gradients clipped for each model by its own norm."""
         r, (b1, b2) = self.recipe, self.recipe.betas
-        squares = sum(g.reshape(self.n, -1).square().sum(1) for g in grads.values())
-        assert isinstance(squares, Tensor)
-        scale_n = (r.clip / squares.sqrt().clamp_min(1e-12)).clamp_max(1.0)
-        rate_n = self._rates * r.rate(step)
-        for name, g in grads.items():
-            w, m, v = self.weights[name], self._first[name], self._second[name]
-            wide = (self.n,) + (1,) * (g.dim() - 1)
-            g = g * scale_n.view(wide)
-            m.lerp_(g, 1 - b1)
-            v.mul_(b2).addcmul_(g, g, value=1 - b2)
-            rate = rate_n.view(wide)
-            if self._decays[name]:
-                w.mul_(1 - rate * r.weight_decay)
-            moved = (m / (1 - b1 ** (step + 1))) / ((v / (1 - b2 ** (step + 1))).sqrt() + r.eps)
-            w.sub_(rate * moved)
+        norm_n1 = grad_nP.square().sum(1, keepdim=True).sqrt()
+        rate_n1 = self._rates[:, None] * r.rate(step)
+        grad_nP = grad_nP * (r.clip / norm_n1.clamp_min(1e-12)).clamp_max(1.0)
+        self._first.lerp_(grad_nP, 1 - b1)
+        self._second.mul_(b2).addcmul_(grad_nP, grad_nP, value=1 - b2)
+        self._flat.mul_(1 - rate_n1 * self._decay)
+        spread = (self._second / (1 - b2 ** (step + 1))).sqrt_().add_(r.eps)
+        self._flat.sub_(rate_n1 * (self._first / (1 - b1 ** (step + 1))).div_(spread))
 
     def batch(self, step: int) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
         """Each model's examples of a step, (n, B, T), and where they stand if they do not run from 0."""
@@ -179,10 +171,13 @@ def train_in_turn(
     return stacks, torch.cat(losses)
 
 
-def _stacked(models: Sequence[Model], device: torch.device) -> Weights:
-    names = [name for name, _ in models[0].named_parameters()]
-    own = [dict(model.named_parameters()) for model in models]
-    return {name: torch.stack([w[name].detach() for w in own]).to(device).requires_grad_() for name in names}
+def _stacked(models: Sequence[Model], device: torch.device) -> tuple[Tensor, Weights]:
+    """All weights of each model in one row, (n, P), and each weight as a view of it: one update serves them all."""
+    flat = torch.stack([torch.cat([p.detach().flatten() for p in model.parameters()]) for model in models]).to(device)
+    own = dict(models[0].named_parameters())
+    parts = flat.split([p.numel() for p in own.values()], 1)
+    shaped = (part.view(len(models), *p.shape) for part, p in zip(parts, own.values(), strict=True))
+    return flat, {name: w.detach().requires_grad_() for name, w in zip(own, shaped, strict=True)}
 
 
 def _first(value: Any) -> Any:
