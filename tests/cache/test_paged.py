@@ -20,6 +20,7 @@ from tests.cache.helpers import (
     run,
 )
 from vantage.cache import ModelCache, Paged, Pool
+from vantage.cache.blocks import Row, stride
 from vantage.cache.moves import Copied, Gathered, PoolPlaces, Strided
 from vantage.errors import BadInput, CacheError
 from vantage.spec.masks import Causal, Everything, Window, visible
@@ -558,3 +559,13 @@ def test_many_rows_gather_the_right_blocks():
         view = run(cache, chunk)[0]
         oracle.append(chunk)
         check_view(view, oracle, 0, [0] * 3)
+
+
+def test_how_far_apart_rows_stand():
+    """What lets a batch be read as one view instead of by gathering: it holds for neighbours, too."""
+    assert stride([Row((4,), 3), Row((5,), 3)], 8) == 8
+    assert stride([Row((4, 5), 9), Row((7, 8), 9), Row((10, 11), 9)], 8) == 24
+    assert stride([Row((4,), 3)], 8) == 0
+    assert stride([Row((5,), 3), Row((4,), 3)], 8) is None
+    assert stride([Row((4,), 3), Row((4,), 3)], 8) is None
+    assert stride([Row((4,), 3), Row((5,), 2)], 8) is None

@@ -386,3 +386,17 @@ def test_what_a_compiler_is_told_about_our_operators_is_true():
     torch.library.opcheck(opaque, (torch.arange(10).view(2, 5), freq, 1.5, "halves", F64))
     cos, sin = turns(torch.arange(5).view(1, 5), freq, 1.0, "halves", F64)
     torch.library.opcheck(turned_back, (vectors(2, 1, 5, 6), cos, sin))
+
+
+@pytest.mark.parametrize("dims", [(1, None, None), (0, 0, None), (2, None, 1)])
+def test_turning_back_under_vmap(dims: tuple[int | None, ...]):
+    """Each model of a stack as if it were alone, wherever the dimension of models stands."""
+    tables = turns(torch.arange(5).view(1, 5), torch.rand(3, dtype=F64), 1.0, "halves", F64)
+    alone = [(vectors(2, 1, 5, 6, seed=n), *(table * (n + 1) for table in tables)) for n in range(3)]
+    given = [
+        alone[0][i] if dim is None else torch.stack([args[i] for args in alone], dim) for i, dim in enumerate(dims)
+    ]
+    wanted = [
+        turned_back(*(args[i] if dim is not None else alone[0][i] for i, dim in enumerate(dims))) for args in alone
+    ]
+    torch.testing.assert_close(torch.func.vmap(turned_back, in_dims=dims)(*given), torch.stack(wanted), rtol=0, atol=0)

@@ -27,7 +27,7 @@ from vantage.studies.common import compared, concluded, held, interval, judged, 
 from vantage.studies.draw import csv, draw, png, svg, table
 from vantage.studies.figure import Figure, Heat, Lines
 from vantage.studies.runner import conduct, said, written
-from vantage.studies.study import Number
+from vantage.studies.study import Number, Parameter
 
 DOCUMENTED = [f"{letter}{n}" for letter, last in (("A", 17), ("P", 14), ("T", 4), ("K", 6)) for n in range(1, last + 1)]
 
@@ -304,3 +304,11 @@ def test_the_data_of_a_figure_as_csv() -> None:
     rows = list(csv_file.reader(io.StringIO(csv(HISTOGRAM))))
     assert rows == [["# samples"], ["sample", "a", "b"], ["0", "0.0", "1.0"], ["1", "0.5", "2.0"], ["2", "1.0", ""]]
     assert csv(FIGURE).count("\n\n") == len(PANELS) - 1
+
+
+@pytest.mark.parametrize("said_so", [3.5, "3.5", float("nan"), float("inf"), "many", 0, 11])
+def test_a_whole_number_within_its_bounds(said_so: object):
+    parameter = Parameter("heads", 4, "how many", low=1, high=10)
+    assert parameter.read("7") == parameter.read(7.0) == 7
+    with pytest.raises(BadInput, match="heads is"):
+        parameter.read(said_so)  # pyright: ignore[reportArgumentType] (what a user may type)

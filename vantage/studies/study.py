@@ -35,7 +35,9 @@ class Parameter:
             return given
         try:
             value = type(self.default)(given)
-        except (TypeError, ValueError) as error:
+            if isinstance(given, float) and value != given:  # 3.5 where a whole number is wanted
+                raise ValueError(given)
+        except (TypeError, ValueError, OverflowError) as error:
             raise BadInput(f"{self.name} is {given!r}; it must be {_kind(self.default)}") from error
         if isinstance(value, str):
             return value
