@@ -27,7 +27,7 @@ NPM := sh web/npm.sh $(VENV)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env web browser run test test-all check format bench clean
+.PHONY: help env web browser ray run test test-all check format bench clean
 
 help: ## say what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -39,7 +39,7 @@ test: check web browser ## the checks and every test that is not slow
 	$(NPM) --silent test
 	$(PYTEST) -m "not slow"
 
-test-all: check web browser ## the checks, every test and the mutation run
+test-all: check web browser ray ## the checks, every test and the mutation run
 	$(NPM) --silent test
 	$(PYTEST)
 ifneq ($(MUTATION),)
@@ -74,6 +74,11 @@ browser: ## a Chromium for the browser tests: the machine's, or Debian's where i
 		test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get -qq update && \
 		DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium >/dev/null; \
 	} || echo "There is no Chromium here and none can be installed: the browser tests are skipped."
+
+ray: env ## Ray, for the tests on more than one node
+	@$(BIN)/python -c 'import ray.serve' 2>/dev/null || \
+		$(BIN)/python $(PIP) -c constraints.txt --no-build-isolation -e '.[ray]' || \
+		echo "Ray cannot be installed here: its tests are skipped."
 
 # torch comes first and by itself, so that the pinned version is the one that is found and nothing pulls another.
 # The build tools come next, so that they are pinned as well: pip would fetch its own into a separate place.

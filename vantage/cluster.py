@@ -7,6 +7,7 @@ import importlib
 import logging
 import os
 import re
+import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,6 +37,8 @@ def ray_part(name: str = "ray") -> Any:
     """Ray, or a part of it such as ``ray.serve``. It sends no statistics unless somebody says that it may."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray's next version does, without a warning
+    # What Ray does on other systems, and its only switch for it: a Ray that is started here listens on loopback alone.
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     try:
         return importlib.import_module(name)
     except ImportError as e:
@@ -64,6 +67,8 @@ def joined(said: str, *, cores: int | None = None) -> Iterator[Any]:
 def _join(ray: Any, address: str | None) -> bool:
     """Whether there was one to join."""
     given = os.environ.get("RAY_ADDRESS")
+    if address is None and given == "local":  # Ray's word for one of one's own
+        return False
     try:
         ray.init(address or "auto", log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, OSError, RuntimeError, ValueError) as e:
@@ -75,7 +80,9 @@ def _join(ray: Any, address: str | None) -> bool:
 
 
 def _start(ray: Any, cores: int | None) -> None:
-    """For this machine alone, and without its dashboard."""
+    """For this machine alone, without its dashboard, and with a token that only its own processes know."""
+    if "RAY_AUTH_MODE" not in os.environ:  # else whoever set it knows where the token is
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     ray.init(
         "local",
         num_cpus=cores,
@@ -83,5 +90,4 @@ def _start(ray: Any, cores: int | None) -> None:
         object_store_memory=STORE_BYTES,
         log_to_driver=False,
         logging_level=logging.ERROR,
-        _node_ip_address="127.0.0.1",
     )

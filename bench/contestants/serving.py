@@ -6,8 +6,10 @@ server, as clients on the same machine do, so they do as little as they can: fin
 
 import asyncio
 import atexit
+import ctypes
 import http.client
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -20,16 +22,15 @@ from smollm2_file import default_file
 from smollm2_text import text
 
 PROMPT = 40  # words, some 50 tokens
-ANSWER = 64  # tokens
 TURNS = (430, 430, 430, 430, 30)  # words of each: the fifth turn of a chat, a short one, begins at some 2,000 tokens
 SAID = 20  # tokens of each answer in a chat
 START_S = 120
 
 
-def setup(who: str, clients: int = 0, threads: int = 2) -> None:
-    """``clients``: 0 measures the fifth turn of a chat."""
-    global count, port, rounds
-    count, port, rounds = clients, free_port(), 0
+def setup(who: str, clients: int = 0, answer: int = 64, threads: int = 2) -> None:
+    """``clients``: 0 measures the fifth turn of a chat. ``answer``: tokens of each."""
+    global count, length, port, rounds
+    count, length, port, rounds = clients, answer, free_port(), 0
     program = {
         "vantage": ["-m", "vantage", "serve", f"model={default_file()}", "--port", str(port), "--log-level", "warning"],
         # as it is started it keeps the logits of whole prompts, and a new request cuts the one before it short:
@@ -40,8 +41,9 @@ def setup(who: str, clients: int = 0, threads: int = 2) -> None:
             *("--logits_all", "False", "--interrupt_requests", "False", "--verbose", "False"),
         ],
     }[who]
-    # a file would grow and a pipe would fill: neither says what it did not say at the start
-    server = subprocess.Popen([sys.executable, "-P", *program], stdout=subprocess.DEVNULL, stderr=sys.stderr)
+    server = subprocess.Popen(
+        [sys.executable, "-P", *program], stdout=subprocess.DEVNULL, stderr=sys.stderr, preexec_fn=end_with_us
+    )
     atexit.register(stop, server)
     deadline = time.monotonic() + START_S
     while True:
@@ -75,7 +77,7 @@ async def crowd() -> int:
 
 
 async def client(i: int) -> int:
-    body = json.dumps({**asked(words(i, PROMPT)), "max_tokens": ANSWER, "stream": True}).encode()
+    body = json.dumps({**asked(words(i, PROMPT)), "max_tokens": length, "stream": True}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -84,7 +86,7 @@ async def client(i: int) -> int:
     if b" 200 " not in answer[:16] or b"data: [DONE]" not in answer:
         raise RuntimeError(f"no whole answer: {answer[:300]!r} … {answer[-300:]!r}")
     if b'"length"' in answer:
-        return ANSWER
+        return length
     return answer.count(b'"text"')  # it ended by itself: one event for each token
 
 
@@ -148,6 +150,12 @@ def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return sock.getsockname()[1]
+
+
+def end_with_us() -> None:
+    """In the server, before it begins: on Linux it is told to end when this process does, however that ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def stop(server: subprocess.Popen) -> None:

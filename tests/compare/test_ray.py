@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 FLAGS = [
     *("--positions", "none", "alibi", "--train-length", "6", "--test-lengths", "6", "12", "--seeds", "2"),
-    *("--batch", "8", "--width", "16", "--layers", "1", "--heads", "2", "--steps", "60"),
+    *("--batch", "8", "--width", "16", "--layers", "1", "--heads", "2", "--steps", "1500"),
 ]
 REPORT = ("index.html", "scores.csv", "verdicts.csv", "report.json")
 DEATH = "a worker died; its runs start again"
@@ -106,7 +106,7 @@ def same(out: Path, plain: Path) -> None:
         assert (out / name).read_bytes() == (plain / name).read_bytes(), name
 
 
-def until(true, process: subprocess.Popen, log: Path, seconds: float = 180) -> None:
+def until(true, process: subprocess.Popen, log: Path, seconds: float = 300) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert process.poll() is None, log.read_text()

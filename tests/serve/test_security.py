@@ -310,21 +310,30 @@ def test_errors_give_no_paths_away(small, folder):
 
 
 def test_prefixes_never_cross_keys(real):
-    """The same long prompt: the second time it is there for the key that asked, and for no other."""
-    prompt = "Zebras! The quick brown fox jumps over the lazy dog, and so on. " * 24
+    """The same long prompt: the second time it is there for the key that asked, and for no other.
 
-    def ask(key: str) -> tuple[int, float]:
+    Three prompts, and the fastest answer of each kind: whatever else the machine does only makes one slower.
+    """
+
+    def ask(prompt: str, key: str) -> tuple[int, float]:
         with real.http(key) as http:
             began = time.perf_counter()
             said = {"model": "smollm2", "prompt": prompt, "max_tokens": 1, "temperature": 0}
             usage = http.post("/v1/completions", json=said).raise_for_status().json()["usage"]
             return usage["prompt_tokens_details"]["cached_tokens"], time.perf_counter() - began
 
-    with real.http() as http:
-        http.post("/v1/completions", json={"model": "smollm2", "prompt": "a", "max_tokens": 1})
-    first, again, other = ask(KEY), ask(KEY), ask("another-key")
-    assert first[0] < 4  # a beginning that another test had
-    assert again[0] > 250
-    assert other[0] < 4
-    assert again[1] < other[1] / 3  # what the other one waits for is the whole prompt
-    assert again[1] < first[1] / 3
+    for key in (KEY, "another-key"):
+        ask("a", key)  # the model is there, and so are both keys
+    times: dict[str, list[float]] = {"first": [], "again": [], "other": []}
+    for name in ("Zebras", "Yaks", "Quails"):
+        prompt = f"{name}! The quick brown fox jumps over the lazy dog, and so on. " * 16
+        first, again, other = ask(prompt, KEY), ask(prompt, KEY), ask(prompt, "another-key")
+        assert first[0] < 4  # a beginning that another test had
+        assert again[0] > 180
+        assert other[0] < 4
+        for kind, (_, seconds) in zip(times, (first, again, other), strict=True):
+            times[kind].append(seconds)
+    best = {kind: min(seconds) for kind, seconds in times.items()}
+    assert best["again"] < best["first"] / 3  # sharing shows in the time: it could be measured
+    assert best["again"] < best["other"] / 3  # what the other one waits for is the whole prompt
+    assert best["other"] > best["first"] / 2  # as if nobody had asked before

@@ -15,6 +15,7 @@ examples:
   vantage serve smollm2 minilm tiny=./my-model        several, loaded when first asked for
   vantage serve --host 0.0.0.0 --api-key "$KEY" --allow-host llm.example.org
   vantage serve --config serve.toml --port 9000
+  vantage serve --on ray --replicas 4                 copies on the machines of a Ray cluster
 
   curl http://127.0.0.1:8000/v1/chat/completions -H "Content-Type: application/json" \\
     -d '{"model": "smollm2", "messages": [{"role": "user", "content": "Hello"}]}'
@@ -40,7 +41,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--config", metavar="FILE", help="settings in TOML; or VANTAGE_CONFIG")
     parser.add_argument("--json", action="store_true", help="print the address as JSON once requests are taken")
     for option in OPTIONS:
-        default = "" if option.default in (False, ()) else f"; default: {option.default}"
+        default = "" if option.default in (False, (), "") else f"; default: {option.default}"
         about: dict[str, Any] = {"dest": option.name, "default": None, "help": option.help + default}
         if option.kind is bool:
             about["action"] = argparse.BooleanOptionalAction
@@ -64,6 +65,11 @@ def run(args: argparse.Namespace) -> int:
     )
     for served in settings.models:
         _bring(served.source)
+    if settings.on:
+        from vantage.serve.on_ray import serve_on_ray
+
+        serve_on_ray(settings, ready=lambda url: _tell(url, args.json))
+        return 0
     from vantage.serve.run import serve
 
     serve(settings, ready=lambda url: _tell(url, args.json))

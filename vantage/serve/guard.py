@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vantage.serve.errors import ApiError, bad, draining
-from vantage.serve.hub import Hub
+from vantage.serve.hub import Host
 from vantage.serve.replies import reply
 from vantage.serve.settings import Access, Limits
 from vantage.serve.state import ENTRY, TENANT
@@ -38,7 +38,7 @@ SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 class Guard:
     """An ASGI middleware. What it refuses never reaches a route."""
 
-    def __init__(self, app: ASGIApp, access: Access, limits: Limits, hub: Hub, bodies: tuple[str, ...] = ()):
+    def __init__(self, app: ASGIApp, access: Access, limits: Limits, hub: Host, bodies: tuple[str, ...] = ()):
         self._app, self._access, self._limits, self._hub, self._bodies = app, access, limits, hub, bodies
         self._keys = [hashlib.sha256(key.encode()).digest() for key in access.keys]
 

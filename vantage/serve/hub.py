@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Protocol, final
 
 from vantage.checkpoints.pull import find
 from vantage.errors import Refused, VantageError
@@ -31,6 +31,16 @@ from vantage.serve.settings import Served, Settings
 from vantage.serve.worker import Worker
 
 Load = Callable[[Served], Model]
+
+
+class Host(Protocol):
+    """What takes requests, and one day stops taking them."""
+
+    draining: bool
+
+    @property
+    def busy(self) -> int: ...
+    async def close(self) -> None: ...
 
 
 @final

@@ -26,6 +26,7 @@ class Entry:
     begun: float
     key: str | None = None  # which key, by number: never the key itself
     model: str | None = None
+    replica: str | None = None  # that it was passed on to
     user: str | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None

@@ -89,6 +89,30 @@ def _number(value: float) -> str:
     return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 
+def merged(pages: Mapping[str, str]) -> str:
+    """The pages of several replicas as one: every line gets its replica's name, and a metric's lines stay together."""
+    heads: dict[str, list[str]] = {}
+    lines: dict[str, list[str]] = {}
+    for replica, page in pages.items():
+        metric = ""
+        for line in page.splitlines():
+            if line.startswith("#"):
+                metric = line.split(" ", 3)[2]
+                head = heads.setdefault(metric, [])
+                head += [] if line in head else [line]
+            elif line:
+                lines.setdefault(metric, []).append(_with_label(line, ("replica", replica)))
+    return "".join(f"{line}\n" for metric, head in heads.items() for line in [*head, *lines.get(metric, ())])
+
+
+def _with_label(line: str, label: tuple[str, str]) -> str:
+    name, brace, rest = line.partition("{")
+    if brace:
+        return f"{name}{_labels([label])[:-1]},{rest}"
+    name, _, value = line.partition(" ")
+    return f"{name}{_labels([label])} {value}"
+
+
 @final
 class Metrics:
     """What is counted for all models together; the engines count the rest themselves."""

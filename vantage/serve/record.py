@@ -28,6 +28,7 @@ ROUTES = frozenset(
         "/openapi.json",
     }
 )
+ID = "vantage.id"  # in a request's scope, where somebody before us has given it one
 METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE"})
 SAFE = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 
@@ -53,7 +54,8 @@ class Record:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         method = scope["method"] if scope["method"] in METHODS else "other"
-        entry = Entry(f"req_{secrets.token_hex(12)}", method, route_of(scope["path"]), time.perf_counter())
+        id = scope.get(ID) or f"req_{secrets.token_hex(12)}"
+        entry = Entry(id, method, route_of(scope["path"]), time.perf_counter())
         scope[ENTRY] = entry
 
         async def sent(message: Any) -> None:
@@ -88,4 +90,4 @@ class Record:
 def _headers(message: Any, id: str) -> list[tuple[bytes, bytes]]:
     given = list(message.get("headers", ()))
     names = {name.lower() for name, _ in given}
-    return [*given, (b"x-request-id", id.encode()), *((n, v) for n, v in SAFE if n not in names)]
+    return [*given, *((n, v) for n, v in ((b"x-request-id", id.encode()), *SAFE) if n not in names)]

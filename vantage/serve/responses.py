@@ -171,4 +171,4 @@ class AttentionOf(Strictly):
 
 
 class Health(Strictly):
-    status: Literal["ok", "draining"]
+    status: Literal["ok", "draining", "starting"]  # starting: no replica is up

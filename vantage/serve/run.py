@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 from fastapi import FastAPI
 
 from vantage.errors import BadInput
 from vantage.serve.app import create_app
-from vantage.serve.hub import Load
-from vantage.serve.logs import Bridge
+from vantage.serve.hub import Host, Load
+from vantage.serve.logs import Bridge, Log
 from vantage.serve.settings import Settings
-from vantage.serve.state import State
 
 SEND_BYTES = 64 * 1024  # the kernel's buffer for a reader: without a bound it takes megabytes before a stall shows
 LAST_WORDS_S = 2.0  # for answers that were cut, to be sent
 HEADERS_BYTES = 32 * 1024
+
+
+class Running(Protocol):
+    """What is to be known of an app that is run: ``app.state.vantage``."""
+
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def hub(self) -> Host: ...
+    @property
+    def log(self) -> Log: ...
+
+    abort: Callable[[Any], None]
 
 
 def serve(settings: Settings, *, load: Load | None = None, ready: Callable[[str], None] | None = None) -> None:
@@ -32,7 +45,7 @@ def serve(settings: Settings, *, load: Load | None = None, ready: Callable[[str]
 
 def run_app(app: FastAPI, settings: Settings, *, ready: Callable[[str], None] | None = None) -> None:
     """The same for an app that was made elsewhere."""
-    state: State = app.state.vantage
+    state: Running = app.state.vantage
     log = state.log
     sock = _bound(settings.host, settings.port)
     host, port = sock.getsockname()[:2]
@@ -48,6 +61,7 @@ def run_app(app: FastAPI, settings: Settings, *, ready: Callable[[str], None] | 
         timeout_graceful_shutdown=int(LAST_WORDS_S),
         h11_max_incomplete_event_size=HEADERS_BYTES,
         http="h11",
+        loop="asyncio",  # whatever else is installed
     )
     for name in ("uvicorn", "uvicorn.error"):
         logger = logging.getLogger(name)
@@ -56,8 +70,16 @@ def run_app(app: FastAPI, settings: Settings, *, ready: Callable[[str], None] | 
     server = uvicorn.Server(config)
     state.abort = lambda client: _abort(server, client)
     _on_start(app, server, state, lambda: (log.write("info", "listening", url=url), ready and ready(url)))
+    _settle()
     with contextlib.closing(sock):
         server.run(sockets=[sock])
+
+
+def _settle() -> None:
+    """What the imports made stays for ever: the collector need not look at it again. A full collection over all of
+    torch holds the interpreter for a tenth of a second, and with it the event loop, wherever it falls."""
+    gc.collect()
+    gc.freeze()
 
 
 def _bound(host: str, port: int) -> socket.socket:
@@ -72,7 +94,7 @@ def _bound(host: str, port: int) -> socket.socket:
     return sock
 
 
-def _on_start(app: FastAPI, server: uvicorn.Server, state: State, ready: Callable[[], Any]) -> None:
+def _on_start(app: FastAPI, server: uvicorn.Server, state: Running, ready: Callable[[], Any]) -> None:
     """Put our signal handlers in the place of uvicorn's once it has put its own: those would stop listening at once."""
     inner = app.router.lifespan_context
 
@@ -103,7 +125,7 @@ async def _announce(server: uvicorn.Server, ready: Callable[[], Any]) -> None:
     ready()
 
 
-async def _drain(server: uvicorn.Server, state: State) -> None:
+async def _drain(server: uvicorn.Server, state: Running) -> None:
     """New requests get 503; those that run may finish, within the limit. Then the server ends."""
     state.hub.draining = True
     limit = state.settings.limits.drain_s

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, final
 
+from vantage.cluster import address_of
 from vantage.errors import BadInput
 
 
@@ -103,6 +104,8 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8000
     preload: bool = False
+    on: str = ""  # a cluster; nothing: this process
+    replicas: int = 1
     access: Access = Access()
     batching: Batching = Batching()
     limits: Limits = Limits()
@@ -114,6 +117,10 @@ class Settings:
         names = [model.name for model in self.models]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise BadInput(f"two models are called {twice[0]!r}: say NAME=SOURCE to tell them apart")
+        if self.on:
+            address_of(self.on)
+        elif self.replicas > 1:
+            raise BadInput(f"{self.replicas} replicas without a cluster to have them on: say --on ray")
         if not loopback(self.host) and not self.access.keys and not self.access.allow_open:
             raise BadInput(
                 f"host {self.host}: other machines could reach this server, and no API key is set. "
@@ -169,6 +176,8 @@ OPTIONS = (
     Option("host", "", "host", str, "address to listen on"),
     Option("port", "", "port", int, "port to listen on; 0: any that is free", 0, 65535),
     Option("preload", "", "preload", bool, "load all models at start instead of when first asked for"),
+    Option("on", "", "on", str, "ray: replicas on the machines of a Ray cluster, which is joined or started"),
+    Option("replicas", "", "replicas", int, "copies of the server on that cluster", 1, 4096),
     Option("api_key", "access", "keys", tuple, "a key that requests must bear; may be given again"),
     Option("allow_open", "access", "allow_open", bool, "serve other machines without a key"),
     Option("allow_host", "access", "hosts", tuple, "a name this server goes by; may be given again"),

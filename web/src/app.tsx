@@ -36,6 +36,8 @@ export function App() {
     if (first.current) first.current = false;
     else main.current?.focus({ preventScroll: true });
     scrollTo(0, 0);
+    // On a narrow screen the list of pages is a strip: the one that is shown must be in sight.
+    document.querySelector('.side nav a[aria-current="page"]')?.scrollIntoView({ block: "nearest", inline: "center" });
   }, [page?.id]);
   return (
     <div class="shell">

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from vantage.compare.entries import ALL, ATTENTION, DEFAULT
 from vantage.compare.facts import seconds
-from vantage.compare.report import CSV, JSON, PAGE
+from vantage.compare.report import CSV, JSON, PAGE, VERDICTS
 from vantage.compare.study import VARIANTS, Study, named
 from vantage.serve.bounds import Number, Strictly, Whole
 from vantage.serve.errors import ApiError, bad
@@ -30,7 +30,8 @@ POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'self'; sandbox"
 )
-FILES = {PAGE: "text/html; charset=utf-8", CSV: "text/csv; charset=utf-8", JSON: "application/json"}
+TABLE = "text/csv; charset=utf-8"
+FILES = {PAGE: "text/html; charset=utf-8", CSV: TABLE, VERDICTS: TABLE, JSON: "application/json"}
 TASKS_OFFERED = (*TASKS, *VARIANTS)
 
 Name = Annotated[str, Field(min_length=1, max_length=64)]

@@ -173,7 +173,7 @@ class Comparisons:
             )
 
     def page(self, name: str, file: str) -> bytes:
-        """A file of a finished report; ``file`` is one of the three that a report has."""
+        """A file of a finished report; ``file`` is one of those that a report has."""
         self.known(name)
         try:
             return (self.folder / name / file).read_bytes()

@@ -294,6 +294,15 @@ export interface TabsProps {
 export function Tabs({ label, tabs, value, onChange, children }: TabsProps) {
   const base = useId();
   const strip = useRef<HTMLDivElement>(null);
+  useEffect(() => {
+    // Where the tabs do not all fit, the chosen one is in sight.
+    const tab = strip.current?.children[tabs.findIndex((one) => one.id === value)] as HTMLElement | undefined;
+    if (!tab || !strip.current) return;
+    const { left, right } = strip.current.getBoundingClientRect();
+    const box = tab.getBoundingClientRect();
+    if (box.left < left) strip.current.scrollLeft -= left - box.left;
+    else if (box.right > right) strip.current.scrollLeft += box.right - right;
+  }, [value]);
   const step = (event: KeyboardEvent) => {
     const at = tabs.findIndex((tab) => tab.id === value);
     const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: tabs.length - 1 }[event.key];

@@ -44,9 +44,17 @@ export function compact(count: number): string {
   return `${count < 0 ? "−" : ""}${text}${unit ? ` ${units[unit]}` : ""}`;
 }
 
+/** A number beside an axis: as `show`, but 20 M for 20,000,000. */
+export function tick(value: number): string {
+  const size = Math.abs(value);
+  return size >= 1e6 && size < 1e18 ? compact(value).replace(/\.0+(?= |$)/, "") : show(value);
+}
+
 export function duration(milliseconds: number): string {
   if (milliseconds < 1000) return `${milliseconds < 10 ? milliseconds.toFixed(1) : Math.round(milliseconds)} ms`;
   const seconds = milliseconds / 1000;
-  if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
-  return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
+  if (seconds < 59.5) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
+  const whole = Math.round(seconds);
+  if (whole >= 3600) return `${Math.floor(whole / 3600)} h${whole % 3600 >= 60 ? ` ${Math.floor((whole % 3600) / 60)} min` : ""}`;
+  return `${Math.floor(whole / 60)} min${whole % 60 ? ` ${whole % 60} s` : ""}`;
 }

@@ -1,4 +1,4 @@
-import { show } from "../../lib/numbers";
+import { show, tick } from "../../lib/numbers";
 import { bin, every, extent, makeScale, ticks } from "../../lib/scale";
 import { paint } from "../../theme";
 import type { BarsPanel, HistogramPanel } from "../../types";
@@ -12,7 +12,7 @@ export function BarsChart({ panel, width }: { panel: BarsPanel; width: number })
   if (!log && !values.some((value) => value !== null && value < 0)) domain[0] = 0;
   if (!log && !values.some((value) => value !== null && value > 0)) domain[1] = 0;
   const marks = ticks(domain, 5, log);
-  const left = Math.max(30, ...marks.map((tick) => textWidth(show(tick)) + 10));
+  const left = Math.max(30, ...marks.map((mark) => textWidth(tick(mark)) + 10));
   const colour = (index: number) => colours.series[index % colours.series.length] ?? colours.text;
   const yScale = (box: Box) => makeScale(domain, [box.bottom, box.top], log);
   const slot = (box: Box) => (box.right - box.left) / Math.max(1, labels.length);
@@ -57,7 +57,7 @@ export function BarsChart({ panel, width }: { panel: BarsPanel; width: number })
             : [{ at: box.left + (index + 0.5) * slot(box), label: slanted ? shorten(label, 110) : label }],
         )
       }
-      yTicks={(box) => marks.map((y) => ({ at: yScale(box)(y), label: show(y) }))}
+      yTicks={(box) => marks.map((y) => ({ at: yScale(box)(y), label: tick(y) }))}
       stops={labels.length}
       near={(px, _, box) => Math.min(labels.length - 1, Math.max(0, Math.floor((px - box.left) / slot(box))))}
       stop={stop}
@@ -122,7 +122,7 @@ export function HistogramChart({ panel, width }: { panel: HistogramPanel; width:
   const counts = panel.samples.map(([, values]) => bin(values, domain, panel.bins));
   const top = Math.max(1, ...counts.flat());
   const marks = ticks([0, top * 1.04], 4).filter(Number.isInteger);
-  const left = Math.max(30, ...marks.map((tick) => textWidth(show(tick)) + 10));
+  const left = Math.max(30, ...marks.map((mark) => textWidth(tick(mark)) + 10));
   const colour = (index: number) => colours.series[index % colours.series.length] ?? colours.text;
   const xScale = (box: Box) => makeScale(domain, [box.left, box.right]);
   const yScale = (box: Box) => makeScale([0, top * 1.04], [box.bottom, box.top]);
@@ -141,9 +141,9 @@ export function HistogramChart({ panel, width }: { panel: HistogramPanel; width:
           : []
       }
       xTicks={(box) =>
-        ticks(domain, Math.max(3, (box.right - box.left) / 80)).map((x) => ({ at: xScale(box)(x), label: show(x) }))
+        ticks(domain, Math.max(3, (box.right - box.left) / 80)).map((x) => ({ at: xScale(box)(x), label: tick(x) }))
       }
-      yTicks={(box) => marks.map((y) => ({ at: yScale(box)(y), label: show(y) }))}
+      yTicks={(box) => marks.map((y) => ({ at: yScale(box)(y), label: tick(y) }))}
       stops={panel.bins}
       near={(px, _, box) =>
         Math.min(panel.bins - 1, Math.max(0, Math.floor(((px - box.left) / (box.right - box.left)) * panel.bins)))

@@ -1,4 +1,4 @@
-import { show } from "../../lib/numbers";
+import { show, tick } from "../../lib/numbers";
 import { extent, makeScale, ticks } from "../../lib/scale";
 import { paint } from "../../theme";
 import type { Line, LinesPanel, Num } from "../../types";
@@ -18,7 +18,7 @@ export function LinesChart({ panel, width }: { panel: LinesPanel; width: number 
   const xDomain = extent(xs, logX, 0.01);
   const yDomain = extent(ys, logY);
   const yMarks = ticks(yDomain, 5, logY);
-  const left = Math.max(30, ...yMarks.map((tick) => textWidth(show(tick)) + 10));
+  const left = Math.max(30, ...yMarks.map((mark) => textWidth(tick(mark)) + 10));
   const colour = (index: number) => colours.series[index % colours.series.length] ?? colours.text;
   const xScale = (box: Box) => makeScale(xDomain, [box.left, box.right], logX);
   const yScale = (box: Box) => makeScale(yDomain, [box.bottom, box.top], logY);
@@ -51,7 +51,7 @@ export function LinesChart({ panel, width }: { panel: LinesPanel; width: number 
           label: show(x),
         }))
       }
-      yTicks={(box) => yMarks.map((y) => ({ at: yScale(box)(y), label: show(y) }))}
+      yTicks={(box) => yMarks.map((y) => ({ at: yScale(box)(y), label: tick(y) }))}
       stops={xs.length}
       near={(px, _, box) => nearest(xs.map(xScale(box)), px)}
       stop={stop}

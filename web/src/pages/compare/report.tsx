@@ -8,6 +8,7 @@ import { save } from "../../lib/download";
 
 const FILES: [string, string, string][] = [
   ["scores.csv", "text/csv", "scores.csv"],
+  ["verdicts.csv", "text/csv", "verdicts.csv"],
   ["report.json", "application/json", "report.json"],
   ["", "text/html", "report.html"],
 ];

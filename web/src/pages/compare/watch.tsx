@@ -61,7 +61,7 @@ export function Watch({ id }: { id: string }) {
     );
   };
   const stop = () => act(() => remove(`/compare/${encodeURIComponent(id)}`, { seconds: 40 }), () => undefined);
-  const resume = () => act(() => post(`/compare/${encodeURIComponent(id)}/resume`, undefined, { seconds: 40 }), follow);
+  const resume = () => act(() => post(`/compare/${encodeURIComponent(id)}/resume`, {}, { seconds: 40 }), follow);
   // The server says an end that can be gone on with as an error of the stream.
   const ended = stream.trouble?.code === "stopped" || stream.trouble?.code === "error";
   const state: Entry["state"] = done ? "done" : ended ? (stream.trouble?.code as Entry["state"]) : "running";
@@ -97,7 +97,7 @@ export function Watch({ id }: { id: string }) {
         </div>
       </Card>
       {(curve || (progress && progress.rows.length > 0)) && (
-        <Card title="Found so far" beside={done ? <span class="small muted">the report below says it in full</span> : null}>
+        <Card title={done ? "Found" : "Found so far"} beside={done ? <span class="small muted">the report below says it in full</span> : null}>
           {curve && <Figure figure={curve} />}
           {progress && <Scores rows={progress.rows} />}
         </Card>

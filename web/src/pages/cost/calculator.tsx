@@ -93,7 +93,7 @@ function Found({ cost, busy }: { cost: Cost; busy: number | null }) {
       </Card>
       <Card title="Operations and parameters">
         {operations && <Figure figure={operations} />}
-        <div class="grid two">
+        <div class="cost-tables">
           <OperationsTable cost={cost} />
           <PartsTable cost={cost} />
         </div>
@@ -127,7 +127,7 @@ function SizesTable({ cost }: { cost: Cost }) {
             {cost.table.map((row) => (
               <tr key={row.kind} class={row.own ? "cost-own" : ""}>
                 <th scope="row">{row.kind}</th>
-                <td class="number">{byteSize(row.bytes_per_token)}</td>
+                <td class="number cost-cell">{byteSize(row.bytes_per_token)}</td>
                 {row.bytes_at.map((size, index) => (
                   <td key={index} class="number cost-cell">
                     {byteSize(size)}
@@ -198,7 +198,7 @@ function PartsTable({ cost }: { cost: Cost }) {
           {cost.parameters_by_part.map((row) => (
             <tr key={row.part}>
               <th scope="row">{row.part}</th>
-              <td class="number">{show(row.count)}</td>
+              <td class="number">{row.count.toLocaleString("en-US")}</td>
             </tr>
           ))}
         </tbody>

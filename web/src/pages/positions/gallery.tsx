@@ -22,7 +22,7 @@ export function Gallery({ encodings }: { encodings: Encoding[] }) {
   const answer = useAnswer(JSON.stringify(body), (signal) => post<{ figures: FigureData[] }>("/positions/show", body, { signal }), 150);
   return (
     <div class="grid side">
-      <Card title="Encoding">
+      <Card title="What is drawn" beside={answer.since !== null && answer.data ? <Busy words="Drawing" since={answer.since} /> : null}>
         <EncodingControls encodings={encodings} chosen={chosen} />
         <hr class="rule" />
         <WideNumber label="length" value={length} min={2} max={4096} whole onChange={setLength} help="positions that are drawn" />
@@ -36,7 +36,7 @@ export function Gallery({ encodings }: { encodings: Encoding[] }) {
       </Card>
       <div class="stack">
         {answer.trouble && <Problem trouble={answer.trouble} retry={answer.retry} />}
-        <div class="pos-status">{answer.since !== null && <Busy words="Drawing" since={answer.since} />}</div>
+        {answer.since !== null && !answer.data && <Busy words="Drawing" since={answer.since} />}
         {answer.data && (
           <div class="pos-figures" aria-busy={answer.since !== null}>
             {answer.data.figures.map((figure) => (

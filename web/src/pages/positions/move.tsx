@@ -37,7 +37,7 @@ export function MoveView() {
   );
   return (
     <div class="stack wide">
-      <Card title="Text">
+      <Card title="Where tokens stand">
         <div class="pos-text">
           <ModelPicker value={name} onChange={setName} fits={(one) => one.kind !== "encoder-decoder"} />
           <TextField label="Text" value={text} onChange={setText} rows={2} help="A sentence or a few: up to 1,024 tokens." />
@@ -77,7 +77,7 @@ function Moving({ model, layers, heads, text, tokens }: MovingProps) {
   const names = tokens.map((one, index) => ({ value: String(index), label: `${index}: ${visible(one)}` }));
   return (
     <>
-      <Card title="Positions" beside={answer.since !== null ? <Busy words="The model reads" since={answer.since} /> : null}>
+      <Card title="The line of positions" beside={answer.since !== null ? <Busy words="The model reads" since={answer.since} /> : null}>
         <Track tokens={tokens} token={token} to={body.moved.to} query={query} onMove={(next, place) => put({ token: next === 1 ? null : next, to: place === next ? null : place })} />
         <div class="pos-controls">
           <Select label="Token to move" value={String(token)} options={names} onChange={(next) => put({ token: next === "1" ? null : next, to: null })} />

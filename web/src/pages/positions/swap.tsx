@@ -53,16 +53,16 @@ export function SwapView({ encodings }: { encodings: Encoding[] }) {
   return (
     <div class="grid side">
       <div class="stack">
-        <Card title="Model">
+        <Card title="Put into">
           <ModelPicker value={name} onChange={setName} fits={(one) => one.kind === "decoder"} />
           {model && <OwnEncoding model={model.name} encodings={encodings} />}
         </Card>
-        <Card title="Encoding to put in">
+        <Card title="What is put in">
           <EncodingControls encodings={encodings} chosen={chosen} />
         </Card>
       </div>
       <div class="stack">
-        <Card title="Text">
+        <Card title="Measured on">
           <TextField label="Text" value={text} rows={4} onChange={setText} help="16 to 1,024 tokens. Its perplexity is measured, and the model goes on with it." />
           <Slider label="Tokens to write" value={tokens} min={1} max={128} onChange={setTokens} />
           <div class="row">
@@ -124,7 +124,7 @@ function Result({ found }: { found: Swapped }) {
         {(["before", "after"] as const).map((which) => (
           <div key={which} class="stack">
             <h3>{which === "before" ? "It goes on, before" : "It goes on, after"}</h3>
-            <blockquote data-said={which}>{found.text[which] || "(nothing: it stopped at once)"}</blockquote>
+            <blockquote data-said={which}>{found.text[which].trim() || "(nothing: it stopped at once)"}</blockquote>
           </div>
         ))}
       </div>

@@ -15,9 +15,15 @@ export interface TrackProps {
   onMove: (token: number, to: number) => void;
 }
 
-const LINE = 112;
-const HEIGHT = 168;
+const BELOW = 56;
 const NEAR = 16;
+const LETTER = 7.6;
+
+/** Where the line is drawn: under the longest label, which stands aslant. */
+export const lineAt = (tokens: string[]): number => {
+  const longest = Math.max(...tokens.map((token) => visible(token).length));
+  return Math.round(32 + Math.min(96, longest * LETTER) * 0.75);
+};
 
 export function Track({ tokens, token, to, query, onMove }: TrackProps) {
   const [ref, room] = useWidth<HTMLDivElement>();
@@ -25,6 +31,8 @@ export function Track({ tokens, token, to, query, onMove }: TrackProps) {
   const [held, setHeld] = useState<{ token: number; most: number } | null>(null);
   const colours = paint.value;
   const width = Math.max(240, Math.floor(room));
+  const line = lineAt(tokens);
+  const height = line + BELOW;
   // While a token is held the line must not change under it.
   const most = held?.most ?? Math.max(2 * tokens.length, tokens.length + 12, to + 2);
   const x = makeScale([0, most], [28, width - 28]);
@@ -36,6 +44,8 @@ export function Track({ tokens, token, to, query, onMove }: TrackProps) {
     return box ? x.invert(((event.clientX - box.left) * width) / box.width) : 0;
   };
   const stands = (index: number): number => (index === token ? to : index);
+  /** Too near to a label that must be read. */
+  const near = (index: number, other: number): boolean => every > 1 && Math.abs(index - other) < every;
   const grab = (event: PointerEvent) => {
     const at = place(event);
     let best = token;
@@ -68,8 +78,8 @@ export function Track({ tokens, token, to, query, onMove }: TrackProps) {
           ref={svg}
           class={`pos-track ${held ? "held" : ""}`}
           width={width}
-          height={HEIGHT}
-          viewBox={`0 0 ${width} ${HEIGHT}`}
+          height={height}
+          viewBox={`0 0 ${width} ${height}`}
           tabindex={0}
           role="slider"
           aria-label={`Position of the token ${word}`}
@@ -83,13 +93,13 @@ export function Track({ tokens, token, to, query, onMove }: TrackProps) {
           onPointerCancel={() => setHeld(null)}
           onKeyDown={step}
         >
-          <Ruler most={most} x={x} width={width} />
+          <Ruler line={line} most={most} x={x} width={width} />
           {tokens.map((one, index) => {
             const mine = index === token;
-            if (!mine && index % every && index !== query) return null;
+            if (!mine && index !== query && (index % every || near(index, query) || near(index, to))) return null;
             const colour = mine ? colours.accent : index === query ? (colours.series[1] ?? colours.text) : colours.text;
             return (
-              <g key={index} transform={`translate(${x(stands(index)).toFixed(1)} ${LINE})`}>
+              <g key={index} transform={`translate(${x(stands(index)).toFixed(1)} ${line})`}>
                 <circle r={mine ? 8 : 4} fill={colour} />
                 <text transform="translate(4 -13) rotate(-48)" font-size={13} font-weight={mine || index === query ? 700 : 400} fill={colour}>
                   {shorten(visible(one), 96, 13)}
@@ -97,7 +107,7 @@ export function Track({ tokens, token, to, query, onMove }: TrackProps) {
               </g>
             );
           })}
-          {to !== token && <Ghost from={x(token)} to={x(to)} colour={colours.accent} />}
+          {to !== token && <Ghost line={line} from={x(token)} to={x(to)} colour={colours.accent} />}
         </svg>
       )}
       <p class="small muted">
@@ -108,15 +118,15 @@ export function Track({ tokens, token, to, query, onMove }: TrackProps) {
   );
 }
 
-function Ruler({ most, x, width }: { most: number; x: (value: number) => number; width: number }) {
+function Ruler({ line, most, x, width }: { line: number; most: number; x: (value: number) => number; width: number }) {
   const colours = paint.value;
   return (
     <g>
-      <line x1={x(0)} x2={x(most)} y1={LINE} y2={LINE} stroke={colours.muted} stroke-width={1.5} />
+      <line x1={x(0)} x2={x(most)} y1={line} y2={line} stroke={colours.muted} stroke-width={1.5} />
       {ticks([0, most], Math.max(4, width / 90))
         .filter(Number.isInteger)
         .map((tick) => (
-          <g key={tick} transform={`translate(${x(tick).toFixed(1)} ${LINE})`}>
+          <g key={tick} transform={`translate(${x(tick).toFixed(1)} ${line})`}>
             <line y1={0} y2={26} stroke={colours.line} />
             <text y={42} font-size={11} text-anchor="middle" fill={colours.muted}>
               {tick}
@@ -128,11 +138,11 @@ function Ruler({ most, x, width }: { most: number; x: (value: number) => number;
 }
 
 /** From where the token was written to where it stands now. */
-function Ghost({ from, to, colour }: { from: number; to: number; colour: string }) {
+function Ghost({ line, from, to, colour }: { line: number; from: number; to: number; colour: string }) {
   return (
     <g fill="none" stroke={colour}>
-      <circle cx={from} cy={LINE} r={6} stroke-width={1.5} stroke-dasharray="2 2" />
-      <path d={`M${from.toFixed(1)} ${LINE + 8}Q${((from + to) / 2).toFixed(1)} ${LINE + 34} ${to.toFixed(1)} ${LINE + 11}`} stroke-width={1.5} stroke-dasharray="4 3" />
+      <circle cx={from} cy={line} r={6} stroke-width={1.5} stroke-dasharray="2 2" />
+      <path d={`M${from.toFixed(1)} ${line + 8}Q${((from + to) / 2).toFixed(1)} ${line + 34} ${to.toFixed(1)} ${line + 11}`} stroke-width={1.5} stroke-dasharray="4 3" />
     </g>
   );
 }

@@ -1,0 +1,252 @@
+"""The door of a server with replicas: it lets requests in, chooses a replica for each and passes its answer on.
+
+It stands in the process that listens, with the same guard, limits, log and signals as a server alone. Only what they
+let pass reaches a replica, which checks it all again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, final
+
+from fastapi import FastAPI
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from vantage.serve.errors import ApiError
+from vantage.serve.guard import WITH_BODY, Guard
+from vantage.serve.logs import Log
+from vantage.serve.metrics import TYPE, Metrics, Page, merged
+from vantage.serve.record import ID, Record
+from vantage.serve.replies import reply
+from vantage.serve.routing import Routes, chain
+from vantage.serve.settings import Settings
+from vantage.serve.state import ENTRY, TENANT
+
+TRIES = 3  # replicas that a request is given to, as long as nothing of an answer was sent
+PASSED = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers", "client")
+METRICS_S = 2.0  # a replica that has not told its metrics by then is left out
+
+
+class Gone(Exception):
+    """The replica died, or cannot be reached."""
+
+
+class Fleet(Protocol):
+    """The replicas."""
+
+    def names(self) -> Sequence[str]:
+        """Those that are up."""
+        ...
+
+    def ask(self, name: str, scope: dict[str, Any], body: bytes) -> AsyncGenerator[list[Message]]:
+        """What a replica answers. Raises ``Gone``."""
+        ...
+
+
+@final
+@dataclass
+class Door:
+    """What ``run_app`` needs to know of it."""
+
+    settings: Settings
+    hub: Front
+    log: Log
+    metrics: Metrics
+    abort: Callable[[Any], None] = lambda client: None
+
+
+def create_front(settings: Settings, fleet: Fleet, *, log: Log | None = None) -> FastAPI:
+    log, metrics = log or Log(settings.logs), Metrics()
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    front = Front(fleet, settings.limits.stall_s, metrics)
+    door = app.state.vantage = Door(settings, front, log, metrics)
+    app.add_middleware(_Passing, front=front, door=door)
+    app.add_middleware(Guard, access=settings.access, limits=settings.limits, hub=front)
+    app.add_middleware(Record, log=log, metrics=metrics)
+    return app
+
+
+@final
+class _Passing:
+    """In the place of routes."""
+
+    def __init__(self, app: ASGIApp, front: Front, door: Door):
+        self._app, self._front, self._door = app, front, door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        await self._front.answer(scope, receive, send, self._door.abort)
+
+
+@final
+class Front:
+    def __init__(self, fleet: Fleet, stall_s: float, metrics: Metrics):
+        self._fleet, self._stall_s, self._metrics = fleet, stall_s, metrics
+        self._routes = Routes()
+        self._loads: Counter[str] = Counter()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.draining = False
+
+    @property
+    def busy(self) -> int:
+        return len(self._tasks)
+
+    async def close(self) -> None:
+        """Whatever still runs ends with an error."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send, abort: Callable[[Any], None]) -> None:
+        if scope["path"] == "/health":
+            return await self._health(send)
+        with_body = scope["method"] == "POST" and scope["path"] in WITH_BODY  # read by the guard, and whole
+        body = (await receive()).get("body", b"") if with_body else b""
+        told = _Told(send, self._stall_s)
+        work = self._gather if scope["path"] == "/metrics" else self._relay
+        task = asyncio.ensure_future(work(scope, body, told))
+        gone = asyncio.ensure_future(_gone(receive))
+        self._tasks.add(task)
+        try:
+            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                await self._end(task, told)
+        except TimeoutError:
+            abort(scope.get("client"))  # a reader that takes nothing: an orderly end would wait for it
+        finally:
+            gone.cancel()
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await task
+            self._tasks.discard(task)
+
+    async def _end(self, task: asyncio.Task[None], told: _Told) -> None:
+        """An error before the answer is an answer; in the midst of a stream it is its last event."""
+        try:
+            task.result()
+        except asyncio.CancelledError:
+            await told.fail(ApiError(503, "unloaded", "the server stopped before the answer was complete", retry=5))
+        except ApiError as e:
+            await told.fail(e)
+
+    async def _relay(self, scope: Scope, body: bytes, told: _Told) -> None:
+        prefixes = chain(scope[TENANT], scope["path"], body)
+        asked = {name: scope[name] for name in PASSED if name in scope} | {ID: scope[ENTRY].id}
+        everywhere = scope["path"] == "/v1/attention"  # one of them has the request that it looks into
+        tried: list[str] = []
+        for _ in range(max(TRIES, len(self._fleet.names()) if everywhere else 0)):
+            loads = {name: self._loads[name] for name in self._fleet.names() if name not in tried}
+            if not loads:
+                break
+            name = self._routes.choose(prefixes, loads)
+            tried.append(name)
+            scope[ENTRY].replica = name
+            more = everywhere and len(loads) > 1
+            try:
+                if await self._passed(name, asked, body, told, unless=404 if more else 0):
+                    return
+            except Gone:
+                if told.begun:
+                    raise _lost() from None
+        raise _lost()
+
+    async def _passed(self, name: str, asked: dict[str, Any], body: bytes, told: _Told, unless: int) -> bool:
+        """Whether it was: an answer of the status ``unless`` is not."""
+        self._loads[name] += 1
+        try:
+            async with contextlib.aclosing(self._fleet.ask(name, asked, body)) as answer:
+                async for messages in answer:
+                    if messages[0].get("status") == unless:
+                        return False
+                    for message in messages:
+                        await told.send(message)
+            return True
+        finally:
+            self._loads[name] -= 1
+            if not self._loads[name]:
+                del self._loads[name]
+
+    async def _health(self, send: Send) -> None:
+        status = "draining" if self.draining else "ok" if self._fleet.names() else "starting"
+        said = json.dumps({"status": status}).encode()
+        await reply(send, 200 if status == "ok" else 503, said, {"Content-Type": "application/json"})
+
+    async def _gather(self, scope: Scope, body: bytes, told: _Told) -> None:
+        """The metrics of all, each with the name of its replica."""
+        asked = {name: scope[name] for name in PASSED if name in scope} | {ID: scope[ENTRY].id}
+        names = list(self._fleet.names())
+        pages = await asyncio.gather(*(self._page(name, asked) for name in names))
+        page = merged({"front": self._own()} | {n: p for n, p in zip(names, pages, strict=True) if p is not None})
+        await reply(told.send, 200, page.encode(), {"Content-Type": TYPE})
+
+    async def _page(self, name: str, asked: dict[str, Any]) -> str | None:
+        parts: list[bytes] = []
+        try:
+            async with asyncio.timeout(METRICS_S), contextlib.aclosing(self._fleet.ask(name, asked, b"")) as answer:
+                async for messages in answer:
+                    if any(message.get("status", 200) != 200 for message in messages):
+                        return None
+                    parts += [message.get("body", b"") for message in messages]
+        except (Gone, TimeoutError):
+            return None
+        return b"".join(parts).decode()
+
+    def _own(self) -> str:
+        made = Page()
+        made.counter("vantage_requests_total", "Requests by route and status", self._metrics.requests)
+        made.counter("vantage_refused_total", "Requests refused, by the code of the error", self._metrics.refused)
+        made.histogram("vantage_request_seconds", "From arrival to the end of the answer", self._metrics.seconds)
+        made.put("vantage_busy", "gauge", "Requests under way", [({}, self.busy)])
+        return str(made)
+
+
+@final
+class _Told:
+    """What a client was told so far."""
+
+    def __init__(self, send: Send, stall_s: float):
+        self._send, self._stall_s = send, stall_s
+        self.begun = self._over = self._events = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.begun = True
+            headers = {name.lower(): value for name, value in message.get("headers", ())}
+            self._events = headers.get(b"content-type", b"").startswith(b"text/event-stream")
+        elif not message.get("more_body", False):
+            self._over = True
+        async with asyncio.timeout(self._stall_s):
+            await self._send(message)
+
+    async def fail(self, error: ApiError) -> None:
+        if not self.begun:
+            raise error
+        if self._over:
+            return
+        if not self._events:
+            raise error  # half an answer: the connection is closed
+        event = f"data: {json.dumps(error.body(), ensure_ascii=False, separators=(',', ':'))}\n\n"
+        await self.send({"type": "http.response.body", "body": event.encode(), "more_body": False})
+
+
+def _lost() -> ApiError:
+    return ApiError(503, "replica_lost", "the replica that computed this answer is gone: ask again", retry=1)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def stream_of(answer: AsyncIterator[Any], gone: tuple[type[BaseException], ...]) -> AsyncGenerator[list[Message]]:
+    """An answer whose end by one of these errors means that its replica is gone."""
+    try:
+        async for messages in answer:
+            yield messages
+    except gone as e:
+        raise Gone(str(e)) from e
