@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -148,11 +147,14 @@ def test_killed_and_resumed_it_gives_the_same_report(whole, tmp_path):
     out, plain = tmp_path / "killed", tmp_path / "plain"
     command = [sys.executable, "-m", "vantage", "compare", *FLAGS, "--steps", "8", "--workers", "1"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen([*command, "--out", str(out)], env=environment, start_new_session=True) as process:
+    with subprocess.Popen([*command, "--out", str(out)], env=environment) as process:
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline and not read_results(out / FILE):
             time.sleep(0.02)
-        os.killpg(process.pid, signal.SIGKILL)
+        workers = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+    assert workers
+    assert not psutil.wait_procs(workers, timeout=30)[1]  # nobody waits for a study that is gone
     kept = len(read_results(out / FILE))
     assert 1 <= kept < len(SMALL.wanted())
     assert main(["compare", "--out", str(out), "--resume", "--workers", "1"]) == 0

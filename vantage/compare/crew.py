@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import queue
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -168,6 +169,15 @@ def _ready(steps: Any) -> None:
     global _said
     _said = steps
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with_the_study, daemon=True).start()
+
+
+def _end_with_the_study() -> None:
+    """A worker whose study was killed would wait for its next job for ever."""
+    study = multiprocessing.parent_process()
+    assert study is not None
+    study.join()
+    os._exit(1)
 
 
 def _work(job: Job, device: torch.device) -> Any:
