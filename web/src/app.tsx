@@ -31,13 +31,18 @@ export function App() {
   const page = PAGES.find((entry) => entry.id === route.value.page);
   const main = useRef<HTMLElement>(null);
   const first = useRef(true);
+  const nav = useRef<HTMLElement>(null);
   useEffect(() => {
     document.title = page ? `${page.title} · Vantage studio` : "Vantage studio";
     if (first.current) first.current = false;
     else main.current?.focus({ preventScroll: true });
     scrollTo(0, 0);
     // On a narrow screen the list of pages is a strip: the one that is shown must be in sight.
-    document.querySelector('.side nav a[aria-current="page"]')?.scrollIntoView({ block: "nearest", inline: "center" });
+    const strip = nav.current;
+    const here = strip?.querySelector<HTMLElement>('a[aria-current="page"]');
+    if (strip && here && strip.scrollWidth > strip.clientWidth) {
+      strip.scrollLeft += here.getBoundingClientRect().left - strip.getBoundingClientRect().left - 16;
+    }
   }, [page?.id]);
   return (
     <div class="shell">
@@ -56,7 +61,7 @@ export function App() {
           <Mark />
           Vantage
         </a>
-        <nav aria-label="Pages">
+        <nav aria-label="Pages" ref={nav}>
           <ul>
             {PAGES.map((entry) => (
               <li key={entry.id}>
