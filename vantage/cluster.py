@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import secrets
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from vantage.errors import BadInput, Refused
 
 HERE = "ray"
 CLIENT_PORT = 10001  # where a cluster takes clients, unless its owner says otherwise
+ANSWER_S = 10.0  # for a cluster to be reached in
 STORE_BYTES = 200 * 2**20  # of the object store of a Ray that is started here: only small things pass through it
 
 
@@ -70,6 +72,8 @@ def _join(ray: Any, address: str | None) -> bool:
     if address is None and given == "local":  # Ray's word for one of one's own
         return False
     try:
+        if named := address or given:
+            _check_there(named)
         ray.init(address or "auto", log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, OSError, RuntimeError, ValueError) as e:
         if address is None and not given:
@@ -77,6 +81,14 @@ def _join(ray: Any, address: str | None) -> bool:
         why = " ".join(str(e).split())[:300]
         raise Refused(f"there is no Ray cluster at {address or given} that can be joined: {why}") from e
     return True
+
+
+def _check_there(address: str) -> None:
+    """Ray itself asks for minutes whether somebody is there."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S):
+            pass
 
 
 def _start(ray: Any, cores: int | None) -> None:
