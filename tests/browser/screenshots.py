@@ -152,12 +152,15 @@ def take(visit: Visit, name: str) -> None:
 
 
 def smaller(file: Path) -> None:
-    """256 colours are enough for a page of few; halved where that is not."""
+    """All colours where that is small enough; else 256, chosen so that rare ones (a line of a chart) stay apart."""
     from PIL import Image
 
     with Image.open(file) as read:
-        picture = read.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        picture = read.convert("RGB")
     picture.save(file, optimize=True)
+    if file.stat().st_size > LIMIT:
+        few = picture.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        few.save(file, optimize=True)
     assert file.stat().st_size < LIMIT, f"{file} has {file.stat().st_size:,} bytes: more than {LIMIT:,}"
 
 

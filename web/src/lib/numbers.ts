@@ -6,7 +6,7 @@ export function show(value: number | null | undefined): string {
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
   const size = Math.abs(value);
   if (size !== 0 && (size < 1e-4 || size >= 1e9)) return minus(value.toExponential(2).replace("e+", "e"));
-  if (Number.isInteger(value)) return minus(value.toLocaleString("en-US"));
+  if (Number.isInteger(value)) return minus((value || 0).toLocaleString("en-US")); // no −0
   const places = size >= 1000 ? 0 : size >= 100 ? 1 : size >= 10 ? 2 : size >= 1 ? 3 : 4;
   return minus(value.toLocaleString("en-US", { maximumFractionDigits: places }));
 }
