@@ -28,6 +28,8 @@ from vantage.train.optimise import AdamW, clip
 TOKENS, VOCAB, PEAK = 1024, 50304, 990e12  # H100 and H200, dense bfloat16
 SHAPES = {"124M": (12, 768, 12, 64), "1.3B": (24, 2048, 16, 32)}  # layers, width, heads, rows
 
+STEPS = 20  # of a round; few of them would time the wait for the first and not the work
+
 Step = Callable[[], object]
 
 
@@ -108,7 +110,7 @@ def measure(shape: str, args: argparse.Namespace) -> list[dict[str, object]]:
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(args.rounds):
         for name, (step, _) in steps.items():
-            times[name].append(timed(step, 6))
+            times[name].append(timed(step, STEPS))
     found: list[dict[str, object]] = []
     for name, (_, parameters) in steps.items():
         seconds = statistics.median(times[name])

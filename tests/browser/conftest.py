@@ -14,8 +14,9 @@ from tests.serve.running import pulled
 expect.set_options(timeout=PATIENCE)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Not for longer: while Playwright is there an event loop runs in this thread, and no other test could have one."""
     path = chromium()
     with sync_playwright() as playwright:
         launched = playwright.chromium.launch(executable_path=path, args=list(ARGS))
@@ -24,8 +25,9 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def studio(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     """SmolLM2, MiniLM, and a model that cannot be loaded."""
+    chromium()
     folder = tmp_path_factory.mktemp("studio")
     broken = folder / "broken"
     broken.mkdir()

@@ -400,3 +400,16 @@ def test_turning_back_under_vmap(dims: tuple[int | None, ...]):
         turned_back(*(args[i] if dim is not None else alone[0][i] for i, dim in enumerate(dims))) for args in alone
     ]
     torch.testing.assert_close(torch.func.vmap(turned_back, in_dims=dims)(*given), torch.stack(wanted), rtol=0, atol=0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("dim", [64, 80])
+def test_turning_back_on_a_gpu(dim: int, own: bool):
+    """In half precision, over the strides that an attention hands back; a row may have positions of its own."""
+    positions = torch.arange(2 * 77).view(2, 77)[: 1 + own].cuda()
+    cos, sin = turns(positions, torch.rand(dim // 2, device="cuda"), 1.0, "halves", torch.bfloat16)
+    grad = torch.randn(2, 77, 3, dim, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+    wanted = turned_back(*(t.double() for t in (grad, cos, sin)))
+    torch.testing.assert_close(turned_back(grad, cos, sin).double(), wanted, rtol=2**-8, atol=2**-8)
+    torch.testing.assert_close(turned_back(grad.contiguous(), cos, sin).double(), wanted, rtol=2**-8, atol=2**-8)

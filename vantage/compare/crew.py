@@ -9,11 +9,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import queue
+import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar, final
 
 import torch
@@ -101,8 +104,8 @@ def check_device(name: str, more: str = " or cuda") -> None:
         raise BadInput(f"device={name!r}: use cpu{more}")
 
 
-def do(job: Job, device: torch.device, tell: jobs.Tell) -> Any:
-    return jobs.search(job, device, tell) if job.searches else jobs.run(job, device, tell)
+def do(job: Job, device: torch.device, tell: jobs.Tell, shelf: Path | None = None) -> Any:
+    return (jobs.search if job.searches else jobs.run)(job, device, tell, shelf)
 
 
 @final
@@ -115,6 +118,7 @@ class Processes:
         self._context = multiprocessing.get_context("spawn")
         self._steps: Any = self._context.Queue()
         self._pool: ProcessPoolExecutor | None = None
+        self._shelf = Path(tempfile.mkdtemp(prefix="vantage-examples-"))
 
     def __enter__(self) -> Self:
         return self
@@ -124,15 +128,16 @@ class Processes:
             self._pool.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
                 process.terminate()
+        shutil.rmtree(self._shelf, ignore_errors=True)
 
     def begin(self, job: Job) -> None:
         try:
             pool = self._there()
-            future = pool.submit(_work, job, self._device)
+            future = pool.submit(_work, job, self._device, self._shelf)
         except BrokenProcessPool:  # a worker has just died: its jobs are among the next news
             self._pool = None
             pool = self._there()
-            future = pool.submit(_work, job, self._device)
+            future = pool.submit(_work, job, self._device, self._shelf)
         self._waiting[future] = (job, pool)
 
     def news(self) -> Iterator[Ended | Fell]:
@@ -150,7 +155,7 @@ class Processes:
 
     def _there(self) -> ProcessPoolExecutor:
         self._pool = self._pool or ProcessPoolExecutor(
-            self._workers, self._context, initializer=_ready, initargs=(self._steps,)
+            self._workers, self._context, initializer=_ready, initargs=(self._steps, self._shelf)
         )
         return self._pool
 
@@ -165,26 +170,27 @@ class Processes:
 _said: Any = None  # in a worker: where it says how many steps it has done
 
 
-def _ready(steps: Any) -> None:
+def _ready(steps: Any, shelf: Path) -> None:
     global _said
     _said = steps
     torch.set_num_threads(1)
-    threading.Thread(target=_end_with_the_study, daemon=True).start()
+    threading.Thread(target=_end_with_the_study, args=(shelf,), daemon=True).start()
 
 
-def _end_with_the_study() -> None:
-    """A worker whose study was killed would wait for its next job for ever."""
+def _end_with_the_study(shelf: Path) -> None:
+    """A worker whose study was killed would wait for its next job for ever, and the shelf would stay."""
     study = multiprocessing.parent_process()
     assert study is not None
     study.join()
+    shutil.rmtree(shelf, ignore_errors=True)
     os._exit(1)
 
 
-def _work(job: Job, device: torch.device) -> Any:
+def _work(job: Job, device: torch.device, shelf: Path) -> Any:
     together = job.models if device.type == "cuda" else 1
 
     def tell(step: int) -> None:
         if step % EVERY == 0:
             _said.put(EVERY * together)
 
-    return do(job, device, tell)
+    return do(job, device, tell, shelf)

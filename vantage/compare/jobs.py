@@ -7,12 +7,14 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from vantage.compare.results import Key, Result, Score
-from vantage.compare.stack import Recipe, Stack, train_in_turn
+from vantage.compare.shelf import Shelved
+from vantage.compare.stack import Examples, Recipe, Stack, train_in_turn
 from vantage.compare.study import SEARCH_SEED, Study
 from vantage.compare.text import READINGS, Reading
 from vantage.model import build
@@ -52,21 +54,21 @@ class Job:
         return max(1, round(self.study.steps * self.study.search)) if self.searches else self.study.steps
 
 
-def search(job: Job, device: torch.device, tell: Tell = _nobody) -> float:
+def search(job: Job, device: torch.device, tell: Tell = _nobody, shelf: Path | None = None) -> float:
     """The rate with the lowest loss at the end of a short run. One that diverged is never chosen."""
     rates = job.study.rates
     if len(rates) == 1:
         return rates[0]
-    _, losses = _train(job, [SEARCH_SEED] * len(rates), rates, device, tell)
+    _, losses = _train(job, [SEARCH_SEED] * len(rates), rates, device, tell, shelf)
     ranked = [(loss if math.isfinite(loss) else math.inf, rate) for loss, rate in zip(losses, rates, strict=True)]
     return min(ranked)[1]
 
 
-def run(job: Job, device: torch.device, tell: Tell = _nobody) -> list[Result]:
-    """Train and test every seed of the job."""
+def run(job: Job, device: torch.device, tell: Tell = _nobody, shelf: Path | None = None) -> list[Result]:
+    """Train and test every seed of the job. On the shelf lie examples that other jobs have made."""
     assert job.rate is not None
     started = time.perf_counter()
-    stacks, losses = _train(job, job.seeds, [job.rate] * len(job.seeds), device, tell)
+    stacks, losses = _train(job, job.seeds, [job.rate] * len(job.seeds), device, tell, shelf)
     models = [(stack, i) for stack in stacks for i in range(stack.n)]
     spec = stacks[0].base.spec
     operations = _operations(spec, stacks[0].data[0], stacks[0].recipe) if job.seeds else 0.0
@@ -82,10 +84,10 @@ def run(job: Job, device: torch.device, tell: Tell = _nobody) -> list[Result]:
 
 
 def _train(
-    job: Job, seeds: Sequence[int], rates: Sequence[float], device: torch.device, tell: Tell
+    job: Job, seeds: Sequence[int], rates: Sequence[float], device: torch.device, tell: Tell, shelf: Path | None
 ) -> tuple[list[Stack], list[float]]:
     section = job.study.section(job.task, job.position, job.attention)
-    data = {seed: job.study.data(job.task, section.reads, seed) for seed in seeds}
+    data = {seed: _examples(job, job.study.data(job.task, section.reads, seed), shelf) for seed in seeds}
     spec = section.spec(next(iter(data.values())).vocab)
     recipe = Recipe(job.steps, job.study.batch)
 
@@ -98,6 +100,12 @@ def _train(
         return stacks, losses.tolist()
     together = stack(range(len(seeds)), compiled=job.steps >= WORTH_COMPILING)
     return [together], together.train(tell).tolist()
+
+
+def _examples(job: Job, data: Sequences | Reading, shelf: Path | None) -> Examples:
+    if shelf is None or isinstance(data, Reading):
+        return data
+    return Shelved(data, job.steps, job.study.batch, shelf)
 
 
 def _scores(stack: Stack, i: int, task: str) -> dict[str, tuple[Score, ...]]:
@@ -127,7 +135,7 @@ def _at_rest(stack: Stack) -> Iterator[None]:
         stack.base.train()
 
 
-def _operations(spec: ModelSpec, data: Sequences | Reading, recipe: Recipe) -> float:
+def _operations(spec: ModelSpec, data: Examples, recipe: Recipe) -> float:
     """Floating-point operations of a whole training, from those counted in one step of one model."""
     model = build(spec, seed=0)
     batch = data.batch(range(recipe.batch))

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from vantage.compare.shelf import Shelved
 from vantage.compare.text import Reading
 from vantage.model import Model, build
 from vantage.model.maps import parameter_kinds
@@ -29,6 +30,7 @@ from vantage.train.batch import IGNORE, Batch, random
 from vantage.train.sequences import PAD, Sequences
 
 Weights = dict[str, Tensor]
+Examples = Sequences | Shelved | Reading
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Stack:
         self,
         spec: ModelSpec,
         seeds: Sequence[int],
-        data: Sequence[Sequences | Reading],
+        data: Sequence[Examples],
         rates: Sequence[float],
         recipe: Recipe,
         device: torch.device,

@@ -159,6 +159,10 @@ class _Turn(torch.autograd.Function):
 
 @torch.library.custom_op("vantage::turned_back", mutates_args=())
 def _turned_back(grad: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    if grad.is_cuda and grad.element_size() == 2 and grad.dim() == 4 and grad.stride(-1) == 1:
+        from vantage.position.rope_kernel import turned_back  # what it needs is not everywhere
+
+        return turned_back(grad, cos, sin)
     made = torch.mul(grad, cos, out=torch.empty_like(grad))
     (made_a, made_b), (a, b), (sin_a, sin_b) = made.chunk(2, -1), grad.chunk(2, -1), sin.chunk(2, -1)
     made_a.addcmul_(b, sin_b)

@@ -52,7 +52,9 @@ class World:
         return indices[self.rank * each : (self.rank + 1) * each]
 
     def close(self) -> None:
+        """Leave together: one that goes while another still sends can be aborted by its own threads."""
         if self.size > 1 and dist.is_initialized():
+            dist.barrier()
             dist.destroy_process_group()
 
 
