@@ -157,17 +157,22 @@ class _Turn(torch.autograd.Function):
         return _turned_back(grads[0], *ctx.saved_tensors), None, None
 
 
-@torch.library.custom_op("vantage::turned_back", mutates_args=())
-def _turned_back(grad: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    if grad.is_cuda and grad.element_size() == 2 and grad.dim() == 4 and grad.stride(-1) == 1:
-        from vantage.position.rope_kernel import turned_back  # what it needs is not everywhere
-
-        return turned_back(grad, cos, sin)
+def in_passes(grad: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     made = torch.mul(grad, cos, out=torch.empty_like(grad))
     (made_a, made_b), (a, b), (sin_a, sin_b) = made.chunk(2, -1), grad.chunk(2, -1), sin.chunk(2, -1)
     made_a.addcmul_(b, sin_b)
     made_b.addcmul_(a, sin_a)
     return made
+
+
+_turned_back = torch.library.custom_op("vantage::turned_back", in_passes, mutates_args=())
+
+
+@_turned_back.register_kernel("cuda")
+def _(grad: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    from vantage.position.rope_kernel import turned_back  # what it needs is not everywhere
+
+    return turned_back(grad, cos, sin)
 
 
 @_turned_back.register_fake

@@ -12,6 +12,8 @@ import triton  # pyright: ignore[reportMissingImports] (comes with torch for CUD
 import triton.language as tl  # pyright: ignore[reportMissingImports] (the same)
 from torch import Tensor
 
+from vantage.position.rope import in_passes
+
 Kernel = Any  # triton's: indexed by its grid, then called
 ROWS = 32  # positions of one head
 
@@ -40,7 +42,12 @@ def _turned_back(
 
 
 def turned_back(grad: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The gradient (B, H, T, d) of what was turned by cos and sin (1 or B, 1, T, d), whose last dimension is dense."""
+    """The gradient (B, H, T, d) of what was turned by cos and sin (1 or B, 1, T, d), whose last dimension is dense.
+
+    In full precision the kernel would lose some of it, and the dimensions of many models at once it does not count.
+    """
+    if grad.element_size() != 2 or grad.dim() != 4 or grad.stride(-1) != 1:
+        return in_passes(grad, cos, sin)
     made = torch.empty_like(grad)
     rows, heads, length, d = grad.shape
     own = cos.stride(0) if len(cos) > 1 else 0
