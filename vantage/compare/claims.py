@@ -113,7 +113,7 @@ def _keeps(claim: Claim, view: View, kind: str, chance: Mapping[str, float]) -> 
                 unlearned.append(task)
             elif (apart := difference(beyond, within)) is not None:
                 changes.append(apart)
-                far.append(f"{task} to {view.lengths(task, 'beyond')[-1] / view.trained(task):g} times")
+                far.append(f"{task} to {view.lengths(task, 'beyond')[-1] / view.trained(task):.3g} times")
         change = average(changes)
         if change is None:
             why = (

@@ -12,7 +12,7 @@ import queue
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -21,8 +21,9 @@ from typing import Any, Protocol, Self, TypeVar, final
 
 import torch
 
-from vantage.compare import jobs
+from vantage.compare import jobs, sharing
 from vantage.compare.jobs import Job
+from vantage.compare.sharing import Sharing
 from vantage.errors import BadInput
 
 EVERY = 25  # steps between two that are told of
@@ -119,8 +120,11 @@ class Processes:
         self._steps: Any = self._context.Queue()
         self._pool: ProcessPoolExecutor | None = None
         self._shelf = Path(tempfile.mkdtemp(prefix="vantage-examples-"))
+        self._sharing = Sharing() if device.type == "cuda" and workers > 1 else None
 
     def __enter__(self) -> Self:
+        if self._sharing is not None:
+            self._sharing.__enter__()
         return self
 
     def __exit__(self, *why: object) -> None:
@@ -128,6 +132,8 @@ class Processes:
             self._pool.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
                 process.terminate()
+        if self._sharing is not None:
+            self._sharing.__exit__()
         shutil.rmtree(self._shelf, ignore_errors=True)
 
     def begin(self, job: Job) -> None:
@@ -154,8 +160,9 @@ class Processes:
             yield Fell(job) if lost else Ended(job, future.result())
 
     def _there(self) -> ProcessPoolExecutor:
+        environment = {} if self._sharing is None else self._sharing.environment
         self._pool = self._pool or ProcessPoolExecutor(
-            self._workers, self._context, initializer=_ready, initargs=(self._steps, self._shelf)
+            self._workers, self._context, initializer=_ready, initargs=(self._steps, self._shelf, environment)
         )
         return self._pool
 
@@ -170,19 +177,21 @@ class Processes:
 _said: Any = None  # in a worker: where it says how many steps it has done
 
 
-def _ready(steps: Any, shelf: Path) -> None:
+def _ready(steps: Any, shelf: Path, environment: Mapping[str, str]) -> None:
     global _said
     _said = steps
+    os.environ.update(environment)  # before anything here has asked for the GPU
     torch.set_num_threads(1)
-    threading.Thread(target=_end_with_the_study, args=(shelf,), daemon=True).start()
+    threading.Thread(target=_end_with_the_study, args=(shelf, environment), daemon=True).start()
 
 
-def _end_with_the_study(shelf: Path) -> None:
-    """A worker whose study was killed would wait for its next job for ever, and the shelf would stay."""
+def _end_with_the_study(shelf: Path, environment: Mapping[str, str]) -> None:
+    """A worker whose study was killed would wait for its next job for ever, and what the study put up would stay."""
     study = multiprocessing.parent_process()
     assert study is not None
     study.join()
     shutil.rmtree(shelf, ignore_errors=True)
+    sharing.stop(environment)
     os._exit(1)
 
 

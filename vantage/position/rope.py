@@ -142,8 +142,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
 # The gradients of q, k and v are joined into one tensor. A compiler draws a rotation that it can see into the kernel
 # that joins them, which then took ten times as long as apart: an eighth of a training step on an H200.
 class _Turn(torch.autograd.Function):
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return torch.addcmul(x * cos, torch.cat(x.chunk(2, -1)[::-1], -1), sin)

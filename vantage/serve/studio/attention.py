@@ -1,4 +1,7 @@
-"""Attention: a text read once, then any head's map, all heads small, the atlas, and scores in parts."""
+"""Attention: a text read once, then any head's map, all heads small, the atlas, and scores in parts.
+
+A text may be read with another encoding than the model's own; whatever is asked of that reading is of that encoding.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ from vantage.inspect.decomposition import Decomposition
 from vantage.position import Rope, XPos
 from vantage.serve.bounds import ModelName, Strictly, Text
 from vantage.serve.errors import bad
-from vantage.serve.studio.pictures import SIZE, Picture, Pictures, read
+from vantage.serve.studio.other import Position
+from vantage.serve.studio.pictures import SIZE, Picture, Pictures, pictured
 from vantage.serve.studio.state import call, studio_of
 
 router = APIRouter(prefix="/studio/api/attention")
@@ -34,6 +38,7 @@ class Look(Strictly):
     model: ModelName
     text: Text
     source: Text | None = None
+    position: Position | None = None  # another encoding than its own
 
 
 @router.post("")
@@ -50,7 +55,7 @@ async def look(request: Request, body: Look) -> Response:
         ids = loaded.plain.text(body.text)
         source = None if body.source is None else loaded.plain.text(body.source)
         began = time.perf_counter()
-        return read(body.model, model, ids, source), 1e3 * (time.perf_counter() - began)
+        return pictured(body.model, model, ids, source, body.position), 1e3 * (time.perf_counter() - began)
 
     picture, ms = await call(request, seen, model=body.model)
     studio.part(Pictures).put(picture)
@@ -60,6 +65,7 @@ async def look(request: Request, body: Look) -> Response:
         "source_tokens": None if picture.source is None else picture.words("cross"),
         "length": len(picture.ids),
         "sites": picture.sites(),
+        "position": picture.position,
         "ms": round(ms, 3),
     }
     return JSONResponse(said)
@@ -125,6 +131,7 @@ async def scores(request: Request, id: Id, layer: At, head: At, query: At, kind:
             "keys": picture.words(kind),
             "score": _values(told.score[0, 0], seen),
             "parts": [{"name": name, "of": of, "values": _values(value, seen)} for name, of, value in _parts(told)],
+            "note": None if told.frequency is not None else picture.without_bands(met),
         }
 
     return JSONResponse(await _of(request, id, ask))

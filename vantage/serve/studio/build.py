@@ -14,7 +14,7 @@ from vantage.serve.bounds import Flag, Number, Strictly, Whole
 from vantage.serve.errors import bad
 from vantage.serve.studio.builder import FUNCTIONS, MLA, Form, Heads, Mixture, described
 from vantage.serve.studio.encodings import ALL
-from vantage.serve.studio.positions import Position
+from vantage.serve.studio.other import Position
 from vantage.serve.studio.state import call
 from vantage.train.tasks import TASKS
 

@@ -1,4 +1,4 @@
-"""A text that was read once, and any head's weights from it on demand.
+"""A text that was read once, with the model's own encoding or another, and any head's weights from it on demand.
 
 All weights of a long text would take gigabytes: 270 heads over 2,000 tokens are 4. What went into each attention takes
 a thousandth of that a head, and one layer computed again from it is done in a moment, by the very modules that ran.
@@ -23,9 +23,11 @@ from vantage.inspect.keep import Weights
 from vantage.inspect.meet import Met, meeting
 from vantage.inspect.select import context_of, labels, read_source, read_tokens
 from vantage.inspect.sites import Site, sites_of
+from vantage.inspect.swap import NOT_POSITION
 from vantage.inspect.tiles import Tile, tiles
 from vantage.model import Model
 from vantage.serve.errors import ApiError, bad
+from vantage.serve.studio.other import Position, told, under
 from vantage.serve.studio.state import Studio
 from vantage.spec.parts import Context
 
@@ -35,18 +37,24 @@ TOKENS = 4096  # a head's whole map is then 33 MB
 MEASURED = 256  # tokens of a text that the atlas reads, twice over: more take long and change little
 NEAR = 2  # layers whose queries and keys stay at hand
 SIZE = 64  # cells of a small map, each way
+Inputs = dict[tuple[str, int], tuple[Site, Tensor, Context]]  # by kind and layer
 
 
 @final
 @dataclass(eq=False)
 class Picture:
-    """One text read by one model. All methods are for the desk of the model."""
+    """One text read by one model. All methods are for the desk of the model.
+
+    ``position``: with which encoding. ``fresh``: weights that only this picture's model has.
+    """
 
     name: str
     model: Model
     ids: list[int]
     source: list[int] | None
-    inputs: dict[tuple[str, int], tuple[Site, Tensor, Context]]
+    inputs: Inputs
+    position: dict[str, Any]
+    fresh: list[Tensor] = field(default_factory=list)
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     _near: OrderedDict[tuple[str, int], Met] = field(default_factory=OrderedDict)
     _small: dict[tuple[str, int], bytes] = field(default_factory=dict)
@@ -56,7 +64,7 @@ class Picture:
     def bytes(self) -> int:
         kept = [x for _, x, _ in self.inputs.values()]
         memory = {id(c.memory): c.memory.hidden for _, _, c in self.inputs.values() if c.memory is not None}
-        return sum(x.nbytes for x in (*kept, *memory.values()))
+        return sum(x.nbytes for x in (*kept, *memory.values(), *self.fresh))
 
     def sites(self) -> list[dict[str, Any]]:
         return [{"kind": s.kind, "layer": s.layer, "heads": s.heads} for s, _, _ in self.inputs.values()]
@@ -101,6 +109,23 @@ class Picture:
             self._small[kind, layer] = (255 * small.sqrt()).round().to(torch.uint8).cpu().numpy().tobytes()
         return self._small[kind, layer]
 
+    def without_bands(self, met: Met) -> str:
+        """Why the position part of such scores is not told by wavelength."""
+        if met.site.kind == "cross":
+            return "No position acts in cross-attention: these scores are content alone."
+        title, layer = self.position["title"], met.site.config
+        spec = self.model.spec if met.site.kind == "self" or self.model.encoder is None else self.model.encoder.spec
+        if layer.bias is not None and not isinstance(layer.bias, NOT_POSITION):
+            return f"{title} turns no queries and keys, so there are no bands: position is what is added to the scores."
+        if any(not isinstance(part, NOT_POSITION) for part in layer.qk):
+            return f"{title} has no bands that could be told apart here: position is one part."
+        if spec.embedding.inputs:
+            return (
+                f"{title} is added to the embeddings, so there are no bands: position has become part of the content, "
+                "and a score cannot tell them apart."
+            )
+        return "No encoding acts in this layer: these scores are content alone, and only the mask knows the order."
+
     def atlas(self) -> Atlas:
         if self._atlas is None:
             self._atlas = atlas(self.model, self.ids, source=self.source, longest=MEASURED)
@@ -117,8 +142,18 @@ def _lines(met: Met, heads: list[int] | None) -> Iterator[Tensor]:
         yield Weights().of(tile, width)["weights"].float()
 
 
+def pictured(name: str, model: Model, ids: list[int], source: list[int] | None, position: Position | None) -> Picture:
+    """Read a text, with another encoding where one is named."""
+    if position is None:
+        return Picture(name, model, ids, source, read(model, ids, source), told(model))
+    check(model, ids, source)  # before a table of that many positions is made
+    other = under(model, position, max(len(ids), len(source or ())))
+    inputs = read(other.model, ids, source)
+    return Picture(name, other.model, ids, source, inputs, told(model, position, other), other.fresh)
+
+
 @torch.inference_mode()
-def read(name: str, model: Model, ids: list[int], source: list[int] | None) -> Picture:
+def read(model: Model, ids: list[int], source: list[int] | None) -> Inputs:
     """Run the model over a text once, and keep what went into each attention."""
     check(model, ids, source)
     tokens, read_from = read_tokens(model, ids), read_source(model, source)
@@ -134,8 +169,7 @@ def read(name: str, model: Model, ids: list[int], source: list[int] | None) -> P
     finally:
         for handle in handles:
             handle.remove()
-    inputs = {(site.kind, site.layer): (site, *found[id(site.module)]) for site in sites}
-    return Picture(name, model, ids, source, inputs)
+    return {(site.kind, site.layer): (site, *found[id(site.module)]) for site in sites}
 
 
 def check(model: Model, ids: list[int], source: list[int] | None) -> None:

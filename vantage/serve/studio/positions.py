@@ -8,17 +8,16 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from pydantic import Field
 
-from vantage.serve.bounds import ModelName, Number, Strictly, Whole
+from vantage.serve.bounds import ModelName, Strictly, Whole
 from vantage.serve.studio.drag import Which, dragged
 from vantage.serve.studio.encodings import ALL, Asked, made
+from vantage.serve.studio.other import Name, Position, Values, own_encoding
 from vantage.serve.studio.position_figures import Look, figures
 from vantage.serve.studio.state import call, studio_of
-from vantage.serve.studio.swapping import own_encoding, swapped
+from vantage.serve.studio.swapping import swapped
 
 router = APIRouter(prefix="/studio/api")
 
-Name = Annotated[str, Field(min_length=1, max_length=64)]
-Values = Annotated[dict[Name, Whole | Number | Annotated[str, Field(max_length=1000)]], Field(max_length=32)]
 Words = Annotated[str, Field(min_length=1, max_length=20_000)]
 Index = Annotated[Whole, Field(ge=0, le=2**20)]
 
@@ -43,11 +42,6 @@ class DragRequest(Strictly):
     head: Index
     query: Index
     moved: Moved
-
-
-class Position(Strictly):
-    name: Name
-    values: Values = Field(default_factory=dict)
 
 
 class SwapRequest(Strictly):
@@ -103,7 +97,7 @@ async def swap(request: Request, body: SwapRequest) -> dict[str, Any]:
     model = await studio_of(request).model(body.model)
 
     def work() -> dict[str, Any]:
-        found = swapped(model, body.text, body.position.name, dict(body.position.values), body.tokens)
+        found = swapped(model, body.text, body.position, body.tokens)
         return found | {"over_position": asdict(found["over_position"])}
 
     return await call(request, work, model=body.model)

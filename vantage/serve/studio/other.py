@@ -1,0 +1,103 @@
+"""A model under another encoding: how a request says it, the model itself, and what a page says of it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from vantage.errors import BadInput
+from vantage.inspect import swap
+from vantage.inspect.select import context_of
+from vantage.inspect.swap import NOT_POSITION
+from vantage.model import Model
+from vantage.position import Rope
+from vantage.serve.bounds import Number, Strictly, Whole
+from vantage.serve.studio.encodings import CHOICES, NOTES, Asked, made
+from vantage.serve.studio.models import position_of
+from vantage.spec.model import ModelSpec
+from vantage.studies.study import Value
+
+Name = Annotated[str, Field(min_length=1, max_length=64)]
+Values = Annotated[dict[Name, Whole | Number | Annotated[str, Field(max_length=1000)]], Field(max_length=32)]
+
+
+class Position(Strictly):
+    """An encoding by name. What is not said stands as it comes."""
+
+    name: Name
+    values: Values = Field(default_factory=dict)
+
+
+class Other(NamedTuple):
+    """``fresh``: the weights that only this model has, since its encoding brings some; nobody trained them."""
+
+    model: Model
+    fresh: list[Tensor]
+
+
+def under(model: Model, position: Position, length: int) -> Other:
+    """The same weights with another encoding. Fresh weights are drawn alike each time: a link shows what it showed.
+
+    ``length``: the positions needed of a model that does not say its context.
+    """
+    shape = model.spec.layers[0].attention.shape(model.spec.width)
+    asked = Asked(context_of(model) or length, shape.rotary_dim)
+    encoding = made(position.name, dict(position.values), asked)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        other = swap(model, encoding, init=True)
+    own = {id(p) for p in model.parameters()}
+    return Other(other, [p for p in other.parameters() if id(p) not in own])
+
+
+def told(model: Model, position: Position | None = None, other: Other | None = None) -> dict[str, Any]:
+    """Which encoding a model is looked at with: its own, or another. ``same``: the other is its own once more."""
+    if position is None or other is None:
+        own = own_encoding(model.spec)
+        title = position_of(model) if own is None else CHOICES[own["name"]].title
+        said = own or {"name": None, "values": {}}
+        return {**said, "title": title, "swapped": False, "untrained": False, "same": True}
+    return {
+        "name": position.name,
+        "values": dict(position.values),
+        "title": CHOICES[position.name].title,
+        "swapped": True,
+        "untrained": bool(other.fresh),
+        "same": _acting(other.model.spec) == _acting(model.spec),
+    }
+
+
+def _acting(spec: ModelSpec) -> tuple[Any, ...]:
+    """What a pass can tell: drawn positions are for training, and a longer context changes no weight."""
+    return spec.embedding, spec.layers, None if spec.encoder is None else _acting(spec.encoder)
+
+
+def own_encoding(spec: ModelSpec) -> dict[str, Any] | None:
+    """The name and values of the encoding that a model has, where it is one that is offered here."""
+    layer = spec.layers[0]
+    acting = [
+        p for p in (*spec.embedding.inputs, *layer.qk, layer.bias) if p is not None and not isinstance(p, NOT_POSITION)
+    ]
+    if not acting:
+        return {"name": "none", "values": {}}
+    part = acting[0]
+    rule = part.scaling if isinstance(part, Rope) else None
+    for name, choice in CHOICES.items():
+        values: dict[str, Value] = {}
+        for one in (part, rule):
+            for field, note in NOTES.get(type(one), {}).items():
+                value = getattr(one, field)
+                if isinstance(value, (int, float, str)) and not isinstance(value, bool):
+                    values[note.name or field] = value
+        values = {p.name: values[p.name] for p in choice.parameters if p.name in values}
+        try:
+            again = choice.made(values, Asked(spec.max_length or 1, layer.attention.shape(spec.width).rotary_dim))
+        except BadInput:
+            continue
+        parts = again.parts(causal=layer.mask.settled(1))
+        if part in (*parts.inputs, *parts.qk, parts.bias):
+            return {"name": name, "values": values}
+    return None
