@@ -36,7 +36,6 @@ from typing import NamedTuple
 from tests.mutation.mutants import Mutant, mutants
 
 ROOT = Path(__file__).parents[2]
-ON_A_GPU = ("rope_kernel.py",)  # elsewhere no test can run it: name the file on a machine that has one
 EXPLAINED = Path(__file__).with_name("explained.toml")
 KILLERS = Path(__file__).with_name("killers.json")
 TARGETS = ("position", "attention", "cache")
@@ -260,7 +259,7 @@ def main() -> int:
     args = parser.parse_args()
     os.chdir(ROOT)
     files = [ROOT / f for f in args.files] or [
-        f for target in TARGETS for f in sorted((ROOT / "vantage" / target).glob("*.py")) if f.name not in ON_A_GPU
+        f for target in TARGETS for f in sorted((ROOT / "vantage" / target).glob("*.py"))
     ]
     todo = [mutant for file in files for mutant in mutants(file, ROOT)]
     preload()

@@ -168,7 +168,7 @@ _turned_back = torch.library.custom_op("vantage::turned_back", in_passes, mutate
 
 @_turned_back.register_kernel("cuda")
 def _(grad: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    from vantage.position.rope_kernel import turned_back  # what it needs is not everywhere
+    from vantage.position.gpu.rope import turned_back  # what it needs is not everywhere
 
     return turned_back(grad, cos, sin)
 
