@@ -42,6 +42,7 @@ MORE: dict[str, dict[str, Any]] = {
     "classes": {"model": {"is": "encoder", "width": 16, "layers": 1, "heads": 2}, "data": {"task": "parity"}},
     "recompute": {"loop": {"recompute": True}, "model": {"position": "t5", "layers": 3}},
     "average": {"average": {"decay": 0.5}, "evaluate": {"every": 1}},
+    "numbers": {"model": {"position": "fire"}},  # some of its weights are one number: a process may hold none of them
     "no clip": {"loop": {"clip": 1e6}, "model": {"position": "kerple"}},
 }
 
@@ -112,8 +113,9 @@ def test_two_processes_give_the_losses_of_one_and_read_each_others_checkpoints(
 
 
 def test_what_cannot_be_shared_out_is_refused_by_name() -> None:
-    learner = settings_of(tiny(model={"position": "fire"})).model.learner(Asked(9, 0))
-    with pytest.raises(Refused, match="is one number, which FSDP2 cannot share out"):
+    learner = settings_of(tiny()).model.learner(Asked(9, 0))
+    learner.register_parameter("temperature", torch.nn.Parameter(torch.tensor(1.0)))
+    with pytest.raises(Refused, match="temperature is one number, which FSDP2 cannot share out"):
         shard(learner, [], World(0, 2), torch.device("cpu"), None)
 
 

@@ -89,6 +89,20 @@ def test_other_settings_are_refused_and_leave_the_run_as_it_was(tmp_path: Path) 
     assert {p: p.read_bytes() for p in sorted((tmp_path / "run").rglob("*")) if p.is_file()} == before
 
 
+def test_data_that_have_changed_are_refused_and_moved_ones_are_not(tmp_path: Path) -> None:
+    """A run that went on with other data would be neither the one nor the other."""
+    text = tmp_path / "text.txt"
+    text.write_text("to be or not to be, that is the question. " * 40)
+    data = {"is": "text", "files": str(text), "length": 16}
+    go(tmp_path / "run", tiny(data=data), stop=2)
+    before = text.read_text()
+    text.write_text(before[:-3] + "ok.")
+    with pytest.raises(BadInput, match="run on other data: a file that \\[data\\] names has changed"):
+        go(tmp_path / "run", tiny(data=data), resume=True)
+    text.write_text(before)
+    assert go(tmp_path / "run", tiny(data=data), resume=True).finished
+
+
 def test_a_folder_that_holds_a_run_is_refused_without_resume_and_one_that_does_not_with_it(tmp_path: Path) -> None:
     go(tmp_path / "run", tiny(), stop=2)
     with pytest.raises(BadInput, match="holds a run already: go on with it"):

@@ -52,8 +52,8 @@ class FireBias(nn.Module):
     def __init__(self, config: Fire, heads: int, bidirectional: bool):
         super().__init__()
         self.config, self.bidirectional = config, bidirectional
-        self.c = nn.Parameter(torch.tensor(config.init_c))
-        self.L_multiple = nn.Parameter(torch.tensor(1.0))
+        self.c = nn.Parameter(torch.tensor([config.init_c]))  # not a bare number: FSDP2 cannot share one out
+        self.L_multiple = nn.Parameter(torch.tensor([1.0]))
         self.f = nn.Sequential(nn.Linear(1, config.hidden), nn.ReLU(), nn.Linear(config.hidden, heads))
 
     def at(self, q_raw: Tensor, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> Dense:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,9 +58,9 @@ class _Done:
 class Loop:
     """One run in its folder. ``stop`` may be set from outside (Ctrl-C): the step is finished, and the state saved."""
 
-    def __init__(self, settings: Settings, stuff: Stuff, folder: Path, report: Report, fingerprint: str):
+    def __init__(self, settings: Settings, stuff: Stuff, folder: Path, report: Report, origin: Mapping[str, str]):
         self.settings, self.stuff, self.folder, self.report = settings, stuff, folder, report
-        self.fingerprint = fingerprint
+        self.origin = origin  # what a run must have in common with one that goes on with it
         self.step = 0
         self.stop = False
         self.finished = False  # the last step was done, or there was reason to stop early
@@ -255,7 +255,7 @@ class Loop:
         folder = self.folder / "checkpoints"
         best = None if self.best is None else list(self.best)
         early = self.finished and self.step < self.settings.loop.steps
-        facts = {"fingerprint": self.fingerprint, "best": best, "early": early}
+        facts = {**self.origin, "best": best, "early": early}
         where = checkpoint.write(folder, self.step, self.tensors(), facts, self.stuff.world)
         checkpoint.prune(folder, self.settings.save.keep, self.stuff.world)
         self.report.saved(where)

@@ -24,7 +24,7 @@ from vantage.train.loop import Loop, Stuff
 from vantage.train.models import Asked, Loaded
 from vantage.train.optimise.tensors import reshard, whole
 from vantage.train.settings import Settings, read_settings, settings_of
-from vantage.train.sources import Opened, Opening
+from vantage.train.sources import Opened, Opening, contents
 
 SAID = "settings.json"
 
@@ -63,7 +63,8 @@ class Run:
             self.device = torch.device("cuda", self.world.local)
             torch.cuda.set_device(self.device)
         self.report: Report = report if report is not None and self.world.first else Silent()
-        _claim(self.folder, resume, settings.fingerprint(), self.world)
+        self.origin = {"fingerprint": settings.fingerprint(), "data": contents(settings.data)}
+        _claim(self.folder, resume, self.origin, self.world)
         if settings.loop.batch % (self.world.size * settings.loop.accumulate):
             each = f"{self.world.size} processes and {settings.loop.accumulate} parts"
             raise BadInput(f"loop.batch = {settings.loop.batch} does not divide among {each}")
@@ -99,7 +100,7 @@ class Run:
         stuff = Stuff(
             learner, self.opened.data, s.optimiser.build(learner), average, logits, loss, self.device, self.world
         )
-        return Loop(s, stuff, self.folder, self.report, s.fingerprint())
+        return Loop(s, stuff, self.folder, self.report, self.origin)
 
     def go(self) -> Trained:
         """Train to the end, or until ``loop.stop`` is set."""
@@ -179,13 +180,19 @@ def _device(device: torch.device | str | None) -> torch.device:
     return found
 
 
-def _claim(folder: Path, resume: bool, fingerprint: str, world: World) -> None:
-    """Refuse a folder that holds a run already, unless that run is to go on with the same settings."""
+def _claim(folder: Path, resume: bool, origin: Mapping[str, str], world: World) -> None:
+    """Refuse a folder that holds a run already, unless that run is to go on with the same settings and data."""
     found = checkpoint.steps(folder / "checkpoints")
     if (found or (folder / "log.jsonl").exists()) and not resume:
         raise BadInput(f"{folder} holds a run already: go on with it (--resume), or say another folder (--out)")
-    if found and checkpoint.said(folder / "checkpoints", found[-1]).get("fingerprint") != fingerprint:
+    before = checkpoint.said(folder / "checkpoints", found[-1]) if found else origin
+    if before.get("fingerprint") != origin["fingerprint"]:
         raise BadInput(f"{folder} holds a run with other settings: give the same ones, or another folder with --out")
+    if before.get("data", origin["data"]) != origin["data"]:
+        raise BadInput(
+            f"{folder} holds a run on other data: a file that [data] names has changed. Bring it back, or train anew "
+            "in another folder with --out"
+        )
     if resume and not folder.exists():
         raise BadInput(f"there is no run in {folder} to go on with")
     world.wait()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import fields as fields_of
+from typing import Any, ClassVar, Protocol
 
 from vantage.checkpoints.pull import home
 from vantage.checkpoints.tokenizer import Tokenizer
@@ -53,6 +55,8 @@ class Opened:
 
 
 class DataSection(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
     def check(self, reads: Reads) -> None:
         """Refuse now what ``open`` would refuse later."""
         ...
@@ -228,6 +232,20 @@ class Prompts:
         return Opened(data, tokenizer=opening.tokenizer)
 
 
+def contents(section: DataSection) -> str:
+    """The same for two sections whose files hold the same, whatever they are called; empty where there are no files."""
+    digest, found = hashlib.sha256(), False
+    for f in fields_of(section):
+        value = getattr(section, f.name)
+        if f.name not in FILES or isinstance(value, (int, float)):
+            continue
+        for path in expand(value):
+            found = True
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:16] if found else ""
+
+
 def _there(**files: Words) -> None:
     """Refuse files that are not there, by the name of the setting that asks for them: a recipe cannot bring them."""
     for name, given in files.items():
@@ -237,5 +255,6 @@ def _there(**files: Words) -> None:
             raise BadInput(f"data.{name}: {e} (on the command line: data.{name}=FILE)") from e
 
 
+FILES = ("files", "valid", "source", "target", "valid_source", "valid_target")  # fields that name some
 SOURCES: tuple[type[Any], ...] = (Exercise, Text, Pairs, Labels, Prompts)
 TASK_NAMES: dict[type, str] = {cls: name for name, cls in TASKS.items()}
