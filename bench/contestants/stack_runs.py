@@ -1,68 +1,61 @@
-"""Runs of one study, together (a stack on a GPU, a run on every core) or one after another."""
+"""The runs of one study: as a study trains them (stacks on a GPU, a run on every core), or one after another."""
 
+import os
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
 from time import perf_counter
 
 import torch
 
 from vantage.compare.jobs import Job, run
-from vantage.compare.stack import Recipe, Stack
+from vantage.compare.results import Result
+from vantage.compare.sharing import Sharing
 from vantage.compare.study import Study
 
-go: Callable[[], float]
-CORES = 2
-CPU = torch.device("cpu")
+POSITIONS = ("none", "sinusoidal", "learned", "rope", "t5", "alibi")
+RATE = 1e-3
+go: Callable[[], list[list[Result]]]
 
 
-def setup(device: str, runs: int, steps: int, together: bool) -> None:
+def setup(device: str, seeds: int, steps: int, workers: int, together: bool) -> None:
     global go
-    study = Study(positions=("rope",), test_lengths=(20,), seeds=runs, steps=steps, test_examples=1)
-    if device == "cuda":
-        go = on_gpu(study, together)
-    else:
-        go = on_cores(study) if together else in_turn(study)
+    study = Study(positions=POSITIONS, test_lengths=(20,), seeds=seeds, steps=steps, test_examples=1)
+    where = torch.device(device)
+    go = as_a_study(study, where, workers) if together else in_turn(study, where)
 
 
-def on_gpu(study: Study, together: bool) -> Callable[[], float]:
-    """Training alone, from fresh weights; compiled once, before the first round that counts."""
-    where = torch.device("cuda")
-    section = study.section("ordering", "rope", "multi-head")
-    data = [study.sequences("ordering", section.reads, seed) for seed in range(study.seeds)]
-    spec = section.spec(data[0].vocab)
-    groups = [range(study.seeds)] if together else [[seed] for seed in range(study.seeds)]
-    stacks = [
-        Stack(spec, list(own), [data[seed] for seed in own], [1e-3] * len(own), Recipe(study.steps), where, together)
-        for own in groups
-    ]
+def in_turn(study: Study, where: torch.device) -> Callable[[], list[list[Result]]]:
+    """On a CPU with as many threads as there are cores. Each makes its own examples."""
+    return lambda: [run(job, where) for job in jobs_of(study, 1)]
 
-    def train() -> float:
-        losses = torch.cat([stack.train() for stack in stacks])
-        torch.cuda.synchronize()
-        return float(losses.mean())
+
+def as_a_study(study: Study, where: torch.device, workers: int) -> Callable[[], list[list[Result]]]:
+    """Processes that stay from round to round. Each round makes its examples anew, once for all encodings."""
+    if where.type == "cuda":
+        sharing = Sharing().__enter__()  # ends with this process, which is a contestant's own
+        os.environ.update(sharing.environment)
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,))
+    jobs = jobs_of(study, study.seeds if where.type == "cuda" else 1)
+
+    def train() -> list[list[Result]]:
+        with tempfile.TemporaryDirectory() as shelf:
+            return list(pool.map(partial(run, device=where, shelf=Path(shelf)), jobs))
 
     return train
 
 
-def in_turn(study: Study) -> Callable[[], float]:
-    """With as many threads as there are cores."""
-    return lambda: sum(run(job, CPU)[0].scores[0].loss for job in jobs_of(study))
-
-
-def on_cores(study: Study) -> Callable[[], float]:
-    """What goes to a process is the package's own: it cannot import this file."""
-    pool = ProcessPoolExecutor(CORES, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,))
-    work = partial(run, device=CPU)
-    return lambda: sum(results[0].scores[0].loss for results in pool.map(work, jobs_of(study)))
-
-
-def jobs_of(study: Study) -> list[Job]:
-    return [Job(study, "ordering", "rope", "multi-head", (seed,), 1e-3) for seed in range(study.seeds)]
+def jobs_of(study: Study, stacked: int) -> list[Job]:
+    seeds = range(study.seeds)
+    some = [tuple(seeds[i : i + stacked]) for i in range(0, study.seeds, stacked)]
+    return [Job(study, "ordering", position, "multi-head", own, RATE) for position in study.positions for own in some]
 
 
 def round() -> dict[str, object]:
     start = perf_counter()
-    loss = go()
-    return {"seconds": [perf_counter() - start], "loss": loss}
+    results = [one for job in go() for one in job]
+    seconds = perf_counter() - start
+    return {"seconds": [seconds], "loss": sum(one.scores[0].loss for one in results) / len(results)}
