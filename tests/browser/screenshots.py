@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 from playwright.sync_api import Page, expect, sync_playwright
 
 from tests.browser.watching import ARGS, NARROW, PATIENCE, ROOT, WIDE, Visit, chromium
@@ -20,6 +21,7 @@ from vantage.serve.studio import create_studio
 
 FOLDER = ROOT / "docs/images"
 LIMIT = 200_000  # bytes of a picture
+FREQUENT = 128  # colours that are kept as they are
 TALLEST = 2400  # pixels; what is below is left out
 DARK = ("chat", "positions", "studies")
 STUDY = (
@@ -48,6 +50,10 @@ def attention(page: Page) -> None:
 def mapped(page: Page) -> None:
     expect(page.get_by_text("tokens, read in")).to_be_visible()
     expect(page.get_by_role("application").locator("visible=true")).to_be_visible()
+
+
+def beside(page: Page) -> None:
+    expect(page.get_by_role("application").locator("visible=true")).to_have_count(2)
 
 
 def drawn(page: Page) -> None:
@@ -100,6 +106,7 @@ PLACES: dict[str, tuple[str, Callable[[Page], None]]] = {
     "chat": ("chat?temperature=0&max_tokens=48", chat),
     "attention": ("attention?layer=5&head=2&query=20", attention),
     "attention-heat": ("attention?view=heat&layer=3&head=1", mapped),
+    "attention-encodings": ("attention?view=heat&layer=3&head=1&compare=encoding", beside),
     "positions": ("positions?encoding=rope-yarn&p.factor=8", drawn),
     "positions-alibi": ("positions?encoding=alibi&heads=8", drawn),
     "positions-move": ("positions?view=move&token=1&to=19&query=7", drawn),
@@ -152,15 +159,19 @@ def take(visit: Visit, name: str) -> None:
 
 
 def smaller(file: Path) -> None:
-    """All colours where that is small enough; else 256, chosen so that rare ones (a line of a chart) stay apart."""
+    """In 256 colours: the frequent ones as they are (surfaces, text), the others so that rare ones stay apart."""
     from PIL import Image
 
     with Image.open(file) as read:
         picture = read.convert("RGB")
-    picture.save(file, optimize=True)
-    if file.stat().st_size > LIMIT:
-        few = picture.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-        few.save(file, optimize=True)
+    colours, at, count = np.unique(np.asarray(picture).reshape(-1, 3), axis=0, return_inverse=True, return_counts=True)
+    frequent = colours[np.argsort(-count)[:FREQUENT]]
+    covering = picture.quantize(256 - FREQUENT, method=Image.Quantize.MAXCOVERAGE).getpalette() or []
+    palette = np.concatenate([frequent, np.reshape(covering, (-1, 3))])[:256]
+    nearest = ((colours[:, None].astype(int) - palette[None]) ** 2).sum(-1).argmin(1).astype(np.uint8)
+    few = Image.frombytes("P", picture.size, nearest[at.ravel()].tobytes())
+    few.putpalette(palette.astype(np.uint8).tobytes())
+    few.save(file, optimize=True)
     assert file.stat().st_size < LIMIT, f"{file} has {file.stat().st_size:,} bytes: more than {LIMIT:,}"
 
 

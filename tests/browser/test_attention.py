@@ -8,7 +8,7 @@ import re
 import statistics
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.watching import WIDE, check_looks, saved
 from tests.generate.folder import chat_model
@@ -29,6 +29,10 @@ def small(browser, tmp_path_factory):
 
 def read(page: Page) -> None:
     expect(page.get_by_text("tokens, read in")).to_be_visible()
+
+
+def sides(page: Page) -> tuple[Locator, Locator]:
+    return page.get_by_role("region", name=re.compile("^Left:")), page.get_by_role("region", name=re.compile("^Right:"))
 
 
 def rows(page: Page, button: str) -> list[dict[str, str]]:
@@ -136,8 +140,8 @@ def test_scores_are_the_sum_of_their_parts(reader):
 def test_two_sides(reader):
     page = reader.go("attention?layer=1")
     read(page)
-    page.get_by_label("Side by side with another model or head").check()
-    left, right = (page.get_by_role("region", name=re.compile(side)) for side in ("Left", "Right"))
+    page.get_by_label("Side by side with").select_option("model")
+    left, right = sides(page)
     right.get_by_label("Head", exact=True).press("ArrowRight")
     expect(page).to_have_url(re.compile("b_head=1"))
     expect(left.get_by_label(re.compile("layer 1, head 0"))).to_be_visible()
@@ -147,6 +151,109 @@ def test_two_sides(reader):
     expect(left.get_by_label("Layer", exact=True)).to_have_attribute("max", "29")
     expect(right.locator("svg path").first).to_be_attached()
     check_looks(reader)
+
+
+def test_two_encodings(reader):
+    page = reader.go("attention?view=heat&layer=3&head=1")
+    read(page)
+    page.get_by_label("Side by side with").select_option("encoding")
+    left, right = sides(page)
+    expect(left.get_by_label("Heat map of self attention, layer 3, head 1, its own (RoPE).")).to_be_visible()
+    expect(left.get_by_text("Its own encoding: RoPE, base 100,000")).to_be_visible()
+    expect(right.get_by_label("Heat map of self attention, layer 3, head 1, ALiBi.")).to_be_visible()
+    own, alibi = ("attention-self-3-1-own-rope", "attention-self-3-1-alibi")
+    tables = {name: rows(page, f"Download {name} as CSV") for name in (own, alibi)}
+    for name, spoken in ((own, "its own (RoPE)"), (alibi, "ALiBi")):
+        assert {row["encoding"] for row in tables[name]} == {spoken}
+        last = [float(row["weight"]) for row in tables[name] if row["query"] == "28"]
+        assert sum(last) == pytest.approx(1, abs=2e-3)
+    weights = [{(row["query"], row["key"]): float(row["weight"]) for row in table} for table in tables.values()]
+    assert max(abs(weights[0].get(at, 0) - weights[1].get(at, 0)) for at in weights[0] | weights[1]) > 0.05
+    pictures = {name: saved(page, f"Download {name} as PNG") for name in (own, alibi)}
+    assert pictures[own][:4] == pictures[alibi][:4] == b"\x89PNG"
+    assert pictures[own] != pictures[alibi]
+    assert b"head 1, ALiBi</title>" in saved(page, f"Download {alibi} as SVG")
+    check_looks(reader)
+    right.get_by_label("Encoding", exact=True).focus()
+    page.keyboard.press("ArrowDown")
+    expect(page).to_have_url(re.compile("b_encoding=t5"))
+    expect(right.get_by_label(re.compile(r"Heat map of .*, T5\."))).to_be_visible()
+    expect(right.get_by_text("never learned them")).to_be_visible()
+    assert saved(page, "Download attention-self-3-1-t5 as PNG") not in pictures.values()
+
+
+def test_a_link_holds_the_other_encoding(reader):
+    page = reader.go("attention?compare=encoding&b_encoding=rope&b_p.base=500&layer=3&b_layer=5&query=20")
+    read(page)
+    left, right = sides(page)
+
+    def as_linked() -> None:
+        expect(left.get_by_label(re.compile(r"lines of .* layer 3, head 0, its own \(RoPE\)\."))).to_be_visible()
+        expect(right.get_by_label(re.compile(r"lines of .* layer 5, head 0, RoPE, base 500\."))).to_be_visible()
+        for side in (left, right):
+            expect(side.get_by_role("status").filter(has_text="(20) looks at")).to_be_visible()
+
+    as_linked()
+    page.reload()
+    as_linked()
+    assert b">RoPE, base 500<" in saved(page, "Download lines-self-5-0-rope-base-500 as SVG")
+    right.get_by_role("button", name="As it comes").click()
+    expect(right.get_by_label(re.compile(r"layer 5, head 0, RoPE\."))).to_be_visible()
+    page.get_by_label("Side by side with").select_option("")
+    expect(page).not_to_have_url(re.compile("b_|compare"))
+    expect(right).to_have_count(0)
+
+
+def test_scores_of_another_encoding(reader):
+    page = reader.go("attention?view=scores&compare=encoding&layer=4&head=1&query=20")
+    read(page)
+    left, right = sides(page)
+    expect(left.get_by_label(re.compile(r"Scores of 21 keys in 9 parts, its own \(RoPE\)"))).to_be_visible()
+    expect(right.get_by_label(re.compile(r"Scores of 21 keys in 2 parts, ALiBi"))).to_be_visible()
+    expect(right.get_by_text("ALiBi turns no queries and keys, so there are no bands")).to_be_visible()
+    expect(right.get_by_label("Tell the parts of position apart")).to_be_disabled()
+    table = rows(page, "Download scores-self-4-1-20-alibi as CSV")
+    for row in table[:21]:
+        assert float(row["content"]) + float(row["bias Alibi"]) == pytest.approx(float(row["score"]), abs=2e-3)
+    right.get_by_label("Query").press("ArrowLeft")  # one for both
+    expect(left.get_by_label(re.compile("Scores of 20 keys"))).to_be_visible()
+    expect(right.get_by_label(re.compile("Scores of 20 keys"))).to_be_visible()
+    check_looks(reader)
+
+
+def test_all_heads_and_the_atlas_of_another_encoding(small, visit):
+    reader = visit(small)
+    page = reader.go("attention?model=tiny&view=heads&compare=encoding&b_encoding=none")
+    read(page)
+    for name in ("own-rope", "none"):
+        assert saved(page, f"Download heads-self-0-{name} as PNG")[:4] == b"\x89PNG"
+    assert b">Layer 0, None (NoPE)<" in saved(page, "Download heads-self-0-none as SVG")
+    check_looks(reader)
+    page.get_by_role("tab", name="Atlas").click()
+    tables = []
+    for side in sides(page):
+        expect(side.locator(".att-atlas tbody tr")).to_have_count(8)
+        tables.append(side.locator(".att-atlas tbody tr td:nth-child(4)").all_inner_texts())
+    assert tables[0] != tables[1]
+    with page.expect_download() as coming:
+        sides(page)[1].get_by_role("button", name="CSV").click()
+    assert coming.value.suggested_filename == "atlas-none.csv"
+    check_looks(reader)
+
+
+def test_an_encoding_that_is_refused_is_said(small, visit):
+    reader = visit(small)
+    page = reader.go("attention?model=encoder&compare=encoding&b_encoding=cope")
+    read(page)
+    left, right = sides(page)
+    expect(right.get_by_role("alert")).to_contain_text("CoPE counts back from the query")
+    expect(right.locator("svg[data-chart]")).to_have_count(0)
+    expect(left.locator("svg[data-chart]")).to_be_visible()
+    reader.errors.clear()  # the browser notes a 400 by itself
+    right.get_by_label("Encoding", exact=True).select_option("sinusoidal")
+    expect(right.get_by_label(re.compile(r"lines of .*, Sinusoidal\."))).to_be_visible()
+    page.evaluate("() => { location.hash = location.hash.replace('sinusoidal', 'sinus') }")
+    expect(right.get_by_role("alert")).to_contain_text("an encoding that is not here")
 
 
 def test_a_link_opens_what_it_says(reader):
@@ -202,7 +309,8 @@ def test_two_thousand_tokens_are_smooth(small, visit):
         page.evaluate("() => performance.clearMeasures()")
         page.get_by_label("Head", exact=True).press("ArrowRight")
         expect(page.get_by_label(re.compile(f"head {head}. "))).to_be_visible()
-        page.wait_for_timeout(400)
+        page.wait_for_function("() => performance.getEntriesByName('heatmap-draw').length > 0")
+        page.wait_for_timeout(200)
         fresh.append(max(page.evaluate(took)))
     page.evaluate("() => performance.clearMeasures()")
     canvas = page.get_by_label(re.compile("Heat map of"))

@@ -72,6 +72,13 @@ export interface Parameter {
   choices: string[];
 }
 
+export interface Encoding {
+  name: string;
+  title: string;
+  about: string;
+  parameters: Parameter[];
+}
+
 export type ModelKind = "decoder" | "encoder" | "encoder-decoder";
 
 export interface Model {

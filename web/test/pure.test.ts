@@ -2,6 +2,8 @@ import { describe, expect, it } from "vitest";
 import { EventReader, refusal } from "../src/api";
 import { luminance, mix, over, rgb, table } from "../src/lib/colour";
 import { csv, figureCsv } from "../src/lib/csv";
+import { escaped } from "../src/lib/download";
+import { slug, spoken } from "../src/lib/encoding";
 import { links, strongest } from "../src/lib/links";
 import { clampView, coarser, weights, zoomed } from "../src/lib/matrix";
 import { byteSize, compact, duration, percent, show } from "../src/lib/numbers";
@@ -9,6 +11,7 @@ import { bin, extent, makeScale, ticks } from "../src/lib/scale";
 import { sorted } from "../src/lib/sort";
 import { grouped, pickKeys, stacked } from "../src/lib/stack";
 import { locate, tints, visible } from "../src/lib/tokens";
+import { encoded, file } from "../src/pages/attention/side";
 import { href, parse, read } from "../src/router";
 
 describe("the router", () => {
@@ -243,5 +246,31 @@ describe("tables", () => {
       "h,0,x1,",
       "",
     ]);
+  });
+});
+
+describe("an encoding in words", () => {
+  const plain = { name: "rope", title: "RoPE", values: {}, swapped: true, untrained: false, same: false };
+  it("is the model's own, or another with what is not as it comes", () => {
+    expect(spoken({ ...plain, swapped: false, values: { base: 100_000 } })).toBe("its own (RoPE)");
+    expect(spoken(plain)).toBe("RoPE");
+    expect(spoken({ ...plain, values: { base: 500, max_distance: 8, pairing: "halves" } })).toBe(
+      "RoPE, base 500, max distance 8, pairing halves",
+    );
+  });
+  it("names a file without signs that a file cannot have", () => {
+    expect(slug({ ...plain, swapped: false })).toBe("own-rope");
+    expect(slug({ ...plain, swapped: false, name: null, title: "rope, shifted" })).toBe("own-rope-shifted");
+    expect(slug({ ...plain, name: "alibi", values: { slopes: "0.5, 0.25/../x" } })).toBe("alibi-slopes-0.5-0.25-..-x");
+  });
+  it("stands in the last column of a table", () => {
+    const rows = [["query", "weight"], [0, 1]];
+    const side = (encoding: typeof plain | null) => ({ encoding }) as Parameters<typeof encoded>[0];
+    expect(encoded(side(null), rows)).toEqual(rows);
+    expect(encoded(side(plain), rows)).toEqual([["query", "weight", "encoding"], [0, 1, "RoPE"]]);
+    expect(file(side(plain), "lines", "self", 3)).toBe("lines-self-3-rope");
+  });
+  it("cannot break the picture it is written into", () => {
+    expect(escaped('a<b & "c">')).toBe("a&lt;b &amp; &quot;c&quot;&gt;");
   });
 });

@@ -41,7 +41,8 @@ CONTEXTS = tuple(2**i for i in range(10, 18))
 LENGTHS = (1, 20)  # of a task's examples
 FILE = "model.toml"
 NOTE = """\
-# The vocabulary is that of the data. To train on a text of your own: [data] is = "text", files = "my.txt".
+# The vocabulary is that of the data.
+# To train on a text of your own: [data] is = "text", files = "my.txt".
 """
 
 
@@ -145,7 +146,8 @@ class Made:
             "from dataclasses import replace\n\nimport vantage as vt\n\n"
             f"spec = {call(function, self.arguments)}\n"
             f"full = {call(function, self._full())}\n"
-            f"layers = [b if (i + 1) % {every} == 0 else a for i, (a, b) in enumerate(zip(spec.layers, full.layers))]\n"
+            "pairs = enumerate(zip(spec.layers, full.layers), 1)\n"
+            f"layers = [b if i % {every} == 0 else a for i, (a, b) in pairs]\n"
             "spec = replace(spec, layers=tuple(layers))\nmodel = vt.build(spec)\n"
         )
 

@@ -33,6 +33,8 @@ export interface HeatmapProps {
   maxHeight?: number;
   /** The name of the files that can be downloaded; none: no buttons for it. */
   name?: string;
+  /** A column that says the same in every row of the table that can be downloaded. */
+  column?: { name: string; value: string };
 }
 
 export function Heatmap(props: HeatmapProps) {
@@ -84,7 +86,7 @@ export function Heatmap(props: HeatmapProps) {
           <Button little look="quiet" onClick={whole} disabled={view.zoom <= 1} label="Whole matrix">
             Whole
           </Button>
-          {props.name && <Downloads {...{ matrix, one, rowName, columnName, levels }} name={props.name} />}
+          {props.name && <Downloads {...{ matrix, one, rowName, columnName, levels }} name={props.name} title={label} column={props.column} />}
         </span>
       </div>
     </div>

@@ -72,20 +72,26 @@ export function blobOf(canvas: HTMLCanvasElement): Promise<Blob> {
   });
 }
 
-/** Pictures with their names, side by side in rows. */
+const ESCAPES: Record<string, string> = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" };
+export const escaped = (text: string): string => text.replaceAll(/[&<>"]/g, (sign) => ESCAPES[sign] ?? sign);
+
+/** Pictures with their names, side by side in rows; over all of them a caption, where there is one. */
 export function montage(
   pictures: { name: string; canvas: HTMLCanvasElement }[],
   ink: string,
   ground: string,
+  caption = "",
   size = 160,
 ): Picture {
+  const top = caption ? 24 : 0;
   const columns = Math.ceil(Math.sqrt(pictures.length));
-  const [width, height] = [columns * (size + 16), Math.ceil(pictures.length / columns) * (size + 32)];
+  const [width, height] = [columns * (size + 16), top + Math.ceil(pictures.length / columns) * (size + 32)];
   const parts = pictures.map(({ name, canvas }, index) => {
-    const [x, y] = [(index % columns) * (size + 16) + 8, Math.floor(index / columns) * (size + 32) + 8];
+    const [x, y] = [(index % columns) * (size + 16) + 8, top + Math.floor(index / columns) * (size + 32) + 8];
     const image = `<image x="${x}" y="${y}" width="${size}" height="${size}" style="image-rendering:pixelated" href="${canvas.toDataURL()}"/>`;
-    return `${image}<text x="${x}" y="${y + size + 15}" font-size="12" fill="${ink}">${name}</text>`;
+    return `${image}<text x="${x}" y="${y + size + 15}" font-size="12" fill="${ink}">${escaped(name)}</text>`;
   });
+  if (caption) parts.unshift(`<text x="8" y="18" font-size="13" fill="${ink}">${escaped(caption)}</text>`);
   const open = `<svg xmlns="${NS}" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" font-family="system-ui, sans-serif">`;
   return { text: `${open}<rect width="100%" height="100%" fill="${ground}"/>${parts.join("")}</svg>`, width, height };
 }

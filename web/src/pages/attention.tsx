@@ -1,17 +1,13 @@
 // Attention: any text, any layer and head, alone or beside another.
 import { useEffect, useState } from "preact/hooks";
-import { Button, Check, Select, Slider, Tabs, TextField } from "../components/controls";
-import { Heatmap } from "../components/Heatmap";
-import { ModelPicker } from "../components/ModelPicker";
-import { Busy, Card, Empty, PageHead, Problem } from "../components/state";
+import { Button, Select, Tabs, TextField } from "../components/controls";
+import { Card, PageHead } from "../components/state";
 import { duration } from "../lib/numbers";
-import { visible } from "../lib/tokens";
-import { put, useParam } from "../router";
+import { put, route, useParam } from "../router";
 import "./attention.css";
-import { AtlasView, HeadsView } from "./attention/heads";
-import { LinesView, title } from "./attention/lines";
-import { ScoresView } from "./attention/scores";
-import { ONE, type Side, type SiteKind, useHead, useSide } from "./attention/side";
+import { OtherEncoding, OwnEncoding } from "./attention/beside";
+import { SideCard } from "./attention/card";
+import { type Side, useSide } from "./attention/side";
 
 const TEXT =
   "When Mary and John went to the store, John gave a drink to Mary. Then Mary and John went home, and John gave the rest to";
@@ -23,14 +19,22 @@ const VIEWS = [
   { id: "atlas", label: "Atlas" },
   { id: "scores", label: "Scores" },
 ];
-const KINDS: Record<SiteKind, string> = { self: "self-attention", cross: "cross-attention", encoder: "encoder" };
+/** What stands at the right: nothing, any head of any model, or the same model with another encoding. */
+const BESIDE = [
+  { value: "", label: "nothing" },
+  { value: "model", label: "another model or head" },
+  { value: "encoding", label: "another encoding" },
+];
 
 export default function Page() {
   const [text] = useParam("text", TEXT);
   const [source] = useParam("source", SOURCE);
   const [view, setView] = useParam("view", "lines");
-  const [compare, setCompare] = useParam("compare", false);
-  const first = useSide("", text, source);
+  const [compare] = useParam("compare", "");
+  // Links from before there was a choice say "true".
+  const beside = BESIDE.find((one) => one.value === (compare === "true" ? "model" : compare))?.value ?? "";
+  const first = useSide("", text, source, { named: beside === "encoding" });
+  const shared = { text, source, view };
   return (
     <>
       <PageHead
@@ -38,17 +42,19 @@ export default function Page() {
         words="What every token looks at: any text, any layer, any head; alone or side by side with another."
       />
       <div class="stack wide">
-        <TextCard side={first} text={text} source={source} compare={compare} setCompare={setCompare} />
+        <TextCard side={first} text={text} source={source} beside={beside} />
         <Tabs
           label="Views"
           tabs={VIEWS}
           value={VIEWS.some((entry) => entry.id === view) ? view : "lines"}
           onChange={setView}
         >
-          {compare ? (
+          {beside ? (
             <div class="grid two">
-              <SideCard side={first} view={view} name="Left" />
-              <Second text={text} source={source} view={view} />
+              <SideCard side={first} view={view} name="Left">
+                {beside === "encoding" && <OwnEncoding side={first} />}
+              </SideCard>
+              {beside === "encoding" ? <OtherEncoding {...shared} /> : <OtherModel {...shared} />}
             </div>
           ) : (
             <SideCard side={first} view={view} />
@@ -59,20 +65,25 @@ export default function Page() {
   );
 }
 
-function Second({ text, source, view }: { text: string; source: string; view: string }) {
+function OtherModel({ text, source, view }: { text: string; source: string; view: string }) {
   const side = useSide("b_", text, source);
   return <SideCard side={side} view={view} name="Right" />;
+}
+
+/** The right side begins anew: with what the left one shows. */
+function putBeside(compare: string): void {
+  const right = Object.keys(route.peek().params).filter((name) => name.startsWith("b_"));
+  put({ ...Object.fromEntries(right.map((name) => [name, null])), compare: compare || null });
 }
 
 interface TextCardProps {
   side: Side;
   text: string;
   source: string;
-  compare: boolean;
-  setCompare: (value: boolean) => void;
+  beside: string;
 }
 
-function TextCard({ side, text, source, compare, setCompare }: TextCardProps) {
+function TextCard({ side, text, source, beside }: TextCardProps) {
   const [draft, setDraft] = useState(text);
   const [draftSource, setDraftSource] = useState(source);
   useEffect(() => setDraft(text), [text]);
@@ -101,109 +112,17 @@ function TextCard({ side, text, source, compare, setCompare }: TextCardProps) {
         onSubmit={look}
         help="Ctrl+Enter looks at it."
       />
-      <div class="row apart">
-        <div class="row">
+      <div class="row apart end">
+        <div class="row end">
           <Button look="main" onClick={look} disabled={!draft.trim() || (!changed && side.capture.since !== null)}>
             Look
           </Button>
-          <Check label="Side by side with another model or head" value={compare} onChange={setCompare} />
+          <Select label="Side by side with" value={beside} options={BESIDE} onChange={putBeside} />
         </div>
         <span class="small muted numeric" role="status">
           {data && `${data.length} tokens, read in ${duration(data.ms)}`}
         </span>
       </div>
     </Card>
-  );
-}
-
-function SideCard({ side, view, name }: { side: Side; view: string; name?: string }) {
-  const { capture } = side;
-  return (
-    <Card title={name ? `${name}: ${title(side)}` : undefined}>
-      <div class="att-controls">
-        <ModelPicker
-          value={side.name}
-          onChange={(model) => side.set({ model: model || null, layer: null, head: null, query: null })}
-        />
-        {side.kinds.length > 1 && (
-          <Select
-            label="Kind"
-            value={side.kind}
-            options={side.kinds.map((kind) => ({ value: kind, label: KINDS[kind] }))}
-            onChange={(kind) => side.set({ kind })}
-          />
-        )}
-        {view !== "atlas" && (
-          <Slider
-            label="Layer"
-            value={side.layer}
-            min={0}
-            max={Math.max(1, side.layers.length - 1)}
-            disabled={side.layers.length < 2}
-            onChange={(layer) => side.set({ layer })}
-          />
-        )}
-        {view !== "atlas" && (
-          <Slider
-            label="Head"
-            value={side.head}
-            min={0}
-            max={Math.max(1, side.heads - 1)}
-            disabled={side.heads < 2}
-            onChange={(head) => side.set({ head })}
-          />
-        )}
-      </div>
-      {capture.trouble && <Problem trouble={capture.trouble} retry={capture.retry} />}
-      {capture.since !== null && <Busy words="The model reads the text" since={capture.since} />}
-      {!capture.data && !capture.trouble && capture.since === null && <Empty>The model is not ready yet.</Empty>}
-      {capture.data && <SideView side={side} view={view} />}
-    </Card>
-  );
-}
-
-function SideView({ side, view }: { side: Side; view: string }) {
-  switch (view) {
-    case "heads":
-      return <HeadsView side={side} />;
-    case "atlas":
-      return <AtlasView side={side} />;
-    case "scores":
-      return <ScoresView side={side} />;
-    default:
-      return <MatrixView side={side} view={view} />;
-  }
-}
-
-function MatrixView({ side, view }: { side: Side; view: string }) {
-  const answer = useHead(side);
-  const [from] = useParam("from", 0);
-  const matrix = answer.data;
-  // While another text is on its way, the old weights must not be drawn under the new tokens.
-  const fits = matrix !== null && matrix.rows === side.queries.length && matrix.columns === side.keys.length;
-  return (
-    <>
-      {answer.trouble && <Problem trouble={answer.trouble} retry={answer.retry} />}
-      {answer.since !== null && !fits && <Busy words="Bringing this head" since={answer.since} />}
-      {matrix && fits && view === "heat" && (
-        <Heatmap
-          matrix={matrix}
-          top={ONE}
-          one={ONE}
-          root
-          label={`Heat map of ${title(side)}`}
-          rowName={(row) => `${visible(side.queries[row] ?? "")} (${row})`}
-          columnName={(column) => `${visible(side.keys[column] ?? "")} (${column})`}
-          rowLabel={(row) => visible(side.queries[row] ?? "")}
-          columnLabel={(column) => visible(side.keys[column] ?? "")}
-          onPick={(query) => side.set({ query })}
-          picked={side.chosen}
-          name={`attention-${side.kind}-${side.layer}-${side.head}`}
-        />
-      )}
-      {matrix && fits && view !== "heat" && (
-        <LinesView side={side} matrix={matrix} from={from} setFrom={(at) => put({ from: at || null })} />
-      )}
-    </>
   );
 }

@@ -78,7 +78,9 @@ function Model({ built, stale }: { built: Built; stale: boolean }) {
         <Diagram layers={built.layers} />
       </Card>
       <Card title="Where the parameters and bytes are">
-        <Figure figure={sizes(built)} />
+        <div class="bld-sizes">
+          <Figure figure={sizes(built)} />
+        </div>
       </Card>
     </div>
   );

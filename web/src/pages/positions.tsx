@@ -1,21 +1,12 @@
 // Positions: every encoding in pictures, a token moved to another place, an encoding swapped on the running model.
-import { get } from "../api";
 import { Tabs } from "../components/controls";
+import { useEncodings } from "../components/EncodingPicker";
 import { Busy, PageHead, Problem } from "../components/state";
-import { useAnswer } from "../hooks";
 import { useParam } from "../router";
-import type { Parameter } from "../types";
 import { Gallery } from "./positions/gallery";
 import { MoveView } from "./positions/move";
 import { SwapView } from "./positions/swap";
 import "./positions.css";
-
-export interface Encoding {
-  name: string;
-  title: string;
-  about: string;
-  parameters: Parameter[];
-}
 
 const TABS = [
   { id: "show", label: "Encodings" },
@@ -25,7 +16,7 @@ const TABS = [
 
 export default function Page() {
   const [view, setView] = useParam("view", "show");
-  const answer = useAnswer("positions", (signal) => get<{ encodings: Encoding[] }>("/positions", { signal }));
+  const answer = useEncodings();
   const encodings = answer.data?.encodings;
   const shown = TABS.some((tab) => tab.id === view) ? view : "show";
   return (

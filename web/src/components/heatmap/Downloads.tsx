@@ -1,5 +1,5 @@
 // A heat map as PNG, SVG or CSV.
-import { blobOf, save } from "../../lib/download";
+import { blobOf, escaped, save } from "../../lib/download";
 import type { Matrix } from "../../lib/matrix";
 import { Button } from "../controls";
 import type { Levels } from "./levels";
@@ -10,12 +10,16 @@ export interface DownloadsProps {
   rowName: (row: number) => string;
   columnName: (column: number) => string;
   name: string;
+  /** What the picture shows; an SVG carries it as its title. */
+  title: string;
+  /** A column that says the same in every row of the table. */
+  column?: { name: string; value: string };
   levels: Levels;
 }
 
 const MOST_ROWS = 1_000_000;
 
-export function Downloads({ matrix, one, rowName, columnName, name, levels }: DownloadsProps) {
+export function Downloads({ matrix, one, rowName, columnName, name, title, column, levels }: DownloadsProps) {
   const asPng = () => {
     const picture = levels.picture(0);
     const factor = Math.max(1, Math.floor(1200 / Math.max(picture.width, picture.height)));
@@ -32,16 +36,17 @@ export function Downloads({ matrix, one, rowName, columnName, name, levels }: Do
     const picture = levels.picture(0);
     const size = `width="${picture.width}" height="${picture.height}"`;
     const image = `<image ${size} style="image-rendering:pixelated" href="${picture.toDataURL()}"/>`;
-    save(`${name}.svg`, `<svg xmlns="http://www.w3.org/2000/svg" ${size}>${image}</svg>`, "image/svg+xml");
+    save(`${name}.svg`, `<svg xmlns="http://www.w3.org/2000/svg" ${size}><title>${escaped(title)}</title>${image}</svg>`, "image/svg+xml");
   };
   const asCsv = () => {
     const quote = (text: string) => `"${text.replaceAll('"', '""')}"`;
-    const rows = ["query,key,query token,key token,weight"];
+    const last = column ? `,${quote(column.value)}` : "";
+    const rows = [`query,key,query token,key token,weight${column ? `,${column.name}` : ""}`];
     for (let r = 0; r < matrix.rows && rows.length <= MOST_ROWS; r += 1) {
       for (let c = 0; c < matrix.columns; c += 1) {
         const value = matrix.values[r * matrix.columns + c] ?? 0;
         if (value > 0)
-          rows.push(`${r},${c},${quote(rowName(r))},${quote(columnName(c))},${(value / one).toPrecision(5)}`);
+          rows.push(`${r},${c},${quote(rowName(r))},${quote(columnName(c))},${(value / one).toPrecision(5)}${last}`);
       }
     }
     save(`${name}.csv`, rows.join("\r\n"), "text/csv");

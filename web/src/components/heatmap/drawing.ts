@@ -156,7 +156,10 @@ function annotate(
     }
   };
   context.textAlign = "right";
-  axis(matrix.rows, view.y, h, rowLabel, (text, at) => context.fillText(cut(text, edge.left), -6, at));
+  axis(matrix.rows, view.y, h, rowLabel, (text, at) =>
+    // Nothing is drawn above the picture: the number of a flat first row stands a little lower.
+    context.fillText(cut(text, edge.left), -6, Math.max(6, at)),
+  );
   axis(matrix.columns, view.x, w, edge.named ? columnLabel : undefined, (text, at) => {
     if (!edge.named) {
       context.textAlign = "center";

@@ -5,13 +5,14 @@ import { DownloadRow } from "../../components/DownloadRow";
 import { Busy, Problem } from "../../components/state";
 import { table } from "../../lib/colour";
 import { csv } from "../../lib/csv";
+import { spoken } from "../../lib/encoding";
 import { montage, save } from "../../lib/download";
 import type { Matrix } from "../../lib/matrix";
 import { show } from "../../lib/numbers";
 import { sorted } from "../../lib/sort";
 import { href, put, route, useParam } from "../../router";
 import { paint } from "../../theme";
-import { type HeadFacts, type Side, useAtlas, useSmall } from "./side";
+import { encoded, file, type HeadFacts, type Side, useAtlas, useSmall } from "./side";
 
 export function HeadsView({ side }: { side: Side }) {
   const answer = useSmall(side);
@@ -21,7 +22,8 @@ export function HeadsView({ side }: { side: Side }) {
       name: `head ${head}`,
       canvas,
     }));
-    return montage(drawn, paint.value.text, paint.value.surface);
+    const caption = side.encoding ? `Layer ${side.layer}, ${spoken(side.encoding)}` : "";
+    return montage(drawn, paint.value.text, paint.value.surface, caption);
   };
   return (
     <>
@@ -48,9 +50,9 @@ export function HeadsView({ side }: { side: Side }) {
       )}
       {answer.data && (
         <DownloadRow
-          name={`heads-${side.kind}-${side.layer}`}
+          name={file(side, "heads", side.kind, side.layer)}
           picture={picture}
-          csv={() => headsCsv(answer.data?.heads ?? [])}
+          csv={() => headsCsv(side, answer.data?.heads ?? [])}
         />
       )}
       <p class="small muted">
@@ -61,7 +63,7 @@ export function HeadsView({ side }: { side: Side }) {
   );
 }
 
-function headsCsv(heads: Matrix[]): string {
+function headsCsv(side: Side, heads: Matrix[]): string {
   const rows: (string | number)[][] = [["head", "row", "column", "largest weight in the cell"]];
   heads.forEach((matrix, head) => {
     matrix.values.forEach((value, at) => {
@@ -69,7 +71,7 @@ function headsCsv(heads: Matrix[]): string {
         rows.push([head, Math.floor(at / matrix.columns), at % matrix.columns, ((value / 255) ** 2).toPrecision(4)]);
     });
   });
-  return csv(rows);
+  return csv(encoded(side, rows));
 }
 
 function Small({ matrix }: { matrix: Matrix }) {
@@ -127,6 +129,7 @@ export function AtlasView({ side }: { side: Side }) {
       down,
     );
   }, [answer.data, by, down, label]);
+  const name = file(side, "atlas");
   const mixed = new Set(heads.map((head) => head.kind)).size > 1;
   return (
     <>
@@ -147,7 +150,7 @@ export function AtlasView({ side }: { side: Side }) {
                 })),
               ]}
             />
-            <Button little look="quiet" onClick={() => save("atlas.csv", atlasCsv(rows), "text/csv")}>
+            <Button little look="quiet" onClick={() => save(`${name}.csv`, atlasCsv(side, rows), "text/csv")}>
               CSV
             </Button>
           </div>
@@ -168,9 +171,10 @@ export function AtlasView({ side }: { side: Side }) {
   );
 }
 
-function atlasCsv(heads: HeadFacts[]): string {
+function atlasCsv(side: Side, heads: HeadFacts[]): string {
   const names = ["kind", ...COLUMNS.map((column) => column.id)];
-  return csv([names, ...heads.map((head) => [head.kind, ...COLUMNS.map((column) => column.value(head))])]);
+  const rows = heads.map((head) => [head.kind, ...COLUMNS.map((column) => column.value(head))]);
+  return csv(encoded(side, [names, ...rows]));
 }
 
 /** A click sorts by a column, another one turns the order. */

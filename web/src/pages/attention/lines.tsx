@@ -5,12 +5,13 @@ import { Slider } from "../../components/controls";
 import { DownloadRow } from "../../components/DownloadRow";
 import { useWidth } from "../../hooks";
 import { csv } from "../../lib/csv";
+import { spoken } from "../../lib/encoding";
 import { type Link, links, strongest } from "../../lib/links";
 import type { Matrix } from "../../lib/matrix";
 import { percent } from "../../lib/numbers";
 import { visible } from "../../lib/tokens";
 import { paint } from "../../theme";
-import { ONE, type Side } from "./side";
+import { encoded, file, ONE, type Side, title } from "./side";
 
 const WINDOW = 60;
 const ROW = 19;
@@ -46,23 +47,23 @@ export function LinesView({ side, matrix, from, setFrom }: LinesViewProps) {
         <Picture side={side} matrix={matrix} rows={rows} columns={columns} />
       </div>
       <DownloadRow
-        name={`lines-${side.kind}-${side.layer}-${side.head}`}
+        name={file(side, "lines", side.kind, side.layer, side.head)}
         root={root}
-        csv={() =>
-          csv([
-            ["query", "key", "query token", "key token", "weight"],
-            ...links(matrix, rows, columns, 0.001 * ONE).map((link) => [
-              link.row,
-              link.column,
-              side.queries[link.row],
-              side.keys[link.column],
-              (link.weight / ONE).toPrecision(5),
-            ]),
-          ])
-        }
+        csv={() => linesCsv(side, links(matrix, rows, columns, 0.001 * ONE))}
       />
     </div>
   );
+}
+
+function linesCsv(side: Side, all: Link[]): string {
+  const rows = all.map((link) => [
+    link.row,
+    link.column,
+    side.queries[link.row],
+    side.keys[link.column],
+    (link.weight / ONE).toPrecision(5),
+  ]);
+  return csv(encoded(side, [["query", "key", "query token", "key token", "weight"], ...rows]));
 }
 
 const span = (start: number, count: number): [number, number] => {
@@ -80,7 +81,6 @@ interface PictureProps {
 function Picture({ side, matrix, rows, columns }: PictureProps) {
   const [ref, room] = useWidth<HTMLDivElement>();
   const [pointed, setPointed] = useState<number | null>(null);
-  const colours = paint.value;
   const inside = side.chosen !== null && side.chosen >= rows[0] && side.chosen < rows[1];
   const chosen = pointed ?? (inside ? side.chosen : null);
   const width = Math.max(220, Math.floor(room));
@@ -123,12 +123,7 @@ function Picture({ side, matrix, rows, columns }: PictureProps) {
           }}
           onKeyDown={step}
         >
-          <text x={names} y={12} font-size={11} text-anchor="end" fill={colours.muted}>
-            token
-          </text>
-          <text x={width - names} y={12} font-size={11} fill={colours.muted}>
-            looks at
-          </text>
+          <Heads side={side} names={names} width={width} />
           <Strokes {...{ matrix, rows, columns, chosen, names, width, y }} />
           <Names tokens={side.queries} range={rows} x={names} anchor="end" room={names} y={y} strong={chosen} />
           <Names tokens={side.keys} range={columns} x={width - names} anchor="start" room={names} y={y} strong={null} />
@@ -138,6 +133,26 @@ function Picture({ side, matrix, rows, columns }: PictureProps) {
         {words || <span class="muted">Point at a token on the left, or use the up and down keys.</span>}
       </p>
     </div>
+  );
+}
+
+/** What stands over the two columns, and the encoding between them. */
+function Heads({ side, names, width }: { side: Side; names: number; width: number }) {
+  const { muted, text } = paint.value;
+  return (
+    <g font-size={11} fill={muted}>
+      <text x={names} y={12} text-anchor="end">
+        token
+      </text>
+      <text x={width - names} y={12}>
+        looks at
+      </text>
+      {side.encoding && (
+        <text x={width / 2} y={12} text-anchor="middle" fill={text}>
+          {shorten(spoken(side.encoding), width - 2 * names - 12)}
+        </text>
+      )}
+    </g>
   );
 }
 
@@ -230,8 +245,6 @@ const curve = (x1: number, y1: number, x2: number, y2: number): string => {
   const bend = (x2 - x1) * 0.4;
   return `M${x1} ${y1}C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2} ${y2}`;
 };
-
-export const title = (side: Side): string => `${side.kind} attention, layer ${side.layer}, head ${side.head}`;
 
 function describe(side: Side, matrix: Matrix, row: number): string {
   const best = strongest(matrix, row, 4).map(

@@ -7,13 +7,14 @@ import { Busy, Problem } from "../../components/state";
 import { useWidth } from "../../hooks";
 import { css, mix, rgb } from "../../lib/colour";
 import { csv } from "../../lib/csv";
+import { spoken } from "../../lib/encoding";
 import { show } from "../../lib/numbers";
 import { makeScale, ticks } from "../../lib/scale";
 import { type Bar, grouped, type Part, pickKeys, stacked } from "../../lib/stack";
 import { visible } from "../../lib/tokens";
 import { useParam } from "../../router";
 import { paint, type Paint } from "../../theme";
-import { type Scores, type Side, useScores } from "./side";
+import { encoded, file, type Scores, type Side, useScores } from "./side";
 
 const MOST = 40;
 const ROW = 20;
@@ -47,38 +48,40 @@ export function ScoresView({ side }: { side: Side }) {
             { value: "large", label: `the ${MOST} largest scores` },
           ]}
         />
-        <Check label="Tell the parts of position apart (RoPE bands)" value={bands} onChange={setBands} />
+        <Check
+          label="Tell the parts of position apart (RoPE bands)"
+          value={bands && !data?.note}
+          disabled={Boolean(data?.note)}
+          onChange={setBands}
+        />
       </div>
       {answer.trouble && <Problem trouble={answer.trouble} retry={answer.retry} />}
       {answer.since !== null && <Busy words="Taking the scores apart" since={answer.since} />}
       {data && (
         <>
+          {data.note && <p class="note small">{data.note}</p>}
           <div ref={root}>
             <ScoreBars
+              name={side.encoding ? spoken(side.encoding) : ""}
               scores={data}
               parts={parts}
               keys={pickKeys(data.score, which === "large" ? "large" : "near", MOST)}
             />
           </div>
           <DownloadRow
-            name={`scores-${side.kind}-${side.layer}-${side.head}-${side.query}`}
+            name={file(side, "scores", side.kind, side.layer, side.head, side.query)}
             root={root}
-            csv={() =>
-              csv([
-                ["key", "token", "score", ...data.parts.map((part) => part.name)],
-                ...data.keys.map((token, key) => [
-                  key,
-                  token,
-                  data.score[key],
-                  ...data.parts.map((part) => part.values[key]),
-                ]),
-              ])
-            }
+            csv={() => scoresCsv(side, data)}
           />
         </>
       )}
     </>
   );
+}
+
+function scoresCsv(side: Side, { keys, score, parts }: Scores): string {
+  const rows = keys.map((token, key) => [key, token, score[key], ...parts.map((part) => part.values[key])]);
+  return csv(encoded(side, [["key", "token", "score", ...parts.map((part) => part.name)], ...rows]));
 }
 
 /** Content in the first colour; the parts of position from the second to the third, in their order. */
@@ -99,21 +102,29 @@ function partColours(parts: Part[], colours: Paint): string[] {
   });
 }
 
-function ScoreBars({ scores, parts, keys }: { scores: Scores; parts: Part[]; keys: number[] }) {
-  const [ref, room] = useWidth<HTMLDivElement>();
-  const [at, setAt] = useState<number | null>(null);
-  const colours = paint.value;
-  const tones = partColours(parts, colours);
-  const width = Math.max(240, Math.floor(room));
+interface Row {
+  key: number;
+  bars: Bar[];
+  total: number;
+}
+
+/** Where everything stands in a picture of this width. */
+function layout(scores: Scores, parts: Part[], keys: number[], width: number, name: string) {
   const names = Math.min(130, width * 0.28);
-  const rows = keys.map((key) => ({ key, bars: stacked(parts, key), total: scores.score[key] ?? 0 }));
-  const low = Math.min(0, ...rows.flatMap((row) => [row.total, ...row.bars.map((bar) => Math.min(bar.from, bar.to))]));
-  const high = Math.max(0, ...rows.flatMap((row) => [row.total, ...row.bars.map((bar) => Math.max(bar.from, bar.to))]));
+  const rows: Row[] = keys.map((key) => ({ key, bars: stacked(parts, key), total: scores.score[key] ?? 0 }));
+  const ends = rows.flatMap((row) => [row.total, ...row.bars.flatMap((bar) => [bar.from, bar.to])]);
+  const [low, high] = [Math.min(0, ...ends), Math.max(0, ...ends)];
   const x = makeScale([low, high > low ? high : low + 1], [names + 8, width - 12]);
   const marks = ticks(x.domain, Math.max(3, (width - names) / 90));
-  const legend = legendRows(parts, width - names);
+  const legend = legendRows(parts, width - names, name ? 18 : 0);
   const top = legend.height + 8;
-  const height = top + rows.length * ROW + 24;
+  return { width, names, rows, x, marks, legend, top, bottom: top + rows.length * ROW, name };
+}
+
+function ScoreBars({ name, scores, parts, keys }: { name: string; scores: Scores; parts: Part[]; keys: number[] }) {
+  const [ref, room] = useWidth<HTMLDivElement>();
+  const [at, setAt] = useState<number | null>(null);
+  const { rows, ...places } = layout(scores, parts, keys, Math.max(240, Math.floor(room)), name);
   const pointed = at === null ? undefined : rows[at];
   const said = (key: number) => parts.map((part) => `${part.name} ${show(part.values[key])}`).join(" + ");
   const token = pointed ? visible(scores.keys[pointed.key] ?? "") : "";
@@ -124,6 +135,13 @@ function ScoreBars({ scores, parts, keys }: { scores: Scores; parts: Part[]; key
     event.preventDefault();
     setAt((old) => Math.min(rows.length - 1, Math.max(0, (old ?? -by) + by)));
   };
+  const point = (event: PointerEvent) => {
+    const box = (event.currentTarget as SVGSVGElement).getBoundingClientRect();
+    const row = Math.floor((event.clientY - box.top - places.top) / ROW);
+    setAt(row >= 0 && row < rows.length ? row : null);
+  };
+  const { width } = places;
+  const height = places.bottom + 24;
   return (
     <div ref={ref} class="stack">
       {room > 0 && (
@@ -136,24 +154,12 @@ function ScoreBars({ scores, parts, keys }: { scores: Scores; parts: Part[]; key
           role="group"
           tabindex={0}
           aria-roledescription="chart"
-          aria-label={`Scores of ${rows.length} keys in ${parts.length} parts. The up and down keys read them.`}
+          aria-label={`Scores of ${rows.length} keys in ${parts.length} parts${name && `, ${name}`}. The up and down keys read them.`}
           onKeyDown={step}
-          onPointerMove={(event) => {
-            const box = event.currentTarget.getBoundingClientRect();
-            const row = Math.floor((event.clientY - box.top - top) / ROW);
-            setAt(row >= 0 && row < rows.length ? row : null);
-          }}
+          onPointerMove={point}
           onPointerLeave={() => setAt(null)}
         >
-          <Frame {...{ legend, tones, marks, x, top, bottom: top + rows.length * ROW, left: names + 8 }} />
-          {rows.map((row, index) => (
-            <g key={row.key} transform={`translate(0 ${top + index * ROW})`}>
-              {index === at && (
-                <rect data-cursor="" width={width} height={ROW} fill={colours.accent} fill-opacity={0.12} />
-              )}
-              <ScoreRow row={row} name={visible(scores.keys[row.key] ?? "")} tones={tones} x={x} names={names} />
-            </g>
-          ))}
+          <Bars rows={rows} tokens={scores.keys} tones={partColours(parts, paint.value)} at={at} {...places} />
         </svg>
       )}
       <p class="small numeric" role="status">
@@ -163,8 +169,30 @@ function ScoreBars({ scores, parts, keys }: { scores: Scores; parts: Part[]; key
   );
 }
 
+type BarsProps = ReturnType<typeof layout> & { tokens: string[]; tones: string[]; at: number | null };
+
+function Bars({ rows, tokens, tones, at, width, names, x, marks, legend, top, bottom, name }: BarsProps) {
+  const { accent, text } = paint.value;
+  return (
+    <>
+      {name && (
+        <text x={names + 8} y={11} font-size={12} fill={text}>
+          {shorten(name, width - names - 8)}
+        </text>
+      )}
+      <Frame {...{ legend, tones, marks, x, top, bottom, left: names + 8 }} />
+      {rows.map((row, index) => (
+        <g key={row.key} transform={`translate(0 ${top + index * ROW})`}>
+          {index === at && <rect data-cursor="" width={width} height={ROW} fill={accent} fill-opacity={0.12} />}
+          <ScoreRow row={row} name={visible(tokens[row.key] ?? "")} tones={tones} x={x} names={names} />
+        </g>
+      ))}
+    </>
+  );
+}
+
 interface ScoreRowProps {
-  row: { bars: Bar[]; total: number };
+  row: Row;
   name: string;
   tones: string[];
   x: (value: number) => number;
@@ -236,9 +264,9 @@ interface Legend {
   height: number;
 }
 
-function legendRows(parts: Part[], room: number): Legend {
+function legendRows(parts: Part[], room: number, from: number): Legend {
   let x = 0;
-  let y = 0;
+  let y = from;
   const places = parts.map((part) => {
     const name = shorten(part.name, room - 30);
     const size = 16 + name.length * 6.3 + 14;

@@ -1,7 +1,8 @@
-// One side of the attention page: which model, layer and head, and the text as that model read it.
+// One side of the attention page: which model, encoding, layer and head, and the text as that model read it.
 import { bytes, get, post } from "../../api";
 import { useModel } from "../../components/ModelPicker";
 import { type Answer, useAnswer } from "../../hooks";
+import { type Said, slug, spoken } from "../../lib/encoding";
 import { type Matrix, weights } from "../../lib/matrix";
 import { put, route, read } from "../../router";
 import type { Model } from "../../types";
@@ -15,6 +16,7 @@ export interface Capture {
   length: number;
   sites: { kind: SiteKind; layer: number; heads: number }[];
   ms: number;
+  position: Said;
 }
 
 export interface HeadFacts {
@@ -31,6 +33,8 @@ export interface Scores {
   keys: string[];
   score: (number | null)[];
   parts: { name: string; of?: string; values: (number | null)[] }[];
+  /** Why position is not told by bands, where it is not. */
+  note: string | null;
 }
 
 export const ONE = 65535;
@@ -40,6 +44,8 @@ export interface Side {
   prefix: string;
   name: string;
   model: Model | null;
+  /** With which encoding, where that is of interest: beside another one. */
+  encoding: Said | null;
   capture: Answer<Capture>;
   kind: SiteKind;
   kinds: SiteKind[];
@@ -56,14 +62,22 @@ export interface Side {
   set: (changes: Partial<Record<"model" | "kind" | "layer" | "head" | "query", string | number | null>>) => void;
 }
 
+interface Reading {
+  model: string;
+  text: string;
+  source?: string;
+  position?: { name: string | null; values: Said["values"] };
+}
+
 // The same text and model is read once, whichever side asks. A few stay; the server keeps a few as well.
 const captures = new Map<string, Promise<Capture>>();
 
-function capture(body: { model: string; text: string; source?: string }): Promise<Capture> {
+function capture(body: Reading, signal: AbortSignal): Promise<Capture> {
   const key = JSON.stringify(body);
   let found = captures.get(key);
   if (!found) {
-    found = post<Capture>("/attention", body, { seconds: 120 });
+    // Another encoding is asked for by one side alone, so it may be stopped: a slider asks for many on its way.
+    found = post<Capture>("/attention", body, { seconds: 120, signal: body.position && signal });
     captures.set(key, found);
     found.catch(() => captures.delete(key));
     for (const old of captures.keys()) {
@@ -74,18 +88,52 @@ function capture(body: { model: string; text: string; source?: string }): Promis
   return found;
 }
 
-export function useSide(prefix: string, text: string, source: string): Side {
+export interface SideOptions {
+  /** Says its encoding: another one stands beside it. */
+  named?: boolean;
+  /** The encoding to be put into the first side's model. */
+  asked?: Said;
+}
+
+/** The text as a side's model reads it. */
+function useCapture(model: Model | null, text: string, source: string, asked: Said | undefined): Answer<Capture> {
+  const body: Reading | null =
+    model && text.trim()
+      ? {
+          model: model.name,
+          text,
+          ...(model.kind === "encoder-decoder" ? { source } : {}),
+          ...(asked ? { position: { name: asked.name, values: asked.values } } : {}),
+        }
+      : null;
+  const answer = useAnswer(
+    body && JSON.stringify(body),
+    (signal) => (body ? capture(body, signal) : Promise.reject(new Error("no model"))),
+    asked ? 250 : 0,
+  );
+  const retry = () => {
+    captures.clear();
+    answer.retry();
+  };
+  return { ...answer, retry };
+}
+
+export function useSide(
+  prefix: string,
+  text: string,
+  source: string,
+  { named = false, asked }: SideOptions = {},
+): Side {
   const params = route.value.params;
+  // The same model reads the same tokens with another encoding: then the model and the query are one for both sides.
+  const key = (name: string) => (asked && (name === "model" || name === "query") ? name : prefix + name);
   const param = <T extends string | number>(name: string, fallback: T): T =>
-    read(params[prefix + name] ?? (prefix ? params[name] : undefined), fallback);
+    read(params[key(name)] ?? (prefix ? params[name] : undefined), fallback);
   const name = param("model", "");
   const model = useModel(name);
-  const body =
-    model && text.trim() ? { model: model.name, text, ...(model.kind === "encoder-decoder" ? { source } : {}) } : null;
-  const answer = useAnswer(body && JSON.stringify(body), () =>
-    body ? capture(body) : Promise.reject(new Error("no model")),
-  );
+  const answer = useCapture(model, text, source, asked);
   const data = answer.data;
+  const settled = answer.since === null && !answer.trouble;
   const kinds = [...new Set(data?.sites.map((site) => site.kind) ?? [])];
   const wanted = param("kind", "self") as SiteKind;
   const kind = kinds.includes(wanted) ? wanted : (kinds[0] ?? "self");
@@ -100,13 +148,8 @@ export function useSide(prefix: string, text: string, source: string): Side {
     prefix,
     name,
     model,
-    capture: {
-      ...answer,
-      retry: () => {
-        captures.clear();
-        answer.retry();
-      },
-    },
+    encoding: (named || (asked && settled) ? data?.position : asked) ?? asked ?? null,
+    capture: answer,
     kind,
     kinds,
     layer,
@@ -116,10 +159,30 @@ export function useSide(prefix: string, text: string, source: string): Side {
     queries,
     keys,
     query,
-    chosen: params[`${prefix}query`] === undefined ? null : query,
-    set: (changes) => put(Object.fromEntries(Object.entries(changes).map(([key, value]) => [prefix + key, value]))),
+    chosen: params[key("query")] === undefined ? null : query,
+    set: (changes) => put(Object.fromEntries(Object.entries(changes).map(([name, value]) => [key(name), value]))),
   };
 }
+
+/** What is seen, in words. */
+export function title(side: Side): string {
+  const where = `${side.kind} attention, layer ${side.layer}, head ${side.head}`;
+  return side.encoding ? `${where}, ${spoken(side.encoding)}` : where;
+}
+
+/** The same, brief: the kind of attention only where there are several. */
+export const heading = (side: Side): string =>
+  side.kinds.length > 1 ? title(side) : title(side).replace(`${side.kind} attention, layer`, "layer");
+
+/** A file's name, with the encoding where that is of interest. */
+export const file = (side: Side, ...parts: (string | number)[]): string =>
+  [...parts, ...(side.encoding ? [slug(side.encoding)] : [])].join("-");
+
+/** A table with the encoding in a last column, where that is of interest: two of them can then be put into one. */
+export const encoded = <T>(side: Side, rows: (T | string)[][]): (T | string)[][] => {
+  const { encoding } = side;
+  return encoding ? rows.map((row, at) => [...row, at ? spoken(encoding) : "encoding"]) : rows;
+};
 
 const clamp = (value: number, low: number, high: number): number => Math.min(high, Math.max(low, Math.round(value)));
 

@@ -170,7 +170,7 @@ function Scores({ rows }: { rows: Row[] }) {
           </tbody>
         </table>
       </div>
-      <div class="row">
+      <div class="row downloads">
         <Button little look="quiet" label="Download scores-so-far as CSV" onClick={() => save("scores-so-far.csv", table(), "text/csv")}>
           CSV
         </Button>

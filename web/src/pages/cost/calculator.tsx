@@ -138,7 +138,7 @@ function SizesTable({ cost }: { cost: Cost }) {
           </tbody>
         </table>
       </div>
-      <div class="row">
+      <div class="row downloads">
         <Button little look="quiet" label="Download cache-sizes as CSV" onClick={() => save("cache-sizes.csv", rows(), "text/csv")}>
           CSV
         </Button>

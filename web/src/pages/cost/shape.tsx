@@ -64,7 +64,7 @@ export function ShapeForm({ shape }: { shape: Shape }) {
         <OptionalNumber label="Key/value heads" value={shape.kv_heads} min={1} max={512} otherwise="as heads" onChange={(kv_heads) => say({ kv_heads })} />
         <OptionalNumber label="Head width" value={shape.head_width} min={1} max={1024} otherwise="width / heads" onChange={(head_width) => say({ head_width })} />
         <OptionalNumber label="Window" value={shape.window} min={1} max={2 ** 24} otherwise="none" onChange={(window) => say({ window })} />
-        <OptionalNumber label="Latent width (MLA)" value={shape.latent} min={1} max={65_536} otherwise="none" onChange={(latent) => say({ latent })} />
+        <OptionalNumber label="MLA latent" value={shape.latent} min={1} max={65_536} otherwise="none" onChange={(latent) => say({ latent })} />
         <NumberField label="Vocabulary" value={shape.vocab} min={1} max={2 ** 20} step={1} onChange={(vocab) => say({ vocab })} />
       </div>
       <p class="small muted">The feed-forward layers are taken to be of the usual width, so parameters and operations may differ from those of the model so called. The cache does not depend on it.</p>

@@ -1,14 +1,13 @@
 // One encoding in pictures, drawn anew as its parameters change.
 import { post } from "../../api";
 import { Select } from "../../components/controls";
+import { EncodingControls, useChosen } from "../../components/EncodingPicker";
 import { Figure } from "../../components/Figure";
 import { WideNumber } from "../../components/numbers";
 import { Busy, Card, Problem } from "../../components/state";
 import { useAnswer } from "../../hooks";
 import { href, route, useParam } from "../../router";
-import type { FigureData } from "../../types";
-import type { Encoding } from "../positions";
-import { EncodingControls, useChosen } from "./choose";
+import type { Encoding, FigureData } from "../../types";
 
 const WIDTHS = ["16", "32", "64", "128", "256", "512"];
 const HEADS = ["1", "2", "4", "8", "16", "32"];

@@ -2,17 +2,17 @@
 import { useState } from "preact/hooks";
 import { get, post } from "../../api";
 import { Button, Slider, TextField } from "../../components/controls";
+import { choosing, EncodingControls, useChosen } from "../../components/EncodingPicker";
 import { Figure } from "../../components/Figure";
 import { ModelPicker, useModel } from "../../components/ModelPicker";
 import { Busy, Card, Empty, Facts, Problem } from "../../components/state";
 import { useDraft } from "../../draft";
 import { useAnswer } from "../../hooks";
+import { valuesSaid } from "../../lib/encoding";
 import { show } from "../../lib/numbers";
-import { valuesGone, valuesPatch } from "../../lib/values";
-import { put, route, useParam } from "../../router";
-import type { FigureData, Value } from "../../types";
-import type { Encoding } from "../positions";
-import { EncodingControls, useChosen } from "./choose";
+import { valuesPatch } from "../../lib/values";
+import { put, useParam } from "../../router";
+import type { Encoding, FigureData, Value } from "../../types";
 
 const TEXT =
   "The lighthouse stood at the end of a long stone pier. Every evening an old woman walked out to it, lit the lamp, and walked home again before the tide came in. " +
@@ -86,17 +86,17 @@ function OwnEncoding({ model, encodings }: { model: string; encodings: Encoding[
   const encoding = encodings.find((one) => one.name === own?.name);
   const begin = () => {
     if (!own || !encoding) return;
-    put({ ...valuesGone(route.peek().params), ...valuesPatch(encoding.parameters, own.values), encoding: own.name === "rope" ? null : own.name });
+    put({ ...choosing(own.name), ...valuesPatch(encoding.parameters, own.values) });
   };
   if (answer.trouble) return <Problem trouble={answer.trouble} retry={answer.retry} />;
   if (!answer.data) return null;
   if (!own || !encoding) return <p class="small muted">Its own encoding is none of those offered here.</p>;
-  const values = Object.entries(own.values).map(([key, value]) => `${key} ${typeof value === "number" ? show(value) : value}`);
+  const values = valuesSaid(own.values);
   return (
     <>
       <p class="small">
         Its own: <b>{encoding.title}</b>
-        {values.length > 0 && <span class="muted">, {values.join(", ")}</span>}
+        {values && <span class="muted">, {values}</span>}
       </p>
       <div class="row">
         <Button little onClick={begin}>

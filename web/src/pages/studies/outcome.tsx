@@ -71,7 +71,7 @@ function Numbers({ tag, numbers }: { tag: string; numbers: Finding[] }) {
           </tbody>
         </table>
       </div>
-      <div class="row">
+      <div class="row downloads">
         <Button little look="quiet" label={`Download ${tag}-numbers as CSV`} onClick={() => save(`${tag}-numbers.csv`, table(), "text/csv")}>
           CSV
         </Button>
