@@ -1,5 +1,6 @@
 """The runs of one study: as a study trains them (stacks on a GPU, a run on every core), or one after another."""
 
+import atexit
 import os
 import tempfile
 from collections.abc import Callable
@@ -36,7 +37,8 @@ def in_turn(study: Study, where: torch.device) -> Callable[[], list[list[Result]
 def as_a_study(study: Study, where: torch.device, workers: int) -> Callable[[], list[list[Result]]]:
     """Processes that stay from round to round. Each round makes its examples anew, once for all encodings."""
     if where.type == "cuda":
-        sharing = Sharing().__enter__()  # ends with this process, which is a contestant's own
+        sharing = Sharing().__enter__()
+        atexit.register(sharing.__exit__)  # a service outlives the process that started it
         os.environ.update(sharing.environment)
     pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,))
     jobs = jobs_of(study, study.seeds if where.type == "cuda" else 1)

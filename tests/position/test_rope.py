@@ -413,3 +413,11 @@ def test_turning_back_on_a_gpu(dim: int, own: bool):
     wanted = turned_back(*(t.double() for t in (grad, cos, sin)))
     torch.testing.assert_close(turned_back(grad, cos, sin).double(), wanted, rtol=2**-8, atol=2**-8)
     torch.testing.assert_close(turned_back(grad.contiguous(), cos, sin).double(), wanted, rtol=2**-8, atol=2**-8)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_turning_back_more_rows_than_a_grid_is_high():
+    cos, sin = turns(torch.arange(3).view(1, 3).cuda(), torch.rand(8, device="cuda"), 1.0, "halves", torch.bfloat16)
+    grad = torch.randn(2**16, 2, 3, 16, device="cuda", dtype=torch.bfloat16)
+    wanted = turned_back(*(t.double() for t in (grad, cos, sin)))
+    torch.testing.assert_close(turned_back(grad, cos, sin).double(), wanted, rtol=2**-8, atol=2**-8)

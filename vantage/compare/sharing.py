@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Self, final
 
@@ -35,6 +36,7 @@ class Sharing:
         self.environment = {PIPES: folder, LOGS: folder}
         if not (self._run(CONTROL, "-d") and self._run(sys.executable, "-c", PROBE)):
             self._leave()
+            warnings.warn(f"{CONTROL} fails here; processes take turns on the GPU, which is slower", stacklevel=2)
         return self
 
     def __exit__(self, *why: object) -> None:

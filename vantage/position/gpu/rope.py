@@ -23,9 +23,9 @@ def _turned_back(
     grad, cos, sin, made, heads, length, half, gb, gh, gt, mb, mh, mt, cb, ct, ROWS: tl.constexpr, HALF: tl.constexpr
 ):
     """Some positions of one head: both halves are read once, and each is written with its partner's share."""
-    row = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)
     batch, head = row // heads, row % heads
-    t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    t = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     k = tl.arange(0, HALF)
     there = (t < length)[:, None] & (k < half)[None, :]
     at = batch * gb + head * gh + t[:, None] * gt + k[None, :]
@@ -53,7 +53,7 @@ def turned_back(grad: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     own = cos.stride(0) if len(cos) > 1 else 0
     kernel: Kernel = _turned_back
     with torch.cuda.device(grad.device):
-        kernel[triton.cdiv(length, ROWS), rows * heads](
+        kernel[rows * heads, triton.cdiv(length, ROWS)](  # the first may be large, the second not above 65,535
             grad, cos, sin, made, heads, length, d // 2, *grad.stride()[:3], *made.stride()[:3], own, cos.stride(2),
             ROWS=ROWS, HALF=triton.next_power_of_2(d // 2), num_warps=4,
         )  # fmt: skip
