@@ -44,7 +44,7 @@ def ours(shape: str, position: str, rows: int) -> tuple[Step, int]:
         position=position,
         max_length=TOKENS,
         ffn=ffn,
-        norm=LayerNorm(),
+        norm=LayerNorm(bias=False),  # as nanoGPT without biases
         tied=True,
     )
     learner = ReadsTokens(build(spec).to("cuda")).train()

@@ -24,6 +24,7 @@ from vantage.train.tasks import task
 
 HERE = Path(__file__).parent / "rnn-attention"
 RECIPES = {"with attention": "case-rnn-attention", "without": "case-rnn"}
+TRAINED = 30  # the longest length that the recipes train on
 SEEDS = range(10, 15)  # not those that the settings were found with
 STUDENT = 2.306  # of t with 8 degrees of freedom, two-sided 95 %
 
@@ -34,8 +35,8 @@ def train(recipe: str, seed: int, runs: str) -> dict[str, object]:
     trained = vt.train(recipe, [f"seed={seed}", "loop.threads=1"], out=out, resume=out.exists())
     _, scores = vt.train.read_log(out)  # pyright: ignore[reportFunctionMemberAccess] (a package that can be called)
     last = {s.set: s for s in scores}
-    data = Sequences(task("case"), "pair", (1, 20), (20,), 300, seed=10_000 + seed)
-    batches = data.held_out()["length 20"]
+    data = Sequences(task("case"), "pair", (1, TRAINED), (TRAINED,), 300, seed=10_000 + seed)
+    batches = data.held_out()[f"length {TRAINED}"]
     count = decoder_count(trained.model, batches)
     return {
         "recipe": recipe,
@@ -72,7 +73,7 @@ def page(found: list[dict]) -> str:
         "# Attention in an RNN encoder-decoder (A1)",
         "",
         "Case conversion, character by character: `<U>` or `<L>` and mixed-case words in, the same in upper or lower",
-        "case out. A GRU encoder-decoder, trained on lengths 1 to 20, with attention (general) and without, at as many",
+        f"case out. A GRU encoder-decoder, trained on lengths 1 to {TRAINED}, with attention (general) and without, at as many",
         "parameters; five seeds. Share of exact answers, mean over the seeds (and of right characters).",
         "Made by `python docs/reports/rnn_attention.py`.",
         "",
@@ -90,7 +91,7 @@ def page(found: list[dict]) -> str:
     lines += [
         "",
         f"Parameters: {sizes[RECIPES['with attention']]:,} with, {sizes[RECIPES['without']]:,} without.",
-        "Length 20 is the longest that was trained; beyond it attention falls as well. The model without it is not",
+        f"Length {TRAINED} is the longest that was trained; beyond it attention falls as well. The model without it is not",
         "converged: the claim is about the same budget, not about what it could ever learn.",
         "",
         "![Exact answers over length](accuracy.png)",
@@ -129,8 +130,8 @@ def picture(found: list[dict]):
         for seed in zip(*rows, strict=True):
             axes.plot(lengths, seed, color=colour, alpha=0.25, linewidth=1)
         axes.plot(lengths, [statistics.mean(row) for row in rows], color=colour, marker="o", label=label)
-    axes.axvline(20, color="grey", linestyle=":", linewidth=1)
-    axes.text(20.2, 0.5, "longest trained", color="grey", fontsize=8)
+    axes.axvline(TRAINED, color="grey", linestyle=":", linewidth=1)
+    axes.text(TRAINED + 0.2, 0.5, "longest trained", color="grey", fontsize=8)
     axes.set(xlabel="characters", ylabel="exact answers", ylim=(-0.03, 1.03), title="Case conversion by a GRU")
     axes.legend()
     return figure

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,13 @@ import torch
 
 from tests.train.runs import Notes, go, losses, tiny
 from vantage.errors import BadInput
+from vantage.model import Model, build, decoder, encoder_decoder
 from vantage.train import Run, read_log
+from vantage.train.batch import Batch
+from vantage.train.compiled import in_precision
 from vantage.train.evaluate import evaluate
+from vantage.train.learners import ReadsPairs, ReadsTokens
+from vantage.train.learners import losses as losses_of
 from vantage.train.optimise import WSD
 from vantage.train.settings import settings_of
 
@@ -186,6 +193,40 @@ def test_bfloat16_trains_with_weights_in_float32(tmp_path: Path) -> None:
     half, whole = losses(tmp_path / "bfloat16"), losses(tmp_path / "float32")
     assert half != whole
     assert half == pytest.approx(whole, abs=0.05)
+
+
+def shares_its_table() -> Model:
+    spec = encoder_decoder(vocab=20, width=16, layers=1, heads=2, tied=True)
+    return build(replace(spec, embedding=replace(spec.embedding, shared=True)))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: build(decoder(vocab=20, width=16, layers=1, heads=2, tied=True)),
+        lambda: build(decoder(vocab=20, width=16, layers=2, heads=2, position="t5")),
+        shares_its_table,
+    ],
+    ids=["tied", "one bias for two layers", "one table for two ends"],
+)
+def test_another_precision_leaves_every_parameter_in_its_place(model: Callable[[], Model]) -> None:
+    torch.manual_seed(0)
+    core = model()
+    learner = ReadsTokens(core) if core.encoder is None else ReadsPairs(core)
+    tokens = torch.randint(20, (2, 5))
+    batch = Batch(tokens, tokens, source=None if core.encoder is None else tokens.flip(1))
+    places = dict(learner.named_parameters(remove_duplicate=False))
+    cast = in_precision(learner, torch.float64)
+    for logits in (learner, cast, cast):  # the second time shows what the first left behind
+        learner.zero_grad()
+        losses_of(logits(batch), batch.targets, 0.0).backward()
+        found = {name: p.grad for name, p in learner.named_parameters()}
+        if logits is learner:
+            wanted = found
+        for name, grad in found.items():
+            torch.testing.assert_close(grad, wanted[name], rtol=1e-4, atol=1e-5, msg=name)
+        now = dict(learner.named_parameters(remove_duplicate=False))
+        assert all(now[name] is p for name, p in places.items())
 
 
 # ---- what is logged

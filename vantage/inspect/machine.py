@@ -12,6 +12,8 @@ import torch
 from vantage.errors import BadInput, Refused
 
 TERA = 1e12
+SIDE, COPIED = 1024, 2**26  # of what measures a processor: a square's side, and bytes
+GPU_SIDE, GPU_COPIED = 8192, 2**30
 
 
 @final
@@ -59,12 +61,17 @@ def machine(name: str, dtype: str = "float32") -> Machine:
     return MACHINES[name]
 
 
-def measured(dtype: str = "float32", device: str | None = None, size: int = 1024, rounds: int = 5) -> Machine:
-    """This machine: the best of a few square products, and of a few copies too large for any cache."""
+def measured(dtype: str = "float32", device: str | None = None, size: int | None = None, rounds: int = 5) -> Machine:
+    """This machine: the best of a few square products, and of a few copies too large for any cache.
+
+    ``size``: the side of the square. A GPU needs a large one: a small product is over before it is under way.
+    """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    kind = getattr(torch, dtype)
-    a, b = torch.ones(size, size, dtype=kind, device=device), torch.ones(size, size, dtype=kind, device=device)
-    big = torch.ones(2**26, dtype=torch.uint8, device=device)
+    kind, gpu = getattr(torch, dtype), device.startswith("cuda")
+    size = size or (GPU_SIDE if gpu else SIDE)
+    # Random numbers: a product of equal ones takes less power, and a GPU then runs faster than on any real work.
+    a, b = (torch.randn(size, size, device=device).to(kind) for _ in range(2))
+    big = torch.ones(GPU_COPIED if gpu else COPIED, dtype=torch.uint8, device=device)
     other = torch.empty_like(big)
 
     def best(run: Callable[[], object]) -> float:
@@ -83,5 +90,5 @@ def measured(dtype: str = "float32", device: str | None = None, size: int = 1024
 
 
 def _wait(device: str) -> None:
-    if device == "cuda":
+    if device.startswith("cuda"):
         torch.cuda.synchronize()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,11 +30,27 @@ def in_precision(learner: nn.Module, dtype: torch.dtype | None) -> Logits:
     if dtype is None:
         return learner
 
+    names = {p: name for name, p in learner.named_parameters() if p.is_floating_point()}
+    places = {place: names[p] for place, p in _places(learner) if p in names}
+
     def call(batch: Batch) -> Tensor:
         cast = {name: p.to(dtype) for name, p in learner.named_parameters() if p.is_floating_point()}
-        return functional_call(learner, cast, (batch,), tie_weights=True)
+        there = {place: cast[name] for place, name in places.items()}
+        return functional_call(learner, there, (batch,), tie_weights=False)
 
     return call
+
+
+def _places(learner: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Every place that holds a parameter, once: a module that has two names (an embedding that an encoder and a
+    decoder share, T5's bias) is one place, and a parameter in two modules (a tied head) has two.
+
+    ``tie_weights`` of ``functional_call`` takes a module with two names for two places, and when it puts the
+    parameters back, leaves the cast copy of the first in the second: the module would never learn again.
+    """
+    for prefix, module in learner.named_modules():
+        for name, p in module.named_parameters(recurse=False):
+            yield f"{prefix}.{name}" if prefix else name, p
 
 
 def loss_of(logits: Logits, smoothing: float) -> Callable[[Batch], Tensor]:
