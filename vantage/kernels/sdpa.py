@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,6 +12,8 @@ from torch import Tensor
 from vantage.spec.masks import Everything, Mask, dense, is_plain_causal, visible
 from vantage.spec.parts import Attended, Need, Softmax, View, materialise
 from vantage.spec.positions import Pair
+
+PLANNED = 512  # queries from which on a GPU's planned attention is worth its plan, if shapes come again
 
 
 class Sdpa:
@@ -42,9 +47,12 @@ class Sdpa:
             q = q.reshape(B, G, H // G, d)
             if attn_mask is not None and attn_mask.shape[1] != 1:
                 attn_mask = attn_mask.reshape(attn_mask.shape[0], G, H // G, -1)
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask, dropout_p=need.dropout, is_causal=causal, scale=scale, enable_gqa=not folded and G != H
-        )
+        how = {"is_causal": causal, "scale": scale, "enable_gqa": not folded and G != H}
+        if torch.compiler.is_compiling() or plans_pay(q):
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask, need.dropout, **how)
+        else:
+            with unplanned():
+                out = F.scaled_dot_product_attention(q, k, v, attn_mask, need.dropout, **how)
         return Attended(out.reshape(B, H, T, -1))
 
     def _mask(self, mask: Mask, pair: Pair, need: Need, heads: int, dtype: torch.dtype) -> Tensor | None:
@@ -55,3 +63,25 @@ class Sdpa:
             return seen
         bias = bias if need.normalise.temperature == 1.0 else bias / need.normalise.temperature
         return bias if seen is None else bias.masked_fill(~seen, float("-inf"))
+
+
+def plans_pay(q: Tensor) -> bool:
+    """Whether torch may choose cuDNN's attention. It is the fastest on a recent GPU, but makes a plan for every new
+    shape: about 50 ms on an H200. A cache gives a new shape at every step, which made a step of 24 layers take 53 ms;
+    so do prompts, and rows of sentences. What comes again as it was are long rows that are trained on.
+    """
+    return q.device.type != "cuda" or (torch.is_grad_enabled() and q.shape[-2] >= PLANNED)
+
+
+@contextmanager
+def unplanned() -> Iterator[None]:
+    """Without cuDNN's attention, unless the caller has left torch nothing else."""
+    torch_cuda = torch.backends.cuda
+    if not (torch_cuda.cudnn_sdp_enabled() and torch_cuda.flash_sdp_enabled()):
+        yield
+        return
+    torch_cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch_cuda.enable_cudnn_sdp(True)

@@ -1,0 +1,63 @@
+"""Which of torch's own attentions is let run: none that plans, where shapes do not come again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
+
+from vantage.kernels.sdpa import plans_pay, unplanned
+from vantage.model import build, decoder
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def allowed() -> bool:
+    return torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_plans_are_off_inside_and_as_before_afterwards():
+    assert allowed()
+    with unplanned():
+        assert not allowed()
+    assert allowed()
+    with pytest.raises(ZeroDivisionError), unplanned():
+        raise ZeroDivisionError
+    assert allowed()
+
+
+def test_what_the_caller_chose_stays():
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION), unplanned():
+        assert allowed()
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), unplanned():
+        assert not allowed()
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        with unplanned():
+            pass
+        assert not allowed()
+
+
+def test_a_processor_has_no_plans():
+    assert plans_pay(torch.empty(1, 1, 1, 8))
+
+
+@needs_gpu
+@pytest.mark.parametrize(("queries", "grad", "pays"), [(1, True, False), (512, True, True), (512, False, False)])
+def test_a_plan_pays_for_long_rows_that_are_trained_on(queries: int, grad: bool, pays: bool):
+    with torch.set_grad_enabled(grad):
+        assert plans_pay(torch.empty(1, 1, queries, 8, device="cuda")) is pays
+
+
+@needs_gpu
+def test_no_step_of_a_cache_makes_a_plan():
+    model = build(decoder(vocab=20, width=256, layers=2, heads=4)).to("cuda", torch.bfloat16).eval()
+    tokens = torch.randint(20, (1, 40), device="cuda")
+    with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU]) as seen:
+        cache = model.new_cache()
+        model(tokens, cache=cache)
+        for _ in range(3):
+            model(tokens[:, :1], cache=cache)
+    names = {event.key for event in seen.key_averages()}
+    assert "aten::scaled_dot_product_attention" in names
+    assert not any("cudnn_attention" in name for name in names)
