@@ -1,6 +1,6 @@
 """Case conversion with and without attention (A1): trains ten models and writes docs/reports/rnn-attention/.
 
-    python docs/reports/rnn_attention.py        about 20 minutes on two cores
+    python docs/reports/rnn_attention.py        about 9 minutes on two cores
 
 Runs that are finished are not done again.
 """
@@ -73,8 +73,8 @@ def page(found: list[dict]) -> str:
         "# Attention in an RNN encoder-decoder (A1)",
         "",
         "Case conversion, character by character: `<U>` or `<L>` and mixed-case words in, the same in upper or lower",
-        f"case out. A GRU encoder-decoder, trained on lengths 1 to {TRAINED}, with attention (general) and without, at as many",
-        "parameters; five seeds. Share of exact answers, mean over the seeds (and of right characters).",
+        f"case out. A GRU encoder-decoder, trained on lengths 1 to {TRAINED}, with attention (general) and without, at",
+        "as many parameters; five seeds. Share of exact answers, mean over the seeds (and of right characters).",
         "Made by `python docs/reports/rnn_attention.py`.",
         "",
         "| length | with attention | without | difference, 95 % interval |",
@@ -91,8 +91,8 @@ def page(found: list[dict]) -> str:
     lines += [
         "",
         f"Parameters: {sizes[RECIPES['with attention']]:,} with, {sizes[RECIPES['without']]:,} without.",
-        f"Length {TRAINED} is the longest that was trained; beyond it attention falls as well. The model without it is not",
-        "converged: the claim is about the same budget, not about what it could ever learn.",
+        f"Length {TRAINED} is the longest that was trained; beyond it attention falls as well. The model without it is",
+        "not converged: the claim is about the same budget, not about what it could ever learn.",
         "",
         "![Exact answers over length](accuracy.png)",
         "",

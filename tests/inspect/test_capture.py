@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given
@@ -11,11 +13,13 @@ import vantage as vt
 from tests.generate import zoo
 from tests.generate.folder import chat_model
 from tests.inspect.models import EACH, model, source, tokens
+from vantage.conformance.factors import MASKS
 from vantage.errors import BadInput, Refused
 from vantage.inspect import capturing
-from vantage.inspect.keep import STATS, largest
+from vantage.inspect.keep import STATS
 from vantage.inspect.sites import Seen, listening, sites_of
-from vantage.inspect.tiles import tiles
+from vantage.inspect.tiles import largest, tiles
+from vantage.kernels.native import native
 
 N = 20
 
@@ -107,6 +111,23 @@ def test_the_largest_of_each_row() -> None:
     kept = top.parts["self", 1][0].data["keys"][0, 0]
     assert kept[0].tolist() == [0, -1, -1]  # the first query sees itself and nothing else
     assert top.top(1, 0, 0) == [(0, pytest.approx(1.0))]
+
+
+@pytest.mark.parametrize("which", [*(("rope", "grouped", name) for name in MASKS), ("alibi", "sinks", "causal")])
+def test_the_largest_are_the_same_with_native_code_and_without(
+    which: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of, calls = copy.deepcopy(model(*which)).float(), []
+    library = native()
+    if library is not None:
+        ranks = library.top
+        monkeypatch.setattr(library, "top", lambda *args: calls.append(args) or ranks(*args))
+    quick = vt.capture(of, tokens(40), keep="top5")
+    assert bool(calls) == (library is not None and which[1] != "sinks")  # a sink takes weight: not the plain case
+    monkeypatch.setattr("vantage.inspect.tiles.native", lambda: None)
+    plain = vt.capture(of, tokens(40), keep="top5")
+    for layer in (0, 1):
+        torch.testing.assert_close(quick.weights(layer), plain.weights(layer), rtol=1e-4, atol=1e-6)
 
 
 @given(st.integers(1, 40), st.integers(1, 700), st.integers(0, 10**6))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vantage.errors import BadInput
-from vantage.kernels.native import Format, matrix, native
+from vantage.kernels.native import Format, Native, matrix, native
 from vantage.kernels.native.build import SOURCES, CannotBuild, compile_to, find_compiler
 from vantage.model.packed import Packed, PackedLinear, PackedTable, PackedWeight
 
@@ -156,6 +156,51 @@ def run(**environment: str) -> str:
     return done.stdout
 
 
+def ranks_as_torch(library: Native, scores: Tensor, k: int, scale: float) -> None:
+    """The weights are softmax's largest, and each lies where it says; of equal ones the earlier comes first."""
+    values, where = library.top(scores, k, scale)
+    weights = torch.softmax(scores.double() * scale, -1)
+    torch.testing.assert_close(values.double(), weights.topk(k, -1).values, rtol=1e-5, atol=1e-30)
+    torch.testing.assert_close(values.double(), weights.gather(-1, where.long()), rtol=1e-5, atol=1e-30)
+    order = scores.sort(dim=-1, descending=True, stable=True).indices[..., :k]
+    assert where.tolist() == order.tolist()
+
+
+KINDS_OF_ROWS = ("random", "rising", "falling", "equal", "few levels", "mostly hidden")
+
+
+def rows_of(kind: str, n: int, seed: int) -> Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    x = 5 * torch.randn(3, n, generator=draw)
+    if kind in ("rising", "falling"):
+        x = x.sort(dim=-1, descending=kind == "falling").values
+    elif kind == "equal":
+        x = torch.full_like(x, 2.5)
+    elif kind == "few levels":
+        x = x.round().clamp(-2, 2)
+    elif kind == "mostly hidden":
+        x[torch.rand(x.shape, generator=draw) < 0.9] = float("-inf")
+        x[:, n // 2] = 0.0
+    return x
+
+
+@needs_compiler
+@given(
+    st.sampled_from(KINDS_OF_ROWS), st.integers(1, 600), st.integers(1, 70), st.floats(0.01, 2), st.integers(0, 10**6)
+)
+def test_the_largest_weights_from_scores(kind: str, n: int, k: int, scale: float, seed: int):
+    assert backend is not None
+    ranks_as_torch(backend, rows_of(kind, n, seed), min(k, n), scale)
+
+
+@needs_compiler
+def test_a_score_that_is_no_number_is_not_hidden():
+    assert backend is not None
+    x = torch.randn(1, 100)
+    x[0, 50] = float("nan")
+    assert backend.top(x, 4, 1.0)[0].isnan().all()
+
+
 def test_without_a_compiler_all_works_and_is_said_once(tmp_path: Path):
     said = run(PATH=str(tmp_path), CXX="", VANTAGE_HOME=str(tmp_path))
     assert said.startswith("1 no C++ compiler was found")
@@ -182,8 +227,6 @@ def test_older_processors_get_the_same(machine: str, tmp_path: Path):
         pytest.skip("these are x86 processors")
     import ctypes
 
-    from vantage.kernels.native import Native
-
     source = Path(str(sys.modules["vantage.kernels.native"].__file__)).parent / SOURCES[0]
     out = tmp_path / "old.so"
     flags = [
@@ -207,3 +250,5 @@ def test_older_processors_get_the_same(machine: str, tmp_path: Path):
         what = matrix(packed.data, None, packed.format, (40, 96))
         want = x.double() @ packed.unpack().double().T
         assert ((old.linear(what, x) - want).abs() <= 1e-5 * (1 + want.abs()) + rounding(x, packed.unpack())).all()
+    for kind in KINDS_OF_ROWS:
+        ranks_as_torch(old, rows_of(kind, 333, 0), 32, 0.5)

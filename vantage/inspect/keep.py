@@ -64,7 +64,7 @@ class Top:
         return f"top{self.k}"
 
     def of(self, tile: Tile, width: int) -> dict[str, Tensor]:
-        values, index = largest(tile.weights, self.k)
+        values, index = tile.top(self.k)
         first = tile.pair.k.known.first
         whole = torch.int16 if width <= torch.iinfo(torch.int16).max else torch.int32
         if first is not None:
@@ -119,24 +119,3 @@ def parse(keep: str | Keep) -> Keep:
     if found is None:
         raise BadInput(f'keep={keep!r}: use "weights", "stats", or "top" and a number, as in "top32"')
     return Top(int(found[1]))
-
-
-def largest(weights: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of each row and where they stand, as torch.topk.
-
-    Long rows are first cut into groups: the k largest lie in the k groups with the largest maxima, so only those
-    are searched. At 4,096 entries and k = 32 this takes half of the time.
-    """
-    size = weights.shape[-1]
-    k = min(k, size)
-    members = int((size / k) ** 0.5)
-    if members < 3:
-        return weights.topk(k, -1)
-    groups = size // members
-    front = weights[..., : groups * members].unflatten(-1, (members, groups))  # group g: g, g + groups, …
-    best = front.amax(-2).topk(k, -1, sorted=False).indices
-    index = (best[..., None] + groups * torch.arange(members, device=weights.device)).flatten(-2)
-    tail = torch.arange(groups * members, size, device=weights.device).expand(*index.shape[:-1], -1)
-    index = torch.cat((index, tail), -1)
-    values, at = weights.gather(-1, index).topk(k, -1)
-    return values, index.gather(-1, at)

@@ -93,6 +93,8 @@ class Native:
         self._linear.argtypes = [ctypes.POINTER(Matrix), c_void_p, c_void_p, c_int64, c_int]
         self._rows.argtypes = [ctypes.POINTER(Matrix), c_void_p, c_int64, c_void_p]
         self._rows.restype = None
+        self._top = library.vantage_top
+        self._top.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_float, c_void_p, c_void_p, c_int]
         _lend_threads(library)
 
     def run(self, call: Call) -> None:
@@ -110,6 +112,17 @@ class Native:
         y = torch.empty((*ids.shape, matrix.inputs))
         self._rows(matrix, ids.data_ptr(), ids.numel(), y.data_ptr())
         return y
+
+    def top(self, scores: Tensor, k: int, scale: float) -> tuple[Tensor, Tensor]:
+        """(…, n) scores to the k largest weights that softmax makes of them times scale, and where they stand (…, k).
+
+        Falling, of equal ones the earlier first. ``scale`` is above 0, and some score of every row is not -inf.
+        """
+        n, shape = scores.shape[-1], (*scores.shape[:-1], k)
+        values, where = scores.new_empty(shape), torch.empty(shape, dtype=torch.int32)
+        rows, threads = scores.numel() // n, torch.get_num_threads()
+        _check(self._top(scores.data_ptr(), rows, n, k, scale, values.data_ptr(), where.data_ptr(), threads))
+        return values, where
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SOURCES = ("native.cpp", "attend.h", "crew.h", "linear.h", "vectors.h")
+SOURCES = ("native.cpp", "attend.h", "crew.h", "linear.h", "top.h", "vectors.h")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=off", "-shared", "-fPIC", "-pthread")
 VERSION = 1  # what vantage_version() answers
 

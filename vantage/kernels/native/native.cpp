@@ -3,6 +3,7 @@
 #include "attend.h"
 #include "crew.h"
 #include "linear.h"
+#include "top.h"
 
 using namespace vantage;
 
@@ -341,6 +342,23 @@ void vantage_rows(const Matrix* w, const int64_t* ids, int64_t m, float* y) {
     for (int64_t i = 0; i < m; i++)
         w->format == PACK4 ? unpacked_row<Four>(*w, ids[i], y + i * w->inputs)
                            : unpacked_row<Eight>(*w, ids[i], y + i * w->inputs);
+}
+
+// The k largest softmax weights of each row of scores (m, n) times scale, and where they stand: both (m, k).
+int vantage_top(const float* scores, int64_t m, int64_t n, int64_t k, float scale, float* values, int32_t* where,
+                int threads) try {
+    std::lock_guard<std::mutex> one_at_a_time(entrance);
+    const int64_t each = ranking_room(k);
+    std::vector<Ranked> room(each * threads);
+    together(
+        [&](int thread, int of) {
+            for (int64_t i = m * thread / of; i < m * (thread + 1) / of; i++)
+                top_of_row(scores + i * n, n, k, scale, values + i * k, where + i * k, room.data() + thread * each);
+        },
+        threads);
+    return 0;
+} catch (const std::bad_alloc&) {
+    return 1;
 }
 
 }  // extern "C"

@@ -64,6 +64,27 @@ inline float greatest(v16 v) {
     return m;
 }
 
+inline float lowest(v16 v) { return -greatest(-v); }
+
+// One bit for each lane that is at least x.
+inline uint32_t reaching(v16 v, float x) {
+#if defined(__AVX512F__)
+    return _mm512_cmp_ps_mask((__m512)v, _mm512_set1_ps(x), _CMP_GE_OQ);
+#elif defined(__AVX2__)
+    __m256 half[2];
+    std::memcpy(half, &v, 64);
+    const __m256 y = _mm256_set1_ps(x);
+    const int low = _mm256_movemask_ps(_mm256_cmp_ps(half[0], y, _CMP_GE_OQ));
+    return (uint32_t)low | (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(half[1], y, _CMP_GE_OQ)) << 8;
+#else
+    float a[16];
+    store(a, v);
+    uint32_t found = 0;
+    for (int i = 0; i < 16; i++) found |= (uint32_t)(a[i] >= x) << i;
+    return found;
+#endif
+}
+
 // s + a.low * b.low + a.high * b.high in every lane, a and b being pairs of 16-bit numbers and b the same for all.
 inline i16x multiply_pairs(i16x s, i16x a, int32_t b) {
 #if defined(__AVX512VNNI__)

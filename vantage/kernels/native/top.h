@@ -1,0 +1,60 @@
+// The largest softmax weights of a row, from its scores, in two readings of the row and without writing the weights.
+#pragma once
+#include <algorithm>
+#include "vectors.h"
+
+namespace vantage {
+
+struct Ranked {
+    float score;
+    int32_t at;
+    bool operator<(const Ranked& other) const {  // the better first; of equals the earlier
+        return score != other.score ? score > other.score : at < other.at;
+    }
+};
+
+inline int64_t ranking_room(int64_t k) { return 4 * k + 64; }
+
+// The k best of n scores times scale: their weights, falling, and where they stand. A score of -inf has the weight 0.
+inline void top_of_row(const float* x, int64_t n, int64_t k, float scale, float* values, int32_t* where, Ranked* room) {
+    v16 first = all(-INFINITY), second = all(-INFINITY);
+    int64_t i = 0;
+    for (; i + 32 <= n; i += 32) first = max(load(x + i), first), second = max(load(x + i + 16), second);
+    // Thirty-two scores are at least as high as the lowest of these maxima: none below is among the best 32.
+    float floor = k <= 32 && n >= 32 ? lowest(first < second ? first : second) : -INFINITY;
+    float top = greatest(max(first, second));
+    for (; i < n; i++) top = x[i] > top ? x[i] : top;
+
+    const int64_t most = ranking_room(k);
+    int64_t kept = 0;
+    const auto keep = [&](float score, int64_t at) {
+        room[kept++] = {score, (int32_t)at};
+        if (kept == most) {
+            std::nth_element(room, room + (k - 1), room + kept);
+            kept = k, floor = std::max(floor, room[k - 1].score);
+        }
+    };
+    v16 sums = all(0);
+    for (i = 0; i + 16 <= n; i += 16) {
+        const v16 v = load(x + i);
+        sums += exp((v - top) * scale);
+        for (uint32_t rest = reaching(v, floor); rest; rest &= rest - 1) {
+            const int lane = __builtin_ctz(rest);
+            keep(x[i + lane], i + lane);
+        }
+    }
+    float total = sum(sums);
+    for (; i < n; i++) {
+        total += std::exp((x[i] - top) * scale);
+        if (x[i] >= floor) keep(x[i], i);
+    }
+    const int64_t found = std::min(k, kept);  // fewer only if some scores are no numbers
+    if (kept > k) std::nth_element(room, room + (k - 1), room + kept);
+    std::sort(room, room + found);
+    for (int64_t j = 0; j < k; j++) {
+        values[j] = (j < found ? std::exp((room[j].score - top) * scale) : 0.0f) / total;
+        where[j] = j < found ? room[j].at : 0;
+    }
+}
+
+}  // namespace vantage
