@@ -52,6 +52,16 @@ def test_attention(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert "wrote" in shown.err
 
 
+@pytest.mark.parametrize("what", [["attention"], ["scores", "--queries", "4999"]])
+def test_a_text_beyond_the_context_is_read_when_asked(
+    what: list[str], folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = [*what, folder, "--text", "the " * 5000, "--layer", "0"]
+    assert main(["inspect", *args]) == 2
+    assert "--beyond" in capsys.readouterr().err
+    assert main(["inspect", *args, "--beyond"]) == 0
+
+
 def test_atlas(folder: str, book: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = as_json(capsys, "atlas", folder, "--file", book, "--longest", "20", "--layers", "1")
     assert len(said["heads"]) == 4

@@ -134,7 +134,7 @@ def test_machines_and_the_roofline() -> None:
     found = cost(spec(), context=64, dtype="bfloat16", machine=h200)
     prefill, decode = found.passes
     for part in (*prefill.parts, *decode.parts):
-        slow = max(part.operations / h200.flops["bfloat16"], part.bytes / h200.bandwidth)
+        slow = max(part.needed / h200.flops["bfloat16"], part.bytes / h200.bandwidth)
         assert part.seconds == pytest.approx(slow)
     assert decode.intensity < prefill.intensity < h200.ridge("bfloat16") * 1000
     assert found.passes[1].seconds is not None
@@ -146,6 +146,19 @@ def test_machines_and_the_roofline() -> None:
         machine("cray")
     with pytest.raises(Refused, match="no number for float64"):
         here.speed("float64")
+
+
+@pytest.mark.parametrize(("mask", "share"), [("causal", 17 / 32), ("bidirectional", 1.0)])
+def test_time_is_not_taken_for_pairs_that_are_hidden(mask: str, share: float) -> None:
+    """A kernel may leave them out: a time that counts them is no bound."""
+    for part in cost(spec("xl", "multi-head", mask), context=16, machine=machine("h200")).passes[0].parts:
+        paired = part.name in ("scores", "position", "weighted sum")
+        assert part.needed == pytest.approx(part.operations * (share if paired else 1), abs=2)  # of two layers
+    inside = cost(spec("rope", "cross"), context=16, source=16).passes[0]  # an encoder sees all, and so does cross
+    scores = next(part for part in inside.parts if part.name == "scores")
+    assert scores.operations - scores.needed == pytest.approx(
+        cost(spec("rope", "multi-head"), context=16).passes[0].parts[2].operations * 15 / 32, abs=2
+    )
 
 
 def test_huge_specs_cost_nothing_to_ask_about() -> None:

@@ -74,6 +74,7 @@ def _parser(what: Any, name: str, short: str, long: str) -> argparse.ArgumentPar
 
 def _layer(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layer", type=int, required=True, metavar="N", help="from 0; -1 is the last")
+    parser.add_argument("--beyond", action="store_true", help="read a text that is longer than the model's context")
 
 
 def text_of(args: argparse.Namespace) -> str:
@@ -103,7 +104,7 @@ def run_attention(args: argparse.Namespace) -> int:
     model = load(args.model, {}, dtype_of(args))
     keep = "weights" if args.out else f"top{max(args.most, 8)}"
     kind = args.kind or "self"
-    choice = {"layers": args.layer, "heads": heads, "queries": queries, "kinds": kind}
+    choice = {"layers": args.layer, "heads": heads, "queries": queries, "kinds": kind, "beyond": args.beyond}
     with Bar("layers") as bar:
         seen = capture(model, text, source=args.source, keep=keep, steps=args.steps, progress=bar, **choice)
     layer = seen.sites[0][1]
@@ -180,12 +181,13 @@ def run_scores(args: argparse.Namespace) -> int:
     model = load(args.model, {}, dtype_of(args))
     if args.distances:
         with Bar("distances") as bar:
-            found: Any = distinguishable(model, text, layer=args.layer, source=args.source, progress=bar)
+            found: Any = distinguishable(
+                model, text, layer=args.layer, source=args.source, beyond=args.beyond, progress=bar
+            )
         draw = plot_distances
     else:
-        found = decompose(
-            model, text, layer=args.layer, heads=heads, queries=queries, kind=args.kind, source=args.source
-        )
+        chosen = {"layer": args.layer, "heads": heads, "queries": queries, "kind": args.kind}
+        found = decompose(model, text, source=args.source, beyond=args.beyond, **chosen)
         draw = plot_decomposition
     if args.json:
         print(json.dumps(found.to_dict(), ensure_ascii=False))

@@ -27,17 +27,22 @@ from vantage.spec.model import ModelSpec
 from vantage.spec.positions import Place
 
 WINDOW = 4096  # of the alternative with a window
+PAIRED = ("scores", "position", "weighted sum")  # what is done for pairs of a query and a key
 MOST_PAIRS = 2**26  # that are asked one by one
 
 
 @final
 @dataclass(frozen=True)
 class PartCost:
-    """One part of a pass. ``bytes``: weights, and keys and values, each read once; activations are left out."""
+    """One part of a pass. ``bytes``: weights, and keys and values, each read once; activations are left out.
+
+    ``needed``: the operations of pairs that a mask lets through. A kernel may leave the others out, so the time is theirs.
+    """
 
     name: str
     operations: int
     bytes: int
+    needed: int
     seconds: float | None
 
     @property
@@ -225,21 +230,25 @@ def _ffn(block: Any) -> nn.Module:
 def _pass(name: str, model: Model, at: Pass, room: Room, on: Machine | None, dtype: str) -> PassCost:
     counts: dict[str, int] = dict.fromkeys(PARTS, 0)
     sizes: dict[str, int] = dict.fromkeys(PARTS, 0)
+    spared: dict[str, int] = dict.fromkeys(PARTS, 0)
     pairs = seen = 0
     if model.encoder is not None and at.fresh:
         inside = _pass(name, model.encoder, Pass(at.batch, at.source, at.source), room, None, dtype)
         for part in inside.parts:
             counts[part.name] += part.operations
             sizes[part.name] += part.bytes
+            spared[part.name] += part.operations - part.needed
     width, itemsize = model.spec.width, room.dtype.itemsize
     for block, layer in zip(model.blocks, model.spec.layers, strict=True):
         for module in (m for m in block.modules() if any(isinstance(c, Scorer) for c in m.children())):
             crosses = isinstance(module, CrossAttention)
             config = layer.cross if crosses and layer.cross is not None else layer.attention
             keys = at.source if crosses else _shown(layer.mask, at)
-            done = ops.attention(module, layer, config.shape(width), at, keys)
-            for part, n in done.items():
+            shown = at.queries * keys if crosses else visible(layer.mask, at, keys)
+            for part, n in ops.attention(module, layer, config.shape(width), at, keys).items():
                 counts[part] += n
+                if part in PAIRED:
+                    spared[part] += n - n * shown // (at.queries * keys)
             kept = at.batch * keys * token_bytes(config.kept(width), room)
             value = 0 if config.kept(width).single else config.kept(width).value_dim
             share = value / (config.kept(width).key_dim + value)
@@ -249,7 +258,7 @@ def _pass(name: str, model: Model, at: Pass, room: Room, on: Machine | None, dty
             sizes["output"] += out * itemsize
             sizes["projections"] += (sum(p.numel() for p in module.parameters()) - out) * itemsize
             pairs += at.queries * keys
-            seen += at.queries * keys if crosses else visible(layer.mask, at, keys)
+            seen += shown
         ffn = _ffn(block)
         counts["feed-forward"] += ops.feed_forward(ffn, layer.ffn, at.tokens)
         sizes["feed-forward"] += _read(ffn, layer.ffn, at.tokens) * itemsize
@@ -258,9 +267,13 @@ def _pass(name: str, model: Model, at: Pass, room: Room, on: Machine | None, dty
         sizes["head"] += sum(p.numel() for p in model.head.parameters()) * itemsize
     counts["embedding"] += ops.embedding(model, at)
     sizes["embedding"] += at.tokens * width * itemsize
-    parts = tuple(
-        PartCost(n, counts[n], sizes[n], None if on is None else on.seconds(counts[n], sizes[n], dtype)) for n in PARTS
-    )
+
+    def cost_of(part: str) -> PartCost:
+        needed = counts[part] - spared[part]
+        seconds = None if on is None else on.seconds(needed, sizes[part], dtype)
+        return PartCost(part, counts[part], sizes[part], needed, seconds)
+
+    parts = tuple(cost_of(part) for part in PARTS)
     return PassCost(name, at.queries, at.keys, parts, seen / max(1, pairs))
 
 

@@ -98,13 +98,14 @@ def distinguishable(
     threshold: float = THRESHOLD,
     pairs: int = PAIRS,
     seed: int = 0,
+    beyond: bool = False,
     progress: Progress | None = None,
 ) -> Distances:
     """Which distances the heads of one layer could tell apart, for queries and keys as they occur in ``text``.
 
     ``upto``: the longest distance looked at; twice the model's context if not said, 16,384 at most.
     """
-    tokens = read_tokens(model, text)
+    tokens = read_tokens(model, text, beyond=beyond)
     trained = context_of(model)
     upto = min(2 * trained if trained else 4096, 16384) if upto is None else upto
     if upto < 2 or threshold <= 0 or pairs < 1:

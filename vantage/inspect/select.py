@@ -80,7 +80,7 @@ def check_length(model: Model, tokens: int, *, beyond: bool = False) -> None:
     if soft is not None and tokens > soft and not beyond:
         raise BadInput(
             f"{tokens:,} tokens, and this model's context is {soft:,}: cut the text to {soft:,} tokens, "
-            "or say beyond=True to look past it"
+            "or look past it with beyond=True (--beyond)"
         )
 
 
