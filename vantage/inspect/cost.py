@@ -36,7 +36,7 @@ MOST_PAIRS = 2**26  # that are asked one by one
 class PartCost:
     """One part of a pass. ``bytes``: weights, and keys and values, each read once; activations are left out.
 
-    ``needed``: the operations of pairs that a mask lets through. A kernel may leave the others out, so the time is theirs.
+    ``needed``: the operations of pairs that a mask lets through. Kernels may leave out the others, and times do.
     """
 
     name: str
