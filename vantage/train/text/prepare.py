@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from vantage.checkpoints.tokenizer import Tokenizer
 from vantage.errors import BadInput, CheckpointError
 from vantage.train.text.files import Files, byte_pieces, expand, pieces
-from vantage.train.text.shards import INDEX, Held, Index, Shards, sha256
+from vantage.train.text.shards import INDEX, Held, Index, Shards, sum_of
 from vantage.train.text.vocabulary import Existing, Vocabulary, build_vocabulary, fingerprint, of_bytes, plain
 
 Progress = Callable[[int, int], None]  # bytes of the files that are done, of how many
@@ -46,7 +46,7 @@ def prepare(
     paths, home = expand(files), Path(folder)
     if isinstance(vocabulary, Existing):  # its path says nothing of what is there now
         vocabulary = vocabulary.build()
-    sources = tuple(Held(str(path), path.stat().st_size, sha256(path)) for path in paths)
+    sources = tuple(Held(str(path), path.stat().st_size, sum_of(path)) for path in paths)
     name = _fingerprint(sources, vocabulary, separator, shard)
     ready = home / name[:16]
     if (ready / INDEX).exists():

@@ -6,6 +6,7 @@ the disk.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
@@ -136,3 +137,14 @@ class Shards:
 def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sum_of(path: Path) -> str:
+    """The same, read once by a process as long as size and time of the file stay: texts can be large."""
+    now = path.stat()
+    return _sum_of(path, now.st_size, now.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=4096)
+def _sum_of(path: Path, size: int, time_ns: int) -> str:
+    return sha256(path)
