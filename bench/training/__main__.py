@@ -102,6 +102,7 @@ def timed(step: Step, n: int) -> float:
 
 def measure(shape: str, args: argparse.Namespace) -> list[dict[str, object]]:
     layers, width, _, rows = SHAPES[shape]
+    rows = args.rows or rows
     steps = {f"vantage, {position}": ours(shape, position, rows) for position in args.positions}
     if args.nanogpt:
         steps["nanoGPT"] = nanogpt(shape, args.nanogpt, rows)
@@ -131,6 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.training", description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
     parser.add_argument("--positions", nargs="+", default=["learned", "rope"])
+    parser.add_argument("--rows", type=int, help="of a batch, for all of them; default: 64 of 124M, 32 of 1.3B")
     parser.add_argument("--nanogpt", metavar="FOLDER", help="a clone of nanoGPT")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", metavar="FILE")
