@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -47,12 +47,17 @@ class Sdpa:
             q = q.reshape(B, G, H // G, d)
             if attn_mask is not None and attn_mask.shape[1] != 1:
                 attn_mask = attn_mask.reshape(attn_mask.shape[0], G, H // G, -1)
-        how = {"is_causal": causal, "scale": scale, "enable_gqa": not folded and G != H}
-        if torch.compiler.is_compiling() or plans_pay(q):
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask, need.dropout, **how)
-        else:
-            with unplanned():
-                out = F.scaled_dot_product_attention(q, k, v, attn_mask, need.dropout, **how)
+        with nullcontext() if torch.compiler.is_compiling() or plans_pay(q) else unplanned():
+            out = F.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask,
+                dropout_p=need.dropout,
+                is_causal=causal,
+                scale=scale,
+                enable_gqa=not folded and G != H,
+            )
         return Attended(out.reshape(B, H, T, -1))
 
     def _mask(self, mask: Mask, pair: Pair, need: Need, heads: int, dtype: torch.dtype) -> Tensor | None:
