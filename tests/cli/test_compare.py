@@ -67,6 +67,8 @@ def folder(tmp_path_factory):
         (["--extend", "MODEL", "--text", "BOOK", "--positions", "rope"], "leave it out"),
         (["--extend", "MODEL", "--text", "BOOK", "--budget", "5m"], "leave it out"),
         (["--extend", "MODEL", "--text", "BOOK", "--times", "0"], "multiples"),
+        (["--extend", "MODEL", "--text", "BOOK", "--times", "nan"], "multiples"),
+        (["--extend", "MODEL", "--text", "BOOK", "--times", "2", "--factor", "inf"], "by 1 or more"),
         (["--extend", "MODEL", "--text", "BOOK", "--pieces", "90"], "longer text"),
         (["--extend", "smollm", "--text", "BOOK"], "smollm2"),
     ],
@@ -89,6 +91,52 @@ def test_help_has_an_example_of_each(capsys):
 
 SMALL = ["--steps", "6", "--seeds", "2", "--batch", "4", "--width", "16", "--layers", "1", "--heads", "2"]
 SMALL += ["--test-examples", "8", "--rates", "0.001", "--workers", "1"]
+
+
+def test_resuming_with_other_flags_is_refused(tmp_path, capsys):
+    out = tmp_path / "out"
+    flags = ["--positions", "none", "rope", "--train-length", "8", "--test-lengths", "8", "16"]
+    assert main(["compare", *flags, *SMALL, "--out", str(out)]) == 0
+    page = (out / "index.html").read_bytes()
+    for more, said in (
+        (["--seeds", "7"], "seeds is 2, not 7"),
+        (["--tasks", "copy", "--width", "8"], "tasks is ordering, not copy; shape is"),
+        (["--published", "randomized"], "published is"),
+        (["--positions", "ropee"], "'rope'"),
+        (["nofile.toml"], "nofile.toml"),
+    ):
+        assert main(["compare", "--resume", *more, "--out", str(out)]) == 2
+        assert said in capsys.readouterr().err.strip().splitlines()[-1]
+    for fine in ([], ["--seeds", "2"], [*flags, *SMALL], ["--train-length", "8"]):
+        assert main(["compare", "--resume", *fine, "--out", str(out)]) == 0
+    assert (out / "index.html").read_bytes() == page
+
+
+def test_a_folder_that_is_taken_is_refused_before_anything_is_timed(tmp_path, capsys, monkeypatch):
+    (tmp_path / "study.json").write_text("{}")
+    monkeypatch.setattr("vantage.compare.conduct.within", lambda *args: pytest.fail("it was timed"))
+    assert main(["compare", "--out", str(tmp_path)]) == 2
+    assert "holds a study already" in capsys.readouterr().err
+
+
+def test_a_study_that_is_damaged_is_named(tmp_path, capsys):
+    (tmp_path / "study.json").write_text('{"study"')
+    assert main(["compare", "--resume", "--out", str(tmp_path)]) == 2
+    assert "there is no study in" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_is_one_line(capsys):
+    assert main(["compare", *SMALL, "--positions", "rope", "--out", "/dev/null/here"]) == 2
+    assert capsys.readouterr().err.strip().splitlines()[-1] == "vantage: Not a directory: /dev/null/here"
+
+
+def test_an_interrupt_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vantage.compare.conduct.conduct", interrupted)
+    assert main(["compare", *SMALL, "--out", str(tmp_path / "a study")]) == 130
+    assert f"vantage compare --resume --out '{tmp_path}/a study'" in capsys.readouterr().err
 
 
 def test_a_papers_set_up_with_its_numbers_beside(book, tmp_path, capsys):

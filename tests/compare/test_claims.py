@@ -51,6 +51,22 @@ def test_who_never_learned_the_task_is_no_evidence() -> None:
     assert "did not learn ordering" in found.why
 
 
+def test_a_text_of_which_only_the_frequencies_were_learned_is_no_evidence() -> None:
+    """It loses nothing at any length, having nothing to lose."""
+    results = study({"rope": lambda n: 3.0, "alibi": lambda n: 2.5}, tasks=("text",), losses=True)
+    found = {v.what: v for v in measure_claims(results, 20, chance={"text": 3.05})}
+    assert found["Rotary encodings generalise over length"].word == "not measured"
+    assert "did not learn text" in found["Rotary encodings generalise over length"].why
+    assert found["ALiBi extrapolates well"].word == "holds"
+
+
+def test_two_that_learned_nothing_are_not_compared() -> None:
+    skills: dict[str, Callable[[int], float]] = {"learned": lambda n: 0.56, "sinusoidal": lambda n: 0.50}
+    found = of(study(skills, rows=20_000, scatter=0.001), "Learned")
+    assert found.word == "not measured"
+    assert "learned no task" in found.why
+
+
 @pytest.mark.parametrize(
     ("learned", "word"), [(0.93, "holds"), (0.87, "does not hold"), (0.901, "not distinguishable")]
 )

@@ -115,7 +115,7 @@ def test_a_study_that_is_done_is_not_done_again(whole):
     assert (folder / FILE).read_bytes() == before
     with pytest.raises(BadInput, match="--resume"):
         conduct(SMALL, folder, HERE)
-    with pytest.raises(BadInput, match="another study"):
+    with pytest.raises(BadInput, match="other settings"):
         conduct(Study(**{**SMALL.__dict__, "steps": 9}), folder, HERE, resume=True)
 
 

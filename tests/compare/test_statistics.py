@@ -19,10 +19,12 @@ from vantage.compare.statistics import (
     binomial_interval,
     difference,
     estimate,
+    fisher,
     holm,
     mean_reciprocal_rank,
     p_value,
     reciprocal_ranks,
+    row_noise,
     student_quantile,
     student_within,
 )
@@ -164,6 +166,27 @@ def test_p_is_students_for_seeds_that_scatter() -> None:
     assert p_value(sample(*values, noise=1.0)) > 0.7  # the rows say less, and they decide
 
 
+def test_fishers_test_by_hand() -> None:
+    assert fisher(2, 2, 0, 2) == pytest.approx(1 / 3)
+    assert fisher(3, 4, 1, 4) == pytest.approx(0.4857, abs=1e-4)  # the lady and her tea, two-sided
+    assert fisher(1, 10, 11, 14) == pytest.approx(0.0027594561852200836)  # as R has it
+    assert fisher(5, 9, 5, 9) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("rows", [2, 4, 16])
+def test_one_seed_of_few_rows_is_rarely_told_apart_from_its_equal(rows: int) -> None:
+    rng, wrong, studies = np.random.default_rng(0), 0, 500
+    for _ in range(studies):
+        a, b = (
+            Sample((0,), (share,), (row_noise(share, rows),), rows, (0, 1))
+            for share in rng.binomial(rows, 0.5, 2) / rows
+        )
+        apart = difference(a, b)
+        assert apart is not None
+        wrong += p_value(apart) < 0.05
+    assert wrong / studies <= 0.05
+
+
 def test_holm_by_hand() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.5, 0.6]) == [1.0, 1.0]
@@ -269,4 +292,6 @@ def test_a_control_must_stay_at_chance() -> None:
     assert above[0].word == "does not hold"
     assert "above chance (0.5)" in above[0].why
     assert controls(View(tuple(study(fine, tasks=("copy",))), 20))[0].word == "not measured"
+    few = controls(View(tuple(study(fine, seeds=2, scatter=0.2, rows=8)), 20))  # as wide as can be: it shows nothing
+    assert few[0].word == "not distinguishable"
     assert places(View(tuple(study(fine)), 20), "ordering") == []

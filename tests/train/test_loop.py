@@ -16,12 +16,14 @@ import pytest
 import torch
 
 from tests.train.runs import Notes, go, losses, tiny
-from vantage.errors import BadInput
+from vantage.errors import BadInput, VantageError
 from vantage.model import Model, build, decoder, encoder_decoder
 from vantage.train import Run, read_log
 from vantage.train.batch import Batch
+from vantage.train.checkpoint import steps
 from vantage.train.compiled import in_precision
 from vantage.train.evaluate import evaluate
+from vantage.train.guards import Diverged
 from vantage.train.learners import ReadsPairs, ReadsTokens
 from vantage.train.learners import losses as losses_of
 from vantage.train.optimise import WSD
@@ -227,6 +229,35 @@ def test_another_precision_leaves_every_parameter_in_its_place(model: Callable[[
             torch.testing.assert_close(grad, wanted[name], rtol=1e-4, atol=1e-5, msg=name)
         now = dict(learner.named_parameters(remove_duplicate=False))
         assert all(now[name] is p for name, p in places.items())
+
+
+# ---- what cannot be tested is found out first, and nothing is lost
+
+
+def test_a_test_that_the_model_cannot_read_is_refused_before_training(tmp_path: Path) -> None:
+    said = tiny(model={"position": "learned", "max_length": 20}, data={"test_lengths": [5, 40]})
+    with pytest.raises(VantageError, match=r"cannot read the test set 'length 40': .*table of 20"):
+        go(tmp_path / "run", said)
+    assert read_log(tmp_path / "run")[0] == []
+
+
+def test_a_test_that_fails_at_the_end_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any) -> Any:
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as during:
+        during.setattr("vantage.train.loop.evaluate", fails)
+        with pytest.raises(RuntimeError, match="no memory"):
+            go(tmp_path / "run", tiny())
+    assert steps(tmp_path / "run" / "checkpoints") == [6]
+    assert go(tmp_path / "run", tiny(), resume=True).kept is not None
+
+
+def test_a_run_that_was_stopped_for_a_spike_can_go_on(tmp_path: Path) -> None:
+    said = tiny(optimiser={"lr": 1e-9}, loop={"steps": 130}, guard={"spike": 1e-6})
+    with pytest.raises(Diverged, match=r"guard\.spike=0"):
+        go(tmp_path / "run", said)
+    assert go(tmp_path / "run", said | {"guard": {"spike": 0.0}}, resume=True).step == 130
 
 
 # ---- what is logged

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,15 +90,20 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     from vantage.cli.compare_show import Display, show_verdicts
-    from vantage.compare.conduct import conduct, within
+    from vantage.compare.conduct import conduct, refuse_held, within
     from vantage.compare.facts import facts, seconds, study_in
     from vantage.compare.report import JSON, write_report
 
     out = Path(args.out)
     if compare_extend.wanted(args, out):
         return compare_extend.run(args, out)
-    study = study_in(out) if args.resume else _study(args)
-    with _place(args) as place:
+    if args.resume:
+        study = study_in(out)
+        _same(study, args)
+    else:
+        study = _study(args)
+        refuse_held(out)  # before anything is timed
+    with _resumable(out), _place(args) as place:
         if not args.resume:
             chosen = args.steps is not None or args.file is not None or args.published is not None
             budget = args.budget or (None if chosen else DEFAULT_BUDGET)
@@ -131,21 +137,65 @@ def _place(args: argparse.Namespace) -> Iterator[Place]:
         yield RayPlace.joined(ray, args.device, args.workers)
 
 
+@contextlib.contextmanager
+def _resumable(out: Path) -> Iterator[None]:
+    """Whoever interrupts it is told how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"stopped; go on with: vantage compare --resume --out {shlex.quote(str(out))}", file=sys.stderr)
+        raise
+
+
+def _same(held: Study, args: argparse.Namespace) -> None:
+    """Refuse flags that say something else than the study that is gone on with. Its steps are settled: a budget, or
+    none, changes nothing of them."""
+    from dataclasses import fields, replace
+
+    from vantage.errors import BadInput
+
+    if args.file or args.published or args.scale:
+        asked = _study(args)
+        asked = asked if args.steps is not None else replace(asked, steps=held.steps)
+    else:
+        asked = replace(held, **_changes(held, args))
+    other = [f.name for f in fields(held) if getattr(asked, f.name) != getattr(held, f.name)]
+    if other:
+        there = [f"{name} is {_plain(getattr(held, name))}, not {_plain(getattr(asked, name))}" for name in other]
+        raise BadInput(
+            f"--resume goes on with the study in {args.out}, and there {'; '.join(there)}. Leave those flags out, or "
+            "say another folder (--out)"
+        )
+
+
+def _plain(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
 def _study(args: argparse.Namespace) -> Study:
     from dataclasses import replace
 
-    from vantage.compare.study import Study, named, read_study
+    from vantage.compare.study import Study, read_study
 
     if args.scale is not None and args.published is None:
         from vantage.errors import BadInput
 
         raise BadInput("--scale is of a paper's set-up: say which (--published alibi, length-generalization, …)")
+    study = _published(args) if args.published else Study() if args.file is None else read_study(args.file)
+    return replace(study, **_changes(study, args))
+
+
+def _changes(study: Study, args: argparse.Namespace) -> dict[str, Any]:
+    """What the flags say that is to be otherwise."""
+    from dataclasses import replace
+
+    from vantage.compare.study import named
+
     changes: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name in FIELDS
         if (value := getattr(args, name)) is not None
     }
-    study = _published(args) if args.published else Study() if args.file is None else read_study(args.file)
     if "positions" in changes:
         changes["positions"] = named(changes["positions"])
     if "train_length" in changes and "test_lengths" not in changes:
@@ -154,7 +204,7 @@ def _study(args: argparse.Namespace) -> Study:
     shape = {name: getattr(args, name) for name in SHAPE if getattr(args, name) is not None}
     if shape:
         changes["shape"] = replace(study.shape, **shape)
-    return replace(study, **changes)
+    return changes
 
 
 def _published(args: argparse.Namespace) -> Study:

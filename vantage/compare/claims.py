@@ -3,7 +3,8 @@
 *Generalises*, *extrapolates*: from the training lengths to those beyond, a model loses less than ``TOLERANCE``: a tenth
 of the rows, or a tenth of the perplexity. A claim **holds** where the whole interval of the paired difference says so,
 **does not hold** where the whole interval says the contrary, and is **not distinguishable** where the interval holds
-both. A model that did not learn the task within its range is no evidence either way: that is **not measured**.
+both. A model that did not learn the task within its range is no evidence either way: that is **not measured**. It has
+learned a text if its loss is ``TOLERANCE`` below that of the frequencies of the tokens, which need no context.
 
 Differences are taken seed by seed and averaged over the tasks of the study, each of which counts the same; tasks that
 are scored by accuracy and those scored by loss are not mixed.
@@ -26,9 +27,12 @@ RELATIVE = ("t5", "shaw", "xl", "kerple", "fire")
 _SEEN = {"accuracy": "by accuracy", "loss": "by perplexity"}
 MULTI, GROUPED = "multi-query", "grouped-query"
 # what would measure a claim that was not
-MISSING_LEARNED = "This study has not both of them at a training length: add --positions learned sinusoidal"
-MISSING_MULTI = "This study has not both attentions: add --attention multi-head multi-query"
-MISSING_GROUPED = "This study has not all three attentions: add --attention multi-head multi-query grouped-query"
+UNLEARNED = ", or they learned no task within its range (--steps)"
+MISSING_LEARNED = f"This study has not both of them at a training length: add --positions learned sinusoidal{UNLEARNED}"
+MISSING_MULTI = f"This study has not both attentions: add --attention multi-head multi-query{UNLEARNED}"
+MISSING_GROUPED = (
+    f"This study has not all three attentions: add --attention multi-head multi-query grouped-query{UNLEARNED}"
+)
 
 
 @dataclass(frozen=True)
@@ -86,11 +90,18 @@ def _sample(view: View, task: str, position: str, part: Part) -> Sample | None:
 
 
 def _learned(view: View, task: str, sample: Sample, chance: Mapping[str, float]) -> bool:
-    """Whether the task was learned at the training lengths. No loss is known that tells, so loss always counts."""
+    """Whether the task was learned at the training lengths. Larger is better in a sample: a loss is below 0."""
+    floor = chance_of(task, chance)
     if view.measure(task) == "loss":
-        return True
-    floor = chance_of(task, chance) or 0.0
-    return sample.mean >= floor + LEARNED * (1 - floor)
+        return floor is None or -sample.mean <= floor - TOLERANCE
+    return sample.mean >= (floor or 0.0) + LEARNED * (1 - (floor or 0.0))
+
+
+def _apart(view: View, task: str, a: Sample | None, b: Sample | None, chance: Mapping[str, float]) -> Sample | None:
+    """One less another, if at least one of them learned the task: two that did not are equally good at nothing."""
+    if a is None or b is None or not (_learned(view, task, a, chance) or _learned(view, task, b, chance)):
+        return None
+    return difference(a, b)
 
 
 def _word(effect: Estimate, bar: float) -> str:
@@ -132,12 +143,12 @@ def _keeps(claim: Claim, view: View, kind: str, chance: Mapping[str, float]) -> 
 
 def _better_within(claim: Claim, view: View, kind: str, chance: Mapping[str, float]) -> list[Verdict]:
     """Learned less sinusoidal, at the training lengths."""
-    pairs = [
-        (_sample(view, task, "learned", "within"), _sample(view, task, "sinusoidal", "within"))
+    pairs = {
+        task: (_sample(view, task, "learned", "within"), _sample(view, task, "sinusoidal", "within"))
         for task in _tasks(view, kind)
-    ]
-    gains = [apart for a, b in pairs if a and b and (apart := difference(a, b)) is not None]
-    gain = average(gains)
+    }
+    gains = [_apart(view, task, *pair, chance) for task, pair in pairs.items()]
+    gain = average([apart for apart in gains if apart is not None])
     if gain is None:
         return [claim.verdict("learned", "not measured", MISSING_LEARNED)]
     effect = estimate(gain)
@@ -148,7 +159,7 @@ def _better_within(claim: Claim, view: View, kind: str, chance: Mapping[str, flo
     return [claim.verdict("learned", word, why, effect)]
 
 
-def _attention(view: View, kind: str, better: str, worse: str) -> Sample | None:
+def _attention(view: View, kind: str, chance: Mapping[str, float], better: str, worse: str) -> Sample | None:
     """One attention less another, over all encodings and tasks that have both, within the training lengths."""
     found = []
     for task in _tasks(view, kind):
@@ -156,12 +167,12 @@ def _attention(view: View, kind: str, better: str, worse: str) -> Sample | None:
         for position in sorted({plain(run.key.position) for entry in there for run in view.runs(task, entry)}):
             a, b = (_entries(view, task, position, name) for name in (better, worse))
             if a and b and a[0] in there and b[0] in there:
-                found.append(difference(there[a[0]], there[b[0]]))
+                found.append(_apart(view, task, there[a[0]], there[b[0]], chance))
     return average([apart for apart in found if apart is not None])
 
 
 def _multi_query(claim: Claim, view: View, kind: str, chance: Mapping[str, float]) -> list[Verdict]:
-    lost = _attention(view, kind, "multi-head", MULTI)
+    lost = _attention(view, kind, chance, "multi-head", MULTI)
     if lost is None:
         return [claim.verdict(MULTI, "not measured", MISSING_MULTI)]
     effect = estimate(lost)
@@ -171,7 +182,7 @@ def _multi_query(claim: Claim, view: View, kind: str, chance: Mapping[str, float
 
 def _grouped(claim: Claim, view: View, kind: str, chance: Mapping[str, float]) -> list[Verdict]:
     """Between the two: below the one and above the other, both at once."""
-    above, below = _attention(view, kind, GROUPED, MULTI), _attention(view, kind, "multi-head", GROUPED)
+    above, below = (_attention(view, kind, chance, *pair) for pair in ((GROUPED, MULTI), ("multi-head", GROUPED)))
     if above is None or below is None:
         return [claim.verdict(GROUPED, "not measured", MISSING_GROUPED)]
     over, under = estimate(above), estimate(below)

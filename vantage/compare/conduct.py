@@ -198,14 +198,26 @@ def _runs(study: Study, entry: Entry, seeds: list[int], rates: dict[Entry, float
     return [Job(study, *entry, seeds=some, rate=rates[entry]) for some in together]
 
 
+def refuse_held(folder: Path) -> None:
+    """A folder that holds a study, when a new one is wanted there."""
+    if (folder / STUDY).exists():
+        raise BadInput(f"{folder} holds a study already: go on with it (--resume), or say another folder (--out)")
+
+
 def _claim(study: Study, folder: Path, resume: bool) -> None:
     path = folder / STUDY
-    if path.exists():
-        before = json.loads(path.read_text())
-        if not resume:
-            raise BadInput(f"{folder} holds a study already: go on with it (--resume), or say another folder (--out)")
-        if before["fingerprint"] != study.fingerprint():
-            raise BadInput(f"{folder} holds another study: give the same settings, or another folder (--out)")
+    if not resume:
+        refuse_held(folder)
+    elif path.exists():
+        try:
+            before = json.loads(path.read_text())["fingerprint"]
+        except (ValueError, KeyError, TypeError) as e:
+            raise BadInput(f"{path} is damaged ({e}): say another folder (--out)") from e
+        if before != study.fingerprint():
+            raise BadInput(
+                f"{folder} holds a study of other settings, or of a text that has changed since: give those, or "
+                "another folder (--out)"
+            )
         return
     folder.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")

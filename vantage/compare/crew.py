@@ -196,10 +196,14 @@ def _end_with_the_study(shelf: Path, environment: Mapping[str, str]) -> None:
 
 
 def _work(job: Job, device: torch.device, shelf: Path) -> Any:
-    together = job.models if device.type == "cuda" else 1
+    stacked = device.type == "cuda"
+    together, last = (job.models, job.steps) if stacked else (1, job.models * job.steps)
+    told = 0
 
     def tell(step: int) -> None:
-        if step % EVERY == 0:
-            _said.put(EVERY * together)
+        nonlocal told
+        if step - told >= EVERY or step == last:
+            _said.put((step - told) * together)
+            told = step
 
     return do(job, device, tell, shelf)

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from vantage.compare import text as texts
 from vantage.compare.conduct import STUDY
 from vantage.compare.published import paper
 from vantage.compare.setups import notes
@@ -31,7 +32,15 @@ def facts(study: Study, folder: Path) -> dict[str, Any]:
         "entries": list(study.positions),
         "published": study.published,
         "notes": notes(study),
+        "chance": _chance(study),
     }
+
+
+def _chance(study: Study) -> dict[str, float]:
+    """Of a text: the loss of a model that looks at no context."""
+    if not study.text:
+        return {}
+    return dict.fromkeys(texts.READINGS, texts.guess(texts.shards(study.text, study.vocabulary)))
 
 
 def command(study: Study) -> str:

@@ -8,7 +8,8 @@ The methods, and why these:
   see a failure that happened in none of the seeds: where 3 runs in 10 fail, 3 seeds agree in a third of all studies.
 - **Rows**: where seeds agree more closely than their test rows allow, the rows' own noise is added up to what they
   allow. Ten runs that are right in 100 of 100 rows are not known to be perfect.
-- **One seed**: Clopper and Pearson's exact binomial interval over its rows. It says nothing about other seeds.
+- **One seed**: Clopper and Pearson's exact binomial interval over its rows, and Fisher's exact test of two such
+  shares. They say nothing about other seeds.
 - **Differences** are taken seed by seed: the same seed means the same data and the same random numbers.
 - **Many comparisons**: Holm's correction of Student's paired test (of the normal test over rows where the seeds agree
   too closely, whichever is more careful).
@@ -64,6 +65,7 @@ class Sample:
     noise: tuple[float, ...]
     rows: int = 0  # behind each value, where it is a share of rows
     bounds: tuple[float, float] = (-math.inf, math.inf)
+    exact: float | None = None  # of a difference between two shares of rows: how surprising it is, by Fisher's test
 
     def __post_init__(self) -> None:
         if not self.seeds or not len(self.seeds) == len(self.values) == len(self.noise):
@@ -129,6 +131,15 @@ def _binomial_up_to(k: int, n: int, p: float) -> float:
 def _log_choices(n: int) -> Floats:
     factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])
     return factorial[n] - factorial - factorial[::-1]
+
+
+def fisher(right: float, rows: int, other_right: float, other_rows: int) -> float:
+    """Fisher's exact test, two-sided: how likely counts as unlikely as these are, if both have the same share."""
+    a, both = round(right), round(right) + round(other_right)
+    k = np.arange(max(0, both - other_rows), min(both, rows) + 1)
+    logs = _log_choices(rows)[k] + _log_choices(other_rows)[both - k] - _log_choices(rows + other_rows)[both]
+    chances = np.exp(logs)
+    return float(min(1.0, chances[chances <= chances[a - k[0]] * (1 + 1e-7)].sum()))
 
 
 def _root(rising: Callable[[float], float], low: float, high: float) -> float:
@@ -200,6 +211,8 @@ def p_value(sample: Sample) -> float:
     seeds, mean = len(sample.seeds), abs(sample.mean)
     if mean == 0:
         return 1.0
+    if sample.exact is not None:
+        return sample.exact
     by_rows, by_seeds = 0.0, 0.0
     if rows := math.sqrt(float(np.mean(np.square(sample.noise))) / seeds):
         by_rows = 2 * NormalDist().cdf(-mean / rows)
@@ -218,7 +231,9 @@ def difference(a: Sample, b: Sample) -> Sample | None:
     a, b = a.of(seeds), b.of(seeds)
     values = tuple(x - y for x, y in zip(a.values, b.values, strict=True))
     noise = tuple(math.hypot(x, y) for x, y in zip(a.noise, b.noise, strict=True))
-    return Sample(tuple(seeds), values, noise, 0, (a.bounds[0] - b.bounds[1], a.bounds[1] - b.bounds[0]))
+    counted = len(seeds) == 1 and all(one.rows and one.bounds == (0, 1) for one in (a, b))
+    exact = fisher(a.values[0] * a.rows, a.rows, b.values[0] * b.rows, b.rows) if counted else None
+    return Sample(tuple(seeds), values, noise, 0, (a.bounds[0] - b.bounds[1], a.bounds[1] - b.bounds[0]), exact)
 
 
 def average(samples: Sequence[Sample]) -> Sample | None:

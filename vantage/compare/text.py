@@ -29,6 +29,7 @@ NAME = "text"
 SLIDING, PLACES = "text, sliding", "text, over position"
 READINGS = (NAME, SLIDING, PLACES)
 HELD = 0.1  # of the text, at its end, is read and not trained on
+CHUNK = 2**24  # tokens that are counted at a time
 ROOM = 2**23  # scores of one head that a batch may have: windows of 1,024 come eight at a time
 
 Logits = Callable[[Batch], Tensor]
@@ -55,6 +56,18 @@ def shards(files: tuple[str, ...], words: str) -> Shards:
 @functools.lru_cache(4)
 def _shards(stamp: tuple[tuple[str, int], ...], words: str) -> Shards:
     return prepare([Path(name) for name, _ in stamp], vocabulary(words), home() / "tokens")
+
+
+def guess(text: Shards) -> float:
+    """What it costs, in nats a token, to say the held-out text by how frequent each token is in the rest: without any
+    context. A token that the rest does not have counts as if it had been there once."""
+    cut = int(len(text) * (1 - HELD))
+    counts = np.ones(text.vocab)
+    for start in range(0, cut, CHUNK):
+        counts += np.bincount(text.read(start, min(CHUNK, cut - start)), minlength=text.vocab)
+    costs = -np.log(counts / counts.sum())
+    told = sum(costs[text.read(start, min(CHUNK, len(text) - start))].sum() for start in range(cut, len(text), CHUNK))
+    return float(told / max(1, len(text) - cut))
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ from vantage.compare.statistics import Estimate, Sample, difference, estimate, h
 
 SURE = 0.05  # of Holm's corrected p-values
 # The share of rows that a guess gets right, for the tasks whose answer is one of a few symbols. Every other task: none.
+AT_CHANCE = 0.05  # this close to it is at chance
 CHANCE: Mapping[str, float] = {
     "ordering": 0.5,
     "parity": 0.5,
@@ -124,7 +125,10 @@ def chance_of(task: str, chance: Mapping[str, float] | None = None) -> float | N
 
 
 def controls(view: View, chance: Mapping[str, float] | None = None) -> list[Verdict]:
-    """A control must stay at chance; where it does not, the task can be solved without what it is to measure."""
+    """A control must stay at chance; where it does not, the task can be solved without what it is to measure.
+
+    It holds where the whole interval lies within ``AT_CHANCE`` of it: an interval that excludes nothing shows nothing.
+    """
     found: list[Verdict] = []
     for task, entry in itertools.product(view.tasks, [e for e in view.all_entries if is_control(e)]):
         level, scored = chance_of(task, chance), view.sample(task, entry, view.lengths(task))
@@ -136,8 +140,12 @@ def controls(view: View, chance: Mapping[str, float] | None = None) -> list[Verd
             found.append(Verdict(what, "not measured", why, estimate(scored)))
             continue
         at = estimate(scored)
-        word = "holds" if at.holds(level) else "does not hold"
-        where = "which holds chance" if word == "holds" else f"which is {'above' if at.low > level else 'below'} chance"
+        near = level - AT_CHANCE <= at.low and at.high <= level + AT_CHANCE
+        if at.holds(level):
+            word = "holds" if near else "not distinguishable"
+            where = f"within {AT_CHANCE:g} of chance" if near else "which holds chance, and too much else"
+        else:
+            word, where = "does not hold", f"which is {'above' if at.low > level else 'below'} chance"
         why = f"Right in {at.value:.3f} of the rows of all lengths [{at.low:.3f}, {at.high:.3f}], {where} ({level:g})."
         found.append(Verdict(what, word, why, at, level))
     return found

@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vantage.errors import VantageError
 from vantage.train import checkpoint
 from vantage.train.batch import IGNORE, Batch, Data
 from vantage.train.distributed import World
@@ -80,14 +82,28 @@ class Loop:
         watchman = Watchman(s.guard, [record.loss for record in recent])
         self.report.begun(self.step, s.loop.steps, self._about())
         self.finished = self.finished or self.step >= s.loop.steps
-        stuff.learner.train()
         try:
             if not self.finished:
+                self._rehearse()
+                stuff.learner.train()
                 self._steps(log, watchman)
         finally:
             if log:
                 log.close()
         return self.scores
+
+    def _rehearse(self) -> None:
+        """Read one batch of the longest test: what a model cannot read should not be found out at the end."""
+        first = {name: sets[0] for name, sets in self.stuff.data.held_out().items() if len(sets)}
+        if not first:
+            return
+        longest = max(first, key=lambda name: first[name].tokens.shape[1])
+        self.stuff.learner.eval()
+        try:
+            with torch.no_grad():
+                self.stuff.logits(first[longest].to(self.stuff.device))
+        except VantageError as e:
+            raise type(e)(f"the model cannot read the test set {longest!r}: {e}") from e
 
     def _steps(self, log: Log | None, watchman: Watchman) -> None:
         waiting: list[_Done] = []  # steps whose numbers have not been read: reading them waits for the device
@@ -108,7 +124,7 @@ class Loop:
         loss, norm = float(done.loss), float(done.norm)
         why = watchman.objects(loss, norm)
         if why is not None:
-            self._diverged(done.step, done.batches, why)
+            self._diverged(done, loss, why)
         now = time.perf_counter()
         lr = s.schedule.at(done.step) * s.optimiser.lr
         record = Stepped(done.step + 1, loss, lr, norm, done.targets, now - clock)
@@ -130,7 +146,11 @@ class Loop:
         last = self.step >= s.loop.steps
         enough = False
         if last or (s.evaluate.every and self.step % s.evaluate.every == 0):
-            self._evaluate(log)
+            try:
+                self._evaluate(log)
+            except Exception:
+                self.save()  # whatever is wrong with a test, what was trained is kept
+                raise
             enough = self._enough()
         stop = self.stuff.world.agree(self.stop, self.stuff.device)
         self.finished = last or enough
@@ -140,12 +160,16 @@ class Loop:
             self.report.note(f"stopped early after {self.step} steps: {s.evaluate.why(self.best, self.scores)}")
         return self.finished or stop
 
-    def _diverged(self, step: int, batches: list[Batch], why: str) -> None:
+    def _diverged(self, done: _Done, loss: float, why: str) -> None:
+        step, batches = done.step, done.batches
         kept = checkpoint.steps(self.folder / "checkpoints")
         world = self.stuff.world
         where = keep_batch(self.folder, step + 1, batches, why, world.rank if world.size > 1 else None)
         back = f"the last checkpoint is of step {kept[-1]}" if kept else "there is no checkpoint yet"
-        raise Diverged(f"stopped at step {step + 1}: {why}. The batch is in {where}; {back}. Try a lower optimiser.lr")
+        ways = "Begin anew with a lower optimiser.lr"
+        if isfinite(loss) and isfinite(float(done.norm)):
+            ways += ", or go on all the same: --resume guard.spike=0"
+        raise Diverged(f"stopped at step {step + 1}: {why}. The batch is in {where}; {back}. {ways}")
 
     # ---- one step
 

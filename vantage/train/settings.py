@@ -123,8 +123,9 @@ class Settings:
         self.model.check(Asked(VOCAB, self.seed))
 
     def fingerprint(self) -> str:
-        """Two runs with the same one compute the same: how often they save does not count, nor how long they go on."""
-        said = {f.name: _plain(getattr(self, f.name)) for f in fields_of(self) if f.name != "save"}
+        """Two runs with the same one compute the same: how often they save does not count, nor how long they go on,
+        nor when somebody should be alarmed."""
+        said = {f.name: _plain(getattr(self, f.name)) for f in fields_of(self) if f.name not in ("save", "guard")}
         said["loop"] = {name: v for name, v in said["loop"].items() if name not in ("steps", "threads")}
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 

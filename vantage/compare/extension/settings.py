@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -56,9 +57,9 @@ class Extension:
                 near = difflib.get_close_matches(name, RULES, 1, 0.4)
                 hint = f" Did you mean {near[0]!r}?" if near else ""
                 raise BadInput(f"no scaling is called {name!r}.{hint} There are: {', '.join(RULES)}")
-        if min(self.times) <= 0:
+        if not all(0 < one < math.inf for one in self.times):
             raise BadInput(f"times={list(self.times)}: give multiples of the context, as in 1 2 4")
-        if self.factor is not None and self.factor < 1:
+        if self.factor is not None and not 1 <= self.factor < math.inf:
             raise BadInput(f"factor={self.factor:g}: a scaling stretches by 1 or more")
         for name, least in (("pieces", 1), ("tries", 0), ("needles", 2), ("lora_steps", 0), ("lora_rank", 1)):
             if getattr(self, name) < least:
