@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import vantage as vt
 from tests.train.runs import Notes, curve, go, losses, same, tensors, tiny
 from vantage.errors import BadInput, CheckpointError
 from vantage.train import read_log
+from vantage.train.text import Bytes
 
 HARD: dict[str, Any] = {
     "model": {"position": {"is": "randomised", "inner": {"is": "rope"}, "high": 64}, "dropout": 0.2},
@@ -220,3 +223,32 @@ def test_nothing_in_a_run_is_a_pickle(tmp_path: Path) -> None:
         assert path.suffix in (".safetensors", ".json", ".jsonl") or ".tfevents." in path.name
         head = path.read_bytes()[:4]
         assert not head.startswith((b"\x80", b"PK"))  # a pickle, and the zip that torch.save makes
+
+
+def test_a_checkpoint_of_an_adapter_leaves_out_what_is_not_trained(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"{n}+", "answer": "yes"}) + "\n" for n in range(20)))
+
+    def base(seed: int) -> Path:
+        model = vt.build(vt.decoder(vocab=256, width=16, layers=2, heads=2, max_length=32), seed=seed)
+        model.tokenizer = Bytes().build()
+        vt.save(model, tmp_path / "base")
+        return tmp_path / "base"
+
+    model = {"is": "loaded", "source": str(base(0)), "lora": {"rank": 2}}
+    data = {"is": "prompts", "files": str(file), "length": 16}
+    said = tiny(model=model, data=data, evaluate={"every": 2, "best": True}, save={"every": 2})
+    go(tmp_path / "whole", said)
+    go(tmp_path / "parts", said, stop=3)
+    kept = tensors(tmp_path / "parts")
+    weights = [name for name in kept if "/model." in name]
+    assert weights
+    assert all(".parts." in name for name in weights)
+    shutil.rmtree(tmp_path / "base")
+    base(1)
+    with pytest.raises(CheckpointError, match="adapts another model"):
+        go(tmp_path / "parts", said, resume=True)
+    shutil.rmtree(tmp_path / "base")
+    base(0)
+    go(tmp_path / "parts", said, resume=True)
+    same(tmp_path / "whole", tmp_path / "parts")

@@ -8,6 +8,7 @@ run that was killed and goes on from a checkpoint computes what it would have co
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vantage.errors import VantageError
+from vantage.errors import CheckpointError, VantageError
 from vantage.train import checkpoint
 from vantage.train.batch import IGNORE, Batch, Data
 from vantage.train.distributed import World
@@ -28,7 +29,7 @@ from vantage.train.evaluate import evaluate
 from vantage.train.guards import Diverged, Watchman, keep_batch
 from vantage.train.log import Log, Report, Scored, Stepped, read_log
 from vantage.train.optimise import Averaged, Optimiser, clip
-from vantage.train.optimise.tensors import reshard
+from vantage.train.optimise.tensors import reshard, whole
 from vantage.train.settings import Settings
 
 
@@ -263,8 +264,18 @@ class Loop:
         learner = self.stuff.learner
         reshard(learner)
         kept = set(learner.state_dict())
-        weights = {f"model.{name}": p.detach() for name, p in learner.named_parameters()}
+        weights = {f"model.{name}": p.detach() for name, p in learner.named_parameters() if p.requires_grad}
         return weights | {f"model.{name}": b for name, b in learner.named_buffers() if name in kept}
+
+    @functools.cached_property
+    def _frozen(self) -> str:
+        """What the weights that are not trained add up to. They are not kept: whoever goes on loads them again."""
+        frozen = [(name, p) for name, p in self.stuff.learner.named_parameters() if not p.requires_grad]
+        digest = hashlib.sha256()
+        for name, p in frozen:
+            digest.update(name.encode())
+            digest.update(whole(p.detach()).cpu().flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:16] if frozen else ""
 
     def tensors(self) -> dict[str, Tensor]:
         """All that a run remembers."""
@@ -279,7 +290,7 @@ class Loop:
         folder = self.folder / "checkpoints"
         best = None if self.best is None else list(self.best)
         early = self.finished and self.step < self.settings.loop.steps
-        facts = {**self.origin, "best": best, "early": early}
+        facts = {**self.origin, "best": best, "early": early, "frozen": self._frozen}
         where = checkpoint.write(folder, self.step, self.tensors(), facts, self.stuff.world)
         checkpoint.prune(folder, self.settings.save.keep, self.stuff.world)
         self.report.saved(where)
@@ -291,6 +302,11 @@ class Loop:
         if not found:
             return 0
         facts = checkpoint.facts(folder, found[-1])
+        if facts.get("frozen", "") != self._frozen:
+            raise CheckpointError(
+                f"{folder} is of a run that adapts another model: the one that is loaded has changed since. Bring it "
+                "back, or train anew in another folder with --out"
+            )
         checkpoint.read(folder, found[-1], self.tensors(), self.stuff.world)
         best = facts.get("best")
         self.best = None if best is None else (float(best[0]), int(best[1]))
