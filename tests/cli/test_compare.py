@@ -58,6 +58,8 @@ def folder(tmp_path_factory):
         (["--tasks", "text", "--text", "BOOK", "--vocabulary", "byte"], "bytes"),
         (["--tasks", "text", "--text", "BOOK", "--test-lengths", "90000"], "lengths up to"),
         (["--rates", "3"], "learning rates"),
+        (["--rates", "3"], "between 0 and 1"),
+        (["--train-length", "0"], "train_length=0"),
         (["--device", "gpu"], "cpu"),
         (["--workers", "0"], "at least 1"),
         (["--times", "2"], "--extend"),

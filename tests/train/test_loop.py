@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tests.train.runs import Notes, go, losses, tiny
-from vantage.errors import BadInput, VantageError
+from vantage.errors import BadInput, Refused, VantageError
 from vantage.model import Model, build, decoder, encoder_decoder
 from vantage.train import Run, read_log
 from vantage.train.batch import Batch
@@ -229,6 +229,11 @@ def test_another_precision_leaves_every_parameter_in_its_place(model: Callable[[
             torch.testing.assert_close(grad, wanted[name], rtol=1e-4, atol=1e-5, msg=name)
         now = dict(learner.named_parameters(remove_duplicate=False))
         assert all(now[name] is p for name, p in places.items())
+
+
+def test_a_recurrent_model_has_nothing_to_compute_again(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="leave it out"):
+        go(tmp_path / "run", tiny(model={"is": "recurrent", "width": 8}, loop={"recompute": True}))
 
 
 # ---- what cannot be tested is found out first, and nothing is lost

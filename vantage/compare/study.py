@@ -59,19 +59,20 @@ class Study:
     published: tuple[str, ...] = ()  # papers whose numbers are set beside
 
     def __post_init__(self) -> None:
+        for name in ("seeds", "steps", "batch", "train_length", "test_examples"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name}={getattr(self, name)}: give at least 1")
         for name in ("tasks", "positions", "attention", "test_lengths", "rates"):
             if not getattr(self, name):
                 raise BadInput(f"{name} is empty: give at least one")
             if len(set(getattr(self, name))) < len(getattr(self, name)):
                 raise BadInput(f"{name} = {list(getattr(self, name))} names one of them twice")
-        for name in ("seeds", "steps", "batch", "train_length", "test_examples"):
-            if getattr(self, name) < 1:
-                raise BadInput(f"{name}={getattr(self, name)}: give at least 1")
         if any(n < 1 for n in self.test_lengths):
             raise BadInput(f"test_lengths={list(self.test_lengths)}: a length is at least 1")
         if any(not 0 < rate < 1 for rate in self.rates) or not 0 < self.search <= 1:
             raise BadInput(
-                f"rates={list(self.rates)}, search={self.search}: give learning rates and a share of the steps"
+                f"rates={list(self.rates)}, search={self.search}: give learning rates between 0 and 1, such as 1e-3, and "
+                "a share of the steps above 0, up to 1"
             )
         for position in self.positions:
             for attention in self.attention:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vantage.checkpoints.pull import find
-from vantage.errors import BadInput
+from vantage.errors import BadInput, Refused
 from vantage.families import opened, tokenizer_of
 from vantage.model import Model
 from vantage.train import checkpoint
@@ -90,6 +90,8 @@ class Run:
         learner = s.model.learner(self.asked).to(self.device)
         blocks = _blocks(learner)
         if s.loop.recompute:
+            if not blocks:
+                raise Refused("loop.recompute: this model has no blocks to compute again; leave it out")
             recompute(blocks)
         half = torch.bfloat16 if s.loop.precision == "bfloat16" else None
         shard(learner, _alone(blocks), self.world, self.device, half)
