@@ -71,8 +71,8 @@ class Study:
             raise BadInput(f"test_lengths={list(self.test_lengths)}: a length is at least 1")
         if any(not 0 < rate < 1 for rate in self.rates) or not 0 < self.search <= 1:
             raise BadInput(
-                f"rates={list(self.rates)}, search={self.search}: give learning rates between 0 and 1, such as 1e-3, and "
-                "a share of the steps above 0, up to 1"
+                f"rates={list(self.rates)}, search={self.search}: give learning rates between 0 and 1, such as 1e-3, "
+                "and a share of the steps above 0, up to 1"
             )
         for position in self.positions:
             for attention in self.attention:
