@@ -189,3 +189,13 @@ def test_the_command_prints_where_the_model_is(known, capsys):
     assert '"path"' in capsys.readouterr().out
     shutil.rmtree(pulling.home())
     assert main(["pull", "other"]) == 2
+
+
+def test_a_folder_that_is_spelled_like_a_name_is_that_folder(tmp_path, monkeypatch):
+    """As `vantage train --out here` leaves one: here/model."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VANTAGE_HOME", str(tmp_path / "home"))
+    assert pulling.to_bring("here/model")
+    (tmp_path / "here" / "model").mkdir(parents=True)
+    assert not pulling.to_bring("here/model")
+    assert not pulling.to_bring("nowhere")

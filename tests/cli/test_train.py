@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -106,3 +108,12 @@ def test_a_run_is_not_overwritten(settings: str, capsys: pytest.CaptureFixture[s
     shown = capsys.readouterr()
     assert "going on from step 3" in shown.err
     assert [r.step for r in read_log("runs/mine")[0]] == [1, 2, 3, 4, 5]
+
+
+def test_the_help_names_what_reads_a_model_that_load_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    named = re.findall(r"(load_\w+) \(([\w.]+)\)", said)
+    assert {name for name, _ in named} == {"load_adapter", "load_recurrent", "load_classifier"}
+    assert all(callable(getattr(importlib.import_module(module), name)) for name, module in named)

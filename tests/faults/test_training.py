@@ -286,7 +286,7 @@ def test_a_rate_that_is_far_too_large_ends_with_one_line_and_exit_code_2(
     error = capsys.readouterr().err
     last = error.splitlines()[-1]
     assert last.startswith("vantage: stopped at step ")
-    assert "Try a lower optimiser.lr" in last
+    assert "Begin anew with a lower optimiser.lr" in last
     assert "Traceback" not in error
     assert list((out / "bad").glob("*.safetensors"))
     for step in steps(out / "checkpoints"):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +14,9 @@ import pytest
 import torch
 
 import vantage as vt
+import vantage.train
 from tests.train.runs import losses, tiny
-from vantage.errors import BadInput
+from vantage.errors import BadInput, CheckpointError
 from vantage.families.adapters import load_adapter
 from vantage.families.recurrent import load_recurrent
 from vantage.model.lora import merge
@@ -39,6 +44,13 @@ def language_model(folder: Path, text: str, steps: int = 60) -> Any:
 def logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         return model(tokens)
+
+
+def following(said: str, after: str) -> Any:
+    """What comes of the call that a refusal names, of a function by its whole name with one word."""
+    name, word = said.split(after)[1].removesuffix(")").split("(", 1)
+    module, _, function = name.rpartition(".")
+    return getattr(importlib.import_module(module), function)(ast.literal_eval(word))
 
 
 # ---- ways to say it
@@ -86,6 +98,30 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"settings": 5}, "settings=5: give a TOML file"),
+        ({"settings": None}, "settings=None: give a TOML file"),
+        ({"settings": ["copy"]}, "the name of a recipe"),
+        ({"settings": "copy", "changes": [5]}, "changes=[5]: give a list of words, as in ['loop.steps=500']"),
+        ({"settings": "copy", "changes": 5}, "changes=5: give a list of words"),
+        ({"settings": "copy", "changes": "loop.steps=5"}, "changes='loop.steps=5': give a list of words"),
+        ({"settings": "copy", "out": 5}, "out=5: give the name of a folder"),
+    ],
+)
+def test_what_is_no_setting_at_all_is_refused(tmp_path: Path, given: dict[str, Any], says: str) -> None:
+    for function in (vt.train, vantage.train.train):
+        with pytest.raises(BadInput, match=re.escape(says)):
+            function(**{"out": tmp_path / "run"} | given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_changes_may_be_any_row_of_words(tmp_path: Path) -> None:
+    short = ["loop.steps=1", "loop.batch=4", "loop.threads=1", "schedule={}", "data.test_examples=2", "model.width=16"]
+    assert vt.train("copy", (change for change in short), out=tmp_path / "run").step == 1
+
+
 # ---- what comes of it
 
 
@@ -116,6 +152,9 @@ def test_a_recurrent_model_is_kept(tmp_path: Path) -> None:
     tokens = torch.randint(4, 20, (2, 6), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         assert loaded(tokens, source=tokens).equal(trained.model(tokens, source=tokens))
+    with pytest.raises(CheckpointError, match=re.escape(f"load_recurrent({str(trained.kept)!r})")) as caught:
+        vt.load(trained.kept)
+    assert following(str(caught.value), "load it with ")(tokens, source=tokens).shape[:2] == tokens.shape
 
 
 def test_a_classifier_of_a_task_is_kept_with_its_classes(tmp_path: Path) -> None:
@@ -172,6 +211,13 @@ def test_a_loaded_model_is_tuned_on_prompts_with_lora(tmp_path: Path, base: Path
     assert trained.kept is not None
     assert sorted(p.name for p in trained.kept.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
     assert json.loads((trained.kept / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
+    with pytest.raises(CheckpointError, match="holds an adapter, no whole model") as caught:
+        vt.load(trained.kept)
+    assert f"model = vt.load({str(base)!r})" in str(caught.value)
+    assert f"vantage.families.adapters.load_adapter(model, {str(trained.kept)!r})" in str(caught.value)
+    assert "vantage.model.lora.merge(model)" in str(caught.value)
+    with pytest.raises(BadInput, match=r"model\.source: .* holds an adapter"):
+        settings_of(tiny(model={"is": "loaded", "source": str(trained.kept)}, data=data))
     tuned = vt.load(base)
     tokens = torch.tensor([tuned.tokenizer.encode("12+")])
     before = logits(tuned, tokens)
@@ -207,3 +253,22 @@ def test_a_loaded_model_is_tuned_fully_and_as_a_classifier(tmp_path: Path, base:
     )
     with torch.no_grad():
         assert loaded(rows).equal(trained.learner(rows))
+
+
+# ---- who may read it
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no umask")
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_what_is_kept_is_as_open_as_any_new_file(tmp_path: Path, base: Path, mask: int, mode: int) -> None:
+    lora = {"is": "loaded", "source": str(base), "lora": {"rank": 2}}
+    labels = {"is": "labels", "files": labelled(tmp_path), "length": 16}
+    before = os.umask(mask)
+    try:
+        vt.train(tiny(loop={"steps": 1}), out=tmp_path / "plain")
+        vt.train(tiny(model=lora, data=labels, loop={"steps": 1, "batch": 4}), out=tmp_path / "adapter")
+    finally:
+        os.umask(before)
+    files = [path for name in ("plain", "adapter") for path in (tmp_path / name).rglob("*") if path.is_file()]
+    assert {"model.safetensors", "adapter_model.safetensors", "classifier.safetensors"} <= {p.name for p in files}
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in files} == {path.name: oct(mode) for path in files}

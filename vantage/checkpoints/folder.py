@@ -7,6 +7,7 @@ no pickle, no code, and no file outside the folder.
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -119,15 +120,30 @@ def write_folder(
         shards[-1][name] = tensor.detach().cpu().contiguous()
     metadata = {"format": "pt"}  # transformers refuses a file that does not say so
     if len(shards) == 1:
-        save_file(shards[0], folder / SINGLE, metadata)
+        write_tensors(shards[0], folder / SINGLE, metadata)
     else:
         files = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
         for file, shard in zip(files, shards, strict=True):
-            save_file(shard, folder / file, metadata)
+            write_tensors(shard, folder / file, metadata)
         home = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
         total = sum(t.nbytes for shard in shards for t in shard.values())
         _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": home})
     _write_json(folder / CONFIG, dict(config))
+
+
+def write_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """A safetensors file that others may read as any new file: the library gives its own to their owner alone."""
+    new = not path.exists()
+    path.touch()  # the umask and the folder decide
+    mode = stat.S_IMODE(path.stat().st_mode)
+    try:
+        save_file(dict(tensors), path, metadata)
+    except BaseException:
+        if new:
+            path.unlink(missing_ok=True)
+        raise
+    if stat.S_IMODE(path.stat().st_mode) != mode:  # some file systems have one mode, and let nobody say it
+        path.chmod(mode)
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -68,6 +68,11 @@ def is_name(name: str) -> bool:
     return name in KNOWN or HUB_ID.fullmatch(name) is not None
 
 
+def to_bring(source: str) -> bool:
+    """Whether this is the name of a model that is not here. A folder of the same spelling is that folder."""
+    return is_name(source) and not Path(source).exists() and not place(source).is_dir()
+
+
 def pull(name: str, *, accept_terms: bool = False, progress: Progress | None = None) -> Path:
     """Bring a model and return where it is. Does nothing if it is there already and whole."""
     if not is_name(name):

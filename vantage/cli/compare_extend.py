@@ -122,11 +122,11 @@ def _settings(args: argparse.Namespace, device: str) -> Extension:
 def _load(how: Extension, device: Any) -> Any:
     import torch
 
-    from vantage.checkpoints.pull import is_name, place, pull
+    from vantage.checkpoints.pull import pull, to_bring
     from vantage.cli.generate import busy
     from vantage.families import load
 
-    if is_name(how.model) and not place(how.model).is_dir():
+    if to_bring(how.model):
         with Bar("bytes") as progress:
             pull(how.model, progress=progress)
     with busy(f"loading {how.model}"):

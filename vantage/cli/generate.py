@@ -112,12 +112,12 @@ def _schema(said: str | None) -> str | None:
 
 def load(source: str, options: dict[str, Any], dtype: Any) -> Any:
     """The model, brought first if it is a name that is not here yet. Bad options are refused before that."""
-    from vantage.checkpoints.pull import is_name, place, pull
+    from vantage.checkpoints.pull import pull, to_bring
     from vantage.families import load as load_model
     from vantage.generate import Sampling
 
     Sampling(**{name: options[name] for name in options.keys() & Sampling.__dataclass_fields__.keys()})
-    if is_name(source) and not place(source).is_dir():
+    if to_bring(source):
         with Bar("bytes") as progress:
             pull(source, progress=progress)
     with busy(f"loading {source}"):

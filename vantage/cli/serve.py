@@ -78,9 +78,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _bring(source: str) -> None:
     """A name that is not here yet is pulled; a path that is not there is refused now, not at the first request."""
-    from vantage.checkpoints.pull import find, is_name, place, pull
+    from vantage.checkpoints.pull import find, pull, to_bring
 
-    if is_name(source) and not place(source).is_dir():
+    if to_bring(source):
         with Bar("bytes") as progress:
             pull(source, progress=progress)
     find(source)

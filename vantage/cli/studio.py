@@ -63,9 +63,9 @@ def run(args: argparse.Namespace) -> int:
 def _bring(source: str) -> str | None:
     """Pulls a name that is not here yet. Returns why that failed: the studio starts all the same, and the page says it.
     A path that is not there is a mistake of the command line, and refused."""
-    from vantage.checkpoints.pull import PullError, find, is_name, place, pull
+    from vantage.checkpoints.pull import PullError, find, pull, to_bring
 
-    if is_name(source) and not place(source).is_dir():
+    if to_bring(source):
         print(f"vantage: {source} is not here yet, so it is brought now", file=sys.stderr)
         try:
             with Bar("bytes") as progress:

@@ -26,7 +26,9 @@ examples:
 
 Settings are a TOML file with the sections model, data, loop, optimiser, schedule, evaluate, save, guard and average;
 KEY=VALUE changes any of them. The run lives in a folder: log.jsonl, TensorBoard's files, checkpoints, and at the end
-the model, as `vantage generate` and vt.load read it.
+the model, as vt.load reads it, and `vantage generate` where it was trained on text. An adapter is read by load_adapter
+(vantage.families.adapters), a recurrent model by load_recurrent (vantage.families.recurrent), a classifier by
+load_classifier (vantage.train.keep).
 """
 
 

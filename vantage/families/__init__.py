@@ -14,7 +14,7 @@ import torch
 
 from vantage.checkpoints.blank import Blank
 from vantage.checkpoints.config import Config
-from vantage.checkpoints.folder import Folder, plain_dtype, write_folder
+from vantage.checkpoints.folder import CONFIG, Folder, plain_dtype, read_json, write_folder
 from vantage.checkpoints.gguf_names import GGUFTensors
 from vantage.checkpoints.plausible import plausible
 from vantage.checkpoints.pull import find
@@ -22,8 +22,10 @@ from vantage.checkpoints.spelling import Respelled
 from vantage.checkpoints.tokenizer import Tokenizer, from_folder, from_gguf
 from vantage.errors import BadInput, CheckpointError, Refused
 from vantage.families import built
+from vantage.families.adapter_files import CONFIG as ADAPTER
 from vantage.families.family import Family, copies_of, empty_model, export, fill, with_prefix
 from vantage.families.packing import check_dtype, dense, packer
+from vantage.families.recurrent import NAME as RECURRENT
 from vantage.model import Model
 from vantage.model.lora import adapted
 from vantage.model.packed import PackedWeight
@@ -92,12 +94,31 @@ def load(
 def opened(path: Path, dtype: torch.dtype) -> Folder | GGUFTensors:
     """Whatever kind of checkpoint this is. Only the kinds that cannot hold code are opened."""
     if path.is_dir():
-        return Folder(path)
+        return _folder(path)
     if path.suffix != ".gguf":
         raise CheckpointError(
             f"{path} is no .gguf file and no folder; other files may hold code (pickle) and are never opened"
         )
     return GGUFTensors(path, dtype)
+
+
+def _folder(path: Path) -> Folder:
+    """A folder with a ``Model``; of what else may be written to one, it is said how that is loaded."""
+    if (path / ADAPTER).is_file() and not (path / CONFIG).exists():
+        base = read_json(path, ADAPTER).get("base_model_name_or_path")
+        below = repr(base) if isinstance(base, str) else "..."
+        raise CheckpointError(
+            f"{path} holds an adapter, no whole model: load the model below it, model = vt.load({below}), and put it "
+            f"on with vantage.families.adapters.load_adapter(model, {str(path)!r}); vantage.model.lora.merge(model) "
+            "makes it part of the weights"
+        )
+    there = Folder(path)
+    if there.config.get("model_type") == RECURRENT:
+        raise CheckpointError(
+            f"{path} holds a recurrent model, which is no vt.Model: load it with "
+            f"vantage.families.recurrent.load_recurrent({str(path)!r})"
+        )
+    return there
 
 
 def tokenizer_of(there: Folder | GGUFTensors) -> Tokenizer | None:

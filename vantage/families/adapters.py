@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vantage.checkpoints.config import Config
+from vantage.checkpoints.folder import write_tensors
 from vantage.checkpoints.links import Change, Joined, Link, Rows, Same, Transpose
 from vantage.errors import BadInput, CheckpointError
 from vantage.families import built, family_of
@@ -69,7 +69,7 @@ def save_adapter(model: Model, folder: str | Path, *, base: str | None = None) -
         tensors |= {f"{START}{name}.lora_A.weight": thin.a, f"{START}{name}.lora_B.weight": thin.b}
     config = _config(written, used, found, base)
     metadata = {"format": "pt", BASE: json.dumps(_samples(model, found))}
-    _replace(where / WEIGHTS, lambda path: save_file(tensors, path, metadata))
+    _replace(where / WEIGHTS, lambda path: write_tensors(tensors, path, metadata))
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     _replace(where / CONFIG, lambda path: path.write_text(text, encoding="utf-8"))
     return [name for name in written if name not in theirs]

@@ -9,9 +9,9 @@ from math import isfinite
 from pathlib import Path
 from statistics import median
 
-from safetensors.torch import save_file
 from torch import Tensor
 
+from vantage.checkpoints.folder import write_tensors
 from vantage.errors import BadInput, VantageError
 from vantage.train.batch import Batch
 
@@ -62,6 +62,6 @@ def keep_batch(folder: Path, step: int, batches: list[Batch], why: str, rank: in
         parts = {"tokens": batch.tokens, "targets": batch.targets, "source": batch.source}
         tensors |= {f"{i}.{name}": t.cpu().contiguous() for name, t in parts.items() if t is not None}
     path = folder / f"step-{step:08d}{'' if rank is None else f'-{rank}'}.safetensors"
-    save_file(tensors, path)
+    write_tensors(tensors, path)
     path.with_suffix(".json").write_text(json.dumps({"step": step, "why": why}))
     return path

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
-from vantage.checkpoints.folder import read_json
+from vantage.checkpoints.folder import read_json, write_tensors
 from vantage.errors import CheckpointError
 from vantage.families import load, save
 from vantage.families.adapter_files import CONFIG as ADAPTER
@@ -57,7 +57,7 @@ def _write(learner: nn.Module, opened: Opened, folder: Path, base: str | None) -
         core.tokenizer = opened.tokenizer
         save(core, folder)
     if isinstance(learner, Classifier):
-        save_file(
+        write_tensors(
             {name: t.detach().cpu().contiguous() for name, t in learner.classes.state_dict().items()}, folder / CLASSES
         )
         (folder / LABELS).write_text(json.dumps({"labels": list(opened.labels), "pool": learner.pool}))

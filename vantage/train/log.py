@@ -73,7 +73,7 @@ class Log:
         with self._clear_errors():
             folder.mkdir(parents=True, exist_ok=True)
             if path.exists():
-                _rewrite(path, [line for line in _lines(path) if line["step"] <= step])
+                _rewrite(path, [line for _, line in _lines(path) if line["step"] <= step])
             self._events = Events(folder / "tensorboard", step)
             self._file = path.open("a")
 
@@ -112,21 +112,36 @@ class Log:
 def read_log(folder: str | Path) -> tuple[list[Stepped], list[Scored]]:
     """The steps and the evaluations of a run, finished or not."""
     steps, scores = [], []
-    for line in _lines(Path(folder) / FILE):
-        kind = line.pop("kind")
-        if kind == "step":
-            steps.append(Stepped(**line))
-        else:
-            scores.append(Scored(**line))
+    path = Path(folder) / FILE
+    for number, line in _lines(path):
+        try:
+            kind = line.pop("kind")
+            if kind == "step":
+                steps.append(Stepped(**line))
+            else:
+                scores.append(Scored(**line))
+        except (KeyError, TypeError) as e:
+            raise _bad(path, number, f"is no step and no evaluation ({e})") from e
     return steps, scores
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Every whole line; the last may have been cut short by a kill."""
-    with path.open() as file:
-        for line in file:
-            with contextlib.suppress(json.JSONDecodeError):
-                yield json.loads(line)
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Every whole line with its number, from 1; the last may have been cut short by a kill."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                said = json.loads(line.decode())
+            except (ValueError, RecursionError) as e:  # UnicodeDecodeError is a ValueError
+                if not line.endswith(b"\n"):
+                    return
+                raise _bad(path, number, f"is not JSON ({e})") from e
+            if not isinstance(said, dict) or not isinstance(said.get("step"), int):
+                raise _bad(path, number, f"is no object with a step ({said!r:.60})")
+            yield number, said
+
+
+def _bad(path: Path, number: int, what: str) -> CheckpointError:
+    return CheckpointError(f"{path}, line {number} {what}: remove that line, or train anew in another folder")
 
 
 def _rewrite(path: Path, lines: list[dict[str, Any]]) -> None:

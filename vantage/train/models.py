@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
+import torch
 from torch import nn
 
-from vantage.errors import BadInput
-from vantage.families import load
+from vantage.checkpoints.pull import find
+from vantage.errors import BadInput, VantageError
+from vantage.families import family_of, load, opened
 from vantage.model import Model, build, decoder, encoder, encoder_decoder
 from vantage.model.lora import Lora, add_lora
 from vantage.model.recurrent import RecurrentSpec, build_recurrent
@@ -16,6 +18,7 @@ from vantage.spec.masks import Everything, SameSegment
 from vantage.spec.model import AttentionConfig, FeedForwardConfig, Head, Layer, ModelSpec, NormConfig
 from vantage.spec.parts import Encoding
 from vantage.train.learners import Classifier, ReadsPairs, ReadsPairsInTurn, ReadsTokens
+from vantage.train.limits import at_least_one
 from vantage.train.sequences import Reads
 
 
@@ -64,6 +67,9 @@ class Decoder:
     dropout: float = 0.0
     bidirectional: bool = False
 
+    def __post_init__(self) -> None:
+        at_least_one(self, "width", "layers", "heads", "kv_heads", "max_length")
+
     @property
     def reads(self) -> Reads:
         return "ask" if self.bidirectional else "line"
@@ -111,6 +117,9 @@ class Encoder:
     pool: Literal["mean", "first", "last"] = "mean"
     dropout: float = 0.0
 
+    def __post_init__(self) -> None:
+        at_least_one(self, "width", "layers", "heads", "kv_heads", "max_length")
+
     @property
     def reads(self) -> Reads:
         return "label"
@@ -155,6 +164,9 @@ class EncoderDecoder:
     tied: bool = True
     shared: bool = True  # one table of embeddings for both ends
     dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "width", "layers", "heads", "kv_heads", "max_length")
 
     @property
     def reads(self) -> Reads:
@@ -221,10 +233,14 @@ class Loaded:
 
     @property
     def reads(self) -> Reads:
-        return "line"
+        return "own"
 
     def check(self, asked: Asked) -> None:
-        pass  # the tokenizer was read from it already
+        """Only the names and sizes are looked at: the weights can wait."""
+        try:
+            family_of(opened(find(self.source), torch.float32).config)
+        except VantageError as e:
+            raise BadInput(f"model.source: {e}") from e
 
     def learner(self, asked: Asked) -> nn.Module:
         return _learner_of(self.model(asked.seed), asked, self.pool)

@@ -148,19 +148,29 @@ def train(
     """Train a model as the settings say: a TOML file, the name of a recipe, a nested mapping, or ``Settings``.
 
     ``changes`` are as on the command line: ``["loop.steps=500"]``. The run lives in the folder ``out`` (default:
-    runs/NAME): its log, its checkpoints, and in the end the model, as ``vt.load`` reads it. With ``resume`` it goes
-    on from the last whole checkpoint there, and computes what it would have computed without the pause.
+    runs/NAME): its log, its checkpoints, and in the end the model, as ``vt.load`` reads it (an adapter and a recurrent
+    model have loaders of their own, which it names). With ``resume`` it goes on from the last whole checkpoint there,
+    and computes what it would have computed without the pause.
     """
+    if not isinstance(settings, (str, Path, Mapping, Settings)):
+        raise BadInput(f"settings={settings!r}: give a TOML file, the name of a recipe, a nested mapping or Settings")
+    if isinstance(changes, str) or not isinstance(changes, Iterable):
+        raise BadInput(f"changes={changes!r}: give a list of words, as in ['loop.steps=500']")
+    changes = list(changes)
+    if not all(isinstance(change, str) for change in changes):
+        raise BadInput(f"changes={changes!r}: give a list of words, as in ['loop.steps=500']")
+    if not isinstance(out, (str, Path, type(None))):
+        raise BadInput(f"out={out!r}: give the name of a folder")
     said: Mapping[str, Any] | None = None
     if isinstance(settings, (str, Path)):
-        made, said = read_settings(settings, list(changes))
+        made, said = read_settings(settings, changes)
         out = Path("runs") / Path(settings).stem if out is None else out
     elif isinstance(settings, Settings):
         made = settings
     else:
         said = dict(settings)
         made = settings_of(dict(settings))
-    if not isinstance(settings, (str, Path)) and list(changes):
+    if not isinstance(settings, (str, Path)) and changes:
         raise BadInput("changes are for settings from a file: change the mapping itself")
     if out is None:
         raise BadInput("say out=, the folder for the log, the checkpoints and the model")

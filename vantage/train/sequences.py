@@ -19,7 +19,7 @@ PAD, START, END, ASK = range(4)  # token ids before the task's own symbols
 SPECIALS = ("<pad>", "<s>", "</s>", "=")
 HELD_OUT = 1 << 62  # examples from this number on are never trained on
 
-Reads = Literal["line", "ask", "pair", "label"]
+Reads = Literal["line", "ask", "pair", "label", "own"]  # own: a line of its own tokens, of a model that was loaded
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from vantage.checkpoints.pull import home
 from vantage.checkpoints.tokenizer import Tokenizer
 from vantage.errors import BadInput, Refused
 from vantage.train.batch import Data
+from vantage.train.limits import at_least_one
 from vantage.train.sequences import Reads, Sequences
 from vantage.train.tasks import TASKS, Task, check_lengths, task
 from vantage.train.text import (
@@ -93,6 +94,11 @@ class Exercise:
         return Opened(data, data.classes, labels=data.task.symbols)
 
     def _sequences(self, reads: Reads, seed: int) -> Sequences:
+        if reads == "own":
+            raise Refused(
+                "a task's symbols are no tokens of a model that was loaded: train it on text, prompts or labels "
+                "(data.is), or a new model on the task (model.is)"
+            )
         tests = self.test_lengths or (self.lengths[1],)
         return Sequences(task(self.task), reads, self.lengths, tests, self.test_examples, seed)
 
@@ -111,6 +117,14 @@ class Text:
     test_lengths: tuple[int, ...] = ()
     test_windows: int | None = None
 
+    def __post_init__(self) -> None:
+        at_least_one(self, "length", "test_windows")
+        if any(n < 1 for n in self.test_lengths):
+            raise BadInput(f"test_lengths={list(self.test_lengths)}: give at least 1 for each")
+        if not 0 <= self.hidden < 1:
+            raise BadInput(f"hidden={self.hidden}: give the share of tokens to hide, from 0 up to, not including, 1")
+        _check_share(self.valid)
+
     def check(self, reads: Reads) -> None:
         if reads in ("pair", "ask"):
             raise Refused("running text has no source and target: use a decoder or an encoder")
@@ -118,9 +132,7 @@ class Text:
             raise Refused(
                 "a decoder says the next token (data.hidden = 0), an encoder hidden ones (data.hidden = 0.15)"
             )
-        _there(files=self.files)
-        if not isinstance(self.valid, (int, float)):
-            _there(valid=self.valid)
+        _there(files=self.files, valid=self.valid)
 
     def open(self, opening: Opening) -> Opened:
         train = self._shards(self.files, opening.tokenizer or self._vocabulary(), opening)
@@ -162,6 +174,9 @@ class Pairs:
     vocabulary: JointBPE = field(default_factory=JointBPE)
     length: int | None = None
 
+    def __post_init__(self) -> None:
+        at_least_one(self, "length")
+
     def check(self, reads: Reads) -> None:
         if reads != "pair":
             raise Refused("pairs of sentences need a model that reads a source: encoder_decoder or recurrent")
@@ -191,10 +206,14 @@ class Labels:
     cut: bool = False
     vocabulary: Bytes | Characters | BPE | Existing = field(default_factory=Bytes)
 
+    def __post_init__(self) -> None:
+        at_least_one(self, "length")
+        _check_share(self.valid)
+
     def check(self, reads: Reads) -> None:
         if reads == "pair":
             raise Refused("a classifier reads one text: use an encoder, or load a model")
-        _there(files=self.files)
+        _there(files=self.files, valid=self.valid)
 
     def open(self, opening: Opening) -> Opened:
         files = expand(self.files)
@@ -213,10 +232,14 @@ class Prompts:
     cut: bool = False
     chat: bool | None = None
 
+    def __post_init__(self) -> None:
+        at_least_one(self, "length")
+        _check_share(self.valid)
+
     def check(self, reads: Reads) -> None:
-        if reads != "line":
-            raise Refused("prompts and answers are for a decoder")
-        _there(files=self.files)
+        _there(files=self.files, valid=self.valid)
+        if reads != "own":
+            raise Refused("prompts and answers are for a model with a tokenizer: load one (model.is = 'loaded')")
 
     def open(self, opening: Opening) -> Opened:
         if opening.tokenizer is None:
@@ -240,9 +263,16 @@ def contents(section: DataSection) -> str:
     return hashlib.sha256("".join(sums).encode()).hexdigest()[:16] if sums else ""
 
 
-def _there(**files: Words) -> None:
+def _check_share(valid: Words | float) -> None:
+    if isinstance(valid, (int, float)) and not 0 < valid < 1:
+        raise BadInput(f"valid={valid}: give files, or the share to keep for evaluation, between 0 and 1")
+
+
+def _there(**files: Words | float) -> None:
     """Refuse files that are not there, by the name of the setting that asks for them: a recipe cannot bring them."""
     for name, given in files.items():
+        if isinstance(given, (int, float)):  # a share of others
+            continue
         try:
             expand(given)
         except BadInput as e:

@@ -1,7 +1,9 @@
 """Tokens on disk: what went in comes out, once, and damage is noticed."""
 
+import gzip
 import json
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -80,7 +82,7 @@ def test_the_second_time_nothing_is_made(texts, tmp_path):
         return prepare(where, kind, tmp_path / "made", progress=lambda *done: seen.append(done))
 
     first = go(BPE(270), texts)
-    total = sum(path.stat().st_size for path in tmp_path.glob("*.txt"))
+    total = 2 * sum(path.stat().st_size for path in tmp_path.glob("*.txt"))  # once to learn the vocabulary
     assert [done for done, _ in seen][-1] == total
     assert {of for _, of in seen} == {total}
     seen.clear()
@@ -94,6 +96,26 @@ def test_the_second_time_nothing_is_made(texts, tmp_path):
     (tmp_path / "1.txt").write_text("two more fish")
     assert go(BPE(270), texts).folder != first.folder
     assert not list((tmp_path / "made").glob(".making-*"))
+
+
+@pytest.mark.parametrize(("kind", "passes"), [(Bytes(), 1), (Characters(), 2), (BPE(270), 2)])
+@pytest.mark.parametrize("packed", [False, True])
+def test_progress_moves_within_a_file(tmp_path, monkeypatch, kind, passes, packed):
+    """By the bytes of the file on disk, up to all of them; the first pass is the one that learns the vocabulary."""
+    monkeypatch.setattr(files_module, "PIECE", 1000)
+    rng = random.Random(0)
+    text = "".join(rng.choice("abcdefg é\n") for _ in range(150_000)).encode()
+    file = tmp_path / ("a.txt.gz" if packed else "a.txt")
+    file.write_bytes(gzip.compress(text) if packed else text)
+    seen: list[tuple[int, int]] = []
+    prepare(file, kind, tmp_path / "made", progress=lambda *done: seen.append(done))
+    size = file.stat().st_size
+    assert {of for _, of in seen} == {passes * size}
+    done = [at for at, _ in seen]
+    assert done == sorted(done)
+    assert done[-1] == passes * size
+    for turn in range(passes):
+        assert len({at for at in done if turn * size < at < (turn + 1) * size}) > 3
 
 
 def test_an_existing_vocabulary_is_known_by_what_it_is(texts, tmp_path):
@@ -182,6 +204,12 @@ def test_an_index_of_another_kind_is_refused(made):
     del said["vocab"]
     (made / "index.json").write_text(json.dumps(said))
     with pytest.raises(CheckpointError, match="not as it was written"):
+        Shards(made)
+    text = json.dumps(said)
+    (made / "index.json").write_text(text[: len(text) // 2])
+    with pytest.raises(
+        CheckpointError, match=f"{made}: index.json is not JSON.*: remove the folder {made} and prepare"
+    ):
         Shards(made)
     (made / "index.json").unlink()
     with pytest.raises(BadInput, match=r"holds no index\.json"):

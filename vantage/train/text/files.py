@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, cast
 from vantage.errors import BadInput
 
 Files = str | Path | Sequence[str | Path]
+Told = Callable[[int], None]  # how many bytes have been read
 PIECE = 2**18  # characters that are encoded in one go, about
 
 
@@ -37,25 +38,33 @@ def expand(files: Files) -> list[Path]:
     return list(found)
 
 
-def pieces(path: Path, *, separator: str | None = None) -> Iterator[tuple[str, bool]]:
+def pieces(path: Path, *, separator: str | None = None, told: Told | None = None) -> Iterator[tuple[str, bool]]:
     """The text of a file in pieces, and whether a document ends with each.
 
     A file is one document, or ends one at every line that is ``separator`` and nothing else ("": at empty lines),
-    which is itself left out. Pieces are cut before a line break, so that words stay whole.
+    which is itself left out. Pieces are cut before a line break, so that words stay whole. ``told`` counts the bytes
+    of the file itself, packed as it may be.
     """
-    with _reading(path), _open(path) as raw, io.TextIOWrapper(raw, encoding="utf-8", newline="") as file:
-        yield from _cut(file.readline, "", "\r\n", separator)
+    with _reading(path), path.open("rb") as disk, _unpacked(path, disk) as raw:
+        file = io.TextIOWrapper(raw, encoding="utf-8", newline="")
+        yield from _counted(_cut(file.readline, "", "\r\n", separator), disk, told)
 
 
-def byte_pieces(path: Path, *, separator: str | None = None) -> Iterator[tuple[bytes, bool]]:
+def byte_pieces(path: Path, *, separator: str | None = None, told: Told | None = None) -> Iterator[tuple[bytes, bool]]:
     """The same of a file that need not be text."""
-    with _reading(path), _open(path) as file:
-        yield from _cut(file.readline, b"", b"\r\n", None if separator is None else separator.encode())
+    with _reading(path), path.open("rb") as disk, _unpacked(path, disk) as file:
+        cut = _cut(file.readline, b"", b"\r\n", None if separator is None else separator.encode())
+        yield from _counted(cut, disk, told)
 
 
-def lines(path: Path) -> list[str]:
+def beyond(told: Told | None, done: int) -> Told | None:
+    """Whoever counts the bytes of several files, for one that comes after ``done`` of them."""
+    return None if told is None else lambda at: told(done + at)
+
+
+def lines(path: Path, *, told: Told | None = None) -> list[str]:
     """The lines of a text file, without their ends."""
-    text = "".join(piece for piece, _ in pieces(path))
+    text = "".join(piece for piece, _ in pieces(path, told=told))
     found = text.replace("\r\n", "\n").split("\n")  # not splitlines: that also cuts at characters inside a sentence
     return found[:-1] if found[-1] == "" else found
 
@@ -93,8 +102,15 @@ def _cut(
     yield empty.join(held), True
 
 
-def _open(path: Path) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+def _counted(cut: Iterator[tuple[Any, bool]], disk: BinaryIO, told: Told | None) -> Iterator[tuple[Any, bool]]:
+    for one in cut:
+        if told is not None:
+            told(disk.tell())
+        yield one
+
+
+def _unpacked(path: Path, disk: BinaryIO) -> BinaryIO:
+    return cast(BinaryIO, gzip.GzipFile(fileobj=disk, mode="rb")) if path.suffix == ".gz" else disk
 
 
 @contextlib.contextmanager

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from vantage.checkpoints.tokenizer import Tokenizer
 from vantage.errors import BadInput, CheckpointError
-from vantage.train.text.files import Files, byte_pieces, expand, pieces
+from vantage.train.text.files import Files, Told, beyond, byte_pieces, expand, pieces
 from vantage.train.text.shards import INDEX, Held, Index, Shards, sum_of
-from vantage.train.text.vocabulary import Existing, Vocabulary, build_vocabulary, fingerprint, of_bytes, plain
+from vantage.train.text.vocabulary import Bytes, Existing, Vocabulary, build_vocabulary, fingerprint, of_bytes, plain
 
-Progress = Callable[[int, int], None]  # bytes of the files that are done, of how many
+Progress = Callable[[int, int], None]  # bytes that have been read, of how many
 SHARD = 2**26  # tokens in a file
 AT_ONCE = 16  # pieces encoded together, on all cores
 ABANDONED = 24 * 3600.0  # seconds after which unfinished work is taken for a dead process's
@@ -41,7 +41,8 @@ def prepare(
 
     One file is one document, or, with ``separator``, one ends at each line that is nothing but that. A vocabulary
     that has an end token gets one after every document, and the start token before it if its texts begin with one.
-    A folder holds any number of preparations, each in a folder of its own.
+    A folder holds any number of preparations, each in a folder of its own. ``progress`` counts the files twice where
+    a vocabulary is learned from them first.
     """
     paths, home = expand(files), Path(folder)
     if isinstance(vocabulary, Existing):  # its path says nothing of what is there now
@@ -51,13 +52,16 @@ def prepare(
     ready = home / name[:16]
     if (ready / INDEX).exists():
         return Shards(ready, tokenizer=vocabulary if isinstance(vocabulary, Tokenizer) else None)
-    tokenizer = build_vocabulary(vocabulary, paths)
+    size = sum(source.count for source in sources)
+    learned = 0 if isinstance(vocabulary, (Tokenizer, Bytes)) else size
+    told: Told | None = None if progress is None else lambda done: progress(done, learned + size)
+    tokenizer = build_vocabulary(vocabulary, paths, told)
     try:
         home.mkdir(parents=True, exist_ok=True)
         _sweep(home)
         making = Path(tempfile.mkdtemp(prefix=".making-", dir=home))
         try:
-            _make(making, _Work(paths, sources, separator, progress, shard), tokenizer, name)
+            _make(making, _Work(paths, sources, separator, beyond(told, learned), shard), tokenizer, name)
             _settle(making, ready)
         finally:
             shutil.rmtree(making, ignore_errors=True)
@@ -74,27 +78,26 @@ class _Work:
         paths: Sequence[Path],
         sources: tuple[Held, ...],
         separator: str | None,
-        progress: Progress | None,
+        told: Told | None,
         shard: int,
     ):
         self.paths, self.sources, self.separator = paths, sources, separator
-        self.progress, self.shard = progress, shard
+        self.told, self.shard = told, shard
 
     def documents(self, tokenizer: Tokenizer) -> Iterator[tuple[NDArray[np.int64], bool]]:
         """Tokens, and whether a document ends with them."""
-        total, done = sum(source.count for source in self.sources), 0
+        done, by_byte = 0, of_bytes(tokenizer)
         for path, source in zip(self.paths, self.sources, strict=True):
-            yield from self._bytes(path) if of_bytes(tokenizer) else self._encoded(path, tokenizer)
+            told = beyond(self.told, done)
+            yield from self._bytes(path, told) if by_byte else self._encoded(path, tokenizer, told)
             done += source.count
-            if self.progress is not None:
-                self.progress(done, total)
 
-    def _bytes(self, path: Path) -> Iterator[tuple[NDArray[np.int64], bool]]:
-        for piece, last in byte_pieces(path, separator=self.separator):
+    def _bytes(self, path: Path, told: Told | None) -> Iterator[tuple[NDArray[np.int64], bool]]:
+        for piece, last in byte_pieces(path, separator=self.separator, told=told):
             yield np.frombuffer(piece, np.uint8).astype(np.int64), last
 
-    def _encoded(self, path: Path, tokenizer: Tokenizer) -> Iterator[tuple[NDArray[np.int64], bool]]:
-        backend, given = plain(tokenizer), pieces(path, separator=self.separator)
+    def _encoded(self, path: Path, tokenizer: Tokenizer, told: Told | None) -> Iterator[tuple[NDArray[np.int64], bool]]:
+        backend, given = plain(tokenizer), pieces(path, separator=self.separator, told=told)
         while together := list(itertools.islice(given, AT_ONCE)):
             batch = [text for text, _ in together]
             try:

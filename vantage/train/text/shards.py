@@ -53,7 +53,10 @@ class Index:
 
     @staticmethod
     def read(folder: Path) -> Index:
-        said: dict[str, Any] = read_json(folder, INDEX)
+        try:
+            said: dict[str, Any] = read_json(folder, INDEX)
+        except CheckpointError as e:
+            raise CheckpointError(f"{folder}: {e}: {_AGAIN.format(folder)}") from e
         if said.pop("format", None) != FORMAT:
             raise CheckpointError(f"{folder / INDEX} does not say {FORMAT!r}: {_AGAIN.format(folder)}")
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -19,16 +19,19 @@ from tokenizers import Tokenizer as Backend
 from vantage.checkpoints.gguf import GGUF
 from vantage.checkpoints.tokenizer import FILE, About, Tokenizer, from_folder, from_gguf
 from vantage.errors import BadInput
-from vantage.train.text.files import Files, expand, pieces
+from vantage.train.text.files import Files, Told, beyond, expand, pieces
 
 START, END, MASK, PAD = "<s>", "</s>", "<mask>", "<pad>"
 BYTES = {f"<0x{byte:02X}>": byte for byte in range(256)}  # the token of a byte has the byte's own number
 
 
 class Vocabulary(Protocol):
-    """How to come to a tokenizer, given the training files. A frozen dataclass: its repr says all there is to say."""
+    """How to come to a tokenizer, given the training files. A frozen dataclass: its repr says all there is to say.
 
-    def build(self, files: Sequence[Path]) -> Tokenizer: ...
+    One that reads the files says how far it is to ``told``.
+    """
+
+    def build(self, files: Sequence[Path], told: Told | None = None) -> Tokenizer: ...
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Bytes:
 
     special: tuple[str, ...] = ()
 
-    def build(self, files: Sequence[Path] = ()) -> Tokenizer:
+    def build(self, files: Sequence[Path] = (), told: Told | None = None) -> Tokenizer:
         backend = Backend(models.BPE(vocab=BYTES, merges=[], byte_fallback=True))
         backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
         return finished(backend, self.special)
@@ -49,9 +52,9 @@ class Characters:
 
     special: tuple[str, ...] = ()
 
-    def build(self, files: Sequence[Path]) -> Tokenizer:
+    def build(self, files: Sequence[Path], told: Told | None = None) -> Tokenizer:
         seen: set[str] = set()
-        for text in texts(files):
+        for text in texts(files, told):
             seen.update(text)
         if not seen:
             raise BadInput("the training files have no characters: a vocabulary needs at least one")
@@ -68,11 +71,11 @@ class BPE:
     size: int = 8192
     special: tuple[str, ...] = (END,)
 
-    def build(self, files: Sequence[Path]) -> Tokenizer:
+    def build(self, files: Sequence[Path], told: Told | None = None) -> Tokenizer:
         backend = Backend(models.BPE())
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()
-        train_bpe(backend, texts(files), self.size, self.special)
+        train_bpe(backend, texts(files, told), self.size, self.special)
         return finished(backend, self.special)
 
 
@@ -82,7 +85,7 @@ class Existing:
 
     path: str
 
-    def build(self, files: Sequence[Path] = ()) -> Tokenizer:
+    def build(self, files: Sequence[Path] = (), told: Told | None = None) -> Tokenizer:
         path = Path(self.path)
         if path.suffix == ".gguf":
             found = from_gguf(GGUF(path))
@@ -93,11 +96,11 @@ class Existing:
         return found
 
 
-def build_vocabulary(vocabulary: Vocabulary | Tokenizer, files: Files = ()) -> Tokenizer:
+def build_vocabulary(vocabulary: Vocabulary | Tokenizer, files: Files = (), told: Told | None = None) -> Tokenizer:
     """A tokenizer: the one given, or one made from these training files."""
     if isinstance(vocabulary, Tokenizer):
         return vocabulary
-    return vocabulary.build(expand(files) if files else [])
+    return vocabulary.build(expand(files) if files else [], told)
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
@@ -141,9 +144,12 @@ def special_tokens(tokenizer: Tokenizer) -> list[int]:
     return sorted(i for i, token in tokenizer.backend.get_added_tokens_decoder().items() if token.special)
 
 
-def texts(files: Iterable[Path]) -> Iterable[str]:
+def texts(files: Iterable[Path], told: Told | None = None) -> Iterator[str]:
     """The files' text, in pieces of a moderate size."""
-    return (piece for file in files for piece, _ in pieces(file))
+    done = 0
+    for file in files:
+        yield from (piece for piece, _ in pieces(file, told=beyond(told, done)))
+        done += file.stat().st_size
 
 
 def train_bpe(backend: Backend, given: Iterable[str], size: int, special: Sequence[str]) -> None:

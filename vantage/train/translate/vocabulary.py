@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from vantage.checkpoints.tokenizer import Tokenizer
-from vantage.train.text.files import lines
+from vantage.train.text.files import Told, beyond, lines
 from vantage.train.text.vocabulary import END, PAD, START, finished, train_bpe
 from vantage.train.translate.words import WORD
 
@@ -26,7 +26,7 @@ class JointBPE:
     size: int = 8000
     lower: bool = True
 
-    def build(self, files: Sequence[Path]) -> Tokenizer:
+    def build(self, files: Sequence[Path], told: Told | None = None) -> Tokenizer:
         special = (PAD, START, END)
         backend = Backend(models.BPE())
         backend.normalizer = normalizers.Sequence(
@@ -45,5 +45,12 @@ class JointBPE:
             ]
         )
         backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
-        train_bpe(backend, (line for path in files for line in lines(path)), self.size, special)
+        train_bpe(backend, _sentences(files, told), self.size, special)
         return finished(backend, special, around=False)  # a source sentence has no start token
+
+
+def _sentences(files: Sequence[Path], told: Told | None) -> Iterator[str]:
+    done = 0
+    for path in files:
+        yield from lines(path, told=beyond(told, done))
+        done += path.stat().st_size
