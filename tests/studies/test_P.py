@@ -394,6 +394,14 @@ def test_P8_fails_if_the_exhibit_is_right_after_all(monkeypatch):
     assert "S3's RoPE from 0" in run("P8").words
 
 
+@pytest.mark.parametrize(
+    "values", [{"factor": 3.3}, {"factor": 1.5, "original": 257, "dim": 33}, {"factor": 63.97, "original": 16383}]
+)
+def test_P9_agrees_where_the_length_is_no_whole_number(values):
+    result = run("P9", **values)
+    assert result.verdict == "agrees", result.words
+
+
 def test_P9_fails_if_a_rule_slows_the_wrong_end(monkeypatch):
     real = scaling.YaRN.frequencies
 

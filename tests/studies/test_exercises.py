@@ -2,6 +2,7 @@
 
 import ast
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -48,6 +49,40 @@ def test_the_texts(tag):
     assert len(exercise.words) > 200
     assert max(map(len, exercise.task.splitlines())) <= 120
     assert re.fullmatch(r"[APK]\d+(-[a-z]+)?", tag)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "    z = x / temperature\n    e = torch.exp(z - z.max(dim=-1, keepdim=True).values)\n"
+        "    return e / e.sum(dim=-1, keepdim=True)\n",
+        "    return torch.softmax(x / temperature, -1)\n",
+        "    z = x / temperature\n    return torch.exp(z - torch.logsumexp(z, -1, keepdim=True))\n",
+        "    return torch.softmax(x.double() * (1 / temperature), -1)\n",
+    ],
+    ids=["divided first", "torch's", "log-sum-exp", "float64"],
+)
+def test_other_right_answers_to_a10_pass(body, room):
+    found = grade_in(room, ALL["A10"], "import torch\ndef softmax(x, temperature):\n" + body)
+    assert found.passed, found.checks
+
+
+def test_exercises_and_grades_show_themselves(room):
+    exercise = ALL["P10"]
+    shown = exercise._repr_html_()
+    assert "P10 ALiBi&#x27;s bias" in shown
+    assert "raise NotImplementedError" in shown
+    assert exercise.answer.splitlines()[-1].strip() not in shown
+    assert "&lt;b&gt;" in replace(exercise, title="<b>", task="", starter="")._repr_html_()
+    found = grade_in(room, ALL["K1"], "print('<i>hello')\n" + ALL["K1"].answer.replace("return n - t", "return '<b>'"))
+    shown = found._repr_html_()
+    assert "K1: not passed" in shown
+    assert "It printed:" in shown
+    assert "&lt;i&gt;hello" in shown
+    assert "&lt;b&gt;" in shown
+    assert "<b>" not in shown
+    assert "<i>" not in shown
+    assert shown.count("<tr>") == len(found.checks)
 
 
 def test_there_are_enough_and_each_call_gives_its_own_table():

@@ -80,6 +80,8 @@ MISTAKES = {
         ("(x - top) / temperature", "x / temperature", "Subtract the largest score"),
         ("(x - top) / temperature", "(x - top) * temperature", "multiplied by the temperature"),
         ("(x - top) / temperature", "x - top", "the temperature is ignored"),
+        ("exps = torch.exp((x - top) / temperature)\n    return exps / exps.sum(-1, keepdim=True)",
+         "return (x / temperature).flatten().softmax(0).view_as(x)", "runs over the whole tensor"),
         ("x.max(dim=-1, keepdim=True).values", "x.max()", "not of the whole tensor"),
         ("exps.sum(-1, keepdim=True)", "exps.sum()", "a sum of its own"),
         ("exps.sum(-1, keepdim=True)", "exps.sum(-1)", ""),

@@ -1,6 +1,7 @@
 """What a student's code does to the grader: nothing. Real processes, each with code that misbehaves in its own way."""
 
 import json
+import signal
 import socket
 import struct
 import sys
@@ -13,9 +14,9 @@ import pytest
 
 from vantage.errors import BadInput, Refused
 from vantage.studies.exercises import exercises, grade
-from vantage.studies.exercises.grading import LONGEST, grade_in
+from vantage.studies.exercises.grading import LONGEST, _of_an_end, grade_in
 from vantage.studies.exercises.inside import guard
-from vantage.studies.exercises.room import OUTPUT, Room
+from vantage.studies.exercises.room import OUTPUT, Ended, Room, Sitting
 
 K1 = exercises()["K1"]
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="held by the Linux kernel")
@@ -111,6 +112,31 @@ def test_leaving_without_a_word(room):
     assert "ended its own process (exit code 3)" in said(grade)
 
 
+@pytest.mark.parametrize("then", ["", "while True: pass\n", "import time; time.sleep(60)\n"], ids=["", "loop", "sleep"])
+@pytest.mark.parametrize("code", ["os.closerange(0, 64)\n", "os.close(3)\n"])
+def test_closing_what_it_is_asked_over(room, code, then):
+    words = said(sit(room, "import os\n" + code + then))
+    assert "closed the connection over which it is asked" in words
+    assert "GiB" not in words
+
+
+@LINUX
+def test_a_kill_that_is_not_ours_may_be_memory(room):
+    code = "import ctypes\ngetattr(ctypes.CDLL(None), 'raise')(9)\n"
+    assert "died of SIGKILL: it may have needed more than 4.0 GiB" in said(sit(room, code))
+
+
+@LINUX
+def test_a_kill_for_computing_too_long_is_the_limit_of_time(room):
+    """The kernel's limit, where the grader's own clock stands still."""
+    with room.sit("answer.py", seconds=0.1, memory=2**30) as sitting:
+        sitting.left = 60.0
+        with pytest.raises(Ended) as ended:
+            sitting.read("while True: pass\n")
+    assert (ended.value.how, sitting.status, sitting.alive) == ("gone", -signal.SIGKILL, False)
+    assert "did not finish within 0.1 seconds" in _of_an_end("gone", sitting, 0.1, 2**30)
+
+
 @LINUX
 def test_a_crash(room):
     assert "died of SIGSEGV" in said(sit(room, "import ctypes; ctypes.string_at(0)\n"))
@@ -204,6 +230,33 @@ def test_printing_without_end(room):
     grade = sit(room, "while True: print('x' * 1000)\n", seconds=1.0)
     assert "did not finish" in said(grade)
     assert len(grade.output) < OUTPUT + 200
+
+
+@LINUX
+def test_reading_what_is_printed_counts_as_time():
+    """A pipe that is always full is never waited for: the time goes by in reading it."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, open("/dev/zero", "rb") as full:
+        sitting = Sitting(ours, full.fileno(), 1.0)
+        began = time.monotonic()
+        with pytest.raises(Ended, match="time"):
+            sitting.read("")
+        assert time.monotonic() - began < 1.8
+        assert sitting.dropped > 10 * OUTPUT  # it was read all along
+
+
+def test_printing_much_without_end(room):
+    words = said(sit(room, "while True: print('x' * 100_000)\n", seconds=1.0))
+    assert "did not finish within 1 seconds" in words
+    assert "SIGKILL" not in words
+
+
+def test_output_that_is_closed(room):
+    """A closed pipe can be read at any time, and is not read again and again while an answer computes."""
+    code = "import os, sys, time\nos.close(1); os.close(2)\nsys.stdout = sys.stderr = open('said', 'w')\n"
+    before = time.process_time()
+    assert sit(room, code + "time.sleep(2)\n").passed
+    assert time.process_time() - before < 1.0
 
 
 def test_bytes_that_are_no_text(room):

@@ -167,6 +167,16 @@ def test_a_run_without_numbers_is_refused() -> None:
         conduct(empty, {})
 
 
+def test_studies_and_figures_show_themselves() -> None:
+    shown = study()._repr_html_()
+    assert "A90 Made &lt;up&gt;" in shown
+    assert "<th>size</th><td>2.0</td><td>how large</td>" in shown
+    assert "<table" not in study(parameters=())._repr_html_()
+    drawn = FIGURE._repr_html_()
+    assert "data:image/png;base64," in drawn
+    assert "<p>What to see: &lt;everything&gt;.</p>" in drawn
+
+
 def test_the_list_shows_itself() -> None:
     assert repr(vt.studies.list()).splitlines()[1].startswith("A2 ")
     assert vt.studies.list()._repr_html_().count("<tr>") == len(DOCUMENTED) + 1

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+from playwright.sync_api import sync_playwright
 
 import vantage as vt
+from tests.browser.watching import ARGS, chromium
 from tests.studies.synthetic import study
 from vantage.errors import BadInput, Refused
 from vantage.studies.report import JSON, Failed, check_report, write_report
 from vantage.studies.runner import conduct
+from vantage.studies.study import Number
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
@@ -118,6 +122,34 @@ def test_light_and_dark_and_narrow_and_print(report) -> None:
         assert rule in text
     assert "/* LIGHT */" not in text
     assert "--s0: #" in text
+
+
+def test_wide_tables_scroll_in_their_own_box_and_long_cells_wrap(tmp_path) -> None:
+    """In a real browser: the page itself never scrolls sideways, and the numbers are in sight on a wide screen."""
+    words = "position 18 is past the end of a learned table of 18 rows (0 to 17): shorten the input, or choose " * 3
+
+    def talks(values, progress):
+        found = study().run(values, progress)
+        return replace(found, numbers=(*found.numbers, Number("what it says", words, "no extrapolation", True)))
+
+    path = write_report(tmp_path, [conduct(study(run=talks), {})])
+    measure = """() => {
+      const boxes = [...document.querySelectorAll(".scroll")].map(box => [box.scrollWidth, box.clientWidth]);
+      return [document.documentElement.scrollWidth, boxes];
+    }"""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium(), args=list(ARGS))
+        page = browser.new_page()
+        page.goto(path.as_uri())
+        page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
+        for width in (375, 600, 1100, 1280):
+            page.set_viewport_size({"width": width, "height": 900})
+            wide, (numbers, *tables) = page.evaluate(measure)
+            assert wide == width
+            assert any(inside > box for inside, box in tables)  # there is a table that is wider than the page
+            if width != 600:
+                assert numbers[0] == numbers[1]
+        browser.close()
 
 
 def test_nothing_to_report_is_refused(tmp_path) -> None:

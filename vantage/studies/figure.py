@@ -77,3 +77,8 @@ class Figure:
     name: str
     caption: str
     panels: tuple[Panel, ...]
+
+    def _repr_html_(self) -> str:
+        from vantage.studies.report import picture
+
+        return picture(self)

@@ -40,6 +40,8 @@ class Scaled:
 def run(values: Values, progress: Progress) -> Result:
     dim, original, factor = int(values["dim"]), int(values["original"]), float(values["factor"])
     dim += dim % 2
+    length = round(original * factor)
+    factor = length / original  # lengths are whole numbers: this is the factor that is applied
     rules: dict[str, Rule] = {
         "unscaled": Default(),
         "linear": Linear(factor),
@@ -47,7 +49,7 @@ def run(values: Values, progress: Progress) -> Result:
         "YaRN": YaRN(factor, original),
         "LLaMA-3": Llama3(factor, 1.0, 4.0, original),
     }
-    found = {name: scaled(name, rule, dim, original, factor) for name, rule in rules.items()}
+    found = {name: scaled(name, rule, dim, original, length) for name, rule in rules.items()}
     progress(0.3, "layers without position")
     pattern, shares = _published(), _shares(_published())
     numbers = [*_bands(found, original, factor), _interpolation(factor), *_interleaved(pattern, shares)]
@@ -60,8 +62,7 @@ def run(values: Values, progress: Progress) -> Result:
     return concluded(words, numbers, [_ratios(found, original), _layers(pattern, shares)])
 
 
-def scaled(name: str, rule: Rule, dim: int, original: int, factor: float) -> Scaled:
-    length = int(original * factor)
+def scaled(name: str, rule: Rule, dim: int, original: int, length: int) -> Scaled:
     plain, _ = Default().frequencies(dim, BASE, None)
     freq, _ = rule.frequencies(dim, BASE, length)
     slow = plain * original < 2 * math.pi  # has not come round in training: larger angles are new to it

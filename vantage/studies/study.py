@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -92,6 +93,16 @@ class Study:
             if name not in known:
                 raise BadInput(f"{self.tag} has no parameter {name!r}; it has {', '.join(known) or 'none'}")
         return {name: p.read(given[name]) if name in given else p.default for name, p in known.items()}
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th>{html.escape(p.name)}</th><td>{html.escape(str(p.default))}</td><td>{html.escape(p.help)}</td></tr>"
+            for p in self.parameters
+        )
+        head = "<thead><tr><th>parameter</th><th>default</th><th>what it is</th></tr></thead>"
+        table = f"<table>{head}<tbody>{rows}</tbody></table>" if rows else ""
+        title = html.escape(f"{self.tag} {self.title}")
+        return f"<div><h3>{title}</h3><p>{html.escape(self.statement)}</p>{table}</div>"
 
 
 def silent(share: float, doing: str) -> None:

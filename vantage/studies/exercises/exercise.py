@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -36,6 +37,11 @@ class Exercise:
     checks: tuple[tuple[str, Probe], ...] = field(repr=False)
     numbers: bool = False  # worked by hand: the names hold numbers, not functions
 
+    def _repr_html_(self) -> str:
+        """The task and the starter; the answer is not given away."""
+        title, task, starter = (html.escape(text) for text in (f"{self.tag} {self.title}", self.task, self.starter))
+        return f"<div><h3>{title}</h3><p style='white-space:pre-wrap'>{task}</p><pre>{starter}</pre></div>"
+
 
 @dataclass(frozen=True)
 class Check:
@@ -55,3 +61,17 @@ class Grade:
     checks: tuple[Check, ...]
     output: str = ""
     held: tuple[str, ...] = ()
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(check.name)}</th><td>{_word(check.passed)}</td>"
+            f"<td style='text-align:left;white-space:pre-wrap'>{html.escape(check.words)}</td></tr>"
+            for check in self.checks
+        )
+        printed = f"<p>It printed:</p><pre>{html.escape(self.output)}</pre>" if self.output else ""
+        title = f"{html.escape(self.tag)}: {_word(self.passed)}"
+        return f"<div><h3>{title}</h3><table><tbody>{rows}</tbody></table>{printed}</div>"
+
+
+def _word(passed: bool) -> str:
+    return "passed" if passed else "not passed"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from vantage.errors import BadInput
 from vantage.studies.exercises.exercise import Check, Exercise, Grade
+from vantage.studies.exercises.inside.child import HUNG_UP
 from vantage.studies.exercises.registry import exercises
 from vantage.studies.exercises.room import Ended, Failed, Room, Sitting
 
@@ -105,7 +106,7 @@ def grade_in(
         checks, ended = _checks(sitting, exercise, text)
     if ended is not None:
         where, how = ended
-        words = _of_an_end(how, sitting.status, seconds, memory)
+        words = _of_an_end(how, sitting, seconds, memory)
         checks.append(Check(where, False, words))
         rest = [what for what, _ in exercise.checks if what not in {check.name for check in checks}]
         checks += [Check(what, False, "not looked at, because the process had ended") for what in rest]
@@ -181,11 +182,14 @@ def _of_an_error(told: dict[str, str]) -> str:
     return f"{words}\n{told['where']}" if told["where"] else words
 
 
-def _of_an_end(how: str, status: int | None, seconds: float, memory: int) -> str:
-    if how == "time" or status == -signal.SIGXCPU:
+def _of_an_end(how: str, sitting: Sitting, seconds: float, memory: int) -> str:
+    status = sitting.status
+    if how == "time" or status == -signal.SIGXCPU or (status == -signal.SIGKILL and sitting.cpu >= seconds):
         return f"it did not finish within {seconds:g} seconds and was stopped. Is there a loop that never ends?"
     if how == "silence":
         return "what came back from the process is no answer to what it was asked"
+    if sitting.alive or status == HUNG_UP:  # the first: whatever its status says, we ended it
+        return "the code closed the connection over which it is asked, and was stopped. Close only what you opened"
     if status is not None and status < 0:
         try:
             name = signal.Signals(-status).name

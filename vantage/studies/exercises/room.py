@@ -52,7 +52,11 @@ class Sitting:
         self.printed, self.dropped = bytearray(), 0
         self.changed: list[str] = []
         self.held: tuple[str, ...] = ()
+        self.ended: str | None = None  # how it ended before it was asked everything
         self.status: int | None = None  # how the process ended, known after the sitting
+        self.alive = False  # after it was "gone": it had hung up, but was still there
+        self.cpu = 0.0  # seconds it has computed
+        self._open = [talk, output]  # what there may still be something to read from
         self._got = bytearray()
 
     def prepare(self, seconds: float) -> None:
@@ -66,21 +70,21 @@ class Sitting:
 
     def read(self, source: str) -> tuple[list[str], list[str]]:
         """Run the file. The names it defines, and those that can be called."""
-        with _honest():
+        with self._honest():
             got = self._ask({"source": source})
             return [str(n) for n in got["names"]], [str(n) for n in got["functions"]]
 
     def call(self, name: str, *args: Any) -> Any:
         backs = {str(i): arg for i, arg in enumerate(args) if callable(arg)}
         packed = [{"call": str(i)} if callable(arg) else wire.pack(arg) for i, arg in enumerate(args)]
-        with _honest():
+        with self._honest():
             got = self._ask({"call": name, "args": packed}, backs)
             if got["changed"]:
                 self.changed.append(name)
             return wire.unpack(got["value"])
 
     def value(self, name: str) -> Any:
-        with _honest():
+        with self._honest():
             return wire.unpack(self._ask({"value": name})["value"])
 
     def _ask(self, message: Any, backs: dict[str, Callable[..., Any]] | None = None) -> dict[str, Any]:
@@ -101,13 +105,16 @@ class Sitting:
 
     def _send(self, message: Any) -> None:
         self.talk.settimeout(max(0.01, self.left))
+        began = time.monotonic()
         try:
             self.talk.sendall(wire.frame(message))
         except TimeoutError as error:
             raise Ended("time") from error
+        finally:
+            self.left -= time.monotonic() - began
 
     def _wait(self) -> dict[str, Any]:
-        """The next message, while what is printed is read along."""
+        """The next message, while what is printed is read along: that too is time of the process."""
         while True:
             if len(self._got) >= 4:
                 (length,) = struct.unpack(">I", self._got[:4])
@@ -120,18 +127,18 @@ class Sitting:
                     if not isinstance(got, dict):
                         raise Ended("silence")
                     return got
+            if self.left <= 0:
+                raise Ended("time")
             began = time.monotonic()
-            ready = select.select([self.talk, self.out], [], [], max(0.0, self.left))[0]
-            self.left -= time.monotonic() - began
-            if self.out in ready:
-                self._listen()
+            ready = select.select(self._open, [], [], self.left)[0]
+            if self.out in ready and not self._listen():
+                self._open.remove(self.out)  # it has closed its output, which would be ready for ever
             if self.talk in ready:
                 part = self.talk.recv(2**20)
                 if not part:
                     raise Ended("gone")
                 self._got += part
-            elif self.left <= 0:
-                raise Ended("time")
+            self.left -= time.monotonic() - began
 
     def _listen(self) -> bool:
         part = os.read(self.out, 2**16)
@@ -150,16 +157,20 @@ class Sitting:
         text = self.printed.decode(errors="replace")
         return text + (f"\n… and {self.dropped:,} bytes more, which were thrown away" if self.dropped else "")
 
-
-@contextlib.contextmanager
-def _honest() -> Iterator[None]:
-    """Whatever is no proper reply ends the sitting: a student's code can write to the socket as well."""
-    try:
-        yield
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError, RuntimeError) as error:
-        raise Ended("silence") from error
-    except OSError as error:
-        raise Ended("gone") from error
+    @contextlib.contextmanager
+    def _honest(self) -> Iterator[None]:
+        """Whatever is no proper reply ends the sitting: a student's code can write to the socket as well."""
+        try:
+            yield
+        except Ended as error:
+            self.ended = error.how
+            raise
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError, RuntimeError) as error:
+            self.ended = "silence"
+            raise Ended(self.ended) from error
+        except OSError as error:
+            self.ended = "gone"
+            raise Ended(self.ended) from error
 
 
 def _serve(backs: dict[str, Callable[..., Any]], got: dict[str, Any]) -> dict[str, Any]:
@@ -214,7 +225,7 @@ class Room:
         self._said = self._errors.read(4000).decode(errors="replace").strip()
         self._errors.close()
 
-    def _told(self) -> dict[str, int]:
+    def _told(self) -> dict[str, Any]:
         raw = self._control.recv(4096)
         if not raw:
             raise Refused(GONE)
@@ -239,8 +250,9 @@ class Room:
                     sitting.prepare(seconds)
                     yield sitting
                 finally:
-                    self._control.sendall(b"end")
-                    sitting.status = self._told().get("status")
+                    self._control.sendall(b"gone" if sitting.ended == "gone" else b"end")
+                    told = self._told()
+                    sitting.status, sitting.alive, sitting.cpu = told["status"], told["alive"], told["cpu"]
                     sitting.drain()
             except (BrokenPipeError, ConnectionResetError) as error:
                 raise Refused(GONE) from error

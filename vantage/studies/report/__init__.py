@@ -14,6 +14,7 @@ from vantage.compare.report import machine
 from vantage.errors import BadInput, Refused
 from vantage.inspect.picture import new_figure
 from vantage.studies.draw import png
+from vantage.studies.figure import Figure
 from vantage.studies.report.page import page, paragraphs
 from vantage.studies.runner import Outcome, described, written
 from vantage.studies.study import Study
@@ -73,7 +74,7 @@ def fragment(outcome: Outcome) -> str:
         for number in result.numbers
     )
     head = "".join(f"<th style='text-align:left'>{name}</th>" for name in ("what", "ours", "document", ""))
-    pictures = "".join(f"{_picture(figure)}<p>{html.escape(figure.caption)}</p>" for figure in result.figures)
+    pictures = "".join(picture(figure) for figure in result.figures)
     return (
         f"<div><h3>{study.tag} {html.escape(study.title)}: {result.verdict}</h3>{paragraphs(study.statement)}"
         f"<p><b>{html.escape(result.words)}</b></p><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
@@ -81,12 +82,14 @@ def fragment(outcome: Outcome) -> str:
     )
 
 
-def _picture(figure: Any) -> str:
+def picture(figure: Figure) -> str:
+    """A figure for a notebook, with its caption; without matplotlib, what to install."""
+    caption = html.escape(figure.caption)
     try:
         drawn = base64.b64encode(png(figure, dpi=100)).decode()
     except Refused as why:
-        return f"<p><i>{html.escape(str(why))}</i></p>"
-    return f'<img style="max-width:100%" alt="{html.escape(figure.caption)}" src="data:image/png;base64,{drawn}">'
+        return f"<p><i>{html.escape(str(why))}</i></p><p>{caption}</p>"
+    return f'<img style="max-width:100%" alt="{caption}" src="data:image/png;base64,{drawn}"><p>{caption}</p>'
 
 
 def _cells(number: Any) -> tuple[str, ...]:

@@ -16,12 +16,15 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
 FRAMES = 8  # of a traceback
 MESSAGE = 2000  # characters
+BROKEN, HUNG_UP = 70, 71  # exit codes of an answer's process: it failed, it closed the socket itself
+GRACE = 1.0  # seconds in which a process that has hung up may turn out to have ended
 
 
 class NoLibrary(importlib.abc.MetaPathFinder):
@@ -69,12 +72,25 @@ def main() -> None:
             os.setpgid(process, process)
         control.send(b'{"forked": 1}')
         told = control.recv(64)  # the answer is done, or the grader is gone
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process, signal.SIGKILL)
-        status = os.waitpid(process, 0)[1]
+        ended = _end(process, GRACE if told == b"gone" else 0.0)
         if not told:
             return
-        control.send(json.dumps({"status": os.waitstatus_to_exitcode(status)}).encode())
+        control.send(json.dumps(ended).encode())
+
+
+def _end(process: int, grace: float) -> dict[str, Any]:
+    """End an answer's process with all it started. Was it still alive, how did it end, how long did it compute?"""
+    until = time.monotonic() + grace
+    found, status, used = os.wait4(process, os.WNOHANG)
+    while not found and time.monotonic() < until:
+        time.sleep(0.01)
+        found, status, used = os.wait4(process, os.WNOHANG)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process, signal.SIGKILL)
+    if not found:
+        _, status, used = os.wait4(process, 0)
+    cpu = used.ru_utime + used.ru_stime
+    return {"status": os.waitstatus_to_exitcode(status), "alive": not found, "cpu": cpu}
 
 
 def _job(control: socket.socket) -> tuple[Any, list[int]]:
@@ -88,6 +104,7 @@ def _job(control: socket.socket) -> tuple[Any, list[int]]:
 
 def _sit(job: dict[str, Any], fds: list[int], wire: Any, guard: Any) -> NoReturn:
     """One answer, in a process of its own. It never returns into the loop above."""
+    code = BROKEN
     try:
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
@@ -98,9 +115,10 @@ def _sit(job: dict[str, Any], fds: list[int], wire: Any, guard: Any) -> NoReturn
         desk.say({"held": held})
         desk.serve()
     except BaseException as error:
+        code = HUNG_UP if isinstance(error, OSError) else BROKEN
         with contextlib.suppress(BaseException):
             traceback.print_exception(error)
-    os._exit(70)
+    os._exit(code)
 
 
 def _arrange(folder: str, fds: list[int]) -> socket.socket:
