@@ -121,28 +121,56 @@ def test_extend(folder: str, book: str, tmp_path: Path, capsys: pytest.CaptureFi
         (["attention", "MODEL", "--layer", "0", "--text", "the", "--most", "0"], "at least 1"),
         (["attention", "MODEL", "--layer", "0", "--text", "the", "--kind", "cross"], "no 'cross' attention"),
         (["attention", "MODEL", "--layer", "0", "--text", "the " * 5000], "context is 4,096"),
+        (["attention", "MODEL", "--layer", "0", "--text", "the", "--queries", "0-99999999999"], "at most 1,048,576"),
+        (["attention", "MODEL", "--layer", "0", "--text", "the", "--queries", "9" * 5000], "that large"),
+        (["attention", "MODEL", "--layer", "0", "--text", "the", "--out", "FOLDER"], "no picture can be written"),
+        (
+            ["attention", "nothing", "--layer", "0", "--text", "the", "--out", "/proc/a.png"],
+            "no picture can be written",
+        ),
+        (["cost", "nothing", "--out", f"{'a' * 300}.svg"], "no picture can be written"),
         (["scores", "MODEL", "--layer", "0", "--file", "/nowhere/at/all"], "/nowhere/at/all"),
+        (["scores", "MODEL", "--layer", "0", "--text", "the", "--distances", "--heads", "99"], "leave out --heads"),
+        (["scores", "MODEL", "--layer", "0", "--text", "the", "--distances", "--queries", "8"], "leave out --heads"),
+        (["scores", "MODEL", "--layer", "0", "--text", "the", "--distances", "--kind", "cross"], "leave out --heads"),
         (["atlas", "MODEL", "--file", "BOOK", "--longest", "1"], "2 tokens or more"),
         (["cost", "MODEL", "--machine", "cray"], "no machine"),
         (["cost", "MODEL", "--context", "0"], "1 or more"),
         (["cost", "MODEL", "--kind", "heap"], "contiguous"),
+        (["cost", "MODEL", "--source", "5"], "no encoder"),
+        (["cost", "MODEL", "--machine", "measure", "--weights", "zz"], "dtype='zz'"),
         (["cost", "/nowhere/config.json"], "/nowhere/config.json"),
         (["extend", "MODEL", "--file", "BOOK"], "say what changes"),
         (["extend", "MODEL", "--file", "BOOK", "--scaling", "yarn"], "linear:FACTOR"),
+        (["extend", "MODEL", "--file", "BOOK", "--scaling", "yarn:2:nan"], "linear:FACTOR"),
+        (["extend", "MODEL", "--file", "BOOK", "--scaling", "yarn:2:64.5"], "whole"),
         (["extend", "MODEL", "--file", "BOOK", "--position", "t5"], "init=True"),
         (["extend", "MODEL", "--file", "BOOK", "--base", "9", "--lengths", "100000"], "longer text"),
         (["extend", "MODEL", "--file", "BOOK", "--base", "9", "--tries", "-1"], "0 or more"),
     ],
 )
 def test_bad_input_is_one_line(
-    args: list[str], says: str, folder: str, book: str, capsys: pytest.CaptureFixture[str]
+    args: list[str], says: str, folder: str, book: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = [{"MODEL": folder, "BOOK": book}.get(arg, arg) for arg in args]
+    (tmp_path / "a.png").mkdir()
+    given = [{"MODEL": folder, "BOOK": book, "FOLDER": str(tmp_path / "a.png")}.get(arg, arg) for arg in args]
     assert main(["inspect", *given]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.count("\n") == 1
     assert says in shown.err
+
+
+def test_more_keys_than_a_query_has(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["--text", "the cat sat", "--steps", "10", "--queries", "0", "--most", "10", "--layer", "0"]
+    assert main(["inspect", "attention", folder, *args]) == 0
+    assert "0 'the' 1.00" in capsys.readouterr().out
+
+
+def test_this_machine_is_measured_in_the_dtype_of_the_cost(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = as_json(capsys, "cost", f"{folder}/config.json", "--context", "8", "--machine", "measure")
+    assert list(said["machine"]["flops"]) == [said["dtype"]] == ["float32"]
+    assert said["passes"][0]["seconds"] > 0
 
 
 def test_scalings_as_they_are_written() -> None:

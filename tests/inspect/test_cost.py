@@ -6,6 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import vantage as vt
@@ -13,11 +16,15 @@ from tests.inspect.models import EACH, model, spec, tokens
 from vantage.cache import KINDS
 from vantage.errors import BadInput, Refused
 from vantage.inspect import MACHINES, Cost, cost, machine, measured
+from vantage.inspect.operations import Pass
+from vantage.inspect.visible import visible
 from vantage.model import Model
 from vantage.model.patches import Patches
 from vantage.model.pooling import First
 from vantage.model.routers import GroupLimited
+from vantage.spec.masks import Causal, Chunked, Mask, Prefix, SameSegment, Window
 from vantage.spec.model import Embedding, Head, ModelSpec
+from vantage.spec.positions import Place, Positions
 
 B, T, S = 2, 11, 7
 SMALL = {"vocab": 19, "width": 32, "layers": 2, "heads": 4}
@@ -43,7 +50,7 @@ def check(of: ModelSpec) -> Cost:
     """A whole pass, a step after it, and the parameters."""
     made, x = referenced(of), tokens(T, B)
     read = None if made.encoder is None else tokens(S, B, seed=1)
-    found = cost(made, context=T, batch=B, source=S)
+    found = cost(made, context=T, batch=B, source=None if made.encoder is None else S)
     assert found.total == sum(p.numel() for p in made.parameters())
     assert found.passes[0].operations == counted(lambda: made(x, source=read))
     if len(found.passes) == 2:
@@ -195,3 +202,73 @@ def test_parts_that_are_not_ours_are_said_not_to_be_counted() -> None:
     base = spec("alibi")
     odd = replace(base, layers=tuple(replace(layer, bias=Odd()) for layer in base.layers))
     assert cost(odd, context=8).uncounted == ("Odd",)
+
+
+@pytest.mark.parametrize("context", [10**7, 10**8, 10**9, 2**40])
+def test_what_is_visible_at_long_contexts(context: int) -> None:
+    whole, step = cost(vt.decoder(**SMALL), context=context).passes
+    assert whole.visible == pytest.approx(0.5, rel=1e-5)
+    assert step.visible == 1
+    near = cost(vt.decoder(**SMALL, window=512), context=context).passes[0]
+    assert near.visible * context == pytest.approx(512, rel=1e-2)
+    chunked = cost(vt.decoder(**SMALL, mask=Causal() & Chunked(8192)), context=context).passes[0]
+    assert chunked.visible * context == pytest.approx(4096.5, rel=1e-2)
+
+
+class Odd(Mask):
+    """A mask of somebody else: every other key."""
+
+    def __call__(self, q: Place, k: Place) -> Tensor:
+        return (k.order <= q.order) & (k.order % 2 == 0)
+
+    def given(self, q: Positions, k: Positions) -> Mask:
+        return self
+
+    def reach(self) -> int | None:
+        return None
+
+    def settled(self, start: int) -> bool:
+        return True
+
+
+masks = st.recursive(
+    st.one_of(
+        st.sampled_from([Causal(), SameSegment(), Odd()]),
+        st.builds(Window, st.integers(1, 9)),
+        st.builds(Chunked, st.integers(1, 9)),
+        st.builds(Prefix, st.integers(1, 9)),
+    ),
+    lambda inner: st.one_of(st.builds(lambda a, b: a & b, inner, inner), st.builds(lambda a, b: a | b, inner, inner)),
+    max_leaves=4,
+)
+
+
+@given(masks, st.integers(1, 20), st.integers(0, 19), st.integers(0, 19))
+def test_visible_pairs_are_those_of_the_mask(mask: Mask, tokens: int, hidden: int, old: int) -> None:
+    keys = max(1, tokens - hidden)
+    queries = max(1, keys - old)
+    q, k = torch.arange(tokens - queries, tokens)[:, None], torch.arange(tokens - keys, tokens)[None]
+    assert visible(mask, Pass(1, queries, tokens), keys) == int(mask(Place(q, q, None), Place(k, k, None)).sum())
+
+
+def test_a_prefix_model_decodes() -> None:
+    found = cost(vt.decoder(**SMALL, mask=Causal() | Prefix(4)), context=8, dtype="float32")
+    assert [one.name for one in found.passes] == ["prefill", "decode"]
+    assert found.cache == vt.build(vt.decoder(**SMALL, mask=Causal() | Prefix(4))).new_cache(capacity=8).bytes
+    assert cost(vt.encoder(**SMALL), context=8).cache == 0
+
+
+@pytest.mark.parametrize(
+    ("of", "options", "says"),
+    [
+        ("smollm2", {}, "'smollm2' is neither a model nor a spec"),
+        (vt.decoder(**SMALL), {"machine": "h200"}, "give a Machine"),
+        (vt.decoder(**SMALL), {"source": 5}, "no encoder that reads one"),
+        (vt.decoder(**SMALL), {"context": 2**41}, "at most 1,099,511,627,776"),
+    ],
+)
+def test_what_has_no_cost(of: object, options: dict[str, object], says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        cost(of, **({"context": 8} | options))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(BadInput, match="dtype='zz'"):
+        measured("zz")

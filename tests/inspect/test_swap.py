@@ -182,3 +182,42 @@ def test_a_real_model_finds_passkeys_and_does_not_without_position() -> None:
     assert before.passkeys == 3
     assert after.passkeys == 0
     assert after.perplexity > 2 * before.perplexity
+
+
+def test_layers_do_not_choose_what_acts_at_the_input() -> None:
+    for encoding, to in (("sinusoidal", "rope"), ("rope", "sinusoidal"), ("sinusoidal", "none")):
+        with pytest.raises(Refused, match=r"Sinusoidal.*all layers at once, so leave layers= out"):
+            vt.swap(model(encoding), to, layers=[0])
+    assert vt.swap(model("sinusoidal"), "rope", layers=[0, 1]).spec.embedding.inputs == ()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"scaling": "linear"},
+        {"scaling": 2.0},
+        {"scaling": vt.scaling.Linear},
+        {"max_length": -1},
+        {"max_length": 1.5},
+        {"window": 1.5},
+        {"window": "4"},
+        {"window": 0},
+        {"base": float("nan")},
+        {"base": float("inf")},
+        {"base": "10"},
+    ],
+    ids=str,
+)
+def test_what_is_no_such_thing_is_refused(wrong: dict[str, object]) -> None:
+    ((name, _),) = wrong.items()
+    with pytest.raises(BadInput, match=f"^{name}="):
+        vt.swap(model(), **wrong)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_model_that_is_none_and_factors_that_are_no_numbers() -> None:
+    with pytest.raises(BadInput, match="'smollm2' is no transformer of ours"):
+        vt.swap("smollm2", "rope")  # pyright: ignore[reportArgumentType]
+    for value in (float("nan"), float("inf")):
+        for make in (vt.scaling.Linear, lambda n: vt.scaling.YaRN(n, 64), lambda n: vt.Rope(base=n)):
+            with pytest.raises(BadInput, match=r"use (a positive number|1 or more)"):
+                make(value)

@@ -129,7 +129,8 @@ def _looks(seen: Capture, head: int, args: argparse.Namespace) -> list[list[str]
     own, source = seen.tokens("self"), seen.tokens("encoder")
     queries, keys = source if kind == "encoder" else own, source if kind in ("cross", "encoder") else own
     order = seen.queries(layer, kind)[0].tolist()
-    best = seen.weights(layer, head, kind=kind).topk(min(args.most, len(keys)), -1)
+    weights = seen.weights(layer, head, kind=kind)  # over the keys that were there for some captured query
+    best = weights.topk(min(args.most, weights.shape[-1]), -1)
     return [
         [
             f"{o} {queries[o]!r}",
@@ -178,6 +179,10 @@ def run_scores(args: argparse.Namespace) -> int:
     from vantage.inspect.select import parse_numbers
 
     heads, queries = parse_numbers(args.heads, "--heads"), parse_numbers(args.queries, "--queries")
+    if args.distances and (heads is not None or queries is not None or args.kind not in (None, "self")):
+        raise BadInput(
+            "--distances looks at every head of a layer's self attention: leave out --heads, --queries, --kind"
+        )
     model = load(args.model, {}, dtype_of(args))
     if args.distances:
         with Bar("distances") as bar:

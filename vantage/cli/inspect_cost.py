@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +68,16 @@ def _parser(what: Any, name: str, short: str, long: str) -> argparse.ArgumentPar
 def run_cost(args: argparse.Namespace) -> int:
     check_out(args)
     from vantage.inspect import cost, machine, plot_cost
+    from vantage.inspect.cost import dtype_for
     from vantage.inspect.html import table
 
     there = _model_or_spec(args.model)
-    on = None if args.machine is None else machine(args.machine, args.weights or "float32")
+    # not every processor can multiply in bfloat16, and none of them is fast at it: a config is measured in float32
+    weights = args.weights or ("float32" if args.machine == "measure" else None)
+    named = str(dtype_for(there, weights)).removeprefix("torch.")
+    on = None if args.machine is None else machine(args.machine, named)  # measured as the cost is told
     options = {"context": args.context, "batch": args.batch, "source": args.source, "window": args.window}
-    found = cost(there, dtype=args.weights, kind=args.kind, machine=on, **options)
+    found = cost(there, dtype=weights, kind=args.kind, machine=on, **options)
     if args.json:
         print(json.dumps(found.to_dict(), ensure_ascii=False))
     else:
@@ -164,9 +169,9 @@ def parse_scaling(text: str) -> Any:
 
     rules: dict[str, tuple[int, Any]] = {
         "linear": (1, scaling.Linear),
-        "ntk": (2, lambda factor, original: scaling.DynamicNTK(factor, int(original))),
-        "yarn": (2, lambda factor, original: scaling.YaRN(factor, int(original))),
-        "llama3": (4, lambda factor, low, high, original: scaling.Llama3(factor, low, high, int(original))),
+        "ntk": (2, scaling.DynamicNTK),
+        "yarn": (2, scaling.YaRN),
+        "llama3": (4, scaling.Llama3),
     }
     name, *values = text.split(":")
     if text == "none":
@@ -175,6 +180,11 @@ def parse_scaling(text: str) -> Any:
         numbers = [float(value) for value in values]
     except ValueError:
         numbers = []
-    if name not in rules or len(numbers) != rules[name][0]:
+    if name not in rules or len(numbers) != rules[name][0] or not all(map(math.isfinite, numbers)):
         raise BadInput(f"--scaling {text}: write {SCALINGS}")
+    if len(numbers) > 1:  # the last is a length
+        *others, original = numbers
+        if original != int(original):
+            raise BadInput(f"--scaling {text}: {original} is a number of tokens, so give a whole one")
+        numbers = [*others, int(original)]
     return rules[name][1](*numbers)

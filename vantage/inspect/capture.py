@@ -17,10 +17,19 @@ from torch import Tensor, nn
 
 from vantage.errors import BadInput, Refused
 from vantage.generate.solo import Row
-from vantage.inspect.captured import Capture, Part
+from vantage.inspect.captured import Capture, Part, Read
 from vantage.inspect.keep import Keep, parse
-from vantage.inspect.select import Numbers, check_length, choose_sites, labels, numbers, read_source, read_tokens
-from vantage.inspect.sites import Seen, Site, listening, sites_of
+from vantage.inspect.select import (
+    Numbers,
+    check_length,
+    choose_sites,
+    labels,
+    need_model,
+    numbers,
+    read_source,
+    read_tokens,
+)
+from vantage.inspect.sites import Seen, listening, sites_of
 from vantage.inspect.tiles import output, tiles
 from vantage.model import Model
 from vantage.spec.parts import Memory
@@ -71,6 +80,8 @@ def capture(
             _go_on(model, tokens[0].tolist(), steps, memory)
         else:
             model.hidden(tokens, source=memory)
+    if not seen.parts:
+        raise BadInput(f"queries={queries!r}: no chosen attention read so many tokens, and nothing was captured")
     return seen
 
 
@@ -88,12 +99,18 @@ def capturing(
     passes: int = 1,
     progress: Progress | None = None,
 ) -> Iterator[Capture]:
-    """Inside, every pass of this model is captured, whoever runs it. ``queries``: by their order, from 0."""
+    """Inside, every pass of this model is captured, whoever runs it. ``queries``: by their order, from 0.
+
+    Run one sequence (or one batch that stays together) inside: those of several are kept, but only pass by pass.
+    """
+    need_model(model)
+    if type(limit) is not int or limit < 1:
+        raise BadInput(f"limit={limit!r}: give the bytes that may be kept, as a whole number")
     if model.training:
         raise BadInput("the model is in training mode, where dropout changes the weights: call model.eval() first")
     sites = choose_sites(sites_of(model), kinds, layers)
     chosen = {id(site): numbers(heads, site.heads, "head", f" in {site.name} attention") for site in sites}
-    wanted = None if queries is None else frozenset(queries)
+    wanted = None if queries is None else _orders(queries)
     kept = Capture(parse(keep).name, model.spec, {})
     watcher = _Watcher(kept, parse(keep), chosen, wanted, verify, limit, len(sites) * passes, progress)
     with listening(sites, watcher), _reading(model, kept):
@@ -118,13 +135,13 @@ class _Watcher:
     def __call__(self, seen: Seen) -> None:
         heads = self.heads[id(seen.site)]
         order = seen.pair.q.order
-        row = order[0].tolist()
-        columns = [c for c, o in enumerate(row) if self.queries is None or o in self.queries]
+        columns = self._columns(order)
         if not columns:
             return
         bounds = seen.pair.k.known.order
         width = 1 + (int(seen.pair.k.order.max()) if bounds is None else bounds[1])
-        self._check(seen.site, len(order) * len(heads) * len(columns), width)
+        itemsize = torch.promote_types(seen.q.dtype, torch.float32).itemsize  # as tiles have it
+        self._check(len(order) * len(heads) * len(columns), width, itemsize)
         found: list[dict[str, Tensor]] = []
         error = 0.0
         for tile in tiles(seen, heads, columns):
@@ -139,10 +156,23 @@ class _Watcher:
         if self.progress is not None:
             self.progress(self.done, max(self.done, self.expected))
 
-    def _check(self, site: Site, cells: int, width: int) -> None:
+    def _columns(self, order: Tensor) -> list[int]:
+        """Which columns of the pass are wanted: the same in every row, since a tile is cut out of all of them."""
+        if self.queries is None:
+            return list(range(order.shape[1]))
+        first, *others = ([c for c, o in enumerate(row) if o in self.queries] for row in order.tolist())
+        for b, columns in enumerate(others, 1):
+            if columns != first:
+                raise Refused(
+                    f"queries= stand in columns {first} of row 0 and {columns} of row {b}, since the rows start at "
+                    "different places: capture one row at a time, or leave queries= out"
+                )
+        return first
+
+    def _check(self, cells: int, width: int, itemsize: int) -> None:
         """Refuse at the first layer what all of them together could not keep."""
         more = max(1, self.expected - self.done)
-        total = self.into.bytes + more * self.keep.bytes(cells, width)
+        total = self.into.bytes + more * self.keep.bytes(cells, width, itemsize)
         if total > self.limit:
             raise Refused(
                 f"keep={self.keep.name!r} of {cells:,} rows over {width:,} keys in {more} layers would take "
@@ -158,8 +188,9 @@ def _reading(model: Model, kept: Capture) -> Iterator[None]:
     def listen(kind: str, of: Model) -> Any:
         def hear(module: nn.Module, args: tuple[Any, ...]) -> None:
             tokens, pos = args[0], args[1]
-            if tokens.dim() == 2:
-                kept.read.setdefault(kind, []).append((tokens[0].tolist(), pos.order[0].tolist()))
+            # one row of positions may stand for all
+            order = pos.order.expand(len(tokens), -1).cpu().clone()
+            kept.read.setdefault(kind, []).append(Read(tokens.cpu().clone() if tokens.dim() == 2 else None, order))
 
         return of.embed.register_forward_pre_hook(hear)
 
@@ -172,6 +203,13 @@ def _reading(model: Model, kept: Capture) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _orders(queries: Iterable[int] | int) -> frozenset[int]:
+    given = [queries] if isinstance(queries, int) else list(queries) if isinstance(queries, Iterable) else []
+    if not given or not all(type(n) is int and n >= 0 for n in given):
+        raise BadInput(f"queries={queries!r}: give the orders of queries, whole numbers from 0 on, at least one")
+    return frozenset(given)
 
 
 def _width(model: Model, tokens: Tensor) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -31,15 +31,26 @@ class Part:
         return sum(t.nbytes for t in (*self.data.values(), self.order))
 
 
+class Read(NamedTuple):
+    """What one pass read."""
+
+    tokens: Tensor | None  # (B, T); None: images
+    order: Tensor  # (B, T), -1 where a place is empty
+
+
 @final
 @dataclass(eq=False, repr=False)
 class Capture:
-    """Attention weights of a run. ``keep`` says what is left of each row: "weights", "stats" or "top…"."""
+    """Attention weights of a run. ``keep`` says what is left of each row: "weights", "stats" or "top…".
+
+    What is asked of a layer is put together from all passes, which must be those of one sequence (or of one batch)
+    read on and on. The passes of several are kept too, each by itself in ``parts``.
+    """
 
     keep: str
     spec: ModelSpec
     parts: dict[tuple[str, int], list[Part]]
-    read: dict[str, list[tuple[list[int], list[int]]]] = field(default_factory=dict)  # tokens and their order
+    read: dict[str, list[Read]] = field(default_factory=dict)  # by "self" and "encoder", pass by pass
     label: Callable[[Sequence[int]], list[str]] = field(default=lambda tokens: [str(n) for n in tokens])
 
     # ---- what there is
@@ -65,25 +76,35 @@ class Capture:
         """Which kernels ran."""
         return {part.kernel for parts in self.parts.values() for part in parts}
 
+    def kind(self, layer: int, kind: str | None = None) -> str:
+        """Which attention is meant: a decoder's own where nothing is said and it was captured."""
+        kinds = [k for k, n in self.parts if n == layer and kind in (None, k)]
+        if not kinds:
+            raise BadInput(f"layer {layer}{f' ({kind})' if kind else ''} was not captured: there are {self._names()}")
+        return "self" if kind is None and "self" in kinds else kinds[0]
+
     def heads(self, layer: int, kind: str | None = None) -> tuple[int, ...]:
-        return self._of(layer, kind)[0].heads
+        return self.parts[self.kind(layer, kind), layer][0].heads
 
     def queries(self, layer: int, kind: str | None = None) -> Tensor:
         """(B, queries): the order of each query."""
         return torch.cat([part.order for part in self._of(layer, kind)], 1)
 
-    def tokens(self, kind: str = "self") -> list[str]:
-        """The tokens of the first row as text, by their order; kind "encoder" for the source."""
+    def tokens(self, kind: str = "self", row: int = 0) -> list[str]:
+        """The tokens of a row as text, by their order; kind "encoder" for the source."""
+        self._one_sequence(kind)
         there: dict[int, int] = {}
         for tokens, order in self.read.get(kind, []):
-            there |= zip(order, tokens, strict=True)
+            _check_row(row, order)
+            if tokens is not None:
+                there |= zip(order[row].tolist(), tokens[row].tolist(), strict=True)
         return self.label([there[o] for o in sorted(there) if o >= 0])
 
     # ---- numbers
 
     def weights(self, layer: int, head: int | None = None, *, kind: str | None = None, row: int = 0) -> Tensor:
         """(queries, keys) of one head, (heads, queries, keys) of all. Of "top…", what was not kept is 0."""
-        parts = self._of(layer, kind)
+        parts = self._of(layer, kind, row)
         if self.keep == "stats":
             raise BadInput('keep="stats" left no weights: capture again with keep="weights" or "top32"')
         width = max(part.width for part in parts)
@@ -92,7 +113,7 @@ class Capture:
 
     def stats(self, layer: int, head: int | None = None, *, kind: str | None = None, row: int = 0) -> dict[str, Tensor]:
         """(queries,) of one head, (heads, queries) of all."""
-        parts = self._of(layer, kind)
+        parts = self._of(layer, kind, row)
         if self.keep != "stats":
             raise BadInput(f'keep={self.keep!r} kept weights, not statistics: capture again with keep="stats"')
         joined = {name: torch.cat([part.data[name][row] for part in parts], 1) for name in parts[0].data}
@@ -102,7 +123,7 @@ class Capture:
         self, layer: int, head: int, query: int, *, kind: str | None = None, row: int = 0
     ) -> list[tuple[int, float]]:
         """(order of the key, weight) of one query's largest weights, the largest first."""
-        parts = self._of(layer, kind)
+        parts = self._of(layer, kind, row)
         order = torch.cat([part.order[row] for part in parts]).tolist()
         if query not in order:
             raise BadInput(f"query {query} was not captured: there are {len(order)}, {order[0]} to {order[-1]}")
@@ -149,17 +170,41 @@ class Capture:
             for (kind, layer), parts in self.parts.items()
         ]
         kind, layer = self.sites[0] if self.parts else ("self", 0)
-        figure = None if self.keep == "stats" or not self.parts else plot_heads(self, layer, kind)
+        drawn = self.keep != "stats" and self.parts and all(self._broken(of) is None for of in self.read)
+        figure = plot_heads(self, layer, kind) if drawn else None
         return page_table(repr(self), ["attention", "layer", "heads", "queries", "kernel"], rows, figure)
 
     # ---- inside
 
-    def _of(self, layer: int, kind: str | None) -> list[Part]:
-        kinds = [k for k, n in self.parts if n == layer and kind in (None, k)]
-        if not kinds:
-            raise BadInput(f"layer {layer}{f' ({kind})' if kind else ''} was not captured: there are {self._names()}")
-        # a decoder's own attention is what is meant where nothing else is said
-        return self.parts["self" if kind is None and "self" in kinds else kinds[0], layer]
+    def _of(self, layer: int, kind: str | None, row: int = 0) -> list[Part]:
+        kind = self.kind(layer, kind)
+        self._one_sequence("encoder" if kind == "encoder" else "self")
+        parts = self.parts[kind, layer]
+        _check_row(row, parts[0].order)
+        return parts
+
+    def _one_sequence(self, of: str) -> None:
+        """Put together, the passes of several sequences would look like one."""
+        if (why := self._broken(of)) is not None:
+            raise BadInput(
+                f"{why}: several sequences were captured, and they cannot be put together. Capture one sequence at a "
+                "time, or read each pass by itself in .parts"
+            )
+
+    def _broken(self, of: str) -> str | None:
+        """Which pass does not go on from the one before it; ``None``: all do."""
+        end: Tensor | None = None
+        for i, (_, order) in enumerate(self.read.get(of, [])):
+            last = order.amax(1)
+            if end is not None:
+                if len(order) != len(end):
+                    return f"pass {i} has {len(order)} rows, and the one before it {len(end)}"
+                first = order.masked_fill(order < 0, torch.iinfo(order.dtype).max).amin(1)
+                for b in ((last >= 0) & (first != end + 1)).nonzero().flatten().tolist():
+                    return f"pass {i} starts at token {int(first[b])}, and the one before it ended at {int(end[b])}"
+                last = torch.maximum(last, end)
+            end = last
+        return None
 
     def _names(self) -> str:
         return ", ".join(f"{kind} {layer}" for kind, layer in self.parts) or "none"
@@ -172,11 +217,14 @@ class Capture:
 
 def _dense(part: Part, row: int, width: int) -> Tensor:
     """(heads, queries, keys) of one row of the batch."""
-    if not 0 <= row < len(part.order):
-        raise BadInput(f"there is no row {row}: there are {len(part.order)}, 0 to {len(part.order) - 1}")
     kept = part.data["weights"][row]
     out = kept.new_zeros(*kept.shape[:2], width)
     if "keys" not in part.data:
         out[..., : kept.shape[-1]] = kept
         return out
     return out.scatter_add_(-1, part.data["keys"][row].clamp_min(0).long(), kept)
+
+
+def _check_row(row: int, order: Tensor) -> None:
+    if type(row) is not int or not 0 <= row < len(order):
+        raise BadInput(f"there is no row {row!r}: there are {len(order)}, 0 to {len(order) - 1}")

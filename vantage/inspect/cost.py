@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
@@ -14,21 +13,22 @@ from vantage.attention.scorer import Scorer
 from vantage.checkpoints.blank import Blank
 from vantage.errors import BadInput
 from vantage.families.family import empty_model
+from vantage.generate.limits import FAR
 from vantage.inspect import operations as ops
 from vantage.inspect.cache_bytes import Room, alternatives, cache_bytes, token_bytes
 from vantage.inspect.html import page_table
-from vantage.inspect.machine import Machine
+from vantage.inspect.machine import Machine, floating
 from vantage.inspect.operations import PARTS, Pass
+from vantage.inspect.visible import visible
 from vantage.model import Model
 from vantage.model.block import Side
 from vantage.model.experts import Experts
 from vantage.spec.masks import Mask
 from vantage.spec.model import ModelSpec
-from vantage.spec.positions import Place
 
 WINDOW = 4096  # of the alternative with a window
 PAIRED = ("scores", "position", "weighted sum")  # what is done for pairs of a query and a key
-MOST_PAIRS = 2**26  # that are asked one by one
+LARGEST = 2**40  # of any size: products of two still fit whole numbers of 64 bits where they are added up
 
 
 @final
@@ -154,40 +154,47 @@ def cost(
     ``source``: tokens an encoder-decoder reads (the context, if not said). ``dtype``: that of weights and cache;
     the model's own if not said, bfloat16 for a spec.
     """
+    if not isinstance(model, (Model, ModelSpec)):
+        raise BadInput(f"{model!r:.80} is neither a model nor a spec: give what vt.load, vt.build or vt.decoder made")
+    if machine is not None and not isinstance(machine, Machine):
+        raise BadInput(
+            f"machine={machine!r}: give a Machine, as vantage.inspect.machine({str(machine)[:40]!r}) makes it"
+        )
     spec = model if isinstance(model, ModelSpec) else model.spec
+    if source is not None and spec.encoder is None:
+        raise BadInput(f"source={source!r}, and this model has no encoder that reads one: leave source out")
     sizes = {"context": context, "batch": batch, "window": window, **({} if source is None else {"source": source})}
     for name, n in sizes.items():
-        if type(n) is not int or n < 1:
-            raise BadInput(f"{name}={n!r}: give a whole number, 1 or more")
+        if type(n) is not int or not 1 <= n <= LARGEST:
+            raise BadInput(f"{name}={n!r}: give a whole number, 1 or more and at most {LARGEST:,}")
     with Blank():
         empty = empty_model(spec)
-    own = torch.bfloat16 if isinstance(model, ModelSpec) else model.embed.tokens.weight.dtype
-    dtype = _dtype(dtype, own)
+    dtype = dtype_for(model, dtype)
     read = 0 if spec.encoder is None else context if source is None else source
     room = Room(context, batch, dtype, kind, read)
     named = str(dtype).removeprefix("torch.")
-    todo = [("prefill" if _decodes(spec) else "pass", Pass(batch, context, context, read))]
-    if _decodes(spec):
+    todo = [("prefill" if decodes(spec) else "pass", Pass(batch, context, context, read))]
+    if decodes(spec):
         todo.append(("decode", Pass(batch, 1, context, read, fresh=False)))
     passes = tuple(_pass(name, empty, at, room, machine, named) for name, at in todo)
     a_token = sum(token_bytes(layer.attention.kept(spec.width), room) for layer in spec.layers)
     odd = tuple(dict.fromkeys(name for layer in spec.layers for name in ops.uncounted(layer)))
-    kept = cache_bytes(spec, room) if _decodes(spec) else 0
-    instead = alternatives(spec, room, window) if _decodes(spec) else {}
+    kept = cache_bytes(spec, room) if decodes(spec) else 0
+    instead = alternatives(spec, room, window) if decodes(spec) else {}
     return Cost(context, batch, named, kind, parameters(empty), passes, kept, a_token, instead, machine, odd)
 
 
-def _dtype(given: torch.dtype | str | None, own: torch.dtype) -> torch.dtype:
+def dtype_for(model: Model | ModelSpec, given: torch.dtype | str | None) -> torch.dtype:
+    """That of weights and cache which a cost is told in."""
     if given is None:
-        return own
-    found = getattr(torch, given, None) if isinstance(given, str) else given
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        raise BadInput(f"dtype={given!r}: use one of float64, float32, bfloat16, float16")
-    return found
+        return torch.bfloat16 if isinstance(model, ModelSpec) else model.embed.tokens.weight.dtype
+    return floating(given)
 
 
-def _decodes(spec: ModelSpec) -> bool:
-    return spec.head is not None and all(layer.mask.settled(1) for layer in spec.layers)
+def decodes(spec: ModelSpec) -> bool:
+    """Whether tokens may go on to arrive, as generating asks it. A prefix must be there first, and then is."""
+    late = (FAR, FAR + 1)
+    return spec.head is not None and all(layer.mask.settled(n) for layer in spec.layers for n in late)
 
 
 # ---- parameters
@@ -281,22 +288,6 @@ def _shown(mask: Mask, at: Pass) -> int:
     """Keys that a cache shows to a step: of a window only what it reaches. A whole pass shows all."""
     reach = mask.reach()
     return at.keys if reach is None or at.queries == at.keys else min(at.keys, at.queries + reach - 1)
-
-
-@functools.cache
-def visible(mask: Mask, at: Pass, keys: int) -> int:
-    """Pairs that the mask lets through, of the last ``queries`` of ``keys`` tokens.
-
-    Of many queries only some are asked, evenly spread: what a query sees grows steadily, or not at all.
-    """
-    key = torch.arange(at.keys - keys, at.keys)[None]
-    step = max(1, at.queries * keys // MOST_PAIRS)
-    asked = torch.arange(at.keys - at.queries, at.keys, step)
-    total = 0
-    for some in asked.split(max(1, 2**22 // max(1, keys))):
-        query = some[:, None]
-        total += int(mask(Place(query, query, None), Place(key, key, None)).sum())
-    return total * at.queries // len(asked)
 
 
 def _read(module: Any, config: Any, tokens: int) -> int:

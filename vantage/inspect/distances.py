@@ -7,6 +7,7 @@ differs by more than a threshold.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -108,10 +109,13 @@ def distinguishable(
     tokens = read_tokens(model, text, beyond=beyond)
     trained = context_of(model)
     upto = min(2 * trained if trained else 4096, 16384) if upto is None else upto
-    if upto < 2 or threshold <= 0 or pairs < 1:
-        raise BadInput(
-            f"upto={upto}, threshold={threshold}, pairs={pairs}: use 2 or more, a positive number, 1 or more"
-        )
+    if type(layer) is not int:
+        raise BadInput(f"layer={layer!r}: give the number of one layer")
+    for name, n, least in (("upto", upto, 2), ("pairs", pairs, 1)):
+        if type(n) is not int or n < least:
+            raise BadInput(f"{name}={n!r}: give a whole number, {least} or more")
+    if not isinstance(threshold, (int, float)) or not 0 < threshold < math.inf:
+        raise BadInput(f"threshold={threshold!r}: give a positive number")
     site = choose_sites(sites_of(model), "self", layer)[0]
     with meeting([site]) as met:
         model.hidden(tokens[:1], source=read_source(model, source))
@@ -122,7 +126,7 @@ def distinguishable(
     swing = (curve - curve[..., :1]).square().mean(0).sqrt()
     bands = _bands(met[site.name], upto)
     turns = None if bands is None or not trained else bands.frequency * trained / (2 * torch.pi)
-    return Distances(layer, trained, threshold, at, resolution, swing, bands and bands.frequency, turns)
+    return Distances(site.layer, trained, threshold, at, resolution, swing, bands and bands.frequency, turns)
 
 
 def _bands(met: Met, upto: int) -> Bands | None:

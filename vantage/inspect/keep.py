@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import Protocol, final, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from vantage.inspect.tiles import Tile
 STATS = ("entropy", "peak", "at", "distance", "first", "previous", "itself", "nowhere")
 
 
+@runtime_checkable
 class Keep(Protocol):
     """Makes of a tile what is kept: tensors (B, H', t, …), put one after another along t."""
 
@@ -26,8 +27,8 @@ class Keep(Protocol):
         """``width``: one more than the highest order of a key in this pass."""
         ...
 
-    def bytes(self, cells: int, width: int) -> int:
-        """What so many rows over so many keys will take."""
+    def bytes(self, cells: int, width: int, itemsize: int) -> int:
+        """What so many rows over so many keys will take, if a weight takes ``itemsize`` bytes."""
         ...
 
 
@@ -48,8 +49,8 @@ class Weights:
         empty = tile.weights.new_zeros(*tile.weights.shape[:-1], width)
         return {"weights": empty.scatter_add_(-1, order, tile.weights)}
 
-    def bytes(self, cells: int, width: int) -> int:
-        return cells * width * 4
+    def bytes(self, cells: int, width: int, itemsize: int) -> int:
+        return cells * width * itemsize
 
 
 @final
@@ -66,7 +67,7 @@ class Top:
     def of(self, tile: Tile, width: int) -> dict[str, Tensor]:
         values, index = tile.top(self.k)
         first = tile.pair.k.known.first
-        whole = torch.int16 if width <= torch.iinfo(torch.int16).max else torch.int32
+        whole = _whole(width)
         if first is not None:
             order = (index + first).to(whole)
         else:
@@ -75,8 +76,8 @@ class Top:
         missing = self.k - values.shape[-1]
         return {"weights": F.pad(values, (0, missing)), "keys": F.pad(order, (0, missing), value=-1)}
 
-    def bytes(self, cells: int, width: int) -> int:
-        return cells * self.k * 8
+    def bytes(self, cells: int, width: int, itemsize: int) -> int:
+        return cells * self.k * (itemsize + _whole(width).itemsize)
 
 
 @final
@@ -105,17 +106,22 @@ class Stats:
             "nowhere": (1 - total).clamp_min(0),
         }
 
-    def bytes(self, cells: int, width: int) -> int:
-        return cells * len(STATS) * 4
+    def bytes(self, cells: int, width: int, itemsize: int) -> int:
+        return cells * ((len(STATS) - 1) * itemsize + torch.int32.itemsize)
+
+
+def _whole(width: int) -> torch.dtype:
+    """Small enough to keep, large enough for the order of any key."""
+    return torch.int16 if width <= torch.iinfo(torch.int16).max else torch.int32
 
 
 def parse(keep: str | Keep) -> Keep:
     """ "weights", "stats", or "top" and a number, as in "top32"."""
-    if not isinstance(keep, str):
+    if isinstance(keep, Keep) and not isinstance(keep, (str, type)):
         return keep
     if keep in ("weights", "stats"):
         return Weights() if keep == "weights" else Stats()
-    found = re.fullmatch(r"top([1-9]\d{0,5})", keep)
+    found = re.fullmatch(r"top([1-9]\d{0,5})", keep) if isinstance(keep, str) else None
     if found is None:
         raise BadInput(f'keep={keep!r}: use "weights", "stats", or "top" and a number, as in "top32"')
     return Top(int(found[1]))

@@ -67,7 +67,7 @@ def measured(dtype: str = "float32", device: str | None = None, size: int | None
     ``size``: the side of the square. A GPU needs a large one: a small product is over before it is under way.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    kind, gpu = getattr(torch, dtype), device.startswith("cuda")
+    kind, gpu = floating(dtype), device.startswith("cuda")
     size = size or (GPU_SIDE if gpu else SIDE)
     # Random numbers: a product of equal ones takes less power, and a GPU then runs faster than on any real work.
     a, b = (torch.randn(size, size, device=device).to(kind) for _ in range(2))
@@ -87,6 +87,14 @@ def measured(dtype: str = "float32", device: str | None = None, size: int | None
     product = best(lambda: a @ b)
     copy = best(lambda: other.copy_(big))
     return Machine(f"this machine ({device})", {dtype: 2 * size**3 / product}, 2 * big.numel() / copy)
+
+
+def floating(given: torch.dtype | str) -> torch.dtype:
+    """A dtype by its name, or as it is."""
+    found = getattr(torch, given, None) if isinstance(given, str) else given
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise BadInput(f"dtype={given!r}: use one of float64, float32, bfloat16, float16")
+    return found
 
 
 def _wait(device: str) -> None:

@@ -96,15 +96,25 @@ def check_name(name: str) -> Path:
     path = Path(name)
     if path.suffix.lower() not in FORMATS:
         raise BadInput(f"{name}: a picture's name ends in {', '.join(FORMATS)}")
-    if not path.parent.is_dir():
-        raise BadInput(f"{name}: there is no folder {path.parent}")
+    try:
+        if not path.parent.is_dir():
+            raise BadInput(f"{name}: there is no folder {path.parent}")
+        there = path.exists()
+        path.open("ab").close()  # only writing tells whether one may: folders, rights, names too long
+        if not there:
+            path.unlink()
+    except (OSError, ValueError) as e:
+        raise BadInput(f"{name:.200}: no picture can be written there: {e.args[-1]}") from None
     return path
 
 
 def save(figure: Figure, name: str, title: str, body: str = "") -> None:
     """As PNG, SVG, or a page with ``body`` below the picture."""
     path = check_name(name)
-    if path.suffix.lower() == ".html":
-        path.write_text(page(title, picture(figure) + body), encoding="utf-8")
-    else:
-        figure.savefig(path, dpi=150, bbox_inches="tight")
+    try:
+        if path.suffix.lower() == ".html":
+            path.write_text(page(title, picture(figure) + body), encoding="utf-8")
+        else:
+            figure.savefig(path, dpi=150, bbox_inches="tight")
+    except OSError as e:
+        raise Refused(f"{name}: {e}") from e

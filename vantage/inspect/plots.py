@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from vantage.errors import BadInput
 from vantage.inspect.picture import heat, new_figure, token_ticks
 
 if TYPE_CHECKING:
@@ -26,17 +27,19 @@ SMALL = 160  # cells along a side of one heat map among many
 
 def plot_attention(capture: Capture, layer: int, head: int, kind: str | None = None, row: int = 0) -> Figure:
     """One head's weights: queries down, keys across."""
+    kind = capture.kind(layer, kind)
     weights = capture.weights(layer, head, kind=kind, row=row)
     figure = new_figure(8, 7)
     axes = figure.subplots()
-    image = heat(axes, weights, title=f"{kind or 'self'} attention, layer {layer}, head {head}")
+    image = heat(axes, weights, title=f"{kind} attention, layer {layer}, head {head}")
     figure.colorbar(image, ax=axes, label="weight (square-root scale)")
-    _sides(axes, capture, layer, kind, weights)
+    _sides(axes, capture, layer, kind, row, weights)
     return figure
 
 
 def plot_heads(capture: Capture, layer: int, kind: str | None = None, row: int = 0) -> Figure:
     """All captured heads of a layer, side by side."""
+    kind = capture.kind(layer, kind)
     weights, heads = capture.weights(layer, kind=kind, row=row), capture.heads(layer, kind)
     columns = min(COLUMNS, len(heads))
     lines = math.ceil(len(heads) / columns)
@@ -46,16 +49,15 @@ def plot_heads(capture: Capture, layer: int, kind: str | None = None, row: int =
         heat(axes, one, title=f"head {head}", side=SMALL)
     for axes in grid[len(heads) :]:
         axes.set_visible(False)
-    figure.suptitle(f"{kind or 'self'} attention, layer {layer}: queries down, keys across")
+    figure.suptitle(f"{kind} attention, layer {layer}: queries down, keys across")
     return figure
 
 
-def _sides(axes: Any, capture: Capture, layer: int, kind: str | None, weights: Tensor) -> None:
-    source, own = capture.tokens("encoder"), capture.tokens("self")
-    keys = source if kind in ("cross", "encoder") else own
-    queries = source if kind == "encoder" else own
-    order = capture.queries(layer, kind)[0].tolist()
-    shown = [queries[o] for o in order] if queries and max(order) < len(queries) else []
+def _sides(axes: Any, capture: Capture, layer: int, kind: str, row: int, weights: Tensor) -> None:
+    keys = capture.tokens("self" if kind == "self" else "encoder", row)
+    queries = capture.tokens("encoder" if kind == "encoder" else "self", row)
+    order = capture.queries(layer, kind)[row].tolist()
+    shown = [queries[o] if o >= 0 else "" for o in order] if queries and max(order) < len(queries) else []
     token_ticks(axes, shown, keys if len(keys) == weights.shape[1] else [])
     axes.set_xlabel("key")
     axes.set_ylabel("query")
@@ -64,6 +66,8 @@ def _sides(axes: Any, capture: Capture, layer: int, kind: str | None, weights: T
 def plot_decomposition(parts: Decomposition, head: int | None = None) -> Figure:
     """The scores of one head, what content says, what position says; and each frequency band's share of that."""
     head = parts.heads[0] if head is None else head
+    if head not in parts.heads:
+        raise BadInput(f"head {head!r} was not taken apart: there are {', '.join(map(str, parts.heads))}")
     at = parts.heads.index(head)
     shown = [("score", parts.score[at])]
     hidden = ~parts.seen[at]

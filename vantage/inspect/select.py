@@ -18,17 +18,24 @@ from vantage.position import Learned
 Numbers = int | slice | Iterable[int] | None
 
 
+MOST = 2**20  # numbers that a range on the command line may have
+
+
+def need_model(model: Any) -> None:
+    if not isinstance(model, Model):
+        raise BadInput(
+            f"{type(model).__name__} is no transformer of ours and has no attention weights to show here: "
+            "give what vt.load or vt.build made of a decoder, an encoder or both"
+        )
+
+
 def read_tokens(model: Model, given: Any, *, beyond: bool = False, cut: int | None = None) -> Tensor:
     """(B, T) from a text, a list of tokens or a tensor; images (B, C, H, W) for a model of images.
 
     A text longer than the model's context is refused, unless ``beyond`` and nothing in the model ends there.
     ``cut``: only the first so many tokens are read.
     """
-    if not isinstance(model, Model):
-        raise BadInput(
-            f"{type(model).__name__} is no transformer of ours and has no attention weights to show here: "
-            "give what vt.load or vt.build made of a decoder, an encoder or both"
-        )
+    need_model(model)
     device = model.embed.tokens.weight.device
     if isinstance(given, str):
         if model.tokenizer is None:
@@ -42,6 +49,11 @@ def read_tokens(model: Model, given: Any, *, beyond: bool = False, cut: int | No
         given = torch.tensor([list(given)])
     tokens = given[None] if given.dim() == 1 else given
     if model.spec.embedding.source is None:
+        if tokens.dim() != 2 or not tokens.numel() or tokens.is_floating_point():
+            raise BadInput(
+                f"a tensor of shape {tuple(given.shape)} and {given.dtype}: give tokens as whole numbers, of shape "
+                "(tokens,) or (rows, tokens), at least one"
+            )
         tokens = tokens[..., :cut]
         check_length(model, tokens.shape[-1], beyond=beyond)
     return tokens.to(device)
@@ -87,7 +99,10 @@ def check_length(model: Model, tokens: int, *, beyond: bool = False) -> None:
 def choose_sites(sites: Sequence[Site], kinds: Iterable[str] | str | None, layers: Numbers) -> list[Site]:
     """The sites of these kinds in these layers."""
     there = [kind for kind in KINDS if any(site.kind == kind for site in sites)]
-    wanted = there if kinds is None else [kinds] if isinstance(kinds, str) else list(kinds)
+    wanted = there if kinds is None else [kinds] if isinstance(kinds, str) else kinds
+    wanted = list(wanted) if isinstance(wanted, Iterable) else []
+    if not wanted:
+        raise BadInput(f"kinds={kinds!r}: give at least one of {', '.join(there)}, or None for all")
     for kind in wanted:
         if kind not in there:
             raise BadInput(f"this model has no {kind!r} attention: it has {', '.join(there)}")
@@ -104,15 +119,28 @@ def numbers(given: Numbers, count: int, what: str, where: str = "") -> list[int]
     """Which of ``count`` things: all, one, a slice or several; negative numbers count from the end."""
     if given is None:
         return list(range(count))
-    if isinstance(given, slice):
-        return list(range(count))[given]
-    several = [given] if isinstance(given, int) else list(given)
+    several = _several(given, count, what)
     for n in several:
         if type(n) is not int or not -count <= n < count:
             raise BadInput(f"there is no {what} {n!r}{where}: there are {count}, 0 to {count - 1}")
     if not several:
         raise BadInput(f"no {what} was chosen{where}: give at least one of 0 to {count - 1}, or None for all")
     return list(dict.fromkeys(n % count for n in several))
+
+
+def _several(given: Any, count: int, what: str) -> list[Any]:
+    if isinstance(given, slice):
+        try:
+            return list(range(count)[given])
+        except (TypeError, ValueError) as e:
+            raise BadInput(f"{what} {given!r}: {e}") from None
+    if isinstance(given, Tensor):
+        given = given.tolist()
+    if isinstance(given, int):
+        return [given]
+    if not isinstance(given, Iterable):
+        raise BadInput(f"{what} {given!r}: give a whole number, several, a slice, or None for all")
+    return list(given)
 
 
 def labels(model: Model, tokens_T: Sequence[int]) -> list[str]:
@@ -132,6 +160,10 @@ def parse_numbers(text: str | None, what: str) -> list[int] | None:
         one = re.fullmatch(r"\s*(-?\d+)(?:-(\d+))?\s*", piece)
         if one is None:
             raise BadInput(f"{what} {text!r}: write numbers as in 0,3,5-8")
+        if len(piece) > 30:
+            raise BadInput(f"{what} {text[:80]!r}: no number is that large")
         first, last = int(one[1]), int(one[2] or one[1])
+        if last - first >= MOST:
+            raise BadInput(f"{what} {text[:80]!r}: a range has at most {MOST:,} numbers")
         found += range(first, last + 1)
     return found

@@ -1,7 +1,9 @@
 """Where a model attends, and listening there: a kernel around the kernel that was chosen.
 
-Listening changes nothing of what is computed. While somebody listens, native whole steps stand aside (they check for
-hooks), so what is seen is what every module did, with whichever kernel it would have run.
+Listening puts nothing in and takes nothing out. While somebody listens, native whole steps stand aside (they check for
+hooks), so what is seen is what every module did, with whichever kernel it would have run. That is the same computation
+in another order of adding, so where a native step would have run, and above all with packed weights (``dtype="auto"``),
+the last digits of the logits are others than without a listener.
 """
 
 from __future__ import annotations

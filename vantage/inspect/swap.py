@@ -56,6 +56,7 @@ def swap(
     An encoding with weights of its own is refused, since the model has none for it, unless ``init``: then they start
     as in a new model.
     """
+    _check(model, base, scaling, window, max_length)
     if position is not None and (base is not None or scaling is not KEEP):
         raise BadInput(
             "position= says the whole encoding: give base= and scaling= inside it, as vt.Rope(base=, scaling=)"
@@ -73,6 +74,20 @@ def swap(
     _graft(new, model, spec, model.spec, put)
     new.tokenizer = model.tokenizer
     return new.train(model.training)
+
+
+def _check(model: Any, base: Any, scaling: Any, window: Any, max_length: Any) -> None:
+    """What each of them may be; what it may be in this model is asked later."""
+    if not isinstance(model, Model):
+        raise BadInput(f"{model!r:.80} is no transformer of ours: give what vt.load or vt.build made")
+    if base is not None and (not isinstance(base, (int, float)) or isinstance(base, bool)):
+        raise BadInput(f"base={base!r}: use a positive number (the paper's is 10000)")
+    if scaling is not None and scaling is not KEEP and (isinstance(scaling, type) or not isinstance(scaling, Rule)):
+        raise BadInput(f"scaling={scaling!r} is no rule: give one, as vt.scaling.Linear(2.0), or None for no scaling")
+    if window is not KEEP and window is not None and (type(window) is not int or window < 1):
+        raise BadInput(f"window={window!r}: give a whole number, 1 or more, or None for no window")
+    if max_length is not None and (type(max_length) is not int or max_length < 1):
+        raise BadInput(f"max_length={max_length!r}: give the tokens of a context, 1 or more")
 
 
 # ---- the spec
@@ -112,6 +127,10 @@ def _encoded(spec: ModelSpec, new: Encoding, chosen: set[int], *, restricted: bo
         parts = new.parts(causal=layer.mask.settled(1))
         act = i in chosen and (restricted or not some or _has_position(layer))
         layers.append(_replaced(layer, parts) if act else layer)
+    if len(chosen) < len(layers) and (spec.embedding.inputs, spec.sampler) != (parts.inputs, parts.sampler):
+        whole = [*spec.embedding.inputs, spec.sampler, *parts.inputs, parts.sampler]
+        names = ", ".join(dict.fromkeys(str(part) for part in whole if part is not None))
+        raise Refused(f"{names}: what acts at the input acts for all layers at once, so leave layers= out")
     embedding = replace(spec.embedding, inputs=parts.inputs)
     return replace(spec, embedding=embedding, sampler=parts.sampler), layers
 

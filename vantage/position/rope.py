@@ -6,6 +6,7 @@ and how much of the head is turned (``share``). Values are never turned. No para
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +35,7 @@ class Rope:
 
     def __post_init__(self) -> None:
         check_pairing(self.pairing)
-        if self.base <= 0:
+        if not 0 < self.base < math.inf:  # so written, it refuses nan
             raise BadInput(f"base={self.base}: use a positive number (the paper's is 10000)")
         if not 0.0 < self.share <= 1.0:
             raise BadInput(f"share={self.share}: the share of the head that is turned lies above 0 and up to 1")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from vantage.position import angles
 Device = torch.device | str | None
 
 
+@runtime_checkable
 class Rule(Protocol):
     """What ``Rope(scaling=)`` takes."""
 
@@ -225,10 +226,10 @@ class Llama3:
 
 
 def _positive(name: str, value: float) -> None:
-    if value <= 0:
+    if not 0 < value < math.inf:  # so written, it refuses nan
         raise BadInput(f"{name}={value}: use a positive number")
 
 
 def _at_least_one(name: str, value: float) -> None:
-    if value < 1:
+    if not 1 <= value < math.inf:
         raise BadInput(f"{name}={value}: use 1 or more (1 changes nothing)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -41,7 +42,7 @@ class Sinusoidal:
 
     def __post_init__(self) -> None:
         _check_layout(self.layout)
-        if self.base <= 0:
+        if not 0 < self.base < math.inf:  # so written, it refuses nan
             raise BadInput(f"base={self.base}: use a positive number (the paper's is 10000)")
         if not 0.0 <= self.dropout < 1.0:
             raise BadInput(f"dropout={self.dropout}: use a share from 0 up to, not including, 1")

@@ -14,7 +14,7 @@ from vantage.checkpoints.blank import Blank
 from vantage.checkpoints.spec_json import to_json
 from vantage.errors import BadInput, Refused, VantageError
 from vantage.families.family import empty_model
-from vantage.inspect.cost import parameters
+from vantage.inspect.cost import decodes, parameters
 from vantage.model import decoder, encoder, encoder_decoder
 from vantage.model.experts import Experts, TopK
 from vantage.model.feed_forward import named as named_ffn
@@ -246,7 +246,7 @@ def described(form: Form) -> dict[str, Any]:
 
 def cache(spec: ModelSpec) -> list[dict[str, int]]:
     """For one row in bfloat16; window layers in a ring where that is smaller. Nothing for an encoder."""
-    if spec.head is None or not all(layer.mask.settled(1) for layer in spec.layers):
+    if not decodes(spec):
         return []
     kind = Kind("own", spec, ring=any(layer.mask.reach() is not None for layer in spec.layers))
     return [{"context": n, "bytes": kind.bytes(n, 1, torch.bfloat16)} for n in CONTEXTS]
