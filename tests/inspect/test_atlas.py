@@ -117,6 +117,8 @@ def test_an_atlas_of_every_kind_of_model() -> None:
     with pytest.raises(BadInput, match="longest=1"):
         atlas(model(), tokens(4), longest=1)
     assert "data:image/png" in found._repr_html_()
+    assert "<td>induction</td>" in found.thresholds._repr_html_()
+    assert "<td>entropy</td>" in found.heads[0]._repr_html_()
     assert "8 heads on 60 tokens" in repr(found)
 
 

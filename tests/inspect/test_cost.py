@@ -191,6 +191,8 @@ def test_bad_input_and_showing() -> None:
     found = cost(model(), context=8)
     assert found.dtype == "float64"
     assert "data:image/png" in found._repr_html_()
+    assert "<td>scores</td>" in found.passes[0]._repr_html_()
+    assert "bytes a second" in MACHINES["h200"]._repr_html_()
     assert found.rows()[-1][1] == found.passes[0].operations
     assert found.to_dict()["passes"][1]["parts"][2]["name"] == "scores"
 

@@ -34,6 +34,9 @@ class Thresholds:
     local: float = 0.7
     positional: float = 0.8
 
+    def _repr_html_(self) -> str:
+        return page_table("called so from a mean weight of", ["kind", "weight"], list(asdict(self).items()))
+
 
 @final
 @dataclass(frozen=True)
@@ -49,6 +52,10 @@ class HeadFacts:
     @property
     def kind(self) -> str:
         return self.kinds[0] if self.kinds else "mixed"
+
+    def _repr_html_(self) -> str:
+        title = f"{self.site} {self.layer}.{self.head}: {', '.join(self.kinds) or 'mixed'}"
+        return page_table(title, ["measure", "mean"], list(self.measures.items()))
 
 
 @final

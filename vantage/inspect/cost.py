@@ -74,6 +74,11 @@ class PassCost:
     def intensity(self) -> float:
         return self.operations / self.bytes if self.bytes else 0.0
 
+    def _repr_html_(self) -> str:
+        rows = [[p.name, p.operations, p.bytes, p.intensity] for p in self.parts if p.operations]
+        title = f"{self.name}: {self.queries:,} queries, {self.keys:,} keys"
+        return page_table(title, ["part", "operations", "bytes", "a byte"], rows)
+
     @property
     def seconds(self) -> float | None:
         times = [part.seconds for part in self.parts]

@@ -10,6 +10,7 @@ from typing import final
 import torch
 
 from vantage.errors import BadInput, Refused
+from vantage.inspect.html import page_table
 
 TERA = 1e12
 SIDE, COPIED = 1024, 2**26  # of what measures a processor: a square's side, and bytes
@@ -24,6 +25,10 @@ class Machine:
     name: str
     flops: dict[str, float]
     bandwidth: float
+
+    def _repr_html_(self) -> str:
+        rows = [[f"operations a second, {dtype}", f"{n:.3g}"] for dtype, n in self.flops.items()]
+        return page_table(self.name, ["what", "number"], [*rows, ["bytes a second", f"{self.bandwidth:.3g}"]])
 
     def speed(self, dtype: str) -> float:
         if dtype not in self.flops:
