@@ -66,23 +66,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except VantageError as error:
         print(f"vantage: {_one_line(str(error))}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # The reader of our output has gone, as in `vantage check | head`. Nobody is left to tell, and
+        # Python would complain once more when it flushes at exit, so it gets somewhere else to flush to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # what a shell reports for a closed pipe
     except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            return _nobody_reads()
         if error.strerror is None:  # not the system's: a fault of ours, and where it is should be seen
             raise
         where = "" if error.filename is None else f": {error.filename}"
-        print(f"vantage: {_one_line(error.strerror + str(where))}", file=sys.stderr)
+        print(f"vantage: {_one_line(error.strerror + where)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130  # what a shell reports for an interrupt
-
-
-def _nobody_reads() -> int:
-    """The reader of our output has gone, as in `vantage check | head`. Nobody is left to tell, and Python would
-    complain once more when it flushes at exit, so it gets somewhere else to flush to."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 141  # what a shell reports for a closed pipe
 
 
 def _one_line(text: str) -> str:

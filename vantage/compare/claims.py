@@ -27,12 +27,10 @@ RELATIVE = ("t5", "shaw", "xl", "kerple", "fire")
 _SEEN = {"accuracy": "by accuracy", "loss": "by perplexity"}
 MULTI, GROUPED = "multi-query", "grouped-query"
 # what would measure a claim that was not
-UNLEARNED = ", or they learned no task within its range (--steps)"
-MISSING_LEARNED = f"This study has not both of them at a training length: add --positions learned sinusoidal{UNLEARNED}"
-MISSING_MULTI = f"This study has not both attentions: add --attention multi-head multi-query{UNLEARNED}"
-MISSING_GROUPED = (
-    f"This study has not all three attentions: add --attention multi-head multi-query grouped-query{UNLEARNED}"
-)
+MISSING_LEARNED = "This study has not both of them at a training length: add --positions learned sinusoidal"
+MISSING_MULTI = "This study has not both attentions: add --attention multi-head multi-query"
+MISSING_GROUPED = "This study has not all three attentions: add --attention multi-head multi-query grouped-query"
+UNLEARNED = "They learned no task within its range: give more --steps"
 
 
 @dataclass(frozen=True)
@@ -150,7 +148,8 @@ def _better_within(claim: Claim, view: View, kind: str, chance: Mapping[str, flo
     gains = [_apart(view, task, *pair, chance) for task, pair in pairs.items()]
     gain = average([apart for apart in gains if apart is not None])
     if gain is None:
-        return [claim.verdict("learned", "not measured", MISSING_LEARNED)]
+        both = any(a is not None and b is not None for a, b in pairs.values())
+        return [claim.verdict("learned", "not measured", UNLEARNED if both else MISSING_LEARNED)]
     effect = estimate(gain)
     word = _word(effect, 0.0)
     why = f"Learned less sinusoidal within the training lengths: {worded(effect, _unit(kind))}"
@@ -159,8 +158,11 @@ def _better_within(claim: Claim, view: View, kind: str, chance: Mapping[str, flo
     return [claim.verdict("learned", word, why, effect)]
 
 
-def _attention(view: View, kind: str, chance: Mapping[str, float], better: str, worse: str) -> Sample | None:
-    """One attention less another, over all encodings and tasks that have both, within the training lengths."""
+def _attention(
+    view: View, kind: str, chance: Mapping[str, float], better: str, worse: str
+) -> tuple[Sample | None, bool]:
+    """One attention less another, over all encodings and tasks that have both, within the training lengths; and
+    whether there are any, learned or not."""
     found = []
     for task in _tasks(view, kind):
         there = view.ranked(task, "within")
@@ -168,13 +170,13 @@ def _attention(view: View, kind: str, chance: Mapping[str, float], better: str, 
             a, b = (_entries(view, task, position, name) for name in (better, worse))
             if a and b and a[0] in there and b[0] in there:
                 found.append(_apart(view, task, there[a[0]], there[b[0]], chance))
-    return average([apart for apart in found if apart is not None])
+    return average([apart for apart in found if apart is not None]), bool(found)
 
 
 def _multi_query(claim: Claim, view: View, kind: str, chance: Mapping[str, float]) -> list[Verdict]:
-    lost = _attention(view, kind, chance, "multi-head", MULTI)
+    lost, there = _attention(view, kind, chance, "multi-head", MULTI)
     if lost is None:
-        return [claim.verdict(MULTI, "not measured", MISSING_MULTI)]
+        return [claim.verdict(MULTI, "not measured", UNLEARNED if there else MISSING_MULTI)]
     effect = estimate(lost)
     why = f"Multi-head less multi-query within the training lengths, at this one size: {worded(effect, _unit(kind))}"
     return [claim.verdict(MULTI, _word(effect, 0.0), why, effect)]
@@ -182,9 +184,11 @@ def _multi_query(claim: Claim, view: View, kind: str, chance: Mapping[str, float
 
 def _grouped(claim: Claim, view: View, kind: str, chance: Mapping[str, float]) -> list[Verdict]:
     """Between the two: below the one and above the other, both at once."""
-    above, below = (_attention(view, kind, chance, *pair) for pair in ((GROUPED, MULTI), ("multi-head", GROUPED)))
+    above, over_multi = _attention(view, kind, chance, GROUPED, MULTI)
+    below, under_full = _attention(view, kind, chance, "multi-head", GROUPED)
     if above is None or below is None:
-        return [claim.verdict(GROUPED, "not measured", MISSING_GROUPED)]
+        why = UNLEARNED if over_multi and under_full else MISSING_GROUPED
+        return [claim.verdict(GROUPED, "not measured", why)]
     over, under = estimate(above), estimate(below)
     words = {_word(over, 0.0), _word(under, 0.0)}
     word = next(word for word in ("does not hold", "not distinguishable", "holds") if word in words)

@@ -150,7 +150,8 @@ class Loop:
             try:
                 self._evaluate(log)
             except Exception:
-                self.save()  # whatever is wrong with a test, what was trained is kept
+                if self.stuff.world.size == 1:  # of several, one alone would wait for the others for ever
+                    self.save()  # whatever is wrong with a test, what was trained is kept
                 raise
             enough = self._enough()
         stop = self.stuff.world.agree(self.stop, self.stuff.device)
