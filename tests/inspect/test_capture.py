@@ -20,6 +20,7 @@ from vantage.inspect.keep import STATS
 from vantage.inspect.sites import Seen, listening, sites_of
 from vantage.inspect.tiles import largest, tiles
 from vantage.kernels.native import native
+from vantage.model.recurrent import RecurrentSpec, build_recurrent
 
 N = 20
 
@@ -315,3 +316,8 @@ def test_it_shows_itself() -> None:
     said = seen.to_dict(2)
     assert said["attention"][1]["layer"] == 1
     assert len(said["attention"][0]["weights"][3][5]) == 2
+
+
+def test_a_model_without_attention_to_show_is_refused() -> None:
+    with pytest.raises(BadInput, match="has no attention weights to show"):
+        vt.capture(build_recurrent(RecurrentSpec(20, 8)), [1, 2])  # pyright: ignore[reportArgumentType]
