@@ -13,7 +13,7 @@ from bench.harness import Bench, Contestant, Goal
 
 DEVICE = os.environ.get("BENCH_DEVICE") or ("cuda" if shutil.which("nvidia-smi") else "cpu")
 SEEDS = 10
-STEPS, WORKERS = (30, 6) if DEVICE == "cuda" else (20, 2)
+STEPS, WORKERS = (60, 6) if DEVICE == "cuda" else (20, 2)
 WAYS = ("as a study", "one after another")
 
 

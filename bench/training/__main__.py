@@ -26,7 +26,7 @@ from vantage.train.learners import ReadsTokens
 from vantage.train.optimise import AdamW, clip
 
 TOKENS, VOCAB, PEAK = 1024, 50304, 990e12  # H100 and H200, dense bfloat16
-SHAPES = {"124M": (12, 768, 12, 64), "1.3B": (24, 2048, 16, 32)}  # layers, width, heads, rows
+SHAPES = {"124M": (12, 768, 12, 128), "1.3B": (24, 2048, 16, 32)}  # layers, width, heads, rows
 
 STEPS = 20  # of a round; few of them would time the wait for the first and not the work
 
@@ -132,7 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.training", description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
     parser.add_argument("--positions", nargs="+", default=["learned", "rope"])
-    parser.add_argument("--rows", type=int, help="of a batch, for all of them; default: 64 of 124M, 32 of 1.3B")
+    parser.add_argument("--rows", type=int, help="of a batch, for all of them; default: 128 of 124M, 32 of 1.3B")
     parser.add_argument("--nanogpt", metavar="FOLDER", help="a clone of nanoGPT")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", metavar="FILE")

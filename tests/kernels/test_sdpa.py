@@ -53,7 +53,7 @@ def test_a_plan_pays_for_long_rows_that_are_trained_on(queries: int, grad: bool,
 def test_no_step_of_a_cache_makes_a_plan():
     model = build(decoder(vocab=20, width=256, layers=2, heads=4)).to("cuda", torch.bfloat16).eval()
     tokens = torch.randint(20, (1, 40), device="cuda")
-    with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU]) as seen:
+    with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU], acc_events=True) as seen:
         cache = model.new_cache()
         model(tokens, cache=cache)
         for _ in range(3):

@@ -25,7 +25,7 @@ class Display:
         self._task: Any = None
         self._table: Any = None
         self._loss: float | None = None
-        self._rate: float | None = None
+        self._targets = self._seconds = 0.0  # of late
         self._spoke = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -54,9 +54,10 @@ class Display:
     def stepped(self, record: Stepped) -> None:
         first = self._loss is None
         self._loss = record.loss if first else SMOOTH * (self._loss or 0.0) + (1 - SMOOTH) * record.loss
-        rate = record.targets / max(record.seconds, 1e-9)
-        self._rate = rate if self._rate is None else SMOOTH * self._rate + (1 - SMOOTH) * rate
-        said = f"loss {self._loss:.4f}  lr {record.lr:.2e}  {self._rate:,.0f} targets/s"
+        self._targets = SMOOTH * self._targets + record.targets  # apart: the last two steps may be read at one time
+        self._seconds = SMOOTH * self._seconds + record.seconds
+        rate = self._targets / max(self._seconds, 1e-9)
+        said = f"loss {self._loss:.4f}  lr {record.lr:.2e}  {rate:,.0f} targets/s"
         if self._bar is not None:
             self._bar.update(self._task, completed=record.step, said=said)
         elif time.monotonic() - self._spoke > QUIET:

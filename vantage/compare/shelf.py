@@ -28,8 +28,8 @@ try:
 except ImportError:  # Windows. There two workers may make the same block, which costs time and nothing else
     fcntl = None
 
-BATCHES = 32  # in a block, which is a file
-AHEAD = 16  # blocks that a worker may make while it waits for one that another makes
+BATCHES = 8  # in a block, which is a file: few, so that workers who begin together find one each to make
+AHEAD = 64  # blocks that a worker may make while it waits for one that another makes
 WAIT_S = 0.002
 
 

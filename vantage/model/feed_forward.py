@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vantage.errors import BadInput
+from vantage.model.gelu import gelu
 from vantage.spec.model import LinearMaker
 from vantage.spec.parts import Context
 
@@ -48,7 +49,8 @@ class Plain(nn.Module):
         self.down = linear(config.hidden, width, config.bias)
 
     def forward(self, x: Tensor, ctx: Context | None = None) -> Tensor:
-        return self.down(self.act(self.up(x)))
+        hidden = self.up(x)
+        return self.down(gelu(hidden) if self.act is F.gelu else self.act(hidden))
 
 
 class Gated(nn.Module):

@@ -54,7 +54,8 @@ def _losses(logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
     rows, vocab = logits_NV.shape
     losses, sums = (torch.empty(rows, device=logits_NV.device) for _ in range(2))
     kernel: Kernel = _forward
-    kernel[(rows,)](logits_NV, targets_N, losses, sums, vocab, BLOCK=4096, num_warps=4)
+    with torch.cuda.device(logits_NV.device):
+        kernel[(rows,)](logits_NV, targets_N, losses, sums, vocab, BLOCK=4096, num_warps=4)
     return losses, sums
 
 
@@ -70,7 +71,8 @@ def _grads(logits_NV: Tensor, targets_N: Tensor, sums_N: Tensor, scale: Tensor) 
     grads = torch.empty_like(logits_NV)
     kernel: Kernel = _backward
     grid = rows, triton.cdiv(vocab, 2048)
-    kernel[grid](logits_NV, targets_N, sums_N, scale, grads, vocab, BLOCK=2048, num_warps=4)
+    with torch.cuda.device(logits_NV.device):
+        kernel[grid](logits_NV, targets_N, sums_N, scale, grads, vocab, BLOCK=2048, num_warps=4)
     return grads
 
 
