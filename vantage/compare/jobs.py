@@ -20,6 +20,7 @@ from vantage.compare.text import READINGS, Reading
 from vantage.model import build
 from vantage.spec.model import ModelSpec
 from vantage.train.evaluate import evaluate
+from vantage.train.memory import memory_kept
 from vantage.train.sequences import Sequences
 
 Tell = Callable[[int], None]
@@ -96,7 +97,8 @@ def _train(
         return Stack(spec, own, [data[s] for s in own], [rates[i] for i in chosen], recipe, device, compiled)
 
     if device.type == "cpu":
-        stacks, losses = train_in_turn(lambda i: stack([i]), len(seeds), tell)
+        with memory_kept(device):
+            stacks, losses = train_in_turn(lambda i: stack([i]), len(seeds), tell)
         return stacks, losses.tolist()
     together = stack(range(len(seeds)), compiled=job.steps >= WORTH_COMPILING)
     return [together], together.train(tell).tolist()

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
+
+from vantage.kernels.product import linear
+
+
+class Dense(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return linear(input, self.weight, self.bias)
 
 
 def dense(n_in: int, n_out: int, bias: bool) -> nn.Module:
-    layer = nn.Linear(n_in, n_out, bias=bias)
+    layer = Dense(n_in, n_out, bias=bias)
     nn.init.normal_(layer.weight, std=0.02)
     if bias:
         nn.init.zeros_(layer.bias)

@@ -28,6 +28,7 @@ from vantage.train.distributed import World
 from vantage.train.evaluate import evaluate
 from vantage.train.guards import Diverged, Watchman, keep_batch
 from vantage.train.log import Log, Report, Scored, Stepped, read_log
+from vantage.train.memory import memory_kept
 from vantage.train.optimise import Averaged, Optimiser, clip
 from vantage.train.optimise.tensors import reshard, whole
 from vantage.train.settings import Settings
@@ -87,7 +88,8 @@ class Loop:
             if not self.finished:
                 self._rehearse()
                 stuff.learner.train()
-                self._steps(log, watchman)
+                with memory_kept(stuff.device):
+                    self._steps(log, watchman)
         finally:
             if log:
                 log.close()
