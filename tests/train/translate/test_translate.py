@@ -164,7 +164,7 @@ def by_hand(pair):
 
 def test_the_alignment_is_found_again(model, data):
     pairs = [pair for pair in data.valid if words(pair[0])[1] != words(pair[0])[2]]
-    found = align(model, pairs, when="written", batch=5)
+    found = align(model, pairs, batch=5)
     gold = [Gold(5, 5, frozenset(by_hand(pair))) for pair in pairs]
     assert alignment_error_rate([one.links() for one in found], gold) < 0.35
     assert found[0].source == tuple(words(pairs[0][0]))

@@ -70,15 +70,15 @@ def align(
     *,
     tokenizer: Tokenizer | None = None,
     layers: int | Iterable[int] | None = None,
-    when: When = "read",
+    when: When = "written",
     batch: int = 64,
 ) -> list[Alignment]:
     """The model's alignment of each pair: its cross-attention weights, averaged over heads and ``layers`` (none: all).
 
     A source word has the sum of its pieces' weights, a target word the mean of its pieces'. ``when="written"`` takes
-    the step that predicts a piece, ``"read"`` the next one, which has it as its input. In deep models that looks more
-    often where the piece came from (Chen et al. 2020, "Accurate word alignment induction"); a model of one layer
-    looks where it is going to translate.
+    the step that predicts a piece: a model looks where it is going to translate. ``"read"`` takes the next one, which
+    has the piece as its input; some layers of deep models look there where it came from (Chen et al. 2020, "Accurate
+    word alignment induction").
     """
     tokenizer = tokenizer_of(model, tokenizer)
     if model.encoder is None:

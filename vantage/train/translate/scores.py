@@ -48,7 +48,7 @@ def evaluate(
     beams: int = 1,
     length_penalty: float = 1.0,
     layers: int | Sequence[int] | None = None,
-    when: When = "read",
+    when: When = "written",
     batch: int = 64,
 ) -> Scores:
     """Translate the sources and compare with the targets.
