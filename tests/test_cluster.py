@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from vantage.cli.main import main
-from vantage.cluster import address_of
+from vantage.cluster import BY_CHANCE, TRIES, address_of, joined
 from vantage.compare.results import FILE
-from vantage.errors import BadInput
+from vantage.errors import BadInput, Refused
 from vantage.serve.on_ray import cores_each
 from vantage.serve.settings import Served, Settings, read_settings
 
@@ -50,6 +52,29 @@ def test_without_ray_one_line_says_what_to_install(tmp_path, monkeypatch, capsys
     said = capsys.readouterr().err.strip().splitlines()
     assert "pip install 'vantage[ray]'" in said[-1]
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("fails", "with_", "asked"), [(1, BY_CHANCE, 2), (TRIES, BY_CHANCE, TRIES), (1, "no", 1)])
+def test_a_client_that_fails_by_chance_is_tried_again(fails, with_, asked, monkeypatch):
+    """Ray's own fault, which comes and goes; so somebody has to play its part."""
+    calls: list[str] = []
+
+    def init(address, **rest):
+        calls.append(address)
+        if len(calls) <= fails:
+            raise RuntimeError(f"Initialization failure from server: {with_}")
+
+    played = SimpleNamespace(init=init, is_initialized=lambda: False, shutdown=lambda: None)
+    monkeypatch.setitem(sys.modules, "ray", played)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"ray://127.0.0.1:{server.getsockname()[1]}"
+        if fails < asked:
+            with joined(address) as ray:
+                assert ray is played
+        else:
+            with pytest.raises(Refused, match=with_), joined(address):
+                pass
+    assert calls == [address] * asked
 
 
 def test_a_loaded_model_is_not_spread(tmp_path, capsys):

@@ -17,6 +17,8 @@ from vantage.errors import BadInput, Refused
 HERE = "ray"
 CLIENT_PORT = 10001  # where a cluster takes clients, unless its owner says otherwise
 ANSWER_S = 10.0  # for a cluster to be reached in
+TRIES = 3
+BY_CHANCE = "Starting Ray client server failed"  # Ray forks one for each client while its other threads run
 STORE_BYTES = 200 * 2**20  # of the object store of a Ray that is started here: only small things pass through it
 
 
@@ -71,15 +73,19 @@ def _join(ray: Any, address: str | None) -> bool:
     given = os.environ.get("RAY_ADDRESS")
     if address is None and given == "local":  # Ray's word for one of one's own
         return False
-    try:
-        if named := address or given:
-            _check_there(named)
-        ray.init(address or "auto", log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, OSError, RuntimeError, ValueError) as e:
-        if address is None and not given:
-            return False
-        why = " ".join(str(e).split())[:300]
-        raise Refused(f"there is no Ray cluster at {address or given} that can be joined: {why}") from e
+    for left in reversed(range(TRIES)):
+        try:
+            if named := address or given:
+                _check_there(named)
+            ray.init(address or "auto", log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, OSError, RuntimeError, ValueError) as e:
+            if address is None and not given:
+                return False
+            if left and BY_CHANCE in str(e):
+                continue
+            why = " ".join(str(e).split())[:300]
+            raise Refused(f"there is no Ray cluster at {address or given} that can be joined: {why}") from e
+        break
     return True
 
 

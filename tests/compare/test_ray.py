@@ -25,7 +25,18 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 FLAGS = [
     *("--positions", "none", "alibi", "--train-length", "6", "--test-lengths", "6", "12", "--seeds", "2"),
-    *("--batch", "8", "--width", "16", "--layers", "1", "--heads", "2", "--steps", "600"),
+    *(
+        "--batch",
+        "8",
+        "--width",
+        "16",
+        "--layers",
+        "1",
+        "--heads",
+        "2",
+        "--steps",
+        "1500",
+    ),  # long enough to be killed twice
 ]
 REPORT = ("index.html", "scores.csv", "verdicts.csv", "report.json")
 DEATH = "a worker died; its runs start again"
