@@ -55,7 +55,7 @@ def test_without_ray_one_line_says_what_to_install(tmp_path, monkeypatch, capsys
 
 
 @pytest.mark.parametrize(("fails", "with_", "asked"), [(1, BY_CHANCE, 2), (TRIES, BY_CHANCE, TRIES), (1, "no", 1)])
-def test_a_client_that_fails_by_chance_is_tried_again(fails, with_, asked, monkeypatch):
+def test_a_client_that_fails_by_chance_is_tried_again(fails, with_, asked, monkeypatch, capsys):
     """Ray's own fault, which comes and goes; so somebody has to play its part."""
     calls: list[str] = []
 
@@ -75,6 +75,7 @@ def test_a_client_that_fails_by_chance_is_tried_again(fails, with_, asked, monke
             with pytest.raises(Refused, match=with_), joined(address):
                 pass
     assert calls == [address] * asked
+    assert capsys.readouterr().err.count("trying again") == asked - 1
 
 
 def test_a_loaded_model_is_not_spread(tmp_path, capsys):

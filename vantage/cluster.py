@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import socket
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ HERE = "ray"
 CLIENT_PORT = 10001  # where a cluster takes clients, unless its owner says otherwise
 ANSWER_S = 10.0  # for a cluster to be reached in
 TRIES = 3
-BY_CHANCE = "Starting Ray client server failed"  # Ray forks one for each client while its other threads run
+BY_CHANCE = "Starting Ray client server failed"  # of the server that Ray starts for each client; why is not known
 STORE_BYTES = 200 * 2**20  # of the object store of a Ray that is started here: only small things pass through it
 
 
@@ -82,6 +83,7 @@ def _join(ray: Any, address: str | None) -> bool:
             if address is None and not given:
                 return False
             if left and BY_CHANCE in str(e):
+                sys.stderr.write(f"vantage: {address or given} started nobody who serves a client; trying again\n")
                 continue
             why = " ".join(str(e).split())[:300]
             raise Refused(f"there is no Ray cluster at {address or given} that can be joined: {why}") from e

@@ -11,8 +11,8 @@ from vantage.compare.cells import Part, View, is_control, plain_task
 from vantage.compare.statistics import Estimate, Sample, difference, estimate, holm, p_value
 
 SURE = 0.05  # of Holm's corrected p-values
+AT_CHANCE = 0.05  # this close to chance is at chance
 # The share of rows that a guess gets right, for the tasks whose answer is one of a few symbols. Every other task: none.
-AT_CHANCE = 0.05  # this close to it is at chance
 CHANCE: Mapping[str, float] = {
     "ordering": 0.5,
     "parity": 0.5,
