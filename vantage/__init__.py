@@ -14,12 +14,22 @@ _WHERE = {
     "vantage.checkpoints.pull": ("pull",),
     "vantage.families": ("load", "save"),
     "vantage.functional": ("alibi_bias",),
-    "vantage.generate": ("Beams", "Conversation", "DraftModel", "Engine", "Lookup", "Sampling", "beam_search"),
+    "vantage.generation": (
+        "Beams",
+        "Conversation",
+        "DraftModel",
+        "Engine",
+        "Lookup",
+        "Sampling",
+        "beam_search",
+        "generate",
+    ),
     "vantage.inspect": ("capture", "swap"),
     "vantage.spec.positions": ("Positions",),
     "vantage.spec.masks": ("Causal", "Chunked", "Everything", "Prefix", "SameSegment", "Window"),
     "vantage.spec.model": ("ModelSpec", "Scores"),
     "vantage.spec.parts": ("Argmax", "Softmax"),
+    "vantage.training": ("train",),
     "vantage.attention": ("GroupedQuery", "Latent", "QKNorm"),
     "vantage.model.experts": ("Experts", "TopK"),
     "vantage.model.feed_forward": ("FeedForward",),
@@ -44,11 +54,9 @@ _WHERE = {
 _HOME = {name: module for module, names in _WHERE.items() for name in names}
 _MODULES = {
     "functional": "vantage.functional",
-    "generate": "vantage.generate",  # a package that can be called
     "inspect": "vantage.inspect",
     "scaling": "vantage.position.scaling",
     "studies": "vantage.studies",
-    "train": "vantage.train",  # so is this
 }
 
 __all__ = [*sorted(_HOME), *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll] (filled by __getattr__)
@@ -56,10 +64,10 @@ __all__ = [*sorted(_HOME), *_MODULES]  # pyright: ignore[reportUnsupportedDunder
 if TYPE_CHECKING:
     from vantage import functional as functional
     from vantage.attention import GroupedQuery, Latent, QKNorm
-    from vantage.generate.generate import generate as generate
+    from vantage.generation.generate import generate as generate
     from vantage.model import Model, build, decoder, encoder, encoder_decoder
     from vantage.position import scaling as scaling
-    from vantage.train.run import train as train
+    from vantage.training.run import train as train
 
 
 def __getattr__(name: str) -> Any:

@@ -5,11 +5,11 @@ from train_shape import BETAS, DECAY, HEADS, LAYERS, PARAMETERS, RATE, TOKENS, V
 
 import vantage as vt
 from vantage.model.norms import LayerNorm
-from vantage.train.batch import Batch
-from vantage.train.compiled import compiled_loss, loss_of
-from vantage.train.learners import ReadsTokens
-from vantage.train.memory import memory_kept
-from vantage.train.optimise import AdamW
+from vantage.training.batch import Batch
+from vantage.training.compiled import compiled_loss, loss_of
+from vantage.training.learners import ReadsTokens
+from vantage.training.memory import memory_kept
+from vantage.training.optimise import AdamW
 
 
 def setup(compiled: bool) -> None:

@@ -20,10 +20,10 @@ import torch
 from vantage.model import build, decoder
 from vantage.model.feed_forward import FeedForward
 from vantage.model.norms import LayerNorm
-from vantage.train.batch import Batch
-from vantage.train.compiled import compiled_loss, in_precision
-from vantage.train.learners import ReadsTokens
-from vantage.train.optimise import AdamW, clip
+from vantage.training.batch import Batch
+from vantage.training.compiled import compiled_loss, in_precision
+from vantage.training.learners import ReadsTokens
+from vantage.training.optimise import AdamW, clip
 
 TOKENS, VOCAB, PEAK = 1024, 50304, 990e12  # H100 and H200, dense bfloat16
 SHAPES = {"124M": (12, 768, 12, 128), "1.3B": (24, 2048, 16, 32)}  # layers, width, heads, rows

@@ -18,9 +18,10 @@ from pathlib import Path
 import torch
 
 import vantage as vt
-from vantage.train.probes import decoder_count, encoder_position
-from vantage.train.sequences import Sequences
-from vantage.train.tasks import task
+from vantage.training import read_log
+from vantage.training.probes import decoder_count, encoder_position
+from vantage.training.sequences import Sequences
+from vantage.training.tasks import task
 
 HERE = Path(__file__).parent / "rnn-attention"
 RECIPES = {"with attention": "case-rnn-attention", "without": "case-rnn"}
@@ -33,7 +34,7 @@ def train(recipe: str, seed: int, runs: str) -> dict[str, object]:
     torch.set_num_threads(1)
     out = Path(runs) / f"{recipe}-{seed}"
     trained = vt.train(recipe, [f"seed={seed}", "loop.threads=1"], out=out, resume=out.exists())
-    _, scores = vt.train.read_log(out)  # pyright: ignore[reportFunctionMemberAccess] (a package that can be called)
+    _, scores = read_log(out)
     last = {s.set: s for s in scores}
     data = Sequences(task("case"), "pair", (1, TRAINED), (TRAINED,), 300, seed=10_000 + seed)
     batches = data.held_out()[f"length {TRAINED}"]

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.watching import WIDE, check_looks, saved
-from tests.generate.folder import chat_model
+from tests.generation.folder import chat_model
 from tests.serve.studios import running
 from tests.serve.test_studio_attention import both_ways
 

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.watching import check_looks, saved
-from tests.generate.folder import chat_model
+from tests.generation.folder import chat_model
 from tests.serve.studios import running
 
 SIZES = "width=8&layers=1&heads=2&batch=8&test_examples=8"

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.watching import check_looks, saved
-from tests.generate.folder import chat_model
+from tests.generation.folder import chat_model
 from tests.serve.studios import running
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.cache.saving import forged
-from tests.generate import zoo
+from tests.generation import zoo
 from vantage.cache import ModelCache
 from vantage.cache.saved import Fingerprint, fingerprint, read_cache, save_cache
 from vantage.errors import CacheError, CheckpointError, VantageError
@@ -59,7 +59,7 @@ ALL = [(m, k, h) for m, k in zoo.CASES for h in HISTORIES]
 CHILD = """
 import sys, torch
 from tests.cache import test_saved_processes as here
-from tests.generate import zoo
+from tests.generation import zoo
 models = {}
 for kind, arrangement, history in here.ALL:
     model = models.setdefault(kind, zoo.model(kind, dtype=torch.float32))

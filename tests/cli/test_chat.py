@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.generate.folder import chat_folder, chat_model
+from tests.generation.folder import chat_folder, chat_model
 from vantage.checkpoints.pull import place
 from vantage.cli.chat import HELP, printable
 from vantage.cli.main import main
-from vantage.generate.conversation import Conversation
+from vantage.generation.conversation import Conversation
 
 QUIET = {"TERM": "dumb", "VANTAGE_NATIVE": "0", "PYTHONWARNINGS": "ignore"}  # nothing but the conversation is shown
 PATIENCE = 120.0  # seconds; only a hang takes as long

@@ -18,7 +18,7 @@ from vantage.cli import compare
 from vantage.cli.main import main
 from vantage.compare.results import FILE, read_results
 from vantage.compare.study import study_of
-from vantage.train.text import Bytes
+from vantage.training.text import Bytes
 
 
 @pytest.fixture(scope="module")

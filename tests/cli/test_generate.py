@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import vantage as vt
-from tests.generate.folder import chat_folder, chat_model
+from tests.generation.folder import chat_folder, chat_model
 from vantage.cli.main import main
 
 TEXT = "the cat sat on a mat"

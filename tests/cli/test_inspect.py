@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.generate import zoo
-from tests.generate.folder import chat_folder, chat_model, tokenizer
+from tests.generation import zoo
+from tests.generation.folder import chat_folder, chat_model, tokenizer
 from vantage.cache.saved import Fingerprint, save_cache
 from vantage.cli.inspect import _text, described, parting
 from vantage.cli.main import main
-from vantage.generate.conversation import Conversation
-from vantage.generate.solo import Row
+from vantage.generation.conversation import Conversation
+from vantage.generation.solo import Row
 
 
 @pytest.fixture(scope="module")

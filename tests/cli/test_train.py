@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from vantage.cli.main import main
-from vantage.train import read_log, recipes
+from vantage.training import read_log, recipes
 
 SETTINGS = """\
 [model]

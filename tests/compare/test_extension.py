@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import vantage as vt
-from tests.train.text.real import real
+from tests.training.text.real import real
 from vantage.compare.extension import Extension, carry_out, facts_of
 from vantage.compare.extension.conduct import DIVISORS, lay_out, wanted
 from vantage.compare.extension.measure import Hidden, found, hide, spread, token_losses
@@ -21,7 +21,7 @@ from vantage.errors import BadInput, Refused
 from vantage.inspect import swap
 from vantage.model.lora import adapted
 from vantage.position.scaling import DynamicNTK, Linear, Llama3, LongRope, YaRN
-from vantage.train.text import Bytes
+from vantage.training.text import Bytes
 
 CONTEXT = 320
 

@@ -12,8 +12,8 @@ import torch
 from vantage.compare import shelf
 from vantage.compare.shelf import BATCHES, Shelved
 from vantage.compare.study import task_of
-from vantage.train.batch import Batch
-from vantage.train.sequences import Sequences
+from vantage.training.batch import Batch
+from vantage.training.sequences import Sequences
 
 BATCH, STEPS = 4, BATCHES + 5  # a whole block and a part of one
 

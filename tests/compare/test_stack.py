@@ -8,8 +8,8 @@ import torch
 from vantage.compare.entries import ALL, Shape, section
 from vantage.compare.stack import Recipe, Stack, train_in_turn
 from vantage.model.maps import parameter_kinds
-from vantage.train.sequences import Sequences
-from vantage.train.tasks import task
+from vantage.training.sequences import Sequences
+from vantage.training.tasks import task
 
 CPU = torch.device("cpu")
 RATES = (1e-3, 1e-3, 3e-3)

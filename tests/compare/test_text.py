@@ -13,7 +13,7 @@ from vantage.compare.report import write_report
 from vantage.compare.study import Study
 from vantage.compare.text import NAME, PLACES, READINGS, SLIDING, Reading, shards
 from vantage.errors import BadInput
-from vantage.train.batch import Batch
+from vantage.training.batch import Batch
 
 CPU = torch.device("cpu")
 

@@ -17,14 +17,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.train.runs import curve, go, losses, same, tiny
+from tests.training.runs import curve, go, losses, same, tiny
 from vantage.cli.main import main
 from vantage.errors import CheckpointError
-from vantage.train import Run, read_log, read_settings
-from vantage.train.batch import Batch
-from vantage.train.checkpoint import steps
-from vantage.train.guards import Diverged, Guard, Watchman
-from vantage.train.settings import settings_of
+from vantage.training import Run, read_log, read_settings
+from vantage.training.batch import Batch
+from vantage.training.checkpoint import steps
+from vantage.training.guards import Diverged, Guard, Watchman
+from vantage.training.settings import settings_of
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = """\

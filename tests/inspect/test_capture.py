@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vantage as vt
-from tests.generate import zoo
-from tests.generate.folder import chat_model
+from tests.generation import zoo
+from tests.generation.folder import chat_model
 from tests.inspect.models import EACH, model, source, tokens
 from vantage.conformance.factors import MASKS
 from vantage.errors import BadInput, Refused

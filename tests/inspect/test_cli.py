@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.generate.folder import chat_folder, chat_model
+from tests.generation.folder import chat_folder, chat_model
 from vantage.cli.inspect_cost import parse_scaling
 from vantage.cli.main import main
 from vantage.errors import BadInput

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 import vantage as vt
-from tests.generate.folder import chat_model
+from tests.generation.folder import chat_model
 from tests.inspect.models import model, tokens
 from vantage.errors import BadInput
 from vantage.inspect import (

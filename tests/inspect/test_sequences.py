@@ -7,7 +7,7 @@ import torch
 from matplotlib.figure import Figure
 
 import vantage as vt
-from tests.generate.folder import chat_model
+from tests.generation.folder import chat_model
 from tests.inspect.models import model, source, tokens
 from vantage.errors import BadInput, Refused
 from vantage.inspect import Capture, capturing, decompose, distinguishable, plot_attention, plot_decomposition

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import vantage as vt
-from tests.generate.folder import chat_model
+from tests.generation.folder import chat_model
 from tests.inspect.models import model, published, spec, tokens
 from vantage.conformance.scenarios import sharpen
 from vantage.errors import BadInput, CacheError, Refused

@@ -16,7 +16,7 @@ import vantage.cli.serve
 import vantage.families
 import vantage.serve.run
 from vantage.cli.main import main
-from vantage.generate.scheduler import Scheduler
+from vantage.generation.scheduler import Scheduler
 from vantage.model import Model
 from vantage.serve import Served
 

@@ -17,7 +17,7 @@ import openai
 import pytest
 
 import vantage as vt
-from tests.generate.folder import chat_model
+from tests.generation.folder import chat_model
 from vantage.checkpoints.pull import PullError, place, pull
 
 ROOT = Path(__file__).parents[2]

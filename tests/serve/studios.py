@@ -15,7 +15,7 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
-from tests.generate.folder import chat_model
+from tests.generation.folder import chat_model
 from vantage.serve.app import create_app
 from vantage.serve.logs import Log
 from vantage.serve.run import _bound

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import vantage as vt
-from tests.generate.folder import chat_model
+from tests.generation.folder import chat_model
 from tests.serve.running import KEY, tiny, until
 from tests.serve.studios import served
 from vantage.serve import Limits

@@ -9,9 +9,9 @@ import threading
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.generate.folder import chat_model
+from tests.generation.folder import chat_model
 from vantage.errors import Refused
-from vantage.generate import Sampling, Stop
+from vantage.generation import Sampling, Stop
 from vantage.serve.errors import ApiError, failed
 from vantage.serve.hub import Hub
 from vantage.serve.jobs import Order, ticks

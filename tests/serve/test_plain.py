@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
 
-from tests.generate.folder import CHATML, SPECIAL, backend, tokenizer
+from tests.generation.folder import CHATML, SPECIAL, backend, tokenizer
 from vantage.checkpoints.tokenizer import About, Tokenizer
 from vantage.serve.errors import ApiError
 from vantage.serve.plain import Plain, TokenTexts

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute
 
-from tests.generate.folder import chat_model
+from tests.generation.folder import chat_model
 from tests.serve.studios import running
 from vantage.errors import BadInput
 from vantage.serve import Access, Served, Settings

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import vantage as vt
-from tests.generate.folder import chat_model, tokenizer
+from tests.generation.folder import chat_model, tokenizer
 from tests.serve.running import pulled, until
 from tests.serve.studios import running
 from vantage.conformance.scenarios import sharpen

@@ -16,7 +16,7 @@ from tests.serve.studios import Running, running
 from vantage.checkpoints.spec_json import from_json
 from vantage.position import ENCODINGS
 from vantage.serve.studio.encodings import ALL
-from vantage.train.settings import read_settings, settings_of
+from vantage.training.settings import read_settings, settings_of
 
 API = "/studio/api"
 SMALL = {"vocab": 50, "width": 32, "layers": 2, "heads": 4}

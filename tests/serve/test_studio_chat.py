@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import vantage as vt
-from tests.generate.folder import chat_model
+from tests.generation.folder import chat_model
 from tests.serve.running import pulled, until
 from tests.serve.studios import of, running, told
 from vantage.families import load as load_model
-from vantage.generate import Engine
+from vantage.generation import Engine
 from vantage.serve.studio import state, talks
 from vantage.serve.twin import twin
 

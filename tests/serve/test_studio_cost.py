@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import vantage as vt
-from tests.generate.folder import chat_model
+from tests.generation.folder import chat_model
 from tests.serve.running import pulled, until
 from tests.serve.studios import Running, of, running, told
 from vantage.inspect import cost

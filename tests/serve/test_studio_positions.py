@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import vantage as vt
-from tests.generate.folder import chat_model
+from tests.generation.folder import chat_model
 from tests.inspect.models import TEXT
 from tests.serve.running import pulled
 from tests.serve.studios import Running, running

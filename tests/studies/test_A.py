@@ -31,7 +31,7 @@ from vantage.studies.common import smollm2
 from vantage.studies.figure import Bars, Heat, Histogram, Lines
 from vantage.studies.registry import find, tags
 from vantage.studies.study import Result, silent
-from vantage.train.translate import words
+from vantage.training.translate import words
 
 QUICK = {  # the expected verdict, and parameters other than the defaults
     "A2": ("erratum", {}),

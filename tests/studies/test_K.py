@@ -9,7 +9,7 @@ import torch
 
 import vantage as vt
 from vantage.checkpoints.pull import place
-from vantage.generate import Conversation, Engine
+from vantage.generation import Conversation, Engine
 from vantage.inspect import cache_bytes
 from vantage.model import Model
 from vantage.position.rope import Rotation

@@ -13,7 +13,7 @@ from vantage.model import decoder, encoder_decoder
 from vantage.position.rope import Rotation
 from vantage.spec.masks import Everything, SameSegment
 from vantage.studies import t01_encoder_decoder, t03_pretrain_adapt, t04_encoder_mask
-from vantage.train import learners
+from vantage.training import learners
 
 # ---- T1
 

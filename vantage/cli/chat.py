@@ -14,7 +14,7 @@ from vantage.cli.generate import DEFAULT, load
 from vantage.errors import VantageError
 
 if TYPE_CHECKING:
-    from vantage.generate.conversation import Conversation, Turn
+    from vantage.generation.conversation import Conversation, Turn
 
 EXAMPLE = """\
 examples:
@@ -84,9 +84,9 @@ class Chat:
     """One sitting."""
 
     def __init__(self, args: argparse.Namespace, model: Any):
-        from vantage.generate import Sampling
-        from vantage.generate.conversation import Conversation
-        from vantage.generate.speculate import Lookup
+        from vantage.generation import Sampling
+        from vantage.generation.conversation import Conversation
+        from vantage.generation.speculate import Lookup
 
         self._model, self._stats = model, args.stats
         self._said: dict[str, Any] = {
@@ -165,7 +165,7 @@ class Chat:
 
     def load(self, path: str) -> None:
         """Go on with a saved conversation."""
-        from vantage.generate.conversation import Conversation
+        from vantage.generation.conversation import Conversation
 
         if not path:
             print("/load FILE: say which")

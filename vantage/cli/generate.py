@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     if args.beams is not None:
         return _searched(args, model, prompt)
     if args.lookup:
-        from vantage.generate import Lookup
+        from vantage.generation import Lookup
 
         options["draft"] = Lookup()
     at_once = args.json or args.n > 1 or args.lookup
@@ -114,7 +114,7 @@ def load(source: str, options: dict[str, Any], dtype: Any) -> Any:
     """The model, brought first if it is a name that is not here yet. Bad options are refused before that."""
     from vantage.checkpoints.pull import pull, to_bring
     from vantage.families import load as load_model
-    from vantage.generate import Sampling
+    from vantage.generation import Sampling
 
     Sampling(**{name: options[name] for name in options.keys() & Sampling.__dataclass_fields__.keys()})
     if to_bring(source):
@@ -137,7 +137,7 @@ def busy(label: str):
 
 
 def _streamed(args: argparse.Namespace, model: Any, prompt: str, options: dict[str, Any]) -> int:
-    from vantage.generate import generate
+    from vantage.generation import generate
 
     stream = generate(model, prompt, **options, stream=True)
     for piece in stream:
@@ -149,7 +149,7 @@ def _streamed(args: argparse.Namespace, model: Any, prompt: str, options: dict[s
 
 
 def _whole(args: argparse.Namespace, model: Any, prompt: str, options: dict[str, Any]) -> int:
-    from vantage.generate import generate
+    from vantage.generation import generate
 
     with busy("generating"):
         found = generate(model, prompt, **options, stats=args.stats)
@@ -167,8 +167,8 @@ def _whole(args: argparse.Namespace, model: Any, prompt: str, options: dict[str,
 
 def _searched(args: argparse.Namespace, model: Any, prompt: str) -> int:
     """The best text of a beam search."""
-    from vantage.generate import Beams, Stop, beam_search
-    from vantage.generate.prompts import Prompts, ends_of
+    from vantage.generation import Beams, Stop, beam_search
+    from vantage.generation.prompts import Prompts, ends_of
 
     (row,) = Prompts.of(model, prompt, chat=args.chat).rows
     ends = frozenset(ends_of(model))

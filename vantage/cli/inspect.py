@@ -86,8 +86,8 @@ def _file(path: str) -> dict[str, Any]:
 def _prompt(args: argparse.Namespace) -> dict[str, Any]:
     import torch
 
-    from vantage.generate.prompts import Prompts
-    from vantage.generate.solo import Row, new_cache
+    from vantage.generation.prompts import Prompts
+    from vantage.generation.solo import Row, new_cache
 
     model = load(args.model, {}, "auto")
     if model.encoder is not None:
@@ -138,7 +138,7 @@ def _layer(holding: Holding) -> dict[str, Any]:
 
 def parting(tokenizer: Any, a: tuple[int, ...], b: tuple[int, ...]) -> dict[str, Any]:
     """Where two texts part: at which token, and what stands there in each."""
-    from vantage.generate.solo import common
+    from vantage.generation.solo import common
 
     n = common(a, b)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vantage.train import Trained
+    from vantage.training import Trained
 
 EXAMPLE = """\
 examples:
@@ -28,7 +28,7 @@ Settings are a TOML file with the sections model, data, loop, optimiser, schedul
 KEY=VALUE changes any of them. The run lives in a folder: log.jsonl, TensorBoard's files, checkpoints, and at the end
 the model, as vt.load reads it, and `vantage generate` where it was trained on text. An adapter is read by load_adapter
 (vantage.families.adapters), a recurrent model by load_recurrent (vantage.families.recurrent), a classifier by
-load_classifier (vantage.train.keep).
+load_classifier (vantage.training.keep).
 """
 
 
@@ -53,7 +53,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     from vantage.errors import BadInput
-    from vantage.train import Run, read_settings
+    from vantage.training import Run, read_settings
 
     if args.list:
         return _list()
@@ -88,7 +88,7 @@ def _list() -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from vantage.train import recipes
+    from vantage.training import recipes
 
     table = Table("recipe", "what it shows")
     for name, path in recipes().items():

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from vantage.train import Scored, Stepped
+    from vantage.training import Scored, Stepped
 
 QUIET = 10.0  # seconds between two lines where there is no terminal
 SMOOTH = 0.95

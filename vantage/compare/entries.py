@@ -12,7 +12,7 @@ from vantage.errors import BadInput
 from vantage.position import encoding
 from vantage.position.learned import Learned
 from vantage.position.randomised import Randomised
-from vantage.train.models import Decoder
+from vantage.training.models import Decoder
 
 DEFAULT = ("none", "sinusoidal", "learned", "rope", "t5", "alibi", "none-bidirectional")
 PLAIN = (*DEFAULT[:-1], "xpos", "shaw", "xl", "kerple", "fire", "cope")

@@ -9,7 +9,7 @@ from vantage.checkpoints.blank import Blank
 from vantage.errors import BadInput
 from vantage.families.family import empty_model
 from vantage.model.feed_forward import FeedForward, named
-from vantage.train.models import Decoder
+from vantage.training.models import Decoder
 
 NEAR = 0.005  # how far from each other counts may be, as a share of the largest
 Entry = tuple[str, str]  # position, attention

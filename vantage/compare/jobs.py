@@ -19,9 +19,9 @@ from vantage.compare.study import SEARCH_SEED, Study
 from vantage.compare.text import READINGS, Reading
 from vantage.model import build
 from vantage.spec.model import ModelSpec
-from vantage.train.evaluate import evaluate
-from vantage.train.memory import memory_kept
-from vantage.train.sequences import Sequences
+from vantage.training.evaluate import evaluate
+from vantage.training.memory import memory_kept
+from vantage.training.sequences import Sequences
 
 Tell = Callable[[int], None]
 WORTH_COMPILING = 1000  # steps: compiling takes as long as some hundred of them

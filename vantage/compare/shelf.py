@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from vantage.spec.positions import Positions
-from vantage.train.batch import Batch
-from vantage.train.sequences import PAD, Sequences
+from vantage.training.batch import Batch
+from vantage.training.sequences import PAD, Sequences
 
 try:
     import fcntl

@@ -26,8 +26,8 @@ from vantage.model.maps import parameter_kinds
 from vantage.position.randomised import Randomised
 from vantage.spec.model import ModelSpec
 from vantage.spec.positions import Known, Positions
-from vantage.train.batch import IGNORE, Batch, random
-from vantage.train.sequences import PAD, Sequences
+from vantage.training.batch import IGNORE, Batch, random
+from vantage.training.sequences import PAD, Sequences
 
 Weights = dict[str, Tensor]
 Examples = Sequences | Shelved | Reading

@@ -19,9 +19,9 @@ from vantage.compare.equal import matched
 from vantage.compare.published import paper
 from vantage.compare.results import Key
 from vantage.errors import BadInput
-from vantage.train.models import Decoder
-from vantage.train.sequences import Sequences
-from vantage.train.tasks import TASKS, Task, check_lengths, task
+from vantage.training.models import Decoder
+from vantage.training.sequences import Sequences
+from vantage.training.tasks import TASKS, Task, check_lengths, task
 
 # The tasks as a study means them: names with the parameters that the papers used.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {

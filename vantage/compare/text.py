@@ -22,8 +22,8 @@ from torch import Tensor
 from vantage.checkpoints.pull import home
 from vantage.compare.results import Score
 from vantage.errors import BadInput
-from vantage.train.batch import Batch
-from vantage.train.text import BPE, Bytes, Characters, Shards, TextData, Vocabulary, expand, prepare
+from vantage.training.batch import Batch
+from vantage.training.text import BPE, Bytes, Characters, Shards, TextData, Vocabulary, expand, prepare
 
 NAME = "text"
 SLIDING, PLACES = "text, sliding", "text, over position"

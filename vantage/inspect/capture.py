@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vantage.errors import BadInput, Refused
-from vantage.generate.solo import Row
+from vantage.generation.solo import Row
 from vantage.inspect.captured import Capture, Part, Read
 from vantage.inspect.keep import Keep, parse
 from vantage.inspect.select import (

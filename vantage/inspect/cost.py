@@ -13,7 +13,7 @@ from vantage.attention.scorer import Scorer
 from vantage.checkpoints.blank import Blank
 from vantage.errors import BadInput
 from vantage.families.family import empty_model
-from vantage.generate.limits import FAR
+from vantage.generation.limits import FAR
 from vantage.inspect import operations as ops
 from vantage.inspect.cache_bytes import Room, alternatives, cache_bytes, token_bytes
 from vantage.inspect.html import page_table

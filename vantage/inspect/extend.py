@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vantage.errors import BadInput, Refused
-from vantage.generate.solo import CHUNK, Row
+from vantage.generation.solo import CHUNK, Row
 from vantage.inspect.capture import Progress
 from vantage.inspect.html import page_table
 from vantage.model import Model

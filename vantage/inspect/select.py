@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vantage.errors import BadInput
-from vantage.generate.solo import longest_of
+from vantage.generation.solo import longest_of
 from vantage.inspect.sites import KINDS, Site
 from vantage.model import Model
 from vantage.position import Learned

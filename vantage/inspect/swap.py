@@ -15,7 +15,7 @@ from vantage.attention.scorer import Scorer
 from vantage.checkpoints.blank import Blank
 from vantage.errors import BadInput, Refused
 from vantage.families.family import empty_model
-from vantage.generate.solo import longest_of
+from vantage.generation.solo import longest_of
 from vantage.inspect.select import Numbers, numbers
 from vantage.model import Model
 from vantage.model.assemble import build_shared

@@ -7,7 +7,7 @@ from typing import Any, final
 
 from fastapi import APIRouter, Request, Response
 
-from vantage.generate import Pick
+from vantage.generation import Pick
 from vantage.serve import tools
 from vantage.serve.generation import Kind, Said, respond
 from vantage.serve.hub import Loaded

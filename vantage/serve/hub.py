@@ -18,9 +18,9 @@ from typing import Any, Protocol, final
 
 from vantage.checkpoints.pull import find
 from vantage.errors import Refused, VantageError
-from vantage.generate.limits import Limits as Generating
-from vantage.generate.prompts import ends_of
-from vantage.generate.solo import longest_of
+from vantage.generation.limits import Limits as Generating
+from vantage.generation.prompts import ends_of
+from vantage.generation.solo import longest_of
 from vantage.model import Model
 from vantage.serve.embedder import Embedder
 from vantage.serve.errors import ApiError, bad, draining, overloaded, unknown_model

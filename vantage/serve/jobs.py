@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
-from vantage.generate import Constraint, Pick, Request, Sampling, Stop
+from vantage.generation import Constraint, Pick, Request, Sampling, Stop
 from vantage.serve.errors import ApiError, late, slow_reader
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from vantage.errors import BadInput, VantageError
-from vantage.generate import Constraint, Sampling, Stop, constrain
-from vantage.generate.prompts import start_of
-from vantage.generate.sampling import forked
+from vantage.generation import Constraint, Sampling, Stop, constrain
+from vantage.generation.prompts import start_of
+from vantage.generation.sampling import forked
 from vantage.serve import tools
 from vantage.serve.errors import ApiError, bad
 from vantage.serve.hub import Loaded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, final
 
-from vantage.generate import Pick, Stop, StopWatcher
+from vantage.generation import Pick, Stop, StopWatcher
 from vantage.serve.hub import Loaded
 from vantage.serve.jobs import Tick
 

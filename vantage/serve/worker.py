@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import final
 
 from vantage.errors import VantageError
-from vantage.generate import Engine, Event, Request, Stats
+from vantage.generation import Engine, Event, Request, Stats
 from vantage.model import Model
 from vantage.serve.errors import ApiError, bad, failed, overloaded
 from vantage.serve.jobs import Job, Order, Tick

@@ -20,7 +20,7 @@ from vantage.spec.positions import Positions
 from vantage.studies.common import concluded
 from vantage.studies.figure import Figure
 from vantage.studies.study import Number, Progress, Result
-from vantage.train.log import Scored, Stepped
+from vantage.training.log import Scored, Stepped
 
 F64 = torch.float64
 WEIGHTS = 1_000_000  # seeds from here on are those of maps: no input is drawn with one

@@ -15,12 +15,12 @@ from vantage.studies._a import Stepping, conclude, held
 from vantage.studies.common import interval
 from vantage.studies.figure import Bars, Figure, Heat, Line, Lines
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
-from vantage.train.batch import Batch
-from vantage.train.log import Scored
-from vantage.train.probes import Probe, decoder_count, encoder_position
-from vantage.train.run import train
-from vantage.train.sequences import Sequences
-from vantage.train.tasks import Example, task
+from vantage.training.batch import Batch
+from vantage.training.log import Scored
+from vantage.training.probes import Probe, decoder_count, encoder_position
+from vantage.training.run import train
+from vantage.training.sequences import Sequences
+from vantage.training.tasks import Example, task
 
 LONGEST = 14  # characters of what is trained on: as many as the document's sentence has
 LENGTHS = (1, 2, 4, 6, 8, 10, 12, 14, 17, 20)

@@ -15,8 +15,8 @@ from vantage.studies._a import Stepping, cells, held
 from vantage.studies.common import compared, interval, mean
 from vantage.studies.figure import Bars, Figure, Heat
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values, Verdict
-from vantage.train.run import Trained, train
-from vantage.train.translate import Alignment, align, translate
+from vantage.training.run import Trained, train
+from vantage.training.translate import Alignment, align, translate
 
 ROWS = {"je": (0.7, 0.2, 0.1), "suis": (0.1, 0.8, 0.1), "en": (0.05, 0.15, 0.8)}  # the document's
 SENTENCE = ("i am learning", "je suis en train d'apprendre")

@@ -9,7 +9,7 @@ import torch
 
 from vantage.attention import GroupedQuery, NoBias
 from vantage.cache import NoCache
-from vantage.generate import Engine
+from vantage.generation import Engine
 from vantage.kernels import chooser
 from vantage.model import Model, decoder
 from vantage.model.linear import dense

@@ -101,7 +101,7 @@ def _far(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> float:
 
 
 def _drawn(model: Model, steps: int, seed: int, cached: bool) -> list[int]:
-    from vantage.generate import Engine, Sampling
+    from vantage.generation import Engine, Sampling
 
     engine = Engine(model, cache=cached)
     request = engine.submit(PROMPT, max_tokens=steps, sampling=Sampling(temperature=1.0, seed=seed))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from vantage.generate import Engine
+from vantage.generation import Engine
 from vantage.inspect import cost
 from vantage.inspect.cache_bytes import Room, alternatives, cache_bytes, token_bytes
 from vantage.inspect.cost import WINDOW

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from vantage.generate import Conversation
-from vantage.generate.conversation import Message
+from vantage.generation import Conversation
+from vantage.generation.conversation import Message
 from vantage.model import Model
 from vantage.studies.common import compared, concluded, judged, smollm2
 from vantage.studies.figure import Figure, Line, Lines

@@ -16,10 +16,10 @@ from vantage.studies._p import checked
 from vantage.studies.common import concluded, judged
 from vantage.studies.figure import Bars, Figure, Line, Lines
 from vantage.studies.study import Parameter, Progress, Result, Study, Values
-from vantage.train.evaluate import evaluate
-from vantage.train.log import Scored
-from vantage.train.sequences import Sequences
-from vantage.train.tasks import task
+from vantage.training.evaluate import evaluate
+from vantage.training.log import Scored
+from vantage.training.sequences import Sequences
+from vantage.training.tasks import task
 
 TABLE = "embed.inputs.0.table"
 TOKENS = 4

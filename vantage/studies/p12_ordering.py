@@ -16,7 +16,7 @@ from vantage.studies._p_compare import band, carried_out, over_lengths
 from vantage.studies.common import concluded, judged
 from vantage.studies.figure import Bars, Figure
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
-from vantage.train.sequences import HELD_OUT, Sequences
+from vantage.training.sequences import HELD_OUT, Sequences
 
 TASK = "ordering"
 S3 = ("sinusoidal", "learned", "rope")

@@ -16,7 +16,7 @@ from vantage.studies._k import F64, apart, model_of, tokens_of, vectors
 from vantage.studies.common import compared, concluded, judged
 from vantage.studies.figure import Bars, Figure, Heat
 from vantage.studies.study import Parameter, Progress, Result, Study, Values
-from vantage.train.learners import losses
+from vantage.training.learners import losses
 
 VOCAB, WIDTH, HEADS = 13, 16, 4
 ROUNDING, SEEN = 1e-10, 1e-6

@@ -13,8 +13,8 @@ import torch
 from vantage.studies.common import concluded, interval, judged, mean
 from vantage.studies.figure import Bars, Figure, Line, Lines
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
-from vantage.train import Run, Scored, Stepped, Trained
-from vantage.train.settings import settings_of
+from vantage.training import Run, Scored, Stepped, Trained
+from vantage.training.settings import settings_of
 
 GOOD = ["good", "great", "lovely", "kind", "warm", "bright", "fresh", "tasty", "quick", "quiet", "clean", "fine"]
 BAD = ["bad", "awful", "nasty", "rude", "cold", "dark", "stale", "bland", "slow", "loud", "dirty", "poor"]

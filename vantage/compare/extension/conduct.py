@@ -27,9 +27,9 @@ from vantage.compare.text import over_position
 from vantage.errors import BadInput, Refused
 from vantage.model import Model
 from vantage.position import Rope
-from vantage.train.batch import random
-from vantage.train.text import expand
-from vantage.train.text.files import pieces as pieces_of
+from vantage.training.batch import random
+from vantage.training.text import expand
+from vantage.training.text.files import pieces as pieces_of
 
 PERPLEXITY, PLACES, PASSKEY, NEEDLES = "perplexity", "perplexity, over position", "passkey", "multi-needle"
 TRAINED = " + LoRA"

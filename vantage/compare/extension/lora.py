@@ -18,8 +18,8 @@ from vantage.families.adapter_files import CONFIG
 from vantage.families.adapters import load_adapter, save_adapter
 from vantage.model import Model
 from vantage.model.lora import Lora, adapted, add_lora
-from vantage.train.batch import random
-from vantage.train.compiled import recompute
+from vantage.training.batch import random
+from vantage.training.compiled import recompute
 
 SLICE = 1024  # tokens whose logits are there at once
 KEPT = 1024  # tokens of a row up to which activations are kept, not computed again

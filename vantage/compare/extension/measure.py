@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vantage.errors import BadInput
-from vantage.generate.solo import Row
+from vantage.generation.solo import Row
 from vantage.model import Model
 
 CHUNK, CUDA_CHUNK = 512, 2048  # tokens of a pass

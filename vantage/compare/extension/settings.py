@@ -13,7 +13,7 @@ from typing import Any
 from vantage.checkpoints.spec_json import Reader, Registry
 from vantage.compare.extension.rules import RULES
 from vantage.errors import BadInput
-from vantage.train.text import expand
+from vantage.training.text import expand
 
 LEAST = 64  # tokens: a question needs room
 LONGEST_LORA = 16_384  # tokens of a training row, unless said

@@ -12,10 +12,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from vantage.generate import Sampling, Stop
-from vantage.generate.prompts import ends_of
-from vantage.generate.sampling import Pick, Picker
-from vantage.generate.solo import Ending, longest_of
+from vantage.generation import Sampling, Stop
+from vantage.generation.prompts import ends_of
+from vantage.generation.sampling import Pick, Picker
+from vantage.generation.solo import Ending, longest_of
 from vantage.inspect.select import labels
 from vantage.model import Model
 from vantage.serve.errors import bad

@@ -16,7 +16,7 @@ from vantage.serve.studio.builder import FUNCTIONS, MLA, Form, Heads, Mixture, d
 from vantage.serve.studio.encodings import ALL
 from vantage.serve.studio.other import Position
 from vantage.serve.studio.state import call
-from vantage.train.tasks import TASKS
+from vantage.training.tasks import TASKS
 
 router = APIRouter(prefix="/studio/api")
 

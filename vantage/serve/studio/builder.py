@@ -26,10 +26,10 @@ from vantage.serve.studio.encodings import Asked, made
 from vantage.spec.model import AttentionConfig, Layer, ModelSpec, Parallel, Scores, Wiring
 from vantage.spec.parts import Encoding
 from vantage.studies.study import Value
-from vantage.train.models import Asked as Data
-from vantage.train.sequences import Reads, Sequences
-from vantage.train.settings import Settings, settings_of
-from vantage.train.tasks import task as task_of
+from vantage.training.models import Asked as Data
+from vantage.training.sequences import Reads, Sequences
+from vantage.training.settings import Settings, settings_of
+from vantage.training.tasks import task as task_of
 
 FUNCTIONS: Final[dict[str, Callable[..., ModelSpec]]] = {
     "decoder": decoder,

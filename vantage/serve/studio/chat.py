@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from vantage.generate import Sampling
+from vantage.generation import Sampling
 from vantage.model import Model
 from vantage.serve.bounds import ModelName, Number, Strictly, Text, Whole
 from vantage.serve.errors import bad

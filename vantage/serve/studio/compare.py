@@ -18,7 +18,7 @@ from vantage.serve.bounds import Number, Strictly, Whole
 from vantage.serve.errors import ApiError, bad
 from vantage.serve.studio.comparing import GOES_ON, Comparisons, curves, rows
 from vantage.serve.studio.state import Event, Studio, call, sse, studio_of
-from vantage.train.tasks import TASKS
+from vantage.training.tasks import TASKS
 
 router = APIRouter(prefix="/studio/api")
 

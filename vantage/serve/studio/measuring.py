@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vantage.cache import ModelCache
 from vantage.errors import Refused
-from vantage.generate.solo import Row
+from vantage.generation.solo import Row
 from vantage.model import Model
 from vantage.serve.studio.drag import fitting
 from vantage.studies.figure import Figure, Line, Lines

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vantage.errors import BadInput, Refused
-from vantage.generate.generate import generate
+from vantage.generation.generate import generate
 from vantage.inspect.extend import BINS, token_losses
 from vantage.model import Model
 from vantage.serve.studio.drag import fitting

@@ -11,7 +11,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from vantage.generate.solo import Row, new_cache
+from vantage.generation.solo import Row, new_cache
 from vantage.inspect.select import labels
 from vantage.model import Model
 from vantage.serve.errors import ApiError, bad

@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from vantage.generate.solo import Row
+from vantage.generation.solo import Row
 from vantage.inspect.select import choose_sites
 from vantage.inspect.sites import Seen, listening, sites_of
 from vantage.inspect.tiles import tiles

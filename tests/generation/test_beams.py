@@ -1,0 +1,139 @@
+"""Beam search: the texts and scores of transformers, and what must be so of any search."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import vantage as vt
+from tests.generation import zoo
+from tests.parity.case import VOCAB
+from tests.parity.rows.llama import CASES as LLAMA
+from tests.parity.rows.marian import MARIAN
+from tests.parity.rows.t5 import FULL as T5
+from vantage.errors import BadInput
+from vantage.generation.beams import Beams, beam_search
+from vantage.model import Model
+
+CASES = {"llama": LLAMA[0], "t5": T5, "marian": MARIAN}
+GRID = list(itertools.product((2, 3, 5), (-1.0, 0.0, 1.0, 2.5), (True, False, "never"), (0, 1, 8)))
+SEARCHES = random.Random(0).sample(GRID, 24)
+MOST = 9
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Model]]:
+    made = {}
+    for name, case in CASES.items():
+        folder: Path = tmp_path_factory.mktemp(name)
+        theirs = case.make("plain").double()
+        theirs.save_pretrained(folder)
+        made[name] = (theirs, vt.load(folder, dtype=torch.float64))
+    return made
+
+
+@torch.no_grad()
+def theirs_of(model: Any, prompt: torch.Tensor, beams: Beams, ends: list[int]) -> tuple[list[list[int]], list[float]]:
+    """Their texts, cut behind the first end, and their scores."""
+    # what a checkpoint says of generation does not matter here
+    kept = type(model.generation_config)(pad_token_id=0, decoder_start_token_id=0, use_cache=True)
+    kept.num_beams, kept.num_return_sequences = beams.beams, beams.n_best
+    kept.length_penalty, kept.early_stopping = beams.length_penalty, beams.early_stopping
+    kept.max_new_tokens, kept.eos_token_id = MOST, ends or None
+    kept.output_scores = kept.return_dict_in_generate = True
+    out = model.generate(prompt, generation_config=kept, attention_mask=torch.ones_like(prompt))
+    front = 1 if model.config.is_encoder_decoder else prompt.shape[1]
+    rows = []
+    for row in out.sequences[:, front:].tolist():
+        end = next((i for i, token in enumerate(row) if token in ends), len(row) - 1)
+        rows.append(row[: end + 1])
+    return rows, out.sequences_scores.tolist()
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("part", range(3))
+def test_texts_and_scores_are_those_of_transformers(pairs: Any, name: str, part: int) -> None:
+    theirs, ours = pairs[name]
+    finished = set()
+    for i, (n, penalty, early, ends) in enumerate(SEARCHES[part::3]):
+        beams = Beams(n, min(n, 3), penalty, early)
+        prompt = torch.randint(3, VOCAB, (1, 6), generator=torch.Generator().manual_seed(i))
+        said, source = (prompt[0].tolist(), None) if ours.encoder is None else ([0], prompt)
+        stop = torch.randint(3, VOCAB, (ends,), generator=torch.Generator().manual_seed(i + 50)).tolist()
+        if ends:  # one that will come
+            stop[0] = beam_search(ours, said, max_tokens=MOST, beams=beams, source=source).best[0].tokens[2 + i % 5]
+        wanted, scores = theirs_of(theirs, prompt, beams, stop)
+        got = beam_search(ours, said, max_tokens=MOST, beams=beams, stop=stop, source=source)
+        assert [list(one.tokens) for one in got.best] == wanted
+        assert [one.score for one in got.best] == pytest.approx(
+            scores, rel=1e-6, abs=2e-5
+        )  # theirs are summed in float32
+        finished |= {one.finish for one in got.best}
+    assert finished == {"stop", "length"}
+
+
+@pytest.mark.parametrize(("name", "kind"), zoo.CASES)
+def test_every_cache_finds_the_same(name: str, kind: str) -> None:
+    """And each log-probability is that of a whole pass over the text."""
+    model = zoo.model(name)
+    prompt = zoo.tokens(12)[0].tolist()
+    source = None if model.encoder is None else zoo.tokens(5, seed=7)
+    beams = Beams(4, 3, 1.0, "never")
+    got = beam_search(model, prompt, max_tokens=12, beams=beams, stop=[1, 2], kind=kind, source=source)
+    if kind != "quantised":
+        wanted = beam_search(model, prompt, max_tokens=12, beams=beams, stop=[1, 2], source=source)
+        assert [one.tokens for one in got.best] == [one.tokens for one in wanted.best]
+    length = 32 if name == "ntk" else None
+    for one in got.best:
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *one.tokens]]), source=source, length=length)[0]
+        said = logits.log_softmax(-1)[len(prompt) - 1 : -1].gather(-1, torch.tensor(one.tokens)[:, None]).sum()
+        assert one.logprob == pytest.approx(float(said), abs=0.3 if kind == "quantised" else 1e-9)
+        assert one.score == pytest.approx(one.logprob / len(one.tokens))
+    assert [one.score for one in got.best] == sorted((one.score for one in got.best), reverse=True)
+    assert got.computed <= len(prompt) + 4 * 11
+    assert got.calls <= 12
+
+
+def test_enough_beams_find_the_best_text_there_is() -> None:
+    model = vt.build(vt.decoder(vocab=5, width=8, layers=1, heads=2), seed=3).double()
+    got = beam_search(model, [1, 2], max_tokens=3, beams=Beams(125, 5, 0.0))
+    every = {}
+    with torch.no_grad():
+        for text in itertools.product(range(5), repeat=3):
+            logprobs = model(torch.tensor([[1, 2, *text]]))[0].log_softmax(-1)
+            every[text] = sum(float(logprobs[1 + i, token]) for i, token in enumerate(text))
+    best = sorted(every, key=lambda text: -every[text])[:5]
+    assert [one.tokens for one in got.best] == best
+
+
+def test_one_beam_is_greedy() -> None:
+    model = zoo.model("plain")
+    got = beam_search(model, [1, 2, 3], max_tokens=6, beams=Beams(1))
+    text = [1, 2, 3]
+    with torch.no_grad():
+        for _ in range(6):
+            text.append(int(model(torch.tensor([text]))[0, -1].argmax()))
+    assert list(got.best[0].tokens) == text[3:]
+    assert got.best[0].finish == "length"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"beams": 0}, {"beams": 2, "n_best": 3}, {"early_stopping": "soon"}, {"length_penalty": float("nan")}]
+)
+def test_a_bad_search_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(BadInput):
+        Beams(**wrong)
+
+
+def test_bad_input_is_refused() -> None:
+    model = zoo.model("plain")
+    with pytest.raises(BadInput, match="not at strings"):
+        beam_search(model, [1], max_tokens=3, stop="x")  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="at least 1"):
+        beam_search(model, [], max_tokens=3)

@@ -1,0 +1,89 @@
+"""One sample on its way: what the scheduler moves about. And several of them in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+from vantage.cache import ModelCache
+from vantage.generation.prefix import Key
+from vantage.generation.request import Output, Request
+from vantage.generation.sampling import Picker
+from vantage.generation.stops import StopWatcher
+
+
+@final
+@dataclass(eq=False)
+class Lane:
+    """A sample of a request, its tokens and its row of the cache."""
+
+    request: Request
+    output: Output
+    picker: Picker
+    watcher: StopWatcher | None  # looks for stop strings
+    tokens: list[int]  # prompt and output
+    chunked: int  # so many tokens are computed in chunks; those after them were generated
+    siblings: list[Lane] = field(default_factory=list)  # the other samples, which begin where its prompt ends
+    stage: str = "waiting"  # then "prefill", "decode" and "done"
+    cache: ModelCache | None = None  # one row; None while waiting, or while in a batch
+    fed: int = 0  # tokens the row holds
+    reached: int = 0  # the most it ever held: what is computed below this is computed again
+    length: int | None = None  # declared, where frequencies depend on it
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """Who comes first: higher priority, then earlier arrival. The last in rank is the first to make room."""
+        return -self.request.priority, self.request.id, self.output.sample
+
+    @property
+    def rows(self) -> int:
+        """How many rows it takes, its siblings' included."""
+        return 1 + len(self.siblings)
+
+    def key(self, share_tenants: bool) -> Key:
+        """Whose prefixes it may use."""
+        return None if share_tenants else self.request.tenant, self.length
+
+    def held(self) -> ModelCache:
+        assert self.cache is not None, "this lane has no row of its own now"
+        return self.cache
+
+    def free(self) -> None:
+        """Give the row up."""
+        if self.cache is not None:
+            self.cache.free()
+        self.cache, self.fed = None, 0
+
+
+@final
+class Batch:
+    """Lanes whose rows are joined into one cache, for as long as the same lanes run together."""
+
+    def __init__(self) -> None:
+        self._lanes: list[Lane] = []
+        self._cache: ModelCache | None = None
+
+    def open(self, lanes: Sequence[Lane]) -> ModelCache:
+        """One cache whose rows are these lanes'."""
+        if self._cache is None or self._lanes != list(lanes):
+            self.close()
+            rows = [lane.held() for lane in lanes]
+            self._cache = rows[0] if len(rows) == 1 else ModelCache.join(rows)
+            self._lanes = list(lanes)
+            for lane in lanes:
+                lane.cache = None
+        return self._cache
+
+    def close(self) -> None:
+        """Every lane gets its row back."""
+        if self._cache is None:
+            return
+        rows = [self._cache] if len(self._lanes) == 1 else self._cache.split()
+        for lane, row in zip(self._lanes, rows, strict=True):
+            lane.cache = row
+        self._lanes, self._cache = [], None
+
+    @property
+    def caches(self) -> list[ModelCache]:
+        return [] if self._cache is None else [self._cache]

@@ -1,0 +1,130 @@
+"""The engine's keys and values: one pool of blocks, and the prefixes that are kept in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+from vantage.cache import ModelCache, Paged
+from vantage.generation.prefix import Key, Match, Prefixes
+from vantage.model import Model
+
+KEPT = 64  # prefixes in a pool that grows
+
+
+@final
+class Memory:
+    """``capacity`` tokens in blocks of ``block`` (``None``: it grows). Windowed layers are paged too.
+
+    Where prefixes are shared they keep what has left their window, so that a cut can be anywhere.
+    ``cut``: prefixes are shared in multiples of so many tokens.
+    """
+
+    def __init__(self, model: Model, *, capacity: int | None, block: int, gather: bool, cut: int, share: bool):
+        # what has left a window is needed only where a prefix may be cut; one token can always be taken back
+        draft = None if share else 1
+        self._empty = model.new_cache(1, kind="paged", capacity=capacity, block=block, draft=draft)
+        self._pools = [ledger.pool for ledger in self._empty.ledgers if isinstance(ledger, Paged)]
+        for ledger in self._empty.ledgers:
+            assert isinstance(ledger, Paged)
+            ledger.gather = gather
+        self._block, self._cut, self._share = block, cut, share
+        self.masks = self._empty.masks
+        self.prefixes = Prefixes()
+
+    # ---- rows
+
+    def new(self, length: int | None) -> ModelCache:
+        """An empty row."""
+        row = self._empty.fresh(1)
+        row.length = length
+        return row
+
+    def found(self, key: Key, tokens: Sequence[int]) -> tuple[Match, ModelCache]:
+        """A row that holds as much of these tokens as was computed before."""
+        if not self._share:
+            return Match(0, "not sought"), self.new(key[1])
+        match, held = self.prefixes.find(key, tokens)
+        at = match.tokens - match.tokens % self._cut
+        while at and not self.settled(at):
+            at -= self._cut
+        if held is None or at == 0:
+            return Match(0, match.reason), self.new(key[1])
+        row = held.fork()
+        row.crop(at)
+        return Match(at, match.reason), row
+
+    def keep(self, key: Key, tokens: Sequence[int], row: ModelCache) -> None:
+        """Take a row over, for requests that begin with its tokens."""
+        if not self._share:
+            row.free()
+        else:
+            self.prefixes.keep(key, tokens, row)
+            self._bound()
+
+    def keep_blocks(self, key: Key, tokens: Sequence[int], row: ModelCache) -> None:
+        """Share what is full of a row that still grows: a part-full block would have to be copied to go on."""
+        cut = self._cut if self._cut > 1 else self._block
+        at = len(tokens) - len(tokens) % cut
+        if self._share and at:
+            fork = row.fork()
+            fork.crop(at)
+            self.prefixes.keep(key, tokens[:at], fork)
+            self._bound()
+
+    def _bound(self) -> None:
+        """A pool that grows never runs out of blocks, so prefixes would be kept for ever."""
+        while self._pools[0].grows and len(self.prefixes) > KEPT:
+            self.prefixes.evict(shared=True)
+
+    def settled(self, at: int) -> bool:
+        """Whether tokens may be cut here: none before can see one after."""
+        return all(mask.settled(at) for mask in self.masks)
+
+    # ---- blocks
+
+    def fits(self, tokens: int) -> bool:
+        """Whether one row of so many tokens could ever be held."""
+        return all(pool.grows or -(-tokens // pool.block) <= pool.blocks for pool in self._pools)
+
+    def blocks(self, tokens: int) -> int:
+        """How many blocks so many tokens take."""
+        return -(-tokens // self._block)
+
+    def spare(self, row: ModelCache, tokens: int, reserve: int) -> bool:
+        """Whether this row can take so many tokens and leave so many blocks."""
+        ledgers = [ledger for ledger in row.ledgers if isinstance(ledger, Paged)]
+        return all(ledger.pool.grows or ledger.wants(tokens) + reserve <= ledger.pool.free for ledger in ledgers)
+
+    def could_spare(self, row: ModelCache, tokens: int, reserve: int, others: Sequence[ModelCache]) -> bool:
+        """The same, if all prefixes were let go and only these others stayed."""
+        for i, ledger in enumerate(row.ledgers):
+            assert isinstance(ledger, Paged)
+            pool = ledger.pool
+            stay = set().union(*(cache.ledgers[i].blocks for cache in (row, *others)))  # pyright: ignore[reportAttributeAccessIssue] (every ledger here is paged)
+            if not pool.grows and ledger.wants(tokens) + reserve > pool.blocks - len(stay):
+                return False
+        return True
+
+    @property
+    def blocks_used(self) -> int:
+        return sum(pool.blocks - pool.free for pool in self._pools)
+
+    @property
+    def blocks_free(self) -> int:
+        return sum(pool.free for pool in self._pools)
+
+    @property
+    def bytes_held(self) -> int:
+        """Keys and values of the blocks in use."""
+        total = 0
+        for layer in self._empty.layers:
+            pool = layer.ledger.pool  # pyright: ignore[reportAttributeAccessIssue] (every ledger here is paged)
+            token = sum(stream.width * stream.dtype.itemsize for stream in layer.store.codec.streams())
+            total += (pool.blocks - pool.free) * pool.block * token * layer.store.codec.kv_heads
+        return total
+
+    @property
+    def projections(self) -> tuple[int, ...]:
+        """Keys projected in each layer so far."""
+        return tuple(layer.store.written for layer in self._empty.layers)

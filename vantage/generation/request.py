@@ -1,0 +1,80 @@
+"""What is asked of the engine, and what it says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import final
+
+from vantage.errors import VantageError
+from vantage.generation.prefix import Match
+from vantage.generation.sampling import Pick, Sampling
+from vantage.generation.stops import Stop
+
+
+class QueueFull(VantageError):
+    """The engine's queue holds as many requests as it may. Nothing was taken: try again later."""
+
+
+class RequestFailed(VantageError):
+    """A request whose step failed. Its cause is attached; other requests go on."""
+
+
+@final
+@dataclass(eq=False)
+class Output:
+    """One sample of a request, as far as it has come."""
+
+    sample: int
+    seed: int
+    picks: list[Pick] = field(default_factory=list)
+    finish: str | None = None  # "stop", "length", "cancelled" or "error"
+
+    @property
+    def tokens(self) -> list[int]:
+        return [pick.token for pick in self.picks]
+
+
+@final
+@dataclass(eq=False)
+class Request:
+    """A prompt and how to go on from it. Made by ``Engine.submit``; read it, do not write it."""
+
+    id: int
+    tokens: tuple[int, ...]
+    max_tokens: int
+    sampling: Sampling
+    stop: Stop
+    priority: int
+    tenant: str | None
+    source: tuple[int, ...] | None
+    outputs: tuple[Output, ...]
+    prefix: Match | None = None  # what was found in the prefix tree, and why not more; None: not begun
+    error: RequestFailed | None = None
+    preemptions: int = 0
+    recomputed: int = 0
+
+    @property
+    def n(self) -> int:
+        return len(self.outputs)
+
+    @property
+    def state(self) -> str:
+        """ "waiting", "running" or "finished"."""
+        if all(output.finish is not None for output in self.outputs):
+            return "finished"
+        return "waiting" if self.prefix is None else "running"
+
+    def __repr__(self) -> str:
+        told = sum(len(output.picks) for output in self.outputs)
+        return f"<Request {self.id}: {self.state}, {len(self.tokens)} tokens in, {told} out>"
+
+
+@final
+@dataclass(frozen=True)
+class Event:
+    """A token of a sample, or its end without one (cancelled, failed)."""
+
+    request: Request
+    sample: int
+    pick: Pick | None
+    finish: str | None = None

@@ -1,0 +1,194 @@
+"""One sequence and its cache: what a conversation, a draft and a speculating run step forward and back.
+
+A row knows which tokens its cache holds. So a text that differs from the one before costs only what
+comes after the first difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from vantage.cache import ModelCache
+from vantage.checkpoints.tokenizer import Tokenizer
+from vantage.errors import BadInput, CacheError, Refused
+from vantage.generation.sampling import Constraint
+from vantage.generation.stops import Stop, StopWatcher
+from vantage.model import Model
+from vantage.spec.parts import Memory
+
+CHUNK = 512  # tokens of a pass: a long prompt is read in several, so that its activations stay small
+
+
+@final
+@dataclass
+class Work:
+    """What was done, counted where it was done."""
+
+    calls: int = 0  # forward passes
+    computed: int = 0  # tokens whose keys and values were computed
+    reused: int = 0  # tokens whose keys and values were there already
+    recomputed: int = 0  # tokens computed again: for a longer declared length, or because a window had let go of them
+
+
+@final
+class Row:
+    """The tokens that a cache of one row holds, kept in step with it."""
+
+    def __init__(
+        self, model: Model, cache: ModelCache, tokens: Sequence[int] = (), source: Tensor | Memory | None = None
+    ):
+        if cache.batch != 1:
+            raise BadInput(f"a cache of {cache.batch} rows for one sequence: give one with batch=1")
+        if cache.tokens[0] != len(tokens):
+            raise BadInput(f"the cache holds {cache.tokens[0]} tokens, and {len(tokens)} were said to be in it")
+        self.model, self.cache, self.work = model, cache, Work()
+        self.tokens = list(tokens)
+        self._source = source
+
+    @property
+    def room(self) -> int | None:
+        """How many more tokens fit the declared length; ``None``: no rule depends on it."""
+        length = self.cache.length
+        return None if length is None or self.model.spec.original_length is None else length - len(self.tokens)
+
+    def feed(self, new: Sequence[int], want: int = 1) -> Tensor:
+        """Compute these tokens; the logits (want, V) of the last ones."""
+        if not 0 < want <= len(new):
+            raise BadInput(f"the logits of {want} of {len(new)} tokens: feed at least as many as are wanted")
+        self._make_room(len(new))
+        first = len(new) - max(want, (len(new) - 1) % CHUNK + 1)
+        for at in range(0, first, CHUNK):
+            self._pass(new[at : min(at + CHUNK, first)], 0)
+        logits = self._pass(new[first:], want)
+        return logits.float() if logits.dtype.itemsize < 4 else logits  # sums over a vocabulary need the room
+
+    def _pass(self, new: Sequence[int], want: int) -> Tensor:
+        """One pass; the logits (want, V) of its last tokens."""
+        model, source = self.model, self._source
+        tokens = torch.tensor([list(new)], device=model.embed.tokens.weight.device)
+        if want == len(new):
+            logits = model(tokens, cache=self.cache, source=source)
+        else:  # the head is the widest map of all: only for those who are asked for
+            hidden = model.hidden(tokens, cache=self.cache, source=source)
+            logits = model.head(hidden[:, len(new) - want :])
+        self._source = None
+        self.tokens += new
+        self.work.calls += 1
+        self.work.computed += len(new)
+        return logits[0]
+
+    def _make_room(self, n: int) -> None:
+        """Frequencies are fixed for a cache's life: past its length everything is computed again, in doubling steps."""
+        room = self.room
+        if room is None or n <= room:
+            return
+        assert self.cache.length is not None
+        length = self.cache.length
+        while length < len(self.tokens) + n:
+            length *= 2
+        if self.model.encoder is not None:
+            raise Refused(f"an encoder-decoder cannot grow past its length: make its cache with length={length}")
+        if self.tokens:
+            self.cache = self.model.grow(self.cache, self._as_row(), length=length)
+            self.work.recomputed += len(self.tokens)
+        else:
+            self.cache = self.cache.fresh()
+            self.cache.length = length
+
+    def _as_row(self) -> Tensor:
+        return torch.tensor([self.tokens], device=self.model.embed.tokens.weight.device)
+
+    def crop(self, to: int) -> None:
+        """Keep the first ``to`` tokens."""
+        if to < len(self.tokens):
+            self.cache.crop(to)
+            del self.tokens[to:]
+
+    def match(self, tokens: Sequence[int]) -> int:
+        """Go back to where these tokens and the held ones part, and say how many are kept; never all of them.
+
+        What a window let go of cannot be gone back to: then all is given up and computed again.
+        """
+        kept = min(common(self.tokens, tokens), len(tokens) - 1)
+        try:
+            self.crop(kept)
+        except CacheError:
+            self.work.recomputed += kept
+            kept = 0
+            self.cache = self.cache.fresh()
+            self.tokens = []
+        self.work.reused += kept
+        return kept
+
+    def settle(self, tokens: Sequence[int]) -> None:
+        """After a run that may have been interrupted: hold nothing but a front of these tokens, or nothing."""
+        try:
+            self.cache.crop(len(self.tokens))  # a pass may have been kept without notice
+            self.crop(common(self.tokens, tokens))
+        except CacheError:
+            self.cache, self.tokens = self.cache.fresh(), []
+
+    def fork(self) -> Row:
+        """The same, to go on with independently."""
+        return Row(self.model, self.cache.fork(), self.tokens)
+
+
+def common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two texts have in common from the front."""
+    a, b = list(a), list(b)  # a list equals no tuple
+    low, high = 0, min(len(a), len(b))
+    while low < high:  # whole stretches are compared at once
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
+    return low
+
+
+def new_cache(model: Model, kind: str, draft: int, length: int | None = None) -> ModelCache:
+    """An empty cache of one row that can take back ``draft`` tokens."""
+    return model.new_cache(kind=kind, length=length, draft=draft if kind == "ring" else None)
+
+
+def longest_of(model: Model) -> int | None:
+    """The longest text this model was made for; ``None``: it does not say."""
+    said = model.spec.max_length or (model.config or {}).get("max_position_embeddings")
+    return said if isinstance(said, int) and said > 0 else None
+
+
+@final
+class Ending:
+    """Decides after each token whether an answer is over, and keeps the text that may be shown."""
+
+    def __init__(self, stop: Stop, tokenizer: Tokenizer | None, constraint: Constraint | None = None):
+        if stop.strings and tokenizer is None:
+            raise BadInput("stop strings need a tokenizer: give stop tokens, or a model that has one")
+        self._stop, self._constraint = stop, constraint
+        self._watcher = None if tokenizer is None else StopWatcher(tokenizer, stop.strings)
+        self._text: list[str] = []
+        self.why: str | None = None  # "stop token", "stop string" or "constraint"; None: it is not over
+
+    def __call__(self, token: int) -> bool:
+        if token in self._stop.tokens:
+            self.why = "stop token"
+        else:
+            if self._watcher is not None:
+                self._text.append(self._watcher.push(token))
+                if self._watcher.stopped is not None:
+                    self.why = "stop string"
+            if self.why is None and self._constraint is not None and self._constraint.done():
+                self.why = "constraint"
+        return self.why is not None
+
+    def shown(self) -> str:
+        """The text that has become certain since the last time."""
+        text, self._text = "".join(self._text), []
+        return text
+
+    def flush(self) -> str:
+        """What was held back, and is certain now that nothing more comes."""
+        rest = "" if self._watcher is None else self._watcher.flush()
+        return self.shown() + rest

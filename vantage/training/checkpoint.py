@@ -1,0 +1,209 @@
+"""Checkpoints of a run: tensors in safetensors, everything else in JSON, no pickle.
+
+The tensors are written by ``torch.distributed.checkpoint``, each process its own part, so a checkpoint of two
+processes loads in one and the other way round. A checkpoint is a folder. It is written under another name, brought
+to the disk, and only then renamed: a name that ends in a number is a checkpoint that is whole. What is in it is
+checked by size and checksum before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as load_parts
+from torch.distributed.checkpoint.state_dict_saver import save as save_parts
+
+from vantage.errors import CheckpointError
+from vantage.training.distributed import World
+
+STATE, PART = "state.json", ".part"
+_NAME = re.compile(r"step-(\d{8,})")
+_CHUNK = 1 << 22
+
+
+def name_of(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def write(folder: Path, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], world: World) -> Path:
+    """A checkpoint of this step. Until it is whole, nothing else in the folder is touched."""
+    whole = folder / name_of(step)
+    part = whole.with_name(whole.name + PART)
+    with _clear_errors(f"the checkpoint of step {step} could not be written", part, world):
+        if world.first:
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+        world.wait()
+        writer = HuggingFaceStorageWriter(str(part), save_distributed=True)
+        with _quiet():
+            save_parts(dict(tensors), storage_writer=writer, no_dist=world.size == 1)
+        world.wait()
+        if world.first:
+            files = {path.name: _seal(path) for path in sorted(part.iterdir())}
+            _write_json(part / STATE, {"step": step, "facts": dict(facts), "files": files})
+            _remove(whole)
+            part.rename(whole)
+            _sync(folder)
+        world.wait()
+    return whole
+
+
+def steps(folder: Path) -> list[int]:
+    """The steps that have a whole checkpoint, in order."""
+    if not folder.is_dir():
+        return []
+    found = (_NAME.fullmatch(path.name) for path in folder.iterdir() if path.is_dir())
+    return sorted(int(match[1]) for match in found if match)
+
+
+def prune(folder: Path, keep: int, world: World) -> None:
+    """Remove all but the last ``keep``, and what was left half written."""
+    if not world.first:
+        return
+    for step in steps(folder)[:-keep]:
+        _remove(folder / name_of(step))
+    for left in folder.glob(f"*{PART}"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def said(folder: Path, step: int) -> dict[str, Any]:
+    """What a checkpoint says besides its tensors. Its other files are not looked at."""
+    return _state(folder / name_of(step), step)[0]
+
+
+def facts(folder: Path, step: int) -> dict[str, Any]:
+    """What a checkpoint says besides its tensors, after its files have been checked."""
+    here = folder / name_of(step)
+    found, files = _state(here, step)
+    for name, seal in files.items():
+        path = here / name
+        if not path.is_file():
+            raise _damaged(here, f"{name} is missing")
+        size = path.stat().st_size
+        if size != seal["bytes"]:
+            raise _damaged(here, f"{name} has {size} bytes and should have {seal['bytes']}")
+        if _digest(path) != seal["sha256"]:
+            raise _damaged(here, f"{name} is not what was written: its checksum differs")
+    return found
+
+
+def read(folder: Path, step: int, into: Mapping[str, Tensor], world: World) -> None:
+    """Fill these tensors. Every one must be there, in its shape, and none besides. ``facts`` has checked the files."""
+    here = folder / name_of(step)
+    reader = HuggingFaceStorageReader(str(here))
+    there = reader.read_metadata().state_dict_metadata
+    for name, tensor in into.items():
+        stored = there.get(name)
+        if not isinstance(stored, TensorStorageMetadata):
+            raise CheckpointError(f"{here} has no {name}: it is of another model or another optimiser")
+        if tuple(stored.size) != tuple(tensor.shape):
+            shapes = f"{tuple(stored.size)} there, {tuple(tensor.shape)} here"
+            raise CheckpointError(f"{here}: {name} is {shapes}: it is of another model")
+    if extra := sorted(set(there) - set(into)):
+        raise CheckpointError(f"{here} has {extra[0]}, which is not wanted here: it is of another model or optimiser")
+    with _quiet():
+        load_parts(dict(into), storage_reader=HuggingFaceStorageReader(str(here)), no_dist=world.size == 1)
+
+
+# ---- files
+
+
+def _state(here: Path, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The facts and the files' seals."""
+    try:
+        state = json.loads((here / STATE).read_text())
+        found, files = dict(state["facts"]), {str(name): dict(seal) for name, seal in state["files"].items()}
+        number, complete = state["step"], all({"bytes", "sha256"} <= set(seal) for seal in files.values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        raise _damaged(here, f"its {STATE} cannot be read ({e})") from e
+    if not complete:
+        raise _damaged(here, f"its {STATE} does not say the size and checksum of every file")
+    if number != step:
+        raise _damaged(here, f"its {STATE} is of step {number}")
+    return found, files
+
+
+def _remove(whole: Path) -> None:
+    """Remove a checkpoint. A folder that is half removed must not look whole, so it loses its name first."""
+    if whole.exists():
+        doomed = whole.with_name(whole.name + ".old" + PART)
+        shutil.rmtree(doomed, ignore_errors=True)
+        whole.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _seal(path: Path) -> dict[str, Any]:
+    _sync(path)
+    return {"bytes": path.stat().st_size, "sha256": _digest(path)}
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _write_json(path: Path, value: Any) -> None:
+    with path.open("w") as file:
+        json.dump(value, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def _clear_errors(what: str, part: Path, world: World) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError, CheckpointException) as e:
+        if world.first:
+            shutil.rmtree(part, ignore_errors=True)
+        full = " (the disk is full)" if _is_full(e) else ""
+        raise CheckpointError(
+            f"{what}{full}: {_reason(e)}. The earlier checkpoints are as they were; make room and go on with --resume"
+        ) from e
+
+
+def _is_full(e: BaseException) -> bool:
+    return (isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT)) or "No space left" in str(e)
+
+
+def _reason(e: BaseException) -> str:
+    lines = [line.strip() for line in str(e).splitlines() if line.strip()]
+    return lines[-1] if lines else type(e).__name__
+
+
+def _damaged(here: Path, why: str) -> CheckpointError:
+    return CheckpointError(f"{here} is damaged: {why}. Remove that folder to go on from the checkpoint before it")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """torch warns that it checkpoints without processes to talk to, which is what was asked."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

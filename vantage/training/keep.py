@@ -1,0 +1,87 @@
+"""A trained model on disk, as ``vt.load`` reads it; an adapter, a recurrent model or a classifier in its own layout."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from vantage.checkpoints.folder import read_json, write_tensors
+from vantage.errors import CheckpointError
+from vantage.families import load, save
+from vantage.families.adapter_files import CONFIG as ADAPTER
+from vantage.families.adapters import load_adapter, save_adapter
+from vantage.families.recurrent import save_recurrent
+from vantage.model import Model
+from vantage.model.lora import adapted
+from vantage.model.recurrent import Recurrent
+from vantage.training.learners import Classifier
+from vantage.training.sources import Opened
+
+LABELS, CLASSES = "classifier.json", "classifier.safetensors"
+
+
+def keep(learner: nn.Module, opened: Opened, folder: Path, base: str | None = None) -> Path:
+    """Write what was trained, in the place of what is there. It is whole or not there at all.
+
+    Where it is an adapter, the model it belongs to (``base``) is not written again.
+    """
+    part = folder.with_name(folder.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        _write(learner, opened, part, base)
+        shutil.rmtree(folder, ignore_errors=True)
+        part.rename(folder)
+    except (OSError, SafetensorError) as e:
+        shutil.rmtree(part, ignore_errors=True)
+        raise CheckpointError(
+            f"the model could not be written to {folder}: {e}. The last checkpoint is as it was; make room and go on "
+            "with --resume"
+        ) from e
+    return folder
+
+
+def _write(learner: nn.Module, opened: Opened, folder: Path, base: str | None) -> None:
+    core: Any = learner.core
+    if isinstance(core, Recurrent):
+        save_recurrent(core, folder)
+    elif isinstance(core, Model) and adapted(core):
+        save_adapter(core, folder, base=base)
+    else:
+        core.tokenizer = opened.tokenizer
+        save(core, folder)
+    if isinstance(learner, Classifier):
+        write_tensors(
+            {name: t.detach().cpu().contiguous() for name, t in learner.classes.state_dict().items()}, folder / CLASSES
+        )
+        (folder / LABELS).write_text(json.dumps({"labels": list(opened.labels), "pool": learner.pool}))
+
+
+def load_classifier(folder: str | Path, *, device: torch.device | str | None = None) -> tuple[Classifier, list[str]]:
+    """A classifier that was trained here, and what its classes are called."""
+    folder = Path(folder)
+    said = read_json(folder, LABELS)
+    tensors = load_file(folder / CLASSES)
+    if set(tensors) != {"weight", "bias"}:
+        raise CheckpointError(f"{folder / CLASSES} holds {sorted(tensors)}; wanted weight and bias")
+    learner = Classifier(_core(folder), len(tensors["bias"]), said["pool"])
+    learner.classes.load_state_dict(tensors)
+    return learner.to(device).eval(), list(said["labels"])
+
+
+def _core(folder: Path) -> Model:
+    """The model of a folder, or where that holds an adapter, the model below with the adapter on it."""
+    if not (folder / ADAPTER).exists():
+        return load(folder)
+    base = read_json(folder, ADAPTER).get("base_model_name_or_path")
+    if not isinstance(base, str):
+        raise CheckpointError(f"{folder / ADAPTER} does not say which model the adapter is for")
+    model = load(base)
+    load_adapter(model, folder)
+    return model

@@ -1,0 +1,22 @@
+"""Optimisers, learning-rate schedules, clipping and averaging."""
+
+from vantage.training.optimise.adamw import AdamW
+from vantage.training.optimise.average import Average, Averaged
+from vantage.training.optimise.clip import clip
+from vantage.training.optimise.muon import Muon
+from vantage.training.optimise.optimiser import Optimiser, OptimiserConfig
+from vantage.training.optimise.schedules import WSD, Constant, Cosine, Schedule
+
+__all__ = [
+    "WSD",
+    "AdamW",
+    "Average",
+    "Averaged",
+    "Constant",
+    "Cosine",
+    "Muon",
+    "Optimiser",
+    "OptimiserConfig",
+    "Schedule",
+    "clip",
+]

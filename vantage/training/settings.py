@@ -1,0 +1,222 @@
+"""The settings of a run: a TOML file, read and checked as a whole before anything is allocated.
+
+Sections are frozen dataclasses and carry the names of their fields. A part is said by its name (``position =
+"alibi"``) or as a table (``position = {is = "rope", base = 500000.0}``). Anything can be said again as KEY=VALUE on
+the command line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, is_dataclass
+from dataclasses import fields as fields_of
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from vantage.checkpoints.spec_json import Reader, Registry
+from vantage.checkpoints.spec_parts import BUILDABLE, FITS
+from vantage.errors import BadInput
+from vantage.training.guards import Guard
+from vantage.training.log import Scored
+from vantage.training.models import MODELS, Asked, ModelSection
+from vantage.training.optimise import WSD, AdamW, Average, Constant, Cosine, Muon
+from vantage.training.sources import SOURCES, TASK_NAMES, DataSection, Exercise
+from vantage.training.tasks import TASKS, Task
+
+VOCAB = 8  # stands for that of the data, which are not open yet, where only the rest of a model is checked
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How much, and how. ``batch`` counts the examples of a step, over all processes and parts."""
+
+    steps: int = 1000
+    batch: int = 64
+    accumulate: int = 1  # parts that a batch is computed in
+    clip: float | None = 1.0
+    precision: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = False
+    recompute: bool = False  # keep only what goes into each block, and compute the rest again on the way back
+    smoothing: float = 0.0  # the share of each target that is spread over all tokens
+    threads: int | None = None  # of the CPU; None: as torch has it
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "accumulate", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise BadInput(f"{name}={value}: give at least 1")
+        if self.batch % self.accumulate:
+            raise BadInput(f"a batch of {self.batch} does not divide into {self.accumulate} parts")
+        if not 0 <= self.smoothing < 1:
+            raise BadInput(f"smoothing={self.smoothing}: give a share from 0 up to, not including, 1")
+        if self.clip is not None and not self.clip > 0:
+            raise BadInput(f"clip={self.clip}: give the largest norm of the gradient, or leave it out")
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """When to evaluate, and when that is reason to stop: ``goal`` is a share of exact rows in the watched set."""
+
+    every: int = 0  # steps; 0: at the end alone
+    watch: str | None = None  # None: the first set
+    goal: float | None = None
+    patience: int = 0  # evaluations without a better loss; 0: never stop for that
+    best: bool = False  # the model that is kept is the one with the best loss, not the last
+
+    def __post_init__(self) -> None:
+        if self.every < 0 or self.patience < 0:
+            raise BadInput(f"every={self.every}, patience={self.patience}: give numbers of at least 0")
+        if self.goal is not None and not 0 < self.goal <= 1:
+            raise BadInput(f"goal={self.goal}: give a share of exact rows, above 0 and up to 1")
+        if (self.goal is not None or self.patience or self.best) and not self.every:
+            raise BadInput("goal, patience and best need evaluate.every: say after how many steps to look")
+
+    def watched(self, scores: Sequence[Scored]) -> Scored | None:
+        named = [s for s in scores if self.watch is None or s.set == self.watch]
+        return named[0] if named else None
+
+    def why(self, best: tuple[float, int] | None, scores: Sequence[Scored]) -> str:
+        watched = self.watched(scores)
+        if watched is not None and self.goal is not None and watched.exact >= self.goal:
+            return f"{watched.exact:.1%} of {watched.set} are exact, and the goal was {self.goal:.1%}"
+        return f"no better loss in {0 if best is None else best[1]} evaluations"
+
+
+@dataclass(frozen=True)
+class Save:
+    """When to write a checkpoint; the last one is always written."""
+
+    every: int = 500
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        if self.every < 0 or self.keep < 1:
+            raise BadInput(
+                f"every={self.every}, keep={self.keep}: give steps between checkpoints, and at least 1 to keep"
+            )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One run."""
+
+    model: ModelSection
+    data: DataSection
+    loop: Steps = Steps()
+    optimiser: AdamW | Muon = AdamW()
+    schedule: Constant | Cosine | WSD = Constant()
+    evaluate: Evaluate = Evaluate()
+    save: Save = Save()
+    guard: Guard = Guard()
+    average: Average | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**63:
+            raise BadInput(f"seed={self.seed}: give a number from 0 to 2**63 - 1")
+        self.data.check(self.model.reads)
+        self.model.check(Asked(VOCAB, self.seed))
+
+    def fingerprint(self) -> str:
+        """Two runs with the same one compute the same: how often they save does not count, nor how long they go on,
+        nor when somebody should be alarmed."""
+        said = {f.name: _plain(getattr(self, f.name)) for f in fields_of(self) if f.name not in ("save", "guard")}
+        said["loop"] = {name: v for name, v in said["loop"].items() if name not in ("steps", "threads")}
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+
+
+REGISTRY = Registry(
+    fits=FITS | {ModelSection: MODELS, DataSection: SOURCES, Task: tuple(TASKS.values())},
+    buildable=BUILDABLE,
+    error=BadInput,
+    loose=True,
+    called={**TASK_NAMES, Exercise: "task"},
+)
+MOST = 4096  # layers, tests, files: entries of any list
+
+
+def read_settings(source: str | Path, changes: Sequence[str] = ()) -> tuple[Settings, dict[str, Any]]:
+    """The settings of a file, or of one that comes with Vantage, with changes as in "loop.steps=500"; and as said."""
+    said = _file(source)
+    for change in changes:
+        _change(said, change)
+    return settings_of(said), said
+
+
+def settings_of(said: dict[str, Any]) -> Settings:
+    """Settings from a nested table."""
+    said = {name: _named(name, section) for name, section in said.items()}
+    schedule, loop = said.get("schedule"), said.get("loop", {})
+    if isinstance(schedule, dict) and str(schedule.get("is", "")).lower() in ("cosine", "wsd"):
+        steps = loop.get("steps", Steps.steps) if isinstance(loop, dict) else Steps.steps
+        said = said | {"schedule": {"total": steps} | schedule}  # a schedule lasts as long as the run unless it says
+    return Reader(MOST, REGISTRY).part(said, (Settings,), "settings", 0)
+
+
+def _named(name: str, section: Any) -> Any:
+    """A section as a table with its part's name: a word is that name, and a table without one means the default's."""
+    if isinstance(section, str):
+        return {"is": section}
+    default = next((f.default for f in fields_of(Settings) if f.name == name), None)
+    if isinstance(section, dict) and is_dataclass(default):
+        return {"is": type(default).__name__} | section
+    return section
+
+
+def recipes() -> dict[str, Path]:
+    """The settings that come with Vantage, by name."""
+    folder = Path(str(resources.files("vantage.training"))) / "recipes"
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def _file(source: str | Path) -> dict[str, Any]:
+    path = Path(source)
+    if not path.suffix and not path.is_file():  # a folder of that name is none
+        if str(source) not in recipes():
+            near = difflib.get_close_matches(str(source), recipes(), 1, 0.5)
+            hint = f" (near: {near[0]})" if near else ""
+            raise BadInput(
+                f"there is no file {source} and no recipe of that name{hint}; there are {', '.join(recipes())}"
+            )
+        path = recipes()[str(source)]
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise BadInput(f"cannot read {path}: {e.strerror}") from e
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise BadInput(f"{path} is no TOML: {e}") from e
+
+
+def _change(said: dict[str, Any], change: str) -> None:
+    """KEY=VALUE, where KEY is a path of names and VALUE is TOML, or else a word."""
+    key, equals, value = change.partition("=")
+    names = [name.strip() for name in key.split(".")]
+    if not equals or not all(names):
+        raise BadInput(f"{change!r}: write KEY=VALUE, as in loop.steps=500")
+    try:
+        new = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        new = value.strip()
+    for name in names[:-1]:
+        inner = said.get(name, {})
+        if not isinstance(inner, dict):  # a part that was said by its name alone
+            inner = {"is": inner}
+        said[name] = inner
+        said = inner
+    said[names[-1]] = new
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {"is": type(value).__name__} | {f.name: _plain(getattr(value, f.name)) for f in fields_of(value)}
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    return value
+
+
+__all__ = ["Evaluate", "Save", "Settings", "Steps", "read_settings", "recipes", "settings_of"]

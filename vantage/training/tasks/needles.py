@@ -1,0 +1,52 @@
+"""Finding several things at once: multi-needle retrieval."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from vantage.training.tasks.retrieval import FILLER_IDS, FILLER_WORDS
+from vantage.training.tasks.task import Example, fits, numbers, whole
+
+
+@dataclass(frozen=True)
+class MultiNeedle:
+    """``the sky <key1> 4 8 is blue . <key0> 2 1 the sun <key0> <key1>`` → ``2 1 4 8``.
+
+    ``needles`` numbers of random digits behind their marks, hidden in sentences that run in a circle and begin
+    anywhere. The marks at the end ask for all of them, in an order of its own; an answer is right if every number
+    is. Where they stand, in which order and in which they are asked for is drawn evenly.
+
+    Length: symbols of the prompt, all of them; ``needles * (digits + 2)`` are not filler. The filler and the marks are
+    those of ``passkey``, after Mohtashami and Jaggi 2023; several needles after Kamradt 2023 and Hsieh et al. 2024.
+    """
+
+    needles: int = 3
+    digits: int = 2
+
+    def __post_init__(self) -> None:
+        whole(self, "needles", self.needles, 2)
+        whole(self, "digits", self.digits, 1)
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        return (*FILLER_WORDS, *numbers(10), *(f"<key{i}>" for i in range(self.needles)))
+
+    @property
+    def shortest(self) -> int:
+        return self.needles * (self.digits + 2)
+
+    def sample(self, rng: np.random.Generator, length: int) -> Example:
+        fits(self, length)
+        spare = length - self.shortest
+        first_digit = len(FILLER_WORDS)
+        filler = FILLER_IDS[(rng.integers(len(FILLER_IDS)) + np.arange(spare)) % len(FILLER_IDS)].tolist()
+        codes = (first_digit + rng.integers(10, size=(self.needles, self.digits))).tolist()
+        hidden, asked = rng.permutation(self.needles).tolist(), rng.permutation(self.needles).tolist()
+        cuts = sorted(rng.integers(spare + 1, size=self.needles).tolist())
+        prompt: list[int] = []
+        for begin, end, needle in zip([0, *cuts], cuts, hidden, strict=False):
+            prompt += [*filler[begin:end], first_digit + 10 + needle, *codes[needle]]
+        prompt += [*filler[cuts[-1] :], *(first_digit + 10 + needle for needle in asked)]
+        return Example(tuple(prompt), tuple(digit for needle in asked for digit in codes[needle]))

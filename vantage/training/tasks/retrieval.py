@@ -1,0 +1,96 @@
+"""Finding what was said: dictionary look-up and passkey retrieval."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from vantage.training.tasks.task import Example, depth, fits, numbers, too_long, whole
+
+# what the numbers are hidden in: the sentences of Mohtashami and Jaggi 2023
+FILLER = "the grass is green . the sky is blue . the sun is yellow . here we go . there and back again ."
+FILLER_WORDS = tuple(dict.fromkeys(FILLER.split()))
+FILLER_IDS = np.array([FILLER_WORDS.index(word) for word in FILLER.split()])
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """``k7 v2 k1 v9 k4 v2 k1`` → ``v9``: pairs of a key and a value, then one of the keys.
+
+    Keys are different within an example and drawn evenly; values are drawn evenly, with repetition. Whoever knows only
+    which values were named is right once in ``length``, not once in ``values``: chance falls with the length. Groups:
+    "depth 0-25%" to "depth 75-100%", where among the pairs the one that is asked for stands.
+
+    Length: pairs; the prompt has ``2 * length + 1`` symbols. Associative recall: Graves et al. 2014, Ba et al. 2016.
+    """
+
+    keys: int = 128
+    values: int = 32
+
+    def __post_init__(self) -> None:
+        whole(self, "keys", self.keys, 1)
+        whole(self, "values", self.values, 2)
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        return (*(f"k{i}" for i in range(self.keys)), *(f"v{i}" for i in range(self.values)))
+
+    @property
+    def shortest(self) -> int:
+        return 1
+
+    def sample(self, rng: np.random.Generator, length: int) -> Example:
+        fits(self, length)
+        if length > self.keys:
+            raise too_long(self, length, self.keys, f"It needs keys={length} or more, at the shorter lengths as well")
+        prompt = np.empty(2 * length + 1, np.int64)
+        prompt[:-1:2] = rng.permutation(self.keys)[:length]
+        prompt[1::2] = self.keys + rng.integers(self.values, size=length)
+        asked = int(rng.integers(length))
+        prompt[-1] = prompt[2 * asked]
+        return Example(tuple(prompt.tolist()), (int(prompt[2 * asked + 1]),), depth(asked, length))
+
+
+@dataclass(frozen=True)
+class Passkey:
+    """``the sky is blue . <key0> 4 8 2 1 3 the sun is <key0>`` → ``4 8 2 1 3``.
+
+    A number of random digits behind its mark, hidden in sentences that run in a circle and begin anywhere; the mark
+    at the end asks for it. ``needles=n`` hides n numbers with different marks, in any order, and asks for one of them.
+    Where they stand is drawn evenly. Groups: "depth 0-25%" to "depth 75-100%", where in the filler the number asked
+    for stands.
+
+    Length: symbols of the prompt, all of them; ``needles * (digits + 1) + 1`` are not filler. After Mohtashami and
+    Jaggi 2023.
+    """
+
+    digits: int = 5
+    needles: int = 1
+
+    def __post_init__(self) -> None:
+        whole(self, "digits", self.digits, 1)
+        whole(self, "needles", self.needles, 1)
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        return (*FILLER_WORDS, *numbers(10), *(f"<key{i}>" for i in range(self.needles)))
+
+    @property
+    def shortest(self) -> int:
+        return self.needles * (self.digits + 1) + 1
+
+    def sample(self, rng: np.random.Generator, length: int) -> Example:
+        fits(self, length)
+        spare = length - self.shortest
+        first_digit = len(FILLER_WORDS)
+        filler = FILLER_IDS[(rng.integers(len(FILLER_IDS)) + np.arange(spare)) % len(FILLER_IDS)].tolist()
+        codes = (first_digit + rng.integers(10, size=(self.needles, self.digits))).tolist()
+        marks = (first_digit + 10 + rng.permutation(self.needles)).tolist()
+        cuts = sorted(rng.integers(spare + 1, size=self.needles).tolist())
+        asked = int(rng.integers(self.needles))
+        prompt: list[int] = []
+        for begin, end, mark, code in zip([0, *cuts], cuts, marks, codes, strict=False):
+            prompt += [*filler[begin:end], mark, *code]
+        prompt += [*filler[cuts[-1] :], marks[asked]]
+        return Example(tuple(prompt), tuple(codes[asked]), depth(cuts[asked], spare + 1))

@@ -1,0 +1,153 @@
+"""Tokens on disk, mapped into memory: raw little-endian numbers in a few files, and an index that vouches for them.
+
+A folder of shards is finished or not there: it is written under another name and renamed when every byte is on
+the disk.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vantage.checkpoints.folder import inside, read_json
+from vantage.checkpoints.tokenizer import Tokenizer, from_folder
+from vantage.errors import BadInput, CheckpointError
+from vantage.training.text.vocabulary import fingerprint
+
+FORMAT, INDEX = "vantage tokens 1", "index.json"
+ALWAYS_VERIFIED = 2**30  # bytes: about a second to read through
+
+
+@dataclass(frozen=True)
+class Held:
+    """A file of the folder."""
+
+    file: str
+    count: int  # of numbers
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Index:
+    """What ``index.json`` says."""
+
+    fingerprint: str  # of the files, the vocabulary and how documents were told apart
+    vocabulary: str  # the tokenizer's fingerprint
+    vocab: int
+    dtype: str
+    tokens: int
+    shards: tuple[Held, ...]
+    documents: Held  # where each begins, and where the last one ends
+    sources: tuple[Held, ...] = field(default=())  # the files, and their sizes in bytes
+
+    def write(self, folder: Path) -> None:
+        text = json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
+        (folder / INDEX).write_text(text + "\n", encoding="utf-8")
+
+    @staticmethod
+    def read(folder: Path) -> Index:
+        try:
+            said: dict[str, Any] = read_json(folder, INDEX)
+        except CheckpointError as e:
+            raise CheckpointError(f"{folder}: {e}: {_AGAIN.format(folder)}") from e
+        if said.pop("format", None) != FORMAT:
+            raise CheckpointError(f"{folder / INDEX} does not say {FORMAT!r}: {_AGAIN.format(folder)}")
+        try:
+            held = {name: tuple(Held(**one) for one in said.pop(name)) for name in ("shards", "sources")}
+            return Index(documents=Held(**said.pop("documents")), **held, **said)
+        except (KeyError, TypeError) as e:
+            raise CheckpointError(f"{folder / INDEX} is not as it was written ({e}): {_AGAIN.format(folder)}") from e
+
+
+_AGAIN = "remove the folder {} and prepare the files again"
+
+
+class Shards:
+    """A stream of tokens, documents one after the other. Made by ``prepare``, or opened from a folder.
+
+    ``tokenizer``: the one that the caller means to use; tokens of another are refused. ``verify``: read everything
+    and compare checksums (unless told, up to a gigabyte); sizes are always compared.
+    """
+
+    def __init__(self, folder: str | Path, *, tokenizer: Tokenizer | None = None, verify: bool | None = None):
+        self.folder = Path(folder)
+        if not (self.folder / INDEX).is_file():
+            raise BadInput(f"{folder} holds no {INDEX}: give a folder that prepare(...) made")
+        self.index = Index.read(self.folder)
+        if tokenizer is not None and fingerprint(tokenizer) != self.index.vocabulary:
+            raise BadInput(
+                f"{folder} was made with another vocabulary, of {self.index.vocab} tokens and not this one of "
+                f"{len(tokenizer)}: prepare the files with this one, into another folder"
+            )
+        self.tokenizer = tokenizer or self._own_tokenizer()
+        dtype = np.dtype(self.index.dtype)
+        if verify is None:
+            verify = self.index.tokens * dtype.itemsize <= ALWAYS_VERIFIED
+        self._parts = [self._map(held, dtype, verify) for held in self.index.shards]
+        self._starts = np.cumsum([0, *(len(part) for part in self._parts)])
+        self.documents: NDArray[np.int64] = self._map(self.index.documents, np.dtype("<i8"), verify)
+
+    @property
+    def vocab(self) -> int:
+        return self.index.vocab
+
+    def __len__(self) -> int:
+        return self.index.tokens
+
+    def read(self, start: int, count: int) -> NDArray[np.int64]:
+        """Tokens start … start + count - 1, copied."""
+        if start < 0 or count < 0 or start + count > len(self):
+            raise BadInput(f"tokens {start} to {start + count} of {len(self)}: they are not all there")
+        out, done = np.empty(count, np.int64), 0
+        part = int(np.searchsorted(self._starts, start, "right")) - 1
+        while done < count:
+            low = start + done - int(self._starts[part])
+            got = self._parts[part][low : low + count - done]
+            out[done : done + len(got)] = got
+            done, part = done + len(got), part + 1
+        return out
+
+    def _own_tokenizer(self) -> Tokenizer:
+        found = from_folder(self.folder)
+        if found is None or fingerprint(found) != self.index.vocabulary:
+            raise CheckpointError(
+                f"the tokenizer in {self.folder} is not the one its tokens were made with: {self._again}"
+            )
+        return found
+
+    def _map(self, held: Held, dtype: np.dtype[Any], verify: bool) -> NDArray[Any]:
+        path = inside(self.folder, held.file) if (self.folder / held.file).exists() else None
+        if path is None:
+            raise CheckpointError(f"{self.folder} has no file {held.file!r}, which its index lists: {self._again}")
+        if (size := path.stat().st_size) != (wanted := held.count * dtype.itemsize):
+            raise CheckpointError(f"{path} has {size:,} bytes and should have {wanted:,}: {self._again}")
+        if verify and sha256(path) != held.sha256:
+            raise CheckpointError(f"{path} is damaged, its checksum is another: {self._again}")
+        return np.memmap(path, dtype, "r") if size else np.empty(0, dtype)
+
+    @property
+    def _again(self) -> str:
+        return _AGAIN.format(self.folder)
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sum_of(path: Path) -> str:
+    """The same, read once by a process as long as size and time of the file stay: texts can be large."""
+    now = path.stat()
+    return _sum_of(path, now.st_size, now.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=4096)
+def _sum_of(path: Path, size: int, time_ns: int) -> str:
+    return sha256(path)
