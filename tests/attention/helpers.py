@@ -12,8 +12,8 @@ from vantage.attention import NoBias
 from vantage.kernels import chooser
 from vantage.model.linear import dense
 from vantage.spec.masks import Causal, Everything, Mask
-from vantage.spec.model import AttentionConfig, Wires
-from vantage.spec.parts import Cache, Context, Memory, Parts, View
+from vantage.spec.model import AttentionConfig, BuildContext
+from vantage.spec.parts import Cache, Context, EncoderOutput, Parts, View
 from vantage.spec.positions import Positions
 
 F64 = torch.float64
@@ -49,14 +49,14 @@ class Forgetting:
         raise AssertionError("nothing is held")
 
 
-def wires(
+def build_context(
     mask: Mask | None = None,
     *,
     parts: Parts = Parts(),
     config: AttentionConfig | None = None,
     width: int = 0,
     index: int = 0,
-) -> Wires:
+) -> BuildContext:
     """What a module is built with: an encoding's parts, built for its shape."""
     shape = None if config is None else config.shape(width)
 
@@ -64,7 +64,7 @@ def wires(
         assert shape is not None
         return part.build(shape)
 
-    return Wires(
+    return BuildContext(
         index,
         Causal() if mask is None else mask,
         tuple(built(part) for part in parts.qk),
@@ -85,7 +85,7 @@ def attention(
     seed: int = 0,
 ) -> nn.Module:
     """A module with sharp random weights."""
-    given = wires(Everything() if cross and mask is None else mask, parts=parts, config=config, width=width)
+    given = build_context(Everything() if cross and mask is None else mask, parts=parts, config=config, width=width)
     module = (config.build_cross if cross else config.build)(width, given)
     return sharpen(module.to(dtype), seed)
 
@@ -106,7 +106,7 @@ def context(
     kernel: str = "reference",
     caches: Sequence[Cache] | None = None,
     cross: Sequence[Cache] | None = None,
-    memory: Memory | None = None,
+    memory: EncoderOutput | None = None,
     watch: Callable[..., None] | None = None,
 ) -> Context:
     nothing = (Forgetting(),)

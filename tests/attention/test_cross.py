@@ -7,12 +7,12 @@ from tests.attention.helpers import Listing, attention, check_gradients, context
 from vantage.attention import GroupedQuery
 from vantage.spec.masks import Causal
 from vantage.spec.model import Scores
-from vantage.spec.parts import Memory, Softmax
+from vantage.spec.parts import EncoderOutput, Softmax
 from vantage.spec.positions import Positions
 
 
 def memory(S=5, B=2, width=8, seed=1, pos=None):
-    return Memory(vectors(B, S, width, seed=seed), Positions.arange(B, S) if pos is None else pos)
+    return EncoderOutput(vectors(B, S, width, seed=seed), Positions.arange(B, S) if pos is None else pos)
 
 
 def by_hand(module, x, source):
@@ -65,14 +65,14 @@ def test_padding_of_the_source_is_not_seen():
     source = memory(pos=Positions.rows([5, 2], width=5))
     with torch.no_grad():
         both = run(module, x, memory=source)
-        alone = run(module, x[1:], memory=Memory(source.hidden[1:, :2], Positions.arange(1, 2)))
+        alone = run(module, x[1:], memory=EncoderOutput(source.hidden[1:, :2], Positions.arange(1, 2)))
     torch.testing.assert_close(both[1:], alone)
 
 
 def test_it_looks_at_its_own_layers_cache_and_says_where_it_is():
-    from tests.attention.helpers import sharpen, wires
+    from tests.attention.helpers import build_context, sharpen
 
-    module = sharpen(GroupedQuery(2).build_cross(8, wires(Causal(), index=1)).double())
+    module = sharpen(GroupedQuery(2).build_cross(8, build_context(Causal(), index=1)).double())
     seen, caches = [], [Listing(), Listing()]
     ctx = context(Positions.arange(1, 2), cross=caches, memory=memory(B=1), watch=lambda *a: seen.append(a[:2]))
     module(vectors(1, 2, 8), ctx)
@@ -88,7 +88,7 @@ def test_transforms_act_on_both_sides_at_their_own_positions():
     x, source = vectors(1, 2, 8), memory(B=1)
     with torch.no_grad():
         here = run(module, x, memory=source)
-        moved = Memory(source.hidden, Positions.arange(1, 5, 7))
+        moved = EncoderOutput(source.hidden, Positions.arange(1, 5, 7))
         there = run(module, x, pos=Positions.arange(1, 2, 7), memory=moved)
         torch.testing.assert_close(here, there)  # the distance is what counts
         assert not torch.allclose(here, run(module, x, memory=moved))
@@ -99,6 +99,6 @@ def test_gradcheck(scores):
     module = attention(GroupedQuery(2, 1, value_dim=3, bias=True, out_bias=True, scores=scores), 4, cross=True)
 
     def call(m, x, hidden):
-        return run(m, x, memory=Memory(hidden, Positions.rows([3, 1], width=3)))
+        return run(m, x, memory=EncoderOutput(hidden, Positions.rows([3, 1], width=3)))
 
     check_gradients(module, call, vectors(2, 2, 4), vectors(2, 3, 4, seed=1))

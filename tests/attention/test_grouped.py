@@ -9,7 +9,7 @@ from vantage.errors import BadInput
 from vantage.model.norms import LayerNorm, RMSNorm
 from vantage.position import T5, Alibi, CoPE, Fire, Kerple, Rope, Shaw, Shifted, TransformerXL, XPos
 from vantage.spec.masks import Causal, Everything, Window
-from vantage.spec.model import Kept
+from vantage.spec.model import CacheShape
 from vantage.spec.parts import Parts, Shape
 from vantage.spec.positions import EMPTY, Positions
 
@@ -65,7 +65,7 @@ def test_shapes():
     assert GroupedQuery(4).shape(12) == Shape(12, 4, 4, 3, 3, 3)
     assert GroupedQuery(4, 2, head_dim=6).shape(12) == Shape(12, 4, 2, 6, 6, 6)
     assert GroupedQuery(4, 1, head_dim=6, value_dim=8).shape(13) == Shape(13, 4, 1, 6, 8, 6)
-    assert GroupedQuery(4, 2, head_dim=6, value_dim=8).kept(12) == Kept(2, 6, 8)
+    assert GroupedQuery(4, 2, head_dim=6, value_dim=8).cache_shape(12) == CacheShape(2, 6, 8)
     assert GroupedQuery(1).shape(12) == Shape(12, 1, 1, 12, 12, 12)
 
 
@@ -135,9 +135,9 @@ def test_it_reads_positions_and_not_places():
 
 def test_each_layer_reads_its_own_cache():
     config = GroupedQuery(2)
-    from tests.attention.helpers import sharpen, wires
+    from tests.attention.helpers import build_context, sharpen
 
-    module = sharpen(config.build(4, wires(index=1)).to(F64))
+    module = sharpen(config.build(4, build_context(index=1)).to(F64))
     first, second = Listing(), Listing()
     run(module, vectors(1, 3, 4), caches=[first, second])
     assert first.held is None

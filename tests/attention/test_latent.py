@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from tests.attention.helpers import Listing, attention, check_gradients, run, vectors, wires
+from tests.attention.helpers import Listing, attention, build_context, check_gradients, run, vectors
 from vantage.attention import GroupedQuery, Latent, QKNorm
 from vantage.errors import BadInput, Refused
 from vantage.model.norms import RMSNorm
 from vantage.position import T5, Alibi, CoPE, Fire, Kerple, Rope, Shaw, Shifted, TransformerXL, XPos
 from vantage.spec.masks import Causal, Everything, Window
-from vantage.spec.model import Kept, Scores
+from vantage.spec.model import CacheShape, Scores
 from vantage.spec.parts import Parts, Shape, Softmax
 from vantage.spec.positions import EMPTY, Positions
 
@@ -85,7 +85,7 @@ def test_token_by_token_is_the_whole():
 
 
 def test_what_is_kept_is_small():
-    assert CONFIG.kept(8) == Kept(1, 8, 6, single=True)
+    assert CONFIG.cache_shape(8) == CacheShape(1, 8, 6, single=True)
     assert CONFIG.shape(8) == Shape(8, 3, 3, 6, 5, rotary_dim=2)
 
 
@@ -157,7 +157,7 @@ def test_the_smallest_sizes_are_allowed():
 
 def test_biases_are_where_deepseek_has_them():
     """On the way down and out, if at all; never on the way up."""
-    plain, biased = DIRECT.build(8, wires()), CONFIG.build(8, wires())
+    plain, biased = DIRECT.build(8, build_context()), CONFIG.build(8, build_context())
     assert not [name for name, _ in plain.named_parameters() if "bias" in name]
     named = [name for name, _ in biased.named_parameters() if "bias" in name]
     assert named == ["q_down.bias", "kv_down.bias", "out.bias"]
@@ -165,15 +165,15 @@ def test_biases_are_where_deepseek_has_them():
 
 def test_fresh_weights():
     torch.manual_seed(0)
-    fresh = Latent(4, kv_rank=32, nope_dim=16, rope_dim=8, value_dim=16, norm=RMSNorm()).build(32, wires())
+    fresh = Latent(4, kv_rank=32, nope_dim=16, rope_dim=8, value_dim=16, norm=RMSNorm()).build(32, build_context())
     for weight in (fresh.k_up, fresh.v_up, fresh.q_up.weight):
         assert float(weight.detach().std()) == pytest.approx(0.02, rel=0.1)
 
 
 def test_it_is_self_attention_only():
     with pytest.raises(Refused, match="use GroupedQuery for cross-attention"):
-        CONFIG.build_cross(8, wires())
-    GroupedQuery(2).build_cross(8, wires())
+        CONFIG.build_cross(8, build_context())
+    GroupedQuery(2).build_cross(8, build_context())
 
 
 def test_it_works_without_a_rotary_share():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.attention.helpers import attention, check_gradients, run, vectors, wires
+from tests.attention.helpers import attention, build_context, check_gradients, run, vectors
 from vantage.attention import GroupedQuery, NoBias
 from vantage.attention.scorer import Scorer, merge_heads
 from vantage.errors import BadInput
@@ -46,7 +46,7 @@ def test_softcap_sinks_and_normaliser_reach_the_kernel():
 
 
 def test_sinks_start_at_0():
-    module = GroupedQuery(4, scores=Scores(sinks=True)).build(8, wires())
+    module = GroupedQuery(4, scores=Scores(sinks=True)).build(8, build_context())
     assert module.scorer.sinks.tolist() == [0.0] * 4
 
 
@@ -90,7 +90,7 @@ def test_a_need_carries_everything_a_layer_was_built_with():
             self.args = args
             return "a bias"
 
-    given = wires(Causal() & Window(3))
+    given = build_context(Causal() & Window(3))
     given.bias = bias = Bias()
     given.value_bias = "a value bias"
     scorer = Scorer(Scores(softcap=2.0), Shape(8, 4, 2, 4, 3, 4), given)

@@ -223,7 +223,7 @@ class Odd(Mask):
     def __call__(self, q: Place, k: Place) -> Tensor:
         return (k.order <= q.order) & (k.order % 2 == 0)
 
-    def given(self, q: Positions, k: Positions) -> Mask:
+    def simplified(self, q: Positions, k: Positions) -> Mask:
         return self
 
     def reach(self) -> int | None:

@@ -14,7 +14,7 @@ from vantage.cache import NoCache
 from vantage.errors import Refused
 from vantage.kernels import KERNELS, chooser
 from vantage.spec.masks import Causal
-from vantage.spec.model import Wires
+from vantage.spec.model import BuildContext
 from vantage.spec.parts import Context, Shape
 
 TINY = {
@@ -109,7 +109,7 @@ class Somebodys(nn.Module):
         self.embed = nn.Embedding(61, 32)
         rope = vt.Rope().build(Shape(32, 4, 2, 8, 8, rotary_dim=8))
         linear = lambda n_in, n_out, bias: nn.Linear(n_in, n_out, bias=bias)  # noqa: E731
-        self.attention = vt.GroupedQuery(4, 2).build(32, Wires(0, Causal(), (rope,), NoBias(), None, linear))
+        self.attention = vt.GroupedQuery(4, 2).build(32, BuildContext(0, Causal(), (rope,), NoBias(), None, linear))
         self.head = nn.Linear(32, 61)
 
     def forward(self, tokens):

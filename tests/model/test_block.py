@@ -14,7 +14,7 @@ from vantage.model.linear import dense
 from vantage.model.norms import LayerNorm, RMSNorm
 from vantage.position import T5, Rope
 from vantage.spec.model import POST, PRE, SANDWICH, Layer, ModelSpec, Parallel
-from vantage.spec.parts import Memory
+from vantage.spec.parts import EncoderOutput
 from vantage.spec.positions import Positions
 
 WIRINGS = {"pre": PRE, "post": POST, "sandwich": SANDWICH, "parallel": Parallel(), "two norms": Parallel(norms=2)}
@@ -31,7 +31,7 @@ def here(memory=None):
 
 
 def memory():
-    return Memory(vectors(2, 4, 4, seed=9), Positions.arange(2, 4))
+    return EncoderOutput(vectors(2, 4, 4, seed=9), Positions.arange(2, 4))
 
 
 FORMULAS = {
@@ -119,7 +119,7 @@ def test_gradcheck_across_and_with_experts():
     )
     check_gradients(
         block_of(layer),
-        lambda m, x, hidden: m(x, here(Memory(hidden, Positions.arange(2, 4)))),
+        lambda m, x, hidden: m(x, here(EncoderOutput(hidden, Positions.arange(2, 4)))),
         vectors(2, 3, 4),
         vectors(2, 4, 4, seed=1),
     )

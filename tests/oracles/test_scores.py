@@ -15,7 +15,7 @@ from tests.spec.helpers import CAUSAL, EVERYTHING
 from vantage.attention import GroupedQuery
 from vantage.kernels import KERNELS
 from vantage.spec.masks import Causal, Everything
-from vantage.spec.parts import Dense, Memory
+from vantage.spec.parts import Dense, EncoderOutput
 from vantage.spec.positions import Positions
 
 KINDS = pytest.mark.parametrize("kernel", ["reference", "sdpa", "flex"])
@@ -77,7 +77,7 @@ def test_torch_multihead_attention_across():
         theirs.out_proj.load_state_dict(ours.out.state_dict())
         x, source = vectors(2, 3, 8), vectors(2, 6, 8, seed=1)
         wanted, _ = theirs(x, source, source)
-        got = run(ours, x, memory=Memory(source, Positions.arange(2, 6)))
+        got = run(ours, x, memory=EncoderOutput(source, Positions.arange(2, 6)))
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
 
 

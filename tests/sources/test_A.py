@@ -13,7 +13,7 @@ from vantage.kernels import KERNELS
 from vantage.model import build, decoder
 from vantage.spec.masks import Causal, Everything, dense
 from vantage.spec.model import Scores
-from vantage.spec.parts import Argmax, Dense, Memory, Need, Softmax, View
+from vantage.spec.parts import Argmax, Dense, EncoderOutput, Need, Softmax, View
 from vantage.spec.positions import Positions
 
 REFERENCE = KERNELS["reference"]
@@ -239,7 +239,7 @@ def test_A8_queries_from_one_sequence_keys_and_values_from_another(kernel):
         module.out.weight.copy_(eye)
         source = eye[None]
         targets = eye[None, [2, 0]]
-        out = run(module, targets, memory=Memory(source, Positions.arange(1, 3)), kernel=kernel)
+        out = run(module, targets, memory=EncoderOutput(source, Positions.arange(1, 3)), kernel=kernel)
     torch.testing.assert_close(out, 5 * targets)
 
 
@@ -252,10 +252,10 @@ def test_A8_the_order_of_the_source_does_not_matter_and_its_length_is_its_own():
         one = run(
             module,
             x,
-            memory=Memory(source, Positions.arange(1, 7)),
+            memory=EncoderOutput(source, Positions.arange(1, 7)),
             watch=lambda site, i, view, need, done: seen.append((site, done.weights.shape)),
         )
-        other = run(module, x, memory=Memory(source[:, index], Positions.arange(1, 7)))
+        other = run(module, x, memory=EncoderOutput(source[:, index], Positions.arange(1, 7)))
     torch.testing.assert_close(one, other)
     assert seen == [("cross", (1, 4, 3, 7))]
 

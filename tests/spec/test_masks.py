@@ -110,7 +110,7 @@ def test_a_mask_means_what_it_says(meant, pair):
 @settings(max_examples=300, deadline=None)
 def test_simplifying_changes_nothing(meant, pair):
     q, k = pair
-    simple = (meant.mask & Filled()).given(q, k)
+    simple = (meant.mask & Filled()).simplified(q, k)
     assert torch.equal(table(simple, q, k), brute(meant, q, k))
     assert visible(meant.mask, q.against(k)) == simple
     assert torch.equal(table(visible(meant.mask, q.against(k)), q, k), brute(meant, q, k))
@@ -201,45 +201,45 @@ def test_the_algebra_drops_what_says_nothing():
 
 def test_a_causal_mask_over_the_past_is_no_mask():
     past, now = Positions.arange(2, 4), Positions.arange(2, 1, 3)
-    assert Causal().given(now, past) == Everything()
-    assert Causal().given(Positions.arange(2, 2, 3), past) == Everything()
-    assert Causal().given(Positions.arange(2, 2, 2), past) == Causal()
+    assert Causal().simplified(now, past) == Everything()
+    assert Causal().simplified(Positions.arange(2, 2, 3), past) == Everything()
+    assert Causal().simplified(Positions.arange(2, 2, 2), past) == Causal()
     padded = Positions.of(torch.tensor([[9, EMPTY]]))
-    assert Causal().given(padded, Positions.arange(1, 4)) == Causal()
-    assert (Causal() & SameSegment() & Filled()).given(now, past) == Everything()
+    assert Causal().simplified(padded, Positions.arange(1, 4)) == Causal()
+    assert (Causal() & SameSegment() & Filled()).simplified(now, past) == Everything()
 
 
 def test_given_simplifies_where_the_facts_allow_it_and_only_there():
     def runs(a, b):
         return Positions.arange(1, a[1] - a[0] + 1, a[0]), Positions.arange(1, b[1] - b[0] + 1, b[0])
 
-    assert Window(4).given(*runs((3, 5), (2, 6))) == Everything()
-    assert Window(3).given(*runs((3, 5), (2, 4))) == Window(3)
-    assert Window(3).given(*runs((2, 4), (3, 5))) == Window(3)
-    assert Chunked(4).given(*runs((4, 5), (5, 7))) == Everything()
-    assert Chunked(4).given(*runs((4, 5), (3, 5))) == Chunked(4)
-    assert Chunked(4).given(*runs((4, 8), (4, 5))) == Chunked(4)
-    assert Chunked(4).given(*runs((3, 5), (4, 5))) == Chunked(4)
-    assert Prefix(4).given(*runs((0, 9), (0, 3))) == Everything()
-    assert Prefix(4).given(*runs((0, 9), (0, 4))) == Prefix(4)
-    assert Prefix(4).given(*runs((0, 9), (4, 6))) == Nothing()
-    assert Prefix(4).given(*runs((0, 9), (3, 6))) == Prefix(4)
+    assert Window(4).simplified(*runs((3, 5), (2, 6))) == Everything()
+    assert Window(3).simplified(*runs((3, 5), (2, 4))) == Window(3)
+    assert Window(3).simplified(*runs((2, 4), (3, 5))) == Window(3)
+    assert Chunked(4).simplified(*runs((4, 5), (5, 7))) == Everything()
+    assert Chunked(4).simplified(*runs((4, 5), (3, 5))) == Chunked(4)
+    assert Chunked(4).simplified(*runs((4, 8), (4, 5))) == Chunked(4)
+    assert Chunked(4).simplified(*runs((3, 5), (4, 5))) == Chunked(4)
+    assert Prefix(4).simplified(*runs((0, 9), (0, 3))) == Everything()
+    assert Prefix(4).simplified(*runs((0, 9), (0, 4))) == Prefix(4)
+    assert Prefix(4).simplified(*runs((0, 9), (4, 6))) == Nothing()
+    assert Prefix(4).simplified(*runs((0, 9), (3, 6))) == Prefix(4)
     packed = Positions.packed([[2, 1]])
-    assert SameSegment().given(packed, packed) == SameSegment()
-    assert SameSegment().given(packed, Positions.arange(1, 3)) == Everything()
+    assert SameSegment().simplified(packed, packed) == SameSegment()
+    assert SameSegment().simplified(packed, Positions.arange(1, 3)) == Everything()
     hollow = Positions.rows([2], width=3)
-    assert Filled().given(hollow, Positions.arange(1, 3)) == Filled()
-    assert Filled().given(Positions.arange(1, 3), hollow) == Filled()
-    assert Filled().given(Positions.arange(1, 3), packed) == Everything()
+    assert Filled().simplified(hollow, Positions.arange(1, 3)) == Filled()
+    assert Filled().simplified(Positions.arange(1, 3), hollow) == Filled()
+    assert Filled().simplified(Positions.arange(1, 3), packed) == Everything()
 
 
 def test_nothing_is_simplified_where_nothing_is_known():
     run = Positions.arange(1, 2, 5)
     dark = Positions(run.pos, run.order)
     for mask in (Causal(), Window(9), Chunked(9), Prefix(9), Prefix(1), Filled()):
-        assert mask.given(dark, dark) == mask
-        assert mask.given(dark, run) == mask
-        assert mask.given(run, dark) == mask
+        assert mask.simplified(dark, dark) == mask
+        assert mask.simplified(dark, run) == mask
+        assert mask.simplified(run, dark) == mask
 
 
 def test_plain_causal_is_a_square_of_two_equal_runs():

@@ -5,21 +5,21 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from vantage.attention.scorer import Scorer, merge_heads
-from vantage.spec.model import Scores, Wires
+from vantage.spec.model import BuildContext, Scores
 from vantage.spec.parts import Context, Shape, View, chain
 
 
 class CrossAttention(nn.Module):
     """The keys and values of the memory are projected once; after that the cache is only looked at."""
 
-    def __init__(self, shape: Shape, scores: Scores, wires: Wires, *, bias: bool, out_bias: bool):
+    def __init__(self, shape: Shape, scores: Scores, context: BuildContext, *, bias: bool, out_bias: bool):
         super().__init__()
-        self.index, self.shape = wires.index, shape
-        self.q = wires.linear(shape.width, shape.heads * shape.key_dim, bias)
-        self.kv = wires.linear(shape.width, shape.kv_heads * (shape.key_dim + shape.value_dim), bias)
-        self.out = wires.linear(shape.heads * shape.value_dim, shape.width, out_bias)
-        self.qk = nn.ModuleList(wires.qk)  # pyright: ignore[reportArgumentType] (every transform is a module)
-        self.scorer = Scorer(scores, shape, wires)
+        self.index, self.shape = context.index, shape
+        self.q = context.linear(shape.width, shape.heads * shape.key_dim, bias)
+        self.kv = context.linear(shape.width, shape.kv_heads * (shape.key_dim + shape.value_dim), bias)
+        self.out = context.linear(shape.heads * shape.value_dim, shape.width, out_bias)
+        self.qk = nn.ModuleList(context.qk)  # pyright: ignore[reportArgumentType] (every transform is a module)
+        self.scorer = Scorer(scores, shape, context)
 
     def look(self, ctx: Context) -> View:
         """The memory's keys and values: from the cache, or projected now."""

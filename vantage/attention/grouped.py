@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from vantage.attention.cross import CrossAttention
 from vantage.attention.scorer import Scorer, merge_heads
 from vantage.errors import BadInput, Refused
-from vantage.spec.model import Kept, Scores, Wires
+from vantage.spec.model import BuildContext, CacheShape, Scores
 from vantage.spec.parts import Context, Shape, chain
 
 
@@ -40,31 +40,31 @@ class GroupedQuery:
         value_dim = head_dim if self.value_dim is None else self.value_dim
         return Shape(width, self.heads, kv_heads, head_dim, value_dim, rotary_dim=head_dim)
 
-    def kept(self, width: int) -> Kept:
+    def cache_shape(self, width: int) -> CacheShape:
         s = self.shape(width)
-        return Kept(s.kv_heads, s.key_dim, s.value_dim)
+        return CacheShape(s.kv_heads, s.key_dim, s.value_dim)
 
-    def build(self, width: int, wires: Wires) -> nn.Module:
-        return GroupedQueryAttention(self, self.shape(width), wires)
+    def build(self, width: int, context: BuildContext) -> nn.Module:
+        return GroupedQueryAttention(self, self.shape(width), context)
 
-    def build_cross(self, width: int, wires: Wires) -> nn.Module:
+    def build_cross(self, width: int, context: BuildContext) -> nn.Module:
         if self.clip is not None:
             raise Refused("clip is for self-attention only; leave it out for cross-attention")
-        return CrossAttention(self.shape(width), self.scores, wires, bias=self.bias, out_bias=self.out_bias)
+        return CrossAttention(self.shape(width), self.scores, context, bias=self.bias, out_bias=self.out_bias)
 
 
 class GroupedQueryAttention(nn.Module):
     """softmax(q kᵀ / √d) v, over heads that may share keys and values."""
 
-    def __init__(self, config: GroupedQuery, shape: Shape, wires: Wires):
+    def __init__(self, config: GroupedQuery, shape: Shape, context: BuildContext):
         super().__init__()
-        self.index, self.shape = wires.index, shape
+        self.index, self.shape = context.index, shape
         self.widths = (shape.heads * shape.key_dim, shape.kv_heads * shape.key_dim, shape.kv_heads * shape.value_dim)
-        self.qkv = wires.linear(shape.width, sum(self.widths), config.bias)
+        self.qkv = context.linear(shape.width, sum(self.widths), config.bias)
         self.clip = nn.Identity() if config.clip is None else nn.Hardtanh(-config.clip, config.clip)
-        self.out = wires.linear(shape.heads * shape.value_dim, shape.width, config.out_bias)
-        self.qk = nn.ModuleList(wires.qk)  # pyright: ignore[reportArgumentType] (every transform is a module)
-        self.scorer = Scorer(config.scores, shape, wires)
+        self.out = context.linear(shape.heads * shape.value_dim, shape.width, config.out_bias)
+        self.qk = nn.ModuleList(context.qk)  # pyright: ignore[reportArgumentType] (every transform is a module)
+        self.scorer = Scorer(config.scores, shape, context)
 
     def project(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T, D) to q (B, H, T, d), k (B, G, T, d) and v (B, G, T, d_v)."""

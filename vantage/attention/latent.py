@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vantage.attention.scorer import Scorer, merge_heads
 from vantage.errors import BadInput, Refused
-from vantage.spec.model import Kept, NormConfig, Scores, Wires
+from vantage.spec.model import BuildContext, CacheShape, NormConfig, Scores
 from vantage.spec.parts import Context, Shape, View, chain
 
 
@@ -33,13 +33,13 @@ class Latent:
         key_dim = self.nope_dim + self.rope_dim
         return Shape(width, self.heads, self.heads, key_dim, self.value_dim, rotary_dim=self.rope_dim)
 
-    def kept(self, width: int) -> Kept:
-        return Kept(1, self.kv_rank + self.rope_dim, self.kv_rank, single=True)
+    def cache_shape(self, width: int) -> CacheShape:
+        return CacheShape(1, self.kv_rank + self.rope_dim, self.kv_rank, single=True)
 
-    def build(self, width: int, wires: Wires) -> nn.Module:
-        return LatentAttention(self, self.shape(width), wires)
+    def build(self, width: int, context: BuildContext) -> nn.Module:
+        return LatentAttention(self, self.shape(width), context)
 
-    def build_cross(self, width: int, wires: Wires) -> nn.Module:
+    def build_cross(self, width: int, context: BuildContext) -> nn.Module:
         raise Refused("latent attention is self-attention only; use GroupedQuery for cross-attention")
 
 
@@ -48,24 +48,24 @@ class LatentAttention(nn.Module):
     Absorbed: the up-projections move to the query and the output, and all heads share the latents as
     one key/value head. Whichever takes fewer multiplications runs."""
 
-    def __init__(self, config: Latent, shape: Shape, wires: Wires):
+    def __init__(self, config: Latent, shape: Shape, context: BuildContext):
         super().__init__()
-        self.config, self.shape, self.index = config, shape, wires.index
+        self.config, self.shape, self.index = config, shape, context.index
         c, D = config, shape.width
         q_in = D if c.q_rank is None else c.q_rank
-        self.q_down = nn.Identity() if c.q_rank is None else wires.linear(D, c.q_rank, c.bias)
+        self.q_down = nn.Identity() if c.q_rank is None else context.linear(D, c.q_rank, c.bias)
         self.q_norm = nn.Identity() if c.q_rank is None else c.norm.build(c.q_rank)
-        self.q_up = wires.linear(q_in, c.heads * shape.key_dim, False)
-        self.kv_down = wires.linear(D, c.kv_rank + c.rope_dim, c.bias)
+        self.q_up = context.linear(q_in, c.heads * shape.key_dim, False)
+        self.kv_down = context.linear(D, c.kv_rank + c.rope_dim, c.bias)
         self.kv_norm = c.norm.build(c.kv_rank)
         self.k_up = nn.Parameter(torch.empty(c.heads, c.nope_dim, c.kv_rank))
         self.v_up = nn.Parameter(torch.empty(c.heads, c.value_dim, c.kv_rank))
         nn.init.normal_(self.k_up, std=0.02)
         nn.init.normal_(self.v_up, std=0.02)
-        self.out = wires.linear(c.heads * c.value_dim, D, c.bias)
-        self.qk = nn.ModuleList(wires.qk)  # pyright: ignore[reportArgumentType] (every transform is a module)
-        self.scorer = Scorer(c.scores, shape, wires)
-        self.absorbable = wires.value_bias is None  # it adds to a head's values, which the absorbed form never makes
+        self.out = context.linear(c.heads * c.value_dim, D, c.bias)
+        self.qk = nn.ModuleList(context.qk)  # pyright: ignore[reportArgumentType] (every transform is a module)
+        self.scorer = Scorer(c.scores, shape, context)
+        self.absorbable = context.value_bias is None  # it adds to a head's values, which the absorbed form never makes
 
     def project(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, H, T, nope + rope), the latent (B, 1, T, r) and the shared key (B, 1, T, rope), not yet rotated."""

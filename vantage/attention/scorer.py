@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vantage.spec.model import Scores, Wires
+from vantage.spec.model import BuildContext, Scores
 from vantage.spec.parts import Need, Shape
 from vantage.spec.positions import Positions
 
@@ -13,13 +13,13 @@ from vantage.spec.positions import Positions
 class Scorer(nn.Module):
     """From queries and keys to a ``Need``. Holds the biases and the sinks."""
 
-    def __init__(self, scores: Scores, shape: Shape, wires: Wires):
+    def __init__(self, scores: Scores, shape: Shape, context: BuildContext):
         super().__init__()
         self.scores = scores
         self.scale = shape.key_dim**-0.5 if scores.scale is None else scores.scale
-        self.mask = wires.mask
-        self.bias = wires.bias
-        self.value_bias = wires.value_bias
+        self.mask = context.mask
+        self.bias = context.bias
+        self.value_bias = context.value_bias
         self.sinks = nn.Parameter(torch.zeros(shape.heads)) if scores.sinks else None
 
     def need(self, q_raw: Tensor, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions) -> Need:

@@ -176,7 +176,7 @@ class Paged(Ledger):
         return wide.view(lambda t: t.gather(1, column), known, length)
 
     def _block_table(self, blocks: tuple[tuple[int, ...], ...]) -> Tensor:
-        """The blocks of every row, (B, blocks), the bin where a row has fewer. Kept until a row gets a block."""
+        """The blocks of every row, (B, blocks), the bin where a row has fewer. CacheShape until a row gets a block."""
         if blocks not in self._made:
             self._made = dict(list(self._made.items())[-1:])  # one to write by, one to read by
             wide = max(1, *(len(row) for row in blocks))

@@ -28,7 +28,7 @@ from vantage.conformance.factors import (
 )
 from vantage.model import Model, build, decoder, encoder
 from vantage.spec.model import ModelSpec
-from vantage.spec.parts import Memory
+from vantage.spec.parts import EncoderOutput
 from vantage.spec.positions import Positions
 
 Outcome = tuple[Tensor, Tensor]  # (got, wanted), both (tokens, vocabulary)
@@ -116,7 +116,7 @@ class Bench:
 
     # ---- both sides
 
-    def memory(self, model: Model, rows: Sequence[int]) -> Memory | None:
+    def memory(self, model: Model, rows: Sequence[int]) -> EncoderOutput | None:
         if self.source is None or self.source_mask is None:
             return None
         device = model.embed.tokens.weight.device

@@ -28,7 +28,7 @@ from vantage.position import T5, Alibi, Learned, Rope, Sinusoidal
 from vantage.position.late_temperature import LateTemperature
 from vantage.position.xl import ContentBias, DistanceTerm
 from vantage.spec.masks import Mask
-from vantage.spec.model import Kept, Layer, ModelSpec, Parallel
+from vantage.spec.model import CacheShape, Layer, ModelSpec, Parallel
 from vantage.spec.parts import Shape
 
 HALF = 2  # bytes of a number in float16 or bfloat16
@@ -177,13 +177,13 @@ def position(spec: ModelSpec) -> str:
 
 def attention(spec: ModelSpec) -> str:
     def of(layer: Layer) -> str:
-        shape, kept = layer.attention.shape(spec.width), layer.attention.kept(spec.width)
+        shape, kept = layer.attention.shape(spec.width), layer.attention.cache_shape(spec.width)
         return ", ".join([heads(shape, kept), sees(layer.mask), *_scores(layer)])
 
     return by_layer(spec, of) + ("; cross-attention" if any(layer.cross for layer in spec.layers) else "")
 
 
-def heads(shape: Shape, kept: Kept) -> str:
+def heads(shape: Shape, kept: CacheShape) -> str:
     if kept.single:
         return f"latent, {shape.heads} × {shape.key_dim} over one of {kept.key_dim}"
     kind = {1: "multi-query", shape.heads: "multi-head"}.get(kept.kv_heads, "grouped-query")
@@ -221,17 +221,17 @@ def cache_bytes(spec: ModelSpec) -> str:
     """Of one token in all layers. Who lets tokens see later ones keeps nothing: there are no steps."""
     if not all(layer.mask.settled(LATE) for layer in spec.layers):
         return "none: every token sees all"
-    sizes = [(bytes_kept(layer.attention.kept(spec.width)), layer.mask.reach()) for layer in spec.layers]
+    sizes = [(bytes_kept(layer.attention.cache_shape(spec.width)), layer.mask.reach()) for layer in spec.layers]
     total, limits = sum(size for size, _ in sizes), sorted({reach for _, reach in sizes if reach is not None})
     words = [f"{total:,}"]
     for limit in limits:
         part = sum(size for size, reach in sizes if reach == limit)
         words.append(f"{'all' if part == total else f'{part:,}'} of it for {limit:,} tokens at most")
-    across = sum(bytes_kept(layer.cross.kept(spec.width)) for layer in spec.layers if layer.cross is not None)
+    across = sum(bytes_kept(layer.cross.cache_shape(spec.width)) for layer in spec.layers if layer.cross is not None)
     return ", ".join([*words, *([f"and {across:,} for each source token"] if across else [])])
 
 
-def bytes_kept(kept: Kept) -> int:
+def bytes_kept(kept: CacheShape) -> int:
     return HALF * kept.kv_heads * (kept.key_dim + (0 if kept.single else kept.value_dim))
 
 

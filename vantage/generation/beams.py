@@ -17,7 +17,7 @@ from vantage.cache import ModelCache
 from vantage.errors import BadInput
 from vantage.generation.stops import Stop
 from vantage.model import Model
-from vantage.spec.parts import Memory
+from vantage.spec.parts import EncoderOutput
 
 
 @final
@@ -79,7 +79,7 @@ def beam_search(
     beams: Beams = Beams(),
     stop: Stop | int | Sequence[int] | None = None,
     kind: str = "contiguous",
-    source: Tensor | Memory | None = None,
+    source: Tensor | EncoderOutput | None = None,
 ) -> Found:
     """The best continuations of ``tokens``. A text ends with a stop token, which is its last, or after ``max_tokens``.
 

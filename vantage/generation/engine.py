@@ -23,7 +23,7 @@ from vantage.generation.scheduler import Scheduler
 from vantage.generation.stats import Counters, Stats
 from vantage.generation.stops import Stop, StopWatcher
 from vantage.model import Model
-from vantage.spec.parts import Memory as Source
+from vantage.spec.parts import EncoderOutput as Source
 from vantage.spec.positions import Positions
 
 

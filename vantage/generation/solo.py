@@ -19,7 +19,7 @@ from vantage.errors import BadInput, CacheError, Refused
 from vantage.generation.sampling import Constraint
 from vantage.generation.stops import Stop, StopWatcher
 from vantage.model import Model
-from vantage.spec.parts import Memory
+from vantage.spec.parts import EncoderOutput
 
 CHUNK = 512  # tokens of a pass: a long prompt is read in several, so that its activations stay small
 
@@ -40,7 +40,7 @@ class Row:
     """The tokens that a cache of one row holds, kept in step with it."""
 
     def __init__(
-        self, model: Model, cache: ModelCache, tokens: Sequence[int] = (), source: Tensor | Memory | None = None
+        self, model: Model, cache: ModelCache, tokens: Sequence[int] = (), source: Tensor | EncoderOutput | None = None
     ):
         if cache.batch != 1:
             raise BadInput(f"a cache of {cache.batch} rows for one sequence: give one with batch=1")

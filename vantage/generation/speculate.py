@@ -25,7 +25,7 @@ from vantage.generation.sampling import Constraint, Pick, Picker, Sampling, unif
 from vantage.generation.solo import Ending, Row, new_cache
 from vantage.generation.stops import Stop
 from vantage.model import Model
-from vantage.spec.parts import Memory
+from vantage.spec.parts import EncoderOutput
 
 # Random numbers of their own for guesses, for the decision about them, and for what takes their place.
 GUESS, DECIDE, INSTEAD = (n << 60 for n in (1, 2, 3))
@@ -293,7 +293,7 @@ def speculative(
     constraint: Constraint | None = None,
     cache: ModelCache | None = None,
     kind: str = "contiguous",
-    source: Tensor | Memory | None = None,
+    source: Tensor | EncoderOutput | None = None,
 ) -> Speculated:
     """Go on from ``tokens`` with guesses from ``draft``: ``Lookup()``, ``DraftModel(small)``, or none.
 

@@ -14,7 +14,7 @@ from vantage.cache.contiguous import LEAST
 from vantage.errors import BadInput
 from vantage.model.norms import RMSNorm
 from vantage.spec.masks import Mask
-from vantage.spec.model import Kept, ModelSpec
+from vantage.spec.model import CacheShape, ModelSpec
 from vantage.spec.parts import Shape
 
 BLOCK = 16  # tokens of a page
@@ -38,13 +38,13 @@ class Room:
 
 def cache_bytes(spec: ModelSpec, room: Room) -> int:
     """What ``model.new_cache(batch, kind=kind, capacity=context)`` allocates, and what reading a source adds."""
-    own = sum(layer_bytes(layer.attention.kept(spec.width), layer.mask, room) for layer in spec.layers)
-    across = [layer.cross.kept(spec.width) for layer in spec.layers if layer.cross is not None]
+    own = sum(layer_bytes(layer.attention.cache_shape(spec.width), layer.mask, room) for layer in spec.layers)
+    across = [layer.cross.cache_shape(spec.width) for layer in spec.layers if layer.cross is not None]
     places = max(room.source, LEAST) if room.source else 0  # a memory's cache grows, from a least size on
     return own + sum(room.batch * places * token_bytes(kept, room) for kept in across)
 
 
-def layer_bytes(kept: Kept, mask: Mask, room: Room) -> int:
+def layer_bytes(kept: CacheShape, mask: Mask, room: Room) -> int:
     """One layer. A ring and a pool have a place (a block) that nobody reads, for what is not kept."""
     each = token_bytes(kept, room)
     reach = mask.reach()
@@ -55,7 +55,7 @@ def layer_bytes(kept: Kept, mask: Mask, room: Room) -> int:
     return room.batch * room.context * each
 
 
-def token_bytes(kept: Kept, room: Room) -> int:
+def token_bytes(kept: CacheShape, room: Room) -> int:
     """What a layer keeps of one token."""
     widths = (kept.key_dim,) if kept.single else (kept.key_dim, kept.value_dim)
     if room.kind == "quantised":  # whole numbers of 8 bits, and a scale for each head
@@ -71,19 +71,19 @@ def alternatives(spec: ModelSpec, room: Room, window: int) -> dict[str, int]:
     """
     shapes = [layer.attention.shape(spec.width) for layer in spec.layers]
 
-    def total(kept_of: Callable[[Shape], Kept], places: int) -> int:
+    def total(kept_of: Callable[[Shape], CacheShape], places: int) -> int:
         return sum(room.batch * places * token_bytes(kept_of(s), room) for s in shapes)
 
-    def grouped(kv_heads: int | None) -> Callable[[Shape], Kept]:
-        def kept(s: Shape) -> Kept:
+    def grouped(kv_heads: int | None) -> Callable[[Shape], CacheShape]:
+        def kept(s: Shape) -> CacheShape:
             g = s.heads if kv_heads is None else min(kv_heads, s.heads)
-            return GroupedQuery(s.heads, g, s.key_dim, s.value_dim).kept(spec.width)
+            return GroupedQuery(s.heads, g, s.key_dim, s.value_dim).cache_shape(spec.width)
 
         return kept
 
-    def latent(s: Shape) -> Kept:
+    def latent(s: Shape) -> CacheShape:
         rope = max(2, s.value_dim // 2 // 2 * 2)
-        return Latent(s.heads, 4 * s.value_dim, s.value_dim, rope, s.value_dim, norm=RMSNorm()).kept(spec.width)
+        return Latent(s.heads, 4 * s.value_dim, s.value_dim, rope, s.value_dim, norm=RMSNorm()).cache_shape(spec.width)
 
     heads = shapes[0].heads
     between = [n for n in range(2, heads) if heads % n == 0]  # as near a quarter of the heads as divides them

@@ -32,7 +32,7 @@ from vantage.inspect.select import (
 from vantage.inspect.sites import Seen, listening, sites_of
 from vantage.inspect.tiles import output, tiles
 from vantage.model import Model
-from vantage.spec.parts import Memory
+from vantage.spec.parts import EncoderOutput
 
 LIMIT = 2**30  # bytes kept, unless more are allowed
 Progress = Callable[[int, int], None]
@@ -216,7 +216,7 @@ def _width(model: Model, tokens: Tensor) -> int:
     return model.embed.size(tokens)[1] if model.spec.embedding.source is not None else tokens.shape[1]
 
 
-def _go_on(model: Model, tokens: list[int], steps: int, memory: Memory | None) -> None:
+def _go_on(model: Model, tokens: list[int], steps: int, memory: EncoderOutput | None) -> None:
     """Greedily, as ``vt.generate`` would, every token through the cache; the last is read, so that it is seen too."""
     row = Row(model, model.new_cache(capacity=len(tokens) + steps), source=memory)
     for _ in range(steps):

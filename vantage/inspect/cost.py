@@ -182,7 +182,7 @@ def cost(
     if decodes(spec):
         todo.append(("decode", Pass(batch, 1, context, read, fresh=False)))
     passes = tuple(_pass(name, empty, at, room, machine, named) for name, at in todo)
-    a_token = sum(token_bytes(layer.attention.kept(spec.width), room) for layer in spec.layers)
+    a_token = sum(token_bytes(layer.attention.cache_shape(spec.width), room) for layer in spec.layers)
     odd = tuple(dict.fromkeys(name for layer in spec.layers for name in ops.uncounted(layer)))
     kept = cache_bytes(spec, room) if decodes(spec) else 0
     instead = alternatives(spec, room, window) if decodes(spec) else {}
@@ -261,9 +261,9 @@ def _pass(name: str, model: Model, at: Pass, room: Room, on: Machine | None, dty
                 counts[part] += n
                 if part in PAIRED:
                     spared[part] += n - n * shown // (at.queries * keys)
-            kept = at.batch * keys * token_bytes(config.kept(width), room)
-            value = 0 if config.kept(width).single else config.kept(width).value_dim
-            share = value / (config.kept(width).key_dim + value)
+            kept = at.batch * keys * token_bytes(config.cache_shape(width), room)
+            value = 0 if config.cache_shape(width).single else config.cache_shape(width).value_dim
+            share = value / (config.cache_shape(width).key_dim + value)
             sizes["scores"] += kept - int(kept * share)
             sizes["weighted sum"] += int(kept * share)
             out = sum(p.numel() for p in module.out.parameters()) if isinstance(module.out, nn.Module) else 0

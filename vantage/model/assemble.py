@@ -9,7 +9,7 @@ from torch import nn
 from vantage.attention import NoBias
 from vantage.model.block import wire
 from vantage.spec.masks import Everything, SameSegment
-from vantage.spec.model import Layer, LinearMaker, ModelSpec, Wires
+from vantage.spec.model import BuildContext, Layer, LinearMaker, ModelSpec
 from vantage.spec.parts import Buildable, Shape
 
 
@@ -28,7 +28,7 @@ def assemble_blocks(spec: ModelSpec, linear: LinearMaker, shared: dict[Any, nn.M
 
 def _block(index: int, layer: Layer, width: int, linear: LinearMaker, shared: dict[Any, nn.Module]) -> nn.Module:
     shape = layer.attention.shape(width)
-    wires = Wires(
+    context = BuildContext(
         index=index,
         mask=layer.mask,
         qk=tuple(build_shared(part, shape, shared) for part in layer.qk),
@@ -36,9 +36,9 @@ def _block(index: int, layer: Layer, width: int, linear: LinearMaker, shared: di
         value_bias=None if layer.value_bias is None else build_shared(layer.value_bias, shape, shared),
         linear=linear,
     )
-    sublayers = [layer.attention.build(width, wires)]
+    sublayers = [layer.attention.build(width, context)]
     if layer.cross is not None:
-        across = Wires(index, Everything() & SameSegment(), (), NoBias(), None, linear)
+        across = BuildContext(index, Everything() & SameSegment(), (), NoBias(), None, linear)
         sublayers.append(layer.cross.build_cross(width, across))
     sublayers.append(layer.ffn.build(width, linear))
     return wire(sublayers, layer, width)

@@ -18,8 +18,8 @@ from vantage.model.linear import dense
 from vantage.model.lowered import NATIVE, WholeSteps
 from vantage.model.pooling import NoPooler
 from vantage.spec.masks import Everything, Mask
-from vantage.spec.model import Kept, LinearMaker, ModelSpec
-from vantage.spec.parts import Attended, Cache, Context, Kernel, Memory, Need, View
+from vantage.spec.model import CacheShape, LinearMaker, ModelSpec
+from vantage.spec.parts import Attended, Cache, Context, EncoderOutput, Kernel, Need, View
 from vantage.spec.positions import Positions
 
 Watch = Callable[[str, int, View, Need, Attended], None]
@@ -74,7 +74,7 @@ class Model(nn.Module):
         cache: ModelCache | None = None,
         mask: Tensor | None = None,
         length: int | None = None,
-        source: Tensor | Memory | None = None,
+        source: Tensor | EncoderOutput | None = None,
         types: Tensor | None = None,
     ) -> Tensor:
         """Tokens (B, T) to logits (B, T, V); to hidden states (B, T, D) for a model without a head.
@@ -97,7 +97,7 @@ class Model(nn.Module):
         cache: ModelCache | None = None,
         mask: Tensor | None = None,
         length: int | None = None,
-        source: Tensor | Memory | None = None,
+        source: Tensor | EncoderOutput | None = None,
         types: Tensor | None = None,
         watch: Watch | None = None,
     ) -> Tensor:
@@ -117,13 +117,13 @@ class Model(nn.Module):
                 x = block(x, ctx)
             return self.norm(x)
 
-    def encode(self, source: Tensor, *, mask: Tensor | None = None) -> Memory:
+    def encode(self, source: Tensor, *, mask: Tensor | None = None) -> EncoderOutput:
         """Run the encoder. ``mask`` is a padding mask (B, S)."""
         if self.encoder is None:
             raise BadInput("this model has no encoder: leave source out")
         self.encoder.embed.check(source)
         pos = self.encoder._place(source, None, None, mask, None)
-        return Memory(self.encoder.hidden(source, positions=pos), pos)
+        return EncoderOutput(self.encoder.hidden(source, positions=pos), pos)
 
     def _one_pass(self, pos: Positions) -> ModelCache | None:
         """A cache for this pass alone, where whole steps are the way to run and would take it."""
@@ -151,8 +151,8 @@ class Model(nn.Module):
         width, layers = self.spec.width, self.spec.layers
         weight = self.embed.tokens.weight
         return make_cache(
-            [_plan(layer.attention.kept(width), layer.mask) for layer in layers],
-            cross=[_plan(layer.cross.kept(width), Everything()) for layer in layers if layer.cross is not None],
+            [_plan(layer.attention.cache_shape(width), layer.mask) for layer in layers],
+            cross=[_plan(layer.cross.cache_shape(width), Everything()) for layer in layers if layer.cross is not None],
             batch=batch,
             kind=kind,
             capacity=capacity,
@@ -239,7 +239,7 @@ class Model(nn.Module):
             return Positions.arange(B, T, start.host, device=tokens.device)
         return Positions.onward(start.order, T)
 
-    def _check_memory(self, memory: Memory | None, cache: ModelCache | None, rows: int) -> None:
+    def _check_memory(self, memory: EncoderOutput | None, cache: ModelCache | None, rows: int) -> None:
         if self.encoder is None:
             if memory is not None:
                 raise BadInput("this model has no encoder: leave source out")
@@ -258,5 +258,5 @@ class Model(nn.Module):
         return cache.layers, [NoCache() if layer.cross is None else next(across) for layer in self.spec.layers]
 
 
-def _plan(kept: Kept, mask: Mask) -> LayerPlan:
+def _plan(kept: CacheShape, mask: Mask) -> LayerPlan:
     return LayerPlan(kept.kv_heads, kept.key_dim, kept.value_dim, mask, kept.single)

@@ -1,7 +1,7 @@
 """Who may see whom: frozen data with an algebra, as in ``Causal() & Window(512) & SameSegment()``.
 
 A mask is a pure function of two places. It can also be partly evaluated with what the host
-knows (``given``): a causal mask over keys that all lie in the past becomes ``Everything()``,
+knows (``simplified``): a causal mask over keys that all lie in the past becomes ``Everything()``,
 and a kernel that is handed ``Everything()`` builds no mask at all.
 """
 
@@ -25,7 +25,7 @@ class Mask(ABC):
         """True where query q may see key k. The tensors broadcast."""
 
     @abstractmethod
-    def given(self, q: Positions, k: Positions) -> Mask:
+    def simplified(self, q: Positions, k: Positions) -> Mask:
         """This mask, simplified by what the host knows of these positions. Same result, less work."""
 
     @abstractmethod
@@ -53,7 +53,7 @@ class Everything(Mask):
     def __call__(self, q: Place, k: Place) -> Tensor:
         return torch.ones_like(q.order + k.order, dtype=torch.bool)
 
-    def given(self, q: Positions, k: Positions) -> Mask:
+    def simplified(self, q: Positions, k: Positions) -> Mask:
         return self
 
     def reach(self) -> int | None:
@@ -65,12 +65,12 @@ class Everything(Mask):
 
 @dataclass(frozen=True)
 class Nothing(Mask):
-    """No query sees any key. What ``given`` makes of a prefix that lies out of sight."""
+    """No query sees any key. What ``simplified`` makes of a prefix that lies out of sight."""
 
     def __call__(self, q: Place, k: Place) -> Tensor:
         return torch.zeros_like(q.order + k.order, dtype=torch.bool)
 
-    def given(self, q: Positions, k: Positions) -> Mask:
+    def simplified(self, q: Positions, k: Positions) -> Mask:
         return self
 
     def reach(self) -> int | None:
@@ -87,7 +87,7 @@ class Causal(Mask):
     def __call__(self, q: Place, k: Place) -> Tensor:
         return k.order <= q.order
 
-    def given(self, q: Positions, k: Positions) -> Mask:
+    def simplified(self, q: Positions, k: Positions) -> Mask:
         a, b = q.known.order, k.known.order
         return Everything() if a and b and b[1] <= a[0] and not q.known.empty else self
 
@@ -110,7 +110,7 @@ class Window(Mask):
     def __call__(self, q: Place, k: Place) -> Tensor:
         return (q.order - k.order).abs() < self.n
 
-    def given(self, q: Positions, k: Positions) -> Mask:
+    def simplified(self, q: Positions, k: Positions) -> Mask:
         a, b = q.known.order, k.known.order
         return Everything() if a and b and max(a[1] - b[0], b[1] - a[0]) < self.n else self
 
@@ -134,7 +134,7 @@ class Chunked(Mask):
         # chunks are told apart by where they start, so that those of different documents never meet
         return q.order - _rank(q) % self.n == k.order - _rank(k) % self.n
 
-    def given(self, q: Positions, k: Positions) -> Mask:
+    def simplified(self, q: Positions, k: Positions) -> Mask:
         a, b = q.known.order, k.known.order
         if a and b and not _in_documents(q, k) and min(a[0], b[0]) // self.n == max(a[1], b[1]) // self.n:
             return Everything()
@@ -159,7 +159,7 @@ class Prefix(Mask):
     def __call__(self, q: Place, k: Place) -> Tensor:
         return (_rank(k) < self.n) & (q.order >= 0)
 
-    def given(self, q: Positions, k: Positions) -> Mask:
+    def simplified(self, q: Positions, k: Positions) -> Mask:
         b = k.known.order
         if b is None or q.known.empty or _in_documents(q, k):
             return self
@@ -181,7 +181,7 @@ class SameSegment(Mask):
             return Everything()(q, k)
         return q.segment == k.segment
 
-    def given(self, q: Positions, k: Positions) -> Mask:
+    def simplified(self, q: Positions, k: Positions) -> Mask:
         return Everything() if q.segment is None or k.segment is None else self
 
     def reach(self) -> int | None:
@@ -198,7 +198,7 @@ class Filled(Mask):
     def __call__(self, q: Place, k: Place) -> Tensor:
         return (q.order >= 0) & (k.order >= 0)
 
-    def given(self, q: Positions, k: Positions) -> Mask:
+    def simplified(self, q: Positions, k: Positions) -> Mask:
         return self if q.known.empty or k.known.empty else Everything()
 
     def reach(self) -> int | None:
@@ -221,8 +221,8 @@ class And(Mask):
     def __call__(self, q: Place, k: Place) -> Tensor:
         return self.a(q, k) & self.b(q, k)
 
-    def given(self, q: Positions, k: Positions) -> Mask:
-        return _both(self.a.given(q, k), self.b.given(q, k))
+    def simplified(self, q: Positions, k: Positions) -> Mask:
+        return _both(self.a.simplified(q, k), self.b.simplified(q, k))
 
     def reach(self) -> int | None:
         limits = [n for n in (self.a.reach(), self.b.reach()) if n is not None]
@@ -245,8 +245,8 @@ class Or(Mask):
     def __call__(self, q: Place, k: Place) -> Tensor:
         return self.a(q, k) | self.b(q, k)
 
-    def given(self, q: Positions, k: Positions) -> Mask:
-        return _either(self.a.given(q, k), self.b.given(q, k))
+    def simplified(self, q: Positions, k: Positions) -> Mask:
+        return _either(self.a.simplified(q, k), self.b.simplified(q, k))
 
     def reach(self) -> int | None:
         a, b = self.a.reach(), self.b.reach()
@@ -258,7 +258,7 @@ class Or(Mask):
 
 def visible(mask: Mask, pair: Pair) -> Mask:
     """The mask a kernel has to apply: simplified, empty places out. Worked out once per pair."""
-    return pair.once(("visible", mask), lambda: (mask & Filled()).given(pair.q, pair.k))
+    return pair.once(("visible", mask), lambda: (mask & Filled()).simplified(pair.q, pair.k))
 
 
 def is_plain_causal(mask: Mask, pair: Pair) -> bool:

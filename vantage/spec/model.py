@@ -63,7 +63,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Kept:
+class CacheShape:
     """What a layer keeps for each token: the shape of its cache."""
 
     kv_heads: int
@@ -73,7 +73,7 @@ class Kept:
 
 
 @dataclass
-class Wires:
+class BuildContext:
     """What an attention module is given when it is built."""
 
     index: int
@@ -88,9 +88,9 @@ class AttentionConfig(Protocol):
     """Grouped-query (MHA, MQA, GQA), latent (MLA)."""
 
     def shape(self, width: int) -> Shape: ...
-    def kept(self, width: int) -> Kept: ...
-    def build(self, width: int, wires: Wires) -> nn.Module: ...
-    def build_cross(self, width: int, wires: Wires) -> nn.Module: ...
+    def cache_shape(self, width: int) -> CacheShape: ...
+    def build(self, width: int, context: BuildContext) -> nn.Module: ...
+    def build_cross(self, width: int, context: BuildContext) -> nn.Module: ...
 
 
 @dataclass(frozen=True)

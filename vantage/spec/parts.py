@@ -203,7 +203,7 @@ class Kernel(Protocol):
 # ---- what travels through a forward pass
 
 
-class Memory(NamedTuple):
+class EncoderOutput(NamedTuple):
     """An encoder's output, for cross-attention."""
 
     hidden: Tensor  # (B, S, D)
@@ -218,7 +218,7 @@ class Context:
     choose: Callable[[Need, Tensor, View], Kernel]
     caches: Sequence[Cache]  # one per layer
     cross: Sequence[Cache] = ()
-    memory: Memory | None = None
+    memory: EncoderOutput | None = None
     watch: Callable[[str, int, View, Need, Attended], None] | None = None  # sees every attention, weights included
 
     def attend(self, site: str, index: int, q: Tensor, view: View, need: Need) -> Tensor:

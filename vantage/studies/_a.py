@@ -14,8 +14,8 @@ from vantage.cache import NoCache
 from vantage.kernels import KERNELS, chooser
 from vantage.model.linear import dense
 from vantage.spec.masks import Causal, Everything, Mask
-from vantage.spec.model import AttentionConfig, Wires
-from vantage.spec.parts import Argmax, Attended, Context, Dense, Memory, Need, Softmax, View
+from vantage.spec.model import AttentionConfig, BuildContext
+from vantage.spec.parts import Argmax, Attended, Context, Dense, EncoderOutput, Need, Softmax, View
 from vantage.spec.positions import Positions
 from vantage.studies.common import concluded
 from vantage.studies.figure import Figure
@@ -72,8 +72,8 @@ def weights_of(scores: Tensor, *, normalise: Softmax | Argmax = Softmax()) -> Te
 def module(config: AttentionConfig, width: int, mask: Mask | None = None, *, cross: bool = False) -> Any:
     """An attention module as a block would build it, in float64, with weights large enough to look somewhere."""
     mask = (Everything() if cross else Causal()) if mask is None else mask
-    wires = Wires(0, mask, (), NoBias(), None, dense)
-    made = (config.build_cross if cross else config.build)(width, wires).to(F64).eval()
+    context = BuildContext(0, mask, (), NoBias(), None, dense)
+    made = (config.build_cross if cross else config.build)(width, context).to(F64).eval()
     with torch.no_grad():
         for i, p in enumerate(made.parameters()):
             p.copy_(draw(*p.shape, seed=WEIGHTS + i) * 1.5 * p.shape[-1] ** -0.5)
@@ -90,7 +90,7 @@ def set_maps(made: Any, q: Tensor, k: Tensor, v: Tensor) -> None:
 @torch.no_grad()
 def run_module(made: Any, x: Tensor, *, source: Tensor | None = None, watch: Watch | None = None) -> Tensor:
     """One pass over x (B, T, D); cross-attention looks at ``source`` (B, S, D)."""
-    memory = None if source is None else Memory(source, Positions.arange(len(source), source.shape[1]))
+    memory = None if source is None else EncoderOutput(source, Positions.arange(len(source), source.shape[1]))
     nothing = (NoCache(),)
     pos = Positions.arange(len(x), x.shape[1])
     return made(x, Context(pos, chooser("reference"), nothing, nothing, memory, watch))

@@ -10,7 +10,7 @@ from vantage.cache import NoCache
 from vantage.kernels import chooser
 from vantage.model.linear import dense
 from vantage.spec.masks import Mask
-from vantage.spec.model import AttentionConfig, Wires
+from vantage.spec.model import AttentionConfig, BuildContext
 from vantage.spec.parts import Cache, Context
 from vantage.spec.positions import Positions
 from vantage.studies.study import Number
@@ -37,7 +37,7 @@ def sharpen(module: nn.Module, seed: int = 0) -> nn.Module:
 
 def attention(config: AttentionConfig, width: int, mask: Mask) -> nn.Module:
     """One attention module in float64, without a position encoding."""
-    return config.build(width, Wires(0, mask, (), NoBias(), None, dense)).to(F64).eval()
+    return config.build(width, BuildContext(0, mask, (), NoBias(), None, dense)).to(F64).eval()
 
 
 @torch.no_grad()

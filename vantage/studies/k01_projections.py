@@ -14,7 +14,7 @@ from vantage.kernels import chooser
 from vantage.model import Model, decoder
 from vantage.model.linear import dense
 from vantage.spec.masks import Causal
-from vantage.spec.model import Wires
+from vantage.spec.model import BuildContext
 from vantage.spec.parts import Context
 from vantage.spec.positions import Positions
 from vantage.studies._k import F64, model_of, projections
@@ -85,7 +85,7 @@ def _third_query() -> tuple[int, list[float]]:
 
 def worked_module() -> Any:
     """S2's maps, for rows: W^Q = I, W^K = [[1, 2], [0, 1]], W^V = [[.5, −.5], [1, .5]]; and no map after them."""
-    module: Any = GroupedQuery(1).build(2, Wires(0, Causal(), (), NoBias(), None, dense)).to(F64).eval()
+    module: Any = GroupedQuery(1).build(2, BuildContext(0, Causal(), (), NoBias(), None, dense)).to(F64).eval()
     q, k, v = torch.eye(2), torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.tensor([[0.5, -0.5], [1.0, 0.5]])
     with torch.no_grad():
         module.qkv.weight.copy_(torch.cat([q, k, v], 1).T)

@@ -38,7 +38,7 @@ def run(values: Values, progress: Progress) -> Result:
     twice, rows = _bytes(32, 2 * context, batch), _bytes(32, context, 2 * batch)
     room = Room(context, batch, torch.bfloat16)
     instead = alternatives(_large(32), room, min(WINDOW, context))
-    token = sum(token_bytes(layer.attention.kept(LARGE_WIDTH), room) for layer in _large(32).layers)
+    token = sum(token_bytes(layer.attention.cache_shape(LARGE_WIDTH), room) for layer in _large(32).layers)
     numbers = [
         compared(f"calculator against allocated bytes, largest difference of {tried} caches", worst, 0),
         compared("bytes for twice the length, over bytes", twice / large[32], 2.0, within=1e-9),

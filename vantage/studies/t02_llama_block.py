@@ -55,8 +55,8 @@ def run(values: Values, progress: Progress) -> Result:
     ours = decoder(vocab=VOCAB, width=WIDTH, layers=1, heads=HEADS, kv_heads=kv_heads, ffn=layer.ffn)
     changed = {name: apart(out, _block(_with_weights(model, other), x, pos)) for name, other in _others(spec).items()}
     sizes = parameters(model)
-    whole = GroupedQuery(HEADS, HEADS).kept(WIDTH)
-    kept = layer.attention.kept(WIDTH)
+    whole = GroupedQuery(HEADS, HEADS).cache_shape(WIDTH)
+    kept = layer.attention.cache_shape(WIDTH)
     numbers = [
         held("the family's layer is that of vt.decoder, field by field", layer == ours.layers[0]),
         judged("largest difference from the parts put together by hand", error, error < ROUNDING),

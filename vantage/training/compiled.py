@@ -13,7 +13,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from vantage.spec.parts import Context, Memory
+from vantage.spec.parts import Context, EncoderOutput
 from vantage.spec.positions import Positions
 from vantage.training.batch import Batch
 from vantage.training.learners import losses
@@ -104,5 +104,5 @@ def _again(forward: Callable[[Tensor, Context], Tensor], x: Tensor, ctx: Context
 
 
 def _afresh(ctx: Context) -> Context:
-    memory = None if ctx.memory is None else Memory(ctx.memory.hidden, replace(ctx.memory.pos, memo={}))
+    memory = None if ctx.memory is None else EncoderOutput(ctx.memory.hidden, replace(ctx.memory.pos, memo={}))
     return replace(ctx, pos=replace(ctx.pos, memo={}), memory=memory)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vantage.errors import BadInput
 from vantage.model import Model
 from vantage.model.recurrent import Recurrent
-from vantage.spec.parts import Memory
+from vantage.spec.parts import EncoderOutput
 from vantage.spec.positions import Positions
 from vantage.training.batch import IGNORE, Batch
 
@@ -54,7 +54,7 @@ class ReadsPairs(nn.Module):
         self.core = model
 
     def forward(self, batch: Batch) -> Tensor:
-        source: Tensor | Memory | None = batch.source
+        source: Tensor | EncoderOutput | None = batch.source
         if batch.source is not None and batch.source_mask is not None:
             source = self.core.encode(batch.source, mask=batch.source_mask)
         return self.core(batch.tokens, positions=batch.positions, source=source)

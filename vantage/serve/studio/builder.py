@@ -270,7 +270,7 @@ def _block(spec: ModelSpec, index: int, layer: Layer) -> dict[str, Any]:
         "position": [type(part).__name__ for part in acting],
         "attention": type(layer.attention).__name__,
         "heads": shape.heads,
-        "kv_heads": layer.attention.kept(spec.width).kv_heads,
+        "kv_heads": layer.attention.cache_shape(spec.width).kv_heads,
         "head_width": shape.key_dim,
         "cross": layer.cross is not None,
         "ffn": _said(layer.ffn),

@@ -80,7 +80,7 @@ class Kind:
 
     def a_token(self, dtype: torch.dtype) -> int:
         room = Room(1, 1, dtype)
-        return sum(token_bytes(layer.attention.kept(self.spec.width), room) for layer in self.spec.layers)
+        return sum(token_bytes(layer.attention.cache_shape(self.spec.width), room) for layer in self.spec.layers)
 
 
 def kinds(sizes: Sizes, own: ModelSpec | None = None) -> list[Kind]:

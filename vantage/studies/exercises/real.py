@@ -9,7 +9,7 @@ from vantage.attention import GroupedQuery, NoBias
 from vantage.kernels import KERNELS, chooser
 from vantage.model.linear import dense
 from vantage.spec.masks import Causal, Everything, Mask
-from vantage.spec.model import Wires
+from vantage.spec.model import BuildContext
 from vantage.spec.parts import Argmax, Attended, Cache, Context, Need, Softmax, View
 from vantage.spec.positions import Positions
 
@@ -52,7 +52,7 @@ class Forgets:
 
 def module(config: GroupedQuery, width: int, mask: Mask, seed: int = 0, qk: tuple[nn.Module, ...] = ()) -> nn.Module:
     """An attention module with weights from a seed, large enough to matter."""
-    built = config.build(width, Wires(0, mask, qk, NoBias(), None, dense))  # pyright: ignore[reportArgumentType] (modules that are transforms)
+    built = config.build(width, BuildContext(0, mask, qk, NoBias(), None, dense))  # pyright: ignore[reportArgumentType] (modules that are transforms)
     return seeded(built, seed)
 
 
