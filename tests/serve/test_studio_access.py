@@ -12,10 +12,10 @@ from tests.generation.folder import chat_model
 from tests.serve.studios import running
 from vantage.errors import BadInput
 from vantage.serve import Access, Served, Settings
-from vantage.serve.studio import create_studio, pages
-from vantage.serve.studio.app import PARTS
-from vantage.serve.studio.gate import Gate
-from vantage.serve.studio.pages import with_token
+from vantage.serve.studio import create_studio, models, page_files
+from vantage.serve.studio.page_files import with_token
+from vantage.serve.studio.pages import PAGES
+from vantage.serve.studio.token_check import TokenCheck
 
 MODELS = (Served("tiny", "tiny"),)
 
@@ -28,7 +28,9 @@ def tiny(tmp_path_factory):
 
 def api() -> list[tuple[str, str]]:
     """Every route of the studio's API, with something in the place of each parameter."""
-    routes = [route for part in PARTS for route in part.router.routes if isinstance(route, APIRoute)]
+    routes = [
+        route for router in (models.router, *PAGES.values()) for route in router.routes if isinstance(route, APIRoute)
+    ]
     assert all(route.path.startswith("/studio/api/") for route in routes)
     assert len(routes) > 24
     return [(method, re.sub(r"\{[^}]*\}", "0123456789abcdef", r.path)) for r in routes for method in r.methods]
@@ -85,7 +87,7 @@ def test_our_own_page_does(tiny):
 def test_the_token_is_compared_in_constant_time_and_new_at_each_start(tiny):
     import inspect
 
-    assert "hmac.compare_digest(digest, self._digest)" in inspect.getsource(Gate.__call__)
+    assert "hmac.compare_digest(digest, self._digest)" in inspect.getsource(TokenCheck.__call__)
     tokens = {create_studio(Settings(MODELS)).state.studio.token for _ in range(3)} | {tiny.studio.token}
     assert len(tokens) == 4
     assert min(map(len, tokens)) >= 32
@@ -133,7 +135,7 @@ def built(tmp_path, monkeypatch):
         (page / name).write_text(name)
     (tmp_path / "secret.js").write_text("secret")
     (page / "link.js").symlink_to(tmp_path / "secret.js")
-    monkeypatch.setattr(pages, "PAGE", page)
+    monkeypatch.setattr(page_files, "PAGE", page)
     return page
 
 
@@ -187,7 +189,7 @@ def test_no_path_leaves_the_page(tiny, built, path):
 
 
 def test_a_page_that_is_not_built_says_how(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(pages, "PAGE", tmp_path / "none")
+    monkeypatch.setattr(page_files, "PAGE", tmp_path / "none")
     with tiny.http(None) as http:
         answer = http.get("/studio/")
         assert answer.status_code == 503

@@ -15,7 +15,7 @@ from tests.serve.running import pulled, until
 from tests.serve.studios import running
 from vantage.conformance.scenarios import sharpen
 from vantage.families import load as load_model
-from vantage.serve.studio import pictures
+from vantage.serve.studio.attention import read_texts
 from vantage.serve.twin import twin
 
 TEXT = "the cat sat on a mat and said: 12 dogs, 3 birds? no! hello world " * 4
@@ -163,10 +163,10 @@ def test_what_is_not_there(studio):
 
 
 def test_few_texts_are_kept_and_none_that_is_too_large(studio, monkeypatch):
-    monkeypatch.setattr(pictures, "PICTURES", 2)
+    monkeypatch.setattr(read_texts, "PICTURES", 2)
     ids = [look(studio, text=text)["id"] for text in ("a", "b", "c")]
     assert [get(studio, f"{id}/head?layer=0&head=0").status_code for id in ids] == [404, 200, 200]
-    monkeypatch.setattr(pictures, "BYTES", 2 * 32 * 4 * 100)  # 100 tokens of 2 layers
+    monkeypatch.setattr(read_texts, "BYTES", 2 * 32 * 4 * 100)  # 100 tokens of 2 layers
     with studio.http() as http:
         answer = http.post("/studio/api/attention", json={"model": "tiny", "text": "cat " * 101})
     assert answer.status_code == 400
@@ -194,7 +194,7 @@ def test_the_page_answers_while_a_text_is_read(tmp_path):
         finally:
             go.set()
         reader.join(30)
-        until(lambda: it.studio.desk("look tiny").busy == 0)
+        until(lambda: it.studio.thread("look tiny").busy == 0)
 
 
 def test_looking_does_not_disturb_the_server(studio):

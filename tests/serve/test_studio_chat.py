@@ -13,7 +13,8 @@ from tests.serve.running import pulled, until
 from tests.serve.studios import of, running, told
 from vantage.families import load as load_model
 from vantage.generation import Engine
-from vantage.serve.studio import state, talks
+from vantage.serve.studio import state
+from vantage.serve.studio.chat import talks
 from vantage.serve.twin import twin
 
 EVENTS = ["start", "prompt", "token", "done"]
@@ -203,7 +204,7 @@ def test_a_reader_that_leaves_frees_the_desk_and_keeps_what_was_said(tiny):
             seen.append((name, said))
             if len(of(seen, "token")) == 3:
                 break
-    until(lambda: tiny.studio.desk("chat tiny").busy == 0)
+    until(lambda: tiny.studio.thread("chat tiny").busy == 0)
     at = of(seen, "start")[0]["conversation"]
     with tiny.http() as http:
         shown = http.get(f"/studio/api/chat/{at}").json()
@@ -239,7 +240,7 @@ def test_a_full_queue_is_refused_in_words_and_the_page_still_answers(held):
     askers = [threading.Thread(target=lambda: done.append(it.events("/chat", say("a", 1)))) for _ in range(5)]
     for asker in askers:
         asker.start()
-    until(lambda: it.studio.desk("chat tiny").busy == 5)
+    until(lambda: it.studio.thread("chat tiny").busy == 5)
     with it.http() as http:
         answer = http.post("/studio/api/chat", json=say("a"))
         assert answer.status_code == 429
@@ -252,7 +253,7 @@ def test_a_full_queue_is_refused_in_words_and_the_page_still_answers(held):
         for asker in askers:
             asker.join(30)
         assert [events[-1][0] for events in done] == ["done"] * 5
-        until(lambda: it.studio.desk("chat tiny").busy == 0)
+        until(lambda: it.studio.thread("chat tiny").busy == 0)
         assert http.post("/studio/api/chat", json=say("a", 1)).status_code == 200
 
 
@@ -277,13 +278,13 @@ def test_who_leaves_the_queue_is_never_answered(held):
         http.post("/studio/api/models/load", json={"name": "tiny"}).raise_for_status()
         first = threading.Thread(target=lambda: it.events("/chat", say("a", 1)))
         first.start()
-        until(lambda: it.studio.desk("chat tiny").busy == 1)
+        until(lambda: it.studio.thread("chat tiny").busy == 1)
         with pytest.raises(Exception, match="timed out"):
             http.post("/studio/api/chat", json=say("b", 1), timeout=0.3)
-    until(lambda: it.studio.desk("chat tiny").busy == 1)
+    until(lambda: it.studio.thread("chat tiny").busy == 1)
     go.set()
     first.join(30)
-    until(lambda: it.studio.desk("chat tiny").busy == 0)
+    until(lambda: it.studio.thread("chat tiny").busy == 0)
     assert len(it.studio.part(talks.Talks)._talks) == 1  # the first one's
 
 
@@ -322,7 +323,7 @@ def test_a_step_that_fails_is_an_event(tmp_path):
         assert events[-1][0] == "error"
         assert "failed" in events[-1][1]["message"]
         assert "roof" in it.log.getvalue()
-        until(lambda: it.studio.desk("chat tiny").busy == 0)
+        until(lambda: it.studio.thread("chat tiny").busy == 0)
 
 
 # ---- what is kept

@@ -22,8 +22,8 @@ from vantage.compare.facts import facts
 from vantage.compare.report import write_report
 from vantage.compare.results import FILE, write_results
 from vantage.compare.study import Study
-from vantage.serve.studio.compare import comparisons_in
-from vantage.serve.studio.comparing import Comparisons, curves, rows
+from vantage.serve.studio.compare.comparisons import Comparisons, curves, rows
+from vantage.serve.studio.compare.routes import comparisons_in
 
 API = "/studio/api"
 DONE, HALF = "20260102-030405-abcd", "20260102-030406-abcd"

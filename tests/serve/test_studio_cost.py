@@ -112,8 +112,8 @@ def test_it_stops_when_the_reader_leaves(studio: Running) -> None:
     with studio.http() as http, http.stream("POST", f"{API}/cost/measure", json=body) as answer:
         events = told(answer)
         assert next(events)[0] == "point"
-        assert studio.studio.desk("measure tiny").busy == 1
-    until(lambda: studio.studio.desk("measure tiny").busy == 0, 20)
+        assert studio.studio.thread("measure tiny").busy == 1
+    until(lambda: studio.studio.thread("measure tiny").busy == 0, 20)
 
 
 def test_on_a_real_model(tmp_path: Any) -> None:

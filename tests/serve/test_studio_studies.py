@@ -13,7 +13,7 @@ import pytest
 
 from tests.serve.running import until
 from tests.serve.studios import Running, of, running, told
-from vantage.serve.studio import studies as routes
+from vantage.serve.studio.studies import routes
 from vantage.studies.exercises import exercises
 from vantage.studies.figure import Figure, Line, Lines
 from vantage.studies.registry import studies
@@ -114,7 +114,7 @@ def figure() -> Figure:
 
 
 def busy(studio: Running) -> int:
-    return sum(studio.studio.desk(name).busy for name in routes.DESKS)
+    return sum(studio.studio.thread(name).busy for name in routes.THREADS)
 
 
 def test_who_leaves_ends_the_study(studio: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_two_run_at_once(studio: Running, monkeypatch: pytest.MonkeyPatch) -> No
             events = told(stream.__enter__())
             held.append((http, stream, events))
             assert next(events)[0] == "progress"
-        assert {studio.studio.desk(name).busy for name in routes.DESKS} == {1}
+        assert {studio.studio.thread(name).busy for name in routes.THREADS} == {1}
     finally:
         for http, stream, _ in held:
             stream.__exit__(None, None, None)

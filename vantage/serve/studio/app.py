@@ -17,12 +17,10 @@ from vantage.serve.hub import Load
 from vantage.serve.logs import Log
 from vantage.serve.settings import Settings, loopback
 from vantage.serve.state import State
-from vantage.serve.studio import attention, build, chat, compare, cost, models, pages, positions, studies
-from vantage.serve.studio.gate import API, Gate
+from vantage.serve.studio import models, page_files
+from vantage.serve.studio.pages import PAGES
 from vantage.serve.studio.state import Studio
-
-# Each has a ``router`` whose paths begin with /studio/api.
-PARTS = (models, chat, attention, positions, cost, compare, studies, build)
+from vantage.serve.studio.token_check import API, TokenCheck
 
 
 def create_studio(
@@ -37,16 +35,16 @@ def create_studio(
     there, and why."""
     _check(settings)
     token = secrets.token_urlsafe(32)
-    gate = Middleware(Gate, token=token)
-    app = assemble(settings, load=load, log=log, within=[gate], bodies=(f"{API}/",))
+    check = Middleware(TokenCheck, token=token)
+    app = assemble(settings, load=load, log=log, within=[check], bodies=(f"{API}/",))
     state: State = app.state.vantage
     names = tuple(served.name for served in settings.models)
     studio = Studio(state.hub, state.log, token=token, folder=folder or home() / "studio", names=names)
     studio.troubles.update(troubles or {})
     app.state.studio = studio
-    for part in PARTS:
-        app.include_router(part.router, include_in_schema=False)
-    app.include_router(pages.router)  # the last: it takes every path that is left
+    for router in (models.router, *PAGES.values()):
+        app.include_router(router, include_in_schema=False)
+    app.include_router(page_files.router)  # the last: it takes every path that is left
     inner = app.router.lifespan_context
 
     @contextlib.asynccontextmanager

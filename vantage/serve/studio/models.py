@@ -55,7 +55,7 @@ async def tokens(request: Request, body: Words) -> Response:
         ids = loaded.plain.text(body.text)
         return {"ids": ids, "tokens": labels(loaded.model, ids)}
 
-    return JSONResponse(await call(request, read, desk="tokens"))
+    return JSONResponse(await call(request, read, thread="tokens"))
 
 
 def entry(studio: Studio, name: str, loaded: Loaded | None) -> dict[str, Any]:

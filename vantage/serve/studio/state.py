@@ -19,13 +19,13 @@ from vantage.serve.hub import Hub, Loaded
 from vantage.serve.logs import Log
 from vantage.serve.state import state_of
 from vantage.serve.stream import EventStream
-from vantage.serve.studio.desk import Desk
+from vantage.serve.studio.worker_thread import WorkerThread
 from vantage.serve.twin import twin
 
 T = TypeVar("T")
 Event = tuple[str, dict[str, Any]]  # its name, and what it says
 PING, PING_S = ": still at work\n\n", 10.0  # a comment, which readers of events skip
-WAITING = 4  # calls that may wait for one desk
+WAITING = 4  # calls that may wait for one thread
 
 
 @final
@@ -37,7 +37,7 @@ class Studio:
         self.default = names[0]
         self.troubles: dict[str, str] = {}  # why a model is not there, by its name
         self.closing: list[Callable[[], object]] = []  # called when the studio ends
-        self._desks: dict[str, Desk] = {}
+        self._threads: dict[str, WorkerThread] = {}
         self._parts: dict[Callable[[Studio], Any], Any] = {}
         self._twins: dict[tuple[str, str], tuple[Model, Model]] = {}
         self._making = asyncio.Lock()
@@ -81,17 +81,17 @@ class Studio:
             self._parts[make] = make(self)
         return self._parts[make]
 
-    def desk(self, name: str) -> Desk:
+    def thread(self, name: str) -> WorkerThread:
         """A thread and a short queue, made when it is first wanted."""
-        if name not in self._desks:
-            self._desks[name] = Desk(name, WAITING)
-        return self._desks[name]
+        if name not in self._threads:
+            self._threads[name] = WorkerThread(name, WAITING)
+        return self._threads[name]
 
     async def close(self) -> None:
         for close in self.closing:
             close()
-        for desk in self._desks.values():
-            desk.close()
+        for thread in self._threads.values():
+            thread.close()
 
 
 def studio_of(request: Request) -> Studio:
@@ -99,26 +99,28 @@ def studio_of(request: Request) -> Studio:
 
 
 async def work(
-    request: Request, make: Callable[[], Iterator[T]], *, model: str | None = None, desk: str | None = None
+    request: Request, make: Callable[[], Iterator[T]], *, model: str | None = None, thread: str | None = None
 ) -> AsyncGenerator[T]:
     """What a blocking generator yields, run in a thread. It is closed at its next yield when the reader goes away.
 
-    ``model``: it runs the twin that ``studio.model(model)`` gave, so it waits for others who do. ``desk``: the name of
-    another queue. At most one runs at a desk; too many that wait are refused with 429.
+    ``model``: it runs the twin that ``studio.model(model)`` gave, so it waits for others who do. ``thread``: the name
+    of another one. At most one runs in a thread; too many that wait are refused with 429.
     """
-    async with contextlib.aclosing(_desk_of(request, model, desk).run(make)) as items:
+    async with contextlib.aclosing(_thread_of(request, model, thread).run(make)) as items:
         async for item in items:
             yield item
 
 
-async def call(request: Request, function: Callable[[], T], *, model: str | None = None, desk: str | None = None) -> T:
+async def call(
+    request: Request, function: Callable[[], T], *, model: str | None = None, thread: str | None = None
+) -> T:
     """What a blocking function returns, run in a thread as ``work`` does. If the reader leaves, nobody waits for it."""
 
     def once() -> Iterator[T]:
         yield function()
 
     async def first() -> T:
-        async with contextlib.aclosing(_desk_of(request, model, desk).run(once)) as items:
+        async with contextlib.aclosing(_thread_of(request, model, thread).run(once)) as items:
             async for item in items:
                 return item
         raise AssertionError("a function returns or raises")
@@ -126,8 +128,8 @@ async def call(request: Request, function: Callable[[], T], *, model: str | None
     return await attended(request, first())
 
 
-def _desk_of(request: Request, model: str | None, desk: str | None) -> Desk:
-    return studio_of(request).desk(desk or ("studio" if model is None else f"look {model}"))
+def _thread_of(request: Request, model: str | None, thread: str | None) -> WorkerThread:
+    return studio_of(request).thread(thread or ("studio" if model is None else f"look {model}"))
 
 
 async def sse(request: Request, events: AsyncIterator[Event]) -> Response:

@@ -13,8 +13,8 @@ from pydantic import Field
 
 from vantage.serve.bounds import ModelName, Strictly, Whole
 from vantage.serve.errors import bad
-from vantage.serve.studio.cost_figures import VOCAB, Sizes, calculated, sizes_of
-from vantage.serve.studio.measuring import MOST, measured
+from vantage.serve.studio.cost.calculator import VOCAB, Sizes, calculated, sizes_of
+from vantage.serve.studio.cost.measurement import MOST, measured
 from vantage.serve.studio.state import Event, call, sse, studio_of, work
 
 router = APIRouter(prefix="/studio/api")
@@ -79,7 +79,7 @@ async def cost(request: Request, body: CostRequest) -> dict[str, Any]:
         found = calculated(sizes, own, contexts, body.batch, getattr(torch, named))
         return found | {"figures": [asdict(figure) for figure in found["figures"]]}
 
-    return await call(request, work_out, desk="figures")
+    return await call(request, work_out, thread="figures")
 
 
 @router.post("/cost/measure")
@@ -87,7 +87,7 @@ async def measure(request: Request, body: MeasureRequest) -> Response:
     model = await studio_of(request).model(body.model, "measure")
 
     async def events() -> AsyncGenerator[Event]:
-        points = work(request, lambda: measured(model, body.tokens), desk=f"measure {body.model}")
+        points = work(request, lambda: measured(model, body.tokens), thread=f"measure {body.model}")
         async with contextlib.aclosing(points):
             async for name, said in points:
                 yield _sent(name, said)

@@ -1,4 +1,4 @@
-"""A desk: one thread, one piece of work at a time, a short queue, and a way to stop what nobody waits for."""
+"""A worker thread: one piece of work at a time, a short queue, and a way to stop what nobody waits for."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any, TypeVar, final
 from vantage.serve.errors import ApiError
 
 T = TypeVar("T")
-AHEAD = 64  # items that the thread may be ahead of its reader
+AHEAD = 64  # items thin the thread may be ahead of its reader
 LOOK_S = 0.1  # how often a thread that waits for its reader looks whether there is one
 
 
 @final
-class Desk:
+class WorkerThread:
     """Blocking generators, one after another. All methods but those below the line are for the event loop."""
 
     def __init__(self, name: str, waiting: int):

@@ -20,8 +20,8 @@ from vantage.model.experts import Experts, TopK
 from vantage.model.feed_forward import named as named_ffn
 from vantage.model.norms import NORMS
 from vantage.position import ENCODINGS, Learned, Randomised
-from vantage.serve.studio.code import call, toml
-from vantage.serve.studio.cost_figures import Kind
+from vantage.serve.studio.build.code import call, toml
+from vantage.serve.studio.cost.calculator import Kind
 from vantage.serve.studio.encodings import Asked, made
 from vantage.spec.model import AttentionConfig, Layer, ModelSpec, Parallel, Scores, Wiring
 from vantage.spec.parts import Encoding

@@ -12,10 +12,10 @@ from vantage.model.norms import NORMS
 from vantage.model.recipes import WIRINGS
 from vantage.serve.bounds import Flag, Number, Strictly, Whole
 from vantage.serve.errors import bad
-from vantage.serve.studio.builder import FUNCTIONS, MLA, Form, Heads, Mixture, described
+from vantage.serve.studio.build.builder import FUNCTIONS, MLA, Form, Heads, Mixture, described
 from vantage.serve.studio.encodings import ALL
-from vantage.serve.studio.other import Position
 from vantage.serve.studio.state import call
+from vantage.serve.studio.swapped_models import Position
 from vantage.training.tasks import TASKS
 
 router = APIRouter(prefix="/studio/api")
@@ -131,4 +131,4 @@ async def choices() -> dict[str, Any]:
 @router.post("/build")
 async def build(request: Request, body: BuildRequest) -> dict[str, Any]:
     form = body.settings.form()
-    return await call(request, lambda: described(form), desk="build")
+    return await call(request, lambda: described(form), thread="build")

@@ -19,7 +19,7 @@ HEADER = "X-Vantage-Token"
 
 
 @final
-class Gate:
+class TokenCheck:
     """An ASGI middleware behind the guard. Without the token nothing under /studio/api is reached, not even a 404."""
 
     def __init__(self, app: ASGIApp, token: str):

@@ -47,7 +47,7 @@ class Turn:
 @final
 @dataclass(eq=False)
 class Talk:
-    """One conversation. Only the desk of its model changes it."""
+    """One conversation. Only the thread of its model changes it."""
 
     model: str
     system: str | None

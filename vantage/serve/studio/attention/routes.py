@@ -20,9 +20,9 @@ from vantage.inspect.decomposition import Decomposition
 from vantage.position import Rope, XPos
 from vantage.serve.bounds import ModelName, Strictly, Text
 from vantage.serve.errors import bad
-from vantage.serve.studio.other import Position
-from vantage.serve.studio.pictures import SIZE, Picture, Pictures, pictured
+from vantage.serve.studio.attention.read_texts import SIZE, Picture, Pictures, pictured
 from vantage.serve.studio.state import call, studio_of
+from vantage.serve.studio.swapped_models import Position
 
 router = APIRouter(prefix="/studio/api/attention")
 GROUPS = 8  # of frequency bands

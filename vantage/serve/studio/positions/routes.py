@@ -9,12 +9,12 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 
 from vantage.serve.bounds import ModelName, Strictly, Whole
-from vantage.serve.studio.drag import Which, dragged
 from vantage.serve.studio.encodings import ALL, Asked, made
-from vantage.serve.studio.other import Name, Position, Values, own_encoding
-from vantage.serve.studio.position_figures import Look, figures
+from vantage.serve.studio.positions.figures import Look, figures
+from vantage.serve.studio.positions.swap import swapped
+from vantage.serve.studio.positions.token_move import Which, dragged
 from vantage.serve.studio.state import call, studio_of
-from vantage.serve.studio.swapping import swapped
+from vantage.serve.studio.swapped_models import Name, Position, Values, own_encoding
 
 router = APIRouter(prefix="/studio/api")
 
@@ -80,7 +80,7 @@ async def show(request: Request, body: ShowRequest) -> dict[str, Any]:
         encoding = made(body.encoding, body.values, Asked(look.length, look.shape.rotary_dim))
         return [asdict(figure) for figure in figures(encoding, look)]
 
-    return {"figures": await call(request, draw, desk="figures")}
+    return {"figures": await call(request, draw, thread="figures")}
 
 
 @router.post("/positions/drag")

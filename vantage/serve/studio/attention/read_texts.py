@@ -27,8 +27,8 @@ from vantage.inspect.swap import NOT_POSITION
 from vantage.inspect.tiles import Tile, tiles
 from vantage.model import Model
 from vantage.serve.errors import ApiError, bad
-from vantage.serve.studio.other import Position, told, under
 from vantage.serve.studio.state import Studio
+from vantage.serve.studio.swapped_models import Position, told, under
 from vantage.spec.parts import Context
 
 PICTURES = 8
@@ -43,7 +43,7 @@ Inputs = dict[tuple[str, int], tuple[Site, Tensor, Context]]  # by kind and laye
 @final
 @dataclass(eq=False)
 class Picture:
-    """One text read by one model. All methods are for the desk of the model.
+    """One text read by one model. All methods are for the thread of the model.
 
     ``position``: with which encoding. ``fresh``: weights that only this picture's model has.
     """

@@ -16,7 +16,7 @@ from vantage.compare.report import CSV, JSON, PAGE, VERDICTS
 from vantage.compare.study import VARIANTS, Study, named
 from vantage.serve.bounds import Number, Strictly, Whole
 from vantage.serve.errors import ApiError, bad
-from vantage.serve.studio.comparing import GOES_ON, Comparisons, curves, rows
+from vantage.serve.studio.compare.comparisons import GOES_ON, Comparisons, curves, rows
 from vantage.serve.studio.state import Event, Studio, call, sse, studio_of
 from vantage.training.tasks import TASKS
 
@@ -129,13 +129,13 @@ async def start(request: Request, body: CompareRequest) -> dict[str, Any]:
     def begin() -> str:
         return there.start(body.study(), body.allowed()).name
 
-    return {"id": await call(request, begin, desk="compare")}
+    return {"id": await call(request, begin, thread="compare")}
 
 
 @router.post("/compare/{name}/resume")
 async def resume(request: Request, name: str) -> dict[str, Any]:
     there = comparisons_of(request)
-    return {"id": await call(request, lambda: there.resume(name).name, desk="compare")}
+    return {"id": await call(request, lambda: there.resume(name).name, thread="compare")}
 
 
 @router.get("/compare/{name}/events")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 router = APIRouter(prefix="/studio/api")
 
-DESKS = ("studies a", "studies b")  # so many run at once; the others wait, or are refused
+THREADS = ("studies a", "studies b")  # so many run at once; the others wait, or are refused
 BEAT_S = 1.0  # a reader hears at least so often, and one that left is noticed
 CODE = 256 * 1024  # characters of an answer; the grader has its own limit in bytes
 
@@ -57,10 +57,10 @@ async def run(request: Request, tag: str, body: StudyRequest) -> Response:
     study = await asyncio.to_thread(_study, tag)
     study.values(body.values)  # refuses before anything runs
     studio = studio_of(request)
-    desk = min(DESKS, key=lambda name: studio.desk(name).busy)
+    thread = min(THREADS, key=lambda name: studio.thread(name).busy)
 
     async def events() -> AsyncGenerator[Event]:
-        async with contextlib.aclosing(work(request, lambda: told(study, body.values), desk=desk)) as items:
+        async with contextlib.aclosing(work(request, lambda: told(study, body.values), thread=thread)) as items:
             async for item in items:
                 yield item
 
@@ -137,7 +137,7 @@ async def grade_answer(request: Request, tag: str, body: GradeRequest) -> dict[s
 
         return grade(body.code, tag=exercise.tag)
 
-    found = await call(request, graded, desk="grade")
+    found = await call(request, graded, thread="grade")
     return {
         "passed": found.passed,
         "checks": [asdict(check) for check in found.checks],

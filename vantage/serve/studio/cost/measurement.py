@@ -13,7 +13,7 @@ from vantage.cache import ModelCache
 from vantage.errors import Refused
 from vantage.generation.solo import Row
 from vantage.model import Model
-from vantage.serve.studio.drag import fitting
+from vantage.serve.studio.positions.token_move import fitting
 from vantage.studies.figure import Figure, Line, Lines
 
 PROMPT = "Once upon a time"

@@ -20,7 +20,7 @@ from vantage.position.cope import CountedPositions
 from vantage.position.rope import Rotation
 from vantage.position.t5 import T5Table, t5_bucket
 from vantage.position.xpos import FadingRotation
-from vantage.serve.studio.rotary_figures import bands, turned
+from vantage.serve.studio.positions.rotary_figures import bands, turned
 from vantage.spec.masks import Causal, Everything
 from vantage.spec.parts import Encoding, Need, Parts, Shape, Softmax, materialise
 from vantage.spec.positions import Pair, Positions

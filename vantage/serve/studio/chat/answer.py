@@ -19,9 +19,9 @@ from vantage.generation.solo import Ending, longest_of
 from vantage.inspect.select import labels
 from vantage.model import Model
 from vantage.serve.errors import bad
+from vantage.serve.studio.chat.talks import Talk, Talks, Turn
+from vantage.serve.studio.chat.watch import Gaze, Meter, held
 from vantage.serve.studio.state import Event
-from vantage.serve.studio.talks import Talk, Talks, Turn
-from vantage.serve.studio.watch import Gaze, Meter, held
 
 CHUNK = 128  # prompt tokens between two looks whether the reader is still there
 LIKELY = 12  # tokens of the distribution beside each token
@@ -43,7 +43,7 @@ def likely(model: Model, sampling: Sampling, logits_V: Tensor, count: int) -> li
 @final
 @dataclass(eq=False)
 class Answer:
-    """One answer on its way. Runs at the desk of its model. ``layer``: whose attention is watched; "mean": of all."""
+    """One answer on its way. Runs in the thread of its model. ``layer``: whose attention is watched; "mean": of all."""
 
     talks: Talks
     talk: Talk

@@ -14,10 +14,10 @@ from vantage.model import Model
 from vantage.serve.bounds import ModelName, Number, Strictly, Text, Whole
 from vantage.serve.errors import bad
 from vantage.serve.hub import Loaded
-from vantage.serve.studio.answer import Answer, likely
+from vantage.serve.studio.chat.answer import Answer, likely
+from vantage.serve.studio.chat.talks import Talk, Talks
 from vantage.serve.studio.models import kind_of
 from vantage.serve.studio.state import Event, call, sse, studio_of, work
-from vantage.serve.studio.talks import Talk, Talks
 
 router = APIRouter(prefix="/studio/api")
 LISTED = 20  # tokens of a distribution that was asked for
@@ -89,10 +89,10 @@ async def chat(request: Request, body: Said) -> Response:
     layer = None if body.watch is None else body.watch.layer
     most = how.max_tokens or ANSWER
 
-    def answered() -> Iterator[Event]:  # all of it at the desk: the turn before this one may still be on its way
+    def answered() -> Iterator[Event]:  # all of it in the thread: the turn before this one may still be on its way
         return Answer(talks, _talk(talks, loaded, model, body), body.message, how.sampling, most, layer).run()
 
-    return await sse(request, work(request, answered, desk=f"chat {body.model}"))
+    return await sse(request, work(request, answered, thread=f"chat {body.model}"))
 
 
 @router.get("/chat/{conversation}")
@@ -115,7 +115,7 @@ async def distribution(request: Request, body: Asked) -> Response:
     def read() -> dict[str, Any]:
         return {"top": likely(talk.row.model, body.sampling.sampling, logits, LISTED)}
 
-    return JSONResponse(await call(request, read, desk="tokens"))
+    return JSONResponse(await call(request, read, thread="tokens"))
 
 
 def _talk(talks: Talks, loaded: Loaded, model: Model, body: Said) -> Talk:

@@ -1,0 +1,1 @@
+"""The Compare page: comparisons started, watched and stopped, and their reports."""

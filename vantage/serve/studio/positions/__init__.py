@@ -1,0 +1,1 @@
+"""The Positions page: every encoding in figures, a token moved, an encoding swapped."""

@@ -1,0 +1,1 @@
+"""The Studies page: studies and exercises, run here."""
