@@ -10,22 +10,22 @@ import torch
 from vantage.errors import BadInput
 from vantage.studies.exercises import Grade, exercises, grade_many, heat_maps_png, puzzle
 from vantage.studies.exercises.grading import grade_in
-from vantage.studies.exercises.room import Room
 from vantage.studies.exercises.tasks import a09_heat_maps as a9
+from vantage.studies.sandbox import Sandbox
 
 ALL = exercises()
 
 
 @pytest.fixture(scope="module")
-def room():
-    with Room() as room:
-        yield room
+def sandbox():
+    with Sandbox() as sandbox:
+        yield sandbox
 
 
 @pytest.mark.parametrize("tag", ALL)
-def test_the_starter_fails_and_the_answer_passes(tag, room):
+def test_the_starter_fails_and_the_answer_passes(tag, sandbox):
     exercise = ALL[tag]
-    starter, answer = (grade_in(room, exercise, text) for text in (exercise.starter, exercise.answer))
+    starter, answer = (grade_in(sandbox, exercise, text) for text in (exercise.starter, exercise.answer))
     assert not starter.passed
     assert "not written yet" in starter.checks[1].words or any(
         "fill" in c.words or "?" in c.words for c in starter.checks
@@ -62,19 +62,21 @@ def test_the_texts(tag):
     ],
     ids=["divided first", "torch's", "log-sum-exp", "float64"],
 )
-def test_other_right_answers_to_a10_pass(body, room):
-    found = grade_in(room, ALL["A10"], "import torch\ndef softmax(x, temperature):\n" + body)
+def test_other_right_answers_to_a10_pass(body, sandbox):
+    found = grade_in(sandbox, ALL["A10"], "import torch\ndef softmax(x, temperature):\n" + body)
     assert found.passed, found.checks
 
 
-def test_exercises_and_grades_show_themselves(room):
+def test_exercises_and_grades_show_themselves(sandbox):
     exercise = ALL["P10"]
     shown = exercise._repr_html_()
     assert "P10 ALiBi&#x27;s bias" in shown
     assert "raise NotImplementedError" in shown
     assert exercise.answer.splitlines()[-1].strip() not in shown
     assert "&lt;b&gt;" in replace(exercise, title="<b>", task="", starter="")._repr_html_()
-    found = grade_in(room, ALL["K1"], "print('<i>hello')\n" + ALL["K1"].answer.replace("return n - t", "return '<b>'"))
+    found = grade_in(
+        sandbox, ALL["K1"], "print('<i>hello')\n" + ALL["K1"].answer.replace("return n - t", "return '<b>'")
+    )
     shown = found._repr_html_()
     assert "K1: not passed" in shown
     assert "It printed:" in shown
@@ -92,12 +94,12 @@ def test_there_are_enough_and_each_call_gives_its_own_table():
     assert exercises() == ALL
 
 
-def test_an_answer_says_nothing_that_a_wrong_one_could_learn_from_the_wire(room):
+def test_an_answer_says_nothing_that_a_wrong_one_could_learn_from_the_messages(sandbox):
     """What the process is sent holds questions alone: printed from inside, no expected value is among them."""
     code = ALL["K1"].answer.replace(
-        "    return n\n", "    import sys; print(sys._getframe(1).f_locals['asked'])\n    return n\n"
+        "    return n\n", "    import sys; print(sys._getframe(1).f_locals['request'])\n    return n\n"
     )
-    found = grade_in(room, ALL["K1"], code)
+    found = grade_in(sandbox, ALL["K1"], code)
     assert found.passed
     assert found.output.splitlines()[0] == "{'call': 'with_cache', 'args': [1]}"
 
@@ -116,12 +118,12 @@ def test_grading_as_it_is_called(tmp_path):
 
 
 @pytest.mark.parametrize("seed", [1, 2, 77, 9999])
-def test_a_puzzle_for_each_seed(seed, room):
+def test_a_puzzle_for_each_seed(seed, sandbox):
     made = puzzle(seed)
     assert made.task != puzzle(0).task
-    assert grade_in(room, made, made.answer).passed
-    assert grade_in(room, ALL["A9"], made.answer).passed  # the file says which seed it is
-    assert not grade_in(room, made, made.starter).passed
+    assert grade_in(sandbox, made, made.answer).passed
+    assert grade_in(sandbox, ALL["A9"], made.answer).passed  # the file says which seed it is
+    assert not grade_in(sandbox, made, made.starter).passed
 
 
 def test_the_maps_are_row_softmaxes_and_all_different():

@@ -3,8 +3,8 @@
 import pytest
 
 from vantage.studies.exercises import exercises
-from vantage.studies.exercises.grading import STRANGE_WORDS, grade_in
-from vantage.studies.exercises.room import Room
+from vantage.studies.exercises.grading import INCOMPARABLE_WORDS, grade_in
+from vantage.studies.sandbox import Sandbox
 
 PAIRS = """\
     a, b = x[..., 0::2], x[..., 1::2]
@@ -221,9 +221,9 @@ MISTAKES = {
 
 
 @pytest.fixture(scope="module")
-def room():
-    with Room() as room:
-        yield room
+def sandbox():
+    with Sandbox() as sandbox:
+        yield sandbox
 
 
 def written(tag, old, new):
@@ -240,13 +240,13 @@ def written(tag, old, new):
 
 
 @pytest.mark.parametrize("tag", MISTAKES)
-def test_what_is_wrong_is_said(tag, room):
+def test_what_is_wrong_is_said(tag, sandbox):
     for old, new, words in MISTAKES[tag]:
-        grade = grade_in(room, exercises()[tag], written(tag, old, new))
+        grade = grade_in(sandbox, exercises()[tag], written(tag, old, new))
         said = "\n".join(check.words for check in grade.checks if not check.passed)
         assert not grade.passed, f"{new!r} passed"
         assert words in said, f"{new!r} got: {said}"
-        assert STRANGE_WORDS not in said or not words
+        assert INCOMPARABLE_WORDS not in said or not words
         assert all(bool(check.words) != check.passed for check in grade.checks)
 
 

@@ -14,35 +14,35 @@ import pytest
 
 from vantage.errors import BadInput, Refused
 from vantage.studies.exercises import exercises, grade
-from vantage.studies.exercises.grading import LONGEST, _of_an_end, grade_in
-from vantage.studies.exercises.inside import guard
-from vantage.studies.exercises.room import OUTPUT, Ended, Room, Sitting
+from vantage.studies.exercises.grading import MOST_BYTES, _describe_end, grade_in
+from vantage.studies.sandbox import ProcessEnded, Sandbox, SandboxProcess, restrictions
+from vantage.studies.sandbox.process import MOST_OUTPUT
 
 K1 = exercises()["K1"]
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="held by the Linux kernel")
 
 
 @pytest.fixture(scope="module")
-def room():
+def sandbox():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SECRET_OF_THE_GRADER", "hunter2")
-        opened = Room().__enter__()
+        opened = Sandbox().__enter__()
     yield opened
     opened.__exit__(None, None, None)
 
 
-def sit(room, code, *, tag="K1", **options):
+def grade_code(sandbox, code, *, tag="K1", **options):
     """Grade the answer of an exercise with ``code`` before it."""
     exercise = exercises()[tag]
-    return grade_in(room, exercise, textwrap.dedent(code) + exercise.answer, **{"seconds": 10.0, **options})
+    return grade_in(sandbox, exercise, textwrap.dedent(code) + exercise.answer, **{"seconds": 10.0, **options})
 
 
-def said(grade):
+def failures(grade):
     return "\n".join(check.words for check in grade.checks if not check.passed)
 
 
-def children(room):
-    pid = room._process.pid
+def children(sandbox):
+    pid = sandbox._process.pid
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
@@ -62,16 +62,16 @@ def living(session):
 # ---- what ends a process
 
 
-def test_a_loop_that_never_ends(room):
+def test_a_loop_that_never_ends(sandbox):
     began = time.monotonic()
-    grade = sit(room, "while True: pass\n", seconds=0.5)
+    grade = grade_code(sandbox, "while True: pass\n", seconds=0.5)
     assert time.monotonic() - began < 30
     assert grade.checks[0].words.startswith("it did not finish within 0.5 seconds")
     assert [check.passed for check in grade.checks] == [False] * 4  # the file, and the checks that were not looked at
 
 
-def test_a_loop_in_a_function_names_the_check(room):
-    grade = grade_in(room, K1, K1.answer.replace("    return n\n", "    while True: pass\n"), seconds=0.5)
+def test_a_loop_in_a_function_names_the_check(sandbox):
+    grade = grade_in(sandbox, K1, K1.answer.replace("    return n\n", "    while True: pass\n"), seconds=0.5)
     assert [(c.name, c.passed) for c in grade.checks[:3]] == [
         ("the file runs", True),
         ("without a cache", True),
@@ -82,7 +82,7 @@ def test_a_loop_in_a_function_names_the_check(room):
 
 
 @LINUX
-def test_signals_that_are_ignored_do_not_help_and_nothing_is_left(room):
+def test_signals_that_are_ignored_do_not_help_and_nothing_is_left(sandbox):
     code = """
     import signal, time
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGXCPU, signal.SIGHUP):
@@ -93,54 +93,54 @@ def test_signals_that_are_ignored_do_not_help_and_nothing_is_left(room):
         except BaseException:
             pass
     """
-    assert "did not finish" in said(sit(room, code, seconds=0.5))
-    assert children(room) == []
+    assert "did not finish" in failures(grade_code(sandbox, code, seconds=0.5))
+    assert children(sandbox) == []
 
 
-def test_calls_of_a_layer_without_end(room):
+def test_calls_of_a_layer_without_end(sandbox):
     answer = exercises()["P1"].answer.replace("    out = layer(x)\n", "    while True: layer(x)\n")
-    assert "did not finish" in said(grade_in(room, exercises()["P1"], answer, seconds=60.0))
+    assert "did not finish" in failures(grade_in(sandbox, exercises()["P1"], answer, seconds=60.0))
 
 
 @pytest.mark.parametrize("code", ["import sys; sys.exit(0)\n", "exit()\n", "raise SystemExit\n"])
-def test_leaving_the_program(room, code):
-    assert "ends the program" in said(sit(room, code))
+def test_leaving_the_program(sandbox, code):
+    assert "ends the program" in failures(grade_code(sandbox, code))
 
 
-def test_leaving_without_a_word(room):
-    grade = grade_in(room, K1, "import os\n" + K1.answer.replace("return n - t", "os._exit(3)"))
-    assert "ended its own process (exit code 3)" in said(grade)
+def test_leaving_without_a_word(sandbox):
+    grade = grade_in(sandbox, K1, "import os\n" + K1.answer.replace("return n - t", "os._exit(3)"))
+    assert "ended its own process (exit code 3)" in failures(grade)
 
 
 @pytest.mark.parametrize("then", ["", "while True: pass\n", "import time; time.sleep(60)\n"], ids=["", "loop", "sleep"])
 @pytest.mark.parametrize("code", ["os.closerange(0, 64)\n", "os.close(3)\n"])
-def test_closing_what_it_is_asked_over(room, code, then):
-    words = said(sit(room, "import os\n" + code + then))
+def test_closing_what_it_is_asked_over(sandbox, code, then):
+    words = failures(grade_code(sandbox, "import os\n" + code + then))
     assert "closed the connection over which it is asked" in words
     assert "GiB" not in words
 
 
 @LINUX
-def test_a_kill_that_is_not_ours_may_be_memory(room):
+def test_a_kill_that_is_not_ours_may_be_memory(sandbox):
     code = "import ctypes\ngetattr(ctypes.CDLL(None), 'raise')(9)\n"
-    assert "died of SIGKILL: it may have needed more than 4.0 GiB" in said(sit(room, code))
+    assert "died of SIGKILL: it may have needed more than 4.0 GiB" in failures(grade_code(sandbox, code))
 
 
 @LINUX
-def test_a_kill_for_computing_too_long_is_the_limit_of_time(room):
+def test_a_kill_for_computing_too_long_is_the_limit_of_time(sandbox):
     """The kernel's limit, where the grader's own clock stands still."""
-    with room.sit("answer.py", seconds=0.1, memory=2**30) as sitting:
-        sitting.left = 60.0
-        with pytest.raises(Ended) as ended:
-            sitting.read("while True: pass\n")
-    assert (ended.value.how, sitting.status, sitting.alive) == ("gone", -signal.SIGKILL, False)
-    assert "did not finish within 0.1 seconds" in _of_an_end("gone", sitting, 0.1, 2**30)
+    with sandbox.process("answer.py", seconds=0.1, memory=2**30) as process:
+        process.seconds_left = 60.0
+        with pytest.raises(ProcessEnded) as ended:
+            process.run_file("while True: pass\n")
+    assert (ended.value.reason, process.status, process.alive) == ("disconnected", -signal.SIGKILL, False)
+    assert "did not finish within 0.1 seconds" in _describe_end("disconnected", process, 0.1, 2**30)
 
 
 @LINUX
-def test_a_crash(room):
-    assert "died of SIGSEGV" in said(sit(room, "import ctypes; ctypes.string_at(0)\n"))
-    assert "died of SIGABRT" in said(sit(room, "import os; os.abort()\n"))
+def test_a_crash(sandbox):
+    assert "died of SIGSEGV" in failures(grade_code(sandbox, "import ctypes; ctypes.string_at(0)\n"))
+    assert "died of SIGABRT" in failures(grade_code(sandbox, "import os; os.abort()\n"))
 
 
 # ---- memory
@@ -150,24 +150,24 @@ def test_a_crash(room):
 @pytest.mark.parametrize(
     "code", ["import torch; torch.ones(10**10)\n", "b = bytearray(8 * 2**30)\n", "x = [0] * 10**9\n"], ids=str.split
 )
-def test_a_huge_allocation(room, code):
-    assert "more memory than an answer may have" in said(sit(room, code, memory=2**28))
+def test_a_huge_allocation(sandbox, code):
+    assert "more memory than an answer may have" in failures(grade_code(sandbox, code, memory=2**28))
 
 
 @LINUX
-def test_memory_that_grows(room):
-    grade = sit(room, "kept = []\nwhile True: kept.append(bytes(2**20))\n", memory=2**27)
-    assert "more memory than an answer may have" in said(grade)
+def test_memory_that_grows(sandbox):
+    grade = grade_code(sandbox, "kept = []\nwhile True: kept.append(bytes(2**20))\n", memory=2**27)
+    assert "more memory than an answer may have" in failures(grade)
 
 
-def test_enough_memory_is_enough(room):
-    assert sit(room, "import torch; x = torch.ones(10**6)\n", memory=2**27).passed
+def test_enough_memory_is_enough(sandbox):
+    assert grade_code(sandbox, "import torch; x = torch.ones(10**6)\n", memory=2**27).passed
 
 
 # ---- errors and output
 
 
-def test_an_error_with_the_students_lines_only(room):
+def test_an_error_with_the_students_lines_only(sandbox):
     code = """
     import json
     def helper(text):
@@ -176,60 +176,60 @@ def test_an_error_with_the_students_lines_only(room):
         return helper("{")
     start()
     """
-    words = said(sit(room, code))
+    words = failures(grade_code(sandbox, code))
     assert "it raises JSONDecodeError: Expecting property name" in words
     assert 'line 6, in start: return helper("{")' in words
     assert "line 4, in helper: return json.loads(text)" in words
     assert "decoder" not in words
-    assert "child.py" not in words
+    assert "worker.py" not in words
 
 
-def test_recursion_is_shortened(room):
-    words = said(sit(room, "def f(): return f()\nf()\n"))
+def test_recursion_is_shortened(sandbox):
+    words = failures(grade_code(sandbox, "def f(): return f()\nf()\n"))
     assert "calls itself without end" in words
     assert len(words.splitlines()) < 15
 
 
-def test_a_message_that_cannot_be_shown(room):
+def test_a_message_that_cannot_be_shown(sandbox):
     code = "class Bad(Exception):\n    def __str__(self): raise self\nraise Bad\n"
-    assert "it raises Bad: (its message cannot be shown)" in said(sit(room, code))
+    assert "it raises Bad: (its message cannot be shown)" in failures(grade_code(sandbox, code))
 
 
-def test_syntax_errors(room):
-    words = said(grade_in(room, K1, "# vantage exercise K1\ndef f(:\n    pass\n", "mine.py"))
+def test_syntax_errors(sandbox):
+    words = failures(grade_in(sandbox, K1, "# vantage exercise K1\ndef f(:\n    pass\n", "mine.py"))
     assert words.startswith("Python cannot read the file: ")
     assert "line 2: def f(:" in words
 
 
-def test_null_bytes_and_deep_nesting(room):
-    assert not grade_in(room, K1, "x = 1\0\n" + K1.answer).passed
-    assert not grade_in(room, K1, "x = " + "(" * 5000 + ")" * 5000 + "\n" + K1.answer).passed
+def test_null_bytes_and_deep_nesting(sandbox):
+    assert not grade_in(sandbox, K1, "x = 1\0\n" + K1.answer).passed
+    assert not grade_in(sandbox, K1, "x = " + "(" * 5000 + ")" * 5000 + "\n" + K1.answer).passed
 
 
-def test_missing_and_misspelt_names(room):
-    assert "no function named without_cache" in said(grade_in(room, K1, "x = 1\n"))
-    assert "There is without_cach: is it meant?" in said(grade_in(room, K1, "def without_cach(n): pass\n"))
-    assert "without_cache is no function" in said(grade_in(room, K1, "without_cache = 3\n"))
-    assert "no value named SCORES" in said(grade_in(room, exercises()["A2"], "x = 1\n"))
+def test_missing_and_misspelt_names(sandbox):
+    assert "no function named without_cache" in failures(grade_in(sandbox, K1, "x = 1\n"))
+    assert "There is without_cach: is it meant?" in failures(grade_in(sandbox, K1, "def without_cach(n): pass\n"))
+    assert "without_cache is no function" in failures(grade_in(sandbox, K1, "without_cache = 3\n"))
+    assert "no value named SCORES" in failures(grade_in(sandbox, exercises()["A2"], "x = 1\n"))
 
 
-def test_wrong_arguments(room):
-    assert "raises TypeError" in said(grade_in(room, K1, K1.answer.replace("(n, t)", "(n)")))
+def test_wrong_arguments(sandbox):
+    assert "raises TypeError" in failures(grade_in(sandbox, K1, K1.answer.replace("(n, t)", "(n)")))
 
 
-def test_printing_is_shown_and_capped(room):
-    assert sit(room, "print('hello')\n").output == "hello\n"
-    grade = sit(room, "import sys\nprint('x' * 10**6)\nsys.stderr.write('y' * 10**6)\n")
+def test_printing_is_shown_and_capped(sandbox):
+    assert grade_code(sandbox, "print('hello')\n").output == "hello\n"
+    grade = grade_code(sandbox, "import sys\nprint('x' * 10**6)\nsys.stderr.write('y' * 10**6)\n")
     assert grade.passed
-    assert len(grade.output) < OUTPUT + 200
+    assert len(grade.output) < MOST_OUTPUT + 200
     assert "bytes more, which were thrown away" in grade.output
     assert grade.output.startswith("xxx")
 
 
-def test_printing_without_end(room):
-    grade = sit(room, "while True: print('x' * 1000)\n", seconds=1.0)
-    assert "did not finish" in said(grade)
-    assert len(grade.output) < OUTPUT + 200
+def test_printing_without_end(sandbox):
+    grade = grade_code(sandbox, "while True: print('x' * 1000)\n", seconds=1.0)
+    assert "did not finish" in failures(grade)
+    assert len(grade.output) < MOST_OUTPUT + 200
 
 
 @LINUX
@@ -237,35 +237,35 @@ def test_reading_what_is_printed_counts_as_time():
     """A pipe that is always full is never waited for: the time goes by in reading it."""
     ours, theirs = socket.socketpair()
     with ours, theirs, open("/dev/zero", "rb") as full:
-        sitting = Sitting(ours, full.fileno(), 1.0)
+        process = SandboxProcess(ours, full.fileno(), 1.0)
         began = time.monotonic()
-        with pytest.raises(Ended, match="time"):
-            sitting.read("")
+        with pytest.raises(ProcessEnded, match="timeout"):
+            process.run_file("")
         assert time.monotonic() - began < 1.8
-        assert sitting.dropped > 10 * OUTPUT  # it was read all along
+        assert process.dropped_bytes > 10 * MOST_OUTPUT  # it was read all along
 
 
-def test_printing_much_without_end(room):
-    words = said(sit(room, "while True: print('x' * 100_000)\n", seconds=1.0))
+def test_printing_much_without_end(sandbox):
+    words = failures(grade_code(sandbox, "while True: print('x' * 100_000)\n", seconds=1.0))
     assert "did not finish within 1 seconds" in words
     assert "SIGKILL" not in words
 
 
-def test_output_that_is_closed(room):
+def test_output_that_is_closed(sandbox):
     """A closed pipe can be read at any time, and is not read again and again while an answer computes."""
     code = "import os, sys, time\nos.close(1); os.close(2)\nsys.stdout = sys.stderr = open('said', 'w')\n"
     before = time.process_time()
-    assert sit(room, code + "time.sleep(2)\n").passed
+    assert grade_code(sandbox, code + "time.sleep(2)\n").passed
     assert time.process_time() - before < 1.0
 
 
-def test_bytes_that_are_no_text(room):
-    assert "\ufffd" in sit(room, r"import os; os.write(1, b'\xff\xfe')" + "\n").output
+def test_bytes_that_are_no_text(sandbox):
+    assert "\ufffd" in grade_code(sandbox, r"import os; os.write(1, b'\xff\xfe')" + "\n").output
 
 
-def test_standard_input_is_empty(room):
-    assert "standard input, which is empty" in said(sit(room, "name = input('who? ')\n"))
-    assert sit(room, "import sys; assert sys.stdin.read() == ''\n").passed
+def test_standard_input_is_empty(sandbox):
+    assert "standard input, which is empty" in failures(grade_code(sandbox, "name = input('who? ')\n"))
+    assert grade_code(sandbox, "import sys; assert sys.stdin.read() == ''\n").passed
 
 
 # ---- values of the wrong kind
@@ -292,7 +292,7 @@ def test_standard_input_is_empty(room):
         ("torch.nn.Parameter(q)", ""),
     ],
 )  # fmt: skip
-def test_values_of_the_wrong_kind(room, value, words):
+def test_values_of_the_wrong_kind(sandbox, value, words):
     code = f"""
 import torch
 class Everything:
@@ -303,30 +303,32 @@ loop.append(loop)
 def attention(q, k, v):
     return {value}
 """
-    grade = grade_in(room, exercises()["A4"], code)
+    grade = grade_in(sandbox, exercises()["A4"], code)
     assert not grade.passed
-    assert words in said(grade)
+    assert words in failures(grade)
 
 
 # ---- cheating
 
 
-def test_the_library_is_not_there(room):
-    assert "cannot be imported in an answer" in said(sit(room, "import vantage\n"))
-    assert "cannot be imported in an answer" in said(sit(room, "from vantage.functional import alibi_bias\n"))
+def test_the_library_is_not_there(sandbox):
+    assert "cannot be imported in an answer" in failures(grade_code(sandbox, "import vantage\n"))
+    assert "cannot be imported in an answer" in failures(
+        grade_code(sandbox, "from vantage.functional import alibi_bias\n")
+    )
 
 
 @LINUX
-def test_nor_by_going_round_the_refusal(room):
-    root = str(Path(guard.__file__).parents[4])
+def test_nor_by_going_round_the_refusal(sandbox):
+    root = str(Path(restrictions.__file__).parents[3])
     code = f"import sys\nsys.meta_path.pop(0)\nsys.path.insert(0, {root!r})\nimport vantage.errors\n"
-    grade = sit(room, code)
+    grade = grade_code(sandbox, code)
     if "landlock" not in grade.held or any(root.startswith(p) for p in (sys.prefix, sys.base_prefix, "/usr")):
         pytest.skip("the library lies where Python may read")
-    assert "raises" in said(grade)
+    assert "raises" in failures(grade)
 
 
-def test_replies_that_are_forged_decide_nothing(room):
+def test_replies_that_are_forged_decide_nothing(sandbox):
     """Code that writes to the socket itself only puts wrong values in the place of its own."""
 
     def framed(message):
@@ -336,24 +338,24 @@ def test_replies_that_are_forged_decide_nothing(room):
     names = framed({"names": list(K1.names), "functions": list(K1.names)})
     right = framed({"value": 1, "changed": []})  # right for the first question, and for no other
     for raw in (names + right * 50, b"\xff\xff\xff\xff", framed([1]), framed({"value": 1}), framed({"passed": True})):
-        grade = grade_in(room, K1, f"import os\nos.write(3, {raw!r})\n")
+        grade = grade_in(sandbox, K1, f"import os\nos.write(3, {raw!r})\n")
         assert not grade.passed
-        assert said(grade)
+        assert failures(grade)
     values = (
         *({"tensor": ["float32", [10**9], ""]}, {"tensor": ["float32", [-1], ""]}, {"tensor": ["bool", [1], "Ag=="]}),
         *({"call": "0"}, {"bool": 3}, {"dict": [[{"list": []}, 1]]}, {"float": "one"}, [1], {}),
     )
-    for reply in (*({"value": value} for value in values), {"error": {"kind": 1}}, {"back": "7", "args": []}):
+    for reply in (*({"value": value} for value in values), {"error": {"kind": 1}}, {"callback": "7", "args": []}):
         raw = names + framed({"changed": [], **reply}) * 10
-        grade = grade_in(room, K1, f"import os\nos.write(3, {raw!r})\n")
+        grade = grade_in(sandbox, K1, f"import os\nos.write(3, {raw!r})\n")
         assert not grade.passed
-        assert said(grade)
+        assert failures(grade)
 
 
-def test_a_grader_patched_from_within_decides_nothing(room):
-    code = "import sys\nsys.modules['wire'].pack = lambda value, depth=0: True\n"
-    assert not sit(room, code).passed
-    assert not sit(room, "import os\nos.close(3)\n").passed
+def test_a_grader_patched_from_within_decides_nothing(sandbox):
+    code = "import sys\nsys.modules['messages'].pack = lambda value, depth=0: True\n"
+    assert not grade_code(sandbox, code).passed
+    assert not grade_code(sandbox, "import os\nos.close(3)\n").passed
 
 
 # ---- other processes, the network, files
@@ -374,30 +376,30 @@ print("made", made)
 """
 
 
-def test_forks_are_refused(room):
-    assert sit(room, FORKS).output == "made 0\n"
+def test_forks_are_refused(sandbox):
+    assert grade_code(sandbox, FORKS).output == "made 0\n"
 
 
 @LINUX
-def test_forks_are_refused_by_the_kernel(room):
-    grade = sit(room, FORKS, without=("audit hook",))
+def test_forks_are_refused_by_the_kernel(sandbox):
+    grade = grade_code(sandbox, FORKS, without=("audit hook",))
     assert grade.output == "made 0\n"
     assert "seccomp" in grade.held
-    assert children(room) == []
+    assert children(sandbox) == []
 
 
 @LINUX
-def test_forks_without_seccomp_die_with_the_rest(room):
+def test_forks_without_seccomp_die_with_the_rest(sandbox):
     """The last line: whatever was started is in the group that is killed."""
     code = "import os, time\nif os.fork() == 0:\n    time.sleep(600)\n"
-    grade = sit(room, code, without=("audit hook", "seccomp", "limits"))
+    grade = grade_code(sandbox, code, without=("audit hook", "seccomp", "limits"))
     assert grade.passed
     time.sleep(0.2)
-    assert living(room._process.pid) == [room._process.pid]  # the room itself, and nobody else
+    assert living(sandbox._process.pid) == [sandbox._process.pid]  # the sandbox itself, and nobody else
 
 
 @pytest.mark.parametrize("without", [(), ("audit hook",)], ids=["hook", "kernel"])
-def test_programs_and_threads_are_refused(room, without):
+def test_programs_and_threads_are_refused(sandbox, without):
     code = """
     import subprocess, threading, os
     for start in (lambda: subprocess.run(["true"]), lambda: os.execv("/bin/true", ["true"]),
@@ -410,12 +412,12 @@ def test_programs_and_threads_are_refused(room, without):
     """
     if without and sys.platform != "linux":
         pytest.skip("held by the Linux kernel")
-    assert sit(room, code, without=without).output == ""
+    assert grade_code(sandbox, code, without=without).output == ""
 
 
-def test_what_is_refused_is_said(room):
-    assert "an answer may not start processes" in said(sit(room, "import os; os.system('true')\n"))
-    assert "there is no network" in said(sit(room, "import socket; socket.socket()\n"))
+def test_what_is_refused_is_said(sandbox):
+    assert "an answer may not start processes" in failures(grade_code(sandbox, "import os; os.system('true')\n"))
+    assert "there is no network" in failures(grade_code(sandbox, "import socket; socket.socket()\n"))
 
 
 @LINUX
@@ -424,7 +426,7 @@ def test_what_is_refused_is_said(room):
     [(), ("audit hook",), ("seccomp", "network namespace"), ("audit hook", "seccomp")],
     ids=["all", "kernel", "hook", "namespace"],
 )
-def test_the_network_cannot_be_reached(room, without):
+def test_the_network_cannot_be_reached(sandbox, without):
     """A listener on this machine gets no caller, whichever of the guards stand."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.1)
@@ -436,7 +438,7 @@ def test_the_network_cannot_be_reached(room, without):
         except OSError:
             print("refused")
         """
-        grade = sit(room, code, without=without)
+        grade = grade_code(sandbox, code, without=without)
         if without == ("audit hook", "seccomp") and "network namespace" not in grade.held:
             pytest.skip("this system gives no network of its own to a plain process")
         assert grade.output == "refused\n"
@@ -445,7 +447,7 @@ def test_the_network_cannot_be_reached(room, without):
 
 
 @pytest.mark.parametrize("without", [(), ("audit hook",), ("landlock",)], ids=["all", "kernel", "hook"])
-def test_files_are_written_in_the_working_folder_only(room, tmp_path, without):
+def test_files_are_written_in_the_working_folder_only(sandbox, tmp_path, without):
     victim = tmp_path / "victim"
     victim.write_text("as it was")
     code = f"""
@@ -461,7 +463,7 @@ def test_files_are_written_in_the_working_folder_only(room, tmp_path, without):
         except OSError:
             pass
     """
-    grade = sit(room, code, without=without)
+    grade = grade_code(sandbox, code, without=without)
     if without == ("audit hook",) and "landlock" not in grade.held:
         pytest.skip("no Landlock here")
     assert grade.output == "fine\n"
@@ -470,30 +472,30 @@ def test_files_are_written_in_the_working_folder_only(room, tmp_path, without):
 
 
 @LINUX
-def test_files_of_others_are_not_read(room, tmp_path):
+def test_files_of_others_are_not_read(sandbox, tmp_path):
     (tmp_path / "key").write_text("hunter2")
-    grade = sit(room, f"print(open({str(tmp_path / 'key')!r}).read())\n")
+    grade = grade_code(sandbox, f"print(open({str(tmp_path / 'key')!r}).read())\n")
     if "landlock" not in grade.held:
         pytest.skip("no Landlock here")
-    assert "PermissionError" in said(grade)
+    assert "PermissionError" in failures(grade)
     assert "hunter2" not in grade.output
 
 
-def test_the_environment_is_clean_and_the_folder_goes_away(room):
-    grade = sit(room, "import os\nprint(os.getcwd())\nprint(sorted(os.environ))\n")
+def test_the_environment_is_clean_and_the_folder_goes_away(sandbox):
+    grade = grade_code(sandbox, "import os\nprint(os.getcwd())\nprint(sorted(os.environ))\n")
     folder, names = grade.output.splitlines()
     assert "SECRET_OF_THE_GRADER" not in names
     assert not Path(folder).exists()
 
 
-def test_large_files_are_refused(room):
+def test_large_files_are_refused(sandbox):
     code = "f = open('big', 'wb')\nfor _ in range(40): f.write(bytes(2**20)); f.flush()\n"
-    assert "raises OSError" in said(sit(room, code))
+    assert "raises OSError" in failures(grade_code(sandbox, code))
 
 
 @LINUX
 @pytest.mark.parametrize("without", [(), ("audit hook",)], ids=["hook", "kernel"])
-def test_the_room_cannot_be_killed_nor_the_limits_raised(room, without):
+def test_the_sandbox_cannot_be_killed_nor_the_limits_raised(sandbox, without):
     code = """
     import os, resource, signal
     for deed in (lambda: os.kill(os.getppid(), signal.SIGKILL), lambda: os.killpg(os.getpgid(os.getppid()), 9),
@@ -505,20 +507,20 @@ def test_the_room_cannot_be_killed_nor_the_limits_raised(room, without):
         except (OSError, ValueError):
             pass
     """
-    assert sit(room, code, without=without).output == ""
-    assert sit(room, "").passed  # the room still stands
+    assert grade_code(sandbox, code, without=without).output == ""
+    assert grade_code(sandbox, "").passed  # the sandbox still stands
 
 
-def test_a_room_that_is_gone_says_so():
-    with Room() as room:
-        room._process.kill()
-        room._process.wait()
+def test_a_sandbox_that_is_gone_says_so():
+    with Sandbox() as sandbox:
+        sandbox._process.kill()
+        sandbox._process.wait()
         with pytest.raises(Refused, match="open another"):
-            sit(room, "")
+            grade_code(sandbox, "")
 
 
-def test_every_layer_is_named(room):
-    held = sit(room, "").held
+def test_every_layer_is_named(sandbox):
+    held = grade_code(sandbox, "").held
     assert {"limits", "audit hook"} <= set(held)
     if sys.platform == "linux":
         assert "seccomp" in held
@@ -527,16 +529,16 @@ def test_every_layer_is_named(room):
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_the_filter_is_well_formed(machine):
     """Jumps stay within the program, and it ends with a verdict."""
-    raw = guard.program(machine, 4321)
+    raw = restrictions.program(machine, 4321)
     steps = [struct.unpack("HBBI", raw[i : i + 8]) for i in range(0, len(raw), 8)]
     assert len(steps) < 4096
     for i, (code, yes, no, _) in enumerate(steps):
-        if code in (guard.EQUAL, guard.AT_LEAST):
+        if code in (restrictions.EQUAL, restrictions.AT_LEAST):
             assert i + 1 + max(yes, no) < len(steps)
-    assert steps[-1] == (guard.RETURN, 0, 0, guard.ALLOW)
-    refused = {step[3] for step, then in pairwise(steps) if then[3] == guard.REFUSE}
-    column = guard.MACHINES[machine][0]
-    assert {numbers[column] for numbers in guard.REFUSED.values()} - {None} <= refused
+    assert steps[-1] == (restrictions.RETURN, 0, 0, restrictions.ALLOW)
+    refused = {step[3] for step, then in pairwise(steps) if then[3] == restrictions.REFUSE}
+    column = restrictions.MACHINES[machine][0]
+    assert {numbers[column] for numbers in restrictions.REFUSED.values()} - {None} <= refused
 
 
 # ---- files as they are handed in
@@ -547,7 +549,7 @@ def test_a_file_of_ten_megabytes(tmp_path):
     path.write_text(K1.answer + "#" * 10**7)
     found = grade(path)
     assert (found.tag, found.passed) == ("K1", False)
-    assert f"more than {LONGEST // 1024} kB" in said(found)
+    assert f"more than {MOST_BYTES // 1024} kB" in failures(found)
     assert grade(path.read_text()).checks == found.checks
 
 

@@ -10,15 +10,14 @@ from pathlib import Path
 
 from vantage.errors import BadInput
 from vantage.studies.exercises.exercise import Check, Exercise, Grade
-from vantage.studies.exercises.inside.child import HUNG_UP
 from vantage.studies.exercises.registry import exercises
-from vantage.studies.exercises.room import Ended, Failed, Room, Sitting
+from vantage.studies.sandbox import CLOSED_CONNECTION, CodeFailed, ProcessEnded, Sandbox, SandboxProcess
 
-LONGEST = 256 * 1024  # bytes of an answer
+MOST_BYTES = 256 * 1024  # of an answer
 GIB = 2**30
 # What a comparison may raise when it is handed a value of an unexpected kind: no reason to stop grading.
-STRANGE = (TypeError, ValueError, AttributeError, RuntimeError, LookupError, ArithmeticError)
-STRANGE_WORDS = "what came back is of a kind that cannot be compared with the result"
+INCOMPARABLE = (TypeError, ValueError, AttributeError, RuntimeError, LookupError, ArithmeticError)
+INCOMPARABLE_WORDS = "what came back is of a kind that cannot be compared with the result"
 FIRST_LINE = re.compile(r"^\ufeff?#\s*vantage exercise\s+([A-Za-z]\d+(?:-[a-z0-9]+)?)\b")
 
 
@@ -39,36 +38,36 @@ def grade_many(
         raise BadInput(f"seconds={seconds}: use more than 0 and at most 3600")
     if memory < 2**20:
         raise BadInput(f"memory={memory}: these are bytes, use at least 2**20")
-    papers = [_paper(source, tag) for source in sources]
-    if all(text is None for _, text, _ in papers):
-        return [_too_long(exercise) for exercise, _, _ in papers]
-    with Room() as room:
+    submissions = [_submission(source, tag) for source in sources]
+    if all(text is None for _, text, _ in submissions):
+        return [_too_long(exercise) for exercise, _, _ in submissions]
+    with Sandbox() as sandbox:
         return [
-            _too_long(exercise) if text is None else grade_in(room, exercise, text, name, seconds, memory)
-            for exercise, text, name in papers
+            _too_long(exercise) if text is None else grade_in(sandbox, exercise, text, name, seconds, memory)
+            for exercise, text, name in submissions
         ]
 
 
-def _paper(source: str | Path, tag: str | None) -> tuple[Exercise, str | None, str]:
+def _submission(source: str | Path, tag: str | None) -> tuple[Exercise, str | None, str]:
     """The exercise, the text (None: too long) and the name it is shown by."""
     if isinstance(source, Path):
         try:
             with source.open("rb") as file:
-                raw = file.read(LONGEST + 1)
+                raw = file.read(MOST_BYTES + 1)
         except OSError as error:
             raise BadInput(f"{source} cannot be read ({error.strerror}): give the path of your answer") from error
         name = re.sub(r"[^\w.-]", "_", source.name)[:80]
     else:
         raw, name = source.encode(errors="surrogatepass"), "answer.py"
     text = raw.decode(errors="replace")
-    return _exercise(text, tag, name), text if len(raw) <= LONGEST else None, name
+    return _exercise(text, tag, name), text if len(raw) <= MOST_BYTES else None, name
 
 
 def _exercise(text: str, tag: str | None, name: str) -> Exercise:
     known = exercises()
     line = text.partition("\n")[0]
-    found = FIRST_LINE.match(line)
-    named = None if found is None else _spelt(found[1])
+    match = FIRST_LINE.match(line)
+    named = None if match is None else _spelt(match[1])
     if tag is not None and named is not None and _spelt(tag) != named:
         raise BadInput(f"{name} says it is exercise {named}, and {tag} was asked for: which is it?")
     wanted = _spelt(tag) if tag is not None else named
@@ -88,12 +87,12 @@ def _spelt(tag: str) -> str:
 
 
 def _too_long(exercise: Exercise) -> Grade:
-    words = f"the file has more than {LONGEST // 1024} kB; an answer has a few lines. Nothing of it was run"
+    words = f"the file has more than {MOST_BYTES // 1024} kB; an answer has a few lines. Nothing of it was run"
     return Grade(exercise.tag, False, (Check("the file can be read", False, words),))
 
 
 def grade_in(
-    room: Room,
+    sandbox: Sandbox,
     exercise: Exercise,
     text: str,
     name: str = "answer.py",
@@ -101,58 +100,58 @@ def grade_in(
     memory: int = 4 * GIB,
     without: tuple[str, ...] = (),
 ) -> Grade:
-    """Grade in a room that is open already. ``without``: guards to leave out, for tests of the others."""
-    with room.sit(name, seconds=seconds, memory=memory, without=without) as sitting:
-        checks, ended = _checks(sitting, exercise, text)
+    """Grade in a sandbox that is open already. ``without``: restrictions to leave out, for tests of the others."""
+    with sandbox.process(name, seconds=seconds, memory=memory, without=without) as process:
+        checks, ended = _checks(process, exercise, text)
     if ended is not None:
-        where, how = ended
-        words = _of_an_end(how, sitting, seconds, memory)
-        checks.append(Check(where, False, words))
+        check_name, reason = ended
+        words = _describe_end(reason, process, seconds, memory)
+        checks.append(Check(check_name, False, words))
         rest = [what for what, _ in exercise.checks if what not in {check.name for check in checks}]
         checks += [Check(what, False, "not looked at, because the process had ended") for what in rest]
     passed = bool(checks) and all(check.passed for check in checks)
-    return Grade(exercise.tag, passed, tuple(checks), sitting.output, sitting.held)
+    return Grade(exercise.tag, passed, tuple(checks), process.output, process.restrictions)
 
 
-def _checks(sitting: Sitting, exercise: Exercise, text: str) -> tuple[list[Check], tuple[str, str] | None]:
-    """All checks, and if the process ended: in which, and how."""
-    doing, checks = "the file runs", []
+def _checks(process: SandboxProcess, exercise: Exercise, text: str) -> tuple[list[Check], tuple[str, str] | None]:
+    """All checks, and if the process ended: in which, and why."""
+    check_name, checks = "the file runs", []
     try:
         try:
-            names, functions = sitting.read(text)
-        except Failed as error:
-            return [Check(doing, False, _of_an_error(error.told))], None
-        checks.append(Check(doing, True))
+            names, functions = process.run_file(text)
+        except CodeFailed as error:
+            return [Check(check_name, False, _describe_error(error.details))], None
+        checks.append(Check(check_name, True))
         missing = _missing(exercise, names, functions)
         if missing is not None:
             return [*checks, missing], None
-        said: set[str] = set()
-        for doing, probe in exercise.checks:
+        messages: set[str] = set()
+        for check_name, probe in exercise.checks:
             try:
-                words = probe(sitting)
-            except Failed as error:
-                words = _of_an_error(error.told)
-                if error.told["kind"] == "unwritten":
-                    return [*checks, Check(doing, False, words)], None
-            except STRANGE as error:
-                words = f"{STRANGE_WORDS} ({type(error).__name__}: {str(error)[:200]})"
-            if words is not None and words in said:
+                words = probe(process)
+            except CodeFailed as error:
+                words = _describe_error(error.details)
+                if error.details["kind"] == "unwritten":
+                    return [*checks, Check(check_name, False, words)], None
+            except INCOMPARABLE as error:
+                words = f"{INCOMPARABLE_WORDS} ({type(error).__name__}: {str(error)[:200]})"
+            if words is not None and words in messages:
                 words = "the same as above"
-            said.add(words or "")
-            checks.append(Check(doing, words is None, words or ""))
-    except Ended as error:
-        return checks, (doing, error.how)
-    if sitting.changed:
-        names = ", ".join(sorted(set(sitting.changed)))
+            messages.add(words or "")
+            checks.append(Check(check_name, words is None, words or ""))
+    except ProcessEnded as error:
+        return checks, (check_name, error.reason)
+    if process.changed:
+        names = ", ".join(sorted(set(process.changed)))
         words = f"{names} changes its argument in place: whoever called it still needs it. Make a new tensor instead"
         checks.append(Check("the arguments stay as they are", False, words))
     return checks, None
 
 
 def _missing(exercise: Exercise, names: list[str], functions: list[str]) -> Check | None:
-    there = names if exercise.numbers else functions
+    defined = names if exercise.numbers else functions
     for wanted in exercise.names:
-        if wanted in there:
+        if wanted in defined:
             continue
         what = f"{wanted} is there"
         if wanted in names:
@@ -164,7 +163,7 @@ def _missing(exercise: Exercise, names: list[str], functions: list[str]) -> Chec
     return None
 
 
-KINDS = {
+ERROR_WORDS = {
     "syntax": "Python cannot read the file: {text}",
     "exit": "the code ends the program (sys.exit or exit()). Return the result instead",
     "memory": "it asked for more memory than an answer may have. Does a size grow by mistake? ({text})",
@@ -177,18 +176,22 @@ KINDS = {
 }
 
 
-def _of_an_error(told: dict[str, str]) -> str:
-    words = KINDS.get(told["kind"], KINDS["error"]).format(text=told["text"], type=told["type"])
-    return f"{words}\n{told['where']}" if told["where"] else words
+def _describe_error(details: dict[str, str]) -> str:
+    words = ERROR_WORDS.get(details["kind"], ERROR_WORDS["error"]).format(text=details["text"], type=details["type"])
+    return f"{words}\n{details['where']}" if details["where"] else words
 
 
-def _of_an_end(how: str, sitting: Sitting, seconds: float, memory: int) -> str:
-    status = sitting.status
-    if how == "time" or status == -signal.SIGXCPU or (status == -signal.SIGKILL and sitting.cpu >= seconds):
+def _describe_end(reason: str, process: SandboxProcess, seconds: float, memory: int) -> str:
+    status = process.status
+    if (
+        reason == "timeout"
+        or status == -signal.SIGXCPU
+        or (status == -signal.SIGKILL and process.cpu_seconds >= seconds)
+    ):
         return f"it did not finish within {seconds:g} seconds and was stopped. Is there a loop that never ends?"
-    if how == "silence":
+    if reason == "protocol":
         return "what came back from the process is no answer to what it was asked"
-    if sitting.alive or status == HUNG_UP:  # the first: whatever its status says, we ended it
+    if process.alive or status == CLOSED_CONNECTION:  # the first: whatever its status says, we ended it
         return "the code closed the connection over which it is asked, and was stopped. Close only what you opened"
     if status is not None and status < 0:
         try:

@@ -9,7 +9,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from vantage.studies.exercises.inside.wire import Other
+from vantage.studies.sandbox import UnknownValue
 
 Mistake = tuple[Any, str]  # what a typical mistake gives, and what to say to whoever made it
 
@@ -24,7 +24,7 @@ def article(value: Any) -> str:
         return f"a NumPy array of shape {value.shape}"
     if isinstance(value, list | tuple):
         return f"a {type(value).__name__} of {len(value)}"
-    if isinstance(value, Other):
+    if isinstance(value, UnknownValue):
         return f"an object of type {value.kind}"
     return f"{value!r}"[:60]
 

@@ -1,4 +1,4 @@
-"""What a student's code may not do, held by the kernel where it can be and by Python elsewhere.
+"""What the code in a sandbox may not do, held by the kernel where it can be and by Python elsewhere.
 
 Linux, without root: seccomp refuses the calls that make processes, threads and sockets, signal others or change what
 they own; Landlock keeps reading to Python's own folders and writing to the working folder; resource limits bound time,
@@ -105,9 +105,9 @@ def _landlock(folder: str) -> bool:
     for path, allowed in [*((p, read | 1) for p in _readable()), (folder, every & ~1), ("/dev/null", read | 2)]:
         _allow(libc, ruleset, path, allowed & every)
     libc.prctl(38, 1, 0, 0, 0)  # no new privileges, ever: what both Landlock and seccomp ask for
-    done = libc.syscall(446, ruleset, 0) == 0
+    restricted = libc.syscall(446, ruleset, 0) == 0
     os.close(ruleset)
-    return done
+    return restricted
 
 
 def _readable() -> list[str]:
@@ -169,9 +169,9 @@ def _seccomp() -> bool:
     libc = ctypes.CDLL(None, use_errno=True)
     code = ctypes.create_string_buffer(program(machine, os.getpid()))
     size = (len(code) - 1) // 8
-    handed = ctypes.create_string_buffer(struct.pack("HxxxxxxP", size, ctypes.addressof(code)))
+    program_struct = ctypes.create_string_buffer(struct.pack("HxxxxxxP", size, ctypes.addressof(code)))
     libc.prctl(38, 1, 0, 0, 0)
-    return libc.prctl(22, 2, handed, 0, 0) == 0
+    return libc.prctl(22, 2, program_struct, 0, 0) == 0
 
 
 # ---- Python's own functions, everywhere
@@ -183,7 +183,7 @@ FILE_EVENTS = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.chmod", "os
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
-class NotHere(PermissionError):
+class NotPermitted(PermissionError):
     """Something that an answer is not let do."""
 
 
@@ -199,15 +199,15 @@ def _hook(folder: str) -> bool:
 
     def hook(event: str, args: tuple[object, ...]) -> None:
         if event.startswith("socket."):
-            raise NotHere("there is no network while an answer is graded")
+            raise NotPermitted("there is no network while an answer is graded")
         if event.startswith(PROCESSES):
-            raise NotHere("an answer may not start processes")
+            raise NotPermitted("an answer may not start processes")
         if event in SIGNALS:
-            raise NotHere("an answer may not send signals")
+            raise NotPermitted("an answer may not send signals")
         if event == "open" and isinstance(args[2], int) and args[2] & WRITING and not inside(args[0]):
-            raise NotHere(f"an answer may write in its working folder only, not {args[0]!r}")
+            raise NotPermitted(f"an answer may write in its working folder only, not {args[0]!r}")
         if event in FILE_EVENTS and not inside(args[0]):
-            raise NotHere(f"an answer may change files in its working folder only, not {args[0]!r}")
+            raise NotPermitted(f"an answer may change files in its working folder only, not {args[0]!r}")
 
     sys.addaudithook(hook)
     return True
