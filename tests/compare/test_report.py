@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.compare.synthetic import LENGTHS, falls, study
-from vantage.compare.cells import View
-from vantage.compare.report import CSV, JSON, PAGE, VERDICTS, charts, machine, write_report
+from tests.compare.synthetic import falls, study
+from vantage.compare.report import CSV, JSON, PAGE, VERDICTS, machine, write_report
 from vantage.compare.results import Result
 from vantage.errors import BadInput
 
@@ -137,29 +136,6 @@ def test_the_page_says_what_was_found(folder: Path) -> None:
     assert text.index("swap 1 (adjacent)") < text.index("swap 2") < text.index("swap 16")
 
 
-def test_the_curves_stand_where_the_numbers_are() -> None:
-    """Length 20 of 10 to 100 is a ninth of the way along; what is wholly right is at the top."""
-    whole = study({"none": lambda n: 1.0}, scatter=0.0)
-    view = View(tuple(whole), 20)
-    points = tuple((n, found) for n in LENGTHS if (found := view.estimate("ordering", "none", [n])) is not None)
-    drawn = charts.curves(charts.Axes("ordering", 20), [charts.Series("none", 0, points)])
-    line = re.search(r'<polyline points="([^"]+)"', drawn)
-    assert line
-    places = [tuple(map(float, pair.split(","))) for pair in line.group(1).split()]
-    across = charts.WIDTH - charts.LEFT - charts.RIGHT
-    assert places[0] == (charts.LEFT, charts.TOP)
-    assert places[1] == (pytest.approx(charts.LEFT + across / 9, abs=0.1), charts.TOP)
-    assert places[-1] == (charts.LEFT + across, charts.TOP)
-
-
-@pytest.mark.parametrize(("low", "high"), [(15.1, 22.0), (2.0, 300.0), (258.2, 263.9), (1.001, 2.5), (3.0, 1e9)])
-def test_a_perplexity_has_a_scale_to_read_it_by(low: float, high: float) -> None:
-    ticks = charts._ticks(charts.Axes("text", 20, loss=True), low, high)
-    assert 2 <= len(ticks) <= 9
-    assert all(low <= tick <= high for tick in ticks)
-    assert ticks == sorted(ticks)
-
-
 def test_verdicts_are_a_table_too(folder: Path) -> None:
     lines = list(csv.DictReader((folder / VERDICTS).read_text().splitlines()))
     said = json.loads((folder / JSON).read_text())["verdicts"]
@@ -186,27 +162,6 @@ def test_the_same_runs_read_in_other_ways_are_counted_once(tmp_path: Path) -> No
     assert said[0]["verdicts"] == said[1]["verdicts"]
     assert {e: r["value"] for e, r in said[0]["mean_reciprocal_rank"].items()} == {"alibi": 0.75, "rope": 0.75}
     assert "12 runs: 2 tasks, 2 entries, 3 seeds" in read(tmp_path / "all" / PAGE).text
-
-
-def test_colours_are_told_from_their_paper() -> None:
-    for colours, paper in zip((charts.LIGHT, charts.DARK), charts.PAPER, strict=True):
-        assert all(charts.contrast(colour, paper) >= 3 for colour in colours)
-    for i in range(101):
-        colour, ink = charts.shade(i / 100)
-        assert charts.contrast(colour, ink) >= 4.5
-    lights = [charts.contrast(charts.shade(i / 20)[0], "#000000") for i in range(21)]
-    assert lights == sorted(lights)  # brighter is better, in any eye
-
-
-def test_text_is_told_from_its_paper() -> None:
-    """The page's own inks, as style.css has them."""
-    style = (Path(charts.__file__).parent / "style.css").read_text()
-    for theme in re.findall(r":root \{(.*?)\}", style, re.S):
-        inks = dict(re.findall(r"--(\w+): (#[0-9a-f]{3,6});", theme))
-        whole = {name: "#" + "".join(c * 2 for c in ink[1:]) if len(ink) == 4 else ink for name, ink in inks.items()}
-        for name in ("ink", "soft", "link", "good", "bad", "open"):
-            assert charts.contrast(whole[name], whole["paper"]) >= 4.5
-        assert charts.contrast(whole["soft"], whole["shade"]) >= 4.5
 
 
 def test_csv_has_a_line_for_each_run_and_length(folder: Path, results: list[Result]) -> None:

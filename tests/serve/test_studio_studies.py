@@ -13,9 +13,9 @@ import pytest
 
 from tests.serve.running import until
 from tests.serve.studios import Running, of, running, told
+from vantage.figures import Figure, Line, Lines
 from vantage.serve.studio.studies import routes
 from vantage.studies.exercises import exercises
-from vantage.studies.figure import Figure, Line, Lines
 from vantage.studies.registry import studies
 from vantage.studies.study import Number, Parameter, Result, Study
 

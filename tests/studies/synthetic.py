@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from vantage.errors import Refused
-from vantage.studies.figure import Bars, Figure, Heat, Histogram, Line, Lines
+from vantage.figures import Bars, Figure, Heat, Histogram, Line, Lines
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 X = (1, 2, 4, 8)

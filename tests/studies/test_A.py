@@ -15,6 +15,7 @@ from tests.serve.running import pulled
 from vantage.attention import Dot, GroupedQueryAttention, grouped
 from vantage.attention.scorer import Scorer, merge_heads
 from vantage.cache import ModelCache
+from vantage.figures import Bars, Heat, Histogram, Lines
 from vantage.kernels import reference
 from vantage.model import build, decoder
 from vantage.spec.masks import Causal
@@ -28,7 +29,6 @@ from vantage.studies import (
     a17_head_atlas,
 )
 from vantage.studies.common import smollm2
-from vantage.studies.figure import Bars, Heat, Histogram, Lines
 from vantage.studies.registry import find, tags
 from vantage.studies.study import Result, silent
 from vantage.training.translate import words

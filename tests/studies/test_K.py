@@ -9,13 +9,13 @@ import torch
 
 import vantage as vt
 from vantage.checkpoints.pull import place
+from vantage.figures.tables import table
 from vantage.generation import Conversation, Engine
 from vantage.inspect import cache_bytes
 from vantage.model import Model
 from vantage.position.rope import Rotation
 from vantage.studies import k01_projections, k04_cost, k06_chat
 from vantage.studies._k import CountingKernel, greedy, model_of, projections
-from vantage.studies.draw import table
 
 
 def number(outcome, start: str):

@@ -13,6 +13,7 @@ from tests.compare.synthetic import falls
 from tests.compare.synthetic import study as synthetic
 from vantage.compare import jobs
 from vantage.errors import BadInput
+from vantage.figures import Bars, Heat, Lines
 from vantage.model import feed_forward
 from vantage.position import alibi, learned, rope, scaling, shifted
 from vantage.spec.masks import Everything
@@ -34,7 +35,6 @@ from vantage.studies import (
     p13_pictures,
     p14_claims,
 )
-from vantage.studies.figure import Bars, Heat, Lines
 from vantage.studies.registry import find, tags
 from vantage.studies.study import Result, silent
 

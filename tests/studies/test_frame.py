@@ -20,12 +20,13 @@ from hypothesis import strategies as st
 import vantage as vt
 from tests.studies.synthetic import BARS, FIGURE, HEAT, HISTOGRAM, LINES, PANELS, SIGNED, study
 from vantage.checkpoints.known import KNOWN
-from vantage.compare.report.charts import LIGHT
 from vantage.errors import BadInput, Refused
+from vantage.figures import Figure, Heat, Lines
+from vantage.figures.drawing import draw, png, svg
+from vantage.figures.palette import LIGHT
+from vantage.figures.tables import csv, table
 from vantage.studies import registry
 from vantage.studies.common import compared, concluded, held, interval, judged, smollm2
-from vantage.studies.draw import csv, draw, png, svg, table
-from vantage.studies.figure import Figure, Heat, Lines
 from vantage.studies.runner import conduct, said, written
 from vantage.studies.study import Number, Parameter
 

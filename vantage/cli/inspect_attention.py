@@ -146,8 +146,8 @@ def _looks(seen: Capture, head: int, args: argparse.Namespace) -> list[list[str]
 def run_atlas(args: argparse.Namespace) -> int:
     text = text_of(args)
     check_out(args)
+    from vantage.figures.html import table
     from vantage.inspect import atlas, plot_atlas
-    from vantage.inspect.html import table
     from vantage.inspect.select import parse_numbers
 
     layers = parse_numbers(args.layers, "--layers")
@@ -174,8 +174,8 @@ def run_atlas(args: argparse.Namespace) -> int:
 def run_scores(args: argparse.Namespace) -> int:
     text = text_of(args)
     check_out(args)
+    from vantage.figures.html import table
     from vantage.inspect import decompose, distinguishable, plot_decomposition, plot_distances
-    from vantage.inspect.html import table
     from vantage.inspect.select import parse_numbers
 
     heads, queries = parse_numbers(args.heads, "--heads"), parse_numbers(args.queries, "--queries")
@@ -211,14 +211,14 @@ def run_scores(args: argparse.Namespace) -> int:
 def check_out(args: argparse.Namespace) -> None:
     """Before anything is loaded."""
     if args.out:
-        from vantage.inspect.picture import check_name, new_figure
+        from vantage.figures.canvas import check_name, new_figure
 
         check_name(args.out)
         new_figure(1, 1)  # says so now if matplotlib is not there
 
 
 def write(figure: Figure, name: str, title: str, body: str = "") -> None:
-    from vantage.inspect.picture import save
+    from vantage.figures.canvas import save
 
     save(figure, name, title, body)
     notes = {axes.get_title().split("\n")[-1] for axes in figure.axes if "reduced" in axes.get_title()}

@@ -67,9 +67,9 @@ def _parser(what: Any, name: str, short: str, long: str) -> argparse.ArgumentPar
 
 def run_cost(args: argparse.Namespace) -> int:
     check_out(args)
+    from vantage.figures.html import table
     from vantage.inspect import cost, machine, plot_cost
     from vantage.inspect.cost import dtype_for
-    from vantage.inspect.html import table
 
     there = _model_or_spec(args.model)
     # not every processor can multiply in bfloat16, and none of them is fast at it: a config is measured in float32
@@ -125,8 +125,8 @@ def _show_cost(found: Any) -> None:
 def run_extend(args: argparse.Namespace) -> int:
     text = text_of(args)
     check_out(args)
+    from vantage.figures.html import table
     from vantage.inspect import extend, plot_extension, swap
-    from vantage.inspect.html import table
     from vantage.inspect.select import parse_numbers
 
     lengths = parse_numbers(args.lengths, "--lengths") or []

@@ -186,7 +186,8 @@ def _command(args: argparse.Namespace) -> str:
 
 
 def _figures(outcomes: list[Outcome], folder: Path) -> None:
-    from vantage.studies.draw import csv, png, svg
+    from vantage.figures.drawing import png, svg
+    from vantage.figures.tables import csv
 
     for outcome in outcomes:
         for figure in outcome.result.figures:

@@ -9,8 +9,8 @@ from typing import Any, final
 import torch
 
 from vantage.errors import BadInput
+from vantage.figures.html import page_table
 from vantage.inspect.capture import Progress
-from vantage.inspect.html import page_table
 from vantage.inspect.measure import MEASURES, measure
 from vantage.inspect.select import Numbers, choose_sites, context_of, read_source, read_tokens
 from vantage.inspect.sites import Seen, listening, sites_of

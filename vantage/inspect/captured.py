@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vantage.errors import BadInput
-from vantage.inspect.html import page_table
+from vantage.figures.html import page_table
 from vantage.spec.model import ModelSpec
 
 

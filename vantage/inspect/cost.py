@@ -13,10 +13,10 @@ from vantage.attention.scorer import Scorer
 from vantage.checkpoints.blank import Blank
 from vantage.errors import BadInput
 from vantage.families.family import empty_model
+from vantage.figures.html import page_table
 from vantage.generation.limits import FAR
 from vantage.inspect import operations as ops
 from vantage.inspect.cache_bytes import Room, alternatives, cache_bytes, token_bytes
-from vantage.inspect.html import page_table
 from vantage.inspect.machine import Machine, floating
 from vantage.inspect.operations import PARTS, Pass
 from vantage.inspect.visible import visible

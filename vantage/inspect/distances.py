@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from vantage.errors import BadInput
+from vantage.figures.html import page_table
 from vantage.inspect.capture import Progress
-from vantage.inspect.html import page_table
 from vantage.inspect.meet import Bands, Met, Raw, bands_of, meeting
 from vantage.inspect.select import choose_sites, context_of, read_source, read_tokens
 from vantage.inspect.sites import sites_of

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vantage.errors import BadInput, Refused
+from vantage.figures.html import page_table
 from vantage.generation.solo import CHUNK, Row
 from vantage.inspect.capture import Progress
-from vantage.inspect.html import page_table
 from vantage.model import Model
 
 BINS = 8

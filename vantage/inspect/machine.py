@@ -10,7 +10,7 @@ from typing import final
 import torch
 
 from vantage.errors import BadInput, Refused
-from vantage.inspect.html import page_table
+from vantage.figures.html import page_table
 
 TERA = 1e12
 SIDE, COPIED = 1024, 2**26  # of what measures a processor: a square's side, and bytes

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from vantage.errors import BadInput
-from vantage.inspect.picture import heat, new_figure, token_ticks
+from vantage.figures.canvas import new_figure
+from vantage.figures.heatmap import heat, token_ticks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

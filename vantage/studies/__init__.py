@@ -3,7 +3,7 @@
 ``list()`` says which there are, ``run("A2")`` runs one, ``find("A2")`` gives it, ``draw(figure)`` draws what it found.
 """
 
-from vantage.studies.draw import draw
+from vantage.figures.drawing import draw
 from vantage.studies.registry import find, studies
 from vantage.studies.report import write_report
 from vantage.studies.runner import Listing, Outcome, run

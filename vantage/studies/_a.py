@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vantage.attention import NoBias
 from vantage.cache import NoCache
+from vantage.figures import Figure
 from vantage.kernels import KERNELS, chooser
 from vantage.model.linear import dense
 from vantage.spec.masks import Causal, Everything, Mask
@@ -18,7 +19,6 @@ from vantage.spec.model import AttentionConfig, BuildContext
 from vantage.spec.parts import Argmax, Attended, Context, Dense, EncoderOutput, Need, Softmax, View
 from vantage.spec.positions import Positions
 from vantage.studies.common import concluded
-from vantage.studies.figure import Figure
 from vantage.studies.study import Number, Progress, Result
 from vantage.training.log import Scored, Stepped
 

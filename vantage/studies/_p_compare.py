@@ -11,7 +11,7 @@ from vantage.compare.conduct import Entry, Place, conduct
 from vantage.compare.results import Result
 from vantage.compare.statistics import Estimate
 from vantage.compare.study import Study
-from vantage.studies.figure import Line, Lines
+from vantage.figures import Line, Lines
 from vantage.studies.study import Progress
 
 AT_MOST = 7  # lines of a panel

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from vantage.figures import Bars, Figure, Heat, Line, Lines
 from vantage.model.recurrent import Recurrent, RecurrentSpec, build_recurrent, same_size
 from vantage.model.recurrent import parameters as count_parameters
 from vantage.studies._a import Stepping, conclude, held
 from vantage.studies.common import interval
-from vantage.studies.figure import Bars, Figure, Heat, Line, Lines
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 from vantage.training.batch import Batch
 from vantage.training.log import Scored

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from vantage.attention import Dot, RecurrentAttention
+from vantage.figures import Bars, Figure, Line, Lines
 from vantage.model.recurrent import RecurrentSpec, build_recurrent
 from vantage.studies._a import F64, conclude
 from vantage.studies.common import compared
-from vantage.studies.figure import Bars, Figure, Line, Lines
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 H = ((1.0, 0.0), (0.0, 1.0), (1.0, 1.0))

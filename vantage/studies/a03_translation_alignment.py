@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
+from vantage.figures import Bars, Figure, Heat
 from vantage.model import Model
 from vantage.studies._a import Stepping, cells, held
 from vantage.studies.common import compared, interval, mean
-from vantage.studies.figure import Bars, Figure, Heat
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values, Verdict
 from vantage.training.run import Trained, train
 from vantage.training.translate import Alignment, align, translate

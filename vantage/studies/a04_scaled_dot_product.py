@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from vantage.attention import GroupedQuery
+from vantage.figures import Figure, Line, Lines
 from vantage.spec.masks import Everything
 from vantage.spec.model import Scores
 from vantage.studies._a import F64, conclude, draw, module, run_module, seen_by, set_maps
 from vantage.studies.common import compared, interval
-from vantage.studies.figure import Figure, Line, Lines
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 WIDTHS = (4, 16, 64, 256)

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from vantage.attention import GroupedQuery
+from vantage.figures import Figure, Heat
 from vantage.spec.masks import Causal, dense
 from vantage.spec.positions import Positions
 from vantage.studies._a import F64, attend, cells, conclude, draw, held, module, seen_by
 from vantage.studies.common import compared
-from vantage.studies.figure import Figure, Heat
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 FEW = (6, 4)  # tokens, width: not the same, so that QKᵀ and QᵀK differ in shape

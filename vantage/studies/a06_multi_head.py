@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from vantage.attention import GroupedQuery
+from vantage.figures import Figure, Heat
 from vantage.spec.masks import Causal, Everything, Mask, dense
 from vantage.spec.positions import Positions
 from vantage.studies._a import cells, conclude, draw, module, run_module, seen_by, set_maps
 from vantage.studies.common import compared
-from vantage.studies.figure import Figure, Heat
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 CLOSE = 1e-12  # float64, sums in another order

@@ -6,10 +6,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from vantage.attention import GroupedQuery
+from vantage.figures import Bars, Figure
 from vantage.model import build, decoder
 from vantage.studies._a import conclude, draw, module, run_module
 from vantage.studies.common import compared
-from vantage.studies.figure import Bars, Figure
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 LAYERS = 2

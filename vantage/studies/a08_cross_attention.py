@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from vantage.attention import GroupedQuery
+from vantage.figures import Figure, Heat
 from vantage.studies._a import F64, cells, conclude, draw, held, module, run_module, seen_by
 from vantage.studies.common import compared
-from vantage.studies.figure import Figure, Heat
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 WANTED = (2, 0, 1, 1)  # which source token each of the four targets asks for

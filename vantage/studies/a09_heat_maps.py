@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vantage.figures import Figure, Heat
 from vantage.studies._a import F64, cells, conclude, held, weights_of
 from vantage.studies.common import compared
-from vantage.studies.figure import Figure, Heat
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 LETTERS = "ABCD"

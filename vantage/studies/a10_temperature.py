@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
+from vantage.figures import Bars, Figure, Line, Lines
 from vantage.spec.parts import Argmax, Softmax
 from vantage.studies._a import F64, conclude, weights_of
 from vantage.studies.common import compared
-from vantage.studies.figure import Bars, Figure, Line, Lines
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 SCORES = (0.3, 1.2, -0.5, 1.0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vantage.figures import Figure, Line, Lines
 from vantage.studies._a import attend, conclude, draw
 from vantage.studies.common import compared
-from vantage.studies.figure import Figure, Line, Lines
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 STRONG = 30.0

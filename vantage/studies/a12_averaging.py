@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vantage.figures import Figure, Heat, Line, Lines
 from vantage.studies._a import F64, attend, conclude, draw
 from vantage.studies.common import compared
-from vantage.studies.figure import Figure, Heat, Line, Lines
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 HIGH = 20.0

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vantage.figures import Figure, Histogram, Line, Lines
 from vantage.studies._a import F64, attend, conclude, draw, held
 from vantage.studies.common import compared, interval, mean
-from vantage.studies.figure import Figure, Histogram, Line, Lines
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 ALPHA = 1e-6  # the variance that every key has in every direction

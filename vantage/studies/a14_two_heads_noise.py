@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from vantage.figures import Figure, Histogram, Line, Lines
 from vantage.studies._a import conclude, held
 from vantage.studies.a13_one_head_noise import GAINS, HIGH, LOW, MOSTLY, Keys, draw_keys, scatter
 from vantage.studies.common import compared, interval, mean
-from vantage.studies.figure import Figure, Histogram, Line, Lines
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 RESAMPLES = 400

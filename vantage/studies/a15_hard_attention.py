@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from vantage.attention import GroupedQuery
+from vantage.figures import Figure, Heat, Line, Lines
 from vantage.model import Model, build, decoder
 from vantage.spec.model import Scores
 from vantage.spec.parts import Argmax, Pointwise, Shape, Softmax
 from vantage.spec.positions import Place, Positions
 from vantage.studies._a import conclude, draw, held
 from vantage.studies.common import compared
-from vantage.studies.figure import Figure, Heat, Line, Lines
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 HEADS = (1, 2, 3)

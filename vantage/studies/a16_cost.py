@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from torch.utils.flop_counter import FlopCounterMode
 
 from vantage.attention import GroupedQuery
+from vantage.figures import Bars, Figure, Line, Lines
 from vantage.spec.masks import Causal, Everything, dense
 from vantage.spec.positions import Positions
 from vantage.studies._a import conclude, draw, module, run_module
 from vantage.studies.common import compared
-from vantage.studies.figure import Bars, Figure, Line, Lines
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 LENGTHS = (8, 16, 32, 64, 128, 256)

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import torch
 
+from vantage.figures import Bars, Figure, Heat
 from vantage.inspect import Atlas, HeadFacts, atlas, capture
 from vantage.inspect.select import read_tokens
 from vantage.model import Model, build
 from vantage.studies._a import conclude, held
 from vantage.studies.common import smollm2
-from vantage.studies.figure import Bars, Figure, Heat
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 TEXT = (

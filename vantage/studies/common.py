@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from vantage.checkpoints.pull import place
 from vantage.errors import BadInput, Refused
-from vantage.studies.figure import Figure
+from vantage.figures import Figure
 from vantage.studies.study import Number, Result, Value, Verdict
 
 if TYPE_CHECKING:

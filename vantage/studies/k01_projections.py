@@ -9,6 +9,7 @@ import torch
 
 from vantage.attention import GroupedQuery, NoBias
 from vantage.cache import NoCache
+from vantage.figures import Bars, Figure, Line, Lines
 from vantage.generation import Engine
 from vantage.kernels import chooser
 from vantage.model import Model, decoder
@@ -19,7 +20,6 @@ from vantage.spec.parts import Context
 from vantage.spec.positions import Positions
 from vantage.studies._k import F64, model_of, projections
 from vantage.studies.common import compared, concluded, judged
-from vantage.studies.figure import Bars, Figure, Line, Lines
 from vantage.studies.study import Parameter, Progress, Result, Study, Values
 
 VOCAB, FIRST = 11, 3

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vantage.figures import Figure, Heat, Line, Lines
 from vantage.model import Model, decoder
 from vantage.spec.parts import Attended, Need, View
 from vantage.studies._k import apart, greedy, model_of, projections
 from vantage.studies.common import compared, concluded, judged
-from vantage.studies.figure import Figure, Heat, Line, Lines
 from vantage.studies.study import Parameter, Progress, Result, Study, Values
 
 VOCAB, PROMPT = 11, [3, 7, 1]

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from vantage.cache import LayerPlan, make_cache
+from vantage.figures import Bars, Figure, Heat
 from vantage.kernels import chooser
 from vantage.spec.masks import Causal
 from vantage.spec.parts import Attended, Context, Need, View
 from vantage.spec.positions import Positions
 from vantage.studies._k import F64
 from vantage.studies.common import compared, concluded
-from vantage.studies.figure import Bars, Figure, Heat
 from vantage.studies.k01_projections import worked_module
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 

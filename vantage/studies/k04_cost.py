@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
+from vantage.figures import Figure, Line, Lines
 from vantage.model import Model, decoder
 from vantage.studies._k import CountingKernel, greedy, model_of, projections
 from vantage.studies.common import compared, concluded
-from vantage.studies.figure import Figure, Line, Lines
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 VOCAB, FIRST = 11, 3

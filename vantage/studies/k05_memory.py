@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from vantage.figures import Bars, Figure, Line, Lines
 from vantage.generation import Engine
 from vantage.inspect import cost
 from vantage.inspect.cache_bytes import Room, alternatives, cache_bytes, token_bytes
@@ -11,7 +12,6 @@ from vantage.inspect.cost import WINDOW
 from vantage.model import Model, build, decoder
 from vantage.spec.model import ModelSpec
 from vantage.studies.common import compared, concluded
-from vantage.studies.figure import Bars, Figure, Line, Lines
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 WIDTH, HEADS, LAYERS, BLOCK = 32, 8, 2, 4

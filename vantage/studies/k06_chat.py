@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+from vantage.figures import Figure, Line, Lines
 from vantage.generation import Conversation
 from vantage.generation.conversation import Message
 from vantage.model import Model
 from vantage.studies.common import compared, concluded, judged, smollm2
-from vantage.studies.figure import Figure, Line, Lines
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 SYSTEM = "You are a helpful assistant. Answer in one short sentence."

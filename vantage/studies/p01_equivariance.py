@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from vantage.attention import GroupedQuery
+from vantage.figures import Bars, Figure, Heat
 from vantage.model import Model, build, decoder, encoder
 from vantage.model.feed_forward import FeedForward
 from vantage.model.linear import dense
@@ -15,7 +16,6 @@ from vantage.spec.parts import Shape
 from vantage.spec.positions import Positions
 from vantage.studies._p import F64, ROUNDING, apart, attend, attention, draws, rows, sharpen, shown
 from vantage.studies.common import compared, concluded, judged
-from vantage.studies.figure import Bars, Figure, Heat
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 WIDTH = 16

@@ -7,12 +7,12 @@ import math
 import torch
 from torch import Tensor
 
+from vantage.figures import Figure, Heat, Line, Lines
 from vantage.position import Sinusoidal, sinusoid
 from vantage.spec.parts import Shape
 from vantage.spec.positions import Positions
 from vantage.studies._p import F64, ROUNDING, apart, rows
 from vantage.studies.common import compared, concluded
-from vantage.studies.figure import Figure, Heat, Line, Lines
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 WORKED = ((0.0, 1.0, 0.0, 1.0), (0.84147, 0.54030, 0.00999983, 0.99995))  # PE(0) and PE(1) at d = 4

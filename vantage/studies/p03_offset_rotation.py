@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
+from vantage.figures import Figure, Heat, Line, Lines
 from vantage.functional import offset_matrix, sinusoid
 from vantage.studies._p import apart, rows
 from vantage.studies.common import compared, concluded
-from vantage.studies.figure import Figure, Heat, Line, Lines
 from vantage.studies.study import Parameter, Progress, Result, Study, Values
 
 FITTED = 2000  # positions that R is found from

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vantage.figures import Figure, Line, Lines
 from vantage.functional import sinusoid
 from vantage.studies._p import ROUNDING, apart
 from vantage.studies.common import compared, concluded, judged
-from vantage.studies.figure import Figure, Line, Lines
 from vantage.studies.study import Parameter, Progress, Result, Study, Values
 
 PRINTED = 5e-6

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from vantage.figures import Figure, Line, Lines
 from vantage.functional import sinusoid
 from vantage.position.angles import frequencies
 from vantage.studies.common import compared, concluded, judged
-from vantage.studies.figure import Figure, Line, Lines
 from vantage.studies.study import Parameter, Progress, Result, Study, Values
 
 CHUNK = 1 << 18  # positions at a time: some tens of megabytes at the widest

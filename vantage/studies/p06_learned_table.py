@@ -9,12 +9,12 @@ from torch import Tensor
 
 from vantage.compare.stack import Recipe, Stack
 from vantage.errors import BadInput
+from vantage.figures import Bars, Figure, Line, Lines
 from vantage.model import Model, build, decoder
 from vantage.position import Learned
 from vantage.spec.model import ModelSpec
 from vantage.studies._p import checked
 from vantage.studies.common import concluded, judged
-from vantage.studies.figure import Bars, Figure, Line, Lines
 from vantage.studies.study import Parameter, Progress, Result, Study, Values
 from vantage.training.evaluate import evaluate
 from vantage.training.log import Scored

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from vantage.families.table import systems
+from vantage.figures import Bars, Figure, Heat
 from vantage.inspect import decompose
 from vantage.model import Model, build, decoder
 from vantage.position import ENCODINGS, T5, Learned, Rope, Shifted, Sinusoidal, sinusoid
@@ -16,7 +17,6 @@ from vantage.spec.model import ModelSpec
 from vantage.spec.positions import Positions
 from vantage.studies._p import ROUNDING, apart, draws, rows, sharpen, shown
 from vantage.studies.common import compared, concluded, judged
-from vantage.studies.figure import Bars, Figure, Heat
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 VOCAB, WIDTH, HEADS, COUNT = 11, 16, 2, 12

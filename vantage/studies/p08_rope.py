@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vantage.attention.grouped import GroupedQueryAttention
+from vantage.figures import Figure, Line, Lines
 from vantage.functional import apply_rope
 from vantage.model import Model, build, decoder
 from vantage.position import Rope, Sinusoidal, permutation
@@ -19,7 +20,6 @@ from vantage.spec.parts import Attended, Need, Shape, View
 from vantage.spec.positions import Positions
 from vantage.studies._p import ROUNDING, apart, draws, sharpen, shown
 from vantage.studies.common import compared, concluded, judged
-from vantage.studies.figure import Figure, Line, Lines
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 DIM, PAIRS = 64, 64  # of a head, and how many pairs of a query and a key are looked at

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vantage.families.table import systems
+from vantage.figures import Bars, Figure, Line, Lines
 from vantage.functional import apply_rope
 from vantage.inspect import decompose
 from vantage.model import Model, build, decoder
@@ -18,7 +19,6 @@ from vantage.position.scaling import Default, DynamicNTK, Linear, Llama3, Rule, 
 from vantage.spec.model import Layer
 from vantage.studies._p import ROUNDING, apart, checked, draws, sharpen
 from vantage.studies.common import concluded, judged
-from vantage.studies.figure import Bars, Figure, Line, Lines
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 BASE = 10000.0

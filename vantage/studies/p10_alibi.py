@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from vantage.attention import GroupedQuery
+from vantage.figures import Figure, Heat, Line, Lines
 from vantage.functional import alibi_bias, alibi_slopes
 from vantage.inspect import decompose
 from vantage.inspect.decomposition import Decomposition
@@ -13,7 +14,6 @@ from vantage.model import build, decoder
 from vantage.spec.model import Scores
 from vantage.studies._p import F64, ROUNDING, apart, checked, rows, sharpen
 from vantage.studies.common import compared, concluded, judged
-from vantage.studies.figure import Figure, Heat, Line, Lines
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 PAPER = 8  # the number of heads for which S3's series is the paper's

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from vantage.attention import GroupedQuery
 from vantage.cache import LayerPlan, make_cache
+from vantage.figures import Figure, Line, Lines
 from vantage.spec.masks import Causal, Everything, Mask
 from vantage.spec.positions import Positions
 from vantage.studies._p import F64, ROUNDING, apart, attend, attention
 from vantage.studies.common import compared, concluded, judged
-from vantage.studies.figure import Figure, Line, Lines
 from vantage.studies.study import Parameter, Progress, Result, Study, Values
 
 KEY = (1.5, -0.5)  # the constant that every key is; any will do

@@ -12,9 +12,9 @@ from vantage.compare.statistics import Sample, difference, estimate
 from vantage.compare.study import Study as Comparison
 from vantage.compare.study import task_of
 from vantage.compare.verdicts import chance_of
+from vantage.figures import Bars, Figure
 from vantage.studies._p_compare import band, carried_out, over_lengths
 from vantage.studies.common import concluded, judged
-from vantage.studies.figure import Bars, Figure
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 from vantage.training.sequences import HELD_OUT, Sequences
 

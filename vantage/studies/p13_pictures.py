@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vantage.figures import Figure, Heat, Line, Lines
 from vantage.functional import alibi_bias, sinusoid
 from vantage.studies._p import F64, ROUNDING, apart, rows
 from vantage.studies.common import compared, concluded, judged
-from vantage.studies.figure import Figure, Heat, Line, Lines
 from vantage.studies.study import Parameter, Progress, Result, Study, Values
 
 DIM, POSITIONS = 128, 100  # S3's figure

@@ -10,8 +10,8 @@ from vantage.compare.entries import Shape
 from vantage.compare.study import Study as Comparison
 from vantage.compare.verdicts import Verdict as Measured
 from vantage.compare.verdicts import chance_of
+from vantage.figures import Bars, Figure
 from vantage.studies._p_compare import band, carried_out, over_lengths
-from vantage.studies.figure import Bars, Figure
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values, Verdict
 
 POSITIONS = ("sinusoidal", "learned", "rope", "alibi", "t5", "none")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vantage.errors import BadInput
-from vantage.studies.figure import Figure
+from vantage.figures import Figure
 
 Value = int | float | str
 Values = Mapping[str, Value]

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vantage.figures import Bars, Figure, Heat
 from vantage.model import Model, encoder_decoder
 from vantage.model.norms import LayerNorm
 from vantage.position import sinusoid
 from vantage.spec.positions import Positions
 from vantage.studies._k import F64, apart, model_of, tokens_of, vectors
 from vantage.studies.common import compared, concluded, judged
-from vantage.studies.figure import Bars, Figure, Heat
 from vantage.studies.study import Parameter, Progress, Result, Study, Values
 from vantage.training.learners import losses
 

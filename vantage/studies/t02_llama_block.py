@@ -13,6 +13,7 @@ from vantage.attention import GroupedQuery
 from vantage.cache import NoCache
 from vantage.checkpoints.config import Config
 from vantage.families import family_of
+from vantage.figures import Bars, Figure
 from vantage.functional import apply_rope
 from vantage.inspect.cost import parameters
 from vantage.kernels import chooser
@@ -22,7 +23,6 @@ from vantage.spec.parts import Context
 from vantage.spec.positions import Positions
 from vantage.studies._k import apart, model_of, vectors
 from vantage.studies.common import concluded, held, judged
-from vantage.studies.figure import Bars, Figure
 from vantage.studies.study import Parameter, Progress, Result, Study, Values
 
 VOCAB, WIDTH, HEADS, HIDDEN = 11, 32, 8, 64

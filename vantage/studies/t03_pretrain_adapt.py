@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from vantage.figures import Bars, Figure, Line, Lines
 from vantage.studies.common import concluded, interval, judged, mean
-from vantage.studies.figure import Bars, Figure, Line, Lines
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 from vantage.training import Run, Scored, Stepped, Trained
 from vantage.training.settings import settings_of

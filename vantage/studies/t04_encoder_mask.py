@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vantage.figures import Bars, Figure, Heat
 from vantage.model import Model, build, decoder, encoder
 from vantage.spec.masks import Causal, SameSegment
 from vantage.spec.parts import Attended, Need, View
 from vantage.studies._k import apart, model_of, tokens_of
 from vantage.studies.common import compared, concluded, judged
-from vantage.studies.figure import Bars, Figure, Heat
 from vantage.studies.study import Parameter, Progress, Result, Study, Values
 
 VOCAB = 11

@@ -12,14 +12,16 @@ import jinja2
 from markupsafe import Markup
 
 from vantage.compare.cells import View, is_control
-from vantage.compare.report import charts
 from vantage.compare.report.data import ranks
 from vantage.compare.statistics import Estimate, estimate
 from vantage.compare.verdicts import Comparison, Verdict, chance_of, comparisons, places
+from vantage.figures import Line, Lines
+from vantage.figures.inline_svg import Reached, interval_text, line_chart, swatch
+from vantage.figures.palette import report_css, shade
 
 
 @dataclass(frozen=True)
-class Line:
+class TableRow:
     """One entry in the table of a task."""
 
     entry: str
@@ -44,7 +46,7 @@ class TaskPart:
     loss: bool
     trained: int
     chart: Markup
-    lines: tuple[Line, ...]
+    lines: tuple[TableRow, ...]
     lengths: tuple[int, ...]
     points: Mapping[str, Mapping[int, Estimate | None]]
     groups: tuple[str, ...]
@@ -74,7 +76,7 @@ def page(view: View, facts: Mapping[str, Any], verdicts: Mapping[str, Sequence[V
     ranked = sorted(ranks(view).items(), key=lambda item: (-item[1].value, item[0]))
     return template.render(
         facts=facts,
-        style=Markup(_css(found.joinpath("style.css").read_text(encoding="utf-8"))),
+        style=Markup(report_css()),
         parts=parts,
         entries=entries,
         heat=_heat(view, entries),
@@ -84,7 +86,7 @@ def page(view: View, facts: Mapping[str, Any], verdicts: Mapping[str, Sequence[V
         runs=sum(run.key.task in view.counted for run in view.results),
         counted=view.counted,
         diverged=sum(run.diverged for run in view.results if run.key.task in view.counted),
-        swatches={entry: charts.swatch(style) for entry, style in styles.items()},
+        swatches={entry: swatch(style) for entry, style in styles.items()},
         short=[_short(view, task, facts["reach"]) for task in view.tasks],
     )
 
@@ -96,13 +98,6 @@ def _in_order(view: View, facts: Mapping[str, Any]) -> list[str]:
     return [entry for entry in asked if entry in there] + [entry for entry in there if entry not in asked]
 
 
-def _css(text: str) -> str:
-    """The colours of the entries are written down once, in charts.py."""
-    for name, colours in (("LIGHT", charts.LIGHT), ("DARK", charts.DARK)):
-        text = text.replace(f"/* {name} */", " ".join(f"--s{i}: {colour};" for i, colour in enumerate(colours)))
-    return text
-
-
 # ---------------------------------------------------------------------------------------------------------- tasks
 
 
@@ -110,20 +105,6 @@ def _part(view: View, task: str, styles: Mapping[str, int], facts: Mapping[str, 
     loss, lengths = view.measure(task) == "loss", view.lengths(task)
     entries = sorted(view.entries(task), key=lambda entry: styles[entry])
     points = {entry: {length: view.estimate(task, entry, [length]) for length in lengths} for entry in entries}
-    series = [
-        charts.Series(
-            entry, styles[entry], tuple((n, found) for n, found in points[entry].items() if found is not None)
-        )
-        for entry in entries
-    ]
-    axes = charts.Axes(
-        task,
-        view.trained(task),
-        loss,
-        None if loss else chance_of(task, facts.get("chance")),
-        reach="trained to" if facts["reach"] == "training length" else facts["reach"],
-        along="position in the window" if task.endswith("over position") else "length",
-    )
     groups, grouped = tuple(view.groups(task)), {}
     for entry in entries:
         samples = {name: view.group(task, entry, name, "beyond") for name in groups}
@@ -132,7 +113,7 @@ def _part(view: View, task: str, styles: Mapping[str, int], facts: Mapping[str, 
         name=task,
         loss=loss,
         trained=view.trained(task),
-        chart=charts.curves(axes, [one for one in series if one.points]),
+        chart=_chart(view, task, styles, facts, points),
         lines=tuple(_lines(view, task, entries, styles, facts["reach"])),
         lengths=tuple(lengths),
         points=points,
@@ -142,7 +123,35 @@ def _part(view: View, task: str, styles: Mapping[str, int], facts: Mapping[str, 
     )
 
 
-def _lines(view: View, task: str, entries: Sequence[str], styles: Mapping[str, int], reach: str) -> list[Line]:
+def _chart(
+    view: View,
+    task: str,
+    styles: Mapping[str, int],
+    facts: Mapping[str, Any],
+    points: Mapping[str, Mapping[int, Estimate | None]],
+) -> Markup:
+    """Score over length, a line for each entry; the training length is marked."""
+    lines, loss = {}, view.measure(task) == "loss"
+    for entry, by_length in points.items():
+        known = {length: found for length, found in by_length.items() if found is not None}
+        values = list(known.values())
+        if values:
+            low, high = [one.low for one in values], [one.high for one in values]
+            lines[entry] = Line(entry, list(known), [one.value for one in values], low, high)
+    chance = None if loss else chance_of(task, facts.get("chance"))
+    panel = Lines(
+        task,
+        "position in the window" if task.endswith("over position") else "length",
+        "perplexity" if loss else "accuracy",
+        tuple(lines.values()),
+        log_y=loss,
+        marks=() if chance is None else (("chance", chance),),
+    )
+    reached = "trained to" if facts["reach"] == "training length" else facts["reach"]
+    return line_chart(panel, [styles[entry] for entry in lines], Reached(reached, view.trained(task)))
+
+
+def _lines(view: View, task: str, entries: Sequence[str], styles: Mapping[str, int], reach: str) -> list[TableRow]:
     """From the best down; controls and those without a score at the end."""
     placed = {place.entry: place for place in places(view, task)}
     order = [*placed, *(entry for entry in entries if entry not in placed)]
@@ -152,9 +161,9 @@ def _lines(view: View, task: str, entries: Sequence[str], styles: Mapping[str, i
         diverged = view.diverged(task, entry)
         fine = View(tuple(run for run in runs if not run.diverged), view.train_length, view.measures)
         lines.append(
-            Line(
+            TableRow(
                 entry=entry,
-                swatch=charts.swatch(styles[entry]),
+                swatch=swatch(styles[entry]),
                 beyond=view.estimate(task, entry, "beyond"),
                 within=view.estimate(task, entry, "within"),
                 finished=fine.estimate(task, entry, "beyond") if diverged else None,
@@ -178,7 +187,7 @@ def _short(view: View, task: str, reach: str) -> str:
     first = view.estimate(task, placed[0].entry, "beyond")
     level = [place.entry for place in placed[1:] if place.word.startswith("not")]
     sentence = f"{task}: beyond the {reach} {placed[0].entry} has the best mean"
-    sentence += f", {charts.told(first, view.measure(task) == 'loss')}" if first else ""
+    sentence += f", {_interval(first, view.measure(task) == 'loss')}" if first else ""
     if first and first.value == 0 and view.measure(task) != "loss":
         return f"{task}: beyond the {reach} no entry had anything right."
     if len(placed) == 1:
@@ -206,9 +215,9 @@ def _heat(view: View, entries: Sequence[str]) -> list[tuple[str, list[Cell]]]:
             share = one.value
             if loss:
                 share = (max(logs) - math.log(max(one.value, 1e-9))) / max(max(logs) - min(logs), 1e-9)
-            colour, ink = charts.shade(share)
+            colour, ink = shade(share)
             text = f"{one.value:.1f}" if loss else f"{one.value:.2f}"
-            cells.append(Cell(text, Markup(f"background:{colour};color:{ink}"), charts.told(one, loss)))
+            cells.append(Cell(text, Markup(f"background:{colour};color:{ink}"), _interval(one, loss)))
         rows.append((task, cells))
     return rows
 
@@ -225,6 +234,10 @@ def _ci(found: Estimate | None, loss: bool = False, signed: bool = False) -> Mar
         return Markup("{} <small>no interval</small>").format(f"{found.value:{sign}.{digits}f}")
     ends = f"[{found.low:{sign}.{digits}f}, {found.high:{sign}.{digits}f}]"
     return Markup("{} <small>{}</small>").format(f"{found.value:{sign}.{digits}f}", ends)
+
+
+def _interval(found: Estimate, loss: bool) -> str:
+    return interval_text(found.value, found.low, found.high, log=loss)
 
 
 def _big(number: float) -> str:

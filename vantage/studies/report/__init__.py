@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import json
 from collections.abc import Sequence
@@ -11,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from vantage.compare.report import machine
-from vantage.errors import BadInput, Refused
-from vantage.inspect.picture import new_figure
-from vantage.studies.draw import png
-from vantage.studies.figure import Figure
+from vantage.errors import BadInput
+from vantage.figures.canvas import new_figure
+from vantage.figures.drawing import notebook_html
 from vantage.studies.report.page import page, paragraphs
 from vantage.studies.runner import Outcome, described, written
 from vantage.studies.study import Study
@@ -74,22 +72,12 @@ def fragment(outcome: Outcome) -> str:
         for number in result.numbers
     )
     head = "".join(f"<th style='text-align:left'>{name}</th>" for name in ("what", "ours", "document", ""))
-    pictures = "".join(picture(figure) for figure in result.figures)
+    pictures = "".join(notebook_html(figure) for figure in result.figures)
     return (
         f"<div><h3>{study.tag} {html.escape(study.title)}: {result.verdict}</h3>{paragraphs(study.statement)}"
         f"<p><b>{html.escape(result.words)}</b></p><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
         f"{pictures}{paragraphs(study.explanation)}</div>"
     )
-
-
-def picture(figure: Figure) -> str:
-    """A figure for a notebook, with its caption; without matplotlib, what to install."""
-    caption = html.escape(figure.caption)
-    try:
-        drawn = base64.b64encode(png(figure, dpi=100)).decode()
-    except Refused as why:
-        return f"<p><i>{html.escape(str(why))}</i></p><p>{caption}</p>"
-    return f'<img style="max-width:100%" alt="{caption}" src="data:image/png;base64,{drawn}"><p>{caption}</p>'
 
 
 def _cells(number: Any) -> tuple[str, ...]:

@@ -10,9 +10,10 @@ from importlib import resources
 import jinja2
 from markupsafe import Markup, escape
 
-from vantage.compare.report.charts import DARK, LIGHT
-from vantage.studies.draw import Table, svg, table
-from vantage.studies.figure import Histogram
+from vantage.figures import Histogram
+from vantage.figures.drawing import svg
+from vantage.figures.palette import report_css
+from vantage.figures.tables import Table, table
 from vantage.studies.registry import LETTERS
 from vantage.studies.runner import Outcome, written
 from vantage.studies.study import Study
@@ -114,8 +115,5 @@ def _cell(value: str | float | None) -> str:
 
 
 def _css() -> str:
-    """The style of our reports, and what a page of studies adds to it. The colours of lines are charts.py's."""
-    shared = resources.files("vantage.compare.report").joinpath("style.css").read_text(encoding="utf-8")
-    for name, colours in (("LIGHT", LIGHT), ("DARK", DARK)):
-        shared = shared.replace(f"/* {name} */", " ".join(f"--s{i}: {colour};" for i, colour in enumerate(colours)))
-    return shared + resources.files("vantage.studies.report").joinpath("style.css").read_text(encoding="utf-8")
+    """The style of our reports, and what a page of studies adds to it."""
+    return report_css() + resources.files("vantage.studies.report").joinpath("style.css").read_text(encoding="utf-8")

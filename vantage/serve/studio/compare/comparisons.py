@@ -23,8 +23,8 @@ from vantage.compare.conduct import STUDY
 from vantage.compare.report import PAGE
 from vantage.compare.results import FILE, Result, read_results
 from vantage.compare.study import Study
+from vantage.figures import Figure, Line, Lines
 from vantage.serve.errors import ApiError
-from vantage.studies.figure import Figure, Line, Lines
 
 NAME = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}")
 GRACE = 5.0  # seconds between asking a study to end and ending it

@@ -10,13 +10,13 @@ import torch
 
 from vantage.attention import GroupedQuery, Latent
 from vantage.errors import Refused
+from vantage.figures import Bars, Figure, Line, Lines
 from vantage.inspect import Cost, cost
 from vantage.inspect.cache_bytes import Room, cache_bytes, token_bytes
 from vantage.inspect.cost import decodes
 from vantage.model import decoder
 from vantage.model.norms import RMSNorm
 from vantage.spec.model import AttentionConfig, ModelSpec
-from vantage.studies.figure import Bars, Figure, Line, Lines
 
 VOCAB = 32_000  # where nobody says another: it counts for the head alone
 WINDOW = 4096

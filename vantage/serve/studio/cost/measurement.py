@@ -11,10 +11,10 @@ from torch import Tensor
 
 from vantage.cache import ModelCache
 from vantage.errors import Refused
+from vantage.figures import Figure, Line, Lines
 from vantage.generation.solo import Row
 from vantage.model import Model
 from vantage.serve.studio.positions.token_move import fitting
-from vantage.studies.figure import Figure, Line, Lines
 
 PROMPT = "Once upon a time"
 SECONDS = 90.0  # after which no further token is measured

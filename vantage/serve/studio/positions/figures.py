@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from vantage.errors import BadInput
+from vantage.figures import Bars, Figure, Heat, Line, Lines
 from vantage.kernels.reference import masked_scores, normalise
 from vantage.position.alibi import AlibiSlopes
 from vantage.position.cope import CountedPositions
@@ -24,7 +25,6 @@ from vantage.serve.studio.positions.rotary_figures import bands, turned
 from vantage.spec.masks import Causal, Everything
 from vantage.spec.parts import Encoding, Need, Parts, Shape, Softmax, materialise
 from vantage.spec.positions import Pair, Positions
-from vantage.studies.figure import Bars, Figure, Heat, Line, Lines
 
 CELLS = 96  # rows and columns of a heat map: more cannot be told apart on a page
 POINTS = 512  # of a curve

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vantage.figures import Figure, Heat, Line, Lines
 from vantage.position.angles import frequencies
 from vantage.position.rope import Rotation, join
 from vantage.position.scaling import Default
 from vantage.position.xpos import FadingRotation
 from vantage.spec.masks import Causal
 from vantage.spec.positions import Positions
-from vantage.studies.figure import Figure, Heat, Line, Lines
 
 CONTEXT = "the context"
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from vantage.errors import BadInput, Refused
+from vantage.figures import Figure, Line, Lines
 from vantage.generation.generate import generate
 from vantage.inspect.extend import BINS, token_losses
 from vantage.model import Model
 from vantage.serve.studio.positions.token_move import fitting
 from vantage.serve.studio.swapped_models import Position, under
-from vantage.studies.figure import Figure, Line, Lines
 
 LEAST, MOST = 2 * BINS, 1024  # tokens of the text
 

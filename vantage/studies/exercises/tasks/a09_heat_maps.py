@@ -167,7 +167,7 @@ def heat_maps_png(seed: int, path: Path) -> Path:
         raise Refused(
             "pictures need matplotlib: pip install 'vantage[plot]'; the task shows the maps as text"
         ) from error
-    from vantage.inspect.picture import heat
+    from vantage.figures.heatmap import heat
 
     figure = Figure(figsize=(10, 2.4), layout="constrained")
     axes: Any = figure.subplots(1, len(LETTERS))

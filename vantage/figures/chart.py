@@ -1,4 +1,4 @@
-"""Pictures as data: what is drawn, apart from who draws it. The page has its own colours, ``draw`` is matplotlib's."""
+"""Charts as data: what is drawn, apart from who draws it. The studio's page draws them in colours of its own."""
 
 from __future__ import annotations
 
@@ -79,6 +79,6 @@ class Figure:
     panels: tuple[Panel, ...]
 
     def _repr_html_(self) -> str:
-        from vantage.studies.report import picture
+        from vantage.figures.drawing import notebook_html
 
-        return picture(self)
+        return notebook_html(self)

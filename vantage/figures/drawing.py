@@ -1,24 +1,23 @@
-"""A study's figures with matplotlib: as a Figure, as PNG, as SVG in the page's colours; and their data as tables.
+"""Charts with matplotlib: as a Figure, as PNG, as SVG in the page's colours, and for a notebook.
 
 SVG is drawn once for light and for dark paper: every colour that must follow the paper is written as a CSS variable.
 """
 
 from __future__ import annotations
 
-import csv as _csv
+import base64
 import io
 import math
 import re
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from vantage.compare.report.charts import LIGHT, PAPER
-from vantage.errors import BadInput
-from vantage.inspect.picture import new_figure
-from vantage.studies.figure import Bars, Figure, Heat, Histogram, Line, Lines, Panel
+from vantage.errors import BadInput, Refused
+from vantage.figures.canvas import new_figure
+from vantage.figures.chart import Bars, Figure, Heat, Histogram, Lines, Panel
+from vantage.figures.heatmap import coloured
+from vantage.figures.palette import LIGHT, PAPER
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,15 +41,6 @@ _VARIABLES = {
     RULE: f"var(--rule, {RULE})",
 }
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
-
-
-@dataclass(frozen=True)
-class Table:
-    """The numbers of one panel."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str | float | None, ...], ...]
 
 
 # ---------------------------------------------------------------------------------------------------- matplotlib
@@ -95,6 +85,19 @@ def svg(figure: Figure | Panel, *, name: str = "", label: str = "", alone: bool 
         return buffer.getvalue()
     words = (figure.name, figure.caption) if isinstance(figure, Figure) else ("panel", figure.title)
     return _for_pages(buffer.getvalue(), name or words[0], label or words[1])
+
+
+def notebook_html(figure: Figure) -> str:
+    """A figure for a notebook, with its caption: as PNG, which every notebook shows.
+
+    Without matplotlib it says what to install.
+    """
+    caption = escape(figure.caption)
+    try:
+        drawn = base64.b64encode(png(figure, dpi=100)).decode()
+    except Refused as why:
+        return f"<p><i>{escape(str(why))}</i></p><p>{caption}</p>"
+    return f'<img style="max-width:100%" alt="{caption}" src="data:image/png;base64,{drawn}"><p>{caption}</p>'
 
 
 def _for_pages(text: str, name: str, label: str) -> str:
@@ -250,14 +253,7 @@ def _heat(cell: Any, axes: Axes, panel: Heat) -> None:
     if low == high:
         low, high = min(low, 0.0), max(high, 0.0) or 1.0
     clean = [[value if math.isfinite(value) else math.nan for value in row] for row in data]
-    image: Any = axes.imshow(
-        clean,
-        cmap="RdBu_r" if panel.diverging else "cividis",
-        vmin=low,
-        vmax=high,
-        aspect="auto",
-        interpolation="nearest",
-    )
+    image: Any = coloured(axes, clean, "RdBu_r" if panel.diverging else "cividis", low, high)
     cell.colorbar(image, ax=axes, shrink=0.9).outline.set_visible(False)
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)
@@ -294,53 +290,3 @@ def _histogram(axes: Axes, panel: Histogram) -> None:
         axes.hist(list(samples), bins=panel.bins, range=edges, color=colour, histtype="step", linewidth=1.4)
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel("samples")
-
-
-# -------------------------------------------------------------------------------------------------------- tables
-
-
-def table(figure: Figure | Panel) -> tuple[Table, ...]:
-    """What a figure shows, as numbers: a table for each panel."""
-    panels = figure.panels if isinstance(figure, Figure) else (figure,)
-    return tuple(_table(panel) for panel in panels)
-
-
-def csv(figure: Figure | Panel) -> str:
-    """The tables of a figure as CSV, one below the other with an empty line between."""
-    out = io.StringIO()
-    write = _csv.writer(out, lineterminator="\n")
-    for i, one in enumerate(table(figure)):
-        if i:
-            write.writerow([])
-        write.writerow([f"# {one.title}"])
-        write.writerow(one.header)
-        write.writerows(["" if cell is None else cell for cell in row] for row in one.rows)
-    return out.getvalue()
-
-
-def _table(panel: Panel) -> Table:
-    if isinstance(panel, Lines):
-        rows = [_point(line, i) for line in panel.lines for i in range(len(line.x))]
-        return Table(panel.title, ("line", panel.x_label, panel.y_label, "low", "high"), tuple(rows))
-    if isinstance(panel, Bars):
-        header = ("", *(name for name, _ in panel.series))
-        bars = [(label, *(values[i] for _, values in panel.series)) for i, label in enumerate(panel.labels)]
-        return Table(panel.title, header, tuple(bars))
-    if isinstance(panel, Heat):
-        across = panel.x_ticks or tuple(str(j) for j in range(max(len(row) for row in panel.values)))
-        down = panel.y_ticks or tuple(str(i) for i in range(len(panel.values)))
-        cells = [(name, *row) for name, row in zip(down, panel.values, strict=True)]
-        return Table(panel.title, (f"{panel.y_label} \\ {panel.x_label}", *across), tuple(cells))
-    longest = max(len(samples) for _, samples in panel.samples)
-    names = tuple(name for name, _ in panel.samples)
-    drawn = [(i, *(_at(samples, i) for _, samples in panel.samples)) for i in range(longest)]
-    return Table(panel.title, ("sample", *names), tuple(drawn))
-
-
-def _point(line: Line, i: int) -> tuple[str | float | None, ...]:
-    around = [None if band is None else band[i] for band in (line.low, line.high)]
-    return (line.name, line.x[i], line.y[i], *around)
-
-
-def _at(samples: Sequence[float], i: int) -> float | None:
-    return samples[i] if i < len(samples) else None
