@@ -1,5 +1,9 @@
 """Every error a user can cause. Each message says what it got, what it wanted and what to do."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+
 
 class VantageError(Exception):
     """The root: catch this to catch everything that Vantage refuses."""
@@ -23,3 +27,29 @@ class LengthExceeded(CacheError):
 
 class CheckpointError(VantageError, ValueError):
     """A checkpoint that cannot be what it says it is. Nothing of it was loaded, and none of it was run."""
+
+
+NEAR = 0.6  # how like a known name a mistyped one is before it is suggested (difflib's ratio)
+SHOWN = 64  # letters of a wrong name that a message shows
+
+
+def nearest(name: object, known: Iterable[str]) -> str | None:
+    """The known name most like this one, whatever the case; None where none is."""
+    import difflib  # only a wrong name needs it
+
+    names = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(str(name)[:SHOWN].lower(), names, 1, NEAR)
+    return names[near[0]] if near else None
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """`` Did you mean 'rope'?``, to be put behind a sentence; empty where no known name is like it."""
+    near = nearest(name, known)
+    return "" if near is None else f" Did you mean {near!r}?"
+
+
+def unknown(kind: str, name: object, known: Iterable[str]) -> str:
+    """The message for a name that nothing of this kind has: the nearest known name, and all of them."""
+    known = list(known)
+    shown = repr(name) if len(repr(name)) <= SHOWN else repr(name)[: SHOWN - 3] + "..."
+    return f"no {kind} is called {shown}.{did_you_mean(name, known)} There are: {', '.join(known) or 'none'}"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable
-
 from vantage.errors import BadInput
 from vantage.position import scaling
 from vantage.position.alibi import Alibi, alibi_bias, alibi_slopes
@@ -21,10 +18,13 @@ from vantage.position.sinusoidal import Sinusoidal, sinusoid
 from vantage.position.t5 import T5, t5_bucket
 from vantage.position.xl import TransformerXL
 from vantage.position.xpos import XPos
-from vantage.spec.parts import Encoding
+from vantage.spec.parts import Buildable, Encoding
+from vantage.spec.registry import Entry, Registry, entries_of, is_frozen
 
 __all__ = [
     "ENCODINGS",
+    "SAMPLERS",
+    "SCORE_PARTS",
     "T5",
     "Alibi",
     "CoPE",
@@ -41,6 +41,7 @@ __all__ = [
     "XPos",
     "alibi_bias",
     "alibi_slopes",
+    "components",
     "encoding",
     "permutation",
     "scaling",
@@ -48,43 +49,67 @@ __all__ = [
     "t5_bucket",
 ]
 
-
-def _plain(make: Callable[[], Encoding]) -> Callable[[int | None], Encoding]:
-    return lambda max_length: make()
+LONG = 64  # a max_length for encodings of which only the parts are looked at
 
 
-def _learned(max_length: int | None) -> Encoding:
-    if max_length is None:
-        raise BadInput('position="learned" needs max_length=, the number of rows of its table')
-    return Learned(max_length)
+def components(entry: Entry[Encoding]) -> dict[str, tuple[type, ...]]:
+    """Which classes stand in a spec for this encoding, by the place where they act."""
+    if entry.components is not None:
+        return dict(entry.components)
+    parts = entry.make(LONG).parts(causal=True)
+    single = {"bias": parts.bias, "value_bias": parts.value_bias, "sampler": parts.sampler}
+    places = {"inputs": parts.inputs, "qk": parts.qk} | {
+        place: () if part is None else (part,) for place, part in single.items()
+    }
+    return {place: tuple(type(part) for part in acting) for place, acting in places.items() if acting}
 
 
-# name -> the encoding with its defaults, for a model of a given max_length
-ENCODINGS: dict[str, Callable[[int | None], Encoding]] = {
-    "none": _plain(NoPE),
-    "sinusoidal": _plain(Sinusoidal),
-    "learned": _learned,
-    "shifted": _plain(Shifted),
-    "rope": _plain(Rope),
-    "xpos": _plain(XPos),
-    "alibi": _plain(Alibi),
-    "t5": _plain(T5),
-    "shaw": _plain(Shaw),
-    "xl": _plain(TransformerXL),
-    "kerple": _plain(Kerple),
-    "fire": _plain(Fire),
-    "cope": _plain(CoPE),
-}
+def _check(entry: Entry[Encoding]) -> None:
+    """What an encoding from outside is made of must be able to stand in a spec, and to be built."""
+    for place, classes in components(entry).items():
+        for part in classes:
+            needs = ("draw",) if place == "sampler" else ("build", "shared")
+            missing = [name for name in needs if name not in dir(part)]
+            if missing:
+                raise BadInput(f"{part.__name__}, the {place} of {entry.name!r}, has no {' and no '.join(missing)}")
+            if not is_frozen(part):
+                raise BadInput(f"{part.__name__}, the {place} of {entry.name!r}, is no frozen dataclass")
+
+
+ENCODINGS: Registry[Encoding] = Registry(
+    "position encoding",
+    entries_of(
+        "vantage.position",
+        "none",
+        "sinusoidal",
+        "learned",
+        "shifted",
+        "rope",
+        "xpos",
+        "alibi",
+        "t5",
+        "shaw",
+        "xl",
+        "kerple",
+        "fire",
+        "cope",
+    ),
+    needs=("parts",),
+    check=_check,
+)
+SAMPLERS: Registry[Encoding] = Registry(
+    "sampler of positions", entries_of("vantage.position", "randomised"), needs=("parts", "draw")
+)
+# Score biases that belong to a model whatever its encoding is.
+SCORE_PARTS: Registry[Buildable] = Registry(
+    "part of the scores", entries_of("vantage.position", "late_temperature"), needs=("build", "shared")
+)
 
 
 def encoding(position: str | Encoding, *, max_length: int | None = None) -> Encoding:
     """An encoding by name or as an object. ``max_length`` is the model's; only a learned table needs it."""
     if isinstance(position, str):
-        if position not in ENCODINGS:
-            near = difflib.get_close_matches(position.lower(), ENCODINGS)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise BadInput(f"no position encoding is called {position!r}.{hint} There are: {', '.join(ENCODINGS)}")
-        return ENCODINGS[position](max_length)
+        return ENCODINGS[position].make(max_length)
     if isinstance(position, type) or not isinstance(position, Encoding):
         hint = f": write {position.__name__}(...)" if isinstance(position, type) else ""
         raise BadInput(f"position={position!r} is neither a name nor an encoding object{hint}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from vantage.errors import BadInput
 from vantage.position.angles import wide
 from vantage.spec.parts import Parts, Pointwise, Shape, materialise
 from vantage.spec.positions import Place, Positions
+from vantage.spec.registry import Entry, Fit, parameter
 
 
 def alibi_slopes(heads: int) -> tuple[float, ...]:
@@ -24,11 +25,25 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
     return tuple(slopes + between)
 
 
+def _read_slopes(text: str, fit: Fit) -> tuple[float, ...] | None:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    try:
+        slopes = tuple(float(word) for word in words)
+    except ValueError as e:
+        raise BadInput(f"slopes are {text!r}; write numbers, as in 0.5, 0.25") from e
+    if not all(0 <= slope <= 16 for slope in slopes):
+        raise BadInput(f"slopes are {text!r}; each must lie between 0 and 16")
+    return slopes or None
+
+
 @dataclass(frozen=True)
 class Alibi:
     """``slopes=None``: the paper's, for any number of heads."""
 
-    slopes: tuple[float, ...] | None = None
+    slopes: tuple[float, ...] | None = field(
+        default=None,
+        metadata=parameter("one a head, as in 0.5, 0.25; empty: the paper's", default="", read=_read_slopes),
+    )
 
     shared = True  # no annotation: not a field
 
@@ -79,3 +94,11 @@ def alibi_bias(heads: int, length: int, dtype: torch.dtype = torch.float32) -> T
     value = materialise(bias, pos.against(pos), heads, dtype)
     assert value is not None
     return value[0]
+
+
+ENTRY = Entry(
+    "alibi",
+    Alibi,
+    "ALiBi",
+    "A score loses a fixed slope times the distance, another slope in each head (Press et al. 2021).",
+)

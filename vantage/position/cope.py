@@ -6,7 +6,7 @@ and interpolated between whole positions. The count goes by ``order``, over what
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from vantage.position.angles import wide
 from vantage.spec.masks import Causal, SameSegment, dense, visible
 from vantage.spec.parts import Dense, Parts, Shape
 from vantage.spec.positions import Positions
+from vantage.spec.registry import Entry, Refusal, parameter
 
 COUNTED = Causal() & SameSegment()
 
@@ -24,7 +25,7 @@ COUNTED = Causal() & SameSegment()
 class CoPE:
     """Counts stop at ``max_positions`` - 1."""
 
-    max_positions: int = 64
+    max_positions: int = field(default=64, metadata=parameter("counts stop here", 2, 1024))
 
     shared = False  # no annotation: not a field
 
@@ -79,3 +80,14 @@ def _sums_from_newest(gates_BHTS: Tensor, k_pos: Positions) -> Tensor:
     there, back = k_pos.once("cope", newest_first)
     ordered = gates_BHTS.gather(-1, there.expand_as(gates_BHTS))
     return ordered.cumsum(-1).gather(-1, back.expand_as(gates_BHTS))
+
+
+ENTRY = Entry(
+    "cope",
+    CoPE,
+    "CoPE",
+    "Positions count the keys that the query cares about (Golovneva et al. 2024).",
+    variants={"cope": lambda size: CoPE(max_positions=6)},
+    refusals=(Refusal({"mask": ("prefix", "bidirectional")}, "causal"),),
+    randomised=False,
+)

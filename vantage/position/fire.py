@@ -6,7 +6,7 @@ c and L are learned. Bidirectional attention uses |i - j| and max(L, i, j).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from vantage.errors import BadInput
 from vantage.position.angles import wide
 from vantage.spec.parts import Dense, Parts, Shape
 from vantage.spec.positions import Positions
+from vantage.spec.registry import Entry, parameter
 
 EPS = 1e-6  # keeps the first position, where ψ is 0, from dividing by it
 
@@ -23,10 +24,12 @@ EPS = 1e-6  # keeps the first position, where ψ is 0, from dividing by it
 class Fire:
     """``init_L``: below this position the distance counts as it is. ``bidirectional=None``: as the attention is."""
 
-    hidden: int = 32
-    init_c: float = 0.1
-    init_L: float = 512.0
-    bidirectional: bool | None = None
+    hidden: int = field(default=32, metadata=parameter("width of the network that is learned", 1, 256))
+    init_c: float = field(default=0.1, metadata=parameter("how early the logarithm bends, at first", 1e-4, 100.0))
+    init_L: float = field(
+        default=512.0, metadata=parameter("below this position the distance counts as it is", 1.0, 65536.0)
+    )
+    bidirectional: bool | None = field(default=None, metadata=parameter("looks into the future as well"))
 
     shared = False  # no annotation: not a field
 
@@ -68,3 +71,11 @@ class FireBias(nn.Module):
     def psi(self, x: Tensor) -> Tensor:
         """log(|c·x| + 1): the sign of the distance does not count, nor that of c, which is free to cross 0."""
         return torch.log1p((self.c.to(x.dtype) * x).abs())
+
+
+ENTRY = Entry(
+    "fire",
+    Fire,
+    "FIRE",
+    "A learned function of the distance as a share of the query's position (Li et al. 2023).",
+)

@@ -5,7 +5,7 @@ log: -a·log(1 + p·|i - j|). power: -a·|i - j|^p with 0 < p < 2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from vantage.errors import BadInput
 from vantage.position.angles import wide
 from vantage.spec.parts import Parts, Pointwise, Shape
 from vantage.spec.positions import Place, Positions
+from vantage.spec.registry import Entry, parameter
 
 KINDS = ("log", "power")
 SMALLEST = 0.01  # no head starts so flat that it hardly learns
@@ -24,7 +25,7 @@ SMALLEST = 0.01  # no head starts so flat that it hardly learns
 class Kerple:
     """``kind`` is "log" (the paper's best) or "power"."""
 
-    kind: str = "log"
+    kind: str = field(default="log", metadata=parameter("a logarithm of the distance, or a power of it", choices=KINDS))
 
     shared = False  # no annotation: not a field
 
@@ -93,3 +94,13 @@ def _uniform(heads: int, high: float) -> Tensor:
 
 def _inverse_softplus(x: Tensor) -> Tensor:
     return torch.log(torch.expm1(x))
+
+
+ENTRY = Entry(
+    "kerple",
+    Kerple,
+    "KERPLE",
+    "A learned kernel of the distance: two positive numbers a head (Chi et al. 2022).",
+    variants={"kerple-log": lambda size: Kerple("log"), "kerple-power": lambda size: Kerple("power")},
+    randomised=False,
+)

@@ -16,6 +16,7 @@ from vantage.errors import BadInput
 from vantage.position.angles import highest, rows, wide
 from vantage.spec.parts import Dense, Shape
 from vantage.spec.positions import Positions
+from vantage.spec.registry import Entry
 
 
 @dataclass(frozen=True)
@@ -55,3 +56,13 @@ class _LateTemperature(nn.Module):
         """t - 1, (R, 1, T, 1)."""
         at_least = rows(pos).clamp_min(self.config.length).to(dtype)  # from the length down: log gives exactly t = 1
         return (at_least.log() / math.log(self.config.length) - 1).clamp_min(0)[:, None, :, None]
+
+
+ENTRY = Entry(
+    "late-temperature",
+    LateTemperature,
+    "Late temperature",
+    "Past some length a query's scores grow with the logarithm of its position (Grok-2).",
+    components={"bias": (LateTemperature,)},
+    variants={},
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from vantage.errors import BadInput
 from vantage.position.angles import bound, need_whole, rows
 from vantage.spec.parts import Parts, Shape
 from vantage.spec.positions import Positions
+from vantage.spec.registry import Entry, parameter
 
 EXTENSIONS = (None, "last", "wrap")
 
@@ -20,9 +21,17 @@ EXTENSIONS = (None, "last", "wrap")
 class Learned:
     """Added to the embeddings. A table longer than what was trained on is allowed: its rows are just untrained."""
 
-    max_length: int
-    extend: str | None = None  # past the end: None refuses, "last" repeats the last row, "wrap" starts again
-    offset: int = 0  # rows in front that no position uses (OPT: 2)
+    max_length: int = field(metadata=parameter("rows of the table", 1, 16384, default=512))
+    extend: str | None = field(  # past the end: None refuses, "last" repeats the last row, "wrap" starts again
+        default=None,
+        metadata=parameter(
+            "past the last row",
+            choices=("refuse", "last", "wrap"),
+            default="refuse",
+            read=lambda word, fit: None if word == "refuse" else word,
+        ),
+    )
+    offset: int = field(default=0, metadata=parameter("rows in front that no position uses", 0, 64))  # OPT: 2
 
     shared = True  # no annotation: not a field
 
@@ -72,3 +81,19 @@ class LearnedInput(nn.Module):
                 f"position {top} is past the end of a learned table of {n} rows (0 to {n - 1}): shorten the input, "
                 'build with a longer max_length, or choose extend="last" or extend="wrap"'
             )
+
+
+def _default(max_length: int | None) -> Learned:
+    if max_length is None:
+        raise BadInput('position="learned" needs max_length=, the number of rows of its table')
+    return Learned(max_length)
+
+
+ENTRY = Entry(
+    "learned",
+    Learned,
+    "Learned",
+    "One trained row a position is added to the embeddings; past the last row there is none (GPT-2, BERT).",
+    default=_default,
+    variants={"learned": lambda size: Learned(max_length=64)},
+)

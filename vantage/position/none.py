@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vantage.spec.parts import Parts
+from vantage.spec.registry import Entry
 
 
 @dataclass(frozen=True)
@@ -13,3 +14,12 @@ class NoPE:
 
     def parts(self, *, causal: bool) -> Parts:
         return Parts()
+
+
+ENTRY = Entry(
+    "none",
+    NoPE,
+    "None (NoPE)",
+    "No encoding: the causal mask alone tells a decoder where it is.",
+    randomised=False,
+)

@@ -15,6 +15,7 @@ from torch import Tensor
 from vantage.errors import BadInput
 from vantage.spec.parts import Encoding, Parts
 from vantage.spec.positions import EMPTY, Positions
+from vantage.spec.registry import Entry
 
 
 @dataclass(frozen=True)
@@ -66,3 +67,12 @@ def _documents(pos: Positions) -> Iterator[tuple[Tensor, int]]:
     for label in pos.segment[pos.filled].unique().tolist():  # reads back from the device, once per training batch
         places = pos.filled & (pos.segment == label)
         yield places, int(places.sum(1).max())
+
+
+ENTRY = Entry(
+    "randomised",
+    Randomised,
+    "Randomised",
+    "In training, tokens stand at random ascending positions (Ruoss et al. 2023).",
+    variants={},
+)

@@ -7,7 +7,7 @@ and how much of the head is turned (``share``). Values are never turned. No para
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from vantage.position.angles import angles, bound, highest, need_even, rows
 from vantage.position.scaling import Default, Rule
 from vantage.spec.parts import Parts, Shape
 from vantage.spec.positions import Positions
+from vantage.spec.registry import Entry, parameter
 
 PAIRINGS = ("halves", "adjacent")
 
@@ -26,10 +27,15 @@ PAIRINGS = ("halves", "adjacent")
 class Rope:
     """Pairing "halves": k with k + d/2 (LLaMA in the Hugging Face layout); "adjacent": 2k with 2k + 1 (the paper)."""
 
-    base: float = 10000.0
+    base: float = field(
+        default=10000.0,
+        metadata=parameter("the slowest pair turns once in 2π times as many positions", 2.0, 1e9),
+    )
     scaling: Rule | None = None
-    pairing: str = "halves"
-    share: float = 1.0  # the first share of the dimensions is turned, the rest passes through (GPT-NeoX)
+    pairing: str = field(default="halves", metadata=parameter("which dimensions form a pair", choices=PAIRINGS))
+    share: float = field(  # the first share of the dimensions is turned, the rest passes through (GPT-NeoX)
+        default=1.0, metadata=parameter("of the head's dimensions, how many turn", 0.05, 1.0)
+    )
 
     shared = True  # no annotation: not a field
 
@@ -206,3 +212,16 @@ def permutation(dim: int, to: str = "halves") -> Tensor:
 def check_pairing(pairing: str) -> None:
     if pairing not in PAIRINGS:
         raise BadInput(f"pairing={pairing!r}: use one of {', '.join(map(repr, PAIRINGS))}")
+
+
+ENTRY = Entry(
+    "rope",
+    Rope,
+    "RoPE",
+    "Pairs of dimensions of queries and keys are turned by angles that grow with the position (Su et al. 2021).",
+    variants={
+        "rope": lambda size: Rope(),
+        "rope-adjacent": lambda size: Rope(pairing="adjacent"),
+        "rope-partial": lambda size: Rope(share=0.5),
+    },
+)

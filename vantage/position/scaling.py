@@ -7,7 +7,7 @@ cosines and sines alike (so scores grow with its square). Two rules look at the 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -15,8 +15,19 @@ from torch import Tensor
 
 from vantage.errors import BadInput
 from vantage.position import angles
+from vantage.spec.registry import Entry, Fit, MatrixSize, Registry, parameter
 
 Device = torch.device | str | None
+LONGER = parameter("how much longer than trained for", 1.0, 256.0, default=4.0)
+SHARPENING = parameter(
+    "sharpens the scores; 0: as the rule says", 0.0, 16.0, default=0.0, read=lambda factor, fit: factor or None
+)
+
+
+def _ramp(slowest: float, fit: Fit) -> tuple[float, ...]:
+    """Divisors that rise from 1 to that of the slowest pair."""
+    pairs = max(1, fit.rotary_dim // 2)
+    return tuple(1 + (slowest - 1) * k / max(1, pairs - 1) for k in range(pairs))
 
 
 @runtime_checkable
@@ -50,7 +61,7 @@ class Default:
 class Linear:
     """Position interpolation (Chen et al. 2023): every frequency divided by ``factor``."""
 
-    factor: float
+    factor: float = field(metadata=parameter("positions are divided by it", 1.0, 256.0, default=4.0))
 
     depends_on_length = False
     original_length = None
@@ -69,8 +80,11 @@ class Proportional:
     Unlike ``Rope(share=)`` the pairs are those of the whole head, and so are the frequencies.
     """
 
-    share: float = 1.0
-    factor: float = 1.0
+    share: float = field(
+        default=1.0,
+        metadata=parameter("of the pairs, how many turn: the fastest", 0.0, 1.0, default=0.5, name="turning"),
+    )
+    factor: float = field(default=1.0, metadata=parameter("positions are divided by it", 1.0, 256.0))
 
     depends_on_length = False
     original_length = None
@@ -90,8 +104,10 @@ class Proportional:
 class DynamicNTK:
     """NTK-aware scaling that grows with the length (bloc97, emozilla 2023): past ``original`` the base rises."""
 
-    factor: float
-    original: int
+    factor: float = field(
+        metadata=parameter("how fast the base rises past the original length", 1.0, 256.0, default=4.0)
+    )
+    original: int = field(metadata=parameter("the length trained for", 2, 2**20, default=512))
 
     depends_on_length = True
 
@@ -116,14 +132,18 @@ class YaRN:
     """YaRN (Peng et al. 2023): pairs that turn often within ``original`` keep their frequency, slow ones are
     interpolated, with a ramp between; and the scores are sharpened by the factor's logarithm."""
 
-    factor: float
-    original: int
-    beta_fast: float = 32
-    beta_slow: float = 1
-    attention_factor: float | None = None
-    mscale: float | None = None
+    factor: float = field(metadata=LONGER)
+    original: int = field(metadata=parameter("the length trained for", 2, 2**20, default=512))
+    beta_fast: float = field(
+        default=32, metadata=parameter("pairs that turn so often within it keep their pace", 0.1, 1024.0)
+    )
+    beta_slow: float = field(
+        default=1, metadata=parameter("pairs that turn so often or less are slowed in full", 0.01, 512.0)
+    )
+    attention_factor: float | None = field(default=None, metadata=SHARPENING)
+    mscale: float | None = None  # these two are for checkpoints that carry the number
     mscale_all_dim: float | None = None
-    truncate: bool = True
+    truncate: bool = field(default=True, metadata=parameter("the ramp begins and ends at whole pairs"))
 
     depends_on_length = False
     original_length = None
@@ -162,11 +182,19 @@ class YaRN:
 class LongRope:
     """LongRoPE (Ding et al. 2024): a searched divisor per pair, ``short`` up to ``original``, ``long`` beyond it."""
 
-    short: tuple[float, ...]
-    long: tuple[float, ...]
-    original: int
-    factor: float | None = None  # new length / original: gives the attention factor where that is not said
-    attention_factor: float | None = None
+    short: tuple[float, ...] = field(
+        metadata=parameter(
+            "the slowest pair's divisor; the others rise to it from 1", 1.0, 256.0, default=1.0, read=_ramp
+        )
+    )
+    long: tuple[float, ...] = field(
+        metadata=parameter("the slowest pair's divisor past the original length", 1.0, 256.0, default=4.0, read=_ramp)
+    )
+    original: int = field(
+        metadata=parameter("up to here the short divisors hold, past it the long ones", 2, 2**20, default=512)
+    )
+    factor: float | None = field(default=None, metadata=LONGER)  # where the attention factor is not said, it gives it
+    attention_factor: float | None = field(default=None, metadata=SHARPENING)
 
     depends_on_length = True
 
@@ -203,10 +231,14 @@ class Llama3:
     """LLaMA-3.1: waves longer than original / low are slowed by ``factor``, those shorter than original / high
     are kept, and those between are mixed by how often they turn within the original length."""
 
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original: int
+    factor: float = field(metadata=parameter("long waves are slowed by it", 1.0, 256.0, default=8.0))
+    low_freq_factor: float = field(
+        metadata=parameter("waves longer than original / this are slowed", 0.01, 64.0, default=1.0)
+    )
+    high_freq_factor: float = field(
+        metadata=parameter("waves shorter than original / this are kept", 0.02, 128.0, default=4.0)
+    )
+    original: int = field(metadata=parameter("the length trained for", 2, 2**20, default=512))
 
     depends_on_length = False
     original_length = None
@@ -233,3 +265,59 @@ def _positive(name: str, value: float) -> None:
 def _at_least_one(name: str, value: float) -> None:
     if not 1 <= value < math.inf:
         raise BadInput(f"{name}={value}: use 1 or more (1 changes nothing)")
+
+
+def _longrope(size: MatrixSize) -> LongRope:
+    short = tuple(1.0 + 0.25 * i for i in range(size.head_dim // 2))
+    return LongRope(short, tuple(4.0 * f for f in short), original=size.original, factor=4.0)
+
+
+# What RoPE can be scaled by; "rope-linear" and so on are RoPE with that rule.
+SCALINGS: Registry[Rule] = Registry(
+    "frequency rule",
+    (
+        Entry(
+            "linear",
+            Linear,
+            "linear",
+            "All positions are pressed together (Chen et al. 2023).",
+            variants={"linear": lambda size: Linear(2.0)},
+        ),
+        Entry(
+            "proportional",
+            Proportional,
+            "proportional",
+            "Only the fastest pairs turn (Gemma's global layers).",
+            variants={"proportional": lambda size: Proportional(0.5)},
+        ),
+        Entry(
+            "ntk",
+            DynamicNTK,
+            "dynamic NTK",
+            "Past the original length the base rises (bloc97, emozilla).",
+            variants={"ntk": lambda size: DynamicNTK(2.0, original=size.original)},
+        ),
+        Entry(
+            "yarn",
+            YaRN,
+            "YaRN",
+            "Fast pairs are kept, slow ones interpolated (Peng et al. 2023).",
+            variants={"yarn": lambda size: YaRN(4.0, original=size.original)},
+        ),
+        Entry(
+            "longrope",
+            LongRope,
+            "LongRoPE",
+            "A divisor for each pair; here a ramp for the searched ones.",
+            variants={"longrope": _longrope},
+        ),
+        Entry(
+            "llama3",
+            Llama3,
+            "LLaMA 3",
+            "Long waves are slowed, short ones kept, a ramp between.",
+            variants={"llama3": lambda size: Llama3(4.0, 1.0, 4.0, original=size.original)},
+        ),
+    ),
+    needs=("depends_on_length", "original_length", "frequencies"),
+)

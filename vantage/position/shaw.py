@@ -6,7 +6,7 @@ per query, key and dimension is formed: there are only 2n + 1 distances.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +15,15 @@ from vantage.errors import BadInput
 from vantage.position.angles import need_whole
 from vantage.spec.parts import Parts, Pointwise, Shape
 from vantage.spec.positions import Place, Positions
+from vantage.spec.registry import Entry, Refusal, parameter
 
 
 @dataclass(frozen=True)
 class Shaw:
     """Distances beyond ``max_distance`` on either side are as that one. ``values``: the value term as well."""
 
-    max_distance: int = 16
-    values: bool = True
+    max_distance: int = field(default=16, metadata=parameter("further away is as far as this", 1, 512))
+    values: bool = field(default=True, metadata=parameter("the values get a term as well"))
 
     def __post_init__(self) -> None:
         if self.max_distance < 1:
@@ -101,3 +102,13 @@ class ValueDistances(nn.Module):
 
 def _table(max_distance: int, dim: int) -> nn.Parameter:
     return nn.Parameter(nn.init.xavier_uniform_(torch.empty(2 * max_distance + 1, dim)))
+
+
+ENTRY = Entry(
+    "shaw",
+    Shaw,
+    "Shaw",
+    "Learned vectors for the clipped distance, added to keys and values (Shaw et al. 2018).",
+    variants={"shaw": lambda size: Shaw(max_distance=4)},
+    refusals=(Refusal({"kernel": ("sdpa", "flex")}, "a value bias needs the weights"),),
+)

@@ -6,7 +6,7 @@ a score gains scale · q_i · PE(anchor - (i - j)).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
@@ -14,14 +14,15 @@ from vantage.position.angles import need_even
 from vantage.position.relative import sinusoid_scores
 from vantage.spec.parts import Dense, Parts, Shape
 from vantage.spec.positions import Positions
+from vantage.spec.registry import Entry, parameter
 
 
 @dataclass(frozen=True)
 class Shifted:
     """``anchor`` is where every query believes to stand. No parameters."""
 
-    anchor: int = 0
-    base: float = 10000.0
+    anchor: int = field(default=0, metadata=parameter("where every query believes to stand", -4096, 4096))
+    base: float = field(default=10000.0, metadata=parameter("the slowest wave is 2π times as long", 2.0, 1e9))
 
     shared = True  # no annotation: not a field
 
@@ -44,3 +45,14 @@ class ShiftedBias(nn.Module):
         # PE(-δ) for δ = i - j - anchor: the sines change their sign, the cosines do not
         sines, cosines = -q_raw[..., 0::2], q_raw[..., 1::2]
         return Dense(scale * sinusoid_scores(sines, cosines, q_pos, k_pos, self.config.base, back=self.config.anchor))
+
+
+ENTRY = Entry(
+    "shifted",
+    Shifted,
+    "Shifted",
+    "The attended token's sinusoid, shifted so that the query always stands at the same place.",
+    variants={"shifted": lambda size: Shifted(anchor=3)},
+    compared=False,
+    randomised=False,
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from vantage.errors import BadInput
 from vantage.position.angles import frequencies, rows
 from vantage.spec.parts import Parts, Shape
 from vantage.spec.positions import Positions
+from vantage.spec.registry import Entry, parameter
 
 LAYOUTS = ("interleaved", "halves")
 
@@ -34,8 +35,11 @@ def sinusoid(pos: Tensor, dim: int, base: float = 10000.0, layout: str = "interl
 class Sinusoidal:
     """Added to the embeddings; ``dropout`` acts on the sum. No parameters, no last position."""
 
-    layout: str = "interleaved"
-    base: float = 10000.0
+    layout: str = field(
+        default="interleaved",
+        metadata=parameter("sines and cosines in turn, or all sines first", choices=LAYOUTS),
+    )
+    base: float = field(default=10000.0, metadata=parameter("the slowest wave is 2π times as long", 2.0, 1e9))
     dropout: float = 0.0
 
     shared = True  # no annotation: not a field
@@ -69,3 +73,12 @@ class SinusoidalInput(nn.Module):
 def _check_layout(layout: str) -> None:
     if layout not in LAYOUTS:
         raise BadInput(f"layout={layout!r}: use one of {', '.join(map(repr, LAYOUTS))}")
+
+
+ENTRY = Entry(
+    "sinusoidal",
+    Sinusoidal,
+    "Sinusoidal",
+    "Sines and cosines of the position, from fast to slow, are added to the embeddings (Vaswani et al. 2017).",
+    variants={"sinusoidal": lambda size: Sinusoidal(), "sinusoidal-halves": lambda size: Sinusoidal(layout="halves")},
+)

@@ -7,7 +7,7 @@ Bidirectional attention splits them between the past and the future.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from vantage.errors import BadInput
 from vantage.position.angles import need_whole
 from vantage.spec.parts import Parts, Pointwise, Shape
 from vantage.spec.positions import Place, Positions
+from vantage.spec.registry import Entry, parameter
 
 
 def t5_bucket(distance: Tensor, *, bidirectional: bool, buckets: int = 32, max_distance: int = 128) -> Tensor:
@@ -38,9 +39,9 @@ def t5_bucket(distance: Tensor, *, bidirectional: bool, buckets: int = 32, max_d
 class T5:
     """``bidirectional=None``: as the attention is. ``shared``: one table for all layers, as in T5."""
 
-    buckets: int = 32
-    max_distance: int = 128
-    bidirectional: bool | None = None
+    buckets: int = field(default=32, metadata=parameter("distances share so many numbers a head", 4, 256))
+    max_distance: int = field(default=128, metadata=parameter("from here on all are in the last bucket", 3, 4096))
+    bidirectional: bool | None = field(default=None, metadata=parameter("half of the buckets are for the future"))
     shared: bool = True
 
     def __post_init__(self) -> None:
@@ -93,3 +94,12 @@ class T5Table(nn.Module):
             return t5_bucket(distance, bidirectional=self.bidirectional, buckets=self.config.buckets, max_distance=n)
 
         return T5Bias(self.table, q_pos.once(("t5", self.config), lookup))
+
+
+ENTRY = Entry(
+    "t5",
+    T5,
+    "T5",
+    "A learned number for each head and bucket of distances (Raffel et al. 2020).",
+    variants={"t5": lambda size: T5(buckets=8, max_distance=10)},
+)

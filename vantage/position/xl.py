@@ -5,7 +5,7 @@ The first term is a q/k transform (u is added to the query), the second a score 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,14 @@ from vantage.position.angles import need_even
 from vantage.position.relative import sinusoid_scores
 from vantage.spec.parts import Dense, Parts, Shape
 from vantage.spec.positions import Positions
+from vantage.spec.registry import Entry, parameter
 
 
 @dataclass(frozen=True)
 class TransformerXL:
     """``base`` is that of the sinusoids R, as wide as the model: sines first, then cosines."""
 
-    base: float = 10000.0
+    base: float = field(default=10000.0, metadata=parameter("the slowest wave is 2π times as long", 2.0, 1e9))
 
     def parts(self, *, causal: bool) -> Parts:
         return Parts(qk=(ContentBias(),), bias=DistanceTerm(self.base))
@@ -78,3 +79,12 @@ class DistanceBias(nn.Module):
     def at(self, q_raw: Tensor, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> Dense:
         sines, cosines = ((q_raw + self.v[:, None]) @ self.w_r).chunk(2, dim=-1)
         return Dense(scale * sinusoid_scores(sines, cosines, q_pos, k_pos, self.config.base))
+
+
+ENTRY = Entry(
+    "xl",
+    TransformerXL,
+    "Transformer-XL",
+    "The query meets a projected sinusoid of the distance (Dai et al. 2019).",
+    randomised=False,
+)

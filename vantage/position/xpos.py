@@ -10,16 +10,17 @@ Each factor alone grows with the absolute position and leaves the range of the d
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from vantage.errors import BadInput
 from vantage.position.angles import angles, bound, frequencies, need_even, rows
-from vantage.position.rope import check_pairing, join, rotate
+from vantage.position.rope import PAIRINGS, check_pairing, join, rotate
 from vantage.spec.parts import Parts, Shape
 from vantage.spec.positions import Positions
+from vantage.spec.registry import Entry, parameter
 
 HEADROOM = 16.0  # queries and keys up to 16, and down to 1/16, keep their precision at the last position
 
@@ -28,10 +29,13 @@ HEADROOM = 16.0  # queries and keys up to 16, and down to 1/16, keep their preci
 class XPos:
     """``scale_base`` is s: the distance over which pair k fades by ζ_k."""
 
-    base: float = 10000.0
-    gamma: float = 0.4
-    scale_base: float = 512
-    pairing: str = "adjacent"
+    base: float = field(
+        default=10000.0,
+        metadata=parameter("the slowest pair turns once in 2π times as many positions", 2.0, 1e9),
+    )
+    gamma: float = field(default=0.4, metadata=parameter("how little the fast pairs fade", 0.01, 10.0))
+    scale_base: float = field(default=512, metadata=parameter("the distance over which pairs fade", 8.0, 65536.0))
+    pairing: str = field(default="adjacent", metadata=parameter("which dimensions form a pair", choices=PAIRINGS))
 
     shared = True  # no annotation: not a field
 
@@ -90,3 +94,6 @@ class FadingRotation(nn.Module):
                 f"position {top} is past {last}, the last that xPos's factors can hold in {dtype}: "
                 "use a wider dtype, a larger scale_base, or shorter inputs"
             )
+
+
+ENTRY = Entry("xpos", XPos, "xPos", "RoPE whose pairs also fade with distance (Sun et al. 2022).", randomised=False)
