@@ -14,7 +14,7 @@ from tests.serve.studios import running
 from tests.serve.test_studio_attention import MODELS, SOURCE, TEXT, check_maps, get, head, look
 from vantage.families import load as load_model
 from vantage.position import Alibi, NoPE, Rope, Sinusoidal, alibi_slopes
-from vantage.serve.studio.encodings import ALL
+from vantage.serve.studio.encodings import choices
 from vantage.serve.twin import twin
 
 SHORT = "the cat sat on a mat"
@@ -56,7 +56,7 @@ def test_maps_are_those_of_the_swapped_model(studio, models, model, name):
     check_maps(studio, seen, kept, kept.sites)
     said = seen["position"]
     assert (said["name"], said["values"], said["swapped"], said["untrained"]) == (name, values, True, False)
-    assert said["title"] == next(choice.title for choice in ALL if choice.name == name)
+    assert said["title"] == choices()[name].title
 
 
 def test_and_those_of_a_model_built_with_it(studio, models):
@@ -143,7 +143,7 @@ def test_no_position_acts_across(studio):
 
 @pytest.mark.parametrize(
     ("model", "name"),
-    [("tiny", choice.name) for choice in ALL] + [("both", name) for name in ("learned", "t5", "shaw", "xl", "fire")],
+    [("tiny", name) for name in choices()] + [("both", name) for name in ("learned", "t5", "shaw", "xl", "fire")],
 )
 def test_every_encoding_can_be_looked_at(studio, model, name):
     seen = look(studio, model, SHORT, position=position(name), **({"source": SOURCE} if model == "both" else {}))

@@ -15,7 +15,7 @@ import vantage as vt
 from tests.serve.studios import Running, running
 from vantage.checkpoints.spec_json import from_json
 from vantage.position import ENCODINGS
-from vantage.serve.studio.encodings import ALL
+from vantage.serve.studio.encodings import choices
 from vantage.training.settings import read_settings, settings_of
 
 API = "/studio/api"
@@ -128,7 +128,7 @@ def test_the_settings_train(http: httpx.Client, tmp_path: Path) -> None:
     assert replace(trained.model.spec, vocab=50) == spec_of(found)
 
 
-@pytest.mark.parametrize("name", [choice.name for choice in ALL])
+@pytest.mark.parametrize("name", list(choices()))
 def test_every_encoding_can_be_built_in(http: httpx.Client, name: str) -> None:
     found = built(http, position={"name": name}, max_length=96)
     assert made_by(found["code"])["spec"] == spec_of(found)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from tests.serve.running import pulled
 from tests.serve.studios import Running, running
 from vantage.inspect import decompose
 from vantage.position import ENCODINGS, alibi, alibi_slopes, sinusoid, t5_bucket
-from vantage.serve.studio.encodings import ALL, LEFT_OUT, NOTES
+from vantage.serve.studio.encodings import choices
 
 API = "/studio/api"
 SHORT = "he told there that hello and the rest of it"
@@ -71,13 +70,7 @@ def test_every_encoding_of_the_registry_is_offered(http: httpx.Client) -> None:
     assert [p["name"] for p in found["rope-yarn"]["parameters"]][:4] == ["base", "pairing", "share", "factor"]
 
 
-def test_every_field_of_a_part_is_a_parameter_or_left_out_on_purpose() -> None:
-    for part, notes in NOTES.items():
-        own = {f.name for f in fields(part)}
-        assert own == set(notes) | {name for cls, name in LEFT_OUT if cls is part}
-
-
-@pytest.mark.parametrize("name", [choice.name for choice in ALL])
+@pytest.mark.parametrize("name", list(choices()))
 def test_every_encoding_has_figures_that_are_finite(http: httpx.Client, name: str) -> None:
     found = shown(http, name, length=40, width=32, heads=4)
     assert "decay" in found

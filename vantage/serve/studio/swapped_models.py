@@ -15,9 +15,10 @@ from vantage.inspect.swap import NOT_POSITION
 from vantage.model import Model
 from vantage.position import Rope
 from vantage.serve.bounds import Number, Strictly, Whole
-from vantage.serve.studio.encodings import CHOICES, NOTES, Asked, made
+from vantage.serve.studio.encodings import choice_of, choices, made
 from vantage.serve.studio.models import position_of
 from vantage.spec.model import ModelSpec
+from vantage.spec.registry import Fit, parameters
 from vantage.studies.study import Value
 
 Name = Annotated[str, Field(min_length=1, max_length=64)]
@@ -44,8 +45,8 @@ def under(model: Model, position: Position, length: int) -> Other:
     ``length``: the positions needed of a model that does not say its context.
     """
     shape = model.spec.layers[0].attention.shape(model.spec.width)
-    asked = Asked(context_of(model) or length, shape.rotary_dim)
-    encoding = made(position.name, dict(position.values), asked)
+    fit = Fit(context_of(model) or length, shape.rotary_dim)
+    encoding = made(position.name, dict(position.values), fit)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         other = swap(model, encoding, init=True)
@@ -57,13 +58,13 @@ def told(model: Model, position: Position | None = None, other: Other | None = N
     """Which encoding a model is looked at with: its own, or another. ``same``: the other is its own once more."""
     if position is None or other is None:
         own = own_encoding(model.spec)
-        title = position_of(model) if own is None else CHOICES[own["name"]].title
+        title = position_of(model) if own is None else choice_of(own["name"]).title
         said = own or {"name": None, "values": {}}
         return {**said, "title": title, "swapped": False, "untrained": False, "same": True}
     return {
         "name": position.name,
         "values": dict(position.values),
-        "title": CHOICES[position.name].title,
+        "title": choice_of(position.name).title,
         "swapped": True,
         "untrained": bool(other.fresh),
         "same": _acting(other.model.spec) == _acting(model.spec),
@@ -85,16 +86,17 @@ def own_encoding(spec: ModelSpec) -> dict[str, Any] | None:
         return {"name": "none", "values": {}}
     part = acting[0]
     rule = part.scaling if isinstance(part, Rope) else None
-    for name, choice in CHOICES.items():
-        values: dict[str, Value] = {}
-        for one in (part, rule):
-            for field, note in NOTES.get(type(one), {}).items():
-                value = getattr(one, field)
-                if isinstance(value, (int, float, str)) and not isinstance(value, bool):
-                    values[note.name or field] = value
-        values = {p.name: values[p.name] for p in choice.parameters if p.name in values}
+    shown: dict[str, Value] = {}
+    for one in (part, rule):
+        for field, info in ({} if one is None else parameters(type(one))).items():
+            value = getattr(one, field)
+            if isinstance(value, (int, float, str)) and not isinstance(value, bool):
+                shown[info.name or field] = value
+    fit = Fit(spec.max_length or 1, layer.attention.shape(spec.width).rotary_dim)
+    for name, choice in choices().items():
+        values = {p.name: shown[p.name] for p in choice.parameters if p.name in shown}
         try:
-            again = choice.made(values, Asked(spec.max_length or 1, layer.attention.shape(spec.width).rotary_dim))
+            again = choice.made(values, fit)
         except BadInput:
             continue
         parts = again.parts(causal=layer.mask.settled(1))

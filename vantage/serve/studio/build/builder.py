@@ -22,9 +22,10 @@ from vantage.model.norms import NORMS
 from vantage.position import ENCODINGS, Learned, Randomised
 from vantage.serve.studio.build.code import call, toml
 from vantage.serve.studio.cost.calculator import Kind
-from vantage.serve.studio.encodings import Asked, made
+from vantage.serve.studio.encodings import made
 from vantage.spec.model import AttentionConfig, Layer, ModelSpec, Parallel, Scores, Wiring
 from vantage.spec.parts import Encoding
+from vantage.spec.registry import Fit
 from vantage.studies.study import Value
 from vantage.training.models import Asked as Data
 from vantage.training.sequences import Reads, Sequences
@@ -207,7 +208,7 @@ def _position(form: Form) -> str | Encoding:
     if form.position == "randomised" and "seed" in form.values:
         raise BadInput("randomised positions are drawn anew in every step of training: leave seed out")
     shape = (form.attention.config(form.width, form.norm) or GroupedQuery(form.attention.heads)).shape(form.width)
-    encoding = made(form.position, form.values, Asked(form.max_length or form.width, shape.rotary_dim))
+    encoding = made(form.position, form.values, Fit(form.max_length or form.width, shape.rotary_dim))
     return replace(encoding, generator=None) if isinstance(encoding, Randomised) else encoding
 
 

@@ -13,7 +13,7 @@ from vantage.model.recipes import WIRINGS
 from vantage.serve.bounds import Flag, Number, Strictly, Whole
 from vantage.serve.errors import bad
 from vantage.serve.studio.build.builder import FUNCTIONS, MLA, Form, Heads, Mixture, described
-from vantage.serve.studio.encodings import ALL
+from vantage.serve.studio.encodings import choices as offers
 from vantage.serve.studio.state import call
 from vantage.serve.studio.swapped_models import Position
 from vantage.training.tasks import TASKS
@@ -114,7 +114,7 @@ async def choices() -> dict[str, Any]:
             "about": choice.about,
             "parameters": [asdict(p) for p in choice.parameters if (choice.name, p.name) != ("randomised", "seed")],
         }
-        for choice in ALL
+        for choice in offers().values()
     ]
     return {
         "kinds": list(FUNCTIONS),

@@ -9,12 +9,14 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 
 from vantage.serve.bounds import ModelName, Strictly, Whole
-from vantage.serve.studio.encodings import ALL, Asked, made
+from vantage.serve.studio.encodings import choices as offers
+from vantage.serve.studio.encodings import made
 from vantage.serve.studio.positions.figures import Look, figures
 from vantage.serve.studio.positions.swap import swapped
 from vantage.serve.studio.positions.token_move import Which, dragged
 from vantage.serve.studio.state import call, studio_of
 from vantage.serve.studio.swapped_models import Name, Position, Values, own_encoding
+from vantage.spec.registry import Fit
 
 router = APIRouter(prefix="/studio/api")
 
@@ -61,7 +63,7 @@ async def positions() -> dict[str, Any]:
                 "about": choice.about,
                 "parameters": [asdict(parameter) for parameter in choice.parameters],
             }
-            for choice in ALL
+            for choice in offers().values()
         ]
     }
 
@@ -77,7 +79,7 @@ async def show(request: Request, body: ShowRequest) -> dict[str, Any]:
     look = Look(body.length, body.width, body.heads)
 
     def draw() -> list[dict[str, Any]]:
-        encoding = made(body.encoding, body.values, Asked(look.length, look.shape.rotary_dim))
+        encoding = made(body.encoding, body.values, Fit(look.length, look.shape.rotary_dim))
         return [asdict(figure) for figure in figures(encoding, look)]
 
     return {"figures": await call(request, draw, thread="figures")}
