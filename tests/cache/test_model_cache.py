@@ -126,8 +126,8 @@ def test_reach():
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        ("contigous", "did you mean 'contiguous'"),
-        ("page", "did you mean 'paged'"),
+        ("contigous", "Did you mean 'contiguous'"),
+        ("page", "Did you mean 'paged'"),
         ("quantized", "mean 'quantised'"),
         ("quant", "mean 'quantised'"),
     ],
@@ -139,7 +139,7 @@ def test_an_unknown_kind_is_refused_with_the_nearest(kind, says):
 
 def test_nonsense_is_refused():
     with pytest.raises(
-        BadInput, match=r"no cache of kind 'zzzz': use one of 'contiguous', 'ring', 'paged', 'quantised'"
+        BadInput, match=r"no kind of cache is called 'zzzz'\. There are: contiguous, ring, paged, quantised"
     ):
         make(GLOBAL, kind="zzzz")
     with pytest.raises(Refused, match="no layer of this model has one: use kind='contiguous'"):

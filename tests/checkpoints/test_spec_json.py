@@ -152,11 +152,27 @@ def at(said, *path):
 
 LAYER = ("layers", 0, "of")
 WRONG = {
-    "an unknown part": ((*LAYER, "ffn", "is"), "FeedForwards", r"'FeedForwards' is no part .* \(near: 'FeedForward'\)"),
-    "an import path": ((*LAYER, "ffn", "is"), "os.system", "'os.system' is no part that fits here"),
-    "a part elsewhere": ((*LAYER, "norm", "is"), "Rope", r"spec\.layers\[0\]\.norm: 'Rope' is no part that fits here"),
-    "RoPE as a bias": ((*LAYER, "bias"), {"is": "Rope"}, r"\.bias: 'Rope' is no part that fits here; there are Alibi"),
-    "an unknown field": ((*LAYER, "attention", "head"), 4, r"GroupedQuery has no 'head' \(near: 'heads'\)"),
+    "an unknown part": (
+        (*LAYER, "ffn", "is"),
+        "FeedForwards",
+        r"'FeedForwards'\. Did you mean 'FeedForward'\?",
+    ),
+    "an import path": ((*LAYER, "ffn", "is"), "os.system", "no part that fits here is called 'os.system'"),
+    "a part elsewhere": (
+        (*LAYER, "norm", "is"),
+        "Rope",
+        r"spec\.layers\[0\]\.norm: no part .* called 'Rope'",
+    ),
+    "RoPE as a bias": (
+        (*LAYER, "bias"),
+        {"is": "Rope"},
+        r"\.bias: no part .* called 'Rope'.* There are: Alibi",
+    ),
+    "an unknown field": (
+        (*LAYER, "attention", "head"),
+        4,
+        r"no field of GroupedQuery .* 'head'\. Did you mean 'heads'",
+    ),
     "a word for a number": ((*LAYER, "attention", "heads"), "4", r"heads is '4'; wanted int"),
     "a truth for a number": (("width",), True, "width is True; wanted int"),
     "a fraction": (("vocab",), 1.5, "vocab is 1.5; wanted int"),
@@ -169,7 +185,7 @@ WRONG = {
     "too few": (("layers", 0, "times"), 0, "times is 0; wanted from 1 to 30"),
     "what the part refuses": ((*LAYER, "ffn", "activation"), "sine", "no activation is called 'sine'"),
     "clip": ((*LAYER, "attention", "clip"), 0, "clip=0: use a positive number"),
-    "no spec": ((), [], r"spec: \[\] is no part that fits here"),
+    "no spec": ((), [], r"spec: no part that fits here is called \[\]"),
 }
 
 
@@ -216,7 +232,7 @@ def test_parts_of_other_makers_are_not_written(tmp_path):
 
     spec = vt.decoder(**SMALL)
     odd = replace(spec, layers=(replace(spec.layers[0], qk=(Sparkle(),)), *spec.layers[1:]))
-    with pytest.raises(Refused, match=r"qk\[0\]: 'Sparkle' is no part that fits here"):
+    with pytest.raises(Refused, match=r"qk\[0\]: no part that fits here is called 'Sparkle'"):
         to_json(odd)
     Sparkle.__name__ = "ContentBias"  # without fields, as the real one
     with pytest.raises(Refused, match="not the one of Vantage by that name"):

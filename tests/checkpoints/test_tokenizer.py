@@ -185,8 +185,8 @@ def test_wordpiece_vocabularies_are_rebuilt_token_for_token(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"model": "rwkv"}, r"tokenizer 'rwkv' is not read"),
-        ({"pre": "surprise"}, r"pre-tokenizer 'surprise' is not known"),
+        ({"model": "rwkv"}, r"no tokenizer is called 'rwkv'"),
+        ({"pre": "surprise"}, r"no pre-tokenizer is called 'surprise'"),
         ({"eos_token_id": 10**6}, r"eos_token_id is 1000000"),
         ({"token_type": [1, 2, 3]}, r"token_type"),
         ({"merges": ["a b c"]}, r"merges"),

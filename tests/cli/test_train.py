@@ -70,7 +70,7 @@ def test_list_names_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["loop.stesp=4"], "near: 'steps'"),
+        (["loop.stesp=4"], "mean 'steps'"),
         (["loop.steps"], "KEY=VALUE"),
         (["model.width=15"], "15"),
         (["--resume"], "there is no run in runs/mine to go on with"),
@@ -94,7 +94,7 @@ def test_settings_must_be_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train"]) == 2
     assert "vantage train --list" in capsys.readouterr().err
     assert main(["train", "copi"]) == 2
-    assert "near: copy" in capsys.readouterr().err
+    assert "mean 'copy'" in capsys.readouterr().err
 
 
 def test_a_run_is_not_overwritten(settings: str, capsys: pytest.CaptureFixture[str]) -> None:

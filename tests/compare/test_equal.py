@@ -39,7 +39,7 @@ def test_the_report_says_how():
 
 
 def test_what_cannot_be_equal_is_refused():
-    with pytest.raises(BadInput, match="did you mean 'parameters'"):
+    with pytest.raises(BadInput, match="Did you mean 'parameters'"):
         Study(equal="parameter")
     small = {
         (name, "multi-head"): section(name, "multi-head", Shape(8, 8, 2), 12) for name in ("none", "learned")

@@ -174,10 +174,10 @@ def test_every_name_makes_a_model_that_runs(name):
         (lambda: decoder(**SMALL, position="zzz"), "There are: none, sinusoidal"),
         (lambda: decoder(**SMALL, position=Rope), r"neither a name nor an encoding object: write Rope\(...\)"),
         (lambda: decoder(**SMALL, position="learned"), "needs max_length="),
-        (lambda: decoder(**SMALL, norm="batch"), "no norm is called 'batch': there are rms, layer"),
+        (lambda: decoder(**SMALL, norm="batch"), "no norm is called 'batch'. There are: rms, layer"),
         (
             lambda: decoder(**SMALL, wiring="deep"),
-            "no wiring is called 'deep': there are pre, post, sandwich, parallel",
+            "no wiring is called 'deep'. There are: pre, post, sandwich, parallel",
         ),
         (lambda: decoder(**SMALL, ffn="mlp"), "no feed-forward layer is called 'mlp'"),
         (lambda: decoder(vocab=0, width=8, layers=2, heads=2), "vocab=0: a model needs at least 1"),
@@ -246,7 +246,7 @@ def test_the_kernel_can_be_changed_at_any_time():
         model(TOKENS)
     model.kernel = "reference"
     model(TOKENS)
-    with pytest.raises(BadInput, match="did you mean 'flex'"):
+    with pytest.raises(BadInput, match="Did you mean 'flex'"):
         model.kernel = "felx"
     assert model.kernel == "reference"
 

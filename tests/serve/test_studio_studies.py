@@ -73,7 +73,7 @@ def test_a_study_runs_with_other_parameters(studio: Running) -> None:
         ("studies/A2", {"values": {"x": None}}, 400, "values.x"),
         ("studies/A2", {"values": {str(n): 1 for n in range(40)}}, 400, "at most 32 items"),
         ("studies/A2", {"value": {}}, 400, "value: is not known here"),
-        ("exercises/Z9/grade", {"code": "x"}, 404, "there is no exercise 'Z9'"),
+        ("exercises/Z9/grade", {"code": "x"}, 404, "no exercise is called 'Z9'"),
         ("exercises/P10/grade", {}, 400, "code: Field required"),
         ("exercises/P10/grade", {"code": "x" * 300_000}, 400, "code: String should have at most"),
         (

@@ -558,7 +558,7 @@ def test_a_file_of_ten_megabytes(tmp_path):
     [
         ("x = 1\n", None, "names no exercise"),
         ("", None, "names no exercise"),
-        ("# vantage exercise Z9\n", None, "no exercise 'Z9'"),
+        ("# vantage exercise Z9\n", None, "no exercise is called 'Z9'"),
         (K1.answer, "K2", "says it is exercise K1, and K2 was asked for"),
         (Path("/no/such/file.py"), None, "cannot be read"),
         (Path("/"), None, "cannot be read"),

@@ -93,7 +93,7 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
         vt.train(tiny())
     with pytest.raises(BadInput, match="change the mapping itself"):
         vt.train(tiny(), ["loop.steps=3"], out=tmp_path / "run")
-    with pytest.raises(BadInput, match="near: copy"):
+    with pytest.raises(BadInput, match="mean 'copy'"):
         vt.train("copi", out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

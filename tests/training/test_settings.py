@@ -51,11 +51,11 @@ def test_an_unknown_key_is_refused_with_its_path_and_the_nearest(section: str, k
     said = refused(tiny(**{section: kinds.get(section, {}) | {key: 1}}))
     assert said.startswith(f"settings.{section}: ")
     assert repr(key) in said
-    assert near is None or f"near: {near!r}" in said
+    assert near is None or f"mean {near!r}" in said
 
 
 def test_an_unknown_section_is_refused_with_the_nearest() -> None:
-    assert "near: 'optimiser'" in refused({**tiny(), "optimizer": {}})
+    assert "mean 'optimiser'" in refused({**tiny(), "optimizer": {}})
 
 
 @pytest.mark.parametrize("section", ["model", "data"])
@@ -91,7 +91,7 @@ def test_a_value_of_another_kind_is_refused_with_its_path(changed: dict[str, Any
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"model": {"position": {"is": "rpoe"}}}, "near: 'rope'"),
+        ({"model": {"position": {"is": "rpoe"}}}, "mean 'rope'"),
         ({"model": {"position": {"base": 3.0}}}, "settings.model.position"),
         ({"model": {"position": "rpoe"}}, "rope"),
         ({"model": {"width": 15}}, "15"),  # not divisible among the heads
@@ -132,10 +132,10 @@ def test_a_value_of_another_kind_is_refused_with_its_path(changed: dict[str, Any
             "model.source: nowhere does not exist",
         ),
         ({"model": {"is": "loaded", "source": "nowhere"}}, "train it on text, prompts or labels (data.is)"),
-        ({"model": {"is": "decodr"}}, "near: 'decoder'"),
+        ({"model": {"is": "decodr"}}, "mean 'decoder'"),
         ({"model": {"position": "learned"}}, "max_length"),
         ({"data": {"is": "task", "task": "copi"}}, "copy"),
-        ({"data": {"is": "task", "task": {"is": "copi"}}}, "near: 'copy'"),
+        ({"data": {"is": "task", "task": {"is": "copi"}}}, "mean 'copy'"),
         ({"data": {"lengths": [6, 5]}}, "lengths=[6, 5]"),
         ({"data": {"test_examples": 0}}, "test_examples=0"),
         ({"loop": {"batch": 9, "accumulate": 2}}, "9"),
@@ -276,8 +276,8 @@ def test_a_word_need_not_be_quoted_and_may_be() -> None:
         ("loop.steps", "KEY=VALUE"),
         ("=5", "KEY=VALUE"),
         ("loop..steps=5", "KEY=VALUE"),
-        ("loop.stesp=5", "near: 'steps'"),
-        ("lop.steps=5", "near: 'loop'"),
+        ("loop.stesp=5", "mean 'steps'"),
+        ("lop.steps=5", "mean 'loop'"),
         ("loop.steps=many", "settings.loop.steps is 'many'; wanted int"),
         ("loop.steps=[1", "settings.loop.steps"),
         ("loop.steps=5.0", "settings.loop.steps"),
@@ -299,7 +299,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (bad, "no TOML"),
         (binary, "no TOML"),
         (tmp_path / "none.toml", "cannot read"),
-        ("copi", "near: copy"),
+        ("copi", "mean 'copy'"),
     ):
         with pytest.raises(BadInput, match=says):
             read_settings(source)

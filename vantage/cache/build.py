@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import final
 
 import torch
@@ -17,7 +16,7 @@ from vantage.cache.paged import Paged
 from vantage.cache.pool import Pool
 from vantage.cache.ring import Ring
 from vantage.cache.stores import Codec, Int8, Plain, Single, Store
-from vantage.errors import BadInput, Refused
+from vantage.errors import BadInput, Refused, unknown
 from vantage.spec.masks import Mask
 
 KINDS = ("contiguous", "ring", "paged", "quantised")
@@ -103,9 +102,7 @@ def _ledger(
 
 def _check(plan: Sequence[LayerPlan], kind: str, capacity: int | None, length: int | None, draft: int | None) -> None:
     if kind not in KINDS:
-        near = get_close_matches(str(kind), KINDS, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise BadInput(f"no cache of kind {kind!r}: {hint}use one of {', '.join(map(repr, KINDS))}")
+        raise BadInput(unknown("kind of cache", kind, KINDS))
     if not plan:
         raise BadInput("a cache for no layers: give the plan of at least one")
     for name, value in (("capacity", capacity), ("length", length)):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from vantage.cache.model_cache import ModelCache
 from vantage.cache.saved_states import bad, places_of, put, restored, written
 from vantage.cache.stores import Codec, Int8, Plain, Single, Store
 from vantage.errors import BadInput, CacheError, CheckpointError
+from vantage.files import replacing
 
 FORMAT = "vantage-cache-1"
 SAMPLES = 64  # of each weight that a fingerprint reads
@@ -85,25 +85,17 @@ def save_cache(
     }
     text = json.dumps(header)
     said = {"format": FORMAT, "header": text, "digest": _digest(text, tensors.__getitem__, tensors)}
-    _replace(Path(path), lambda part: save_file(tensors, part, said))
+    try:
+        with replacing(path) as part:
+            save_file(tensors, part, said)
+    except (OSError, SafetensorError) as e:
+        raise BadInput(f"cannot write {path}: {e}") from e
 
 
 def _cut(buffer: Tensor, places: Tensor | int) -> Tensor:
     if isinstance(places, int):
         return buffer.narrow(2, 0, places).contiguous().cpu()
     return buffer.index_select(-2, places.to(buffer.device)).cpu()
-
-
-def _replace(path: Path, write: Callable[[Path], None]) -> None:
-    """Whoever is interrupted while writing leaves the old file as it was."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        write(part)
-        part.replace(path)
-    except (OSError, SafetensorError) as e:
-        raise BadInput(f"cannot write {path}: {e}") from e
-    finally:
-        part.unlink(missing_ok=True)
 
 
 # ---- reading

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
-from vantage.errors import CheckpointError
+from vantage.errors import CheckpointError, did_you_mean
 
 T = TypeVar("T")
 _REQUIRED: Any = object()
@@ -215,9 +214,7 @@ class Config:
         if value is not None:
             return value
         if default is _REQUIRED:
-            near = difflib.get_close_matches(name, self._values, 1, 0.8)
-            hint = f" (there is {near[0]!r})" if near else ""
-            raise CheckpointError(f"{self._where}: {name!r} is missing{hint}")
+            raise CheckpointError(f"{self._where}: {name!r} is missing.{did_you_mean(name, self._values)}")
         return default
 
     def _wrong(self, name: str, value: object, wanted: str) -> CheckpointError:

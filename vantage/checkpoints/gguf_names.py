@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vantage.checkpoints.config import Config
 from vantage.checkpoints.gguf import GGUF
-from vantage.errors import CheckpointError
+from vantage.errors import CheckpointError, unknown
 
 Undo = Callable[[Tensor, Config], Tensor]
 
@@ -39,10 +39,7 @@ class GGUFTensors:
         self.file, self._dtype = GGUF(path), dtype
         arch = self.file.metadata.get("general.architecture")
         if not isinstance(arch, str) or arch not in ARCHITECTURES:
-            raise CheckpointError(
-                f"{self.file.path.name}: the architecture {arch!r} is not read from GGUF; "
-                f"there are {', '.join(ARCHITECTURES)}"
-            )
+            raise CheckpointError(f"{self.file.path.name}: {unknown('architecture of GGUF', arch, ARCHITECTURES)}")
         self._arch = ARCHITECTURES[arch]
         self._said = said_by(self.file, arch)
         self.config = self._arch.config(self._said, self.file)

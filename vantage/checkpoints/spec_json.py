@@ -6,7 +6,6 @@ run. What is not understood is refused, with the nearest that would be.
 
 from __future__ import annotations
 
-import difflib
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -17,7 +16,7 @@ from math import isfinite
 from typing import Any
 
 from vantage.checkpoints.spec_parts import BUILDABLE, FITS
-from vantage.errors import BadInput, CheckpointError, Refused, VantageError
+from vantage.errors import BadInput, CheckpointError, Refused, VantageError, unknown
 from vantage.spec.model import ModelSpec
 from vantage.spec.parts import Buildable
 
@@ -108,11 +107,11 @@ class Reader:
             raise self.error(f"{where}: nested {depth} levels deep, more than any real spec")
         kind = self._kind(said, names)
         if kind not in names:
-            raise self.error(f"{where}: {_shown(kind or said)} is no part that fits here{_near(kind or '', names)}")
+            raise self.error(f"{where}: {unknown('part that fits here', kind or said, names)}")
         known = {f.name: f for f in fields(names[kind])}
         for name in said:
             if name not in known and name != KIND:
-                raise self.error(f"{where}: {kind} has no {name!r}{_near(name, known)}")
+                raise self.error(f"{where}: {unknown(f'field of {kind}', name, known)}")
         for name, f in known.items():
             if name not in said and f.default is MISSING and f.default_factory is MISSING:
                 raise self.error(f"{where}: {kind} needs {name!r}")
@@ -194,12 +193,6 @@ def _word(option: Any) -> str:
     if typing.get_origin(option) is typing.Literal:
         return " or ".join(repr(word) for word in typing.get_args(option))
     return "nothing" if option is type(None) else str(getattr(option, "__name__", option))
-
-
-def _near(name: str, valid: Iterable[str]) -> str:
-    valid = list(valid)
-    near = difflib.get_close_matches(name, valid, 1, 0.5)
-    return f" (near: {near[0]!r})" if near else f"; there are {', '.join(valid) or 'none'}"
 
 
 def _shown(value: Any) -> str:

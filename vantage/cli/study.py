@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vantage.cli.study_show import Watch, show_grade, show_list, show_outcome, show_summary
-from vantage.errors import BadInput, VantageError
+from vantage.errors import BadInput, VantageError, unknown
 
 if TYPE_CHECKING:
     from vantage.studies.report import Failed
@@ -213,7 +213,7 @@ def run_exercise(args: argparse.Namespace) -> int:
         else:
             print("\n".join(f"{tag:<5} {one.title}" for tag, one in there.items()))
         return 0
-    chosen = there[_near(args.tag, list(there))]
+    chosen = there[_tag(args.tag, list(there))]
     code = chosen.answer if args.answer else chosen.starter
     if args.json:
         told = {"tag": chosen.tag, "title": chosen.title, "task": chosen.task, "starter": chosen.starter}
@@ -236,16 +236,13 @@ def run_exercise(args: argparse.Namespace) -> int:
     return 0
 
 
-def _near(tag: str, there: list[str]) -> str:
-    import difflib
-
+def _tag(tag: str, there: list[str]) -> str:
+    """The tag as it is spelt there, whatever the case."""
     asked = tag.strip().upper()
     names = {name.upper(): name for name in there}
     if asked in names:
         return names[asked]
-    near = difflib.get_close_matches(asked, names, 1, 0.5)
-    hint = f" Did you mean {names[near[0]]}?" if near else ""
-    raise BadInput(f"there is no exercise {tag!r}.{hint} There are {', '.join(there)}")
+    raise BadInput(unknown("exercise", tag, there))
 
 
 def run_grade(args: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from vantage.compare.results import Result, Score
 from vantage.compare.statistics import Estimate, Sample, estimate, row_noise
-from vantage.errors import BadInput
+from vantage.errors import BadInput, unknown
 
 Part = Literal["within", "beyond"]
 MEASURES = ("exact", "tokens", "loss")
@@ -63,7 +63,7 @@ class View:
     def __post_init__(self) -> None:
         for task, measure in self.measures.items():
             if measure not in MEASURES:
-                raise BadInput(f"measures: {task!r} has {measure!r}. There are: {', '.join(MEASURES)}")
+                raise BadInput(f"measures: {task!r}: {unknown('measure', measure, MEASURES)}")
 
     @functools.cached_property
     def _runs(self) -> dict[tuple[str, str], list[Result]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import tempfile
 import time
 from collections import Counter
@@ -27,6 +26,7 @@ from vantage.compare.results import FILE, Key, Result, read_results, write_resul
 from vantage.compare.study import Study, trained_on
 from vantage.compare.text import NAME as TEXT
 from vantage.errors import BadInput, VantageError
+from vantage.files import append_text, write_text
 
 STUDY, SEARCHES = "study.json", "searches.jsonl"
 FEWEST = 50  # steps: what is trained for less says nothing
@@ -220,10 +220,8 @@ def _claim(study: Study, folder: Path, resume: bool) -> None:
             )
         return
     folder.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
     said = {"fingerprint": study.fingerprint(), "study": asdict(study), "versions": machine()}
-    part.write_text(json.dumps(said, indent=1))
-    part.replace(path)
+    write_text(path, json.dumps(said, indent=1))
 
 
 def _entry(key: Key) -> Entry:
@@ -242,7 +240,5 @@ def _read_searches(path: Path) -> dict[Entry, float]:
 
 
 def _write_search(path: Path, entry: Entry, rate: float) -> None:
-    with path.open("a") as file:
-        file.write(json.dumps({"task": entry[0], "position": entry[1], "attention": entry[2], "rate": rate}) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    line = {"task": entry[0], "position": entry[1], "attention": entry[2], "rate": rate}
+    append_text(path, json.dumps(line) + "\n")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from vantage.attention import GroupedQuery
-from vantage.errors import BadInput
+from vantage.errors import BadInput, unknown
 from vantage.position import encoding
 from vantage.position.learned import Learned
 from vantage.position.randomised import Randomised
@@ -74,6 +73,4 @@ def check_entry(position: str, attention: str) -> None:
 
 def _known(what: str, name: str, there: tuple[str, ...]) -> None:
     if name not in there:
-        near = difflib.get_close_matches(name, there, 1, 0.5)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise BadInput(f"no {what} is called {name!r}.{hint} There are: {', '.join(there)}")
+        raise BadInput(unknown(what, name, there))

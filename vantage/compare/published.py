@@ -14,7 +14,6 @@ How a row is decided:
 
 from __future__ import annotations
 
-import difflib
 import functools
 import math
 import tomllib
@@ -36,7 +35,7 @@ from vantage.compare.statistics import (
     p_value,
 )
 from vantage.compare.verdicts import SURE, Beside, Verdict, worded
-from vantage.errors import BadInput
+from vantage.errors import BadInput, unknown
 
 Kind = Literal["table", "change", "rank", "gain", "best"]
 QUARTER = 0.25
@@ -95,9 +94,7 @@ def paper(name: str) -> Paper:
     """A paper by its short name; "randomized" is "randomised"."""
     asked = name.lower().replace("randomiz", "randomis").replace("generalis", "generaliz")
     if asked not in _papers():
-        near = difflib.get_close_matches(asked, _papers(), 1, 0.4)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise BadInput(f"no published result is called {name!r}.{hint} There are: {', '.join(_papers())}")
+        raise BadInput(unknown("published result", name, _papers()))
     return _papers()[asked]
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from vantage.files import append_text
 
 FILE = "runs.jsonl"
 
@@ -58,11 +59,7 @@ class Result:
 
 def write_results(path: Path, results: Iterable[Result]) -> None:
     """Add finished runs to the file; a line is whole or not there."""
-    with path.open("a") as file:
-        for result in results:
-            file.write(json.dumps(asdict(result)) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    append_text(path, "".join(json.dumps(asdict(result)) + "\n" for result in results))
 
 
 def read_results(path: Path) -> list[Result]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import tomllib
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from vantage.compare.equal import hidden_of, parameters
 from vantage.compare.published import paper
 from vantage.compare.study import Study, study_of
 from vantage.compare.text import NAME
-from vantage.errors import BadInput
+from vantage.errors import BadInput, unknown
 
 SCALES = ("tiny", "small", "paper-like")
 
@@ -53,9 +52,7 @@ def study_for(name: str, scale: str, text: tuple[str, ...] = ()) -> Study:
     """The study of a paper at a scale. ``text``: files, for one that reads text."""
     found, setup = setup_of(name)
     if scale not in SCALES:
-        near = difflib.get_close_matches(scale, SCALES, 1, 0.3)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise BadInput(f"no scale is called {scale!r}.{hint} There are: {', '.join(SCALES)}")
+        raise BadInput(unknown("scale", scale, SCALES))
     if setup.reads and not text:
         raise BadInput(f"{found} reads text: name files with --text (the paper's is {setup.reads})")
     if text and not setup.reads:

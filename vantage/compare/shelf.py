@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -19,6 +18,7 @@ from typing import final
 import numpy as np
 import torch
 
+from vantage.files import replacing
 from vantage.spec.positions import Positions
 from vantage.training.batch import Batch
 from vantage.training.sequences import PAD, Sequences
@@ -75,10 +75,8 @@ class Shelved:
                 return False
             first, end = number * BATCHES, min((number + 1) * BATCHES, self._batches)
             batch = self._made.batch(range(first * self._batch, end * self._batch))
-            own = path.with_suffix(f".{os.getpid()}")
-            with own.open("wb") as file:
+            with replacing(path, durable=False) as part, part.open("wb") as file:
                 np.save(file, torch.stack((batch.tokens, batch.targets)).numpy().astype(self._kind))
-            own.replace(path)
             return True
 
     def _path(self, number: int) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import hashlib
 import json
@@ -18,7 +17,7 @@ from vantage.compare.entries import ALL, CONTROL, DEFAULT, PLAIN, Shape, check_e
 from vantage.compare.equal import matched
 from vantage.compare.published import paper
 from vantage.compare.results import Key
-from vantage.errors import BadInput
+from vantage.errors import BadInput, did_you_mean, unknown
 from vantage.training.models import Decoder
 from vantage.training.sequences import Sequences
 from vantage.training.tasks import TASKS, Task, check_lengths, task
@@ -80,7 +79,7 @@ class Study:
         for name in self.published:
             paper(name)
         if self.equal not in EQUAL:
-            raise BadInput(f"equal={self.equal!r}{_near(self.equal, EQUAL)}: use {' or '.join(EQUAL)}")
+            raise BadInput(f"equal={self.equal!r}.{did_you_mean(self.equal, EQUAL)} Use {' or '.join(EQUAL)}")
         self._check_text()
         for name in self.tasks:
             if name != texts.NAME:
@@ -184,20 +183,12 @@ def _matched(study: Study, name: str) -> dict[tuple[str, str], Decoder]:
     return matched({(p, a): section(p, a, study.shape, longest) for p, a in pairs}, study.vocab(name))
 
 
-def _near(name: str, there: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(name, there, 1, 0.5)
-    return f" (did you mean {near[0]!r}?)" if near else ""
-
-
 def task_of(name: str) -> Task:
     if name in VARIANTS:
         base, parameters = VARIANTS[name]
         return task(base, **parameters)
     if name not in TASKS:
-        there = [*TASKS, *VARIANTS, texts.NAME]
-        near = difflib.get_close_matches(name, there, 1, 0.5)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise BadInput(f"no task is called {name!r}.{hint} There are: {', '.join(there)}")
+        raise BadInput(unknown("task", name, [*TASKS, *VARIANTS, texts.NAME]))
     return task(name)
 
 

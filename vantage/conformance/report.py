@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from vantage.errors import BadInput
+from vantage.errors import BadInput, unknown
 
 Status = Literal["ok", "failed", "n/a", "info"]
 
@@ -77,7 +77,7 @@ class Report:
         for row in self.rows:
             if row.name == name:
                 return row
-        raise BadInput(f"no row is called {name!r}: there are {', '.join(row.name for row in self.rows)}")
+        raise BadInput(unknown("row", name, (row.name for row in self.rows)))
 
     # ---- for a program, a terminal, a notebook
 

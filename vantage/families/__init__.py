@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import json
@@ -20,7 +19,7 @@ from vantage.checkpoints.plausible import plausible
 from vantage.checkpoints.pull import find
 from vantage.checkpoints.spelling import Respelled
 from vantage.checkpoints.tokenizer import Tokenizer, from_folder, from_gguf
-from vantage.errors import BadInput, CheckpointError, Refused
+from vantage.errors import BadInput, CheckpointError, Refused, unknown
 from vantage.families import built
 from vantage.families.adapter_files import CONFIG as ADAPTER
 from vantage.families.family import Family, copies_of, empty_model, export, fill, with_prefix
@@ -42,11 +41,7 @@ def families() -> dict[str, Family]:
 def family_of(config: dict[str, Any]) -> Family:
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in families():
-        near = difflib.get_close_matches(str(kind), families(), 1, 0.5)
-        hint = f" (near: {near[0]})" if near else ""
-        raise CheckpointError(
-            f"config.json: model_type {kind!r} is no family that Vantage knows{hint}; there are {', '.join(families())}"
-        )
+        raise CheckpointError(f"config.json: model_type: {unknown('family', kind, families())}")
     return families()[kind]
 
 

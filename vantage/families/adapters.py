@@ -10,9 +10,8 @@ which computes the same, and stays one when it is read again.
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from vantage.checkpoints.links import Change, Joined, Link, Rows, Same, Transpos
 from vantage.errors import BadInput, CheckpointError
 from vantage.families import built, family_of
 from vantage.families.adapter_files import CONFIG, START, WEIGHTS, Stored, plain_number, read_adapter
+from vantage.files import replacing, write_text
 from vantage.model import Model
 from vantage.model.lora import HAS_SOME, LoraLinear, LoraPart, adapted, check_bases, place_of, put_lora, spans_of
 from vantage.model.maps import LINEAR, linear_maps, size_of
@@ -69,9 +69,10 @@ def save_adapter(model: Model, folder: str | Path, *, base: str | None = None) -
         tensors |= {f"{START}{name}.lora_A.weight": thin.a, f"{START}{name}.lora_B.weight": thin.b}
     config = _config(written, used, found, base)
     metadata = {"format": "pt", BASE: json.dumps(_samples(model, found))}
-    _replace(where / WEIGHTS, lambda path: write_tensors(tensors, path, metadata))
+    with replacing(where / WEIGHTS) as part:
+        write_tensors(tensors, part, metadata)
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-    _replace(where / CONFIG, lambda path: path.write_text(text, encoding="utf-8"))
+    write_text(where / CONFIG, text)
     return [name for name in written if name not in theirs]
 
 
@@ -242,16 +243,6 @@ def _targets(written: Iterable[str], known: Iterable[str]) -> list[str]:
     last = {name: name.rpartition(".")[2] for name in known}
     there, adapted_here = Counter(last.values()), Counter(last[name] for name in written)
     return sorted({last[n] if adapted_here[last[n]] == there[last[n]] else n for n in written})
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Write beside it first: a file of this name is always a whole one."""
-    new = path.with_name(path.name + ".new")
-    try:
-        write(new)
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
 
 
 # ---- the model below

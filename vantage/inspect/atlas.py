@@ -8,7 +8,7 @@ from typing import Any, final
 
 import torch
 
-from vantage.errors import BadInput
+from vantage.errors import BadInput, unknown
 from vantage.figures.html import page_table
 from vantage.inspect.capture import Progress
 from vantage.inspect.measure import MEASURES, measure
@@ -72,7 +72,7 @@ class Atlas:
         if kind == "mixed":
             return [head for head in self.heads if not head.kinds]
         if kind not in asdict(self.thresholds):
-            raise BadInput(f"no kind of head is called {kind!r}: there are {', '.join(asdict(self.thresholds))}, mixed")
+            raise BadInput(unknown("kind of head", kind, [*asdict(self.thresholds), "mixed"]))
         found = [head for head in self.heads if kind in head.kinds]
         return sorted(found, key=lambda head: -head.measures[kind])
 

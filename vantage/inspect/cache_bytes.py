@@ -11,7 +11,7 @@ import torch
 from vantage.attention import GroupedQuery, Latent
 from vantage.cache import KINDS
 from vantage.cache.contiguous import LEAST
-from vantage.errors import BadInput
+from vantage.errors import BadInput, unknown
 from vantage.model.norms import RMSNorm
 from vantage.spec.masks import Mask
 from vantage.spec.model import CacheShape, ModelSpec
@@ -33,7 +33,7 @@ class Room:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise BadInput(f"kind={self.kind!r}: there are {', '.join(KINDS)}")
+            raise BadInput(unknown("kind of cache", self.kind, KINDS))
 
 
 def cache_bytes(spec: ModelSpec, room: Room) -> int:

@@ -9,7 +9,7 @@ from typing import final
 
 import torch
 
-from vantage.errors import BadInput, Refused
+from vantage.errors import BadInput, Refused, unknown
 from vantage.figures.html import page_table
 
 TERA = 1e12
@@ -62,7 +62,7 @@ def machine(name: str, dtype: str = "float32") -> Machine:
     if name == "measure":
         return measured(dtype)
     if name not in MACHINES:
-        raise BadInput(f"no machine is called {name!r}: there are {', '.join(MACHINES)}, or measure for this one")
+        raise BadInput(f"{unknown('machine', name, MACHINES)}, or measure for this one")
     return MACHINES[name]
 
 

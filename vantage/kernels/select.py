@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import warnings
 from collections.abc import Callable
 
 from torch import Tensor
 
-from vantage.errors import BadInput, Refused
+from vantage.errors import BadInput, Refused, unknown
 from vantage.kernels.flex import Flex, cannot_compile
 from vantage.kernels.reference import Reference
 from vantage.kernels.sdpa import Sdpa
@@ -32,10 +31,7 @@ def chooser(kernel: str | Kernel) -> Choose:
         return _first_willing
     if isinstance(kernel, str):
         if kernel not in KERNELS:
-            near = difflib.get_close_matches(kernel, [*KERNELS, "auto"], 1, 0.0)[0]
-            raise BadInput(
-                f"no kernel is called {kernel!r}: did you mean {near!r}? There are auto, {', '.join(KERNELS)}"
-            )
+            raise BadInput(unknown("kernel", kernel, ["auto", *KERNELS]))
         kernel = KERNELS[kernel]
     named = kernel
 

@@ -9,7 +9,7 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vantage.errors import BadInput
+from vantage.errors import BadInput, unknown
 from vantage.model.gelu import gelu
 from vantage.spec.model import LinearMaker
 from vantage.spec.parts import Context
@@ -33,7 +33,7 @@ class FeedForward:
 
     def __post_init__(self) -> None:
         if self.activation not in ACTIVATIONS:
-            raise BadInput(f"no activation is called {self.activation!r}: there are {', '.join(ACTIVATIONS)}")
+            raise BadInput(unknown("activation", self.activation, ACTIVATIONS))
         if self.hidden < 1:
             raise BadInput(f"hidden={self.hidden}: a feed-forward layer needs at least 1")
 
@@ -75,5 +75,5 @@ def named(name: str, width: int, hidden: int | None = None) -> FeedForward:
         "geglu": FeedForward(hidden or gated, "gelu"),
     }
     if name not in shapes:
-        raise BadInput(f"no feed-forward layer is called {name!r}: there are {', '.join(shapes)}")
+        raise BadInput(unknown("feed-forward layer", name, shapes))
     return shapes[name]

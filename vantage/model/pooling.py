@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vantage.errors import BadInput
+from vantage.errors import BadInput, unknown
 from vantage.model.feed_forward import ACTIVATIONS
 from vantage.spec.model import LinearMaker, NormConfig
 
@@ -58,8 +58,7 @@ class Pooler:
 
     def __post_init__(self) -> None:
         if self.activation not in POOLER_ACTIVATIONS:
-            names = ", ".join(POOLER_ACTIVATIONS)
-            raise BadInput(f"no activation is called {self.activation!r}: there are {names}")
+            raise BadInput(unknown("activation", self.activation, POOLER_ACTIVATIONS))
 
     def build(self, width: int, out: int, linear: LinearMaker) -> nn.Module:
         return _Pooler(self, width, out if self.out is None else self.out, linear)
@@ -91,7 +90,7 @@ class Transform:
 
     def __post_init__(self) -> None:
         if self.activation not in ACTIVATIONS:
-            raise BadInput(f"no activation is called {self.activation!r}: there are {', '.join(ACTIVATIONS)}")
+            raise BadInput(unknown("activation", self.activation, ACTIVATIONS))
 
     def build(self, width: int, out: int, linear: LinearMaker) -> nn.Module:
         return _Transform(self, width, out, linear)

@@ -7,7 +7,7 @@ from math import sqrt
 from typing import TypeVar
 
 from vantage.attention import GroupedQuery
-from vantage.errors import BadInput
+from vantage.errors import BadInput, unknown
 from vantage.model.feed_forward import named as named_ffn
 from vantage.model.norms import NORMS
 from vantage.position import encoding
@@ -166,5 +166,5 @@ def encoder_decoder(
 
 def _pick(what: str, name: str, choices: dict[str, T]) -> T:
     if name not in choices:
-        raise BadInput(f"no {what} is called {name!r}: there are {', '.join(choices)}")
+        raise BadInput(unknown(what, name, choices))
     return choices[name]

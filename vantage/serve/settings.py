@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, final
 
 from vantage.cluster import address_of
-from vantage.errors import BadInput
+from vantage.errors import BadInput, unknown
 
 
 @final
@@ -253,7 +253,7 @@ def _from_file(path: Path) -> dict[str, Any]:
             value = (value,) if NAMED[name].kind is tuple and isinstance(value, str) else value
             said[name] = _checked(NAMED[name], value, f"{path}: {name}")
         else:
-            raise BadInput(f"{path}: there is no setting {name!r}; there are models, {', '.join(NAMED)}")
+            raise BadInput(f"{path}: {unknown('setting', name, ['models', *NAMED])}")
     return said
 
 

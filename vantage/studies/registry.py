@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import re
 from pathlib import Path
 
-from vantage.errors import BadInput
+from vantage.errors import BadInput, nearest
 from vantage.studies.study import Study
 
 FILE = re.compile(r"([aptk])(\d\d)_[a-z0-9_]+\.py")
@@ -52,8 +51,8 @@ def _near(asked: str, there: dict[str, str]) -> str | None:
         return min(same, key=lambda tag: abs(int(tag[1:]) - int(digits[0])), default=None)
     names = {stem[4:]: tag for tag, stem in there.items()}
     inside = [tag for name, tag in names.items() if len(asked) > 2 and asked.lower() in name]
-    close = difflib.get_close_matches(asked.lower(), names, 1, 0.6)
-    return inside[0] if inside else names[close[0]] if close else None
+    close = nearest(asked, names)
+    return inside[0] if inside else names[close] if close else None
 
 
 def spans(of: list[str]) -> str:

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
-import os
 import re
 import shutil
 import warnings
@@ -28,11 +26,11 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 
 from vantage.errors import CheckpointError
+from vantage.files import PART, remove_folder, replace_folder, sha256_of
 from vantage.training.distributed import World
 
-STATE, PART = "state.json", ".part"
+STATE = "state.json"
 _NAME = re.compile(r"step-(\d{8,})")
-_CHUNK = 1 << 22
 
 
 def name_of(step: int) -> str:
@@ -54,10 +52,8 @@ def write(folder: Path, step: int, tensors: Mapping[str, Tensor], facts: Mapping
         world.wait()
         if world.first:
             files = {path.name: _seal(path) for path in sorted(part.iterdir())}
-            _write_json(part / STATE, {"step": step, "facts": dict(facts), "files": files})
-            _remove(whole)
-            part.rename(whole)
-            _sync(folder)
+            (part / STATE).write_text(json.dumps({"step": step, "facts": dict(facts), "files": files}, indent=1))
+            replace_folder(part, whole)
         world.wait()
     return whole
 
@@ -75,7 +71,7 @@ def prune(folder: Path, keep: int, world: World) -> None:
     if not world.first:
         return
     for step in steps(folder)[:-keep]:
-        _remove(folder / name_of(step))
+        remove_folder(folder / name_of(step))
     for left in folder.glob(f"*{PART}"):
         shutil.rmtree(left, ignore_errors=True)
 
@@ -96,7 +92,7 @@ def facts(folder: Path, step: int) -> dict[str, Any]:
         size = path.stat().st_size
         if size != seal["bytes"]:
             raise _damaged(here, f"{name} has {size} bytes and should have {seal['bytes']}")
-        if _digest(path) != seal["sha256"]:
+        if sha256_of(path) != seal["sha256"]:
             raise _damaged(here, f"{name} is not what was written: its checksum differs")
     return found
 
@@ -137,42 +133,8 @@ def _state(here: Path, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
     return found, files
 
 
-def _remove(whole: Path) -> None:
-    """Remove a checkpoint. A folder that is half removed must not look whole, so it loses its name first."""
-    if whole.exists():
-        doomed = whole.with_name(whole.name + ".old" + PART)
-        shutil.rmtree(doomed, ignore_errors=True)
-        whole.rename(doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
-
-
 def _seal(path: Path) -> dict[str, Any]:
-    _sync(path)
-    return {"bytes": path.stat().st_size, "sha256": _digest(path)}
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _write_json(path: Path, value: Any) -> None:
-    with path.open("w") as file:
-        json.dump(value, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from vantage.families import load, save
 from vantage.families.adapter_files import CONFIG as ADAPTER
 from vantage.families.adapters import load_adapter, save_adapter
 from vantage.families.recurrent import save_recurrent
+from vantage.files import PART, replace_folder
 from vantage.model import Model
 from vantage.model.lora import adapted
 from vantage.model.recurrent import Recurrent
@@ -32,12 +33,11 @@ def keep(learner: nn.Module, opened: Opened, folder: Path, base: str | None = No
 
     Where it is an adapter, the model it belongs to (``base``) is not written again.
     """
-    part = folder.with_name(folder.name + ".part")
+    part = folder.with_name(folder.name + PART)
     shutil.rmtree(part, ignore_errors=True)
     try:
         _write(learner, opened, part, base)
-        shutil.rmtree(folder, ignore_errors=True)
-        part.rename(folder)
+        replace_folder(part, folder)
     except (OSError, SafetensorError) as e:
         shutil.rmtree(part, ignore_errors=True)
         raise CheckpointError(

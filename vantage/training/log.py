@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from vantage.errors import CheckpointError
+from vantage.files import replacing
 from vantage.training.tensorboard import Events
 
 FILE = "log.jsonl"
@@ -145,9 +145,5 @@ def _bad(path: Path, number: int, what: str) -> CheckpointError:
 
 
 def _rewrite(path: Path, lines: list[dict[str, Any]]) -> None:
-    part = path.with_name(path.name + ".part")
-    with part.open("w") as file:
+    with replacing(path) as part, part.open("w") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vantage.checkpoints.pull import find
-from vantage.errors import BadInput, Refused
+from vantage.errors import BadInput, Refused, unknown
 from vantage.families import opened, tokenizer_of
 from vantage.model import Model
 from vantage.training import checkpoint
@@ -78,8 +78,7 @@ class Run:
         settings.model.check(self.asked)
         watch = settings.evaluate.watch
         if watch is not None and watch not in self.opened.data.held_out():
-            there = ", ".join(map(repr, self.opened.data.held_out()))
-            raise BadInput(f"evaluate.watch = {watch!r}: no such set; there are {there}")
+            raise BadInput(f"evaluate.watch: {unknown('set', watch, self.opened.data.held_out())}")
         if said is not None and self.world.first:
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / SAID).write_text(json.dumps(said, indent=1))

@@ -7,7 +7,6 @@ the command line.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import tomllib
@@ -20,7 +19,7 @@ from typing import Any, Literal
 
 from vantage.checkpoints.spec_json import Reader, Registry
 from vantage.checkpoints.spec_parts import BUILDABLE, FITS
-from vantage.errors import BadInput
+from vantage.errors import BadInput, unknown
 from vantage.training.guards import Guard
 from vantage.training.log import Scored
 from vantage.training.models import MODELS, Asked, ModelSection
@@ -178,11 +177,7 @@ def _file(source: str | Path) -> dict[str, Any]:
     path = Path(source)
     if not path.suffix and not path.is_file():  # a folder of that name is none
         if str(source) not in recipes():
-            near = difflib.get_close_matches(str(source), recipes(), 1, 0.5)
-            hint = f" (near: {near[0]})" if near else ""
-            raise BadInput(
-                f"there is no file {source} and no recipe of that name{hint}; there are {', '.join(recipes())}"
-            )
+            raise BadInput(f"there is no file {source}, and {unknown('recipe', str(source), recipes())}")
         path = recipes()[str(source)]
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))

@@ -30,9 +30,9 @@ def test_what_is_fed(attention, feed, fed):
 @pytest.mark.parametrize(
     ("changed", "error", "says"),
     [
-        ({"cell": "gur"}, BadInput, r"no cell is called 'gur' \(near: 'gru'\): there are rnn, gru, lstm"),
+        ({"cell": "gur"}, BadInput, r"no cell is called 'gur'\. Did you mean 'gru'\? There are: rnn, gru, lstm"),
         ({"attention": "luong"}, BadInput, "no attention is called 'luong'.*additive"),
-        ({"attention": "dot", "feed": "contexts"}, BadInput, "near: 'context'"),
+        ({"attention": "dot", "feed": "contexts"}, BadInput, "mean 'context'"),
         ({"feed": "context"}, Refused, "without attention"),
         ({"width": 0}, BadInput, "width=0: use a whole number"),
         ({"layers": True}, BadInput, "layers=True"),

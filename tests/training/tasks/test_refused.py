@@ -29,10 +29,10 @@ def test_a_name_like_no_other():
 
 def test_an_unknown_parameter():
     with pytest.raises(
-        BadInput, match=r"'copy' has no parameter 'token'\. Did you mean 'tokens'.* kind, tokens, times"
+        BadInput, match=r"no parameter of 'copy' is called 'token'\. Did you mean 'tokens'.* kind, tokens, times"
     ):
         task("copy", token=3)
-    with pytest.raises(BadInput, match=r"'parity' has no parameter 'bits'\. It has none"):
+    with pytest.raises(BadInput, match=r"no parameter of 'parity' is called 'bits'\. There are: none"):
         task("parity", bits=3)
 
 

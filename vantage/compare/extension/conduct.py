@@ -25,6 +25,7 @@ from vantage.compare.report import machine
 from vantage.compare.results import FILE, Key, Result, Score, read_results, write_results
 from vantage.compare.text import over_position
 from vantage.errors import BadInput, Refused
+from vantage.files import write_text
 from vantage.model import Model
 from vantage.position import Rope
 from vantage.training.batch import random
@@ -202,9 +203,7 @@ def _divisors(how: Extension, laid: Laid, folder: Path, told: Watcher) -> list[f
 
     told.note("longrope: a brief search for its divisors")
     best, tried = search_divisors(turned_of(spec), rope.base, how.stretch, laid.context, loss, how.seed)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps({"long": best, "tried": tried}, indent=1))
-    part.replace(path)
+    write_text(path, json.dumps({"long": best, "tried": tried}, indent=1))
     return best
 
 
@@ -218,7 +217,5 @@ def _claim(how: Extension, folder: Path, resume: bool) -> None:
             raise BadInput(f"{folder} holds another study: give the same settings and text, or another folder (--out)")
         return
     folder.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
     said = {"fingerprint": how.fingerprint(), "extension": asdict(how), "versions": machine()}
-    part.write_text(json.dumps(said, indent=1))
-    part.replace(path)
+    write_text(path, json.dumps(said, indent=1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import math
@@ -12,7 +11,7 @@ from typing import Any
 
 from vantage.checkpoints.spec_json import Reader, Registry
 from vantage.compare.extension.rules import RULES
-from vantage.errors import BadInput
+from vantage.errors import BadInput, unknown
 from vantage.training.text import expand
 
 LEAST = 64  # tokens: a question needs room
@@ -54,9 +53,7 @@ class Extension:
                 raise BadInput(f"{name} = {list(getattr(self, name))} names one of them twice")
         for name in self.scalings:
             if name not in RULES:
-                near = difflib.get_close_matches(name, RULES, 1, 0.4)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
-                raise BadInput(f"no scaling is called {name!r}.{hint} There are: {', '.join(RULES)}")
+                raise BadInput(unknown("scaling", name, RULES))
         if not all(0 < one < math.inf for one in self.times):
             raise BadInput(f"times={list(self.times)}: give multiples of the context, as in 1 2 4")
         if self.factor is not None and not 1 <= self.factor < math.inf:

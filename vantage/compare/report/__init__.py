@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import platform
 import sys
@@ -18,7 +17,8 @@ from vantage.compare.report.data import csv_text, json_text, verdicts_text
 from vantage.compare.report.page import page
 from vantage.compare.results import Result
 from vantage.compare.verdicts import Verdict, controls
-from vantage.errors import BadInput
+from vantage.errors import BadInput, unknown
+from vantage.files import write_text
 
 PAGE, CSV, VERDICTS, JSON = "index.html", "scores.csv", "verdicts.csv", "report.json"
 FACTS: Mapping[str, Any] = {  # what a study may say of itself, and what stands where it does not
@@ -58,10 +58,10 @@ def write_report(folder: str | Path, study_facts: Mapping[str, Any], results: Se
     }
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / CSV, csv_text(view))
-    _write(folder / VERDICTS, verdicts_text(verdicts))
-    _write(folder / JSON, json_text(view, facts, verdicts))
-    _write(folder / PAGE, page(view, facts, verdicts))
+    write_text(folder / CSV, csv_text(view))
+    write_text(folder / VERDICTS, verdicts_text(verdicts))
+    write_text(folder / JSON, json_text(view, facts, verdicts))
+    write_text(folder / PAGE, page(view, facts, verdicts))
     return folder / PAGE
 
 
@@ -96,19 +96,10 @@ def _processor() -> str:
 def _checked(said: Mapping[str, Any]) -> dict[str, Any]:
     for name in said:
         if name not in FACTS:
-            near = difflib.get_close_matches(name, FACTS, 1, 0.5)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise BadInput(f"a study has no fact {name!r}.{hint} There are: {', '.join(FACTS)}")
+            raise BadInput(unknown("fact", name, FACTS))
     facts = {**FACTS, **said}
     if facts["train_length"] is None:
         raise BadInput("the facts of a study must have train_length: what lies beyond is what the report is about")
     if isinstance(facts["published"], str):
         facts["published"] = (facts["published"],)
     return facts
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    half = path.with_suffix(path.suffix + ".part")
-    half.write_text(text, encoding="utf-8")
-    half.replace(path)

@@ -14,9 +14,10 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from vantage.files import replacing
 
 HERE = Path(__file__).parent
 SOURCES = ("native.cpp", "attend.h", "crew.h", "linear.h", "top.h", "vectors.h")
@@ -56,21 +57,17 @@ def find_compiler() -> tuple[str, ...]:
 
 
 def compile_to(path: Path, compiler: tuple[str, ...]) -> None:
-    """Into a file beside it first: whoever looks finds a whole library or none."""
+    """Whoever looks finds a whole library or none."""
     sys.stderr.write("vantage: compiling the native CPU kernels, once for this machine ...\n")
-    handle, name = tempfile.mkstemp(suffix=".so", dir=path.parent)
-    os.close(handle)
-    try:
-        command = [*compiler, *FLAGS, "-o", name, str(HERE / SOURCES[0])]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    with replacing(path) as part:
+        command = [*compiler, *FLAGS, "-o", str(part), str(HERE / SOURCES[0])]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise CannotBuild(f"{compiler[-1]} took over {error.timeout:.0f} s for the native kernels") from error
         if done.returncode:
             last = (done.stderr.strip() or "no message").splitlines()[-1]
             raise CannotBuild(f"{compiler[-1]} could not compile the native kernels ({last})")
-        os.replace(name, path)
-    except subprocess.TimeoutExpired as error:
-        raise CannotBuild(f"{compiler[-1]} took over {error.timeout:.0f} s for the native kernels") from error
-    finally:
-        Path(name).unlink(missing_ok=True)
 
 
 def _open(path: Path) -> ctypes.CDLL:

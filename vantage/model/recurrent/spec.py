@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from vantage.errors import BadInput, Refused
+from vantage.errors import BadInput, Refused, unknown
 
 CELLS = ("rnn", "gru", "lstm")
 SCORES = ("dot", "general", "additive")
@@ -66,6 +65,4 @@ class RecurrentSpec:
 def _one_of(name: str, value: object, valid: Iterable[str]) -> None:
     valid = tuple(valid)
     if not isinstance(value, str) or value not in valid:
-        near = difflib.get_close_matches(str(value), valid, 1, 0.5)
-        hint = f" (near: {near[0]!r})" if near else ""
-        raise BadInput(f"no {name} is called {value!r}{hint}: there are {', '.join(valid)}")
+        raise BadInput(unknown(name, value, valid))

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable
-from difflib import get_close_matches
 from pathlib import Path
 
-from vantage.errors import BadInput
+from vantage.errors import BadInput, did_you_mean, unknown
 from vantage.studies.exercises.exercise import Check, Exercise, Grade
 from vantage.studies.exercises.registry import exercises
 from vantage.studies.sandbox import CLOSED_CONNECTION, CodeFailed, ProcessEnded, Sandbox, SandboxProcess
@@ -77,8 +76,7 @@ def _exercise(text: str, tag: str | None, name: str) -> Exercise:
             f"'# vantage exercise P10', or say which it is"
         )
     if wanted not in known:
-        near = ", ".join(get_close_matches(wanted, known)) or ", ".join(known)
-        raise BadInput(f"there is no exercise {wanted!r}; there is {near}")
+        raise BadInput(unknown("exercise", wanted, known))
     return known[wanted]
 
 
@@ -156,10 +154,8 @@ def _missing(exercise: Exercise, names: list[str], functions: list[str]) -> Chec
         what = f"{wanted} is there"
         if wanted in names:
             return Check(what, False, f"{wanted} is no function: define it with def {wanted}(…)")
-        near = get_close_matches(wanted, names, n=1)
-        hint = f" There is {near[0]}: is it meant?" if near else ""
         kind = "value" if exercise.numbers else "function"
-        return Check(what, False, f"the file defines no {kind} named {wanted}.{hint}")
+        return Check(what, False, f"the file defines no {kind} named {wanted}.{did_you_mean(wanted, names)}")
     return None
 
 

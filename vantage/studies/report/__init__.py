@@ -13,6 +13,7 @@ from vantage.compare.report import machine
 from vantage.errors import BadInput
 from vantage.figures.canvas import new_figure
 from vantage.figures.drawing import notebook_html
+from vantage.files import write_text
 from vantage.studies.report.page import page, paragraphs
 from vantage.studies.runner import Outcome, described, written
 from vantage.studies.study import Study
@@ -38,8 +39,10 @@ def write_report(
     text = page(outcomes, [(one.study, one.why) for one in failed], versions, command)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / JSON, json.dumps(data(outcomes, failed, command, versions), ensure_ascii=False, allow_nan=False))
-    _write(folder / PAGE, text)
+    write_text(
+        folder / JSON, json.dumps(data(outcomes, failed, command, versions), ensure_ascii=False, allow_nan=False)
+    )
+    write_text(folder / PAGE, text)
     return folder / PAGE
 
 
@@ -89,10 +92,3 @@ def _cells(number: Any) -> tuple[str, ...]:
         document,
         {None: "", True: "agrees", False: "does not agree"}[number.agrees],
     )
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    half = path.with_suffix(path.suffix + ".part")
-    half.write_text(text, encoding="utf-8")
-    half.replace(path)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import fields
 
-from vantage.errors import BadInput
+from vantage.errors import BadInput, unknown
 from vantage.training.tasks.addition import Addition
 from vantage.training.tasks.arithmetic import ModularArithmetic
 from vantage.training.tasks.case import CaseConversion
@@ -83,15 +82,10 @@ def task(which: str | Task, **parameters: object) -> Task:
             raise BadInput(f"{which} has its parameters already, and got {', '.join(parameters)} besides")
         return which
     if which not in TASKS:
-        near = difflib.get_close_matches(which.lower(), TASKS, 1, 0.5)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise BadInput(f"no task is called {which!r}.{hint} There are: {', '.join(TASKS)}")
+        raise BadInput(unknown("task", which, TASKS))
     known = [field.name for field in fields(TASKS[which])]
     for name in parameters:
         if name not in known:
-            near = difflib.get_close_matches(name.lower(), known, 1, 0.5)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            there = f"It has: {', '.join(known)}" if known else "It has none"
-            raise BadInput(f"the task {which!r} has no parameter {name!r}.{hint} {there}")
+            raise BadInput(unknown(f"parameter of {which!r}", name, known))
     # A list is what a TOML file has where we have a tuple.
     return TASKS[which](**{name: tuple(v) if isinstance(v, list) else v for name, v in parameters.items()})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-import os
 import shutil
 import tempfile
 import time
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from vantage.checkpoints.tokenizer import Tokenizer
 from vantage.errors import BadInput, CheckpointError
+from vantage.files import settle_folder
 from vantage.training.text.files import Files, Told, beyond, byte_pieces, expand, pieces
 from vantage.training.text.shards import INDEX, Held, Index, Shards, sum_of
 from vantage.training.text.vocabulary import Bytes, Existing, Vocabulary, build_vocabulary, fingerprint, of_bytes, plain
@@ -62,7 +62,7 @@ def prepare(
         making = Path(tempfile.mkdtemp(prefix=".making-", dir=home))
         try:
             _make(making, _Work(paths, sources, separator, beyond(told, learned), shard), tokenizer, name)
-            _settle(making, ready)
+            _name(making, ready)
         finally:
             shutil.rmtree(making, ignore_errors=True)
     except OSError as e:
@@ -161,31 +161,10 @@ def _write(folder: Path, name: str, numbers: NDArray[Any]) -> Held:
     return Held(name, len(numbers), hashlib.sha256(data).hexdigest())
 
 
-def _settle(making: Path, ready: Path) -> None:
-    """Every byte on the disk, then the name. Whoever else finished the same first is as good."""
-    for path in sorted(making.iterdir()):
-        _sync(path)
-    _sync(making)
-    try:
-        making.rename(ready)
-    except OSError:
-        if not (ready / INDEX).exists() and ready.exists():
-            raise CheckpointError(
-                f"{ready} lacks its {INDEX}: remove that folder and prepare the files again"
-            ) from None
-        if not ready.exists():
-            raise
-    _sync(ready.parent)
-
-
-def _sync(path: Path) -> None:
-    if os.name == "nt":  # folders cannot be opened there, and a read-only handle cannot be flushed
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _name(making: Path, ready: Path) -> None:
+    settle_folder(making, ready)
+    if not (ready / INDEX).exists():
+        raise CheckpointError(f"{ready} lacks its {INDEX}: remove that folder and prepare the files again")
 
 
 def _sweep(home: Path) -> None:

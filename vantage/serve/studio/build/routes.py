@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request
 from pydantic import Field
 
+from vantage.errors import unknown
 from vantage.model.norms import NORMS
 from vantage.model.recipes import WIRINGS
 from vantage.serve.bounds import Flag, Number, Strictly, Whole
@@ -69,7 +70,7 @@ class BuildSettings(Strictly):
     def form(self) -> Form:
         task = self.task or ("parity" if self.kind == "encoder" else "copy")
         if task not in TASKS:
-            raise bad(f"no task is called {task!r}. There are: {', '.join(TASKS)}", "task")
+            raise bad(unknown("task", task, TASKS), "task")
         latent = None if self.latent is None else MLA(**self.latent.model_dump())
         heads = Heads(self.heads, self._groups(), self.head_width, self.bias, self.softcap, self.sinks, latent)
         mixture = None if self.experts is None else Mixture(**self.experts.model_dump())

@@ -14,6 +14,7 @@ from vantage.compare.entries import ALL, ATTENTION, DEFAULT
 from vantage.compare.facts import seconds
 from vantage.compare.report import CSV, JSON, PAGE, VERDICTS
 from vantage.compare.study import VARIANTS, Study, named
+from vantage.errors import unknown
 from vantage.serve.bounds import Number, Strictly, Whole
 from vantage.serve.errors import ApiError, bad
 from vantage.serve.studio.compare.comparisons import GOES_ON, Comparisons, curves, rows
@@ -59,7 +60,7 @@ class CompareRequest(Strictly):
     def study(self) -> Study:
         for task in self.tasks:
             if task not in TASKS_OFFERED:
-                raise bad(f"no task is called {task!r} here. There are: {', '.join(TASKS_OFFERED)}", "tasks")
+                raise bad(unknown("task", task, TASKS_OFFERED), "tasks")
         plain = Study()
         return replace(
             plain,

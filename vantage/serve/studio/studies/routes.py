@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from vantage.errors import BadInput
+from vantage.errors import BadInput, unknown
 from vantage.serve.bounds import Number, Strictly, Whole
 from vantage.serve.errors import ApiError
 from vantage.serve.studio.state import Event, call, sse, studio_of, work
@@ -162,5 +162,5 @@ def _exercises() -> dict[str, Exercise]:
 def _exercise(tag: str) -> Exercise:
     found = _exercises()
     if tag not in found:
-        raise ApiError(404, "not_found", f"there is no exercise {tag[:64]!r}; there are {', '.join(found)}")
+        raise ApiError(404, "not_found", unknown("exercise", tag, found))
     return found[tag]
