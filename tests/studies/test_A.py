@@ -28,8 +28,8 @@ from vantage.studies import (
     a15_hard_attention,
     a17_head_atlas,
 )
-from vantage.studies.common import smollm2
 from vantage.studies.registry import find, tags
+from vantage.studies.shared.models import smollm2
 from vantage.studies.study import Result, silent
 from vantage.training.translate import words
 

@@ -9,13 +9,13 @@ import torch
 
 import vantage as vt
 from vantage.checkpoints.pull import place
-from vantage.figures.tables import table
 from vantage.generation import Conversation, Engine
 from vantage.inspect import cache_bytes
 from vantage.model import Model
 from vantage.position.rope import Rotation
 from vantage.studies import k01_projections, k04_cost, k06_chat
-from vantage.studies._k import CountingKernel, greedy, model_of, projections
+from vantage.studies.draw import table
+from vantage.studies.shared.models import CountingKernel, count_projections, greedy_tokens, sharp_model
 
 
 def number(outcome, start: str):
@@ -65,11 +65,11 @@ def test_K1_a_cache_that_is_not_used_is_noticed(monkeypatch) -> None:
 
 
 def test_counting_goes_away_with_its_block() -> None:
-    model = model_of(vt.decoder(vocab=11, width=8, layers=2, heads=2))
-    with projections(model) as counts:
-        greedy(model, [3], 4, cached=False)
+    model = sharp_model(vt.decoder(vocab=11, width=8, layers=2, heads=2))
+    with count_projections(model) as counts:
+        greedy_tokens(model, [3], 4, cached=False)
     assert [sum(layer.values()) for layer in counts] == [10, 10]
-    greedy(model, [3], 4, cached=False)
+    greedy_tokens(model, [3], 4, cached=False)
     assert [sum(layer.values()) for layer in counts] == [10, 10]
 
 
@@ -152,7 +152,7 @@ def test_K4_a_cache_that_is_none_is_noticed(monkeypatch) -> None:
 
 
 def test_K4_the_kernel_is_put_back_and_counts_every_head() -> None:
-    model = model_of(vt.decoder(vocab=11, width=8, layers=1, heads=2))
+    model = sharp_model(vt.decoder(vocab=11, width=8, layers=1, heads=2))
     before = model.kernel
     assert k04_cost._counted(model, 4, False) == (10, 2 * 30)
     assert model.kernel is before

@@ -424,8 +424,8 @@ def test_P10_fails_with_the_documents_series(monkeypatch):
 
 
 def test_P11_fails_without_the_mask(monkeypatch):
-    real = p11_nope.attention
-    monkeypatch.setattr(p11_nope, "attention", lambda config, width, mask: real(config, width, Everything()))
+    real = p11_nope.build_attention
+    monkeypatch.setattr(p11_nope, "build_attention", lambda config, width, mask: real(config, width, Everything()))
     fails("P11", "output at position 2")
 
 
@@ -463,7 +463,7 @@ GOOD = {name: falls(30) for name in ("sinusoidal", "learned", "rope", "none")}
 
 def ordered(monkeypatch, skills) -> Result:
     results = synthetic(skills, lengths=(10, 20, 40), groups=SWAPS)
-    monkeypatch.setattr(p12_ordering, "carried_out", lambda study, progress, workers: results)
+    monkeypatch.setattr(p12_ordering, "run_comparison", lambda study, progress, workers: results)
     return run("P12")
 
 
@@ -510,11 +510,11 @@ def claimed(monkeypatch, skills, heads) -> Result:
     ]
     asked = []
 
-    def carried_out(study, progress, workers):
+    def run_comparison(study, progress, workers):
         asked.append(study)
         return first if len(asked) == 1 else others
 
-    monkeypatch.setattr(p14_claims, "carried_out", carried_out)
+    monkeypatch.setattr(p14_claims, "run_comparison", run_comparison)
     result = run("P14")
     assert [study.attention for study in asked] == [("multi-head",), ("multi-query", "grouped-query")]
     assert asked[0].shape == asked[1].shape
@@ -570,7 +570,7 @@ def in_this_process(study, progress, workers):
 
 @pytest.mark.parametrize(("tag", "module"), [("P12", p12_ordering), ("P14", p14_claims)])
 def test_trained_for_a_moment(tag, module, monkeypatch):
-    monkeypatch.setattr(module, "carried_out", in_this_process)
+    monkeypatch.setattr(module, "run_comparison", in_this_process)
     few = {"tasks": "one", "length": 4} if tag == "P14" else {"length": 5}
     result = run(tag, steps=20, seeds=1, width=16, **few)
     assert result.numbers

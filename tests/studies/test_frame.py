@@ -26,8 +26,9 @@ from vantage.figures.drawing import draw, png, svg
 from vantage.figures.palette import LIGHT
 from vantage.figures.tables import csv, table
 from vantage.studies import registry
-from vantage.studies.common import compared, concluded, held, interval, judged, smollm2
 from vantage.studies.runner import conduct, said, written
+from vantage.studies.shared.findings import compared, conclude, held, interval, judged
+from vantage.studies.shared.models import smollm2
 from vantage.studies.study import Number, Parameter
 
 DOCUMENTED = [f"{letter}{n}" for letter, last in (("A", 17), ("P", 14), ("T", 4), ("K", 6)) for n in range(1, last + 1)]
@@ -231,7 +232,7 @@ def test_the_numbers_make_the_verdict() -> None:
     good, bad, open_ = judged("good", 1, True), judged("bad", 1, False), Number("open", 1)
 
     def verdict(numbers, slips=()):
-        return concluded("As expected.", numbers, [FIGURE], slips)
+        return conclude("As expected.", numbers, [FIGURE], slips)
 
     assert verdict([good, open_]).verdict == "agrees"
     assert verdict([good], [bad]).verdict == "erratum"

@@ -12,8 +12,8 @@ from torch import Tensor
 from vantage.figures import Bars, Figure, Heat, Line, Lines
 from vantage.model.recurrent import Recurrent, RecurrentSpec, build_recurrent, same_size
 from vantage.model.recurrent import parameters as count_parameters
-from vantage.studies._a import Stepping, conclude, held
-from vantage.studies.common import interval
+from vantage.studies.shared.findings import conclude, held, interval
+from vantage.studies.shared.runs import TrainingProgress
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 from vantage.training.batch import Batch
 from vantage.training.log import Scored
@@ -48,7 +48,7 @@ def run(values: Values, progress: Progress) -> Result:
     specs = specs_of(width)
     sides: dict[str, Side] = {}
     for i, (name, spec) in enumerate(specs.items()):
-        sides[name] = _side(spec, steps, seed, Stepping(progress, 0.5 * i, 0.5 * i + 0.45, name), progress)
+        sides[name] = _side(spec, steps, seed, TrainingProgress(progress, 0.5 * i, 0.5 * i + 0.45, name), progress)
     attending, plain = (sides[name] for name in NAMES)
     weights = _alignment(attending.model, _sentence())
     hits = _on_the_right_one(attending.model, seed)
@@ -73,7 +73,7 @@ def run(values: Values, progress: Progress) -> Result:
         f"({attending.probes['steps done'].r2:.2f}), far better than before training. Past the trained lengths "
         "attention falls too."
     )
-    return conclude(words, _figures(sides, weights), right=right, also=also)
+    return conclude(words, [*right, *also], _figures(sides, weights))
 
 
 def specs_of(width: int) -> dict[str, RecurrentSpec]:
@@ -88,7 +88,7 @@ def _data(seed: int) -> Sequences:
     return Sequences(task("case"), "pair", (1, LONGEST), (LONGEST // 2, LONGEST), EXAMPLES // 2, seed=10_000 + seed)
 
 
-def _side(spec: RecurrentSpec, steps: int, seed: int, report: Stepping, progress: Progress) -> Side:
+def _side(spec: RecurrentSpec, steps: int, seed: int, report: TrainingProgress, progress: Progress) -> Side:
     settings = {
         "seed": seed,
         "model": {"is": "recurrent", "cell": spec.cell, "width": spec.width}

@@ -10,8 +10,8 @@ from torch import Tensor
 from vantage.attention import Dot, RecurrentAttention
 from vantage.figures import Bars, Figure, Line, Lines
 from vantage.model.recurrent import RecurrentSpec, build_recurrent
-from vantage.studies._a import F64, conclude
-from vantage.studies.common import compared
+from vantage.studies.shared.findings import compared, conclude
+from vantage.studies.shared.models import F64
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 H = ((1.0, 0.0), (0.0, 1.0), (1.0, 1.0))
@@ -45,7 +45,7 @@ def run(values: Values, progress: Progress) -> Result:
         f"document's own exponentials give {weights[0]:.5f} and {weights[2]:.5f}, not 0.3374 and 0.4125, and so the "
         f"second context number is {context[1]:.5f}, not 0.6626."
     )
-    return conclude(words, _figures(weights, yours, keys), right=right, slips=slips, also=also)
+    return conclude(words, [*right, *also], _figures(weights, yours, keys), slips)
 
 
 def _updated(where: str, state: Tensor, keys: Tensor) -> list[Number]:

@@ -12,8 +12,9 @@ import torch
 
 from vantage.figures import Bars, Figure, Heat
 from vantage.model import Model
-from vantage.studies._a import Stepping, cells, held
-from vantage.studies.common import compared, interval, mean
+from vantage.studies.shared.attention import heat_cells
+from vantage.studies.shared.findings import compared, held, interval, mean
+from vantage.studies.shared.runs import TrainingProgress
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values, Verdict
 from vantage.training.run import Trained, train
 from vantage.training.translate import Alignment, align, translate
@@ -159,7 +160,7 @@ def _train(training: Sequence[Pair], held_out: Sequence[Pair], steps: int, seed:
             "optimiser": {"is": "adamw", "lr": 2e-3, "betas": [0.9, 0.98], "weight_decay": 0.01},
             "schedule": {"is": "cosine", "warmup": max(1, steps // 10), "floor": 0.05},
         }
-        report = Stepping(progress, 0.0, 0.95, "translation")
+        report = TrainingProgress(progress, 0.0, 0.95, "translation")
         return train(settings, out=Path(place) / "run", device="cpu", report=report)
 
 
@@ -195,7 +196,7 @@ def _figures(own: Alignment, hits: dict[str, list[float]]) -> tuple[Figure, ...]
         y_ticks=tuple(ROWS),
         written=True,
     )
-    weights = cells(torch.cat([own.weights, own.end[:, None]], 1), 2)
+    weights = heat_cells(torch.cat([own.weights, own.end[:, None]], 1), 2)
     ours = Heat(
         "Our model's weights",
         "source",

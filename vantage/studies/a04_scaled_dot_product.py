@@ -12,8 +12,9 @@ from vantage.attention import GroupedQuery
 from vantage.figures import Figure, Line, Lines
 from vantage.spec.masks import Everything
 from vantage.spec.model import Scores
-from vantage.studies._a import F64, conclude, draw, module, run_module, seen_by, set_maps
-from vantage.studies.common import compared, interval
+from vantage.studies.shared.attention import run_attention, set_projections, sharp_attention, site_and_weights
+from vantage.studies.shared.findings import compared, conclude, interval
+from vantage.studies.shared.models import F64, random_normal
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 WIDTHS = (4, 16, 64, 256)
@@ -36,9 +37,9 @@ def run(values: Values, progress: Progress) -> Result:
     found: dict[str, list[Measured]] = {name: [] for name in NAMES}
     for i, d in enumerate(WIDTHS):
         progress(i / len(WIDTHS), f"keys of width {d}")
-        x = draw(texts, tokens, 2 * d, seed=d)
+        x = random_normal(texts, tokens, 2 * d, seed=d)
         for name, scale in (("scaled", None), ("plain", 1.0), ("misprint", d**0.5)):
-            found[name].append(_measured(seen_by(_half_and_half(d, Scores(scale=scale)), x)[1]))
+            found[name].append(_measured(site_and_weights(_half_and_half(d, Scores(scale=scale)), x)[1]))
     scaled, plain, misprint = (found[name][WIDTHS.index(AT)] for name in NAMES)
     scale = _half_and_half(AT, Scores()).scorer.scale
     most = math.log(tokens)
@@ -60,22 +61,22 @@ def run(values: Values, progress: Progress) -> Result:
         "document says that scores are divided by 1/√d it means multiplied: dividing would give a variance of d², "
         f"{misprint.variance:.0f} here."
     )
-    return conclude(words, _figures(found, most), right=right, slips=slips, also=also)
+    return conclude(words, [*right, *also], _figures(found, most), slips)
 
 
 def _half_and_half(d: int, scores: Scores, value_dim: int | None = None):
     """A head whose query is the first half of a token and whose key the second, so that both are as drawn."""
     value_dim = d if value_dim is None else value_dim
-    made = module(GroupedQuery(1, head_dim=d, value_dim=value_dim, scores=scores), 2 * d, Everything())
+    made = sharp_attention(GroupedQuery(1, head_dim=d, value_dim=value_dim, scores=scores), 2 * d, Everything())
     eye = torch.eye(2 * d, dtype=F64)
-    set_maps(made, eye[:, :d], eye[:, d:], eye[:, :value_dim])
+    set_projections(made, eye[:, :d], eye[:, d:], eye[:, :value_dim])
     return made
 
 
 def _output_width(key_dim: int, value_dim: int) -> int:
     """How many numbers the weighted sum of values has, from a pass: those of the output that are not 0."""
     made = _half_and_half(key_dim, Scores(), value_dim)
-    return int((run_module(made, draw(1, 3, 2 * key_dim)) != 0).any(1).sum())
+    return int((run_attention(made, random_normal(1, 3, 2 * key_dim)) != 0).any(1).sum())
 
 
 def _measured(weights_BHTT: Tensor) -> Measured:

@@ -9,8 +9,9 @@ from vantage.attention import GroupedQuery
 from vantage.figures import Figure, Heat
 from vantage.spec.masks import Causal, dense
 from vantage.spec.positions import Positions
-from vantage.studies._a import F64, attend, cells, conclude, draw, held, module, seen_by
-from vantage.studies.common import compared
+from vantage.studies.shared.attention import attend, heat_cells, sharp_attention, site_and_weights
+from vantage.studies.shared.findings import compared, conclude, held
+from vantage.studies.shared.models import F64, random_normal
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 FEW = (6, 4)  # tokens, width: not the same, so that QKᵀ and QᵀK differ in shape
@@ -20,14 +21,14 @@ FINITE = -10.0  # a "large negative number", too small to hide anything
 def run(values: Values, progress: Progress) -> Result:
     tokens, width = int(values["tokens"]), int(values["width"])
     M = _mask(tokens)
-    made = module(GroupedQuery(1), width)
-    x = 0.6 * draw(1, tokens, width)
+    made = sharp_attention(GroupedQuery(1), width)
+    x = 0.6 * random_normal(1, tokens, width)
     with torch.no_grad():
         q, k, _ = (t[0, 0] for t in made.project(x))
-    site, weights = seen_by(made, x)
+    site, weights = site_and_weights(made, x)
     w = weights[0, 0]
-    other = module(GroupedQuery(1), width, cross=True)
-    across, _ = seen_by(other, x, source=draw(1, tokens + 1, width, seed=1))
+    other = sharp_attention(GroupedQuery(1), width, cross=True)
+    across, _ = site_and_weights(other, x, source=random_normal(1, tokens + 1, width, seed=1))
     above = torch.ones(tokens, tokens).triu(1).bool()
     right = [
         held("M is 0 where j ≤ i and −∞ where j > i", bool((M[~above] == 0).all() and (M[above] == -torch.inf).all())),
@@ -48,7 +49,7 @@ def run(values: Values, progress: Progress) -> Result:
         f"{_shapes()[1]}. And the mask is in self-attention: cross-attention is something else, with keys from "
         "another sequence."
     )
-    return conclude(words, _figures(q @ k.T * made.scorer.scale, w, M), right=right, slips=slips, also=also)
+    return conclude(words, [*right, *also], _figures(q @ k.T * made.scorer.scale, w, M), slips)
 
 
 def _mask(tokens: int) -> Tensor:
@@ -59,7 +60,7 @@ def _mask(tokens: int) -> Tensor:
 
 def _two_forms(M: Tensor, tokens: int, width: int) -> tuple[Tensor, Tensor]:
     """The output with softmax((QKᵀ + M) / √d), and with softmax(QKᵀ / √d + M)."""
-    q, k, v = (draw(tokens, width, seed=s).to(M.dtype) for s in (2, 3, 4))
+    q, k, v = (random_normal(tokens, width, seed=s).to(M.dtype) for s in (2, 3, 4))
     inside = attend(q, k, v, scale=width**-0.5, bias=M * width**-0.5)[0]
     return inside, attend(q, k, v, scale=width**-0.5, bias=M)[0]
 
@@ -78,9 +79,9 @@ def _finite(tokens: int, width: int) -> float:
 def _shapes() -> tuple[str, str]:
     """The shape of a module's scores, and that of QᵀK with its queries and keys."""
     tokens, width = FEW
-    made, x = module(GroupedQuery(1), width), draw(1, tokens, width)
+    made, x = sharp_attention(GroupedQuery(1), width), random_normal(1, tokens, width)
     q, k, _ = (t[0, 0] for t in made.project(x))
-    both = (seen_by(made, x)[1][0, 0], q.T @ k)
+    both = (site_and_weights(made, x)[1][0, 0], q.T @ k)
     ours, product = (" × ".join(map(str, t.shape)) for t in both)
     return ours, product
 
@@ -88,9 +89,9 @@ def _shapes() -> tuple[str, str]:
 def _figures(scores: Tensor, weights: Tensor, M: Tensor) -> list[Figure]:
     written = len(M) <= 8
     panels = (
-        Heat("QKᵀ/√d", "key", "query", cells(scores, 2), diverging=True, written=written),
-        Heat("QKᵀ/√d + M", "key", "query", cells(scores + M, 2), diverging=True, written=written),
-        Heat("weights", "key", "query", cells(weights, 2), written=written),
+        Heat("QKᵀ/√d", "key", "query", heat_cells(scores, 2), diverging=True, written=written),
+        Heat("QKᵀ/√d + M", "key", "query", heat_cells(scores + M, 2), diverging=True, written=written),
+        Heat("weights", "key", "query", heat_cells(weights, 2), written=written),
     )
     caption = (
         "The mask empties the cells above the diagonal before the softmax, so each row shares its weight below it."

@@ -11,8 +11,15 @@ from vantage.attention import GroupedQuery
 from vantage.figures import Figure, Heat
 from vantage.spec.masks import Causal, Everything, Mask, dense
 from vantage.spec.positions import Positions
-from vantage.studies._a import cells, conclude, draw, module, run_module, seen_by, set_maps
-from vantage.studies.common import compared
+from vantage.studies.shared.attention import (
+    heat_cells,
+    run_attention,
+    set_projections,
+    sharp_attention,
+    site_and_weights,
+)
+from vantage.studies.shared.findings import compared, conclude
+from vantage.studies.shared.models import random_normal
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 CLOSE = 1e-12  # float64, sums in another order
@@ -22,19 +29,21 @@ SHOWN = 3  # heads in the picture
 def run(values: Values, progress: Progress) -> Result:
     heads, head_dim, tokens = int(values["heads"]), int(values["head_dim"]), int(values["tokens"])
     width = heads * head_dim
-    x = draw(1, tokens, width)
+    x = random_normal(1, tokens, width)
     masks: dict[str, Mask] = {"masked": Causal(), "unmasked": Everything()}
     right: list[Number] = []
     panels: list[Heat] = []
     for name, mask in masks.items():
-        made = module(GroupedQuery(heads), width, mask)
+        made = sharp_attention(GroupedQuery(heads), width, mask)
         apart = _one_by_one(made, x, heads, head_dim, mask) @ made.out.weight.detach().T
-        off = float((run_module(made, x) - apart).abs().max())
+        off = float((run_attention(made, x) - apart).abs().max())
         right.append(compared(f"module against heads one by one, {name}: largest difference", off, 0.0, within=CLOSE))
         pos = Positions.arange(1, tokens)
-        weights = seen_by(made, x)[1][0].masked_fill(~dense(mask, pos.against(pos))[0, 0], -torch.inf)  # empty cells
-        panels += [Heat(f"head {h}, {name}", "key", "query", cells(weights[h])) for h in range(min(heads, SHOWN))]
-    made = module(GroupedQuery(heads), width)
+        weights = site_and_weights(made, x)[1][0].masked_fill(
+            ~dense(mask, pos.against(pos))[0, 0], -torch.inf
+        )  # empty cells
+        panels += [Heat(f"head {h}, {name}", "key", "query", heat_cells(weights[h])) for h in range(min(heads, SHOWN))]
+    made = sharp_attention(GroupedQuery(heads), width)
     right.append(compared("width of one head", made.shape.key_dim, width // heads))
     right.append(compared("width of the heads side by side", made.out.in_features, width))
     also = [Number("parameters, whatever the number of heads", sum(p.numel() for p in made.parameters()))]
@@ -50,7 +59,7 @@ def run(values: Values, progress: Progress) -> Result:
         "The same tokens seen by each head, with the causal mask and without: every head has weights of its own.",
         tuple(panels),
     )
-    return conclude(words, [figure], right=right, also=also)
+    return conclude(words, [*right, *also], [figure])
 
 
 def _one_by_one(made: Any, x: Tensor, heads: int, head_dim: int, mask: Mask) -> Tensor:
@@ -59,15 +68,15 @@ def _one_by_one(made: Any, x: Tensor, heads: int, head_dim: int, mask: Mask) -> 
     outs = []
     for h in range(heads):
         cut = slice(h * head_dim, (h + 1) * head_dim)
-        one = module(GroupedQuery(1, head_dim=head_dim), q.shape[0], mask)
-        set_maps(one, q[:, cut], k[:, cut], v[:, cut])
-        outs.append(run_module(one, x)[..., :head_dim])
+        one = sharp_attention(GroupedQuery(1, head_dim=head_dim), q.shape[0], mask)
+        set_projections(one, q[:, cut], k[:, cut], v[:, cut])
+        outs.append(run_attention(one, x)[..., :head_dim])
     return torch.cat(outs, -1)
 
 
 def _apart(made: Any, x: Tensor, head: int) -> float:
     """Half the sum of differences, mean over the rows: 0 is equal, 1 is that they share nothing."""
-    weights = seen_by(made, x)[1][0]
+    weights = site_and_weights(made, x)[1][0]
     return float((weights[0] - weights[head]).abs().sum(-1).mean() / 2)
 
 

@@ -8,8 +8,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from vantage.attention import GroupedQuery
 from vantage.figures import Bars, Figure
 from vantage.model import build, decoder
-from vantage.studies._a import conclude, draw, module, run_module
-from vantage.studies.common import compared
+from vantage.studies.shared.attention import run_attention, sharp_attention
+from vantage.studies.shared.findings import compared, conclude
+from vantage.studies.shared.models import random_normal
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 LAYERS = 2
@@ -47,7 +48,7 @@ def run(values: Values, progress: Progress) -> Result:
         "Sharing keys and values saves some of the projections, and most of the cache: the bars on the right halve "
         "with every halving of the key/value heads, those on the left do not."
     )
-    return conclude(words, [Figure("sharing", caption, (macs, kept))], right=right, also=also)
+    return conclude(words, [*right, *also], [Figure("sharing", caption, (macs, kept))])
 
 
 def _name(kv_heads: int, heads: int) -> str:
@@ -57,9 +58,9 @@ def _name(kv_heads: int, heads: int) -> str:
 
 def _multiplications(heads: int, kv_heads: int, d: int, M: int) -> int:
     """Counted by torch as the module runs; every head's maps are d×d, as the document has them."""
-    made = module(GroupedQuery(heads, kv_heads, head_dim=d), d)
+    made = sharp_attention(GroupedQuery(heads, kv_heads, head_dim=d), d)
     with FlopCounterMode(display=False) as counter:
-        run_module(made, draw(1, M, d))
+        run_attention(made, random_normal(1, M, d))
     return counter.get_total_flops() // 2  # a multiply and an add are two operations
 
 
@@ -75,13 +76,16 @@ def _cache_bytes(heads: int, kv_heads: int, d: int, M: int) -> int:
 
 def _difference(heads: int, d: int, M: int) -> float:
     """Between a module with one key/value head and one with many that are given the same maps."""
-    one, many = module(GroupedQuery(heads, 1, head_dim=d), d), module(GroupedQuery(heads, head_dim=d), d)
+    one, many = (
+        sharp_attention(GroupedQuery(heads, 1, head_dim=d), d),
+        sharp_attention(GroupedQuery(heads, head_dim=d), d),
+    )
     q, k, v = one.qkv.weight.detach().split((heads * d, d, d))
     with torch.no_grad():
         many.qkv.weight.copy_(torch.cat([q, k.repeat(heads, 1), v.repeat(heads, 1)]))
         many.out.weight.copy_(one.out.weight)
-    x = draw(1, M, d)
-    return float((run_module(one, x) - run_module(many, x)).abs().max())
+    x = random_normal(1, M, d)
+    return float((run_attention(one, x) - run_attention(many, x)).abs().max())
 
 
 STUDY = Study(

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from vantage.attention import GroupedQuery
 from vantage.figures import Figure, Heat
-from vantage.studies._a import F64, cells, conclude, draw, held, module, run_module, seen_by
-from vantage.studies.common import compared
+from vantage.studies.shared.attention import heat_cells, run_attention, sharp_attention, site_and_weights
+from vantage.studies.shared.findings import compared, conclude, held
+from vantage.studies.shared.models import F64, random_normal
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 WANTED = (2, 0, 1, 1)  # which source token each of the four targets asks for
@@ -21,14 +22,14 @@ CLOSE = 1e-12
 def run(values: Values, progress: Progress) -> Result:
     targets, sources = int(values["targets"]), int(values["sources"])
     copied, weights = _copies(float(values["gain"]))
-    made = module(GroupedQuery(4, 2), 16, cross=True)
-    x, source = 0.5 * draw(1, targets, 16), draw(1, sources, 16, seed=1)
-    site, seen = seen_by(made, x, source=source)
+    made = sharp_attention(GroupedQuery(4, 2), 16, cross=True)
+    x, source = 0.5 * random_normal(1, targets, 16), random_normal(1, sources, 16, seed=1)
+    site, seen = site_and_weights(made, x, source=source)
     index = torch.randperm(sources, generator=torch.Generator().manual_seed(0))
-    moved = run_module(made, x, source=source[:, index])
-    other = run_module(made, x, source=source + draw(1, sources, 16, seed=2))
-    alone = run_module(made, x[:, -1:], source=source)
-    out = run_module(made, x, source=source)
+    moved = run_attention(made, x, source=source[:, index])
+    other = run_attention(made, x, source=source + random_normal(1, sources, 16, seed=2))
+    alone = run_attention(made, x[:, -1:], source=source)
+    out = run_attention(made, x, source=source)
     right = [
         compared(
             "shape of the weights, targets × sources", " × ".join(map(str, seen.shape[2:])), f"{targets} × {sources}"
@@ -48,17 +49,17 @@ def run(values: Values, progress: Progress) -> Result:
         "Built by hand: copies",
         "source",
         "target",
-        cells(weights, 3),
+        heat_cells(weights, 3),
         x_ticks=tuple(f"x{i}" for i in range(SOURCES)),
         y_ticks=tuple(f"asks x{i}" for i in WANTED),
         written=True,
     )
-    drawn = Heat("Random weights, head 0", "source", "target", cells(seen[0, 0]))
+    drawn = Heat("Random weights, head 0", "source", "target", heat_cells(seen[0, 0]))
     caption = (
         "Left: keys are the source tokens, and each target asks for one of them. Right: a random head. The matrix is "
         "as high as there are targets and as wide as there are sources."
     )
-    return conclude(words, [Figure("cross", caption, (hand, drawn))], right=right, also=also)
+    return conclude(words, [*right, *also], [Figure("cross", caption, (hand, drawn))])
 
 
 def _off(a: Tensor, b: Tensor) -> float:
@@ -67,15 +68,15 @@ def _off(a: Tensor, b: Tensor) -> float:
 
 def _copies(gain: float) -> tuple[float, Tensor]:
     """Keys are the source tokens and values five times them; each target asks for one, ``gain`` times over."""
-    made: Any = module(GroupedQuery(1, head_dim=SOURCES, value_dim=SOURCES), SOURCES, cross=True)
+    made: Any = sharp_attention(GroupedQuery(1, head_dim=SOURCES, value_dim=SOURCES), SOURCES, cross=True)
     eye = torch.eye(SOURCES, dtype=F64)
     with torch.no_grad():
         made.q.weight.copy_(gain * SOURCES**0.5 * eye)  # the module divides by the root again
         made.kv.weight.copy_(torch.cat([eye, 5 * eye]))
         made.out.weight.copy_(eye)
     x = eye[None, list(WANTED)]
-    _, weights = seen_by(made, x, source=eye[None])
-    return _off(run_module(made, x, source=eye[None]), 5 * x), weights[0, 0]
+    _, weights = site_and_weights(made, x, source=eye[None])
+    return _off(run_attention(made, x, source=eye[None]), 5 * x), weights[0, 0]
 
 
 STUDY = Study(

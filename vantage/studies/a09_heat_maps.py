@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from vantage.figures import Figure, Heat
-from vantage.studies._a import F64, cells, conclude, held, weights_of
-from vantage.studies.common import compared
+from vantage.studies.shared.attention import heat_cells, weights_of
+from vantage.studies.shared.findings import compared, conclude, held
+from vantage.studies.shared.models import F64
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 LETTERS = "ABCD"
@@ -43,7 +44,7 @@ def run(values: Values, progress: Progress) -> Result:
         f"Three of the four are as the document has them. The diagonal of the second is {float(diagonal[0, 0]):.5f}, "
         "which rounds to 0.9996; with the printed 0.9997 a row would add up to more than 1."
     )
-    return conclude(words, _figures(given, maps, order), right=right, slips=slips, also=also)
+    return conclude(words, [*right, *also], _figures(given, maps, order), slips)
 
 
 def _figures(given: tuple[Tensor, ...], maps: list[Tensor], order: list[int]) -> list[Figure]:
@@ -52,7 +53,7 @@ def _figures(given: tuple[Tensor, ...], maps: list[Tensor], order: list[int]) ->
             f"matrix {i + 1}",
             "key",
             "query",
-            cells(m),
+            heat_cells(m),
             x_ticks=PLACES,
             y_ticks=PLACES,
             written=True,
@@ -60,14 +61,14 @@ def _figures(given: tuple[Tensor, ...], maps: list[Tensor], order: list[int]) ->
         for i, m in enumerate(given)
     )
     shuffled = tuple(
-        Heat(f"map {LETTERS[i]}", "key", "query", cells(maps[j]), PLACES, PLACES) for i, j in enumerate(order)
+        Heat(f"map {LETTERS[i]}", "key", "query", heat_cells(maps[j]), PLACES, PLACES) for i, j in enumerate(order)
     )
     solved = tuple(
         Heat(
             f"matrix {j + 1}: map {LETTERS[order.index(j)]}",
             "key",
             "query",
-            cells(maps[j], 5),
+            heat_cells(maps[j], 5),
             PLACES,
             PLACES,
             written=True,

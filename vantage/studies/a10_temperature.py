@@ -9,8 +9,9 @@ from torch import Tensor
 
 from vantage.figures import Bars, Figure, Line, Lines
 from vantage.spec.parts import Argmax, Softmax
-from vantage.studies._a import F64, conclude, weights_of
-from vantage.studies.common import compared
+from vantage.studies.shared.attention import weights_of
+from vantage.studies.shared.findings import compared, conclude
+from vantage.studies.shared.models import F64
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 SCORES = (0.3, 1.2, -0.5, 1.0)
@@ -59,7 +60,7 @@ def run(values: Values, progress: Progress) -> Result:
         Figure("temperature", caption, (weights, entropy)),
         Figure("yours", "Your temperature beside 1 and the limit 0.", (Bars("Weights", "weight", labels, shown),)),
     ]
-    return conclude(words, figures, right=right, also=also)
+    return conclude(words, [*right, *also], figures)
 
 
 def _off(a: Tensor, b: Tensor) -> float:

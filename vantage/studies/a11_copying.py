@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from vantage.figures import Figure, Line, Lines
-from vantage.studies._a import attend, conclude, draw
-from vantage.studies.common import compared
+from vantage.studies.shared.attention import attend
+from vantage.studies.shared.findings import compared, conclude
+from vantage.studies.shared.models import random_normal
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 STRONG = 30.0
@@ -17,8 +18,8 @@ VALUE_DIM = 3
 
 def run(values: Values, progress: Progress) -> Result:
     n, gain = int(values["keys"]), float(values["gain"])
-    keys = torch.linalg.qr(draw(n, n, seed=n)).Q
-    content = draw(n, VALUE_DIM, seed=n + 1)
+    keys = torch.linalg.qr(random_normal(n, n, seed=n)).Q
+    content = random_normal(n, VALUE_DIM, seed=n + 1)
     strong = [_distance(keys, content, j, STRONG) for j in range(n)]
     weight, distance = _weight(keys, content, 0, gain), _distance(keys, content, 0, gain)
     right = [
@@ -34,7 +35,7 @@ def run(values: Values, progress: Progress) -> Result:
         f"With a score of {STRONG:g} above the others, the output is the value of that key to ten places, whichever "
         f"of the {n} keys it is. With {gain:g} the key has {weight:.1%} of the weight."
     )
-    return conclude(words, [_figure(keys, content)], right=right, also=also)
+    return conclude(words, [*right, *also], [_figure(keys, content)])
 
 
 def _asked(keys: Tensor, content: Tensor, j: int, gain: float) -> tuple[Tensor, Tensor]:

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from vantage.figures import Figure, Heat, Line, Lines
-from vantage.studies._a import F64, attend, conclude, draw
-from vantage.studies.common import compared
+from vantage.studies.shared.attention import attend
+from vantage.studies.shared.findings import compared, conclude
+from vantage.studies.shared.models import F64, random_normal
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 HIGH = 20.0
@@ -36,7 +37,7 @@ def run(values: Values, progress: Progress) -> Result:
         "document calls e/(2e + n − 2) about a half, but at n = 100 and g = 1 each of the two has a weight of "
         f"{low:.3f}, hardly more than the {1 / 100:g} of a query that asks for nothing."
     )
-    return conclude(words, _figures(curves), right=right, slips=slips, also=also)
+    return conclude(words, [*right, *also], _figures(curves), slips)
 
 
 def _shares(n: int, gains: tuple[float, ...]) -> list[float]:
@@ -56,7 +57,7 @@ def _keys(n: int) -> Tensor:
     """Orthonormal keys. Of many only the first are turned: a QR of 1000 would take longer than all the rest."""
     keys = torch.eye(n, dtype=F64)
     few = min(n, 32)
-    keys[:few, :few] = torch.linalg.qr(draw(few, few, seed=n)).Q
+    keys[:few, :few] = torch.linalg.qr(random_normal(few, few, seed=n)).Q
     return keys
 
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from vantage.figures import Figure, Histogram, Line, Lines
-from vantage.studies._a import F64, attend, conclude, draw, held
-from vantage.studies.common import compared, interval, mean
+from vantage.studies.shared.attention import attend
+from vantage.studies.shared.findings import compared, conclude, held, interval, mean
+from vantage.studies.shared.models import F64, random_normal
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 ALPHA = 1e-6  # the variance that every key has in every direction
@@ -41,10 +42,10 @@ class Keys:
 
 def draw_keys(n: int, samples: int, *, noisy: bool, seed: int = 0) -> Keys:
     """k_i = μ_i + √α z, and if ``noisy`` key a is β times as long, β of mean 1 and variance ½."""
-    means = torch.linalg.qr(draw(n, n, seed=n)).Q
-    drawn = means + ALPHA**0.5 * draw(samples, n, n, seed=seed + 1)
+    means = torch.linalg.qr(random_normal(n, n, seed=n)).Q
+    drawn = means + ALPHA**0.5 * random_normal(samples, n, n, seed=seed + 1)
     if noisy:
-        drawn[:, 0] += NORM_VARIANCE**0.5 * draw(samples, 1, seed=seed + 2) * means[0]
+        drawn[:, 0] += NORM_VARIANCE**0.5 * random_normal(samples, 1, seed=seed + 2) * means[0]
     return Keys(means, drawn)
 
 
@@ -81,7 +82,7 @@ def run(values: Values, progress: Progress) -> Result:
         f"of 1, where nothing is copied: of {n} keys v_a has between {share[0]:.2f} and {share[1]:.2f} of the weight "
         "in nine samples of ten."
     )
-    return conclude(words, _figures(outputs, clean), right=right, slips=slips, also=also)
+    return conclude(words, [*right, *also], _figures(outputs, clean), slips)
 
 
 def _squares(samples: list[float]) -> list[float]:

@@ -8,9 +8,8 @@ import numpy as np
 from torch import Tensor
 
 from vantage.figures import Figure, Histogram, Line, Lines
-from vantage.studies._a import conclude, held
 from vantage.studies.a13_one_head_noise import GAINS, HIGH, LOW, MOSTLY, Keys, draw_keys, scatter
-from vantage.studies.common import compared, interval, mean
+from vantage.studies.shared.findings import compared, conclude, held, interval, mean
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 RESAMPLES = 400
@@ -54,7 +53,7 @@ def run(values: Values, progress: Progress) -> Result:
         f"g = {HIGH:g}. But the document works with g = 1, where its heads copy nothing: head 2 gives v_b a weight of "
         f"{_second(noisy, LOW):.2f} with {n} keys. Its prose needs a gain far above 1."
     )
-    return conclude(words, _figures(found), right=right, slips=slips, also=also)
+    return conclude(words, [*right, *also], _figures(found), slips)
 
 
 def _both(keys: Keys, gain: float, again: np.ndarray) -> Both:

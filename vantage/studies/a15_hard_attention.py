@@ -13,8 +13,8 @@ from vantage.model import Model, build, decoder
 from vantage.spec.model import Scores
 from vantage.spec.parts import Argmax, Pointwise, Shape, Softmax
 from vantage.spec.positions import Place, Positions
-from vantage.studies._a import conclude, draw, held
-from vantage.studies.common import compared
+from vantage.studies.shared.findings import compared, conclude, held
+from vantage.studies.shared.models import random_normal
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 HEADS = (1, 2, 3)
@@ -72,7 +72,7 @@ def seen_from(model: Model, node: int) -> Tensor:
     """
     out = model.hidden(torch.arange(model.spec.vocab)[None])[0, node]
     table = model.embed.tokens.weight
-    (grad,) = torch.autograd.grad(out @ draw(len(out)).to(out.dtype), table)
+    (grad,) = torch.autograd.grad(out @ random_normal(len(out)).to(out.dtype), table)
     return (grad != 0).any(-1)
 
 
@@ -107,7 +107,7 @@ def run(values: Values, progress: Progress) -> Result:
         f"{told[2][depth]} and {told[3][depth]} after {depth}, where the heads are told to look at places that no "
         f"other path reaches. Random heads stay below. With softmax one layer sees all {soft}."
     )
-    return conclude(words, _figures(told, free, depth), right=right, also=also)
+    return conclude(words, [*right, *also], _figures(told, free, depth))
 
 
 def _reach(heads: int, depth: int, tokens: int, *, told: bool, nodes: int) -> int:

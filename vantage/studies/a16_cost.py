@@ -11,8 +11,9 @@ from vantage.attention import GroupedQuery
 from vantage.figures import Bars, Figure, Line, Lines
 from vantage.spec.masks import Causal, Everything, dense
 from vantage.spec.positions import Positions
-from vantage.studies._a import conclude, draw, module, run_module
-from vantage.studies.common import compared
+from vantage.studies.shared.attention import run_attention, sharp_attention
+from vantage.studies.shared.findings import compared, conclude
+from vantage.studies.shared.models import random_normal
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 LENGTHS = (8, 16, 32, 64, 128, 256)
@@ -86,7 +87,7 @@ def run(values: Values, progress: Progress) -> Result:
         f"token, {out:,} multiply-accumulates here, not the {size.h * size.d**2:,} of h·d². The orders are right: "
         "what is counted is between 2 and 4 times as much, at any length."
     )
-    return conclude(words, _figures(counts, over, size), right=right, slips=slips, also=also)
+    return conclude(words, [*right, *also], _figures(counts, over, size), slips)
 
 
 def counted(name: str, size: Size) -> dict[str, int]:
@@ -94,10 +95,10 @@ def counted(name: str, size: Size) -> dict[str, int]:
     crosses = name == "cross"
     config = GroupedQuery(size.h, 1 if name == "multi-query" else None, head_dim=size.d)
     mask = Causal() if name == "causal" else Everything()
-    made = module(config, size.d, mask, cross=crosses)
-    x = draw(1, size.M if name in ("self", "multi-query") else size.N, size.d)
+    made = sharp_attention(config, size.d, mask, cross=crosses)
+    x = random_normal(1, size.M if name in ("self", "multi-query") else size.N, size.d)
     with FlopCounterMode(display=False) as counter:
-        run_module(made, x, source=draw(1, size.M, size.d, seed=1) if crosses else None)
+        run_attention(made, x, source=random_normal(1, size.M, size.d, seed=1) if crosses else None)
     by_module = {of: sum(n.values()) // 2 for of, n in counter.get_flop_counts().items()}  # two operations each
     whole = type(made).__name__
     output = by_module[f"{whole}.out"]

@@ -11,8 +11,8 @@ from vantage.figures import Bars, Figure, Heat
 from vantage.inspect import Atlas, HeadFacts, atlas, capture
 from vantage.inspect.select import read_tokens
 from vantage.model import Model, build
-from vantage.studies._a import conclude, held
-from vantage.studies.common import smollm2
+from vantage.studies.shared.findings import conclude, held
+from vantage.studies.shared.models import smollm2
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 TEXT = (
@@ -67,7 +67,7 @@ def run(values: Values, progress: Progress) -> Result:
         + ". Heads of the same shape with random weights do none of it."
     )
     figures = [_kinds_figure(found), *([_heads_figure(model, clear)] if clear else [])]
-    return conclude(words, figures, right=right, also=also)
+    return conclude(words, [*right, *also], figures)
 
 
 def _untrained(model: Model) -> Model:

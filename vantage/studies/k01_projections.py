@@ -18,8 +18,8 @@ from vantage.spec.masks import Causal
 from vantage.spec.model import BuildContext
 from vantage.spec.parts import Context
 from vantage.spec.positions import Positions
-from vantage.studies._k import F64, model_of, projections
-from vantage.studies.common import compared, concluded, judged
+from vantage.studies.shared.findings import compared, conclude, judged
+from vantage.studies.shared.models import F64, count_projections, sharp_model
 from vantage.studies.study import Parameter, Progress, Result, Study, Values
 
 VOCAB, FIRST = 11, 3
@@ -28,7 +28,7 @@ LAYERS = 2
 
 def run(values: Values, progress: Progress) -> Result:
     n = int(values["tokens"])
-    model = model_of(decoder(vocab=VOCAB, width=16, layers=LAYERS, heads=4, kv_heads=2))
+    model = sharp_model(decoder(vocab=VOCAB, width=16, layers=LAYERS, heads=4, kv_heads=2))
     lengths = sorted({1, 2, 3, *range(4, n, max(1, n // 8)), n})
     found: dict[bool, dict[int, Counter[int]]] = {True: {}, False: {}}
     engine: dict[bool, int] = {}
@@ -58,14 +58,14 @@ def run(values: Values, progress: Progress) -> Result:
         f"The document is off by one for generated tokens: the key of y₁ is computed {plain[1]} times, not {n}, since "
         "y₁ is not yet there while it is being generated; and x₄ comes out of x₃'s query and three keys."
     )
-    return concluded(words, numbers, [_each(plain, kept, n), _growth(found, lengths)], slips)
+    return conclude(words, numbers, [_each(plain, kept, n), _growth(found, lengths)], slips)
 
 
 def _counted(model: Model, n: int, cached: bool) -> tuple[Counter[int], int]:
     """How often each input's key is projected while ``n`` tokens are generated; and what the engine says."""
     engine = Engine(model, cache=cached, share_prefixes=False)
     engine.submit([FIRST], max_tokens=n)
-    with projections(model) as counts:
+    with count_projections(model) as counts:
         engine.run()
     assert all(layer == counts[0] for layer in counts)  # every layer is asked for the same tokens
     return counts[0], max(engine.stats.projections)

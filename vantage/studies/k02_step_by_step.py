@@ -8,8 +8,8 @@ from torch import Tensor
 from vantage.figures import Figure, Heat, Line, Lines
 from vantage.model import Model, decoder
 from vantage.spec.parts import Attended, Need, View
-from vantage.studies._k import apart, greedy, model_of, projections
-from vantage.studies.common import compared, concluded, judged
+from vantage.studies.shared.findings import compared, conclude, judged
+from vantage.studies.shared.models import count_projections, greedy_tokens, max_difference, sharp_model
 from vantage.studies.study import Parameter, Progress, Result, Study, Values
 
 VOCAB, PROMPT = 11, [3, 7, 1]
@@ -19,15 +19,15 @@ KINDS = ("contiguous", "paged", "quantised")
 
 def run(values: Values, progress: Progress) -> Result:
     steps, kind = int(values["steps"]), str(values["kind"])
-    model = model_of(decoder(vocab=VOCAB, width=16, layers=2, heads=2))
-    told = torch.tensor([greedy(model, PROMPT, steps, cached=False)])
+    model = sharp_model(decoder(vocab=VOCAB, width=16, layers=2, heads=2))
+    told = torch.tensor([greedy_tokens(model, PROMPT, steps, cached=False)])
     progress(0.3, "step by step")
     loss = ROUNDING if kind != "quantised" else 0.5  # eight bits a number lose something
     read, weights, keys, same = _steps(model, told, kind)
     progress(0.7, "in one pass")
     whole, held = _whole(model, told[:, :-1])
     drawn = [_drawn(model, steps, seed, cached) for seed in (0, 1) for cached in (True, False)]
-    error = max(apart(row, whole[t, : len(row)]) for t, row in zip(_queries(steps), weights, strict=True))
+    error = max(max_difference(row, whole[t, : len(row)]) for t, row in zip(_queries(steps), weights, strict=True))
     numbers = [
         compared("most tokens projected in a step after the prompt", max(read[1:]), 1),
         compared("tokens projected in all: prompt and steps", sum(read), len(PROMPT) + steps - 1),
@@ -48,7 +48,7 @@ def run(values: Values, progress: Progress) -> Result:
         "weights and the chosen tokens are those of a pass over everything, whether the likeliest token is taken or "
         "one is drawn."
     )
-    return concluded(words, numbers, _figures(weights, whole, read, len(PROMPT)))
+    return conclude(words, numbers, _figures(weights, whole, read, len(PROMPT)))
 
 
 def _queries(steps: int) -> range:
@@ -60,7 +60,7 @@ def _steps(model: Model, told: Tensor, kind: str) -> tuple[list[int], list[Tenso
     """The prompt, then a token a step: tokens read, the last query's weights, what is kept, and how many agree."""
     cache, rows, read, same = model.new_cache(kind=kind), [], [], 0
     at = len(PROMPT)
-    with projections(model) as counts:
+    with count_projections(model) as counts:
         for end in range(at, told.shape[1]):
             new = told[:, :at] if end == at else told[:, end - 1 : end]
             seen: list[Tensor] = []
@@ -97,7 +97,7 @@ def _last_layer(model: Model, seen: list[Tensor], views: list[View] | None = Non
 
 
 def _far(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> float:
-    return max(apart(one, other) for one, other in zip(a, b, strict=True))
+    return max(max_difference(one, other) for one, other in zip(a, b, strict=True))
 
 
 def _drawn(model: Model, steps: int, seed: int, cached: bool) -> list[int]:

@@ -11,9 +11,9 @@ from vantage.kernels import chooser
 from vantage.spec.masks import Causal
 from vantage.spec.parts import Attended, Context, Need, View
 from vantage.spec.positions import Positions
-from vantage.studies._k import F64
-from vantage.studies.common import compared, concluded
 from vantage.studies.k01_projections import worked_module
+from vantage.studies.shared.findings import compared, conclude
+from vantage.studies.shared.models import F64
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 X = ((1.0, 2.0), (3.0, 4.0), (5.0, 6.0))
@@ -46,7 +46,7 @@ def run(values: Values, progress: Progress) -> Result:
         "The keys (1, 4), (3, 10), (5, 16) and the values (2.5, 0.5), (5.5, 0.5), (8.5, 0.5) stand in the cache after "
         "three steps, exactly. The third query gives almost all weight to the third key, so its output is (8.5, 0.5)."
     )
-    return concluded(words, numbers, _figures(keys, kept, weights, own_weights))
+    return conclude(words, numbers, _figures(keys, kept, weights, own_weights))
 
 
 @torch.no_grad()

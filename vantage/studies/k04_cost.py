@@ -6,8 +6,8 @@ import math
 
 from vantage.figures import Figure, Line, Lines
 from vantage.model import Model, decoder
-from vantage.studies._k import CountingKernel, greedy, model_of, projections
-from vantage.studies.common import compared, concluded
+from vantage.studies.shared.findings import compared, conclude
+from vantage.studies.shared.models import CountingKernel, count_projections, greedy_tokens, sharp_model
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 VOCAB, FIRST = 11, 3
@@ -18,7 +18,7 @@ KINDS = ((False, "without a cache"), (True, "with a cache"))
 def run(values: Values, progress: Progress) -> Result:
     most = int(values["tokens"])
     lengths = [most // 8, most // 4, most // 2, most]
-    model = model_of(decoder(vocab=VOCAB, width=16, layers=1, heads=1))
+    model = sharp_model(decoder(vocab=VOCAB, width=16, layers=1, heads=1))
     keys: dict[bool, list[int]] = {False: [], True: []}
     scores: dict[bool, list[int]] = {False: [], True: []}
     for i, n in enumerate(lengths):
@@ -48,7 +48,7 @@ def run(values: Values, progress: Progress) -> Result:
         "N³ to N², as S2 says. S1's O(N) is not the cost of generation: each of N steps still looks at everything "
         "before it."
     )
-    return concluded(words, numbers, [_picture(lengths, keys, scores)], slips)
+    return conclude(words, numbers, [_picture(lengths, keys, scores)], slips)
 
 
 def _counted(model: Model, n: int, cached: bool) -> tuple[int, int]:
@@ -56,8 +56,8 @@ def _counted(model: Model, n: int, cached: bool) -> tuple[int, int]:
     counting = CountingKernel()
     was, model.kernel = model.kernel, counting
     try:
-        with projections(model) as counts:
-            greedy(model, [FIRST], n, cached=cached)
+        with count_projections(model) as counts:
+            greedy_tokens(model, [FIRST], n, cached=cached)
     finally:
         model.kernel = was
     return sum(counts[0].values()), counting.scores

@@ -11,7 +11,7 @@ from vantage.inspect.cache_bytes import Room, alternatives, cache_bytes, token_b
 from vantage.inspect.cost import WINDOW
 from vantage.model import Model, build, decoder
 from vantage.spec.model import ModelSpec
-from vantage.studies.common import compared, concluded
+from vantage.studies.shared.findings import compared, conclude
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 WIDTH, HEADS, LAYERS, BLOCK = 32, 8, 2, 4
@@ -63,7 +63,7 @@ def run(values: Values, progress: Progress) -> Result:
         "A cache grows in proportion to its length and to its batch, and shrinks by as many times as there are fewer "
         f"key/value heads. The calculator gives the bytes that are allocated, exactly, in {tried} caches of four kinds."
     )
-    return concluded(words, numbers, _figures(instead, context, batch))
+    return conclude(words, numbers, _figures(instead, context, batch))
 
 
 def _model(kv_heads: int, window: int | None = None) -> Model:

@@ -9,7 +9,8 @@ from vantage.figures import Figure, Line, Lines
 from vantage.generation import Conversation
 from vantage.generation.conversation import Message
 from vantage.model import Model
-from vantage.studies.common import compared, concluded, judged, smollm2
+from vantage.studies.shared.findings import compared, conclude, judged
+from vantage.studies.shared.models import smollm2
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 SYSTEM = "You are a helpful assistant. Answer in one short sentence."
@@ -72,7 +73,7 @@ def run(values: Values, progress: Progress) -> Result:
         f"{anew[last].first:.2f} s, and the gap grows with every turn. {same} of {turns} answers are the same, word "
         "for word."
     )
-    return concluded(words, numbers, [_picture(kept, anew)])
+    return conclude(words, numbers, [_picture(kept, anew)])
 
 
 def _forgetful(model: Model, messages: list[Message], most: int) -> Conversation:

@@ -14,8 +14,16 @@ from vantage.position import Sinusoidal
 from vantage.spec.masks import Everything
 from vantage.spec.parts import Shape
 from vantage.spec.positions import Positions
-from vantage.studies._p import F64, ROUNDING, apart, attend, attention, draws, rows, sharpen, shown
-from vantage.studies.common import compared, concluded, judged
+from vantage.studies.shared.attention import build_attention, run_attention
+from vantage.studies.shared.findings import compared, conclude, judged
+from vantage.studies.shared.models import (
+    F64,
+    ROUNDING,
+    max_difference,
+    on_log_axis,
+    random_normal,
+    sharpen,
+)
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 WIDTH = 16
@@ -31,15 +39,15 @@ def run(values: Values, progress: Progress) -> Result:
     tokens = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(seed))[None, :count]
     bare = _model("none", count, seed)
     straight, mixed = _hidden(bare, tokens), _hidden(bare, tokens[:, order])
-    errors = {"no encoding": apart(mixed, straight[:, order])}
+    errors = {"no encoding": max_difference(mixed, straight[:, order])}
     for i, name in enumerate(ENCODINGS):
         progress(i / len(ENCODINGS), name)
         errors[name] = _error(_model(name, count, seed), tokens, order)
     errors["causal mask"] = _error(_model("none", count, seed, causal=True), tokens, order)
     rope = _model("rope", count, seed)
-    moved = apart(_hidden(rope, tokens[:, order], order), _hidden(rope, tokens)[:, order])
+    moved = max_difference(_hidden(rope, tokens[:, order], order), _hidden(rope, tokens)[:, order])
     least = min(errors[name] for name in ENCODINGS)
-    pooled = apart(mixed.mean(1), straight.mean(1))
+    pooled = max_difference(mixed.mean(1), straight.mean(1))
     numbers = [
         *parts,
         compared("a whole encoder: |f(PX) − P·f(X)|", errors["no encoding"], 0.0, within=ROUNDING),
@@ -48,7 +56,7 @@ def run(values: Values, progress: Progress) -> Result:
         compared("the mean over the tokens is invariant: its change", pooled, 0.0, within=ROUNDING),
     ]
     slips = [
-        compared("invariant? |f(PX) − f(X)|", apart(mixed, straight), 0.0, within=BROKEN),
+        compared("invariant? |f(PX) − f(X)|", max_difference(mixed, straight), 0.0, within=BROKEN),
         compared("with a causal mask: |f(PX) − P·f(X)|", errors["causal mask"], 0.0, within=BROKEN),
     ]
     words = (
@@ -56,7 +64,7 @@ def run(values: Values, progress: Progress) -> Result:
         "in places (only a mean over the tokens is). Every encoding breaks it, and so does a causal mask alone."
     )
     progress(1.0, "done")
-    return concluded(words, numbers, [_picture(straight[0], mixed[0], order), _bars(errors)], slips)
+    return conclude(words, numbers, [_picture(straight[0], mixed[0], order), _bars(errors)], slips)
 
 
 def shuffled(count: int, seed: int) -> Tensor:
@@ -68,17 +76,17 @@ def shuffled(count: int, seed: int) -> Tensor:
 
 def _parts(count: int, order: Tensor, seed: int) -> list[Number]:
     """Attention, the feed-forward layer after it, and the sum at the input, each alone."""
-    x = draws(1, count, WIDTH, seed=seed)
-    module = sharpen(attention(GroupedQuery(4, 2, bias=True, out_bias=True), WIDTH, Everything()), seed)
+    x = random_normal(1, count, WIDTH, seed=seed)
+    module = sharpen(build_attention(GroupedQuery(4, 2, bias=True, out_bias=True), WIDTH, Everything()), seed)
     ffn = sharpen(FeedForward(2 * WIDTH, "relu", gated=False, bias=True).build(WIDTH, dense).to(F64), seed + 1)
-    straight, mixed = attend(module, x), attend(module, x[:, order])
+    straight, mixed = run_attention(module, x), run_attention(module, x[:, order])
     with torch.no_grad():
-        through = apart(ffn(mixed), ffn(straight)[:, order])
+        through = max_difference(ffn(mixed), ffn(straight)[:, order])
     add = Sinusoidal().build(Shape(WIDTH, 4, 2, 4, 4, 4))
     pos = Positions.arange(1, count)
-    unequal = apart(add(x[:, order], pos), add(x, pos)[:, order])
+    unequal = max_difference(add(x[:, order], pos), add(x, pos)[:, order])
     return [
-        compared("attention: |A(PX) − P·A(X)|", apart(mixed, straight[:, order]), 0.0, within=ROUNDING),
+        compared("attention: |A(PX) − P·A(X)|", max_difference(mixed, straight[:, order]), 0.0, within=ROUNDING),
         compared("and feed-forward with biases after it", through, 0.0, within=ROUNDING),
         judged("the sum at the input: |(PX + Φ) − P(X + Φ)|", unequal, unequal > BROKEN),
     ]
@@ -96,8 +104,7 @@ def _model(position: str, count: int, seed: int, *, causal: bool = False) -> Mod
         norm="layer",
         max_length=count,
     )
-    model = build(spec, seed=seed).double()
-    sharpen(model, seed)
+    model = sharpen(build(spec, seed=seed).double(), seed)
     return model
 
 
@@ -107,14 +114,16 @@ def _hidden(model: Model, tokens: Tensor, positions: Tensor | None = None) -> Te
 
 
 def _error(model: Model, tokens: Tensor, order: Tensor) -> float:
-    return apart(_hidden(model, tokens[:, order]), _hidden(model, tokens)[:, order])
+    return max_difference(_hidden(model, tokens[:, order]), _hidden(model, tokens)[:, order])
 
 
 def _picture(straight: Tensor, mixed: Tensor, order: Tensor) -> Figure:
     names = [chr(ord("A") + i % 26) for i in range(len(order))]
     dims = tuple(str(i) for i in range(straight.shape[1]))
     panels = tuple(
-        Heat(title, "dimension", "token", rows(out - out.mean(0)), dims, tuple(names[i] for i in at), diverging=True)
+        Heat(
+            title, "dimension", "token", (out - out.mean(0)).tolist(), dims, tuple(names[i] for i in at), diverging=True
+        )
         for title, out, at in (
             ("output for X, less its mean", straight, list(range(len(order)))),
             ("output for PX, less its mean", mixed, order.tolist()),
@@ -125,7 +134,7 @@ def _picture(straight: Tensor, mixed: Tensor, order: Tensor) -> Figure:
 
 
 def _bars(errors: dict[str, float]) -> Figure:
-    heights = [shown(error) for error in errors.values()]
+    heights = [on_log_axis(error) for error in errors.values()]
     bars = Bars("what breaks it", "largest |f(PX) − P·f(X)|", tuple(errors), (("difference", heights),), log_y=True)
     caption = (
         "Without an encoding what is left is rounding. With any encoding, or with a causal mask and none, the output "

@@ -11,8 +11,8 @@ from vantage.figures import Figure, Heat, Line, Lines
 from vantage.position import Sinusoidal, sinusoid
 from vantage.spec.parts import Shape
 from vantage.spec.positions import Positions
-from vantage.studies._p import F64, ROUNDING, apart, rows
-from vantage.studies.common import compared, concluded
+from vantage.studies.shared.findings import compared, conclude
+from vantage.studies.shared.models import F64, ROUNDING, max_difference
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 WORKED = ((0.0, 1.0, 0.0, 1.0), (0.84147, 0.54030, 0.00999983, 0.99995))  # PE(0) and PE(1) at d = 4
@@ -33,12 +33,12 @@ def run(values: Values, progress: Progress) -> Result:
         compared("PE(1)[3] with the exponent 2i/d", float(sinusoid(torch.tensor(1), 4)[3]), 0.99995, within=PRINTED),
         compared(
             "the two layouts, one reordered: difference",
-            apart(torch.cat((pairs[..., 0], pairs[..., 1]), -1), halves),
+            max_difference(torch.cat((pairs[..., 0], pairs[..., 1]), -1), halves),
             0.0,
         ),
         compared(
             "sin² + cos² of a pair: furthest from 1",
-            apart(pairs.square().sum(-1), torch.ones(())),
+            max_difference(pairs.square().sum(-1), torch.ones(())),
             0.0,
             within=ROUNDING,
         ),
@@ -53,7 +53,7 @@ def run(values: Values, progress: Progress) -> Result:
         ),
         compared(
             "sin² + cos² with S2's exponent: furthest from 1",
-            apart(slipped.square().sum(-1), torch.ones(())),
+            max_difference(slipped.square().sum(-1), torch.ones(())),
             0.0,
             within=ROUNDING,
         ),
@@ -63,7 +63,7 @@ def run(values: Values, progress: Progress) -> Result:
         "its own example, and everything that follows from it, needs 2i/d, the same for both members of a pair."
     )
     progress(1.0, "done")
-    return concluded(words, numbers, [_layouts(interleaved, halves), _norms(norms)], slips)
+    return conclude(words, numbers, [_layouts(interleaved, halves), _norms(norms)], slips)
 
 
 def _worked() -> list[Number]:
@@ -90,7 +90,7 @@ def _dropout() -> list[Number]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         share = float((part.train()(x, pos) == 0).double().mean())
-    still = apart(part.eval()(x, pos), x + sinusoid(torch.arange(count), width))
+    still = max_difference(part.eval()(x, pos), x + sinusoid(torch.arange(count), width))
     spread = 4 * math.sqrt(DROPPED * (1 - DROPPED) / x.numel())  # four standard deviations
     return [
         compared("dropout after the sum, in training: the share that is 0", share, DROPPED, within=spread),
@@ -100,7 +100,7 @@ def _dropout() -> list[Number]:
 
 def _layouts(interleaved: Tensor, halves: Tensor) -> Figure:
     panels = tuple(
-        Heat(title, "dimension", "position", rows(table[:40]), diverging=True)
+        Heat(title, "dimension", "position", table[:40].tolist(), diverging=True)
         for title, table in (("interleaved", interleaved), ("sines, then cosines", halves))
     )
     caption = (

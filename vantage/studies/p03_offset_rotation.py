@@ -9,8 +9,8 @@ from torch import Tensor
 
 from vantage.figures import Figure, Heat, Line, Lines
 from vantage.functional import offset_matrix, sinusoid
-from vantage.studies._p import apart, rows
-from vantage.studies.common import compared, concluded
+from vantage.studies.shared.findings import compared, conclude
+from vantage.studies.shared.models import max_difference
 from vantage.studies.study import Parameter, Progress, Result, Study, Values
 
 FITTED = 2000  # positions that R is found from
@@ -37,19 +37,27 @@ def run(values: Values, progress: Progress) -> Result:
         compared(
             "R outside its 2 × 2 blocks", float(found[~blocks].abs().max()) if dim > 2 else 0.0, 0.0, within=FOUND
         ),
-        compared("RᵀR − 1: a rotation", apart(found.T @ found, eye), 0.0, within=FOUND),
+        compared("RᵀR − 1: a rotation", max_difference(found.T @ found, eye), 0.0, within=FOUND),
         compared("the first block turns by (radians)", angle, offset % (2 * math.pi), within=FOUND),
         compared(
-            "R found against R built from the frequencies", apart(found, offset_matrix(offset, dim)), 0.0, within=FOUND
+            "R found against R built from the frequencies",
+            max_difference(found, offset_matrix(offset, dim)),
+            0.0,
+            within=FOUND,
         ),
-        compared("R(k)·R(k) − R(2k)", apart(found @ found, offset_matrix(2 * offset, dim)), 0.0, within=EXACT * 100),
+        compared(
+            "R(k)·R(k) − R(2k)",
+            max_difference(found @ found, offset_matrix(2 * offset, dim)),
+            0.0,
+            within=EXACT * 100,
+        ),
     ]
     words = (
         f"A matrix found by least squares from {FITTED:,} rows of the table, without being told that it turns, is a "
         "block-diagonal rotation. It holds a million positions further on, so it depends on the offset alone."
     )
     figures = [_matrix(found, offset), _turning(dim, progress)]
-    return concluded(words, numbers, figures)
+    return conclude(words, numbers, figures)
 
 
 def fitted(dim: int, offset: int) -> Tensor:
@@ -60,14 +68,21 @@ def fitted(dim: int, offset: int) -> Tensor:
 
 def _missed(matrix: Tensor, dim: int, offset: int, start: int) -> float:
     pos = torch.arange(start, start + FITTED)
-    return apart(sinusoid(pos, dim) @ matrix.T, sinusoid(pos + offset, dim))
+    return max_difference(sinusoid(pos, dim) @ matrix.T, sinusoid(pos + offset, dim))
 
 
 def _matrix(found: Tensor, offset: int) -> Figure:
     ticks = tuple(f"{wave} {i}" for i in range(len(found) // 2) for wave in ("sin", "cos"))
     clean = torch.where(found.abs() < FOUND, torch.zeros_like(found), found)
     heat = Heat(
-        f"R({offset}), as found", "of PE(t)", f"of PE(t + {offset})", rows(clean), ticks, ticks, True, len(found) <= 8
+        f"R({offset}), as found",
+        "of PE(t)",
+        f"of PE(t + {offset})",
+        clean.tolist(),
+        ticks,
+        ticks,
+        True,
+        len(found) <= 8,
     )
     caption = (
         "Only the 2 × 2 blocks are filled: each pair of a sine and a cosine is turned by itself, by its own angle."

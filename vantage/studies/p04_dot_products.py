@@ -7,8 +7,8 @@ from torch import Tensor
 
 from vantage.figures import Figure, Line, Lines
 from vantage.functional import sinusoid
-from vantage.studies._p import ROUNDING, apart
-from vantage.studies.common import compared, concluded, judged
+from vantage.studies.shared.findings import compared, conclude, judged
+from vantage.studies.shared.models import ROUNDING, max_difference
 from vantage.studies.study import Parameter, Progress, Result, Study, Values
 
 PRINTED = 5e-6
@@ -21,7 +21,7 @@ def run(values: Values, progress: Progress) -> Result:
     table = sinusoid(torch.arange(8), 4)
     small, wide = from_zero(count, 4), from_zero(count, dim)
     start = from_zero(count, dim)
-    moved = max(apart(from_zero(count, dim, shift), start) for shift in SHIFTS)
+    moved = max(max_difference(from_zero(count, dim, shift), start) for shift in SHIFTS)
     rises = int((wide[1:] > wide[:-1]).sum())
     numbers = [
         compared("PE(0)·PE(1) at d = 4", float(table[0] @ table[1]), 1.54025, within=PRINTED),
@@ -43,7 +43,7 @@ def run(values: Values, progress: Progress) -> Result:
         "and lower for those further away: at d = 4 position 6 is nearer to 0 by this measure than position 1 is."
     )
     progress(1.0, "done")
-    return concluded(words, numbers, [_figure(small, wide, dim)], slips)
+    return conclude(words, numbers, [_figure(small, wide, dim)], slips)
 
 
 def from_zero(count: int, dim: int, start: int = 0) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from vantage.figures import Figure, Line, Lines
 from vantage.functional import sinusoid
 from vantage.position.angles import frequencies
-from vantage.studies.common import compared, concluded, judged
+from vantage.studies.shared.findings import compared, conclude, judged
 from vantage.studies.study import Parameter, Progress, Result, Study, Values
 
 CHUNK = 1 << 18  # positions at a time: some tens of megabytes at the widest
@@ -69,7 +69,7 @@ def run(values: Values, progress: Progress) -> Result:
         "fast, not slowly."
     )
     progress(1.0, "done")
-    return concluded(words, numbers, [_figure(found, top)], slips)
+    return conclude(words, numbers, [_figure(found, top)], slips)
 
 
 def _part(progress: Progress, first: float, share: float, doing: str) -> Callable[[float], None]:

@@ -13,8 +13,7 @@ from vantage.figures import Bars, Figure, Line, Lines
 from vantage.model import Model, build, decoder
 from vantage.position import Learned
 from vantage.spec.model import ModelSpec
-from vantage.studies._p import checked
-from vantage.studies.common import concluded, judged
+from vantage.studies.shared.findings import checked, conclude, judged
 from vantage.studies.study import Parameter, Progress, Result, Study, Values
 from vantage.training.evaluate import evaluate
 from vantage.training.log import Scored
@@ -78,7 +77,7 @@ def run(values: Values, progress: Progress) -> Result:
         "ever reached it, and the model fails without a word."
     )
     progress(1.0, "done")
-    return concluded(words, numbers, [_rows(made), _ways(scores)])
+    return conclude(words, numbers, [_rows(made), _ways(scores)])
 
 
 def trained(length: int, steps: int, progress: Progress) -> Trained:

@@ -8,15 +8,15 @@ from torch import Tensor
 from vantage.families.table import systems
 from vantage.figures import Bars, Figure, Heat
 from vantage.inspect import decompose
-from vantage.model import Model, build, decoder
+from vantage.model import Model, decoder
 from vantage.position import ENCODINGS, T5, Learned, Rope, Shifted, Sinusoidal, sinusoid
 from vantage.position.alibi import Alibi
 from vantage.position.shifted import ShiftedBias
 from vantage.position.xl import DistanceTerm
 from vantage.spec.model import ModelSpec
 from vantage.spec.positions import Positions
-from vantage.studies._p import ROUNDING, apart, draws, rows, sharpen, shown
-from vantage.studies.common import compared, concluded, judged
+from vantage.studies.shared.findings import compared, conclude, judged
+from vantage.studies.shared.models import ROUNDING, max_difference, on_log_axis, random_normal, sharp_model
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 VOCAB, WIDTH, HEADS, COUNT = 11, 16, 2, 12
@@ -66,14 +66,14 @@ def run(values: Values, progress: Progress) -> Result:
         "not. The systems of S0's and S3's tables use what the tables say, read off their published configurations."
     )
     progress(1.0, "done")
-    return concluded(words, numbers, [_scores(seed), _bars(changes)])
+    return conclude(words, numbers, [_scores(seed), _bars(changes)])
 
 
 @torch.no_grad()
 def moved(model: Model, tokens: Tensor, shift: int) -> float:
     """How much the output changes when all positions are ``shift`` higher."""
     at = torch.arange(tokens.shape[1])
-    return apart(model.hidden(tokens, positions=at + shift), model.hidden(tokens, positions=at))
+    return max_difference(model.hidden(tokens, positions=at + shift), model.hidden(tokens, positions=at))
 
 
 def kind(spec: ModelSpec) -> str:
@@ -97,8 +97,7 @@ def kind(spec: ModelSpec) -> str:
 
 def _model(position: str, seed: int) -> Model:
     spec = decoder(vocab=VOCAB, width=WIDTH, layers=2, heads=HEADS, position=position, max_length=LONGEST)
-    model = build(spec, seed=seed).double()
-    sharpen(model, seed)
+    model = sharp_model(spec, seed)
     return model
 
 
@@ -106,10 +105,10 @@ def _shifted(anchor: int = 3) -> float:
     """The library's bias, made as one matrix product, against S0's words: every query stands at ``anchor``."""
     dim, scale = 8, 0.5
     bias = ShiftedBias(Shifted(anchor))
-    q, pos = draws(1, HEADS, COUNT, dim), Positions.arange(1, COUNT)
+    q, pos = random_normal(1, HEADS, COUNT, dim), Positions.arange(1, COUNT)
     i, j = torch.arange(COUNT)[:, None], torch.arange(COUNT)
     encoded = sinusoid(anchor - (i - j), dim)  # (T, S, d)
-    return apart(bias.at(q, q, q, pos, pos, scale).value, scale * torch.einsum("bhid,ijd->bhij", q, encoded))
+    return max_difference(bias.at(q, q, q, pos, pos, scale).value, scale * torch.einsum("bhid,ijd->bhij", q, encoded))
 
 
 def _scores(seed: int) -> Figure:
@@ -119,7 +118,7 @@ def _scores(seed: int) -> Figure:
     for name in ("learned", "rope", "t5"):
         score = decompose(_model(name, seed), tokens, layer=0, heads=0).score[0]
         seen: list[list[float | None]] = [
-            [value if value > float("-inf") else None for value in row] for row in rows(score)
+            [value if value > float("-inf") else None for value in row] for row in score.tolist()
         ]
         panels.append(Heat(name, "key j", "query i", seen, diverging=True))
     caption = (
@@ -130,7 +129,7 @@ def _scores(seed: int) -> Figure:
 
 
 def _bars(changes: dict[str, float]) -> Figure:
-    heights = [shown(change) for change in changes.values()]
+    heights = [on_log_axis(change) for change in changes.values()]
     bars = Bars(
         "the text begins elsewhere", "largest change of the output", tuple(changes), (("change", heights),), log_y=True
     )

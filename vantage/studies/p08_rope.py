@@ -10,16 +10,22 @@ from torch import Tensor, nn
 from vantage.attention.grouped import GroupedQueryAttention
 from vantage.figures import Figure, Line, Lines
 from vantage.functional import apply_rope
-from vantage.model import Model, build, decoder
+from vantage.model import Model, decoder
 from vantage.position import Rope, Sinusoidal, permutation
 from vantage.position.rope import Rotation, rotate, turns
 from vantage.position.scaling import Default
 from vantage.position.sinusoidal import SinusoidalInput
-from vantage.spec.model import ModelSpec
 from vantage.spec.parts import Attended, Need, Shape, View
 from vantage.spec.positions import Positions
-from vantage.studies._p import ROUNDING, apart, draws, sharpen, shown
-from vantage.studies.common import compared, concluded, judged
+from vantage.studies.shared.findings import compared, conclude, judged
+from vantage.studies.shared.models import (
+    ROUNDING,
+    max_difference,
+    on_log_axis,
+    random_normal,
+    random_tokens,
+    sharp_model,
+)
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 DIM, PAIRS = 64, 64  # of a head, and how many pairs of a query and a key are looked at
@@ -68,7 +74,7 @@ class _SinusoidFromZero(SinusoidalInput):
 
 def run(values: Values, progress: Progress) -> Result:
     steps, seed = int(values["steps"]), int(values["seed"])
-    x, y = draws(PAIRS, DIM, seed=seed), draws(PAIRS, DIM, seed=seed + 1)
+    x, y = random_normal(PAIRS, DIM, seed=seed), random_normal(PAIRS, DIM, seed=seed + 1)
     progress(0.1, "the identities")
     numbers = [*_identities(x, y), *_values(seed), *_pairings(seed)]
     slips = [_both_in_one_breath(seed)]
@@ -98,23 +104,26 @@ def run(values: Values, progress: Progress) -> Result:
         "decoding, where ours is equal to one pass."
     )
     progress(1.0, "done")
-    return concluded(words, numbers, [_decoding(errors), _precision(ours, theirs)], slips)
+    return conclude(words, numbers, [_decoding(errors), _precision(ours, theirs)], slips)
 
 
 def _identities(x: Tensor, y: Tensor) -> list[Number]:
     def dots(m: int, n: int) -> Tensor:
         return (at(x, m) * at(y, n)).sum(-1)
 
-    moved = max(apart(dots(BEHIND + s, s), dots(BEHIND, 0)) for s in (1, 10, 100, 1000, 10_000))
+    moved = max(max_difference(dots(BEHIND + s, s), dots(BEHIND, 0)) for s in (1, 10, 100, 1000, 10_000))
     freq, _ = Default().frequencies(DIM, 10000.0, None)
     complex_form = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * torch.polar(torch.ones_like(freq), 100 * freq)
     adjacent = at(x, 100, Rope(pairing="adjacent"))
     module = Rotation(Rope(), DIM)
     return [
         compared("⟨R(m+s)x, R(n+s)y⟩ − ⟨R(m)x, R(n)y⟩, s to 10,000", moved, 0.0, within=1e4 * ROUNDING),
-        compared("‖R(t)x‖ − ‖x‖", apart(at(x, 12_345).norm(dim=-1), x.norm(dim=-1)), 0.0, within=ROUNDING),
+        compared("‖R(t)x‖ − ‖x‖", max_difference(at(x, 12_345).norm(dim=-1), x.norm(dim=-1)), 0.0, within=ROUNDING),
         compared(
-            "against e^(jtω)·z", apart(adjacent, torch.view_as_real(complex_form).flatten(-2)), 0.0, within=ROUNDING
+            "against e^(jtω)·z",
+            max_difference(adjacent, torch.view_as_real(complex_form).flatten(-2)),
+            0.0,
+            within=ROUNDING,
         ),
         compared("parameters", sum(p.numel() for p in module.parameters()), 0),
     ]
@@ -128,7 +137,7 @@ def at(x: Tensor, position: int, rope: Rope = Rope()) -> Tensor:
 @torch.no_grad()
 def _values(seed: int) -> list[Number]:
     """Keys and values of the first layer, the text once at 0 and once further on."""
-    model, tokens, seen = _paired("halves", seed), _tokens(12, seed), []
+    model, tokens, seen = _paired("halves", seed), random_tokens(12, VOCAB, seed), []
 
     def watch(site: str, index: int, view: View, need: Need, done: Attended) -> None:
         if index == 0:
@@ -136,7 +145,7 @@ def _values(seed: int) -> list[Number]:
 
     for start in (0, 1000):
         model.hidden(tokens, positions=torch.arange(start, start + 12), watch=watch)
-    keys, values = (apart(a, b) for a, b in zip(seen[0][:2], seen[1][:2], strict=True))
+    keys, values = (max_difference(a, b) for a, b in zip(seen[0][:2], seen[1][:2], strict=True))
     return [
         judged("keys of a text at 1,000 against the same at 0: change", keys, keys > WRONG),
         compared("values of the same: change", values, 0.0),
@@ -150,12 +159,12 @@ def _pairings(seed: int) -> list[Number]:
     adjacent, halves = _paired("adjacent", seed), _paired("halves", seed)
     for block in halves.blocks:
         _reorder(block)
-    tokens = _tokens(12, seed)
+    tokens = random_tokens(12, VOCAB, seed)
     with torch.no_grad():
         return [
             compared(
                 "adjacent pairs against halves, rows of q and k reordered",
-                apart(adjacent(tokens), halves(tokens)),
+                max_difference(adjacent(tokens), halves(tokens)),
                 0.0,
                 within=ROUNDING,
             )
@@ -164,18 +173,20 @@ def _pairings(seed: int) -> list[Number]:
 
 def _both_in_one_breath(seed: int) -> Number:
     adjacent, halves = _paired("adjacent", seed), _paired("halves", seed)
-    tokens = _tokens(12, seed)
+    tokens = random_tokens(12, VOCAB, seed)
     with torch.no_grad():
         return compared(
             "the same weights with both pairings, as S2 has it",
-            apart(adjacent(tokens), halves(tokens)),
+            max_difference(adjacent(tokens), halves(tokens)),
             0.0,
             within=WRONG,
         )
 
 
 def _paired(pairing: str, seed: int) -> Model:
-    return _sharp(decoder(vocab=VOCAB, width=32, layers=2, heads=4, kv_heads=2, position=Rope(pairing=pairing)), seed)
+    return sharp_model(
+        decoder(vocab=VOCAB, width=32, layers=2, heads=4, kv_heads=2, position=Rope(pairing=pairing)), seed
+    )
 
 
 @torch.no_grad()
@@ -187,16 +198,6 @@ def _reorder(block: nn.Module) -> None:
     order = permutation(attention.shape.key_dim)
     parts = [p.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1) for p in (q, k)]
     weight.copy_(torch.cat([*parts, v]))
-
-
-def _sharp(spec: ModelSpec, seed: int) -> Model:
-    model = build(spec, seed=seed).double()
-    sharpen(model, seed)
-    return model
-
-
-def _tokens(count: int, seed: int) -> Tensor:
-    return torch.randint(VOCAB, (1, count), generator=torch.Generator().manual_seed(seed))
 
 
 # ---- precision
@@ -240,7 +241,10 @@ def _cached(steps: int, seed: int) -> dict[str, list[float]]:
         "sinusoidal": added,
         "sinusoidal from 0": replace(added, embedding=replace(added.embedding, inputs=(SinusoidalFromZero(),))),
     }
-    return {name: stepwise(_sharp(spec, seed), _tokens(PROMPT + steps, seed)) for name, spec in specs.items()}
+    return {
+        name: stepwise(sharp_model(spec, seed), random_tokens(PROMPT + steps, VOCAB, seed))
+        for name, spec in specs.items()
+    }
 
 
 @torch.no_grad()
@@ -253,7 +257,12 @@ def stepwise(model: Model, tokens: Tensor) -> list[float]:
 
 def _decoding(errors: dict[str, list[float]]) -> Figure:
     lines = tuple(
-        Line(name, list(range(len(error))), [shown(e) for e in error], look="dashed" if "from 0" in name else "solid")
+        Line(
+            name,
+            list(range(len(error))),
+            [on_log_axis(e) for e in error],
+            look="dashed" if "from 0" in name else "solid",
+        )
         for name, error in errors.items()
     )
     panel = Lines("a prompt of 8 tokens, then one at a time", "token", "error of its logits", lines, log_y=True)
@@ -271,7 +280,7 @@ def _precision(ours: dict[str, list[float]], theirs: dict[str, list[float]]) -> 
             title,
             "shift s",
             "error / (‖x‖·‖y‖)",
-            tuple(Line(name, x, [shown(e) for e in error[1:]]) for name, error in of.items()),
+            tuple(Line(name, x, [on_log_axis(e) for e in error[1:]]) for name, error in of.items()),
             log_x=True,
             log_y=True,
         )

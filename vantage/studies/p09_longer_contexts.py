@@ -13,12 +13,12 @@ from vantage.families.table import systems
 from vantage.figures import Bars, Figure, Line, Lines
 from vantage.functional import apply_rope
 from vantage.inspect import decompose
-from vantage.model import Model, build, decoder
+from vantage.model import Model, decoder
 from vantage.position import Rope
 from vantage.position.scaling import Default, DynamicNTK, Linear, Llama3, Rule, YaRN
 from vantage.spec.model import Layer
-from vantage.studies._p import ROUNDING, apart, checked, draws, sharpen
-from vantage.studies.common import concluded, judged
+from vantage.studies.shared.findings import checked, conclude, judged
+from vantage.studies.shared.models import ROUNDING, max_difference, random_normal, sharp_model
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 BASE = 10000.0
@@ -59,7 +59,7 @@ def run(values: Values, progress: Progress) -> Result:
         "training. iRoPE leaves position out of every fourth layer, and there a score knows tokens only."
     )
     progress(1.0, "done")
-    return concluded(words, numbers, [_ratios(found, original), _layers(pattern, shares)])
+    return conclude(words, numbers, [_ratios(found, original), _layers(pattern, shares)])
 
 
 def scaled(name: str, rule: Rule, dim: int, original: int, length: int) -> Scaled:
@@ -91,10 +91,10 @@ def _bands(found: dict[str, Scaled], original: int, factor: float) -> list[Numbe
 
 def _interpolation(factor: float) -> Number:
     """Linear scaling is nothing but positions divided by the factor."""
-    x, pos, times = draws(4, 16, 32), torch.arange(16), max(2, int(factor))
+    x, pos, times = random_normal(4, 16, 32), torch.arange(16), max(2, int(factor))
     slowed = apply_rope(x, pos * times, Rope(scaling=Linear(times)))
     what = f"linear scaling by {times}: position {times}·t against position t unscaled"
-    return checked(what, apart(slowed, apply_rope(x, pos)), 0.0, within=ROUNDING)
+    return checked(what, max_difference(slowed, apply_rope(x, pos)), 0.0, within=ROUNDING)
 
 
 # ---- iRoPE
@@ -122,8 +122,7 @@ def _model(pattern: list[bool]) -> Model:
     layers = tuple(
         layer if turning else replace(layer, qk=()) for layer, turning in zip(spec.layers, pattern, strict=True)
     )
-    model = build(replace(spec, layers=layers)).double()
-    sharpen(model)
+    model = sharp_model(replace(spec, layers=layers))
     return model
 
 

@@ -10,10 +10,10 @@ from vantage.figures import Figure, Heat, Line, Lines
 from vantage.functional import alibi_bias, alibi_slopes
 from vantage.inspect import decompose
 from vantage.inspect.decomposition import Decomposition
-from vantage.model import build, decoder
+from vantage.model import decoder
 from vantage.spec.model import Scores
-from vantage.studies._p import F64, ROUNDING, apart, checked, rows, sharpen
-from vantage.studies.common import compared, concluded, judged
+from vantage.studies.shared.findings import checked, compared, conclude, judged
+from vantage.studies.shared.models import F64, ROUNDING, max_difference, sharp_model
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 
 PAPER = 8  # the number of heads for which S3's series is the paper's
@@ -30,7 +30,7 @@ def run(values: Values, progress: Progress) -> Result:
     numbers = [
         compared(
             "bias − (−m·|i − j|), over all heads",
-            apart(bias, -slopes[:, None, None] * (i - j).abs()),
+            max_difference(bias, -slopes[:, None, None] * (i - j).abs()),
             0.0,
             within=ROUNDING,
         ),
@@ -50,7 +50,7 @@ def run(values: Values, progress: Progress) -> Result:
         "which S3's formula leaves out."
     )
     progress(1.0, "done")
-    return concluded(words, numbers, [_pictures(bias, slopes), _series(heads)], slips)
+    return conclude(words, numbers, [_pictures(bias, slopes), _series(heads)], slips)
 
 
 def s3_slopes(heads: int) -> Tensor:
@@ -59,7 +59,7 @@ def s3_slopes(heads: int) -> Tensor:
 
 
 def _off(heads: int) -> float:
-    return apart(alibi_slopes(heads, F64), s3_slopes(heads))
+    return max_difference(alibi_slopes(heads, F64), s3_slopes(heads))
 
 
 def _geometric(heads: int) -> Number:
@@ -78,9 +78,12 @@ def _odd(heads: int) -> list[Number]:
     """No power of two: those of the power below, then every second one of the power above."""
     slopes, below, above = alibi_slopes(heads, F64), alibi_slopes(8, F64), alibi_slopes(16, F64)
     return [
-        checked(f"{heads} heads: the first 8 less those of 8", apart(slopes[:8], below), 0.0, within=ROUNDING),
+        checked(f"{heads} heads: the first 8 less those of 8", max_difference(slopes[:8], below), 0.0, within=ROUNDING),
         checked(
-            f"{heads} heads: the last 4 less every second of 16", apart(slopes[8:], above[0:8:2]), 0.0, within=ROUNDING
+            f"{heads} heads: the last 4 less every second of 16",
+            max_difference(slopes[8:], above[0:8:2]),
+            0.0,
+            within=ROUNDING,
         ),
     ]
 
@@ -88,8 +91,7 @@ def _odd(heads: int) -> list[Number]:
 def _decomposed(length: int, scores: Scores = Scores()) -> Decomposition:
     """The scores of a real attention layer with ALiBi, in parts."""
     attention = GroupedQuery(PAPER, head_dim=HEAD_DIM, scores=scores)
-    model = build(decoder(vocab=VOCAB, width=32, layers=1, attention=attention, position="alibi")).double()
-    sharpen(model)
+    model = sharp_model(decoder(vocab=VOCAB, width=32, layers=1, attention=attention, position="alibi"))
     tokens = torch.randint(VOCAB, (1, length), generator=torch.Generator().manual_seed(0))
     return decompose(model, tokens, layer=0)
 
@@ -97,7 +99,7 @@ def _decomposed(length: int, scores: Scores = Scores()) -> Decomposition:
 def _scores(length: int) -> list[Number]:
     parts = _decomposed(length)
     seen = parts.seen
-    bias = apart(parts.part("position")[seen], alibi_bias(PAPER, length, F64)[seen])
+    bias = max_difference(parts.part("position")[seen], alibi_bias(PAPER, length, F64)[seen])
     return [
         checked("a real layer: what position adds to its scores, less alibi_bias", bias, 0.0, within=ROUNDING),
         judged("and its parts add up to within", parts.error, parts.error < ROUNDING),
@@ -114,8 +116,8 @@ def _pictures(bias: Tensor, slopes: Tensor) -> Figure:
     heads = tuple(f"{h + 1}" for h in range(len(slopes)))
     left = bias[:, -1].flip(-1).exp()  # the last query sees all distances
     panels = (
-        Heat(f"head 1, slope {float(slopes[0]):.4g}: the bias", "key j", "query i", rows(bias[0])),
-        Heat("all heads: e^bias", "distance", "head", rows(left), y_ticks=heads),
+        Heat(f"head 1, slope {float(slopes[0]):.4g}: the bias", "key j", "query i", bias[0].tolist()),
+        Heat("all heads: e^bias", "distance", "head", left.tolist(), y_ticks=heads),
     )
     caption = (
         "Left: what one head adds to its scores; a causal mask hides the part right of the diagonal. Right: the factor "

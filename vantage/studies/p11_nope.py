@@ -10,8 +10,9 @@ from vantage.cache import LayerPlan, make_cache
 from vantage.figures import Figure, Line, Lines
 from vantage.spec.masks import Causal, Everything, Mask
 from vantage.spec.positions import Positions
-from vantage.studies._p import F64, ROUNDING, apart, attend, attention
-from vantage.studies.common import compared, concluded, judged
+from vantage.studies.shared.attention import build_attention, run_attention
+from vantage.studies.shared.findings import compared, conclude, judged
+from vantage.studies.shared.models import F64, ROUNDING, max_difference
 from vantage.studies.study import Parameter, Progress, Result, Study, Values
 
 KEY = (1.5, -0.5)  # the constant that every key is; any will do
@@ -22,15 +23,15 @@ def run(values: Values, progress: Progress) -> Result:
     count = int(values["positions"])
     x = first_or_not(count)
     head = counting_head(Causal())
-    out = attend(head, x)[0, :, 0]
+    out = run_attention(head, x)[0, :, 0]
     wanted = 1 / torch.arange(1, count + 1, dtype=F64)
     steps = _stepwise(head, x)
-    flat = attend(counting_head(Everything()), x)[0, :, 0]
+    flat = run_attention(counting_head(Everything()), x)[0, :, 0]
     decoded = (1 / out).round().long()
     numbers = [
         *(compared(f"output at position {t}", float(out[t - 1]), 1 / t, within=ROUNDING) for t in (1, 2, 3)),
-        compared(f"furthest from 1/t, up to t = {count:,}", apart(out, wanted), 0.0, within=ROUNDING),
-        compared("the same through a cache, one token at a time", apart(steps, wanted), 0.0, within=ROUNDING),
+        compared(f"furthest from 1/t, up to t = {count:,}", max_difference(out, wanted), 0.0, within=ROUNDING),
+        compared("the same through a cache, one token at a time", max_difference(steps, wanted), 0.0, within=ROUNDING),
         judged(
             "positions read back from the output, right",
             int((decoded == torch.arange(1, count + 1)).sum()),
@@ -47,7 +48,7 @@ def run(values: Values, progress: Progress) -> Result:
         "… without any encoding. Without the causal mask it gives the same everywhere."
     )
     progress(1.0, "done")
-    return concluded(words, numbers, [_figure(out, wanted, flat)])
+    return conclude(words, numbers, [_figure(out, wanted, flat)])
 
 
 def first_or_not(count: int) -> Tensor:
@@ -60,7 +61,7 @@ def first_or_not(count: int) -> Tensor:
 @torch.no_grad()
 def counting_head(mask: Mask) -> nn.Module:
     """K reads the 1 alone, V reads whether a token is the first."""
-    module = attention(GroupedQuery(1, head_dim=2, value_dim=1), 2, mask)
+    module = build_attention(GroupedQuery(1, head_dim=2, value_dim=1), 2, mask)
     q = torch.tensor(QUERY, dtype=F64)
     k = torch.tensor([(0.0, 0.0), KEY], dtype=F64)
     v = torch.tensor([(1.0,), (0.0,)], dtype=F64)
@@ -75,7 +76,7 @@ def _stepwise(head: nn.Module, x: Tensor) -> Tensor:
     for t in range(x.shape[1]):
         pos = Positions.arange(1, 1, t)
         with cache.step(pos):
-            steps.append(attend(head, x[:, t : t + 1], pos, cache.layers[0]))
+            steps.append(run_attention(head, x[:, t : t + 1], pos, cache.layers[0]))
     return torch.cat(steps, 1)[0, :, 0]
 
 

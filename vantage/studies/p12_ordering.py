@@ -13,8 +13,8 @@ from vantage.compare.study import Study as Comparison
 from vantage.compare.study import task_of
 from vantage.compare.verdicts import chance_of
 from vantage.figures import Bars, Figure
-from vantage.studies._p_compare import band, carried_out, over_lengths
-from vantage.studies.common import concluded, judged
+from vantage.studies.shared.findings import conclude, judged
+from vantage.studies.shared.runs import bounds, over_lengths, run_comparison
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 from vantage.training.sequences import HELD_OUT, Sequences
 
@@ -38,7 +38,7 @@ def run(values: Values, progress: Progress) -> Result:
         test_examples=256,
     )
     numbers = _task(study)
-    results = carried_out(study, progress, int(values["workers"]))
+    results = run_comparison(study, progress, int(values["workers"]))
     view = View(tuple(results), length)
     entries = view.entries(TASK)
     control = next(entry for entry in entries if is_control(entry))
@@ -47,7 +47,11 @@ def run(values: Values, progress: Progress) -> Result:
     assert at is not None
     numbers.append(
         Number(
-            "bidirectional attention without position, all lengths: right", at.value, chance, at.holds(chance), band(at)
+            "bidirectional attention without position, all lengths: right",
+            at.value,
+            chance,
+            at.holds(chance),
+            bounds(at),
         )
     )
     for entry in entries:
@@ -55,7 +59,7 @@ def run(values: Values, progress: Progress) -> Result:
             numbers += _entry(view, entry, control)
     progress(1.0, "done")
     words = _words(view, entries)
-    result = concluded(words, numbers, [_lengths(view, entries, chance), _swaps(view, entries)])
+    result = conclude(words, numbers, [_lengths(view, entries, chance), _swaps(view, entries)])
     # an encoding that did not learn in these steps is no fault of the task: say both
     return result if result.verdict == "agrees" else replace(result, words=f"{result.words} {words}")
 
@@ -113,10 +117,12 @@ def _entry(view: View, entry: str, control: str) -> list[Number]:
             continue
         # S3's three must learn the task within their range: better than the control, the whole interval
         agrees = estimate(gain).low > 0 if part == "within" and entry in S3 else None
-        found.append(Number(f"{entry}: right {part} the training lengths", one.value, None, agrees, band(one)))
+        found.append(Number(f"{entry}: right {part} the training lengths", one.value, None, agrees, bounds(one)))
     near = view.group(TASK, entry, "swap 1", "within")
     if near is not None:
-        found.append(Number(f"{entry}: swaps of neighbours told, within", near.mean, None, None, band(estimate(near))))
+        found.append(
+            Number(f"{entry}: swaps of neighbours told, within", near.mean, None, None, bounds(estimate(near)))
+        )
     return found
 
 

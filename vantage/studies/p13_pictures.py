@@ -11,8 +11,8 @@ from torch import Tensor
 
 from vantage.figures import Figure, Heat, Line, Lines
 from vantage.functional import alibi_bias, sinusoid
-from vantage.studies._p import F64, ROUNDING, apart, rows
-from vantage.studies.common import compared, concluded, judged
+from vantage.studies.shared.findings import compared, conclude, judged
+from vantage.studies.shared.models import F64, ROUNDING, max_difference
 from vantage.studies.study import Parameter, Progress, Result, Study, Values
 
 DIM, POSITIONS = 128, 100  # S3's figure
@@ -29,7 +29,7 @@ def run(values: Values, progress: Progress) -> Result:
     similar = F.normalize(table, dim=-1) @ F.normalize(table, dim=-1).T
     waves = [w for w in WAVES if w < dim]
     found = {w: frequency(w, dim) for w in waves}
-    toeplitz = apart(similar[1:, 1:], similar[:-1, :-1])
+    toeplitz = max_difference(similar[1:, 1:], similar[:-1, :-1])
     numbers = [
         judged(
             "the table: positions × dimensions",
@@ -63,7 +63,7 @@ def run(values: Values, progress: Progress) -> Result:
         "gives dimensions 0 and 1 different frequencies; they are the sine and the cosine of one."
     )
     progress(1.0, "done")
-    return concluded(words, numbers, [_map(table), _similarity(similar), _waves(table, waves), _alibi()], slips)
+    return conclude(words, numbers, [_map(table), _similarity(similar), _waves(table, waves), _alibi()], slips)
 
 
 def frequency(dimension: int, dim: int) -> float:
@@ -81,13 +81,13 @@ def _falls(found: dict[int, float]) -> str:
 
 
 def _map(table: Tensor) -> Figure:
-    heat = Heat("sinusoidal encoding", "dimension", "position", rows(table[:SHOWN, :DIMENSIONS]), diverging=True)
+    heat = Heat("sinusoidal encoding", "dimension", "position", table[:SHOWN, :DIMENSIONS].tolist(), diverging=True)
     caption = "On the left the fast waves, which change from position to position; to the right they grow slower."
     return Figure("map", caption, (heat,))
 
 
 def _similarity(similar: Tensor) -> Figure:
-    heat = Heat("cosine similarity of positions", "position", "position", rows(similar[:SHOWN, :SHOWN]))
+    heat = Heat("cosine similarity of positions", "position", "position", similar[:SHOWN, :SHOWN].tolist())
     caption = (
         "Stripes along the diagonal: the similarity depends on the distance alone. It is highest near the diagonal, "
         "and falls off in waves (P4)."
@@ -112,7 +112,7 @@ def _alibi() -> Figure:
     distances = list(range(SHOWN))
     lines = tuple(Line(f"head {h}", distances, bias[h - 1, -1].flip(-1).tolist()) for h in (1, 2, 3, 4, 8))
     panels = (
-        Heat(f"ALiBi, head 1 of {HEADS}", "key j", "query i", rows(bias[0])),
+        Heat(f"ALiBi, head 1 of {HEADS}", "key j", "query i", bias[0].tolist()),
         Lines("its heads", "distance", "bias", lines),
     )
     caption = (

@@ -11,7 +11,7 @@ from vantage.compare.study import Study as Comparison
 from vantage.compare.verdicts import Verdict as Measured
 from vantage.compare.verdicts import chance_of
 from vantage.figures import Bars, Figure
-from vantage.studies._p_compare import band, carried_out, over_lengths
+from vantage.studies.shared.runs import bounds, over_lengths, run_comparison
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values, Verdict
 
 POSITIONS = ("sinusoidal", "learned", "rope", "alibi", "t5", "none")
@@ -45,8 +45,8 @@ def run(values: Values, progress: Progress) -> Result:
     )
     heads = replace(study, positions=("rope",), attention=ATTENTION)  # its multi-head runs are in the first
     workers, share = int(values["workers"]), len(POSITIONS) / (len(POSITIONS) + len(ATTENTION))
-    results = carried_out(study, lambda done, doing: progress(share * done, doing), workers)
-    results += carried_out(heads, lambda done, doing: progress(share + (1 - share) * done, doing), workers)
+    results = run_comparison(study, lambda done, doing: progress(share * done, doing), workers)
+    results += run_comparison(heads, lambda done, doing: progress(share + (1 - share) * done, doing), workers)
     view = View(tuple(results), length)
     numbers = [_number(verdict) for verdict in measure_claims(results, length) if _asked(verdict)]
     progress(1.0, "done")
@@ -61,7 +61,7 @@ def _asked(verdict: Measured) -> bool:
 
 def _number(verdict: Measured) -> Number:
     """A claim, the word that was measured for it, and the interval of the effect that decided."""
-    ends = None if verdict.effect is None else band(verdict.effect)
+    ends = None if verdict.effect is None else bounds(verdict.effect)
     return Number(f"{verdict.what}. {verdict.why}", verdict.word, "holds", AGREES.get(verdict.word), ends)
 
 

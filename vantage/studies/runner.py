@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, final
 
 from vantage.errors import BadInput, Refused
-from vantage.studies.common import need
 from vantage.studies.registry import find
+from vantage.studies.shared.models import require_models
 from vantage.studies.study import Number, Progress, Result, Study, Value, Values, silent
 
 
@@ -69,7 +69,7 @@ def conduct(study: Study, values: Mapping[str, str | Value], progress: Progress 
     """Run a study with these parameters."""
     read = study.values(values)
     try:
-        need(*study.needs)
+        require_models(*study.needs)
     except Refused as why:
         raise Refused(f"{study.tag}: {why}") from why
     began = time.perf_counter()

@@ -13,8 +13,8 @@ from vantage.model import Model, encoder_decoder
 from vantage.model.norms import LayerNorm
 from vantage.position import sinusoid
 from vantage.spec.positions import Positions
-from vantage.studies._k import F64, apart, model_of, tokens_of, vectors
-from vantage.studies.common import compared, concluded, judged
+from vantage.studies.shared.findings import compared, conclude, judged
+from vantage.studies.shared.models import F64, max_difference, random_normal, random_tokens, sharp_model
 from vantage.studies.study import Parameter, Progress, Result, Study, Values
 from vantage.training.learners import losses
 
@@ -25,7 +25,7 @@ ROUNDING, SEEN = 1e-10, 1e-6
 def run(values: Values, progress: Progress) -> Result:
     layers, source_length, target_length = (int(values[name]) for name in ("layers", "source", "target"))
     model = _model(layers)
-    source, target = tokens_of(source_length, VOCAB), tokens_of(target_length, VOCAB, seed=1)
+    source, target = random_tokens(source_length, VOCAB), random_tokens(target_length, VOCAB, seed=1)
     progress(0.2, "torch's transformer with the same weights")
     error = _against_torch(model, layers, source, target)
     progress(0.5, "who sees whom")
@@ -68,14 +68,14 @@ def run(values: Values, progress: Progress) -> Result:
         "tensor for whoever uses it next, and it returns a softmax, of which a loss can never get below "
         f"{right['softmax']:.2f}."
     )
-    return concluded(words, numbers, _figures(past, across, inside, right), slips)
+    return conclude(words, numbers, _figures(past, across, inside, right), slips)
 
 
 def _model(layers: int) -> Model:
     """With a norm at the end of both stacks, as torch's has it."""
     spec = encoder_decoder(vocab=VOCAB, width=WIDTH, layers=layers, heads=HEADS)
     assert spec.encoder is not None
-    return model_of(replace(spec, norm=LayerNorm(), encoder=replace(spec.encoder, norm=LayerNorm())))
+    return sharp_model(replace(spec, norm=LayerNorm(), encoder=replace(spec.encoder, norm=LayerNorm())))
 
 
 # ---- against torch's
@@ -90,7 +90,7 @@ def _against_torch(model: Model, layers: int, source: Tensor, target: Tensor) ->
     read = model.encoder.embed(source, Positions.arange(1, source.shape[1]))
     said = model.embed(target, Positions.arange(1, target.shape[1]))
     future = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1)
-    return apart(model.hidden(target, source=source), theirs(read, said, tgt_mask=future))
+    return max_difference(model.hidden(target, source=source), theirs(read, said, tgt_mask=future))
 
 
 def _torchs(layers: int) -> Any:
@@ -154,12 +154,12 @@ def _above(reach: Tensor) -> float:
 @torch.no_grad()
 def _in_place(model: Model) -> tuple[float, float]:
     """How much the argument of an encoding changes: ours, and a sum in place as the snippet writes it."""
-    x = vectors(1, 6, WIDTH)
+    x = random_normal(1, 6, WIDTH)
     before = x.clone()
     model.embed.inputs[0](x, Positions.arange(1, 6))
-    ours = apart(x, before)
+    ours = max_difference(x, before)
     x += sinusoid(torch.arange(6), WIDTH)
-    return ours, apart(x, before)
+    return ours, max_difference(x, before)
 
 
 @torch.no_grad()

@@ -21,8 +21,8 @@ from vantage.model import Model, decoder
 from vantage.spec.model import POST, ModelSpec
 from vantage.spec.parts import Context
 from vantage.spec.positions import Positions
-from vantage.studies._k import apart, model_of, vectors
-from vantage.studies.common import concluded, held, judged
+from vantage.studies.shared.findings import conclude, held, judged
+from vantage.studies.shared.models import max_difference, random_normal, sharp_model
 from vantage.studies.study import Parameter, Progress, Result, Study, Values
 
 VOCAB, WIDTH, HEADS, HIDDEN = 11, 32, 8, 64
@@ -45,15 +45,17 @@ CONFIG = {
 def run(values: Values, progress: Progress) -> Result:
     tokens, kv_heads = int(values["tokens"]), int(values["kv_heads"])
     spec = family_of(CONFIG).spec(Config({**CONFIG, "num_key_value_heads": kv_heads}))
-    model = model_of(spec)
-    x, pos = vectors(2, tokens, WIDTH), Positions.arange(2, tokens)
+    model = sharp_model(spec)
+    x, pos = random_normal(2, tokens, WIDTH), Positions.arange(2, tokens)
     out = _block(model, x, pos)
     progress(0.3, "from its parts")
-    error = apart(out, _composed(model, x, pos, kv_heads))
+    error = max_difference(out, _composed(model, x, pos, kv_heads))
     progress(0.6, "without one of its parts")
     (layer,) = spec.layers
     ours = decoder(vocab=VOCAB, width=WIDTH, layers=1, heads=HEADS, kv_heads=kv_heads, ffn=layer.ffn)
-    changed = {name: apart(out, _block(_with_weights(model, other), x, pos)) for name, other in _others(spec).items()}
+    changed = {
+        name: max_difference(out, _block(_with_weights(model, other), x, pos)) for name, other in _others(spec).items()
+    }
     sizes = parameters(model)
     whole = GroupedQuery(HEADS, HEADS).cache_shape(WIDTH)
     kept = layer.attention.cache_shape(WIDTH)
@@ -73,7 +75,7 @@ def run(values: Values, progress: Progress) -> Result:
         f"{kv_heads} key/value heads for {HEADS} queries, and SwiGLU: put together by hand from torch's own functions "
         "it gives the same numbers, and leaving out any one part gives others."
     )
-    return concluded(words, numbers, _figures(changed, sizes))
+    return conclude(words, numbers, _figures(changed, sizes))
 
 
 @torch.no_grad()
@@ -111,7 +113,7 @@ def _others(spec: ModelSpec) -> dict[str, ModelSpec]:
 
 def _with_weights(model: Model, spec: ModelSpec) -> Model:
     """Another model with these weights. A norm that moved keeps its own."""
-    other = model_of(spec)
+    other = sharp_model(spec)
     state = {name.replace(".before.", ".outer."): value for name, value in model.state_dict().items()}
     known = other.state_dict()
     state = {**model.state_dict(), **state}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from vantage.figures import Bars, Figure, Line, Lines
-from vantage.studies.common import concluded, interval, judged, mean
+from vantage.studies.shared.findings import conclude, interval, judged, mean
 from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
 from vantage.training import Run, Scored, Stepped, Trained
 from vantage.training.settings import settings_of
@@ -64,7 +64,7 @@ def run(values: Values, progress: Progress) -> Result:
         f"that no label showed. The same model, after reading text without labels, gets {mean(tuned):.0%}; and asked "
         f"in the right way, without any label, {mean(asked):.0%}."
     )
-    return concluded(words, numbers, _figures(curves[0], scratch, tuned, asked))
+    return conclude(words, numbers, _figures(curves[0], scratch, tuned, asked))
 
 
 def _share(what: str, shares: list[float]) -> Number:

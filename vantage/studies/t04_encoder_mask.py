@@ -9,8 +9,8 @@ from vantage.figures import Bars, Figure, Heat
 from vantage.model import Model, build, decoder, encoder
 from vantage.spec.masks import Causal, SameSegment
 from vantage.spec.parts import Attended, Need, View
-from vantage.studies._k import apart, model_of, tokens_of
-from vantage.studies.common import compared, concluded, judged
+from vantage.studies.shared.findings import compared, conclude, judged
+from vantage.studies.shared.models import max_difference, random_tokens, sharp_model
 from vantage.studies.study import Parameter, Progress, Result, Study, Values
 
 VOCAB = 11
@@ -23,7 +23,7 @@ def run(values: Values, progress: Progress) -> Result:
     def spec(make, **more):
         return make(vocab=VOCAB, width=16, layers=1, heads=4, kv_heads=2, position=position, **more)
 
-    dec = model_of(spec(decoder))
+    dec = sharp_model(spec(decoder))
     weights = {name: value for name, value in dec.state_dict().items() if not name.startswith("head.")}
     enc, masked = (
         build(made).double().eval() for made in (spec(encoder), spec(encoder, mask=Causal() & SameSegment()))
@@ -32,7 +32,7 @@ def run(values: Values, progress: Progress) -> Result:
     enc.load_state_dict(weights)
     masked.load_state_dict(weights)
     progress(0.4, "both ways")
-    tokens = tokens_of(count, VOCAB)
+    tokens = random_tokens(count, VOCAB)
     (a, seen), (b, whole), (c, _) = (_pass(model, tokens) for model in (dec, enc, masked))
     moved = (a - b)[0].abs().amax(-1)
     above = float(seen.triu(1).sum()), float(whole.triu(1).sum())
@@ -40,7 +40,9 @@ def run(values: Values, progress: Progress) -> Result:
     numbers = [
         compared("parameters that one has and the other has not (but for the decoder's head)", len(extra), 0),
         judged(
-            "the encoder with a triangle against the decoder: largest difference", apart(a, c), apart(a, c) < ROUNDING
+            "the encoder with a triangle against the decoder: largest difference",
+            max_difference(a, c),
+            max_difference(a, c) < ROUNDING,
         ),
         judged(
             "without it: difference at the last token, which sees all either way",
@@ -57,7 +59,7 @@ def run(values: Values, progress: Progress) -> Result:
         "The same weights fit both, one for one. Without the triangular mask every token but the last comes out "
         "different, because it sees what follows; with it the encoder's block is the decoder's."
     )
-    return concluded(words, numbers, _figures(seen, whole, moved))
+    return conclude(words, numbers, _figures(seen, whole, moved))
 
 
 @torch.no_grad()

@@ -1,19 +1,13 @@
-"""What several studies need."""
+"""Numbers beside those of the document, and the verdict they make."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from vantage.checkpoints.pull import place
-from vantage.errors import BadInput, Refused
+from vantage.errors import BadInput
 from vantage.figures import Figure
 from vantage.studies.study import Number, Result, Value, Verdict
-
-if TYPE_CHECKING:
-    from vantage.model import Model
 
 NORMAL_95 = 1.959963984540054  # the share of a normal distribution within so many deviations is 95 %
 
@@ -49,33 +43,27 @@ def judged(what: str, ours: Value, agrees: bool, document: Value | None = None) 
     return Number(what, ours, document, agrees)
 
 
-def held(what: str, ours: bool) -> Number:
-    """A statement that the document makes, and whether it is true."""
-    return Number(what, "yes" if ours else "no", "yes", ours)
+def held(what: str, ours: bool, document: bool | None = True) -> Number:
+    """A statement that is true or not, beside what the document says of it (None: nothing)."""
+    claim = None if document is None else _yes(document)
+    return Number(what, _yes(ours), claim, None if document is None else ours == document)
 
 
-def concluded(words: str, numbers: Sequence[Number], figures: Sequence[Figure], slips: Sequence[Number] = ()) -> Result:
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def checked(what: str, ours: int | float, wanted: int | float, *, within: float = 0.0) -> Number:
+    """A finding beside what it must be by reasons that are not the document's."""
+    return Number(what, ours, None, abs(ours - wanted) <= within)
+
+
+def conclude(words: str, numbers: Sequence[Number], figures: Sequence[Figure], slips: Sequence[Number] = ()) -> Result:
     """``numbers`` must not disagree with the document, ``slips`` must: they show where it is wrong.
 
     ``words`` say what is expected. Whatever comes out otherwise is said instead, and makes the verdict "mixed".
     """
     odd = [n.what for n in numbers if n.agrees is False] + [n.what for n in slips if n.agrees is not False]
     verdict: Verdict = "mixed" if odd else "erratum" if slips else "agrees"
-    said = f"Not as expected: {'; '.join(odd)}." if odd else words
-    return Result(verdict, said, (*numbers, *slips), tuple(figures))
-
-
-def need(*models: str) -> None:
-    """Refused, with what to do, unless these models are on the machine."""
-    for name in models:
-        if not place(name).is_dir():
-            raise Refused(f"this needs the model {name}, which is not on this machine yet: run `vantage pull {name}`")
-
-
-@functools.cache
-def smollm2() -> Model:
-    """SmolLM2 in float32, loaded once for all studies of a process. It is shared: nobody may change it."""
-    from vantage.families import load
-
-    need("smollm2")
-    return load("smollm2").eval().requires_grad_(False)
+    outcome = f"Not as expected: {'; '.join(odd)}." if odd else words
+    return Result(verdict, outcome, (*numbers, *slips), tuple(figures))

@@ -1,4 +1,4 @@
-"""Comparisons inside a study: ``vantage.compare`` carried out in a folder that is thrown away, with progress told."""
+"""Training runs and comparisons inside a study, reported as the progress of the study."""
 
 from __future__ import annotations
 
@@ -13,12 +13,32 @@ from vantage.compare.statistics import Estimate
 from vantage.compare.study import Study
 from vantage.figures import Line, Lines
 from vantage.studies.study import Progress
+from vantage.training.log import Scored, Stepped
 
 AT_MOST = 7  # lines of a panel
 
 
-class Told:
-    """A study's progress in the words of a comparison."""
+class TrainingProgress:
+    """A training run's report, as the progress of a study: from ``low`` to ``high`` of it."""
+
+    def __init__(self, progress: Progress, low: float, high: float, what: str):
+        self.progress, self.low, self.high, self.what = progress, low, high, what
+        self.steps = 1
+
+    def begun(self, step: int, steps: int, about: str) -> None:
+        self.steps = steps
+
+    def stepped(self, record: Stepped) -> None:
+        share = self.low + (self.high - self.low) * record.step / self.steps
+        self.progress(share, f"{self.what}: step {record.step} of {self.steps}, loss {record.loss:.3f}")
+
+    def scored(self, records: list[Scored]) -> None: ...
+    def saved(self, where: Path) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+class ComparisonProgress:
+    """A comparison's steps, as the progress of a study."""
 
     def __init__(self, progress: Progress):
         self._progress = progress
@@ -44,14 +64,14 @@ class Told:
         self._progress(min(0.99, self._done / self._total), text)
 
 
-def carried_out(study: Study, progress: Progress, workers: int) -> list[Result]:
+def run_comparison(study: Study, progress: Progress, workers: int) -> list[Result]:
     """Every run of a comparison, on the cores or the GPU of this machine."""
     with tempfile.TemporaryDirectory() as folder:
         place = Place.here(workers=workers or None)
-        return conduct(study, Path(folder), place, watcher=Told(progress))
+        return conduct(study, Path(folder), place, watcher=ComparisonProgress(progress))
 
 
-def band(estimate: Estimate) -> tuple[float, float]:
+def bounds(estimate: Estimate) -> tuple[float, float]:
     return estimate.low, estimate.high
 
 
@@ -60,10 +80,10 @@ def over_lengths(view: View, task: str, entries: Sequence[str], chance: float | 
     lengths = view.lengths(task)
     lines = []
     for entry in entries:
-        found = [view.estimate(task, entry, [n]) for n in lengths]
-        there = [(n, e) for n, e in zip(lengths, found, strict=True) if e is not None]
-        low, high = [e.low for _, e in there], [e.high for _, e in there]
-        lines.append(Line(entry, [n for n, _ in there], [e.value for _, e in there], low, high))
+        estimates = [view.estimate(task, entry, [n]) for n in lengths]
+        measured = [(n, e) for n, e in zip(lengths, estimates, strict=True) if e is not None]
+        low, high = [e.low for _, e in measured], [e.high for _, e in measured]
+        lines.append(Line(entry, [n for n, _ in measured], [e.value for _, e in measured], low, high))
     marks = () if chance is None else (("chance", chance),)
     return tuple(
         Lines(
