@@ -9,12 +9,12 @@ import torch
 
 import vantage as vt
 from vantage.checkpoints.pull import place
+from vantage.figures.tables import table
 from vantage.generation import Conversation, Engine
 from vantage.inspect import cache_bytes
 from vantage.model import Model
 from vantage.position.rope import Rotation
 from vantage.studies import k01_projections, k04_cost, k06_chat
-from vantage.studies.draw import table
 from vantage.studies.shared.models import CountingKernel, count_projections, greedy_tokens, sharp_model
 
 

@@ -19,8 +19,6 @@ from vantage.position import alibi, learned, rope, scaling, shifted
 from vantage.spec.masks import Everything
 from vantage.spec.positions import Positions
 from vantage.studies import (
-    _p,
-    common,
     p01_equivariance,
     p02_sinusoidal,
     p03_offset_rotation,
@@ -36,6 +34,7 @@ from vantage.studies import (
     p14_claims,
 )
 from vantage.studies.registry import find, tags
+from vantage.studies.shared import findings
 from vantage.studies.study import Result, silent
 
 QUICK = {
@@ -444,13 +443,13 @@ def test_P13_fails_if_a_cosine_has_its_own_frequency(monkeypatch):
 
 
 def test_a_verdict_is_computed():
-    good, bad = common.judged("a", 1, True), common.judged("b", 1, False)
-    assert common.concluded("fine", [good], []).verdict == "agrees"
-    assert common.concluded("fine", [good], [], [bad]).verdict == "erratum"
-    assert common.concluded("fine", [good, bad], []).verdict == "mixed"
-    assert common.concluded("fine", [good], [], [good]).verdict == "mixed"  # a slip that is none
-    assert _p.checked("c", 1.0, 1.1, within=0.2).agrees
-    assert not _p.checked("c", 1.0, 1.1, within=0.05).agrees
+    good, bad = findings.judged("a", 1, True), findings.judged("b", 1, False)
+    assert findings.conclude("fine", [good], []).verdict == "agrees"
+    assert findings.conclude("fine", [good], [], [bad]).verdict == "erratum"
+    assert findings.conclude("fine", [good, bad], []).verdict == "mixed"
+    assert findings.conclude("fine", [good], [], [good]).verdict == "mixed"  # a slip that is none
+    assert findings.checked("c", 1.0, 1.1, within=0.2).agrees
+    assert not findings.checked("c", 1.0, 1.1, within=0.05).agrees
 
 
 # ---- those that train
