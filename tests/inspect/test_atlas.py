@@ -12,7 +12,7 @@ from vantage.errors import BadInput
 from vantage.inspect import Thresholds, atlas
 from vantage.inspect.atlas import _kinds
 from vantage.inspect.measure import LOCAL, MEASURES, measure
-from vantage.inspect.sites import Seen, Site
+from vantage.inspect.sites import KernelCall, Site
 from vantage.kernels import KERNELS
 from vantage.spec.masks import Causal, Everything, Mask
 from vantage.spec.parts import Need, View
@@ -22,13 +22,13 @@ N = 48
 SHARP = 60.0
 
 
-def seen(q: torch.Tensor, k: torch.Tensor, mask: Mask) -> Seen:
+def seen(q: torch.Tensor, k: torch.Tensor, mask: Mask) -> KernelCall:
     """One attention with these queries and keys (H, T, d)."""
     pos = Positions.arange(1, q.shape[1])
     view, need = View(k[None], k[None], pos), Need(mask, 1.0)
     out = KERNELS["reference"](q[None], view, pos.against(pos), need).out
     site = Site("self", 0, len(q), model().spec.layers[0], 32, None)
-    return Seen(site, "reference", q[None], view, pos.against(pos), need, out)
+    return KernelCall(site, "reference", q[None], view, pos.against(pos), need, out)
 
 
 def made(words: torch.Tensor, mask: Mask) -> dict[str, dict[str, float]]:

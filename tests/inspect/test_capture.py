@@ -17,7 +17,7 @@ from vantage.conformance.factors import MASKS
 from vantage.errors import BadInput, Refused
 from vantage.inspect import capturing
 from vantage.inspect.keep import STATS
-from vantage.inspect.sites import Seen, listening, sites_of
+from vantage.inspect.sites import KernelCall, observing, sites_of
 from vantage.inspect.tiles import largest, tiles
 from vantage.kernels.native import native
 from vantage.model.recurrent import RecurrentSpec, build_recurrent
@@ -56,13 +56,13 @@ def test_a_wrong_output_is_noticed() -> None:
     of = model()
     watched: list[float] = []
 
-    def see(seen: Seen) -> None:
+    def see(seen: KernelCall) -> None:
         from vantage.inspect.tiles import output
 
         tile = next(tiles(seen, range(4), range(N)))
         watched.append(float((output(seen, range(4), tile) - seen.out.roll(1, 1)).abs().max()))
 
-    with torch.no_grad(), listening(sites_of(of), see):
+    with torch.no_grad(), observing(sites_of(of), see):
         of.hidden(tokens(N))
     assert min(watched) > 1e-3
 
@@ -86,14 +86,14 @@ def test_the_size_of_a_tile_changes_nothing() -> None:
     of = model("alibi", "sinks", "window")
     found: list[list[torch.Tensor]] = []
 
-    def see(seen: Seen) -> None:
+    def see(seen: KernelCall) -> None:
         per_size = [[*tiles(seen, range(4), range(N), cells)] for cells in (1, 100, 10**6)]
         assert [len(p) for p in per_size] == [N, N, 1]
         for parts in per_size:
             wide = [torch.nn.functional.pad(t.weights, (t.low, N - t.low - t.weights.shape[-1])) for t in parts]
             found.append([torch.cat(wide, 2)])
 
-    with torch.no_grad(), listening(sites_of(of)[:1], see):
+    with torch.no_grad(), observing(sites_of(of)[:1], see):
         of.hidden(tokens(N))
     torch.testing.assert_close(found[0], found[2])
     torch.testing.assert_close(found[1], found[2])

@@ -16,7 +16,6 @@ from tests.inspect.models import EACH, model, spec, tokens
 from vantage.cache import KINDS
 from vantage.errors import BadInput, Refused
 from vantage.inspect import MACHINES, Cost, cost, machine, measured
-from vantage.inspect.operations import Pass
 from vantage.inspect.visible import visible
 from vantage.model import Model
 from vantage.model.patches import Patches
@@ -24,6 +23,7 @@ from vantage.model.pooling import First
 from vantage.model.routers import GroupLimited
 from vantage.spec.masks import Causal, Chunked, Mask, Prefix, SameSegment, Window
 from vantage.spec.model import Embedding, Head, ModelSpec
+from vantage.spec.operations import PassSize
 from vantage.spec.positions import Place, Positions
 
 B, T, S = 2, 11, 7
@@ -250,7 +250,7 @@ def test_visible_pairs_are_those_of_the_mask(mask: Mask, tokens: int, hidden: in
     keys = max(1, tokens - hidden)
     queries = max(1, keys - old)
     q, k = torch.arange(tokens - queries, tokens)[:, None], torch.arange(tokens - keys, tokens)[None]
-    assert visible(mask, Pass(1, queries, tokens), keys) == int(mask(Place(q, q, None), Place(k, k, None)).sum())
+    assert visible(mask, PassSize(1, queries, tokens), keys) == int(mask(Place(q, q, None), Place(k, k, None)).sum())
 
 
 def test_a_prefix_model_decodes() -> None:

@@ -132,7 +132,7 @@ def test_chosen_heads_and_queries_of_cross_attention_and_encoders() -> None:
 
 def test_chains_at_rest_change_nothing() -> None:
     """What the content part rests on: at position 0 every transform leaves queries as they are."""
-    from vantage.inspect.meet import at_rest
+    from vantage.inspect.recording import at_rest
 
     of, pos = model("xpos"), Positions.arange(1, N)
     q = torch.randn(1, 4, N, 8, dtype=torch.float64)

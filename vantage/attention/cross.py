@@ -5,12 +5,16 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from vantage.attention.scorer import Scorer, merge_heads
+from vantage.spec.attention import Pieces, PositionParts
 from vantage.spec.model import BuildContext, Scores
+from vantage.spec.operations import AttentionWork, linear_operations
 from vantage.spec.parts import Context, Shape, View, chain
 
 
 class CrossAttention(nn.Module):
     """The keys and values of the memory are projected once; after that the cache is only looked at."""
+
+    crosses = True
 
     def __init__(self, shape: Shape, scores: Scores, context: BuildContext, *, bias: bool, out_bias: bool):
         super().__init__()
@@ -40,3 +44,23 @@ class CrossAttention(nn.Module):
         view = self.look(ctx)
         need = self.scorer.need(q_raw, q, view.k, ctx.pos, view.pos)
         return self.out(merge_heads(ctx.attend("cross", self.index, q, view, need)))
+
+    # ---- what others ask
+
+    def projections(self) -> dict[str, Pieces]:
+        s = self.shape
+        return {"kv": (("k", s.kv_heads * s.key_dim), ("v", s.kv_heads * s.value_dim))}
+
+    def position_parts(self) -> PositionParts:
+        return self.scorer.position_parts(self.qk)
+
+    def score_width(self, queries: int, keys: int) -> int:
+        return self.shape.key_dim
+
+    def operations(self, work: AttentionWork) -> dict[str, int]:
+        size = work.size
+        source_tokens = size.batch * size.source if size.fresh else 0
+        return work.core(self.shape.value_dim) | {
+            "projections": linear_operations(self.q, size.tokens) + linear_operations(self.kv, source_tokens),
+            "output": linear_operations(self.out, size.tokens),
+        }

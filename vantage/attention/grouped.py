@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from vantage.attention.cross import CrossAttention
 from vantage.attention.scorer import Scorer, merge_heads
 from vantage.errors import BadInput, Refused
+from vantage.spec.attention import Pieces, PositionParts, QueriesAndKeys
 from vantage.spec.model import BuildContext, CacheShape, Scores
+from vantage.spec.operations import AttentionWork, linear_operations
 from vantage.spec.parts import Context, Shape, chain
 
 
@@ -56,11 +58,14 @@ class GroupedQuery:
 class GroupedQueryAttention(nn.Module):
     """softmax(q kᵀ / √d) v, over heads that may share keys and values."""
 
+    crosses = False
+
     def __init__(self, config: GroupedQuery, shape: Shape, context: BuildContext):
         super().__init__()
         self.index, self.shape = context.index, shape
         self.widths = (shape.heads * shape.key_dim, shape.kv_heads * shape.key_dim, shape.kv_heads * shape.value_dim)
         self.qkv = context.linear(shape.width, sum(self.widths), config.bias)
+        self.biased = config.bias and config.clip is None  # a clip is not linear
         self.clip = nn.Identity() if config.clip is None else nn.Hardtanh(-config.clip, config.clip)
         self.out = context.linear(shape.heads * shape.value_dim, shape.width, config.out_bias)
         self.qk = nn.ModuleList(context.qk)  # pyright: ignore[reportArgumentType] (every transform is a module)
@@ -82,3 +87,24 @@ class GroupedQueryAttention(nn.Module):
         view = ctx.caches[self.index].append(ctx.pos, k, v)
         need = self.scorer.need(q_raw, q, view.k, ctx.pos, view.pos)
         return self.out(merge_heads(ctx.attend("self", self.index, q, view, need)))
+
+    # ---- what others ask
+
+    def projections(self) -> dict[str, Pieces]:
+        return {"qkv": tuple(zip("qkv", self.widths, strict=True))}
+
+    def position_parts(self) -> PositionParts:
+        return self.scorer.position_parts(self.qk)
+
+    def queries_and_keys(self, x_BTD: Tensor) -> QueriesAndKeys:
+        q, k, _ = self.project(x_BTD)
+        return QueriesAndKeys(q, k)
+
+    def score_width(self, queries: int, keys: int) -> int:
+        return self.shape.key_dim
+
+    def operations(self, work: AttentionWork) -> dict[str, int]:
+        return work.core(self.shape.value_dim) | {
+            "projections": linear_operations(self.qkv, work.size.tokens),
+            "output": linear_operations(self.out, work.size.tokens),
+        }

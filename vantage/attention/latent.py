@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from vantage.attention.scorer import Scorer, merge_heads
 from vantage.errors import BadInput, Refused
+from vantage.spec.attention import PositionParts, QueriesAndKeys
 from vantage.spec.model import BuildContext, CacheShape, NormConfig, Scores
+from vantage.spec.operations import AttentionWork, linear_operations
 from vantage.spec.parts import Context, Shape, View, chain
 
 
@@ -48,6 +50,9 @@ class LatentAttention(nn.Module):
     Absorbed: the up-projections move to the query and the output, and all heads share the latents as
     one key/value head. Whichever takes fewer multiplications runs."""
 
+    crosses = False
+    biased = False  # its norms are not linear
+
     def __init__(self, config: Latent, shape: Shape, context: BuildContext):
         super().__init__()
         self.config, self.shape, self.index = config, shape, context.index
@@ -81,12 +86,14 @@ class LatentAttention(nn.Module):
         q_rot = chain(self.qk, "query", q_rot, ctx.pos)
         k_rot = chain(self.qk, "key", k_rot, ctx.pos)
         kept = ctx.caches[self.index].append(ctx.pos, torch.cat([latent, k_rot], -1), latent)
-        absorb = self.absorbable and self.absorbing_is_cheaper(x_BTD.shape[1], kept.k.shape[2])
-        form = self.absorbed if absorb else self.expanded
+        form = self.absorbed if self.absorbs(x_BTD.shape[1], kept.k.shape[2]) else self.expanded
         q, view, up = form(q_nope, q_rot, kept)
         need = self.scorer.need(q_raw, q, view.k, ctx.pos, view.pos)
         out = ctx.attend("self", self.index, q, view, need)
         return self.out(merge_heads(out if up is None else torch.einsum("bhtr,hvr->bhtv", out, up)))
+
+    def absorbs(self, queries: int, keys: int) -> bool:
+        return self.absorbable and self.absorbing_is_cheaper(queries, keys)
 
     def absorbing_is_cheaper(self, T: int, S: int) -> bool:
         """Compare multiplications per head for T queries over S keys."""
@@ -106,3 +113,29 @@ class LatentAttention(nn.Module):
         k = torch.cat([k_nope, k_rot.expand(-1, self.config.heads, -1, -1)], -1)
         v = torch.einsum("bsr,hvr->bhsv", latent[:, 0], self.v_up)
         return torch.cat([q_nope, q_rot], -1), View(k, v, kept.pos), None
+
+    # ---- what others ask
+
+    def position_parts(self) -> PositionParts:
+        return self.scorer.position_parts(self.qk)
+
+    def queries_and_keys(self, x_BTD: Tensor) -> QueriesAndKeys:
+        """In the expanded form, which has keys of every head."""
+        q, latent, k_rot = self.project(x_BTD)
+        k_nope = torch.einsum("bsr,hnr->bhsn", latent[:, 0], self.k_up)
+        return QueriesAndKeys(q, torch.cat([k_nope, k_rot.expand(-1, self.config.heads, -1, -1)], -1))
+
+    def score_width(self, queries: int, keys: int) -> int:
+        c = self.config
+        return c.kv_rank + c.rope_dim if self.absorbs(queries, keys) else self.shape.key_dim
+
+    def operations(self, work: AttentionWork) -> dict[str, int]:
+        c, tokens = self.config, work.size.tokens
+        projected = sum(linear_operations(m, tokens) for m in (self.q_down, self.q_up, self.kv_down))
+        out = linear_operations(self.out, tokens)
+        if self.absorbs(work.size.queries, work.keys):
+            absorbed = 2 * work.rows * c.nope_dim * c.kv_rank
+            back = 2 * work.rows * c.kv_rank * c.value_dim
+            return work.core(c.kv_rank) | {"projections": projected + absorbed, "output": out + back}
+        expanded = 2 * work.size.batch * c.heads * work.keys * c.kv_rank * (c.nope_dim + c.value_dim)
+        return work.core(c.value_dim) | {"projections": projected + expanded, "output": out}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from vantage.spec.attention import PositionParts
 from vantage.spec.model import BuildContext, Scores
 from vantage.spec.parts import Need, Shape
 from vantage.spec.positions import Positions
@@ -33,6 +36,10 @@ class Scorer(nn.Module):
             dropout=self.scores.dropout if self.training else 0.0,
             value_bias=self.value_bias,
         )
+
+    def position_parts(self, qk: nn.ModuleList) -> PositionParts:
+        transforms: list[Any] = list(qk)
+        return PositionParts(transforms, self.bias, self.value_bias)
 
 
 class NoBias:

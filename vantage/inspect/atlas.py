@@ -13,7 +13,7 @@ from vantage.figures.html import page_table
 from vantage.inspect.capture import Progress
 from vantage.inspect.measure import MEASURES, measure
 from vantage.inspect.select import Numbers, choose_sites, context_of, read_source, read_tokens
-from vantage.inspect.sites import Seen, listening, sites_of
+from vantage.inspect.sites import KernelCall, observing, sites_of
 from vantage.model import Model
 
 LONGEST = 512  # tokens of the text that are read, unless more are asked for
@@ -142,17 +142,17 @@ def atlas(
     sites = choose_sites(sites_of(model), None, layers)
     found: list[HeadFacts] = []
 
-    def see(seen: Seen) -> None:
-        kind = seen.site.kind
+    def see(call: KernelCall) -> None:
+        kind = call.site.kind
         own = None if kind == "cross" else tokens[0] if kind == "self" else read[0] if read is not None else None
-        facts = measure(seen, own, first.shape[1] if repeat and kind == "self" else None)
-        for head in range(seen.site.heads):
+        facts = measure(call, own, first.shape[1] if repeat and kind == "self" else None)
+        for head in range(call.site.heads):
             measures = {name: float(value[head]) for name, value in facts.items()}
-            found.append(HeadFacts(kind, seen.site.layer, head, _kinds(measures, thresholds), measures))
+            found.append(HeadFacts(kind, call.site.layer, head, _kinds(measures, thresholds), measures))
         if progress is not None:
             progress(len({(h.site, h.layer) for h in found}), len(sites))
 
-    with listening(sites, see):
+    with observing(sites, see):
         model.hidden(tokens, source=read)
     order = {site.name: i for i, site in enumerate(sites)}
     found.sort(key=lambda head: (order[f"{head.site} {head.layer}"], head.head))

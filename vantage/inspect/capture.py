@@ -29,7 +29,7 @@ from vantage.inspect.select import (
     read_source,
     read_tokens,
 )
-from vantage.inspect.sites import Seen, listening, sites_of
+from vantage.inspect.sites import KernelCall, observing, sites_of
 from vantage.inspect.tiles import output, tiles
 from vantage.model import Model
 from vantage.spec.parts import EncoderOutput
@@ -113,7 +113,7 @@ def capturing(
     wanted = None if queries is None else _orders(queries)
     kept = Capture(parse(keep).name, model.spec, {})
     watcher = _Watcher(kept, parse(keep), chosen, wanted, verify, limit, len(sites) * passes, progress)
-    with listening(sites, watcher), _reading(model, kept):
+    with observing(sites, watcher), _reading(model, kept):
         yield kept
 
 
@@ -132,26 +132,26 @@ class _Watcher:
     progress: Progress | None
     done: int = field(default=0)
 
-    def __call__(self, seen: Seen) -> None:
-        heads = self.heads[id(seen.site)]
-        order = seen.pair.q.order
+    def __call__(self, call: KernelCall) -> None:
+        heads = self.heads[id(call.site)]
+        order = call.pair.q.order
         columns = self._columns(order)
         if not columns:
             return
-        bounds = seen.pair.k.known.order
-        width = 1 + (int(seen.pair.k.order.max()) if bounds is None else bounds[1])
-        itemsize = torch.promote_types(seen.q.dtype, torch.float32).itemsize  # as tiles have it
+        bounds = call.pair.k.known.order
+        width = 1 + (int(call.pair.k.order.max()) if bounds is None else bounds[1])
+        itemsize = torch.promote_types(call.q.dtype, torch.float32).itemsize  # as tiles have it
         self._check(len(order) * len(heads) * len(columns), width, itemsize)
         found: list[dict[str, Tensor]] = []
         error = 0.0
-        for tile in tiles(seen, heads, columns):
+        for tile in tiles(call, heads, columns):
             found.append(self.keep.of(tile, width))
             if self.verify:
-                ours, theirs = output(seen, heads, tile), seen.out[:, heads][:, :, tile.columns]
+                ours, theirs = output(call, heads, tile), call.out[:, heads][:, :, tile.columns]
                 error = max(error, float((ours - theirs).abs().max()))
         data = {name: torch.cat([one[name] for one in found], 2) for name in found[0]}
-        part = Part(tuple(heads), order[:, columns].clone(), data, width, seen.kernel, error if self.verify else None)
-        self.into.parts.setdefault((seen.site.kind, seen.site.layer), []).append(part)
+        part = Part(tuple(heads), order[:, columns].clone(), data, width, call.kernel, error if self.verify else None)
+        self.into.parts.setdefault((call.site.kind, call.site.layer), []).append(part)
         self.done += 1
         if self.progress is not None:
             self.progress(self.done, max(self.done, self.expected))

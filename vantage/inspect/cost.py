@@ -8,8 +8,6 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from vantage.attention.cross import CrossAttention
-from vantage.attention.scorer import Scorer
 from vantage.checkpoints.blank import Blank
 from vantage.errors import BadInput
 from vantage.families.family import empty_model
@@ -18,13 +16,15 @@ from vantage.generation.limits import FAR
 from vantage.inspect import operations as ops
 from vantage.inspect.cache_bytes import Room, alternatives, cache_bytes, token_bytes
 from vantage.inspect.machine import Machine, floating
-from vantage.inspect.operations import PARTS, Pass
+from vantage.inspect.operations import PARTS
 from vantage.inspect.visible import visible
 from vantage.model import Model
 from vantage.model.block import Side
 from vantage.model.experts import Experts
+from vantage.spec.attention import attentions
 from vantage.spec.masks import Mask
 from vantage.spec.model import ModelSpec
+from vantage.spec.operations import PassSize
 
 WINDOW = 4096  # of the alternative with a window
 PAIRED = ("scores", "position", "weighted sum")  # what is done for pairs of a query and a key
@@ -178,12 +178,13 @@ def cost(
     read = 0 if spec.encoder is None else context if source is None else source
     room = Room(context, batch, dtype, kind, read)
     named = str(dtype).removeprefix("torch.")
-    todo = [("prefill" if decodes(spec) else "pass", Pass(batch, context, context, read))]
+    todo = [("prefill" if decodes(spec) else "pass", PassSize(batch, context, context, read))]
     if decodes(spec):
-        todo.append(("decode", Pass(batch, 1, context, read, fresh=False)))
-    passes = tuple(_pass(name, empty, at, room, machine, named) for name, at in todo)
+        todo.append(("decode", PassSize(batch, 1, context, read, fresh=False)))
+    passes = tuple(_pass(name, empty, size, room, machine, named) for name, size in todo)
     a_token = sum(token_bytes(layer.attention.cache_shape(spec.width), room) for layer in spec.layers)
-    odd = tuple(dict.fromkeys(name for layer in spec.layers for name in ops.uncounted(layer)))
+    layers = zip(empty.blocks, spec.layers, strict=True)
+    odd = tuple(dict.fromkeys(name for block, layer in layers for name in ops.uncounted(block, layer)))
     kept = cache_bytes(spec, room) if decodes(spec) else 0
     instead = alternatives(spec, room, window) if decodes(spec) else {}
     return Cost(context, batch, named, kind, parameters(empty), passes, kept, a_token, instead, machine, odd)
@@ -215,8 +216,7 @@ def parameters(model: nn.Module) -> dict[str, int]:
         if model.spec.embedding.shared:
             counts["encoder"] -= model.embed.tokens.weight.numel()  # one table, counted with the decoder's
     for block in model.blocks:
-        inner = [m for m in block.modules() if any(isinstance(c, Scorer) for c in m.children())]
-        counts["attention"] += sum(_count(m, seen) for m in inner)
+        counts["attention"] += sum(_count(m, seen) for m in attentions(block))
         counts["feed-forward"] += _count(_ffn(block), seen)
         counts["norms"] += _count(block, seen)
     counts["norms"] += _count(model.norm, seen)
@@ -239,46 +239,46 @@ def _ffn(block: Any) -> nn.Module:
 # ---- operations
 
 
-def _pass(name: str, model: Model, at: Pass, room: Room, on: Machine | None, dtype: str) -> PassCost:
+def _pass(name: str, model: Model, size: PassSize, room: Room, on: Machine | None, dtype: str) -> PassCost:
     counts: dict[str, int] = dict.fromkeys(PARTS, 0)
     sizes: dict[str, int] = dict.fromkeys(PARTS, 0)
     spared: dict[str, int] = dict.fromkeys(PARTS, 0)
     pairs = seen = 0
-    if model.encoder is not None and at.fresh:
-        inside = _pass(name, model.encoder, Pass(at.batch, at.source, at.source), room, None, dtype)
+    if model.encoder is not None and size.fresh:
+        inside = _pass(name, model.encoder, PassSize(size.batch, size.source, size.source), room, None, dtype)
         for part in inside.parts:
             counts[part.name] += part.operations
             sizes[part.name] += part.bytes
             spared[part.name] += part.operations - part.needed
     width, itemsize = model.spec.width, room.dtype.itemsize
     for block, layer in zip(model.blocks, model.spec.layers, strict=True):
-        for module in (m for m in block.modules() if any(isinstance(c, Scorer) for c in m.children())):
-            crosses = isinstance(module, CrossAttention)
-            config = layer.cross if crosses and layer.cross is not None else layer.attention
-            keys = at.source if crosses else _shown(layer.mask, at)
-            shown = at.queries * keys if crosses else visible(layer.mask, at, keys)
-            for part, n in ops.attention(module, layer, config.shape(width), at, keys).items():
+        for module in attentions(block):
+            config = layer.cross if module.crosses and layer.cross is not None else layer.attention
+            keys = size.source if module.crosses else _shown(layer.mask, size)
+            shown = size.queries * keys if module.crosses else visible(layer.mask, size, keys)
+            for part, n in ops.attention(module, layer, config.shape(width), size, keys).items():
                 counts[part] += n
                 if part in PAIRED:
-                    spared[part] += n - n * shown // (at.queries * keys)
-            kept = at.batch * keys * token_bytes(config.cache_shape(width), room)
+                    spared[part] += n - n * shown // (size.queries * keys)
+            kept = size.batch * keys * token_bytes(config.cache_shape(width), room)
             value = 0 if config.cache_shape(width).single else config.cache_shape(width).value_dim
             share = value / (config.cache_shape(width).key_dim + value)
             sizes["scores"] += kept - int(kept * share)
             sizes["weighted sum"] += int(kept * share)
-            out = sum(p.numel() for p in module.out.parameters()) if isinstance(module.out, nn.Module) else 0
+            weights = {name: p.numel() for name, p in module.named_parameters()}
+            out = sum(n for name, n in weights.items() if name.startswith("out."))
             sizes["output"] += out * itemsize
-            sizes["projections"] += (sum(p.numel() for p in module.parameters()) - out) * itemsize
-            pairs += at.queries * keys
+            sizes["projections"] += (sum(weights.values()) - out) * itemsize
+            pairs += size.queries * keys
             seen += shown
         ffn = _ffn(block)
-        counts["feed-forward"] += ops.feed_forward(ffn, layer.ffn, at.tokens)
-        sizes["feed-forward"] += _read(ffn, layer.ffn, at.tokens) * itemsize
-    counts["head"] += ops.head(model, at)
+        counts["feed-forward"] += ops.feed_forward(ffn, layer.ffn, size.tokens)
+        sizes["feed-forward"] += _read(ffn, layer.ffn, size.tokens) * itemsize
+    counts["head"] += ops.head(model, size)
     if model.spec.head is not None:
         sizes["head"] += sum(p.numel() for p in model.head.parameters()) * itemsize
-    counts["embedding"] += ops.embedding(model, at)
-    sizes["embedding"] += at.tokens * width * itemsize
+    counts["embedding"] += ops.embedding(model, size)
+    sizes["embedding"] += size.tokens * width * itemsize
 
     def cost_of(part: str) -> PartCost:
         needed = counts[part] - spared[part]
@@ -286,13 +286,13 @@ def _pass(name: str, model: Model, at: Pass, room: Room, on: Machine | None, dty
         return PartCost(part, counts[part], sizes[part], needed, seconds)
 
     parts = tuple(cost_of(part) for part in PARTS)
-    return PassCost(name, at.queries, at.keys, parts, seen / max(1, pairs))
+    return PassCost(name, size.queries, size.keys, parts, seen / max(1, pairs))
 
 
-def _shown(mask: Mask, at: Pass) -> int:
+def _shown(mask: Mask, size: PassSize) -> int:
     """Keys that a cache shows to a step: of a window only what it reaches. A whole pass shows all."""
     reach = mask.reach()
-    return at.keys if reach is None or at.queries == at.keys else min(at.keys, at.queries + reach - 1)
+    return size.keys if reach is None or size.queries == size.keys else min(size.keys, size.queries + reach - 1)
 
 
 def _read(module: Any, config: Any, tokens: int) -> int:

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from vantage.attention import GroupedQuery, LengthTemperature, NoBias, QKNorm
+from vantage.attention import LengthTemperature, QKNorm
 from vantage.errors import BadInput, Refused
 from vantage.inspect.decomposition import Decomposition, Term
-from vantage.inspect.meet import Bands, Met, Raw, at_rest, bands_of, meeting
+from vantage.inspect.recording import Bands, Placed, RecordedPass, at_rest, bands_of, recording
 from vantage.inspect.select import Numbers, choose_sites, labels, numbers, read_source, read_tokens
 from vantage.inspect.sites import Site, sites_of
 from vantage.inspect.tiles import cut_need, pick
@@ -23,6 +23,7 @@ from vantage.kernels.reference import masked_scores
 from vantage.model import Model
 from vantage.position import Rope, XPos
 from vantage.position.xl import ContentBias
+from vantage.spec.attention import QueriesAndKeys
 from vantage.spec.parts import materialise
 from vantage.spec.positions import Pair, Positions
 
@@ -54,21 +55,23 @@ def decompose(
         raise BadInput(f"tokens of shape {tuple(tokens.shape)}: scores are taken apart for one row of tokens")
     site = _one_site(model, kind, layer)
     read = read_source(model, source)
-    with meeting([site]) as met:
+    with recording([site]) as passes:
         model.hidden(tokens, source=read)
-    decomposition = apart(met[site.name], heads, queries, bands=bands)
-    said = labels(model, tokens[0].tolist())
-    of_keys = said if read is None or site.kind == "self" else labels(model, read[0].tolist())
-    of_queries = of_keys if site.kind == "encoder" else said
+    decomposition = apart(passes[site.name], heads, queries, bands=bands)
+    own_labels = labels(model, tokens[0].tolist())
+    of_keys = own_labels if read is None or site.kind == "self" else labels(model, read[0].tolist())
+    of_queries = of_keys if site.kind == "encoder" else own_labels
     return decomposition.named([of_queries[r] for r in decomposition.queries], of_keys)
 
 
 @torch.inference_mode()
-def apart(met: Met, heads: Numbers = None, queries: Numbers = None, *, bands: bool = True) -> Decomposition:
-    """The same for a site that has been met: no pass is run."""
-    rows = numbers(queries, met.seen.q.shape[2], "query")
-    chosen = numbers(heads, met.site.heads, "head", f" in {met.site.name} attention")
-    return _Splitter(met, torch.tensor(chosen), tuple(rows), bands).split()
+def apart(
+    recorded: RecordedPass, heads: Numbers = None, queries: Numbers = None, *, bands: bool = True
+) -> Decomposition:
+    """The same for a site that has been recorded: no pass is run."""
+    rows = numbers(queries, recorded.call.q.shape[2], "query")
+    chosen = numbers(heads, recorded.site.heads, "head", f" in {recorded.site.name} attention")
+    return _Splitter(recorded, torch.tensor(chosen), tuple(rows), bands).split()
 
 
 def _one_site(model: Model, kind: str | None, layer: int) -> Site:
@@ -89,19 +92,19 @@ class _Dots(NamedTuple):
 @final
 @dataclass(eq=False)
 class _Splitter:
-    met: Met
+    recorded: RecordedPass
     heads: Tensor
     rows: tuple[int, ...]
     want_bands: bool
 
     def split(self) -> Decomposition:
-        met, need = self.met, self.met.seen.need
-        q_pos, k_pos = met.seen.pair.q, met.seen.pair.k
-        self.bands: Bands | None = bands_of(met, q_pos) if self.want_bands else None
+        recorded, need = self.recorded, self.recorded.call.need
+        q_pos, k_pos = recorded.call.pair.q, recorded.call.pair.k
+        self.bands: Bands | None = bands_of(recorded, q_pos) if self.want_bands else None
         self._check(len(k_pos.order[0]))
-        raw = met.raw()
+        raw = recorded.queries_and_keys()
         rest_q, rest_k = at_rest(q_pos), at_rest(k_pos)
-        transforms = met.transforms
+        transforms = recorded.transforms
         plan = [(module, rest_q, rest_k) for _, module in transforms]
         before = self.dots(raw, plan)
         terms = self.content(raw, before, rest_q, rest_k)
@@ -126,7 +129,7 @@ class _Splitter:
         kept_bands = (content, turned) if frequency is not None else (None, None)
         heads = tuple(self.heads.tolist())
         return Decomposition(
-            met.site.kind, met.site.layer, heads, self.rows, score, seen, terms, frequency, *kept_bands
+            recorded.site.kind, recorded.site.layer, heads, self.rows, score, seen, terms, frequency, *kept_bands
         )
 
     def _check(self, keys: int) -> None:
@@ -140,15 +143,14 @@ class _Splitter:
 
     # ---- products
 
-    def dots(self, raw: Raw, plan: list[tuple[Any, Positions, Positions]]) -> _Dots:
-        q, k = self.met.meet(raw, plan)
-        return self.product(q, k)
+    def dots(self, raw: QueriesAndKeys, plan: list[Placed]) -> _Dots:
+        return self.product(*self.recorded.transformed(raw, plan))
 
     def product(self, q_BHTd: Tensor, k_BGSd: Tensor) -> _Dots:
         """scale · q·k for the chosen heads and queries of the first row."""
         H, G = q_BHTd.shape[1], k_BGSd.shape[1]
         wide = torch.promote_types(q_BHTd.dtype, torch.float32)
-        q = (q_BHTd[:1, self.heads][:, :, list(self.rows)] * self.met.seen.need.scale).to(wide)
+        q = (q_BHTd[:1, self.heads][:, :, list(self.rows)] * self.recorded.call.need.scale).to(wide)
         k = k_BGSd[:1, self.heads * G // H].to(wide)
         whole = (q @ k.transpose(-1, -2))[0]
         if self.bands is None:
@@ -156,68 +158,68 @@ class _Splitter:
         members = [(self.bands.of == b).nonzero().flatten() for b in range(len(self.bands.frequency))]
         return _Dots(whole, torch.stack([(q[..., m] @ k[..., m].transpose(-1, -2))[0] for m in members]))
 
-    def content(self, raw: Raw, all_at_rest: _Dots, rest_q: Positions, rest_k: Positions) -> list[Term]:
+    def content(self, raw: QueriesAndKeys, all_at_rest: _Dots, rest_q: Positions, rest_k: Positions) -> list[Term]:
         """What tokens say, with what the projections' biases and the query's own bias say apart from it."""
-        met = self.met
-        plain = [(module, rest_q, rest_k) for config, module in met.transforms if not isinstance(config, ContentBias)]
-        without = all_at_rest if len(plain) == len(met.transforms) else self.dots(raw, plain)
+        recorded = self.recorded
+        plain = [
+            (module, rest_q, rest_k) for config, module in recorded.transforms if not isinstance(config, ContentBias)
+        ]
+        without = all_at_rest if len(plain) == len(recorded.transforms) else self.dots(raw, plain)
         terms = self.projections(raw, without, plain)
         if without is not all_at_rest:
             terms.append(Term("query bias u · key", "content", all_at_rest.whole - without.whole))
         return terms
 
-    def projections(self, raw: Raw, whole: _Dots, plan: list[tuple[Any, Positions, Positions]]) -> list[Term]:
-        config = self.met.site.config.attention
-        biased = isinstance(config, GroupedQuery) and config.bias and config.clip is None  # a clip is not linear
-        if self.met.site.kind == "cross" or not biased or any(type(c) not in LINEAR for c, _ in self.met.transforms):
+    def projections(self, raw: QueriesAndKeys, whole: _Dots, plan: list[Placed]) -> list[Term]:
+        if not self.recorded.biased or any(type(c) not in LINEAR for c, _ in self.recorded.transforms):
             return [Term("content", "content", whole.whole)]
-        none = self.met.raw(torch.zeros_like(self.met.x[:1]))
-        bias = self.met.meet(none, plan)
-        free = self.met.meet(Raw(raw.q[:1] - none.q, raw.k[:1] - none.k), plan)
+        none = self.recorded.queries_and_keys(torch.zeros_like(self.recorded.x[:1]))
+        bias = self.recorded.transformed(none, plan)
+        free = self.recorded.transformed(QueriesAndKeys(raw.q[:1] - none.q, raw.k[:1] - none.k), plan)
         pairs = (("query · key", free, free), ("query bias · key", bias, free), ("query · key bias", free, bias))
-        terms = [Term(name, "content", self.product(q[0], k[1]).whole) for name, q, k in pairs]
+        terms = [Term(name, "content", self.product(of_q.q, of_k.k).whole) for name, of_q, of_k in pairs]
         rest = whole.whole - sum(term.value for term in terms)
         return [*terms, Term("query bias · key bias", "content", rest)]
 
     # ---- biases
 
-    def biases(self, raw: Raw) -> list[Term]:
+    def biases(self, raw: QueriesAndKeys) -> list[Term]:
         """What is added to the scores: first what does not ask the query, then what does."""
-        met, bias = self.met, self.met.site.module.scorer.bias
-        if isinstance(bias, NoBias) or met.seen.need.bias is None:
+        recorded = self.recorded
+        if recorded.call.need.bias is None:
             return []
-        whole = self.dense_bias(met.seen.need.bias, cut=True)
-        q_pos = pick(met.seen.pair.q, self.rows)
+        whole = self.dense_bias(recorded.call.need.bias, cut=True)
+        q_pos = pick(recorded.call.pair.q, self.rows)
         some = raw.q[:, :, list(self.rows)]
-        q = met.seen.q[:, :, list(self.rows)]
+        q = recorded.call.q[:, :, list(self.rows)]
         nothing = torch.zeros_like(some), torch.zeros_like(q)
-        silent = bias.at(*nothing, met.seen.view.k, q_pos, met.seen.pair.k, met.seen.need.scale)
+        silent = recorded.bias.at(*nothing, recorded.call.view.k, q_pos, recorded.call.pair.k, recorded.call.need.scale)
         alone = torch.zeros_like(whole) if silent is None else self.dense_bias(silent, cut=False)
-        name = type(met.site.config.bias).__name__
+        name = type(recorded.site.config.bias).__name__
         terms = [Term(f"bias {name}", "position", alone)] if bool((alone != 0).any()) else []
-        asked = whole - alone
-        return [*terms, Term(f"query × {name}", "position", asked)] if bool((asked != 0).any()) else terms
+        by_query = whole - alone
+        return [*terms, Term(f"query × {name}", "position", by_query)] if bool((by_query != 0).any()) else terms
 
     def dense_bias(self, bias: Any, *, cut: bool) -> Tensor:
-        seen = self.met.seen
-        pair = Pair(pick(seen.pair.q, self.rows), seen.pair.k)
-        wide = torch.promote_types(seen.q.dtype, torch.float32)
+        call = self.recorded.call
+        pair = Pair(pick(call.pair.q, self.rows), call.pair.k)
+        wide = torch.promote_types(call.q.dtype, torch.float32)
         if cut:
             index = torch.tensor(self.rows)
-            bias = cut_need(seen.need, self.heads, index, slice(None)).bias
+            bias = cut_need(call.need, self.heads, index, slice(None)).bias
             value = materialise(bias, pair, len(self.heads), wide)
         else:
-            value = materialise(bias, pair, seen.q.shape[1], wide)
+            value = materialise(bias, pair, call.q.shape[1], wide)
             value = None if value is None else value[:, self.heads]
         assert value is not None
-        return value[0].expand(len(self.heads), len(self.rows), seen.view.k.shape[2])
+        return value[0].expand(len(self.heads), len(self.rows), call.view.k.shape[2])
 
     def score(self) -> Tensor:
         """What the normaliser got, from what the kernel was given."""
-        seen = self.met.seen
-        H, G = seen.q.shape[1], seen.view.k.shape[1]
-        wide = torch.promote_types(seen.q.dtype, torch.float32)
-        q = seen.q[:1, self.heads][:, :, list(self.rows)].to(wide)
-        k = seen.view.k[:1, self.heads * G // H].to(wide)
-        need = cut_need(seen.need, self.heads, torch.tensor(self.rows), slice(None))
-        return masked_scores(q, k, Pair(pick(seen.pair.q, self.rows), seen.pair.k), need)[0]
+        call = self.recorded.call
+        H, G = call.q.shape[1], call.view.k.shape[1]
+        wide = torch.promote_types(call.q.dtype, torch.float32)
+        q = call.q[:1, self.heads][:, :, list(self.rows)].to(wide)
+        k = call.view.k[:1, self.heads * G // H].to(wide)
+        need = cut_need(call.need, self.heads, torch.tensor(self.rows), slice(None))
+        return masked_scores(q, k, Pair(pick(call.pair.q, self.rows), call.pair.k), need)[0]

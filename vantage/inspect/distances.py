@@ -8,7 +8,7 @@ differs by more than a threshold.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -17,14 +17,14 @@ from torch import Tensor
 from vantage.errors import BadInput
 from vantage.figures.html import page_table
 from vantage.inspect.capture import Progress
-from vantage.inspect.meet import Bands, Met, Raw, bands_of, meeting
+from vantage.inspect.recording import Bands, RecordedPass, bands_of, recording
 from vantage.inspect.select import choose_sites, context_of, read_source, read_tokens
 from vantage.inspect.sites import sites_of
 from vantage.kernels.reference import masked_scores
 from vantage.model import Model
 from vantage.position.cope import CountedPositions
+from vantage.spec.attention import QueriesAndKeys
 from vantage.spec.masks import Everything
-from vantage.spec.parts import Need
 from vantage.spec.positions import Pair, Positions
 
 PAIRS = 16
@@ -117,50 +117,48 @@ def distinguishable(
     if not isinstance(threshold, (int, float)) or not 0 < threshold < math.inf:
         raise BadInput(f"threshold={threshold!r}: give a positive number")
     site = choose_sites(sites_of(model), "self", layer)[0]
-    with meeting([site]) as met:
+    with recording([site]) as passes:
         model.hidden(tokens[:1], source=read_source(model, source))
-    curve = _curve(met[site.name], upto, pairs, seed, progress)
+    curve = _curve(passes[site.name], upto, pairs, seed, progress)
     at = tuple(sorted({0, 1, *(2**i for i in range(1, 20) if 2**i < upto), *(() if not trained else (trained - 1,))}))
     at = tuple(d for d in at if d < upto - 1)
     resolution = torch.stack([_first_step(curve, d, threshold) for d in at], 1)
     swing = (curve - curve[..., :1]).square().mean(0).sqrt()
-    bands = _bands(met[site.name], upto)
+    bands = _bands(passes[site.name], upto)
     turns = None if bands is None or not trained else bands.frequency * trained / (2 * torch.pi)
     return Distances(site.layer, trained, threshold, at, resolution, swing, bands and bands.frequency, turns)
 
 
-def _bands(met: Met, upto: int) -> Bands | None:
-    return bands_of(met, Positions.arange(1, upto))
+def _bands(recorded: RecordedPass, upto: int) -> Bands | None:
+    return bands_of(recorded, Positions.arange(1, upto))
 
 
-def _curve(met: Met, upto: int, pairs: int, seed: int, progress: Progress | None) -> Tensor:
+def _curve(recorded: RecordedPass, upto: int, pairs: int, seed: int, progress: Progress | None) -> Tensor:
     """(pairs, heads, upto): scores over the distance, with the query at the last position."""
-    raw, n = met.raw(), met.seen.q.shape[2]
+    raw, n = recorded.queries_and_keys(), recorded.call.q.shape[2]
     generator = torch.Generator().manual_seed(seed)
     i, j = (torch.randint(0, n, (pairs,), generator=generator) for _ in range(2))
     q = raw.q[0, :, i].transpose(0, 1)[:, :, None]  # (N, H, 1, d)
     k = raw.k[0, :, j].transpose(0, 1)[:, :, None]  # (N, G, 1, d)
-    latent = None if raw.latent is None else raw.latent[0, :, j].transpose(0, 1)[:, :, None]
-    there = Positions.arange(pairs, 1, upto - 1, q.device).declare(upto)
-    scorer = met.site.module.scorer
-    pieces = []
-    each = upto if isinstance(scorer.bias, CountedPositions) else AT_ONCE  # a count goes over all keys at once
+    last = Positions.arange(pairs, 1, upto - 1, q.device).declare(upto)
+    need = replace(recorded.call.need, mask=Everything())
+    curves = []
+    each = upto if isinstance(recorded.bias, CountedPositions) else AT_ONCE  # a count goes over all keys at once
     for start in range(0, upto, each):
         width = min(each, upto - start)
         keys = Positions.arange(pairs, width, start, q.device).declare(upto)
-        plan = [(module, there, keys) for _, module in met.transforms]
-        wide = Raw(q, k.expand(-1, -1, width, -1), None if latent is None else latent.expand(-1, -1, width, -1))
-        q_met, k_met = met.meet(wide, plan)
-        bias = scorer.bias.at(q, q_met, k_met, there, keys, scorer.scale)
-        need = Need(Everything(), scorer.scale, scorer.scores.softcap, bias)
-        pieces.append(masked_scores(q_met, k_met, Pair(there, keys), need)[:, :, 0])
+        transforms = [(module, last, keys) for _, module in recorded.transforms]
+        whole = recorded.transformed(QueriesAndKeys(q, k.expand(-1, -1, width, -1)), transforms)
+        bias = recorded.bias.at(q, whole.q, whole.k, last, keys, need.scale)
+        scores = masked_scores(whole.q, whole.k, Pair(last, keys), replace(need, bias=bias))
+        curves.append(scores[:, :, 0])
         if progress is not None:
             progress(start + width, upto)
-    return torch.cat(pieces, -1).flip(-1)  # from the query backwards: distance 0 first
+    return torch.cat(curves, -1).flip(-1)  # from the query backwards: distance 0 first
 
 
 def _first_step(curve: Tensor, distance: int, threshold: float) -> Tensor:
     """(heads,): how much further a key must be to change the score by the threshold; 0: no step does."""
     change = (curve[..., distance + 1 :] - curve[..., distance : distance + 1]).square().mean(0).sqrt()
-    told = change > threshold
-    return torch.where(told.any(-1), told.int().argmax(-1) + 1, 0)
+    beyond = change > threshold
+    return torch.where(beyond.any(-1), beyond.int().argmax(-1) + 1, 0)

@@ -13,7 +13,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from vantage.inspect.sites import Seen
+from vantage.inspect.sites import KernelCall
 from vantage.inspect.tiles import Tile, tiles
 from vantage.spec.masks import visible
 
@@ -57,26 +57,26 @@ class Sums:
         return self.totals[name] / self.counts[name]
 
 
-def measure(seen: Seen, tokens: Tensor | None, repeat: int | None) -> dict[str, Tensor]:
+def measure(call: KernelCall, tokens: Tensor | None, repeat: int | None) -> dict[str, Tensor]:
     """(H,) for each of ``MEASURES``. ``tokens`` (T,) are those of queries and keys, ``None`` for cross-attention;
     ``repeat``: from which query on the text is a repetition."""
-    heads = seen.site.heads
-    pattern = _pattern(seen)
+    heads = call.site.heads
+    pattern = _pattern(call)
     sums = Sums()
-    for tile in _all(seen):
-        shown = _shown(seen, tile)
+    for tile in _all(call):
+        shown = _shown(call, tile)
         _weigh(sums, tile, shown, tokens, repeat)
         _explain(sums, tile, shown, pattern)
     return {name: sums.mean(name, heads) for name in MEASURES}
 
 
-def _all(seen: Seen) -> Iterator[Tile]:
-    return tiles(seen, range(seen.site.heads), range(seen.q.shape[2]))
+def _all(call: KernelCall) -> Iterator[Tile]:
+    return tiles(call, range(call.site.heads), range(call.q.shape[2]))
 
 
-def _shown(seen: Seen, tile: Tile) -> Tensor:
+def _shown(call: KernelCall, tile: Tile) -> Tensor:
     """(t, s): who may see whom. Not read off the weights, which may be 0 by rounding."""
-    return visible(seen.need.mask, tile.pair)(*tile.pair.places())[0, 0]
+    return visible(call.need.mask, tile.pair)(*tile.pair.places())[0, 0]
 
 
 def _weigh(sums: Sums, tile: Tile, shown_ts: Tensor, tokens: Tensor | None, repeat: int | None) -> None:
@@ -125,27 +125,27 @@ class Pattern(NamedTuple):
     n: int
 
 
-def _pattern(seen: Seen) -> Pattern:
+def _pattern(call: KernelCall) -> Pattern:
     """Rows see unequally many keys, so preferences are fitted to the sums over rows and over offsets in turn
     (iterative proportional fitting): a head that looks everywhere alike then comes out as one."""
-    n, heads = max(seen.q.shape[2], seen.view.k.shape[2]), seen.site.heads
-    wide = {"dtype": torch.float64, "device": seen.q.device}
+    n, heads = max(call.q.shape[2], call.view.k.shape[2]), call.site.heads
+    wide = {"dtype": torch.float64, "device": call.q.device}
     first, total = torch.zeros(heads, **wide), torch.zeros(heads, 2 * n - 1, **wide)
-    shown = torch.zeros(seen.q.shape[2], seen.view.k.shape[2], dtype=torch.bool, device=seen.q.device)
+    shown = torch.zeros(call.q.shape[2], call.view.k.shape[2], dtype=torch.bool, device=call.q.device)
     rest: list[Tensor] = []
-    for tile in _all(seen):
+    for tile in _all(call):
         w, q, k = tile.weights[0].double(), tile.pair.q.order[0][:, None], tile.pair.k.order[0][None]
         others = w * (k > 0)
         total.index_add_(1, (k - q + n - 1).flatten(), others.flatten(1))
         first += (w * (k == 0)).sum(-1).sum(-1)
         rest.append(others.sum(-1))
-        shown[tile.columns, tile.low : tile.low + w.shape[-1]] = _shown(seen, tile) & (k > 0)
-    offset = seen.pair.k.order[0][None] - seen.pair.q.order[0][:, None] + n - 1
+        shown[tile.columns, tile.low : tile.low + w.shape[-1]] = _shown(call, tile) & (k > 0)
+    offset = call.pair.k.order[0][None] - call.pair.q.order[0][:, None] + n - 1
     count = torch.zeros(2 * n - 1, **wide).index_add_(0, offset[shown], torch.ones(int(shown.sum()), **wide))
     pattern = total / count.clamp_min(1)
     for _ in range(FITS):
         pattern = _fitted(pattern, total, torch.cat(rest, 1), offset, shown)
-    return Pattern(first / seen.q.shape[2], pattern, n)
+    return Pattern(first / call.q.shape[2], pattern, n)
 
 
 def _fitted(pattern: Tensor, total: Tensor, rest_Ht: Tensor, offset_ts: Tensor, shown_ts: Tensor) -> Tensor:

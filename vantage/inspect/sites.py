@@ -16,10 +16,9 @@ from typing import Any, NamedTuple, final
 
 from torch import Tensor, nn
 
-from vantage.attention.cross import CrossAttention
-from vantage.attention.scorer import Scorer
 from vantage.errors import Refused
 from vantage.model import Model
+from vantage.spec.attention import attentions
 from vantage.spec.model import Layer
 from vantage.spec.parts import Attended, Context, Kernel, Need, View
 from vantage.spec.positions import Pair
@@ -37,14 +36,14 @@ class Site:
     heads: int
     config: Layer  # the layer's own description
     width: int  # of the model it is in
-    module: Any  # has `scorer`, and the projections of its kind
+    module: Any  # an ``Attention``
 
     @property
     def name(self) -> str:
         return f"{self.kind} {self.layer}"
 
 
-class Seen(NamedTuple):
+class KernelCall(NamedTuple):
     """One attention as it ran: what its kernel was given and what it gave."""
 
     site: Site
@@ -56,48 +55,47 @@ class Seen(NamedTuple):
     out: Tensor  # (B, H, T, d_v)
 
 
-See = Callable[[Seen], None]
+Observer = Callable[[KernelCall], None]
 
 
 def sites_of(model: Model) -> list[Site]:
     """Every attention of a model, encoder first."""
     inner = [] if model.encoder is None else [replace(site, kind="encoder") for site in sites_of(model.encoder)]
     spec = model.spec
-    found = [
-        Site("cross" if isinstance(module, CrossAttention) else "self", i, _heads(module), layer, spec.width, module)
+    sites = [
+        Site("cross" if module.crosses else "self", i, module.shape.heads, layer, spec.width, module)
         for i, (block, layer) in enumerate(zip(model.blocks, spec.layers, strict=True))
-        for module in block.modules()
-        if any(isinstance(child, Scorer) for child in module.children())
+        for module in attentions(block)
     ]
-    if not found:
-        raise Refused("this model has no attention whose weights could be shown: its layers have no scorer")
-    return inner + found
-
-
-def _heads(module: Any) -> int:
-    return module.shape.heads
+    if not sites:
+        kinds = ", ".join(dict.fromkeys(type(layer.attention).__name__ for layer in spec.layers))
+        raise Refused(
+            f"this model has no attention whose weights could be shown: what {kinds} builds has no shape and crosses "
+            "(vantage.spec.attention.Attention)"
+        )
+    return inner + sites
 
 
 @final
 class Recorder:
-    """A kernel that runs another and tells."""
+    """A kernel that runs another and reports each call."""
 
-    def __init__(self, inner: Kernel, site: Site, see: See):
-        self.name, self._inner, self._site, self._see = inner.name, inner, site, see
+    def __init__(self, inner: Kernel, site: Site, observe: Observer):
+        self.name, self._inner, self._site, self._observe = inner.name, inner, site, observe
 
     def refuses(self, need: Need, q: Tensor, view: View) -> str | None:
         return self._inner.refuses(need, q, view)
 
     def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:
-        done = self._inner(q_BHTd, view, pair, need)
-        self._see(Seen(self._site, self.name, q_BHTd, view, pair, need, done.out))
-        return done
+        result = self._inner(q_BHTd, view, pair, need)
+        self._observe(KernelCall(self._site, self.name, q_BHTd, view, pair, need, result.out))
+        return result
 
 
 @contextlib.contextmanager
-def listening(sites: Sequence[Site], see: See) -> Iterator[None]:
-    """Inside, every pass through these sites is told, whoever runs the model."""
-    handles = [site.module.register_forward_pre_hook(partial(_wrap, site, see)) for site in sites]
+def observing(sites: Sequence[Site], observe: Observer) -> Iterator[None]:
+    """Inside, every call of a kernel by these sites is reported, whoever runs the model."""
+    handles = [site.module.register_forward_pre_hook(partial(_wrap, site, observe)) for site in sites]
     try:
         yield
     finally:
@@ -105,10 +103,10 @@ def listening(sites: Sequence[Site], see: See) -> Iterator[None]:
             handle.remove()
 
 
-def _wrap(site: Site, see: See, module: nn.Module, args: tuple[Tensor, Context]) -> tuple[Tensor, Context]:
+def _wrap(site: Site, observe: Observer, module: nn.Module, args: tuple[Tensor, Context]) -> tuple[Tensor, Context]:
     x, ctx = args
 
     def choose(need: Need, q: Tensor, view: View) -> Kernel:
-        return Recorder(ctx.choose(need, q, view), site, see)
+        return Recorder(ctx.choose(need, q, view), site, observe)
 
     return x, replace(ctx, choose=choose)

@@ -10,8 +10,6 @@ import torch
 from torch import nn
 
 from vantage.attention import LengthTemperature, QKNorm
-from vantage.attention.cross import CrossAttention
-from vantage.attention.scorer import Scorer
 from vantage.checkpoints.blank import Blank
 from vantage.errors import BadInput, Refused
 from vantage.families.family import empty_model
@@ -22,6 +20,7 @@ from vantage.model.assemble import build_shared
 from vantage.position import Rope, encoding
 from vantage.position.late_temperature import LateTemperature
 from vantage.position.scaling import Rule
+from vantage.spec.attention import Attention, HasPositionParts, ability, attentions
 from vantage.spec.masks import And, Everything, Mask, Or, Window
 from vantage.spec.model import Layer, ModelSpec
 from vantage.spec.parts import Buildable, Encoding, Parts, Shape
@@ -217,27 +216,51 @@ def _graft(new: nn.Module, old: nn.Module, spec: ModelSpec, before: ModelSpec, b
 
 
 def _graft_block(new: nn.Module, old: nn.Module, layer: Layer, before: Layer, width: int, build: Any) -> None:
-    if any(isinstance(child, Scorer) for child in new.children()):
+    if isinstance(new, Attention):
         _graft_attention(new, old, layer, before, width, build)
         return
-    inner = {name for name, child in new.named_children() if any(isinstance(m, Scorer) for m in child.modules())}
+    inner = {name for name, child in new.named_children() if any(not m.crosses for m in attentions(child))}
     _share(new, old, inner)
     for name in inner:
         _graft_block(new.get_submodule(name), old.get_submodule(name), layer, before, width, build)
 
 
 def _graft_attention(new: Any, old: Any, layer: Layer, before: Layer, width: int, build: Any) -> None:
-    _share(new, old, {"qk", "scorer"})
-    _share(new.scorer, old.scorer, {"bias", "value_bias"})
-    if isinstance(new, CrossAttention):  # no position acts there
-        new.qk = old.qk
-        return
+    """The old weights in the new attention, but for those of its position parts, which are kept or built."""
     shape = layer.attention.shape(width)
-    had = list(zip(before.qk, old.qk, strict=True))
-    new.qk = nn.ModuleList([_same(part, had) or build(part, shape) for part in layer.qk])
-    for name, part, was in (("bias", layer.bias, before.bias), ("value_bias", layer.value_bias, before.value_bias)):
-        if part is not None:
-            setattr(new.scorer, name, getattr(old.scorer, name) if part == was else build(part, shape))
+    theirs, ours = _position_modules(old, before), _position_modules(new, layer)
+    _share_weights(new, old, {id(module) for _, module in theirs})
+    for part, blank in ours:
+        _exchange(new, blank, _same(part, theirs) or build(part, shape))
+
+
+def _position_modules(module: Any, layer: Layer) -> list[tuple[Buildable, nn.Module]]:
+    """(config, module) of everything that acts for position in an attention."""
+    parts = ability(module, HasPositionParts, "have its encoding exchanged").position_parts()
+    configs = (*layer.qk, layer.bias, layer.value_bias)
+    pairs = zip(configs, (*parts.qk, parts.bias, parts.value_bias), strict=True)
+    return [(config, part) for config, part in pairs if config is not None]
+
+
+def _exchange(module: nn.Module, blank: nn.Module, part: nn.Module) -> None:
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if child is blank:
+                setattr(parent, name, part)
+
+
+def _share_weights(new: nn.Module, old: nn.Module, apart: set[int]) -> None:
+    """The old one's parameters in the new one, which keeps its own settings: its mask may be another."""
+    for name, parameter in old.named_parameters(recurse=False):
+        setattr(new, name, parameter)
+    ours = dict(new.named_children())
+    for name, child in old.named_children():
+        if id(child) in apart:
+            continue
+        if type(child) is type(ours.get(name)):
+            _share_weights(ours[name], child, apart)
+        else:  # a packed map, or one with an adapter
+            setattr(new, name, child)
 
 
 def _same(part: Buildable, had: list[tuple[Buildable, nn.Module]]) -> nn.Module | None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vantage.inspect.sites import Seen
+from vantage.inspect.sites import KernelCall
 from vantage.kernels.native import native
 from vantage.kernels.reference import grouped_matmul, masked_scores, normalise
 from vantage.spec.masks import Everything, visible
@@ -75,37 +75,37 @@ class Cut(Pointwise):
         return self.inner(b, self.heads[h], self.columns[i], q, k)
 
 
-def tiles(seen: Seen, heads: Sequence[int], columns: Sequence[int], cells: int = CELLS) -> Iterator[Tile]:
+def tiles(call: KernelCall, heads: Sequence[int], columns: Sequence[int], cells: int = CELLS) -> Iterator[Tile]:
     """The weights of these heads and queries, in tiles of about so many."""
-    B, H, _, _ = seen.q.shape
-    each = max(1, cells // max(1, B * len(heads) * seen.view.k.shape[2]))
-    pick = torch.tensor(list(heads), device=seen.q.device)
+    B, H, _, _ = call.q.shape
+    each = max(1, cells // max(1, B * len(heads) * call.view.k.shape[2]))
+    pick = torch.tensor(list(heads), device=call.q.device)
     for start in range(0, len(columns), each):
         some = tuple(columns[start : start + each])
-        yield _tile(seen, pick, len(heads) == H, some)
+        yield _tile(call, pick, len(heads) == H, some)
 
 
-def output(seen: Seen, heads: Sequence[int], tile: Tile) -> Tensor:
+def output(call: KernelCall, heads: Sequence[int], tile: Tile) -> Tensor:
     """(B, H', t, d_v): what these weights make of the values, to compare with what the kernel gave."""
-    H, G, size = seen.q.shape[1], seen.view.v.shape[1], tile.scores.shape[-1]
-    v = seen.view.v[:, [h * G // H for h in heads], tile.low : tile.low + size].to(tile.weights.dtype)
+    H, G, size = call.q.shape[1], call.view.v.shape[1], tile.scores.shape[-1]
+    v = call.view.v[:, [h * G // H for h in heads], tile.low : tile.low + size].to(tile.weights.dtype)
     out = grouped_matmul(tile.weights, v)
-    if seen.need.value_bias is not None:
-        out = out + seen.need.value_bias.at(tile.weights, tile.pair.q, tile.pair.k)
+    if call.need.value_bias is not None:
+        out = out + call.need.value_bias.at(tile.weights, tile.pair.q, tile.pair.k)
     return out
 
 
-def _tile(seen: Seen, heads: Tensor, all_heads: bool, columns: tuple[int, ...]) -> Tile:
-    at = _place(seen, columns)
-    index = torch.tensor(columns, device=seen.q.device)
+def _tile(call: KernelCall, heads: Tensor, all_heads: bool, columns: tuple[int, ...]) -> Tile:
+    at = _place(call, columns)
+    index = torch.tensor(columns, device=call.q.device)
     whole = columns == tuple(range(columns[0], columns[0] + len(columns)))
-    q = seen.q[:, :, columns[0] : columns[-1] + 1] if whole else seen.q[:, :, index]
-    k = seen.view.k[:, :, at.low : at.high]
+    q = call.q[:, :, columns[0] : columns[-1] + 1] if whole else call.q[:, :, index]
+    k = call.view.k[:, :, at.low : at.high]
     if not all_heads:
-        H, G = seen.q.shape[1], k.shape[1]
+        H, G = call.q.shape[1], k.shape[1]
         q, k = q[:, heads], k[:, heads * G // H]
     wide = torch.promote_types(q.dtype, torch.float32)
-    need = cut_need(seen.need, heads, index, slice(at.low, at.high))
+    need = cut_need(call.need, heads, index, slice(at.low, at.high))
     # a pair keeps the biases that were built for it: over all tiles they would be too many
     pair = Pair(at.pair.q, at.pair.k) if isinstance(need.bias, Pointwise) else at.pair
     if need.bias is None and need.softcap is None and need.scale > 0:
@@ -157,11 +157,11 @@ class Placed(NamedTuple):
     blind: bool  # some query sees nothing
 
 
-def _place(seen: Seen, columns: tuple[int, ...]) -> Placed:
+def _place(call: KernelCall, columns: tuple[int, ...]) -> Placed:
     def make() -> Placed:
-        q, k = pick(seen.pair.q, columns), seen.pair.k
+        q, k = pick(call.pair.q, columns), call.pair.k
         both = Pair(q, k)
-        mask = visible(seen.need.mask, both)
+        mask = visible(call.need.mask, both)
         if mask == Everything():
             return Placed(both, 0, k.shape[1], [], blind=False)
         shown = mask(*both.places())  # (R, 1, t, S)
@@ -172,7 +172,7 @@ def _place(seen: Seen, columns: tuple[int, ...]) -> Placed:
         hidden = [(a, b, ~shown[..., a:b]) for a, b in _stretches(partly)]
         return Placed(Pair(q, _slice(k, low, high)), low, high, hidden, blind=not bool(shown.any(-1).all()))
 
-    return seen.pair.once(("inspect", seen.need.mask, columns), make)
+    return call.pair.once(("inspect", call.need.mask, columns), make)
 
 
 def _stretches(numbers: list[int]) -> list[tuple[int, int]]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vantage.errors import BadInput, unknown
 from vantage.model.gelu import gelu
+from vantage.spec.attention import Pieces
 from vantage.spec.model import LinearMaker
 from vantage.spec.parts import Context
 
@@ -57,12 +58,16 @@ class Gated(nn.Module):
     def __init__(self, config: FeedForward, width: int, linear: LinearMaker):
         super().__init__()
         self.act = ACTIVATIONS[config.activation]
+        self.hidden = config.hidden
         self.gate_up = linear(width, 2 * config.hidden, config.bias)
         self.down = linear(config.hidden, width, config.bias)
 
     def forward(self, x: Tensor, ctx: Context | None = None) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
         return self.down(self.act(gate) * up)
+
+    def projections(self) -> dict[str, Pieces]:
+        return {"gate_up": (("gate", self.hidden), ("up", self.hidden))}
 
 
 def named(name: str, width: int, hidden: int | None = None) -> FeedForward:

@@ -11,18 +11,12 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from vantage.attention.cross import CrossAttention
-from vantage.attention.grouped import GroupedQueryAttention
-from vantage.attention.latent import LatentAttention
-from vantage.model.feed_forward import Gated
 from vantage.model.packed import PackedLinear
 from vantage.model.wide import WideLinear
+from vantage.spec.attention import Attention, HasPositionParts, HasProjections, Pieces, attentions
 
-ATTENTION = (GroupedQueryAttention, CrossAttention, LatentAttention)
 LINEAR = (nn.Linear, WideLinear, PackedLinear)
 WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})  # names that torch.compile and checkpointing put in
-
-Pieces = tuple[tuple[str, int], ...]  # the maps in one weight: a name and a number of rows each
 
 
 class Around(nn.Module):
@@ -45,13 +39,13 @@ class LinearMap:
 def linear_maps(model: nn.Module) -> list[LinearMap]:
     """Every linear map, in the model's order."""
     inner = _position_parts(model)
-    found: list[LinearMap] = []
+    maps: list[LinearMap] = []
     for name, module in model.named_modules():
         outer, _, last = name.rpartition(".")
         parent = model.get_submodule(outer)
         if isinstance(module, (*LINEAR, Around)) and not isinstance(parent, Around):
-            found.append(LinearMap(name, _role(name, parent, inner), _pieces(parent, last)))
-    return found
+            maps.append(LinearMap(name, _role(name, parent, inner), _pieces(parent, last)))
+    return maps
 
 
 def size_of(linear: nn.Module) -> tuple[int, int]:
@@ -77,8 +71,8 @@ def parameter_kinds(model: nn.Module) -> dict[str, str]:
 
 def rows_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """For each weight that holds several maps side by side, how many rows each has."""
-    found = {f"{m.name}.weight": tuple(rows for _, rows in m.pieces) for m in linear_maps(model) if m.pieces}
-    return found | dict(_gates(model))
+    maps = {f"{m.name}.weight": tuple(rows for _, rows in m.pieces) for m in linear_maps(model) if m.pieces}
+    return maps | dict(_gates(model))
 
 
 def _kind(name: str, dims: int, inner: tuple[str, ...]) -> str:
@@ -93,7 +87,7 @@ def _kind(name: str, dims: int, inner: tuple[str, ...]) -> str:
 
 
 def _role(name: str, parent: nn.Module, inner: tuple[str, ...]) -> str:
-    if isinstance(parent, ATTENTION):
+    if isinstance(parent, Attention):
         return "attention"
     if name.startswith(inner):
         return "position"
@@ -109,15 +103,7 @@ def _first(name: str) -> str:
 
 
 def _pieces(parent: nn.Module, last: str) -> Pieces:
-    if isinstance(parent, GroupedQueryAttention) and last == "qkv":
-        return tuple(zip("qkv", parent.widths, strict=True))
-    if isinstance(parent, CrossAttention) and last == "kv":
-        s = parent.shape
-        return (("k", s.kv_heads * s.key_dim), ("v", s.kv_heads * s.value_dim))
-    if isinstance(parent, Gated) and last == "gate_up":
-        half = size_of(parent.gate_up)[0] // 2
-        return (("gate", half), ("up", half))
-    return ()
+    return parent.projections().get(last, ()) if isinstance(parent, HasProjections) else ()
 
 
 def _gates(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -130,6 +116,7 @@ def _gates(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _position_parts(model: nn.Module) -> tuple[str, ...]:
-    """How the names begin of what lies in an attention besides its own projections."""
-    attentions = [name for name, module in model.named_modules() if isinstance(module, ATTENTION)]
-    return tuple(f"{name}.{part}." for name in attentions for part in ("qk", "scorer"))
+    """How the names begin of what acts for position inside an attention."""
+    parts = [module.position_parts() for module in attentions(model) if isinstance(module, HasPositionParts)]
+    inner = {id(module) for part in parts for module in (*part.qk, part.bias, part.value_bias)}
+    return tuple(f"{name}." for name, module in model.named_modules() if id(module) in inner)

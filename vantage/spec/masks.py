@@ -39,6 +39,11 @@ class Mask(ABC):
         Only then may tokens from ``start`` on arrive later, through a cache.
         """
 
+    def edges(self, query: Tensor) -> list[Tensor] | None:
+        """Keys from which on a query at this order may see something else, where there are no documents and no empty
+        places. ``None``: nobody knows, and whoever counts what is seen asks about every key."""
+        return None
+
     def __and__(self, other: Mask) -> Mask:
         return _both(self, other)
 
@@ -62,6 +67,9 @@ class Everything(Mask):
     def settled(self, start: int) -> bool:
         return start == 0
 
+    def edges(self, query: Tensor) -> list[Tensor] | None:
+        return []
+
 
 @dataclass(frozen=True)
 class Nothing(Mask):
@@ -78,6 +86,9 @@ class Nothing(Mask):
 
     def settled(self, start: int) -> bool:
         return True
+
+    def edges(self, query: Tensor) -> list[Tensor] | None:
+        return []
 
 
 @dataclass(frozen=True)
@@ -96,6 +107,9 @@ class Causal(Mask):
 
     def settled(self, start: int) -> bool:
         return True
+
+    def edges(self, query: Tensor) -> list[Tensor] | None:
+        return [query + 1]
 
 
 @dataclass(frozen=True)
@@ -119,6 +133,9 @@ class Window(Mask):
 
     def settled(self, start: int) -> bool:
         return start == 0 or self.n == 1
+
+    def edges(self, query: Tensor) -> list[Tensor] | None:
+        return [query - self.n + 1, query + self.n]
 
 
 @dataclass(frozen=True)
@@ -146,6 +163,10 @@ class Chunked(Mask):
     def settled(self, start: int) -> bool:
         return start % self.n == 0
 
+    def edges(self, query: Tensor) -> list[Tensor] | None:
+        start = query - query % self.n
+        return [start, start + self.n]
+
 
 @dataclass(frozen=True)
 class Prefix(Mask):
@@ -171,6 +192,9 @@ class Prefix(Mask):
     def settled(self, start: int) -> bool:
         return start == 0 or start >= self.n
 
+    def edges(self, query: Tensor) -> list[Tensor] | None:
+        return [torch.full_like(query, self.n)]
+
 
 @dataclass(frozen=True)
 class SameSegment(Mask):
@@ -190,6 +214,9 @@ class SameSegment(Mask):
     def settled(self, start: int) -> bool:
         return start == 0
 
+    def edges(self, query: Tensor) -> list[Tensor] | None:
+        return []
+
 
 @dataclass(frozen=True)
 class Filled(Mask):
@@ -206,6 +233,9 @@ class Filled(Mask):
 
     def settled(self, start: int) -> bool:
         return start == 0
+
+    def edges(self, query: Tensor) -> list[Tensor] | None:
+        return []
 
 
 @dataclass(frozen=True, repr=False)
@@ -231,6 +261,9 @@ class And(Mask):
     def settled(self, start: int) -> bool:
         return self.a.settled(start) or self.b.settled(start)
 
+    def edges(self, query: Tensor) -> list[Tensor] | None:
+        return _edges_of_both(self.a, self.b, query)
+
 
 @dataclass(frozen=True, repr=False)
 class Or(Mask):
@@ -255,6 +288,9 @@ class Or(Mask):
     def settled(self, start: int) -> bool:
         return self.a.settled(start) and self.b.settled(start)
 
+    def edges(self, query: Tensor) -> list[Tensor] | None:
+        return _edges_of_both(self.a, self.b, query)
+
 
 def visible(mask: Mask, pair: Pair) -> Mask:
     """The mask a kernel has to apply: simplified, empty places out. Worked out once per pair."""
@@ -265,6 +301,21 @@ def is_plain_causal(mask: Mask, pair: Pair) -> bool:
     """Whether a simplified mask is the lower triangle of a square, which SDPA makes by itself."""
     q, k = pair.q.known, pair.k.known
     return mask == Causal() and q.first is not None and q.first == k.first and pair.q.shape == pair.k.shape
+
+
+def causal_window(mask: Mask) -> int | None:
+    """How many keys a query sees, itself the last of them, where a mask says just that; 0: all that came before.
+
+    ``None``: it says something else. Documents may be kept apart: who asks has one document a row.
+    """
+    parts = set(_conjuncts(mask))
+    windows = [part.n for part in parts if isinstance(part, Window)]
+    others = {part for part in parts if not isinstance(part, Window)}
+    return min(windows, default=0) if Causal() in others <= {Causal(), SameSegment()} else None
+
+
+def _conjuncts(mask: Mask) -> list[Mask]:
+    return [*_conjuncts(mask.a), *_conjuncts(mask.b)] if isinstance(mask, And) else [mask]
 
 
 def dense(mask: Mask, pair: Pair) -> Tensor:
@@ -291,6 +342,11 @@ def _either(a: Mask, b: Mask) -> Mask:
     if a == b or b == Nothing() or a == Everything():
         return a
     return b if a == Nothing() or b == Everything() else Or(a, b)
+
+
+def _edges_of_both(a: Mask, b: Mask, query: Tensor) -> list[Tensor] | None:
+    one, other = a.edges(query), b.edges(query)
+    return None if one is None or other is None else one + other
 
 
 def _at_least_one(what: str, n: int) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from vantage.inspect import Atlas, atlas
 from vantage.inspect.keep import Weights
-from vantage.inspect.meet import Met, meeting
+from vantage.inspect.recording import RecordedPass, recording
 from vantage.inspect.select import context_of, labels, read_source, read_tokens
 from vantage.inspect.sites import Site, sites_of
 from vantage.inspect.swap import NOT_POSITION
@@ -56,7 +56,7 @@ class Picture:
     position: dict[str, Any]
     fresh: list[Tensor] = field(default_factory=list)
     id: str = field(default_factory=lambda: secrets.token_hex(8))
-    _near: OrderedDict[tuple[str, int], Met] = field(default_factory=OrderedDict)
+    _near: OrderedDict[tuple[str, int], RecordedPass] = field(default_factory=OrderedDict)
     _small: dict[tuple[str, int], bytes] = field(default_factory=dict)
     _atlas: Atlas | None = None
 
@@ -74,7 +74,7 @@ class Picture:
         return labels(self.model, self.ids if kind == "self" or self.source is None else self.source)
 
     @torch.inference_mode()
-    def met(self, kind: str, layer: int, head: int | None = None) -> Met:
+    def met(self, kind: str, layer: int, head: int | None = None) -> RecordedPass:
         """A site as it ran: its module once more, over what went in."""
         where = (kind, layer)
         if where not in self.inputs:
@@ -84,7 +84,7 @@ class Picture:
         if head is not None and head >= site.heads:
             raise bad(f"there is no head {head}: {site.name} attention has {site.heads}, 0 to {site.heads - 1}", "head")
         if where not in self._near:
-            with meeting([site]) as found:
+            with recording([site]) as found:
                 site.module(x, ctx)
             self._near[where] = found[site.name]
         self._near.move_to_end(where)
@@ -109,7 +109,7 @@ class Picture:
             self._small[kind, layer] = (255 * small.sqrt()).round().to(torch.uint8).cpu().numpy().tobytes()
         return self._small[kind, layer]
 
-    def without_bands(self, met: Met) -> str:
+    def without_bands(self, met: RecordedPass) -> str:
         """Why the position part of such scores is not told by wavelength."""
         if met.site.kind == "cross":
             return "No position acts in cross-attention: these scores are content alone."
@@ -132,9 +132,9 @@ class Picture:
         return self._atlas
 
 
-def _lines(met: Met, heads: list[int] | None) -> Iterator[Tensor]:
+def _lines(met: RecordedPass, heads: list[int] | None) -> Iterator[Tensor]:
     """The weights of these heads, some queries at a time: (1, heads, queries, all keys)."""
-    seen = met.seen
+    seen = met.call
     width = seen.view.k.shape[2]
     chosen = range(met.site.heads) if heads is None else heads
     found: Iterator[Tile] = tiles(seen, chosen, range(seen.q.shape[2]))

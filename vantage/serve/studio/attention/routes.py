@@ -122,7 +122,7 @@ async def scores(request: Request, id: Id, layer: At, head: At, query: At, kind:
 
     def ask(picture: Picture) -> dict[str, Any]:
         met = picture.met(kind, layer, head)
-        count = met.seen.q.shape[2]
+        count = met.call.q.shape[2]
         if query >= count:
             raise bad(f"there is no query {query}: there are {count}, 0 to {count - 1}", "query")
         told = apart(met, head, query)

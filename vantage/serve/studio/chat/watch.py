@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vantage.generation.solo import Row
 from vantage.inspect.select import choose_sites
-from vantage.inspect.sites import Seen, listening, sites_of
+from vantage.inspect.sites import KernelCall, observing, sites_of
 from vantage.inspect.tiles import tiles
 from vantage.model import Model
 
@@ -29,10 +29,10 @@ class Gaze:
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
         """Inside, passes are seen; native whole steps stand aside for that long."""
-        with listening(self._sites, self._see):
+        with observing(self._sites, self._see):
             yield
 
-    def _see(self, seen: Seen) -> None:
+    def _see(self, seen: KernelCall) -> None:
         last = seen.q.shape[2] - 1
         order = seen.pair.k.order
         width = int(order.max()) + 1

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vantage.errors import BadInput, Refused
 from vantage.inspect.select import choose_sites, context_of, labels, numbers, read_tokens
-from vantage.inspect.sites import Seen, Site, listening, sites_of
+from vantage.inspect.sites import KernelCall, Site, observing, sites_of
 from vantage.inspect.tiles import cut_need, pick
 from vantage.kernels.reference import masked_scores, normalise
 from vantage.model import Model
@@ -68,8 +68,8 @@ def fitting(model: Model, text: str, most: int, more: int = 0) -> list[int]:
 @torch.inference_mode()
 def _row(model: Model, tokens: Tensor, pos: Positions, site: Site, which: Which) -> tuple[Tensor, Tensor]:
     """(keys,) scores and weights of the query, from what the kernel was given."""
-    found: list[Seen] = []
-    with listening([site], found.append):
+    found: list[KernelCall] = []
+    with observing([site], found.append):
         model.hidden(tokens, positions=pos)
     seen = found[0]
     H, G = seen.q.shape[1], seen.view.k.shape[1]

@@ -8,93 +8,91 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from vantage.attention import LatentAttention
-from vantage.attention.cross import CrossAttention
-from vantage.inspect.sites import Seen, Site, listening
+from vantage.inspect.sites import KernelCall, Site, observing
 from vantage.position import Rope, XPos
 from vantage.position.angles import frequencies, highest
 from vantage.position.rope import context_length, join
-from vantage.spec.parts import Context, View
+from vantage.spec.attention import HasPositionParts, HasQueriesAndKeys, PositionParts, QueriesAndKeys, ability
+from vantage.spec.parts import Context, ScoreBias
 from vantage.spec.positions import Positions
 
-
-class Raw(NamedTuple):
-    """Projected, before anything knows a position."""
-
-    q: Tensor  # (B, H, T, d)
-    k: Tensor  # (B, G, S, d): what the transforms see
-    latent: Tensor | None = None  # MLA's, (B, 1, S, r)
+Placed = tuple[Any, Positions, Positions]  # a transform, and the positions of queries and keys that it is told
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Met:
+class RecordedPass:
     """One site in one pass: what went in, and what the kernel saw."""
 
     x: Tensor
-    ctx: Context
-    seen: Seen
+    call: KernelCall
 
     @property
     def site(self) -> Site:
-        return self.seen.site
+        return self.call.site
+
+    @property
+    def bias(self) -> ScoreBias:
+        """What is added to the scores of this site."""
+        return self._parts().bias
+
+    @property
+    def biased(self) -> bool:
+        """Whether queries and keys have a bias of their own that can be told apart."""
+        return not self.site.module.crosses and self._projecting().biased
 
     @property
     def transforms(self) -> list[tuple[Any, Any]]:
-        """(config, module) of everything that acts on queries and keys."""
-        if isinstance(self.site.module, CrossAttention):
+        """(config, module) of everything that acts on queries and keys; nothing does where a site crosses."""
+        if self.site.module.crosses:
             return []
-        return list(zip(self.site.config.qk, self.site.module.qk, strict=True))
+        return list(zip(self.site.config.qk, self._parts().qk, strict=True))
 
-    def raw(self, x: Tensor | None = None) -> Raw:
-        """Projected again from what went in, or from something else."""
-        module = self.site.module
-        if isinstance(module, CrossAttention):  # nothing transforms these
-            return Raw(self.seen.q, self.seen.view.k)
-        if isinstance(module, LatentAttention):
-            q, latent, k_rot = module.project(self.x if x is None else x)
-            return Raw(q, k_rot, latent)
-        q, k, _ = module.project(self.x if x is None else x)
-        return Raw(q, k)
+    def queries_and_keys(self, x: Tensor | None = None) -> QueriesAndKeys:
+        """Before any transform: projected again from what went in, or from something else."""
+        if self.site.module.crosses:  # nothing transforms these
+            return QueriesAndKeys(self.call.q, self.call.view.k)
+        return self._projecting().queries_and_keys(self.x if x is None else x)
 
-    def meet(self, raw: Raw, transforms: Sequence[tuple[Any, Positions, Positions]]) -> tuple[Tensor, Tensor]:
-        """Queries (B, H, T, d) and keys (B, G, S, d) after these transforms, each at its own positions."""
-        module = self.site.module
-        q, k = raw.q, raw.k
-        still = q[..., :0]
-        if isinstance(module, LatentAttention):
-            still, q = q.split((module.config.nope_dim, module.config.rope_dim), -1)
+    def transformed(self, raw: QueriesAndKeys, transforms: Sequence[Placed]) -> QueriesAndKeys:
+        """After these transforms, each at its own positions."""
+        shape = self.site.module.shape
+        still = shape.key_dim - shape.rotary_dim  # MLA: what is not turned comes first
+        q, k = raw.q[..., still:], raw.k[..., still:]
         for transform, q_pos, k_pos in transforms:
             q, k = transform.query(q, q_pos), transform.key(k, k_pos)
-        if isinstance(module, LatentAttention):
-            assert raw.latent is not None
-            kept = View(torch.cat((raw.latent, k), -1), raw.latent, self.ctx.pos)
-            q, view, _ = module.expanded(still, q, kept)
-            k = view.k
-        return q, k
+        if still:
+            q, k = torch.cat((raw.q[..., :still], q), -1), torch.cat((raw.k[..., :still], k), -1)
+        return QueriesAndKeys(q, k)
+
+    def _parts(self) -> PositionParts:
+        return ability(self.site.module, HasPositionParts, "show what position adds to its scores").position_parts()
+
+    def _projecting(self) -> HasQueriesAndKeys:
+        return ability(self.site.module, HasQueriesAndKeys, "show its queries and keys before position acts on them")
 
 
 @contextmanager
-def meeting(sites: Sequence[Site]) -> Iterator[dict[str, Met]]:
+def recording(sites: Sequence[Site]) -> Iterator[dict[str, RecordedPass]]:
     """Inside, the last pass through each of these sites is remembered, by the site's name."""
-    found: dict[str, Met] = {}
-    went_in: dict[int, tuple[Tensor, Context]] = {}
+    passes: dict[str, RecordedPass] = {}
+    inputs: dict[int, Tensor] = {}
 
     def enter(module: nn.Module, args: tuple[Tensor, Context]) -> None:
-        went_in[id(module)] = args
+        inputs[id(module)] = args[0]
 
-    def see(seen: Seen) -> None:
-        found[seen.site.name] = Met(*went_in.pop(id(seen.site.module)), seen)
+    def record(call: KernelCall) -> None:
+        passes[call.site.name] = RecordedPass(inputs.pop(id(call.site.module)), call)
 
     handles = [site.module.register_forward_pre_hook(enter) for site in sites]
     try:
-        with listening(sites, see):
-            yield found
+        with observing(sites, record):
+            yield passes
     finally:
         for handle in handles:
             handle.remove()
@@ -127,14 +125,11 @@ class Bands:
         return 2 * torch.pi / self.frequency
 
 
-def bands_of(met: Met, pos: Positions) -> Bands | None:
+def bands_of(recorded: RecordedPass, pos: Positions) -> Bands | None:
     """The bands of a site; ``None``: nothing turns there."""
-    site = met.site
-    if isinstance(site.module, CrossAttention):
-        return None
-    shape = site.module.shape
+    shape = recorded.site.module.shape
     front = shape.key_dim - shape.rotary_dim  # MLA: what is not turned comes first
-    for config, module in met.transforms:
+    for config, module in recorded.transforms:
         if isinstance(config, Rope):
             length = context_length(pos) if config.rule.depends_on_length else None
             turned = module.turned

@@ -1,0 +1,59 @@
+"""What a pass has to work on, for those who count its operations: attention modules and position encodings.
+
+Operations of matrix products are counted, two for a multiply and an add.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import nn
+
+from vantage.spec.parts import Shape
+
+
+class PassSize(NamedTuple):
+    """``queries`` new tokens in each of ``batch`` rows, looking at ``keys`` (the new ones included)."""
+
+    batch: int
+    queries: int
+    keys: int
+    source: int = 0  # tokens an encoder-decoder reads
+    fresh: bool = True  # the source is read in this pass
+
+    @property
+    def tokens(self) -> int:
+        return self.batch * self.queries
+
+
+@dataclass(frozen=True)
+class AttentionWork:
+    """One attention in one pass."""
+
+    shape: Shape
+    size: PassSize
+    keys: int  # that its kernel is given
+    score_width: int  # in which queries and keys are multiplied: a head's, or MLA's latent and rotary key
+
+    @property
+    def rows(self) -> int:
+        """Queries of all heads."""
+        return self.size.batch * self.shape.heads * self.size.queries
+
+    @property
+    def pairs(self) -> int:
+        """Queries of all heads, each with every key."""
+        return self.rows * self.keys
+
+    def core(self, value_dim: int) -> dict[str, int]:
+        """What every attention multiplies: queries with keys, and weights with values."""
+        return {"scores": 2 * self.pairs * self.score_width, "weighted sum": 2 * self.pairs * value_dim}
+
+
+def linear_operations(linear: nn.Module, tokens: int) -> int:
+    """2 · inputs · outputs for each token; none where a map is left out (an identity)."""
+    if isinstance(linear, nn.Identity):
+        return 0
+    assert isinstance(linear, nn.Linear)
+    return 2 * linear.in_features * linear.out_features * tokens
