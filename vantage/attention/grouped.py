@@ -11,6 +11,7 @@ from vantage.attention.scorer import Scorer, merge_heads
 from vantage.errors import BadInput, Refused
 from vantage.spec.attention import Pieces, PositionParts, QueriesAndKeys
 from vantage.spec.model import BuildContext, CacheShape, Scores
+from vantage.spec.native import LANES, CannotLower, HeadColumns, Program
 from vantage.spec.operations import AttentionWork, linear_operations
 from vantage.spec.parts import Context, Shape, chain
 
@@ -108,3 +109,18 @@ class GroupedQueryAttention(nn.Module):
             "projections": linear_operations(self.qkv, work.size.tokens),
             "output": linear_operations(self.out, work.size.tokens),
         }
+
+    def native(self, program: Program, src: int, into: int | None) -> int:
+        s = self.shape
+        if s.key_dim % LANES or s.value_dim % LANES:
+            raise CannotLower(f"heads of {s.key_dim} and {s.value_dim} are no multiples of {LANES}")
+        if not isinstance(self.clip, nn.Identity):
+            raise CannotLower("clipped projections have no native form")
+        scores = self.scorer.score_form()
+        qkv = program.linear(self.qkv, src, None, "qkv")
+        queries = HeadColumns(qkv, 0, s.heads, s.key_dim)
+        keys = HeadColumns(qkv, self.widths[0], s.kv_heads, s.key_dim)
+        for transform in self.qk:
+            program.transform(transform, queries, keys)
+        attended = program.attend(qkv, self.index, s, scores)
+        return program.linear(self.out, attended, into, "out of attention")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vantage.spec.model import NormConfig
+from vantage.spec.native import HeadColumns, Program
 from vantage.spec.parts import Shape
 from vantage.spec.positions import Positions
 
@@ -36,6 +37,10 @@ class QKNormed(nn.Module):
 
     def key(self, k_BGTd: Tensor, pos: Positions) -> Tensor:
         return self.k_norm(k_BGTd)
+
+    def native_transform(self, program: Program, queries: HeadColumns, keys: HeadColumns) -> None:
+        program.norm_heads(self.q_norm, queries)
+        program.norm_heads(self.k_norm, keys)
 
 
 @dataclass(frozen=True)

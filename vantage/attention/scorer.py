@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from vantage.spec.attention import PositionParts
+from vantage.spec.masks import causal_window
 from vantage.spec.model import BuildContext, Scores
-from vantage.spec.parts import Need, Shape
+from vantage.spec.native import CannotLower, HasSlopes, ScoreForm, has, no_native_form
+from vantage.spec.parts import Need, Shape, Softmax
 from vantage.spec.positions import Positions
 
 
@@ -37,6 +39,20 @@ class Scorer(nn.Module):
             value_bias=self.value_bias,
         )
 
+    def score_form(self) -> ScoreForm:
+        """For the native kernels."""
+        window = causal_window(self.mask)
+        if window is None:
+            raise CannotLower(f"the mask {self.mask} has no native form")
+        if self.value_bias is not None:
+            raise no_native_form(self.value_bias)
+        if self.scores.normalise != Softmax():
+            raise CannotLower("only a plain softmax has a native form")
+        if not has(self.bias, HasSlopes):
+            raise no_native_form(self.bias)
+        slopes = cast(HasSlopes, self.bias).native_slopes()
+        return ScoreForm(self.scale, self.scores.softcap, window, slopes, self.sinks)
+
     def position_parts(self, qk: nn.ModuleList) -> PositionParts:
         transforms: list[Any] = list(qk)
         return PositionParts(transforms, self.bias, self.value_bias)
@@ -46,6 +62,9 @@ class NoBias:
     """No score bias."""
 
     def at(self, q_raw: Tensor, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> None:
+        return None
+
+    def native_slopes(self) -> None:
         return None
 
 

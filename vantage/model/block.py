@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from vantage.spec.model import Layer, Parallel, Wiring
+from vantage.spec.native import Program
 from vantage.spec.parts import Context
 
 
@@ -26,6 +27,20 @@ class Residual(nn.Module):
         kept = normed if self.normed else x
         return self.outer(kept + self.dropout(self.after(self.sublayer(normed, ctx))))
 
+    def native(self, program: Program, src: int, into: int | None) -> int:
+        normed = program.lower(self.before, src)
+        kept = normed if self.normed else src
+        if isinstance(self.after, nn.Identity) and isinstance(self.outer, nn.Identity) and kept == src:
+            return program.lower(self.sublayer, normed, src)  # the sum is made in place
+        out = program.lower(self.after, program.lower(self.sublayer, normed))
+        if isinstance(self.outer, nn.Identity):
+            program.add(src, kept, out)
+            return src
+        total = program.buffer("sum", program.width(src))
+        program.add(total, kept, out)
+        program.norm(self.outer, total, src)
+        return src
+
 
 class Side(nn.Module):
     """Sublayers side by side on one input: x + f(norm(x)) + g(norm(x)), with one norm or one each."""
@@ -41,6 +56,14 @@ class Side(nn.Module):
         normed = [norm(x) for norm in self.norms]
         parts = [f(normed[min(i, len(normed) - 1)], ctx) for i, f in enumerate(self.sublayers)]
         return x + self.dropout(sum(parts[1:], parts[0]))
+
+    def native(self, program: Program, src: int, into: int | None) -> int:
+        normed = [program.buffer(f"normed {i}", program.width(src)) for i in range(len(self.norms))]
+        for norm, dst in zip(self.norms, normed, strict=True):
+            program.norm(norm, src, dst)
+        for i, sublayer in enumerate(self.sublayers):
+            program.lower(sublayer, normed[min(i, len(normed) - 1)], src)
+        return src
 
 
 def wire(sublayers: list[nn.Module], layer: Layer, width: int) -> nn.Module:
@@ -61,3 +84,8 @@ class Chain(nn.Module):
         for step in self.steps:
             x = step(x, ctx)
         return x
+
+    def native(self, program: Program, src: int, into: int | None) -> int:
+        for step in self.steps:
+            src = program.lower(step, src)
+        return src

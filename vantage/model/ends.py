@@ -11,6 +11,7 @@ from vantage.errors import BadInput
 from vantage.model.linear import dense
 from vantage.model.token_types import NoTokenTypes, TokenTypes
 from vantage.spec.model import Embedding, Head, LinearMaker
+from vantage.spec.native import Program
 from vantage.spec.positions import Positions
 
 STD = 0.02  # of fresh embeddings, as of fresh weights
@@ -101,3 +102,9 @@ class Unembed(nn.Module):
         logits = logits if self.config.scale == 1.0 else logits * self.config.scale
         cap = self.config.softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def native(self, program: Program, src: int, into: int | None) -> int:
+        logits = program.linear(self.linear, program.lower(self.transform, src), None, "logits")
+        if self.config.scale != 1.0 or self.config.softcap is not None:
+            program.scale(logits, self.config.scale, self.config.softcap)
+        return logits

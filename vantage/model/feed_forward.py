@@ -13,6 +13,7 @@ from vantage.errors import BadInput, unknown
 from vantage.model.gelu import gelu
 from vantage.spec.attention import Pieces
 from vantage.spec.model import LinearMaker
+from vantage.spec.native import Program
 from vantage.spec.parts import Context
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -53,6 +54,11 @@ class Plain(nn.Module):
         hidden = self.up(x)
         return self.down(gelu(hidden) if self.act is F.gelu else self.act(hidden))
 
+    def native(self, program: Program, src: int, into: int | None) -> int:
+        hidden = program.linear(self.up, src, None, "hidden")
+        active = program.activate(hidden, program.width(hidden), self.act, gated=False)
+        return program.linear(self.down, active, into, "fed forward")
+
 
 class Gated(nn.Module):
     def __init__(self, config: FeedForward, width: int, linear: LinearMaker):
@@ -68,6 +74,11 @@ class Gated(nn.Module):
 
     def projections(self) -> dict[str, Pieces]:
         return {"gate_up": (("gate", self.hidden), ("up", self.hidden))}
+
+    def native(self, program: Program, src: int, into: int | None) -> int:
+        both = program.linear(self.gate_up, src, None, "hidden")
+        active = program.activate(both, self.hidden, self.act, gated=True)
+        return program.linear(self.down, active, into, "fed forward")
 
 
 def named(name: str, width: int, hidden: int | None = None) -> FeedForward:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vantage.spec.model import NormConfig
+from vantage.spec.native import NormForm
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,9 @@ class RMSNormed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.config.eps)
 
+    def norm_form(self) -> NormForm:
+        return NormForm(False, self.config.eps, self.config.offset, self.weight, None)
+
 
 class OffsetRMSNormed(nn.Module):
     def __init__(self, config: RMSNorm, width: int):
@@ -42,6 +46,9 @@ class OffsetRMSNormed(nn.Module):
         wide = torch.promote_types(x.dtype, torch.float32)  # 1 + weight in bfloat16 would keep 8 bits of the sum
         weight = self.weight.to(wide) + self.config.offset
         return rms_norm(x.to(wide), weight, self.config.eps).to(x.dtype)
+
+    def norm_form(self) -> NormForm:
+        return NormForm(False, self.config.eps, self.config.offset, self.weight, None)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

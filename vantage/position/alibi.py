@@ -78,6 +78,9 @@ class AlibiSlopes(nn.Module):
         super().__init__()
         self.slopes = slopes
 
+    def native_slopes(self) -> tuple[float, ...]:
+        return self.slopes
+
     def at(self, q_raw: Tensor, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> AlibiBias:
         dtype = wide(q.dtype)
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vantage.errors import BadInput, LengthExceeded
 from vantage.position.angles import angles, bound, highest, need_even, rows
 from vantage.position.scaling import Default, Rule
+from vantage.spec.native import HeadColumns, Program
 from vantage.spec.parts import Parts, Shape
 from vantage.spec.positions import Positions
 from vantage.spec.registry import Entry, parameter
@@ -83,6 +84,10 @@ class Rotation(nn.Module):
             return rotate(x_BHTd, cos, sin, self.config.pairing)
         turning, still = x_BHTd.split((self.turned, self.dim - self.turned), dim=-1)
         return torch.cat((rotate(turning, cos, sin, self.config.pairing), still), dim=-1)
+
+    def native_transform(self, program: Program, queries: HeadColumns, keys: HeadColumns) -> None:
+        for heads in (queries, keys):
+            program.rotate(self, heads, self.turned, adjacent=self.config.pairing == "adjacent")
 
     def tables(self, pos: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and signed sin, (R, 1, T, turned), made once for all layers of a forward pass."""

@@ -92,5 +92,9 @@ def ability(module: Any, protocol: type, purpose: str) -> Any:
 
 
 def attentions(module: nn.Module) -> list[Any]:
-    """Every attention inside a module, in its order."""
-    return [inner for inner in module.modules() if isinstance(inner, Attention)]
+    """Every attention inside a module, in its order. What torch.compile wraps around one answers like it: left out."""
+    return [
+        inner
+        for inner in module.modules()
+        if isinstance(inner, Attention) and not any(isinstance(child, Attention) for child in inner.children())
+    ]

@@ -25,7 +25,7 @@ class Format(IntEnum):
     PACK4 = 2
 
 
-class Kind(IntEnum):
+class OpKind(IntEnum):
     """The steps that a program is made of; see native.cpp for what their numbers mean."""
 
     NORM = 0
@@ -57,11 +57,11 @@ class Buffer(ctypes.Structure):
     _fields_: ClassVar = [("data", c_void_p), ("width", c_int64)]
 
 
-class Table(ctypes.Structure):
+class AngleTable(ctypes.Structure):
     _fields_: ClassVar = [("cos", c_void_p), ("sin", c_void_p), ("same", c_int64)]
 
 
-class Store(ctypes.Structure):
+class LayerStore(ctypes.Structure):
     _fields_: ClassVar = [
         ("k", c_void_p),
         ("v", c_void_p),
@@ -74,11 +74,11 @@ class Store(ctypes.Structure):
     ]
 
 
-class Place(ctypes.Structure):
+class RowLocation(ctypes.Structure):
     _fields_: ClassVar = [("blocks", c_void_p), ("block", c_int32), ("gone", c_int32), ("held", c_int64)]
 
 
-class Call(ctypes.Structure):
+class ProgramCall(ctypes.Structure):
     _fields_: ClassVar = [(name, c_void_p) for name in ("ops", "buffers", "tables", "stores", "places")] + [
         (name, c_int64) for name in ("n_ops", "rows", "tokens")
     ]
@@ -89,7 +89,7 @@ class Native:
 
     def __init__(self, library: ctypes.CDLL):
         self._run, self._linear, self._rows = library.vantage_run, library.vantage_linear, library.vantage_rows
-        self._run.argtypes = [ctypes.POINTER(Call), c_int]
+        self._run.argtypes = [ctypes.POINTER(ProgramCall), c_int]
         self._linear.argtypes = [ctypes.POINTER(Matrix), c_void_p, c_void_p, c_int64, c_int]
         self._rows.argtypes = [ctypes.POINTER(Matrix), c_void_p, c_int64, c_void_p]
         self._rows.restype = None
@@ -97,7 +97,7 @@ class Native:
         self._top.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_float, c_void_p, c_void_p, c_int]
         _lend_threads(library)
 
-    def run(self, call: Call) -> None:
+    def run(self, call: ProgramCall) -> None:
         _check(self._run(call, torch.get_num_threads()))
 
     def linear(self, matrix: Matrix, x: Tensor) -> Tensor:

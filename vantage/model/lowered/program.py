@@ -5,17 +5,36 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from vantage.kernels.native import Kind, Matrix, Op
-from vantage.position.rope import Rotation
+from vantage.kernels.native import Format, Matrix, Op, OpKind, matrix
+from vantage.model.feed_forward import ACTIVATIONS
+from vantage.model.packed import PackedLinear
+from vantage.spec.native import (
+    LANES,
+    AngleTables,
+    CannotLower,
+    HasNativeForm,
+    HasNativeTransform,
+    HasNormForm,
+    HeadColumns,
+    NormForm,
+    ScoreForm,
+    has,
+    no_native_form,
+)
 from vantage.spec.parts import Shape
+
+# The kernels know activations and norms by these numbers.
+FUNCTIONS = {ACTIVATIONS[name]: i for i, name in enumerate(("relu", "gelu", "gelu_tanh", "silu"))}
+RMS, LAYER = 0, 1
 
 
 @dataclass(frozen=True)
-class Site:
+class LoweredAttention:
     """An attention layer that appends to a cache."""
 
     index: int
@@ -24,7 +43,7 @@ class Site:
 
 
 @dataclass
-class Program:
+class NativeProgram:
     """Steps, and what they hold on to. ``tensors`` are read where they lie, so they must stay there."""
 
     ops: list[Op] = field(default_factory=list)
@@ -32,20 +51,110 @@ class Program:
     names: dict[tuple[str, int], int] = field(default_factory=dict)
     tensors: list[Tensor] = field(default_factory=list)
     matrices: list[Matrix] = field(default_factory=list)
-    rotations: list[Rotation] = field(default_factory=list)
-    sites: list[Site] = field(default_factory=list)
+    rotations: list[AngleTables] = field(default_factory=list)
+    attentions: list[LoweredAttention] = field(default_factory=list)
+    out: int = 0  # the buffer of the result
     dense: bool = False  # some weights are plain float32: for many rows torch's own products are faster
 
+    def width(self, buffer: int) -> int:
+        return self.widths[buffer]
+
     def buffer(self, name: str, width: int) -> int:
-        """Rows of this width; the same name and width is the same buffer."""
         if (name, width) not in self.names:
             self.names[name, width] = len(self.widths)
             self.widths.append(width)
         return self.names[name, width]
 
+    # ---- modules
+
+    def lower(self, module: nn.Module, src: int, into: int | None = None) -> int:
+        if isinstance(module, nn.Identity):
+            return src
+        if has(module, HasNativeForm):
+            return cast(HasNativeForm, module).native(self, src, into)
+        dst = self.buffer("normed", self.widths[src])
+        self.norm(module, src, dst)
+        return dst
+
+    def linear(self, module: nn.Module, src: int, into: int | None, name: str) -> int:
+        weight = self._matrix(module)
+        dst = self.buffer(name, weight.outputs) if into is None else into
+        self.emit(OpKind.LINEAR, dst, src, n=[into is not None], p=[weight])
+        return dst
+
+    def _matrix(self, module: nn.Module) -> Matrix:
+        if isinstance(module, PackedLinear):
+            if module.weight.device.type != "cpu":
+                raise CannotLower("its weights are not in host memory")
+            self.hold(module.weight.data)
+            return module.weight.matrix(self._held_bias(module.bias))
+        if not isinstance(module, nn.Linear):
+            raise no_native_form(module)
+        _need_float32(module.weight)
+        self.dense = True
+        return matrix(self.hold(module.weight), self._held_bias(module.bias), Format.DENSE, module.weight.shape)
+
+    def _held_bias(self, bias: Tensor | None) -> Tensor | None:
+        return None if bias is None else self.hold(bias)
+
+    def norm(self, module: nn.Module, src: int, dst: int) -> None:
+        self._norm(module, src, dst, self.widths[src], 1, 0)
+
+    def norm_heads(self, module: nn.Module, heads: HeadColumns) -> None:
+        self._norm(module, heads.buffer, heads.buffer, heads.head_dim, heads.heads, heads.column)
+
+    def _norm(self, module: nn.Module, src: int, dst: int, width: int, heads: int, column: int) -> None:
+        form = _norm_form(module)
+        _need_float32(form.weight)
+        numbers = [width, heads, LAYER if form.centred else RMS, column, column]
+        self.emit(OpKind.NORM, dst, src, n=numbers, f=[form.eps, form.offset], p=[form.weight, form.bias])
+
+    def transform(self, module: nn.Module, queries: HeadColumns, keys: HeadColumns) -> None:
+        if not has(module, HasNativeTransform):
+            raise no_native_form(module)
+        cast(HasNativeTransform, module).native_transform(self, queries, keys)
+
+    # ---- single steps
+
+    def rotate(self, tables: AngleTables, heads: HeadColumns, turned: int, *, adjacent: bool) -> None:
+        if tables not in self.rotations:
+            self.rotations.append(tables)
+        numbers = [heads.column, heads.heads, heads.head_dim, turned, adjacent, self.rotations.index(tables)]
+        self.emit(OpKind.ROPE, heads.buffer, n=numbers)
+
+    def attend(self, qkv: int, index: int, shape: Shape, scores: ScoreForm) -> int:
+        if index != len(self.attentions):
+            raise CannotLower("its layers do not stand in order")
+        self.attentions.append(LoweredAttention(index, shape, needs_run=scores.slopes is not None))
+        k = shape.heads * shape.key_dim
+        v = k + shape.kv_heads * shape.key_dim
+        self.emit(OpKind.APPEND, qkv, qkv, n=[k, v, index, index, shape.kv_heads])
+        attended = self.buffer("attended", shape.heads * shape.value_dim)
+        numbers = [0, shape.heads, shape.kv_heads, index, index, scores.window]
+        factors = [scores.scale, scores.softcap or 0.0]
+        slopes = None if scores.slopes is None else torch.tensor(scores.slopes, dtype=torch.float32)
+        for kind in (OpKind.ATTEND, OpKind.JOIN):
+            self.emit(kind, attended, qkv, n=numbers, f=factors, p=[slopes, scores.sinks])
+        return attended
+
+    def activate(self, src: int, hidden: int, function: Any, *, gated: bool) -> int:
+        if function not in FUNCTIONS:
+            raise CannotLower("this activation has no native form")
+        if hidden % LANES:
+            raise CannotLower(f"a hidden layer of {hidden} is no multiple of {LANES}")
+        dst = self.buffer("active", hidden)
+        self.emit(OpKind.ACTIVATE, dst, src, n=[hidden, FUNCTIONS[function], gated])
+        return dst
+
+    def add(self, dst: int, a: int, b: int) -> None:
+        self.emit(OpKind.ADD, dst, a, b, n=[self.widths[dst]])
+
+    def scale(self, buffer: int, factor: float, softcap: float | None) -> None:
+        self.emit(OpKind.SCALE, buffer, n=[self.widths[buffer]], f=[factor, softcap or 0.0])
+
     def emit(
         self,
-        kind: Kind,
+        kind: OpKind,
         dst: int,
         src: int = 0,
         other: int = 0,
@@ -69,11 +178,15 @@ class Program:
         self.tensors.append(tensor)
         return tensor
 
-    def numbers(self, values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32)
 
-    def rotation(self, module: Rotation) -> int:
-        """Which of the tables of a call this one's angles are."""
-        if module not in self.rotations:
-            self.rotations.append(module)
-        return self.rotations.index(module)
+def _norm_form(module: nn.Module) -> NormForm:
+    if isinstance(module, nn.LayerNorm):  # torch's own
+        return NormForm(True, module.eps, 0.0, module.weight, module.bias)
+    if not has(module, HasNormForm):
+        raise no_native_form(module)
+    return cast(HasNormForm, module).norm_form()
+
+
+def _need_float32(tensor: Tensor) -> None:
+    if tensor.dtype is not torch.float32 or tensor.device.type != "cpu" or not tensor.is_contiguous():
+        raise CannotLower(f"its weights are {tensor.dtype} on {tensor.device}: float32 in host memory is wanted")

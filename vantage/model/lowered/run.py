@@ -13,11 +13,11 @@ from torch.nn.modules import module as registration
 
 from vantage.cache import ModelCache
 from vantage.cache.ledger import Lay, Ledger
-from vantage.cache.stores import Plain
-from vantage.cache.stores import Store as CacheStore
-from vantage.kernels.native import Buffer, Call, Native, Op, Place, Store, Table
-from vantage.model.lowered.lower import CannotLower, lower, lower_head
-from vantage.model.lowered.program import Program
+from vantage.cache.stores import Plain, Store
+from vantage.kernels.native import AngleTable, Buffer, LayerStore, Native, Op, ProgramCall, RowLocation
+from vantage.model.lowered.lower import lower, lower_head
+from vantage.model.lowered.program import NativeProgram
+from vantage.spec.native import CannotLower
 from vantage.spec.positions import Positions
 
 FEW = 8  # rows up to which our product with plain float32 weights is as fast as torch's
@@ -51,7 +51,7 @@ class Lowered:
         self._body = Prepared(lower(model.blocks, model.norm, model.spec.width))
         self._head = _head(model)
         self._made_at = _registered.count
-        self._seen: tuple[list[tuple[weakref.ref[CacheStore], int]], ctypes.Array[Store]] | None = None
+        self._seen: tuple[list[tuple[weakref.ref[Store], int]], ctypes.Array[LayerStore]] | None = None
         self._hooks = [
             hooks
             for child in model.modules()
@@ -84,17 +84,17 @@ class Lowered:
             return None
         stores = self._stores(pos, cache)
         places, _keep = _places(lays, B)  # the tables of blocks must live until the program has run
-        tables = (Table * len(program.rotations))()
+        tables = (AngleTable * len(program.rotations))()
         angles = [module.tables(pos, torch.float32) for module in program.rotations]
         for table, (cos, sin) in zip(tables, angles, strict=True):
             table.cos, table.sin, table.same = cos.data_ptr(), sin.data_ptr(), int(len(cos) == 1)
         return self._body.run(self._native, x_BTD, tables, stores, places)
 
-    def _stores(self, pos: Positions, cache: ModelCache) -> ctypes.Array[Store]:
+    def _stores(self, pos: Positions, cache: ModelCache) -> ctypes.Array[LayerStore]:
         """Make room in every layer's store, and say where its keys and values are. Mostly that is where they were."""
         steps = {ledger: ledger.place(pos) for ledger in cache.ledgers}
         tokens = pos.shape[0] * pos.shape[1]
-        layers = [cache.layers[site.index] for site in self._body.program.sites]
+        layers = [cache.layers[attention.index] for attention in self._body.program.attentions]
         for layer in layers:
             layer.store.enter(steps[layer.ledger], tokens)
         now = [layer.store for layer in layers]
@@ -102,7 +102,7 @@ class Lowered:
             ref() is not store or version != store.version
             for (ref, version), store in zip(self._seen[0], now, strict=True)
         ):
-            where = (Store * len(now))(*map(_where, now))
+            where = (LayerStore * len(now))(*map(_where, now))
             self._seen = [(weakref.ref(store), store.version) for store in now], where
         return self._seen[1]
 
@@ -118,12 +118,12 @@ class Lowered:
             return None
         by_ledger: dict[Ledger, Lay | None] = {ledger: ledger.lay() for ledger in cache.ledgers}
         found = []
-        for site in self._body.program.sites:
-            layer = cache.layers[site.index]
+        for attention in self._body.program.attentions:
+            layer = cache.layers[attention.index]
             lay, codec = by_ledger[layer.ledger], layer.store.codec
             if lay is None or not isinstance(codec, Plain) or codec.dtype is not torch.float32:
                 return None
-            if site.needs_run and not lay.run:
+            if attention.needs_run and not lay.run:
                 return None
             found.append(lay)
         return found
@@ -132,31 +132,33 @@ class Lowered:
 class Prepared:
     """A program with its steps laid out for the kernels, and buffers that grow with the number of rows."""
 
-    def __init__(self, program: Program):
+    def __init__(self, program: NativeProgram):
         self.program = program
         self._ops = (Op * len(program.ops))(*program.ops)
         self._buffers = (Buffer * len(program.widths))()
         self._memory: list[Tensor] = []
         self._rows = 0
-        self._out = program.names["out", 0]
+        self._out = program.out
 
     def run(
         self,
         native: Native,
         x_BTD: Tensor,
-        tables: ctypes.Array[Table] | None,
-        stores: ctypes.Array[Store] | None,
-        places: ctypes.Array[Place] | None,
+        tables: ctypes.Array[AngleTable] | None,
+        stores: ctypes.Array[LayerStore] | None,
+        places: ctypes.Array[RowLocation] | None,
     ) -> Tensor:
         B, T, _ = x_BTD.shape
         # what comes in is written over, and what goes out belongs to the caller
-        x = x_BTD.contiguous().clone() if self.program.sites else x_BTD.contiguous()
+        x = x_BTD.contiguous().clone() if self.program.attentions else x_BTD.contiguous()
         self._room(B * T)
         out = x if self._out == 0 else x.new_empty((B, T, self.program.widths[self._out]))
         self._buffers[0].data = x.data_ptr()
         self._buffers[self._out].data = out.data_ptr()
         addresses = [None if a is None else ctypes.addressof(a) for a in (tables, stores, places)]
-        native.run(Call(ctypes.addressof(self._ops), ctypes.addressof(self._buffers), *addresses, len(self._ops), B, T))
+        native.run(
+            ProgramCall(ctypes.addressof(self._ops), ctypes.addressof(self._buffers), *addresses, len(self._ops), B, T)
+        )
         return out
 
     def _room(self, rows: int) -> None:
@@ -176,16 +178,16 @@ def _head(model: Any) -> Prepared | None:
         return None
 
 
-def _where(store: CacheStore) -> Store:
+def _where(store: Store) -> LayerStore:
     k, v = store.tensors
     rows = (0, 0) if store.pooled else (k.stride(0), v.stride(0))
-    return Store(k.data_ptr(), v.data_ptr(), k.stride(-3), v.stride(-3), *rows, k.shape[-1], v.shape[-1])
+    return LayerStore(k.data_ptr(), v.data_ptr(), k.stride(-3), v.stride(-3), *rows, k.shape[-1], v.shape[-1])
 
 
-def _places(lays: list[Lay], rows: int) -> tuple[ctypes.Array[Place], list[object]]:
+def _places(lays: list[Lay], rows: int) -> tuple[ctypes.Array[RowLocation], list[object]]:
     """For every layer the places of every row. Layers that share a ledger share its tables of blocks."""
-    places, made = (Place * (len(lays) * rows))(), dict[int, tuple[ctypes.Array[Place], list[object]]]()
-    size = ctypes.sizeof(Place) * rows
+    places, made = (RowLocation * (len(lays) * rows))(), dict[int, tuple[ctypes.Array[RowLocation], list[object]]]()
+    size = ctypes.sizeof(RowLocation) * rows
     for i, lay in enumerate(lays):
         if id(lay) not in made:
             made[id(lay)] = _rows(lay, rows)
@@ -193,8 +195,8 @@ def _places(lays: list[Lay], rows: int) -> tuple[ctypes.Array[Place], list[objec
     return places, [table for _, tables in made.values() for table in tables]
 
 
-def _rows(lay: Lay, rows: int) -> tuple[ctypes.Array[Place], list[object]]:
-    places, tables = (Place * rows)(), list[object]()
+def _rows(lay: Lay, rows: int) -> tuple[ctypes.Array[RowLocation], list[object]]:
+    places, tables = (RowLocation * rows)(), list[object]()
     for b, held in enumerate(lay.held):
         places[b].held = held
         if lay.blocks is not None:

@@ -11,9 +11,9 @@ from torch import Tensor
 from vantage.cache import ModelCache
 from vantage.errors import Refused
 from vantage.kernels.native import native
-from vantage.model.lowered.lower import CannotLower
 from vantage.model.lowered.run import Lowered
 from vantage.model.packed import PackedWeight
+from vantage.spec.native import CannotLower
 from vantage.spec.parts import Kernel
 from vantage.spec.positions import Positions
 

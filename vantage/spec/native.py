@@ -1,0 +1,132 @@
+"""How a module is lowered to a program for the native CPU kernels.
+
+A module with a native form has a method ``native``: it asks a ``Program`` for the steps that it is made of. Where a
+module, or what it is made of, has none, ``CannotLower`` says so by name, and the model runs as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from vantage.spec.parts import Shape
+from vantage.spec.positions import Positions
+
+LANES = 16  # numbers that the kernels take at once: heads and hidden layers must be whole multiples
+
+
+class CannotLower(Exception):
+    """Why a model has no native form."""
+
+
+def no_native_form(part: object) -> CannotLower:
+    return CannotLower(f"{type(part).__name__} has no native form")
+
+
+class HeadColumns(NamedTuple):
+    """Heads that stand side by side in a buffer."""
+
+    buffer: int
+    column: int  # of the first
+    heads: int
+    head_dim: int
+
+
+class NormForm(NamedTuple):
+    """A norm in numbers: x, less its mean where ``centred``, over its size, times offset + weight, plus bias."""
+
+    centred: bool
+    eps: float
+    offset: float
+    weight: Tensor
+    bias: Tensor | None
+
+
+class ScoreForm(NamedTuple):
+    """What stands between q·k and the weights, where it has a native form: a softmax over what came before."""
+
+    scale: float
+    softcap: float | None
+    window: int  # 0: all that came before
+    slopes: tuple[float, ...] | None  # of ALiBi
+    sinks: Tensor | None
+
+
+class AngleTables(Protocol):
+    """A rotation whose cosines and sines are handed to every call of a program."""
+
+    def tables(self, pos: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]: ...
+
+
+class Program(Protocol):
+    """Steps over buffers of rows. A buffer goes by its number."""
+
+    def width(self, buffer: int) -> int: ...
+
+    def buffer(self, name: str, width: int) -> int:
+        """The same name and width is the same buffer."""
+        ...
+
+    def lower(self, module: nn.Module, src: int, into: int | None = None) -> int:
+        """The steps of a module. Its result stands in the buffer returned, or is added to ``into``, if given."""
+        ...
+
+    def linear(self, module: nn.Module, src: int, into: int | None, name: str) -> int:
+        """A linear map, into a buffer of this name or added to ``into``."""
+        ...
+
+    def norm(self, module: nn.Module, src: int, dst: int) -> None: ...
+
+    def norm_heads(self, module: nn.Module, heads: HeadColumns) -> None:
+        """In place, each head by itself."""
+        ...
+
+    def transform(self, module: nn.Module, queries: HeadColumns, keys: HeadColumns) -> None:
+        """The steps of a q/k transform, in place."""
+        ...
+
+    def rotate(self, tables: AngleTables, heads: HeadColumns, turned: int, *, adjacent: bool) -> None:
+        """In place: the first ``turned`` dimensions of each head, by pairs."""
+        ...
+
+    def attend(self, qkv: int, index: int, shape: Shape, scores: ScoreForm) -> int:
+        """Append the keys and values of a buffer to the layer's cache and attend: (rows, heads · value_dim)."""
+        ...
+
+    def activate(self, src: int, hidden: int, function: Any, *, gated: bool) -> int: ...
+    def add(self, dst: int, a: int, b: int) -> None: ...
+    def scale(self, buffer: int, factor: float, softcap: float | None) -> None: ...
+
+
+def has(part: object, protocol: type) -> bool:
+    """Whether a part's own class has this form: what torch.compile wraps around a module answers like it, and is
+    run by torch."""
+    return issubclass(type(part), protocol)
+
+
+@runtime_checkable
+class HasNativeForm(Protocol):
+    """A module whose ``forward`` can be a part of a program."""
+
+    def native(self, program: Program, src: int, into: int | None) -> int: ...
+
+
+@runtime_checkable
+class HasNormForm(Protocol):
+    def norm_form(self) -> NormForm: ...
+
+
+@runtime_checkable
+class HasNativeTransform(Protocol):
+    """A q/k transform."""
+
+    def native_transform(self, program: Program, queries: HeadColumns, keys: HeadColumns) -> None: ...
+
+
+@runtime_checkable
+class HasSlopes(Protocol):
+    """A score bias that is a slope over the distance, one for each head; ``None``: no bias at all."""
+
+    def native_slopes(self) -> tuple[float, ...] | None: ...
