@@ -186,7 +186,7 @@ def test_bad_input_and_showing() -> None:
     ):
         with pytest.raises(BadInput):
             cost(spec(), **options)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(BadInput, match="kind="):
+    with pytest.raises(BadInput, match="kind of cache"):
         cost(spec(), context=4, kind="heap")
     found = cost(model(), context=8)
     assert found.dtype == "float64"
