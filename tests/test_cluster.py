@@ -13,7 +13,7 @@ from vantage.cluster import BY_CHANCE, TRIES, address_of, joined
 from vantage.compare.results import FILE
 from vantage.errors import BadInput, Refused
 from vantage.serve.on_ray import cores_each
-from vantage.serve.settings import Served, Settings, read_settings
+from vantage.serve.settings import ServedModel, ServerSettings, read_settings
 
 BAD = [
     *("", "rya", "Ray", "ray:", "ray://", "ray://:10001", "ray://host:0", "ray://host:65536", "ray://host:port"),
@@ -43,7 +43,7 @@ def test_what_is_no_address(said, tmp_path, capsys):
     assert not (tmp_path / "out" / FILE).exists()
     if said:  # nothing: this process
         with pytest.raises(BadInput, match="--on"):
-            Settings((Served("a", "b"),), on=said)
+            ServerSettings((ServedModel("a", "b"),), on=said)
 
 
 def test_without_ray_one_line_says_what_to_install(tmp_path, monkeypatch, capsys):

@@ -64,7 +64,7 @@ __all__ = [*sorted(_HOME), *_MODULES]  # pyright: ignore[reportUnsupportedDunder
 if TYPE_CHECKING:
     from vantage import functional as functional
     from vantage.attention import GroupedQuery, Latent, QKNorm
-    from vantage.generation.generate import generate as generate
+    from vantage.generation.api import generate as generate
     from vantage.model import Model, build, decoder, encoder, encoder_decoder
     from vantage.position import scaling as scaling
     from vantage.training.run import train as train

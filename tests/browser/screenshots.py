@@ -15,8 +15,8 @@ from playwright.sync_api import Page, expect, sync_playwright
 from tests.browser.watching import ARGS, NARROW, PATIENCE, ROOT, WIDE, Visit, chromium
 from tests.serve.running import pulled
 from tests.serve.studios import Running
-from vantage.serve.logs import Log
-from vantage.serve.settings import Logs, Served, Settings
+from vantage.serve.logs import ServerLog
+from vantage.serve.settings import Logs, ServedModel, ServerSettings
 from vantage.serve.studio import create_studio
 
 FOLDER = ROOT / "docs/images"
@@ -126,10 +126,10 @@ PLACES: dict[str, tuple[str, Callable[[Page], None]]] = {
 
 @contextlib.contextmanager
 def studio() -> Iterator[str]:
-    models = tuple(Served(name, pulled(name)) for name in ("smollm2", "minilm"))
+    models = tuple(ServedModel(name, pulled(name)) for name in ("smollm2", "minilm"))
     with tempfile.TemporaryDirectory() as folder:
         log = io.StringIO()
-        it = Running(create_studio(Settings(models), log=Log(Logs(), log), folder=Path(folder)), log)
+        it = Running(create_studio(ServerSettings(models), log=ServerLog(Logs(), log), folder=Path(folder)), log)
         try:
             yield f"{it.url}/studio/"
         finally:

@@ -14,8 +14,8 @@ from tests.generation.folder import chat_folder, chat_model, tokenizer
 from vantage.cache.saved import Fingerprint, save_cache
 from vantage.cli.inspect import _text, described, parting
 from vantage.cli.main import main
+from vantage.generation.cached_sequence import CachedSequence
 from vantage.generation.conversation import Conversation
-from vantage.generation.solo import Row
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_what_left_a_window_and_what_is_shared(tmp_path: Path, capsys: pytest.Ca
     paged = zoo.cache(zoo.model("plain"), "paged")
     with torch.no_grad():
         zoo.model("plain")  # another model: caches belong to the one that made them
-        row = Row(owner := zoo.model("plain"), owner.new_cache(kind="paged"))
+        row = CachedSequence(owner := zoo.model("plain"), owner.new_cache(kind="paged"))
         row.feed(zoo.tokens(20)[0].tolist())
     fork = row.cache.fork()
     assert [r["shared"] for r in described(fork)["layers"][0]["rows"]] == [20]
@@ -90,7 +90,7 @@ def test_why_a_prefix_missed(folder: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_why_a_prefix_missed_behind_a_window() -> None:
     model = zoo.model("window")
-    row = Row(model, model.new_cache(kind="ring"))
+    row = CachedSequence(model, model.new_cache(kind="ring"))
     with torch.inference_mode():
         row.feed(zoo.tokens(30)[0].tolist())
     other = (*zoo.tokens(30)[0].tolist()[:12], 0, 1)

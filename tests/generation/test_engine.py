@@ -14,7 +14,7 @@ from tests.generation.scenario import Ask, alone, asks, bits, counted, emptied, 
 from tests.generation.test_stops import by_bytes
 from vantage.errors import BadInput, Refused
 from vantage.generation import Engine, Picker, QueueFull, Sampling, Stop
-from vantage.generation.memory import KEPT
+from vantage.generation.block_memory import KEPT
 from vantage.spec.masks import Causal, Prefix
 
 SMALL = {"block": 4, "chunk": 8}

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cache.helpers import Oracle, paged, ragged, run
-from vantage.generation.prefix import GHOSTS, Leaf, Prefixes, Tree
+from vantage.generation.prefix import GHOSTS, Prefixes, PrefixLeaf, PrefixTree
 
 KEY = (None, None)
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple), max_size=12)
@@ -23,9 +23,9 @@ def kept(sequences):
 
 @given(sequences=SEQUENCES, asked=SEQUENCES, data=st.data())
 def test_the_tree_finds_what_a_search_of_all_finds(sequences, asked, data):
-    tree, held = Tree(), {}
+    tree, held = PrefixTree(), {}
     for tokens in sequences:
-        leaf = Leaf(KEY, tokens, None)
+        leaf = PrefixLeaf(KEY, tokens, None)
         held[tokens] = held.get(tokens, leaf)
         for gone in tree.add(leaf):
             if held.get(gone.tokens) is gone:

@@ -20,8 +20,8 @@ from tests.generation.folder import chat_model, tokenizer
 from vantage.checkpoints.tokenizer import About, Tokenizer
 from vantage.errors import BadInput, CacheError, Refused
 from vantage.generation import Picker, Sampling, generate
+from vantage.generation.cached_sequence import CachedSequence, common_length
 from vantage.generation.constrain import regex
-from vantage.generation.solo import Row, common
 from vantage.generation.speculate import Draft, DraftModel, Guess, Lookup, Speculator, speculative
 from vantage.model import Model
 
@@ -383,18 +383,20 @@ def swapped() -> str:
 
 
 def test_common() -> None:
-    assert [common(*pair) for pair in (([], [1]), ([1, 2], [1, 2]), ([1, 2, 3], [1, 2]), ([1, 2, 3], [1, 5, 3]))] == [
+    assert [
+        common_length(*pair) for pair in (([], [1]), ([1, 2], [1, 2]), ([1, 2, 3], [1, 2]), ([1, 2, 3], [1, 5, 3]))
+    ] == [
         0,
         2,
         2,
         1,
     ]
-    assert common(list(range(100)), (*range(63), 0, *range(64, 100))) == 63
+    assert common_length(list(range(100)), (*range(63), 0, *range(64, 100))) == 63
 
 
 def test_a_row_that_must_go_back_behind_its_window_begins_anew() -> None:
     model = zoo.model("window")
-    row = Row(model, model.new_cache(kind="ring"))
+    row = CachedSequence(model, model.new_cache(kind="ring"))
     with torch.inference_mode():
         row.feed(zoo.tokens(30)[0].tolist())
         assert row.match(zoo.tokens(12)[0].tolist()) == 0

@@ -18,7 +18,7 @@ import vantage.serve.run
 from vantage.cli.main import main
 from vantage.generation.scheduler import Scheduler
 from vantage.model import Model
-from vantage.serve import Served
+from vantage.serve import ServedModel
 
 CONTROL = Path(os.environ["FAULTS"])
 
@@ -33,7 +33,7 @@ def due(word: str) -> bool:
     return True
 
 
-def load(served: Served) -> Model:
+def load(served: ServedModel) -> Model:
     fill = vantage.families.fill
 
     def vanishing(*args, **options):

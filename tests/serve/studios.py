@@ -17,9 +17,9 @@ from fastapi import FastAPI
 
 from tests.generation.folder import chat_model
 from vantage.serve.app import create_app
-from vantage.serve.logs import Log
+from vantage.serve.logs import ServerLog
 from vantage.serve.run import _bound
-from vantage.serve.settings import Access, Batching, Limits, Logs, Served, Settings
+from vantage.serve.settings import Access, Batching, Limits, Logs, ServedModel, ServerSettings
 from vantage.serve.studio import create_studio
 from vantage.serve.studio.state import Studio
 
@@ -78,17 +78,19 @@ def told(answer: httpx.Response) -> Iterator[tuple[str, dict[str, Any]]]:
 def running(folder: Path, *names: str, load: Any = None, troubles: dict[str, str] | None = None) -> Iterator[Running]:
     """A studio over these models."""
     log = io.StringIO()
-    settings = Settings(tuple(Served(name, name) for name in names or ("tiny",)), batching=BATCHING)
+    settings = ServerSettings(tuple(ServedModel(name, name) for name in names or ("tiny",)), batching=BATCHING)
     load = load or (lambda served: chat_model())
-    yield from _run(create_studio(settings, load=load, log=Log(Logs(), log), folder=folder, troubles=troubles), log)
+    yield from _run(
+        create_studio(settings, load=load, log=ServerLog(Logs(), log), folder=folder, troubles=troubles), log
+    )
 
 
 @contextlib.contextmanager
 def served(limits: Limits = Limits(), model: Any = None, keys: tuple[str, ...] = ()) -> Iterator[Running]:
     """The server alone, over the tiny model."""
     log = io.StringIO()
-    settings = Settings((Served("tiny", "tiny"),), batching=BATCHING, limits=limits, access=Access(keys))
-    yield from _run(create_app(settings, load=lambda served: model or chat_model(), log=Log(Logs(), log)), log)
+    settings = ServerSettings((ServedModel("tiny", "tiny"),), batching=BATCHING, limits=limits, access=Access(keys))
+    yield from _run(create_app(settings, load=lambda served: model or chat_model(), log=ServerLog(Logs(), log)), log)
 
 
 def _run(app: FastAPI, log: io.StringIO) -> Iterator[Running]:

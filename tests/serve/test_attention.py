@@ -14,8 +14,8 @@ from tests.generation.folder import chat_model
 from tests.serve.running import KEY, tiny, until
 from tests.serve.studios import served
 from vantage.serve import Limits
-from vantage.serve.shelf import Finished, Row, Shelf
-from vantage.serve.twin import twin
+from vantage.serve.finished_requests import FinishedChoice, FinishedRequest, FinishedRequests
+from vantage.serve.model_copy import copy_sharing_weights
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "the cat sat"}], "max_tokens": 5, "temperature": 0}
 
@@ -169,7 +169,7 @@ def test_looking_waits_in_a_short_queue_and_the_server_goes_on():
             at.set()
             go.wait(60)
 
-    model = twin(chat_model())
+    model = copy_sharing_weights(chat_model())
     model.blocks[1].register_forward_pre_hook(stand)
     with served(model=model) as server:
         id = asked(server, {**CHAT, "max_tokens": 12}, key=None)["id"]
@@ -180,8 +180,8 @@ def test_looking_waits_in_a_short_queue_and_the_server_goes_on():
         ]
         for asker in askers:
             asker.start()
-        shelf = server.app.state.vantage.shelf
-        until(lambda: at.is_set() and shelf.calls == 5)
+        finished_requests = server.app.state.vantage.finished_requests
+        until(lambda: at.is_set() and finished_requests.calls == 5)
         answer = ask(server, id, None)
         assert (answer.status_code, code(answer)) == (429, "queue_full")
         assert asked(server, {**CHAT, "max_tokens": 2}, key=None)["usage"]["completion_tokens"] == 2
@@ -189,13 +189,13 @@ def test_looking_waits_in_a_short_queue_and_the_server_goes_on():
         for asker in askers:
             asker.join(30)
         assert found == [200] * 5
-        until(lambda: shelf.calls == 0)
+        until(lambda: finished_requests.calls == 0)
 
 
 def test_the_shelf_knows_tenants_apart():
-    shelf = Shelf(2, 10)
-    shelf._kept["a"] = {"1": Finished("m", (Row((1,), (2,)),))}
-    assert shelf.get("a", "1").rows[0].tokens == [1, 2]
+    finished_requests = FinishedRequests(2, 10)
+    finished_requests._kept["a"] = {"1": FinishedRequest("m", (FinishedChoice((1,), (2,)),))}
+    assert finished_requests.get("a", "1").rows[0].tokens == [1, 2]
     for tenant in ("b", None):
         with pytest.raises(Exception, match="no finished request"):
-            shelf.get(tenant, "1")
+            finished_requests.get(tenant, "1")

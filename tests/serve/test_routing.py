@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.serve.running import KEY, tiny
-from vantage.serve import Access, Served, Settings
-from vantage.serve.front import Gone, create_front
-from vantage.serve.logs import Log
-from vantage.serve.metrics import merged
+from vantage.serve import Access, ServedModel, ServerSettings
+from vantage.serve.gateway import ReplicaGone, create_gateway
+from vantage.serve.logs import ServerLog
+from vantage.serve.metrics import merge_pages
 from vantage.serve.replica import Replica
 from vantage.serve.routing import AHEAD, Routes, chain
 from vantage.serve.settings import Batching, Logs
@@ -120,7 +120,7 @@ def test_nobody_gets_more_than_its_bound(requests):
 def test_pages_of_metrics_are_one_page():
     counter = '# HELP n_total Of a\n# TYPE n_total counter\nn_total{a="}{"} 2\nn_total 1\n'
     page = counter + "# HELP g Of b\n# TYPE g gauge\ng 3\n"
-    families = list(text_string_to_metric_families(merged({"x": page, 'y"': page})))
+    families = list(text_string_to_metric_families(merge_pages({"x": page, 'y"': page})))
     samples = [sample for family in families for sample in family.samples]
     assert sorted(s.labels["replica"] for s in samples) == ["x"] * 3 + ['y"'] * 3
     assert sum(s.value for s in samples) == 12
@@ -149,7 +149,7 @@ class Here:
             async for messages in answer:
                 for message in messages:
                     if left == 0:
-                        raise Gone(name)
+                        raise ReplicaGone(name)
                     left -= 1
                     yield [message]
         finally:
@@ -158,14 +158,14 @@ class Here:
 
 @pytest.fixture
 def here(folder):
-    settings = Settings(
-        (Served("tiny", str(tiny(folder))),),
+    settings = ServerSettings(
+        (ServedModel("tiny", str(tiny(folder))),),
         access=Access(keys=(KEY,)),
         batching=Batching(rows=4, queue=4, capacity=256),
         logs=Logs(level="error"),
     )
     fleet = Here(settings, ("a", "b"))
-    return fleet, create_front(settings, fleet, log=Log(Logs(level="info"), io.StringIO()))
+    return fleet, create_gateway(settings, fleet, log=ServerLog(Logs(level="info"), io.StringIO()))
 
 
 def run(here, work):

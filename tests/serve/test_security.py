@@ -60,9 +60,9 @@ def test_every_key_is_compared_in_constant_time():
     """The comparison is hmac's, over digests of equal length, and every key has its turn."""
     import inspect
 
-    from vantage.serve.guard import Guard
+    from vantage.serve.guard import RequestGuard
 
-    source = inspect.getsource(Guard._check_key)
+    source = inspect.getsource(RequestGuard._check_key)
     assert "[hmac.compare_digest(digest, key) for key in self._keys]" in source
 
 

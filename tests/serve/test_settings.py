@@ -6,7 +6,7 @@ import pytest
 
 from vantage.cli.main import main
 from vantage.errors import BadInput
-from vantage.serve.settings import OPTIONS, Access, Served, Settings, loopback, read_settings
+from vantage.serve.settings import OPTIONS, Access, ServedModel, ServerSettings, loopback, read_settings
 
 
 def test_precedence(tmp_path):
@@ -20,10 +20,10 @@ def test_precedence(tmp_path):
     assert got.batching.queue == 3
     assert got.limits.stall_s == 4.0
     assert got.access.keys == ("first-key-1", "second-key")
-    assert got.models == (Served("a", "x"), Served("b", "y"))
-    assert read_settings(("c",), environ=environ, config=file).models == (Served("c", "c"),)
+    assert got.models == (ServedModel("a", "x"), ServedModel("b", "y"))
+    assert read_settings(("c",), environ=environ, config=file).models == (ServedModel("c", "c"),)
     assert read_settings((), environ={"VANTAGE_CONFIG": str(file)}).port == 1
-    assert read_settings((), environ={}, default="smollm2").models == (Served("smollm2", "smollm2"),)
+    assert read_settings((), environ={}, default="smollm2").models == (ServedModel("smollm2", "smollm2"),)
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
@@ -68,24 +68,24 @@ def test_the_environment_is_checked_too():
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", "", "127.0.0.1.evil.example"])
 def test_other_machines_need_a_key(host):
     with pytest.raises(BadInput, match="no API key is set"):
-        Settings((Served("m", "m"),), host=host)
-    assert Settings((Served("m", "m"),), host=host, access=Access(("a-long-key",))).host == host
-    assert Settings((Served("m", "m"),), host=host, access=Access(allow_open=True)).host == host
+        ServerSettings((ServedModel("m", "m"),), host=host)
+    assert ServerSettings((ServedModel("m", "m"),), host=host, access=Access(("a-long-key",))).host == host
+    assert ServerSettings((ServedModel("m", "m"),), host=host, access=Access(allow_open=True)).host == host
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "[::1]", "127.9.9.9"])
 def test_loopback(host):
     assert loopback(host)
-    assert Settings((Served("m", "m"),), host=host).host == host
+    assert ServerSettings((ServedModel("m", "m"),), host=host).host == host
 
 
 def test_names(tmp_path):
     (tmp_path / "model.gguf").touch()
-    assert Served.of(str(tmp_path / "model.gguf")).name == "model"
-    assert Served.of("x=y=z") == Served("x", "y=z")
+    assert ServedModel.of(str(tmp_path / "model.gguf")).name == "model"
+    assert ServedModel.of("x=y=z") == ServedModel("x", "y=z")
     for said in ("=x", "x=", ""):
         with pytest.raises(BadInput):
-            Served.of(said)
+            ServedModel.of(said)
     with pytest.raises(BadInput, match="two models"):
         read_settings(("a=x", "a=y"), environ={})
 

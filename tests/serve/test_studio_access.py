@@ -11,13 +11,13 @@ from fastapi.routing import APIRoute
 from tests.generation.folder import chat_model
 from tests.serve.studios import running
 from vantage.errors import BadInput
-from vantage.serve import Access, Served, Settings
+from vantage.serve import Access, ServedModel, ServerSettings
 from vantage.serve.studio import create_studio, models, page_files
 from vantage.serve.studio.page_files import with_token
 from vantage.serve.studio.pages import PAGES
 from vantage.serve.studio.token_check import TokenCheck
 
-MODELS = (Served("tiny", "tiny"),)
+MODELS = (ServedModel("tiny", "tiny"),)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_the_token_is_compared_in_constant_time_and_new_at_each_start(tiny):
     import inspect
 
     assert "hmac.compare_digest(digest, self._digest)" in inspect.getsource(TokenCheck.__call__)
-    tokens = {create_studio(Settings(MODELS)).state.studio.token for _ in range(3)} | {tiny.studio.token}
+    tokens = {create_studio(ServerSettings(MODELS)).state.studio.token for _ in range(3)} | {tiny.studio.token}
     assert len(tokens) == 4
     assert min(map(len, tokens)) >= 32
 
@@ -112,10 +112,10 @@ def test_the_studio_serves_openai_as_well(tiny):
 @pytest.mark.parametrize(
     "settings",
     [
-        Settings(MODELS, host="0.0.0.0", access=Access(allow_open=True)),
-        Settings(MODELS, access=Access(keys=("a-long-key",))),
-        Settings(MODELS, access=Access(hosts=("studio.example",))),
-        Settings(MODELS, access=Access(origins=("https://studio.example",))),
+        ServerSettings(MODELS, host="0.0.0.0", access=Access(allow_open=True)),
+        ServerSettings(MODELS, access=Access(keys=("a-long-key",))),
+        ServerSettings(MODELS, access=Access(hosts=("studio.example",))),
+        ServerSettings(MODELS, access=Access(origins=("https://studio.example",))),
     ],
 )
 def test_only_this_machine(settings):

@@ -15,8 +15,8 @@ from tests.serve.running import pulled, until
 from tests.serve.studios import running
 from vantage.conformance.scenarios import sharpen
 from vantage.families import load as load_model
+from vantage.serve.model_copy import copy_sharing_weights
 from vantage.serve.studio.attention import read_texts
-from vantage.serve.twin import twin
 
 TEXT = "the cat sat on a mat and said: 12 dogs, 3 birds? no! hello world " * 4
 SOURCE = "user assistant system hello world"
@@ -83,7 +83,7 @@ def check_maps(it, seen, kept, sites) -> None:
 @pytest.mark.parametrize("model", ["tiny", "encoder"])
 def test_maps_are_what_capture_says(studio, models, model):
     seen = look(studio, model)
-    kept = vt.capture(twin(models[model]), TEXT)
+    kept = vt.capture(copy_sharing_weights(models[model]), TEXT)
     assert seen["tokens"] == kept.tokens()
     assert seen["length"] == len(seen["tokens"]) > 64
     assert seen["source_tokens"] is None
@@ -93,7 +93,7 @@ def test_maps_are_what_capture_says(studio, models, model):
 
 def test_encoder_decoders_show_all_three(studio, models):
     seen = look(studio, "both", "the cat sat", source=SOURCE)
-    kept = vt.capture(twin(models["both"]), "the cat sat", source=SOURCE)
+    kept = vt.capture(copy_sharing_weights(models["both"]), "the cat sat", source=SOURCE)
     assert seen["source_tokens"] == kept.tokens("encoder")
     assert {(site["kind"], site["layer"]) for site in seen["sites"]} == set(kept.sites)
     assert {site["kind"] for site in seen["sites"]} == {"self", "cross", "encoder"}
@@ -114,7 +114,7 @@ def test_encoder_decoders_show_all_three(studio, models):
 def test_the_atlas_is_the_librarys(studio, models):
     seen = look(studio)
     told = get(studio, f"{seen['id']}/atlas").raise_for_status().json()
-    made = vt.inspect.atlas(twin(models["tiny"]), TEXT)
+    made = vt.inspect.atlas(copy_sharing_weights(models["tiny"]), TEXT)
     assert [(one["layer"], one["head"], one["label"]) for one in told["heads"]] == [
         (one.layer, one.head, one.kind) for one in made.heads
     ]
@@ -179,7 +179,7 @@ def test_the_page_answers_while_a_text_is_read(tmp_path):
     go, at = threading.Event(), threading.Event()
 
     def load(served):
-        model = twin(chat_model())
+        model = copy_sharing_weights(chat_model())
         model.blocks[1].register_forward_pre_hook(lambda module, args: (at.set(), go.wait(60))[0])
         return model
 
@@ -198,10 +198,10 @@ def test_the_page_answers_while_a_text_is_read(tmp_path):
 
 
 def test_looking_does_not_disturb_the_server(studio):
-    """The engine's model has no hooks, and shares its weights with the twin that is looked at."""
+    """The engine's model has no hooks, and shares its weights with the copy that is looked at."""
     look(studio)
-    served = next(one.model for one in studio.studio.hub.loaded() if one.name == "tiny")
-    seen = studio.studio._twins["tiny", "look"][1]
+    served = next(one.model for one in studio.studio.model_pool.loaded() if one.name == "tiny")
+    seen = studio.studio._copies["tiny", "look"][1]
     assert seen is not served
     pairs = list(zip(served.parameters(), seen.parameters(), strict=True))
     assert all(a.data_ptr() == b.data_ptr() for a, b in pairs)
@@ -214,7 +214,7 @@ def test_with_smollm2(tmp_path):
     with running(tmp_path, name, load=lambda served: load_model(served.source, dtype="auto")) as it:
         seen = look(it, name, text)
         assert len(seen["sites"]) == 30
-        model = twin(it.studio.hub.loaded()[0].model)
+        model = copy_sharing_weights(it.studio.model_pool.loaded()[0].model)
         kept = vt.capture(model, text, layers=[0, 29], heads=[0, 8])
         for layer in (0, 29):
             for i, n in enumerate((0, 8)):

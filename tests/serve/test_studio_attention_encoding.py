@@ -14,8 +14,8 @@ from tests.serve.studios import running
 from tests.serve.test_studio_attention import MODELS, SOURCE, TEXT, check_maps, get, head, look
 from vantage.families import load as load_model
 from vantage.position import Alibi, NoPE, Rope, Sinusoidal, alibi_slopes
+from vantage.serve.model_copy import copy_sharing_weights
 from vantage.serve.studio.encodings import choices
-from vantage.serve.twin import twin
 
 SHORT = "the cat sat on a mat"
 DIRECT = {
@@ -52,7 +52,7 @@ def test_maps_are_those_of_the_swapped_model(studio, models, model, name):
     values, encoding = DIRECT[name]
     source = {"source": SOURCE} if model == "both" else {}
     seen = look(studio, model, SHORT, position=position(name, **values), **source)
-    kept = vt.capture(vt.swap(twin(models[model]), encoding), SHORT, **source)
+    kept = vt.capture(vt.swap(copy_sharing_weights(models[model]), encoding), SHORT, **source)
     check_maps(studio, seen, kept, kept.sites)
     said = seen["position"]
     assert (said["name"], said["values"], said["swapped"], said["untrained"]) == (name, values, True, False)
@@ -95,7 +95,7 @@ def test_weights_that_nobody_trained_are_said_and_always_the_same(studio):
 def test_the_atlas_is_of_that_encoding(studio, models):
     seen = look(studio, position=position("alibi"))
     told = get(studio, f"{seen['id']}/atlas").raise_for_status().json()
-    made = vt.inspect.atlas(vt.swap(twin(models["tiny"]), "alibi"), TEXT)
+    made = vt.inspect.atlas(vt.swap(copy_sharing_weights(models["tiny"]), "alibi"), TEXT)
     assert [(one["layer"], one["head"], one["label"]) for one in told["heads"]] == [
         (one.layer, one.head, one.kind) for one in made.heads
     ]
@@ -193,7 +193,7 @@ def test_smollm2_under_alibi(tmp_path):
     text = "When Mary and John went to the store, John gave a drink to Mary."
     with running(tmp_path, name, load=lambda served: load_model(served.source, dtype="auto")) as it:
         own, seen = look(it, name, text), look(it, name, text, position=position("alibi"))
-        model = twin(it.studio.hub.loaded()[0].model)
+        model = copy_sharing_weights(it.studio.model_pool.loaded()[0].model)
         other = vt.capture(vt.swap(model, "alibi"), text, layers=[0, 29], heads=[0, 8])
         plain = vt.capture(model, text, layers=[0, 29], heads=[0, 8])
         for shown, kept in ((seen, other), (own, plain)):

@@ -13,9 +13,9 @@ from tests.serve.running import pulled, until
 from tests.serve.studios import of, running, told
 from vantage.families import load as load_model
 from vantage.generation import Engine
+from vantage.serve.model_copy import copy_sharing_weights
 from vantage.serve.studio import state
 from vantage.serve.studio.chat import talks
-from vantage.serve.twin import twin
 
 EVENTS = ["start", "prompt", "token", "done"]
 
@@ -221,7 +221,7 @@ def held(tmp_path):
     go = threading.Event()
 
     def load(served):
-        model = twin(chat_model())
+        model = copy_sharing_weights(chat_model())
         model.blocks[0].register_forward_pre_hook(lambda module, args: [go.wait(60)].clear())
         return model
 
@@ -311,7 +311,7 @@ def test_what_is_refused_says_why(tiny):
 
 
 def test_a_step_that_fails_is_an_event(tmp_path):
-    model = twin(chat_model())
+    model = copy_sharing_weights(chat_model())
 
     def fail(module, args):
         if args[0].shape[1] == 1:
@@ -374,7 +374,7 @@ def test_with_smollm2(tmp_path):
         body = {"model": "smollm2", "message": "Hello!", "sampling": {"max_tokens": 4}}
         first = it.events("/chat", {**body, "watch": {"attention": {"layer": 3}}})
         (start,), (done,) = of(first, "start"), of(first, "done")
-        model = twin(next(one.model for one in it.studio.hub.loaded() if one.name == "smollm2"))
+        model = copy_sharing_weights(next(one.model for one in it.studio.model_pool.loaded() if one.name == "smollm2"))
         check_attention(it, first, model, 3)
         check_distribution(it, first, model, off=1e-3)  # 30 layers, by another path than whole steps
         held = of(first, "token")[-1]["cache"]["layers"]

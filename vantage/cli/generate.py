@@ -168,10 +168,10 @@ def _whole(args: argparse.Namespace, model: Any, prompt: str, options: dict[str,
 def _searched(args: argparse.Namespace, model: Any, prompt: str) -> int:
     """The best text of a beam search."""
     from vantage.generation import Beams, Stop, beam_search
-    from vantage.generation.prompts import Prompts, ends_of
+    from vantage.generation.prompts import PromptBatch, end_tokens
 
-    (row,) = Prompts.of(model, prompt, chat=args.chat).rows
-    ends = frozenset(ends_of(model))
+    (row,) = PromptBatch.of(model, prompt, chat=args.chat).rows
+    ends = frozenset(end_tokens(model))
     with busy("searching"):
         found = beam_search(model, row, max_tokens=args.max_tokens, beams=Beams(args.beams), stop=Stop(tokens=ends))
     best = found.best[0]

@@ -86,21 +86,21 @@ def _file(path: str) -> dict[str, Any]:
 def _prompt(args: argparse.Namespace) -> dict[str, Any]:
     import torch
 
-    from vantage.generation.prompts import Prompts
-    from vantage.generation.solo import Row, new_cache
+    from vantage.generation.cached_sequence import CachedSequence, new_cache
+    from vantage.generation.prompts import PromptBatch
 
     model = load(args.model, {}, "auto")
     if model.encoder is not None:
         from vantage.errors import Refused
 
         raise Refused("an encoder-decoder reads a source besides its prompt: save its cache and inspect the file")
-    first = Prompts.of(model, args.prompt, chat=args.chat).rows[0]
-    row = Row(model, new_cache(model, args.kind, 0))
+    first = PromptBatch.of(model, args.prompt, chat=args.chat).rows[0]
+    row = CachedSequence(model, new_cache(model, args.kind, 0))
     with torch.inference_mode():
         row.feed(first)
     said = {"model": args.model, "prompt": len(first), **described(row.cache)}
     if args.against is not None:
-        other = Prompts.of(model, args.against, chat=args.chat).rows[0]
+        other = PromptBatch.of(model, args.against, chat=args.chat).rows[0]
         said["against"] = parting(model.tokenizer, first, other) | {"reused": row.match(other)}
         said["against"]["why"] = _why(said["against"])
     return said
@@ -138,9 +138,9 @@ def _layer(holding: Holding) -> dict[str, Any]:
 
 def parting(tokenizer: Any, a: tuple[int, ...], b: tuple[int, ...]) -> dict[str, Any]:
     """Where two texts part: at which token, and what stands there in each."""
-    from vantage.generation.solo import common
+    from vantage.generation.cached_sequence import common_length
 
-    n = common(a, b)
+    n = common_length(a, b)
 
     def at(tokens: tuple[int, ...]) -> str | None:
         return tokenizer.decode(tokens[n : n + 1], special=True) if n < len(tokens) else None

@@ -48,13 +48,13 @@ def run(args: argparse.Namespace) -> int:
     if args.port is not None and not 0 <= args.port <= 65535:
         raise BadInput(f"--port {args.port}: give 0 (any that is free) to 65535")
     from vantage.serve.run import run_app
-    from vantage.serve.settings import Batching, Logs, Served, Settings
+    from vantage.serve.settings import Batching, Logs, ServedModel, ServerSettings
     from vantage.serve.studio import create_studio
 
-    models = tuple(Served.of(said) for said in args.models or (DEFAULT,))
+    models = tuple(ServedModel.of(said) for said in args.models or (DEFAULT,))
     troubles = {served.name: trouble for served in models if (trouble := _bring(served.source)) is not None}
     batching = Batching(rows=8, queue=16, capacity=8192)
-    settings = Settings(models, port=_port(args.port), batching=batching, logs=Logs(level="warning"))
+    settings = ServerSettings(models, port=_port(args.port), batching=batching, logs=Logs(level="warning"))
     app = create_studio(settings, troubles=troubles)
     run_app(app, settings, ready=lambda url: _tell(f"{url}/studio/", as_json=args.json, browser=not args.no_browser))
     return 0

@@ -1,12 +1,12 @@
 """Generation: sampling, stops, the batching engine, and ``generate`` over it."""
 
+from vantage.generation.api import Generation, Piece, Stream, generate
 from vantage.generation.beams import Beams, beam_search
 from vantage.generation.conversation import Conversation
 from vantage.generation.engine import Engine
-from vantage.generation.generate import Generation, Piece, Stream, generate
 from vantage.generation.prefix import Match
 from vantage.generation.request import Event, Output, QueueFull, Request, RequestFailed
-from vantage.generation.sampling import Constraint, Forks, Pick, Picker, Sampling
+from vantage.generation.sampling import Constraint, ForkableConstraint, Pick, Picker, Sampling
 from vantage.generation.speculate import DraftModel, Lookup, speculative
 from vantage.generation.stats import Stats
 from vantage.generation.stops import Detokeniser, Stop, StopWatcher
@@ -19,7 +19,7 @@ __all__ = [
     "DraftModel",
     "Engine",
     "Event",
-    "Forks",
+    "ForkableConstraint",
     "Generation",
     "Lookup",
     "Match",

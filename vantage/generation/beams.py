@@ -53,7 +53,7 @@ class Hypothesis:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Found:
+class BeamResult:
     """The best texts, best first, and what finding them took."""
 
     best: tuple[Hypothesis, ...]
@@ -80,7 +80,7 @@ def beam_search(
     stop: Stop | int | Sequence[int] | None = None,
     kind: str = "contiguous",
     source: Tensor | EncoderOutput | None = None,
-) -> Found:
+) -> BeamResult:
     """The best continuations of ``tokens``. A text ends with a stop token, which is its last, or after ``max_tokens``.
 
     Where frequencies depend on the length, the whole search runs at one that holds all of it.
@@ -100,7 +100,7 @@ def beam_search(
         calls, computed, source = calls + 1, computed + new.numel(), None
         running = search.step(running, logits.double().log_softmax(-1).cpu())
         if search.over:
-            return Found(tuple(search.finished[: beams.n_best]), calls, computed, cache)
+            return BeamResult(tuple(search.finished[: beams.n_best]), calls, computed, cache)
         cache.reorder([one.row for one in running])
         new = torch.tensor([one.tokens[-1:] for one in running], device=device)
 

@@ -13,9 +13,9 @@ import torch
 from vantage.cache import ModelCache
 from vantage.cache.saved import Fingerprint, fingerprint, read_cache, save_cache
 from vantage.errors import BadInput, CheckpointError
-from vantage.generation.prompts import ends_of
+from vantage.generation.cached_sequence import CachedSequence, Ending, WorkCounts, context_length, new_cache
+from vantage.generation.prompts import end_tokens
 from vantage.generation.sampling import Constraint, Pick, Picker, Sampling
-from vantage.generation.solo import Ending, Row, Work, longest_of, new_cache
 from vantage.generation.speculate import Draft, Speculator
 from vantage.generation.stops import Stop
 from vantage.model import Model
@@ -103,11 +103,11 @@ class Conversation:
         if model.encoder is not None:
             raise BadInput("an encoder-decoder cannot converse: use vt.generate with a source")
         self.model, self.sampling, self.draft, self.variables = model, sampling, draft, variables
-        self.stops = Stop.of(stop).also(ends_of(model))
+        self.stops = Stop.of(stop).also(end_tokens(model))
         self.max_tokens = max_tokens
         self.messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self.turns: list[Turn] = []
-        self._row = Row(model, new_cache(model, kind, 0 if draft is None else draft.tokens))
+        self._row = CachedSequence(model, new_cache(model, kind, 0 if draft is None else draft.tokens))
         self._said = _Said()
         self._stopping = False
 
@@ -171,7 +171,7 @@ class Conversation:
         if rest:
             yield rest
 
-    def _keep(self, answer: _Answer, ending: Ending, run: Speculator, before: Work) -> str:
+    def _keep(self, answer: _Answer, ending: Ending, run: Speculator, before: WorkCounts) -> str:
         """Take in an answer, whole or broken off; the last of its text."""
         row, said = self._row, [*answer.tokens, *(pick.token for pick in answer.picks)]
         row.settle(said[:-1])  # after an interrupt anywhere; and nobody has asked yet what follows the last token
@@ -226,7 +226,7 @@ class Conversation:
         return self.model.tokenizer.decode([last], special=True) if ending.why == "stop token" else ""
 
     def _room(self, prompt: int, most: int) -> int:
-        limit = longest_of(self.model)
+        limit = context_length(self.model)
         if limit is not None and prompt >= limit:
             raise BadInput(
                 f"this conversation has {prompt} tokens, and the model was made for {limit}: reset it, or edit messages"
@@ -293,7 +293,7 @@ class Conversation:
         if saved.cache.batch != 1 or saved.cache.tokens[0] != len(tokens):
             raise CheckpointError(f"{path}: its cache does not hold its {len(tokens)} tokens")
         made.messages, made._said = messages, said
-        made._row = Row(model, saved.cache, tokens)
+        made._row = CachedSequence(model, saved.cache, tokens)
         return made
 
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from vantage.errors import BadInput
-from vantage.generation.lane import Lane
-from vantage.generation.limits import Limits
-from vantage.generation.memory import Memory
+from vantage.generation.block_memory import BlockMemory
+from vantage.generation.limits import GenerationLimits
 from vantage.generation.request import Event, Output, QueueFull, Request, RequestFailed
-from vantage.generation.sampling import Constraint, Pick, Picker, Sampling, forked
+from vantage.generation.running_samples import RunningSample
+from vantage.generation.sampling import Constraint, Pick, Picker, Sampling, fork_constraint
 from vantage.generation.scheduler import Scheduler
 from vantage.generation.stats import Counters, Stats
 from vantage.generation.stops import Stop, StopWatcher
@@ -66,11 +66,11 @@ class Engine:
         for name, value in (("chunk", chunk), ("rows", rows), ("queue", queue)):
             if value < 1:
                 raise BadInput(f"{name}={value}: give at least 1")
-        self.model, self._limits = model, Limits.of(model)
+        self.model, self._limits = model, GenerationLimits.of(model)
         self._chunk, self._rows, self._queue = chunk, rows, queue
         self._invariant, self._caching = batch_invariant, cache
         self._counters = Counters()
-        memory = Memory(
+        memory = BlockMemory(
             model,
             capacity=capacity,
             block=block,
@@ -113,15 +113,15 @@ class Engine:
         """
         prompt, read = _numbers("tokens", tokens), None if source is None else _numbers("source", source)
         self._check(prompt, read, max_tokens, n, stop)
-        constraints = [constraint, *(forked(constraint) for _ in range(n - 1))]
+        constraints = [constraint, *(fork_constraint(constraint) for _ in range(n - 1))]
         vocab = self.model.spec.vocab
         seed = Picker(sampling, prompt, vocab=vocab).seed
         sampling = replace(sampling, seed=seed)
         outputs = tuple(Output(i, seed) for i in range(n))
         max_tokens = self._limits.cut(len(prompt), max_tokens)
         request = Request(self._ids, prompt, max_tokens, sampling, stop, priority, tenant, read, outputs)
-        lanes = [
-            Lane(
+        samples = [
+            RunningSample(
                 request,
                 output,
                 Picker(sampling, prompt, vocab=vocab, sample=output.sample, constraint=constraints[output.sample]),
@@ -131,11 +131,11 @@ class Engine:
             )
             for output in outputs
         ]
-        lanes[0].siblings = lanes[1:]
+        samples[0].siblings = samples[1:]
         if self._scheduler.waiting >= self._queue:
             raise QueueFull(f"{self._queue} requests are waiting already: try again later, or make the queue longer")
         self._ids += 1
-        self._scheduler.add(lanes[0])
+        self._scheduler.add(samples[0])
         return request
 
     @torch.inference_mode()
@@ -191,143 +191,143 @@ class Engine:
     # ---- a step
 
     def _decode(self) -> None:
-        """One token more for every lane whose prompt is computed."""
-        for lane in self._scheduler.ready("decode"):
-            if lane.length is not None and len(lane.tokens) > lane.length:
-                self._scheduler.restart(lane)
-                self._scheduler.lengthen(lane)
-                lane.cache = self._memory.new(lane.length)
-            elif lane.fed == len(lane.tokens):  # the last step was interrupted before a token was chosen
-                self._scheduler.own(lane)
-                lane.held().crop(lane.fed - 1)
-                lane.fed -= 1
-        lanes = self._scheduler.ready("decode")
+        """One token more for every sample whose prompt is computed."""
+        for sample in self._scheduler.ready("decode"):
+            if sample.length is not None and len(sample.tokens) > sample.length:
+                self._scheduler.restart(sample)
+                self._scheduler.lengthen(sample)
+                sample.cache = self._memory.new(sample.length)
+            elif sample.fed == len(sample.tokens):  # the last step was interrupted before a token was chosen
+                self._scheduler.own(sample)
+                sample.held().crop(sample.fed - 1)
+                sample.fed -= 1
+        samples = self._scheduler.ready("decode")
         if self._invariant:
-            groups = [[lane] for lane in lanes]
+            groups = [[sample] for sample in samples]
         else:
-            lanes.sort(key=lambda lane: lane.length or 0)  # stable: by rank within a length
-            groups = [list(group) for _, group in groupby(lanes, lambda lane: lane.length)]
+            samples.sort(key=lambda sample: sample.length or 0)  # stable: by rank within a length
+            groups = [list(group) for _, group in groupby(samples, lambda sample: sample.length)]
         for group in groups:
-            group = [lane for lane in group if lane.stage == "decode"]  # one before may have taken its blocks
+            group = [sample for sample in group if sample.stage == "decode"]  # one before may have taken its blocks
             if group:
                 self._run_batch(group)
 
-    def _run_batch(self, lanes: list[Lane]) -> None:
+    def _run_batch(self, samples: list[RunningSample]) -> None:
         try:
             with self._counters.timed("schedule"):
-                lanes, cache = self._scheduler.batch(lanes)
+                samples, cache = self._scheduler.batch(samples)
             if cache is None:
                 return
             with self._counters.timed("decode"):
-                tokens = self._tensor([[lane.tokens[-1]] for lane in lanes])
-                logits = _wide(self.model(tokens, positions=_onward(lanes), cache=cache)[:, -1])
+                tokens = self._tensor([[sample.tokens[-1]] for sample in samples])
+                logits = _wide(self.model(tokens, positions=_onward(samples), cache=cache)[:, -1])
         except Exception as e:
-            return self._fail(lanes, e)
+            return self._fail(samples, e)
         self._counters.calls += 1
-        for lane in lanes:
-            lane.fed += 1
-            lane.reached = max(lane.reached, lane.fed)
-        for lane, row in zip(lanes, logits, strict=True):
-            self._choose(lane, row)
+        for sample in samples:
+            sample.fed += 1
+            sample.reached = max(sample.reached, sample.fed)
+        for sample, row in zip(samples, logits, strict=True):
+            self._choose(sample, row)
 
     def _prefill(self) -> None:
         """Prompts by rank, until a chunk's worth of tokens is done."""
         left = self._chunk
-        for lane in self._scheduler.ready("prefill"):
-            while left > 0 and lane.stage == "prefill":  # one before may have taken its blocks
-                end = self._chunk_end(lane)
+        for sample in self._scheduler.ready("prefill"):
+            while left > 0 and sample.stage == "prefill":  # one before may have taken its blocks
+                end = self._chunk_end(sample)
                 with self._counters.timed("schedule"):
-                    fits = self._scheduler.room(lane.held(), end - lane.fed, lane)
+                    fits = self._scheduler.room(sample.held(), end - sample.fed, sample)
                 if not fits:
                     break
-                left -= end - lane.fed
-                self._run_chunk(lane, end)
+                left -= end - sample.fed
+                self._run_chunk(sample, end)
                 if not self._caching:
                     break  # it begins anew for every token: one a step, as with a cache
 
-    def _chunk_end(self, lane: Lane) -> int:
+    def _chunk_end(self, sample: RunningSample) -> int:
         """Chunks end at multiples of their size, whatever else runs, and where the masks allow a cut."""
         if not self._caching:
-            return len(lane.tokens)
-        if self._invariant and lane.fed >= lane.chunked:
-            return lane.fed + 1  # generated tokens go the way they went the first time
-        total = lane.chunked if self._invariant else len(lane.tokens)
-        end = min(total, lane.fed - lane.fed % self._chunk + self._chunk)
+            return len(sample.tokens)
+        if self._invariant and sample.fed >= sample.chunked:
+            return sample.fed + 1  # generated tokens go the way they went the first time
+        total = sample.chunked if self._invariant else len(sample.tokens)
+        end = min(total, sample.fed - sample.fed % self._chunk + self._chunk)
         while end < total and not self._memory.settled(end):
             end += 1
         return end
 
-    def _run_chunk(self, lane: Lane, end: int) -> None:
-        start, last = lane.fed, end == len(lane.tokens)
+    def _run_chunk(self, sample: RunningSample, end: int) -> None:
+        start, last = sample.fed, end == len(sample.tokens)
         try:
             with self._counters.timed("prefill"):
-                tokens = self._tensor([lane.tokens[start:end]])
+                tokens = self._tensor([sample.tokens[start:end]])
                 positions = Positions.arange(1, end - start, start)
-                logits = self._last_logits(tokens, positions, lane, last)
+                logits = self._last_logits(tokens, positions, sample, last)
         except Exception as e:
-            return self._fail([lane], e)
-        again = max(0, min(end, lane.reached) - start)
-        lane.request.recomputed += again
+            return self._fail([sample], e)
+        again = max(0, min(end, sample.reached) - start)
+        sample.request.recomputed += again
         self._counters.recomputed += again
-        self._counters.prefilled += max(0, min(end, len(lane.request.tokens)) - max(start, lane.reached))
+        self._counters.prefilled += max(0, min(end, len(sample.request.tokens)) - max(start, sample.reached))
         self._counters.calls += 1
-        lane.fed, lane.reached = end, max(lane.reached, end)
+        sample.fed, sample.reached = end, max(sample.reached, end)
         if logits is None:
             return
-        lane.stage = "decode"
+        sample.stage = "decode"
         try:
             with self._counters.timed("schedule"):
-                if end <= len(lane.request.tokens) or not self._invariant:
-                    self._scheduler.keep(lane)
-                lanes = self._scheduler.fork(lane)
+                if end <= len(sample.request.tokens) or not self._invariant:
+                    self._scheduler.keep(sample)
+                samples = self._scheduler.fork(sample)
         except Exception as e:
-            return self._fail([lane], e)
-        for one in lanes:
+            return self._fail([sample], e)
+        for one in samples:
             self._choose(one, logits)
 
-    def _last_logits(self, tokens: Tensor, positions: Positions, lane: Lane, wanted: bool) -> Tensor | None:
+    def _last_logits(self, tokens: Tensor, positions: Positions, sample: RunningSample, wanted: bool) -> Tensor | None:
         """Run a chunk. Only its last token goes through the head, if it is the prompt's last."""
-        row, source = lane.held(), self._source(lane)
+        row, source = sample.held(), self._source(sample)
         if tokens.shape[1] == 1 and wanted:  # as a decoding row goes: a token computed again gives the same bits
             return _wide(self.model(tokens, positions=positions, cache=row, source=source)[0, -1])
         hidden = self.model.hidden(tokens, positions=positions, cache=row, source=source)
         return _wide(self.model.head(hidden[:, -1:])[0, -1]) if wanted else None
 
-    def _choose(self, lane: Lane, logits_V: Tensor) -> None:
+    def _choose(self, sample: RunningSample, logits_V: Tensor) -> None:
         """Take a token. What goes wrong here is the request's own."""
         try:
             with self._counters.timed("pick"):
-                pick = lane.picker.pick(logits_V)
-                lane.picker.took(pick.token)
-                finish = self._finish(lane, pick)
+                pick = sample.picker.pick(logits_V)
+                sample.picker.took(pick.token)
+                finish = self._finish(sample, pick)
         except Exception as e:
-            return self._fail([lane], e)
-        lane.tokens.append(pick.token)
-        lane.output.picks.append(pick)
-        lane.output.finish = finish
+            return self._fail([sample], e)
+        sample.tokens.append(pick.token)
+        sample.output.picks.append(pick)
+        sample.output.finish = finish
         self._counters.generated += 1
-        self._events.append(Event(lane.request, lane.output.sample, pick, finish))
+        self._events.append(Event(sample.request, sample.output.sample, pick, finish))
         if finish is not None:
-            self._scheduler.finish(lane, keep=not self._invariant)
-            self._forget_source(lane.request)
+            self._scheduler.finish(sample, keep=not self._invariant)
+            self._forget_source(sample.request)
         elif not self._caching:
-            self._scheduler.restart(lane)
-            lane.cache = self._memory.new(lane.length)
+            self._scheduler.restart(sample)
+            sample.cache = self._memory.new(sample.length)
 
-    def _finish(self, lane: Lane, pick: Pick) -> str | None:
-        if lane.watcher is not None:
-            lane.watcher.push(pick.token)
-        constraint = lane.picker.constraint
-        stopped = lane.watcher is not None and lane.watcher.stopped is not None
-        if stopped or pick.token in lane.request.stop.tokens or (constraint is not None and constraint.done()):
+    def _finish(self, sample: RunningSample, pick: Pick) -> str | None:
+        if sample.watcher is not None:
+            sample.watcher.push(pick.token)
+        constraint = sample.picker.constraint
+        stopped = sample.watcher is not None and sample.watcher.stopped is not None
+        if stopped or pick.token in sample.request.stop.tokens or (constraint is not None and constraint.done()):
             return "stop"
-        return "length" if len(lane.output.picks) + 1 >= lane.request.max_tokens else None
+        return "length" if len(sample.output.picks) + 1 >= sample.request.max_tokens else None
 
     # ---- ends
 
-    def _fail(self, lanes: list[Lane], error: Exception) -> None:
+    def _fail(self, samples: list[RunningSample], error: Exception) -> None:
         """A fault ends the requests of its pass. Their rows were rolled back by the cache, and are freed."""
-        for request in dict.fromkeys(lane.request for lane in lanes):
+        for request in dict.fromkeys(sample.request for sample in samples):
             if request.state != "finished":
                 request.error = RequestFailed(f"request {request.id} failed: {error}")
                 request.error.__cause__ = error
@@ -346,10 +346,10 @@ class Engine:
     def _tensor(self, rows: list[list[int]]) -> Tensor:
         return torch.tensor(rows, device=self.model.embed.tokens.weight.device)
 
-    def _source(self, lane: Lane) -> Source | None:
+    def _source(self, sample: RunningSample) -> Source | None:
         """What the encoder makes of the source, once for all samples; nothing once the row holds it."""
-        request = lane.request
-        if request.source is None or lane.held().has_memory:
+        request = sample.request
+        if request.source is None or sample.held().has_memory:
             return None
         if request.id not in self._sources:
             self._sources[request.id] = self.model.encode(self._tensor([list(request.source)]))
@@ -383,9 +383,9 @@ class Engine:
             )
 
 
-def _onward(lanes: list[Lane]) -> Positions:
+def _onward(samples: list[RunningSample]) -> Positions:
     """Where each goes on, from the host's own numbers: every fact about them is known on any device."""
-    fed = [lane.fed for lane in lanes]
+    fed = [sample.fed for sample in samples]
     if len(set(fed)) == 1:
         return Positions.arange(len(fed), 1, fed[0])
     return Positions.onward(torch.tensor(fed), 1)

@@ -14,14 +14,14 @@ FAR = 2**30
 
 @final
 @dataclass(frozen=True)
-class Limits:
+class GenerationLimits:
     """``original``: the length past which frequencies change; ``table``: how many positions there are at all."""
 
     original: int | None
     table: int | None
 
     @staticmethod
-    def of(model: Model) -> Limits:
+    def of(model: Model) -> GenerationLimits:
         """Raises, by name, where a model cannot generate."""
         spec = model.spec
         if spec.head is None:
@@ -37,7 +37,7 @@ class Limits:
         if model.training:
             raise BadInput("the model is in training mode: call model.eval() before it generates")
         tables = [p.max_length for p in spec.embedding.inputs if isinstance(p, Learned) and p.extend is None]
-        return Limits(spec.original_length, min(tables, default=None))
+        return GenerationLimits(spec.original_length, min(tables, default=None))
 
     def declared(self, tokens: int) -> int | None:
         """The length to declare for so many tokens: doubled until they fit, so that growing is seldom."""

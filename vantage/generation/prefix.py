@@ -22,7 +22,7 @@ Key = tuple[str | None, int | None]  # the tenant, and the declared length: othe
 
 @final
 @dataclass(eq=False)
-class Leaf:
+class PrefixLeaf:
     """A path and the cache that holds it. ``None`` where the cache was evicted."""
 
     key: Key
@@ -45,26 +45,26 @@ class _Node:
 
     __slots__ = ("children", "edge", "leaf")
 
-    def __init__(self, edge: tuple[int, ...], leaf: Leaf | None = None):
+    def __init__(self, edge: tuple[int, ...], leaf: PrefixLeaf | None = None):
         self.edge, self.leaf = edge, leaf
         self.children: dict[int, _Node] = {}
 
 
 @final
-class Tree:
+class PrefixTree:
     """Token sequences, none of them the beginning of another."""
 
     def __init__(self) -> None:
         self._root = _Node(())
 
-    def match(self, tokens: Sequence[int]) -> tuple[int, Leaf | None]:
+    def match(self, tokens: Sequence[int]) -> tuple[int, PrefixLeaf | None]:
         """The longest common beginning with any path, and a leaf that has it."""
         node, at, _ = self._walk(tokens)
         if at == 0:
             return 0, None
         return at, next(_leaves(node))
 
-    def add(self, leaf: Leaf) -> list[Leaf]:
+    def add(self, leaf: PrefixLeaf) -> list[PrefixLeaf]:
         """Put a leaf in. Returns what need not be kept: paths that it goes on from, or itself if there is a longer."""
         node, at, edge = self._walk(leaf.tokens)
         if at == len(leaf.tokens):
@@ -81,7 +81,7 @@ class Tree:
         node.children[leaf.tokens[at]] = _Node(leaf.tokens[at:], leaf)
         return []
 
-    def remove(self, leaf: Leaf) -> None:
+    def remove(self, leaf: PrefixLeaf) -> None:
         path, at = [self._root], 0
         while at < len(leaf.tokens):
             path.append(path[-1].children[leaf.tokens[at]])
@@ -96,7 +96,7 @@ class Tree:
     def __bool__(self) -> bool:
         return bool(self._root.children)
 
-    def leaves(self) -> Iterator[Leaf]:
+    def leaves(self) -> Iterator[PrefixLeaf]:
         return _leaves(self._root)
 
     def _walk(self, tokens: Sequence[int]) -> tuple[_Node, int, int]:
@@ -116,7 +116,7 @@ def _common(edge: tuple[int, ...], tokens: Sequence[int], at: int) -> int:
     return next((i for i in range(end) if edge[i] != tokens[at + i]), end)
 
 
-def _leaves(node: _Node) -> Iterator[Leaf]:
+def _leaves(node: _Node) -> Iterator[PrefixLeaf]:
     stack = [node]
     while stack:
         node = stack.pop()
@@ -130,10 +130,10 @@ class Prefixes:
     """The trees of all tenants, and the order in which their leaves were used."""
 
     def __init__(self) -> None:
-        self._trees: dict[Key, Tree] = {}
-        self._used: OrderedDict[int, Leaf] = OrderedDict()  # least recently used first
-        self._ghosts: dict[Key, Tree] = {}
-        self._ghost_order: OrderedDict[int, Leaf] = OrderedDict()
+        self._trees: dict[Key, PrefixTree] = {}
+        self._used: OrderedDict[int, PrefixLeaf] = OrderedDict()  # least recently used first
+        self._ghosts: dict[Key, PrefixTree] = {}
+        self._ghost_order: OrderedDict[int, PrefixLeaf] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._used)
@@ -160,9 +160,9 @@ class Prefixes:
 
     def keep(self, key: Key, tokens: Sequence[int], cache: ModelCache) -> None:
         """Hold this cache, which the tree now owns, for these tokens; or free it if they are held already."""
-        leaf = Leaf(key, tuple(tokens), cache)
+        leaf = PrefixLeaf(key, tuple(tokens), cache)
         self._used[id(leaf)] = leaf
-        for old in self._trees.setdefault(key, Tree()).add(leaf):
+        for old in self._trees.setdefault(key, PrefixTree()).add(leaf):
             self._free(old)
 
     def evict(self, *, shared: bool = False) -> bool:
@@ -185,23 +185,23 @@ class Prefixes:
             self._free(leaf)
         self._trees.clear()
 
-    def _free(self, leaf: Leaf) -> None:
+    def _free(self, leaf: PrefixLeaf) -> None:
         del self._used[id(leaf)]
         if leaf.cache is not None:
             leaf.cache.free()
             leaf.cache = None
 
-    def _haunt(self, leaf: Leaf) -> None:
+    def _haunt(self, leaf: PrefixLeaf) -> None:
         """Remember an evicted path by its tokens."""
         self._ghost_order[id(leaf)] = leaf
-        for old in self._ghosts.setdefault(leaf.key, Tree()).add(leaf):
+        for old in self._ghosts.setdefault(leaf.key, PrefixTree()).add(leaf):
             del self._ghost_order[id(old)]
         if len(self._ghost_order) > GHOSTS:
             _, oldest = self._ghost_order.popitem(last=False)
             _remove(self._ghosts, oldest)
 
 
-def _remove(trees: dict[Key, Tree], leaf: Leaf) -> None:
+def _remove(trees: dict[Key, PrefixTree], leaf: PrefixLeaf) -> None:
     """Take a leaf out, and its tenant's tree if that was all."""
     trees[leaf.key].remove(leaf)
     if not trees[leaf.key]:

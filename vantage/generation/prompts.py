@@ -28,21 +28,21 @@ TURN_ENDS = (
 
 @final
 @dataclass(frozen=True)
-class Prompts:
+class PromptBatch:
     """One prompt or several, as tokens."""
 
     rows: tuple[tuple[int, ...], ...]
     single: bool  # it was given as one, so the answer is one
 
     @staticmethod
-    def of(model: Model, given: Any, *, chat: bool) -> Prompts:
+    def of(model: Model, given: Any, *, chat: bool) -> PromptBatch:
         """``given``: a text, tokens or a conversation (messages with role and content), or a list of these."""
         given = given.tolist() if isinstance(given, Tensor) else given
         if isinstance(given, str) or (_listed(given) and given and isinstance(given[0], (int, Mapping))):
-            return Prompts((_one(model, given, chat),), single=True)
+            return PromptBatch((_one(model, given, chat),), single=True)
         if not _listed(given) or not given:
             raise BadInput(f"prompts={given!r}: give a text, tokens, messages, or a list of these")
-        return Prompts(
+        return PromptBatch(
             tuple(_one(model, one.tolist() if isinstance(one, Tensor) else one, chat) for one in given), False
         )
 
@@ -72,7 +72,7 @@ def _tokenizer(model: Model) -> Any:
     return model.tokenizer
 
 
-def ends_of(model: Model) -> frozenset[int]:
+def end_tokens(model: Model) -> frozenset[int]:
     """The tokens that end an answer: what the checkpoint says, and the turn ends that its vocabulary has."""
     said = (model.config or {}).get("eos_token_id")
     ends = set(said) if isinstance(said, list) else {said}
@@ -82,7 +82,7 @@ def ends_of(model: Model) -> frozenset[int]:
     return frozenset(end for end in ends if isinstance(end, int) and 0 <= end < model.spec.vocab)
 
 
-def start_of(model: Model) -> int:
+def start_token(model: Model) -> int:
     """The token with which an encoder-decoder begins its answer."""
     start = (model.config or {}).get("decoder_start_token_id")
     if not isinstance(start, int):

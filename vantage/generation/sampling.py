@@ -103,7 +103,7 @@ class Constraint(Protocol):
 
 
 @runtime_checkable
-class Forks(Protocol):
+class ForkableConstraint(Protocol):
     """A constraint that can serve several samples."""
 
     def fork(self) -> Constraint:
@@ -111,9 +111,9 @@ class Forks(Protocol):
         ...
 
 
-def forked(constraint: Constraint | None) -> Constraint | None:
+def fork_constraint(constraint: Constraint | None) -> Constraint | None:
     """Another one for another sample."""
-    if constraint is not None and not isinstance(constraint, Forks):
+    if constraint is not None and not isinstance(constraint, ForkableConstraint):
         raise BadInput("this constraint serves one sample: give one prompt and n=1, or a constraint that can fork()")
     return None if constraint is None else constraint.fork()
 

@@ -5,26 +5,33 @@ from __future__ import annotations
 from typing import final
 
 from vantage.cache import ModelCache
-from vantage.generation.lane import Batch, Lane
-from vantage.generation.limits import Limits
-from vantage.generation.memory import Memory
+from vantage.generation.block_memory import BlockMemory
+from vantage.generation.limits import GenerationLimits
 from vantage.generation.request import Request
+from vantage.generation.running_samples import JoinedRows, RunningSample
 from vantage.generation.stats import Counters
 
 
 @final
 class Scheduler:
-    """Lanes by rank. ``rows``: how many may run at once."""
+    """Samples by rank. ``rows``: how many may run at once."""
 
     def __init__(
-        self, memory: Memory, limits: Limits, counters: Counters, *, rows: int, share_tenants: bool, chunks_only: bool
+        self,
+        memory: BlockMemory,
+        limits: GenerationLimits,
+        counters: Counters,
+        *,
+        rows: int,
+        share_tenants: bool,
+        chunks_only: bool,
     ):
         self._chunks_only = chunks_only  # batch-invariant: only what was computed in the same chunks is the same
         self.memory, self._limits, self._counters = memory, limits, counters
         self._rows, self._share_tenants = rows, share_tenants
-        self._waiting: list[Lane] = []
-        self._active: list[Lane] = []
-        self._batches: dict[int | None, Batch] = {}  # by declared length: other lengths are other frequencies
+        self._waiting: list[RunningSample] = []
+        self._active: list[RunningSample] = []
+        self._batches: dict[int | None, JoinedRows] = {}  # by declared length: other lengths are other frequencies
 
     # ---- looking
 
@@ -35,57 +42,59 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Requests that have not begun."""
-        return len({lane.request.id for lane in self._waiting if lane.request.prefix is None})
+        return len({sample.request.id for sample in self._waiting if sample.request.prefix is None})
 
     def has(self, request: Request) -> bool:
-        return any(lane.request is request for lane in (*self._active, *self._waiting))
+        return any(sample.request is request for sample in (*self._active, *self._waiting))
 
-    def ready(self, stage: str) -> list[Lane]:
-        """Active lanes at this stage, by rank."""
-        return sorted((lane for lane in self._active if lane.stage == stage), key=lambda lane: lane.rank)
+    def ready(self, stage: str) -> list[RunningSample]:
+        """Active samples at this stage, by rank."""
+        return sorted((sample for sample in self._active if sample.stage == stage), key=lambda sample: sample.rank)
 
     def caches(self) -> list[ModelCache]:
         """Every cache that somebody runs with now."""
-        rows = [lane.cache for lane in self._active if lane.cache is not None]
+        rows = [sample.cache for sample in self._active if sample.cache is not None]
         return rows + [cache for batch in self._batches.values() for cache in batch.caches]
 
     # ---- coming
 
-    def add(self, lane: Lane) -> None:
-        self._waiting.append(lane)
+    def add(self, sample: RunningSample) -> None:
+        self._waiting.append(sample)
 
     def admit(self) -> None:
-        """Let lanes in, by rank, while there are rows and blocks for all of their tokens."""
+        """Let samples in, by rank, while there are rows and blocks for all of their tokens."""
         while self._waiting:
-            lane = min(self._waiting, key=lambda lane: lane.rank)
-            if sum(other.rows for other in self._active) + lane.rows > self._rows:
+            sample = min(self._waiting, key=lambda sample: sample.rank)
+            if sum(other.rows for other in self._active) + sample.rows > self._rows:
                 return
-            if not self._begin(lane):
+            if not self._begin(sample):
                 return
-            self._waiting.remove(lane)
-            self._active.append(lane)
+            self._waiting.remove(sample)
+            self._active.append(sample)
 
-    def _begin(self, lane: Lane) -> bool:
-        """Give a lane its row, with what was computed before. False: there are not enough blocks now."""
-        if lane.length is None:
-            lane.length = self._limits.declared(len(lane.tokens) + 1)
-        elif len(lane.tokens) > lane.length:
-            self.lengthen(lane)
+    def _begin(self, sample: RunningSample) -> bool:
+        """Give a sample its row, with what was computed before. False: there are not enough blocks now."""
+        if sample.length is None:
+            sample.length = self._limits.declared(len(sample.tokens) + 1)
+        elif len(sample.tokens) > sample.length:
+            self.lengthen(sample)
         # the last token is left to compute, for its logits; those that were generated were not computed in chunks
-        sought = lane.tokens[: min(len(lane.tokens) - 1, lane.chunked)] if self._chunks_only else lane.tokens[:-1]
-        match, row = self.memory.found(lane.key(self._share_tenants), sought)
-        need = len(lane.tokens) + 1 - match.tokens
+        sought = (
+            sample.tokens[: min(len(sample.tokens) - 1, sample.chunked)] if self._chunks_only else sample.tokens[:-1]
+        )
+        match, row = self.memory.found(sample.key(self._share_tenants), sought)
+        need = len(sample.tokens) + 1 - match.tokens
         while not self.memory.spare(row, need, self._promised()) and self._active:
-            below = [other for other in self._active if other.request.priority < lane.request.priority]
+            below = [other for other in self._active if other.request.priority < sample.request.priority]
             # prefixes are not let go for nothing
             enough = below or self.memory.could_spare(row, need, self._promised(), self.caches())
             if not enough or not (self._evict() or self._preempt_last(below)):
                 row.free()
                 return False
-        if lane.request.prefix is None:
-            lane.request.prefix = match
+        if sample.request.prefix is None:
+            sample.request.prefix = match
         self._counters.reused += match.tokens
-        lane.cache, lane.fed, lane.stage = row, match.tokens, "prefill"
+        sample.cache, sample.fed, sample.stage = row, match.tokens, "prefill"
         return True
 
     def _promised(self) -> int:
@@ -93,49 +102,49 @@ class Scheduler:
 
         Without it a newcomer would take them, and be the first to make room again.
         """
-        left = ((lane.rows, len(lane.tokens) - lane.fed) for lane in self._active)
+        left = ((sample.rows, len(sample.tokens) - sample.fed) for sample in self._active)
         return sum(rows + self.memory.blocks(tokens) for rows, tokens in left)
 
-    def lengthen(self, lane: Lane) -> None:
+    def lengthen(self, sample: RunningSample) -> None:
         """Past the declared length the frequencies change: all of it is computed again for a longer one."""
-        lane.length, lane.chunked = self._limits.declared(len(lane.tokens) + 1), len(lane.tokens)
+        sample.length, sample.chunked = self._limits.declared(len(sample.tokens) + 1), len(sample.tokens)
 
-    def fork(self, lane: Lane) -> list[Lane]:
+    def fork(self, sample: RunningSample) -> list[RunningSample]:
         """The prompt is computed: every sample gets a row."""
-        siblings, lane.siblings = lane.siblings, []
+        siblings, sample.siblings = sample.siblings, []
         for other in siblings:
-            other.cache = lane.held().fork()
-            other.fed, other.reached, other.length, other.stage = lane.fed, lane.fed, lane.length, lane.stage
-            self._counters.reused += lane.fed
+            other.cache = sample.held().fork()
+            other.fed, other.reached, other.length, other.stage = sample.fed, sample.fed, sample.length, sample.stage
+            self._counters.reused += sample.fed
         self._active += siblings
-        return [lane, *siblings]
+        return [sample, *siblings]
 
-    def keep(self, lane: Lane) -> None:
-        """Offer what a lane has computed to others, who may share whole blocks while it goes on."""
-        self.memory.keep_blocks(lane.key(self._share_tenants), lane.tokens[: lane.fed], lane.held())
+    def keep(self, sample: RunningSample) -> None:
+        """Offer what a sample has computed to others, who may share whole blocks while it goes on."""
+        self.memory.keep_blocks(sample.key(self._share_tenants), sample.tokens[: sample.fed], sample.held())
 
     # ---- making room
 
-    def room(self, cache: ModelCache, tokens: int, lane: Lane) -> bool:
-        """Make room for so many tokens a row. Unused prefixes go first, then lanes that rank below this one."""
+    def room(self, cache: ModelCache, tokens: int, sample: RunningSample) -> bool:
+        """Make room for so many tokens a row. Unused prefixes go first, then samples that rank below this one."""
         while not cache.room(tokens):
-            below = [other for other in self._active if other.rank > lane.rank]
+            below = [other for other in self._active if other.rank > sample.rank]
             if not self._evict() and not self._preempt_last(below) and not self._evict(shared=True):
                 return False
         return True
 
-    def batch(self, lanes: list[Lane]) -> tuple[list[Lane], ModelCache | None]:
-        """The lanes, of one declared length, that can take one token more, with their joined rows."""
-        batch = self._batches.setdefault(lanes[0].length, Batch())
-        lanes = list(lanes)
-        while lanes:
-            cache = batch.open(lanes)
+    def batch(self, samples: list[RunningSample]) -> tuple[list[RunningSample], ModelCache | None]:
+        """The samples, of one declared length, that can take one token more, with their joined rows."""
+        batch = self._batches.setdefault(samples[0].length, JoinedRows())
+        samples = list(samples)
+        while samples:
+            cache = batch.open(samples)
             if cache.room(1):
-                return lanes, cache
+                return samples, cache
             others = self._active if len(self._active) > 1 else []
             if not self._evict() and not self._preempt_last(others) and not self._evict(shared=True):
-                return lanes, cache  # what it was promised is not there: let the pass say so
-            lanes = [lane for lane in lanes if lane.stage == "decode"]
+                return samples, cache  # what it was promised is not there: let the pass say so
+            samples = [sample for sample in samples if sample.stage == "decode"]
         return [], None
 
     def _evict(self, *, shared: bool = False) -> bool:
@@ -143,48 +152,48 @@ class Scheduler:
         self._counters.evictions += gone
         return gone
 
-    def _preempt_last(self, lanes: list[Lane]) -> bool:
+    def _preempt_last(self, samples: list[RunningSample]) -> bool:
         """Put the last in rank back into the queue. What it had is computed again when it comes back."""
-        if not lanes:
+        if not samples:
             return False
-        lane = max(lanes, key=lambda lane: lane.rank)
+        sample = max(samples, key=lambda sample: sample.rank)
         self._counters.preemptions += 1
-        lane.request.preemptions += 1
-        self.restart(lane)
-        self._active.remove(lane)
-        self._waiting.append(lane)
-        lane.stage = "waiting"
+        sample.request.preemptions += 1
+        self.restart(sample)
+        self._active.remove(sample)
+        self._waiting.append(sample)
+        sample.stage = "waiting"
         return True
 
-    def restart(self, lane: Lane) -> None:
+    def restart(self, sample: RunningSample) -> None:
         """Forget what is computed."""
-        self.own(lane)
-        lane.free()
-        lane.stage = "prefill"
+        self.own(sample)
+        sample.free()
+        sample.stage = "prefill"
 
     # ---- going
 
-    def own(self, lane: Lane) -> None:
-        """Take a lane's row out of its batch."""
-        if lane.cache is None and lane.length in self._batches:
-            self._batches[lane.length].close()
+    def own(self, sample: RunningSample) -> None:
+        """Take a sample's row out of its batch."""
+        if sample.cache is None and sample.length in self._batches:
+            self._batches[sample.length].close()
 
-    def finish(self, lane: Lane, *, keep: bool) -> None:
+    def finish(self, sample: RunningSample, *, keep: bool) -> None:
         """A sample is complete; what it computed may serve others."""
-        self.own(lane)
+        self.own(sample)
         if keep:
-            self.memory.keep(lane.key(self._share_tenants), lane.tokens[: lane.fed], lane.held())
-            lane.cache = None
-        self._leave(lane)
+            self.memory.keep(sample.key(self._share_tenants), sample.tokens[: sample.fed], sample.held())
+            sample.cache = None
+        self._leave(sample)
 
     def drop(self, request: Request) -> None:
-        """All lanes of a request go, and their rows are free."""
-        for lane in [lane for lane in (*self._active, *self._waiting) if lane.request is request]:
-            self.own(lane)
-            self._leave(lane)
+        """All samples of a request go, and their rows are free."""
+        for sample in [sample for sample in (*self._active, *self._waiting) if sample.request is request]:
+            self.own(sample)
+            self._leave(sample)
 
-    def _leave(self, lane: Lane) -> None:
-        lane.free()
-        lane.stage = "done"
-        self._active = [other for other in self._active if other is not lane]
-        self._waiting = [other for other in self._waiting if other is not lane]
+    def _leave(self, sample: RunningSample) -> None:
+        sample.free()
+        sample.stage = "done"
+        self._active = [other for other in self._active if other is not sample]
+        self._waiting = [other for other in self._waiting if other is not sample]

@@ -21,8 +21,8 @@ from torch import Tensor
 from vantage.cache import ModelCache
 from vantage.checkpoints.tokenizer import Tokenizer
 from vantage.errors import BadInput, Refused
+from vantage.generation.cached_sequence import CachedSequence, Ending, new_cache
 from vantage.generation.sampling import Constraint, Pick, Picker, Sampling, uniform
-from vantage.generation.solo import Ending, Row, new_cache
 from vantage.generation.stops import Stop
 from vantage.model import Model
 from vantage.spec.parts import EncoderOutput
@@ -151,7 +151,7 @@ class _ModelGuesser:
         )
         self._picker = Picker(replace(sampling, seed=picker.seed), (), vocab=model.spec.vocab)
         self._checked = picker  # whose next step the first guess is for
-        self._row = Row(model, model.new_cache())
+        self._row = CachedSequence(model, model.new_cache())
 
     def guess(self, tokens: Sequence[int], most: int) -> Guess:
         self._row.match(tokens)
@@ -198,7 +198,7 @@ class Speculator:
     ``draft=None`` is plain decoding.
     """
 
-    def __init__(self, row: Row, picker: Picker, draft: Draft | None = None):
+    def __init__(self, row: CachedSequence, picker: Picker, draft: Draft | None = None):
         self.row, self.picker, self.counts = row, picker, Speculation()
         self._longest = 0 if draft is None else draft.tokens
         self._guesser = None if draft is None else draft.start(row.model, picker)
@@ -308,7 +308,7 @@ def speculative(
     held = made.tokens[0]
     if held >= len(tokens):
         raise BadInput(f"the cache holds {held} tokens of {len(tokens)}: at least one must be left to compute")
-    row = Row(model, made, tokens[:held], source)
+    row = CachedSequence(model, made, tokens[:held], source)
     picker = Picker(sampling, tokens, vocab=model.spec.vocab, constraint=constraint)
     run = Speculator(row, picker, draft)
     ending = Ending(stop, model.tokenizer, constraint)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vantage.errors import BadInput, Refused
-from vantage.generation.solo import Row
+from vantage.generation.cached_sequence import CachedSequence
 from vantage.inspect.captured import Capture, Part, Read
 from vantage.inspect.keep import Keep, parse
 from vantage.inspect.select import (
@@ -218,7 +218,7 @@ def _width(model: Model, tokens: Tensor) -> int:
 
 def _go_on(model: Model, tokens: list[int], steps: int, memory: EncoderOutput | None) -> None:
     """Greedily, as ``vt.generate`` would, every token through the cache; the last is read, so that it is seen too."""
-    row = Row(model, model.new_cache(capacity=len(tokens) + steps), source=memory)
+    row = CachedSequence(model, model.new_cache(capacity=len(tokens) + steps), source=memory)
     for _ in range(steps):
         logits = row.feed(tokens)
         tokens = [int(logits[-1].argmax())]

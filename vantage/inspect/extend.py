@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vantage.errors import BadInput, Refused
 from vantage.figures.html import page_table
-from vantage.generation.solo import CHUNK, Row
+from vantage.generation.cached_sequence import CHUNK, CachedSequence
 from vantage.inspect.capture import Progress
 from vantage.model import Model
 
@@ -158,7 +158,7 @@ def _finds(model: Model, filler: Sequence[int], length: int, depth: float, seed:
         raise BadInput(f"a length of {length} has no room for a passkey: give more, or tries=0")
     at = int(depth * room)
     prompt = [*task, *filler[:at], *told, *filler[at:room], *asked]
-    row = Row(model, model.new_cache(capacity=length, length=_declared(model, length)))
+    row = CachedSequence(model, model.new_cache(capacity=length, length=_declared(model, length)))
     said: list[int] = []
     logits = row.feed(prompt)
     for _ in range(ANSWER):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vantage.errors import BadInput
-from vantage.generation.solo import longest_of
+from vantage.generation.cached_sequence import context_length
 from vantage.inspect.sites import KINDS, Site
 from vantage.model import Model
 from vantage.position import Learned
@@ -74,7 +74,7 @@ def read_source(model: Model, source: Any) -> Tensor | None:
 
 def context_of(model: Model) -> int | None:
     """How long a text the model was made for; ``None``: it does not say."""
-    known = [n for n in (longest_of(model), _positions(model)) if n is not None]
+    known = [n for n in (context_length(model), _positions(model)) if n is not None]
     return min(known, default=None)
 
 

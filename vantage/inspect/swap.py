@@ -13,7 +13,7 @@ from vantage.attention import LengthTemperature, QKNorm
 from vantage.checkpoints.blank import Blank
 from vantage.errors import BadInput, Refused
 from vantage.families.family import empty_model
-from vantage.generation.solo import longest_of
+from vantage.generation.cached_sequence import context_length
 from vantage.inspect.select import Numbers, numbers
 from vantage.model import Model
 from vantage.model.assemble import build_shared
@@ -62,7 +62,7 @@ def swap(
         )
     if position is None and base is None and scaling is KEEP and window is KEEP and max_length is None:
         raise BadInput("nothing to swap: say position=, base=, scaling=, window= or max_length=")
-    length = max_length or longest_of(model)
+    length = max_length or context_length(model)
     spec = _change(replace(model.spec, max_length=length), position, base, scaling, window, layers)
     with Blank():
         new = empty_model(spec)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vantage.serve.settings import Access, Batching, Limits, Logs, Served, Settings, read_settings
+from vantage.serve.settings import Access, Batching, Limits, Logs, ServedModel, ServerSettings, read_settings
 
 if TYPE_CHECKING:
     from vantage.serve.app import create_app as create_app
 
-__all__ = ["Access", "Batching", "Limits", "Logs", "Served", "Settings", "create_app", "read_settings"]
+__all__ = ["Access", "Batching", "Limits", "Logs", "ServedModel", "ServerSettings", "create_app", "read_settings"]
 
 
 def __getattr__(name: str) -> Any:

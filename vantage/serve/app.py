@@ -19,47 +19,47 @@ from vantage.families import load as load_model
 from vantage.model import Model
 from vantage.serve import attention, chat, completions, embeddings, status, text
 from vantage.serve.errors import ApiError, bad
-from vantage.serve.guard import Guard
-from vantage.serve.hub import Hub, Load
-from vantage.serve.logs import Log
+from vantage.serve.finished_requests import FinishedRequests
+from vantage.serve.guard import RequestGuard
+from vantage.serve.logs import ServerLog
 from vantage.serve.metrics import Metrics
+from vantage.serve.model_pool import Load, ModelPool
 from vantage.serve.openapi import describe
-from vantage.serve.record import Record
-from vantage.serve.settings import Served, Settings
-from vantage.serve.shelf import Shelf
-from vantage.serve.state import State, entry_of
+from vantage.serve.settings import ServedModel, ServerSettings
+from vantage.serve.state import ServerState, entry_of
+from vantage.serve.telemetry import Telemetry
 
 
-def create_app(settings: Settings, *, load: Load | None = None, log: Log | None = None) -> FastAPI:
+def create_app(settings: ServerSettings, *, load: Load | None = None, log: ServerLog | None = None) -> FastAPI:
     """The server as an ASGI application. ``load``: how a model is had; by default with ``vt.load``."""
     return assemble(settings, load=load, log=log)
 
 
 def assemble(
-    settings: Settings,
+    settings: ServerSettings,
     *,
     load: Load | None = None,
-    log: Log | None = None,
+    log: ServerLog | None = None,
     within: Sequence[Middleware] = (),
     bodies: tuple[str, ...] = (),
 ) -> FastAPI:
     """The application, with room for more. ``within``: what a request passes after the guard; ``bodies``: the front
     of paths whose bodies the guard reads too."""
-    log = log or Log(settings.logs)
+    log = log or ServerLog(settings.logs)
     metrics = Metrics()
-    hub = Hub(settings, log, metrics, load or _loader(settings.batching.dtype))
+    model_pool = ModelPool(settings, log, metrics, load or _loader(settings.batching.dtype))
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         if settings.preload:
-            await hub.preload()
+            await model_pool.preload()
         yield
-        shelf.close()
-        await hub.close()
+        finished_requests.close()
+        await model_pool.close()
 
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
-    shelf = Shelf(settings.limits.attention_requests, settings.limits.attention_tokens)
-    app.state.vantage = State(settings, hub, log, metrics, shelf)
+    finished_requests = FinishedRequests(settings.limits.attention_requests, settings.limits.attention_tokens)
+    app.state.vantage = ServerState(settings, model_pool, log, metrics, finished_requests)
     for part in (chat, completions, embeddings, text, attention, status):
         app.include_router(part.router)
     app.add_exception_handler(ApiError, _api_error)
@@ -71,15 +71,15 @@ def assemble(
     # the last added is the outermost
     for inner in reversed(within):
         app.add_middleware(inner.cls, *inner.args, **inner.kwargs)
-    app.add_middleware(Guard, access=settings.access, limits=settings.limits, hub=hub, bodies=bodies)
-    app.add_middleware(Record, log=log, metrics=metrics)
+    app.add_middleware(RequestGuard, access=settings.access, limits=settings.limits, backend=model_pool, bodies=bodies)
+    app.add_middleware(Telemetry, log=log, metrics=metrics)
     return app
 
 
 def _loader(dtype: str) -> Load:
     kept: Any = dtype if dtype in ("auto", "int8", "int4") else getattr(torch, dtype)
 
-    def load(served: Served) -> Model:
+    def load(served: ServedModel) -> Model:
         return load_model(served.source, dtype=kept)
 
     return load

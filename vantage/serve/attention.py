@@ -1,7 +1,7 @@
 """``POST /v1/attention``: where the tokens of a finished request looked.
 
-The tokens of the last requests of each key are kept for this (``shelf.py``). The weights are computed again from them,
-on a twin of the model, so the engine runs on undisturbed.
+The tokens of the last requests of each key are kept for this (``finished_requests.py``). The weights are computed again
+from them, on a copy of the model that shares its weights, so the engine runs on undisturbed.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from vantage.inspect.select import labels
 from vantage.inspect.sites import sites_of
 from vantage.model import Model
 from vantage.serve.errors import ApiError, bad, failed, late
-from vantage.serve.generation import attended
+from vantage.serve.finished_requests import FinishedChoice
+from vantage.serve.generation_call import unless_client_leaves
+from vantage.serve.model_copy import copy_sharing_weights
 from vantage.serve.openapi import answers
 from vantage.serve.requests import AttentionRequest
 from vantage.serve.responses import AttentionOf
-from vantage.serve.shelf import Row
-from vantage.serve.state import State, entry_of, state_of, tenant_of
-from vantage.serve.twin import twin
+from vantage.serve.state import ServerState, entry_of, state_of, tenant_of
 
 router = APIRouter()
 NUMBERS = 2**20  # of one answer
@@ -37,7 +37,7 @@ NUMBERS = 2**20  # of one answer
 async def attention(request: Request, body: AttentionRequest) -> Response:
     """The attention weights of a request that has finished, by its id. Another key's request is not found."""
     state = state_of(request)
-    finished = state.shelf.get(tenant_of(request), body.id)
+    finished = state.finished_requests.get(tenant_of(request), body.id)
     entry_of(request).model = finished.model
     choice = body.choice or 0
     if choice >= len(finished.rows):
@@ -47,16 +47,16 @@ async def attention(request: Request, body: AttentionRequest) -> Response:
         raise bad(f"choice {choice} has too many tokens to look at", "choice", "too_many_tokens")
     try:
         async with asyncio.timeout(state.settings.limits.request_s):
-            return JSONResponse(await attended(request, _looked(state, body, finished.model, row)))
+            return JSONResponse(await unless_client_leaves(request, _looked(state, body, finished.model, row)))
     except TimeoutError:
         raise late() from None
 
 
-async def _looked(state: State, body: AttentionRequest, name: str, row: Row) -> dict[str, Any]:
+async def _looked(state: ServerState, body: AttentionRequest, name: str, row: FinishedChoice) -> dict[str, Any]:
     gone = threading.Event()
-    async with state.hub.lease(name) as loaded:
+    async with state.model_pool.lease(name) as loaded:
         try:
-            return await state.shelf.run(lambda: _look(loaded.model, body, name, row, gone))
+            return await state.finished_requests.run(lambda: _look(loaded.model, body, name, row, gone))
         except VantageError:
             raise
         except Exception as e:
@@ -66,7 +66,9 @@ async def _looked(state: State, body: AttentionRequest, name: str, row: Row) -> 
             gone.set()
 
 
-def _look(model: Model, body: AttentionRequest, name: str, row: Row, gone: threading.Event) -> dict[str, Any]:
+def _look(
+    model: Model, body: AttentionRequest, name: str, row: FinishedChoice, gone: threading.Event
+) -> dict[str, Any]:
     keep = body.keep or "top8"
     _check_size(model, body, keep, row)
 
@@ -76,7 +78,7 @@ def _look(model: Model, body: AttentionRequest, name: str, row: Row, gone: threa
 
     try:
         made = capture(
-            twin(model),
+            copy_sharing_weights(model),
             row.tokens,
             source=None if row.source is None else list(row.source),
             kinds=body.kinds,
@@ -116,7 +118,7 @@ def _site(made: Capture, kind: str, layer: int, keep: str) -> dict[str, Any]:
     return said | {"weights": best.values.tolist(), "keys": best.indices.tolist()}
 
 
-def _check_size(model: Model, body: AttentionRequest, keep: str, row: Row) -> None:
+def _check_size(model: Model, body: AttentionRequest, keep: str, row: FinishedChoice) -> None:
     """Before a pass is run: the numbers that the answer would have."""
     numbers = 0
     for site in sites_of(model):

@@ -39,7 +39,7 @@ def _no(said: bool) -> bool:
     return said
 
 
-class Strictly(BaseModel):
+class StrictModel(BaseModel):
     """Unknown fields are refused, and nothing is taken for what it is not."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=False)

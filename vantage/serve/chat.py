@@ -9,13 +9,13 @@ from fastapi import APIRouter, Request, Response
 
 from vantage.generation import Pick
 from vantage.serve import tools
-from vantage.serve.generation import Kind, Said, respond
-from vantage.serve.hub import Loaded
+from vantage.serve.answer_text import chat_logprobs
+from vantage.serve.generation_call import ChoiceUpdate, Endpoint, respond
+from vantage.serve.model_pool import LoadedModel
 from vantage.serve.openapi import answers
-from vantage.serve.orders import chat_orders
 from vantage.serve.requests import ChatRequest
 from vantage.serve.responses import ChatCompletion
-from vantage.serve.voice import chat_logprobs
+from vantage.serve.submissions import chat_submissions
 
 router = APIRouter()
 
@@ -29,19 +29,19 @@ class _Choice:
     begun: bool = False
     text: str = ""
     picks: list[Pick] = field(default_factory=list)
-    calls: list[tools.Call] = field(default_factory=list)
+    calls: list[tools.ParsedCall] = field(default_factory=list)
     finish: str | None = None
 
 
 @final
 class ChatWriter:
-    def __init__(self, loaded: Loaded, body: ChatRequest):
+    def __init__(self, loaded: LoadedModel, body: ChatRequest):
         self._loaded, self._logprobs = loaded, bool(body.logprobs)
         self._names = [tool["function"]["name"] for tool in tools.offered(body)]
         self._many = body.parallel_tool_calls is not False
         self._choices: dict[int, _Choice] = {}
 
-    def news(self, said: Said) -> list[dict[str, Any]]:
+    def news(self, said: ChoiceUpdate) -> list[dict[str, Any]]:
         choice = self._choices.get(said.choice)
         if choice is None:
             parser = tools.ToolParser(self._names, many=self._many) if self._names else None
@@ -83,7 +83,7 @@ class ChatWriter:
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish}
 
 
-KIND = Kind("chatcmpl", "chat.completion", "chat.completion.chunk", chat_orders, ChatWriter, lambda body: 1)
+KIND = Endpoint("chatcmpl", "chat.completion", "chat.completion.chunk", chat_submissions, ChatWriter, lambda body: 1)
 
 
 @router.post("/v1/chat/completions", responses=answers(ChatCompletion, stream=True), tags=["openai"])

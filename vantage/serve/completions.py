@@ -8,13 +8,13 @@ from typing import Any, final
 from fastapi import APIRouter, Request, Response
 
 from vantage.generation import Pick
-from vantage.serve.generation import Kind, Said, respond
-from vantage.serve.hub import Loaded
+from vantage.serve.answer_text import completion_logprobs
+from vantage.serve.generation_call import ChoiceUpdate, Endpoint, respond
+from vantage.serve.model_pool import LoadedModel
 from vantage.serve.openapi import answers
-from vantage.serve.orders import completion_orders, prompts_of
 from vantage.serve.requests import CompletionRequest
 from vantage.serve.responses import Completion
-from vantage.serve.voice import completion_logprobs
+from vantage.serve.submissions import completion_submissions, prompts_of
 
 router = APIRouter()
 
@@ -30,11 +30,11 @@ class _Choice:
 
 @final
 class CompletionWriter:
-    def __init__(self, loaded: Loaded, body: CompletionRequest):
+    def __init__(self, loaded: LoadedModel, body: CompletionRequest):
         self._loaded, self._logprobs = loaded, body.logprobs is not None
         self._choices: dict[int, _Choice] = {}
 
-    def news(self, said: Said) -> list[dict[str, Any]]:
+    def news(self, said: ChoiceUpdate) -> list[dict[str, Any]]:
         choice = self._choices.setdefault(said.choice, _Choice())
         picks = said.voice.picks(said.text)
         choice.text += said.text
@@ -52,11 +52,11 @@ class CompletionWriter:
         return {"index": index, "text": choice.text, "logprobs": logprobs, "finish_reason": choice.finish}
 
 
-KIND = Kind(
+KIND = Endpoint(
     "cmpl",
     "text_completion",
     "text_completion",
-    completion_orders,
+    completion_submissions,
     CompletionWriter,
     lambda body: len(prompts_of(body.prompt)),
 )

@@ -15,7 +15,7 @@ import torch
 from vantage.model import Model
 from vantage.model.pooling import mean_pool
 from vantage.serve.errors import ApiError, failed, overloaded
-from vantage.serve.logs import Log
+from vantage.serve.logs import ServerLog
 from vantage.serve.settings import Batching
 
 PASS_TOKENS = 4096  # of a pass, padding included: between two passes a call can be given up
@@ -23,7 +23,7 @@ PASS_TOKENS = 4096  # of a pass, padding included: between two passes a call can
 
 @final
 class Embedder:
-    def __init__(self, name: str, model: Model, batching: Batching, log: Log):
+    def __init__(self, name: str, model: Model, batching: Batching, log: ServerLog):
         self._name, self._model, self._log = name, model, log
         self._most = batching.queue + 1
         self._calls = 0

@@ -12,13 +12,13 @@ from fastapi.responses import JSONResponse
 
 from vantage.serve import bounds
 from vantage.serve.errors import bad, late
-from vantage.serve.generation import attended
-from vantage.serve.hub import Loaded
+from vantage.serve.generation_call import unless_client_leaves
+from vantage.serve.model_pool import LoadedModel
 from vantage.serve.openapi import answers
-from vantage.serve.orders import prompts_of
 from vantage.serve.requests import EmbeddingRequest
 from vantage.serve.responses import Embeddings
-from vantage.serve.state import State, entry_of, state_of
+from vantage.serve.state import ServerState, entry_of, state_of
+from vantage.serve.submissions import prompts_of
 
 router = APIRouter()
 
@@ -32,7 +32,7 @@ async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
         entry.prompt = body.input
     try:
         async with asyncio.timeout(state.settings.limits.request_s):
-            rows, vectors = await attended(request, _embedded(state, body))
+            rows, vectors = await unless_client_leaves(request, _embedded(state, body))
     except TimeoutError:
         raise late() from None
     tokens = entry.prompt_tokens = sum(map(len, rows))
@@ -44,21 +44,21 @@ async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
     return JSONResponse({"object": "list", "data": data, "model": body.model, "usage": usage})
 
 
-async def _embedded(state: State, body: EmbeddingRequest) -> tuple[list[list[int]], list[list[float]]]:
-    async with state.hub.lease(body.model) as loaded:
+async def _embedded(state: ServerState, body: EmbeddingRequest) -> tuple[list[list[int]], list[list[float]]]:
+    async with state.model_pool.lease(body.model) as loaded:
         embedder = loaded.embedder
         width = loaded.model.spec.width
         if body.dimensions is not None and body.dimensions != width:
             raise bad(f"this model's embeddings have {width} dimensions, and cannot have others", "dimensions")
         with embedder.seat():
-            rows = await state.hub.prepare(lambda: [_row(loaded, one) for one in prompts_of(body.input)])
+            rows = await state.model_pool.prepare(lambda: [_row(loaded, one) for one in prompts_of(body.input)])
             if sum(map(len, rows)) > bounds.INPUT_TOKENS:
                 raise bad(f"at most {bounds.INPUT_TOKENS} tokens in one call: send fewer inputs", "input")
             return rows, await embedder.embed(rows)
 
 
-def _row(loaded: Loaded, one: str | list[int]) -> list[int]:
-    row = loaded.plain.text(one) if isinstance(one, str) else one
+def _row(loaded: LoadedModel, one: str | list[int]) -> list[int]:
+    row = loaded.safe_tokenizer.encode(one) if isinstance(one, str) else one
     vocab, context = loaded.model.spec.vocab, loaded.context
     if any(token >= vocab for token in row):
         raise bad(f"a token is not in the vocabulary, which has 0 to {vocab - 1}", "input")

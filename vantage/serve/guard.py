@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vantage.serve.errors import ApiError, bad, draining
-from vantage.serve.hub import Host
+from vantage.serve.model_pool import Backend
 from vantage.serve.replies import reply
 from vantage.serve.settings import Access, Limits
 from vantage.serve.state import ENTRY, TENANT
@@ -35,11 +35,11 @@ SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 @final
-class Guard:
+class RequestGuard:
     """An ASGI middleware. What it refuses never reaches a route."""
 
-    def __init__(self, app: ASGIApp, access: Access, limits: Limits, hub: Host, bodies: tuple[str, ...] = ()):
-        self._app, self._access, self._limits, self._hub, self._bodies = app, access, limits, hub, bodies
+    def __init__(self, app: ASGIApp, access: Access, limits: Limits, backend: Backend, bodies: tuple[str, ...] = ()):
+        self._app, self._access, self._limits, self._backend, self._bodies = app, access, limits, backend, bodies
         self._keys = [hashlib.sha256(key.encode()).digest() for key in access.keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,7 +53,7 @@ class Guard:
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
                 return await reply(send, 204, b"", {})
         self._check_key(scope, headers)
-        if self._hub.draining and scope["path"] not in WHILE_DRAINING:
+        if self._backend.draining and scope["path"] not in WHILE_DRAINING:
             raise draining()
         if scope["method"] == "POST" and self._wanted(scope["path"]):  # where none is wanted, none is read
             self._check_kind(headers)

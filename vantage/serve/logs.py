@@ -17,7 +17,7 @@ ORDER = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 @final
 @dataclass
-class Entry:
+class LogEntry:
     """What is known of a request, filled in on its way."""
 
     id: str
@@ -40,7 +40,7 @@ class Entry:
 
 
 @final
-class Log:
+class ServerLog:
     def __init__(self, settings: Logs, stream: TextIO | None = None):
         self._stream = stream
         self._least = ORDER[settings.level]
@@ -54,7 +54,7 @@ class Log:
         line = {"time": now, "level": level, "event": event} | {k: v for k, v in said.items() if v not in (None, [])}
         print(json.dumps(line, default=str), file=self._stream or sys.stderr, flush=True)
 
-    def request(self, entry: Entry, seconds: float) -> None:
+    def request(self, entry: LogEntry, seconds: float) -> None:
         said = {name: getattr(entry, name) for name in entry.__dataclass_fields__ if name != "begun"}
         level = "error" if entry.status >= 500 and entry.status != 503 else "info"
         self.write(level, "request", **said, total_ms=round(1e3 * seconds, 1))
@@ -65,10 +65,10 @@ class Log:
 
 
 @final
-class Bridge(logging.Handler):
+class UvicornHandler(logging.Handler):
     """What uvicorn says, in the same form."""
 
-    def __init__(self, log: Log):
+    def __init__(self, log: ServerLog):
         super().__init__()
         self._log = log
 

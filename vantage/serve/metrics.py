@@ -17,7 +17,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 @final
-class Counter:
+class MetricCounter:
     """A number for each set of labels, which only grows."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Counter:
 
 
 @final
-class Histogram:
+class MetricHistogram:
     """How many were at most so long."""
 
     def __init__(self, bounds: tuple[float, ...] = SECONDS):
@@ -45,7 +45,7 @@ class Histogram:
 
 
 @final
-class Page:
+class MetricsPage:
     """Lines of a page, one metric after another."""
 
     def __init__(self) -> None:
@@ -55,10 +55,10 @@ class Page:
         self._head(name, kind, about)
         self._lines += [f"{name}{_labels(labels.items())} {_number(value)}" for labels, value in values]
 
-    def counter(self, name: str, about: str, counter: Counter) -> None:
+    def counter(self, name: str, about: str, counter: MetricCounter) -> None:
         self.put(name, "counter", about, [(dict(labels), value) for labels, value in counter.values.items()])
 
-    def histogram(self, name: str, about: str, histogram: Histogram) -> None:
+    def histogram(self, name: str, about: str, histogram: MetricHistogram) -> None:
         self._head(name, "histogram", about)
         for key, counts in histogram.counts.items():
             so_far = 0
@@ -89,7 +89,7 @@ def _number(value: float) -> str:
     return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 
-def merged(pages: Mapping[str, str]) -> str:
+def merge_pages(pages: Mapping[str, str]) -> str:
     """The pages of several replicas as one: every line gets its replica's name, and a metric's lines stay together."""
     heads: dict[str, list[str]] = {}
     lines: dict[str, list[str]] = {}
@@ -118,6 +118,6 @@ class Metrics:
     """What is counted for all models together; the engines count the rest themselves."""
 
     def __init__(self) -> None:
-        self.requests, self.refused = Counter(), Counter()
-        self.seconds, self.first_token, self.per_token = Histogram(), Histogram(), Histogram()
-        self.loads, self.unloads = Counter(), Counter()
+        self.requests, self.refused = MetricCounter(), MetricCounter()
+        self.seconds, self.first_token, self.per_token = MetricHistogram(), MetricHistogram(), MetricHistogram()
+        self.loads, self.unloads = MetricCounter(), MetricCounter()

@@ -1,4 +1,4 @@
-"""``vantage serve --on ray``: replicas of the application on the machines of a Ray cluster, behind one front.
+"""``vantage serve --on ray``: replicas of the application on the machines of a Ray cluster, behind one gateway.
 
 Ray Serve starts the replicas, looks after their health and starts them again. Its own HTTP server is left out: ours
 listens in this process, with our limits, so that nothing of Ray's is open to clients.
@@ -17,9 +17,9 @@ from starlette.types import Message
 
 from vantage.cluster import HERE, address_of, joined, ray_part
 from vantage.errors import BadInput, Refused
-from vantage.serve.front import create_front, stream_of
+from vantage.serve.gateway import create_gateway, replica_answer
 from vantage.serve.run import run_app
-from vantage.serve.settings import Settings
+from vantage.serve.settings import ServerSettings
 
 NAME, DEPLOYMENT = "vantage", "replica"
 HEALTH_S = 2.0  # between two looks of Ray at a replica
@@ -27,7 +27,7 @@ SLOW_S = 120.0  # a replica that has not answered by then is given up; that one 
 STARTING_S = 600.0  # models may be preloaded
 
 
-def serve_on_ray(settings: Settings, *, ready: Callable[[str], None] | None = None) -> None:
+def serve_on_ray(settings: ServerSettings, *, ready: Callable[[str], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Ray is joined where it runs on this machine, or started."""
     if address_of(settings.on) is not None:
         raise BadInput(
@@ -38,9 +38,9 @@ def serve_on_ray(settings: Settings, *, ready: Callable[[str], None] | None = No
             [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]], settings.replicas
         )
         with _deployed(settings, cores) as handle:
-            fleet = RayFleet(handle)
-            app = create_front(settings, fleet)
-            _on_start(app, fleet)
+            replicas = RayReplicas(handle)
+            app = create_gateway(settings, replicas)
+            _on_start(app, replicas)
             run_app(app, settings, ready=ready)
 
 
@@ -54,7 +54,7 @@ def cores_each(machines: Iterable[float], replicas: int) -> int:
 
 
 @contextlib.contextmanager
-def _deployed(settings: Settings, cores: int) -> Iterator[Any]:
+def _deployed(settings: ServerSettings, cores: int) -> Iterator[Any]:
     """A handle to the replicas, all of them up."""
     from vantage.serve.replica import Replica
 
@@ -75,7 +75,7 @@ def _deployed(settings: Settings, cores: int) -> Iterator[Any]:
         health_check_timeout_s=SLOW_S,
         graceful_shutdown_timeout_s=settings.limits.drain_s,
         graceful_shutdown_wait_loop_s=0.1,
-        request_router_config={"request_router_class": "vantage.serve.ray_router.Chosen"},
+        request_router_config={"request_router_class": "vantage.serve.ray_router.ChosenReplicaRouter"},
     )
     try:
         handle = serve.run(made.bind(settings), name=NAME, route_prefix=None)
@@ -88,7 +88,7 @@ def _deployed(settings: Settings, cores: int) -> Iterator[Any]:
 
 
 @final
-class _Known:
+class _KnownReplicas:
     """What this process knows of the replicas: Ray Serve makes the router, and tells it which are up."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class _Known:
         return [] if self.router is None else sorted(name_of(one) for one in list(self.router.curr_replicas))
 
 
-KNOWN = _Known()
+KNOWN_REPLICAS = _KnownReplicas()
 
 
 def name_of(replica: Any) -> str:
@@ -106,19 +106,19 @@ def name_of(replica: Any) -> str:
 
 
 @final
-class RayFleet:
+class RayReplicas:
     def __init__(self, handle: Any):
         errors, serving = ray_part("ray.exceptions"), ray_part("ray.serve.exceptions")
         self._handle = handle
         self._gone = (errors.RayActorError, errors.ObjectLostError, serving.DeploymentUnavailableError)
 
     def names(self) -> Sequence[str]:
-        return KNOWN.names()
+        return KNOWN_REPLICAS.names()
 
     async def ask(self, name: str, scope: dict[str, Any], body: bytes) -> AsyncGenerator[list[Message]]:
         answer = self._handle.remote(scope, body, to=name)
         try:
-            async with contextlib.aclosing(stream_of(answer, self._gone)) as stream:
+            async with contextlib.aclosing(replica_answer(answer, self._gone)) as stream:
                 async for messages in stream:
                     yield messages
         finally:
@@ -132,14 +132,14 @@ class RayFleet:
                 pass
 
 
-def _on_start(app: FastAPI, fleet: RayFleet) -> None:
+def _on_start(app: FastAPI, replicas: RayReplicas) -> None:
     """Requests are taken once a replica has answered."""
     inner = app.router.lifespan_context
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
         async with asyncio.timeout(STARTING_S):
-            await fleet.begin()
+            await replicas.begin()
         async with inner(app) as given:
             yield given
 

@@ -10,14 +10,14 @@ from typing import Any, final
 from starlette.types import Message, Scope
 
 from vantage.serve.app import create_app
-from vantage.serve.settings import Settings
+from vantage.serve.settings import ServerSettings
 
 LEAVING_S = 2.0  # for the app to see that a client has left
 
 
 @final
 class Replica:
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: ServerSettings):
         self._app = create_app(settings)
         self._begun: asyncio.Task[None] | None = None
         self._held = contextlib.AsyncExitStack()

@@ -11,12 +11,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from vantage.serve import bounds as b
-from vantage.serve.bounds import Flag, ModelName, No, Number, Object, Strictly, Text, Token, User, Whole
+from vantage.serve.bounds import Flag, ModelName, No, Number, Object, StrictModel, Text, Token, User, Whole
 
 # ---- messages
 
 
-class TextPart(Strictly):
+class TextPart(StrictModel):
     type: Literal["text"]
     text: Text
 
@@ -26,30 +26,30 @@ Named = Annotated[str, Field(pattern=b.NAME)]
 CallId = Annotated[str, Field(min_length=1, max_length=b.ID_CHARACTERS)]
 
 
-class SystemMessage(Strictly):
+class SystemMessage(StrictModel):
     role: Literal["system", "developer"]
     content: Content
     name: Named | None = None
 
 
-class UserMessage(Strictly):
+class UserMessage(StrictModel):
     role: Literal["user"]
     content: Content
     name: Named | None = None
 
 
-class CalledFunction(Strictly):
+class CalledFunction(StrictModel):
     name: Named
     arguments: Text
 
 
-class ToolCall(Strictly):
+class ToolCall(StrictModel):
     id: CallId
     type: Literal["function"]
     function: CalledFunction
 
 
-class AssistantMessage(Strictly):
+class AssistantMessage(StrictModel):
     role: Literal["assistant"]
     content: Content | None = None
     name: Named | None = None
@@ -60,7 +60,7 @@ class AssistantMessage(Strictly):
     annotations: Annotated[list[str], Field(max_length=0)] | None = None
 
 
-class ToolMessage(Strictly):
+class ToolMessage(StrictModel):
     role: Literal["tool"]
     content: Content
     tool_call_id: CallId
@@ -72,43 +72,43 @@ Messages = Annotated[list[Message], Field(min_length=1, max_length=b.MESSAGES)]
 # ---- tools and formats
 
 
-class Function(Strictly):
+class Function(StrictModel):
     name: Named
     description: Text | None = None
     parameters: Object | None = None
     strict: Flag | None = None
 
 
-class Tool(Strictly):
+class Tool(StrictModel):
     type: Literal["function"]
     function: Function
 
 
-class ChosenFunction(Strictly):
+class ChosenFunction(StrictModel):
     name: Named
 
 
-class ChosenTool(Strictly):
+class ChosenTool(StrictModel):
     type: Literal["function"]
     function: ChosenFunction
 
 
-class AsText(Strictly):
+class AsText(StrictModel):
     type: Literal["text"]
 
 
-class AsObject(Strictly):
+class AsObject(StrictModel):
     type: Literal["json_object"]
 
 
-class Schema(Strictly):
+class Schema(StrictModel):
     name: Named
     description: Text | None = None
     schema_: Annotated[Object, Field(alias="schema", default_factory=dict)]
     strict: Flag | None = None  # answers are always held to the schema
 
 
-class AsSchema(Strictly):
+class AsSchema(StrictModel):
     type: Literal["json_schema"]
     json_schema: Schema
 
@@ -116,7 +116,7 @@ class AsSchema(Strictly):
 ResponseFormat = Annotated[AsText | AsObject | AsSchema, Field(discriminator="type")]
 
 
-class StreamOptions(Strictly):
+class StreamOptions(StrictModel):
     include_usage: Flag | None = None
     include_obfuscation: No | None = None
 
@@ -130,7 +130,7 @@ Bias = Annotated[dict[BiasKey, Annotated[Number, Field(ge=-100, le=100)]], Field
 MaxTokens = Annotated[Whole, Field(ge=1, le=b.TOKENS)]
 
 
-class Generates(Strictly):
+class Generates(StrictModel):
     """What chats and completions have in common."""
 
     model: ModelName
@@ -196,7 +196,7 @@ class CompletionRequest(Generates):
     suffix: None = None
 
 
-class EmbeddingRequest(Strictly):
+class EmbeddingRequest(StrictModel):
     model: ModelName
     input: (
         Text
@@ -209,7 +209,7 @@ class EmbeddingRequest(Strictly):
     user: User | None = None
 
 
-class TokenizeRequest(Strictly):
+class TokenizeRequest(StrictModel):
     """``prompt`` or ``messages``. Special tokens spelled in a prompt are plain text unless ``parse_special``."""
 
     model: ModelName
@@ -219,7 +219,7 @@ class TokenizeRequest(Strictly):
     parse_special: Flag = False
 
 
-class DetokenizeRequest(Strictly):
+class DetokenizeRequest(StrictModel):
     model: ModelName
     tokens: Annotated[list[Token], Field(max_length=b.TOKENS)]
     skip_special_tokens: Flag = False
@@ -228,7 +228,7 @@ class DetokenizeRequest(Strictly):
 Indices = Annotated[list[Annotated[Whole, Field(ge=0, lt=b.TOKENS)]], Field(min_length=1, max_length=b.INDICES)]
 
 
-class AttentionRequest(Strictly):
+class AttentionRequest(StrictModel):
     """``id``: of a chat or completion that has finished. What is not chosen is all there is."""
 
     id: Annotated[str, Field(min_length=1, max_length=b.ID_CHARACTERS)]

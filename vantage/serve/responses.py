@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import Literal
 
-from vantage.serve.bounds import Strictly
+from vantage.serve.bounds import StrictModel
 
 
-class ErrorDetail(Strictly):
+class ErrorDetail(StrictModel):
     message: str
     type: str
     param: str | None
     code: str | None
 
 
-class ErrorBody(Strictly):
+class ErrorBody(StrictModel):
     error: ErrorDetail
 
 
-class Card(Strictly):
+class Card(StrictModel):
     id: str
     object: Literal["model"]
     created: int
@@ -28,23 +28,23 @@ class Card(Strictly):
     context: int | None
 
 
-class Cards(Strictly):
+class Cards(StrictModel):
     object: Literal["list"]
     data: list[Card]
 
 
-class PromptDetails(Strictly):
+class PromptDetails(StrictModel):
     cached_tokens: int
 
 
-class Usage(Strictly):
+class Usage(StrictModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
 
 
-class TopLogprob(Strictly):
+class TopLogprob(StrictModel):
     token: str
     logprob: float
     bytes: list[int]
@@ -54,37 +54,37 @@ class TokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
-class ChatLogprobs(Strictly):
+class ChatLogprobs(StrictModel):
     content: list[TokenLogprob]
     refusal: None
 
 
-class AnsweredFunction(Strictly):
+class AnsweredFunction(StrictModel):
     name: str
     arguments: str
 
 
-class AnsweredCall(Strictly):
+class AnsweredCall(StrictModel):
     id: str
     type: Literal["function"]
     function: AnsweredFunction
 
 
-class AnsweredMessage(Strictly):
+class AnsweredMessage(StrictModel):
     role: Literal["assistant"]
     content: str | None
     refusal: None
     tool_calls: list[AnsweredCall] | None = None
 
 
-class ChatChoice(Strictly):
+class ChatChoice(StrictModel):
     index: int
     message: AnsweredMessage
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"]
 
 
-class ChatCompletion(Strictly):
+class ChatCompletion(StrictModel):
     id: str
     object: Literal["chat.completion"]
     created: int
@@ -94,21 +94,21 @@ class ChatCompletion(Strictly):
     usage: Usage
 
 
-class CompletionLogprobs(Strictly):
+class CompletionLogprobs(StrictModel):
     tokens: list[str]
     token_logprobs: list[float]
     top_logprobs: list[dict[str, float]]
     text_offset: list[int]
 
 
-class CompletionChoice(Strictly):
+class CompletionChoice(StrictModel):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
 
 
-class Completion(Strictly):
+class Completion(StrictModel):
     id: str
     object: Literal["text_completion"]
     created: int
@@ -118,35 +118,35 @@ class Completion(Strictly):
     usage: Usage
 
 
-class Embedded(Strictly):
+class Embedded(StrictModel):
     object: Literal["embedding"]
     index: int
     embedding: list[float] | str
 
 
-class EmbeddingUsage(Strictly):
+class EmbeddingUsage(StrictModel):
     prompt_tokens: int
     total_tokens: int
 
 
-class Embeddings(Strictly):
+class Embeddings(StrictModel):
     object: Literal["list"]
     data: list[Embedded]
     model: str
     usage: EmbeddingUsage
 
 
-class Tokens(Strictly):
+class Tokens(StrictModel):
     tokens: list[int]
     count: int
     max_model_len: int | None
 
 
-class Detokenized(Strictly):
+class Detokenized(StrictModel):
     prompt: str
 
 
-class SiteAttention(Strictly):
+class SiteAttention(StrictModel):
     """One layer. Nested lists by head and query; with "top8" the largest weights of each, and their keys."""
 
     kind: Literal["self", "cross", "encoder"]
@@ -158,7 +158,7 @@ class SiteAttention(Strictly):
     stats: dict[str, list[list[float]]] | None = None
 
 
-class AttentionOf(Strictly):
+class AttentionOf(StrictModel):
     id: str
     object: Literal["attention"]
     model: str
@@ -170,5 +170,5 @@ class AttentionOf(Strictly):
     attention: list[SiteAttention]
 
 
-class Health(Strictly):
+class Health(StrictModel):
     status: Literal["ok", "draining", "starting"]  # starting: no replica is up

@@ -16,9 +16,9 @@ from fastapi import FastAPI
 
 from vantage.errors import BadInput
 from vantage.serve.app import create_app
-from vantage.serve.hub import Host, Load
-from vantage.serve.logs import Bridge, Log
-from vantage.serve.settings import Settings
+from vantage.serve.logs import ServerLog, UvicornHandler
+from vantage.serve.model_pool import Backend, Load
+from vantage.serve.settings import ServerSettings
 
 SEND_BYTES = 64 * 1024  # the kernel's buffer for a reader: without a bound it takes megabytes before a stall shows
 LAST_WORDS_S = 2.0  # for answers that were cut, to be sent
@@ -29,21 +29,21 @@ class Running(Protocol):
     """What is to be known of an app that is run: ``app.state.vantage``."""
 
     @property
-    def settings(self) -> Settings: ...
+    def settings(self) -> ServerSettings: ...
     @property
-    def hub(self) -> Host: ...
+    def backend(self) -> Backend: ...
     @property
-    def log(self) -> Log: ...
+    def log(self) -> ServerLog: ...
 
     abort: Callable[[Any], None]
 
 
-def serve(settings: Settings, *, load: Load | None = None, ready: Callable[[str], None] | None = None) -> None:
+def serve(settings: ServerSettings, *, load: Load | None = None, ready: Callable[[str], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT. ``ready`` is told the address once requests are taken."""
     run_app(create_app(settings, load=load), settings, ready=ready)
 
 
-def run_app(app: FastAPI, settings: Settings, *, ready: Callable[[str], None] | None = None) -> None:
+def run_app(app: FastAPI, settings: ServerSettings, *, ready: Callable[[str], None] | None = None) -> None:
     """The same for an app that was made elsewhere."""
     state: Running = app.state.vantage
     log = state.log
@@ -65,7 +65,7 @@ def run_app(app: FastAPI, settings: Settings, *, ready: Callable[[str], None] | 
     )
     for name in ("uvicorn", "uvicorn.error"):
         logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [Bridge(log)] if name == "uvicorn" else [], name != "uvicorn"
+        logger.handlers, logger.propagate = [UvicornHandler(log)] if name == "uvicorn" else [], name != "uvicorn"
         logger.setLevel(logging.WARNING)
     server = uvicorn.Server(config)
     state.abort = lambda client: _abort(server, client)
@@ -127,17 +127,17 @@ async def _announce(server: uvicorn.Server, ready: Callable[[], Any]) -> None:
 
 async def _drain(server: uvicorn.Server, state: Running) -> None:
     """New requests get 503; those that run may finish, within the limit. Then the server ends."""
-    state.hub.draining = True
+    state.backend.draining = True
     limit = state.settings.limits.drain_s
-    state.log.write("info", "draining", busy=state.hub.busy, seconds=limit)
+    state.log.write("info", "draining", busy=state.backend.busy, seconds=limit)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit):
-            while state.hub.busy:
+            while state.backend.busy:
                 await asyncio.sleep(0.05)
     await asyncio.sleep(0.05)  # the last bytes of the last answers
-    left = state.hub.busy
+    left = state.backend.busy
     if left:
-        await state.hub.close()  # their answers end with an error
+        await state.backend.close()  # their answers end with an error
         await asyncio.sleep(0.05)
     state.log.write("info", "stopped", cut=left)
     server.should_exit = True

@@ -21,21 +21,21 @@ from vantage.errors import BadInput, unknown
 
 @final
 @dataclass(frozen=True)
-class Served:
+class ServedModel:
     """A model that may be asked for. Requests know its ``name`` only, never where it is."""
 
     name: str
     source: str
 
     @staticmethod
-    def of(said: str) -> Served:
+    def of(said: str) -> ServedModel:
         """From ``SOURCE`` or ``NAME=SOURCE``. A path gets the name of its last part."""
         name, sign, source = said.partition("=")
         if not sign:
             name, source = Path(said).stem if Path(said).exists() else said, said
         if not name or not source:
             raise BadInput(f"the model {said!r}: give a source, or NAME=SOURCE")
-        return Served(name, source)
+        return ServedModel(name, source)
 
 
 @final
@@ -99,8 +99,8 @@ class Logs:
 
 @final
 @dataclass(frozen=True)
-class Settings:
-    models: tuple[Served, ...]
+class ServerSettings:
+    models: tuple[ServedModel, ...]
     host: str = "127.0.0.1"
     port: int = 8000
     preload: bool = False
@@ -165,7 +165,7 @@ class Option:
 
     @property
     def default(self) -> Any:
-        owner = Settings if self.part == "" else PARTS[self.part]
+        owner = ServerSettings if self.part == "" else PARTS[self.part]
         return next(f.default for f in fields(owner) if f.name == self.field)
 
 
@@ -216,7 +216,7 @@ def read_settings(
     environ: Mapping[str, str] = os.environ,
     config: str | Path | None = None,
     default: str | None = None,
-) -> Settings:
+) -> ServerSettings:
     """Flags before environment variables before the file. ``None`` in ``flags``: not said. ``default``: a model."""
     config = config or environ.get("VANTAGE_CONFIG") or None
     said: dict[str, Any] = {} if config is None else _from_file(Path(config))
@@ -234,7 +234,7 @@ def read_settings(
         parts[NAMED[name].part][NAMED[name].field] = value
     made = {part: PARTS[part](**given) for part, given in parts.items() if part}
     chosen = models or listed or (() if default is None else (default,))
-    return Settings(tuple(Served.of(one) for one in chosen), **parts[""], **made)
+    return ServerSettings(tuple(ServedModel.of(one) for one in chosen), **parts[""], **made)
 
 
 def _from_file(path: Path) -> dict[str, Any]:

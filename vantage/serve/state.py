@@ -8,31 +8,36 @@ from typing import Any, final
 
 from fastapi import Request
 
-from vantage.serve.hub import Hub
-from vantage.serve.logs import Entry, Log
+from vantage.serve.finished_requests import FinishedRequests
+from vantage.serve.logs import LogEntry, ServerLog
 from vantage.serve.metrics import Metrics
-from vantage.serve.settings import Settings
-from vantage.serve.shelf import Shelf
+from vantage.serve.model_pool import Backend, ModelPool
+from vantage.serve.settings import ServerSettings
 
 ENTRY, TENANT = "vantage.entry", "vantage.tenant"  # in a request's scope
 
 
 @final
 @dataclass
-class State:
-    settings: Settings
-    hub: Hub
-    log: Log
+class ServerState:
+    settings: ServerSettings
+    model_pool: ModelPool
+    log: ServerLog
     metrics: Metrics
-    shelf: Shelf  # what /v1/attention can look into
+    finished_requests: FinishedRequests  # what /v1/attention can look into
     abort: Callable[[Any], None] = lambda client: None  # whoever runs the app may know how to cut a connection
 
+    @property
+    def backend(self) -> Backend:
+        """What a runner drains and closes."""
+        return self.model_pool
 
-def state_of(request: Request) -> State:
+
+def state_of(request: Request) -> ServerState:
     return request.app.state.vantage
 
 
-def entry_of(request: Request) -> Entry:
+def entry_of(request: Request) -> LogEntry:
     return request.scope[ENTRY]
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from vantage.serve.hub import Hub
-from vantage.serve.metrics import TYPE, Metrics, Page
+from vantage.serve.metrics import TYPE, Metrics, MetricsPage
+from vantage.serve.model_pool import ModelPool
 from vantage.serve.openapi import answers, as_text
 from vantage.serve.responses import Card, Cards, Health
 from vantage.serve.state import state_of
@@ -20,7 +20,7 @@ router = APIRouter()
 @router.get("/health", responses={**answers(Health, errors=(400, 403, 431)), 503: {"model": Health}}, tags=["status"])
 async def health(request: Request) -> Response:
     """Whether new requests are taken. The only route that needs no key, so it names no model."""
-    if state_of(request).hub.draining:
+    if state_of(request).model_pool.draining:
         return JSONResponse({"status": "draining"}, status_code=503)
     return JSONResponse({"status": "ok"})
 
@@ -28,20 +28,20 @@ async def health(request: Request) -> Response:
 @router.get("/v1/models", responses=answers(Cards), tags=["openai"])
 async def models(request: Request) -> Response:
     """The models that can be asked for."""
-    return JSONResponse({"object": "list", "data": state_of(request).hub.listed()})
+    return JSONResponse({"object": "list", "data": state_of(request).model_pool.listed()})
 
 
 @router.get("/v1/models/{model:path}", responses=answers(Card), tags=["openai"])
 async def model(request: Request, model: str) -> Response:
     """One of them."""
-    return JSONResponse(state_of(request).hub.card(model))
+    return JSONResponse(state_of(request).model_pool.card(model))
 
 
 @router.get("/metrics", responses=as_text("Prometheus' text format"), tags=["status"])
 async def metrics(request: Request) -> Response:
     """What was done and what is held, for Prometheus."""
     state = state_of(request)
-    return PlainTextResponse(page(state.metrics, state.hub), media_type=TYPE)
+    return PlainTextResponse(page(state.metrics, state.model_pool), media_type=TYPE)
 
 
 GAUGES = (
@@ -58,8 +58,8 @@ COUNTERS = (
 TOKENS = ("prefilled", "reused", "generated", "recomputed")
 
 
-def page(metrics: Metrics, hub: Hub) -> str:
-    made = Page()
+def page(metrics: Metrics, model_pool: ModelPool) -> str:
+    made = MetricsPage()
     made.counter("vantage_requests_total", "Requests by route and status", metrics.requests)
     made.counter("vantage_refused_total", "Requests refused, by the code of the error", metrics.refused)
     made.histogram("vantage_request_seconds", "From arrival to the end of the answer", metrics.seconds)
@@ -67,9 +67,9 @@ def page(metrics: Metrics, hub: Hub) -> str:
     made.histogram("vantage_token_seconds", "Between two tokens of an answer", metrics.per_token)
     made.counter("vantage_model_loads_total", "Models loaded", metrics.loads)
     made.counter("vantage_model_unloads_total", "Models unloaded", metrics.unloads)
-    loaded = hub.loaded()
+    loaded = model_pool.loaded()
     made.put("vantage_model_bytes", "gauge", "Weights and cache", [({"model": one.name}, one.bytes) for one in loaded])
-    made.put("vantage_busy", "gauge", "Requests under way", [({}, hub.busy)])
+    made.put("vantage_busy", "gauge", "Requests under way", [({}, model_pool.busy)])
     workers = [(one.name, one.runner) for one in loaded if isinstance(one.runner, Worker)]
     shots = [(name, worker.snapshot) for name, worker in workers]
     for name, about, read in GAUGES:

@@ -105,7 +105,7 @@ def in_words(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @final
 @dataclass(frozen=True)
-class Call:
+class ParsedCall:
     id: str
     name: str
     arguments: str  # JSON
@@ -145,7 +145,7 @@ class ToolParser:
         self._held = self._held[len(shown) :]
         return shown
 
-    def finish(self) -> tuple[str, list[Call]]:
+    def finish(self) -> tuple[str, list[ParsedCall]]:
         """What is left of the content, and the calls."""
         held, self._held = self._held, ""
         calls = self._calls(held)
@@ -153,9 +153,9 @@ class ToolParser:
             return held, []
         return "", calls if self._many else calls[:1]
 
-    def _calls(self, text: str) -> list[Call]:
+    def _calls(self, text: str) -> list[ParsedCall]:
         tagged = re.findall(f"{OPEN}(.*?)(?:{CLOSE}|$)", text, re.DOTALL)
-        found: list[Call] = []
+        found: list[ParsedCall] = []
         for part in tagged or [text]:
             try:
                 read = json.loads(part)
@@ -168,9 +168,9 @@ class ToolParser:
                 found.append(call)
         return found
 
-    def _call(self, read: Any) -> Call | None:
+    def _call(self, read: Any) -> ParsedCall | None:
         if not isinstance(read, dict) or not isinstance(read.get("name"), str) or read["name"] not in self._names:
             return None
         arguments = read.get("arguments", read.get("parameters", {}))
         written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        return Call(f"call_{secrets.token_hex(12)}", read["name"], written)
+        return ParsedCall(f"call_{secrets.token_hex(12)}", read["name"], written)

@@ -16,9 +16,9 @@ from typing import final
 from vantage.errors import VantageError
 from vantage.generation import Engine, Event, Request, Stats
 from vantage.model import Model
+from vantage.serve.engine_jobs import EngineJob, SampleEvent, Submission
 from vantage.serve.errors import ApiError, bad, failed, overloaded
-from vantage.serve.jobs import Job, Order, Tick
-from vantage.serve.logs import Log
+from vantage.serve.logs import ServerLog
 from vantage.serve.settings import Batching
 
 SNAPSHOT_S = 0.2  # how old what /metrics shows may be
@@ -39,11 +39,11 @@ class Snapshot:
 class Worker:
     """Submits, steps and delivers. The methods above the line are for the event loop, those below for the thread."""
 
-    def __init__(self, name: str, model: Model, batching: Batching, backlog: int, log: Log):
+    def __init__(self, name: str, model: Model, batching: Batching, backlog: int, log: ServerLog):
         self._name, self._model, self._batching, self._backlog, self._log = name, model, batching, backlog, log
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._jobs: dict[Request, Job] = {}
+        self._jobs: dict[Request, EngineJob] = {}
         self._engine = self._new_engine()
         self._stopping = False
         self._seats = 0  # samples that were taken on and have not ended
@@ -77,12 +77,12 @@ class Worker:
     def busy(self) -> int:
         return self._seats
 
-    def submit(self, order: Order, news: asyncio.Event) -> Job:
-        job = Job(order, self._backlog, self._drop, news)
+    def submit(self, submission: Submission, news: asyncio.Event) -> EngineJob:
+        job = EngineJob(submission, self._backlog, self._drop, news)
         self._inbox.put(lambda: self._submit(job))
         return job
 
-    def _drop(self, job: Job) -> None:
+    def _drop(self, job: EngineJob) -> None:
         self._inbox.put(lambda: self._cancel(job))
 
     async def stop(self) -> None:
@@ -113,20 +113,20 @@ class Worker:
                 self._inbox.get(block=wait)()
                 wait = False
 
-    def _submit(self, job: Job) -> None:
-        order = job.order
+    def _submit(self, job: EngineJob) -> None:
+        submission = job.submission
         if job.over:
             return
         try:
             request = self._engine.submit(
-                order.tokens,
-                max_tokens=order.max_tokens,
-                sampling=order.sampling,
-                stop=order.stop,
-                tenant=order.tenant,
-                source=order.source,
-                n=order.n,
-                constraint=order.constraint,
+                submission.tokens,
+                max_tokens=submission.max_tokens,
+                sampling=submission.sampling,
+                stop=submission.stop,
+                tenant=submission.tenant,
+                source=submission.source,
+                n=submission.n,
+                constraint=submission.constraint,
             )
         except Exception as e:
             # what the engine refuses is the request's own doing; the rest is ours
@@ -136,7 +136,7 @@ class Worker:
             return self._tell(lambda: job.fail(error))
         self._jobs[request] = job
 
-    def _cancel(self, job: Job) -> None:
+    def _cancel(self, job: EngineJob) -> None:
         request = next((request for request, one in self._jobs.items() if one is job), None)
         if request is not None:
             del self._jobs[request]
@@ -144,17 +144,17 @@ class Worker:
 
     def _deliver(self, events: list[Event]) -> None:
         """One call into the loop for all that a step brought."""
-        ticks: dict[Request, list[Tick]] = {}
+        by_request: dict[Request, list[SampleEvent]] = {}
         for event in events:
-            ticks.setdefault(event.request, []).append(Tick(event.sample, event.pick, event.finish))
+            by_request.setdefault(event.request, []).append(SampleEvent(event.sample, event.pick, event.finish))
         calls: list[Callable[[], None]] = []
-        for request, news in ticks.items():
+        for request, news in by_request.items():
             job = self._jobs.get(request)
             if job is None:
                 continue
             if request.error is not None:
                 cause = request.error.__cause__
-                own = job.order.constraint is not None or bool(job.order.sampling.bias)
+                own = job.submission.constraint is not None or bool(job.submission.sampling.bias)
                 self._log.fault(self._name, "step", cause or request.error)
                 calls.append(_bound(job.fail, failed(cause, own=own)))
             else:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vantage.errors import BadInput
-from vantage.generation.solo import Row
+from vantage.generation.cached_sequence import CachedSequence
 from vantage.model import Model
 
 CHUNK, CUDA_CHUNK = 512, 2048  # tokens of a pass
@@ -79,7 +79,7 @@ def hide(tokenizer: Any, filler: Sequence[int], length: int, depths: Sequence[fl
 @torch.inference_mode()
 def found(model: Model, hidden: Hidden, length: int) -> list[bool]:
     """Which numbers the model says when asked, each asked by itself after the same text."""
-    row = Row(model, model.new_cache(capacity=length, length=declared(model, length)))
+    row = CachedSequence(model, model.new_cache(capacity=length, length=declared(model, length)))
     row.feed(hidden.prompt)
     right = []
     for question, key in hidden.asked:

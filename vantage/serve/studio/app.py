@@ -13,10 +13,10 @@ from starlette.middleware import Middleware
 from vantage.checkpoints.pull import home
 from vantage.errors import BadInput
 from vantage.serve.app import assemble
-from vantage.serve.hub import Load
-from vantage.serve.logs import Log
-from vantage.serve.settings import Settings, loopback
-from vantage.serve.state import State
+from vantage.serve.logs import ServerLog
+from vantage.serve.model_pool import Load
+from vantage.serve.settings import ServerSettings, loopback
+from vantage.serve.state import ServerState
 from vantage.serve.studio import models, page_files
 from vantage.serve.studio.pages import PAGES
 from vantage.serve.studio.state import Studio
@@ -24,10 +24,10 @@ from vantage.serve.studio.token_check import API, TokenCheck
 
 
 def create_studio(
-    settings: Settings,
+    settings: ServerSettings,
     *,
     load: Load | None = None,
-    log: Log | None = None,
+    log: ServerLog | None = None,
     folder: Path | None = None,
     troubles: Mapping[str, str] | None = None,
 ) -> FastAPI:
@@ -37,9 +37,9 @@ def create_studio(
     token = secrets.token_urlsafe(32)
     check = Middleware(TokenCheck, token=token)
     app = assemble(settings, load=load, log=log, within=[check], bodies=(f"{API}/",))
-    state: State = app.state.vantage
+    state: ServerState = app.state.vantage
     names = tuple(served.name for served in settings.models)
-    studio = Studio(state.hub, state.log, token=token, folder=folder or home() / "studio", names=names)
+    studio = Studio(state.model_pool, state.log, token=token, folder=folder or home() / "studio", names=names)
     studio.troubles.update(troubles or {})
     app.state.studio = studio
     for router in (models.router, *PAGES.values()):
@@ -57,7 +57,7 @@ def create_studio(
     return app
 
 
-def _check(settings: Settings) -> None:
+def _check(settings: ServerSettings) -> None:
     access = settings.access
     if not loopback(settings.host):
         raise BadInput(f"host {settings.host}: the studio runs code for whoever reaches it, so it is on 127.0.0.1 only")

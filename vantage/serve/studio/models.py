@@ -12,19 +12,19 @@ from vantage.inspect.select import context_of, labels
 from vantage.model import Model
 from vantage.position.late_temperature import LateTemperature
 from vantage.position.xl import ContentBias
-from vantage.serve.bounds import ModelName, Strictly, Text
-from vantage.serve.hub import Loaded
+from vantage.serve.bounds import ModelName, StrictModel, Text
+from vantage.serve.model_pool import LoadedModel
 from vantage.serve.studio.state import Studio, call, studio_of
 
 router = APIRouter(prefix="/studio/api")
 NOT_POSITION = (QKNorm, LengthTemperature, LateTemperature, ContentBias)
 
 
-class Named(Strictly):
+class Named(StrictModel):
     name: ModelName
 
 
-class Words(Strictly):
+class Words(StrictModel):
     model: ModelName
     text: Text
 
@@ -33,7 +33,7 @@ class Words(Strictly):
 async def models(request: Request) -> Response:
     """What can be asked for. What is not loaded yet says nothing about itself."""
     studio = studio_of(request)
-    there = {loaded.name: loaded for loaded in studio.hub.loaded()}
+    there = {loaded.name: loaded for loaded in studio.model_pool.loaded()}
     return JSONResponse(
         {"default": studio.default, "models": [entry(studio, name, there.get(name)) for name in studio.names]}
     )
@@ -52,13 +52,13 @@ async def tokens(request: Request, body: Words) -> Response:
     loaded = await studio_of(request).loaded(body.model)
 
     def read() -> dict[str, Any]:
-        ids = loaded.plain.text(body.text)
+        ids = loaded.safe_tokenizer.encode(body.text)
         return {"ids": ids, "tokens": labels(loaded.model, ids)}
 
     return JSONResponse(await call(request, read, thread="tokens"))
 
 
-def entry(studio: Studio, name: str, loaded: Loaded | None) -> dict[str, Any]:
+def entry(studio: Studio, name: str, loaded: LoadedModel | None) -> dict[str, Any]:
     about = dict.fromkeys(
         ("kind", "family", "layers", "heads", "kv_heads", "width", "vocab", "context", "position", "chat")
     )
@@ -67,7 +67,7 @@ def entry(studio: Studio, name: str, loaded: Loaded | None) -> dict[str, Any]:
     return said if loaded is None else {**said, **described(loaded)}
 
 
-def described(loaded: Loaded) -> dict[str, Any]:
+def described(loaded: LoadedModel) -> dict[str, Any]:
     model, spec = loaded.model, loaded.model.spec
     shape = spec.layers[0].attention.shape(spec.width)
     return {
@@ -80,11 +80,11 @@ def described(loaded: Loaded) -> dict[str, Any]:
         "vocab": spec.vocab,
         "context": context_of(model),
         "position": position_of(model),
-        "chat": kind_of(loaded) == "decoder" and loaded.plain.tokenizer.template is not None,
+        "chat": kind_of(loaded) == "decoder" and loaded.safe_tokenizer.tokenizer.template is not None,
     }
 
 
-def kind_of(loaded: Loaded) -> str:
+def kind_of(loaded: LoadedModel) -> str:
     if loaded.model.encoder is not None:
         return "encoder-decoder"
     return "decoder" if loaded.kind == "generate" else "encoder"

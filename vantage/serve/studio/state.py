@@ -14,13 +14,13 @@ from fastapi import Request, Response
 from vantage.errors import VantageError
 from vantage.model import Model
 from vantage.serve.errors import ApiError, failed
-from vantage.serve.generation import attended
-from vantage.serve.hub import Hub, Loaded
-from vantage.serve.logs import Log
+from vantage.serve.generation_call import unless_client_leaves
+from vantage.serve.logs import ServerLog
+from vantage.serve.model_copy import copy_sharing_weights
+from vantage.serve.model_pool import LoadedModel, ModelPool
 from vantage.serve.state import state_of
 from vantage.serve.stream import EventStream
 from vantage.serve.studio.worker_thread import WorkerThread
-from vantage.serve.twin import twin
 
 T = TypeVar("T")
 Event = tuple[str, dict[str, Any]]  # its name, and what it says
@@ -32,22 +32,22 @@ WAITING = 4  # calls that may wait for one thread
 class Studio:
     """One studio. ``folder`` is where reports lie; ``default``: the model that the page begins with."""
 
-    def __init__(self, hub: Hub, log: Log, *, token: str, folder: Path, names: tuple[str, ...]):
-        self.hub, self.log, self.token, self.folder, self.names = hub, log, token, folder, names
+    def __init__(self, model_pool: ModelPool, log: ServerLog, *, token: str, folder: Path, names: tuple[str, ...]):
+        self.model_pool, self.log, self.token, self.folder, self.names = model_pool, log, token, folder, names
         self.default = names[0]
         self.troubles: dict[str, str] = {}  # why a model is not there, by its name
         self.closing: list[Callable[[], object]] = []  # called when the studio ends
         self._threads: dict[str, WorkerThread] = {}
         self._parts: dict[Callable[[Studio], Any], Any] = {}
-        self._twins: dict[tuple[str, str], tuple[Model, Model]] = {}
+        self._copies: dict[tuple[str, str], tuple[Model, Model]] = {}
         self._making = asyncio.Lock()
 
     # ---- models
 
-    async def loaded(self, name: str) -> Loaded:
+    async def loaded(self, name: str) -> LoadedModel:
         """The server's own record of a model. Raises in words if it cannot be loaded."""
         try:
-            async with self.hub.lease(name) as it:
+            async with self.model_pool.lease(name) as it:
                 self.troubles.pop(name, None)
                 return it
         except ApiError as e:
@@ -68,9 +68,9 @@ class Studio:
         """
         served = (await self.loaded(name)).model
         async with self._making:
-            kept = self._twins.get((name, use))
+            kept = self._copies.get((name, use))
             if kept is None or kept[0] is not served:
-                kept = self._twins[name, use] = (served, await asyncio.to_thread(twin, served))
+                kept = self._copies[name, use] = (served, await asyncio.to_thread(copy_sharing_weights, served))
         return kept[1]
 
     # ---- work
@@ -103,7 +103,7 @@ async def work(
 ) -> AsyncGenerator[T]:
     """What a blocking generator yields, run in a thread. It is closed at its next yield when the reader goes away.
 
-    ``model``: it runs the twin that ``studio.model(model)`` gave, so it waits for others who do. ``thread``: the name
+    ``model``: it runs the copy that ``studio.model(model)`` gave, so it waits for others who do. ``thread``: the name
     of another one. At most one runs in a thread; too many that wait are refused with 429.
     """
     async with contextlib.aclosing(_thread_of(request, model, thread).run(make)) as items:
@@ -125,7 +125,7 @@ async def call(
                 return item
         raise AssertionError("a function returns or raises")
 
-    return await attended(request, first())
+    return await unless_client_leaves(request, first())
 
 
 def _thread_of(request: Request, model: str | None, thread: str | None) -> WorkerThread:
@@ -137,7 +137,7 @@ async def sse(request: Request, events: AsyncIterator[Event]) -> Response:
     state = state_of(request)
     coming = _closable(events)
     try:
-        first = await attended(request, _first(coming))
+        first = await unless_client_leaves(request, _first(coming))
     except BaseException:
         await coming.aclose()
         raise

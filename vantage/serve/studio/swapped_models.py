@@ -14,7 +14,7 @@ from vantage.inspect.select import context_of
 from vantage.inspect.swap import NOT_POSITION
 from vantage.model import Model
 from vantage.position import Rope
-from vantage.serve.bounds import Number, Strictly, Whole
+from vantage.serve.bounds import Number, StrictModel, Whole
 from vantage.serve.studio.encodings import choice_of, choices, made
 from vantage.serve.studio.models import position_of
 from vantage.spec.model import ModelSpec
@@ -25,7 +25,7 @@ Name = Annotated[str, Field(min_length=1, max_length=64)]
 Values = Annotated[dict[Name, Whole | Number | Annotated[str, Field(max_length=1000)]], Field(max_length=32)]
 
 
-class Position(Strictly):
+class Position(StrictModel):
     """An encoding by name. What is not said stands as it comes."""
 
     name: Name

@@ -18,7 +18,7 @@ from torch import Tensor
 from vantage.inspect.decompose import NAMES, apart
 from vantage.inspect.decomposition import Decomposition
 from vantage.position import Rope, XPos
-from vantage.serve.bounds import ModelName, Strictly, Text
+from vantage.serve.bounds import ModelName, StrictModel, Text
 from vantage.serve.errors import bad
 from vantage.serve.studio.attention.read_texts import SIZE, Picture, Pictures, pictured
 from vantage.serve.studio.state import call, studio_of
@@ -34,7 +34,7 @@ At = Annotated[int, Query(ge=0, lt=2**31)]
 T = TypeVar("T")
 
 
-class Look(Strictly):
+class Look(StrictModel):
     model: ModelName
     text: Text
     source: Text | None = None
@@ -52,8 +52,8 @@ async def look(request: Request, body: Look) -> Response:
         raise bad(f"{body.model} {wanted}", "source")
 
     def seen() -> tuple[Picture, float]:
-        ids = loaded.plain.text(body.text)
-        source = None if body.source is None else loaded.plain.text(body.source)
+        ids = loaded.safe_tokenizer.encode(body.text)
+        source = None if body.source is None else loaded.safe_tokenizer.encode(body.source)
         began = time.perf_counter()
         return pictured(body.model, model, ids, source, body.position), 1e3 * (time.perf_counter() - began)
 

@@ -11,7 +11,7 @@ from pydantic import Field
 from vantage.errors import unknown
 from vantage.model.norms import NORMS
 from vantage.model.recipes import WIRINGS
-from vantage.serve.bounds import Flag, Number, Strictly, Whole
+from vantage.serve.bounds import Flag, Number, StrictModel, Whole
 from vantage.serve.errors import bad
 from vantage.serve.studio.build.builder import FUNCTIONS, MLA, Form, Heads, Mixture, described
 from vantage.serve.studio.encodings import choices as offers
@@ -26,7 +26,7 @@ Size = Annotated[Whole, Field(ge=1, le=65_536)]
 Some = Annotated[Whole, Field(ge=1, le=512)]
 
 
-class LatentRequest(Strictly):
+class LatentRequest(StrictModel):
     kv_rank: Size
     rope_dim: Annotated[Whole, Field(ge=0, le=1024)]
     nope_dim: Size | None = None
@@ -34,13 +34,13 @@ class LatentRequest(Strictly):
     q_rank: Size | None = None
 
 
-class ExpertsRequest(Strictly):
+class ExpertsRequest(StrictModel):
     count: Annotated[Whole, Field(ge=1, le=64)]
     k: Annotated[Whole, Field(ge=1, le=64)]
     shared: Flag = False
 
 
-class BuildSettings(Strictly):
+class BuildSettings(StrictModel):
     kind: Literal["decoder", "encoder", "encoder_decoder"] = "decoder"
     vocab: Annotated[Whole, Field(ge=1, le=2**20)] = 32_000
     width: Annotated[Whole, Field(ge=1, le=32_768)] = 512
@@ -102,7 +102,7 @@ class BuildSettings(Strictly):
         return fixed[self.attention]
 
 
-class BuildRequest(Strictly):
+class BuildRequest(StrictModel):
     settings: BuildSettings
 
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from vantage.generation import Sampling, Stop
-from vantage.generation.prompts import ends_of
+from vantage.generation.cached_sequence import Ending, context_length
+from vantage.generation.prompts import end_tokens
 from vantage.generation.sampling import Pick, Picker
-from vantage.generation.solo import Ending, longest_of
 from vantage.inspect.select import labels
 from vantage.model import Model
 from vantage.serve.errors import bad
@@ -65,7 +65,7 @@ class Answer:
         most = self._room(model, prompt)
         gaze = None if self.layer is None else Gaze(model, self.layer if isinstance(self.layer, int) else None)
         picker = Picker(self.sampling, prompt, vocab=model.spec.vocab, sample=len(talk.turns))
-        ending = Ending(Stop.of(None).also(ends_of(model)), model.tokenizer)
+        ending = Ending(Stop.of(None).also(end_tokens(model)), model.tokenizer)
         reused = row.match(prompt)
         meter = Meter(row)
         talk.show(held(row, reused))
@@ -93,7 +93,7 @@ class Answer:
         yield "done", self._done(prompt, reused, meter, text, 1e3 * (time.perf_counter() - began))
 
     def _room(self, model: Model, prompt: list[int]) -> int:
-        limit = longest_of(model)
+        limit = context_length(model)
         if not prompt:
             raise bad("the message is empty: write something", "message")
         if limit is not None and len(prompt) >= limit:

@@ -11,9 +11,9 @@ from pydantic import Field
 
 from vantage.generation import Sampling
 from vantage.model import Model
-from vantage.serve.bounds import ModelName, Number, Strictly, Text, Whole
+from vantage.serve.bounds import ModelName, Number, StrictModel, Text, Whole
 from vantage.serve.errors import bad
-from vantage.serve.hub import Loaded
+from vantage.serve.model_pool import LoadedModel
 from vantage.serve.studio.chat.answer import Answer, likely
 from vantage.serve.studio.chat.talks import Talk, Talks
 from vantage.serve.studio.models import kind_of
@@ -27,7 +27,7 @@ Conversation = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 Layer = Annotated[Whole, Field(ge=0, lt=4096)] | Literal["mean"]
 
 
-class How(Strictly):
+class How(StrictModel):
     """How tokens are chosen."""
 
     temperature: Annotated[Number, Field(ge=0, le=10)] | None = None
@@ -42,16 +42,16 @@ class How(Strictly):
         return Sampling(self.temperature or 0.0, self.top_k, self.top_p, self.min_p, seed=self.seed)
 
 
-class Place(Strictly):
+class Place(StrictModel):
     conversation: Conversation
     turn: Annotated[Whole, Field(ge=0, lt=2**31)]
 
 
-class AtLayer(Strictly):
+class AtLayer(StrictModel):
     layer: Layer = "mean"
 
 
-class Watched(Strictly):
+class Watched(StrictModel):
     attention: AtLayer | Layer | None = None
 
     @property
@@ -59,7 +59,7 @@ class Watched(Strictly):
         return self.attention.layer if isinstance(self.attention, AtLayer) else self.attention
 
 
-class Said(Strictly):
+class Said(StrictModel):
     model: ModelName
     message: Text
     conversation: Conversation | None = None
@@ -69,7 +69,7 @@ class Said(Strictly):
     watch: Watched | None = None
 
 
-class Asked(Strictly):
+class Asked(StrictModel):
     conversation: Conversation
     index: Annotated[Whole, Field(ge=0, lt=2**31)]
     sampling: How = How()
@@ -118,11 +118,11 @@ async def distribution(request: Request, body: Asked) -> Response:
     return JSONResponse(await call(request, read, thread="tokens"))
 
 
-def _talk(talks: Talks, loaded: Loaded, model: Model, body: Said) -> Talk:
+def _talk(talks: Talks, loaded: LoadedModel, model: Model, body: Said) -> Talk:
     """The conversation that goes on here: an old one, a branch of one, or a new one."""
     at = body.conversation or (body.branch_of and body.branch_of.conversation)
     if at is None:
-        return Talk.new(body.model, model, loaded.plain, body.system)
+        return Talk.new(body.model, model, loaded.safe_tokenizer, body.system)
     talk = talks.get(at)
     if talk.model != body.model:
         raise bad(f"this conversation was begun with {talk.model}: go on with that, or start a new one", "model")

@@ -11,11 +11,11 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from vantage.generation.solo import Row, new_cache
+from vantage.generation.cached_sequence import CachedSequence, new_cache
 from vantage.inspect.select import labels
 from vantage.model import Model
 from vantage.serve.errors import ApiError, bad
-from vantage.serve.plain import Plain
+from vantage.serve.safe_tokenizer import SafeTokenizer
 from vantage.serve.studio.state import Studio
 
 CONVERSATIONS = 16
@@ -51,40 +51,40 @@ class Talk:
 
     model: str
     system: str | None
-    plain: Plain
-    row: Row
+    safe_tokenizer: SafeTokenizer
+    row: CachedSequence
     turns: tuple[Turn, ...] = ()
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     seen: dict[str, Any] = field(default_factory=dict)  # what a reader is shown; replaced as a whole
 
     @staticmethod
-    def new(name: str, model: Model, plain: Plain, system: str | None) -> Talk:
-        return Talk(name, system, plain, Row(model, new_cache(model, "contiguous", 0)))
+    def new(name: str, model: Model, safe_tokenizer: SafeTokenizer, system: str | None) -> Talk:
+        return Talk(name, system, safe_tokenizer, CachedSequence(model, new_cache(model, "contiguous", 0)))
 
     def branch(self, turn: int) -> Talk:
         """Another conversation that has come the same way up to this turn, with a fork of the cache."""
         if turn > len(self.turns):
             raise bad(f"turn {turn}: this conversation has {len(self.turns)}, and can be branched at 0 to that", "turn")
         with torch.inference_mode():
-            return Talk(self.model, self.system, self.plain, self.row.fork(), self.turns[:turn])
+            return Talk(self.model, self.system, self.safe_tokenizer, self.row.fork(), self.turns[:turn])
 
     def prompt(self, message: str) -> tuple[list[int], list[int]]:
         """All tokens before the answer to this message, and those the template alone would give.
 
         What was said may not be what its text would be tokenised to; then the tokens that were said stay.
         """
-        if self.plain.tokenizer.template is None:  # no chat model: it goes on from the text
+        if self.safe_tokenizer.tokenizer.template is None:  # no chat model: it goes on from the text
             before = [*self.turns[-1].prompt, *self.turns[-1].said] if self.turns else []
-            tokens = before + self.plain.text(message, special=not before)
+            tokens = before + self.safe_tokenizer.encode(message, special=not before)
             return tokens, tokens
         messages = [] if self.system is None else [{"role": "system", "content": self.system}]
         for turn in self.turns:
             messages += [{"role": "user", "content": turn.message}, {"role": "assistant", "content": turn.answer}]
-        plainly = self.plain.chat([*messages, {"role": "user", "content": message}])
+        plainly = self.safe_tokenizer.encode_chat([*messages, {"role": "user", "content": message}])
         if not self.turns:
             return plainly, plainly
         last = self.turns[-1]
-        start, answer = len(last.plainly), self.plain.text(last.answer, special=False)
+        start, answer = len(last.plainly), self.safe_tokenizer.encode(last.answer, special=False)
         end = start + len(answer)
         if tuple(plainly[:start]) != last.plainly or plainly[start:end] != answer:
             return plainly, plainly  # the template rewrites what was said

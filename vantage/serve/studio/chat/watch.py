@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from vantage.generation.solo import Row
+from vantage.generation.cached_sequence import CachedSequence
 from vantage.inspect.select import choose_sites
 from vantage.inspect.sites import KernelCall, observing, sites_of
 from vantage.inspect.tiles import tiles
@@ -57,7 +57,7 @@ class Gaze:
 class Meter:
     """Keys projected, counted where the cache takes them in; and what as many passes without a cache would project."""
 
-    def __init__(self, row: Row):
+    def __init__(self, row: CachedSequence):
         self._row, self._layers = row, len(row.cache.layers)
         self._cache, self._base = row.cache, written(row)
         self.cached = self.uncached = 0
@@ -79,11 +79,11 @@ class Meter:
         return {"projections_cached": self.cached, "projections_uncached": self.uncached}
 
 
-def written(row: Row) -> int:
+def written(row: CachedSequence) -> int:
     return sum(layer.store.written for layer in row.cache.layers)
 
 
-def held(row: Row, reused: int) -> dict[str, Any]:
+def held(row: CachedSequence, reused: int) -> dict[str, Any]:
     """What each layer holds. ``reused``: how many tokens from the front were there before this turn."""
     report = row.cache.holds()
     layers = []

@@ -15,7 +15,7 @@ from vantage.compare.facts import seconds
 from vantage.compare.report import CSV, JSON, PAGE, VERDICTS
 from vantage.compare.study import VARIANTS, Study, named
 from vantage.errors import unknown
-from vantage.serve.bounds import Number, Strictly, Whole
+from vantage.serve.bounds import Number, StrictModel, Whole
 from vantage.serve.errors import ApiError, bad
 from vantage.serve.studio.compare.comparisons import GOES_ON, Comparisons, curves, rows
 from vantage.serve.studio.state import Event, Studio, call, sse, studio_of
@@ -40,7 +40,7 @@ Names = Annotated[list[Name], Field(min_length=1, max_length=24)]
 Length = Annotated[Whole, Field(ge=1, le=2048)]
 
 
-class CompareRequest(Strictly):
+class CompareRequest(StrictModel):
     tasks: Annotated[list[Name], Field(min_length=1, max_length=8)]
     positions: Names
     attention: Annotated[list[Name], Field(min_length=1, max_length=3)] = Field(default_factory=lambda: ["multi-head"])

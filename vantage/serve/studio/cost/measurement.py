@@ -12,7 +12,7 @@ from torch import Tensor
 from vantage.cache import ModelCache
 from vantage.errors import Refused
 from vantage.figures import Figure, Line, Lines
-from vantage.generation.solo import Row
+from vantage.generation.cached_sequence import CachedSequence
 from vantage.model import Model
 from vantage.serve.studio.positions.token_move import fitting
 
@@ -31,14 +31,14 @@ def measured(model: Model, tokens: int, seconds: float = SECONDS) -> Iterator[tu
         raise Refused("this is measured on a decoder: the model is none, choose one that generates from a text")
     text = fitting(model, PROMPT, MOST, tokens)
     points: list[dict[str, Any]] = []
-    kept = Row(model, _cache(model, len(text) + tokens))
+    kept = CachedSequence(model, _cache(model, len(text) + tokens))
     new, spent, anew, same, began = text, [0.0, 0.0], 0, 0, time.perf_counter()
-    _logits(Row(model, _cache(model, len(text))), text)  # whatever a first pass sets up is not measured
+    _logits(CachedSequence(model, _cache(model, len(text))), text)  # whatever a first pass sets up is not measured
     for n in range(1, tokens + 1):
         start = time.perf_counter()
         logits = _logits(kept, new)
         middle = time.perf_counter()
-        again = Row(model, _cache(model, len(kept.tokens)))
+        again = CachedSequence(model, _cache(model, len(kept.tokens)))
         without = _logits(again, list(kept.tokens))
         end = time.perf_counter()
         spent = [spent[0] + middle - start, spent[1] + end - middle]
@@ -64,7 +64,7 @@ def measured(model: Model, tokens: int, seconds: float = SECONDS) -> Iterator[tu
 
 
 @torch.inference_mode()
-def _logits(row: Row, new: Sequence[int]) -> Tensor:
+def _logits(row: CachedSequence, new: Sequence[int]) -> Tensor:
     return row.feed(new)[-1]
 
 

@@ -11,7 +11,7 @@ import torch
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from vantage.serve.bounds import ModelName, Strictly, Whole
+from vantage.serve.bounds import ModelName, StrictModel, Whole
 from vantage.serve.errors import bad
 from vantage.serve.studio.cost.calculator import VOCAB, Sizes, calculated, sizes_of
 from vantage.serve.studio.cost.measurement import MOST, measured
@@ -23,7 +23,7 @@ CONTEXTS = tuple(2**i for i in range(10, 18))
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 
 
-class SizesRequest(Strictly):
+class SizesRequest(StrictModel):
     layers: Annotated[Whole, Field(ge=1, le=256)]
     width: Annotated[Whole, Field(ge=1, le=65_536)]
     heads: Annotated[Whole, Field(ge=1, le=512)]
@@ -44,7 +44,7 @@ class SizesRequest(Strictly):
         return Sizes(self.layers, self.width, self.heads, kv, head, self.window, self.latent, self.vocab)
 
 
-class CostRequest(Strictly):
+class CostRequest(StrictModel):
     """A model that is there, or a shape."""
 
     model: ModelName | None = None
@@ -56,7 +56,7 @@ class CostRequest(Strictly):
     dtype: Dtype | None = None
 
 
-class MeasureRequest(Strictly):
+class MeasureRequest(StrictModel):
     model: ModelName
     tokens: Annotated[Whole, Field(ge=1, le=MOST)] = 64
 

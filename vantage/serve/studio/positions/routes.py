@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from pydantic import Field
 
-from vantage.serve.bounds import ModelName, Strictly, Whole
+from vantage.serve.bounds import ModelName, StrictModel, Whole
 from vantage.serve.studio.encodings import choices as offers
 from vantage.serve.studio.encodings import made
 from vantage.serve.studio.positions.figures import Look, figures
@@ -24,7 +24,7 @@ Words = Annotated[str, Field(min_length=1, max_length=20_000)]
 Index = Annotated[Whole, Field(ge=0, le=2**20)]
 
 
-class ShowRequest(Strictly):
+class ShowRequest(StrictModel):
     encoding: Name
     values: Values = Field(default_factory=dict)
     length: Annotated[Whole, Field(ge=2, le=4096)] = 256
@@ -32,12 +32,12 @@ class ShowRequest(Strictly):
     heads: Annotated[Whole, Field(ge=1, le=64)] = 4
 
 
-class Moved(Strictly):
+class Moved(StrictModel):
     token: Index
     to: Index
 
 
-class DragRequest(Strictly):
+class DragRequest(StrictModel):
     model: ModelName
     text: Words
     layer: Index
@@ -46,7 +46,7 @@ class DragRequest(Strictly):
     moved: Moved
 
 
-class SwapRequest(Strictly):
+class SwapRequest(StrictModel):
     model: ModelName
     text: Words
     position: Position

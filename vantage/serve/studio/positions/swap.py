@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vantage.errors import BadInput, Refused
 from vantage.figures import Figure, Line, Lines
-from vantage.generation.generate import generate
+from vantage.generation.api import generate
 from vantage.inspect.extend import BINS, token_losses
 from vantage.model import Model
 from vantage.serve.studio.positions.token_move import fitting

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from vantage.errors import BadInput, unknown
-from vantage.serve.bounds import Number, Strictly, Whole
+from vantage.serve.bounds import Number, StrictModel, Whole
 from vantage.serve.errors import ApiError
 from vantage.serve.studio.state import Event, call, sse, studio_of, work
 from vantage.studies.registry import find, studies
@@ -34,11 +34,11 @@ Name = Annotated[str, Field(min_length=1, max_length=64)]
 Given = Whole | Number | Annotated[str, Field(max_length=1000)]
 
 
-class StudyRequest(Strictly):
+class StudyRequest(StrictModel):
     values: Annotated[dict[Name, Given], Field(max_length=32)] = Field(default_factory=dict)
 
 
-class GradeRequest(Strictly):
+class GradeRequest(StrictModel):
     code: Annotated[str, Field(max_length=CODE)]
 
 

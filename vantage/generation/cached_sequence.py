@@ -26,7 +26,7 @@ CHUNK = 512  # tokens of a pass: a long prompt is read in several, so that its a
 
 @final
 @dataclass
-class Work:
+class WorkCounts:
     """What was done, counted where it was done."""
 
     calls: int = 0  # forward passes
@@ -36,7 +36,7 @@ class Work:
 
 
 @final
-class Row:
+class CachedSequence:
     """The tokens that a cache of one row holds, kept in step with it."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Row:
             raise BadInput(f"a cache of {cache.batch} rows for one sequence: give one with batch=1")
         if cache.tokens[0] != len(tokens):
             raise BadInput(f"the cache holds {cache.tokens[0]} tokens, and {len(tokens)} were said to be in it")
-        self.model, self.cache, self.work = model, cache, Work()
+        self.model, self.cache, self.work = model, cache, WorkCounts()
         self.tokens = list(tokens)
         self._source = source
 
@@ -114,7 +114,7 @@ class Row:
 
         What a window let go of cannot be gone back to: then all is given up and computed again.
         """
-        kept = min(common(self.tokens, tokens), len(tokens) - 1)
+        kept = min(common_length(self.tokens, tokens), len(tokens) - 1)
         try:
             self.crop(kept)
         except CacheError:
@@ -129,16 +129,16 @@ class Row:
         """After a run that may have been interrupted: hold nothing but a front of these tokens, or nothing."""
         try:
             self.cache.crop(len(self.tokens))  # a pass may have been kept without notice
-            self.crop(common(self.tokens, tokens))
+            self.crop(common_length(self.tokens, tokens))
         except CacheError:
             self.cache, self.tokens = self.cache.fresh(), []
 
-    def fork(self) -> Row:
+    def fork(self) -> CachedSequence:
         """The same, to go on with independently."""
-        return Row(self.model, self.cache.fork(), self.tokens)
+        return CachedSequence(self.model, self.cache.fork(), self.tokens)
 
 
-def common(a: Sequence[int], b: Sequence[int]) -> int:
+def common_length(a: Sequence[int], b: Sequence[int]) -> int:
     """How many tokens two texts have in common from the front."""
     a, b = list(a), list(b)  # a list equals no tuple
     low, high = 0, min(len(a), len(b))
@@ -153,7 +153,7 @@ def new_cache(model: Model, kind: str, draft: int, length: int | None = None) ->
     return model.new_cache(kind=kind, length=length, draft=draft if kind == "ring" else None)
 
 
-def longest_of(model: Model) -> int | None:
+def context_length(model: Model) -> int | None:
     """The longest text this model was made for; ``None``: it does not say."""
     said = model.spec.max_length or (model.config or {}).get("max_position_embeddings")
     return said if isinstance(said, int) and said > 0 else None

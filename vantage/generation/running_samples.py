@@ -15,7 +15,7 @@ from vantage.generation.stops import StopWatcher
 
 @final
 @dataclass(eq=False)
-class Lane:
+class RunningSample:
     """A sample of a request, its tokens and its row of the cache."""
 
     request: Request
@@ -24,7 +24,7 @@ class Lane:
     watcher: StopWatcher | None  # looks for stop strings
     tokens: list[int]  # prompt and output
     chunked: int  # so many tokens are computed in chunks; those after them were generated
-    siblings: list[Lane] = field(default_factory=list)  # the other samples, which begin where its prompt ends
+    siblings: list[RunningSample] = field(default_factory=list)  # the other samples, which begin where its prompt ends
     stage: str = "waiting"  # then "prefill", "decode" and "done"
     cache: ModelCache | None = None  # one row; None while waiting, or while in a batch
     fed: int = 0  # tokens the row holds
@@ -46,7 +46,7 @@ class Lane:
         return None if share_tenants else self.request.tenant, self.length
 
     def held(self) -> ModelCache:
-        assert self.cache is not None, "this lane has no row of its own now"
+        assert self.cache is not None, "this sample has no row of its own now"
         return self.cache
 
     def free(self) -> None:
@@ -57,32 +57,32 @@ class Lane:
 
 
 @final
-class Batch:
-    """Lanes whose rows are joined into one cache, for as long as the same lanes run together."""
+class JoinedRows:
+    """Samples whose rows are joined into one cache, for as long as the same samples run together."""
 
     def __init__(self) -> None:
-        self._lanes: list[Lane] = []
+        self._samples: list[RunningSample] = []
         self._cache: ModelCache | None = None
 
-    def open(self, lanes: Sequence[Lane]) -> ModelCache:
-        """One cache whose rows are these lanes'."""
-        if self._cache is None or self._lanes != list(lanes):
+    def open(self, samples: Sequence[RunningSample]) -> ModelCache:
+        """One cache whose rows are these samples'."""
+        if self._cache is None or self._samples != list(samples):
             self.close()
-            rows = [lane.held() for lane in lanes]
+            rows = [sample.held() for sample in samples]
             self._cache = rows[0] if len(rows) == 1 else ModelCache.join(rows)
-            self._lanes = list(lanes)
-            for lane in lanes:
-                lane.cache = None
+            self._samples = list(samples)
+            for sample in samples:
+                sample.cache = None
         return self._cache
 
     def close(self) -> None:
-        """Every lane gets its row back."""
+        """Every sample gets its row back."""
         if self._cache is None:
             return
-        rows = [self._cache] if len(self._lanes) == 1 else self._cache.split()
-        for lane, row in zip(self._lanes, rows, strict=True):
-            lane.cache = row
-        self._lanes, self._cache = [], None
+        rows = [self._cache] if len(self._samples) == 1 else self._cache.split()
+        for sample, row in zip(self._samples, rows, strict=True):
+            sample.cache = row
+        self._samples, self._cache = [], None
 
     @property
     def caches(self) -> list[ModelCache]:

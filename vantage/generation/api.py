@@ -11,9 +11,9 @@ import torch
 from vantage.errors import BadInput
 from vantage.generation.engine import Engine
 from vantage.generation.prefix import Match
-from vantage.generation.prompts import Prompts, ends_of, start_of
+from vantage.generation.prompts import PromptBatch, end_tokens, start_token
 from vantage.generation.request import Output, Request
-from vantage.generation.sampling import Constraint, Pick, Sampling, forked
+from vantage.generation.sampling import Constraint, Pick, Sampling, fork_constraint
 from vantage.generation.speculate import Draft, speculative
 from vantage.generation.stats import Stats
 from vantage.generation.stops import Stop, StopWatcher
@@ -122,8 +122,8 @@ def generate(
         seed,
         logprobs,
     )
-    given = Prompts.of(model, prompts, chat=chat)
-    until = Stop.of(stop).also(ends_of(model) if ends else ())
+    given = PromptBatch.of(model, prompts, chat=chat)
+    until = Stop.of(stop).also(end_tokens(model) if ends else ())
     held_to = _constraint(model, schema, regex, constraint)
     if draft is not None:
         _check_draft(n, stream, batch_invariant, cache)
@@ -156,14 +156,14 @@ def _submit(engine: Engine, row: tuple[int, ...], start: int | None, options: di
     model = engine.model
     if model.encoder is None:
         return engine.submit(row, **options)
-    return engine.submit([start_of(model) if start is None else start], source=row, **options)
+    return engine.submit([start_token(model) if start is None else start], source=row, **options)
 
 
-def _each(given: Prompts, constraint: Constraint | None) -> Iterator[tuple[tuple[int, ...], Constraint | None]]:
+def _each(given: PromptBatch, constraint: Constraint | None) -> Iterator[tuple[tuple[int, ...], Constraint | None]]:
     """Every prompt, with a constraint of its own."""
     last = len(given.rows) - 1
     for i, row in enumerate(given.rows):
-        yield row, constraint if i == last else forked(constraint)
+        yield row, constraint if i == last else fork_constraint(constraint)
 
 
 def _check_draft(n: int, stream: bool, batch_invariant: bool, cache: bool) -> None:
@@ -185,7 +185,7 @@ def _guessed(
 ) -> Generation:
     """One answer with guesses checked on the way."""
     encodes = model.encoder is not None
-    tokens = [start_of(model) if start is None else start] if encodes else list(row)
+    tokens = [start_token(model) if start is None else start] if encodes else list(row)
     source = torch.tensor([row], device=model.embed.tokens.weight.device) if encodes else None
     with torch.inference_mode():
         told = speculative(
@@ -217,7 +217,7 @@ def _constraint(
         raise BadInput(f"{given[0]} is about texts, and this model has no tokenizer")
     from vantage.generation import constrain  # its library is loaded only where it is needed
 
-    ends = sorted(ends_of(model))
+    ends = sorted(end_tokens(model))
     if schema is not None:
         return constrain.json_schema(schema, model.tokenizer, ends=ends)
     return constrain.regex(regex or "", model.tokenizer, ends=ends)
@@ -227,7 +227,9 @@ def _constraint(
 class Stream:
     """Answers as they come: an iterator of ``Piece``. Closing it, or letting go of it, stops the requests."""
 
-    def __init__(self, model: Model, engine: Engine, requests: list[Request], given: Prompts, strings: tuple[str, ...]):
+    def __init__(
+        self, model: Model, engine: Engine, requests: list[Request], given: PromptBatch, strings: tuple[str, ...]
+    ):
         self._engine, self._requests, self._given = engine, requests, given
         self._index = {request.id: i for i, request in enumerate(requests)}
         self._texts: dict[tuple[int, int], str] = {}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, final
 
 from vantage.generation import Pick, Stop, StopWatcher
-from vantage.serve.hub import Loaded
-from vantage.serve.jobs import Tick
+from vantage.serve.engine_jobs import SampleEvent
+from vantage.serve.model_pool import LoadedModel
 
 LEAST = -9999.0  # JSON has no infinity
 
@@ -15,23 +15,23 @@ LEAST = -9999.0  # JSON has no infinity
 class Voice:
     """Text that may be shown, and the tokens it was made of."""
 
-    def __init__(self, loaded: Loaded, stop: Stop):
+    def __init__(self, loaded: LoadedModel, stop: Stop):
         self._texts, self._stop = loaded.texts, stop
-        self._watcher = StopWatcher(loaded.plain.tokenizer, stop.strings)
+        self._watcher = StopWatcher(loaded.safe_tokenizer.tokenizer, stop.strings)
         self._picks: list[Pick] = []
         self.tokens = 0
         self.finish: str | None = None
 
-    def push(self, tick: Tick) -> str:
+    def push(self, event: SampleEvent) -> str:
         """The text that became certain with this token."""
         text = ""
-        if tick.pick is not None:
+        if event.pick is not None:
             self.tokens += 1
-            if tick.pick.token not in self._stop.tokens:  # a token that ends an answer says nothing
-                text = self._watcher.push(tick.pick.token)
-                self._picks.append(tick.pick)
-        if tick.finish is not None:
-            self.finish = tick.finish
+            if event.pick.token not in self._stop.tokens:  # a token that ends an answer says nothing
+                text = self._watcher.push(event.pick.token)
+                self._picks.append(event.pick)
+        if event.finish is not None:
+            self.finish = event.finish
             text += self._watcher.flush()
         return text
 
@@ -49,7 +49,7 @@ class Voice:
         return kept
 
 
-def chat_logprobs(loaded: Loaded, picks: list[Pick]) -> dict[str, Any]:
+def chat_logprobs(loaded: LoadedModel, picks: list[Pick]) -> dict[str, Any]:
     def one(token: int, logprob: float) -> dict[str, Any]:
         texts = loaded.texts
         return {"token": texts.text(token), "logprob": max(logprob, LEAST), "bytes": texts.bytes(token)}
@@ -61,7 +61,7 @@ def chat_logprobs(loaded: Loaded, picks: list[Pick]) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(loaded: Loaded, picks: list[Pick], offset: int) -> dict[str, Any]:
+def completion_logprobs(loaded: LoadedModel, picks: list[Pick], offset: int) -> dict[str, Any]:
     """``offset``: where in the text the first of these tokens begins."""
     tokens = [loaded.texts.text(pick.token) for pick in picks]
     offsets = []

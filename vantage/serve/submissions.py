@@ -1,4 +1,4 @@
-"""From a request's fields to orders for the engine. Runs in a thread: encoding and compiling take time."""
+"""From a request's fields to submissions for the engine. Runs in a thread: encoding and compiling take time."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 from vantage.errors import BadInput, VantageError
 from vantage.generation import Constraint, Sampling, Stop, constrain
-from vantage.generation.prompts import start_of
-from vantage.generation.sampling import forked
+from vantage.generation.prompts import start_token
+from vantage.generation.sampling import fork_constraint
 from vantage.serve import tools
+from vantage.serve.engine_jobs import Submission
 from vantage.serve.errors import ApiError, bad
-from vantage.serve.hub import Loaded
-from vantage.serve.jobs import Order
+from vantage.serve.model_pool import LoadedModel
 from vantage.serve.requests import AsSchema, AsText, ChatRequest, CompletionRequest, Generates, Message
 
 SOURCE_TOKENS = 512  # what an encoder-decoder says at most, unless told
 
 
-def chat_orders(loaded: Loaded, body: ChatRequest, tenant: str | None) -> list[Order]:
+def chat_submissions(loaded: LoadedModel, body: ChatRequest, tenant: str | None) -> list[Submission]:
     if body.top_logprobs is not None and not body.logprobs:
         raise bad("top_logprobs needs logprobs: true", "top_logprobs")
     given = {one for one in (body.max_tokens, body.max_completion_tokens) if one is not None}
@@ -28,12 +28,12 @@ def chat_orders(loaded: Loaded, body: ChatRequest, tenant: str | None) -> list[O
     offered = tools.offered(body)
     tokens = chat_tokens(loaded, body.messages, offered)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return _orders(loaded, body, [tokens], next(iter(given), None), logprobs, _schema(body, offered), tenant)
+    return _submissions(loaded, body, [tokens], next(iter(given), None), logprobs, _schema(body, offered), tenant)
 
 
-def completion_orders(loaded: Loaded, body: CompletionRequest, tenant: str | None) -> list[Order]:
+def completion_submissions(loaded: LoadedModel, body: CompletionRequest, tenant: str | None) -> list[Submission]:
     rows = [_prompt(loaded, one) for one in prompts_of(body.prompt)]
-    return _orders(loaded, body, rows, body.max_tokens, body.logprobs, None, tenant)
+    return _submissions(loaded, body, rows, body.max_tokens, body.logprobs, None, tenant)
 
 
 def prompts_of(given: Any) -> list[str | list[int]]:
@@ -41,15 +41,15 @@ def prompts_of(given: Any) -> list[str | list[int]]:
     return [given] if isinstance(given, str) or isinstance(given[0], int) else list(given)
 
 
-def chat_tokens(loaded: Loaded, messages: Sequence[Message], offered: list[dict[str, Any]]) -> list[int]:
-    template = loaded.plain.tokenizer.template
+def chat_tokens(loaded: LoadedModel, messages: Sequence[Message], offered: list[dict[str, Any]]) -> list[int]:
+    template = loaded.safe_tokenizer.tokenizer.template
     if template is None:
         raise bad(f"{loaded.name} has no chat template: use /v1/completions", "model", "no_chat_template")
     said = [_message(message) for message in messages]
     if not tools.knows_tools(template):
         said = tools.in_words(said)
-        return loaded.plain.chat(tools.told(said, offered) if offered else said)
-    return loaded.plain.chat(said, offered or None)
+        return loaded.safe_tokenizer.encode_chat(tools.told(said, offered) if offered else said)
+    return loaded.safe_tokenizer.encode_chat(said, offered or None)
 
 
 def _message(message: Message) -> dict[str, Any]:
@@ -68,15 +68,15 @@ def _message(message: Message) -> dict[str, Any]:
     return said
 
 
-def _prompt(loaded: Loaded, prompt: str | list[int]) -> list[int]:
+def _prompt(loaded: LoadedModel, prompt: str | list[int]) -> list[int]:
     if not isinstance(prompt, str):
         vocab = loaded.model.spec.vocab
         if any(token >= vocab for token in prompt):
             raise bad(f"a token of the prompt is not in the vocabulary, which has 0 to {vocab - 1}", "prompt")
         return prompt
-    tokens = loaded.plain.text(prompt)
+    tokens = loaded.safe_tokenizer.encode(prompt)
     if not tokens:
-        begin = loaded.plain.tokenizer.bos
+        begin = loaded.safe_tokenizer.tokenizer.bos
         if begin is None:
             raise bad("an empty prompt, and this model has no token to begin with: give some text", "prompt")
         return [begin]
@@ -96,25 +96,25 @@ def _schema(body: ChatRequest, offered: list[dict[str, Any]]) -> dict[str, Any] 
     return formatted if formatted is not None else tools.forced(body, offered)
 
 
-def _orders(
-    loaded: Loaded,
+def _submissions(
+    loaded: LoadedModel,
     body: Generates,
     rows: Sequence[list[int]],
     max_tokens: int | None,
     logprobs: int | None,
     schema: dict[str, Any] | None,
     tenant: str | None,
-) -> list[Order]:
+) -> list[Submission]:
     try:
         sampling = _sampling(body, logprobs)
         constraint = _constraint(loaded, schema, body.regex)
         strings = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
         stop = Stop(strings, loaded.ends)
         most = [_most(loaded, len(row), max_tokens) for row in rows]
-        held: list[Constraint | None] = [constraint, *(forked(constraint) for _ in rows[1:])]
-        start = (start_of(loaded.model),) if loaded.model.encoder is not None else None
+        held: list[Constraint | None] = [constraint, *(fork_constraint(constraint) for _ in rows[1:])]
+        start = (start_token(loaded.model),) if loaded.model.encoder is not None else None
         return [
-            Order(
+            Submission(
                 tuple(row) if start is None else start,
                 most[i],
                 sampling,
@@ -147,10 +147,10 @@ def _sampling(body: Generates, logprobs: int | None) -> Sampling:
     )
 
 
-def _constraint(loaded: Loaded, schema: dict[str, Any] | None, regex: str | None) -> Constraint | None:
+def _constraint(loaded: LoadedModel, schema: dict[str, Any] | None, regex: str | None) -> Constraint | None:
     if schema is not None and regex is not None:
         raise bad("a regex and a schema: an answer can be held to one of them", "regex")
-    tokenizer, ends = loaded.plain.tokenizer, sorted(loaded.ends)
+    tokenizer, ends = loaded.safe_tokenizer.tokenizer, sorted(loaded.ends)
     try:
         if schema is not None:
             return constrain.json_schema(schema, tokenizer, ends=ends)
@@ -159,7 +159,7 @@ def _constraint(loaded: Loaded, schema: dict[str, Any] | None, regex: str | None
         raise bad(str(e), "regex" if schema is None else "response_format", "invalid_grammar") from e
 
 
-def _most(loaded: Loaded, prompt: int, asked: int | None) -> int:
+def _most(loaded: LoadedModel, prompt: int, asked: int | None) -> int:
     """How many tokens may follow."""
     context = loaded.context
     assert context is not None, "a model that generates has one"

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar, final
 
+from vantage.serve.engine_jobs import EngineJob
 from vantage.serve.errors import ApiError, overloaded
-from vantage.serve.jobs import Job
 
 T = TypeVar("T")
 WAITING = 4  # calls that may wait for the one thread
@@ -19,7 +19,7 @@ TENANTS = 1024  # keys whose requests are kept, should there ever be so many
 
 @final
 @dataclass(frozen=True)
-class Row:
+class FinishedChoice:
     """One choice of a finished request, as tokens."""
 
     prompt: tuple[int, ...]
@@ -36,28 +36,28 @@ class Row:
 
 @final
 @dataclass(frozen=True)
-class Finished:
+class FinishedRequest:
     model: str
-    rows: tuple[Row, ...]
+    rows: tuple[FinishedChoice, ...]
 
 
 @final
-class Shelf:
+class FinishedRequests:
     """The last requests of each key. What one key asked cannot be had with another. For the event loop alone."""
 
     def __init__(self, requests: int, tokens: int):
         self._requests, self._tokens = requests, tokens
-        self._kept: OrderedDict[str | None, OrderedDict[str, Finished]] = OrderedDict()
+        self._kept: OrderedDict[str | None, OrderedDict[str, FinishedRequest]] = OrderedDict()
         self._thread: ThreadPoolExecutor | None = None
         self.calls = 0
 
-    def put(self, tenant: str | None, id: str, model: str, jobs: Sequence[Job]) -> None:
+    def put(self, tenant: str | None, id: str, model: str, jobs: Sequence[EngineJob]) -> None:
         """Requests whose tokens are too many are not kept: they could not be looked at."""
         done = [job.request for job in jobs if job.request is not None and job.request.state == "finished"]
         if not self._requests or len(done) < len(jobs):
             return
         rows = tuple(
-            Row(job.order.tokens, tuple(output.tokens), job.order.source)
+            FinishedChoice(job.submission.tokens, tuple(output.tokens), job.submission.source)
             for job, request in zip(jobs, done, strict=True)
             for output in request.outputs
         )
@@ -65,13 +65,15 @@ class Shelf:
             return
         kept = self._kept.setdefault(tenant, OrderedDict())
         self._kept.move_to_end(tenant)
-        kept[id] = Finished(model, tuple(row if len(row) <= self._tokens else Row((), ()) for row in rows))
+        kept[id] = FinishedRequest(
+            model, tuple(row if len(row) <= self._tokens else FinishedChoice((), ()) for row in rows)
+        )
         while len(kept) > self._requests:
             kept.popitem(last=False)
         while len(self._kept) > TENANTS:
             self._kept.popitem(last=False)
 
-    def get(self, tenant: str | None, id: str) -> Finished:
+    def get(self, tenant: str | None, id: str) -> FinishedRequest:
         found = self._kept.get(tenant, {}).get(id)
         if found is None:
             raise ApiError(

@@ -12,25 +12,25 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.generation.folder import chat_model
 from vantage.errors import Refused
 from vantage.generation import Sampling, Stop
+from vantage.serve.engine_jobs import Submission, sample_events
 from vantage.serve.errors import ApiError, failed
-from vantage.serve.hub import Hub
-from vantage.serve.jobs import Order, ticks
-from vantage.serve.logs import Log
-from vantage.serve.metrics import Counter, Histogram, Metrics, Page
-from vantage.serve.settings import Batching, Limits, Logs, Served, Settings
+from vantage.serve.logs import ServerLog
+from vantage.serve.metrics import MetricCounter, MetricHistogram, Metrics, MetricsPage
+from vantage.serve.model_pool import ModelPool
+from vantage.serve.settings import Batching, Limits, Logs, ServedModel, ServerSettings
 from vantage.serve.status import page
 from vantage.serve.worker import Worker
 
 BATCHING = Batching(rows=4, queue=4, capacity=512)
 
 
-def hub(memory: int = 0, load=lambda served: chat_model(int(served.source))) -> Hub:
-    models = tuple(Served(name, str(seed)) for seed, name in enumerate("abc"))
-    settings = Settings(models, batching=BATCHING, limits=Limits(memory_bytes=memory))
-    return Hub(settings, Log(Logs(), io.StringIO()), Metrics(), load)
+def model_pool(memory: int = 0, load=lambda served: chat_model(int(served.source))) -> ModelPool:
+    models = tuple(ServedModel(name, str(seed)) for seed, name in enumerate("abc"))
+    settings = ServerSettings(models, batching=BATCHING, limits=Limits(memory_bytes=memory))
+    return ModelPool(settings, ServerLog(Logs(), io.StringIO()), Metrics(), load)
 
 
-async def used(it: Hub, *names: str) -> list[str]:
+async def used(it: ModelPool, *names: str) -> list[str]:
     for name in names:
         async with it.lease(name):
             pass
@@ -39,12 +39,12 @@ async def used(it: Hub, *names: str) -> list[str]:
 
 def test_loaded_when_asked_for_and_the_least_used_goes_first():
     async def main():
-        one = hub()
+        one = model_pool()
         assert one.loaded() == []
         await used(one, "a")
         size = one.loaded()[0].bytes
         await one.close()
-        two = hub(2 * size + 10)
+        two = model_pool(2 * size + 10)
         assert await used(two, "a", "b", "a", "c") == ["a", "c"]
         async with two.lease("a"), two.lease("c"):
             with pytest.raises(ApiError, match="no room") as caught:
@@ -57,7 +57,7 @@ def test_loaded_when_asked_for_and_the_least_used_goes_first():
         shown = {sample.labels["model"] for sample in samples if "model" in sample.labels}
         assert shown == {"a", "b"}
         await two.close()
-        small = hub(size - 1)
+        small = model_pool(size - 1)
         with pytest.raises(ApiError) as caught:
             await used(small, "a")
         assert caught.value.code == "model_too_large"
@@ -78,7 +78,7 @@ def test_one_load_for_all_who_wait_and_its_failure_is_theirs_alone():
         return chat_model()
 
     async def main():
-        it = hub(load=load)
+        it = model_pool(load=load)
         told = await asyncio.gather(*(used(it, "a") for _ in range(3)), return_exceptions=True)
         assert [one.code for one in told] == ["model_load_failed"] * 3
         assert "secret" not in str(told[0])
@@ -98,18 +98,20 @@ def test_a_worker_with_prefixes_gives_every_block_back():
     """Left early, cut off by a backlog, or read to the end: what stays is the prefixes, and they can be let go."""
 
     async def main():
-        worker = Worker("tiny", chat_model(), Batching(rows=4, queue=9, capacity=512), 16, Log(Logs(), io.StringIO()))
+        worker = Worker(
+            "tiny", chat_model(), Batching(rows=4, queue=9, capacity=512), 16, ServerLog(Logs(), io.StringIO())
+        )
         worker.start()
         loop = asyncio.get_running_loop()
 
-        def order(n: int, tokens: int) -> Order:
-            return Order((5, 6, 7, n), tokens, Sampling(), Stop(), tenant="t")
+        def order(n: int, tokens: int) -> Submission:
+            return Submission((5, 6, 7, n), tokens, Sampling(), Stop(), tenant="t")
 
         async def read(n: int, tokens: int, most: int) -> int:
             news, got = asyncio.Event(), 0
             with worker.seats(1):
                 job = worker.submit(order(n, tokens), news)
-                async for batch in ticks([job], news, loop.time() + 30):
+                async for batch in sample_events([job], news, loop.time() + 30):
                     got += len(batch)
                     if got >= most:
                         break
@@ -120,7 +122,7 @@ def test_a_worker_with_prefixes_gives_every_block_back():
         assert all(told)
         news = asyncio.Event()
         stalled = worker.submit(order(99, 100), news)
-        while not stalled.over:  # nobody takes its ticks
+        while not stalled.over:  # nobody takes its events
             await asyncio.sleep(0.01)
         assert stalled.error is not None
         assert stalled.error.code == "slow_reader"
@@ -143,7 +145,7 @@ def test_errors_of_a_step():
 
 
 def test_metrics_are_prometheus():
-    made, counter, histogram = Page(), Counter(), Histogram()
+    made, counter, histogram = MetricsPage(), MetricCounter(), MetricHistogram()
     counter.add(2, route='a"\\\n', status="200")
     counter.add(1, route='a"\\\n', status="200")
     for value in (0.001, 0.1, 0.11, 1e9):

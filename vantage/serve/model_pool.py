@@ -18,22 +18,22 @@ from typing import Any, Protocol, final
 
 from vantage.checkpoints.pull import find
 from vantage.errors import Refused, VantageError
-from vantage.generation.limits import Limits as Generating
-from vantage.generation.prompts import ends_of
-from vantage.generation.solo import longest_of
+from vantage.generation.cached_sequence import context_length
+from vantage.generation.limits import GenerationLimits as Generating
+from vantage.generation.prompts import end_tokens
 from vantage.model import Model
 from vantage.serve.embedder import Embedder
 from vantage.serve.errors import ApiError, bad, draining, overloaded, unknown_model
-from vantage.serve.logs import Log
+from vantage.serve.logs import ServerLog
 from vantage.serve.metrics import Metrics
-from vantage.serve.plain import Plain, TokenTexts
-from vantage.serve.settings import Served, Settings
+from vantage.serve.safe_tokenizer import SafeTokenizer, TokenTexts
+from vantage.serve.settings import ServedModel, ServerSettings
 from vantage.serve.worker import Worker
 
-Load = Callable[[Served], Model]
+Load = Callable[[ServedModel], Model]
 
 
-class Host(Protocol):
+class Backend(Protocol):
     """What takes requests, and one day stops taking them."""
 
     draining: bool
@@ -45,12 +45,12 @@ class Host(Protocol):
 
 @final
 @dataclass(eq=False)
-class Loaded:
+class LoadedModel:
     """A model in memory, with whatever its requests need."""
 
     name: str
     model: Model
-    plain: Plain
+    safe_tokenizer: SafeTokenizer
     texts: TokenTexts
     ends: frozenset[int]
     context: int | None
@@ -78,30 +78,30 @@ class Loaded:
 class _Slot:
     """A place for a model, whether it is loaded or not."""
 
-    def __init__(self, served: Served):
+    def __init__(self, served: ServedModel):
         self.served = served
-        self.loaded: Loaded | None = None
-        self.loading: asyncio.Task[Loaded] | None = None
+        self.loaded: LoadedModel | None = None
+        self.loading: asyncio.Task[LoadedModel] | None = None
         self.leases, self.used = 0, 0.0
         self.bytes = 0  # what it took the last time
 
 
 @final
-class Hub:
-    def __init__(self, settings: Settings, log: Log, metrics: Metrics, load: Load):
+class ModelPool:
+    def __init__(self, settings: ServerSettings, log: ServerLog, metrics: Metrics, load: Load):
         self._settings, self._log, self._metrics, self._load = settings, log, metrics, load
         self._slots = {served.name: _Slot(served) for served in settings.models}
         self._one = asyncio.Lock()  # one load at a time: two would not know of each other's memory
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="load")
         self._prepare = ThreadPoolExecutor(2, thread_name_prefix="prepare")
-        self._tasks: set[asyncio.Task[Loaded]] = set()
+        self._tasks: set[asyncio.Task[LoadedModel]] = set()
         self.created = int(time.time())
         self.draining = False
 
     # ---- using them
 
     @contextlib.asynccontextmanager
-    async def lease(self, name: str) -> AsyncIterator[Loaded]:
+    async def lease(self, name: str) -> AsyncIterator[LoadedModel]:
         """The model, loaded, and not unloaded before this ends."""
         slot = self._slots.get(name)
         if slot is None:
@@ -146,7 +146,7 @@ class Hub:
             raise unknown_model(name)
         return self._card(self._slots[name])
 
-    def loaded(self) -> list[Loaded]:
+    def loaded(self) -> list[LoadedModel]:
         return [slot.loaded for slot in self._slots.values() if slot.loaded is not None]
 
     @property
@@ -155,7 +155,7 @@ class Hub:
 
     # ---- loading
 
-    async def _get(self, slot: _Slot) -> Loaded:
+    async def _get(self, slot: _Slot) -> LoadedModel:
         if slot.loaded is not None:
             return slot.loaded
         if slot.loading is None:
@@ -165,7 +165,7 @@ class Hub:
         # whoever asked first may leave: the others still want it
         return await asyncio.shield(slot.loading)
 
-    async def _bring(self, slot: _Slot) -> Loaded:
+    async def _bring(self, slot: _Slot) -> LoadedModel:
         name, began = slot.served.name, time.monotonic()
         try:
             async with self._one:
@@ -191,12 +191,12 @@ class Hub:
         finally:
             slot.loading = None
 
-    def _make(self, served: Served) -> Loaded:
+    def _make(self, served: ServedModel) -> LoadedModel:
         model = self._load(served)
         if model.tokenizer is None:
             raise Refused(f"{served.name} has no tokenizer: a server speaks in texts")
         batching, limits = self._settings.batching, self._settings.limits
-        plain, context = Plain(model.tokenizer), longest_of(model)
+        safe_tokenizer, context = SafeTokenizer(model.tokenizer), context_length(model)
         runner: Worker | Embedder
         try:
             Generating.of(model)
@@ -209,8 +209,8 @@ class Hub:
             runner = Worker(served.name, model, batching, limits.backlog, self._log)
             cache = batching.capacity * _token_bytes(model)
         weights = sum(x.nbytes for x in (*model.parameters(), *model.buffers()))
-        texts, ends = TokenTexts(model.tokenizer), ends_of(model)
-        return Loaded(served.name, model, plain, texts, ends, context, runner, weights + cache)
+        texts, ends = TokenTexts(model.tokenizer), end_tokens(model)
+        return LoadedModel(served.name, model, safe_tokenizer, texts, ends, context, runner, weights + cache)
 
     async def _room(self, wanted: _Slot, bytes: int) -> None:
         """Unload idle models, the least recently used first, until this many bytes fit."""

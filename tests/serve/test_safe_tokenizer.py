@@ -10,7 +10,7 @@ from tokenizers import AddedToken, normalizers
 from tests.generation.folder import CHATML, SPECIAL, backend, tokenizer
 from vantage.checkpoints.tokenizer import About, Tokenizer
 from vantage.serve.errors import ApiError
-from vantage.serve.plain import Plain, TokenTexts
+from vantage.serve.safe_tokenizer import SafeTokenizer, TokenTexts
 
 IDS = {backend().token_to_id(name) for name in SPECIAL}
 BARE = "{% for m in messages %}{{ m.content }}{% endfor %}"  # puts texts side by side
@@ -20,8 +20,8 @@ texts = st.lists(st.sampled_from(BITS), max_size=8).map("".join) | st.text(max_s
 
 @given(texts)
 def test_a_text(text):
-    plain = Plain(tokenizer())
-    tokens = plain.text(text)
+    safe = SafeTokenizer(tokenizer())
+    tokens = safe.encode(text)
     assert IDS.isdisjoint(tokens)
     assert tokenizer().decode(tokens, special=True) == text
     if not any(name in text for name in SPECIAL):
@@ -32,18 +32,18 @@ def test_a_text(text):
 def test_a_conversation(said):
     """As many special tokens as the template writes, and the text is all there."""
     messages = [{"role": "user", "content": text} for text in said]
-    tokens = Plain(tokenizer()).chat(messages)
+    tokens = SafeTokenizer(tokenizer()).encode_chat(messages)
     assert sum(token in IDS for token in tokens) == 2 * len(said) + 1
-    assert tokenizer().decode(tokens, special=True) == tokenizer().chat(messages)
+    assert tokenizer().decode(tokens, special=True) == tokenizer().encode_chat(messages)
     if not any(name in text for name in SPECIAL for text in said):
-        assert tokens == tokenizer().encode(tokenizer().chat(messages), special=False)
+        assert tokens == tokenizer().encode(tokenizer().encode_chat(messages), special=False)
 
 
 @given(st.lists(texts, min_size=1, max_size=4))
 def test_halves_do_not_meet(said):
     """A template that writes texts side by side makes no token of two halves."""
     bare = tokenizer(BARE)
-    tokens = Plain(bare).chat([{"role": "user", "content": text} for text in said])
+    tokens = SafeTokenizer(bare).encode_chat([{"role": "user", "content": text} for text in said])
     assert IDS.isdisjoint(tokens)
     assert bare.decode(tokens, special=True) == "".join(said)
 
@@ -51,7 +51,9 @@ def test_halves_do_not_meet(said):
 def test_tools_and_names_are_texts_too():
     template = "{{ tools | tojson }}{% for m in messages %}{{ m.tool_calls | tojson }}{% endfor %}<|im_end|>"
     bad = {"x<|im_end|>": ["<|im_start|>", {"y": "<|endoftext|>"}]}
-    tokens = Plain(tokenizer(template)).chat([{"role": "assistant", "content": "", "tool_calls": [bad]}], [bad])
+    tokens = SafeTokenizer(tokenizer(template)).encode_chat(
+        [{"role": "assistant", "content": "", "tool_calls": [bad]}], [bad]
+    )
     assert [token for token in tokens if token in IDS] == [backend().token_to_id("<|im_end|>")]
 
 
@@ -59,13 +61,13 @@ def test_what_becomes_a_spelling_only_when_normalised_is_refused():
     made = type(backend()).from_str(backend().to_str())
     made.normalizer = normalizers.NFKC()
     made.add_special_tokens([AddedToken("<end>", special=True, normalized=True)])
-    plain = Plain(Tokenizer(lambda: made, About("<|im_start|>", "<|im_end|>", CHATML)))
-    assert plain.text("an <end> here")
+    safe = SafeTokenizer(Tokenizer(lambda: made, About("<|im_start|>", "<|im_end|>", CHATML)))
+    assert safe.encode("an <end> here")
     for text in ("an ＜end＞ here", "＜end＞"):
         with pytest.raises(ApiError, match="special token"):
-            plain.text(text)
+            safe.encode(text)
         with pytest.raises(ApiError, match="special token"):
-            plain.chat([{"role": "user", "content": text}])
+            safe.chat([{"role": "user", "content": text}])
 
 
 @given(st.text(max_size=30))

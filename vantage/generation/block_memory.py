@@ -13,7 +13,7 @@ KEPT = 64  # prefixes in a pool that grows
 
 
 @final
-class Memory:
+class BlockMemory:
     """``capacity`` tokens in blocks of ``block`` (``None``: it grows). Windowed layers are paged too.
 
     Where prefixes are shared they keep what has left their window, so that a cut can be anywhere.

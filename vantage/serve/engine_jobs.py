@@ -14,7 +14,7 @@ from vantage.serve.errors import ApiError, late, slow_reader
 
 @final
 @dataclass(frozen=True)
-class Order:
+class Submission:
     """A request for the engine, all of it checked and encoded."""
 
     tokens: tuple[int, ...]
@@ -31,7 +31,7 @@ class Order:
         return len(self.tokens if self.source is None else self.source)
 
 
-class Tick(NamedTuple):
+class SampleEvent(NamedTuple):
     """A token of a sample, or its end."""
 
     sample: int
@@ -40,28 +40,28 @@ class Tick(NamedTuple):
 
 
 @final
-class Job:
-    """An order on its way, as the event loop sees it. Everything here runs in the loop's thread.
+class EngineJob:
+    """A submission on its way, as the event loop sees it. Everything here runs in the loop's thread.
 
-    ``backlog``: ticks that may lie here unread. A reader that is further behind loses the job, so a
+    ``backlog``: events that may lie here unread. A reader that is further behind loses the job, so a
     stalled reader costs a bounded amount of memory.
     """
 
-    def __init__(self, order: Order, backlog: int, dropped: Callable[[Job], None], news: asyncio.Event):
-        self.order, self._backlog, self._dropped, self._news = order, backlog, dropped, news
+    def __init__(self, submission: Submission, backlog: int, dropped: Callable[[EngineJob], None], news: asyncio.Event):
+        self.submission, self._backlog, self._dropped, self._news = submission, backlog, dropped, news
         self.request: Request | None = None  # the engine's own; read only, and only for what no longer changes
         self.error: ApiError | None = None
         self.over = False
-        self._ticks: deque[Tick] = deque()
+        self._events: deque[SampleEvent] = deque()
 
-    def deliver(self, request: Request, ticks: list[Tick], last: bool) -> None:
+    def deliver(self, request: Request, events: list[SampleEvent], last: bool) -> None:
         if self.over:
             return
         self.request = request
-        self._ticks.extend(ticks)
+        self._events.extend(events)
         if last:
             self.over = True
-        elif len(self._ticks) > self._backlog:
+        elif len(self._events) > self._backlog:
             self.end(slow_reader())
         self._news.set()
 
@@ -75,7 +75,7 @@ class Job:
         """From our side: the engine is told to let go of it. Does nothing once it is over."""
         if not self.over:
             self.over, self.error = True, error
-            self._ticks.clear()
+            self._events.clear()
             self._dropped(self)
             self._news.set()
 
@@ -85,20 +85,22 @@ class Job:
         prefix = None if self.request is None else self.request.prefix
         return 0 if prefix is None else prefix.tokens
 
-    def take(self) -> list[Tick]:
+    def take(self) -> list[SampleEvent]:
         """What has come since the last time."""
-        ticks = list(self._ticks)
-        self._ticks.clear()
-        return ticks
+        events = list(self._events)
+        self._events.clear()
+        return events
 
     @property
     def finished(self) -> bool:
         """Nothing more comes, and all that came was taken."""
-        return self.over and not self._ticks
+        return self.over and not self._events
 
 
-async def ticks(jobs: Sequence[Job], news: asyncio.Event, deadline: float) -> AsyncIterator[list[tuple[int, Tick]]]:
-    """What the jobs of one request bring, each tick with the number of its job. Raises the first error."""
+async def sample_events(
+    jobs: Sequence[EngineJob], news: asyncio.Event, deadline: float
+) -> AsyncIterator[list[tuple[int, SampleEvent]]]:
+    """What the jobs of one request bring, each event with the number of its job. Raises the first error."""
     while not all(job.finished for job in jobs):
         try:
             async with asyncio.timeout_at(deadline):
@@ -109,6 +111,6 @@ async def ticks(jobs: Sequence[Job], news: asyncio.Event, deadline: float) -> As
         for job in jobs:
             if job.error is not None:
                 raise job.error
-        batch = [(i, tick) for i, job in enumerate(jobs) for tick in job.take()]
+        batch = [(i, event) for i, job in enumerate(jobs) for event in job.take()]
         if batch:
             yield batch

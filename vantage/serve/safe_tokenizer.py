@@ -21,7 +21,7 @@ from vantage.serve.errors import bad
 
 
 @final
-class Plain:
+class SafeTokenizer:
     """``tokenizer`` for texts that are not trusted."""
 
     def __init__(self, tokenizer: Tokenizer):
@@ -39,7 +39,7 @@ class Plain:
         folds = self._backend.normalizer is not None and any(t.normalized for t in special.values())
         self._doubtful = folds or any(len(spelling) < 2 for spelling in self._spellings)
 
-    def text(self, text: str, *, special: bool = True) -> list[int]:
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
         """``special``: with the tokens that the model wants around every text."""
         mark = _mark()
         pieces = self._cut(text, mark, edges=False).split(mark)
@@ -48,7 +48,7 @@ class Plain:
             self._sound(encoding.ids)
         return self._backend.post_process(encoding, add_special_tokens=True).ids if special else encoding.ids
 
-    def chat(
+    def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> list[int]:
         """A conversation as the model was trained to read it."""

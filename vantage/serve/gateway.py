@@ -1,4 +1,4 @@
-"""The door of a server with replicas: it lets requests in, chooses a replica for each and passes its answer on.
+"""The state of a server with replicas: it lets requests in, chooses a replica for each and passes its answer on.
 
 It stands in the process that listens, with the same guard, limits, log and signals as a server alone. Only what they
 let pass reaches a replica, which checks it all again.
@@ -18,25 +18,25 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vantage.serve.errors import ApiError
-from vantage.serve.guard import WITH_BODY, Guard
-from vantage.serve.logs import Log
-from vantage.serve.metrics import TYPE, Metrics, Page, merged
-from vantage.serve.record import ID, Record
+from vantage.serve.guard import WITH_BODY, RequestGuard
+from vantage.serve.logs import ServerLog
+from vantage.serve.metrics import TYPE, Metrics, MetricsPage, merge_pages
 from vantage.serve.replies import reply
 from vantage.serve.routing import Routes, chain
-from vantage.serve.settings import Settings
+from vantage.serve.settings import ServerSettings
 from vantage.serve.state import ENTRY, TENANT
+from vantage.serve.telemetry import ID, Telemetry
 
 TRIES = 3  # replicas that a request is given to, as long as nothing of an answer was sent
 PASSED = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers", "client")
-METRICS_S = 2.0  # a replica that has not told its metrics by then is left out
+METRICS_S = 2.0  # a replica that has not response its metrics by then is left out
 
 
-class Gone(Exception):
+class ReplicaGone(Exception):
     """The replica died, or cannot be reached."""
 
 
-class Fleet(Protocol):
+class ReplicaSet(Protocol):
     """The replicas."""
 
     def names(self) -> Sequence[str]:
@@ -44,50 +44,50 @@ class Fleet(Protocol):
         ...
 
     def ask(self, name: str, scope: dict[str, Any], body: bytes) -> AsyncGenerator[list[Message]]:
-        """What a replica answers. Raises ``Gone``."""
+        """What a replica answers. Raises ``ReplicaGone``."""
         ...
 
 
 @final
 @dataclass
-class Door:
+class GatewayState:
     """What ``run_app`` needs to know of it."""
 
-    settings: Settings
-    hub: Front
-    log: Log
+    settings: ServerSettings
+    backend: Gateway
+    log: ServerLog
     metrics: Metrics
     abort: Callable[[Any], None] = lambda client: None
 
 
-def create_front(settings: Settings, fleet: Fleet, *, log: Log | None = None) -> FastAPI:
-    log, metrics = log or Log(settings.logs), Metrics()
+def create_gateway(settings: ServerSettings, replicas: ReplicaSet, *, log: ServerLog | None = None) -> FastAPI:
+    log, metrics = log or ServerLog(settings.logs), Metrics()
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    front = Front(fleet, settings.limits.stall_s, metrics)
-    door = app.state.vantage = Door(settings, front, log, metrics)
-    app.add_middleware(_Passing, front=front, door=door)
-    app.add_middleware(Guard, access=settings.access, limits=settings.limits, hub=front)
-    app.add_middleware(Record, log=log, metrics=metrics)
+    gateway = Gateway(replicas, settings.limits.stall_s, metrics)
+    state = app.state.vantage = GatewayState(settings, gateway, log, metrics)
+    app.add_middleware(_Relay, gateway=gateway, state=state)
+    app.add_middleware(RequestGuard, access=settings.access, limits=settings.limits, backend=gateway)
+    app.add_middleware(Telemetry, log=log, metrics=metrics)
     return app
 
 
 @final
-class _Passing:
+class _Relay:
     """In the place of routes."""
 
-    def __init__(self, app: ASGIApp, front: Front, door: Door):
-        self._app, self._front, self._door = app, front, door
+    def __init__(self, app: ASGIApp, gateway: Gateway, state: GatewayState):
+        self._app, self._gateway, self._state = app, gateway, state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        await self._front.answer(scope, receive, send, self._door.abort)
+        await self._gateway.answer(scope, receive, send, self._state.abort)
 
 
 @final
-class Front:
-    def __init__(self, fleet: Fleet, stall_s: float, metrics: Metrics):
-        self._fleet, self._stall_s, self._metrics = fleet, stall_s, metrics
+class Gateway:
+    def __init__(self, replicas: ReplicaSet, stall_s: float, metrics: Metrics):
+        self._replicas, self._stall_s, self._metrics = replicas, stall_s, metrics
         self._routes = Routes()
         self._loads: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -107,15 +107,15 @@ class Front:
             return await self._health(send)
         with_body = scope["method"] == "POST" and scope["path"] in WITH_BODY  # read by the guard, and whole
         body = (await receive()).get("body", b"") if with_body else b""
-        told = _Told(send, self._stall_s)
+        response = _ClientResponse(send, self._stall_s)
         work = self._gather if scope["path"] == "/metrics" else self._relay
-        task = asyncio.ensure_future(work(scope, body, told))
+        task = asyncio.ensure_future(work(scope, body, response))
         gone = asyncio.ensure_future(_gone(receive))
         self._tasks.add(task)
         try:
             await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
-                await self._end(task, told)
+                await self._end(task, response)
         except TimeoutError:
             abort(scope.get("client"))  # a reader that takes nothing: an orderly end would wait for it
         finally:
@@ -125,22 +125,22 @@ class Front:
                 await task
             self._tasks.discard(task)
 
-    async def _end(self, task: asyncio.Task[None], told: _Told) -> None:
+    async def _end(self, task: asyncio.Task[None], response: _ClientResponse) -> None:
         """An error before the answer is an answer; in the midst of a stream it is its last event."""
         try:
             task.result()
         except asyncio.CancelledError:
-            await told.fail(ApiError(503, "unloaded", "the server stopped before the answer was complete", retry=5))
+            await response.fail(ApiError(503, "unloaded", "the server stopped before the answer was complete", retry=5))
         except ApiError as e:
-            await told.fail(e)
+            await response.fail(e)
 
-    async def _relay(self, scope: Scope, body: bytes, told: _Told) -> None:
+    async def _relay(self, scope: Scope, body: bytes, response: _ClientResponse) -> None:
         prefixes = chain(scope[TENANT], scope["path"], body)
-        asked = {name: scope[name] for name in PASSED if name in scope} | {ID: scope[ENTRY].id}
+        passed_scope = {name: scope[name] for name in PASSED if name in scope} | {ID: scope[ENTRY].id}
         everywhere = scope["path"] == "/v1/attention"  # one of them has the request that it looks into
         tried: list[str] = []
-        for _ in range(max(TRIES, len(self._fleet.names()) if everywhere else 0)):
-            loads = {name: self._loads[name] for name in self._fleet.names() if name not in tried}
+        for _ in range(max(TRIES, len(self._replicas.names()) if everywhere else 0)):
+            loads = {name: self._loads[name] for name in self._replicas.names() if name not in tried}
             if not loads:
                 break
             name = self._routes.choose(prefixes, loads)
@@ -148,23 +148,25 @@ class Front:
             scope[ENTRY].replica = name
             more = everywhere and len(loads) > 1
             try:
-                if await self._passed(name, asked, body, told, unless=404 if more else 0):
+                if await self._passed(name, passed_scope, body, response, unless=404 if more else 0):
                     return
-            except Gone:
-                if told.begun:
+            except ReplicaGone:
+                if response.begun:
                     raise _lost() from None
         raise _lost()
 
-    async def _passed(self, name: str, asked: dict[str, Any], body: bytes, told: _Told, unless: int) -> bool:
+    async def _passed(
+        self, name: str, passed_scope: dict[str, Any], body: bytes, response: _ClientResponse, unless: int
+    ) -> bool:
         """Whether it was: an answer of the status ``unless`` is not."""
         self._loads[name] += 1
         try:
-            async with contextlib.aclosing(self._fleet.ask(name, asked, body)) as answer:
+            async with contextlib.aclosing(self._replicas.ask(name, passed_scope, body)) as answer:
                 async for messages in answer:
                     if messages[0].get("status") == unless:
                         return False
                     for message in messages:
-                        await told.send(message)
+                        await response.send(message)
             return True
         finally:
             self._loads[name] -= 1
@@ -172,32 +174,35 @@ class Front:
                 del self._loads[name]
 
     async def _health(self, send: Send) -> None:
-        status = "draining" if self.draining else "ok" if self._fleet.names() else "starting"
+        status = "draining" if self.draining else "ok" if self._replicas.names() else "starting"
         said = json.dumps({"status": status}).encode()
         await reply(send, 200 if status == "ok" else 503, said, {"Content-Type": "application/json"})
 
-    async def _gather(self, scope: Scope, body: bytes, told: _Told) -> None:
+    async def _gather(self, scope: Scope, body: bytes, response: _ClientResponse) -> None:
         """The metrics of all, each with the name of its replica."""
-        asked = {name: scope[name] for name in PASSED if name in scope} | {ID: scope[ENTRY].id}
-        names = list(self._fleet.names())
-        pages = await asyncio.gather(*(self._page(name, asked) for name in names))
-        page = merged({"front": self._own()} | {n: p for n, p in zip(names, pages, strict=True) if p is not None})
-        await reply(told.send, 200, page.encode(), {"Content-Type": TYPE})
+        passed_scope = {name: scope[name] for name in PASSED if name in scope} | {ID: scope[ENTRY].id}
+        names = list(self._replicas.names())
+        pages = await asyncio.gather(*(self._page(name, passed_scope) for name in names))
+        page = merge_pages({"front": self._own()} | {n: p for n, p in zip(names, pages, strict=True) if p is not None})
+        await reply(response.send, 200, page.encode(), {"Content-Type": TYPE})
 
-    async def _page(self, name: str, asked: dict[str, Any]) -> str | None:
+    async def _page(self, name: str, passed_scope: dict[str, Any]) -> str | None:
         parts: list[bytes] = []
         try:
-            async with asyncio.timeout(METRICS_S), contextlib.aclosing(self._fleet.ask(name, asked, b"")) as answer:
+            async with (
+                asyncio.timeout(METRICS_S),
+                contextlib.aclosing(self._replicas.ask(name, passed_scope, b"")) as answer,
+            ):
                 async for messages in answer:
                     if any(message.get("status", 200) != 200 for message in messages):
                         return None
                     parts += [message.get("body", b"") for message in messages]
-        except (Gone, TimeoutError):
+        except (ReplicaGone, TimeoutError):
             return None
         return b"".join(parts).decode()
 
     def _own(self) -> str:
-        made = Page()
+        made = MetricsPage()
         made.counter("vantage_requests_total", "Requests by route and status", self._metrics.requests)
         made.counter("vantage_refused_total", "Requests refused, by the code of the error", self._metrics.refused)
         made.histogram("vantage_request_seconds", "From arrival to the end of the answer", self._metrics.seconds)
@@ -206,8 +211,8 @@ class Front:
 
 
 @final
-class _Told:
-    """What a client was told so far."""
+class _ClientResponse:
+    """What a client was response so far."""
 
     def __init__(self, send: Send, stall_s: float):
         self._send, self._stall_s = send, stall_s
@@ -243,10 +248,12 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def stream_of(answer: AsyncIterator[Any], gone: tuple[type[BaseException], ...]) -> AsyncGenerator[list[Message]]:
+async def replica_answer(
+    answer: AsyncIterator[Any], gone: tuple[type[BaseException], ...]
+) -> AsyncGenerator[list[Message]]:
     """An answer whose end by one of these errors means that its replica is gone."""
     try:
         async for messages in answer:
             yield messages
     except gone as e:
-        raise Gone(str(e)) from e
+        raise ReplicaGone(str(e)) from e

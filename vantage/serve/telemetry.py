@@ -9,7 +9,7 @@ from typing import Any, final
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from vantage.serve.errors import ApiError, failed
-from vantage.serve.logs import Entry, Log
+from vantage.serve.logs import LogEntry, ServerLog
 from vantage.serve.metrics import Metrics
 from vantage.serve.replies import reply_error
 from vantage.serve.state import ENTRY
@@ -42,10 +42,10 @@ def route_of(path: str) -> str:
 
 
 @final
-class Record:
+class Telemetry:
     """The outermost middleware."""
 
-    def __init__(self, app: ASGIApp, log: Log, metrics: Metrics):
+    def __init__(self, app: ASGIApp, log: ServerLog, metrics: Metrics):
         self._app, self._log, self._metrics = app, log, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,7 +55,7 @@ class Record:
             return await self._app(scope, receive, send)
         method = scope["method"] if scope["method"] in METHODS else "other"
         id = scope.get(ID) or f"req_{secrets.token_hex(12)}"
-        entry = Entry(id, method, route_of(scope["path"]), time.perf_counter())
+        entry = LogEntry(id, method, route_of(scope["path"]), time.perf_counter())
         scope[ENTRY] = entry
 
         async def sent(message: Any) -> None:
@@ -77,7 +77,7 @@ class Record:
         finally:
             self._note(entry)
 
-    def _note(self, entry: Entry) -> None:
+    def _note(self, entry: LogEntry) -> None:
         seconds = time.perf_counter() - entry.begun
         self._metrics.requests.add(route=entry.route, status=str(entry.status))
         self._metrics.seconds.observe(seconds, route=entry.route)
