@@ -42,7 +42,7 @@ def test_every_option_has_its_default_and_its_range(option):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("prot = 1", "no setting 'prot'"),
+        ("prot = 1", "no setting is called 'prot'"),
         ("port = 'x'", "port: 'x' is no int"),
         ("port = true", "is no int"),
         ("port = ", "cannot be read"),
