@@ -47,6 +47,11 @@ class GroupedQuery:
         s = self.shape(width)
         return CacheShape(s.kv_heads, s.key_dim, s.value_dim)
 
+    def describe(self, width: int) -> tuple[str, ...]:
+        s = self.shape(width)
+        kind = {1: "multi-query", s.heads: "multi-head"}.get(s.kv_heads, "grouped-query")
+        return f"{kind}, {s.heads} / {s.kv_heads} × {s.key_dim}", *self.scores.describe()
+
     def build(self, width: int, context: BuildContext) -> nn.Module:
         return GroupedQueryAttention(self, self.shape(width), context)
 

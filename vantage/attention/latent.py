@@ -38,6 +38,10 @@ class Latent:
     def cache_shape(self, width: int) -> CacheShape:
         return CacheShape(1, self.kv_rank + self.rope_dim, self.kv_rank, single=True)
 
+    def describe(self, width: int) -> tuple[str, ...]:
+        latent, key_dim = self.cache_shape(width).key_dim, self.shape(width).key_dim
+        return f"latent, {self.heads} × {key_dim} over one of {latent}", *self.scores.describe()
+
     def build(self, width: int, context: BuildContext) -> nn.Module:
         return LatentAttention(self, self.shape(width), context)
 

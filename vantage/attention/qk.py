@@ -23,6 +23,9 @@ class QKNorm:
     def shared(self) -> bool:
         return False
 
+    def describe(self) -> str:
+        return "q/k norm"
+
     def build(self, shape: Shape) -> nn.Module:
         return QKNormed(self.norm.build(shape.rotary_dim), self.norm.build(shape.rotary_dim))
 
@@ -53,6 +56,9 @@ class LengthTemperature:
     @property
     def shared(self) -> bool:
         return True
+
+    def describe(self) -> str:
+        return f"temperature from {self.floor:,.0f}"
 
     def build(self, shape: Shape) -> nn.Module:
         return _LengthTemperature(self)

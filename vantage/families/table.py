@@ -11,25 +11,16 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
-from functools import singledispatch
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vantage.attention import GroupedQuery, Latent, LengthTemperature, QKNorm
 from vantage.checkpoints.config import Config
 from vantage.families import family_of
-from vantage.model.clamped import ClampedSwiGLU
-from vantage.model.experts import Experts, TopK
-from vantage.model.feed_forward import FeedForward
-from vantage.model.routers import GroupLimited
-from vantage.model.summary import LATE, brief
-from vantage.position import T5, Alibi, Learned, Rope, Sinusoidal
-from vantage.position.late_temperature import LateTemperature
-from vantage.position.xl import ContentBias, DistanceTerm
+from vantage.model.summary import LATE, brief, describe
+from vantage.spec.attention import DescribesHeads
 from vantage.spec.masks import Mask
-from vantage.spec.model import CacheShape, Layer, ModelSpec, Parallel
-from vantage.spec.parts import Shape
+from vantage.spec.model import AttentionConfig, CacheShape, Layer, ModelSpec, Parallel
 
 HALF = 2  # bytes of a number in float16 or bfloat16
 HEAD = """\
@@ -72,122 +63,31 @@ def systems() -> list[System]:
     return [System(**entry) for entry in tomllib.loads(text)["system"]]
 
 
-# ---- parts in a few words; a part without an entry is written as in code
-
-
-@singledispatch
-def said(part: object) -> str:
-    return brief(part)
-
-
-@said.register
-def _(part: Rope) -> str:
-    rule = {} if part.scaling is None else {f.name: getattr(part.scaling, f.name) for f in fields(part.scaling)}  # pyright: ignore[reportArgumentType] (every rule is a dataclass)
-    words = [f"RoPE, base {part.base:,.0f}"]
-    words += [f"{type(part.scaling).__name__} × {rule['factor']:g}"] if rule else []
-    words += [] if part.share == 1.0 else [f"on {part.share:g} of each head"]
-    return ", ".join(words)
-
-
-@said.register
-def _(part: Learned) -> str:
-    return f"learned, {part.max_length:,}"
-
-
-@said.register
-def _(part: Sinusoidal) -> str:
-    return "sinusoidal"
-
-
-@said.register
-def _(part: Alibi) -> str:
-    return "ALiBi"
-
-
-@said.register
-def _(part: T5) -> str:
-    return f"T5 buckets, {part.buckets}" + (", one table" if part.shared else "")
-
-
-@said.register
-def _(part: ContentBias) -> str:
-    return "content bias u"
-
-
-@said.register
-def _(part: DistanceTerm) -> str:
-    return "Transformer-XL's relative term"
-
-
-@said.register
-def _(part: QKNorm) -> str:
-    return "q/k norm"
-
-
-@said.register
-def _(part: LengthTemperature) -> str:
-    return f"temperature from {part.floor:,.0f}"
-
-
-@said.register
-def _(part: LateTemperature) -> str:
-    return f"temperature from {part.length:,}"
-
-
-@said.register
-def _(part: FeedForward) -> str:
-    return f"{'gated ' if part.gated else ''}{part.activation}, {part.hidden:,}"
-
-
-@said.register
-def _(part: ClampedSwiGLU) -> str:
-    return f"clamped SwiGLU, {part.hidden:,}"
-
-
-@said.register
-def _(part: TopK) -> str:
-    return f"{part.k} by {part.score}"
-
-
-@said.register
-def _(part: GroupLimited) -> str:
-    return f"{part.k} by {part.score}" + (f" of {part.kept} of {part.groups} groups" if part.groups > 1 else "")
-
-
-@said.register
-def _(part: Experts) -> str:
-    shared = "" if part.shared is None else f", beside {said(part.shared)}"
-    return f"{said(part.router)} of {part.count} experts ({said(part.expert)}){shared}"
-
-
 # ---- the columns
 
 
 def position(spec: ModelSpec) -> str:
     def of(layer: Layer) -> str:
         shape, parts = layer.attention.shape(spec.width), [*layer.qk, layer.bias, layer.value_bias]
-        words = ", then ".join(said(part) for part in parts if part is not None)
+        words = ", then ".join(describe(part) for part in parts if part is not None)
         decoupled = shape.rotary_dim < shape.key_dim
         return f"{words} (on {shape.rotary_dim} of {shape.key_dim} dimensions)" if decoupled else words
 
-    inputs = [said(part) for part in spec.embedding.inputs]
+    inputs = [describe(part) for part in spec.embedding.inputs]
     layers = by_layer(spec, of)
     return "; ".join([*inputs, *([layers] if layers else [])]) or "none"
 
 
 def attention(spec: ModelSpec) -> str:
     def of(layer: Layer) -> str:
-        shape, kept = layer.attention.shape(spec.width), layer.attention.cache_shape(spec.width)
-        return ", ".join([heads(shape, kept), sees(layer.mask), *_scores(layer)])
+        heads, *scores = _describe_heads(layer.attention, spec.width)
+        return ", ".join([heads, sees(layer.mask), *scores])
 
     return by_layer(spec, of) + ("; cross-attention" if any(layer.cross for layer in spec.layers) else "")
 
 
-def heads(shape: Shape, kept: CacheShape) -> str:
-    if kept.single:
-        return f"latent, {shape.heads} × {shape.key_dim} over one of {kept.key_dim}"
-    kind = {1: "multi-query", shape.heads: "multi-head"}.get(kept.kv_heads, "grouped-query")
-    return f"{kind}, {shape.heads} / {kept.kv_heads} × {shape.key_dim}"
+def _describe_heads(config: AttentionConfig, width: int) -> tuple[str, ...]:
+    return config.describe(width) if isinstance(config, DescribesHeads) else (brief(config),)
 
 
 def sees(mask: Mask) -> str:
@@ -196,25 +96,19 @@ def sees(mask: Mask) -> str:
     return " & ".join(names) or "Everything"
 
 
-def _scores(layer: Layer) -> list[str]:
-    assert isinstance(layer.attention, (GroupedQuery, Latent))
-    scores = layer.attention.scores
-    return [*([] if scores.softcap is None else [f"softcap {scores.softcap:g}"]), *(["sinks"] if scores.sinks else [])]
-
-
 def norm(spec: ModelSpec) -> str:
     def of(layer: Layer) -> str:
         name, wiring = type(layer.norm).__name__, layer.wiring
         if isinstance(wiring, Parallel):
             return f"{name}, {wiring.norms} before parts side by side"
         places = {"before": wiring.before, "after": wiring.after, "after the sum": wiring.outer}
-        return f"{name} {' and '.join(place for place, there in places.items() if there)}"
+        return f"{name} {' and '.join(place for place, used in places.items() if used)}"
 
     return by_layer(spec, of)
 
 
 def feed_forward(spec: ModelSpec) -> str:
-    return by_layer(spec, lambda layer: said(layer.ffn))
+    return by_layer(spec, lambda layer: describe(layer.ffn))
 
 
 def cache_bytes(spec: ModelSpec) -> str:
@@ -256,14 +150,14 @@ COLUMNS: dict[str, Callable[[ModelSpec], str]] = {
 
 
 def page() -> str:
-    found = systems()
+    published = systems()
     rows = [["system", *COLUMNS, "test"]]
-    for system in found:
+    for system in published:
         spec = system.spec()
         cells = [column(spec) for column in COLUMNS.values()]
         rows.append([f"{system.name} ({system.size})", *cells, f"`{system.test}`"])
     sizes = [["system", "family", "the size is that of"]]
-    for system in found:
+    for system in published:
         source = f"{system.source}. {system.note}" if system.note else system.source
         sizes.append([system.name, f"`{system.config['model_type']}`", source])
     return f"{HEAD}{grid(rows)}\n## Where the sizes are from\n\n{grid(sizes)}"

@@ -30,6 +30,9 @@ class ClampedSwiGLU:
         if self.limit <= 0:
             raise BadInput(f"limit={self.limit}: use a positive number, as everything beyond it is cut off")
 
+    def describe(self) -> str:
+        return f"clamped SwiGLU, {self.hidden:,}"
+
     def build(self, width: int, linear: LinearMaker) -> nn.Module:
         return _ClampedSwiGLU(self, width, linear)
 

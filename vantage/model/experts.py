@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vantage.errors import BadInput
+from vantage.model.summary import describe
 from vantage.spec.model import FeedForwardConfig, LinearMaker
 from vantage.spec.parts import Context
 
@@ -37,6 +38,9 @@ class TopK:
     def __post_init__(self) -> None:
         if self.score not in ("softmax", "sigmoid"):
             raise BadInput(f"score={self.score!r}: use 'softmax' or 'sigmoid'")
+
+    def describe(self) -> str:
+        return f"{self.k} by {self.score}"
 
     def build(self, width: int, experts: int, linear: LinearMaker) -> nn.Module:
         if not 1 <= self.k <= experts:
@@ -72,6 +76,10 @@ class Experts:
     shared: FeedForwardConfig | None = None
     weigh_input: bool = False  # the weight multiplies what goes in instead of what comes out (LLaMA-4)
     scale: float = 1.0  # of the sum of all of them (Grok-2)
+
+    def describe(self) -> str:
+        shared = "" if self.shared is None else f", beside {describe(self.shared)}"
+        return f"{describe(self.router)} of {self.count} experts ({describe(self.expert)}){shared}"
 
     def build(self, width: int, linear: LinearMaker) -> nn.Module:
         return _Experts(self, width, linear)

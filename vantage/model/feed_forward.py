@@ -39,6 +39,9 @@ class FeedForward:
         if self.hidden < 1:
             raise BadInput(f"hidden={self.hidden}: a feed-forward layer needs at least 1")
 
+    def describe(self) -> str:
+        return f"{'gated ' if self.gated else ''}{self.activation}, {self.hidden:,}"
+
     def build(self, width: int, linear: LinearMaker) -> nn.Module:
         return (Gated if self.gated else Plain)(self, width, linear)
 

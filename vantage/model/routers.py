@@ -40,6 +40,10 @@ class GroupLimited:
         if not 1 <= self.kept <= self.groups:
             raise BadInput(f"{self.kept} of {self.groups} groups: keep from 1 to {self.groups}")
 
+    def describe(self) -> str:
+        of_groups = f" of {self.kept} of {self.groups} groups" if self.groups > 1 else ""
+        return f"{self.k} by {self.score}{of_groups}"
+
     def build(self, width: int, experts: int, linear: LinearMaker) -> nn.Module:
         if experts % self.groups:
             raise BadInput(f"{experts} experts do not divide into {self.groups} groups: change one of the two")

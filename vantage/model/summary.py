@@ -9,6 +9,7 @@ from torch import nn
 
 from vantage.spec.masks import Mask
 from vantage.spec.model import Layer, ModelSpec
+from vantage.spec.parts import Described
 
 LATE = 2**30  # a rank behind every prefix
 
@@ -52,10 +53,15 @@ def _layer(layer: Layer) -> list[str]:
     return [f"{label}{brief(part)}" for label, part in parts if part is not None]
 
 
+def describe(part: object) -> str:
+    """A part in its own few words; one that has none is written as in code."""
+    return part.describe() if isinstance(part, Described) else brief(part)
+
+
 def brief(part: object) -> str:
     """A frozen part as one would write it: what is as by default is left out."""
     if not is_dataclass(part) or isinstance(part, (type, Mask)):
         return repr(part)
-    said = [(f.name, getattr(part, f.name)) for f in fields(part)]
+    values = [(f.name, getattr(part, f.name)) for f in fields(part)]
     default = {f.name: f.default for f in fields(part)}
-    return f"{type(part).__name__}({', '.join(f'{n}={brief(v)}' for n, v in said if v != default[n])})"
+    return f"{type(part).__name__}({', '.join(f'{n}={brief(v)}' for n, v in values if v != default[n])})"

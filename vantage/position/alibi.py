@@ -51,6 +51,9 @@ class Alibi:
         if self.slopes is not None:
             object.__setattr__(self, "slopes", tuple(self.slopes))  # a list from a config file: tuples can be hashed
 
+    def describe(self) -> str:
+        return "ALiBi"
+
     def parts(self, *, causal: bool) -> Parts:
         return Parts(bias=self)
 

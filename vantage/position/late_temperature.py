@@ -34,6 +34,9 @@ class LateTemperature:
         if self.softcap <= 0:
             raise BadInput(f"softcap={self.softcap}: use the positive number that caps the scores")
 
+    def describe(self) -> str:
+        return f"temperature from {self.length:,}"
+
     def build(self, shape: Shape) -> nn.Module:
         return _LateTemperature(self)
 

@@ -43,6 +43,9 @@ class Learned:
         if self.extend not in EXTENSIONS:
             raise BadInput(f"extend={self.extend!r}: use one of {', '.join(map(repr, EXTENSIONS))}")
 
+    def describe(self) -> str:
+        return f"learned, {self.max_length:,}"
+
     def parts(self, *, causal: bool) -> Parts:
         return Parts(inputs=(self,))
 

@@ -7,7 +7,7 @@ and how much of the head is turned (``share``). Values are never turned. No para
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -55,11 +55,22 @@ class Rope:
     def original_length(self) -> int | None:
         return self.rule.original_length
 
+    def describe(self) -> str:
+        words = [f"RoPE, base {self.base:,.0f}"]
+        words += [] if self.scaling is None else [_describe_rule(self.scaling)]
+        words += [] if self.share == 1.0 else [f"on {self.share:g} of each head"]
+        return ", ".join(words)
+
     def parts(self, *, causal: bool) -> Parts:
         return Parts(qk=(self,))
 
     def build(self, shape: Shape) -> nn.Module:
         return Rotation(self, shape.rotary_dim)
+
+
+def _describe_rule(rule: Any) -> str:
+    factors = [f" × {getattr(rule, f.name):g}" for f in fields(rule) if f.name == "factor"]
+    return type(rule).__name__ + "".join(factors)
 
 
 class Rotation(nn.Module):

@@ -51,6 +51,9 @@ class Sinusoidal:
         if not 0.0 <= self.dropout < 1.0:
             raise BadInput(f"dropout={self.dropout}: use a share from 0 up to, not including, 1")
 
+    def describe(self) -> str:
+        return "sinusoidal"
+
     def parts(self, *, causal: bool) -> Parts:
         return Parts(inputs=(self,), unit=True)
 

@@ -54,6 +54,9 @@ class T5:
                 f"on a side hold one distance each, so use more than {exact}"
             )
 
+    def describe(self) -> str:
+        return f"T5 buckets, {self.buckets}" + (", one table" if self.shared else "")
+
     def parts(self, *, causal: bool) -> Parts:
         return Parts(bias=self if self.bidirectional is not None else replace(self, bidirectional=not causal))
 

@@ -33,6 +33,9 @@ class ContentBias:
 
     shared = False  # no annotation: not a field
 
+    def describe(self) -> str:
+        return "content bias u"
+
     def build(self, shape: Shape) -> nn.Module:
         return QueryBias(shape.heads, shape.rotary_dim)
 
@@ -59,6 +62,9 @@ class DistanceTerm:
     base: float
 
     shared = False  # no annotation: not a field
+
+    def describe(self) -> str:
+        return "Transformer-XL's relative term"
 
     def build(self, shape: Shape) -> nn.Module:
         need_even(shape.width, "Transformer-XL's sinusoid")

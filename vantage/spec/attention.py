@@ -80,6 +80,15 @@ class CountsOperations(Protocol):
         ...
 
 
+@runtime_checkable
+class DescribesHeads(Protocol):
+    """An attention's description that says in a few words what it is, for tables."""
+
+    def describe(self, width: int) -> tuple[str, ...]:
+        """Its heads, and then what is special about its scores."""
+        ...
+
+
 def ability(module: Any, protocol: type, purpose: str) -> Any:
     """The module, if it has this ability; otherwise a refusal that names the module and what it would need."""
     if isinstance(module, protocol):

@@ -61,6 +61,11 @@ class Scores:
                 f"temperature={self.normalise.temperature}: use a positive number, or Argmax() for the limit 0"
             )
 
+    def describe(self) -> tuple[str, ...]:
+        """What is special about them, in a few words."""
+        softcap = () if self.softcap is None else (f"softcap {self.softcap:g}",)
+        return (*softcap, *(("sinks",) if self.sinks else ()))
+
 
 @dataclass(frozen=True)
 class CacheShape:

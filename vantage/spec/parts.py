@@ -103,6 +103,13 @@ class LengthDependent(Protocol):
         ...
 
 
+@runtime_checkable
+class Described(Protocol):
+    """A part that says in a few words what it is, for tables."""
+
+    def describe(self) -> str: ...
+
+
 @dataclass(frozen=True)
 class Parts:
     """Where a position encoding acts."""
