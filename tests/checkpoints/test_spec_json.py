@@ -20,7 +20,7 @@ from torch import nn
 import vantage as vt
 from vantage import attention, model, position
 from vantage.checkpoints.spec_json import from_json, to_json
-from vantage.checkpoints.spec_parts import BUILDABLE, FITS
+from vantage.checkpoints.spec_parts import classes_by_place, classes_by_protocol
 from vantage.conformance.factors import ATTENTIONS, ENCODINGS, MASKS, VOCAB, allowed
 from vantage.conformance.scenarios import sharpen, spec_for
 from vantage.errors import CheckpointError, Refused, VantageError
@@ -123,8 +123,8 @@ def test_a_tied_head_stays_tied(tmp_path):
 
 
 def test_every_part_there_is_has_a_place():
-    """A new part must be entered in spec_parts: this is where it is missed."""
-    listed = {cls for group in (*FITS.values(), *BUILDABLE.values()) for cls in group}
+    """A new part must stand in a registry: this is where it is missed."""
+    listed = {cls for group in (*classes_by_protocol().values(), *classes_by_place().values()) for cls in group}
     found = set()
     for package in (attention, model, position):
         for info in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
@@ -301,7 +301,9 @@ def paths(value, path=()):
 
 WHOLE = {"spec": to_json(OTHERS["shared-expert"])}
 PATHS = [path for path in paths(WHOLE) if path]
-NAMES = sorted({cls.__name__ for group in (*FITS.values(), *BUILDABLE.values()) for cls in group})
+NAMES = sorted(
+    {cls.__name__ for group in (*classes_by_protocol().values(), *classes_by_place().values()) for cls in group}
+)
 JUNK = st.one_of(
     st.none(),
     st.booleans(),

@@ -1,12 +1,18 @@
 """Attention modules. Each reads like its formula; position, cache and kernel are handed in."""
 
+from vantage.attention import qk
 from vantage.attention.grouped import GroupedQuery, GroupedQueryAttention
 from vantage.attention.latent import Latent, LatentAttention
 from vantage.attention.qk import LengthTemperature, QKNorm
 from vantage.attention.recurrent import Additive, Dot, General, RecurrentAttention
 from vantage.attention.scorer import NoBias
+from vantage.spec.model import AttentionConfig
+from vantage.spec.parts import Buildable
+from vantage.spec.registry import Registry, entries_of
 
 __all__ = [
+    "ATTENTIONS",
+    "QK_PARTS",
     "Additive",
     "Dot",
     "General",
@@ -19,3 +25,15 @@ __all__ = [
     "QKNorm",
     "RecurrentAttention",
 ]
+
+ATTENTIONS: Registry[AttentionConfig] = Registry(
+    "attention",
+    entries_of(
+        "vantage.attention",
+        "grouped",
+        "latent",
+    ),
+    needs=("shape", "cache_shape", "build", "build_cross"),
+)
+# Transforms of queries and keys that are no position encodings.
+QK_PARTS: Registry[Buildable] = Registry("q/k part", (qk.NORM_ENTRY, qk.TEMPERATURE_ENTRY), needs=("build", "shared"))

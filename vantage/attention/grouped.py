@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -13,7 +14,8 @@ from vantage.spec.attention import Pieces, PositionParts, QueriesAndKeys
 from vantage.spec.model import BuildContext, CacheShape, Scores
 from vantage.spec.native import LANES, CannotLower, HeadColumns, Program
 from vantage.spec.operations import AttentionWork, linear_operations
-from vantage.spec.parts import Context, Shape, chain
+from vantage.spec.parts import Argmax, Context, Shape, Softmax, chain
+from vantage.spec.registry import Entry, MatrixSize
 
 
 @dataclass(frozen=True)
@@ -129,3 +131,27 @@ class GroupedQueryAttention(nn.Module):
             program.transform(transform, queries, keys)
         attended = program.attend(qkv, self.index, s, scores)
         return program.linear(self.out, attended, into, "out of attention")
+
+
+def _with_scores(**scores: object) -> Callable[[MatrixSize], GroupedQuery]:
+    return lambda size: GroupedQuery(size.heads, size.heads // 2, scores=Scores(**scores))  # pyright: ignore[reportArgumentType] (named below)
+
+
+ENTRY = Entry(
+    "grouped",
+    GroupedQuery,
+    "Grouped-query",
+    "Query heads in groups that share keys and values: from multi-head (no sharing) to multi-query (one for all).",
+    default=lambda heads: GroupedQuery(heads or 1),
+    variants={
+        "multi-head": lambda size: GroupedQuery(size.heads, size.heads),
+        "multi-query": lambda size: GroupedQuery(size.heads, 1),
+        "grouped": _with_scores(),
+        "wide-values": lambda size: GroupedQuery(size.heads, size.heads // 2, value_dim=12),
+        "softcap": _with_scores(softcap=2.0),
+        "sinks": _with_scores(sinks=True),
+        "temperature": _with_scores(normalise=Softmax(0.5)),
+        "hard": _with_scores(normalise=Argmax()),
+    },
+    compared=False,  # by its three forms: multi-head, multi-query and grouped-query
+)

@@ -13,6 +13,7 @@ from vantage.spec.attention import PositionParts, QueriesAndKeys
 from vantage.spec.model import BuildContext, CacheShape, NormConfig, Scores
 from vantage.spec.operations import AttentionWork, linear_operations
 from vantage.spec.parts import Context, Shape, View, chain
+from vantage.spec.registry import Entry
 
 
 @dataclass(frozen=True)
@@ -143,3 +144,17 @@ class LatentAttention(nn.Module):
             return work.core(c.kv_rank) | {"projections": projected + absorbed, "output": out + back}
         expanded = 2 * work.size.batch * c.heads * work.keys * c.kv_rank * (c.nope_dim + c.value_dim)
         return work.core(c.value_dim) | {"projections": projected + expanded, "output": out}
+
+
+ENTRY = Entry(
+    "latent",
+    Latent,
+    "Latent (MLA)",
+    "The cache keeps one small latent and one rotary key a token (DeepSeek-V2).",
+    variants={
+        "latent": lambda size: Latent(
+            size.heads, kv_rank=12, nope_dim=8, rope_dim=8, value_dim=6, norm=size.norm, q_rank=16
+        )
+    },
+    compared=False,  # it has sizes that a comparison does not say
+)

@@ -11,6 +11,7 @@ from vantage.spec.model import NormConfig
 from vantage.spec.native import HeadColumns, Program
 from vantage.spec.parts import Shape
 from vantage.spec.positions import Positions
+from vantage.spec.registry import Entry
 
 
 @dataclass(frozen=True)
@@ -76,3 +77,21 @@ class _LengthTemperature(nn.Module):
 
     def key(self, k_BGTd: Tensor, pos: Positions) -> Tensor:
         return k_BGTd
+
+
+NORM_ENTRY = Entry(
+    "qk-norm",
+    QKNorm,
+    "q/k norm",
+    "Each query and key head is normalised (Qwen-3, Gemma 3).",
+    components={"qk": (QKNorm,)},
+    variants={"qk-norm": lambda size: QKNorm(size.norm)},
+)
+TEMPERATURE_ENTRY = Entry(
+    "length-temperature",
+    LengthTemperature,
+    "Length temperature",
+    "Late queries are sharpened (LLaMA-4's layers without positions).",
+    components={"qk": (LengthTemperature,)},
+    variants={},
+)

@@ -1,7 +1,8 @@
 """A ModelSpec as plain JSON and back: every part by the name of its class, with its fields.
 
-Only the classes listed in ``spec_parts`` are ever made, each only where it fits; no name is imported and no code is
-run. What is not understood is refused, with the nearest that would be.
+Only classes of the registries (``spec_parts``) are ever made, each only where it fits; no name is imported and no code
+is run. A part from outside is called by its import path, and is made only if that very class has been registered. What
+is not understood is refused, with the nearest that would be.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from itertools import groupby
 from math import isfinite
 from typing import Any
 
-from vantage.checkpoints.spec_parts import BUILDABLE, FITS
+from vantage.checkpoints.spec_parts import classes_by_place, classes_by_protocol
 from vantage.errors import BadInput, CheckpointError, Refused, VantageError, unknown
 from vantage.spec.model import ModelSpec
 from vantage.spec.parts import Buildable
@@ -35,7 +36,7 @@ def to_json(spec: ModelSpec) -> dict[str, Any]:
     try:
         read = from_json(said, most=deepest)
     except CheckpointError as e:
-        raise Refused(f"this spec cannot be written: {e}. Only parts of Vantage's own can be read back") from e
+        raise Refused(f"this spec cannot be written: {e}. Only parts of a registry can be read back") from e
     if read != spec:  # a part that calls itself by a name of ours
         raise Refused("this spec cannot be written: it holds a part that is not the one of Vantage by that name")
     return said
@@ -50,8 +51,14 @@ def _written(value: Any, where: str) -> Any:
         return _folded([_written(item, f"{where}[{i}]") for i, item in enumerate(value)])
     if is_dataclass(value) and not isinstance(value, type):
         said = {f.name: _written(getattr(value, f.name), f"{where}.{f.name}") for f in fields(value)}
-        return {KIND: type(value).__name__, **said}
+        return {KIND: written_name(type(value)), **said}
     raise Refused(f"{where} is {value!r}, which cannot be written as JSON: only frozen parts and plain values can be")
+
+
+def written_name(part: type) -> str:
+    """What a part is called in JSON: ours by the name of their class, others by their import path."""
+    ours = part.__module__.partition(".")[0] == "vantage"
+    return part.__name__ if ours else f"{part.__module__}:{part.__qualname__}"
 
 
 def _folded(items: list[Any]) -> list[Any]:
@@ -67,12 +74,12 @@ def _folded(items: list[Any]) -> list[Any]:
 
 def from_json(said: Any, *, most: int) -> ModelSpec:
     """The spec that was written; ``most`` is how many layers there can be (every layer has a tensor)."""
-    return Reader(most, Registry(FITS, BUILDABLE)).part(said, (ModelSpec,), "spec", 0)
+    return Reader(most, PartNames(classes_by_protocol(), classes_by_place())).part(said, (ModelSpec,), "spec", 0)
 
 
 @dataclass(frozen=True)
-class Registry:
-    """Which classes may stand where a field asks for a protocol, and how a wrong word is refused.
+class PartNames:
+    """Which classes may stand where a field asks for a protocol, what they are called, and how a wrong word is refused.
 
     ``loose`` is for files that people write: "rope" is Rope, and where only one class fits it need not be named.
     """
@@ -84,8 +91,12 @@ class Registry:
     called: Mapping[type, str] = field(default_factory=dict)  # classes that go by another name than their own
 
     def names(self, allowed: tuple[type, ...]) -> dict[str, type]:
-        names = {self.called.get(cls, cls.__name__): cls for cls in allowed}
-        return {_loosely(name): cls for name, cls in names.items()} if self.loose else names
+        if not self.loose:
+            return {written_name(cls): cls for cls in allowed}
+        names: dict[str, type] = {}
+        for cls in allowed:
+            names.setdefault(_loosely(self.called.get(cls, cls.__name__)), cls)
+        return names
 
     def parts(self, hint: Any, name: str) -> tuple[type, ...]:
         """The classes that may stand where a field says this."""
@@ -97,15 +108,20 @@ class Registry:
 class Reader:
     """Frozen dataclasses from plain values: every field is checked against its type, every key against the fields."""
 
-    def __init__(self, most: int, registry: Registry):
-        self.most, self.registry = most, registry
-        self.error = registry.error
+    def __init__(self, most: int, names: PartNames):
+        self.most, self.part_names = most, names
+        self.error = names.error
 
     def part(self, said: Any, allowed: tuple[type, ...], where: str, depth: int) -> Any:
-        names = self.registry.names(allowed)
+        names = self.part_names.names(allowed)
         if depth > DEEPEST:
             raise self.error(f"{where}: nested {depth} levels deep, more than any real spec")
         kind = self._kind(said, names)
+        if kind not in names and ":" in (kind or ""):
+            raise self.error(
+                f"{where}: {_shown(kind)} is a part from outside that has not been registered here: import the module "
+                "that registers it (vantage.register), or name it with --parts or VANTAGE_PARTS, and read this again"
+            )
         if kind not in names:
             raise self.error(f"{where}: {unknown('part that fits here', kind or said, names)}")
         known = {f.name: f for f in fields(names[kind])}
@@ -124,12 +140,12 @@ class Reader:
     def _kind(self, said: Any, names: dict[str, type]) -> str | None:
         if not isinstance(said, dict):
             return None
-        if self.registry.loose and KIND not in said and len(names) == 1:
+        if self.part_names.loose and KIND not in said and len(names) == 1:
             return next(iter(names))
         kind = said.get(KIND)
         if not isinstance(kind, str):
             return None
-        return _loosely(kind) if self.registry.loose else kind
+        return _loosely(kind) if self.part_names.loose else kind
 
     def field(self, said: Any, f: Field[Any], owner: type, where: str, depth: int) -> Any:
         return self.value(said, _hints(owner)[f.name], f.name, where, depth)
@@ -141,13 +157,13 @@ class Reader:
             if inside is not None:
                 return self.row(said, inside, name, where, depth)
         elif isinstance(said, dict):
-            parts = tuple(cls for o in options for cls in self.registry.parts(o, name))
+            parts = tuple(cls for o in options for cls in self.part_names.parts(o, name))
             if parts:
                 return self.part(said, parts, where, depth + 1)
         elif any(_plain(said, o) for o in options):
             return said
-        elif self.registry.loose and isinstance(said, str):
-            parts = tuple(cls for o in options for cls in self.registry.parts(o, name))
+        elif self.part_names.loose and isinstance(said, str):
+            parts = tuple(cls for o in options for cls in self.part_names.parts(o, name))
             if parts:  # a part by its name alone
                 return self.part({KIND: said}, parts, where, depth + 1)
         raise self.error(f"{where} is {_shown(said)}; wanted {_wanted(options)}")

@@ -1,61 +1,57 @@
-"""Which parts a spec that was written down may hold, and where each fits: the registry of ``spec_json``."""
+"""Which classes may stand where a spec asks for a protocol: what the registries hold, at the time of asking."""
 
 from __future__ import annotations
 
-from vantage import position
-from vantage.attention import GroupedQuery, Latent, LengthTemperature, QKNorm
-from vantage.model.clamped import ClampedSwiGLU
-from vantage.model.experts import Experts, RouterConfig, TopK
-from vantage.model.feed_forward import FeedForward
-from vantage.model.norms import LayerNorm, RMSNorm
-from vantage.model.patches import Patches
-from vantage.model.pooling import First, Pooler, Transform
-from vantage.model.routers import GroupLimited
-from vantage.model.unit import UnitRMS
-from vantage.position import scaling
-from vantage.position.late_temperature import LateTemperature
-from vantage.position.shaw import ShawKeys, ShawValues
-from vantage.position.xl import ContentBias, DistanceTerm
-from vantage.spec import masks
-from vantage.spec.model import (
-    AttentionConfig,
-    FeedForwardConfig,
-    InputConfig,
-    NormConfig,
-    TransformConfig,
-)
-from vantage.spec.parts import Encoding, Sampler
+from typing import Any
 
-# What may stand where a field asks for a protocol. A new part is one more name here.
-FITS: dict[type, tuple[type, ...]] = {
-    AttentionConfig: (GroupedQuery, Latent),
-    FeedForwardConfig: (FeedForward, ClampedSwiGLU, Experts),
-    InputConfig: (Patches,),
-    NormConfig: (RMSNorm, LayerNorm, UnitRMS),
-    RouterConfig: (TopK, GroupLimited),
-    Sampler: (position.Randomised,),
-    TransformConfig: (First, Pooler, Transform),
-    masks.Mask: (
-        *(masks.Everything, masks.Nothing, masks.Causal, masks.Window, masks.Chunked, masks.Prefix),
-        *(masks.SameSegment, masks.Filled, masks.And, masks.Or),
-    ),
-    scaling.Rule: (
-        *(scaling.Default, scaling.Linear, scaling.Proportional, scaling.DynamicNTK, scaling.YaRN),
-        *(scaling.LongRope, scaling.Llama3),
-    ),
-    Encoding: (
-        *(position.NoPE, position.Sinusoidal, position.Learned, position.Shifted, position.Rope, position.XPos),
-        *(position.Alibi, position.T5, position.Shaw, position.TransformerXL, position.Kerple, position.Fire),
-        *(position.CoPE, position.Randomised),
-    ),
+from vantage.attention import ATTENTIONS, QK_PARTS
+from vantage.model.experts import RouterConfig
+from vantage.model.parts import FEED_FORWARDS, INPUTS, NORM_PARTS, ROUTERS, TRANSFORMS
+from vantage.position import ENCODINGS, SAMPLERS, SCORE_PARTS, components
+from vantage.position.scaling import SCALINGS, Default, Rule
+from vantage.spec.mask_registry import MASKS
+from vantage.spec.masks import Mask
+from vantage.spec.model import AttentionConfig, FeedForwardConfig, InputConfig, NormConfig, TransformConfig
+from vantage.spec.parts import Encoding, Sampler
+from vantage.spec.registry import Registry
+
+REGISTRIES: dict[Any, Registry[Any]] = {
+    AttentionConfig: ATTENTIONS,
+    FeedForwardConfig: FEED_FORWARDS,
+    InputConfig: INPUTS,
+    NormConfig: NORM_PARTS,
+    RouterConfig: ROUTERS,
+    Sampler: SAMPLERS,
+    TransformConfig: TRANSFORMS,
+    Mask: MASKS,
+    Rule: SCALINGS,
+    Encoding: ENCODINGS,
 }
-# ``Buildable`` says too little: what may stand there goes by the field's name.
-BUILDABLE: dict[str, tuple[type, ...]] = {
-    "inputs": (position.Sinusoidal, position.Learned),
-    "qk": (position.Rope, position.XPos, ContentBias, QKNorm, LengthTemperature),
-    "bias": (
-        *(position.Alibi, position.T5, position.Kerple, position.Fire, position.CoPE, position.Shifted),
-        *(ShawKeys, DistanceTerm, LateTemperature),
-    ),
-    "value_bias": (ShawValues,),
-}
+
+
+def classes_by_protocol() -> dict[Any, tuple[type, ...]]:
+    """The classes that fit where a field asks for a protocol."""
+    classes = {protocol: registry.classes() for protocol, registry in REGISTRIES.items()}
+    classes[Rule] = (Default, *classes[Rule])
+    classes[Encoding] = (*classes[Encoding], *SAMPLERS.classes())
+    classes[Sampler] = (*classes[Sampler], *_components().get("sampler", ()))
+    return classes
+
+
+def classes_by_place() -> dict[str, tuple[type, ...]]:
+    """``Buildable`` says too little: what may stand there goes by the field's name."""
+    found = _components()
+    for registry in (QK_PARTS, SCORE_PARTS):
+        for entry in registry.entries():
+            for place, classes in (entry.components or {}).items():
+                found[place] = (*found.get(place, ()), *classes)
+    return {place: found.get(place, ()) for place in ("inputs", "qk", "bias", "value_bias")}
+
+
+def _components() -> dict[str, tuple[type, ...]]:
+    """The classes that the encodings put into a spec, by place."""
+    found: dict[str, tuple[type, ...]] = {}
+    for entry in ENCODINGS.entries():
+        for place, classes in components(entry).items():
+            found[place] = tuple(dict.fromkeys((*found.get(place, ()), *classes)))
+    return found

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from vantage.checkpoints.spec_json import Reader, Registry
+from vantage.checkpoints.spec_json import PartNames, Reader
 from vantage.compare import text as texts
 from vantage.compare.entries import ALL, CONTROL, DEFAULT, PLAIN, Shape, check_entry, section
 from vantage.compare.equal import matched
@@ -214,7 +214,7 @@ def read_study(path: str | Path) -> Study:
 
 def study_of(said: dict[str, Any], where: str) -> Study:
     """A study from a nested table."""
-    return Reader(4096, Registry({}, {}, BadInput, loose=True)).part(said, (Study,), where, 0)
+    return Reader(4096, PartNames({}, {}, BadInput, loose=True)).part(said, (Study,), where, 0)
 
 
 def with_steps(study: Study, steps: int) -> Study:

@@ -9,18 +9,10 @@ from dataclasses import dataclass
 
 from vantage.compare.cells import Part, View, is_control, plain_task
 from vantage.compare.statistics import Estimate, Sample, difference, estimate, holm, p_value
+from vantage.training import tasks
 
 SURE = 0.05  # of Holm's corrected p-values
 AT_CHANCE = 0.05  # this close to chance is at chance
-# The share of rows that a guess gets right, for the tasks whose answer is one of a few symbols. Every other task: none.
-CHANCE: Mapping[str, float] = {
-    "ordering": 0.5,
-    "parity": 0.5,
-    "even-pairs": 0.5,
-    "missing-duplicate": 0.5,
-    "summation": 0.1,
-    "cycle-navigation": 0.2,
-}
 
 
 @dataclass(frozen=True)
@@ -117,11 +109,11 @@ def places(view: View, task: str, part: Part = "beyond") -> list[Place]:
 
 def chance_of(task: str, chance: Mapping[str, float] | None = None) -> float | None:
     """What a guess gets: of the task as it is written, or of the task whatever its parameters."""
-    for table in (chance or {}, CHANCE):
-        for name in (task, plain_task(task).partition("(")[0]):
-            if name in table:
-                return table[name]
-    return None
+    bare = plain_task(task).partition("(")[0]
+    for name in (task, bare):
+        if chance is not None and name in chance:
+            return chance[name]
+    return tasks.chance_of(bare)
 
 
 def controls(view: View, chance: Mapping[str, float] | None = None) -> list[Verdict]:

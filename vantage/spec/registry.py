@@ -111,21 +111,16 @@ class Entry(Generic[T]):
     config: type[T]
     title: str = ""
     summary: str = ""
-    default: Callable[[int | None], T] | None = None  # for a model of this max_length; None: config()
+    default: Callable[[int | None], T] | None = None  # for this max_length, or so many heads; None: config()
     components: Mapping[str, tuple[type, ...]] | None = None  # which classes stand where in a spec; None: its parts()
     variants: Variants[T] | None = None  # for the conformance matrix; None: the default alone, under its name
     refusals: tuple[Refusal, ...] = ()
     compared: bool = True  # competes in `vantage compare`
     randomised: bool = True  # and so does its randomised form
 
-    def make(self, max_length: int | None = None) -> T:
-        """The part with its defaults."""
-        return self.config() if self.default is None else self.default(max_length)
-
-    def for_matrix(self) -> Variants[T]:
-        if self.variants is None:
-            return {self.name: lambda size: self.make(size.length)}
-        return self.variants
+    def make(self, number: int | None = None) -> T:
+        """The part with its defaults: an encoding for a max_length, an attention for so many heads."""
+        return self.config() if self.default is None else self.default(number)
 
 
 def entries_of(package: str, *modules: str) -> tuple[Entry[Any], ...]:

@@ -17,14 +17,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from vantage.checkpoints.spec_json import Reader, Registry
-from vantage.checkpoints.spec_parts import BUILDABLE, FITS
+from vantage.checkpoints.spec_json import PartNames, Reader
+from vantage.checkpoints.spec_parts import REGISTRIES, classes_by_place, classes_by_protocol
 from vantage.errors import BadInput, unknown
 from vantage.training.guards import Guard
 from vantage.training.log import Scored
 from vantage.training.models import MODELS, Asked, ModelSection
 from vantage.training.optimise import WSD, AdamW, Average, Constant, Cosine, Muon
-from vantage.training.sources import SOURCES, TASK_NAMES, DataSection, Exercise
+from vantage.training.sources import SOURCES, DataSection, Exercise, task_names
 from vantage.training.tasks import TASKS, Task
 
 VOCAB = 8  # stands for that of the data, which are not open yet, where only the rest of a model is checked
@@ -129,13 +129,6 @@ class Settings:
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
 
-REGISTRY = Registry(
-    fits=FITS | {ModelSection: MODELS, DataSection: SOURCES, Task: tuple(TASKS.values())},
-    buildable=BUILDABLE,
-    error=BadInput,
-    loose=True,
-    called={**TASK_NAMES, Exercise: "task"},
-)
 MOST = 4096  # layers, tests, files: entries of any list
 
 
@@ -154,7 +147,20 @@ def settings_of(said: dict[str, Any]) -> Settings:
     if isinstance(schedule, dict) and str(schedule.get("is", "")).lower() in ("cosine", "wsd"):
         steps = loop.get("steps", Steps.steps) if isinstance(loop, dict) else Steps.steps
         said = said | {"schedule": {"total": steps} | schedule}  # a schedule lasts as long as the run unless it says
-    return Reader(MOST, REGISTRY).part(said, (Settings,), "settings", 0)
+    return Reader(MOST, _part_names()).part(said, (Settings,), "settings", 0)
+
+
+def _part_names() -> PartNames:
+    """What may stand in the settings. Tasks, and parts from outside, go by the names they are registered with."""
+    registries = (TASKS, *REGISTRIES.values())
+    outside = {entry.config: entry.name for registry in registries for entry in registry.from_outside()}
+    return PartNames(
+        fits=classes_by_protocol() | {ModelSection: MODELS, DataSection: SOURCES, Task: TASKS.classes()},
+        buildable=classes_by_place(),
+        error=BadInput,
+        loose=True,
+        called={**task_names(), **outside, Exercise: "task"},
+    )
 
 
 def _named(name: str, section: Any) -> Any:

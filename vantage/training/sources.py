@@ -281,4 +281,8 @@ def _there(**files: Words | float) -> None:
 
 FILES = ("files", "valid", "source", "target", "valid_source", "valid_target")  # fields that name some
 SOURCES: tuple[type[Any], ...] = (Exercise, Text, Pairs, Labels, Prompts)
-TASK_NAMES: dict[type, str] = {cls: name for name, cls in TASKS.items()}
+
+
+def task_names() -> dict[type, str]:
+    """The name of every task that a file of settings may say."""
+    return {entry.config: entry.name for entry in TASKS.entries()}

@@ -34,7 +34,7 @@ def check(name, found, example, length):
 def test_every_task_has_an_oracle():
     assert list(ORACLES) == list(TASKS)
     choices = {(name, key) for name, parameters in VARIANTS for key in parameters}
-    assert choices == {(name, field.name) for name in TASKS for field in fields(TASKS[name])}
+    assert choices == {(name, field.name) for name in TASKS for field in fields(TASKS[name].config)}
 
 
 @every_variant

@@ -31,7 +31,8 @@ def called(cell):
 
 
 def test_every_task_is_there():
-    assert [name.strip("`") for name, *_ in rows("The tasks", 4)] == list(TASKS)
+    listed = [(name.strip("`"), what) for name, what, *_ in rows("The tasks", 4)]
+    assert listed == [(entry.name, entry.summary) for entry in TASKS.entries()]
     assert {called(cell)[0] for cell, *_ in rows("Examples", 3)} == set(TASKS)
 
 
@@ -47,7 +48,7 @@ def test_examples(row):
 
 def test_parameters():
     listed = {name.strip("`"): said for name, said in rows("Parameters", 2)}
-    for name, kind in TASKS.items():
+    for name, kind in ((entry.name, entry.config) for entry in TASKS.entries()):
         said = re.findall(r"`(\w+)=(.+?)`", listed.pop(name, ""))
         assert {key: ast.literal_eval(value) for key, value in said} == {f.name: f.default for f in fields(kind)}
     assert not listed

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from vantage.checkpoints.spec_json import Reader, Registry
+from vantage.checkpoints.spec_json import PartNames, Reader
 from vantage.compare.extension.rules import RULES
 from vantage.errors import BadInput, unknown
 from vantage.training.text import expand
@@ -91,4 +91,4 @@ class Extension:
 
 
 def extension_of(said: Mapping[str, Any], where: str) -> Extension:
-    return Reader(4096, Registry({}, {}, BadInput, loose=True)).part(dict(said), (Extension,), where, 0)
+    return Reader(4096, PartNames({}, {}, BadInput, loose=True)).part(dict(said), (Extension,), where, 0)

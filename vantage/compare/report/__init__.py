@@ -29,7 +29,7 @@ FACTS: Mapping[str, Any] = {  # what a study may say of itself, and what stands 
     "versions": {},  # of what made it: see ``machine``
     "entries": (),  # in which order they are named and coloured
     "measures": {},  # by task: "exact", "tokens" or "loss"
-    "chance": {},  # by task: what a guess gets, where verdicts.CHANCE does not say it
+    "chance": {},  # by task: what a guess gets, where the task itself does not say it
     "published": (),  # names of papers to set beside
     "notes": (),  # sentences for the head of the page
     "reach": "training length",  # what lies beyond which the report is about: or "context"

@@ -5,6 +5,21 @@ from __future__ import annotations
 from dataclasses import fields
 
 from vantage.errors import BadInput, unknown
+from vantage.spec.registry import Registry
+from vantage.training.tasks import (
+    addition,
+    arithmetic,
+    case,
+    copying,
+    needles,
+    ordering,
+    regular,
+    retrieval,
+    scan,
+    sorting,
+    stack,
+    strings,
+)
 from vantage.training.tasks.addition import Addition
 from vantage.training.tasks.arithmetic import ModularArithmetic
 from vantage.training.tasks.case import CaseConversion
@@ -17,7 +32,7 @@ from vantage.training.tasks.scan import Scan
 from vantage.training.tasks.sorting import BucketSort, Sort
 from vantage.training.tasks.stack import StackManipulation
 from vantage.training.tasks.strings import DuplicateString, MissingDuplicate, OddsFirst
-from vantage.training.tasks.task import Example, Task, check_lengths, words
+from vantage.training.tasks.task import Example, Guessable, Task, check_lengths, words
 
 __all__ = [
     "TASKS",
@@ -29,6 +44,7 @@ __all__ = [
     "DuplicateString",
     "EvenPairs",
     "Example",
+    "Guessable",
     "Lookup",
     "MissingDuplicate",
     "ModularArithmetic",
@@ -43,33 +59,38 @@ __all__ = [
     "StackManipulation",
     "Summation",
     "Task",
+    "chance_of",
     "check_lengths",
     "task",
     "words",
 ]
 
-TASKS: dict[str, type] = {
-    "case": CaseConversion,
-    "ordering": Ordering,
-    "copy": Copy,
-    "reverse": Reverse,
-    "sort": Sort,
-    "addition": Addition,
-    "summation": Summation,
-    "parity": Parity,
-    "modular-arithmetic": ModularArithmetic,
-    "duplicate-string": DuplicateString,
-    "missing-duplicate": MissingDuplicate,
-    "odds-first": OddsFirst,
-    "bucket-sort": BucketSort,
-    "even-pairs": EvenPairs,
-    "cycle-navigation": CycleNavigation,
-    "stack": StackManipulation,
-    "scan": Scan,
-    "lookup": Lookup,
-    "passkey": Passkey,
-    "multi-needle": MultiNeedle,
-}
+TASKS: Registry[Task] = Registry(
+    "task",
+    (
+        case.ENTRY,
+        ordering.ENTRY,
+        copying.COPY,
+        copying.REVERSE,
+        sorting.SORT,
+        addition.ENTRY,
+        regular.SUMMATION,
+        regular.PARITY,
+        arithmetic.ENTRY,
+        strings.DUPLICATE_STRING,
+        strings.MISSING_DUPLICATE,
+        strings.ODDS_FIRST,
+        sorting.BUCKET_SORT,
+        regular.EVEN_PAIRS,
+        regular.CYCLE_NAVIGATION,
+        stack.ENTRY,
+        scan.ENTRY,
+        retrieval.LOOKUP,
+        retrieval.PASSKEY,
+        needles.ENTRY,
+    ),
+    needs=("symbols", "shortest", "sample"),
+)
 
 
 def task(which: str | Task, **parameters: object) -> Task:
@@ -81,11 +102,16 @@ def task(which: str | Task, **parameters: object) -> Task:
         if parameters:
             raise BadInput(f"{which} has its parameters already, and got {', '.join(parameters)} besides")
         return which
-    if which not in TASKS:
-        raise BadInput(unknown("task", which, TASKS))
-    known = [field.name for field in fields(TASKS[which])]
+    config = TASKS[which].config
+    known = [field.name for field in fields(config)]  # pyright: ignore[reportArgumentType] (every task is a dataclass)
     for name in parameters:
         if name not in known:
             raise BadInput(unknown(f"parameter of {which!r}", name, known))
     # A list is what a TOML file has where we have a tuple.
-    return TASKS[which](**{name: tuple(v) if isinstance(v, list) else v for name, v in parameters.items()})
+    return config(**{name: tuple(v) if isinstance(v, list) else v for name, v in parameters.items()})
+
+
+def chance_of(name: str) -> float | None:
+    """The share of rows that a guess gets right in this task; ``None``: so few that nobody counts them."""
+    task = TASKS[name].make() if name in TASKS else None
+    return task.chance if isinstance(task, Guessable) else None

@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from vantage.spec.registry import Entry
 from vantage.training.tasks.task import Example, fits, numbers, one_of, too_long, whole
 
 PLUS = 10  # after the ten digits; the hints come after it
@@ -73,3 +74,6 @@ class Addition:
         written[::2] = range(start, start + len(units_first))[::way]
         written[1::2] = units_first[::way]
         return tuple(written)
+
+
+ENTRY = Entry("addition", Addition, summary="two numbers of as many digits; plain, units first, with index hints")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vantage.errors import BadInput
+from vantage.spec.registry import Entry
 from vantage.training.tasks.task import Example, fits, numbers, whole
 
 ADD, SUBTRACT, TIMES, OPEN, CLOSE = range(5)  # from the modulus on
@@ -78,3 +79,6 @@ class ModularArithmetic:
             value[left] = _apply(value[left], operators[i], value[i + 1]) % self.modulus
             other[left], other[right] = right, left
         return Example(tuple(text[0]), (value[0],))
+
+
+ENTRY = Entry("modular-arithmetic", ModularArithmetic, summary="+ - * mod 5, products first; or with all brackets")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vantage.spec.registry import Entry
 from vantage.training.tasks.task import Example, fits, whole
 
 TEXT = 3  # ids before the letters: <U>, <L>, space
@@ -51,3 +52,6 @@ class CaseConversion:
         answer = TEXT + letter + (0 if lower else self.letters)
         text[spaces] = answer[spaces] = 2
         return Example((int(lower), *text.tolist()), tuple(answer.tolist()), "lower" if lower else "upper")
+
+
+ENTRY = Entry("case", CaseConversion, summary="text in upper or lower case, as its mark says")

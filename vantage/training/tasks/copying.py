@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from vantage.spec.registry import Entry
 from vantage.training.tasks.task import Example, alphabet, fits, one_of, whole
 
 
@@ -87,3 +88,11 @@ class Reverse:
         fits(self, length)
         prompt = rng.integers(self.tokens, size=length).tolist()
         return Example(tuple(prompt), _repeated(prompt[::-1], self.times, self.tokens))
+
+
+COPY = Entry(
+    "copy",
+    Copy,
+    summary="the same again: random tokens, one repeated token, or one put for another; once or several times",
+)
+REVERSE = Entry("reverse", Reverse, summary="backwards, once or several times")

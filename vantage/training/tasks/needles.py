@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vantage.spec.registry import Entry
 from vantage.training.tasks.retrieval import FILLER_IDS, FILLER_WORDS
 from vantage.training.tasks.task import Example, fits, numbers, whole
 
@@ -50,3 +51,6 @@ class MultiNeedle:
             prompt += [*filler[begin:end], first_digit + 10 + needle, *codes[needle]]
         prompt += [*filler[cuts[-1] :], *(first_digit + 10 + needle for needle in asked)]
         return Example(tuple(prompt), tuple(digit for needle in asked for digit in codes[needle]))
+
+
+ENTRY = Entry("multi-needle", MultiNeedle, summary="several numbers hidden in filler, all asked for")

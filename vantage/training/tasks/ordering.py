@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vantage.errors import BadInput
+from vantage.spec.registry import Entry
 from vantage.training.tasks.task import Example, fits, numbers, too_long, whole
 
 
@@ -33,6 +34,8 @@ class Ordering:
 
     Length: numbers in the sequence, all of the prompt. From the course material on position (P12).
     """
+
+    chance = 0.5  # no annotation: not a field
 
     values: int = 128
     distances: tuple[int, ...] = (1, 2, 4, 8, 16)
@@ -72,3 +75,6 @@ class Ordering:
         i = int(rng.integers(length - distance))
         sequence[i], sequence[i + distance] = sequence[i + distance], sequence[i]
         return Example(tuple(sequence), (self.values + 1,), f"swap {distance}")
+
+
+ENTRY = Entry("ordering", Ordering, summary="are these numbers ascending? Negatives by one swap of a stated distance")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vantage.spec.registry import Entry
 from vantage.training.tasks.task import Example, fits, numbers, whole
 
 
@@ -15,6 +16,8 @@ class Summation:
 
     Length: digits, all of the prompt. From Kazemnejad et al. 2023.
     """
+
+    chance = 0.1  # no annotation: not a field
 
     modulus: int = 10
 
@@ -42,6 +45,8 @@ class Parity:
     Length: bits, all of the prompt. In Delétang et al. 2023, Ruoss et al. 2023 and Kazemnejad et al. 2023.
     """
 
+    chance = 0.5  # no annotation: not a field
+
     @property
     def symbols(self) -> tuple[str, ...]:
         return ("0", "1")
@@ -64,6 +69,8 @@ class EvenPairs:
 
     Length: letters, all of the prompt. From Delétang et al. 2023 and Ruoss et al. 2023.
     """
+
+    chance = 0.5  # no annotation: not a field
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -89,6 +96,8 @@ class CycleNavigation:
     Length: steps, all of the prompt. From Delétang et al. 2023 and Ruoss et al. 2023.
     """
 
+    chance = 0.2  # no annotation: not a field
+
     places: int = 5
 
     def __post_init__(self) -> None:
@@ -106,3 +115,9 @@ class CycleNavigation:
         fits(self, length)
         steps = rng.integers(3, size=length)
         return Example(tuple(steps.tolist()), (3 + int(steps.sum() - length) % self.places,))
+
+
+SUMMATION = Entry("summation", Summation, summary="the sum of digits mod 10")
+PARITY = Entry("parity", Parity, summary="is the number of ones odd?")
+EVEN_PAIRS = Entry("even-pairs", EvenPairs, summary="is the number of ab and ba even?")
+CYCLE_NAVIGATION = Entry("cycle-navigation", CycleNavigation, summary="the place on a ring of five after steps")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vantage.spec.registry import Entry
 from vantage.training.tasks.task import Example, depth, fits, numbers, too_long, whole
 
 # what the numbers are hidden in: the sentences of Mohtashami and Jaggi 2023
@@ -94,3 +95,7 @@ class Passkey:
             prompt += [*filler[begin:end], mark, *code]
         prompt += [*filler[cuts[-1] :], marks[asked]]
         return Example(tuple(prompt), tuple(codes[asked]), depth(cuts[asked], spare + 1))
+
+
+LOOKUP = Entry("lookup", Lookup, summary="the value of a key among pairs")
+PASSKEY = Entry("passkey", Passkey, summary="a number hidden in filler, or one of several")

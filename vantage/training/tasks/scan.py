@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from vantage.errors import BadInput
+from vantage.spec.registry import Entry
 from vantage.training.tasks.task import Example, fits, one_of
 
 VERBS = ("walk", "look", "run", "jump")
@@ -106,3 +107,6 @@ class Scan:
             else:
                 answer.append(acts)
         return Example(tuple(prompt), tuple(chain.from_iterable(answer)))
+
+
+ENTRY = Entry("scan", Scan, summary="commands carried out")

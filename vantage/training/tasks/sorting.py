@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from vantage.spec.registry import Entry
 from vantage.training.tasks.task import Example, alphabet, fits, numbers, one_of, whole
 
 SPACE = 10  # after the ten digits
@@ -73,3 +74,7 @@ class BucketSort:
         fits(self, length)
         drawn = rng.integers(self.tokens, size=length)
         return Example(tuple(drawn.tolist()), tuple(np.sort(drawn).tolist()))
+
+
+SORT = Entry("sort", Sort, summary="numbers by value, as tokens or spelled")
+BUCKET_SORT = Entry("bucket-sort", BucketSort, summary="letters of a few kinds, in order")

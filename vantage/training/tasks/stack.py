@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vantage.spec.registry import Entry
 from vantage.training.tasks.task import Example, fits
 
 POP, PUSH, BOTTOM = 2, 3, 5  # after the values 0 and 1; a push of 1 is PUSH + 1
@@ -42,3 +43,6 @@ class StackManipulation:
             elif stack:
                 stack.pop()
         return Example(prompt, (*reversed(stack), BOTTOM))
+
+
+ENTRY = Entry("stack", StackManipulation, summary="a stack after pushes and pops, from the top")

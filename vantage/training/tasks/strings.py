@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vantage.spec.registry import Entry
 from vantage.training.tasks.task import Example, alphabet, fits, whole
 
 
@@ -44,6 +45,8 @@ class MissingDuplicate:
     Length: letters of the string; the prompt has twice as many. From Delétang et al. 2023 and Ruoss et al. 2023,
     with two letters; there the length counts both copies.
     """
+
+    chance = 0.5  # no annotation: not a field
 
     tokens: int = 2
 
@@ -91,3 +94,10 @@ class OddsFirst:
         fits(self, length)
         letters = tuple(rng.integers(self.tokens, size=length).tolist())
         return Example(letters, letters[::2] + letters[1::2])
+
+
+DUPLICATE_STRING = Entry("duplicate-string", DuplicateString, summary="the string twice")
+MISSING_DUPLICATE = Entry(
+    "missing-duplicate", MissingDuplicate, summary="the letter that is missing where a string stands twice"
+)
+ODDS_FIRST = Entry("odds-first", OddsFirst, summary="first, third, fifth, … letter, then the others")

@@ -40,6 +40,16 @@ class Task(Protocol):
         ...
 
 
+@runtime_checkable
+class Guessable(Protocol):
+    """A task whose answer is one of a few symbols."""
+
+    @property
+    def chance(self) -> float:
+        """The share of rows that a guess gets right."""
+        ...
+
+
 def words(task: Task, example: Example) -> str:
     """An example as one readable line: prompt → answer.
 

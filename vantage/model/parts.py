@@ -1,0 +1,48 @@
+"""The smaller parts of a model that can stand in a spec, by kind."""
+
+from __future__ import annotations
+
+from vantage.model.clamped import ClampedSwiGLU
+from vantage.model.experts import Experts, RouterConfig, TopK
+from vantage.model.feed_forward import FeedForward
+from vantage.model.norms import LayerNorm, RMSNorm
+from vantage.model.patches import Patches
+from vantage.model.pooling import First, Pooler, Transform
+from vantage.model.routers import GroupLimited
+from vantage.model.unit import UnitRMS
+from vantage.spec.model import FeedForwardConfig, InputConfig, NormConfig, TransformConfig
+from vantage.spec.registry import Entry, Registry
+
+NORM_PARTS: Registry[NormConfig] = Registry(
+    "norm",
+    (
+        Entry("rms", RMSNorm, "RMSNorm"),
+        Entry("layer", LayerNorm, "LayerNorm"),
+        Entry("unit-rms", UnitRMS, "RMSNorm without weights"),
+    ),
+    needs=("build",),
+)
+FEED_FORWARDS: Registry[FeedForwardConfig] = Registry(
+    "feed-forward layer",
+    (
+        Entry("dense", FeedForward, "Dense"),
+        Entry("clamped-swiglu", ClampedSwiGLU, "Clamped SwiGLU"),
+        Entry("experts", Experts, "Mixture of experts"),
+    ),
+    needs=("build",),
+)
+ROUTERS: Registry[RouterConfig] = Registry(
+    "router of experts",
+    (Entry("top-k", TopK, "The best k"), Entry("group-limited", GroupLimited, "The best k of the best groups")),
+    needs=("build",),
+)
+INPUTS: Registry[InputConfig] = Registry("input", (Entry("patches", Patches, "Patches of an image"),), needs=("build",))
+TRANSFORMS: Registry[TransformConfig] = Registry(
+    "transform before a head",
+    (
+        Entry("first", First, "The first token"),
+        Entry("pooler", Pooler, "A pooled vector"),
+        Entry("transform", Transform, "A masked-LM transform"),
+    ),
+    needs=("build",),
+)
