@@ -119,8 +119,8 @@ class Reader:
         kind = self._kind(said, names)
         if kind not in names and ":" in (kind or ""):
             raise self.error(
-                f"{where}: {_shown(kind)} is a part from outside that has not been registered here: import the module "
-                "that registers it (vantage.register), or name it with --parts or VANTAGE_PARTS, and read this again"
+                f"{where}: {str(kind)[:200]!r} is a part from outside, and no such class has been registered: import "
+                "the module that registers it (vantage.register), or name it with --parts or VANTAGE_PARTS"
             )
         if kind not in names:
             raise self.error(f"{where}: {unknown('part that fits here', kind or said, names)}")

@@ -17,6 +17,7 @@ from vantage.errors import BadInput, unknown
 from vantage.spec.plugins import load_plugins
 
 T = TypeVar("T")
+Part = TypeVar("Part", covariant=True)
 
 
 # ---- the parameters of a part
@@ -99,26 +100,25 @@ class Refusal:
     because: str
 
 
-Variants = Mapping[str, Callable[[MatrixSize], T]]
-
-
 @final
 @dataclass(frozen=True)
-class Entry(Generic[T]):
+class Entry(Generic[Part]):
     """All that others need to know of a part."""
 
     name: str
-    config: type[T]
+    config: type[Part]
     title: str = ""
     summary: str = ""
-    default: Callable[[int | None], T] | None = None  # for this max_length, or so many heads; None: config()
+    default: Callable[[int | None], Part] | None = None  # for this max_length, or so many heads; None: config()
     components: Mapping[str, tuple[type, ...]] | None = None  # which classes stand where in a spec; None: its parts()
-    variants: Variants[T] | None = None  # for the conformance matrix; None: the default alone, under its name
+    variants: Mapping[str, Callable[[MatrixSize], Part]] | None = (
+        None  # for the conformance matrix; None: the default alone, under its name
+    )
     refusals: tuple[Refusal, ...] = ()
     compared: bool = True  # competes in `vantage compare`
     randomised: bool = True  # and so does its randomised form
 
-    def make(self, number: int | None = None) -> T:
+    def make(self, number: int | None = None) -> Part:
         """The part with its defaults: an encoding for a max_length, an attention for so many heads."""
         return self.config() if self.default is None else self.default(number)
 

@@ -6,7 +6,7 @@ import math
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 
@@ -85,19 +85,19 @@ def offered(part: type) -> tuple[Parameter, ...]:
     for f in fields(part):
         if f.name not in infos:
             continue
-        info, words = infos[f.name], _words(hints[f.name])
+        info, words, own = infos[f.name], _words(hints[f.name]), cast(Any, f.default)
         if words:
-            default: Any = next(word for word, value in words.items() if value is f.default)
+            default: Any = next(word for word, value in words.items() if value is own)
         elif info.default is not None:
             default = info.default
         else:
-            default = float(f.default) if hints[f.name] is float else f.default
+            default = float(own) if hints[f.name] is float else own
         choices = tuple(words) or info.choices
         offers.append(Parameter(info.name or f.name, default, info.help, info.low, info.high, choices))
     return tuple(offers)
 
 
-def _words(hint: Any) -> dict[str, bool | None]:
+def _words(hint: Any) -> Mapping[str, bool | None]:
     """The words for the values of a field that holds a truth; empty for any other."""
     return YES_NO if hint is bool else AUTO if hint == (bool | None) else {}
 
