@@ -72,7 +72,7 @@ def run(args: argparse.Namespace, out: Path) -> int:
     with Bar("readings") as bar:
         results = carry_out(how, laid, out, Lines(bar), resume=args.resume)
     versions = json.loads((out / STUDY).read_text())["versions"]
-    facts = facts_of(how, laid.context, model.spec.max_length, versions, command(how))
+    facts = facts_of(how, laid.context, model.context_length, versions, command(how))
     page = write_report(out, facts, results)
     if args.json:
         print((out / JSON).read_text())

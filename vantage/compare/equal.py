@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from vantage.checkpoints.blank import Blank
 from vantage.errors import BadInput
-from vantage.families.family import empty_model
+from vantage.model import empty_model
 from vantage.model.feed_forward import FeedForward, named
 from vantage.training.models import Decoder
 
@@ -17,8 +16,7 @@ Entry = tuple[str, str]  # position, attention
 
 def parameters(section: Decoder, vocab: int) -> int:
     """How many a model of this section has, without building its weights."""
-    with Blank():
-        return sum(p.numel() for p in empty_model(section.spec(vocab)).parameters())
+    return sum(p.numel() for p in empty_model(section.spec(vocab)).parameters())
 
 
 def hidden_of(section: Decoder) -> int:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from vantage.cache import ModelCache
 from vantage.errors import BadInput
 from vantage.model import Model
-from vantage.position import Learned
 from vantage.spec.masks import And, Causal, Everything, Mask, SameSegment, Window
 from vantage.spec.positions import Positions
 
@@ -112,14 +111,12 @@ class OwnModel(Subject):
         masks = [layer.mask for layer in spec.layers]
         windows = [_window(mask) for mask in masks]
         odd = next((str(m) for m, n in zip(masks, windows, strict=True) if m.reach() is not None and n is None), "")
-        learned = [part for part in spec.embedding.inputs if isinstance(part, Learned)]
         self.model, self._new_cache, self._masks = model, new_cache, masks
-        device = model.embed.tokens.weight.device
         self.facts = Facts(
             name="vantage.Model",
             vocab=spec.vocab,
-            device=device,
-            limit=min((part.max_length for part in learned if part.extend is None), default=None),
+            device=model.device,
+            limit=model.max_positions,
             declares=True,
             windows=tuple(windows) if any(m.reach() is not None for m in masks) else (),
             odd_window=odd,
@@ -128,7 +125,7 @@ class OwnModel(Subject):
         )
         self._source = None
         if spec.encoder is not None:
-            self._source = torch.arange(SOURCE, device=device)[None] % spec.encoder.vocab
+            self._source = torch.arange(SOURCE, device=model.device)[None] % spec.encoder.vocab
 
     def declared(self, length: int | None = None) -> int | None:
         original = self.facts.original

@@ -111,7 +111,7 @@ class Bench:
         if spec.encoder is not None:
             source = torch.randint(VOCAB, (len(ROWS), 5), generator=gen)
             source_mask = torch.arange(5) < torch.tensor([[5], [2], [4]])
-        stepwise = MASKS[part["mask"]].settled(1)
+        stepwise = MASKS[part["mask"]].causal
         return Bench(model, reference, part["cache"], stepwise, tokens, source, source_mask, device)
 
     # ---- both sides
@@ -119,7 +119,7 @@ class Bench:
     def memory(self, model: Model, rows: Sequence[int]) -> EncoderOutput | None:
         if self.source is None or self.source_mask is None:
             return None
-        device = model.embed.tokens.weight.device
+        device = model.device
         return model.encode(self.source[list(rows)].to(device), mask=self.source_mask[list(rows)])
 
     def new_cache(self, batch: int, draft: int | None = None) -> ModelCache | None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from vantage.checkpoints.blank import Blank
 from vantage.checkpoints.config import Config
 from vantage.checkpoints.folder import CONFIG, Folder, plain_dtype, read_json, write_folder
 from vantage.checkpoints.gguf_names import GGUFTensors
@@ -22,10 +21,10 @@ from vantage.checkpoints.tokenizer import Tokenizer, from_folder, from_gguf
 from vantage.errors import BadInput, CheckpointError, Refused, unknown
 from vantage.families import built
 from vantage.families.adapter_files import CONFIG as ADAPTER
-from vantage.families.family import Family, copies_of, empty_model, export, fill, with_prefix
+from vantage.families.family import Family, copies_of, export, fill, with_prefix
 from vantage.families.packing import check_dtype, dense, packer
 from vantage.families.recurrent import NAME as RECURRENT
-from vantage.model import Model
+from vantage.model import Model, empty_model
 from vantage.model.lora import adapted
 from vantage.model.packed import PackedWeight
 
@@ -70,8 +69,7 @@ def load(
         links = family.links(config, spec)
         copies = copies_of(family, config, spec, tensors)
         config.settle()
-        with Blank():
-            model = empty_model(spec)
+        model = empty_model(spec)
     except CheckpointError:
         raise
     except (BadInput, Refused, RuntimeError, ValueError, TypeError, ArithmeticError) as e:
@@ -129,7 +127,7 @@ def save(model: Model, folder: str | Path, *, shard_bytes: int = 5 * 2**30) -> N
     config = built.config_of(model.spec) if model.config is None else json.loads(json.dumps(model.config))
     family = family_of(config)
     links = family.links(Config(config), model.spec)
-    config["dtype"] = plain_dtype(model.embed.tokens.weight.dtype)
+    config["dtype"] = plain_dtype(model.dtype)
     config.pop("torch_dtype", None)
     write_folder(folder, config, export(model, links), shard_bytes=shard_bytes)
     if model.tokenizer is not None:

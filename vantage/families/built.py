@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from vantage.checkpoints.blank import Blank
 from vantage.checkpoints.config import Config
 from vantage.checkpoints.links import Link, same
 from vantage.checkpoints.spec_json import from_json, to_json
 from vantage.errors import CheckpointError
-from vantage.families.family import Family, empty_model
+from vantage.families.family import Family
+from vantage.model import empty_model
 from vantage.model.experts import Experts
 from vantage.spec.model import ModelSpec
 
@@ -32,8 +32,7 @@ def spec(c: Config) -> ModelSpec:
 
 
 def links(c: Config, spec: ModelSpec) -> list[Link]:
-    with Blank():
-        return same({name: name for name, _ in empty_model(spec).named_parameters()})
+    return same({name: name for name, _ in empty_model(spec).named_parameters()})
 
 
 FAMILY = Family(NAME, spec, links)

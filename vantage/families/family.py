@@ -80,12 +80,6 @@ def with_prefix(tensors: Tensors, prefix: str) -> Tensors:
     return tensors if stored else Prefixed(tensors, prefix)
 
 
-def empty_model(spec: ModelSpec, kernel: str = "auto") -> Model:
-    """The model's modules, with shapes but no memory."""
-    with torch.device("meta"):
-        return Model(spec, kernel=kernel)
-
-
 def fill(
     model: Model,
     links: Sequence[Link],

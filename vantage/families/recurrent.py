@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from vantage.checkpoints.blank import Blank
 from vantage.checkpoints.config import Config
 from vantage.checkpoints.folder import Folder, plain_dtype, write_folder
 from vantage.checkpoints.plausible import plausible
 from vantage.errors import BadInput, CheckpointError, Refused
 from vantage.families.packing import sound
+from vantage.model import no_weights
 from vantage.model.recurrent import Recurrent, RecurrentSpec
 
 NAME, VERSION = "vantage-recurrent", 1
@@ -25,7 +25,7 @@ NAME, VERSION = "vantage-recurrent", 1
 def save_recurrent(model: Recurrent, folder: str | Path) -> None:
     """Write a model as a folder that ``load_recurrent`` reads back."""
     config = {"model_type": NAME, "spec_version": VERSION, "spec": asdict(model.spec)}
-    write_folder(folder, config | {"dtype": plain_dtype(model.embed.weight.dtype)}, dict(model.named_parameters()))
+    write_folder(folder, config | {"dtype": plain_dtype(model.dtype)}, dict(model.named_parameters()))
 
 
 def load_recurrent(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Recurrent:
@@ -39,7 +39,7 @@ def load_recurrent(folder: str | Path, *, dtype: torch.dtype = torch.float32) ->
     spec = _spec(config.plain("spec"))
     config.settle()
     try:
-        with Blank(), torch.device("meta"):
+        with no_weights():
             model = Recurrent(spec)
     except (RuntimeError, ValueError, ArithmeticError) as e:  # torch's own: a size that overflows
         raise CheckpointError(f"{folder}: {e}") from e

@@ -17,7 +17,7 @@ from typing import Any
 
 from vantage.checkpoints.config import Config
 from vantage.families import family_of
-from vantage.model.summary import LATE, brief, describe
+from vantage.model.summary import brief, describe
 from vantage.spec.attention import DescribesHeads
 from vantage.spec.masks import Mask
 from vantage.spec.model import AttentionConfig, CacheShape, Layer, ModelSpec, Parallel
@@ -113,7 +113,7 @@ def feed_forward(spec: ModelSpec) -> str:
 
 def cache_bytes(spec: ModelSpec) -> str:
     """Of one token in all layers. Who lets tokens see later ones keeps nothing: there are no steps."""
-    if not all(layer.mask.settled(LATE) for layer in spec.layers):
+    if not all(layer.mask.extendable for layer in spec.layers):
         return "none: every token sees all"
     sizes = [(bytes_kept(layer.attention.cache_shape(spec.width)), layer.mask.reach()) for layer in spec.layers]
     total, limits = sum(size for size, _ in sizes), sorted({reach for _, reach in sizes if reach is not None})

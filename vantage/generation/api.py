@@ -186,7 +186,7 @@ def _guessed(
     """One answer with guesses checked on the way."""
     encodes = model.encoder is not None
     tokens = [start_token(model) if start is None else start] if encodes else list(row)
-    source = torch.tensor([row], device=model.embed.tokens.weight.device) if encodes else None
+    source = torch.tensor([row], device=model.device) if encodes else None
     with torch.inference_mode():
         told = speculative(
             model,

@@ -92,7 +92,7 @@ def beam_search(
         raise BadInput(f"{len(tokens)} tokens to go on from, max_tokens={max_tokens}: give at least 1 of each")
     search = _Search(beams, stop.tokens, max_tokens)
     cache = model.new_cache(kind=kind, length=_length(model, len(tokens) + max_tokens))
-    device = model.embed.tokens.weight.device
+    device = model.device
     running, new = [_Running((), 0.0, 0)], torch.tensor([list(tokens)], device=device)
     calls = computed = 0
     while True:

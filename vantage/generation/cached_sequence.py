@@ -70,7 +70,7 @@ class CachedSequence:
     def _pass(self, new: Sequence[int], want: int) -> Tensor:
         """One pass; the logits (want, V) of its last tokens."""
         model, source = self.model, self._source
-        tokens = torch.tensor([list(new)], device=model.embed.tokens.weight.device)
+        tokens = torch.tensor([list(new)], device=model.device)
         if want == len(new):
             logits = model(tokens, cache=self.cache, source=source)
         else:  # the head is the widest map of all: only for those who are asked for
@@ -101,7 +101,7 @@ class CachedSequence:
             self.cache.length = length
 
     def _as_row(self) -> Tensor:
-        return torch.tensor([self.tokens], device=self.model.embed.tokens.weight.device)
+        return torch.tensor([self.tokens], device=self.model.device)
 
     def crop(self, to: int) -> None:
         """Keep the first ``to`` tokens."""
@@ -151,12 +151,6 @@ def common_length(a: Sequence[int], b: Sequence[int]) -> int:
 def new_cache(model: Model, kind: str, draft: int, length: int | None = None) -> ModelCache:
     """An empty cache of one row that can take back ``draft`` tokens."""
     return model.new_cache(kind=kind, length=length, draft=draft if kind == "ring" else None)
-
-
-def context_length(model: Model) -> int | None:
-    """The longest text this model was made for; ``None``: it does not say."""
-    said = model.spec.max_length or (model.config or {}).get("max_position_embeddings")
-    return said if isinstance(said, int) and said > 0 else None
 
 
 @final

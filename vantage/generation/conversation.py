@@ -13,7 +13,7 @@ import torch
 from vantage.cache import ModelCache
 from vantage.cache.saved import Fingerprint, fingerprint, read_cache, save_cache
 from vantage.errors import BadInput, CheckpointError
-from vantage.generation.cached_sequence import CachedSequence, Ending, WorkCounts, context_length, new_cache
+from vantage.generation.cached_sequence import CachedSequence, Ending, WorkCounts, new_cache
 from vantage.generation.prompts import end_tokens
 from vantage.generation.sampling import Constraint, Pick, Picker, Sampling
 from vantage.generation.speculate import Draft, Speculator
@@ -226,7 +226,7 @@ class Conversation:
         return self.model.tokenizer.decode([last], special=True) if ending.why == "stop token" else ""
 
     def _room(self, prompt: int, most: int) -> int:
-        limit = context_length(self.model)
+        limit = self.model.context_length
         if limit is not None and prompt >= limit:
             raise BadInput(
                 f"this conversation has {prompt} tokens, and the model was made for {limit}: reset it, or edit messages"
@@ -323,5 +323,5 @@ def fingerprint_of(model: Model) -> Fingerprint:
     """Which model this is: over its spec and samples of its weights."""
     spec = model.spec
     kind = (model.config or {}).get("model_type", "model")
-    name = f"{kind}, {len(spec.layers)} layers of width {spec.width}, {model.embed.tokens.weight.dtype}"
+    name = f"{kind}, {len(spec.layers)} layers of width {spec.width}, {model.dtype}"
     return fingerprint(name.replace("torch.", ""), repr(spec), model.state_dict().items())

@@ -344,7 +344,7 @@ class Engine:
     # ---- inside
 
     def _tensor(self, rows: list[list[int]]) -> Tensor:
-        return torch.tensor(rows, device=self.model.embed.tokens.weight.device)
+        return torch.tensor(rows, device=self.model.device)
 
     def _source(self, sample: RunningSample) -> Source | None:
         """What the encoder makes of the source, once for all samples; nothing once the row holds it."""

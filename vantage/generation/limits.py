@@ -7,9 +7,6 @@ from typing import final
 
 from vantage.errors import BadInput, Refused
 from vantage.model import Model
-from vantage.position import Learned
-
-FAR = 2**30
 
 
 @final
@@ -23,21 +20,11 @@ class GenerationLimits:
     @staticmethod
     def of(model: Model) -> GenerationLimits:
         """Raises, by name, where a model cannot generate."""
-        spec = model.spec
-        if spec.head is None:
-            raise Refused("this model has no head: it returns hidden states, and no tokens can be chosen from those")
-        if spec.embedding.source is not None:
-            raise Refused(f"this model reads {spec.embedding.source}, not tokens: it cannot go on from its own output")
-        for i, layer in enumerate(spec.layers):
-            if not (layer.mask.settled(FAR) and layer.mask.settled(FAR + 1)):
-                raise Refused(
-                    f"layer {i} sees what comes after ({layer.mask}): every new token would change the earlier ones. "
-                    "An encoder cannot generate; use a decoder"
-                )
+        if (reason := model.spec.why_no_generation) is not None:
+            raise Refused(reason)
         if model.training:
             raise BadInput("the model is in training mode: call model.eval() before it generates")
-        tables = [p.max_length for p in spec.embedding.inputs if isinstance(p, Learned) and p.extend is None]
-        return GenerationLimits(spec.original_length, min(tables, default=None))
+        return GenerationLimits(model.spec.original_length, model.max_positions)
 
     def declared(self, tokens: int) -> int | None:
         """The length to declare for so many tokens: doubled until they fit, so that growing is seldom."""

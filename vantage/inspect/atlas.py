@@ -12,7 +12,7 @@ from vantage.errors import BadInput, unknown
 from vantage.figures.html import page_table
 from vantage.inspect.capture import Progress
 from vantage.inspect.measure import MEASURES, measure
-from vantage.inspect.select import Numbers, choose_sites, context_of, read_source, read_tokens
+from vantage.inspect.select import Numbers, choose_sites, read_source, read_tokens
 from vantage.inspect.sites import KernelCall, observing, sites_of
 from vantage.model import Model
 
@@ -134,7 +134,7 @@ def atlas(
     """
     if longest < 2:
         raise BadInput(f"longest={longest}: give 2 tokens or more")
-    room = context_of(model)
+    room = model.context_length
     room = None if room is None else room // 2 if repeat else room
     first = read_tokens(model, text, cut=longest if room is None else min(longest, room))[:1]
     tokens = torch.cat((first, first), 1) if repeat else first

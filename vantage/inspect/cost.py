@@ -8,17 +8,14 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from vantage.checkpoints.blank import Blank
 from vantage.errors import BadInput
-from vantage.families.family import empty_model
 from vantage.figures.html import page_table
-from vantage.generation.limits import FAR
 from vantage.inspect import operations as ops
 from vantage.inspect.cache_bytes import Room, alternatives, cache_bytes, token_bytes
 from vantage.inspect.machine import Machine, floating
 from vantage.inspect.operations import PARTS
 from vantage.inspect.visible import visible
-from vantage.model import Model
+from vantage.model import Model, empty_model
 from vantage.model.block import Side
 from vantage.model.experts import Experts
 from vantage.spec.attention import attentions
@@ -172,35 +169,28 @@ def cost(
     for name, n in sizes.items():
         if type(n) is not int or not 1 <= n <= LARGEST:
             raise BadInput(f"{name}={n!r}: give a whole number, 1 or more and at most {LARGEST:,}")
-    with Blank():
-        empty = empty_model(spec)
+    empty = empty_model(spec)
     dtype = dtype_for(model, dtype)
     read = 0 if spec.encoder is None else context if source is None else source
     room = Room(context, batch, dtype, kind, read)
     named = str(dtype).removeprefix("torch.")
-    todo = [("prefill" if decodes(spec) else "pass", PassSize(batch, context, context, read))]
-    if decodes(spec):
+    todo = [("prefill" if spec.generates else "pass", PassSize(batch, context, context, read))]
+    if spec.generates:
         todo.append(("decode", PassSize(batch, 1, context, read, fresh=False)))
     passes = tuple(_pass(name, empty, size, room, machine, named) for name, size in todo)
     a_token = sum(token_bytes(layer.attention.cache_shape(spec.width), room) for layer in spec.layers)
     layers = zip(empty.blocks, spec.layers, strict=True)
     odd = tuple(dict.fromkeys(name for block, layer in layers for name in ops.uncounted(block, layer)))
-    kept = cache_bytes(spec, room) if decodes(spec) else 0
-    instead = alternatives(spec, room, window) if decodes(spec) else {}
+    kept = cache_bytes(spec, room) if spec.generates else 0
+    instead = alternatives(spec, room, window) if spec.generates else {}
     return Cost(context, batch, named, kind, parameters(empty), passes, kept, a_token, instead, machine, odd)
 
 
 def dtype_for(model: Model | ModelSpec, given: torch.dtype | str | None) -> torch.dtype:
     """That of weights and cache which a cost is told in."""
     if given is None:
-        return torch.bfloat16 if isinstance(model, ModelSpec) else model.embed.tokens.weight.dtype
+        return torch.bfloat16 if isinstance(model, ModelSpec) else model.dtype
     return floating(given)
-
-
-def decodes(spec: ModelSpec) -> bool:
-    """Whether tokens may go on to arrive, as generating asks it. A prefix must be there first, and then is."""
-    late = (FAR, FAR + 1)
-    return spec.head is not None and all(layer.mask.settled(n) for layer in spec.layers for n in late)
 
 
 # ---- parameters

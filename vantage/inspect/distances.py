@@ -18,7 +18,7 @@ from vantage.errors import BadInput
 from vantage.figures.html import page_table
 from vantage.inspect.capture import Progress
 from vantage.inspect.recording import Bands, RecordedPass, bands_of, recording
-from vantage.inspect.select import choose_sites, context_of, read_source, read_tokens
+from vantage.inspect.select import choose_sites, read_source, read_tokens
 from vantage.inspect.sites import sites_of
 from vantage.kernels.reference import masked_scores
 from vantage.model import Model
@@ -107,7 +107,7 @@ def distinguishable(
     ``upto``: the longest distance looked at; twice the model's context if not said, 16,384 at most.
     """
     tokens = read_tokens(model, text, beyond=beyond)
-    trained = context_of(model)
+    trained = model.context_length
     upto = min(2 * trained if trained else 4096, 16384) if upto is None else upto
     if type(layer) is not int:
         raise BadInput(f"layer={layer!r}: give the number of one layer")

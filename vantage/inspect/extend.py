@@ -95,7 +95,7 @@ def extend(
     tokenizer = before.tokenizer
     if tokenizer is None:
         raise BadInput("this model has no tokenizer, and texts are read here: load one that has")
-    if before.spec.head is None or before.encoder is not None:
+    if before.kind != "decoder":
         raise Refused("perplexity and passkeys are measured on decoders: this model is not one")
     tokens = tokenizer.encode(text)
     for n in lengths:
@@ -131,7 +131,7 @@ def extend(
 
 def token_losses(model: Model, tokens: Sequence[int]) -> Tensor:
     """(T - 1,): minus the log-probability of each token after the first, read in chunks through a cache."""
-    row = torch.tensor([list(tokens)], device=model.embed.tokens.weight.device)
+    row = torch.tensor([list(tokens)], device=model.device)
     length = _declared(model, len(tokens))
     cache = model.new_cache(capacity=len(tokens), length=length)
     losses: list[Tensor] = []

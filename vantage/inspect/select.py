@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from vantage.errors import BadInput
-from vantage.generation.cached_sequence import context_length
 from vantage.inspect.sites import KINDS, Site
 from vantage.model import Model
-from vantage.position import Learned
 
 Numbers = int | slice | Iterable[int] | None
 
@@ -36,7 +34,7 @@ def read_tokens(model: Model, given: Any, *, beyond: bool = False, cut: int | No
     ``cut``: only the first so many tokens are read.
     """
     need_model(model)
-    device = model.embed.tokens.weight.device
+    device = model.device
     if isinstance(given, str):
         if model.tokenizer is None:
             raise BadInput("this model has no tokenizer: give tokens instead of text")
@@ -72,21 +70,9 @@ def read_source(model: Model, source: Any) -> Tensor | None:
     return read_tokens(model.encoder, source)
 
 
-def context_of(model: Model) -> int | None:
-    """How long a text the model was made for; ``None``: it does not say."""
-    known = [n for n in (context_length(model), _positions(model)) if n is not None]
-    return min(known, default=None)
-
-
-def _positions(model: Model) -> int | None:
-    """How many positions there are at all, where a table ends."""
-    tables = (p.max_length for p in model.spec.embedding.inputs if isinstance(p, Learned) and p.extend is None)
-    return min(tables, default=None)
-
-
 def check_length(model: Model, tokens: int, *, beyond: bool = False) -> None:
     """Refuse what is longer than the model's context."""
-    hard, soft = _positions(model), context_of(model)
+    hard, soft = model.max_positions, model.context_length
     if hard is not None and tokens > hard:
         raise BadInput(f"{tokens:,} tokens, and this model has {hard:,} positions: cut the text to {hard:,} tokens")
     if soft is not None and tokens > soft and not beyond:

@@ -10,12 +10,9 @@ import torch
 from torch import nn
 
 from vantage.attention import LengthTemperature, QKNorm
-from vantage.checkpoints.blank import Blank
 from vantage.errors import BadInput, Refused
-from vantage.families.family import empty_model
-from vantage.generation.cached_sequence import context_length
 from vantage.inspect.select import Numbers, numbers
-from vantage.model import Model
+from vantage.model import Model, empty_model
 from vantage.model.assemble import build_shared
 from vantage.position import Rope, encoding
 from vantage.position.late_temperature import LateTemperature
@@ -62,14 +59,12 @@ def swap(
         )
     if position is None and base is None and scaling is KEEP and window is KEEP and max_length is None:
         raise BadInput("nothing to swap: say position=, base=, scaling=, window= or max_length=")
-    length = max_length or context_length(model)
+    length = max_length or model.spec.max_length
     spec = _change(replace(model.spec, max_length=length), position, base, scaling, window, layers)
-    with Blank():
-        new = empty_model(spec)
+    new = empty_model(spec)
     new.kernel = model.kernel
     shared: dict[Any, nn.Module] = {}
-    weight = model.embed.tokens.weight
-    put = _Builder(shared, init, weight.device, weight.dtype)
+    put = _Builder(shared, init, model.device, model.dtype)
     _graft(new, model, spec, model.spec, put)
     new.tokenizer = model.tokenizer
     return new.train(model.training)
@@ -123,7 +118,7 @@ def _encoded(spec: ModelSpec, new: Encoding, chosen: set[int], *, restricted: bo
     layers: list[Layer] = []
     parts = Parts()
     for i, layer in enumerate(spec.layers):
-        parts = new.parts(causal=layer.mask.settled(1))
+        parts = new.parts(causal=layer.mask.causal)
         act = i in chosen and (restricted or not some or _has_position(layer))
         layers.append(_replaced(layer, parts) if act else layer)
     if len(chosen) < len(layers) and (spec.embedding.inputs, spec.sampler) != (parts.inputs, parts.sampler):

@@ -68,7 +68,7 @@ def decoder(
     norm = _pick("norm", norm, NORMS) if isinstance(norm, str) else norm
     ffn = named_ffn(ffn, width) if isinstance(ffn, str) else ffn
     attention.shape(width)  # refuses heads that do not divide, before anything is built
-    parts = encoding(position, max_length=max_length).parts(causal=mask.settled(1))
+    parts = encoding(position, max_length=max_length).parts(causal=mask.causal)
     layer = Layer(attention, ffn, norm, mask, parts.qk, parts.bias, parts.value_bias, wiring)
     return ModelSpec(
         vocab,

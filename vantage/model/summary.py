@@ -11,21 +11,13 @@ from vantage.spec.masks import Mask
 from vantage.spec.model import Layer, ModelSpec
 from vantage.spec.parts import Described
 
-LATE = 2**30  # a rank behind every prefix
-
 
 def summary(model: nn.Module, spec: ModelSpec) -> str:
     """The parts of each run of equal layers, and the parameters."""
-    lines = [f"{_kind(spec)}, {sum(p.numel() for p in model.parameters()):,} parameters"]
+    lines = [f"{spec.kind}, {sum(p.numel() for p in model.parameters()):,} parameters"]
     if spec.encoder is not None:
         lines += ["encoder", *_stack(spec.encoder), "decoder"]
     return "\n".join([*lines, *_stack(spec)])
-
-
-def _kind(spec: ModelSpec) -> str:
-    # a decoder is what tokens may go on to arrive at; an encoder with a head is none
-    goes_on = all(layer.mask.settled(LATE) for layer in spec.layers)
-    return "encoder-decoder" if spec.encoder is not None else "decoder" if goes_on else "encoder"
 
 
 def _stack(spec: ModelSpec) -> list[str]:

@@ -18,7 +18,7 @@ from vantage.model.linear import dense
 from vantage.model.lowered import NATIVE, WholeSteps
 from vantage.model.pooling import NoPooler
 from vantage.spec.masks import Everything, Mask
-from vantage.spec.model import CacheShape, LinearMaker, ModelSpec
+from vantage.spec.model import CacheShape, LinearMaker, ModelKind, ModelSpec
 from vantage.spec.parts import Attended, Cache, Context, EncoderOutput, Kernel, Need, View
 from vantage.spec.positions import Positions
 
@@ -63,6 +63,43 @@ class Model(nn.Module):
         self._choose = chooser("auto" if kernel == NATIVE else kernel)
         self._kernel = kernel
         self._whole = WholeSteps(kernel)
+
+    # ---- what everybody asks of a model
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return self.embed.tokens.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it computes and caches in. Packed weights compute in float32."""
+        return self.embed.tokens.weight.dtype
+
+    @property
+    def kind(self) -> ModelKind:
+        """ "decoder", "encoder" or "encoder-decoder"."""
+        return self.spec.kind
+
+    @property
+    def causal(self) -> bool:
+        """Whether no token sees a later one."""
+        return self.spec.causal
+
+    @property
+    def generates(self) -> bool:
+        """Whether it can go on from its own output."""
+        return self.spec.generates
+
+    @property
+    def max_positions(self) -> int | None:
+        """How many positions it has at all, where a table ends; ``None``: no end."""
+        return self.spec.max_positions
+
+    @property
+    def context_length(self) -> int | None:
+        """The longest text it was made for; ``None``: it does not say."""
+        return self.spec.context_length
 
     # ---- running
 
@@ -127,7 +164,7 @@ class Model(nn.Module):
 
     def _one_pass(self, pos: Positions) -> ModelCache | None:
         """A cache for this pass alone, where whole steps are the way to run and would take it."""
-        plain = pos.known.first is not None and all(layer.mask.settled(1) for layer in self.spec.layers)
+        plain = pos.known.first is not None and self.causal
         return self.new_cache(pos.shape[0], capacity=pos.shape[1], length=pos.length) if plain else None
 
     # ---- caches
@@ -149,7 +186,6 @@ class Model(nn.Module):
         is how many tokens a ring must be able to take back, ``block`` the tokens in a page.
         """
         width, layers = self.spec.width, self.spec.layers
-        weight = self.embed.tokens.weight
         return make_cache(
             [_plan(layer.attention.cache_shape(width), layer.mask) for layer in layers],
             cross=[_plan(layer.cross.cache_shape(width), Everything()) for layer in layers if layer.cross is not None],
@@ -158,8 +194,8 @@ class Model(nn.Module):
             capacity=capacity,
             length=self.spec.original_length if length is None else length,
             owner=self._owner,
-            device=weight.device,
-            dtype=weight.dtype,
+            device=self.device,
+            dtype=self.dtype,
             block=block,
             draft=draft,
         )

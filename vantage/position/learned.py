@@ -46,6 +46,10 @@ class Learned:
     def describe(self) -> str:
         return f"learned, {self.max_length:,}"
 
+    @property
+    def max_positions(self) -> int | None:
+        return self.max_length if self.extend is None else None
+
     def parts(self, *, causal: bool) -> Parts:
         return Parts(inputs=(self,))
 

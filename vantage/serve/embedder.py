@@ -66,7 +66,7 @@ class Embedder:
         longest = max(map(len, rows))
         ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
         mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
-        device = self._model.embed.tokens.weight.device
+        device = self._model.device
         ids, mask = ids.to(device), mask.to(device)
         pooled = mean_pool(self._model.hidden(ids, mask=mask), mask).double()
         vectors = torch.nn.functional.normalize(pooled, dim=-1).float()

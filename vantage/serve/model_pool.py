@@ -18,8 +18,6 @@ from typing import Any, Protocol, final
 
 from vantage.checkpoints.pull import find
 from vantage.errors import Refused, VantageError
-from vantage.generation.cached_sequence import context_length
-from vantage.generation.limits import GenerationLimits as Generating
 from vantage.generation.prompts import end_tokens
 from vantage.model import Model
 from vantage.serve.embedder import Embedder
@@ -196,18 +194,16 @@ class ModelPool:
         if model.tokenizer is None:
             raise Refused(f"{served.name} has no tokenizer: a server speaks in texts")
         batching, limits = self._settings.batching, self._settings.limits
-        safe_tokenizer, context = SafeTokenizer(model.tokenizer), context_length(model)
+        safe_tokenizer, context = SafeTokenizer(model.tokenizer), model.context_length
         runner: Worker | Embedder
-        try:
-            Generating.of(model)
-        except Refused:
-            if model.spec.embedding.source is not None:
-                raise
-            runner, cache = Embedder(served.name, model, batching, self._log), 0
-        else:
+        if model.generates:
             context = batching.capacity if context is None else min(context, batching.capacity)
             runner = Worker(served.name, model, batching, limits.backlog, self._log)
             cache = batching.capacity * _token_bytes(model)
+        elif model.spec.embedding.source is not None:
+            raise Refused(f"{served.name} reads {model.spec.embedding.source}: a server speaks in texts")
+        else:
+            runner, cache = Embedder(served.name, model, batching, self._log), 0
         weights = sum(x.nbytes for x in (*model.parameters(), *model.buffers()))
         texts, ends = TokenTexts(model.tokenizer), end_tokens(model)
         return LoadedModel(served.name, model, safe_tokenizer, texts, ends, context, runner, weights + cache)

@@ -16,6 +16,8 @@ from torch import Tensor
 from vantage.errors import BadInput
 from vantage.spec.positions import Pair, Place, Positions
 
+FAR = 2**30  # a rank behind every prefix
+
 
 class Mask(ABC):
     """The protocol. Masks read ``order`` and ``segment``, never ``pos``."""
@@ -38,6 +40,16 @@ class Mask(ABC):
 
         Only then may tokens from ``start`` on arrive later, through a cache.
         """
+
+    @property
+    def causal(self) -> bool:
+        """Whether no query sees a key behind it."""
+        return self.settled(1)
+
+    @property
+    def extendable(self) -> bool:
+        """Whether tokens may go on to arrive: causal, or causal behind a prefix, which must be there first."""
+        return self.settled(FAR) and self.settled(FAR + 1)  # two, as one may be the edge of a chunk
 
     def edges(self, query: Tensor) -> list[Tensor] | None:
         """Keys from which on a query at this order may see something else, where there are no documents and no empty

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import nn
 
 from vantage.errors import BadInput
 from vantage.spec.masks import Causal, Mask, SameSegment
-from vantage.spec.parts import Argmax, Buildable, LengthDependent, QKTransform, Sampler, ScoreBias, Shape, Softmax
+from vantage.spec.parts import (
+    Argmax,
+    Bounded,
+    Buildable,
+    LengthDependent,
+    QKTransform,
+    Sampler,
+    ScoreBias,
+    Shape,
+    Softmax,
+)
 from vantage.spec.parts import ValueBias as ValueBiasPart
 
 
@@ -163,6 +173,9 @@ class Head:
     width: int | None = None  # of what the transform makes; None: the model's
 
 
+ModelKind = Literal["decoder", "encoder", "encoder-decoder"]
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """A whole model. ``head=None``: it returns hidden states (an encoder)."""
@@ -184,6 +197,51 @@ class ModelSpec:
                 raise BadInput(f"{name}={n}: a model needs at least 1")
         if self.embedding.shared and (self.encoder is None or self.encoder.vocab != self.vocab):
             raise BadInput("embedding.shared needs an encoder with the decoder's vocabulary")
+
+    # ---- what everybody asks of a model
+
+    @property
+    def kind(self) -> ModelKind:
+        """A decoder generates from its own output; an encoder returns states, or fills in what is hidden."""
+        if self.encoder is not None:
+            return "encoder-decoder"
+        return "decoder" if self.generates else "encoder"
+
+    @property
+    def causal(self) -> bool:
+        """Whether no token sees a later one. A prefix model is not causal, and generates all the same."""
+        return all(layer.mask.causal for layer in self.layers)
+
+    @property
+    def generates(self) -> bool:
+        """Whether it can go on from its own output."""
+        return self.why_no_generation is None
+
+    @property
+    def why_no_generation(self) -> str | None:
+        """What stands in the way of generating; ``None``: nothing."""
+        if self.head is None:
+            return "this model has no head: it returns hidden states, and no tokens can be chosen from those"
+        if self.embedding.source is not None:
+            return f"this model reads {self.embedding.source}, not tokens: it cannot go on from its own output"
+        for i, layer in enumerate(self.layers):
+            if not layer.mask.extendable:
+                return (
+                    f"layer {i} sees what comes after ({layer.mask}): every new token would change the earlier ones. "
+                    "An encoder cannot generate; use a decoder"
+                )
+        return None
+
+    @property
+    def max_positions(self) -> int | None:
+        """How many positions there are at all, where a table ends; ``None``: no end."""
+        ends = (part.max_positions for part in self.embedding.inputs if isinstance(part, Bounded))
+        return min((n for n in ends if n is not None), default=None)
+
+    @property
+    def context_length(self) -> int | None:
+        """The longest text it was made for; ``None``: it does not say."""
+        return min((n for n in (self.max_length, self.max_positions) if n is not None), default=None)
 
     @property
     def original_length(self) -> int | None:

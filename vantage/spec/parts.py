@@ -110,6 +110,16 @@ class Described(Protocol):
     def describe(self) -> str: ...
 
 
+@runtime_checkable
+class Bounded(Protocol):
+    """A part that may end at some position (a learned table)."""
+
+    @property
+    def max_positions(self) -> int | None:
+        """How many positions it has; ``None``: no end."""
+        ...
+
+
 @dataclass(frozen=True)
 class Parts:
     """Where a position encoding acts."""

@@ -120,7 +120,7 @@ class _Seen:
 
 
 def _states(model: Recurrent, batches: Iterable[Batch]) -> Iterable[tuple[Batch, torch.Tensor, torch.Tensor]]:
-    device, training = model.embed.weight.device, model.training
+    device, training = model.device, model.training
     model.eval()  # dropout would be noise on the states
     try:
         for given in batches:

@@ -60,10 +60,10 @@ def lay_out(how: Extension, model: Model) -> Laid:
     """The text in parts. What is too short, or no model for this, is refused."""
     if model.tokenizer is None:
         raise BadInput("this model has no tokenizer, and texts are read here: load one that has")
-    if model.spec.head is None or model.encoder is not None:
+    if model.kind != "decoder":
         raise Refused("perplexity and retrieval are measured on decoders: this model is not one")
     turned_of(model.spec)
-    context = how.context or model.spec.max_length
+    context = how.context or model.context_length
     if context is None:
         raise BadInput("this model does not say what its context is: say it (--context N)")
     lengths = how.lengths(context)

@@ -41,7 +41,7 @@ def adapt(model: Model, tokens: Tensor, how: Extension, row: int, folder: Path, 
 
 
 def _train(model: Model, tokens: Tensor, how: Extension, row: int, tell: Tell) -> None:
-    device = model.embed.tokens.weight.device
+    device = model.device
     weights = [p for p in model.parameters() if p.requires_grad]
     optimiser = torch.optim.AdamW(weights, lr=how.lora_rate, betas=(0.9, 0.95), weight_decay=0.0)
     if row > KEPT:

@@ -34,7 +34,7 @@ def declared(model: Model, tokens: int) -> int | None:
 @torch.inference_mode()
 def token_losses(model: Model, tokens: Sequence[int]) -> Tensor:
     """(T − 1,): minus the log-probability of each token after the first, read in chunks through a cache."""
-    device = model.embed.tokens.weight.device
+    device = model.device
     row = torch.tensor([list(tokens)], device=device)
     cache = model.new_cache(capacity=len(tokens), length=declared(model, len(tokens)))
     chunk = CUDA_CHUNK if device.type == "cuda" else CHUNK

@@ -8,10 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vantage.checkpoints.blank import Blank
 from vantage.errors import Refused
-from vantage.families.family import empty_model
-from vantage.model import Model
+from vantage.model import Model, empty_model
 from vantage.position import Rope, angles
 from vantage.position.scaling import DynamicNTK, Linear, Llama3, LongRope, YaRN
 from vantage.spec.model import ModelSpec
@@ -39,8 +37,7 @@ def rescaled(model: Model, rule: str, factor: float, context: int, divisors: Seq
         for layer in model.spec.layers
     )
     longest = max(model.spec.max_length or 0, round(factor * context))
-    with Blank():
-        new = empty_model(replace(model.spec, layers=layers, max_length=longest))
+    new = empty_model(replace(model.spec, layers=layers, max_length=longest))
     new.load_state_dict(model.state_dict(keep_vars=True), assign=True)
     if any(t.is_meta for t in [*new.parameters(), *new.buffers()]):
         raise Refused("this model's weights cannot be shared under another scaling: load it in float32")

@@ -34,6 +34,14 @@ class Recurrent(nn.Module):
         self.dropout = nn.Dropout(spec.dropout)
         self.head = nn.Linear(spec.width, spec.vocab)
 
+    @property
+    def device(self) -> torch.device:
+        return self.embed.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embed.weight.dtype
+
     def forward(self, tokens_BT: Tensor, *, source: Tensor, source_mask: Tensor | None = None) -> Tensor:
         """Logits (B, T, V) under teacher forcing. ``source_mask`` (B, S) is false at padding, which comes last."""
         return self.logits(self._decoded(tokens_BT, source, source_mask)[1])

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from vantage.attention import LengthTemperature, QKNorm
-from vantage.inspect.select import context_of, labels
+from vantage.inspect.select import labels
 from vantage.model import Model
 from vantage.position.late_temperature import LateTemperature
 from vantage.position.xl import ContentBias
@@ -71,23 +71,17 @@ def described(loaded: LoadedModel) -> dict[str, Any]:
     model, spec = loaded.model, loaded.model.spec
     shape = spec.layers[0].attention.shape(spec.width)
     return {
-        "kind": kind_of(loaded),
+        "kind": model.kind,
         "family": (model.config or {}).get("model_type"),
         "layers": len(spec.layers),
         "heads": shape.heads,
         "kv_heads": shape.kv_heads,
         "width": spec.width,
         "vocab": spec.vocab,
-        "context": context_of(model),
+        "context": model.context_length,
         "position": position_of(model),
-        "chat": kind_of(loaded) == "decoder" and loaded.safe_tokenizer.tokenizer.template is not None,
+        "chat": model.kind == "decoder" and loaded.safe_tokenizer.tokenizer.template is not None,
     }
-
-
-def kind_of(loaded: LoadedModel) -> str:
-    if loaded.model.encoder is not None:
-        return "encoder-decoder"
-    return "decoder" if loaded.kind == "generate" else "encoder"
 
 
 def position_of(model: Model) -> str:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from vantage.errors import BadInput
 from vantage.inspect import swap
-from vantage.inspect.select import context_of
 from vantage.inspect.swap import NOT_POSITION
 from vantage.model import Model
 from vantage.position import Rope
@@ -45,7 +44,7 @@ def under(model: Model, position: Position, length: int) -> Other:
     ``length``: the positions needed of a model that does not say its context.
     """
     shape = model.spec.layers[0].attention.shape(model.spec.width)
-    fit = Fit(context_of(model) or length, shape.rotary_dim)
+    fit = Fit(model.context_length or length, shape.rotary_dim)
     encoding = made(position.name, dict(position.values), fit)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -99,7 +98,7 @@ def own_encoding(spec: ModelSpec) -> dict[str, Any] | None:
             again = choice.made(values, fit)
         except BadInput:
             continue
-        parts = again.parts(causal=layer.mask.settled(1))
+        parts = again.parts(causal=layer.mask.causal)
         if part in (*parts.inputs, *parts.qk, parts.bias):
             return {"name": name, "values": values}
     return None

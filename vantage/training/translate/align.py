@@ -103,7 +103,7 @@ def align(
 @torch.inference_mode()
 def _align(model: Model, tokenizer: Tokenizer, pairs: Sequence[Pair], layers: set[int], when: When) -> list[Alignment]:
     bos, _ = ends(tokenizer)
-    device = model.embed.tokens.weight.device
+    device = model.device
     xs, ys = ([word_of_each(tokenizer, pair[side]) for pair in pairs] for side in (0, 1))
     source, mask = sources_of([ids for ids, _ in xs], tokenizer)
     tokens = padded([[bos, *ids] for ids, _ in ys], pad_token(tokenizer)).to(device)

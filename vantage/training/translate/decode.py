@@ -76,7 +76,7 @@ class _Search:
 
     @torch.inference_mode()
     def run(self, source: Tensor, mask: Tensor | None) -> list[tuple[int, ...]]:
-        device = self.model.embed.tokens.weight.device
+        device = self.model.device
         memory = self.model.encode(source.to(device), mask=None if mask is None else mask.to(device))
         cache = self.model.new_cache(len(source))
         running = {sentence: [_Text((), 0.0)] for sentence in range(len(source))}

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from vantage.inspect import Atlas, atlas
 from vantage.inspect.keep import Weights
 from vantage.inspect.recording import RecordedPass, recording
-from vantage.inspect.select import context_of, labels, read_source, read_tokens
+from vantage.inspect.select import labels, read_source, read_tokens
 from vantage.inspect.sites import Site, sites_of
 from vantage.inspect.swap import NOT_POSITION
 from vantage.inspect.tiles import Tile, tiles
@@ -180,7 +180,7 @@ def check(model: Model, ids: list[int], source: list[int] | None) -> None:
     if source is not None and model.encoder is not None:
         parts.append(("source", source, model.encoder))
     for what, tokens, of in parts:
-        context = context_of(of)
+        context = of.context_length
         most = TOKENS if context is None else min(TOKENS, context)
         if len(tokens) > most:
             why = "the model's context" if most == context else "what the studio shows"
@@ -189,7 +189,7 @@ def check(model: Model, ids: list[int], source: list[int] | None) -> None:
                 what,
                 "context_length_exceeded",
             )
-    width = model.spec.width * model.embed.tokens.weight.dtype.itemsize
+    width = model.spec.width * model.dtype.itemsize
     taken = len(sites_of(model)) * max(len(ids), len(source or ())) * width
     if taken > BYTES:
         raise bad(

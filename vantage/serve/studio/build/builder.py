@@ -10,12 +10,10 @@ from typing import Any, Final, final
 import torch
 
 from vantage.attention import GroupedQuery, Latent
-from vantage.checkpoints.blank import Blank
 from vantage.checkpoints.spec_json import to_json
 from vantage.errors import BadInput, Refused, VantageError
-from vantage.families.family import empty_model
-from vantage.inspect.cost import decodes, parameters
-from vantage.model import decoder, encoder, encoder_decoder
+from vantage.inspect.cost import parameters
+from vantage.model import decoder, empty_model, encoder, encoder_decoder
 from vantage.model.experts import Experts, TopK
 from vantage.model.feed_forward import named as named_ffn
 from vantage.model.norms import NORMS
@@ -229,8 +227,7 @@ def described(form: Form) -> dict[str, Any]:
     """Everything that the page shows."""
     done = make(form)
     spec = done.spec
-    with Blank():
-        counts = parameters(empty_model(spec))
+    counts = parameters(empty_model(spec))
     settings, why = training(done)
     return {
         "code": done.code,
@@ -247,7 +244,7 @@ def described(form: Form) -> dict[str, Any]:
 
 def cache(spec: ModelSpec) -> list[dict[str, int]]:
     """For one row in bfloat16; window layers in a ring where that is smaller. Nothing for an encoder."""
-    if not decodes(spec):
+    if not spec.generates:
         return []
     kind = Kind("own", spec, ring=any(layer.mask.reach() is not None for layer in spec.layers))
     return [{"context": n, "bytes": kind.bytes(n, 1, torch.bfloat16)} for n in CONTEXTS]
@@ -256,7 +253,7 @@ def cache(spec: ModelSpec) -> list[dict[str, int]]:
 def diagram(spec: ModelSpec) -> list[dict[str, Any]]:
     """Each block, encoder first."""
     inner = [] if spec.encoder is None else [{**one, "stack": "encoder"} for one in diagram(spec.encoder)]
-    whole = "encoder" if spec.head is None else "decoder"
+    whole = "encoder" if spec.kind == "encoder" else "decoder"
     return inner + [{**_block(spec, i, layer), "stack": whole} for i, layer in enumerate(spec.layers)]
 
 

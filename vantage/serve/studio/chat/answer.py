@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vantage.generation import Sampling, Stop
-from vantage.generation.cached_sequence import Ending, context_length
+from vantage.generation.cached_sequence import Ending
 from vantage.generation.prompts import end_tokens
 from vantage.generation.sampling import Pick, Picker
 from vantage.inspect.select import labels
@@ -93,7 +93,7 @@ class Answer:
         yield "done", self._done(prompt, reused, meter, text, 1e3 * (time.perf_counter() - began))
 
     def _room(self, model: Model, prompt: list[int]) -> int:
-        limit = context_length(model)
+        limit = model.context_length
         if not prompt:
             raise bad("the message is empty: write something", "message")
         if limit is not None and len(prompt) >= limit:

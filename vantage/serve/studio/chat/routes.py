@@ -16,7 +16,6 @@ from vantage.serve.errors import bad
 from vantage.serve.model_pool import LoadedModel
 from vantage.serve.studio.chat.answer import Answer, likely
 from vantage.serve.studio.chat.talks import Talk, Talks
-from vantage.serve.studio.models import kind_of
 from vantage.serve.studio.state import Event, call, sse, studio_of, work
 
 router = APIRouter(prefix="/studio/api")
@@ -82,8 +81,10 @@ async def chat(request: Request, body: Said) -> Response:
     if body.conversation is not None and body.branch_of is not None:
         raise bad("conversation and branch_of: go on with one, or branch from one", "branch_of")
     loaded = await studio.loaded(body.model)
-    if kind_of(loaded) != "decoder":
-        raise bad(f"{body.model} is an {kind_of(loaded)} and cannot converse: choose a decoder", "model", "wrong_model")
+    if loaded.model.kind != "decoder":
+        raise bad(
+            f"{body.model} is an {loaded.model.kind} and cannot converse: choose a decoder", "model", "wrong_model"
+        )
     model = await studio.model(body.model, "chat")
     talks, how = studio.part(Talks), body.sampling
     layer = None if body.watch is None else body.watch.layer

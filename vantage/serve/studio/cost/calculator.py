@@ -13,7 +13,6 @@ from vantage.errors import Refused
 from vantage.figures import Bars, Figure, Line, Lines
 from vantage.inspect import Cost, cost
 from vantage.inspect.cache_bytes import Room, cache_bytes, token_bytes
-from vantage.inspect.cost import decodes
 from vantage.model import decoder
 from vantage.model.norms import RMSNorm
 from vantage.spec.model import AttentionConfig, ModelSpec
@@ -107,7 +106,7 @@ def _quarter(heads: int) -> int | None:
 
 def sizes_of(spec: ModelSpec) -> Sizes:
     """The sizes of a model that is there, by its first layer."""
-    if not decodes(spec):
+    if not spec.generates:
         raise Refused("an encoder reads its text at once and keeps no cache: choose a model that generates")
     shape = spec.layers[0].attention.shape(spec.width)
     return Sizes(len(spec.layers), spec.width, shape.heads, shape.kv_heads, shape.value_dim, vocab=spec.vocab)

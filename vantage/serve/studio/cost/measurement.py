@@ -27,7 +27,7 @@ def measured(model: Model, tokens: int, seconds: float = SECONDS) -> Iterator[tu
     Projections are keys that one layer projected, as its cache counted them. Without a cache every token is read
     anew, into a cache that is thrown away, which is how the model runs a whole pass.
     """
-    if model.encoder is not None or model.spec.head is None:
+    if model.kind != "decoder":
         raise Refused("this is measured on a decoder: the model is none, choose one that generates from a text")
     text = fitting(model, PROMPT, MOST, tokens)
     points: list[dict[str, Any]] = []

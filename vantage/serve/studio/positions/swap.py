@@ -21,7 +21,7 @@ LEAST, MOST = 2 * BINS, 1024  # tokens of the text
 
 def swapped(model: Model, text: str, position: Position, tokens: int) -> dict[str, Any]:
     """Before and after. Encodings with weights of their own start untrained, and that is said."""
-    if model.encoder is not None or model.spec.head is None:
+    if model.kind != "decoder":
         raise Refused("an encoding is swapped on a decoder, which has a perplexity: this model is none")
     ids = fitting(model, text, MOST, tokens)
     if len(ids) < LEAST:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vantage.errors import BadInput, Refused
-from vantage.inspect.select import choose_sites, context_of, labels, numbers, read_tokens
+from vantage.inspect.select import choose_sites, labels, numbers, read_tokens
 from vantage.inspect.sites import KernelCall, Site, observing, sites_of
 from vantage.inspect.tiles import cut_need, pick
 from vantage.kernels.reference import masked_scores, normalise
@@ -58,7 +58,7 @@ def fitting(model: Model, text: str, most: int, more: int = 0) -> list[int]:
     if model.tokenizer is None:
         raise Refused("this model has no tokenizer, and texts are read here: choose another")
     ids = list(model.tokenizer.encode(text))
-    context = context_of(model)
+    context = model.context_length
     limit = most if context is None else min(most, context - more)
     if not 0 < len(ids) <= limit:
         raise BadInput(f"the text has {len(ids):,} tokens: give 1 to {limit:,}")
