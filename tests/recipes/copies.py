@@ -44,6 +44,12 @@ class PackageCopy:
         target.write_text("\n".join(lines) + "\n", encoding="utf-8")
         self.edits.append(f"one line in {path}")
 
+    def append(self, template: str, path: str) -> None:
+        """A file of ``templates/`` is put at the end of one of the package."""
+        with (self.folder / path).open("a", encoding="utf-8") as target:
+            target.write("\n" + (TEMPLATES / template).read_text(encoding="utf-8"))
+        self.edits.append(f"one entry in {path}")
+
     def run(self, script: str, *, timeout: float = 300) -> str:
         """What a Python script prints that imports the copy; a script that fails fails the test with its words."""
         env = {**os.environ, "PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1"}

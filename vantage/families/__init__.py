@@ -33,8 +33,8 @@ from vantage.model.packed import PackedWeight
 def families() -> dict[str, Family]:
     """Every family by the ``model_type`` of its config.json: whatever file of this folder has a FAMILY."""
     names = (info.name for info in pkgutil.iter_modules(__path__, __name__ + "."))
-    found = (getattr(importlib.import_module(name), "FAMILY", None) for name in names)
-    return {family.name: family for family in found if family is not None}
+    members = (getattr(importlib.import_module(name), "FAMILY", None) for name in names)
+    return {family.name: family for family in members if family is not None}
 
 
 def family_of(config: dict[str, Any]) -> Family:
@@ -59,12 +59,12 @@ def load(
     for training or saving.
     """
     dtype, how = check_dtype(dtype)
-    there = opened(find(source), dtype)
-    family = family_of(there.config)
-    tensors = Respelled(with_prefix(family.unpacked(there), family.prefix), family.older)
-    config = Config(there.config, tensors=tensors.names())
+    checkpoint = opened(find(source), dtype)
+    family = family_of(checkpoint.config)
+    tensors = Respelled(with_prefix(family.unpacked(checkpoint), family.prefix), family.older)
+    config = Config(checkpoint.config, tensors=tensors.names())
     try:
-        plausible(there.config, tensors)
+        plausible(checkpoint.config, tensors)
         spec = family.spec(config)
         links = family.links(config, spec)
         copies = copies_of(family, config, spec, tensors)
@@ -77,10 +77,10 @@ def load(
         raise CheckpointError(f"{source}: {e}") from e
     model.kernel = kernel
     where = torch.device("cpu" if device is None else device)
-    pack = dense if how is None else packer(how, model, there, tensors, family.prefix, where)
+    pack = dense if how is None else packer(how, model, checkpoint, tensors, family.prefix, where)
     fill(model, links, tensors, dtype, family, copies, pack)
-    model.config = family.saved_as(there.config)
-    model.tokenizer = tokenizer_of(there)
+    model.config = family.saved_as(checkpoint.config)
+    model.tokenizer = tokenizer_of(checkpoint)
     return model.to(device).eval() if device is not None else model.eval()
 
 
@@ -105,17 +105,17 @@ def _folder(path: Path) -> Folder:
             f"on with vantage.families.adapters.load_adapter(model, {str(path)!r}); vantage.model.lora.merge(model) "
             "makes it part of the weights"
         )
-    there = Folder(path)
-    if there.config.get("model_type") == RECURRENT:
+    checkpoint = Folder(path)
+    if checkpoint.config.get("model_type") == RECURRENT:
         raise CheckpointError(
             f"{path} holds a recurrent model, which is no vt.Model: load it with "
             f"vantage.families.recurrent.load_recurrent({str(path)!r})"
         )
-    return there
+    return checkpoint
 
 
-def tokenizer_of(there: Folder | GGUFTensors) -> Tokenizer | None:
-    return from_folder(there.path) if isinstance(there, Folder) else from_gguf(there.file)
+def tokenizer_of(checkpoint: Folder | GGUFTensors) -> Tokenizer | None:
+    return from_folder(checkpoint.path) if isinstance(checkpoint, Folder) else from_gguf(checkpoint.file)
 
 
 def save(model: Model, folder: str | Path, *, shard_bytes: int = 5 * 2**30) -> None:

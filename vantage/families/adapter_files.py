@@ -45,7 +45,7 @@ INERT = frozenset(
 
 
 @dataclass(frozen=True)
-class Stored:
+class AdapterFile:
     """An adapter's file, checked as far as it can be without the model."""
 
     tensors: Mapping[str, Tensor]  # by the module's name and "A" or "B"
@@ -70,7 +70,7 @@ class Stored:
         return a, b, alpha * math.sqrt(rank) if self.root else alpha
 
 
-def read_adapter(folder: Path) -> Stored:
+def read_adapter(folder: Path) -> AdapterFile:
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder: give one that holds {CONFIG} and {WEIGHTS}")
     raw = read_json(folder, CONFIG)
@@ -92,49 +92,49 @@ def read_adapter(folder: Path) -> Stored:
     for module in modules:
         if lost := [x for x in "AB" if f"{module}.{x}" not in tensors]:
             raise CheckpointError(f"{WEIGHTS} lacks {f'{START}{module}.lora_{lost[0]}.weight'!r}")
-    return Stored(tensors, modules, metadata, rank, alpha, ranks, alphas, root, dropout)
+    return AdapterFile(tensors, modules, metadata, rank, alpha, ranks, alphas, root, dropout)
 
 
 def _tensors(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     path = inside(folder, WEIGHTS) if (folder / WEIGHTS).exists() else None
     if path is None:
         raise CheckpointError(f"{folder} has no {WEIGHTS}; other files may hold code (pickle) and are never opened")
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             for name in file.keys():  # noqa: SIM118 (the file is no mapping)
                 match = NAME.fullmatch(name)
                 if match is None:
                     raise CheckpointError(f"{WEIGHTS} holds {name!r}, which is no part of a plain LoRA adapter")
-                found[f"{match[1]}.{match[2]}"] = file.get_tensor(name)
+                tensors[f"{match[1]}.{match[2]}"] = file.get_tensor(name)
             metadata = dict(file.metadata() or {})
     except (SafetensorError, OSError) as e:
         raise CheckpointError(f"{WEIGHTS}: {e}") from e
-    if not found:
+    if not tensors:
         raise CheckpointError(f"{WEIGHTS} holds no tensors")
-    return found, metadata
+    return tensors, metadata
 
 
 def _exceptions(config: Config, name: str) -> dict[str, float]:
     """Numbers by the ends of module names. peft reads those as regular expressions; only plain ones are taken."""
     if name not in config:
         return {}
-    said = config.plain(name)
-    if not isinstance(said, dict):
+    patterns = config.plain(name)
+    if not isinstance(patterns, dict):
         raise CheckpointError(f"{CONFIG}: {name} must be an object with a number for each name")
-    found: dict[str, float] = {}
-    for key, value in said.items():
+    numbers: dict[str, float] = {}
+    for key, value in patterns.items():
         plain = key.removeprefix("^").removesuffix("$").replace("\\.", ".")
         number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
         if LITERAL.fullmatch(plain) is None or not number:
             raise CheckpointError(f"{CONFIG}: {name} has {key!r}: {value!r}; plain names and numbers are understood")
-        found[plain] = value
-    return found
+        numbers[plain] = value
+    return numbers
 
 
-def _exception(said: Mapping[str, float], module: str, otherwise: float) -> float:
+def _exception(patterns: Mapping[str, float], module: str, otherwise: float) -> float:
     """The first that fits, as in peft."""
-    return next((v for end, v in said.items() if module == end or module.endswith(f".{end}")), otherwise)
+    return next((v for end, v in patterns.items() if module == end or module.endswith(f".{end}")), otherwise)
 
 
 def plain_number(x: float) -> Any:

@@ -24,7 +24,7 @@ from vantage.checkpoints.folder import write_tensors
 from vantage.checkpoints.links import Change, Joined, Link, Rows, Same, Transpose
 from vantage.errors import BadInput, CheckpointError
 from vantage.families import built, family_of
-from vantage.families.adapter_files import CONFIG, START, WEIGHTS, Stored, plain_number, read_adapter
+from vantage.families.adapter_files import CONFIG, START, WEIGHTS, AdapterFile, plain_number, read_adapter
 from vantage.files import replacing, write_text
 from vantage.model import Model
 from vantage.model.lora import HAS_SOME, LoraLinear, LoraPart, adapted, check_bases, place_of, put_lora, spans_of
@@ -37,7 +37,7 @@ NEAR, NEAR_PACKED = 0.02, 0.25  # bfloat16 moves weights by 0.002 of their size,
 
 
 @dataclass(frozen=True)
-class Place:
+class MapRows:
     """Where an adapter's rows lie in a linear map of ours, and their order there."""
 
     ours: str
@@ -53,8 +53,8 @@ def save_adapter(model: Model, folder: str | Path, *, base: str | None = None) -
 
     Returns the names that are our own and that peft will not know: none for the maps of most families.
     """
-    found = adapted(model)
-    if not found:
+    adapters = adapted(model)
+    if not adapters:
         raise BadInput("this model has no adapters: add_lora(model, Lora(...)) puts them there")
     where = Path(folder)
     where.mkdir(parents=True, exist_ok=True)
@@ -63,12 +63,12 @@ def save_adapter(model: Model, folder: str | Path, *, base: str | None = None) -
     theirs, own = _their_places(model), _own_places(model)
     covered = {place.ours for place in theirs.values()}
     used = theirs | {name: place for name, place in own.items() if place.ours not in covered}
-    written = {name: thin for name, place in used.items() if (thin := _gather(found, place)) is not None}
+    written = {name: pair for name, place in used.items() if (pair := _gather(adapters, place)) is not None}
     tensors = {}
-    for name, thin in written.items():
-        tensors |= {f"{START}{name}.lora_A.weight": thin.a, f"{START}{name}.lora_B.weight": thin.b}
-    config = _config(written, used, found, base)
-    metadata = {"format": "pt", BASE: json.dumps(_samples(model, found))}
+    for name, pair in written.items():
+        tensors |= {f"{START}{name}.lora_A.weight": pair.a, f"{START}{name}.lora_B.weight": pair.b}
+    config = _config(written, used, adapters, base)
+    metadata = {"format": "pt", BASE: json.dumps(_samples(model, adapters))}
     with replacing(where / WEIGHTS) as part:
         write_tensors(tensors, part, metadata)
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
@@ -85,7 +85,7 @@ def load_adapter(model: Model, folder: str | Path) -> list[str]:
         raise BadInput(HAS_SOME)
     stored = read_adapter(Path(folder))
     places = _own_places(model) | _their_places(model)
-    found: dict[str, dict[str, LoraPart]] = {}
+    parts_by_map: dict[str, dict[str, LoraPart]] = {}
     for name in stored.modules:
         place = next((places[n] for n in _spelled(model, name) if n in places), None)
         if place is None:
@@ -93,36 +93,36 @@ def load_adapter(model: Model, folder: str | Path) -> list[str]:
                 f"the adapter is for {name!r}, which is no linear map of this model that an adapter can be put on: "
                 "is it for another model?"
             )
-        found.setdefault(place.ours, {})[place.part] = _part(model, stored, name, place)
-    check_bases(model, list(found))
-    for ours, parts in found.items():
+        parts_by_map.setdefault(place.ours, {})[place.part] = _part(model, stored, name, place)
+    check_bases(model, list(parts_by_map))
+    for ours, parts in parts_by_map.items():
         if "" in parts and len(parts) > 1:
             raise CheckpointError(f"the adapter has one for all of {ours!r} and others for its parts: keep one kind")
     if BASE in stored.metadata:
         _check_base(model, stored.metadata[BASE])
-    put_lora(model, found)
-    return [f"{ours}.{part}" if part else ours for ours, parts in found.items() for part in parts]
+    put_lora(model, parts_by_map)
+    return [f"{ours}.{part}" if part else ours for ours, parts in parts_by_map.items() for part in parts]
 
 
 # ---- which rows of ours a name means
 
 
-def _own_places(model: Model) -> dict[str, Place]:
+def _own_places(model: Model) -> dict[str, MapRows]:
     """Every linear map, and its pieces, by our names."""
-    places: dict[str, Place] = {}
+    places: dict[str, MapRows] = {}
     for m in linear_maps(model):
-        places[m.name] = Place(m.name, "", 0, size_of(_base(model, m.name))[0])
-        places |= {f"{m.name}.{piece}": Place(m.name, piece, *span) for piece, span in spans_of(m).items()}
-    if found := adapted(model):  # whole where the adapter is whole, in pieces where it is
-        places = {n: p for n, p in places.items() if p.ours not in found or p.part in found[p.ours].names}
+        places[m.name] = MapRows(m.name, "", 0, size_of(_base(model, m.name))[0])
+        places |= {f"{m.name}.{piece}": MapRows(m.name, piece, *span) for piece, span in spans_of(m).items()}
+    if adapters := adapted(model):  # whole where the adapter is whole, in pieces where it is
+        places = {n: p for n, p in places.items() if p.ours not in adapters or p.part in adapters[p.ours].names}
     return places
 
 
-def _their_places(model: Model) -> dict[str, Place]:
+def _their_places(model: Model) -> dict[str, MapRows]:
     """The linear maps of the checkpoint that are rows of ours, by its names."""
     if model.config is None or model.config.get("model_type") == built.NAME:
         return {}
-    family, places = family_of(model.config), dict[str, Place]()
+    family, places = family_of(model.config), dict[str, MapRows]()
     pieces = {m.name: {span: piece for piece, span in spans_of(m).items()} for m in linear_maps(model)}
     for link in family.links(Config(model.config), model.spec):
         ours = link.our_names[0].removesuffix(".weight")
@@ -133,13 +133,13 @@ def _their_places(model: Model) -> dict[str, Place]:
     return {name.removeprefix(start): place for name, place in places.items()}
 
 
-def _of_link(link: Link, ours: str, outputs: int, pieces: Mapping[tuple[int, int], str]) -> dict[str, Place]:
+def _of_link(link: Link, ours: str, outputs: int, pieces: Mapping[tuple[int, int], str]) -> dict[str, MapRows]:
     if isinstance(link, Joined) and link.dim == 0:
-        places, at = dict[str, Place](), 0
+        places, at = dict[str, MapRows](), 0
         for name, rows in zip(link.their, link.sizes, strict=True):
             span = (at, at + rows)
             module = name.removesuffix(".weight")
-            places[module] = Place(ours, pieces.get(span, module.rpartition(".")[2]), *span)
+            places[module] = MapRows(ours, pieces.get(span, module.rpartition(".")[2]), *span)
             at += rows
         return places
     if isinstance(link, Same) and all(isinstance(change, (Transpose, Rows)) for change in link.changes):
@@ -147,7 +147,7 @@ def _of_link(link: Link, ours: str, outputs: int, pieces: Mapping[tuple[int, int
         orders = [change for change in link.changes if isinstance(change, Rows)]
         if len(orders) <= 1 and turns <= 1 and not (orders and turns):
             order = orders[0] if orders else None
-            return {link.their.removesuffix(".weight"): Place(ours, "", 0, outputs, order, turns == 1)}
+            return {link.their.removesuffix(".weight"): MapRows(ours, "", 0, outputs, order, turns == 1)}
     return {}
 
 
@@ -166,7 +166,7 @@ def _spelled(model: Model, name: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Thin:
+class LowRankPair:
     """The two matrices of one adapter in a file."""
 
     a: Tensor
@@ -178,11 +178,13 @@ class Thin:
         return len(self.a)
 
 
-def _gather(found: Mapping[str, LoraLinear], place: Place) -> Thin | None:
+def _gather(adapters: Mapping[str, LoraLinear], place: MapRows) -> LowRankPair | None:
     """The parts that reach into these rows, as one."""
-    if place.ours not in found:
+    if place.ours not in adapters:
         return None
-    inside = [p for p in found[place.ours].named_parts().values() if p.start < place.stop and p.rows.stop > place.start]
+    inside = [
+        p for p in adapters[place.ours].named_parts().values() if p.start < place.stop and p.rows.stop > place.start
+    ]
     if not inside:
         return None
     a = torch.cat([part.a.detach() for part in inside])
@@ -197,10 +199,10 @@ def _gather(found: Mapping[str, LoraLinear], place: Place) -> Thin | None:
         at += part.rank
     alpha = inside[0].alpha if len(inside) == 1 else scale * len(a)
     b = b if place.order is None else place.order.theirs(b)
-    return Thin(a.cpu().contiguous(), b.cpu().contiguous(), alpha)
+    return LowRankPair(a.cpu().contiguous(), b.cpu().contiguous(), alpha)
 
 
-def _part(model: Model, stored: Stored, name: str, place: Place) -> LoraPart:
+def _part(model: Model, stored: AdapterFile, name: str, place: MapRows) -> LoraPart:
     """One adapter of the file, checked against the map it is for."""
     base = model.get_submodule(place.ours)
     a, b, alpha = stored.pair(name)
@@ -216,18 +218,21 @@ def _part(model: Model, stored: Stored, name: str, place: Place) -> LoraPart:
 
 
 def _config(
-    written: Mapping[str, Thin], used: Mapping[str, Place], found: Mapping[str, LoraLinear], base: str | None
+    written: Mapping[str, LowRankPair],
+    used: Mapping[str, MapRows],
+    adapters: Mapping[str, LoraLinear],
+    base: str | None,
 ) -> dict[str, Any]:
     """What peft needs to build the same adapters."""
-    rank, alpha = Counter((thin.rank, thin.alpha) for thin in written.values()).most_common(1)[0][0]
-    parts = [part for module in found.values() for part in module.named_parts().values()]
+    rank, alpha = Counter((pair.rank, pair.alpha) for pair in written.values()).most_common(1)[0][0]
+    parts = [part for module in adapters.values() for part in module.named_parts().values()]
     return {
         "peft_type": "LORA",
         "base_model_name_or_path": base,
         "r": rank,
         "lora_alpha": plain_number(alpha),
-        "rank_pattern": {name: thin.rank for name, thin in written.items() if thin.rank != rank},
-        "alpha_pattern": {name: plain_number(thin.alpha) for name, thin in written.items() if thin.alpha != alpha},
+        "rank_pattern": {name: pair.rank for name, pair in written.items() if pair.rank != rank},
+        "alpha_pattern": {name: plain_number(pair.alpha) for name, pair in written.items() if pair.alpha != alpha},
         "lora_dropout": max(part.dropout.p for part in parts),
         "target_modules": _targets(written, used),
         "fan_in_fan_out": any(used[name].transposed for name in written),
@@ -241,8 +246,8 @@ def _config(
 def _targets(written: Iterable[str], known: Iterable[str]) -> list[str]:
     """Last names where all maps of that name are adapted, whole names otherwise."""
     last = {name: name.rpartition(".")[2] for name in known}
-    there, adapted_here = Counter(last.values()), Counter(last[name] for name in written)
-    return sorted({last[n] if adapted_here[last[n]] == there[last[n]] else n for n in written})
+    all_here, adapted_here = Counter(last.values()), Counter(last[name] for name in written)
+    return sorted({last[n] if adapted_here[last[n]] == all_here[last[n]] else n for n in written})
 
 
 # ---- the model below
@@ -264,18 +269,18 @@ def _some(base: nn.Module) -> Tensor:
 def _check_base(model: Model, text: str) -> None:
     """Refuse an adapter that was made on other weights: it would run and give nonsense."""
     try:
-        said = {str(name): [float(x) for x in values] for name, values in json.loads(text).items()}
+        samples = {str(name): [float(x) for x in values] for name, values in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError, RecursionError) as e:
         raise CheckpointError(f"{WEIGHTS}: what it says of its model cannot be read: {e}") from e
     maps = {m.name for m in linear_maps(model)}
-    if lost := sorted(set(said) - maps):
+    if lost := sorted(set(samples) - maps):
         raise CheckpointError(f"the adapter was made on a model with {lost[0]!r}, which this one has not")
-    there = {name: _some(model.get_submodule(name)) for name in said}
-    if any(len(values) != SAMPLES for values in said.values()) or not said:
+    own = {name: _some(model.get_submodule(name)) for name in samples}
+    if any(len(values) != SAMPLES for values in samples.values()) or not samples:
         raise CheckpointError(f"{WEIGHTS}: what it says of its model is cut off")
-    wanted = torch.tensor([x for values in said.values() for x in values])
-    off = float((torch.cat([*there.values()]) - wanted).norm() / wanted.norm().clamp_min(1e-20))
-    packed = any(isinstance(model.get_submodule(name), PackedLinear) for name in said)
+    expected = torch.tensor([x for values in samples.values() for x in values])
+    off = float((torch.cat([*own.values()]) - expected).norm() / expected.norm().clamp_min(1e-20))
+    packed = any(isinstance(model.get_submodule(name), PackedLinear) for name in samples)
     if not off <= (NEAR_PACKED if packed else NEAR):
         raise CheckpointError(
             f"the adapter was made on another model: this one's weights differ by {off:.0%} of their size; "

@@ -11,7 +11,7 @@ from vantage.checkpoints.config import Config
 from vantage.checkpoints.links import Link, each, same
 from vantage.families.common import ACTIVATIONS
 from vantage.families.family import Family
-from vantage.families.tables import modules, self_attention
+from vantage.families.module_links import modules, self_attention
 from vantage.model.feed_forward import FeedForward
 from vantage.model.norms import LayerNorm
 from vantage.model.pooling import Pooler, Transform

@@ -44,8 +44,8 @@ def spec(c: Config) -> ModelSpec:
 
 def either(c: Config, *names: str) -> int:
     """A size with an older and a newer name; the first that is there."""
-    said = [n for name in names if (n := c.whole(name, None, low=1)) is not None]
-    return said[0] if said else c.whole(names[-1], low=1)
+    sizes = [n for name in names if (n := c.whole(name, None, low=1)) is not None]
+    return sizes[0] if sizes else c.whole(names[-1], low=1)
 
 
 def links(c: Config, spec: ModelSpec) -> list[Link]:

@@ -8,12 +8,11 @@ from dataclasses import replace
 from vantage.attention import Latent
 from vantage.checkpoints.config import Config
 from vantage.checkpoints.links import Link, Parted, Reshape, each, same
-from vantage.families import pieces
+from vantage.families import llama_layout
 from vantage.families.common import rope
 from vantage.families.family import Family
-from vantage.families.gated import gated_links
 from vantage.families.llama import ends
-from vantage.families.tables import modules
+from vantage.families.module_links import gated_links, modules
 from vantage.model.experts import Experts, RouterConfig
 from vantage.model.norms import RMSNorm
 from vantage.model.routers import GroupLimited
@@ -42,8 +41,8 @@ def spec(c: Config) -> ModelSpec:
 
 def model(c: Config, turn: Rope, router: RouterConfig, *, mlp_bias: bool) -> ModelSpec:
     """What V2 and V3 share."""
-    dense = pieces.feed_forward(c, bias=mlp_bias)
-    expert = pieces.feed_forward(c, "moe_intermediate_size")
+    dense = llama_layout.feed_forward(c, bias=mlp_bias)
+    expert = llama_layout.feed_forward(c, "moe_intermediate_size")
     shared = replace(expert, hidden=expert.hidden * c.whole("n_shared_experts", low=1), bias=mlp_bias)
     experts = Experts(expert, c.whole("n_routed_experts", low=1), router, shared)
     norm = RMSNorm(c.number("rms_norm_eps", 1e-6))
@@ -52,8 +51,8 @@ def model(c: Config, turn: Rope, router: RouterConfig, *, mlp_bias: bool) -> Mod
     c.must_be("moe_layer_freq", 1)
     # how it was trained and spread over machines
     c.inert("aux_loss_alpha", "seq_aux", "ep_size", "pretraining_tp", "output_router_logits", "router_aux_loss_coef")
-    layers = [layer if i < first else replace(layer, ffn=experts) for i in range(pieces.count(c))]
-    return pieces.model(c, layers, norm)
+    layers = [layer if i < first else replace(layer, ffn=experts) for i in range(llama_layout.count(c))]
+    return llama_layout.model(c, layers, norm)
 
 
 def attention(c: Config, turn: Rope) -> Latent:

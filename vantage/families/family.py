@@ -129,8 +129,8 @@ def copies_of(family: Family, config: Config, spec: ModelSpec, tensors: Tensors)
         names = {link.our_names: link.their_names for link in family.links(config, apart)}
         table, head = names.get(("embed.tokens.weight",)), names.get(("head.linear.weight",))
         pairs += [] if table is None or head is None else zip(head, table, strict=True)
-    there = set(tensors.names())
-    return [(copy, original) for copy, original in pairs if copy in there and original in there]
+    stored = set(tensors.names())
+    return [(copy, original) for copy, original in pairs if copy in stored and original in stored]
 
 
 def balance(model: Model, links: Sequence[Link], tensors: Tensors, ignored: Sequence[str], copies: Copies) -> None:
@@ -140,13 +140,13 @@ def balance(model: Model, links: Sequence[Link], tensors: Tensors, ignored: Sequ
     assert len(set(linked)) == len(linked), "a parameter is linked twice"
     if missing := sorted(set(ours) - set(linked)):
         raise CheckpointError(f"the parameter {missing[0]!r} has no link: the family's table is incomplete")
-    there, wanted = set(tensors.names()), expected(model, links)
-    if missing := sorted(set(wanted) - there):
+    stored, shapes = set(tensors.names()), expected(model, links)
+    if missing := sorted(set(shapes) - stored):
         raise CheckpointError(f"the checkpoint lacks {missing[0]!r}{_and_more(missing)}")
-    known = {copy for copy, _ in copies} | {name for name in there if any(part in name for part in ignored)}
-    if extra := sorted(there - set(wanted) - known):
+    known = {copy for copy, _ in copies} | {name for name in stored if any(part in name for part in ignored)}
+    if extra := sorted(stored - set(shapes) - known):
         raise CheckpointError(f"the checkpoint holds {extra[0]!r}{_and_more(extra)}, which this model has no use for")
-    for name, shape in wanted.items():
+    for name, shape in shapes.items():
         if tensors.shape(name) != shape:
             raise CheckpointError(f"{name!r} has shape {tensors.shape(name)}, and the config asks for {shape}")
 
@@ -154,11 +154,11 @@ def balance(model: Model, links: Sequence[Link], tensors: Tensors, ignored: Sequ
 def expected(model: Model, links: Sequence[Link]) -> dict[str, tuple[int, ...]]:
     """The names and shapes that the checkpoint must hold: the links run backwards, on shapes alone."""
     meta = {name: torch.empty(p.shape, device="meta") for name, p in model.named_parameters()}
-    wanted: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for link in links:
         values = link.to_theirs([meta[name] for name in link.our_names])
-        wanted |= {name: tuple(v.shape) for name, v in zip(link.their_names, values, strict=True)}
-    return wanted
+        shapes |= {name: tuple(v.shape) for name, v in zip(link.their_names, values, strict=True)}
+    return shapes
 
 
 def export(model: Model, links: Sequence[Link]) -> dict[str, Tensor]:

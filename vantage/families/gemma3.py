@@ -7,7 +7,7 @@ from math import sqrt
 from vantage.attention import GroupedQuery, QKNorm
 from vantage.checkpoints.config import Config
 from vantage.checkpoints.links import Link, each, same
-from vantage.families import llama, pieces
+from vantage.families import llama, llama_layout
 from vantage.families.common import ACTIVATIONS, rope_rule
 from vantage.families.family import Family
 from vantage.model.feed_forward import FeedForward
@@ -26,7 +26,7 @@ def spec(c: Config) -> ModelSpec:
     turn, kinds = ropes(c), layer_kinds(c)
     layers = tuple(
         Layer(attend, ffn, norm, mask, (QKNorm(norm), turn[kind]), wiring=SANDWICH)
-        for kind, mask in zip(kinds, pieces.masks(kinds, pieces.window(c, silent=4096)), strict=True)
+        for kind, mask in zip(kinds, llama_layout.masks(kinds, llama_layout.window(c, silent=4096)), strict=True)
     )
     width = c.whole("hidden_size", 2304, low=1)
     return ModelSpec(
@@ -55,19 +55,21 @@ def layer_kinds(c: Config) -> tuple[str, ...]:
     """Every sixth layer is global, or every so many, unless ``layer_types`` says it layer by layer."""
     every = c.whole("sliding_window_pattern", c.whole("_sliding_window_pattern", 6, low=1), low=1)
     n = c.whole("num_hidden_layers", 26, low=1)
-    return pieces.layer_types(c, [pieces.SLIDING if (i + 1) % every else pieces.FULL for i in range(n)])
+    return llama_layout.layer_types(
+        c, [llama_layout.SLIDING if (i + 1) % every else llama_layout.FULL for i in range(n)]
+    )
 
 
 def ropes(c: Config) -> dict[str, Rope]:
     """For each kind of layer, from ``rope_parameters`` or (before transformers 5) from three separate keys."""
-    said, scaling = c.part("rope_parameters"), c.part("rope_scaling")
+    rope_config, scaling = c.part("rope_parameters"), c.part("rope_scaling")
     longest = c.whole("max_position_embeddings", 131_072, low=1)
     bases = {
-        pieces.FULL: c.number("rope_theta", 1_000_000.0),
-        pieces.SLIDING: c.number("rope_local_base_freq", 10_000.0),
+        llama_layout.FULL: c.number("rope_theta", 1_000_000.0),
+        llama_layout.SLIDING: c.number("rope_local_base_freq", 10_000.0),
     }
-    parts = {kind: None if said is None else said.part(kind) for kind in bases}
-    parts[pieces.FULL] = parts[pieces.FULL] or scaling
+    parts = {kind: None if rope_config is None else rope_config.part(kind) for kind in bases}
+    parts[llama_layout.FULL] = parts[llama_layout.FULL] or scaling
 
     def turn(part: Config | None, base: float) -> Rope:
         return Rope(base) if part is None else Rope(part.number("rope_theta", base), rope_rule(part, c, longest))
@@ -86,7 +88,7 @@ def links(c: Config, spec: ModelSpec) -> list[Link]:
     )
     named = {link.our_names for link in norms}
     rest = [link for link in llama.layer_links(spec) if link.our_names not in named]  # LLaMA has two norms
-    return [*llama.ends(spec), *each(len(spec.layers), [*norms, *rest, *pieces.qk_norm_links()])]
+    return [*llama.ends(spec), *each(len(spec.layers), [*norms, *rest, *llama_layout.qk_norm_links()])]
 
 
 FAMILY = Family("gemma3_text", spec, links)

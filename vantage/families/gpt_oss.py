@@ -11,7 +11,7 @@ from typing import Any
 from vantage.checkpoints.config import Config
 from vantage.checkpoints.links import Link, Parted, Reshape, Transpose, each, same
 from vantage.checkpoints.mxfp4 import Unpacked
-from vantage.families import llama, pieces
+from vantage.families import llama, llama_layout
 from vantage.families.common import rope
 from vantage.families.family import Family
 from vantage.model.clamped import ClampedSwiGLU
@@ -30,11 +30,11 @@ def spec(c: Config) -> ModelSpec:
     c.inert("hidden_act", "initial_context_length")  # the experts have their own; rope says the length
     norm = RMSNorm(c.number("rms_norm_eps", 1e-5))
     bias = c.flag("attention_bias", True)
-    attention = pieces.attention(c, bias=bias, out_bias=bias, head_dim=64, scores=Scores(sinks=True))
+    attention = llama_layout.attention(c, bias=bias, out_bias=bias, head_dim=64, scores=Scores(sinks=True))
     layer = Layer(attention, experts(c), norm, qk=(turn(c),))
-    silent = [pieces.FULL if i % 2 else pieces.SLIDING for i in range(pieces.count(c))]
-    masks = pieces.masks(pieces.layer_types(c, silent), pieces.window(c, silent=128))
-    return pieces.model(c, [replace(layer, mask=mask) for mask in masks], norm)
+    silent = [llama_layout.FULL if i % 2 else llama_layout.SLIDING for i in range(llama_layout.count(c))]
+    masks = llama_layout.masks(llama_layout.layer_types(c, silent), llama_layout.window(c, silent=128))
+    return llama_layout.model(c, [replace(layer, mask=mask) for mask in masks], norm)
 
 
 def experts(c: Config) -> Experts:
@@ -47,9 +47,9 @@ def experts(c: Config) -> Experts:
 
 def turn(c: Config) -> Rope:
     """The published models' YaRN where the config is silent."""
-    said = "rope_parameters" in c or "rope_scaling" in c
+    has_rope = "rope_parameters" in c or "rope_scaling" in c
     read = rope(c, base=150_000.0)
-    return read if said else replace(read, scaling=YaRN(32.0, 4096, truncate=False))
+    return read if has_rope else replace(read, scaling=YaRN(32.0, 4096, truncate=False))
 
 
 def links(c: Config, spec: ModelSpec) -> list[Link]:

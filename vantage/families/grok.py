@@ -9,7 +9,7 @@ from vantage.attention import GroupedQuery
 from vantage.checkpoints.config import Config
 from vantage.checkpoints.links import Joined, Link, each, same
 from vantage.families.family import Family
-from vantage.families.pieces import expert_links
+from vantage.families.llama_layout import expert_links
 from vantage.model.experts import Experts, TopK
 from vantage.model.feed_forward import FeedForward
 from vantage.model.norms import RMSNorm

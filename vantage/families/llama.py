@@ -53,8 +53,8 @@ def layer_links(spec: ModelSpec) -> list[Link]:
     ffn = spec.layers[0].ffn
     assert isinstance(ffn, FeedForward)
     links = attention_links(spec)
-    for kind, there in (("weight", True), ("bias", ffn.bias)):
-        links += gated(ffn.hidden, kind) if there else []
+    for kind, present in (("weight", True), ("bias", ffn.bias)):
+        links += gated(ffn.hidden, kind) if present else []
     return links
 
 
@@ -68,11 +68,11 @@ def attention_links(spec: ModelSpec) -> list[Link]:
             "blocks.{i}.steps.1.before.weight": "model.layers.{i}.post_attention_layernorm.weight",
         }
     )
-    for kind, there in (("weight", True), ("bias", attention.bias)):
-        links += [joined_qkv(spec, kind)] if there else []
-    for kind, there in (("weight", True), ("bias", attention.out_bias)):
+    for kind, present in (("weight", True), ("bias", attention.bias)):
+        links += [joined_qkv(spec, kind)] if present else []
+    for kind, present in (("weight", True), ("bias", attention.out_bias)):
         name = {f"blocks.{{i}}.steps.0.sublayer.out.{kind}": f"model.layers.{{i}}.self_attn.o_proj.{kind}"}
-        links += same(name) if there else []
+        links += same(name) if present else []
     return links
 
 

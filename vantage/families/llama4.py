@@ -8,11 +8,11 @@ from vantage.attention import LengthTemperature, QKNorm
 from vantage.checkpoints.config import Config
 from vantage.checkpoints.links import Link, Parted, Reshape, Transpose, each, same
 from vantage.errors import CheckpointError
-from vantage.families import pieces
+from vantage.families import llama_layout
 from vantage.families.common import rope
 from vantage.families.family import Family
-from vantage.families.gated import gated_links
 from vantage.families.llama import attention_links, ends
+from vantage.families.module_links import gated_links
 from vantage.model.experts import Experts, TopK
 from vantage.model.feed_forward import FeedForward
 from vantage.model.norms import RMSNorm
@@ -23,11 +23,11 @@ from vantage.spec.parts import Buildable
 
 
 def spec(c: Config) -> ModelSpec:
-    n, bias = pieces.count(c), c.flag("attention_bias", False)
+    n, bias = llama_layout.count(c), c.flag("attention_bias", False)
     norm = RMSNorm(c.number("rms_norm_eps", 1e-5))
-    attention = pieces.attention(c, bias=bias, out_bias=bias, head_dim=128)
-    layer = Layer(attention, pieces.feed_forward(c, "intermediate_size_mlp"), norm)
-    expert = pieces.feed_forward(c)
+    attention = llama_layout.attention(c, bias=bias, out_bias=bias, head_dim=128)
+    layer = Layer(attention, llama_layout.feed_forward(c, "intermediate_size_mlp"), norm)
+    expert = llama_layout.feed_forward(c)
     router = TopK(c.whole("num_experts_per_tok", 1, low=1), "sigmoid", renormalise=False)
     experts = Experts(expert, c.whole("num_local_experts", low=1), router, expert, weigh_input=True)
     # how the router was trained; and a mark that quantising tools leave
@@ -36,7 +36,9 @@ def spec(c: Config) -> ModelSpec:
     with_experts, turned = expert_layers(c, n), rope_layers(c, n)
     parts = zip(masks(c, turned), transforms(c, turned, norm.eps), strict=True)
     layers = [replace(layer, mask=mask, qk=qk) for mask, qk in parts]
-    return pieces.model(c, [replace(x, ffn=experts) if i in with_experts else x for i, x in enumerate(layers)], norm)
+    return llama_layout.model(
+        c, [replace(x, ffn=experts) if i in with_experts else x for i, x in enumerate(layers)], norm
+    )
 
 
 def expert_layers(c: Config, n: int) -> tuple[float, ...]:
@@ -48,10 +50,10 @@ def expert_layers(c: Config, n: int) -> tuple[float, ...]:
 def rope_layers(c: Config, n: int) -> tuple[float, ...]:
     """1 for a layer with RoPE, 0 for one without: every ``interval``-th, unless a list says which."""
     interval = c.whole("no_rope_layer_interval", 4, low=1)
-    said = c.numbers("no_rope_layers", ()) or tuple(float((i + 1) % interval != 0) for i in range(n))
-    if len(said) < n:
-        raise CheckpointError(f"config.json: no_rope_layers speaks of {len(said)} layers, num_hidden_layers is {n}")
-    return said[:n]
+    flags = c.numbers("no_rope_layers", ()) or tuple(float((i + 1) % interval != 0) for i in range(n))
+    if len(flags) < n:
+        raise CheckpointError(f"config.json: no_rope_layers speaks of {len(flags)} layers, num_hidden_layers is {n}")
+    return flags[:n]
 
 
 def masks(c: Config, turned: tuple[float, ...]) -> list[Mask]:
@@ -59,10 +61,10 @@ def masks(c: Config, turned: tuple[float, ...]) -> list[Mask]:
         "chunked_attention": Causal() & Chunked(c.whole("attention_chunk_size", low=1)) & SameSegment(),
         "full_attention": Causal() & SameSegment(),
     }
-    said = c.names("layer_types", tuple("chunked_attention" if t else "full_attention" for t in turned))
-    if len(said) < len(turned) or not set(said) <= set(see):
-        raise CheckpointError(f"config.json: layer_types is {said}; wanted one of {', '.join(see)} for each layer")
-    return [see[kind] for kind in said[: len(turned)]]
+    kinds = c.names("layer_types", tuple("chunked_attention" if t else "full_attention" for t in turned))
+    if len(kinds) < len(turned) or not set(kinds) <= set(see):
+        raise CheckpointError(f"config.json: layer_types is {kinds}; wanted one of {', '.join(see)} for each layer")
+    return [see[kind] for kind in kinds[: len(turned)]]
 
 
 def transforms(c: Config, turned: tuple[float, ...], eps: float) -> list[tuple[Buildable, ...]]:

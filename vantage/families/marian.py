@@ -10,7 +10,7 @@ from vantage.checkpoints.links import Link, Reshape, Same, each, same
 from vantage.errors import CheckpointError
 from vantage.families.common import ACTIVATIONS
 from vantage.families.family import Family
-from vantage.families.tables import cross_attention, modules, self_attention
+from vantage.families.module_links import cross_attention, modules, self_attention
 from vantage.model.feed_forward import FeedForward
 from vantage.model.norms import LayerNorm
 from vantage.position import Sinusoidal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vantage.checkpoints.config import Config
 from vantage.checkpoints.links import Link, each
-from vantage.families import llama, pieces
+from vantage.families import llama, llama_layout
 from vantage.families.common import rope
 from vantage.families.family import Family
 from vantage.model.experts import Experts, TopK
@@ -17,15 +17,15 @@ def spec(c: Config) -> ModelSpec:
     c.must_be("router_jitter_noise", 0.0)
     norm = RMSNorm(c.number("rms_norm_eps", 1e-5))
     router = TopK(c.whole("num_experts_per_tok", 2, low=1))
-    experts = Experts(pieces.feed_forward(c), c.whole("num_local_experts", 8, low=1), router)
-    mask = pieces.mask(pieces.window(c))
-    layer = Layer(pieces.attention(c), experts, norm, mask, (rope(c, base=1_000_000.0),))
-    return pieces.model(c, (layer,) * pieces.count(c), norm)
+    experts = Experts(llama_layout.feed_forward(c), c.whole("num_local_experts", 8, low=1), router)
+    mask = llama_layout.mask(llama_layout.window(c))
+    layer = Layer(llama_layout.attention(c), experts, norm, mask, (rope(c, base=1_000_000.0),))
+    return llama_layout.model(c, (layer,) * llama_layout.count(c), norm)
 
 
 def links(c: Config, spec: ModelSpec) -> list[Link]:
     theirs, names = "model.layers.{i}.block_sparse_moe", ("w1", "w3", "w2")
-    experts = pieces.expert_links(spec.layers[0], theirs, names)
+    experts = llama_layout.expert_links(spec.layers[0], theirs, names)
     return [*llama.ends(spec), *each(len(spec.layers), [*llama.attention_links(spec), *experts])]
 
 

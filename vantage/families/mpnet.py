@@ -8,7 +8,7 @@ from vantage.checkpoints.config import Config
 from vantage.checkpoints.links import Link, each, same
 from vantage.families import bert
 from vantage.families.family import Family
-from vantage.families.tables import modules, self_attention
+from vantage.families.module_links import modules, self_attention
 from vantage.model.pooling import Pooler
 from vantage.position import T5, Learned
 from vantage.spec.model import Embedding, ModelSpec

@@ -26,12 +26,12 @@ def dense(link: Link) -> None:
     return
 
 
-def packer(name: str, model: Model, there: object, tensors: Tensors, prefix: str, device: torch.device) -> Packing:
+def packer(name: str, model: Model, checkpoint: object, tensors: Tensors, prefix: str, device: torch.device) -> Packing:
     """ "auto": what the file holds in blocks stays in them, where the native kernels can run; "int8" and "int4":
     every linear map is quantised."""
     if name == "auto":
-        if isinstance(there, GGUFTensors) and device.type == "cpu" and native() is not None:
-            return _as_stored(model, there, prefix)
+        if isinstance(checkpoint, GGUFTensors) and device.type == "cpu" and native() is not None:
+            return _as_stored(model, checkpoint, prefix)
         return dense
     bits = BITS[name]
 
@@ -44,19 +44,19 @@ def packer(name: str, model: Model, there: object, tensors: Tensors, prefix: str
     return pack
 
 
-def _as_stored(model: Model, there: GGUFTensors, prefix: str) -> Packing:
+def _as_stored(model: Model, checkpoint: GGUFTensors, prefix: str) -> Packing:
     """The links move whole rows, so they move rows of quantised blocks as well."""
-    stored = set(there.names())
+    stored = set(checkpoint.names())
 
     def pack(link: Link) -> Packed | None:
         names = [name if name in stored else name.removeprefix(prefix) for name in link.their_names]
         if not _one(model, link) or not stored.issuperset(names):
             return None
-        found = [there.blocks(name) for name in names]
-        kinds = {kind for kind, _ in found}
+        blocks = [checkpoint.blocks(name) for name in names]
+        kinds = {kind for kind, _ in blocks}
         if len(kinds) != 1 or None in kinds:
             return None
-        (rows,) = link.to_ours([raw for _, raw in found])
+        (rows,) = link.to_ours([raw for _, raw in blocks])
         outputs, inputs = model.get_parameter(link.our_names[0]).shape
         kind = kinds.pop()
         assert kind is not None

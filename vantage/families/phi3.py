@@ -5,7 +5,7 @@ from __future__ import annotations
 from vantage.checkpoints.config import Config
 from vantage.checkpoints.links import Link, each, same
 from vantage.errors import CheckpointError
-from vantage.families import llama, pieces
+from vantage.families import llama, llama_layout
 from vantage.families.common import rope
 from vantage.families.family import Family
 from vantage.model.norms import RMSNorm
@@ -18,9 +18,9 @@ def spec(c: Config) -> ModelSpec:
     c.must_be("attention_bias", False)
     c.inert("embd_pdrop")  # transformers drops nothing at the embeddings, whatever this says
     norm = RMSNorm(c.number("rms_norm_eps", 1e-5))
-    mask, dropout = pieces.mask(pieces.window(c)), c.number("resid_pdrop", 0.0)
-    layer = Layer(pieces.attention(c), pieces.feed_forward(c), norm, mask, (long_rope(c),), dropout=dropout)
-    return pieces.model(c, (layer,) * pieces.count(c), norm)
+    mask, dropout = llama_layout.mask(llama_layout.window(c)), c.number("resid_pdrop", 0.0)
+    layer = Layer(llama_layout.attention(c), llama_layout.feed_forward(c), norm, mask, (long_rope(c),), dropout=dropout)
+    return llama_layout.model(c, (layer,) * llama_layout.count(c), norm)
 
 
 def long_rope(c: Config) -> Rope:

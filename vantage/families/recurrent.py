@@ -30,11 +30,13 @@ def save_recurrent(model: Recurrent, folder: str | Path) -> None:
 
 def load_recurrent(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Recurrent:
     """The model of a folder. Every key of its config is read, every tensor used and every parameter filled."""
-    there = Folder(folder)
-    if there.config.get("model_type") != NAME:
-        raise CheckpointError(f"{folder}: model_type is {there.config.get('model_type')!r}, wanted {NAME!r}; use load")
-    plausible(there.config, there)
-    config = Config(there.config, tensors=list(there.names()))
+    checkpoint = Folder(folder)
+    if checkpoint.config.get("model_type") != NAME:
+        raise CheckpointError(
+            f"{folder}: model_type is {checkpoint.config.get('model_type')!r}, wanted {NAME!r}; use load"
+        )
+    plausible(checkpoint.config, checkpoint)
+    config = Config(checkpoint.config, tensors=list(checkpoint.names()))
     config.must_be("spec_version", VERSION)
     spec = _spec(config.plain("spec"))
     config.settle()
@@ -43,33 +45,33 @@ def load_recurrent(folder: str | Path, *, dtype: torch.dtype = torch.float32) ->
             model = Recurrent(spec)
     except (RuntimeError, ValueError, ArithmeticError) as e:  # torch's own: a size that overflows
         raise CheckpointError(f"{folder}: {e}") from e
-    _balance(model, there)
+    _balance(model, checkpoint)
     # copied, not mapped: these models are small, and training writes to the weights
-    read = {name: sound(there.get(name), name).to(dtype, copy=True) for name in there.names()}
+    read = {name: sound(checkpoint.get(name), name).to(dtype, copy=True) for name in checkpoint.names()}
     model.load_state_dict(read, assign=True)
     return model.eval()
 
 
-def _spec(said: Any) -> RecurrentSpec:
-    if not isinstance(said, dict):
-        raise CheckpointError(f"config.json: spec is {type(said).__name__}; wanted an object with keys")
+def _spec(settings: Any) -> RecurrentSpec:
+    if not isinstance(settings, dict):
+        raise CheckpointError(f"config.json: spec is {type(settings).__name__}; wanted an object with keys")
     known = {f.name for f in fields(RecurrentSpec)}
-    if said.keys() != known:
-        name = sorted(said.keys() ^ known)[0]
+    if settings.keys() != known:
+        name = sorted(settings.keys() ^ known)[0]
         raise CheckpointError(f"config.json: spec {'lacks' if name in known else 'has an unknown'} {name!r}")
     try:
-        return RecurrentSpec(**said)  # it checks the kind of every value
+        return RecurrentSpec(**settings)  # it checks the kind of every value
     except (BadInput, Refused) as e:
         raise CheckpointError(f"config.json: spec: {e}") from e
 
 
-def _balance(model: Recurrent, there: Folder) -> None:
+def _balance(model: Recurrent, checkpoint: Folder) -> None:
     """Names and shapes on both sides, before any data is read."""
-    ours, theirs = {name: tuple(p.shape) for name, p in model.named_parameters()}, set(there.names())
+    ours, theirs = {name: tuple(p.shape) for name, p in model.named_parameters()}, set(checkpoint.names())
     if missing := sorted(ours.keys() - theirs):
         raise CheckpointError(f"the checkpoint lacks {missing[0]!r}")
     if extra := sorted(theirs - ours.keys()):
         raise CheckpointError(f"the checkpoint holds {extra[0]!r}, which this model has no use for")
     for name, shape in ours.items():
-        if there.shape(name) != shape:
-            raise CheckpointError(f"{name!r} has shape {there.shape(name)}, and the config asks for {shape}")
+        if checkpoint.shape(name) != shape:
+            raise CheckpointError(f"{name!r} has shape {checkpoint.shape(name)}, and the config asks for {shape}")

@@ -8,7 +8,7 @@ from vantage.checkpoints.config import Config
 from vantage.checkpoints.links import Link, each
 from vantage.families import bert
 from vantage.families.family import Family
-from vantage.families.tables import modules
+from vantage.families.module_links import modules
 from vantage.position import Rope
 from vantage.spec.model import Embedding, ModelSpec
 

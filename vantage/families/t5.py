@@ -13,7 +13,7 @@ from vantage.checkpoints.config import Config
 from vantage.checkpoints.links import Link, each, same
 from vantage.families.common import ACTIVATIONS
 from vantage.families.family import Family
-from vantage.families.tables import cross_attention, joined, modules, self_attention
+from vantage.families.module_links import cross_attention, joined, modules, self_attention
 from vantage.model.feed_forward import FeedForward
 from vantage.model.norms import RMSNorm
 from vantage.position import T5

@@ -11,7 +11,7 @@ from vantage.checkpoints.links import Link, Reshape, Same, each
 from vantage.families import bert
 from vantage.families.common import ACTIVATIONS
 from vantage.families.family import Family
-from vantage.families.tables import modules, self_attention
+from vantage.families.module_links import modules, self_attention
 from vantage.model.feed_forward import FeedForward
 from vantage.model.patches import Patches
 from vantage.model.pooling import First, Pooler

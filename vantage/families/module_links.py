@@ -1,10 +1,11 @@
-"""Links that many tables are made of: linear maps and norms by module, and attention's joined projections."""
+"""Links that many families share: linear maps and norms by module, attention's joined projections, gated layers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from vantage.checkpoints.links import Joined, Link, same
+from vantage.model.feed_forward import FeedForward
 from vantage.spec.parts import Shape
 
 
@@ -31,6 +32,16 @@ def cross_attention(our: str, q: str, k: str, v: str, out: str, shape: Shape, *,
     """The same for attention to an encoder's output: k and v are one map."""
     sizes = (shape.kv_heads * shape.key_dim, shape.kv_heads * shape.value_dim)
     return [*joined(f"{our}.kv", (k, v), sizes, bias=bias), *modules({f"{our}.q": q, f"{our}.out": out}, bias=bias)]
+
+
+def gated_links(our: str, theirs: str, ffn: object) -> list[Link]:
+    """``our`` is the place inside the block's second part ("" for the part itself); gate and up are stored apart."""
+    assert isinstance(ffn, FeedForward)
+    ours, pair = f"blocks.{{i}}.steps.1.sublayer{our}", (f"{theirs}.gate_proj", f"{theirs}.up_proj")
+    return [
+        *joined(f"{ours}.gate_up", pair, (ffn.hidden, ffn.hidden), bias=ffn.bias),
+        *modules({f"{ours}.down": f"{theirs}.down_proj"}, bias=ffn.bias),
+    ]
 
 
 def kinds(bias: bool) -> tuple[str, ...]:

@@ -81,13 +81,13 @@ def window(c: Config, *, used: bool = True, silent: int | None = None) -> int | 
 
 def layer_types(c: Config, silent: Sequence[str]) -> tuple[str, ...]:
     """What each layer is, or ``silent`` where the config does not say."""
-    said = c.names("layer_types", tuple(silent))
-    for kind in said:
+    kinds = c.names("layer_types", tuple(silent))
+    for kind in kinds:
         if kind not in (FULL, SLIDING):
             raise CheckpointError(f"config.json: layer_types holds {kind!r}; wanted {FULL!r} or {SLIDING!r}")
-    if len(said) != len(silent):
-        raise CheckpointError(f"config.json: layer_types names {len(said)} layers, num_hidden_layers is {len(silent)}")
-    return said
+    if len(kinds) != len(silent):
+        raise CheckpointError(f"config.json: layer_types names {len(kinds)} layers, num_hidden_layers is {len(silent)}")
+    return kinds
 
 
 def masks(kinds: Sequence[str], width: int | None) -> tuple[Mask, ...]:
