@@ -14,7 +14,8 @@ from vantage.model.recurrent import Recurrent, RecurrentSpec, build_recurrent, s
 from vantage.model.recurrent import parameters as count_parameters
 from vantage.studies.shared.findings import conclude, held, interval
 from vantage.studies.shared.runs import TrainingProgress
-from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Number, Progress, Result, Values
+from vantage.studies.text import StudyText
 from vantage.training.batch import Batch
 from vantage.training.log import Scored
 from vantage.training.probes import Probe, decoder_count, encoder_position
@@ -22,10 +23,12 @@ from vantage.training.run import train
 from vantage.training.sequences import Sequences
 from vantage.training.tasks import Example, task
 
+TEXT = StudyText.beside(__file__)
+
 LONGEST = 14  # characters of what is trained on: as many as the document's sentence has
 LENGTHS = (1, 2, 4, 6, 8, 10, 12, 14, 17, 20)
 EXAMPLES = 200  # of each length
-TEXT = "I am a student"
+SENTENCE = "I am a student"
 NAMES = ("with attention", "without")
 ASKED = ("position", "steps done", "steps left")
 FALL = 0.5  # the share of exact answers falls by this much or more
@@ -65,13 +68,12 @@ def run(values: Values, progress: Progress) -> Result:
     also += [_probe(f"R² of {what}, before any training", attending.fresh[what]) for what in ASKED]
     also.append(Number("answers that looked most at the character they convert", hits))
     also += [Number(f"parameters, {name}", count_parameters(spec)) for name, spec in specs.items()]
-    words = (
-        f"At length {LONGEST}, the longest that was trained, {attending.scores[LONGEST].exact:.0%} of the answers are "
-        f"exact with attention and {plain.scores[LONGEST].exact:.0%} without, at as many parameters and steps. Both "
-        "of S0's claims hold: position can be read off the encoder's states (R² "
-        f"{attending.probes['position'].r2:.2f}) and the count off the decoder's "
-        f"({attending.probes['steps done'].r2:.2f}), far better than before training. Past the trained lengths "
-        "attention falls too."
+    words = TEXT.conclusion(
+        longest=LONGEST,
+        with_attention=attending.scores[LONGEST].exact,
+        without=plain.scores[LONGEST].exact,
+        position_r2=attending.probes["position"].r2,
+        count_r2=attending.probes["steps done"].r2,
     )
     return conclude(words, [*right, *also], _figures(sides, weights))
 
@@ -144,8 +146,8 @@ def _probe(what: str, found: Probe) -> Number:
 def _sentence() -> Batch:
     """The document's sentence, to be put in capitals."""
     names = task("case").symbols
-    prompt = (names.index("<U>"), *map(names.index, TEXT))
-    return _data(0).collate([Example(prompt, tuple(map(names.index, TEXT.upper())))])
+    prompt = (names.index("<U>"), *map(names.index, SENTENCE))
+    return _data(0).collate([Example(prompt, tuple(map(names.index, SENTENCE.upper())))])
 
 
 @torch.no_grad()
@@ -183,8 +185,8 @@ def _figures(sides: dict[str, Side], weights: Tensor) -> list[Figure]:
         "input",
         "output",
         weights[0].tolist(),
-        x_ticks=("<U>", *TEXT),
-        y_ticks=(*TEXT.upper(), "end"),
+        x_ticks=("<U>", *SENTENCE),
+        y_ticks=(*SENTENCE.upper(), "end"),
     )
     series = [(name, sides[name].probes) for name in NAMES] + [("untrained", sides[NAMES[0]].fresh)]
     probes = Bars(
@@ -196,49 +198,19 @@ def _figures(sides: dict[str, Side], weights: Tensor) -> list[Figure]:
         tuple([found[what].interval[1] for what in ASKED] for _, found in series),
     )
     return [
-        Figure(
-            "length",
-            f"Trained on 1 to {LONGEST} characters. Without attention the last state must hold them all, and soon "
-            f"cannot. With it accuracy holds to the end of the trained lengths, and falls beyond {LONGEST}.",
-            (exact, letters),
-        ),
-        Figure("alignment", f"“<U> {TEXT}”: each character that is written looks at the one it converts.", (aligned,)),
-        Figure(
-            "probes",
-            "How much of a token's position the encoder's states hold, and of the steps done and left the decoder's, "
-            "on sequences that the probe was not fitted to. A recurrence knows something of it without training.",
-            (probes,),
-        ),
+        Figure("length", TEXT.caption("length", longest=LONGEST), (exact, letters)),
+        Figure("alignment", TEXT.caption("alignment", sentence=SENTENCE), (aligned,)),
+        Figure("probes", TEXT.caption("probes"), (probes,)),
     ]
 
 
-STUDY = Study(
-    tag="A1",
-    title="Attention in a recurrent network",
-    sources=("S0", "S2"),
-    statement=(
-        "In an encoder-decoder the decoder's state is the query and the encoder's states are keys and values. "
-        "Without attention the last state must hold the whole input, and accuracy falls with length; with attention "
-        "it does not. On case conversion (<U> I am a student → I AM A STUDENT) the encoder learns a token's position "
-        "and the decoder learns to count."
-    ),
-    explanation=(
-        "A recurrent encoder reads the input one character at a time into a state of fixed size. A decoder that "
-        "starts from the last state has to get everything out of it again, in order: a bottleneck. Attention keeps "
-        "all the states that the encoder went through and lets the decoder look at whichever it needs, so that the "
-        "state need only say where to look next.\n\n"
-        "The study trains a small GRU both ways, at as many parameters, by the library's own training loop, and "
-        "counts exact answers over length. The alignment matrix is read off the trained model. For the two claims "
-        "about states, linear probes are fitted: how much of a token's position, and of the steps done and left, is "
-        "a linear function of the hidden state, on sequences that were held out. Untrained states are the control, "
-        "because any recurrence remembers something of its step. One seed here; five, at a larger size, are in "
-        "docs/reports/rnn-attention."
-    ),
-    run=run,
-    parameters=(
-        Parameter("steps", 1000, "steps of training, for each of the two", 20, 5000),
-        Parameter("width", 96, "width of the states with attention", 8, 256),
-        Parameter("seed", 0, "another run", 0, 1000),
+STUDY = TEXT.study(
+    "A1",
+    run,
+    (
+        TEXT.parameter("steps", 1000, 20, 5000),
+        TEXT.parameter("width", 96, 8, 256),
+        TEXT.parameter("seed", 0, 0, 1000),
     ),
     seconds=120.0,
     trains=True,

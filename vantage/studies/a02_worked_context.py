@@ -12,7 +12,10 @@ from vantage.figures import Bars, Figure, Line, Lines
 from vantage.model.recurrent import RecurrentSpec, build_recurrent
 from vantage.studies.shared.findings import compared, conclude
 from vantage.studies.shared.models import F64
-from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Number, Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 H = ((1.0, 0.0), (0.0, 1.0), (1.0, 1.0))
 STATE = (0.5, 0.2)
@@ -40,11 +43,7 @@ def run(values: Values, progress: Progress) -> Result:
     own = [Number(f"the document's {EXPONENTIALS[i]} over its {TOTAL}", EXPONENTIALS[i] / TOTAL) for i in (0, 2)]
     yours = torch.tensor([[float(values["s1"]), float(values["s2"])]], dtype=F64)
     also = [*own, *_updated("with the document's state", state, keys), *_weights("your state", yours, keys)]
-    words = (
-        "The scores, the exponentials and the first context number are right. Two of the three weights are slips: the "
-        f"document's own exponentials give {weights[0]:.5f} and {weights[2]:.5f}, not 0.3374 and 0.4125, and so the "
-        f"second context number is {context[1]:.5f}, not 0.6626."
-    )
+    words = TEXT.conclusion(first_weight=weights[0], third_weight=weights[2], second_coordinate=context[1])
     return conclude(words, [*right, *also], _figures(weights, yours, keys), slips)
 
 
@@ -75,41 +74,17 @@ def _figures(weights: list[float], yours: Tensor, keys: Tensor) -> list[Figure]:
     lines = tuple(Line(name, list(GAINS), rows[:, i].tolist()) for i, name in enumerate(names))
     grown = Lines("Your state, made longer", "times the state", "weight", lines)
     return [
-        Figure(
-            "weights", "The slips are small: they are of the fourth place, and show only as differences.", (bars, off)
-        ),
-        Figure(
-            "longer-state",
-            "At 0 the state asks for nothing and every weight is a third. The longer it is, the more goes to the "
-            "encoder state that matches it best.",
-            (grown,),
-        ),
+        Figure("weights", TEXT.caption("weights"), (bars, off)),
+        Figure("longer-state", TEXT.caption("longer-state"), (grown,)),
     ]
 
 
-STUDY = Study(
-    tag="A2",
-    title="A context vector by hand",
-    sources=("S2",),
-    statement=(
-        "Three encoder states (1, 0), (0, 1), (1, 1) and a decoder state (0.5, 0.2): their dot products 0.5, 0.2 and "
-        "0.7 become the weights 0.3374, 0.2501 and 0.4125, and the context is (0.7499, 0.6626). The decoder then "
-        "makes its new state from the old one and the context, tanh(W [s; c])."
-    ),
-    explanation=(
-        "Attention in an encoder-decoder is three steps. A score says how well the decoder's state matches each of "
-        "the encoder's: here the dot product. The softmax turns scores into weights: exponentials, divided by their "
-        "sum, so that they are positive and add up to 1. The context is the encoder's states, each taken as much as "
-        "its weight says.\n\n"
-        "Everything here comes from the attention that the recurrent models of the library use. Dividing the printed "
-        "exponentials by their printed sum shows where the document slipped: 1.6487 / 4.8839 is 0.33758, not 0.3374. "
-        "A weight that is off carries over into the context. Change s1 and s2 to see how the weights follow the "
-        "state, and look at what happens when the state only gets longer: the same preference, but sharper."
-    ),
-    run=run,
-    parameters=(
-        Parameter("s1", 0.5, "first number of your decoder state", -5.0, 5.0),
-        Parameter("s2", 0.2, "second number of your decoder state", -5.0, 5.0),
+STUDY = TEXT.study(
+    "A2",
+    run,
+    (
+        TEXT.parameter("s1", 0.5, -5.0, 5.0),
+        TEXT.parameter("s2", 0.2, -5.0, 5.0),
     ),
     seconds=0.2,
 )

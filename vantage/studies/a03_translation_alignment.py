@@ -15,9 +15,12 @@ from vantage.model import Model
 from vantage.studies.shared.attention import heat_cells
 from vantage.studies.shared.findings import compared, held, interval, mean
 from vantage.studies.shared.runs import TrainingProgress
-from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values, Verdict
+from vantage.studies.study import Number, Progress, Result, Values, Verdict
+from vantage.studies.text import StudyText
 from vantage.training.run import Trained, train
 from vantage.training.translate import Alignment, align, translate
+
+TEXT = StudyText.beside(__file__)
 
 ROWS = {"je": (0.7, 0.2, 0.1), "suis": (0.1, 0.8, 0.1), "en": (0.05, 0.15, 0.8)}  # the document's
 SENTENCE = ("i am learning", "je suis en train d'apprendre")
@@ -123,16 +126,10 @@ def run(values: Values, progress: Progress) -> Result:
     also += [_share(kind, hits[kind]) for kind in KINDS]
     agree = all(n.agrees for n in (*numbers, *rows))
     verdict: Verdict = "agrees" if agree else "mixed"
-    words = (
-        "The document's rows are distributions. In a model that learned a small piece of French from "
-        f"{TRAINED} sentences, {mean(content):.0%} of the words that have a counterpart look at it most. "
-    )
+    words = TEXT.conclusion(trained=TRAINED, right=mean(content)) + " "
     odd = [str(n.what).removeprefix("most looked at by ") for n in rows if not n.agrees]
     if odd:
-        words += (
-            f"In the document's own sentence, though, {' and '.join(odd)} looked most at another word than in its "
-            "rows: what such a word needs can be had from more than one place, or needs no source at all."
-        )
+        words += TEXT.passage("Conclusion/otherwise", words=" and ".join(odd))
     return Result(verdict, words, (*numbers, *rows, *also), _figures(own, hits))
 
 
@@ -216,46 +213,17 @@ def _figures(own: Alignment, hits: dict[str, list[float]]) -> tuple[Figure, ...]
         (high,),
     )
     return (
-        Figure(
-            "alignment",
-            "Left, the document's illustration. Right, the cross-attention of a trained model when it writes each word "
-            "of the same sentence, never seen before. I and am tell the model the same, so je may look at either; "
-            "words that come in every sentence, such as train, may look anywhere.",
-            (document, ours),
-        ),
-        Figure(
-            "kinds",
-            f"Over {HELD_OUT} sentences that were not trained on. Near and the always come together, and a subject "
-            "goes with its form of be: there the model may look at either word.",
-            (bars,),
-        ),
+        Figure("alignment", TEXT.caption("alignment"), (document, ours)),
+        Figure("kinds", TEXT.caption("kinds", held_out=HELD_OUT), (bars,)),
     )
 
 
-STUDY = Study(
-    tag="A3",
-    title="Alignment in translation",
-    sources=("S2",),
-    statement=(
-        "In “I am learning” → “Je suis en train d'apprendre” the decoder's weights over the source words show which "
-        "word each comes from: Je looks mostly at I (0.7), suis at am (0.8), en at learning (0.8)."
-    ),
-    explanation=(
-        "When a decoder writes a word, its weights over the source say where it looked. Nobody tells it which words "
-        "belong together; that falls out of learning to translate. Read row by row, the matrix is an alignment: "
-        "along the diagonal where both languages have the same order, off it where they do not, as with adjectives "
-        "in French.\n\n"
-        "The document's numbers are an illustration. The study makes a small language of a few thousand English "
-        "sentences and their French, trains a one-layer encoder-decoder on them and reads the matrix off its own "
-        "cross-attention, for the document's sentence too, which it never saw. Words that can only come from one "
-        "place do look there. But attention is not an explanation by nature: am says as well as I that the subject "
-        "is je, and whether it will be je or j', so the model may look at either; and a word such as en, which "
-        "always comes, needs no source at all."
-    ),
-    run=run,
-    parameters=(
-        Parameter("steps", 800, "steps of training", 20, 3000),
-        Parameter("seed", 0, "another language and other first weights", 0, 1000),
+STUDY = TEXT.study(
+    "A3",
+    run,
+    (
+        TEXT.parameter("steps", 800, 20, 3000),
+        TEXT.parameter("seed", 0, 0, 1000),
     ),
     seconds=15.0,
     trains=True,

@@ -15,7 +15,10 @@ from vantage.spec.model import Scores
 from vantage.studies.shared.attention import run_attention, set_projections, sharp_attention, site_and_weights
 from vantage.studies.shared.findings import compared, conclude, interval
 from vantage.studies.shared.models import F64, random_normal
-from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Number, Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 WIDTHS = (4, 16, 64, 256)
 AT = 64  # the width of which the numbers are told
@@ -55,11 +58,12 @@ def run(values: Values, progress: Progress) -> Result:
         Number(f"entropy of the weights, no scale, d = {AT}", plain.entropy, interval=plain.entropy_in),
         Number(f"highest possible entropy of {tokens} tokens", most),
     ]
-    words = (
-        "Scores of unit-variance queries and keys have the variance d, and 1 after scaling; the weights stay diffuse "
-        f"({scaled.entropy:.2f} of {most:.2f} nats at d = {AT}, {plain.entropy:.2f} without the scale). Where the "
-        "document says that scores are divided by 1/√d it means multiplied: dividing would give a variance of d², "
-        f"{misprint.variance:.0f} here."
+    words = TEXT.conclusion(
+        scaled_entropy=scaled.entropy,
+        most=most,
+        width=AT,
+        plain_entropy=plain.entropy,
+        misprint_variance=misprint.variance,
     )
     return conclude(words, [*right, *also], _figures(found, most), slips)
 
@@ -116,36 +120,15 @@ def _figures(found: dict[str, list[Measured]], most: float) -> list[Figure]:
         log_x=True,
         marks=(("uniform", most),),
     )
-    caption = (
-        "Multiplied by 1/√d, scores vary as little at 256 numbers as at 4, and the weights stay spread out. Without it "
-        "the variance grows as d and the softmax soon looks at one token; divided by 1/√d it grows as d²."
-    )
-    return [Figure("scale", caption, (variance, entropy))]
+    return [Figure("scale", TEXT.caption("scale"), (variance, entropy))]
 
 
-STUDY = Study(
-    tag="A4",
-    title="Why scores are scaled",
-    sources=("S2",),
-    statement=(
-        "Self-attention projects each token to a query, a key and a value, takes softmax(QKᵀ/√d) over each row and "
-        "with it a weighted sum of the values, whose width may be another than the keys'. The root is there because "
-        "dot products of unit-variance vectors have the variance d. In one place the document divides by 1/√d."
-    ),
-    explanation=(
-        "A dot product of two vectors with d independent entries is a sum of d products, each of variance 1, so the "
-        "sum has variance d. The softmax reads differences of scores as ratios of weights: if scores spread over "
-        "tens of units, one weight is almost 1 and the rest almost 0. Such a softmax has almost no gradient, and a "
-        "head that starts like that learns slowly. Times 1/√d, the variance is 1 at every width.\n\n"
-        "The study draws random texts and runs a real attention module over them, whose query and key are the two "
-        "halves of a token. The variance is read off the weights themselves: their logarithms differ as the scores "
-        "do. Entropy says over how many tokens a row spreads. The third curve takes the misprint at its word and "
-        "divides by 1/√d, which is multiplying by √d: it makes things worse instead of better."
-    ),
-    run=run,
-    parameters=(
-        Parameter("texts", 100, "random texts that are read", 50, 200),
-        Parameter("tokens", 16, "tokens of a text", 8, 64),
+STUDY = TEXT.study(
+    "A4",
+    run,
+    (
+        TEXT.parameter("texts", 100, 50, 200),
+        TEXT.parameter("tokens", 16, 8, 64),
     ),
     seconds=1.0,
 )

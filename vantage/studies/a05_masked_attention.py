@@ -12,7 +12,10 @@ from vantage.spec.positions import Positions
 from vantage.studies.shared.attention import attend, heat_cells, sharp_attention, site_and_weights
 from vantage.studies.shared.findings import compared, conclude, held
 from vantage.studies.shared.models import F64, random_normal
-from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Number, Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 FEW = (6, 4)  # tokens, width: not the same, so that QKᵀ and QᵀK differ in shape
 FINITE = -10.0  # a "large negative number", too small to hide anything
@@ -43,12 +46,7 @@ def run(values: Values, progress: Progress) -> Result:
         Number("largest distance of a row's sum from 1", float((w.sum(-1) - 1).abs().max())),
         Number(f"largest difference of the two forms with {FINITE:g} for −∞", _finite(tokens, width)),
     ]
-    words = (
-        "Above the diagonal every weight is 0. Inside the division by √d or after it, a mask of 0 and −∞ gives the "
-        f"same bits. Scores are tokens by tokens ({_shapes()[0]}), so the product is QKᵀ; QᵀK would be "
-        f"{_shapes()[1]}. And the mask is in self-attention: cross-attention is something else, with keys from "
-        "another sequence."
-    )
+    words = TEXT.conclusion(shape=_shapes()[0], transposed_shape=_shapes()[1])
     return conclude(words, [*right, *also], _figures(q @ k.T * made.scorer.scale, w, M), slips)
 
 
@@ -93,36 +91,15 @@ def _figures(scores: Tensor, weights: Tensor, M: Tensor) -> list[Figure]:
         Heat("QKᵀ/√d + M", "key", "query", heat_cells(scores + M, 2), diverging=True, written=written),
         Heat("weights", "key", "query", heat_cells(weights, 2), written=written),
     )
-    caption = (
-        "The mask empties the cells above the diagonal before the softmax, so each row shares its weight below it."
-    )
-    return [Figure("mask", caption, panels)]
+    return [Figure("mask", TEXT.caption("mask"), panels)]
 
 
-STUDY = Study(
-    tag="A5",
-    title="Masked attention",
-    sources=("S1", "S2"),
-    statement=(
-        "A mask M of 0 where j ≤ i and −∞ where j > i is added to the scores before the softmax, so that a token sees "
-        "only itself and what came before. The document writes the product QᵀK, puts M inside the division by √d, and "
-        "says that masked attention is called cross-attention."
-    ),
-    explanation=(
-        "A decoder is trained to say the next token at every position at once. If a position could look at later "
-        "ones, it would simply read the answer there. Adding −∞ to a score makes its exponential exactly 0, so the "
-        "softmax divides the weight among what is left. Zero and minus infinity do not change when they are divided "
-        "by a positive number, so it does not matter whether the mask stands inside the division by √d. With a "
-        "finite number such as −10 it does.\n\n"
-        "Two things are slips of the pen. Rows of Q and K are tokens, so all dot products of queries and keys are "
-        "QKᵀ, tokens by tokens; QᵀK would be as large as the head is wide, and a mask over tokens could not be added "
-        "to it. And masking has nothing to do with cross-attention, in which queries come from one sequence and keys "
-        "and values from another, usually unmasked (A8)."
-    ),
-    run=run,
-    parameters=(
-        Parameter("tokens", 6, "tokens of the sequence", 2, 64),
-        Parameter("width", 4, "width of the head", 2, 64),
+STUDY = TEXT.study(
+    "A5",
+    run,
+    (
+        TEXT.parameter("tokens", 6, 2, 64),
+        TEXT.parameter("width", 4, 2, 64),
     ),
     seconds=0.2,
 )

@@ -20,7 +20,10 @@ from vantage.studies.shared.attention import (
 )
 from vantage.studies.shared.findings import compared, conclude
 from vantage.studies.shared.models import random_normal
-from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Number, Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 CLOSE = 1e-12  # float64, sums in another order
 SHOWN = 3  # heads in the picture
@@ -50,13 +53,10 @@ def run(values: Values, progress: Progress) -> Result:
     also += [Number(f"distance between the weights of heads 0 and {h}", _apart(made, x, h)) for h in range(1, heads)][
         :3
     ]
-    words = (
-        f"{heads} modules of one head each, with {head_dim} columns of the big maps, put side by side and multiplied "
-        "by W^O, give what the module gives, with the causal mask and without."
-    )
+    words = TEXT.conclusion(heads=heads, head_dim=head_dim)
     figure = Figure(
         "heads",
-        "The same tokens seen by each head, with the causal mask and without: every head has weights of its own.",
+        TEXT.caption("heads"),
         tuple(panels),
     )
     return conclude(words, [*right, *also], [figure])
@@ -80,28 +80,13 @@ def _apart(made: Any, x: Tensor, head: int) -> float:
     return float((weights[0] - weights[head]).abs().sum(-1).mean() / 2)
 
 
-STUDY = Study(
-    tag="A6",
-    title="Multi-head attention",
-    sources=("S2",),
-    statement=(
-        "Instead of one attention of width d there are h of width d/h, each with projections of its own. Their "
-        "outputs are put side by side and projected once more with W^O. It works with a mask and without."
-    ),
-    explanation=(
-        "One softmax gives one set of weights for each token: it can look at one thing, or at a mixture. Several "
-        "heads look at several things at once. Because each is only d/h wide, all of them together cost as much as "
-        "one of full width, and have as many parameters.\n\n"
-        "Implementations compute all heads in a few large products and cut the result into heads afterwards. The "
-        "study undoes that: it takes the columns of each head out of the large maps, runs a module with one head for "
-        "each, puts the outputs side by side and multiplies by W^O. What comes out is the module's output to the "
-        "last digits, so the large products hide nothing."
-    ),
-    run=run,
-    parameters=(
-        Parameter("heads", 4, "heads", 1, 8),
-        Parameter("head_dim", 4, "width of a head", 1, 32),
-        Parameter("tokens", 8, "tokens", 2, 64),
+STUDY = TEXT.study(
+    "A6",
+    run,
+    (
+        TEXT.parameter("heads", 4, 1, 8),
+        TEXT.parameter("head_dim", 4, 1, 32),
+        TEXT.parameter("tokens", 8, 2, 64),
     ),
     seconds=0.3,
 )

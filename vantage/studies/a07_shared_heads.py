@@ -11,7 +11,10 @@ from vantage.model import build, decoder
 from vantage.studies.shared.attention import run_attention, sharp_attention
 from vantage.studies.shared.findings import compared, conclude
 from vantage.studies.shared.models import random_normal
-from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Number, Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 LAYERS = 2
 BATCH = 2
@@ -34,21 +37,13 @@ def run(values: Values, progress: Progress) -> Result:
     )
     also = [Number(f"multiply-accumulates, {_name(g, heads)}", counts[g]) for g in shared]
     also += [Number(f"bytes of the cache, {_name(g, heads)}", sizes[g]) for g in shared]
-    words = (
-        f"Counted in the real module, one key/value head for {heads} saves {saved:,} multiply-accumulates on {M} "
-        f"tokens, which is 2·M·d²·(h−1); the cache that is allocated shrinks by the factor {heads}, as the number of "
-        "heads does."
-    )
+    words = TEXT.conclusion(heads=heads, saved=saved, tokens=M)
     labels = tuple(_name(g, heads) for g in shared)
     macs = Bars(
         f"One attention, {M} tokens", "multiply-accumulates", labels, (("counted", [float(counts[g]) for g in shared]),)
     )
     kept = Bars(f"Cache of {LAYERS} layers", "KiB", labels, (("allocated", [sizes[g] / 1024 for g in shared]),))
-    caption = (
-        "Sharing keys and values saves some of the projections, and most of the cache: the bars on the right halve "
-        "with every halving of the key/value heads, those on the left do not."
-    )
-    return conclude(words, [*right, *also], [Figure("sharing", caption, (macs, kept))])
+    return conclude(words, [*right, *also], [Figure("sharing", TEXT.caption("sharing"), (macs, kept))])
 
 
 def _name(kv_heads: int, heads: int) -> str:
@@ -88,31 +83,13 @@ def _difference(heads: int, d: int, M: int) -> float:
     return float((run_attention(one, x) - run_attention(many, x)).abs().max())
 
 
-STUDY = Study(
-    tag="A7",
-    title="Heads that share keys and values",
-    sources=("S0", "S2"),
-    statement=(
-        "In multi-query attention all query heads share one key head and one value head; in grouped-query attention "
-        "a few are shared by groups. The cache shrinks by the same factor. With heads of d×d, MQA saves 2·M·d²·(h−1) "
-        "multiply-accumulates on M tokens."
-    ),
-    explanation=(
-        "A decoder that generates keeps the keys and values of all tokens so far. At each step it reads all of them "
-        "to compute one token, so the size of this cache limits how fast and how many. Queries are never kept: there "
-        "can be many query heads over few key/value heads, each still with weights of its own, because each asks "
-        "differently.\n\n"
-        "The study counts the products of the real module as it runs, with h, h/2, … and 1 key/value heads, and "
-        "fills a real cache to see what was allocated. The saved products are those of the h−1 key maps and h−1 "
-        "value maps that are gone; the products of scores and weighted sums stay, since every query head still looks "
-        "at every token. So sharing saves little arithmetic and much memory. What it costs in quality is measured "
-        "elsewhere (P14)."
-    ),
-    run=run,
-    parameters=(
-        Parameter("heads", "8", "query heads", choices=("2", "4", "8", "16")),
-        Parameter("head_dim", 8, "width of a head", 2, 32),
-        Parameter("tokens", 48, "tokens", 2, 256),
+STUDY = TEXT.study(
+    "A7",
+    run,
+    (
+        TEXT.parameter("heads", "8", choices=("2", "4", "8", "16")),
+        TEXT.parameter("head_dim", 8, 2, 32),
+        TEXT.parameter("tokens", 48, 2, 256),
     ),
     seconds=0.5,
 )

@@ -12,7 +12,10 @@ from vantage.figures import Figure, Heat
 from vantage.studies.shared.attention import heat_cells, run_attention, sharp_attention, site_and_weights
 from vantage.studies.shared.findings import compared, conclude, held
 from vantage.studies.shared.models import F64, random_normal
-from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Number, Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 WANTED = (2, 0, 1, 1)  # which source token each of the four targets asks for
 SOURCES = 3
@@ -40,11 +43,7 @@ def run(values: Values, progress: Progress) -> Result:
         compared("the source in another order", _off(moved, out), 0.0, within=CLOSE),
     ]
     also = [Number("largest distance of a copied value from the source's, with your gain", copied)]
-    words = (
-        f"{targets} queries over {sources} keys: each target has weights over the source and mixes its values. "
-        "Targets do not see each other, and the order of the source makes no difference, as nothing here says where "
-        "a token stands."
-    )
+    words = TEXT.conclusion(targets=targets, sources=sources)
     hand = Heat(
         "Built by hand: copies",
         "source",
@@ -55,11 +54,7 @@ def run(values: Values, progress: Progress) -> Result:
         written=True,
     )
     drawn = Heat("Random weights, head 0", "source", "target", heat_cells(seen[0, 0]))
-    caption = (
-        "Left: keys are the source tokens, and each target asks for one of them. Right: a random head. The matrix is "
-        "as high as there are targets and as wide as there are sources."
-    )
-    return conclude(words, [*right, *also], [Figure("cross", caption, (hand, drawn))])
+    return conclude(words, [*right, *also], [Figure("cross", TEXT.caption("cross"), (hand, drawn))])
 
 
 def _off(a: Tensor, b: Tensor) -> float:
@@ -79,29 +74,13 @@ def _copies(gain: float) -> tuple[float, Tensor]:
     return _off(run_attention(made, x, source=eye[None]), 5 * x), weights[0, 0]
 
 
-STUDY = Study(
-    tag="A8",
-    title="Cross-attention",
-    sources=("S0", "S2"),
-    statement=(
-        "In cross-attention the queries are projections of one sequence and the keys and values projections of "
-        "another, such as what an encoder has made of the source of a translation."
-    ),
-    explanation=(
-        "Attention never asked that queries and keys come from the same place. With N queries from the target and M "
-        "keys and values from the source, the weights are an N × M matrix: each row says how much a target token "
-        "takes from each source token. This is what A1 to A3 do in a recurrent network, with the decoder's state as "
-        "the query.\n\n"
-        "The study runs the module that encoder-decoders here are made of. The left picture is built by hand: keys "
-        "are the source tokens themselves and each target asks for one, so with a high gain it copies that token's "
-        "value. The right one has random maps. Nothing is masked, each target is on its own, and the source could "
-        "come in any order: where its tokens stand must be told by the encoder."
-    ),
-    run=run,
-    parameters=(
-        Parameter("targets", 5, "target tokens", 1, 32),
-        Parameter("sources", 7, "source tokens", 2, 32),
-        Parameter("gain", 6.0, "how strongly the head that was built by hand asks", 0.0, 60.0),
+STUDY = TEXT.study(
+    "A8",
+    run,
+    (
+        TEXT.parameter("targets", 5, 1, 32),
+        TEXT.parameter("sources", 7, 2, 32),
+        TEXT.parameter("gain", 6.0, 0.0, 60.0),
     ),
     seconds=0.2,
 )

@@ -9,7 +9,10 @@ from vantage.figures import Figure, Heat
 from vantage.studies.shared.attention import heat_cells, weights_of
 from vantage.studies.shared.findings import compared, conclude, held
 from vantage.studies.shared.models import F64
-from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Number, Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 LETTERS = "ABCD"
 PLACES = ("1", "2", "3", "4")
@@ -40,10 +43,7 @@ def run(values: Values, progress: Progress) -> Result:
     order = torch.randperm(4, generator=torch.Generator().manual_seed(int(values["shuffle"]))).tolist()
     answers = {order[i] + 1: LETTERS[i] for i in range(4)}
     also = [Number(f"exercise: matrix {i} belongs to map", answers[i]) for i in sorted(answers)]
-    words = (
-        f"Three of the four are as the document has them. The diagonal of the second is {float(diagonal[0, 0]):.5f}, "
-        "which rounds to 0.9996; with the printed 0.9997 a row would add up to more than 1."
-    )
+    words = TEXT.conclusion(weight=float(diagonal[0, 0]))
     return conclude(words, [*right, *also], _figures(given, maps, order), slips)
 
 
@@ -76,38 +76,15 @@ def _figures(given: tuple[Tensor, ...], maps: list[Tensor], order: list[int]) ->
         for j in range(4)
     )
     return [
-        Figure("scores", "Four matrices of scores. An empty cell is −∞: the key cannot be seen.", scores),
-        Figure(
-            "exercise", "Which map belongs to which matrix? Think of each row's softmax before you look on.", shuffled
-        ),
-        Figure(
-            "solution",
-            "Equal scores give equal weights, whatever they are. A lead of 9 leaves the others one part in 8000. "
-            "What is masked gets nothing, and the only key that can be seen gets everything, whatever its score.",
-            solved,
-        ),
+        Figure("scores", TEXT.caption("scores"), scores),
+        Figure("exercise", TEXT.caption("exercise"), shuffled),
+        Figure("solution", TEXT.caption("solution"), solved),
     ]
 
 
-STUDY = Study(
-    tag="A9",
-    title="From scores to heat maps",
-    sources=("S1",),
-    statement=(
-        "Four 4×4 matrices of scores and their attention maps: all 2 gives 0.25 everywhere; 10 on the diagonal and 1 "
-        "elsewhere gives 0.9997 there; a lower triangle of 5 with −∞ above gives 1/t in row t; a cyclic shift of 5 "
-        "with −∞ elsewhere gives a permutation. The reader is asked to match matrices and maps."
-    ),
-    explanation=(
-        "The softmax works on each row by itself. Only differences within a row count: adding the same number to all "
-        "of its scores changes nothing, so a row of 2s and a row of 5s give the same weights. A score that is higher "
-        "by 9 has a weight that is e⁹, about 8100, times as large.\n\n"
-        "Minus infinity takes a key out altogether. A row in which only some keys can be seen, with equal scores, "
-        "gives each of them the same share: the first row of the triangle looks at itself alone, the second halves "
-        "its weight, and so on. If one key is left, it gets the whole weight. Match the maps with the matrices "
-        "first, and then look at the solution; another shuffle gives another exercise."
-    ),
-    run=run,
-    parameters=(Parameter("shuffle", 1, "which order the maps of the exercise come in", 0, 1000),),
+STUDY = TEXT.study(
+    "A9",
+    run,
+    (TEXT.parameter("shuffle", 1, 0, 1000),),
     seconds=0.2,
 )

@@ -9,7 +9,10 @@ from vantage.figures import Figure, Line, Lines
 from vantage.studies.shared.attention import attend
 from vantage.studies.shared.findings import compared, conclude
 from vantage.studies.shared.models import random_normal
-from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Number, Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 STRONG = 30.0
 GAINS = tuple(0.5 * i for i in range(61))
@@ -31,10 +34,7 @@ def run(values: Values, progress: Progress) -> Result:
         Number("distance of c from v_1 with your score", distance),
         Number("distance of c from v_1 with score 0, the mean of all values", _distance(keys, content, 0, 0.0)),
     ]
-    words = (
-        f"With a score of {STRONG:g} above the others, the output is the value of that key to ten places, whichever "
-        f"of the {n} keys it is. With {gain:g} the key has {weight:.1%} of the weight."
-    )
+    words = TEXT.conclusion(strong=STRONG, n=n, gain=gain, weight=weight)
     return conclude(words, [*right, *also], [_figure(keys, content)])
 
 
@@ -59,31 +59,15 @@ def _figure(keys: Tensor, content: Tensor) -> Figure:
         Lines("Weight of the key", "score above the others", "weight", (Line("key 1", GAINS, weights),)),
         Lines("What is missing", "score above the others", "|c − v₁|", (Line("distance", GAINS, far),), log_y=True),
     )
-    caption = (
-        "The more keys there are, the further right the rise: the others together weigh n − 1. Past it, what is "
-        "missing falls by a factor e with every unit of score."
-    )
-    return Figure("copying", caption, panels)
+    return Figure("copying", TEXT.caption("copying"), panels)
 
 
-STUDY = Study(
-    tag="A11",
-    title="Copying one value",
-    sources=("S4",),
-    statement="If the score of one key is far above all others, the output is approximately the value of that key.",
-    explanation=(
-        "The weights are shares of a whole. If one exponential is much larger than all the others together, its "
-        "share is nearly 1, the others' nearly 0, and the weighted sum is nearly that one value. Attention then is a "
-        "lookup: it fetches what stands at the key that matches.\n\n"
-        "Take orthonormal keys and the query q = g·k_j. The score of key j is g and every other is 0, so its weight "
-        "is e^g / (e^g + n − 1). How large g must be depends on how many others there are: it must beat log n. "
-        "Trained models do this with long keys and queries, and it is how heads that copy, such as those of A17 that "
-        "look at the token before, work."
-    ),
-    run=run,
-    parameters=(
-        Parameter("keys", 6, "keys", 2, 500),
-        Parameter("gain", 5.0, "how far the score of one key is above the others", 0.0, 50.0),
+STUDY = TEXT.study(
+    "A11",
+    run,
+    (
+        TEXT.parameter("keys", 6, 2, 500),
+        TEXT.parameter("gain", 5.0, 0.0, 50.0),
     ),
     seconds=0.3,
 )

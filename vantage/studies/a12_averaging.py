@@ -9,7 +9,10 @@ from vantage.figures import Figure, Heat, Line, Lines
 from vantage.studies.shared.attention import attend
 from vantage.studies.shared.findings import compared, conclude
 from vantage.studies.shared.models import F64, random_normal
-from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Number, Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 HIGH = 20.0
 COUNTS = (2, 10, 100, 1000)
@@ -32,11 +35,7 @@ def run(values: Values, progress: Progress) -> Result:
     slips = [compared("weight of each of the two, n = 100, g = 1", low, 0.5, within=0.05)]
     also = [Number(f"gain from which each has {ENOUGH:g}, n = {count}", _gain(count)) for count in COUNTS[1:]]
     also.append(Number(f"weight of each of the two, n = {n}, g = {g:g} (yours)", _output(n, g)[0]))
-    words = (
-        "With q = g(k_a + k_b) the output goes to the mean of the two values as the gain grows. It takes a gain: the "
-        "document calls e/(2e + n − 2) about a half, but at n = 100 and g = 1 each of the two has a weight of "
-        f"{low:.3f}, hardly more than the {1 / 100:g} of a query that asks for nothing."
-    )
+    words = TEXT.conclusion(low=low, smallest=1 / 100)
     return conclude(words, [*right, *also], _figures(curves), slips)
 
 
@@ -82,35 +81,15 @@ def _figures(curves: dict[int, list[float]]) -> list[Figure]:
         y_ticks=tuple(f"{g:g}" for g in CELLS_G),
         written=True,
     )
-    caption = (
-        "At a gain of 1 the two are far from a half unless there are no other keys. Ten times as many keys need "
-        "about 2.3 more gain, which is log 10."
-    )
-    return [Figure("averaging", caption, (over, cells))]
+    return [Figure("averaging", TEXT.caption("averaging"), (over, cells))]
 
 
-STUDY = Study(
-    tag="A12",
-    title="Averaging two values",
-    sources=("S4",),
-    statement=(
-        "With orthonormal keys, the query k_a + k_b gives scores of 1 for two keys and 0 for the rest, so that each "
-        "of the two has the weight e/(2e + n − 2), which the document calls about a half, and the output is about "
-        "the mean of v_a and v_b."
-    ),
-    explanation=(
-        "A query can ask for two keys at once by being their sum: it then has the same score with both and 0 with "
-        "every key that is orthogonal to them. Two equal scores far above the rest share the weight, and the output "
-        "is the mean of two values. That is how one head can bring together two tokens.\n\n"
-        "How far above is the question. With unit keys and no gain the two scores are 1 and the others 0: e = 2.7 "
-        "against 1 each. Two such keys outweigh a few others, not a hundred: at n = 100 they have 0.026 each. With q "
-        "= g(k_a + k_b) the weight is e^g/(2e^g + n − 2), and a gain of log(n) and some more brings it to a half. "
-        "The study runs attention over such keys for many g and n."
-    ),
-    run=run,
-    parameters=(
-        Parameter("keys", 10, "your number of keys", 2, 1000),
-        Parameter("gain", 3.0, "your gain", 0.0, 40.0),
+STUDY = TEXT.study(
+    "A12",
+    run,
+    (
+        TEXT.parameter("keys", 10, 2, 1000),
+        TEXT.parameter("gain", 3.0, 0.0, 40.0),
     ),
     seconds=1.0,
 )

@@ -11,7 +11,10 @@ from vantage.figures import Figure, Histogram, Line, Lines
 from vantage.studies.shared.attention import attend
 from vantage.studies.shared.findings import compared, conclude, held, interval, mean
 from vantage.studies.shared.models import F64, random_normal
-from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Number, Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 ALPHA = 1e-6  # the variance that every key has in every direction
 NORM_VARIANCE = 0.5  # and that of key a along itself
@@ -76,12 +79,7 @@ def run(values: Values, progress: Progress) -> Result:
     also.append(Number(f"g = {LOW:g}: weight of v_a that 95 % stay below", share[1]))
     also += [_copied(gain, outputs[gain]) for gain in (LOW, HIGH)]
     also += [_variance(gain, outputs[gain]) for gain in (LOW, HIGH)]
-    words = (
-        f"With a gain of {HIGH:g} the document is right: without noise one head averages, and once the length of k_a "
-        f"varies {mean(_copies(outputs[HIGH])):.0%} of the outputs are nearly one value alone. It writes with a gain "
-        f"of 1, where nothing is copied: of {n} keys v_a has between {share[0]:.2f} and {share[1]:.2f} of the weight "
-        "in nine samples of ten."
-    )
+    words = TEXT.conclusion(gain=HIGH, copies=mean(_copies(outputs[HIGH])), n=n, low=share[0], high=share[1])
     return conclude(words, [*right, *also], _figures(outputs, clean), slips)
 
 
@@ -125,43 +123,17 @@ def _figures(outputs: dict[float, Tensor], clean: Keys) -> list[Figure]:
         marks=(("a coin between v_a and v_b", 0.5),),
     )
     return [
-        Figure(
-            "shares",
-            "At a gain of 1 the share of v_a moves a little, far from 1. At a high gain it is 0 or 1: the output is "
-            "one value or the other, hardly ever their mean.",
-            spread,
-        ),
-        Figure(
-            "variance",
-            "Noise in one key's length becomes noise in the output, the more the higher the gain.",
-            (variance,),
-        ),
+        Figure("shares", TEXT.caption("shares"), spread),
+        Figure("variance", TEXT.caption("variance"), (variance,)),
     ]
 
 
-STUDY = Study(
-    tag="A13",
-    title="One head and a key of noisy length",
-    sources=("S4",),
-    statement=(
-        "Keys are drawn around orthonormal means. If they scatter very little, q = μ_a + μ_b still gives about the "
-        "mean of v_a and v_b. If the length of k_a has a variance of ½, the output swings between v_a and v_b from "
-        "sample to sample. The document's formulas have no gain."
-    ),
-    explanation=(
-        "A head that averages two values relies on two scores being equal. If k_a comes out β times as long, its "
-        "score is gβ, while that of k_b stays g: the difference g(β − 1) is what the softmax sees. When it is large "
-        "against 1, one of the two takes everything. β has mean 1 and variance ½, so it is above 1 as often as "
-        "below, and the head fetches v_a or v_b like a coin that is thrown.\n\n"
-        "That story needs a gain. With g = 1 the scores of the two are near 1 and those of all others near 0, which "
-        "for ten keys leaves most of the weight with the others (A12); the noise then moves the weight of v_a "
-        "between about 0.07 and 0.45, and nothing is copied. The study draws keys many times, runs attention over "
-        "each draw and shows how the output is distributed, with intervals of 95 %. A14 is the remedy: two heads."
-    ),
-    run=run,
-    parameters=(
-        Parameter("keys", 10, "keys", 3, 30),
-        Parameter("samples", 8000, "draws of all keys", 1000, 10000),
+STUDY = TEXT.study(
+    "A13",
+    run,
+    (
+        TEXT.parameter("keys", 10, 3, 30),
+        TEXT.parameter("samples", 8000, 1000, 10000),
     ),
     seconds=1.5,
 )

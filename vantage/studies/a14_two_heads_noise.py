@@ -10,7 +10,10 @@ from torch import Tensor
 from vantage.figures import Figure, Histogram, Line, Lines
 from vantage.studies.a13_one_head_noise import GAINS, HIGH, LOW, MOSTLY, Keys, draw_keys, scatter
 from vantage.studies.shared.findings import compared, conclude, held, interval, mean
-from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Number, Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 RESAMPLES = 400
 
@@ -48,11 +51,7 @@ def run(values: Values, progress: Progress) -> Result:
     ]
     also.append(Number(f"g = {LOW:g}: weight that head 2 gives v_b", _second(noisy, LOW)))
     also.append(_share(f"g = {HIGH:g}: mean share of v_a, two heads", high.two[:, 0]))
-    words = (
-        f"Two heads vary less than one at every gain: by a factor of {low.ratio:.1f} at g = 1 and {high.ratio:.0f} at "
-        f"g = {HIGH:g}. But the document works with g = 1, where its heads copy nothing: head 2 gives v_b a weight of "
-        f"{_second(noisy, LOW):.2f} with {n} keys. Its prose needs a gain far above 1."
-    )
+    words = TEXT.conclusion(low_ratio=low.ratio, high_ratio=high.ratio, high_gain=HIGH, second=_second(noisy, LOW), n=n)
     return conclude(words, [*right, *also], _figures(found), slips)
 
 
@@ -107,15 +106,8 @@ def _figures(found: dict[float, Both]) -> list[Figure]:
         "Variance of the output", "gain g", "variance", (Line("one head", GAINS, one), Line("two heads", GAINS, two))
     )
     return [
-        Figure(
-            "shares",
-            "At a high gain one head gives v_a all or nothing; two heads give it half, and nothing only where the "
-            "drawn length of k_a is about 0 or negative.",
-            spread,
-        ),
-        Figure(
-            "ratio", "Two heads vary less at every gain, and the higher the gain the clearer it is.", (ratio, variance)
-        ),
+        Figure("shares", TEXT.caption("shares"), spread),
+        Figure("ratio", TEXT.caption("ratio"), (ratio, variance)),
     ]
 
 
@@ -123,30 +115,12 @@ def _sides(found: dict[float, Both]) -> tuple[list[Tensor], list[Tensor]]:
     return [found[g].one for g in GAINS], [found[g].two for g in GAINS]
 
 
-STUDY = Study(
-    tag="A14",
-    title="Two heads against the noise",
-    sources=("S4",),
-    statement=(
-        "With one head that asks for μ_a and another that asks for μ_b, each copies its value and the mean of the two "
-        "outputs is the mean of v_a and v_b. If the length of k_a is noisy, the output varies less than with one head. "
-        "The document's formulas have no gain."
-    ),
-    explanation=(
-        "Each head now has one key to find, and it need not be equal to anything, only far above the rest. If k_a is "
-        "longer or shorter than usual, head 1 still finds it, as long as gβ beats the log of the number of keys. "
-        "Only when β comes out near 0 or negative does head 1 look elsewhere, and then half of the output is still "
-        "v_b, because head 2 does not see the noise at all. One head that asked for both would have lost one of the "
-        "two in almost every draw.\n\n"
-        "The variance is the mean squared distance of the output from its mean, with values that are unit vectors. "
-        "The ratio of the variances is taken over the same draws, with an interval from drawing them again. At g = 1 "
-        "both ways give every value a bit of the weight: there the ratio is about 3.5 for ten keys, and neither head "
-        "copies. At g = 20 it is about 19.5."
-    ),
-    run=run,
-    parameters=(
-        Parameter("keys", 10, "keys", 3, 30),
-        Parameter("samples", 8000, "draws of all keys", 1000, 10000),
+STUDY = TEXT.study(
+    "A14",
+    run,
+    (
+        TEXT.parameter("keys", 10, 3, 30),
+        TEXT.parameter("samples", 8000, 1000, 10000),
     ),
     seconds=2.0,
 )

@@ -15,7 +15,10 @@ from vantage.spec.parts import Argmax, Pointwise, Shape, Softmax
 from vantage.spec.positions import Place, Positions
 from vantage.studies.shared.findings import compared, conclude, held
 from vantage.studies.shared.models import random_normal
-from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Number, Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 HEADS = (1, 2, 3)
 WIDTH = 16
@@ -102,10 +105,8 @@ def run(values: Values, progress: Progress) -> Result:
         for h in HEADS
     ]
     also.append(Number(f"positions seen through 1 layer of softmax, of {most}", soft))
-    words = (
-        f"With h heads and the residual connection a node sees (h + 1)ⁿ positions after n layers: {told[1][depth]}, "
-        f"{told[2][depth]} and {told[3][depth]} after {depth}, where the heads are told to look at places that no "
-        f"other path reaches. Random heads stay below. With softmax one layer sees all {soft}."
+    words = TEXT.conclusion(
+        one_head=told[1][depth], two_heads=told[2][depth], three_heads=told[3][depth], depth=depth, soft=soft
     )
     return conclude(words, [*right, *also], _figures(told, free, depth))
 
@@ -144,34 +145,12 @@ def _figures(told: dict[int, list[int]], free: dict[int, list[int]], depth: int)
         x_ticks=tuple(map(str, range(tokens))),
         y_ticks=tuple(map(str, range(depth + 1))),
     )
-    caption = (
-        "Solid: heads that are told to look where no other path leads double (treble, …) what is seen with each "
-        "layer. Dashed: random heads often look at the same tokens, and see less. Right: with one head, 1, 2, 4, 8, "
-        "… positions."
-    )
-    return [Figure("reach", caption, (growth, who))]
+    return [Figure("reach", TEXT.caption("reach"), (growth, who))]
 
 
-STUDY = Study(
-    tag="A15",
-    title="Hard attention and the receptive field",
-    sources=("S0",),
-    statement=(
-        "If attention is hard, each head takes one token. With the residual connection a node at level n then sees "
-        "at most 2ⁿ positions with one head, 3ⁿ with two and (h + 1)ⁿ with h."
-    ),
-    explanation=(
-        "With argmax in place of the softmax a head copies the value of exactly one token. A node's output is made "
-        "of what was there before (the residual) and of one token for each head: h + 1 nodes of the layer below. "
-        "Each of those is made of h + 1 of the layer below it, and so on. After n layers that is (h + 1)ⁿ at most, "
-        "fewer where two paths meet.\n\n"
-        "The study builds real stacks with hard attention and follows the gradient from one node's output back to "
-        "the embeddings: a position whose embedding has no gradient was not seen. (Which token a head chooses "
-        "depends on all keys, but no part of theirs is taken over; the bound counts what is.) A score bias, a part "
-        "like any other, tells the heads of layer l to look back by multiples of (h + 1)^l, and then the bound is "
-        "reached. Random heads see less, and with the softmax one layer sees everything."
-    ),
-    run=run,
-    parameters=(Parameter("depth", 4, "layers", 1, 5),),
+STUDY = TEXT.study(
+    "A15",
+    run,
+    (TEXT.parameter("depth", 4, 1, 5),),
     seconds=2.0,
 )

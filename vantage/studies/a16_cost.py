@@ -14,7 +14,10 @@ from vantage.spec.positions import Positions
 from vantage.studies.shared.attention import run_attention, sharp_attention
 from vantage.studies.shared.findings import compared, conclude
 from vantage.studies.shared.models import random_normal
-from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Number, Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 LENGTHS = (8, 16, 32, 64, 128, 256)
 PARTS = ("projections", "scores and sum", "output")
@@ -82,11 +85,7 @@ def run(values: Values, progress: Progress) -> Result:
         for name in KINDS
     ]
     also.append(Number("causal: share of the counted pairs that the mask lets through", _visible(size.N)))
-    words = (
-        "Counted in the real modules, every sum is exact once the output projection is M·h·d²: there is one for each "
-        f"token, {out:,} multiply-accumulates here, not the {size.h * size.d**2:,} of h·d². The orders are right: "
-        "what is counted is between 2 and 4 times as much, at any length."
-    )
+    words = TEXT.conclusion(output_cost=out, claimed_cost=size.h * size.d**2)
     return conclude(words, [*right, *also], _figures(counts, over, size), slips)
 
 
@@ -138,41 +137,19 @@ def _figures(counts: dict[str, dict[str, int]], over: dict[str, list[int]], size
         ),
     )
     return [
-        Figure(
-            "cost",
-            f"Up to about M = d = {size.d} tokens the projections dominate and the cost is proportional to M; beyond, "
-            "the scores do, and it grows as M². Multi-query attention saves projections, not scores.",
-            (growth, parts),
-        ),
-        Figure("output", "The document's output projection is that of one token alone.", (wrong,)),
+        Figure("cost", TEXT.caption("cost", width=size.d), (growth, parts)),
+        Figure("output", TEXT.caption("output"), (wrong,)),
     ]
 
 
-STUDY = Study(
-    tag="A16",
-    title="What attention costs",
-    sources=("S0",),
-    statement=(
-        "For input length M, output length N and h heads of d×d: self-attention takes O((Md + M²)dh), with "
-        "multi-query attention the same, cross-attention O((Md + Nd + MN)hd), causal self-attention O((Nd + N²)dh). "
-        "In the sum behind this the output projection is written as hd²."
-    ),
-    explanation=(
-        "There are two kinds of work. Each token is projected, to queries, keys and values and once more at the end: "
-        "that is so many tokens times h·d², and the first term of each formula. And each query meets each key, for a "
-        "score and again for the weighted sum: M² (or MN) pairs times h·d each, the second term. Multi-query "
-        "attention makes fewer keys and values, but as many pairs, so its order is the same.\n\n"
-        "The study runs the modules and lets torch count the multiply-accumulates of their matrix products. They "
-        "agree with the sums to the last one, if the output projection is taken for every token: M·h·d². As h·d² "
-        "does not grow with M, the slip does not change the order, but the sum. A causal mask does not change the "
-        "count either: the plain kernel computes all N² pairs and hides nearly half; faster ones skip what is hidden."
-    ),
-    run=run,
-    parameters=(
-        Parameter("input", 48, "tokens of the input, M", 2, 256),
-        Parameter("output", 32, "tokens of the output, N", 2, 256),
-        Parameter("heads", 4, "heads, h", 1, 16),
-        Parameter("head_dim", 32, "width of a head and of the model, d", 2, 128),
+STUDY = TEXT.study(
+    "A16",
+    run,
+    (
+        TEXT.parameter("input", 48, 2, 256),
+        TEXT.parameter("output", 32, 2, 256),
+        TEXT.parameter("heads", 4, 1, 16),
+        TEXT.parameter("head_dim", 32, 2, 128),
     ),
     seconds=1.0,
 )

@@ -20,7 +20,10 @@ from vantage.spec.parts import Context
 from vantage.spec.positions import Positions
 from vantage.studies.shared.findings import compared, conclude, judged
 from vantage.studies.shared.models import F64, count_projections, sharp_model
-from vantage.studies.study import Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 VOCAB, FIRST = 11, 3
 LAYERS = 2
@@ -53,11 +56,7 @@ def run(values: Values, progress: Progress) -> Result:
         compared("the key of y₁, the first generated token, without a cache: N times", plain[1], n),
         compared("keys needed to generate x₄ after x₁, x₂, x₃", needed, 4),
     ]
-    words = (
-        f"Generating {n} tokens takes {sum(plain.values())} key projections a layer without a cache and {n} with one. "
-        f"The document is off by one for generated tokens: the key of y₁ is computed {plain[1]} times, not {n}, since "
-        "y₁ is not yet there while it is being generated; and x₄ comes out of x₃'s query and three keys."
-    )
+    words = TEXT.conclusion(n=n, projections=sum(plain.values()), first_key=plain[1])
     return conclude(words, numbers, [_each(plain, kept, n), _growth(found, lengths)], slips)
 
 
@@ -100,8 +99,7 @@ def _each(plain: Counter[int], kept: Counter[int], n: int) -> Figure:
         ("without a cache", [plain[i] for i in range(shown)]),
         ("with a cache", [kept[i] for i in range(shown)]),
     )
-    caption = "How often each input's key is computed in one layer: the staircase is what a cache saves."
-    return Figure("each-key", caption, (Bars("Projections of each key", "times", names, series),))
+    return Figure("each-key", TEXT.caption("each-key"), (Bars("Projections of each key", "times", names, series),))
 
 
 def _growth(found: dict[bool, dict[int, Counter[int]]], lengths: list[int]) -> Figure:
@@ -109,32 +107,16 @@ def _growth(found: dict[bool, dict[int, Counter[int]]], lengths: list[int]) -> F
         Line(name, lengths, [sum(found[cached][length].values()) for length in lengths])
         for name, cached in (("without a cache", False), ("with a cache", True))
     )
-    caption = "Counted in the running engine: half a square against a straight line."
-    return Figure("all-keys", caption, (Lines("Projections of all keys", "tokens generated", "keys a layer", lines),))
+    return Figure(
+        "all-keys",
+        TEXT.caption("all-keys"),
+        (Lines("Projections of all keys", "tokens generated", "keys a layer", lines),),
+    )
 
 
-STUDY = Study(
-    tag="K1",
-    title="How often a key is computed",
-    sources=("S1", "S2"),
-    statement=(
-        "When N tokens are generated without a cache, the key of the first token is computed N times over, and all "
-        "keys of a layer together take N(N+1)/2 projections. With a cache each is computed once: N. The documents "
-        "count the first generated token y₁ among those computed N times, and compute a fourth query and key to "
-        "generate x₄ from x₁, x₂, x₃."
-    ),
-    explanation=(
-        "To choose the next token, a decoder needs the attention output at the last token it has read. That takes one "
-        "query, and the keys and values of every token so far. Without a cache the whole text is read again for every "
-        "new token, so the first token's key is computed in all N passes, the second's in N − 1, and so on: N + (N − "
-        "1) + … + 1 = N(N+1)/2. A key never changes once its token is read, because a token sees only what came "
-        "before it. So it can be kept, and every key is computed once.\n\n"
-        "The slip is in who is counted. A token has a key only once it is an input. While y₁ is being generated it is "
-        "not an input: its key is first needed for y₂, and so it is computed N − 1 times. In the same way x₄ is what "
-        "comes out after x₃ was read: its own query and key are needed for x₅. Here both are counted where they "
-        "happen, by listening to the map from vectors to keys while the real engine runs."
-    ),
-    run=run,
-    parameters=(Parameter("tokens", 16, "how many tokens are generated, N", 3, 64),),
+STUDY = TEXT.study(
+    "K1",
+    run,
+    (TEXT.parameter("tokens", 16, 3, 64),),
     seconds=1.0,
 )

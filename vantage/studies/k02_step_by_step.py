@@ -10,7 +10,10 @@ from vantage.model import Model, decoder
 from vantage.spec.parts import Attended, Need, View
 from vantage.studies.shared.findings import compared, conclude, judged
 from vantage.studies.shared.models import count_projections, greedy_tokens, max_difference, sharp_model
-from vantage.studies.study import Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 VOCAB, PROMPT = 11, [3, 7, 1]
 ROUNDING = 1e-10
@@ -43,11 +46,7 @@ def run(values: Values, progress: Progress) -> Result:
         ),
     ]
     progress(1.0, "done")
-    words = (
-        "Each step projects one new token, appends its key and value, and attends to all that is kept. Keys, values, "
-        "weights and the chosen tokens are those of a pass over everything, whether the likeliest token is taken or "
-        "one is drawn."
-    )
+    words = TEXT.conclusion()
     return conclude(words, numbers, _figures(weights, whole, read, len(PROMPT)))
 
 
@@ -123,43 +122,21 @@ def _figures(weights: list[Tensor], whole: Tensor, read: list[int], prompt: int)
     done = [prompt + i for i in range(len(read))]
     lines = (Line("with a cache", x, read), Line("everything again", x, done, look="dashed"))
     return [
-        Figure(
-            "steps",
-            "Weights of one head of the last layer: what each cached step attends to is its row of one pass.",
-            heats,
-        ),
+        Figure("steps", TEXT.caption("steps"), heats),
         Figure(
             "read",
-            "After the prompt a step reads one token; without a cache it would read all of them again.",
+            TEXT.caption("read"),
             (Lines("Tokens that are projected", "step", "tokens", lines),),
         ),
     ]
 
 
-STUDY = Study(
-    tag="K2",
-    title="Cached generation, step by step",
-    sources=("S2",),
-    statement=(
-        "Keep the keys and values of all tokens so far. At each step project only the new token, append its key and "
-        "value to what is kept, attend with its query to all of them, choose the next token (the likeliest, or one "
-        "drawn at random), and repeat."
-    ),
-    explanation=(
-        "A step of generation asks one question: what follows the last token? Only that token's query is needed, and "
-        "it looks at the keys and values of everything before it. Those were computed in earlier steps and cannot "
-        "have changed, because under the causal mask no token ever sees a later one. So a step is small: one token "
-        "through the projections, one more entry in the cache, one row of attention.\n\n"
-        "The picture shows that nothing is lost. Each cached step makes one row of weights, and those rows, put below "
-        "each other, are the lower triangle that a single pass over the whole text makes. Choosing tokens at random "
-        "changes nothing about this: with the same seed the same tokens are drawn, since the probabilities are the "
-        "same. Try the kind of cache: pages hold the same numbers in another place, and eight bits a number lose a "
-        "little."
-    ),
-    run=run,
-    parameters=(
-        Parameter("steps", 10, "how many tokens are generated", 2, 32),
-        Parameter("kind", "contiguous", "how keys and values are kept", choices=KINDS),
+STUDY = TEXT.study(
+    "K2",
+    run,
+    (
+        TEXT.parameter("steps", 10, 2, 32),
+        TEXT.parameter("kind", "contiguous", choices=KINDS),
     ),
     seconds=1.0,
 )

@@ -14,7 +14,10 @@ from vantage.spec.positions import Positions
 from vantage.studies.k01_projections import worked_module
 from vantage.studies.shared.findings import compared, conclude
 from vantage.studies.shared.models import F64
-from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Number, Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 X = ((1.0, 2.0), (3.0, 4.0), (5.0, 6.0))
 KEYS = ((1.0, 4.0), (3.0, 10.0), (5.0, 16.0))
@@ -42,10 +45,7 @@ def run(values: Values, progress: Progress) -> Result:
         Number("attention output at your third token", _pair(own_outs[2])),
     ]
     progress(1.0, "done")
-    words = (
-        "The keys (1, 4), (3, 10), (5, 16) and the values (2.5, 0.5), (5.5, 0.5), (8.5, 0.5) stand in the cache after "
-        "three steps, exactly. The third query gives almost all weight to the third key, so its output is (8.5, 0.5)."
-    )
+    words = TEXT.conclusion()
     return conclude(words, numbers, _figures(keys, kept, weights, own_weights))
 
 
@@ -82,38 +82,21 @@ def _figures(keys: Tensor, kept: Tensor, weights: list[list[float]], own: list[l
     )
     series = (("the document's x3", weights[2]), ("yours", own[2]))
     return [
-        Figure("cache", "What the cache holds after three steps: a row for each token.", heats),
+        Figure("cache", TEXT.caption("cache"), heats),
         Figure(
             "weights",
-            "The third query's weights. A long query and key make large scores, and the softmax nearly an argmax.",
+            TEXT.caption("weights"),
             (Bars("Weights of the third query", "weight", NAMES, series),),
         ),
     ]
 
 
-STUDY = Study(
-    tag="K3",
-    title="Three tokens in a cache, by hand",
-    sources=("S2",),
-    statement=(
-        "Three tokens (1, 2), (3, 4), (5, 6); the query map is the identity, the key map [[1, 2], [0, 1]], the value "
-        "map [[0.5, −0.5], [1, 0.5]]. The keys are (1, 4), (3, 10), (5, 16), the values (2.5, 0.5), (5.5, 0.5), (8.5, "
-        "0.5)."
-    ),
-    explanation=(
-        "A vector times a map is a new vector: (3, 4) times [[1, 2], [0, 1]] is (3·1 + 4·0, 3·2 + 4·1) = (3, 10). "
-        "Each token's key and value depend on that token alone, so they can be computed when it arrives and kept. "
-        "After three steps the cache holds three rows of keys and three of values: the two matrices of the "
-        "picture.\n\n"
-        "The third query is (5, 6). Its scores with the three keys are 29, 75 and 121, divided by √2. The gaps are so "
-        "large that the softmax gives the third token all but about 10⁻¹⁴ of the weight, and the output is its value, "
-        "(8.5, 0.5). Change the third token to a short vector, such as (0.1, 0.1), and the weights spread out: scores "
-        "measure length as well as direction."
-    ),
-    run=run,
-    parameters=(
-        Parameter("first", 5.0, "the third token's first number", -10.0, 10.0),
-        Parameter("second", 6.0, "the third token's second number", -10.0, 10.0),
+STUDY = TEXT.study(
+    "K3",
+    run,
+    (
+        TEXT.parameter("first", 5.0, -10.0, 10.0),
+        TEXT.parameter("second", 6.0, -10.0, 10.0),
     ),
     seconds=0.5,
 )

@@ -8,7 +8,10 @@ from vantage.figures import Figure, Line, Lines
 from vantage.model import Model, decoder
 from vantage.studies.shared.findings import compared, conclude
 from vantage.studies.shared.models import CountingKernel, count_projections, greedy_tokens, sharp_model
-from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Number, Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 VOCAB, FIRST = 11, 3
 NEAR = 0.2  # of a power: N(N+1)/2 grows a little slower than a square
@@ -43,11 +46,7 @@ def run(values: Values, progress: Progress) -> Result:
         Number("times fewer scores", scores[False][-1] / scores[True][-1]),
     ]
     slips = [compared("all work with a cache, if S1's O(N) were all of it", power["scores", True], 1, within=NEAR)]
-    words = (
-        "Both documents are right about what they count. Projections fall from N² to N, as S1 says; scores fall from "
-        "N³ to N², as S2 says. S1's O(N) is not the cost of generation: each of N steps still looks at everything "
-        "before it."
-    )
+    words = TEXT.conclusion()
     return conclude(words, numbers, [_picture(lengths, keys, scores)], slips)
 
 
@@ -80,30 +79,12 @@ def _picture(lengths: list[int], keys: dict[bool, list[int]], scores: dict[bool,
         )
         for title, of in (("Key projections", keys), ("Scores: queries times keys", scores))
     )
-    caption = "Both axes are logarithmic, so a power is a straight line and its slope the power: 2 and 1, then 3 and 2."
-    return Figure("work", caption, panels)
+    return Figure("work", TEXT.caption("work"), panels)
 
 
-STUDY = Study(
-    tag="K4",
-    title="What a cache saves",
-    sources=("S1", "S2"),
-    statement=(
-        "One document says that a cache brings the cost of generating N tokens from O(N²) down to O(N). The other says "
-        "from n³ to n²."
-    ),
-    explanation=(
-        "There are two kinds of work in attention. Projections turn each token that is read into a query, a key and a "
-        "value: work for each token. Scores compare each query with each key it may see: work for each pair. Without "
-        "a cache, step t reads t tokens again: t projections and about t² pairs. Summed over N steps that is N²/2 "
-        "projections and N³/3 pairs. With a cache step t reads one token, and its query meets t keys: N projections "
-        "and N²/2 pairs.\n\n"
-        "So the two documents do not contradict each other; they count different things, and only the second counts "
-        "all that grows. For short texts and wide models the projections are most of the work, and the first is a "
-        "good description. For long texts the pairs win: a cache makes each new token cheap, but never free, and "
-        "every token costs a little more than the one before. Here both are counted while a real model generates."
-    ),
-    run=run,
-    parameters=(Parameter("tokens", 64, "the longest text that is generated", 16, 128),),
+STUDY = TEXT.study(
+    "K4",
+    run,
+    (TEXT.parameter("tokens", 64, 16, 128),),
     seconds=2.0,
 )

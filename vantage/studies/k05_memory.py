@@ -12,7 +12,10 @@ from vantage.inspect.cost import WINDOW
 from vantage.model import Model, build, decoder
 from vantage.spec.model import ModelSpec
 from vantage.studies.shared.findings import compared, conclude
-from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Number, Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 WIDTH, HEADS, LAYERS, BLOCK = 32, 8, 2, 4
 KINDS = ("contiguous", "ring", "paged", "quantised")
@@ -59,10 +62,7 @@ def run(values: Values, progress: Progress) -> Result:
         Number("KiB that one more token takes there", token / 1024),
     ]
     progress(1.0, "done")
-    words = (
-        "A cache grows in proportion to its length and to its batch, and shrinks by as many times as there are fewer "
-        f"key/value heads. The calculator gives the bytes that are allocated, exactly, in {tried} caches of four kinds."
-    )
+    words = TEXT.conclusion(tried=tried)
     return conclude(words, numbers, _figures(instead, context, batch))
 
 
@@ -104,35 +104,18 @@ def _figures(instead: dict[str, int], context: int, batch: int) -> list[Figure]:
     return [
         Figure(
             "memory",
-            "Left: straight lines through the origin, with slopes in the ratio of key/value heads. Right: the same "
-            "model with other attention; MLA keeps one compressed stream, a window only the last tokens.",
+            TEXT.caption("memory"),
             (Lines(f"{batch} row{'s' * (batch > 1)}, 16 bits a number", "tokens", "MiB", lines), bars),
         )
     ]
 
 
-STUDY = Study(
-    tag="K5",
-    title="What a cache weighs",
-    sources=("S0", "S2"),
-    statement=(
-        "The memory of a cache grows linearly with the length of the text and with the batch. Multi-query and "
-        "grouped-query attention, whose heads share keys and values, shrink it by the number of heads that share."
-    ),
-    explanation=(
-        "A cache holds, for each layer, each key/value head and each token, one key and one value. Its size is the "
-        "product: 2 × layers × heads × head width × bytes a number × tokens × rows. Nothing in it depends on what the "
-        "text says, so it can be worked out before anything is run, and every factor acts on its own: twice the "
-        "tokens, twice the bytes; a quarter of the key/value heads, a quarter of the bytes.\n\n"
-        "For long texts this is what fills a machine: at 32 layers of 32 heads a single token takes half a megabyte, "
-        "and a few conversations outweigh the model itself. That is why newer models let several query heads share "
-        "one key/value head, keep a compressed stream (MLA), or look back only over a window. The calculator here is "
-        "`vantage inspect cost`; the study allocates real caches of every kind and counts their bytes beside it."
-    ),
-    run=run,
-    parameters=(
-        Parameter("context", 8192, "tokens of a row of the large model", 256, 131072),
-        Parameter("batch", 1, "rows of the large model", 1, 64),
+STUDY = TEXT.study(
+    "K5",
+    run,
+    (
+        TEXT.parameter("context", 8192, 256, 131072),
+        TEXT.parameter("batch", 1, 1, 64),
     ),
     seconds=1.5,
 )

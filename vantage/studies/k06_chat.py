@@ -11,7 +11,10 @@ from vantage.generation.conversation import Message
 from vantage.model import Model
 from vantage.studies.shared.findings import compared, conclude, judged
 from vantage.studies.shared.models import smollm2
-from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Number, Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 SYSTEM = "You are a helpful assistant. Answer in one short sentence."
 ASKED = (
@@ -67,11 +70,13 @@ def run(values: Values, progress: Progress) -> Result:
         Number("all turns: seconds to first tokens, kept", sum(took.first for took in kept)),
         Number("all turns: seconds to first tokens, from nothing", sum(took.first for took in anew)),
     ]
-    words = (
-        f"In the last of {turns} turns the prompt has {kept[last].prompt} tokens, of which {kept[last].read} are new. "
-        f"With keys and values kept the answer begins after {kept[last].first:.2f} s, without after "
-        f"{anew[last].first:.2f} s, and the gap grows with every turn. {same} of {turns} answers are the same, word "
-        "for word."
+    words = TEXT.conclusion(
+        turns=turns,
+        prompt=kept[last].prompt,
+        new=kept[last].read,
+        kept_seconds=kept[last].first,
+        anew_seconds=anew[last].first,
+        same=same,
     )
     return conclude(words, numbers, [_picture(kept, anew)])
 
@@ -93,7 +98,7 @@ def _picture(kept: list[Took], anew: list[Took]) -> Figure:
     pairs = (("kept", kept), ("from nothing", anew))
     return Figure(
         "turns",
-        "With keys and values kept a turn costs what is new in it. Without, it costs the whole conversation so far.",
+        TEXT.caption("turns"),
         (
             Lines(
                 "Tokens computed for a prompt",
@@ -111,28 +116,12 @@ def _picture(kept: list[Took], anew: list[Took]) -> Figure:
     )
 
 
-STUDY = Study(
-    tag="K6",
-    title="A conversation that keeps its cache",
-    sources=("S1",),
-    statement=(
-        "In a chat of many turns, keep the keys and values of the conversation so far. A new turn then costs only its "
-        "own new tokens, and not everything that was said before."
-    ),
-    explanation=(
-        "Every turn of a chat sends the model the whole conversation again: the system's message, all questions, all "
-        "answers, and the new question at the end. The front of that text is exactly what the last turn ended with, "
-        "so its keys and values are already known. A conversation that keeps them has only the new question to read "
-        "before it can say its first word.\n\n"
-        "The study talks to SmolLM2 twice over: once with one cache, once with a new cache for every turn. It counts "
-        "the tokens that had to be computed and measures the time to the first token of each answer. Both say the "
-        "same words. The first line stays flat, the second climbs with everything that was ever said; the longer the "
-        "conversation, the more there is to save."
-    ),
-    run=run,
-    parameters=(
-        Parameter("turns", 6, "questions asked", 2, len(ASKED)),
-        Parameter("answer", 12, "the most tokens of an answer", 1, 32),
+STUDY = TEXT.study(
+    "K6",
+    run,
+    (
+        TEXT.parameter("turns", 6, 2, len(ASKED)),
+        TEXT.parameter("answer", 12, 1, 32),
     ),
     seconds=10.0,
     needs=("smollm2",),

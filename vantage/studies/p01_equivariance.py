@@ -24,7 +24,10 @@ from vantage.studies.shared.models import (
     random_normal,
     sharpen,
 )
-from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Number, Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 WIDTH = 16
 VOCAB = 31
@@ -59,10 +62,7 @@ def run(values: Values, progress: Progress) -> Result:
         compared("invariant? |f(PX) − f(X)|", max_difference(mixed, straight), 0.0, within=BROKEN),
         compared("with a causal mask: |f(PX) − P·f(X)|", errors["causal mask"], 0.0, within=BROKEN),
     ]
-    words = (
-        "Without position the output is shuffled exactly as the input was: equivariant, not invariant as S1 and S2 say "
-        "in places (only a mean over the tokens is). Every encoding breaks it, and so does a causal mask alone."
-    )
+    words = TEXT.conclusion()
     progress(1.0, "done")
     return conclude(words, numbers, [_picture(straight[0], mixed[0], order), _bars(errors)], slips)
 
@@ -129,44 +129,21 @@ def _picture(straight: Tensor, mixed: Tensor, order: Tensor) -> Figure:
             ("output for PX, less its mean", mixed, order.tolist()),
         )
     )
-    caption = "The rows on the right are those on the left in another order: each token has the output it had before."
-    return Figure("equivariant", caption, panels)
+    return Figure("equivariant", TEXT.caption("equivariant"), panels)
 
 
 def _bars(errors: dict[str, float]) -> Figure:
     heights = [on_log_axis(error) for error in errors.values()]
     bars = Bars("what breaks it", "largest |f(PX) − P·f(X)|", tuple(errors), (("difference", heights),), log_y=True)
-    caption = (
-        "Without an encoding what is left is rounding. With any encoding, or with a causal mask and none, the output "
-        "for a shuffled input is another one."
-    )
-    return Figure("broken", caption, (bars,))
+    return Figure("broken", TEXT.caption("broken"), (bars,))
 
 
-STUDY = Study(
-    tag="P1",
-    title="Attention does not know the order of its tokens",
-    sources=("S1", "S2", "S3", "S4"),
-    statement=(
-        "If the tokens are shuffled, self-attention and the feed-forward layer give the same vectors, shuffled: "
-        "A(PX) = P·A(X). An encoding added to the input ends this, since PX + Φ is not P(X + Φ). S1 and S2 call the "
-        "property invariance in places."
-    ),
-    explanation=(
-        "A weight of attention is made from one query and one key. Nothing in it says where they stand, so if two "
-        "tokens change places, their rows of the output change places and no number is another. The feed-forward layer "
-        "works on each row alone and adds the same bias to every row, so it keeps this. Such a map is called "
-        "equivariant: what is done to the input is done to the output. Invariant would mean that the output does not "
-        "change at all, which is true only of something like the mean over the tokens.\n\n"
-        "A position encoding ties numbers to places: the vector for place 3 stays at place 3 when the tokens move, so "
-        "the same token meets another vector. If the positions move along with the tokens, all is as before: the "
-        "encoding is a function of positions, not of slots. A causal mask breaks the property without any encoding, "
-        "because what a token may see depends on its place. That is why a decoder can do without an encoding (P11)."
-    ),
-    run=run,
-    parameters=(
-        Parameter("tokens", 6, "how many tokens are shuffled", 5, 24),
-        Parameter("seed", 0, "of the weights, the tokens and the shuffle", 0, 1000),
+STUDY = TEXT.study(
+    "P1",
+    run,
+    (
+        TEXT.parameter("tokens", 6, 5, 24),
+        TEXT.parameter("seed", 0, 0, 1000),
     ),
     seconds=1.0,
 )

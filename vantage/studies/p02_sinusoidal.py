@@ -13,7 +13,10 @@ from vantage.spec.parts import Shape
 from vantage.spec.positions import Positions
 from vantage.studies.shared.findings import compared, conclude
 from vantage.studies.shared.models import F64, ROUNDING, max_difference
-from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Number, Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 WORKED = ((0.0, 1.0, 0.0, 1.0), (0.84147, 0.54030, 0.00999983, 0.99995))  # PE(0) and PE(1) at d = 4
 PRINTED = 5e-6  # the document prints five digits
@@ -58,10 +61,7 @@ def run(values: Values, progress: Progress) -> Result:
             within=ROUNDING,
         ),
     ]
-    words = (
-        "The worked vectors come out to the printed digit. S2's general formula has (2i+1)/d above the cosine's base; "
-        "its own example, and everything that follows from it, needs 2i/d, the same for both members of a pair."
-    )
+    words = TEXT.conclusion()
     progress(1.0, "done")
     return conclude(words, numbers, [_layouts(interleaved, halves), _norms(norms)], slips)
 
@@ -103,11 +103,7 @@ def _layouts(interleaved: Tensor, halves: Tensor) -> Figure:
         Heat(title, "dimension", "position", table[:40].tolist(), diverging=True)
         for title, table in (("interleaved", interleaved), ("sines, then cosines", halves))
     )
-    caption = (
-        "The same numbers in two orders. Interleaved (the documents), a sine stands beside its cosine; in the other "
-        "(Marian) all sines stand first. A checkpoint trained with one is of no use with the other."
-    )
-    return Figure("layouts", caption, panels)
+    return Figure("layouts", TEXT.caption("layouts"), panels)
 
 
 def _norms(norms: dict[str, Tensor]) -> Figure:
@@ -115,38 +111,16 @@ def _norms(norms: dict[str, Tensor]) -> Figure:
         Line(name, list(range(len(norm))), norm.tolist(), look=look)
         for (name, norm), look in zip(norms.items(), ("solid", "dashed"), strict=True)
     )
-    caption = (
-        "With 2i/d every position has the same length, √(d/2): each pair is a point on a circle. With the exponent "
-        "that S2 prints, sine and cosine run at different speeds, and the length wanders."
-    )
-    return Figure("length", caption, (Lines("length of PE(t)", "position t", "‖PE(t)‖", lines),))
+    return Figure("length", TEXT.caption("length"), (Lines("length of PE(t)", "position t", "‖PE(t)‖", lines),))
 
 
-STUDY = Study(
-    tag="P2",
-    title="The sinusoidal encoding",
-    sources=("S2", "S3", "S4"),
-    statement=(
-        "Position t becomes d numbers: dimension 2i is sin(t / 10000^(2i/d)), dimension 2i+1 the cosine of the same. "
-        "For d = 4, PE(0) = (0, 1, 0, 1) and PE(1) = (0.84147, 0.54030, 0.00999983, 0.99995). S2's general formula has "
-        "the exponent (2i+1)/d for the cosine. S3 adds dropout of 0.1 after the sum."
-    ),
-    explanation=(
-        "Think of d/2 clocks. Hand i turns by 1 / 10000^(2i/d) radians with every position, and the encoding is where "
-        "each hand points: a sine and a cosine of one angle. The first hand goes round in about 6 positions, the last "
-        "in tens of thousands, so near positions differ in the fast hands and far ones in the slow hands. A hand has a "
-        "constant length, so each pair has sin² + cos² = 1.\n\n"
-        "If sine and cosine had different exponents, as S2's formula prints, they would not be one hand: the sum of "
-        "squares would change from place to place, and going on by k positions would be no rotation (P3). Its worked "
-        "example shows that this is a slip. How the numbers are ordered in the vector is free: the documents put sine "
-        "and cosine of a hand side by side, Marian's checkpoints put all sines first. A model must be read with the "
-        "layout that it was trained with."
-    ),
-    run=run,
-    parameters=(
-        Parameter("dim", 16, "the width d of the table that is drawn (made even)", 4, 256),
-        Parameter("positions", 200, "how many positions are looked at", 50, 5000),
-        Parameter("base", 10000.0, "of the frequencies that are drawn; the paper's is 10000", 2.0, 1e7),
+STUDY = TEXT.study(
+    "P2",
+    run,
+    (
+        TEXT.parameter("dim", 16, 4, 256),
+        TEXT.parameter("positions", 200, 50, 5000),
+        TEXT.parameter("base", 10000.0, 2.0, 1e7),
     ),
     seconds=0.2,
 )

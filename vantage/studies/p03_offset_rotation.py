@@ -11,7 +11,10 @@ from vantage.figures import Figure, Heat, Line, Lines
 from vantage.functional import offset_matrix, sinusoid
 from vantage.studies.shared.findings import compared, conclude
 from vantage.studies.shared.models import max_difference
-from vantage.studies.study import Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 FITTED = 2000  # positions that R is found from
 FAR = 1_000_000  # where it must hold as well
@@ -52,10 +55,7 @@ def run(values: Values, progress: Progress) -> Result:
             within=EXACT * 100,
         ),
     ]
-    words = (
-        f"A matrix found by least squares from {FITTED:,} rows of the table, without being told that it turns, is a "
-        "block-diagonal rotation. It holds a million positions further on, so it depends on the offset alone."
-    )
+    words = TEXT.conclusion(fitted=FITTED)
     figures = [_matrix(found, offset), _turning(dim, progress)]
     return conclude(words, numbers, figures)
 
@@ -84,10 +84,7 @@ def _matrix(found: Tensor, offset: int) -> Figure:
         True,
         len(found) <= 8,
     )
-    caption = (
-        "Only the 2 × 2 blocks are filled: each pair of a sine and a cosine is turned by itself, by its own angle."
-    )
-    return Figure("rotation", caption, (heat,))
+    return Figure("rotation", TEXT.caption("rotation"), (heat,))
 
 
 def _turning(dim: int, progress: Progress) -> Figure:
@@ -99,36 +96,17 @@ def _turning(dim: int, progress: Progress) -> Figure:
         Line(f"pair {i}", list(range(OFFSETS)), [float(m[2 * i, 2 * i]) for m in matrices])
         for i in range(min(3, dim // 2))
     )
-    caption = (
-        "How much of a sine is left in itself after k positions, as found for each k. Pair 0 comes round after about "
-        "6.3 positions, pair 1 a hundred times later at d = 4."
+    return Figure(
+        "offsets", TEXT.caption("offsets"), (Lines("the diagonal of R(k)", "offset k", "cos of the angle", lines),)
     )
-    return Figure("offsets", caption, (Lines("the diagonal of R(k)", "offset k", "cos of the angle", lines),))
 
 
-STUDY = Study(
-    tag="P3",
-    title="An offset is a rotation",
-    sources=("S3",),
-    statement=(
-        "For every offset k there is one matrix R(k) with PE(t + k) = R(k)·PE(t) for all t. It is block-diagonal, each "
-        "block turns one pair of a sine and a cosine, and it depends on k only."
-    ),
-    explanation=(
-        "Each pair of the encoding is the hand of a clock. Going on by k positions turns hand i by k·ωᵢ, from wherever "
-        "it points. Turning is linear: sin(a + b) = sin a · cos b + cos a · sin b, so the new sine is a fixed mixture "
-        "of the old sine and the old cosine, with cos b and sin b as the amounts. Where the hand was does not come in, "
-        "only how far it turns.\n\n"
-        "So a layer that is linear can look k places back: a query map and a key map that differ by R(k) give the "
-        "highest product to the token k places away, for every t at once. This is what the authors hoped the model "
-        "would learn from the sinusoids. RoPE (P8) takes the same rotation and applies it to queries and keys, so that "
-        "nothing has to be learned. Here R is not built but found: least squares sees only rows of the table, and "
-        "returns a rotation."
-    ),
-    run=run,
-    parameters=(
-        Parameter("dim", 4, "the width d (made even)", 2, 12),
-        Parameter("offset", 5, "k, how many positions further", 1, 1000),
+STUDY = TEXT.study(
+    "P3",
+    run,
+    (
+        TEXT.parameter("dim", 4, 2, 12),
+        TEXT.parameter("offset", 5, 1, 1000),
     ),
     seconds=1.0,
 )

@@ -9,7 +9,10 @@ from vantage.figures import Figure, Line, Lines
 from vantage.functional import sinusoid
 from vantage.studies.shared.findings import compared, conclude, judged
 from vantage.studies.shared.models import ROUNDING, max_difference
-from vantage.studies.study import Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 PRINTED = 5e-6
 SHIFTS = (1, 10, 1000, 100_000)
@@ -38,10 +41,7 @@ def run(values: Values, progress: Progress) -> Result:
         judged("PE(0)·PE(6) at d = 4", float(small[6]), bool(small[6] < small[5]), "below PE(0)·PE(5), being further"),
         judged(f"rises of PE(0)·PE(k) at d = {dim}, k up to {count - 1}", rises, rises == 0, 0),
     ]
-    words = (
-        "The product is a function of the distance alone, as S3 says. It is not, as S0 has it, high for near positions "
-        "and lower for those further away: at d = 4 position 6 is nearer to 0 by this measure than position 1 is."
-    )
+    words = TEXT.conclusion()
     progress(1.0, "done")
     return conclude(words, numbers, [_figure(small, wide, dim)], slips)
 
@@ -58,35 +58,15 @@ def _figure(small: Tensor, wide: Tensor, dim: int) -> Figure:
     if dim != 4:
         lines.append(Line(f"d = {dim}", x, (wide / wide[0]).tolist()))
     panel = Lines("inner product over distance", "distance k", "PE(0)·PE(k) / PE(0)·PE(0)", tuple(lines))
-    caption = (
-        "A sum of cosines of different speeds. With few dimensions it swings; with many it falls off at first and goes "
-        "on in waves. Nowhere does it fall all the way."
-    )
-    return Figure("products", caption, (panel,))
+    return Figure("products", TEXT.caption("products"), (panel,))
 
 
-STUDY = Study(
-    tag="P4",
-    title="Inner products of positions",
-    sources=("S0", "S3"),
-    statement=(
-        "Two positions one apart have the same inner product wherever they are: at d = 4, PE(0)·PE(1) = PE(5)·PE(6) = "
-        "1.54025; five apart it is smaller, 1.28241 (S3). S0 says that near positions have a high inner product."
-    ),
-    explanation=(
-        "For one pair the product of two positions is sin a · sin b + cos a · cos b = cos(a − b), and a − b is the "
-        "distance times the pair's frequency. So PE(s)·PE(s + k) is the sum of cos(k·ωᵢ) over the pairs: s has gone, "
-        "and what is left depends on k only.\n\n"
-        "A cosine comes back after a full turn. The fastest pair does so after 6.28 positions, so at distance 6 it is "
-        "almost where it was at distance 0, and with only two pairs the whole sum is: 1.958 of a possible 2. More "
-        "pairs turn at different speeds and rarely come back together, which is why a wide encoding looks as if its "
-        "product fell with the distance. It does so on the whole, not step by step; and it is the same for k and −k, "
-        "so it cannot tell before from after."
-    ),
-    run=run,
-    parameters=(
-        Parameter("dim", 128, "the width of the second line (made even)", 2, 1024),
-        Parameter("distances", 100, "how many distances", 50, 2000),
+STUDY = TEXT.study(
+    "P4",
+    run,
+    (
+        TEXT.parameter("dim", 128, 2, 1024),
+        TEXT.parameter("distances", 100, 50, 2000),
     ),
     seconds=0.2,
 )

@@ -11,7 +11,10 @@ from vantage.figures import Figure, Line, Lines
 from vantage.functional import sinusoid
 from vantage.position.angles import frequencies
 from vantage.studies.shared.findings import compared, conclude, judged
-from vantage.studies.study import Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 CHUNK = 1 << 18  # positions at a time: some tens of megabytes at the widest
 # Pair 0 has whole angles, which float64 holds exactly; a million radians of pair 1 it knows to 1e-10.
@@ -63,11 +66,7 @@ def run(values: Values, progress: Progress) -> Result:
             "small i is the low frequency",
         ),
     ]
-    words = (
-        "Two whole positions never coincide: pair 0 would need their distance to be a multiple of 2π, which no whole "
-        "number but 0 is. They come near, and each new pair of dimensions keeps them further apart. And small i turns "
-        "fast, not slowly."
-    )
+    words = TEXT.conclusion()
     progress(1.0, "done")
     return conclude(words, numbers, [_figure(found, top)], slips)
 
@@ -108,38 +107,15 @@ def _figure(found: list[Nearest], top: int) -> Figure:
     panel = Lines(
         "nearest approach", "positions looked at", "least ‖PE(0) − PE(k)‖", tuple(lines), log_x=True, log_y=True
     )
-    caption = (
-        "How near two positions come within a range. With one pair the line goes down like 1 over the range, at the "
-        "whole numbers that are nearly multiples of 2π (6, 44, 710, …); it never reaches 0. Each further pair must "
-        "come round at the same time, so it goes down more slowly."
-    )
-    return Figure("approach", caption, (panel,))
+    return Figure("approach", TEXT.caption("approach"), (panel,))
 
 
-STUDY = Study(
-    tag="P5",
-    title="No two positions coincide",
-    sources=("S4",),
-    statement=(
-        "S4 says that two positions could in theory have the same sinusoidal encoding, if all waves came round "
-        "together, and that small i stands for low frequencies."
-    ),
-    explanation=(
-        "Pair 0 has the frequency 1: it turns by one radian a position. Two positions agree in it only if their "
-        "distance k is a whole number of turns, k = 2π·m. For m other than 0 this would make π = k / 2m, a fraction of "
-        "whole numbers, and π is not one. So one pair is enough to keep all whole positions apart, for ever; the other "
-        "pairs are not even needed. Frequencies are 10000^(−2i/d): the smallest i has the largest, and turns "
-        "fastest.\n\n"
-        "Apart is not far apart. Whole numbers come as near to multiples of 2π as one likes: 44 is 7 turns and 0.018 "
-        "radians, 710 is 113 turns and 0.00006. These are the fractions that approach π, known since antiquity as 22/7 "
-        "and 355/113. With the distance between encodings this is a search for the nearest approach: k = 1, 2, … up to "
-        "the range, and since the distance depends on k only (P3), it covers every pair of positions. A second pair "
-        "that turns at another speed is elsewhere at k = 710, so the encodings stay much further apart."
-    ),
-    run=run,
-    parameters=(
-        Parameter("positions", 10_000_000, "the range that is searched", 1000, 20_000_000),
-        Parameter("dim", 8, "the width of the third line (made even; 2 and 4 are always drawn)", 2, 16),
+STUDY = TEXT.study(
+    "P5",
+    run,
+    (
+        TEXT.parameter("positions", 10_000_000, 1000, 20_000_000),
+        TEXT.parameter("dim", 8, 2, 16),
     ),
     seconds=6.0,
 )

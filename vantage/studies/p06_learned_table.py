@@ -14,11 +14,14 @@ from vantage.model import Model, build, decoder
 from vantage.position import Learned
 from vantage.spec.model import ModelSpec
 from vantage.studies.shared.findings import checked, conclude, judged
-from vantage.studies.study import Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Progress, Result, Values
+from vantage.studies.text import StudyText
 from vantage.training.evaluate import evaluate
 from vantage.training.log import Scored
 from vantage.training.sequences import Sequences
 from vantage.training.tasks import task
+
+TEXT = StudyText.beside(__file__)
 
 TABLE = "embed.inputs.0.table"
 TOKENS = 4
@@ -71,11 +74,7 @@ def run(values: Values, progress: Progress) -> Result:
             max(untrained[n] for n in beyond) < 0.1,
         ),
     ]
-    words = (
-        "Two different failures. Past the table there is no row, and the model refuses. Where the table is long enough "
-        "but training was shorter (S3's baseline) the row is there, exactly as it was drawn at the start: no gradient "
-        "ever reached it, and the model fails without a word."
-    )
+    words = TEXT.conclusion()
     progress(1.0, "done")
     return conclude(words, numbers, [_rows(made), _ways(scores)])
 
@@ -127,48 +126,22 @@ def _refusal(made: Trained) -> str:
 def _rows(made: Trained) -> Figure:
     line = Line("row", list(range(len(made.moved))), made.moved.tolist(), look="dots")
     panel = Lines("how far training moved each row", "position", "‖after − before‖", (line,))
-    caption = (
-        f"Rows 0 to {made.used - 1} were read by some training example. The others did not move at all: they are the "
-        "random numbers that they began as."
-    )
-    return Figure("rows", caption, (panel,))
+    return Figure("rows", TEXT.caption("rows", last_used=made.used - 1), (panel,))
 
 
 def _ways(scores: dict[str, dict[int, Scored]]) -> Figure:
     lengths = next(iter(scores.values()))
     series = tuple((name, [score.tokens for score in by_length.values()]) for name, by_length in scores.items())
     labels = tuple(f"length {n}" for n in lengths)
-    caption = (
-        "Within the training lengths (the first two) all are one model. Beyond them a table has no good answer: an "
-        "untrained row, a row that means another place, or a refusal. What is still right there is the token to be "
-        "repeated; where to stop is lost."
-    )
-    return Figure("beyond", caption, (Bars("copying, by length", "tokens right", labels, series),))
+    return Figure("beyond", TEXT.caption("beyond"), (Bars("copying, by length", "tokens right", labels, series),))
 
 
-STUDY = Study(
-    tag="P6",
-    title="A learned table has an end",
-    sources=("S3",),
-    statement=(
-        "A learned absolute encoding is a table of L_max rows, one trained vector a position. It cannot be used for "
-        "positions past L_max, and S3's comparison has it fail beyond the training length."
-    ),
-    explanation=(
-        "A table is the most direct encoding: row t is added to the token at position t, and training fills the rows. "
-        "A row gets a gradient only when a training example has a token at its position. So there are two ends: that "
-        "of the table, and that of the training examples. Past the first there is nothing to look up, and a program "
-        "should say so rather than read another row.\n\n"
-        "Between the two ends the rows exist and were never trained. Nothing warns: the numbers have the right shape "
-        "and size, and the model answers with confidence. This is what happens in S3's experiment, where the table is "
-        "as long as the longest test. Here a small model learns to repeat a token as often as it stands in the "
-        "prompt. Its rows show which were trained, and it fails at the first length that needs another. Repeating the "
-        "last row or starting again avoids the error and helps as little, since to count one must know where one is."
-    ),
-    run=run,
-    parameters=(
-        Parameter("length", 8, "the longest training example, in tokens to be repeated", 4, 12),
-        Parameter("steps", 200, "of training", 50, 1000),
+STUDY = TEXT.study(
+    "P6",
+    run,
+    (
+        TEXT.parameter("length", 8, 4, 12),
+        TEXT.parameter("steps", 200, 50, 1000),
     ),
     seconds=2.0,
 )

@@ -17,7 +17,10 @@ from vantage.spec.model import ModelSpec
 from vantage.spec.positions import Positions
 from vantage.studies.shared.findings import compared, conclude, judged
 from vantage.studies.shared.models import ROUNDING, max_difference, on_log_axis, random_normal, sharp_model
-from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Number, Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 VOCAB, WIDTH, HEADS, COUNT = 11, 16, 2, 12
 LONGEST = 4096
@@ -61,10 +64,7 @@ def run(values: Values, progress: Progress) -> Result:
     progress(0.8, "the published systems")
     found = {system.name: kind(system.spec()) for system in systems() if system.name in DOCUMENT}
     numbers += [compared(name, found.get(name, "not there"), said) for name, said in DOCUMENT.items()]
-    words = (
-        "With every relative encoding a text gives the same output wherever it begins; with an absolute one it does "
-        "not. The systems of S0's and S3's tables use what the tables say, read off their published configurations."
-    )
+    words = TEXT.conclusion()
     progress(1.0, "done")
     return conclude(words, numbers, [_scores(seed), _bars(changes)])
 
@@ -121,11 +121,7 @@ def _scores(seed: int) -> Figure:
             [value if value > float("-inf") else None for value in row] for row in score.tolist()
         ]
         panels.append(Heat(name, "key j", "query i", seen, diverging=True))
-    caption = (
-        "Scores where every token is the same, so that only position can make a difference. A relative encoding has "
-        "stripes: along a diagonal i − j is one number, and so is the score. A learned table has none."
-    )
-    return Figure("stripes", caption, tuple(panels))
+    return Figure("stripes", TEXT.caption("stripes"), tuple(panels))
 
 
 def _bars(changes: dict[str, float]) -> Figure:
@@ -133,39 +129,15 @@ def _bars(changes: dict[str, float]) -> Figure:
     bars = Bars(
         "the text begins elsewhere", "largest change of the output", tuple(changes), (("change", heights),), log_y=True
     )
-    caption = (
-        "Small bars are rounding: the encoding knows distances only. Sinusoidal and learned positions are absolute. "
-        "FIRE divides the distance by how far the query has come, so it knows that as well."
-    )
-    return Figure("shift", caption, (bars,))
+    return Figure("shift", TEXT.caption("shift"), (bars,))
 
 
-STUDY = Study(
-    tag="P7",
-    title="Relative encodings, and who uses which",
-    sources=("S0", "S1", "S3"),
-    statement=(
-        "In a relative encoding a score depends on i − j only. S0's simplest one shifts the attended token's absolute "
-        "encoding so that the current position is always the same. Tables say who uses what: learned absolute in "
-        "GPT-1 to 3, learned relative in Gopher, RoPE in PaLM, LLaMA 1 to 3, Grok, Qwen-3 and Gemma 3, decoupled RoPE "
-        "in DeepSeek V2 and V3, iRoPE in LLaMA-4; S3 adds the original Transformer (sinusoidal), BERT, ViT and "
-        "Mistral."
-    ),
-    explanation=(
-        "What a word has to do with the word before it does not depend on the page they stand on. An encoding that "
-        "enters the score only through the distance i − j has this built in: move a text to another place and every "
-        "score stays as it was. With an absolute encoding the model has to learn the same thing for every place, or "
-        "finds that it cannot.\n\n"
-        "There are many ways to do it: turn queries and keys so that only the difference of the angles is left "
-        "(RoPE), take a number off that grows with the distance (ALiBi), learn a number or a vector for each distance "
-        "(T5, Shaw), or S0's: give the key an encoding counted from the query, PE(anchor − (i − j)). The test is the "
-        "same for all of them: number the tokens of a text from another place and look whether anything changes. What "
-        "published models use is not quoted here but read off the model that their configuration builds."
-    ),
-    run=run,
-    parameters=(
-        Parameter("shift", 1000, "where the text begins the second time", 1, LONGEST - COUNT),
-        Parameter("seed", 0, "of the weights and the tokens", 0, 1000),
+STUDY = TEXT.study(
+    "P7",
+    run,
+    (
+        TEXT.parameter("shift", 1000, 1, LONGEST - COUNT),
+        TEXT.parameter("seed", 0, 0, 1000),
     ),
     seconds=2.0,
 )

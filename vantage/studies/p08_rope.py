@@ -26,7 +26,10 @@ from vantage.studies.shared.models import (
     random_tokens,
     sharp_model,
 )
-from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Number, Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 DIM, PAIRS = 64, 64  # of a head, and how many pairs of a query and a key are looked at
 BEHIND = 7  # how far the key stands behind the query
@@ -98,11 +101,7 @@ def run(values: Values, progress: Progress) -> Result:
                 f"S3's {name} from 0: logits of the cached steps, least error", min(wrong[PROMPT:]), 0.0, within=WRONG
             )
         )
-    words = (
-        "The identities hold. Two pairings are not one (S2): they are equal only after the rows of the projections "
-        "are reordered. S3's code starts at 0 in every call: right in one pass, and wrong in every step of cached "
-        "decoding, where ours is equal to one pass."
-    )
+    words = TEXT.conclusion()
     progress(1.0, "done")
     return conclude(words, numbers, [_decoding(errors), _precision(ours, theirs)], slips)
 
@@ -266,11 +265,7 @@ def _decoding(errors: dict[str, list[float]]) -> Figure:
         for name, error in errors.items()
     )
     panel = Lines("a prompt of 8 tokens, then one at a time", "token", "error of its logits", lines, log_y=True)
-    caption = (
-        "Against one pass over all tokens. Nobody errs in the prompt, which is one call from position 0. From the "
-        "first cached step on, code that starts at 0 puts every new token at position 0."
-    )
-    return Figure("cache", caption, (panel,))
+    return Figure("cache", TEXT.caption("cache"), (panel,))
 
 
 def _precision(ours: dict[str, list[float]], theirs: dict[str, list[float]]) -> Figure:
@@ -286,42 +281,15 @@ def _precision(ours: dict[str, list[float]], theirs: dict[str, list[float]]) -> 
         )
         for title, of in (("angles in float64 (ours)", ours), ("angles in the vectors' type", theirs))
     )
-    caption = (
-        "How far ⟨R(m+s)x, R(n+s)y⟩ is from ⟨R(m)x, R(n)y⟩. With precise angles only the vectors are rounded, and the "
-        "error stays as small as that, at any position. With angles in half precision it grows with the position: "
-        "bfloat16 cannot tell 256 from 257."
-    )
-    return Figure("precision", caption, panels)
+    return Figure("precision", TEXT.caption("precision"), panels)
 
 
-STUDY = Study(
-    tag="P8",
-    title="Rotary position embedding",
-    sources=("S0", "S1", "S2", "S3"),
-    statement=(
-        "Pair k of a query or key at position t is turned by t·base^(−2k/d); values are not, and there are no "
-        "parameters. Only the distance is left in a score: ⟨R(m)x, R(n)y⟩ = ⟨R(m+s)x, R(n+s)y⟩. S2 describes two ways "
-        "of pairing dimensions as if they were one. S3's code turns whatever it is given as if it began at position "
-        "0."
-    ),
-    explanation=(
-        "Turning two vectors by the same angle does not change their product, so what counts is the difference of "
-        "their angles: (m − n)·ω. That is all of RoPE. A pair of numbers is a point in the plane, or a complex number "
-        "that is multiplied by e^(jtω); which two dimensions make a pair is free. The paper takes neighbours, most "
-        "checkpoints take one from each half. The same weights mean different things to the two, and one becomes the "
-        "other by reordering rows of the query and key projections. The angles must be precise: a position of some "
-        "thousands times a frequency loses its last digits in half precision, while a vector that is rounded once "
-        "loses the same little everywhere.\n\n"
-        "S3's function has no argument for positions and counts from 0. In training that is right: a call has the "
-        "whole sequence. With a cache a call has one new token, its query and key are turned by the angle 0, and it "
-        "meets keys that were turned as they should be. Nothing fails loudly; the text just gets worse. The same "
-        "holds for its sinusoidal module. Here both are shown failing beside the library's, in which positions are "
-        "data that travel with the tokens."
-    ),
-    run=run,
-    parameters=(
-        Parameter("steps", 16, "tokens decoded one at a time", 2, 64),
-        Parameter("seed", 0, "of vectors, weights and tokens", 0, 1000),
+STUDY = TEXT.study(
+    "P8",
+    run,
+    (
+        TEXT.parameter("steps", 16, 2, 64),
+        TEXT.parameter("seed", 0, 0, 1000),
     ),
     seconds=1.0,
 )

@@ -19,7 +19,10 @@ from vantage.position.scaling import Default, DynamicNTK, Linear, Llama3, Rule, 
 from vantage.spec.model import Layer
 from vantage.studies.shared.findings import checked, conclude, judged
 from vantage.studies.shared.models import ROUNDING, max_difference, random_normal, sharp_model
-from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Number, Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 BASE = 10000.0
 EXACT = 1e-9
@@ -53,11 +56,7 @@ def run(values: Values, progress: Progress) -> Result:
     progress(0.3, "layers without position")
     pattern, shares = _published(), _shares(_published())
     numbers = [*_bands(found, original, factor), _interpolation(factor), *_interleaved(pattern, shares)]
-    words = (
-        "Scaling ω is several things. Position interpolation slows every pair alike; NTK, YaRN and LLaMA-3's rule keep "
-        "the fast pairs, which tell neighbours apart, and slow the pairs that would come to angles never met in "
-        "training. iRoPE leaves position out of every fourth layer, and there a score knows tokens only."
-    )
+    words = TEXT.conclusion()
     progress(1.0, "done")
     return conclude(words, numbers, [_ratios(found, original), _layers(pattern, shares)])
 
@@ -159,49 +158,22 @@ def _ratios(found: dict[str, Scaled], original: int) -> Figure:
             marks=(("one turn", 1.0),),
         ),
     )
-    caption = (
-        "Left: pair 0 is the fastest. Linear scaling blurs neighbours along with everything else; the others leave the "
-        "fast pairs alone. Right: pairs under one turn have not met all angles in training; these must be slowed."
-    )
-    return Figure("frequencies", caption, panels)
+    return Figure("frequencies", TEXT.caption("frequencies"), panels)
 
 
 def _layers(pattern: list[bool], shares: list[float]) -> Figure:
     labels = tuple(f"{i}{'' if turning else ' (none)'}" for i, turning in enumerate(pattern[:LAYERS]))
     bars = Bars("a model with LLaMA-4's pattern", "share of position", labels, (("share", shares),))
-    caption = (
-        "How much of the difference between the scores of keys comes from position, by layer. Every fourth layer has "
-        "no position: it sees what the tokens are, at any distance."
-    )
-    return Figure("interleaved", caption, (bars,))
+    return Figure("interleaved", TEXT.caption("interleaved"), (bars,))
 
 
-STUDY = Study(
-    tag="P9",
-    title="RoPE for longer contexts",
-    sources=("S0",),
-    statement=(
-        "A model with RoPE can be taken to longer contexts by scaling the frequencies ω with the length, or be built "
-        "for them by interleaving layers without position (iRoPE)."
-    ),
-    explanation=(
-        "A pair that turns many times within the training length has met every angle, and a longer text shows it "
-        "nothing new. A slow pair has met only part of its circle. Twice the length takes it to angles for which "
-        "nothing was learned, and this is where an unscaled model fails. Dividing every frequency by the factor "
-        "(position interpolation) brings all angles back into the trained range, at a price: neighbours are now a "
-        "fraction of a step apart. NTK raises the base, so that the fastest pair stays and the slowest is divided by "
-        "the factor; YaRN and LLaMA-3's rule sort pairs by how often they turn, keep the fast and slow the slow.\n\n"
-        "iRoPE takes another way. A layer without position has no angle that could be out of range: its scores know "
-        "what tokens are, and how many there are. Layers with RoPE in between (in LLaMA-4 within chunks of 8,192 "
-        "tokens) do the near work, and every fourth layer looks over everything. The pattern shown is read off "
-        "LLaMA-4's configuration, and the share of position in each layer's scores is measured in a small model built "
-        "with it."
-    ),
-    run=run,
-    parameters=(
-        Parameter("dim", 128, "the width of a head (made even)", 32, 256),
-        Parameter("original", 4096, "the training length", 256, 16384),
-        Parameter("factor", 8.0, "how many times longer the context is to be", 1.5, 64.0),
+STUDY = TEXT.study(
+    "P9",
+    run,
+    (
+        TEXT.parameter("dim", 128, 32, 256),
+        TEXT.parameter("original", 4096, 256, 16384),
+        TEXT.parameter("factor", 8.0, 1.5, 64.0),
     ),
     seconds=1.5,
 )

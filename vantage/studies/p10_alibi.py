@@ -14,7 +14,10 @@ from vantage.model import decoder
 from vantage.spec.model import Scores
 from vantage.studies.shared.findings import checked, compared, conclude, judged
 from vantage.studies.shared.models import F64, ROUNDING, max_difference, sharp_model
-from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Number, Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 PAPER = 8  # the number of heads for which S3's series is the paper's
 VOCAB, HEAD_DIM = 19, 16
@@ -44,11 +47,7 @@ def run(values: Values, progress: Progress) -> Result:
     ]
     slips = [compared(f"{n} heads: the same", _off(n), 0.0, within=EXACT) for n in (4, 16)]
     slips.append(compared(f"what multiplies q·k at a head width of {HEAD_DIM}", _scale(length), 1.0, within=EXACT))
-    words = (
-        "The bias is as S3 says, −m·|i − j|. Its slopes are not: 1/2, 1/4, …, 1/2^h is the paper's series only for 8 "
-        "heads; in general it is 2^(−8k/h), which ends at 1/256 whatever h is. And q·k is divided by √d as everywhere, "
-        "which S3's formula leaves out."
-    )
+    words = TEXT.conclusion()
     progress(1.0, "done")
     return conclude(words, numbers, [_pictures(bias, slopes), _series(heads)], slips)
 
@@ -119,12 +118,7 @@ def _pictures(bias: Tensor, slopes: Tensor) -> Figure:
         Heat(f"head 1, slope {float(slopes[0]):.4g}: the bias", "key j", "query i", bias[0].tolist()),
         Heat("all heads: e^bias", "distance", "head", left.tolist(), y_ticks=heads),
     )
-    caption = (
-        "Left: what one head adds to its scores; a causal mask hides the part right of the diagonal. Right: the factor "
-        "that this leaves of a key's weight. The first heads see their neighbours only, the last look almost evenly "
-        "over everything."
-    )
-    return Figure("bias", caption, panels)
+    return Figure("bias", TEXT.caption("bias"), panels)
 
 
 def _series(heads: int) -> Figure:
@@ -133,37 +127,15 @@ def _series(heads: int) -> Figure:
         lines.append(Line(f"paper, {n} heads", list(range(1, n + 1)), alibi_slopes(n, F64).tolist()))
     lines.append(Line("S3, 16 heads", list(range(1, 17)), s3_slopes(16).tolist(), look="dashed"))
     panel = Lines("slopes", "head", "slope", tuple(lines), log_y=True, marks=(("1/256", 2**-8),))
-    caption = (
-        "The paper's slopes end at 1/256 for any power of two. S3's go on halving: with 16 heads the last would be "
-        "1/65536, which tells no distance within a usual context. With 12 heads the paper's rule starts anew after 8."
-    )
-    return Figure("slopes", caption, (panel,))
+    return Figure("slopes", TEXT.caption("slopes"), (panel,))
 
 
-STUDY = Study(
-    tag="P10",
-    title="ALiBi",
-    sources=("S3",),
-    statement=(
-        "A score loses m·|i − j|, with one slope m for each head; the slopes are 1/2, 1/4, …, 1/2^h. An exercise asks "
-        "for a function alibi_bias(n_heads, seq_len) that gives the bias as a tensor."
-    ),
-    explanation=(
-        "ALiBi adds nothing to the embeddings. It takes from each score a penalty that grows with the distance, so "
-        "that near keys win over far ones that fit as well. A slope of 1/2 costs one nat every two positions: that "
-        "head sees a handful of tokens. A slope of 1/256 costs as much in 256 positions. Different heads so look over "
-        "different spans, without anything to learn, and a distance that never occurred in training is just a larger "
-        "penalty.\n\n"
-        "The slopes form a geometric series from 2^(−8/h) to 2^(−8). For 8 heads that is 1/2, 1/4, …, 1/256, the "
-        "example in the paper, and S3 took the example for the rule. With 16 heads the ratio is 1/√2, not 1/2; with a "
-        "number of heads that is no power of two the paper's code takes the series of the power below and fills up "
-        "from that of the power above. S3's formula also has q·k without the usual 1/√d. The bias is added after that "
-        "division and is not itself divided: both can be read off the scores of a real layer."
-    ),
-    run=run,
-    parameters=(
-        Parameter("heads", 8, "how many heads are drawn", 1, 64),
-        Parameter("length", 32, "how many positions", 4, 128),
+STUDY = TEXT.study(
+    "P10",
+    run,
+    (
+        TEXT.parameter("heads", 8, 1, 64),
+        TEXT.parameter("length", 32, 4, 128),
     ),
     seconds=0.5,
 )

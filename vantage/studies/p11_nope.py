@@ -13,7 +13,10 @@ from vantage.spec.positions import Positions
 from vantage.studies.shared.attention import build_attention, run_attention
 from vantage.studies.shared.findings import compared, conclude, judged
 from vantage.studies.shared.models import F64, ROUNDING, max_difference
-from vantage.studies.study import Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 KEY = (1.5, -0.5)  # the constant that every key is; any will do
 QUERY = ((0.3, -1.2), (0.7, 0.4))  # any query map: no key is better than another
@@ -43,10 +46,7 @@ def run(values: Values, progress: Progress) -> Result:
             float(flat.max() - flat.min()) < ROUNDING,
         ),
     ]
-    words = (
-        "One head of the library's attention, with a constant key and the value “am I the first?”, gives 1, 1/2, 1/3, "
-        "… without any encoding. Without the causal mask it gives the same everywhere."
-    )
+    words = TEXT.conclusion()
     progress(1.0, "done")
     return conclude(words, numbers, [_figure(out, wanted, flat)])
 
@@ -88,36 +88,16 @@ def _figure(out: Tensor, wanted: Tensor, flat: Tensor) -> Figure:
         Line("1/t", t, wanted[:shown].tolist()),
         Line("no causal mask", t, flat[:shown].tolist(), look="dashed"),
     )
-    caption = (
-        "The head's output falls on 1/t, a straight line on these axes: each position has its own value. If every "
-        "token sees every other, the first one has the same weight for all of them, and nobody learns where they are."
-    )
     return Figure(
-        "counting", caption, (Lines("a head that counts", "position t", "output", lines, log_x=True, log_y=True),)
+        "counting",
+        TEXT.caption("counting"),
+        (Lines("a head that counts", "position t", "output", lines, log_x=True, log_y=True),),
     )
 
 
-STUDY = Study(
-    tag="P11",
-    title="Position without an encoding",
-    sources=("S0",),
-    statement=(
-        "A decoder needs no position encoding: a causal head whose keys are all the same and whose value says whether "
-        "a token is the first one gives 1/t at position t."
-    ),
-    explanation=(
-        "If all keys are equal, all scores of a query are equal, and softmax shares the weight evenly over what the "
-        "query sees. Under a causal mask the query at position t sees t tokens, so each gets 1/t. Let the value be 1 "
-        "for the first token and 0 for the rest. Then the sum of the values, weighted, is 1/t: the position, in a "
-        "form that later layers can use. How a token knows that it is the first is no riddle: a start token is a "
-        "token.\n\n"
-        "This works because a causal mask is not blind to order (P1). It is a construction, so it shows what is "
-        "possible, not what a model learns; but trained models without encodings do find their positions. There is a "
-        "limit: 1/t and 1/(t + 1) differ by about 1/t², which bfloat16 cannot tell from t of about 256 on, where its "
-        "steps are 1/256 of the number. The head shown is the library's own attention module with its weights set by "
-        "hand."
-    ),
-    run=run,
-    parameters=(Parameter("positions", 200, "how many tokens", 3, 2000),),
+STUDY = TEXT.study(
+    "P11",
+    run,
+    (TEXT.parameter("positions", 200, 3, 2000),),
     seconds=0.3,
 )

@@ -15,8 +15,11 @@ from vantage.compare.verdicts import chance_of
 from vantage.figures import Bars, Figure
 from vantage.studies.shared.findings import conclude, judged
 from vantage.studies.shared.runs import bounds, over_lengths, run_comparison
-from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Number, Progress, Result, Values
+from vantage.studies.text import StudyText
 from vantage.training.sequences import HELD_OUT, Sequences
+
+TEXT = StudyText.beside(__file__)
 
 TASK = "ordering"
 S3 = ("sinusoidal", "learned", "rope")
@@ -74,11 +77,7 @@ def _words(view: View, entries: list[str]) -> str:
 
     within, beyond = (spans([view.sample(TASK, e, part) for e in real]) for part in ("within", "beyond"))
     near = spans([view.group(TASK, e, "swap 1", "within") for e in real])
-    return (
-        "The task needs order: who sees a bag of numbers is right half of the time. Without the control, the entries "
-        f"are right in {within} of the rows at the training length ({near} of swaps of neighbours) and in {beyond} "
-        "beyond it."
-    )
+    return TEXT.conclusion(within=within, near=near, beyond=beyond)
 
 
 def _task(study: Comparison) -> list[Number]:
@@ -127,11 +126,7 @@ def _entry(view: View, entry: str, control: str) -> list[Number]:
 
 
 def _lengths(view: View, entries: list[str], chance: float) -> Figure:
-    caption = (
-        "The share of rows right, with intervals of 95 % over seeds. The first length is the longest of the training; "
-        "bidirectional attention without position stays at chance."
-    )
-    return Figure("lengths", caption, over_lengths(view, TASK, entries, chance))
+    return Figure("lengths", TEXT.caption("lengths"), over_lengths(view, TASK, entries, chance))
 
 
 def _swaps(view: View, entries: list[str]) -> Figure:
@@ -142,44 +137,19 @@ def _swaps(view: View, entries: list[str]) -> Figure:
         shares = [view.group(TASK, entry, name, "within") for name in order]
         series.append((entry, [0.0 if share is None else share.mean for share in shares]))
     bars = Bars("at the training length", "share right", tuple(order), tuple(series))
-    caption = (
-        "By what was done to the sequence. A swap of neighbours leaves one place out of order and is the hard one; a "
-        "wide swap can be told from a number that does not fit its place. A model that says yes to all is right on "
-        "“ascending” and nowhere else."
-    )
-    return Figure("swaps", caption, (bars,))
+    return Figure("swaps", TEXT.caption("swaps"), (bars,))
 
 
-STUDY = Study(
-    tag="P12",
-    title="An ordering task",
-    sources=("S3",),
-    statement=(
-        "Given a sequence of numbers, say whether it is ascending: a task that cannot be done without order. S3 "
-        "compares sinusoidal, learned and rotary encodings on it, at the training lengths and beyond."
-    ),
-    explanation=(
-        "Whether a sequence is ascending does not depend on which numbers it has, only on their order, so a model that "
-        "does not know positions cannot do better than a coin. That must be made true: as many sequences ascend as do "
-        "not, the others are made by one swap, the coin is tossed after the numbers are drawn, and bidirectional "
-        "attention without position runs along as a control. A causal decoder without an encoding is no control: its "
-        "mask knows order (P11).\n\n"
-        "Swaps of neighbours are scored apart. They change one comparison of two adjacent numbers, so the model must "
-        "look at every token and the one before it; a wide swap is seen by a number that is far too large for "
-        "where it stands. Beyond the training length several things fail at once: learned rows that were never trained "
-        "(P6), angles and distances never met, and numbers that lie closer together. The runs are those of `vantage "
-        "compare`: paired seeds, the same data and the same search for a learning rate for all."
-    ),
-    run=run,
-    parameters=(
-        Parameter(
-            "encodings", "S3", "which: S3's three with two controls, the usual seven, or all", choices=tuple(ENCODINGS)
-        ),
-        Parameter("length", 10, "the longest training sequence; tests go to four times that", 4, 30),
-        Parameter("steps", 2500, "of training, for each run", 20, 20000),
-        Parameter("seeds", 3, "runs of each", 1, 10),
-        Parameter("width", 32, "of the models, a multiple of 8", 16, 256),
-        Parameter("workers", 0, "processes; 0: one for each core", 0, 64),
+STUDY = TEXT.study(
+    "P12",
+    run,
+    (
+        TEXT.parameter("encodings", "S3", choices=tuple(ENCODINGS)),
+        TEXT.parameter("length", 10, 4, 30),
+        TEXT.parameter("steps", 2500, 20, 20000),
+        TEXT.parameter("seeds", 3, 1, 10),
+        TEXT.parameter("width", 32, 16, 256),
+        TEXT.parameter("workers", 0, 0, 64),
     ),
     seconds=300.0,
     trains=True,

@@ -13,7 +13,10 @@ from vantage.figures import Figure, Heat, Line, Lines
 from vantage.functional import alibi_bias, sinusoid
 from vantage.studies.shared.findings import compared, conclude, judged
 from vantage.studies.shared.models import F64, ROUNDING, max_difference
-from vantage.studies.study import Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 DIM, POSITIONS = 128, 100  # S3's figure
 SHOWN, DIMENSIONS = 50, 64
@@ -58,10 +61,7 @@ def run(values: Values, progress: Progress) -> Result:
             "different",
         )
     ]
-    words = (
-        f"The pictures are S3's, here with d = {dim} and {count} positions ({SHOWN} shown). Its sketch of the waves "
-        "gives dimensions 0 and 1 different frequencies; they are the sine and the cosine of one."
-    )
+    words = TEXT.conclusion(dim=dim, count=count, shown=SHOWN)
     progress(1.0, "done")
     return conclude(words, numbers, [_map(table), _similarity(similar), _waves(table, waves), _alibi()], slips)
 
@@ -82,17 +82,12 @@ def _falls(found: dict[int, float]) -> str:
 
 def _map(table: Tensor) -> Figure:
     heat = Heat("sinusoidal encoding", "dimension", "position", table[:SHOWN, :DIMENSIONS].tolist(), diverging=True)
-    caption = "On the left the fast waves, which change from position to position; to the right they grow slower."
-    return Figure("map", caption, (heat,))
+    return Figure("map", TEXT.caption("map"), (heat,))
 
 
 def _similarity(similar: Tensor) -> Figure:
     heat = Heat("cosine similarity of positions", "position", "position", similar[:SHOWN, :SHOWN].tolist())
-    caption = (
-        "Stripes along the diagonal: the similarity depends on the distance alone. It is highest near the diagonal, "
-        "and falls off in waves (P4)."
-    )
-    return Figure("similarity", caption, (heat,))
+    return Figure("similarity", TEXT.caption("similarity"), (heat,))
 
 
 def _waves(table: Tensor, waves: list[int]) -> Figure:
@@ -100,11 +95,7 @@ def _waves(table: Tensor, waves: list[int]) -> Figure:
         Line(f"dim {w}", list(range(SHOWN)), table[:SHOWN, w].tolist(), look="dashed" if w == 1 else "solid")
         for w in waves
     )
-    caption = (
-        "Single dimensions over the position. Dimensions 0 and 1 have the same wave, a quarter of a turn apart: sine "
-        "and cosine. S3's sketch draws them with different frequencies."
-    )
-    return Figure("waves", caption, (Lines("selected dimensions", "position", "value", lines),))
+    return Figure("waves", TEXT.caption("waves"), (Lines("selected dimensions", "position", "value", lines),))
 
 
 def _alibi() -> Figure:
@@ -115,37 +106,15 @@ def _alibi() -> Figure:
         Heat(f"ALiBi, head 1 of {HEADS}", "key j", "query i", bias[0].tolist()),
         Lines("its heads", "distance", "bias", lines),
     )
-    caption = (
-        "ALiBi has nothing in the embeddings: its picture is what each head adds to the scores. The pattern is the "
-        "same for all heads, the slope halves from one to the next."
-    )
-    return Figure("alibi", caption, panels)
+    return Figure("alibi", TEXT.caption("alibi"), panels)
 
 
-STUDY = Study(
-    tag="P13",
-    title="Pictures of position",
-    sources=("S3",),
-    statement=(
-        "S3 draws the sinusoidal encoding for d = 128 and 100 positions: 50 positions by 64 dimensions as a heat map, "
-        "the cosine similarity between positions, dimensions 0, 1, 10, 20 and 50 as waves, and ALiBi's bias. Its "
-        "sketch of the waves has different frequencies for dimensions 0 and 1."
-    ),
-    explanation=(
-        "A heat map of the table shows the idea at a glance. Read down a column and you follow one wave; read along a "
-        "row and you see all hands of the clocks at one moment. The columns on the left flicker, those on the right "
-        "hardly change within 50 positions: d = 128 is made for texts far longer than the picture. The similarity map "
-        "is made of stripes, since the product of two rows depends on their distance only.\n\n"
-        "The waves come in pairs. Dimensions 2i and 2i + 1 are the sine and the cosine of the same angle, so 0 and 1 "
-        "turn equally fast, one radian a position, and only their starting points differ. The frequencies stated here "
-        "are measured from the numbers in the table: three neighbours on a wave, x(t − 1), x(t) and x(t + 1), give "
-        "its speed without any knowledge of the formula that made it. ALiBi's pattern is no table of positions but a "
-        "bias on the scores, one for each head (P10)."
-    ),
-    run=run,
-    parameters=(
-        Parameter("dim", DIM, "the width of the table (made even)", 4, 512),
-        Parameter("positions", POSITIONS, "how many positions", SHOWN, 1000),
+STUDY = TEXT.study(
+    "P13",
+    run,
+    (
+        TEXT.parameter("dim", DIM, 4, 512),
+        TEXT.parameter("positions", POSITIONS, SHOWN, 1000),
     ),
     seconds=0.5,
 )

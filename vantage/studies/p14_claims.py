@@ -12,7 +12,10 @@ from vantage.compare.verdicts import Verdict as Measured
 from vantage.compare.verdicts import chance_of
 from vantage.figures import Bars, Figure
 from vantage.studies.shared.runs import bounds, over_lengths, run_comparison
-from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values, Verdict
+from vantage.studies.study import Number, Progress, Result, Values, Verdict
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 POSITIONS = ("sinusoidal", "learned", "rope", "alibi", "t5", "none")
 ATTENTION = ("multi-query", "grouped-query")
@@ -21,7 +24,7 @@ SETS = {
     "two": ("copy-one", "copy-replace"),
     "five": ("copy-one", "copy-replace", "copy", "reverse", "ordering"),
 }
-SAID = {
+PHRASES = {
     "holds": "hold",
     "does not hold": "do not hold",
     "not distinguishable": "cannot be told",
@@ -73,17 +76,13 @@ def _verdict(numbers: list[Number]) -> Verdict:
 
 def _words(numbers: list[Number]) -> str:
     words = [number.ours for number in numbers]
-    told = ", ".join(f"{words.count(word)} {said}" for word, said in SAID.items() if word in words)
-    return f"Of {len(numbers)} claims at this size: {told}. At other sizes and in other tasks it may be otherwise."
+    counts = [f"{words.count(word)} {phrase}" for word, phrase in PHRASES.items() if word in words]
+    return TEXT.conclusion(claims=len(numbers), counts=", ".join(counts))
 
 
 def _lengths(view: View) -> Figure:
     panels = [panel for task in view.tasks for panel in over_lengths(view, task, _plain(view, task), chance_of(task))]
-    caption = (
-        "The share of rows right over the length; the first is the longest of the training. A claim of generalising "
-        "holds if a line falls by less than a tenth."
-    )
-    return Figure("lengths", caption, tuple(panels))
+    return Figure("lengths", TEXT.caption("lengths"), tuple(panels))
 
 
 def _plain(view: View, task: str) -> list[str]:
@@ -99,40 +98,19 @@ def _heads(view: View) -> Figure:
     high = tuple([0.0 if e is None else e.high for e in row] for row in found)
     labels = ("multi-head", *reversed(ATTENTION))
     series = tuple(zip(view.tasks, values, strict=True))
-    caption = "RoPE with fewer key/value heads, at the training length. S2 expects them to fall from left to right."
-    return Figure("heads", caption, (Bars("key/value heads", "share right", labels, series, low, high),))
+    return Figure("heads", TEXT.caption("heads"), (Bars("key/value heads", "share right", labels, series, low, high),))
 
 
-STUDY = Study(
-    tag="P14",
-    title="Claims about generalisation, measured",
-    sources=("S0", "S1", "S2", "S3"),
-    statement=(
-        "Relative and rotary encodings generalise over length; sinusoidal ones can extrapolate; learned ones are "
-        "slightly better within their range; ALiBi extrapolates well (S0, S1, S3). Multi-query attention loses "
-        "quality as models grow, and grouped-query attention lies between it and multi-head (S2)."
-    ),
-    explanation=(
-        "Such sentences are repeated from paper to paper, and published results disagree about them. So each is made "
-        "a question with an answer: from the training lengths to those beyond, does a model lose less than a tenth of "
-        "its rows? The claim holds where the whole interval of the difference says so, does not hold where the whole "
-        "interval says the contrary, and cannot be told where it holds both. A model that did not learn the task "
-        "within its range is no evidence. Every encoding gets the same data, the same seeds and the same search for a "
-        "learning rate.\n\n"
-        "What is measured here is a small model on small tasks, such as repeating a token as often as it stands in "
-        "the prompt. Tasks like these are stricter than the perplexity of text, where most of what a model needs is "
-        "near: an encoding that lets perplexity stay flat over length may still not count beyond what it was trained "
-        "on, and the published tables show both. One size also says nothing of how a difference grows with size. Read "
-        "a verdict with its interval, and run the study with more seeds, more steps or other tasks before quoting it."
-    ),
-    run=run,
-    parameters=(
-        Parameter("tasks", "two", "how many tasks, from the quickest on", choices=tuple(SETS)),
-        Parameter("length", 10, "the training length", 4, 40),
-        Parameter("steps", 1000, "of training, for each run", 20, 20000),
-        Parameter("seeds", 3, "runs of each", 1, 10),
-        Parameter("width", 32, "of the models, a multiple of 8", 16, 256),
-        Parameter("workers", 0, "processes; 0: one for each core", 0, 64),
+STUDY = TEXT.study(
+    "P14",
+    run,
+    (
+        TEXT.parameter("tasks", "two", choices=tuple(SETS)),
+        TEXT.parameter("length", 10, 4, 40),
+        TEXT.parameter("steps", 1000, 20, 20000),
+        TEXT.parameter("seeds", 3, 1, 10),
+        TEXT.parameter("width", 32, 16, 256),
+        TEXT.parameter("workers", 0, 0, 64),
     ),
     seconds=300.0,
     trains=True,

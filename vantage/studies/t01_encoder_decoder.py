@@ -15,8 +15,11 @@ from vantage.position import sinusoid
 from vantage.spec.positions import Positions
 from vantage.studies.shared.findings import compared, conclude, judged
 from vantage.studies.shared.models import F64, max_difference, random_normal, random_tokens, sharp_model
-from vantage.studies.study import Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Progress, Result, Values
+from vantage.studies.text import StudyText
 from vantage.training.learners import losses
+
+TEXT = StudyText.beside(__file__)
 
 VOCAB, WIDTH, HEADS = 13, 16, 4
 ROUNDING, SEEN = 1e-10, 1e-6
@@ -62,12 +65,7 @@ def run(values: Values, progress: Progress) -> Result:
         ),
     ]
     progress(1.0, "done")
-    words = (
-        "The model is the original one: it equals torch's to rounding, the decoder sees its own past and all of the "
-        "source. The document's snippet has two slips: it adds the encoding into its argument, which is then another "
-        "tensor for whoever uses it next, and it returns a softmax, of which a loss can never get below "
-        f"{right['softmax']:.2f}."
-    )
+    words = TEXT.conclusion(right=right["softmax"])
     return conclude(words, numbers, _figures(past, across, inside, right), slips)
 
 
@@ -185,8 +183,7 @@ def _figures(past: Tensor, across: Tensor, inside: Tensor, right: dict[str, floa
     return [
         Figure(
             "reach",
-            "How much each output changes when one token does; empty cells: not at all. The decoder's own tokens make "
-            "a triangle, the source is seen whole by both.",
+            TEXT.caption("reach"),
             (
                 heat("Decoder: its own tokens", "target token", "output", past),
                 heat("Decoder: the source", "source token", "output", across),
@@ -195,38 +192,19 @@ def _figures(past: Tensor, across: Tensor, inside: Tensor, right: dict[str, floa
         ),
         Figure(
             "loss",
-            "A model that is sure and right should have no loss. If it returns a softmax, the loss takes another "
-            "softmax of it, and is left not far below a blind guess.",
+            TEXT.caption("loss"),
             (Bars("Loss of a sure and right answer", "nats", names, (("loss", list(right.values())),)),),
         ),
     ]
 
 
-STUDY = Study(
-    tag="T1",
-    title="The original encoder-decoder",
-    sources=("S2",),
-    statement=(
-        "Token embeddings and sinusoidal encodings go into a stack of encoder layers; the decoder's layers have "
-        "masked self-attention, attention to the encoder's output, and a feed-forward part. A snippet adds the "
-        "encoding to its input with an in-place sum, and its forward pass ends with a softmax."
-    ),
-    explanation=(
-        "The encoder reads the source as a whole: every token may look at every other. The decoder writes the target "
-        "from left to right, so its self-attention is masked, and between that and the feed-forward part it looks at "
-        "everything the encoder made of the source. The heat maps show this without looking inside: change one token "
-        "and see which outputs move.\n\n"
-        "The two slips of the snippet both run without an error, which is what makes them worth knowing. A sum in "
-        "place changes the tensor that was handed in: if anyone uses it again, in a second pass or a residual, it "
-        "already carries the encoding. And a loss such as cross-entropy takes the softmax itself: given probabilities "
-        "it takes a softmax of a softmax, whose best value is far above 0, and whose gradient is "
-        "nearly flat. Return logits, and take the softmax where probabilities are wanted."
-    ),
-    run=run,
-    parameters=(
-        Parameter("layers", 2, "layers of each stack", 1, 4),
-        Parameter("source", 7, "tokens of the source", 2, 16),
-        Parameter("target", 6, "tokens of the target", 2, 16),
+STUDY = TEXT.study(
+    "T1",
+    run,
+    (
+        TEXT.parameter("layers", 2, 1, 4),
+        TEXT.parameter("source", 7, 2, 16),
+        TEXT.parameter("target", 6, 2, 16),
     ),
     seconds=1.0,
 )

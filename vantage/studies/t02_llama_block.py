@@ -23,7 +23,10 @@ from vantage.spec.parts import Context
 from vantage.spec.positions import Positions
 from vantage.studies.shared.findings import conclude, held, judged
 from vantage.studies.shared.models import max_difference, random_normal, sharp_model
-from vantage.studies.study import Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 VOCAB, WIDTH, HEADS, HIDDEN = 11, 32, 8, 64
 ROUNDING, MATTERS = 1e-10, 1e-3
@@ -70,11 +73,7 @@ def run(values: Values, progress: Progress) -> Result:
         ),
     ]
     progress(1.0, "done")
-    words = (
-        "The block is x + attention(norm(x)), then h + feed-forward(norm(h)), with RMSNorm, RoPE on queries and keys, "
-        f"{kv_heads} key/value heads for {HEADS} queries, and SwiGLU: put together by hand from torch's own functions "
-        "it gives the same numbers, and leaving out any one part gives others."
-    )
+    words = TEXT.conclusion(kv_heads=kv_heads, heads=HEADS)
     return conclude(words, numbers, _figures(changed, sizes))
 
 
@@ -126,8 +125,7 @@ def _figures(changed: dict[str, float], sizes: dict[str, int]) -> list[Figure]:
     return [
         Figure(
             "parts",
-            "Left: how far the output moves when one part is another, the weights being the same. Right: where the "
-            "parameters of a block are; most in the feed-forward part, almost none in the norms.",
+            TEXT.caption("parts"),
             (
                 Bars(
                     "Another part, the same weights",
@@ -141,30 +139,12 @@ def _figures(changed: dict[str, float], sizes: dict[str, int]) -> list[Figure]:
     ]
 
 
-STUDY = Study(
-    tag="T2",
-    title="LLaMA's block",
-    sources=("S0",),
-    statement=(
-        "A LLaMA layer normalises before each part with RMSNorm, turns queries and keys with RoPE, lets several query "
-        "heads share a key/value head, has a SwiGLU feed-forward part, and adds both parts to a residual stream."
-    ),
-    explanation=(
-        "Two things happen in a block: tokens exchange information (attention), and each token is worked on by itself "
-        "(feed-forward). Both read a normalised copy of the stream and add what they find to the stream itself, so "
-        "there is always a plain path from the first layer to the last. RMSNorm divides a vector by its root mean "
-        "square and multiplies by learned weights, without taking the mean away. SwiGLU makes two vectors out of one "
-        "and lets one, through SiLU, open and close the other.\n\n"
-        "The study reads the configuration of a LLaMA checkpoint through the same code that loads real ones, builds "
-        "the layer, and then does it once more by hand: norm, projections, rotation, attention, sum, norm, gate, sum, "
-        "with torch's own functions. The numbers agree to rounding. Then one part at a time is another, with the same "
-        "weights, to see that none of them is there for nothing. Change kv_heads: with 8 it is multi-head attention, "
-        "with 1 multi-query, and only the number of key and value rows changes."
-    ),
-    run=run,
-    parameters=(
-        Parameter("tokens", 12, "tokens that are read", 2, 64),
-        Parameter("kv_heads", "2", "key/value heads for 8 query heads", choices=("1", "2", "4", "8")),
+STUDY = TEXT.study(
+    "T2",
+    run,
+    (
+        TEXT.parameter("tokens", 12, 2, 64),
+        TEXT.parameter("kv_heads", "2", choices=("1", "2", "4", "8")),
     ),
     seconds=1.0,
 )

@@ -12,9 +12,12 @@ import torch
 
 from vantage.figures import Bars, Figure, Line, Lines
 from vantage.studies.shared.findings import conclude, interval, judged, mean
-from vantage.studies.study import Number, Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Number, Progress, Result, Values
+from vantage.studies.text import StudyText
 from vantage.training import Run, Scored, Stepped, Trained
 from vantage.training.settings import settings_of
+
+TEXT = StudyText.beside(__file__)
 
 GOOD = ["good", "great", "lovely", "kind", "warm", "bright", "fresh", "tasty", "quick", "quiet", "clean", "fine"]
 BAD = ["bad", "awful", "nasty", "rude", "cold", "dark", "stale", "bland", "slow", "loud", "dirty", "poor"]
@@ -59,11 +62,7 @@ def run(values: Values, progress: Progress) -> Result:
         Number("loss of the last step of pre-training, nats a byte", mean([c[-1][1] for c in curves])),
         Number("labelled examples", labels),
     ]
-    words = (
-        f"{labels} labelled sentences are too few for a model that knows nothing: {mean(scratch):.0%} right on words "
-        f"that no label showed. The same model, after reading text without labels, gets {mean(tuned):.0%}; and asked "
-        f"in the right way, without any label, {mean(asked):.0%}."
-    )
+    words = TEXT.conclusion(labels=labels, scratch=mean(scratch), tuned=mean(tuned), asked=mean(asked))
     return conclude(words, numbers, _figures(curves[0], scratch, tuned, asked))
 
 
@@ -191,8 +190,7 @@ def _figures(
     return [
         Figure(
             "adapted",
-            "Right answers on words that no label showed; a coin gets 0.5. Reading text first is what tells the words "
-            "apart; labels only say what the two sorts are called.",
+            TEXT.caption("adapted"),
             (
                 Bars(
                     "Right on the test",
@@ -213,30 +211,13 @@ def _figures(
     ]
 
 
-STUDY = Study(
-    tag="T3",
-    title="Pre-train, then adapt",
-    sources=("S2",),
-    statement=(
-        "A language model is first trained on plain text, without labels, to predict the next token. What it learns "
-        "there serves other tasks: it is fine-tuned on a little labelled data, or simply prompted."
-    ),
-    explanation=(
-        "Labels are scarce and text is not. To predict the next byte of a text well, a model has to find out what "
-        "goes with what: here, that a sentence with lovely food does not have awful tea, and ends in liked and not in "
-        "hated. Nobody tells it which words are praise. But words that keep the same company come to have similar "
-        "representations, and that is exactly what a task about praise and blame needs.\n\n"
-        "The labelled sentences use only four words of each sort, and the test only the others. All of them stop at "
-        "`so i`, where a reader has made up its mind. A model that starts from nothing learns the four words and can "
-        "but guess the rest. The model that has read text only has to learn what the two sorts are called: a label "
-        "for one word serves for all that behave like it. The last bar needs no label at all: the sentence is handed "
-        "over as the beginning of a text, and the model's own next letter is the answer. That is prompting."
-    ),
-    run=run,
-    parameters=(
-        Parameter("steps", 250, "steps of pre-training", 20, 2000),
-        Parameter("labels", 16, "labelled sentences", 4, 128),
-        Parameter("seeds", 2, "runs with other weights and labels", 1, 5),
+STUDY = TEXT.study(
+    "T3",
+    run,
+    (
+        TEXT.parameter("steps", 250, 20, 2000),
+        TEXT.parameter("labels", 16, 4, 128),
+        TEXT.parameter("seeds", 2, 1, 5),
     ),
     seconds=60.0,
     trains=True,

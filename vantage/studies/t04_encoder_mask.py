@@ -11,7 +11,10 @@ from vantage.spec.masks import Causal, SameSegment
 from vantage.spec.parts import Attended, Need, View
 from vantage.studies.shared.findings import compared, conclude, judged
 from vantage.studies.shared.models import max_difference, random_tokens, sharp_model
-from vantage.studies.study import Parameter, Progress, Result, Study, Values
+from vantage.studies.study import Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
 
 VOCAB = 11
 ROUNDING, SEEN = 1e-10, 1e-4
@@ -55,10 +58,7 @@ def run(values: Values, progress: Progress) -> Result:
         compared("weight above the diagonal, decoder", above[0], 0.0),
         judged("weight above the diagonal, encoder", above[1], above[1] > SEEN),
     ]
-    words = (
-        "The same weights fit both, one for one. Without the triangular mask every token but the last comes out "
-        "different, because it sees what follows; with it the encoder's block is the decoder's."
-    )
+    words = TEXT.conclusion()
     return conclude(words, numbers, _figures(seen, whole, moved))
 
 
@@ -82,40 +82,23 @@ def _figures(seen: Tensor, whole: Tensor, moved: Tensor) -> list[Figure]:
     return [
         Figure(
             "weights",
-            "One head with the same weights, with the triangular mask and without. Empty cells are hidden by the mask; "
-            "the last row is the same in both.",
+            TEXT.caption("weights"),
             (heat("Decoder", seen), heat("Encoder", whole)),
         ),
         Figure(
             "difference",
-            "What the mask changes in the output: nothing at the last token, something at all others.",
+            TEXT.caption("difference"),
             (Bars("Encoder minus decoder", "largest difference", names, (("difference", moved.tolist()),)),),
         ),
     ]
 
 
-STUDY = Study(
-    tag="T4",
-    title="An encoder is a decoder without the triangle",
-    sources=("S2",),
-    statement=(
-        "The attention of an encoder block is that of a decoder block with one thing taken away: the triangular mask "
-        "that hides later tokens."
-    ),
-    explanation=(
-        "A decoder must not see the token it is about to say, so its mask is a triangle: token i looks at tokens 1 to "
-        "i. An encoder has nothing to say, only to understand, so every token may look at all of them. Nothing else "
-        "differs: the projections, the scale, the softmax, the feed-forward part are the same, and so are their "
-        "weights' names and shapes.\n\n"
-        "So the weights of a decoder can be put into an encoder as they are. The last token sees everything either "
-        "way, and comes out the same to the last bit of rounding; every earlier token now also sees what follows, and "
-        "comes out different. Give the encoder the triangle back and it is the decoder again. In this library both "
-        "are the same code: the mask is a piece of data, `Causal()` or `Everything()`."
-    ),
-    run=run,
-    parameters=(
-        Parameter("tokens", 8, "tokens that are read", 2, 32),
-        Parameter("position", "rope", "the position encoding of both", choices=("none", "rope", "alibi", "sinusoidal")),
+STUDY = TEXT.study(
+    "T4",
+    run,
+    (
+        TEXT.parameter("tokens", 8, 2, 32),
+        TEXT.parameter("position", "rope", choices=("none", "rope", "alibi", "sinusoidal")),
     ),
     seconds=0.5,
 )
