@@ -21,7 +21,8 @@ import vantage as vt
 from vantage import attention, model, position
 from vantage.checkpoints.spec_json import from_json, to_json
 from vantage.checkpoints.spec_parts import classes_by_place, classes_by_protocol
-from vantage.conformance.factors import ATTENTIONS, ENCODINGS, MASKS, VOCAB, allowed
+from vantage.conformance.factors import VOCAB, allowed_by, attentions, encodings, rules
+from vantage.conformance.factors import masks as mask_cases
 from vantage.conformance.scenarios import sharpen, spec_for
 from vantage.errors import CheckpointError, Refused, VantageError
 from vantage.families import table
@@ -31,23 +32,23 @@ from vantage.spec import masks
 from vantage.spec.model import ModelSpec
 
 TOKENS = torch.randint(0, VOCAB, (2, 20), generator=torch.Generator().manual_seed(7))
+ALLOWED = allowed_by(rules())
 SMALL = {"vocab": VOCAB, "width": 32, "layers": 2, "heads": 4}
 
 
 def cells():
     """Every encoding, attention and mask that can work together."""
-    for e, a, m in ((e, a, m) for e in ENCODINGS for a in ATTENTIONS for m in MASKS):
-        if allowed({0: e, 1: a, 2: m}):
+    for e, a, m in ((e, a, m) for e in encodings() for a in attentions() for m in mask_cases()):
+        if ALLOWED({0: e, 1: a, 2: m}):
             yield (e, a, m, "none", "reference", "full")
 
 
 def some_cells():
     """Each encoding, each attention and each mask in at least one model that is run."""
-    rows = zip(cycle(ENCODINGS), cycle(ATTENTIONS), cycle(["causal", "window", "chunked", "prefix", "bidirectional"]))
+    every = [list(factor) for factor in (encodings(), attentions(), mask_cases())]
+    rows = zip(*map(cycle, every), strict=True)
     chosen = [(e, a, "causal" if e == "cope" else m, "none", "reference", "full") for e, a, m in islice(rows, 30)]
-    assert all(
-        value in {c[i] for c in chosen} for i, values in enumerate((ENCODINGS, ATTENTIONS, MASKS)) for value in values
-    )
+    assert all(value in {c[i] for c in chosen} for i, values in enumerate(every) for value in values)
     return chosen
 
 

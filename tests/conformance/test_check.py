@@ -27,7 +27,7 @@ from tests.conformance.subjects import (
     with_windows,
 )
 from vantage.conformance.adapters import PeerModel
-from vantage.conformance.factors import ENCODINGS
+from vantage.conformance.factors import encodings
 from vantage.conformance.scenarios import sharpen
 from vantage.errors import BadInput
 from vantage.model.norms import RMSNorm
@@ -36,9 +36,9 @@ from vantage.spec.masks import Causal, Chunked, Prefix, SameSegment, Window
 # ---- our own models
 
 
-@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize("name", encodings())
 def test_ours_hold_with_every_encoding(name: str):
-    report = vt.check(ours(position=ENCODINGS[name](), max_length=64))
+    report = vt.check(ours(position=encodings()[name](), max_length=64))
     assert report.ok, report
     changing = name in ("rope-ntk", "rope-longrope")
     assert not_applicable(report) == {"window-exact"} | (set() if changing else {"length-dependent-rope"})
@@ -130,7 +130,7 @@ def test_positions_are_told_apart():
 
 @pytest.mark.parametrize("name", ["rope-ntk", "rope-longrope"])
 def test_length_dependent_rope_holds_with_a_declared_length_and_grows_by_counting(name: str):
-    model = ours(position=ENCODINGS[name](), layers=3)
+    model = ours(position=encodings()[name](), layers=3)
     row = vt.check(model)["length-dependent-rope"]
     assert row.status == "ok"
     original = model.spec.original_length

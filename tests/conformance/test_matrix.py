@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from vantage.conformance.covering import combinations, cover, reachable
-from vantage.conformance.factors import ENCODINGS, FACTORS, KERNELS, NUMBER, allowed
+from vantage.conformance.factors import NUMBER, allowed_by, encodings, factors, rules
 from vantage.conformance.matrix import TOLERANCE, refused_combinations, run_matrix, try_refusal
 from vantage.conformance.scenarios import run_cell
 from vantage.errors import BadInput
@@ -18,6 +18,7 @@ from vantage.position.rope import Rotation
 from vantage.spec.masks import Filled, Window
 
 REFUSED = Path(__file__).with_name("refused.txt")
+FACTORS, allowed = factors(), allowed_by(rules())
 PAIRS = cover(FACTORS, 2, allowed)
 
 
@@ -27,7 +28,7 @@ def test_every_pair_of_parts_equals_the_reference(cell):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("encoding", encodings())
 def test_every_triple_of_parts_equals_the_reference(encoding):
     cells = [cell for cell in cover(FACTORS, 3, allowed) if cell[0] == encoding]
     errors = {"/".join(cell): run_cell(cell) for cell in cells}
@@ -95,10 +96,10 @@ def test_what_is_refused_is_the_committed_list():
     assert "".join(f"{r.name}: {r.said}\n" for r in said) == REFUSED.read_text()
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("encoding", encodings())
 def test_no_encoding_is_refused_by_every_cached_kernel(encoding):
     chosen = {NUMBER["encoding"]: encoding, NUMBER["cache"]: "contiguous", NUMBER["scenario"]: "steps"}
-    assert any(allowed({**chosen, NUMBER["kernel"]: kernel}) for kernel in KERNELS)
+    assert any(allowed({**chosen, NUMBER["kernel"]: kernel}) for kernel in FACTORS["kernel"])
 
 
 # ---- the matrix can fail

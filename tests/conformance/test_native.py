@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vantage.conformance.covering import cover
-from vantage.conformance.factors import FACTORS, allowed
+from vantage.conformance.factors import FACTOR_NAMES, allowed_by, rules
 from vantage.conformance.matrix import TOLERANCE
 from vantage.conformance.scenarios import run_cell
 from vantage.kernels.native import Native, native
@@ -36,8 +36,8 @@ HERE = {
     "kernel": ("auto",),
     "scenario": ("full", "steps", "ragged", "rollback", "fork"),
 }
-assert list(HERE) == list(FACTORS)
-CELLS = cover(HERE, 2, allowed)
+assert list(HERE) == list(FACTOR_NAMES)
+CELLS = cover(HERE, 2, allowed_by(rules()))
 
 
 @pytest.mark.parametrize("cell", CELLS, ids="/".join)

@@ -10,7 +10,7 @@ import torch
 
 import vantage as vt
 from vantage.checkpoints.pull import place
-from vantage.conformance.factors import ATTENTIONS, ENCODINGS, MASKS, VOCAB, WIDTH
+from vantage.conformance.factors import VOCAB, WIDTH, attentions, encodings, masks
 from vantage.conformance.scenarios import sharpen
 from vantage.model import Model
 from vantage.spec.model import ModelSpec
@@ -19,15 +19,15 @@ LENGTH = 64
 
 
 def spec(encoding: str = "rope", attention: str = "grouped", mask: str = "causal", layers: int = 2) -> ModelSpec:
-    kind = ATTENTIONS[attention]
+    kind = attentions()[attention]
     made = vt.decoder(
         vocab=VOCAB,
         width=WIDTH,
         layers=layers,
         attention=kind.config,
-        position=ENCODINGS[encoding](),
+        position=encodings()[encoding](),
         max_length=LENGTH,
-        mask=MASKS[mask],
+        mask=masks()[mask],
     )
     new = tuple(
         replace(layer, qk=(*kind.qk, *layer.qk), cross=kind.config if kind.cross else None) for layer in made.layers
@@ -51,11 +51,11 @@ def source(of: Model, rows: int = 1) -> torch.Tensor | None:
 
 
 EACH = [
-    *((name, "grouped", "causal") for name in ENCODINGS),
-    *(("rope", name, "causal") for name in ATTENTIONS if name != "grouped"),
+    *((name, "grouped", "causal") for name in encodings()),
+    *(("rope", name, "causal") for name in attentions() if name != "grouped"),
     *((name, "latent", "causal") for name in ("alibi", "xl", "shaw", "cope", "none")),
     *((name, "softcap", "causal") for name in ("alibi", "t5", "xl")),
-    *(("rope", "grouped", name) for name in MASKS if name != "causal"),
+    *(("rope", "grouped", name) for name in masks() if name != "causal"),
     ("t5", "multi-head", "bidirectional"),
 ]
 

@@ -13,7 +13,7 @@ from vantage.inspect import Thresholds, atlas
 from vantage.inspect.atlas import _kinds
 from vantage.inspect.measure import LOCAL, MEASURES, measure
 from vantage.inspect.sites import KernelCall, Site
-from vantage.kernels import KERNELS
+from vantage.kernels import kernel_named
 from vantage.spec.masks import Causal, Everything, Mask
 from vantage.spec.parts import Need, View
 from vantage.spec.positions import Positions
@@ -26,7 +26,7 @@ def seen(q: torch.Tensor, k: torch.Tensor, mask: Mask) -> KernelCall:
     """One attention with these queries and keys (H, T, d)."""
     pos = Positions.arange(1, q.shape[1])
     view, need = View(k[None], k[None], pos), Need(mask, 1.0)
-    out = KERNELS["reference"](q[None], view, pos.against(pos), need).out
+    out = kernel_named("reference")(q[None], view, pos.against(pos), need).out
     site = Site("self", 0, len(q), model().spec.layers[0], 32, None)
     return KernelCall(site, "reference", q[None], view, pos.against(pos), need, out)
 

@@ -13,7 +13,7 @@ import vantage as vt
 from tests.generation import zoo
 from tests.generation.folder import chat_model
 from tests.inspect.models import EACH, model, source, tokens
-from vantage.conformance.factors import MASKS
+from vantage.conformance.factors import masks
 from vantage.errors import BadInput, Refused
 from vantage.inspect import capturing
 from vantage.inspect.keep import STATS
@@ -114,7 +114,7 @@ def test_the_largest_of_each_row() -> None:
     assert top.top(1, 0, 0) == [(0, pytest.approx(1.0))]
 
 
-@pytest.mark.parametrize("which", [*(("rope", "grouped", name) for name in MASKS), ("alibi", "sinks", "causal")])
+@pytest.mark.parametrize("which", [*(("rope", "grouped", name) for name in masks()), ("alibi", "sinks", "causal")])
 def test_the_largest_are_the_same_with_native_code_and_without(
     which: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import vantage as vt
 from tests.inspect.models import EACH, model, source, tokens
-from vantage.conformance.factors import ATTENTIONS, ENCODINGS, MASKS
+from vantage.conformance.factors import attentions, encodings, masks
 from vantage.errors import BadInput, Refused
 from vantage.inspect import Decomposition, decompose, distinguishable
 from vantage.spec.parts import chain
@@ -23,9 +23,9 @@ def term(parts: Decomposition, name: str) -> torch.Tensor:
 
 
 @given(
-    st.sampled_from(sorted(ENCODINGS)),
-    st.sampled_from(sorted(ATTENTIONS)),
-    st.sampled_from(sorted(MASKS)),
+    st.sampled_from(sorted(encodings())),
+    st.sampled_from(sorted(attentions())),
+    st.sampled_from(sorted(masks())),
     st.integers(2, 30),
     st.integers(0, 1),
 )

@@ -12,7 +12,7 @@ from vantage import interop
 from vantage.attention import NoBias
 from vantage.cache import NoCache
 from vantage.errors import Refused
-from vantage.kernels import KERNELS, chooser
+from vantage.kernels import chooser, kernel_named
 from vantage.spec.masks import Causal
 from vantage.spec.model import BuildContext
 from vantage.spec.parts import Context, Shape
@@ -85,7 +85,7 @@ def test_it_generates_the_same_text(name):
 
 def test_it_is_our_kernel_that_runs(monkeypatch):
     calls = []
-    sdpa = type(KERNELS["sdpa"])
+    sdpa = type(kernel_named("sdpa"))
     right = sdpa.__call__
     monkeypatch.setattr(sdpa, "__call__", lambda *args: calls.append(1) or right(*args))
     model = made("llama")

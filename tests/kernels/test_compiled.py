@@ -6,7 +6,7 @@ import torch
 from tests.attention.helpers import sharpen
 from tests.kernels.helpers import ByDistance, call, normal
 from tests.spec.helpers import CAUSAL, SAME_SEGMENT, both, window
-from vantage.kernels import KERNELS, flex
+from vantage.kernels import flex, kernel_named
 from vantage.model import build, decoder
 from vantage.spec.parts import Softmax
 from vantage.spec.positions import Positions
@@ -44,9 +44,9 @@ def test_compiled_flex_is_the_reference():
         normalise=Softmax(0.7),
         bias=ByDistance(normal(4, seed=6).abs().float()),
     ).to(torch.float32)
-    kernel = KERNELS["flex-compiled"]
+    kernel = kernel_named("flex-compiled")
     assert kernel.refuses(c.need, c.q, c.view) is None
-    torch.testing.assert_close(c.run(kernel).out, c.run(KERNELS["reference"]).out, rtol=0, atol=2e-5)
+    torch.testing.assert_close(c.run(kernel).out, c.run(kernel_named("reference")).out, rtol=0, atol=2e-5)
 
 
 @torch.no_grad()

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 
 from tests.kernels.helpers import F64, by_hand, call, calls, normal
 from tests.spec.helpers import CAUSAL, EVERYTHING, both, prefix, window
-from vantage.kernels import KERNELS
+from vantage.kernels import kernel_named
 from vantage.spec.parts import Argmax, Dense, Softmax, View
 from vantage.spec.positions import EMPTY, Positions
 
-REFERENCE, SDPA, FLEX = KERNELS["reference"], KERNELS["sdpa"], KERNELS["flex"]
+REFERENCE, SDPA, FLEX = kernel_named("reference"), kernel_named("sdpa"), kernel_named("flex")
 
 
 def close(a, b, dtype=F64):
@@ -100,7 +100,7 @@ SEES = torch.tensor([[False, False, True], [False, False, False]])
 @pytest.mark.parametrize("biased", [False, True])
 def test_a_row_with_nothing_to_see_gives_exactly_0(kernel, dtype, biased):
     c = blind(dtype, bias=Dense(normal(2, 2, 3, 3, seed=9, dtype=dtype)) if biased else None)
-    out = c.run(KERNELS[kernel]).out.transpose(1, 2)
+    out = c.run(kernel_named(kernel)).out.transpose(1, 2)
     assert (out[~SEES] == 0).all()
     assert (out[SEES] != 0).all()
 
@@ -109,7 +109,7 @@ def test_a_row_with_nothing_to_see_gives_exactly_0(kernel, dtype, biased):
 @pytest.mark.parametrize("sinks", [False, True])
 def test_a_row_with_nothing_to_see_gives_0_under_everything_else(kernel, sinks):
     need = {"softcap": 2.0, "normalise": Softmax(0.5), "sinks": normal(2, seed=3) if sinks else None}
-    got = blind(**need).run(KERNELS[kernel], lse=True)
+    got = blind(**need).run(kernel_named(kernel), lse=True)
     assert (got.out.transpose(1, 2)[~SEES] == 0).all()
     lse = got.lse.transpose(1, 2)[~SEES]
     close(lse, (need["sinks"] / 0.5).expand_as(lse) if sinks else torch.full_like(lse, -torch.inf))
@@ -127,7 +127,7 @@ def test_a_row_with_nothing_to_see_has_no_weights(normalise):
 def test_gradients_of_rows_with_nothing_to_see_are_0_and_not_nan(kernel, dtype):
     c = blind(dtype)
     leaves = [t.requires_grad_() for t in (c.q, c.view.k, c.view.v)]
-    (1e4 * c.run(KERNELS[kernel]).out).sum().backward()
+    (1e4 * c.run(kernel_named(kernel)).out).sum().backward()
     assert all(t.grad is not None and t.grad.isfinite().all() for t in leaves)
     assert (c.q.grad.transpose(1, 2)[~SEES] == 0).all()
     assert (c.q.grad.transpose(1, 2)[SEES] != 0).any()
@@ -148,7 +148,7 @@ def test_a_decode_step(G, kind, kernel):
         bias = Dense(normal(1 if "all" in kind else 2, 4, 1, 4, seed=8))
     q_pos = Positions.rows([1, 1], [3, 6])
     c = call(2, G, 4 // G, 1, 4, meant=both(CAUSAL, window(4)), q_pos=q_pos, k_pos=k_pos, bias=bias)
-    close(c.run(KERNELS[kernel]).out, by_hand(c)[0])
+    close(c.run(kernel_named(kernel)).out, by_hand(c)[0])
 
 
 def test_heads_share_keys_in_order():
@@ -211,10 +211,10 @@ def test_a_value_bias_reads_the_weights_after_dropout():
 def test_dropout_keeps_the_mean(kernel):
     c = call(1, 1, 1, 1, 4, d_v=1)
     torch.manual_seed(0)
-    draws = torch.stack([c.run(KERNELS[kernel], dropout=0.25).out for _ in range(4000)])
+    draws = torch.stack([c.run(kernel_named(kernel), dropout=0.25).out for _ in range(4000)])
     assert draws.std() > 0.1
     spread = float(draws.std()) / 4000**0.5
-    assert abs(float(draws.mean()) - float(c.run(KERNELS[kernel]).out)) < 4 * spread
+    assert abs(float(draws.mean()) - float(c.run(kernel_named(kernel)).out)) < 4 * spread
 
 
 def test_views_need_not_be_contiguous():

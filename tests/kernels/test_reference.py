@@ -6,7 +6,7 @@ from torch.autograd import gradcheck
 
 from tests.kernels.helpers import F64, call, normal
 from tests.kernels.test_equal import SEES, blind
-from vantage.kernels import KERNELS
+from vantage.kernels import kernel_named
 from vantage.kernels.reference import grouped_matmul, normalise
 from vantage.spec.parts import Argmax, Dense, Softmax
 
@@ -98,7 +98,7 @@ def test_gradcheck(masked, need):
         extra = {"sinks": sinks} if need.get("sinks") else {}
         extra |= {"bias": Dense(bias)} if need.get("bias") else {}
         c.q, c.view = q, c.view._replace(k=k, v=v)
-        got = c.run(KERNELS["reference"], weights=True, lse=True, **fixed, **extra)
+        got = c.run(kernel_named("reference"), weights=True, lse=True, **fixed, **extra)
         lse = got.lse.transpose(1, 2)[SEES] if masked else got.lse
         return got.out, got.weights, lse
 
@@ -110,7 +110,7 @@ def test_gradcheck(masked, need):
 def test_hard_attention_has_gradients_for_values_alone():
     c = call(1, 1, 1, 2, 3, 2, 2)
     leaves = [t.requires_grad_() for t in (c.q, c.view.k, c.view.v)]
-    c.run(KERNELS["reference"], normalise=Argmax()).out.sum().backward()
+    c.run(kernel_named("reference"), normalise=Argmax()).out.sum().backward()
     assert c.view.v.grad is not None
     assert (c.view.v.grad != 0).any()
     assert all(t.grad is None or (t.grad == 0).all() for t in leaves[:2])

@@ -7,8 +7,7 @@ import torch
 
 from tests.kernels.helpers import call, normal
 from vantage.errors import BadInput, Refused
-from vantage.kernels import KERNELS, chooser, flex
-from vantage.kernels.select import AUTO, AUTO_ELSEWHERE
+from vantage.kernels import KERNELS, chooser, flex, kernel_named
 from vantage.spec.parts import Argmax, Softmax
 from vantage.spec.positions import Positions
 
@@ -52,8 +51,8 @@ REFUSALS = {
 @pytest.mark.parametrize("ask", ASKS)
 def test_what_a_kernel_refuses_and_why(kernel, ask):
     c = call()
-    assert KERNELS[kernel].refuses(c.need, c.q, c.view) is None
-    assert KERNELS[kernel].refuses(replace(c.need, **ASKS[ask]), c.q, c.view) == REFUSALS[kernel].get(ask)
+    assert kernel_named(kernel).refuses(c.need, c.q, c.view) is None
+    assert kernel_named(kernel).refuses(replace(c.need, **ASKS[ask]), c.q, c.view) == REFUSALS[kernel].get(ask)
 
 
 @pytest.mark.parametrize("kernel", REFUSALS)
@@ -61,7 +60,7 @@ def test_what_a_kernel_refuses_and_why(kernel, ask):
 def test_what_is_not_refused_works(kernel, ask):
     if ask not in REFUSALS[kernel]:
         c = call(1, 2, 2, 5, 5, d_v=5)
-        got = c.run(KERNELS[kernel], **ASKS[ask])
+        got = c.run(kernel_named(kernel), **ASKS[ask])
         assert got.out.shape == (1, 4, 5, 5)
         assert (got.weights is not None) == (ask == "weights")
         assert (got.lse is not None) == (ask == "lse")
@@ -71,28 +70,28 @@ def test_flex_has_no_backward_on_a_cpu():
     c = call()
     for learning in (c.q, c.view.k):
         learning.requires_grad_()
-        assert "backward" in (KERNELS["flex"].refuses(c.need, c.q, c.view) or "")
+        assert "backward" in (kernel_named("flex").refuses(c.need, c.q, c.view) or "")
         with torch.no_grad():
-            assert KERNELS["flex"].refuses(c.need, c.q, c.view) is None
+            assert kernel_named("flex").refuses(c.need, c.q, c.view) is None
         learning.requires_grad_(False)
     elsewhere = c.q.to("meta").requires_grad_()
-    assert "unfused" in (KERNELS["flex"].refuses(c.need, elsewhere, c.view) or "")
-    assert KERNELS["flex-compiled"].refuses(c.need, elsewhere, c.view) is None
+    assert "unfused" in (kernel_named("flex").refuses(c.need, elsewhere, c.view) or "")
+    assert kernel_named("flex-compiled").refuses(c.need, elsewhere, c.view) is None
     with torch.no_grad():
-        assert KERNELS["flex"].refuses(c.need, elsewhere, c.view) is None
+        assert kernel_named("flex").refuses(c.need, elsewhere, c.view) is None
 
 
 def test_compiled_flex_gives_no_log_sum_exp_on_a_cpu():
-    c, kernel = call().to(torch.float32), KERNELS["flex-compiled"]
+    c, kernel = call().to(torch.float32), kernel_named("flex-compiled")
     for asked in ({"lse": True}, {"sinks": normal(4, seed=0)}):
         need = replace(c.need, **asked)
         assert "does not give the log-sum-exp on a CPU" in (kernel.refuses(need, c.q, c.view) or "")
         assert kernel.refuses(need, c.q.to("meta"), c.view) is None
-        assert KERNELS["flex"].refuses(need, c.q, c.view) is None
+        assert kernel_named("flex").refuses(need, c.q, c.view) is None
 
 
 def test_compiled_flex_has_no_float64_on_a_cpu():
-    c, kernel = call(), KERNELS["flex-compiled"]
+    c, kernel = call(), kernel_named("flex-compiled")
     assert kernel.refuses(c.need, c.q, c.view) == "compiled flex has no float64 on a CPU"
     assert kernel.refuses(c.need, c.q.to("meta"), c.view) is None
 
@@ -102,9 +101,9 @@ def test_a_machine_without_a_compiler(monkeypatch):
     monkeypatch.setattr(flex.shutil, "which", lambda name: None)
     flex.cannot_compile.cache_clear()
     try:
-        why = KERNELS["flex-compiled"].refuses(c.need, c.q, c.view)
+        why = kernel_named("flex-compiled").refuses(c.need, c.q, c.view)
         assert why == "torch.compile needs a compiler (c++, g++, clang++) and this machine has none"
-        assert KERNELS["flex"].refuses(c.need, c.q, c.view) is None
+        assert kernel_named("flex").refuses(c.need, c.q, c.view) is None
         assert flex.cannot_compile("cuda") is not None
     finally:
         flex.cannot_compile.cache_clear()
@@ -118,13 +117,13 @@ def test_a_machine_without_a_compiler(monkeypatch):
 def test_auto_says_once_what_it_fell_back_from(monkeypatch):
     c, choose = call().to(torch.float32), chooser("auto")
     capped = replace(c.need, softcap=1.0)
-    monkeypatch.setitem(AUTO, "cpu", AUTO["cuda"])
+    monkeypatch.setattr(kernel_named("flex-compiled"), "auto", lambda device: True)
     monkeypatch.setattr(flex.shutil, "which", lambda name: None)
     flex.cannot_compile.cache_clear()
     try:
         with pytest.warns(UserWarning, match="needs a compiler .* runs on a slower kernel"):
-            assert choose(capped, c.q, c.view) is KERNELS["reference"]
-        assert choose(capped, c.q, c.view) is KERNELS["reference"]  # a second warning would be an error here
+            assert choose(capped, c.q, c.view) is kernel_named("reference")
+        assert choose(capped, c.q, c.view) is kernel_named("reference")  # a second warning would be an error here
     finally:
         flex.cannot_compile.cache_clear()
 
@@ -133,21 +132,26 @@ def test_auto_says_once_what_it_fell_back_from(monkeypatch):
 
 
 def test_every_kernel_has_its_name():
-    assert list(KERNELS) == ["reference", "sdpa", "flex", "flex-compiled"]
-    assert all(kernel.name == name for name, kernel in KERNELS.items())
-    assert AUTO_ELSEWHERE[-1] == AUTO["cuda"][-1] == "reference"  # which never refuses
+    assert list(KERNELS) == ["sdpa", "flex-compiled", "flex", "reference"]
+    assert all(kernel_named(name).name == name for name in KERNELS)
+
+
+def test_what_runs_without_being_named():
+    """Fastest first, and at last the reference, which never refuses."""
+    automatic = {device: [name for name in KERNELS if kernel_named(name).auto(device)] for device in ("cuda", "cpu")}
+    assert automatic == {"cuda": ["sdpa", "flex-compiled", "reference"], "cpu": ["sdpa", "reference"]}
 
 
 def test_auto_takes_the_first_that_does_not_refuse():
     c, choose = call(), chooser("auto")
-    assert choose(c.need, c.q, c.view) is KERNELS["sdpa"]
-    assert choose(replace(c.need, softcap=1.0), c.q, c.view) is KERNELS["reference"]
-    assert choose(replace(c.need, weights=True), c.q, c.view) is KERNELS["reference"]
+    assert choose(c.need, c.q, c.view) is kernel_named("sdpa")
+    assert choose(replace(c.need, softcap=1.0), c.q, c.view) is kernel_named("reference")
+    assert choose(replace(c.need, weights=True), c.q, c.view) is kernel_named("reference")
 
 
 def test_a_named_kernel_runs_or_says_why_not():
     c = call()
-    assert chooser("flex")(c.need, c.q, c.view) is KERNELS["flex"]
+    assert chooser("flex")(c.need, c.q, c.view) is kernel_named("flex")
     with pytest.raises(Refused, match="'sdpa' was asked for, but sdpa has no softcap; use kernel='auto'"):
         chooser("sdpa")(replace(c.need, softcap=1.0), c.q, c.view)
 
@@ -169,7 +173,7 @@ def test_a_kernel_of_ones_own():
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():
-    with pytest.raises(BadInput, match=r"called 'spda'\. Did you mean 'sdpa'\? There are: auto, reference"):
+    with pytest.raises(BadInput, match=r"called 'spda'\. Did you mean 'sdpa'\? There are: auto, sdpa"):
         chooser("spda")
     with pytest.raises(BadInput, match="There are: auto"):
         chooser("???")
@@ -202,10 +206,10 @@ def test_the_plain_causal_case_builds_no_mask(handed, monkeypatch):
     for start in (0, 7):
         c = call(2, 2, 2, 4, 4, meant=both(CAUSAL, SAME_SEGMENT), q_pos=Positions.arange(2, 4, start))
         c.view = c.view._replace(pos=Positions.arange(2, 4, start))
-        c.run(KERNELS["sdpa"])
+        c.run(kernel_named("sdpa"))
     two = Positions.arange(2, 2)
-    call(2, 2, 2, 2, 2, meant=both(CAUSAL, SAME_SEGMENT), q_pos=two, k_pos=two).run(KERNELS["sdpa"])
-    call(2, 2, 2, 1, 4, meant=both(CAUSAL, SAME_SEGMENT)).run(KERNELS["sdpa"])  # one query over its past
+    call(2, 2, 2, 2, 2, meant=both(CAUSAL, SAME_SEGMENT), q_pos=two, k_pos=two).run(kernel_named("sdpa"))
+    call(2, 2, 2, 1, 4, meant=both(CAUSAL, SAME_SEGMENT)).run(kernel_named("sdpa"))  # one query over its past
     assert [h["is_causal"] for h in handed] == [True, True, True, False]
     assert [h["mask"] for h in handed] == [None, None, None, None]
 
@@ -214,11 +218,11 @@ def test_elsewhere_the_mask_is_built(handed):
     from tests.spec.helpers import CAUSAL
 
     c = call(1, 1, 1, 3, 3, meant=CAUSAL, q_pos=Positions.arange(1, 3), k_pos=Positions.arange(1, 3, 1))
-    c.run(KERNELS["sdpa"])
+    c.run(kernel_named("sdpa"))
     biased = call(1, 1, 1, 3, 3, meant=CAUSAL, q_pos=Positions.arange(1, 3), k_pos=Positions.arange(1, 3))
     from vantage.spec.parts import Dense
 
-    biased.run(KERNELS["sdpa"], bias=Dense(torch.zeros(1, 1, 3, 3)))
+    biased.run(kernel_named("sdpa"), bias=Dense(torch.zeros(1, 1, 3, 3)))
     assert [h["is_causal"] for h in handed] == [False, False]
     assert handed[0]["mask"].dtype == torch.bool
     assert handed[0]["mask"].tolist() == [[[[False, False, False], [True, False, False], [True, True, False]]]]
@@ -226,9 +230,9 @@ def test_elsewhere_the_mask_is_built(handed):
 
 
 def test_one_query_folds_the_heads_that_share_a_key(handed):
-    call(2, 2, 3, 1, 4).run(KERNELS["sdpa"])
-    call(2, 2, 3, 2, 4).run(KERNELS["sdpa"])
-    call(2, 2, 1, 1, 4).run(KERNELS["sdpa"])
+    call(2, 2, 3, 1, 4).run(kernel_named("sdpa"))
+    call(2, 2, 3, 2, 4).run(kernel_named("sdpa"))
+    call(2, 2, 1, 1, 4).run(kernel_named("sdpa"))
     assert [tuple(h["q"].shape) for h in handed] == [(2, 2, 3, 4), (2, 6, 2, 4), (2, 2, 1, 4)]
     assert [h["enable_gqa"] for h in handed] == [False, True, False]
 
@@ -243,15 +247,15 @@ def test_flex_builds_no_mask_where_everything_is_seen(monkeypatch):
     real = flex.create_block_mask
     monkeypatch.setattr(flex, "create_block_mask", lambda *a, **o: made.append(a[1]) or real(*a, **o))
     past = call(2, 1, 1, 1, 4, meant=CAUSAL)
-    past.run(KERNELS["flex"])
+    past.run(kernel_named("flex"))
     assert made == []
     square = call(2, 1, 1, 4, 4, meant=CAUSAL, q_pos=Positions.arange(2, 4), k_pos=Positions.arange(2, 4))
-    square.run(KERNELS["flex"])
-    square.run(KERNELS["flex"])
+    square.run(kernel_named("flex"))
+    square.run(kernel_named("flex"))
     assert made == [None]  # one for all rows, and once for both calls
     rows = Positions.rows([4, 3])
     ragged = call(2, 1, 1, 4, 4, meant=CAUSAL, q_pos=rows, k_pos=rows)
-    ragged.run(KERNELS["flex"])
+    ragged.run(kernel_named("flex"))
     assert made == [None, 2]
 
 

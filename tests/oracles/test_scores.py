@@ -13,7 +13,7 @@ from tests.attention.helpers import attention, run, vectors
 from tests.kernels.helpers import call, normal
 from tests.spec.helpers import CAUSAL, EVERYTHING
 from vantage.attention import GroupedQuery
-from vantage.kernels import KERNELS
+from vantage.kernels import kernel_named
 from vantage.spec.masks import Causal, Everything
 from vantage.spec.parts import Dense, EncoderOutput
 from vantage.spec.positions import Positions
@@ -32,7 +32,7 @@ def test_torch_scaled_dot_product_attention(kernel, causal):
     wanted = F.scaled_dot_product_attention(
         c.q, c.view.k, c.view.v, is_causal=causal, scale=c.need.scale, enable_gqa=True
     )
-    torch.testing.assert_close(c.run(KERNELS[kernel]).out, wanted, rtol=0, atol=1e-12)
+    torch.testing.assert_close(c.run(kernel_named(kernel)).out, wanted, rtol=0, atol=1e-12)
 
 
 @KINDS
@@ -40,7 +40,7 @@ def test_torch_scaled_dot_product_attention_with_a_bias(kernel):
     bias = normal(2, 4, 5, 5, seed=7)
     c = square(meant=EVERYTHING, bias=Dense(bias))
     wanted = F.scaled_dot_product_attention(c.q, c.view.k, c.view.v, bias, scale=c.need.scale, enable_gqa=True)
-    torch.testing.assert_close(c.run(KERNELS[kernel]).out, wanted, rtol=0, atol=1e-12)
+    torch.testing.assert_close(c.run(kernel_named(kernel)).out, wanted, rtol=0, atol=1e-12)
 
 
 def test_torch_multihead_attention():
@@ -97,9 +97,9 @@ def test_sinks_are_those_of_gpt_oss(kernel):
     c = square(meant=CAUSAL, sinks=normal(4, seed=3))
     module = SimpleNamespace(num_key_value_groups=2, sinks=c.need.sinks, training=False)
     wanted, weights = gpt_oss_attention(module, c.q, c.view.k, c.view.v, additive(5), c.need.scale)
-    torch.testing.assert_close(c.run(KERNELS[kernel]).out, wanted.transpose(1, 2), rtol=0, atol=1e-12)
+    torch.testing.assert_close(c.run(kernel_named(kernel)).out, wanted.transpose(1, 2), rtol=0, atol=1e-12)
     if kernel == "reference":
-        torch.testing.assert_close(c.run(KERNELS[kernel], weights=True).weights, weights, rtol=0, atol=1e-12)
+        torch.testing.assert_close(c.run(kernel_named(kernel), weights=True).weights, weights, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("kernel", ["reference", "flex"])
@@ -108,7 +108,7 @@ def test_softcap_is_that_of_gemma_2(kernel):
     module = SimpleNamespace(num_key_value_groups=2, training=False)
     scaling = {"scaling": c.need.scale, "softcap": 1.5}
     wanted, _ = gemma2_attention(module, c.q, c.view.k, c.view.v, additive(5), **scaling)  # it rounds to float32
-    torch.testing.assert_close(c.run(KERNELS[kernel]).out, wanted.transpose(1, 2), rtol=0, atol=1e-6)
+    torch.testing.assert_close(c.run(kernel_named(kernel)).out, wanted.transpose(1, 2), rtol=0, atol=1e-6)
 
 
 def test_causal_is_the_lower_triangle():

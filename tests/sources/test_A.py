@@ -9,14 +9,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.attention.helpers import F64, attention, run, set_qkv, vectors
 from vantage.attention import Dot, GroupedQuery, RecurrentAttention
-from vantage.kernels import KERNELS
+from vantage.kernels import kernel_named
 from vantage.model import build, decoder
 from vantage.spec.masks import Causal, Everything, dense
 from vantage.spec.model import Scores
 from vantage.spec.parts import Argmax, Dense, EncoderOutput, Need, Softmax, View
 from vantage.spec.positions import Positions
 
-REFERENCE = KERNELS["reference"]
+REFERENCE = kernel_named("reference")
 EVERY_KERNEL = pytest.mark.parametrize("kernel", ["reference", "sdpa", "flex"])
 
 
@@ -29,7 +29,7 @@ def attend(scores, *, values=None, mask=None, bias=None, kernel="reference", **n
     pos = Positions.arange(1, T)
     bias = None if bias is None else Dense(bias[None, None])
     asked = Need(Everything() if mask is None else mask, scale=need.pop("scale", 1.0), bias=bias, **need)
-    return KERNELS[kernel](scores[None, None], view, pos.against(view.pos), asked).out[0, 0]
+    return kernel_named(kernel)(scores[None, None], view, pos.against(view.pos), asked).out[0, 0]
 
 
 # ---- A2, A3: in an RNN encoder-decoder
@@ -328,7 +328,7 @@ def two_of(n, g, kernel="reference"):
     query = g * (keys[0] + keys[1])
     pos = Positions.arange(1, 1, n)
     view = View(keys[None, None], torch.eye(n, dtype=F64)[None, None], Positions.arange(1, n))
-    return KERNELS[kernel](query[None, None, None], view, pos.against(view.pos), Need(Causal(), 1.0)).out[0, 0, 0]
+    return kernel_named(kernel)(query[None, None, None], view, pos.against(view.pos), Need(Causal(), 1.0)).out[0, 0, 0]
 
 
 @EVERY_KERNEL

@@ -6,7 +6,7 @@ import torch
 from tests.attention.helpers import F64, attention, context, run, set_qkv, sharpen
 from vantage.attention import GroupedQuery, Latent
 from vantage.cache import LayerPlan, make_cache
-from vantage.kernels import KERNELS
+from vantage.kernels import kernel_named
 from vantage.model import build, decoder
 from vantage.model.norms import RMSNorm
 from vantage.spec.masks import Causal
@@ -181,7 +181,7 @@ class Counting:
 
     def __call__(self, q, view, pair, need):
         self.scores += q.shape[1] * q.shape[2] * view.k.shape[2]
-        return KERNELS["reference"](q, view, pair, need)
+        return kernel_named("reference")(q, view, pair, need)
 
 
 def score_work(n, cached):

@@ -7,7 +7,7 @@ import torch
 
 from tests.attention.helpers import Forgetting, vectors
 from vantage.attention import GroupedQuery, Latent
-from vantage.kernels import KERNELS, chooser
+from vantage.kernels import chooser, kernel_named
 from vantage.model.norms import RMSNorm
 from vantage.position import Rope
 from vantage.spec.masks import Causal
@@ -92,7 +92,7 @@ def test_the_context_shows_the_result_to_whoever_watches():
     assert not need.weights
     assert done.weights is not None
     torch.testing.assert_close(done.weights @ view.v, out)
-    assert KERNELS["sdpa"].refuses(asked, q, view) is not None  # so the reference ran
+    assert kernel_named("sdpa").refuses(asked, q, view) is not None  # so the reference ran
 
 
 @pytest.mark.parametrize(

@@ -1,120 +1,83 @@
-"""What the conformance matrix is made of: the parts, by name, and the combinations that are refused."""
+"""What the conformance matrix is made of: the parts of the registries, and the combinations that are refused."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from vantage.attention import GroupedQuery, Latent, QKNorm
-from vantage.conformance.covering import Cell
+from vantage.attention import ATTENTIONS, QK_PARTS, GroupedQuery
+from vantage.kernels import KERNELS
 from vantage.model.norms import RMSNorm
-from vantage.position import (
-    T5,
-    Alibi,
-    CoPE,
-    Fire,
-    Kerple,
-    Learned,
-    NoPE,
-    Rope,
-    Shaw,
-    Shifted,
-    Sinusoidal,
-    TransformerXL,
-    XPos,
-    scaling,
-)
-from vantage.spec.masks import Causal, Chunked, Everything, Mask, Prefix, SameSegment, Window
-from vantage.spec.model import AttentionConfig, Scores
-from vantage.spec.parts import Argmax, Buildable, Encoding, Softmax
+from vantage.position import ENCODINGS, Rope
+from vantage.position.scaling import SCALINGS
+from vantage.spec.mask_registry import MASKS
+from vantage.spec.masks import Mask
+from vantage.spec.model import AttentionConfig
+from vantage.spec.parts import Buildable, Encoding
+from vantage.spec.registry import Entry, MatrixSize, Registry
+
+T = TypeVar("T")
 
 # Small, but past every threshold: rows are longer than the window, the chunk, the prefix, the T5
 # buckets' exact range, Shaw's clip and the length up to which frequencies stay as they are.
-WIDTH, HEADS, HEAD_DIM, LAYERS, VOCAB = 32, 4, 8, 3, 19
-LENGTH, ORIGINAL = 24, 6
-REACH, PREFIX = 4, 3
-FACTORS_PER_BAND = tuple(1.0 + 0.25 * i for i in range(HEAD_DIM // 2))
-
-ENCODINGS: dict[str, Callable[[], Encoding]] = {
-    "none": NoPE,
-    "sinusoidal": Sinusoidal,
-    "sinusoidal-halves": lambda: Sinusoidal(layout="halves"),
-    "learned": lambda: Learned(max_length=64),
-    "shifted": lambda: Shifted(anchor=3),
-    "rope": Rope,
-    "rope-adjacent": lambda: Rope(pairing="adjacent"),
-    "rope-partial": lambda: Rope(share=0.5),
-    "rope-linear": lambda: Rope(scaling=scaling.Linear(2.0)),
-    "rope-ntk": lambda: Rope(scaling=scaling.DynamicNTK(2.0, original=ORIGINAL)),
-    "rope-yarn": lambda: Rope(scaling=scaling.YaRN(4.0, original=ORIGINAL)),
-    "rope-longrope": lambda: Rope(
-        scaling=scaling.LongRope(
-            FACTORS_PER_BAND, tuple(4.0 * f for f in FACTORS_PER_BAND), original=ORIGINAL, factor=4.0
-        )
-    ),
-    "rope-llama3": lambda: Rope(scaling=scaling.Llama3(4.0, 1.0, 4.0, original=ORIGINAL)),
-    "rope-proportional": lambda: Rope(scaling=scaling.Proportional(0.5)),
-    "xpos": XPos,
-    "alibi": Alibi,
-    "t5": lambda: T5(buckets=8, max_distance=10),
-    "shaw": lambda: Shaw(max_distance=4),
-    "xl": TransformerXL,
-    "kerple-log": lambda: Kerple("log"),
-    "kerple-power": lambda: Kerple("power"),
-    "fire": Fire,
-    "cope": lambda: CoPE(max_positions=6),
-}
+WIDTH, LAYERS, VOCAB = 32, 3, 19
+HEADS, HEAD_DIM = 4, 8
+SIZE = MatrixSize(HEADS, HEAD_DIM, length=24, original=6, reach=4, prefix=3, norm=RMSNorm())
+LENGTH = SIZE.length
+CACHES = ("none", "contiguous", "fixed", "ring", "paged", "quantised")
+SCENARIOS = ("full", "steps", "ragged", "left-padded", "right-padded", "packed", "randomised", "rollback", "fork")
+FACTOR_NAMES = ("encoding", "attention", "mask", "cache", "kernel", "scenario")
+NUMBER = {name: i for i, name in enumerate(FACTOR_NAMES)}
 
 
 @dataclass(frozen=True)
-class Attention:
-    """An attention kind: its config, what precedes the encoding on q and k, and whether it is also crossed."""
+class AttentionCase:
+    """An attention: its config, what precedes the encoding on q and k, and whether it is also crossed."""
 
     config: AttentionConfig
     qk: tuple[Buildable, ...] = ()
     cross: bool = False
 
 
-def _grouped(kv_heads: int = 2, **scores: object) -> GroupedQuery:
-    return GroupedQuery(HEADS, kv_heads, scores=Scores(**scores))  # pyright: ignore[reportArgumentType] (named below)
+def variants(entry: Entry[T], number: int) -> dict[str, Callable[[], T]]:
+    """The forms of a part that the matrix tries, by name; without any, the part as it comes."""
+    if entry.variants is None:
+        return {entry.name: lambda: entry.make(number)}
+    return {name: lambda make=make: make(SIZE) for name, make in entry.variants.items()}
 
 
-ATTENTIONS: dict[str, Attention] = {
-    "multi-head": Attention(_grouped(HEADS)),
-    "multi-query": Attention(_grouped(1)),
-    "grouped": Attention(_grouped()),
-    "latent": Attention(Latent(HEADS, kv_rank=12, nope_dim=8, rope_dim=8, value_dim=6, norm=RMSNorm(), q_rank=16)),
-    "cross": Attention(_grouped(), cross=True),
-    "wide-values": Attention(GroupedQuery(HEADS, 2, value_dim=12)),
-    "qk-norm": Attention(_grouped(), qk=(QKNorm(RMSNorm()),)),
-    "softcap": Attention(_grouped(softcap=2.0)),
-    "sinks": Attention(_grouped(sinks=True)),
-    "temperature": Attention(_grouped(normalise=Softmax(0.5))),
-    "hard": Attention(_grouped(normalise=Argmax())),
-}
+def _all(registry: Registry[T], number: int) -> dict[str, Callable[[], T]]:
+    return {name: make for entry in registry.entries() for name, make in variants(entry, number).items()}
 
-MASKS: dict[str, Mask] = {
-    "causal": Causal() & SameSegment(),
-    "window": Causal() & Window(REACH) & SameSegment(),
-    "chunked": Causal() & Chunked(REACH) & SameSegment(),
-    "prefix": (Causal() | Prefix(PREFIX)) & SameSegment(),
-    "bidirectional": Everything() & SameSegment(),
-}
 
-CACHES = ("none", "contiguous", "fixed", "ring", "paged", "quantised")
-KERNELS = ("reference", "sdpa", "flex")
-SCENARIOS = ("full", "steps", "ragged", "left-padded", "right-padded", "packed", "randomised", "rollback", "fork")
+def encodings() -> dict[str, Callable[[], Encoding]]:
+    """Every encoding in its forms, RoPE with every frequency rule behind it."""
+    found: dict[str, Callable[[], Encoding]] = {}
+    for entry in ENCODINGS.entries():
+        found |= variants(entry, LENGTH)
+        if entry.config is Rope:
+            rules = _all(SCALINGS, LENGTH).items()
+            found |= {f"{entry.name}-{name}": lambda make=make: Rope(scaling=make()) for name, make in rules}
+    return found
 
-FACTORS: dict[str, tuple[str, ...]] = {
-    "encoding": tuple(ENCODINGS),
-    "attention": tuple(ATTENTIONS),
-    "mask": tuple(MASKS),
-    "cache": CACHES,
-    "kernel": KERNELS,
-    "scenario": SCENARIOS,
-}
 
-NUMBER = {name: i for i, name in enumerate(FACTORS)}
+def attentions() -> dict[str, AttentionCase]:
+    found = {name: AttentionCase(make()) for name, make in _all(ATTENTIONS, HEADS).items()}
+    grouped = GroupedQuery(HEADS, HEADS // 2)
+    found["cross"] = AttentionCase(grouped, cross=True)
+    return found | {name: AttentionCase(grouped, qk=(make(),)) for name, make in _all(QK_PARTS, HEADS).items()}
+
+
+def masks() -> dict[str, Mask]:
+    return {name: make() for name, make in _all(MASKS, LENGTH).items()}
+
+
+def factors() -> dict[str, tuple[str, ...]]:
+    """The values of each factor, by name."""
+    kernels = tuple(_all(KERNELS, LENGTH))
+    values = (tuple(encodings()), tuple(attentions()), tuple(masks()), CACHES, kernels, SCENARIOS)
+    return dict(zip(FACTOR_NAMES, values, strict=True))
 
 
 @dataclass(frozen=True)
@@ -136,27 +99,36 @@ class Rule:
 STEPPED = ("steps", "ragged", "rollback", "fork")
 CACHED = tuple(c for c in CACHES if c != "none")
 
-RULES = (
+# What no single part is to blame for. The others stand in the entries of the parts that refuse.
+GENERAL = (
     Rule({"cache": ("none",), "scenario": STEPPED}, "there is nothing to step through without a cache", asked=False),
     Rule(
         {"cache": ("quantised",), "attention": ("hard",)},
         "rounding may change which key scores highest, so there is nothing to compare",
         asked=False,
     ),
-    Rule({"encoding": ("cope",), "mask": ("prefix", "bidirectional")}, "causal"),
     Rule({"cache": ("ring",), "mask": ("causal", "prefix", "bidirectional")}, "window"),
     Rule({"mask": ("bidirectional",), "cache": CACHED, "scenario": STEPPED}, "earlier ones should have seen them"),
-    Rule({"kernel": ("sdpa",), "attention": ("softcap",)}, "sdpa has no softcap"),
-    Rule({"kernel": ("sdpa",), "attention": ("sinks",)}, "sdpa has no sinks"),
-    Rule({"kernel": ("sdpa",), "attention": ("hard",)}, "sdpa has no hard (argmax) attention"),
-    Rule({"kernel": ("flex",), "attention": ("hard",)}, "flex has no hard (argmax) attention"),
-    Rule({"kernel": ("sdpa", "flex"), "encoding": ("shaw",)}, "a value bias needs the weights"),
 )
 
 
-def rule_for(cell: Cell) -> Rule | None:
-    return next((rule for rule in RULES if rule.matches(dict(enumerate(cell)))), None)
+def rules() -> tuple[Rule, ...]:
+    """All that is refused: in general, and by the entry of a part."""
+    registries: dict[str, Registry[Any]] = {
+        "encoding": ENCODINGS,
+        "attention": ATTENTIONS,
+        "mask": MASKS,
+        "kernel": KERNELS,
+    }
+    by_parts = [
+        Rule({factor: tuple(variants(entry, LENGTH)), **refusal.where}, refusal.because)
+        for factor, registry in registries.items()
+        for entry in registry.entries()
+        for refusal in entry.refusals
+    ]
+    return (*GENERAL, *by_parts)
 
 
-def allowed(chosen: Mapping[int, str]) -> bool:
-    return not any(rule.matches(chosen) for rule in RULES)
+def allowed_by(rules: tuple[Rule, ...]) -> Callable[[Mapping[int, str]], bool]:
+    """Whether values that were chosen so far (by the factor's number) break none of these rules."""
+    return lambda chosen: not any(rule.matches(chosen) for rule in rules)

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vantage.conformance.covering import Cell, cover, find
-from vantage.conformance.factors import FACTORS, NUMBER, RULES, Rule, allowed
+from vantage.conformance.factors import FACTOR_NAMES, NUMBER, Rule, allowed_by, factors, rules
 from vantage.conformance.scenarios import run_cell
 from vantage.errors import BadInput, VantageError
 
@@ -37,7 +37,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class RefusedCell:
     """A combination that must be refused, and what was said."""
 
     combination: tuple[tuple[str, str], ...]  # (factor, value)
@@ -57,10 +57,10 @@ class MatrixReport:
     tolerance: float
     filter: str = ""
     results: list[Result] = field(default_factory=list)
-    refusals: list[Refusal] = field(default_factory=list)
+    refusals: list[RefusedCell] = field(default_factory=list)
 
     @property
-    def failures(self) -> list[Result | Refusal]:
+    def failures(self) -> list[Result | RefusedCell]:
         return [r for r in (*self.results, *self.refusals) if not r.ok]
 
     @property
@@ -78,7 +78,7 @@ class MatrixReport:
             "tolerance": self.tolerance,
             "worst": _number(self.worst),
             "cells": [
-                {**dict(zip(FACTORS, r.cell, strict=True)), "error": _number(r.error), "ok": r.ok, "note": r.note}
+                {**dict(zip(FACTOR_NAMES, r.cell, strict=True)), "error": _number(r.error), "ok": r.ok, "note": r.note}
                 for r in self.results
             ],
             "refused": [{**dict(r.combination), "said": r.said, "ok": r.ok} for r in self.refusals],
@@ -86,13 +86,13 @@ class MatrixReport:
 
     def table(self) -> Group:
         """Encodings against caches and kernels: cells passed, and the worst error of each row."""
-        columns = [("cache", v) for v in FACTORS["cache"]] + [("kernel", v) for v in FACTORS["kernel"]]
+        columns = [(factor, v) for factor in ("cache", "kernel") for v in factors()[factor]]
         table = Table(title="Cells equal to the uncached float64 reference", title_justify="left")
         table.add_column("encoding")
         for _, value in columns:
             table.add_column(value, justify="right")
         table.add_column("worst error", justify="right")
-        for encoding in FACTORS["encoding"]:
+        for encoding in factors()["encoding"]:
             rows = [r for r in self.results if r.cell[0] == encoding]
             if rows:
                 counts = [_count([r for r in rows if r.cell[NUMBER[f]] == v]) for f, v in columns]
@@ -139,10 +139,10 @@ def run_matrix(
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as e:  # torch raises either, depending on what is missing
         raise BadInput(f"device={str(device)!r} cannot be used here: {e}") from e
-    cells = [cell for cell in cover(FACTORS, strength, allowed) if filter in "/".join(cell)]
+    cells = [cell for cell in cover(factors(), strength, allowed_by(rules())) if filter in "/".join(cell)]
     refused = [] if filter else list(refused_combinations())
     if not cells:
-        raise BadInput(f"no cell's name contains {filter!r}; a name is {'/'.join(FACTORS)}")
+        raise BadInput(f"no cell's name contains {filter!r}; a name is {'/'.join(FACTOR_NAMES)}")
     report = MatrixReport(strength, TOLERANCE[dtype], filter)
     total = len(cells) + len(refused)
     for cell in cells:
@@ -156,12 +156,13 @@ def run_matrix(
 
 def refused_combinations() -> Iterable[tuple[Rule, Cell]]:
     """Every combination that a rule refuses, completed to a cell that no other rule touches."""
-    levels = [list(values) for values in FACTORS.values()]
-    for rule in (r for r in RULES if r.asked):
-        others = [r for r in RULES if r is not rule]
+    levels = [list(values) for values in factors().values()]
+    every = rules()
+    for rule in (r for r in every if r.asked):
+        others = tuple(r for r in every if r is not rule)
         for values in itertools.product(*rule.where.values()):
             chosen = {NUMBER[factor]: value for factor, value in zip(rule.where, values, strict=True)}
-            cell = find(chosen, levels, lambda c, others=others: not any(r.matches(c) for r in others))
+            cell = find(chosen, levels, allowed_by(others))
             if cell is not None:  # otherwise another rule refuses all of it anyway
                 yield rule, tuple(cell[i] for i in range(len(levels)))
 
@@ -176,12 +177,12 @@ def _run(cell: Cell, dtype: torch.dtype, device: torch.device | str) -> Result:
     return Result(cell, error, error <= TOLERANCE[dtype], "" if error <= TOLERANCE[dtype] else f"off by {error:.1e}")
 
 
-def try_refusal(rule: Rule, cell: Cell) -> Refusal:
+def try_refusal(rule: Rule, cell: Cell) -> RefusedCell:
     combination = tuple((factor, cell[NUMBER[factor]]) for factor in rule.where)
     try:
         error = run_cell(cell)
     except VantageError as e:
-        return Refusal(combination, str(e), rule.because in str(e))
+        return RefusedCell(combination, str(e), rule.because in str(e))
     except Exception as e:  # likewise
-        return Refusal(combination, f"{type(e).__name__}: {e}", False)
-    return Refusal(combination, f"it ran (error {error:.1e}), but a rule says: {rule.because}", False)
+        return RefusedCell(combination, f"{type(e).__name__}: {e}", False)
+    return RefusedCell(combination, f"it ran (error {error:.1e}), but a rule says: {rule.because}", False)

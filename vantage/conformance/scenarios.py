@@ -16,16 +16,7 @@ from torch import Tensor
 from vantage.attention import GroupedQuery
 from vantage.cache import ModelCache
 from vantage.conformance.covering import Cell
-from vantage.conformance.factors import (
-    ATTENTIONS,
-    ENCODINGS,
-    FACTORS,
-    LAYERS,
-    LENGTH,
-    MASKS,
-    VOCAB,
-    WIDTH,
-)
+from vantage.conformance.factors import FACTOR_NAMES, LAYERS, LENGTH, VOCAB, WIDTH, attentions, encodings, masks
 from vantage.model import Model, build, decoder, encoder
 from vantage.spec.model import ModelSpec
 from vantage.spec.parts import EncoderOutput
@@ -49,8 +40,8 @@ def spec_for(cell: Cell, head_dim: int | None = None) -> ModelSpec:
 
     ``head_dim``: heads of another width, for kernels that want whole vectors of a processor.
     """
-    part = dict(zip(FACTORS, cell, strict=True))
-    attention = ATTENTIONS[part["attention"]]
+    part = dict(zip(FACTOR_NAMES, cell, strict=True))
+    attention = attentions()[part["attention"]]
     if head_dim is not None and isinstance(attention.config, GroupedQuery):
         value_dim = None if attention.config.value_dim is None else 2 * head_dim
         attention = replace(attention, config=replace(attention.config, head_dim=head_dim, value_dim=value_dim))
@@ -59,8 +50,8 @@ def spec_for(cell: Cell, head_dim: int | None = None) -> ModelSpec:
         width=WIDTH,
         layers=LAYERS,
         attention=attention.config,
-        position=ENCODINGS[part["encoding"]](),
-        mask=MASKS[part["mask"]],
+        position=encodings()[part["encoding"]](),
+        mask=masks()[part["mask"]],
         max_length=LENGTH,
     )
     layers = tuple(replace(layer, qk=(*attention.qk, *layer.qk)) for layer in spec.layers)
@@ -101,7 +92,7 @@ class Bench:
         device: torch.device | str = "cpu",
         head_dim: int | None = None,
     ) -> Bench:
-        part = dict(zip(FACTORS, cell, strict=True))
+        part = dict(zip(FACTOR_NAMES, cell, strict=True))
         spec = spec_for(cell, head_dim)
         model = sharpen(build(spec, kernel=part["kernel"])).to(device, dtype)
         reference = sharpen(build(spec, kernel="reference")).double()
@@ -111,7 +102,7 @@ class Bench:
         if spec.encoder is not None:
             source = torch.randint(VOCAB, (len(ROWS), 5), generator=gen)
             source_mask = torch.arange(5) < torch.tensor([[5], [2], [4]])
-        stepwise = MASKS[part["mask"]].causal
+        stepwise = masks()[part["mask"]].causal
         return Bench(model, reference, part["cache"], stepwise, tokens, source, source_mask, device)
 
     # ---- both sides
@@ -301,6 +292,6 @@ def run_cell(
 ) -> float:
     """The largest difference of any logit from what it should be. The reference runs on the host."""
     bench = Bench.of(cell, dtype, device, head_dim)
-    scenario = SCENARIO[dict(zip(FACTORS, cell, strict=True))["scenario"]]
+    scenario = SCENARIO[dict(zip(FACTOR_NAMES, cell, strict=True))["scenario"]]
     errors = [float((got.double() - wanted).abs().max()) for got, wanted in scenario(bench)]
     return max(e if isfinite(e) else inf for e in errors)

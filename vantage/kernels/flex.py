@@ -15,6 +15,7 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, 
 from vantage.spec.masks import Everything, Mask, visible
 from vantage.spec.parts import Attended, Dense, Need, Softmax, View
 from vantage.spec.positions import Pair, Place, Positions
+from vantage.spec.registry import Entry, Refusal
 
 
 class Flex:
@@ -23,6 +24,9 @@ class Flex:
     def __init__(self, *, compiled: bool):
         self.name = "flex-compiled" if compiled else "flex"
         self.compiled = compiled
+
+    def auto(self, device: str) -> bool:
+        return self.compiled and device == "cuda"  # compiling takes half a minute on a CPU
 
     def refuses(self, need: Need, q: Tensor, view: View) -> str | None:
         if need.weights:
@@ -152,3 +156,21 @@ def cannot_compile(device: str) -> str | None:
     if not any(shutil.which(compiler) for compiler in compilers):
         return f"torch.compile needs a compiler ({', '.join(compilers)}) and this machine has none"
     return None
+
+
+UNFUSED = Entry(
+    "flex",
+    Flex,
+    "FlexAttention, unfused",
+    "torch's FlexAttention without its compiler, to check with.",
+    default=lambda number: Flex(compiled=False),
+    refusals=(Refusal({"attention": ("hard",)}, "flex has no hard (argmax) attention"),),
+)
+COMPILED = Entry(
+    "flex-compiled",
+    Flex,
+    "FlexAttention",
+    "torch's FlexAttention, compiled: masks and biases inside one fused kernel.",
+    default=lambda number: Flex(compiled=True),
+    variants={},  # it takes half a minute to compile; tests of its own hold it to the reference
+)

@@ -9,12 +9,16 @@ from torch import Tensor
 from vantage.spec.masks import Everything, dense, visible
 from vantage.spec.parts import Argmax, Attended, Need, Softmax, View, materialise
 from vantage.spec.positions import Pair
+from vantage.spec.registry import Entry
 
 
 class Reference:
     """Does everything, returns the weights, works in float64. Computes in float32 at least."""
 
     name = "reference"
+
+    def auto(self, device: str) -> bool:
+        return True
 
     def refuses(self, need: Need, q: Tensor, view: View) -> str | None:
         return None
@@ -66,3 +70,6 @@ def normalise(scores_BHTS: Tensor, sinks_H: Tensor | None, how: Softmax | Argmax
     total = total if sinks is None else total + torch.exp((sinks - top) / how.temperature)
     lse = torch.where(total > 0, torch.log(total) + top / how.temperature, float("-inf"))
     return exps / total.clamp_min(torch.finfo(total.dtype).tiny), lse.squeeze(-1)
+
+
+ENTRY = Entry("reference", Reference, "Reference", "The formula written out: does everything, hands back the weights.")

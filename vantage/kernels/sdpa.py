@@ -12,12 +12,16 @@ from torch import Tensor
 from vantage.spec.masks import Everything, Mask, dense, is_plain_causal, visible
 from vantage.spec.parts import Attended, Need, Softmax, View, materialise
 from vantage.spec.positions import Pair
+from vantage.spec.registry import Entry, Refusal
 
 PLANNED = 512  # queries from which on a GPU's planned attention is worth its plan, if shapes come again
 
 
 class Sdpa:
     name = "sdpa"
+
+    def auto(self, device: str) -> bool:
+        return True
 
     def refuses(self, need: Need, q: Tensor, view: View) -> str | None:
         if need.weights or need.lse:
@@ -90,3 +94,16 @@ def unplanned() -> Iterator[None]:
         yield
     finally:
         torch_cuda.enable_cudnn_sdp(True)
+
+
+ENTRY = Entry(
+    "sdpa",
+    Sdpa,
+    "torch's SDPA",
+    "torch's scaled_dot_product_attention: the fastest there is for what it can do.",
+    refusals=(
+        Refusal({"attention": ("softcap",)}, "sdpa has no softcap"),
+        Refusal({"attention": ("sinks",)}, "sdpa has no sinks"),
+        Refusal({"attention": ("hard",)}, "sdpa has no hard (argmax) attention"),
+    ),
+)

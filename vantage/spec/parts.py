@@ -217,6 +217,15 @@ class Kernel(Protocol):
     def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended: ...
 
 
+@runtime_checkable
+class AutoKernel(Kernel, Protocol):
+    """A kernel that ``kernel="auto"`` may take."""
+
+    def auto(self, device: str) -> bool:
+        """Whether to try it on this kind of device ("cpu", "cuda", …) though nobody named it."""
+        ...
+
+
 # ---- what travels through a forward pass
 
 

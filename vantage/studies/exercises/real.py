@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vantage.attention import GroupedQuery, NoBias
-from vantage.kernels import KERNELS, chooser
+from vantage.kernels import chooser, kernel_named
 from vantage.model.linear import dense
 from vantage.spec.masks import Causal, Everything, Mask
 from vantage.spec.model import BuildContext
@@ -35,7 +35,7 @@ def attend(
     view = View(k_Sd[None, None], v_Se[None, None], Positions.arange(1, keys))
     by = q_Td.shape[-1] ** -0.5 if scale is None else scale
     need = Need(Causal() if causal else Everything(), by, normalise=normalise, weights=True)
-    done = KERNELS["reference"](q_Td[None, None], view, pos.against(view.pos), need)
+    done = kernel_named("reference")(q_Td[None, None], view, pos.against(view.pos), need)
     assert done.weights is not None
     return Attended(done.out[0, 0], done.weights[0, 0])
 

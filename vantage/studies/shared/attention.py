@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vantage.attention import NoBias
 from vantage.cache import NoCache
-from vantage.kernels import KERNELS, chooser
+from vantage.kernels import chooser, kernel_named
 from vantage.model.linear import dense
 from vantage.spec.masks import Causal, Everything, Mask
 from vantage.spec.model import AttentionConfig, BuildContext
@@ -43,7 +43,7 @@ def attend(
     pos = Positions.arange(rows, q.shape[1])
     dense_bias = None if bias is None else Dense(bias[None, None])
     need = Need(Everything() if mask is None else mask, scale, bias=dense_bias, normalise=normalise, weights=True)
-    attended = KERNELS["reference"](q.expand(rows, -1, -1)[:, None], view, pos.against(view.pos), need)
+    attended = kernel_named("reference")(q.expand(rows, -1, -1)[:, None], view, pos.against(view.pos), need)
     assert attended.weights is not None  # asked for
     return (attended.out[0, 0], attended.weights[0, 0]) if single else (attended.out[:, 0], attended.weights[:, 0])
 

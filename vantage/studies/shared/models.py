@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vantage.checkpoints.pull import place
 from vantage.errors import Refused
-from vantage.kernels import KERNELS
+from vantage.kernels import kernel_named
 from vantage.model import Model, build
 from vantage.spec.model import ModelSpec
 from vantage.spec.parts import Attended, Need, View
@@ -111,7 +111,7 @@ class CountingKernel:
     def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:
         B, H, T, _ = q_BHTd.shape
         self.scores += B * H * T * view.k.shape[2]
-        return KERNELS["reference"](q_BHTd, view, pair, need)
+        return kernel_named("reference")(q_BHTd, view, pair, need)
 
 
 # ---- published models
