@@ -1,4 +1,4 @@
-"""The runs of one study: as a study trains them (stacks on a GPU, a run on every core), or one after another."""
+"""The runs of an experiment: as it trains them (stacks on a GPU, a run on every core), or one after another."""
 
 import atexit
 import os
@@ -12,48 +12,52 @@ from time import perf_counter
 
 import torch
 
-from vantage.compare.jobs import Job, run
-from vantage.compare.results import Result
-from vantage.compare.sharing import Sharing
-from vantage.compare.study import Study
+from vantage.compare.experiment import Experiment
+from vantage.compare.gpu_sharing import GpuSharing
+from vantage.compare.jobs import TrainingJob, run
+from vantage.compare.results import RunResult
 
 POSITIONS = ("none", "sinusoidal", "learned", "rope", "t5", "alibi")
 RATE = 1e-3
-go: Callable[[], list[list[Result]]]
+go: Callable[[], list[list[RunResult]]]
 
 
 def setup(device: str, seeds: int, steps: int, workers: int, together: bool) -> None:
     global go
-    study = Study(positions=POSITIONS, test_lengths=(20,), seeds=seeds, steps=steps, test_examples=1)
+    experiment = Experiment(positions=POSITIONS, test_lengths=(20,), seeds=seeds, steps=steps, test_examples=1)
     where = torch.device(device)
-    go = as_a_study(study, where, workers) if together else in_turn(study, where)
+    go = as_an_experiment(experiment, where, workers) if together else in_turn(experiment, where)
 
 
-def in_turn(study: Study, where: torch.device) -> Callable[[], list[list[Result]]]:
+def in_turn(experiment: Experiment, where: torch.device) -> Callable[[], list[list[RunResult]]]:
     """On a CPU with as many threads as there are cores. Each makes its own examples."""
-    return lambda: [run(job, where) for job in jobs_of(study, 1)]
+    return lambda: [run(job, where) for job in jobs_of(experiment, 1)]
 
 
-def as_a_study(study: Study, where: torch.device, workers: int) -> Callable[[], list[list[Result]]]:
+def as_an_experiment(experiment: Experiment, where: torch.device, workers: int) -> Callable[[], list[list[RunResult]]]:
     """Processes that stay from round to round. Each round makes its examples anew, once for all encodings."""
     if where.type == "cuda":
-        sharing = Sharing().__enter__()
+        sharing = GpuSharing().__enter__()
         atexit.register(sharing.__exit__)  # a service outlives the process that started it
         os.environ.update(sharing.environment)
     pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,))
-    jobs = jobs_of(study, study.seeds if where.type == "cuda" else 1)
+    jobs = jobs_of(experiment, experiment.seeds if where.type == "cuda" else 1)
 
-    def train() -> list[list[Result]]:
+    def train() -> list[list[RunResult]]:
         with tempfile.TemporaryDirectory() as shelf:
             return list(pool.map(partial(run, device=where, shelf=Path(shelf)), jobs))
 
     return train
 
 
-def jobs_of(study: Study, stacked: int) -> list[Job]:
-    seeds = range(study.seeds)
-    some = [tuple(seeds[i : i + stacked]) for i in range(0, study.seeds, stacked)]
-    return [Job(study, "ordering", position, "multi-head", own, RATE) for position in study.positions for own in some]
+def jobs_of(experiment: Experiment, stacked: int) -> list[TrainingJob]:
+    seeds = range(experiment.seeds)
+    some = [tuple(seeds[i : i + stacked]) for i in range(0, experiment.seeds, stacked)]
+    return [
+        TrainingJob(experiment, "ordering", position, "multi-head", own, RATE)
+        for position in experiment.positions
+        for own in some
+    ]
 
 
 def round() -> dict[str, object]:

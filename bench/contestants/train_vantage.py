@@ -7,8 +7,8 @@ import vantage as vt
 from vantage.model.norms import LayerNorm
 from vantage.training.batch import Batch
 from vantage.training.compiled import compiled_loss, loss_of
-from vantage.training.learners import ReadsTokens
-from vantage.training.memory import memory_kept
+from vantage.training.learners import TokenLearner
+from vantage.training.memory import keep_freed_memory
 from vantage.training.optimise import AdamW
 
 
@@ -25,13 +25,13 @@ def setup(compiled: bool) -> None:
         norm=LayerNorm(),
         tied=True,
     )
-    learner = ReadsTokens(vt.build(spec)).train()
+    learner = TokenLearner(vt.build(spec)).train()
     if (count := sum(p.numel() for p in learner.parameters())) != PARAMETERS:
         raise ValueError(f"this model has {count:,} parameters; the others have {PARAMETERS:,}")
     optimiser = AdamW(RATE, BETAS, weight_decay=DECAY).build(learner)
     loss = compiled_loss(learner, 0.0, refuse) if compiled else loss_of(learner, 0.0)
     batch = Batch(*text())
-    kept = memory_kept(torch.device("cpu"))  # to the end
+    kept = keep_freed_memory(torch.device("cpu"))  # to the end
     kept.__enter__()
 
 

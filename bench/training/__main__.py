@@ -22,7 +22,7 @@ from vantage.model.feed_forward import FeedForward
 from vantage.model.norms import LayerNorm
 from vantage.training.batch import Batch
 from vantage.training.compiled import compiled_loss, in_precision
-from vantage.training.learners import ReadsTokens
+from vantage.training.learners import TokenLearner
 from vantage.training.optimise import AdamW, clip
 
 TOKENS, VOCAB, PEAK = 1024, 50304, 990e12  # H100 and H200, dense bfloat16
@@ -47,7 +47,7 @@ def ours(shape: str, position: str, rows: int) -> tuple[Step, int]:
         norm=LayerNorm(bias=False),  # as nanoGPT without biases
         tied=True,
     )
-    learner = ReadsTokens(build(spec).to("cuda")).train()
+    learner = TokenLearner(build(spec).to("cuda")).train()
     optimiser = AdamW(lr=1e-4).build(learner)
     loss = compiled_loss(in_precision(learner, torch.bfloat16), 0.0, print)
     tokens, targets = _tokens(rows)

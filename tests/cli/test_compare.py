@@ -16,8 +16,8 @@ import pytest
 import vantage as vt
 from vantage.cli import compare
 from vantage.cli.main import main
+from vantage.compare.experiment import experiment_of
 from vantage.compare.results import FILE, read_results
-from vantage.compare.study import study_of
 from vantage.training.text import Bytes
 
 
@@ -116,15 +116,15 @@ def test_resuming_with_other_flags_is_refused(tmp_path, capsys):
 
 def test_a_folder_that_is_taken_is_refused_before_anything_is_timed(tmp_path, capsys, monkeypatch):
     (tmp_path / "study.json").write_text("{}")
-    monkeypatch.setattr("vantage.compare.conduct.within", lambda *args: pytest.fail("it was timed"))
+    monkeypatch.setattr("vantage.compare.run.fit_budget", lambda *args: pytest.fail("it was timed"))
     assert main(["compare", "--out", str(tmp_path)]) == 2
-    assert "holds a study already" in capsys.readouterr().err
+    assert "holds an experiment already" in capsys.readouterr().err
 
 
-def test_a_study_that_is_damaged_is_named(tmp_path, capsys):
+def test_a_experiment_that_is_damaged_is_named(tmp_path, capsys):
     (tmp_path / "study.json").write_text('{"study"')
     assert main(["compare", "--resume", "--out", str(tmp_path)]) == 2
-    assert "there is no study in" in capsys.readouterr().err
+    assert "there is no experiment in" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_is_one_line(capsys):
@@ -136,9 +136,9 @@ def test_an_interrupt_says_how_to_go_on(tmp_path, capsys, monkeypatch):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vantage.compare.conduct.conduct", interrupted)
-    assert main(["compare", *SMALL, "--out", str(tmp_path / "a study")]) == 130
-    assert f"vantage compare --resume --out '{tmp_path}/a study'" in capsys.readouterr().err
+    monkeypatch.setattr("vantage.compare.run.run_experiment", interrupted)
+    assert main(["compare", *SMALL, "--out", str(tmp_path / "an experiment")]) == 130
+    assert f"vantage compare --resume --out '{tmp_path}/an experiment'" in capsys.readouterr().err
 
 
 def test_a_papers_set_up_with_its_numbers_beside(book, tmp_path, capsys):
@@ -166,7 +166,7 @@ def test_a_papers_set_up_with_its_numbers_beside(book, tmp_path, capsys):
     assert again[:2] == ["vantage", "compare"]
     parser = argparse.ArgumentParser()
     compare.add(parser.add_subparsers())
-    assert compare._study(parser.parse_args(again[1:])) == study_of(report["study"]["settings"], "report")
+    assert compare._experiment(parser.parse_args(again[1:])) == experiment_of(report["study"]["settings"], "report")
 
 
 def test_extend_killed_and_resumed_gives_the_same_report(book, folder, tmp_path):

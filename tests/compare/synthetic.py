@@ -1,4 +1,4 @@
-"""Results as a study would find them if its encodings were as good as we say: with seeds that scatter and test rows."""
+"""Results as an experiment would have them if its encodings were as good as we say: scattered seeds and test rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from vantage.compare.results import Key, Result, Score
+from vantage.compare.results import Key, RunResult, TestScore
 
 Skill = Callable[[int], float]  # of a length
 LENGTHS = (10, 20, 40, 60, 80, 100)
@@ -18,7 +18,7 @@ def falls(over: float) -> Skill:
     return lambda length: 0.5 + 0.48 * math.exp(-max(0, length - 20) / over)
 
 
-def study(
+def experiment(
     skills: Mapping[str, Skill],
     *,
     tasks: Sequence[str] = ("ordering",),
@@ -30,7 +30,7 @@ def study(
     losses: bool = False,
     diverged: Sequence[tuple[str, int]] = (),
     groups: Sequence[str] = (),
-) -> list[Result]:
+) -> list[RunResult]:
     """``losses``: a skill is the loss itself. A seed's luck is the same for all entries of a task."""
     results = []
     for t, task in enumerate(tasks):
@@ -41,15 +41,15 @@ def study(
                 fell = (position, seed) in diverged
                 scores = [] if fell else [_score(rng, skill(n), luck, n, rows, losses, groups) for n in lengths]
                 key = Key(task, position, attention, seed)
-                results.append(Result(key, 1e-3, 3000, 101_378 + e, 2.5e12, 10.0 + seed, fell, tuple(scores)))
+                results.append(RunResult(key, 1e-3, 3000, 101_378 + e, 2.5e12, 10.0 + seed, fell, tuple(scores)))
     return results
 
 
 def _score(
     rng: np.random.Generator, skill: float, luck: float, length: int, rows: int, losses: bool, groups: Sequence[str]
-) -> Score:
+) -> TestScore:
     if losses:
-        return Score(length, 0.0, 0.3, skill + luck, rows)
+        return TestScore(length, 0.0, 0.3, skill + luck, rows)
     share = float(np.clip(skill + luck, 0, 1))
     exact = rng.binomial(rows, share) / rows
-    return Score(length, exact, exact, -math.log(max(exact, 1e-3)), rows, dict.fromkeys(groups, exact))
+    return TestScore(length, exact, exact, -math.log(max(exact, 1e-3)), rows, dict.fromkeys(groups, exact))

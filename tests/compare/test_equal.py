@@ -8,8 +8,8 @@ import pytest
 
 from vantage.compare.entries import Shape, section
 from vantage.compare.equal import NEAR, hidden_of, matched, parameters
+from vantage.compare.experiment import Experiment
 from vantage.compare.setups import notes
-from vantage.compare.study import Study
 from vantage.errors import BadInput
 from vantage.model import build
 
@@ -17,9 +17,9 @@ EVERY = {"positions": ("none", "learned", "t5", "shaw", "fire"), "attention": ("
 
 
 def test_counts_are_equal_and_only_the_feed_forward_layers_differ():
-    study, plain = Study(equal="parameters", **EVERY), Study(**EVERY)
-    vocab = study.vocab("ordering")
-    sections = [study.section(*entry) for entry in study.entries()]
+    experiment, plain = Experiment(equal="parameters", **EVERY), Experiment(**EVERY)
+    vocab = experiment.vocab("ordering")
+    sections = [experiment.section(*entry) for entry in experiment.entries()]
     counts = [sum(p.numel() for p in build(section.spec(vocab), seed=0).parameters()) for section in sections]
     assert (max(counts) - min(counts)) / max(counts) <= NEAR
     before = [plain.section(*entry) for entry in plain.entries()]
@@ -32,15 +32,15 @@ def test_counts_are_equal_and_only_the_feed_forward_layers_differ():
 
 
 def test_the_report_says_how():
-    (note,) = notes(Study(equal="parameters", positions=("none", "learned")))
+    (note,) = notes(Experiment(equal="parameters", positions=("none", "learned")))
     assert "none 209; learned 192" in note
     assert "130,496 to 130,624" in note
-    assert notes(Study()) == []
+    assert notes(Experiment()) == []
 
 
 def test_what_cannot_be_equal_is_refused():
     with pytest.raises(BadInput, match="Did you mean 'parameters'"):
-        Study(equal="parameter")
+        Experiment(equal="parameter")
     small = {
         (name, "multi-head"): section(name, "multi-head", Shape(8, 8, 2), 12) for name in ("none", "learned")
     }  # twelve rows of eight are half of what one more unit in eight layers is

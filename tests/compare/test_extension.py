@@ -11,10 +11,10 @@ import torch
 
 import vantage as vt
 from tests.training.text.real import real
-from vantage.compare.extension import Extension, carry_out, facts_of
-from vantage.compare.extension.conduct import DIVISORS, lay_out, wanted
-from vantage.compare.extension.measure import Hidden, found, hide, spread, token_losses
+from vantage.compare.extension import ExtensionSettings, extension_metadata, run_extension
+from vantage.compare.extension.measure import HiddenNumbers, even_depths, hide_numbers, recall, token_losses
 from vantage.compare.extension.rules import RULES, rescaled, search_divisors
+from vantage.compare.extension.run import DIVISORS, prepare_texts, wanted
 from vantage.compare.report import write_report
 from vantage.compare.results import FILE, read_results
 from vantage.errors import BadInput, Refused
@@ -46,7 +46,7 @@ def model():
 
 def small(book, **changes):
     settings = {"times": (1.0, 2.0), "pieces": 2, "tries": 1, "needles": 2, "lora_steps": 2, "lora_length": 48}
-    return Extension("tiny", (book,), **(settings | changes))
+    return ExtensionSettings("tiny", (book,), **(settings | changes))
 
 
 class Told:
@@ -100,7 +100,7 @@ def test_a_model_without_rope_is_refused(book):
     other = vt.build(vt.decoder(vocab=256, width=32, layers=1, heads=2, position="alibi", max_length=CONTEXT), seed=0)
     other.tokenizer = Bytes().build()
     with pytest.raises(Refused, match="RoPE"):
-        lay_out(small(book), other)
+        prepare_texts(small(book), other)
 
 
 def test_the_search_takes_the_best_it_tried():
@@ -132,20 +132,20 @@ def test_losses_in_chunks_are_those_of_one_pass(model, rule):
 def test_numbers_are_hidden_where_they_are_said_to_be():
     tokenizer = Bytes().build()
     filler = tokenizer.encode("lorem ipsum " * 200)
-    hidden = hide(tokenizer, filler, 900, [0.25, 0.75], seed=5)
+    hidden = hide_numbers(tokenizer, filler, 900, [0.25, 0.75], seed=5)
     text = tokenizer.decode(hidden.prompt)
-    assert len(hidden.asked) == 2
-    for (question, key), depth in zip(hidden.asked, [0.25, 0.75], strict=True):
+    assert len(hidden.questions) == 2
+    for (question, key), depth in zip(hidden.questions, [0.25, 0.75], strict=True):
         name = tokenizer.decode(question).split("The pass key of ")[1].removesuffix(" is")
         told = f"The pass key of {name} is {key}. Remember it. {key} is the pass key of {name}."
         assert text.count(told) == 1
         before = text[: text.index(told)].count("lorem")
         assert before / text.count("lorem") == pytest.approx(depth, abs=0.05)
-    longest = max(len(question) for question, _ in hidden.asked)
+    longest = max(len(question) for question, _ in hidden.questions)
     assert len(hidden.prompt) + longest + 7 == 900
-    assert hide(tokenizer, filler, 900, [0.25, 0.75], seed=5) == hidden
+    assert hide_numbers(tokenizer, filler, 900, [0.25, 0.75], seed=5) == hidden
     with pytest.raises(BadInput, match="tokens or more"):
-        hide(tokenizer, filler, 200, spread(4), seed=5)
+        hide_numbers(tokenizer, filler, 200, even_depths(4), seed=5)
 
 
 def test_a_number_is_found_if_the_model_says_it(model):
@@ -157,7 +157,7 @@ def test_a_number_is_found_if_the_model_says_it(model):
             tokens.append(int(model(torch.tensor([tokens]))[0, -1].argmax()))
     said = model.tokenizer.decode(tokens[-7:]).strip()
     other = "x" + said
-    got = found(model, Hidden(prompt, [(question, said[:2]), (question, other), (question, said[:2])]), 200)
+    got = recall(model, HiddenNumbers(prompt, [(question, said[:2]), (question, other), (question, said[:2])]), 200)
     assert got == [True, False, True]
 
 
@@ -167,12 +167,12 @@ def test_a_number_is_found_if_the_model_says_it(model):
 @pytest.fixture(scope="module")
 def whole(book, model, tmp_path_factory):
     folder, told, how = tmp_path_factory.mktemp("extension"), Told(), small(book)
-    results = carry_out(how, lay_out(how, model), folder, told)
+    results = run_extension(how, prepare_texts(how, model), folder, told)
     return folder, results, told, how
 
 
 def facts(how, model):
-    return facts_of(how, CONTEXT, model.spec.max_length, {}, "vantage compare --extend tiny")
+    return extension_metadata(how, CONTEXT, model.spec.max_length, {}, "vantage compare --extend tiny")
 
 
 def test_every_reading_is_there(whole, model):
@@ -212,23 +212,23 @@ def test_the_report_says_what_it_is(whole, model, tmp_path):
     ):
         assert said in page
     assert "Claims, measured" not in page
-    cut = facts_of(replace(how, context=100), 100, 8192, {}, "")
+    cut = extension_metadata(replace(how, context=100), 100, 8192, {}, "")
     assert any("it fails nowhere: what is shown is what each scaling costs" in note for note in cut["notes"])
 
 
 def test_stopped_and_resumed_it_is_the_same(whole, book, model, tmp_path):
     _, results, _, how = whole
-    laid = lay_out(how, model)
+    prepared = prepare_texts(how, model)
     with pytest.raises(KeyboardInterrupt):
-        carry_out(how, laid, tmp_path, Told(stop_after=7))
+        run_extension(how, prepared, tmp_path, Told(stop_after=7))
     kept = read_results(tmp_path / FILE)
     assert len(kept) == 7 * 4
     with pytest.raises(BadInput, match="--resume"):
-        carry_out(how, laid, tmp_path, Told())
-    with pytest.raises(BadInput, match="another study"):
-        carry_out(replace(how, lora_steps=3), laid, tmp_path, Told(), resume=True)
+        run_extension(how, prepared, tmp_path, Told())
+    with pytest.raises(BadInput, match="another experiment"):
+        run_extension(replace(how, lora_steps=3), prepared, tmp_path, Told(), resume=True)
     told = Told()
-    again = carry_out(how, laid, tmp_path, told, resume=True)
+    again = run_extension(how, prepared, tmp_path, told, resume=True)
     assert told.done == 7
     assert len(told.results) == len(results) - len(kept)
     for a, b in zip(again, results, strict=True):
@@ -256,7 +256,7 @@ def test_stopped_and_resumed_it_is_the_same(whole, book, model, tmp_path):
 )
 def test_bad_settings_are_refused(book, changes, said):
     with pytest.raises(BadInput, match=said):
-        Extension(**({"model": "tiny", "text": (book,)} | changes))
+        ExtensionSettings(**({"model": "tiny", "text": (book,)} | changes))
 
 
 @pytest.mark.parametrize(
@@ -265,13 +265,13 @@ def test_bad_settings_are_refused(book, changes, said):
 )
 def test_what_does_not_fit_the_model_is_refused(book, model, changes, said):
     with pytest.raises(BadInput, match=said):
-        lay_out(small(book, **changes), model)
+        prepare_texts(small(book, **changes), model)
 
 
 @pytest.mark.slow
 def test_smollm2_finds_passkeys(tmp_path):
     """The real model within its context: it reads and finds unscaled, and a linear scaling by 4 costs perplexity."""
-    how = Extension(
+    how = ExtensionSettings(
         "smollm2",
         (str(real("wikitext2-test.txt")),),
         context=384,
@@ -283,7 +283,7 @@ def test_smollm2_finds_passkeys(tmp_path):
         needles=2,
     )
     model = vt.load("smollm2", dtype=torch.float32).eval()
-    results = carry_out(how, lay_out(how, model), tmp_path, Told())
+    results = run_extension(how, prepare_texts(how, model), tmp_path, Told())
     of = {(r.key.task, r.key.position): r.scores[-1] for r in results}
     assert of["passkey", "none"].exact == 1.0
     assert of["multi-needle", "none"].exact == 1.0

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.compare.synthetic import study
+from tests.compare.synthetic import experiment
 from vantage.compare import published
 from vantage.compare.published import compare_with, names, paper, rows, same_task
 from vantage.compare.verdicts import Verdict
@@ -17,9 +17,9 @@ COPY_ONE = {"none": 0.986, "t5": 0.771, "alibi": 0.289, "rope": 0.0, "sinusoidal
 
 
 def beyond(numbers: Mapping[str, float], task: str = "copy-one", **settings: float) -> list[Verdict]:
-    """A study whose entries have these accuracies beyond the training length."""
+    """An experiment whose entries have these accuracies beyond the training length."""
     skills = {name: (lambda n, share=share: 0.99 if n <= 20 else share) for name, share in numbers.items()}
-    return compare_with("length-generalization", study(skills, tasks=(task,), **settings), 20)
+    return compare_with("length-generalization", experiment(skills, tasks=(task,), **settings), 20)
 
 
 def of(verdicts: list[Verdict], what: str) -> Verdict:
@@ -97,7 +97,9 @@ def test_what_seeds_cannot_tell_is_not_told() -> None:
 def test_rows_without_runs_are_not_measured() -> None:
     verdicts = beyond(COPY_ONE)
     assert of(verdicts, "reverse").word == "not measured"
-    assert [v.word for v in compare_with("alibi", study(COPY_ONE_SKILLS), 20)] == ["not measured"] * len(rows("alibi"))
+    assert [v.word for v in compare_with("alibi", experiment(COPY_ONE_SKILLS), 20)] == ["not measured"] * len(
+        rows("alibi")
+    )
     assert of(beyond({"none": 0.9}), "copy one").word == "not measured"
 
 
@@ -117,7 +119,7 @@ def test_perplexity_is_compared_at_the_same_multiple_of_the_training_length() ->
     """Ours: trained to 20; the paper's 512 to 3512 is 20 to 137."""
     theirs = {"sinusoidal": (20.05, 178.97), "rope": (20.07, 35.54), "t5": (19.65, 22.91), "alibi": (19.73, 18.40)}
     losses = {name: (lambda n, e=e: math.log(e[0] if n <= 20 else e[1])) for name, e in theirs.items()}
-    results = study(losses, tasks=("text",), losses=True, lengths=(20, 140, 5000))
+    results = experiment(losses, tasks=("text",), losses=True, lengths=(20, 140, 5000))
     verdicts = compare_with("alibi", results, 20)
     far = of(verdicts, "trained at 512, read at 3512")
     assert far.word == "same ordering, same size of effect"
@@ -133,7 +135,7 @@ def test_perplexity_is_compared_at_the_same_multiple_of_the_training_length() ->
 
 def test_an_encoding_that_should_hold_and_grows_has_another_shape() -> None:
     losses = {"alibi": lambda n: 3.0 if n <= 20 else 4.0}
-    verdicts = compare_with("alibi", study(losses, tasks=("text",), losses=True, lengths=(20, 140)), 20)
+    verdicts = compare_with("alibi", experiment(losses, tasks=("text",), losses=True, lengths=(20, 140)), 20)
     assert of(verdicts, "alibi from 512").word == "another shape"
 
 
@@ -143,14 +145,14 @@ def test_an_encoding_that_should_hold_and_grows_has_another_shape() -> None:
 )
 def test_what_randomised_positions_gain(gain: float, word: str) -> None:
     skills = {"rope": lambda n: 0.5, "randomised-rope": lambda n: 0.5 + gain, "alibi": lambda n: 0.4}
-    found = compare_with("randomized", study(skills, tasks=("parity", "reverse")), 20)
+    found = compare_with("randomized", experiment(skills, tasks=("parity", "reverse")), 20)
     assert [v.word for v in found] == [word]
     assert "2 pairs" in found[0].why
 
 
 def test_the_best_run_is_set_beside_the_best_run() -> None:
     skills = {"randomised-fire": lambda n: 1.0}
-    results = study(
+    results = experiment(
         skills, tasks=("addition-hints",), lengths=(40, 100), scatter=0.0, diverged=[("randomised-fire", 2)]
     )
     found = compare_with("addition", results, 40)

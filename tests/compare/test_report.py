@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from tests.compare.synthetic import falls, study
+from tests.compare.synthetic import experiment, falls
 from vantage.compare.report import CSV, JSON, PAGE, VERDICTS, machine, write_report
-from vantage.compare.results import Result
+from vantage.compare.results import RunResult
 from vantage.errors import BadInput
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -71,15 +71,15 @@ def read(path: Path) -> Reader:
 
 
 @pytest.fixture(scope="module")
-def results() -> list[Result]:
+def results() -> list[RunResult]:
     groups = ("ascending", "swap 1", "swap 16", "swap 2")
-    found = study(SKILLS, groups=groups, diverged=[("sinusoidal", 1)])
-    found += study({"none": falls(90), "rope": falls(12)}, tasks=("copy-one",))
-    return found + study({"rope": lambda n: 3 + n / 50}, tasks=("text",), losses=True)
+    found = experiment(SKILLS, groups=groups, diverged=[("sinusoidal", 1)])
+    found += experiment({"none": falls(90), "rope": falls(12)}, tasks=("copy-one",))
+    return found + experiment({"rope": lambda n: 3 + n / 50}, tasks=("text",), losses=True)
 
 
 @pytest.fixture(scope="module")
-def folder(results: list[Result], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(results: list[RunResult], tmp_path_factory: pytest.TempPathFactory) -> Path:
     facts = {**FACTS, "published": ("length-generalization", "alibi", "randomized")}
     return write_report(tmp_path_factory.mktemp("report"), facts, results).parent
 
@@ -151,9 +151,9 @@ def test_verdicts_are_a_table_too(folder: Path) -> None:
 def test_the_same_runs_read_in_other_ways_are_counted_once(tmp_path: Path) -> None:
     """Three readings of a text are shown, and have one voice in ranks, claims and beside a paper."""
     better = {"alibi": lambda n: 3.0, "rope": lambda n: 3.0 + n / 50}
-    copies = study({"alibi": falls(5), "rope": falls(300)}, tasks=("copy",))
-    found = copies + study(better, tasks=("text", "text, sliding", "text, over position"), losses=True)
-    once = copies + study(better, tasks=("text",), losses=True)
+    copies = experiment({"alibi": falls(5), "rope": falls(300)}, tasks=("copy",))
+    found = copies + experiment(better, tasks=("text", "text, sliding", "text, over position"), losses=True)
+    once = copies + experiment(better, tasks=("text",), losses=True)
     said = []
     for name, results in (("all", found), ("once", once)):
         facts = {**FACTS, "published": "alibi"}
@@ -164,7 +164,7 @@ def test_the_same_runs_read_in_other_ways_are_counted_once(tmp_path: Path) -> No
     assert "12 runs: 2 tasks, 2 entries, 3 seeds" in read(tmp_path / "all" / PAGE).text
 
 
-def test_csv_has_a_line_for_each_run_and_length(folder: Path, results: list[Result]) -> None:
+def test_csv_has_a_line_for_each_run_and_length(folder: Path, results: list[RunResult]) -> None:
     lines = list(csv.DictReader((folder / CSV).read_text().splitlines()))
     assert len(lines) == sum(len(run.scores) or 1 for run in results)
     first = next(line for line in lines if line["task"] == "ordering" and line["length"] == "40")
@@ -177,7 +177,7 @@ def test_csv_has_a_line_for_each_run_and_length(folder: Path, results: list[Resu
     assert [line["length"] for line in lines if line["diverged"] == "yes"] == [""]
 
 
-def test_json_says_what_the_page_says(folder: Path, results: list[Result]) -> None:
+def test_json_says_what_the_page_says(folder: Path, results: list[RunResult]) -> None:
     said = json.loads((folder / JSON).read_text())
     assert len(said["runs"]) == len(results)
     ordering = said["tasks"]["ordering"]
@@ -191,7 +191,7 @@ def test_json_says_what_the_page_says(folder: Path, results: list[Result]) -> No
     assert set(said["verdicts"]) >= {"claims", "published: randomised"}
 
 
-def test_the_same_results_give_the_same_report_in_whatever_order(results: list[Result], tmp_path: Path) -> None:
+def test_the_same_results_give_the_same_report_in_whatever_order(results: list[RunResult], tmp_path: Path) -> None:
     """As after a kill and a resumption: other times, another order."""
     shuffled = [replace(run, seconds=run.seconds * 3) for run in results]
     random.Random(1).shuffle(shuffled)
@@ -204,7 +204,9 @@ def test_the_same_results_give_the_same_report_in_whatever_order(results: list[R
 def test_names_are_not_taken_for_markup(tmp_path: Path) -> None:
     odd = '<script>alert("1")</script>'
     facts = {**FACTS, "title": odd, "command": odd, "notes": [odd], "settings": {odd: odd}}
-    page = read(write_report(tmp_path, facts, study({odd: falls(9), "rope": falls(5)}, tasks=(odd,), groups=(odd,))))
+    page = read(
+        write_report(tmp_path, facts, experiment({odd: falls(9), "rope": falls(5)}, tasks=(odd,), groups=(odd,)))
+    )
     assert not page.named("script")
     assert odd in page.text
 
@@ -212,15 +214,15 @@ def test_names_are_not_taken_for_markup(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "found",
     [
-        study({"rope": falls(9)}),
-        study({"rope": falls(9), "t5": falls(8)}, seeds=1),
-        study({"rope": falls(9), "t5": falls(8)}, diverged=[("rope", 0), ("rope", 1), ("rope", 2)]),
-        study({"rope": falls(9)}, diverged=[("rope", 0), ("rope", 1), ("rope", 2)]),
-        study({"rope": falls(9)}, lengths=(10, 20)),
-        study({"rope": falls(9)}, lengths=(40,)),
-        study({"rope": lambda n: 3.0, "t5": lambda n: 900.0}, seeds=1, tasks=("text",), losses=True),
-        study({f"e{i}": falls(9 + i) for i in range(12)}, seeds=2),
-        study({"rope": falls(9)})[:2] + study({"t5": falls(9)})[2:],
+        experiment({"rope": falls(9)}),
+        experiment({"rope": falls(9), "t5": falls(8)}, seeds=1),
+        experiment({"rope": falls(9), "t5": falls(8)}, diverged=[("rope", 0), ("rope", 1), ("rope", 2)]),
+        experiment({"rope": falls(9)}, diverged=[("rope", 0), ("rope", 1), ("rope", 2)]),
+        experiment({"rope": falls(9)}, lengths=(10, 20)),
+        experiment({"rope": falls(9)}, lengths=(40,)),
+        experiment({"rope": lambda n: 3.0, "t5": lambda n: 900.0}, seeds=1, tasks=("text",), losses=True),
+        experiment({f"e{i}": falls(9 + i) for i in range(12)}, seeds=2),
+        experiment({"rope": falls(9)})[:2] + experiment({"t5": falls(9)})[2:],
     ],
     ids=[
         "alone",
@@ -234,7 +236,7 @@ def test_names_are_not_taken_for_markup(tmp_path: Path) -> None:
         "split",
     ],
 )
-def test_poor_studies_have_a_report_too(found: list[Result], tmp_path: Path) -> None:
+def test_poor_experiments_have_a_report_too(found: list[RunResult], tmp_path: Path) -> None:
     page = read(write_report(tmp_path, FACTS, found))
     assert "nan" not in page.text.lower().split()
     assert "inf" not in page.text.lower().split()
@@ -242,7 +244,7 @@ def test_poor_studies_have_a_report_too(found: list[Result], tmp_path: Path) -> 
 
 
 def test_one_seed_is_said_to_be_one(tmp_path: Path) -> None:
-    page = read(write_report(tmp_path, FACTS, study({"rope": falls(9)}, seeds=1)))
+    page = read(write_report(tmp_path, FACTS, experiment({"rope": falls(9)}, seeds=1)))
     assert "One seed says nothing about another" in page.text
 
 
@@ -257,7 +259,7 @@ def test_one_seed_is_said_to_be_one(tmp_path: Path) -> None:
 )
 def test_facts_that_cannot_be_are_refused(facts: dict[str, Any], complaint: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=complaint):
-        write_report(tmp_path / "new", facts, study({"rope": falls(9)}))
+        write_report(tmp_path / "new", facts, experiment({"rope": falls(9)}))
     assert not (tmp_path / "new").exists()
 
 

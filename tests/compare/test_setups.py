@@ -1,12 +1,12 @@
-"""The papers' set-ups: studies that can be made, and what they leave out in words that are true."""
+"""The papers' set-ups: experiments that can be made, and what they leave out in words that are true."""
 
 from __future__ import annotations
 
 import pytest
 
+from vantage.compare.experiment import Experiment, experiment_of
 from vantage.compare.published import paper
-from vantage.compare.setups import SCALES, reductions, setup_of, study_for
-from vantage.compare.study import Study, study_of
+from vantage.compare.setups import SCALES, experiment_for, reductions, setup_of
 from vantage.errors import BadInput
 
 PAPERS = ("alibi", "length-generalization", "randomized")
@@ -22,36 +22,37 @@ def book(tmp_path_factory):
 def made(name, scale, book):
     if (name, scale) == ("alibi", "paper-like"):  # with bytes: its own vocabulary takes long to make
         said = {**setup_of(name)[1].scales[scale], "vocabulary": "bytes"}
-        return study_of({**said, "tasks": ["text"], "text": [book], "published": ["alibi"]}, scale)
-    return study_for(name, scale, (book,) if name == "alibi" else ())
+        return experiment_of({**said, "tasks": ["text"], "text": [book], "published": ["alibi"]}, scale)
+    return experiment_for(name, scale, (book,) if name == "alibi" else ())
 
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", PAPERS)
-def test_every_scale_is_a_study_that_answers_the_papers_rows(name, scale, book):
-    study = made(name, scale, book)
-    assert study.published == (paper(name).name,)
-    assert paper(name).source in reductions(study)[0] or scale == "paper-like"
-    assert max(study.test_lengths) > study.train_length
+def test_every_scale_is_a_experiment_that_answers_the_papers_rows(name, scale, book):
+    experiment = made(name, scale, book)
+    assert experiment.published == (paper(name).name,)
+    assert paper(name).source in reductions(experiment)[0] or scale == "paper-like"
+    assert max(experiment.test_lengths) > experiment.train_length
 
 
 def test_scales_grow():
     sizes = [
-        study_for("length-generalization", scale).trainings() * study_for("length-generalization", scale).steps
+        experiment_for("length-generalization", scale).trainings()
+        * experiment_for("length-generalization", scale).steps
         for scale in SCALES
     ]
     assert sizes == sorted(sizes)
 
 
 def test_what_is_reduced_is_worked_out():
-    said = reductions(study_for("length-generalization", "tiny"))
+    said = reductions(experiment_for("length-generalization", "tiny"))
     assert "width 64 (theirs: 768)" in said[0]
     assert "steps 600 (theirs: 40,000)" in said[0]
     assert "batch" not in said[0]  # the same
     assert any("SCAN, mixed, is left out" in sentence for sentence in said)
-    like = study_for("length-generalization", "paper-like")
+    like = experiment_for("length-generalization", "paper-like")
     assert not any("another size" in sentence for sentence in reductions(like))
-    assert reductions(Study()) == []
+    assert reductions(Experiment()) == []
 
 
 @pytest.mark.parametrize(
@@ -67,4 +68,4 @@ def test_what_is_reduced_is_worked_out():
 )
 def test_bad_choices_are_refused(name, scale, text, said):
     with pytest.raises(BadInput, match=said):
-        study_for(name, scale, text)
+        experiment_for(name, scale, text)

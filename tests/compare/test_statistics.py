@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.compare.synthetic import falls, study
+from tests.compare.synthetic import experiment, falls
 from vantage.compare import statistics
-from vantage.compare.cells import View
-from vantage.compare.results import Key, Result
+from vantage.compare.result_table import ResultTable
+from vantage.compare.results import Key, RunResult
 from vantage.compare.statistics import (
     Sample,
     average,
@@ -28,7 +28,7 @@ from vantage.compare.statistics import (
     student_quantile,
     student_within,
 )
-from vantage.compare.verdicts import comparisons, controls, places
+from vantage.compare.verdicts import comparisons, controls, rank_entries
 from vantage.errors import BadInput
 
 
@@ -79,15 +79,15 @@ def test_binomial_refuses_what_cannot_be(right: int, rows: int) -> None:
 
 
 @pytest.mark.parametrize("seeds", [3, 5, 8])
-def test_an_interval_covers_the_truth_in_95_of_100_studies(seeds: int) -> None:
+def test_an_interval_covers_the_truth_in_95_of_100_experiments(seeds: int) -> None:
     rng = np.random.default_rng(seeds)
-    studies = 600
-    held = sum(estimate(sample(*rng.normal(0.3, 0.1, seeds).tolist())).holds(0.3) for _ in range(studies))
-    assert 0.92 <= held / studies <= 0.98  # three standard deviations of the count itself
+    experiments = 600
+    held = sum(estimate(sample(*rng.normal(0.3, 0.1, seeds).tolist())).holds(0.3) for _ in range(experiments))
+    assert 0.92 <= held / experiments <= 0.98  # three standard deviations of the count itself
 
 
 def test_a_plain_bootstrap_of_three_seeds_would_not() -> None:
-    """It never leaves the range of the three, which misses the truth in a quarter of all studies."""
+    """It never leaves the range of the three, which misses the truth in a quarter of all experiments."""
     rng = np.random.default_rng(0)
     draws = rng.normal(0, 1, (2000, 3))
     inside = ((draws.min(1) < 0) & (draws.max(1) > 0)).mean()
@@ -175,8 +175,8 @@ def test_fishers_test_by_hand() -> None:
 
 @pytest.mark.parametrize("rows", [2, 4, 16])
 def test_one_seed_of_few_rows_is_rarely_told_apart_from_its_equal(rows: int) -> None:
-    rng, wrong, studies = np.random.default_rng(0), 0, 500
-    for _ in range(studies):
+    rng, wrong, experiments = np.random.default_rng(0), 0, 500
+    for _ in range(experiments):
         a, b = (
             Sample((0,), (share,), (row_noise(share, rows),), rows, (0, 1))
             for share in rng.binomial(rows, 0.5, 2) / rows
@@ -184,7 +184,7 @@ def test_one_seed_of_few_rows_is_rarely_told_apart_from_its_equal(rows: int) -> 
         apart = difference(a, b)
         assert apart is not None
         wrong += p_value(apart) < 0.05
-    assert wrong / studies <= 0.05
+    assert wrong / experiments <= 0.05
 
 
 def test_holm_by_hand() -> None:
@@ -194,28 +194,28 @@ def test_holm_by_hand() -> None:
 
 
 def test_equal_entries_are_rarely_told_apart() -> None:
-    """With 6 entries there are 15 pairs; without a correction most studies would find a difference."""
-    studies, wrong, uncorrected = 60, 0, 0
-    for n in range(studies):
+    """With 6 entries there are 15 pairs; without a correction most experiments would find a difference."""
+    experiments, wrong, uncorrected = 60, 0, 0
+    for n in range(experiments):
         rng = np.random.default_rng(n)
         results = []
-        for run in study({name: lambda length: 0.7 for name in "abcdef"}, lengths=(20, 40), rows=200):
+        for run in experiment({name: lambda length: 0.7 for name in "abcdef"}, lengths=(20, 40), rows=200):
             share = float(np.clip(rng.normal(0.7, 0.05), 0, 1))
             scores = tuple(type(s)(s.length, share, share, 1.0, s.rows) for s in run.scores)
-            results.append(Result(run.key, 1e-3, 1, 1, 1.0, 1.0, False, scores))
-        pairs = comparisons(View(tuple(results), 20), "ordering")
+            results.append(RunResult(run.key, 1e-3, 1, 1, 1.0, 1.0, False, scores))
+        pairs = comparisons(ResultTable(tuple(results), 20), "ordering")
         wrong += any(pair.distinguishable for pair in pairs)
         uncorrected += any(pair.p <= 0.05 for pair in pairs)
-    assert wrong / studies <= 0.10
-    assert uncorrected / studies > 0.25
+    assert wrong / experiments <= 0.10
+    assert uncorrected / experiments > 0.25
 
 
 def test_large_differences_are_told_apart_with_three_seeds() -> None:
-    view = View(tuple(study({"none": falls(300), "rope": falls(20), "alibi": falls(290)})), 20)
+    view = ResultTable(tuple(experiment({"none": falls(300), "rope": falls(20), "alibi": falls(290)})), 20)
     found = {frozenset((pair.better, pair.worse)): pair.word for pair in comparisons(view, "ordering")}
     assert found[frozenset(("none", "rope"))] == "better"
     assert found[frozenset(("none", "alibi"))] == "not distinguishable"
-    placed = places(view, "ordering")
+    placed = rank_entries(view, "ordering")
     assert [place.word for place in placed] == ["best mean", "not distinguishable from the best", "behind the best"]
     assert placed[2].entry == "rope"
 
@@ -254,7 +254,7 @@ def test_the_interval_of_a_rank_opens_with_the_scatter_of_the_seeds() -> None:
 
 
 def test_a_run_that_diverged_counts_as_none_right() -> None:
-    view = View(tuple(study({"rope": lambda n: 0.9}, diverged=[("rope", 1)], scatter=0.0)), 20)
+    view = ResultTable(tuple(experiment({"rope": lambda n: 0.9}, diverged=[("rope", 1)], scatter=0.0)), 20)
     found = view.sample("ordering", "rope", "beyond")
     assert found is not None
     assert found.values[1] == 0.0
@@ -263,8 +263,10 @@ def test_a_run_that_diverged_counts_as_none_right() -> None:
 
 
 def test_the_loss_of_a_run_that_diverged_is_the_worst_of_its_task() -> None:
-    runs = study({"rope": lambda n: 3.0, "t5": lambda n: 5.0}, tasks=("text",), losses=True, diverged=[("rope", 0)])
-    view = View(tuple(runs), 20)
+    runs = experiment(
+        {"rope": lambda n: 3.0, "t5": lambda n: 5.0}, tasks=("text",), losses=True, diverged=[("rope", 0)]
+    )
+    view = ResultTable(tuple(runs), 20)
     found = view.sample("text", "rope", [40])
     assert found is not None
     assert found.values[0] == max(s.loss for run in runs if (s := run.at(40)))
@@ -274,24 +276,26 @@ def test_the_loss_of_a_run_that_diverged_is_the_worst_of_its_task() -> None:
 
 
 def test_a_run_without_a_length_is_left_out_and_an_unknown_entry_is_none() -> None:
-    results = study({"rope": lambda n: 0.9})
-    short = Result(Key("ordering", "rope", "multi-head", 9), 1e-3, 1, 1, 1.0, 1.0, False, results[0].scores[:2])
-    view = View((*results, short), 20)
+    results = experiment({"rope": lambda n: 0.9})
+    short = RunResult(Key("ordering", "rope", "multi-head", 9), 1e-3, 1, 1, 1.0, 1.0, False, results[0].scores[:2])
+    view = ResultTable((*results, short), 20)
     found = view.sample("ordering", "rope", "beyond")
     assert found is not None
     assert found.seeds == (0, 1, 2)
     assert view.sample("ordering", "xpos", "beyond") is None
     with pytest.raises(BadInput, match="exact, tokens, loss"):
-        View((), 20, {"ordering": "f1"})
+        ResultTable((), 20, {"ordering": "f1"})
 
 
 def test_a_control_must_stay_at_chance() -> None:
     fine, not_fine = ({"none-bidirectional": lambda n, share=share: share} for share in (0.5, 0.8))
-    assert [v.word for v in controls(View(tuple(study(fine)), 20))] == ["holds"]
-    above = controls(View(tuple(study(not_fine)), 20))
+    assert [v.word for v in controls(ResultTable(tuple(experiment(fine)), 20))] == ["holds"]
+    above = controls(ResultTable(tuple(experiment(not_fine)), 20))
     assert above[0].word == "does not hold"
     assert "above chance (0.5)" in above[0].why
-    assert controls(View(tuple(study(fine, tasks=("copy",))), 20))[0].word == "not measured"
-    few = controls(View(tuple(study(fine, seeds=2, scatter=0.2, rows=8)), 20))  # as wide as can be: it shows nothing
+    assert controls(ResultTable(tuple(experiment(fine, tasks=("copy",))), 20))[0].word == "not measured"
+    few = controls(
+        ResultTable(tuple(experiment(fine, seeds=2, scatter=0.2, rows=8)), 20)
+    )  # as wide as can be: it shows nothing
     assert few[0].word == "not distinguishable"
-    assert places(View(tuple(study(fine)), 20), "ordering") == []
+    assert rank_entries(ResultTable(tuple(experiment(fine)), 20), "ordering") == []

@@ -1,4 +1,4 @@
-"""Text in a study: every token is scored once, with as much before it as the way of reading says."""
+"""Text in an experiment: every token is scored once, with as much before it as the way of reading says."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from vantage.compare import text as texts
-from vantage.compare.conduct import Place, conduct
 from vantage.compare.entries import Shape
-from vantage.compare.jobs import Job, run
+from vantage.compare.executors import LocalBackend
+from vantage.compare.experiment import Experiment
+from vantage.compare.jobs import TrainingJob, run
 from vantage.compare.report import write_report
-from vantage.compare.study import Study
-from vantage.compare.text import NAME, PLACES, READINGS, SLIDING, Reading, shards
+from vantage.compare.run import run_experiment
+from vantage.compare.text import NAME, OVER_POSITION, READINGS, SLIDING, Reading, shards
 from vantage.errors import BadInput
 from vantage.training.batch import Batch
 
@@ -62,7 +63,7 @@ def test_windows_that_do_not_overlap_and_windows_that_slide(book):
 
 
 def test_over_position_is_by_where_a_token_stands(book):
-    found = reading(book).score(Counting(), CPU)[PLACES]
+    found = reading(book).score(Counting(), CPU)[OVER_POSITION]
     assert [score.length for score in found] == [2, 4, 8, 24, 40]
     starts = [0, 2, 4, 8, 24]
     for start, score in zip(starts, found, strict=True):
@@ -101,14 +102,14 @@ SMALL = {
 }
 
 
-def test_a_study_of_text_is_read_in_three_ways_and_trained_once(book, tmp_path):
-    study = Study(**SMALL, text=(book,))
-    assert study.trainings() == 4
-    assert len(study.wanted()) == 12
-    assert len(list(study.entries())) == 2
-    results = conduct(study, tmp_path, Place(CPU, 1))
-    assert [r.key for r in results] == study.wanted()
-    plain, places = (next(r for r in results if r.key.task == name) for name in (NAME, PLACES))
+def test_a_experiment_of_text_is_read_in_three_ways_and_trained_once(book, tmp_path):
+    experiment = Experiment(**SMALL, text=(book,))
+    assert experiment.trainings() == 4
+    assert len(experiment.wanted()) == 12
+    assert len(list(experiment.entries())) == 2
+    results = run_experiment(experiment, tmp_path, LocalBackend(CPU, 1))
+    assert [r.key for r in results] == experiment.wanted()
+    plain, places = (next(r for r in results if r.key.task == name) for name in (NAME, OVER_POSITION))
     assert [s.length for s in plain.scores] == [8, 24]
     assert [s.length for s in places.scores] == [2, 4, 8, 24]
     assert all(0 < s.loss < 10 for r in results for s in r.scores)
@@ -116,15 +117,17 @@ def test_a_study_of_text_is_read_in_three_ways_and_trained_once(book, tmp_path):
     assert "4 runs: 1 task, 2 entries, 2 seeds" in page
     assert "text, over position: perplexity" in page
     assert "position in the window" in page
-    (again,) = [r for r in run(Job(study, "text", "none", "multi-head", (1,), 1e-3), CPU) if r.key.task == SLIDING]
+    (again,) = [
+        r for r in run(TrainingJob(experiment, "text", "none", "multi-head", (1,), 1e-3), CPU) if r.key.task == SLIDING
+    ]
     there = next(r for r in results if r.key == again.key)
-    assert there.scores == again.scores  # alone it learns what it learns in a study
+    assert there.scores == again.scores  # alone it learns what it learns in an experiment
 
 
-def test_another_text_is_another_study(book, tmp_path):
+def test_another_text_is_another_experiment(book, tmp_path):
     other = tmp_path / "other.txt"
     other.write_bytes(bytes(range(250)) * 30)
-    assert Study(**SMALL, text=(book,)).fingerprint() != Study(**SMALL, text=(str(other),)).fingerprint()
+    assert Experiment(**SMALL, text=(book,)).fingerprint() != Experiment(**SMALL, text=(str(other),)).fingerprint()
 
 
 @pytest.mark.parametrize(
@@ -140,4 +143,4 @@ def test_another_text_is_another_study(book, tmp_path):
 )
 def test_bad_texts_are_refused(book, changes, said):
     with pytest.raises(BadInput, match=said):
-        Study(**({**SMALL, "text": (book,)} | changes))
+        Experiment(**({**SMALL, "text": (book,)} | changes))

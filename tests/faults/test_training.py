@@ -23,7 +23,7 @@ from vantage.errors import CheckpointError
 from vantage.training import Run, read_log, read_settings
 from vantage.training.batch import Batch
 from vantage.training.checkpoint import steps
-from vantage.training.guards import Diverged, Guard, Watchman
+from vantage.training.divergence import Diverged, GuardSettings, LossMonitor
 from vantage.training.settings import settings_of
 
 ROOT = Path(__file__).parents[2]
@@ -217,12 +217,12 @@ def test_an_interrupt_saves_says_how_to_go_on_and_going_on_gives_the_same(settin
 
 def spoil(run: Run, step: int, value: float) -> None:
     """In this step the loss is multiplied by a number."""
-    sound, calls = run.loop.stuff.loss, iter(range(1, 1 << 30))
+    sound, calls = run.loop.state.loss, iter(range(1, 1 << 30))
 
     def loss(batch: Batch) -> torch.Tensor:
         return sound(batch) * (value if next(calls) == step else 1.0)
 
-    run.loop.stuff.loss = loss
+    run.loop.state.loss = loss
 
 
 @pytest.mark.parametrize(("value", "says"), [(float("nan"), "the loss is nan"), (float("inf"), "the loss is inf")])
@@ -268,13 +268,13 @@ def test_who_goes_on_watches_as_before(tmp_path: Path) -> None:
 
 
 def test_what_the_watchman_lets_through() -> None:
-    watch = Watchman(Guard(spike=2.0), [1.0] * 99)
-    assert watch.objects(50.0, 1.0) is None  # too few to know what is usual
-    assert watch.objects(2.9, 1.0) is None
-    assert watch.objects(3.1, 1.0) is not None
-    assert watch.objects(3.1, 1.0) is not None  # what was refused is not usual
-    assert Watchman(Guard(spike=0.0), [1.0] * 100).objects(1e9, 1.0) is None
-    assert watch.objects(1.0, float("inf")) == "the gradient's norm is inf"
+    watch = LossMonitor(GuardSettings(spike=2.0), [1.0] * 99)
+    assert watch.problem(50.0, 1.0) is None  # too few to know what is usual
+    assert watch.problem(2.9, 1.0) is None
+    assert watch.problem(3.1, 1.0) is not None
+    assert watch.problem(3.1, 1.0) is not None  # what was refused is not usual
+    assert LossMonitor(GuardSettings(spike=0.0), [1.0] * 100).problem(1e9, 1.0) is None
+    assert watch.problem(1.0, float("inf")) == "the gradient's norm is inf"
 
 
 def test_a_rate_that_is_far_too_large_ends_with_one_line_and_exit_code_2(

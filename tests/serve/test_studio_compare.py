@@ -12,22 +12,22 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.compare.synthetic import experiment as synthetic
 from tests.compare.synthetic import falls
-from tests.compare.synthetic import study as synthetic
 from tests.serve.running import until
 from tests.serve.studios import Running, of, running, told
-from vantage.compare import child
-from vantage.compare.conduct import _claim
-from vantage.compare.facts import facts
+from vantage.compare import background
+from vantage.compare.experiment import Experiment
+from vantage.compare.metadata import report_metadata
 from vantage.compare.report import write_report
 from vantage.compare.results import FILE, write_results
-from vantage.compare.study import Study
+from vantage.compare.run import _claim
 from vantage.serve.studio.compare.comparisons import Comparisons, curves, rows
 from vantage.serve.studio.compare.routes import comparisons_in
 
 API = "/studio/api"
 DONE, HALF = "20260102-030405-abcd", "20260102-030406-abcd"
-STUDY = Study(positions=("rope", "alibi"), test_lengths=(20, 40, 60, 80, 100), steps=10)
+EXPERIMENT = Experiment(positions=("rope", "alibi"), test_lengths=(20, 40, 60, 80, 100), steps=10)
 SMALL = {
     "tasks": ["ordering"],
     "positions": ["none", "rope"],
@@ -44,11 +44,11 @@ SMALL = {
 
 def kept(folder: Path, *, report: bool) -> None:
     """A study as its process leaves it behind."""
-    _claim(STUDY, folder, resume=False)
+    _claim(EXPERIMENT, folder, resume=False)
     results = synthetic({"rope": falls(40), "alibi": falls(400)}, lengths=(20, 40, 60, 80, 100))
     write_results(folder / FILE, results if report else results[:3])
     if report:
-        write_report(folder, facts(STUDY, folder), results)
+        write_report(folder, report_metadata(EXPERIMENT, folder), results)
 
 
 @pytest.fixture(scope="module")
@@ -199,11 +199,11 @@ def test_stopped_gone_on_with_and_ended_with_the_studio(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_study_ends_when_whoever_started_it_is_gone(tmp_path: Path) -> None:
     there = Comparisons(tmp_path)
-    one = there.start(Study(positions=("none", "rope"), steps=100_000), None)
+    one = there.start(Experiment(positions=("none", "rope"), steps=100_000), None)
     until(lambda: one.progress["total"] > 0, 120)
     assert one._process.stdin is not None
     one._process.stdin.close()  # as the system does when a process dies
-    one._process.wait(child.GRACE + 20)
+    one._process.wait(background.GRACE + 20)
     assert gone(one._process.pid)
 
 
@@ -220,9 +220,9 @@ def gone(group: int) -> bool:
 
 
 def test_too_small_a_budget_is_said_when_it_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    child.write_order(tmp_path, Study(positions=("rope",), shape=STUDY.shape), 0.001)
-    with pytest.raises(child.VantageError, match="fewer than 50 say nothing"):
-        child.run(tmp_path)
+    background.write_request(tmp_path, Experiment(positions=("rope",), shape=EXPERIMENT.shape), 0.001)
+    with pytest.raises(background.VantageError, match="fewer than 50 say nothing"):
+        background.run(tmp_path)
     assert '"event": "note"' in capsys.readouterr().out
 
 

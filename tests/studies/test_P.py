@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.compare.synthetic import experiment as synthetic
 from tests.compare.synthetic import falls
-from tests.compare.synthetic import study as synthetic
 from vantage.compare import jobs
 from vantage.errors import BadInput
 from vantage.figures import Bars, Heat, Lines

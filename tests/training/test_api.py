@@ -20,9 +20,9 @@ from vantage.errors import BadInput, CheckpointError
 from vantage.families.adapters import load_adapter
 from vantage.families.recurrent import load_recurrent
 from vantage.model.lora import merge
-from vantage.training.keep import load_classifier
+from vantage.training.saved_model import load_classifier
 from vantage.training.settings import settings_of
-from vantage.training.sources import Opening
+from vantage.training.sources import OpenOptions
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 40
 
@@ -248,7 +248,7 @@ def test_a_loaded_model_is_tuned_fully_and_as_a_classifier(tmp_path: Path, base:
     assert sorted(labels) == ["bad", "good"]
     rows = (
         settings_of(tiny(model=model, data=data))
-        .data.open(Opening("line", 0, 4, loaded.core.tokenizer))
+        .data.open(OpenOptions("line", 0, 4, loaded.core.tokenizer))
         .data.batch(range(4))
     )
     with torch.no_grad():

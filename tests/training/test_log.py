@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from vantage.errors import CheckpointError
-from vantage.training import Scored, Stepped, read_log
-from vantage.training.log import FILE, Log
+from vantage.training import ScoreRecord, StepRecord, read_log
+from vantage.training.log import FILE, TrainLog
 
-STEPS = [Stepped(n, 1 / n, 1e-3, 0.1 * n, 8, 0.5) for n in (1, 2, 3)]
-SCORE = Scored(3, "valid", 0.3, 0.5, 0.25, 4, {"even": 0.5})
+STEPS = [StepRecord(n, 1 / n, 1e-3, 0.1 * n, 8, 0.5) for n in (1, 2, 3)]
+SCORE = ScoreRecord(3, "valid", 0.3, 0.5, 0.25, 4, {"even": 0.5})
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    log = Log(tmp_path, 0)
+    log = TrainLog(tmp_path, 0)
     for step in STEPS:
         log.stepped(step)
     log.scored([SCORE])
@@ -34,7 +34,7 @@ def test_a_last_line_that_was_cut_is_passed_over(folder: Path, cut: bytes) -> No
     with (folder / FILE).open("ab") as file:
         file.write(cut)
     assert read_log(folder) == (STEPS, [SCORE])
-    Log(folder, 2).close()
+    TrainLog(folder, 2).close()
     assert read_log(folder) == (STEPS[:2], [])
 
 
@@ -44,7 +44,7 @@ def test_a_last_line_that_was_cut_is_passed_over(folder: Path, cut: bytes) -> No
 def test_a_line_that_is_none_is_named(folder: Path, line: bytes) -> None:
     lines = (folder / FILE).read_bytes().splitlines(keepends=True)
     (folder / FILE).write_bytes(b"".join([*lines[:2], line + b"\n", *lines[2:]]))
-    for read in (read_log, lambda where: Log(where, 2)):
+    for read in (read_log, lambda where: TrainLog(where, 2)):
         with pytest.raises(CheckpointError, match=f"{folder / FILE}, line 3 is .*: remove that line"):
             read(folder)
 

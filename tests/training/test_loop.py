@@ -22,9 +22,9 @@ from vantage.training import Run, read_log
 from vantage.training.batch import Batch
 from vantage.training.checkpoint import steps
 from vantage.training.compiled import in_precision
+from vantage.training.divergence import Diverged
 from vantage.training.evaluate import evaluate
-from vantage.training.guards import Diverged
-from vantage.training.learners import ReadsPairs, ReadsTokens
+from vantage.training.learners import PairLearner, TokenLearner
 from vantage.training.learners import losses as losses_of
 from vantage.training.optimise import WSD
 from vantage.training.settings import settings_of
@@ -136,7 +136,7 @@ def test_computing_again_keeps_less(tmp_path: Path) -> None:
             return t
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            loop.stuff.loss(loop.stuff.data.batch(range(8)))
+            loop.state.loss(loop.state.data.batch(range(8)))
         return sum(kept.values())
 
     assert held(True) < 0.6 * held(False)
@@ -214,7 +214,7 @@ def shares_its_table() -> Model:
 def test_another_precision_leaves_every_parameter_in_its_place(model: Callable[[], Model]) -> None:
     torch.manual_seed(0)
     core = model()
-    learner = ReadsTokens(core) if core.encoder is None else ReadsPairs(core)
+    learner = TokenLearner(core) if core.encoder is None else PairLearner(core)
     tokens = torch.randint(20, (2, 5))
     batch = Batch(tokens, tokens, source=None if core.encoder is None else tokens.flip(1))
     places = dict(learner.named_parameters(remove_duplicate=False))
@@ -278,7 +278,9 @@ def test_rates_norms_and_targets_are_logged_as_they_are(tmp_path: Path) -> None:
     assert [r.lr for r in stepped] == [0.25 * schedule.at(i) for i in range(6)]
     assert stepped[0].lr == 0.125
     assert all(r.norm > 0.01 for r in stepped)  # before clipping
-    assert [r.targets for r in stepped] == [run.opened.data.batch(range(i * 8, i * 8 + 8)).asked for i in range(6)]
+    assert [r.targets for r in stepped] == [
+        run.opened.data.batch(range(i * 8, i * 8 + 8)).target_count for i in range(6)
+    ]
     assert [(s.step, s.set, s.rows) for s in scored] == [(6, "length 5", 8)]
 
 
@@ -286,9 +288,9 @@ def test_clipping_bounds_the_update(tmp_path: Path) -> None:
     def moved(clip: float) -> float:
         plain = {"is": "adamw", "lr": 1e-3, "eps": 1.0, "betas": [0.0, 0.0], "weight_decay": 0.0}
         run = Run(settings_of(tiny(loop={"clip": clip, "steps": 1}, optimiser=plain)), tmp_path / str(clip))
-        before = [p.detach().clone() for p in run.loop.stuff.learner.parameters()]
+        before = [p.detach().clone() for p in run.loop.state.learner.parameters()]
         run.go()
-        after = [p.detach() for p in run.loop.stuff.learner.parameters()]
+        after = [p.detach() for p in run.loop.state.learner.parameters()]
         return sum(float((a - b).square().sum()) for a, b in zip(after, before, strict=True)) ** 0.5
 
     # with so large an eps the update is the gradient, nearly
@@ -379,9 +381,9 @@ def test_smoothing_raises_the_loss_of_a_sure_model_only_in_training(tmp_path: Pa
 
 def test_steps_have_examples_of_their_own(tmp_path: Path) -> None:
     loop = Run(settings_of(tiny(loop={"accumulate": 2})), tmp_path / "run").loop
-    rows = [[str(row.tolist()) for batch in loop._make(step) for row in batch.tokens] for step in range(4)]
+    rows = [[str(row.tolist()) for batch in loop._make_batches(step) for row in batch.tokens] for step in range(4)]
     assert all(a != b for a, b in pairwise(rows))
-    assert loop._make(2)[1].tokens.equal(loop.stuff.data.batch(range(20, 24)).tokens)
+    assert loop._make_batches(2)[1].tokens.equal(loop.state.data.batch(range(20, 24)).tokens)
 
 
 def test_a_batch_that_does_not_divide_is_refused(tmp_path: Path) -> None:

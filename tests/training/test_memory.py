@@ -19,7 +19,7 @@ def told(code: str, **env: str) -> Any:
     kept = {name: value for name, value in os.environ.items() if name not in CHOSEN}
     start = """
         import contextlib, ctypes, json, resource, torch
-        from vantage.training.memory import memory_kept
+        from vantage.training.memory import keep_freed_memory
         torch.set_num_threads(1)
         cpu = torch.device("cpu")
         """
@@ -54,9 +54,9 @@ def test_blocks_are_taken_again_and_not_asked_for_anew():
     found = told(
         dedent(FAULTS)
         + dedent("""
-            with memory_kept(torch.device("cuda")):
+            with keep_freed_memory(torch.device("cuda")):
                 gpu = counted()
-            with memory_kept(cpu):
+            with keep_freed_memory(cpu):
                 kept = counted()
             print(json.dumps([gpu, kept]))
             """)
@@ -67,7 +67,7 @@ def test_blocks_are_taken_again_and_not_asked_for_anew():
 
 
 def test_what_the_environment_chose_stays():
-    found = told(dedent(FAULTS) + "with memory_kept(cpu): print(counted())", MALLOC_MMAP_THRESHOLD_="131072")
+    found = told(dedent(FAULTS) + "with keep_freed_memory(cpu): print(counted())", MALLOC_MMAP_THRESHOLD_="131072")
     assert found > 5000
 
 
@@ -81,9 +81,9 @@ def test_it_is_given_back_at_the_end_of_the_outermost():
 
         use()
         seen = []
-        with memory_kept(cpu):
+        with keep_freed_memory(cpu):
             before = resident()
-            with contextlib.suppress(ValueError), memory_kept(cpu):
+            with contextlib.suppress(ValueError), keep_freed_memory(cpu):
                 use()
                 raise ValueError
             seen.append(resident() - before)

@@ -1,4 +1,4 @@
-"""Settings: read and checked as a whole, before anything is allocated."""
+"""TrainSettings: read and checked as a whole, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from vantage.position import Alibi, Rope
 from vantage.training import read_settings, recipes
 from vantage.training.models import Decoder, Encoder, EncoderDecoder, Recurrent
 from vantage.training.optimise import WSD, AdamW, Average, Constant, Cosine, Muon
-from vantage.training.settings import Settings, settings_of
-from vantage.training.sources import Exercise, Text
+from vantage.training.settings import TrainSettings, settings_of
+from vantage.training.sources import TaskExamples, Text
 
 
 def refused(said: dict[str, Any]) -> str:
@@ -81,7 +81,7 @@ def test_a_section_that_must_be_there_is_asked_for(section: str) -> None:
         ({"optimiser": {"lr": "fast"}}, "settings.optimiser.lr"),
         ({"optimiser": {"betas": [0.9]}}, "settings.optimiser.betas has 1 entries; wanted 2"),
         ({"seed": "1"}, "settings.seed"),
-        ({"loop": [1]}, "settings.loop is [1]; wanted Steps"),
+        ({"loop": [1]}, "settings.loop is [1]; wanted LoopSettings"),
     ],
 )
 def test_a_value_of_another_kind_is_refused_with_its_path(changed: dict[str, Any], path: str) -> None:
@@ -200,7 +200,7 @@ def test_every_section_takes_its_parts(changed: dict[str, Any], made: tuple[str,
 
 def test_a_task_takes_parameters() -> None:
     settings = settings_of(tiny(data={"task": {"is": "copy"}}))
-    assert isinstance(settings.data, Exercise)
+    assert isinstance(settings.data, TaskExamples)
     assert (
         settings.data._sequences("line", 0)
         .batch([0])
@@ -229,7 +229,7 @@ warmup = 5
 """
 
 
-def changed(*changes: str) -> Settings:
+def changed(*changes: str) -> TrainSettings:
     with NamedTemporaryFile("w", suffix=".toml") as file:
         file.write(OWN)
         file.flush()

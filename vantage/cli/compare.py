@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from vantage.cli import compare_extend
 
 if TYPE_CHECKING:
-    from vantage.compare.crew import Place
-    from vantage.compare.study import Study
+    from vantage.compare.executors import Backend
+    from vantage.compare.experiment import Experiment
 
 EXAMPLE = """\
 examples:
@@ -28,7 +28,7 @@ examples:
   vantage compare --published alibi --scale tiny --text book.txt
   vantage compare --extend smollm2 --text book.txt --context 256 --times 1 2 4 --lora-steps 50
   vantage compare --extend ./my-model --text book.txt --device cuda --lora-steps 400
-  vantage compare my-study.toml --out reports/mine
+  vantage compare my-experiment.toml --out reports/mine
   vantage compare --resume                            go on after any interruption
   vantage compare --on ray://head.example.org         on a Ray cluster, which `--on ray` starts on this machine
 
@@ -51,7 +51,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("file", nargs="?", metavar="STUDY", help="a TOML file; flags change what it says")
+    parser.add_argument("file", nargs="?", metavar="EXPERIMENT", help="a TOML file; flags change what it says")
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help="see docs/tasks.md, or text; default: ordering")
     parser.add_argument("--positions", nargs="+", metavar="NAME", help="encodings, or all, or plain (no random ones)")
     parser.add_argument("--attention", nargs="+", metavar="KIND", help="multi-head, multi-query, grouped-query")
@@ -71,7 +71,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--equal", metavar="WHAT", help="compute (default), or parameters: by feed-forward widths")
     parser.add_argument("--budget", metavar="TIME", help="such as 90s, 30m or 2h: fewer steps if need be")
     parser.add_argument("--out", metavar="FOLDER", default="comparison", help="default: %(default)s")
-    parser.add_argument("--resume", action="store_true", help="go on with the study in that folder")
+    parser.add_argument("--resume", action="store_true", help="go on with the experiment in that folder")
     parser.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
     parser.add_argument("--workers", type=int, metavar="N", help="processes; default: one for each core")
     parser.add_argument("--on", metavar="WHERE", help="ray, or ray://HOST:PORT: train on the machines of a Ray cluster")
@@ -89,31 +89,31 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
-    from vantage.cli.compare_show import Display, show_verdicts
-    from vantage.compare.conduct import conduct, refuse_held, within
-    from vantage.compare.facts import facts, seconds, study_in
+    from vantage.cli.compare_show import ExperimentDisplay, show_verdicts
+    from vantage.compare.metadata import budget_seconds, experiment_in, report_metadata
     from vantage.compare.report import JSON, write_report
+    from vantage.compare.run import fit_budget, refuse_occupied, run_experiment
 
     out = Path(args.out)
     if compare_extend.wanted(args, out):
         return compare_extend.run(args, out)
     if args.resume:
-        study = study_in(out)
-        _same(study, args)
+        experiment = experiment_in(out)
+        _same(experiment, args)
     else:
-        study = _study(args)
-        refuse_held(out)  # before anything is timed
-    with _resumable(out), _place(args) as place:
+        experiment = _experiment(args)
+        refuse_occupied(out)  # before anything is timed
+    with _resumable(out), _backend(args) as backend:
         if not args.resume:
             chosen = args.steps is not None or args.file is not None or args.published is not None
             budget = args.budget or (None if chosen else DEFAULT_BUDGET)
             if budget is not None:
-                allowed = seconds(budget)
+                allowed = budget_seconds(budget)
                 print(f"timing a few steps of each entry, to fit {budget}", file=sys.stderr)
-                study = within(study, allowed, place)
-        with Display() as display:
-            results = conduct(study, out, place, resume=args.resume, watcher=display)
-    page = write_report(out, facts(study, out), results)
+                experiment = fit_budget(experiment, allowed, backend)
+        with ExperimentDisplay() as display:
+            results = run_experiment(experiment, out, backend, resume=args.resume, observer=display)
+    page = write_report(out, report_metadata(experiment, out), results)
     if args.json:
         print((out / JSON).read_text())
     else:
@@ -123,18 +123,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _place(args: argparse.Namespace) -> Iterator[Place]:
+def _backend(args: argparse.Namespace) -> Iterator[Backend]:
     """This machine, or a cluster that is left at the end."""
-    from vantage.compare.crew import Place
+    from vantage.compare.executors import LocalBackend
 
     if args.on is None:
-        yield Place.here(args.device, args.workers)
+        yield LocalBackend.detect(args.device, args.workers)
         return
     from vantage.cluster import joined
-    from vantage.compare.on_ray import RayPlace
+    from vantage.compare.ray_executor import RayBackend
 
     with joined(args.on, cores=args.workers) as ray:
-        yield RayPlace.joined(ray, args.device, args.workers)
+        yield RayBackend.detect(ray, args.device, args.workers)
 
 
 @contextlib.contextmanager
@@ -147,24 +147,26 @@ def _resumable(out: Path) -> Iterator[None]:
         raise
 
 
-def _same(held: Study, args: argparse.Namespace) -> None:
-    """Refuse flags that say something else than the study that is gone on with. Its steps are settled: a budget, or
-    none, changes nothing of them."""
+def _same(held: Experiment, args: argparse.Namespace) -> None:
+    """Refuse flags that say something else than the experiment that is gone on with. Its steps are settled: a budget,
+    or none, changes nothing of them."""
     from dataclasses import fields, replace
 
     from vantage.errors import BadInput
 
     if args.file or args.published or args.scale:
-        asked = _study(args)
-        asked = asked if args.steps is not None else replace(asked, steps=held.steps)
+        wanted = _experiment(args)
+        wanted = wanted if args.steps is not None else replace(wanted, steps=held.steps)
     else:
-        asked = replace(held, **_changes(held, args))
-    other = [f.name for f in fields(held) if getattr(asked, f.name) != getattr(held, f.name)]
+        wanted = replace(held, **_changes(held, args))
+    other = [f.name for f in fields(held) if getattr(wanted, f.name) != getattr(held, f.name)]
     if other:
-        there = [f"{name} is {_plain(getattr(held, name))}, not {_plain(getattr(asked, name))}" for name in other]
+        differences = [
+            f"{name} is {_plain(getattr(held, name))}, not {_plain(getattr(wanted, name))}" for name in other
+        ]
         raise BadInput(
-            f"--resume goes on with the study in {args.out}, and there {'; '.join(there)}. Leave those flags out, or "
-            "say another folder (--out)"
+            f"--resume goes on with the experiment in {args.out}, and there {'; '.join(differences)}. Leave those "
+            "flags out, or say another folder (--out)"
         )
 
 
@@ -172,24 +174,26 @@ def _plain(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _study(args: argparse.Namespace) -> Study:
+def _experiment(args: argparse.Namespace) -> Experiment:
     from dataclasses import replace
 
-    from vantage.compare.study import Study, read_study
+    from vantage.compare.experiment import Experiment, read_experiment
 
     if args.scale is not None and args.published is None:
         from vantage.errors import BadInput
 
         raise BadInput("--scale is of a paper's set-up: say which (--published alibi, length-generalization, …)")
-    study = _published(args) if args.published else Study() if args.file is None else read_study(args.file)
-    return replace(study, **_changes(study, args))
+    experiment = (
+        _published(args) if args.published else Experiment() if args.file is None else read_experiment(args.file)
+    )
+    return replace(experiment, **_changes(experiment, args))
 
 
-def _changes(study: Study, args: argparse.Namespace) -> dict[str, Any]:
+def _changes(experiment: Experiment, args: argparse.Namespace) -> dict[str, Any]:
     """What the flags say that is to be otherwise."""
     from dataclasses import replace
 
-    from vantage.compare.study import named
+    from vantage.compare.experiment import expand_positions
 
     changes: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
@@ -197,23 +201,23 @@ def _changes(study: Study, args: argparse.Namespace) -> dict[str, Any]:
         if (value := getattr(args, name)) is not None
     }
     if "positions" in changes:
-        changes["positions"] = named(changes["positions"])
+        changes["positions"] = expand_positions(changes["positions"])
     if "train_length" in changes and "test_lengths" not in changes:
-        top = [n / study.train_length for n in study.test_lengths]
+        top = [n / experiment.train_length for n in experiment.test_lengths]
         changes["test_lengths"] = tuple(round(changes["train_length"] * n) for n in top)
     shape = {name: getattr(args, name) for name in SHAPE if getattr(args, name) is not None}
     if shape:
-        changes["shape"] = replace(study.shape, **shape)
+        changes["shape"] = replace(experiment.shape, **shape)
     return changes
 
 
-def _published(args: argparse.Namespace) -> Study:
+def _published(args: argparse.Namespace) -> Experiment:
     from dataclasses import replace
 
-    from vantage.compare.setups import study_for
+    from vantage.compare.setups import experiment_for
     from vantage.errors import BadInput
 
     if args.file is not None:
-        raise BadInput('a STUDY file and --published: give one of them (a file may say published = ["alibi"])')
-    study = study_for(args.published[0], args.scale or "tiny", tuple(args.text or ()))
-    return replace(study, published=tuple(dict.fromkeys([*study.published, *args.published[1:]])))
+        raise BadInput('an EXPERIMENT file and --published: give one of them (a file may say published = ["alibi"])')
+    experiment = experiment_for(args.published[0], args.scale or "tiny", tuple(args.text or ()))
+    return replace(experiment, published=tuple(dict.fromkeys([*experiment.published, *args.published[1:]])))

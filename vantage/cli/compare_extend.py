@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from vantage.cli.progress import Bar
 
 if TYPE_CHECKING:
-    from vantage.compare.extension import Extension
-    from vantage.compare.results import Result
+    from vantage.compare.extension import ExtensionSettings
+    from vantage.compare.results import RunResult
 
 OPTIONS = (
     *("context", "times", "scalings", "factor", "pieces", "tries", "needles"),
     *("lora_steps", "lora_length", "lora_rank", "lora_rate", "lora_batch"),
 )
-OTHERS = (  # of a study that trains its models: none of them means anything here
+OTHERS = (  # of an experiment that trains its models: none of them means anything here
     *("file", "tasks", "positions", "attention", "train_length", "test_lengths", "vocabulary", "seeds", "steps"),
     *("batch", "rates", "search", "test_examples", "width", "layers", "heads", "equal", "budget", "workers"),
     *("published", "scale", "on"),
@@ -54,26 +54,29 @@ def wanted(args: argparse.Namespace, out: Path) -> bool:
             raise BadInput(f"{_flag(stray[0])} is of a context extension: say which model (--extend MODEL)")
         return False
     if stray := [name for name in OTHERS if getattr(args, name) is not None]:
-        raise BadInput(f"{_flag(stray[0])} is of models that a study trains, and --extend loads one: leave it out")
+        raise BadInput(
+            f"{_flag(stray[0])} is of models that an experiment trains, and --extend loads one: leave it out"
+        )
     return True
 
 
 def run(args: argparse.Namespace, out: Path) -> int:
     from vantage.cli.compare_show import show_verdicts
-    from vantage.compare.conduct import STUDY, Place
-    from vantage.compare.extension import carry_out, facts_of
-    from vantage.compare.extension.conduct import lay_out
+    from vantage.compare.executors import LocalBackend
+    from vantage.compare.extension import extension_metadata, run_extension
+    from vantage.compare.extension.run import prepare_texts
     from vantage.compare.report import JSON, write_report
+    from vantage.compare.run import EXPERIMENT_FILE
 
-    place = Place.here(args.device)
-    how = _resumed(out) if args.resume else _settings(args, place.device.type)
-    model = _load(how, place.device)
-    laid = lay_out(how, model)
+    device = LocalBackend.detect(args.device).device
+    settings = _resumed(out) if args.resume else _settings(args, device.type)
+    model = _load(settings, device)
+    prepared = prepare_texts(settings, model)
     with Bar("readings") as bar:
-        results = carry_out(how, laid, out, Lines(bar), resume=args.resume)
-    versions = json.loads((out / STUDY).read_text())["versions"]
-    facts = facts_of(how, laid.context, model.context_length, versions, command(how))
-    page = write_report(out, facts, results)
+        results = run_extension(settings, prepared, out, ReadingLines(bar), resume=args.resume)
+    versions = json.loads((out / EXPERIMENT_FILE).read_text())["versions"]
+    metadata = extension_metadata(settings, prepared.context, model.context_length, versions, command(settings))
+    page = write_report(out, metadata, results)
     if args.json:
         print((out / JSON).read_text())
     else:
@@ -82,87 +85,87 @@ def run(args: argparse.Namespace, out: Path) -> int:
     return 0
 
 
-class Lines:
+class ReadingLines:
     """Every reading in a line as it is done, under a bar."""
 
     def __init__(self, bar: Bar):
-        self._bar, self._total, self._done = bar, 0, 0
+        self._bar, self._total, self._readings = bar, 0, 0
 
-    def began(self, total: int, done: int) -> None:
-        self._total, self._done = total, done
-        print(f"{total} readings{f', {done} of them done before' if done else ''}", file=sys.stderr)
+    def began(self, total: int, finished: int) -> None:
+        self._total, self._readings = total, finished
+        print(f"{total} readings{f', {finished} of them finished before' if finished else ''}", file=sys.stderr)
 
-    def finished(self, results: list[Result]) -> None:
-        from vantage.cli.compare_show import line
+    def finished(self, results: list[RunResult]) -> None:
+        from vantage.cli.compare_show import result_line
 
         for result in results:
-            print(line(result), file=sys.stderr)
-        self._done += 1
-        self._bar(self._done, self._total)
+            print(result_line(result), file=sys.stderr)
+        self._readings += 1
+        self._bar(self._readings, self._total)
 
     def note(self, text: str) -> None:
         print(text, file=sys.stderr)
 
 
-def _settings(args: argparse.Namespace, device: str) -> Extension:
-    from vantage.compare.extension import Extension
+def _settings(args: argparse.Namespace, device: str) -> ExtensionSettings:
+    from vantage.compare.extension import ExtensionSettings
     from vantage.errors import BadInput
 
     if not args.text:
         raise BadInput("--extend reads a text: name files (--text FILE), as long as the longest pieces together")
-    said: dict[str, Any] = {
+    options: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name in OPTIONS
         if (value := getattr(args, name)) is not None
     }
     dtype = "bfloat16" if device == "cuda" else "float32"
-    return Extension(args.extend, tuple(args.text), dtype=dtype, **said)
+    return ExtensionSettings(args.extend, tuple(args.text), dtype=dtype, **options)
 
 
-def _load(how: Extension, device: Any) -> Any:
+def _load(settings: ExtensionSettings, device: Any) -> Any:
     import torch
 
     from vantage.checkpoints.pull import pull, to_bring
     from vantage.cli.generate import busy
     from vantage.families import load
 
-    if to_bring(how.model):
+    if to_bring(settings.model):
         with Bar("bytes") as progress:
-            pull(how.model, progress=progress)
-    with busy(f"loading {how.model}"):
-        return load(how.model, device=device, dtype=getattr(torch, how.dtype)).eval()
+            pull(settings.model, progress=progress)
+    with busy(f"loading {settings.model}"):
+        return load(settings.model, device=device, dtype=getattr(torch, settings.dtype)).eval()
 
 
-def _resumed(out: Path) -> Extension:
-    from vantage.compare.conduct import STUDY
+def _resumed(out: Path) -> ExtensionSettings:
     from vantage.compare.extension.settings import extension_of
+    from vantage.compare.run import EXPERIMENT_FILE
 
-    return extension_of(json.loads((out / STUDY).read_text())["extension"], str(out / STUDY))
+    return extension_of(json.loads((out / EXPERIMENT_FILE).read_text())["extension"], str(out / EXPERIMENT_FILE))
 
 
 def _begun(out: Path) -> bool:
-    from vantage.compare.conduct import STUDY
+    from vantage.compare.run import EXPERIMENT_FILE
 
     try:
-        return "extension" in json.loads((out / STUDY).read_text())
+        return "extension" in json.loads((out / EXPERIMENT_FILE).read_text())
     except (OSError, ValueError):
         return False
 
 
-def command(how: Extension) -> str:
+def command(settings: ExtensionSettings) -> str:
     """What repeats it."""
     import shlex
 
-    from vantage.compare.extension import Extension
+    from vantage.compare.extension import ExtensionSettings
 
-    words = ["vantage compare --extend", shlex.quote(how.model), "--text", *map(shlex.quote, how.text)]
+    words = ["vantage compare --extend", shlex.quote(settings.model), "--text", *map(shlex.quote, settings.text)]
     for name in OPTIONS:
-        value = getattr(how, name)
-        if value != getattr(Extension, name):
-            given = value if isinstance(value, tuple) else (value,)
-            words += [_flag(name), *(f"{one:g}" if isinstance(one, float) else str(one) for one in given)]
-    return " ".join(words + (["--device cuda"] if how.dtype == "bfloat16" else []))
+        value = getattr(settings, name)
+        if value != getattr(ExtensionSettings, name):
+            values = value if isinstance(value, tuple) else (value,)
+            words += [_flag(name), *(f"{one:g}" if isinstance(one, float) else str(one) for one in values)]
+    return " ".join(words + (["--device cuda"] if settings.dtype == "bfloat16" else []))
 
 
 def _flag(name: str) -> str:
-    return "STUDY" if name == "file" else f"--{name.replace('_', '-')}"
+    return "EXPERIMENT" if name == "file" else f"--{name.replace('_', '-')}"

@@ -1,4 +1,4 @@
-"""How a comparison goes, on a terminal: a bar, a table that fills, and the verdicts at the end."""
+"""How an experiment is getting on, in a terminal: a bar, a table that fills, and the verdicts at the end."""
 
 from __future__ import annotations
 
@@ -9,49 +9,51 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from vantage.cli.progress import LivePicture
+
 if TYPE_CHECKING:
-    from vantage.compare.conduct import Entry
-    from vantage.compare.results import Result, Score
-    from vantage.compare.study import Study
+    from vantage.compare.experiment import Experiment
+    from vantage.compare.results import RunResult, TestScore
+    from vantage.compare.run import Entry
 
 
-def told(task: str, score: Score) -> str:
-    """A score as a person says it: a perplexity of text, or the share of rows that are right."""
+def format_score(task: str, score: TestScore) -> str:
+    """A score as it is shown: a perplexity of text, or the share of rows that are right."""
     if task.startswith(("text", "perplexity")):
         return f"{math.exp(min(score.loss, 700)):.2f}"
     return f"{score.exact:.1%}"
 
 
-def line(result: Result) -> str:
+def result_line(result: RunResult) -> str:
     """A finished run in one line."""
-    scores = ", ".join(f"{told(result.key.task, s)} at {s.length}" for s in result.scores) or "diverged"
+    scores = ", ".join(f"{format_score(result.key.task, s)} at {s.length}" for s in result.scores) or "diverged"
     return f"{result.key.task}: {result.key.entry}, {result.key.seed}: {scores}"
 
 
 def show_verdicts(report: Path) -> None:
     """What stands beside the papers, and the claims that were measured, in words."""
-    said: dict[str, Any] = json.loads(report.read_text())
-    for about, verdicts in said["verdicts"].items():
+    content: dict[str, Any] = json.loads(report.read_text())
+    for about, verdicts in content["verdicts"].items():
         measured = [one for one in verdicts if one["word"] != "not measured"]
-        if not measured or (about == "controls" and len(said["verdicts"]) == 2 and not measured):
+        if not measured or (about == "controls" and len(content["verdicts"]) == 2 and not measured):
             continue
         heading = {"controls": "Controls", "claims": "Claims, measured"}.get(about)
         if heading is None:
-            paper = said["study"]["papers"][about]
+            paper = content["study"]["papers"][about]
             heading = f"Beside {paper['source']}: {paper['title']}"
         print(f"\n{heading}")
         for one in measured:
             mark = f" [{one['mark']}]" if one["mark"] else ""
             print(f"  {one['what']}{mark}: {one['word']}")
             for pair in one["beside"]:
-                print(f"    {pair['entry']}: published {_number(pair['theirs'])}, ours {_with_ends(pair['ours'])}")
+                print(f"    {pair['entry']}: published {_number(pair['theirs'])}, ours {_with_interval(pair['ours'])}")
             print(f"    {one['why']}")
         rest = len(verdicts) - len(measured)
         if rest:
-            print(f"  {rest} more not measured by this study: see the report")
-    if any(about.startswith("published") for about in said["verdicts"]):
+            print(f"  {rest} more not measured by this experiment: see the report")
+    if any(about.startswith("published") for about in content["verdicts"]):
         print("\n[R] recomputed from the paper's raw logs, [T] read in a transcription of its table")
-        for note in said["study"]["notes"]:
+        for note in content["study"]["notes"]:
             print(f"  {note}")
     print()
 
@@ -60,23 +62,23 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}" if abs(value) < 1 else f"{value:.2f}"
 
 
-def _with_ends(found: dict[str, float | None] | None) -> str:
-    if found is None or found["value"] is None:
+def _with_interval(estimate: dict[str, float | None] | None) -> str:
+    if estimate is None or estimate["value"] is None:
         return "not measured"
-    if found["low"] is None or found["high"] is None:
-        return _number(found["value"])
-    return f"{_number(found['value'])} [{_number(found['low'])}, {_number(found['high'])}]"
+    if estimate["low"] is None or estimate["high"] is None:
+        return _number(estimate["value"])
+    return f"{_number(estimate['value'])} [{_number(estimate['low'])}, {_number(estimate['high'])}]"
 
 
-class Display:
+class ExperimentDisplay:
     """A bar over all steps with the time left, and a table that fills as runs finish."""
 
     def __init__(self) -> None:
-        self._live: Any = None
+        self._picture = LivePicture()
         self._bar: Any = None
         self._task: Any = None
-        self._study: Any = None
-        self._results: list[Result] = []
+        self._experiment: Any = None
+        self._results: list[RunResult] = []
 
     def __enter__(self) -> Self:
         return self
@@ -84,53 +86,46 @@ class Display:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._live is not None:
-            self._live.stop()
+        self._picture.__exit__(kind, error, trace)
 
-    def began(self, study: Study, total: int, done: int) -> None:
-        self._study = study
-        came = f", {done} of {len(study.wanted())} results there before" if done else ""
-        print(f"{study.trainings()} runs of {study.steps} steps{came}", file=sys.stderr)
+    def began(self, experiment: Experiment, total: int, finished: int) -> None:
+        self._experiment = experiment
+        before = f", {finished} of {len(experiment.wanted())} results finished before" if finished else ""
+        print(f"{experiment.trainings()} runs of {experiment.steps} steps{before}", file=sys.stderr)
         if sys.stderr.isatty():
             self._draw(total)
 
-    def moved(self, steps: int) -> None:
+    def advanced(self, steps: int) -> None:
         if self._bar is not None:
             self._bar.advance(self._task, steps)
 
     def chose(self, entry: Entry, rate: float) -> None:
-        if self._live is None:
+        if not self._picture.drawn:
             print(f"{entry[0]}: {entry[1]} takes a learning rate of {rate:g}", file=sys.stderr)
 
-    def finished(self, results: list[Result]) -> None:
+    def finished(self, results: list[RunResult]) -> None:
         self._results += results
-        if self._live is not None:
-            self._live.update(self._group())
+        if self._picture.drawn:
+            self._picture.draw(self._group())
             return
         for r in results:
-            print(line(r), file=sys.stderr)
+            print(result_line(r), file=sys.stderr)
 
     def note(self, text: str) -> None:
-        if self._live is not None:
-            self._live.console.print(text)
-        else:
-            print(text, file=sys.stderr)
+        self._picture.note(text)
 
     def _draw(self, total: int) -> None:
-        from rich.console import Console
-        from rich.live import Live
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
         self._bar = Progress(TextColumn("comparing"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
         self._task = self._bar.add_task("comparing", total=total)
-        self._live = Live(self._group(), console=Console(stderr=True), refresh_per_second=2)
-        self._live.start()
+        self._picture.draw(self._group(), refresh_per_second=2)
 
     def _group(self) -> Any:
         from rich.console import Group
         from rich.table import Table
 
-        lengths = sorted({self._study.train_length, *self._study.test_lengths})
+        lengths = sorted({self._experiment.train_length, *self._experiment.test_lengths})
         table = Table("task", "entry", "runs", *(f"at {n}" for n in lengths))
         for task, entry in dict.fromkeys((r.key.task, r.key.entry) for r in sorted(self._results, key=lambda r: r.key)):
             own = [r for r in self._results if (r.key.task, r.key.entry) == (task, entry)]
@@ -138,12 +133,12 @@ class Display:
         return Group(table, self._bar)
 
 
-def _runs(own: list[Result]) -> str:
+def _runs(own: list[RunResult]) -> str:
     lost = sum(r.diverged for r in own)
     return f"{len(own)}" + (f", {lost} diverged" if lost else "")
 
 
-def _mean(own: list[Result], n: int) -> str:
+def _mean(own: list[RunResult], n: int) -> str:
     from dataclasses import replace
 
     scores = [s for r in own if (s := r.at(n)) is not None]
@@ -154,4 +149,4 @@ def _mean(own: list[Result], n: int) -> str:
         exact=sum(s.exact for s in scores) / len(scores),
         loss=sum(s.loss for s in scores) / len(scores),
     )
-    return told(own[0].key.task, mean)
+    return format_score(own[0].key.task, mean)

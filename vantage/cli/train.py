@@ -28,7 +28,7 @@ Settings are a TOML file with the sections model, data, loop, optimiser, schedul
 KEY=VALUE changes any of them. The run lives in a folder: log.jsonl, TensorBoard's files, checkpoints, and at the end
 the model, as vt.load reads it, and `vantage generate` where it was trained on text. An adapter is read by load_adapter
 (vantage.families.adapters), a recurrent model by load_recurrent (vantage.families.recurrent), a classifier by
-load_classifier (vantage.training.keep).
+load_classifier (vantage.training.saved_model).
 """
 
 
@@ -59,18 +59,18 @@ def run(args: argparse.Namespace) -> int:
         return _list()
     if args.settings is None:
         raise BadInput("say which settings: a TOML file or a recipe (`vantage train --list`)")
-    settings, said = read_settings(args.settings, args.changes)
+    settings, table = read_settings(args.settings, args.changes)
     if args.check:
         print(settings)
         return 0
     out = Path(args.out) if args.out else Path("runs") / Path(args.settings).stem
-    from vantage.cli.training import Display
+    from vantage.cli.train_show import TrainingDisplay
 
-    with Display(out) as display:
+    with TrainingDisplay(out) as display:
         made = Run(
             settings,
             out,
-            said=said,
+            table=table,
             resume=args.resume,
             device=args.device,
             report=display,

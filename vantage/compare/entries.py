@@ -28,7 +28,7 @@ ATTENTION: dict[str, Callable[[int], int]] = {  # key/value heads, by query head
 
 @dataclass(frozen=True)
 class Shape:
-    """The size of every model of a study."""
+    """The size of every model of an experiment."""
 
     width: int = 64
     layers: int = 2

@@ -34,12 +34,12 @@ def matched(sections: Mapping[Entry, Decoder], vocab: int) -> dict[Entry, Decode
     """
     counts = {entry: parameters(section, vocab) for entry, section in sections.items()}
     largest = max(counts.values())
-    found: dict[Entry, Decoder] = {}
+    widened: dict[Entry, Decoder] = {}
     for entry, section in sections.items():
         hidden = hidden_of(section)
         step = parameters(_widened(section, hidden + 1), vocab) - counts[entry]
         more = round((largest - counts[entry]) / step)
-        found[entry] = _widened(section, hidden + more)
+        widened[entry] = _widened(section, hidden + more)
         off = abs(counts[entry] + more * step - largest) / largest
         if off > NEAR:
             raise BadInput(
@@ -47,7 +47,7 @@ def matched(sections: Mapping[Entry, Decoder], vocab: int) -> dict[Entry, Decode
                 f"more unit in its feed-forward layers is {step:,} of {largest:,} parameters. Use a larger width, or "
                 "compare at equal compute"
             )
-    return found
+    return widened
 
 
 def _widened(section: Decoder, hidden: int) -> Decoder:

@@ -1,4 +1,4 @@
-"""One job of a study: the models of one entry on one task, trained together, and tested."""
+"""One job of an experiment: the models of one entry on one task, trained together, and tested."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ from pathlib import Path
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from vantage.compare.results import Key, Result, Score
-from vantage.compare.shelf import Shelved
+from vantage.compare.example_cache import CachedExamples
+from vantage.compare.experiment import SEARCH_SEED, Experiment
+from vantage.compare.results import Key, RunResult, TestScore
 from vantage.compare.stack import Examples, Recipe, Stack, train_in_turn
-from vantage.compare.study import SEARCH_SEED, Study
 from vantage.compare.text import READINGS, Reading
 from vantage.model import build
 from vantage.spec.model import ModelSpec
 from vantage.training.evaluate import evaluate
-from vantage.training.memory import memory_kept
+from vantage.training.memory import keep_freed_memory
 from vantage.training.sequences import Sequences
 
-Tell = Callable[[int], None]
+OnStep = Callable[[int], None]  # called with the number of steps that are done
 WORTH_COMPILING = 1000  # steps: compiling takes as long as some hundred of them
 
 
-def _nobody(step: int) -> None: ...
+def _ignore(step: int) -> None: ...
 
 
 @dataclass(frozen=True)
-class Job:
-    """An entry and the seeds to train it with. Without a rate it is a search: one seed, every rate of the study."""
+class TrainingJob:
+    """An entry and the seeds to train it with. Without a rate it is a search: one seed, every rate of the
+    experiment."""
 
-    study: Study
+    experiment: Experiment
     task: str
     position: str
     attention: str
@@ -47,29 +48,31 @@ class Job:
 
     @property
     def models(self) -> int:
-        return len(self.study.rates) if self.searches else len(self.seeds)
+        return len(self.experiment.rates) if self.searches else len(self.seeds)
 
     @property
     def steps(self) -> int:
         """Of each model."""
-        return max(1, round(self.study.steps * self.study.search)) if self.searches else self.study.steps
+        return max(1, round(self.experiment.steps * self.experiment.search)) if self.searches else self.experiment.steps
 
 
-def search(job: Job, device: torch.device, tell: Tell = _nobody, shelf: Path | None = None) -> float:
+def search(job: TrainingJob, device: torch.device, on_step: OnStep = _ignore, cache: Path | None = None) -> float:
     """The rate with the lowest loss at the end of a short run. One that diverged is never chosen."""
-    rates = job.study.rates
+    rates = job.experiment.rates
     if len(rates) == 1:
         return rates[0]
-    _, losses = _train(job, [SEARCH_SEED] * len(rates), rates, device, tell, shelf)
+    _, losses = _train(job, [SEARCH_SEED] * len(rates), rates, device, on_step, cache)
     ranked = [(loss if math.isfinite(loss) else math.inf, rate) for loss, rate in zip(losses, rates, strict=True)]
     return min(ranked)[1]
 
 
-def run(job: Job, device: torch.device, tell: Tell = _nobody, shelf: Path | None = None) -> list[Result]:
-    """Train and test every seed of the job. On the shelf lie examples that other jobs have made."""
+def run(
+    job: TrainingJob, device: torch.device, on_step: OnStep = _ignore, cache: Path | None = None
+) -> list[RunResult]:
+    """Train and test every seed of the job. ``cache`` is a folder with examples that other jobs have made."""
     assert job.rate is not None
     started = time.perf_counter()
-    stacks, losses = _train(job, job.seeds, [job.rate] * len(job.seeds), device, tell, shelf)
+    stacks, losses = _train(job, job.seeds, [job.rate] * len(job.seeds), device, on_step, cache)
     models = [(stack, i) for stack in stacks for i in range(stack.n)]
     spec = stacks[0].base.spec
     operations = _operations(spec, stacks[0].data[0], stacks[0].recipe) if job.seeds else 0.0
@@ -78,57 +81,65 @@ def run(job: Job, device: torch.device, tell: Tell = _nobody, shelf: Path | None
     results = []
     for seed, (stack, i), loss in zip(job.seeds, models, losses, strict=True):
         fine = math.isfinite(loss)
-        for name, scores in (_scores(stack, i, job.task) if fine else _nothing(stack.data[i], job.task)).items():
+        for name, scores in (_scores(stack, i, job.task) if fine else _no_scores(stack.data[i], job.task)).items():
             key = Key(name, job.position, job.attention, seed)
-            results.append(Result(key, job.rate, stack.recipe.steps, parameters, operations, each, not fine, scores))
+            results.append(RunResult(key, job.rate, stack.recipe.steps, parameters, operations, each, not fine, scores))
     return results
 
 
 def _train(
-    job: Job, seeds: Sequence[int], rates: Sequence[float], device: torch.device, tell: Tell, shelf: Path | None
+    job: TrainingJob,
+    seeds: Sequence[int],
+    rates: Sequence[float],
+    device: torch.device,
+    on_step: OnStep,
+    cache: Path | None,
 ) -> tuple[list[Stack], list[float]]:
-    section = job.study.section(job.task, job.position, job.attention)
-    data = {seed: _examples(job, job.study.data(job.task, section.reads, seed), shelf) for seed in seeds}
+    section = job.experiment.section(job.task, job.position, job.attention)
+    data = {seed: _examples(job, job.experiment.data(job.task, section.reads, seed), cache) for seed in seeds}
     spec = section.spec(next(iter(data.values())).vocab)
-    recipe = Recipe(job.steps, job.study.batch)
+    recipe = Recipe(job.steps, job.experiment.batch)
 
     def stack(chosen: Sequence[int], compiled: bool = False) -> Stack:
         own = [seeds[i] for i in chosen]
         return Stack(spec, own, [data[s] for s in own], [rates[i] for i in chosen], recipe, device, compiled)
 
     if device.type == "cpu":
-        with memory_kept(device):
-            stacks, losses = train_in_turn(lambda i: stack([i]), len(seeds), tell)
+        with keep_freed_memory(device):
+            stacks, losses = train_in_turn(lambda i: stack([i]), len(seeds), on_step)
         return stacks, losses.tolist()
     together = stack(range(len(seeds)), compiled=job.steps >= WORTH_COMPILING)
-    return [together], together.train(tell).tolist()
+    return [together], together.train(on_step).tolist()
 
 
-def _examples(job: Job, data: Sequences | Reading, shelf: Path | None) -> Examples:
-    if shelf is None or isinstance(data, Reading):
+def _examples(job: TrainingJob, data: Sequences | Reading, cache: Path | None) -> Examples:
+    if cache is None or isinstance(data, Reading):
         return data
-    return Shelved(data, job.steps, job.study.batch, shelf)
+    return CachedExamples(data, job.steps, job.experiment.batch, cache)
 
 
-def _scores(stack: Stack, i: int, task: str) -> dict[str, tuple[Score, ...]]:
+def _scores(stack: Stack, i: int, task: str) -> dict[str, tuple[TestScore, ...]]:
     """By task; a text by the ways it is read."""
     data = stack.data[i]
     if isinstance(data, Reading):
-        with torch.no_grad(), _at_rest(stack):
+        with torch.no_grad(), _evaluating(stack):
             return data.score(lambda batch: stack.logits_of(i, batch), stack.device)
-    found = evaluate(stack.base, lambda batch: stack.logits_of(i, batch), data.held_out(), 0, stack.device)
+    evaluations = evaluate(stack.base, lambda batch: stack.logits_of(i, batch), data.held_out(), 0, stack.device)
     lengths = [int(name.removeprefix("length ")) for name in data.held_out()]
-    scores = [Score(n, s.exact, s.tokens, s.loss, s.rows, dict(s.groups)) for n, s in zip(lengths, found, strict=True)]
+    scores = [
+        TestScore(n, s.exact, s.tokens, s.loss, s.rows, dict(s.groups))
+        for n, s in zip(lengths, evaluations, strict=True)
+    ]
     return {task: tuple(scores)}
 
 
-def _nothing(data: object, task: str) -> dict[str, tuple[Score, ...]]:
+def _no_scores(data: object, task: str) -> dict[str, tuple[TestScore, ...]]:
     """Of a run that diverged."""
     return dict.fromkeys(READINGS if isinstance(data, Reading) else (task,), ())
 
 
 @contextlib.contextmanager
-def _at_rest(stack: Stack) -> Iterator[None]:
+def _evaluating(stack: Stack) -> Iterator[None]:
     """Not in training: random positions are drawn there alone."""
     stack.base.eval()
     try:

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, Literal
 
-from vantage.compare.cells import View, is_control, plain, plain_task
-from vantage.compare.results import Result
+from vantage.compare.result_table import ResultTable, is_control, normalise_name, normalise_task
+from vantage.compare.results import RunResult
 from vantage.compare.statistics import (
     Estimate,
     Sample,
@@ -34,7 +34,7 @@ from vantage.compare.statistics import (
     mean_reciprocal_rank,
     p_value,
 )
-from vantage.compare.verdicts import SURE, Beside, Verdict, worded
+from vantage.compare.verdicts import SURE, Beside, Verdict, format_effect
 from vantage.errors import BadInput, unknown
 
 Kind = Literal["table", "change", "rank", "gain", "best"]
@@ -46,11 +46,11 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     **{name: (f"{name}-+-lora", name) for name in ("linear", "ntk", "yarn")},  # theirs are trained a little, too
 }
 # What makes a task another task, with what stands where nothing is said. Other parameters are its size.
-TELLING = {"kind": "random", "times": "1", "count": "clauses", "order": "plain", "brackets": "false", "hints": "0"}
+IDENTIFYING = {"kind": "random", "times": "1", "count": "clauses", "order": "plain", "brackets": "false", "hints": "0"}
 
 
 @dataclass(frozen=True)
-class Row:
+class PublishedRow:
     """One row of a paper: its numbers by entry, and where ours are to be found."""
 
     what: str
@@ -73,16 +73,18 @@ class Paper:
     margin: float
     setup: str
     means: str
-    rows: tuple[Row, ...]
+    rows: tuple[PublishedRow, ...]
 
 
 @functools.cache
 def _papers() -> dict[str, Paper]:
-    said: dict[str, Any] = tomllib.loads(resources.files("vantage.compare").joinpath("published.toml").read_text())
+    papers_toml: dict[str, Any] = tomllib.loads(
+        resources.files("vantage.compare").joinpath("published.toml").read_text()
+    )
     papers: dict[str, Paper] = {}
-    for name, paper in said.items():
-        found = tuple(Row(**{**row, "ours": tuple(row.get("ours", ()))}) for row in paper.pop("rows"))
-        papers[name] = Paper(name=name, rows=found, **paper)
+    for name, paper in papers_toml.items():
+        rows = tuple(PublishedRow(**{**row, "ours": tuple(row.get("ours", ()))}) for row in paper.pop("rows"))
+        papers[name] = Paper(name=name, rows=rows, **paper)
     return papers
 
 
@@ -92,71 +94,71 @@ def names() -> tuple[str, ...]:
 
 def paper(name: str) -> Paper:
     """A paper by its short name; "randomized" is "randomised"."""
-    asked = name.lower().replace("randomiz", "randomis").replace("generalis", "generaliz")
-    if asked not in _papers():
+    key = name.lower().replace("randomiz", "randomis").replace("generalis", "generaliz")
+    if key not in _papers():
         raise BadInput(unknown("published result", name, _papers()))
-    return _papers()[asked]
+    return _papers()[key]
 
 
-def rows(name: str) -> tuple[Row, ...]:
+def rows(name: str) -> tuple[PublishedRow, ...]:
     return paper(name).rows
 
 
 def compare_with(
     name: str,
-    results: Sequence[Result],
+    results: Sequence[RunResult],
     train_length: int | Mapping[str, int],
     measures: Mapping[str, str] | None = None,
 ) -> list[Verdict]:
     """Every row of a paper with our numbers beside and a verdict; "not measured" where we have none."""
     chosen = paper(name)
-    view = View(tuple(results), train_length, measures or {})
-    found: list[Verdict] = []
+    table = ResultTable(tuple(results), train_length, measures or {})
+    verdicts: list[Verdict] = []
     for row in chosen.rows:
-        found += _DECIDE[row.kind](chosen, row, view)
-    return found
+        verdicts += _DECIDE[row.kind](chosen, row, table)
+    return verdicts
 
 
 # ------------------------------------------------------------------------------------------------ finding our runs
 
 
-def _told(task: str) -> tuple[str, dict[str, str]]:
-    name, _, inside = plain_task(task).rstrip(")").partition("(")
-    pairs = (part.partition("=") for part in inside.split(",") if "=" in part)
-    return name, {key: value for key, _, value in pairs if key in TELLING}
+def _parameters_of(task: str) -> tuple[str, dict[str, str]]:
+    name, _, arguments = normalise_task(task).rstrip(")").partition("(")
+    pairs = (part.partition("=") for part in arguments.split(",") if "=" in part)
+    return name, {key: value for key, _, value in pairs if key in IDENTIFYING}
 
 
-def same_task(asked: str, task: str) -> bool:
+def same_task(pattern: str, task: str) -> bool:
     """Whether a task of ours is what a row asks for; ``*`` stands for anything but what is there by itself."""
-    (name, wanted), (other, there) = _told(asked), _told(task)
+    (name, theirs), (other, ours) = _parameters_of(pattern), _parameters_of(task)
     if name != other:
         return False
-    for key, usual in TELLING.items():
-        want, got = wanted.get(key, usual), there.get(key, usual)
-        if got == usual if want == "*" else want != got:
+    for key, usual in IDENTIFYING.items():
+        their_value, our_value = theirs.get(key, usual), ours.get(key, usual)
+        if our_value == usual if their_value == "*" else their_value != our_value:
             return False
     return True
 
 
-def _tasks(chosen: Paper, row: Row, view: View) -> list[str]:
+def _tasks(chosen: Paper, row: PublishedRow, table: ResultTable) -> list[str]:
     if row.ours:
-        return [task for task in view.tasks if any(same_task(asked, task) for asked in row.ours)]
-    return [task for task in view.counted if (view.measure(task) == "loss") == (chosen.measure == "loss")]
+        return [task for task in table.tasks if any(same_task(pattern, task) for pattern in row.ours)]
+    return [task for task in table.counted if (table.measure(task) == "loss") == (chosen.measure == "loss")]
 
 
-def _entry(view: View, task: str, theirs: str) -> str | None:
+def _entry(table: ResultTable, task: str, theirs: str) -> str | None:
     """Our entry for a name of theirs, with the plain attention."""
-    there = {plain(entry): entry for entry in view.entries(task)}
-    return next((there[name] for name in ALIASES.get(theirs, (theirs,)) if name in there), None)
+    ours = {normalise_name(entry): entry for entry in table.entries(task)}
+    return next((ours[name] for name in ALIASES.get(theirs, (theirs,)) if name in ours), None)
 
 
-def _where(row: Row, view: View, task: str) -> list[int]:
+def _where(row: PublishedRow, table: ResultTable, task: str) -> list[int]:
     """Our lengths that answer to the row's."""
     if not row.length:
-        return view.lengths(task, "beyond")
+        return table.lengths(task, "beyond")
     times = row.length / row.train
-    near = [length for length in view.lengths(task) if abs(length / view.trained(task) / times - 1) <= QUARTER]
-    return sorted(near, key=lambda length: abs(length / view.trained(task) - times))[:1]
+    near = [length for length in table.lengths(task) if abs(length / table.trained(task) / times - 1) <= QUARTER]
+    return sorted(near, key=lambda length: abs(length / table.trained(task) - times))[:1]
 
 
 def _shown(sample: Sample | None, measure: str) -> Estimate | None:
@@ -168,35 +170,35 @@ def _shown(sample: Sample | None, measure: str) -> Estimate | None:
 # -------------------------------------------------------------------------------------------------- kinds of rows
 
 
-def _table(chosen: Paper, row: Row, view: View) -> list[Verdict]:
-    found = []
-    for task in _tasks(chosen, row, view):
-        where = _where(row, view, task)
+def _table(chosen: Paper, row: PublishedRow, table: ResultTable) -> list[Verdict]:
+    verdicts = []
+    for task in _tasks(chosen, row, table):
+        where = _where(row, table, task)
         ours: dict[str, Sample] = {}
         for theirs in row.numbers:
-            entry = _entry(view, task, theirs)
-            sample = view.sample(task, entry, where, chosen.measure) if entry and where else None
+            entry = _entry(table, task, theirs)
+            sample = table.sample(task, entry, where, chosen.measure) if entry and where else None
             if sample is not None:
                 ours[theirs] = sample
         if ours:
-            found.append(_ordered(chosen, row, ours, f"{row.what} (ours: {task}, {_lengths(where)})"))
-    return found or [_missing(chosen, row)]
+            verdicts.append(_ordered(chosen, row, ours, f"{row.what} (ours: {task}, {_lengths(where)})"))
+    return verdicts or [_missing(chosen, row)]
 
 
-def _ordered(chosen: Paper, row: Row, ours: Mapping[str, Sample], what: str) -> Verdict:
+def _ordered(chosen: Paper, row: PublishedRow, ours: Mapping[str, Sample], what: str) -> Verdict:
     """Pairs with the paper's better one first, so that a difference above 0 agrees."""
     loss = chosen.measure == "loss"
     theirs = {name: -math.log(number) if loss else number for name, number in row.numbers.items()}
     good = {name: sample.negated() if loss else sample for name, sample in ours.items()}
     order = sorted(good, key=lambda name: -theirs[name])
     pairs = [(a, b) for i, a in enumerate(order) for b in order[i + 1 :] if theirs[a] - theirs[b] > chosen.margin]
-    apart = {pair: found for pair in pairs if (found := difference(good[pair[0]], good[pair[1]])) is not None}
+    apart = {pair: paired for pair in pairs if (paired := difference(good[pair[0]], good[pair[1]])) is not None}
     beside = tuple(Beside(name, row.numbers[name], _shown(ours.get(name), chosen.measure)) for name in row.numbers)
     if not apart:
         why = "No two of the entries that the paper tells apart were measured on the same seeds"
         return Verdict(what, "not measured", why, None, None, beside, chosen.source, row.mark)
-    chances = dict(zip(apart, holm([p_value(found) for found in apart.values()]), strict=True))
-    effects = {pair: estimate(found) for pair, found in apart.items()}
+    chances = dict(zip(apart, holm([p_value(paired) for paired in apart.values()]), strict=True))
+    effects = {pair: estimate(paired) for pair, paired in apart.items()}
     sure = [pair for pair in apart if chances[pair] <= SURE and not effects[pair].holds(0.0)]
     agree = [pair for pair in sure if effects[pair].value > 0]
     against = [pair for pair in sure if effects[pair].value < 0]
@@ -210,7 +212,7 @@ def _ordered(chosen: Paper, row: Row, ours: Mapping[str, Sample], what: str) -> 
     unit = "nats" if loss else "of accuracy"
     why = (
         f"Of {len(apart)} pairs that the paper tells apart, {len(agree)} agree, {len(against)} disagree and "
-        f"{open_} are open. {widest[0]} over {widest[1]}: {worded(effects[widest], unit)}, theirs {size:+.3f}"
+        f"{open_} are open. {widest[0]} over {widest[1]}: {format_effect(effects[widest], unit)}, theirs {size:+.3f}"
     )
     if against:
         why += ". Against the paper: " + "; ".join(f"{b} over {a}" for a, b in against)
@@ -233,15 +235,15 @@ def _size_word(effect: Estimate, size: float) -> str:
     return "smaller effect" if abs(effect.value) < abs(size) else "larger effect"
 
 
-def _change(chosen: Paper, row: Row, view: View) -> list[Verdict]:
+def _change(chosen: Paper, row: PublishedRow, table: ResultTable) -> list[Verdict]:
     """How each entry's loss changes from its training length to beyond: it grows, stays or falls."""
-    found = []
-    for task in _tasks(chosen, row, view):
-        far, near = _where(row, view, task), view.lengths(task, "within")[-1:]
+    verdicts = []
+    for task in _tasks(chosen, row, table):
+        far, near = _where(row, table, task), table.lengths(task, "within")[-1:]
         for name, number in row.numbers.items():
-            entry = _entry(view, task, name)
-            after = view.sample(task, entry, far, "loss") if entry and far else None
-            before = view.sample(task, entry, near, "loss") if entry and near else None
+            entry = _entry(table, task, name)
+            after = table.sample(task, entry, far, "loss") if entry and far else None
+            before = table.sample(task, entry, near, "loss") if entry and near else None
             apart = difference(after, before) if after and before else None
             if apart is None:
                 continue
@@ -252,13 +254,13 @@ def _change(chosen: Paper, row: Row, view: View) -> list[Verdict]:
             if word == "same shape" and theirs != "stays":
                 word += f", {_size_word(effect, size)}"
             what = f"{name} {row.what} (ours: {task}, {near[0]} to {far[0]})"
-            why = f"Their perplexity {theirs}, ours {ours}: {worded(effect, 'nats')}, theirs {size:+.3f}"
+            why = f"Their perplexity {theirs}, ours {ours}: {format_effect(effect, 'nats')}, theirs {size:+.3f}"
             beside = (
                 Beside(f"{name}, at the training length", row.before[name], _shown(before, "loss")),
                 Beside(f"{name}, beyond", number, _shown(after, "loss")),
             )
-            found.append(Verdict(what, word, _noted(why, row), effect, size, beside, chosen.source, row.mark))
-    return found or [_missing(chosen, row)]
+            verdicts.append(Verdict(what, word, _noted(why, row), effect, size, beside, chosen.source, row.mark))
+    return verdicts or [_missing(chosen, row)]
 
 
 def _shape(low: float, high: float) -> str:
@@ -269,16 +271,16 @@ def _shape(low: float, high: float) -> str:
     return "stays" if low >= -FLAT and high <= FLAT else "is open"
 
 
-def _rank(chosen: Paper, row: Row, view: View) -> list[Verdict]:
+def _rank(chosen: Paper, row: PublishedRow, table: ResultTable) -> list[Verdict]:
     """Ranks among the paper's entries alone, over all our tasks that its rows ask for."""
-    asked = [asked for other in chosen.rows for asked in other.ours]
+    patterns = [patterns for other in chosen.rows for patterns in other.ours]
     tasks: list[dict[str, Sample]] = []
-    for task in view.tasks:
-        where = view.lengths(task, "beyond")
-        if not where or not any(same_task(one, task) for one in asked):
+    for task in table.tasks:
+        where = table.lengths(task, "beyond")
+        if not where or not any(same_task(one, task) for one in patterns):
             continue
-        named = {theirs: _entry(view, task, theirs) for theirs in row.numbers}
-        samples = {n: view.sample(task, entry, where, chosen.measure) for n, entry in named.items() if entry}
+        named = {theirs: _entry(table, task, theirs) for theirs in row.numbers}
+        samples = {n: table.sample(task, entry, where, chosen.measure) for n, entry in named.items() if entry}
         tasks.append({n: sample for n, sample in samples.items() if sample is not None})
     ours = mean_reciprocal_rank([task for task in tasks if len(task) > 1])
     if len(ours) < 2:
@@ -299,16 +301,18 @@ def _rank(chosen: Paper, row: Row, view: View) -> list[Verdict]:
     return [Verdict(row.what, word, _noted(why, row), ours[top], row.numbers[top], beside, chosen.source, row.mark)]
 
 
-def _gain(chosen: Paper, row: Row, view: View) -> list[Verdict]:
+def _gain(chosen: Paper, row: PublishedRow, table: ResultTable) -> list[Verdict]:
     """Each randomised entry less the plain one, over all tasks; each by itself and all together."""
     gains: dict[str, list[Sample]] = {}
-    for task in view.counted if view.results else []:
-        where = view.lengths(task, "beyond")
-        for entry in view.entries(task):
-            base = next((e for e in view.entries(task) if plain(entry) == f"randomised-{plain(e)}"), None)
-            if base is None or is_control(base) or view.measure(task) == "loss" or not where:
+    for task in table.counted if table.results else []:
+        where = table.lengths(task, "beyond")
+        for entry in table.entries(task):
+            base = next(
+                (e for e in table.entries(task) if normalise_name(entry) == f"randomised-{normalise_name(e)}"), None
+            )
+            if base is None or is_control(base) or table.measure(task) == "loss" or not where:
                 continue
-            with_, without = (view.sample(task, each, where, chosen.measure) for each in (entry, base))
+            with_, without = (table.sample(task, each, where, chosen.measure) for each in (entry, base))
             if with_ and without and (apart := difference(with_, without)) is not None:
                 gains.setdefault(base, []).append(apart)
     everything = [gain for each in gains.values() for gain in each]
@@ -318,26 +322,27 @@ def _gain(chosen: Paper, row: Row, view: View) -> list[Verdict]:
     if len(gains) > 1:
         parts += [(f"gain of randomised {name}", each) for name, each in gains.items()]
     size = row.numbers["gain"]
-    found = []
+    verdicts = []
     for what, part in parts:
         if (gain := average(part)) is None:
             continue
         effect = estimate(gain)
         word = _size_word(effect, size)
         word = "not distinguishable" if effect.holds(0.0) else f"a gain too, {word}" if effect.value > 0 else word
-        why = f"Over {len(part)} pairs of task and encoding: {worded(effect, 'of accuracy')}, theirs {size:+.3f} in all"
-        found.append(Verdict(what, word, _noted(why, row), effect, size, (), chosen.source, row.mark))
-    return found
+        ours = format_effect(effect, "of accuracy")
+        why = f"Over {len(part)} pairs of task and encoding: {ours}, theirs {size:+.3f} in all"
+        verdicts.append(Verdict(what, word, _noted(why, row), effect, size, (), chosen.source, row.mark))
+    return verdicts
 
 
-def _best(chosen: Paper, row: Row, view: View) -> list[Verdict]:
+def _best(chosen: Paper, row: PublishedRow, table: ResultTable) -> list[Verdict]:
     """The best of our runs against the best of theirs; the spread over seeds is said beside it."""
-    found = []
-    for task in _tasks(chosen, row, view):
-        where = _where(row, view, task)
+    verdicts = []
+    for task in _tasks(chosen, row, table):
+        where = _where(row, table, task)
         for name, number in row.numbers.items():
-            entry = _entry(view, task, name)
-            sample = view.sample(task, entry, where, chosen.measure) if entry and where else None
+            entry = _entry(table, task, name)
+            sample = table.sample(task, entry, where, chosen.measure) if entry and where else None
             if sample is None:
                 continue
             top, effect = max(sample.values), estimate(sample)
@@ -346,17 +351,17 @@ def _best(chosen: Paper, row: Row, view: View) -> list[Verdict]:
             why += f"{min(sample.values):.3f}"
             beside = (Beside(name, number, effect),)
             what = f"{row.what} (ours: {task}, {_lengths(where)})"
-            found.append(Verdict(what, word, _noted(why, row), effect, number, beside, chosen.source, row.mark))
-    return found or [_missing(chosen, row)]
+            verdicts.append(Verdict(what, word, _noted(why, row), effect, number, beside, chosen.source, row.mark))
+    return verdicts or [_missing(chosen, row)]
 
 
-def _missing(chosen: Paper, row: Row) -> Verdict:
+def _missing(chosen: Paper, row: PublishedRow) -> Verdict:
     beside = tuple(Beside(name, number, None) for name, number in row.numbers.items())
-    why = _noted("This study has no run that answers to it", row)
+    why = _noted("This experiment has no run that answers to it", row)
     return Verdict(row.what, "not measured", why, None, None, beside, chosen.source, row.mark)
 
 
-def _noted(why: str, row: Row) -> str:
+def _noted(why: str, row: PublishedRow) -> str:
     return f"{why}. {row.note}" if row.note else f"{why}."
 
 

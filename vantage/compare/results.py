@@ -29,7 +29,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Score:
+class TestScore:
     """One test set of one run."""
 
     length: int
@@ -41,7 +41,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Result:
+class RunResult:
     """One run, finished or diverged (then it has no scores, and it is counted)."""
 
     key: Key
@@ -51,26 +51,26 @@ class Result:
     operations: float  # floating-point operations of the training, counted
     seconds: float  # its share of the time of the stack it was trained in
     diverged: bool
-    scores: tuple[Score, ...] = ()
+    scores: tuple[TestScore, ...] = ()
 
-    def at(self, length: int) -> Score | None:
+    def at(self, length: int) -> TestScore | None:
         return next((score for score in self.scores if score.length == length), None)
 
 
-def write_results(path: Path, results: Iterable[Result]) -> None:
+def write_results(path: Path, results: Iterable[RunResult]) -> None:
     """Add finished runs to the file; a line is whole or not there."""
     append_text(path, "".join(json.dumps(asdict(result)) + "\n" for result in results))
 
 
-def read_results(path: Path) -> list[Result]:
+def read_results(path: Path) -> list[RunResult]:
     """The runs that are finished. A line that was cut short by a kill does not count."""
-    found: dict[Key, Result] = {}
+    results: dict[Key, RunResult] = {}
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
-            said: dict[str, Any] = json.loads(line)
+            fields: dict[str, Any] = json.loads(line)
         except json.JSONDecodeError:
             continue
-        scores = tuple(Score(**score) for score in said.pop("scores"))
-        result = Result(key=Key(**said.pop("key")), scores=scores, **said)
-        found[result.key] = result
-    return list(found.values())
+        scores = tuple(TestScore(**score) for score in fields.pop("scores"))
+        result = RunResult(key=Key(**fields.pop("key")), scores=scores, **fields)
+        results[result.key] = result
+    return list(results.values())

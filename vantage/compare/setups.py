@@ -1,4 +1,4 @@
-"""The papers' own set-ups as studies, at a scale that one can afford, and what that leaves out, in words."""
+"""The papers' own set-ups as experiments, at a scale that one can afford, and what that leaves out, in words."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from importlib import resources
 from typing import Any
 
 from vantage.compare.equal import hidden_of, parameters
+from vantage.compare.experiment import Experiment, experiment_of
 from vantage.compare.published import paper
-from vantage.compare.study import Study, study_of
 from vantage.compare.text import NAME
 from vantage.errors import BadInput, unknown
 
@@ -30,104 +30,102 @@ class Setup:
 
 @functools.cache
 def _setups() -> dict[str, Setup]:
-    said = tomllib.loads(resources.files("vantage.compare").joinpath("setups.toml").read_text(encoding="utf-8"))
+    fields = tomllib.loads(resources.files("vantage.compare").joinpath("setups.toml").read_text(encoding="utf-8"))
     return {
         name: Setup(one["theirs"], tuple(one["besides"]), one.get("reads", ""), {scale: one[scale] for scale in SCALES})
-        for name, one in said.items()
+        for name, one in fields.items()
     }
 
 
 def setup_of(name: str) -> tuple[str, Setup]:
-    """By the paper's name; only some papers have a set-up that a study can be."""
-    found = paper(name).name
-    if found not in _setups():
-        instead = "vantage compare --extend MODEL" if found == "context-extension" else "--tasks and --positions"
-        raise BadInput(
-            f"{found!r} has no set-up of its own to repeat (use {instead}). There are: {', '.join(_setups())}"
-        )
-    return found, _setups()[found]
+    """By the paper's name; only some papers have a set-up that an experiment can be."""
+    key = paper(name).name
+    if key not in _setups():
+        instead = "vantage compare --extend MODEL" if key == "context-extension" else "--tasks and --positions"
+        raise BadInput(f"{key!r} has no set-up of its own to repeat (use {instead}). There are: {', '.join(_setups())}")
+    return key, _setups()[key]
 
 
-def study_for(name: str, scale: str, text: tuple[str, ...] = ()) -> Study:
-    """The study of a paper at a scale. ``text``: files, for one that reads text."""
-    found, setup = setup_of(name)
+def experiment_for(name: str, scale: str, text: tuple[str, ...] = ()) -> Experiment:
+    """The experiment of a paper at a scale. ``text``: files, for one that reads text."""
+    name_of_paper, setup = setup_of(name)
     if scale not in SCALES:
         raise BadInput(unknown("scale", scale, SCALES))
     if setup.reads and not text:
-        raise BadInput(f"{found} reads text: name files with --text (the paper's is {setup.reads})")
+        raise BadInput(f"{name_of_paper} reads text: name files with --text (the paper's is {setup.reads})")
     if text and not setup.reads:
-        raise BadInput(f"{found} has no task that reads text: leave --text out")
-    said = {**setup.scales[scale], "published": [found]}
+        raise BadInput(f"{name_of_paper} has no task that reads text: leave --text out")
+    fields = {**setup.scales[scale], "published": [name_of_paper]}
     if setup.reads:
-        said |= {"tasks": [NAME], "text": list(text)}
-    return study_of(said, f"{found} ({scale})")
+        fields |= {"tasks": [NAME], "text": list(text)}
+    return experiment_of(fields, f"{name_of_paper} ({scale})")
 
 
 # ---- in words
 
 
-def reductions(study: Study) -> list[str]:
-    """How a study differs from the set-up of each paper that it is set beside."""
-    found: list[str] = []
-    for name in study.published:
+def reductions(experiment: Experiment) -> list[str]:
+    """How an experiment differs from the set-up of each paper that it is set beside."""
+    sentences: list[str] = []
+    for name in experiment.published:
         if paper(name).name not in _setups():
             continue
         _, setup = setup_of(name)
-        ours = _ours(study)
+        ours = _ours(experiment)
         differs = [
-            f"{what} {ours[what]} (theirs: {_told(value)})"
+            f"{what} {ours[what]} (theirs: {_format(value)})"
             for what, value in setup.theirs.items()
-            if ours[what] != _told(value)
+            if ours[what] != _format(value)
         ]
         if differs:
-            found.append(f"Beside {paper(name).source}, this is another size: {', '.join(differs)}.")
-        found += [f"{sentence}." for sentence in setup.besides]
-    return found
+            sentences.append(f"Beside {paper(name).source}, this is another size: {', '.join(differs)}.")
+        sentences += [f"{sentence}." for sentence in setup.besides]
+    return sentences
 
 
-def _ours(study: Study) -> dict[str, str]:
-    entry = next(study.entries())
-    facts = {
-        "width": study.shape.width,
-        "layers": study.shape.layers,
-        "heads": study.shape.heads,
-        "steps": study.steps,
-        "batch": study.batch,
-        "training length": study.train_length,
-        "longest test": max(study.test_lengths),
-        "seeds": study.seeds,
-        "test examples": study.test_examples,
-        "text": ", ".join(study.text),
-        "parameters": parameters(study.section(*entry), study.vocab(entry[0])),
+def _ours(experiment: Experiment) -> dict[str, str]:
+    entry = next(experiment.entries())
+    values = {
+        "width": experiment.shape.width,
+        "layers": experiment.shape.layers,
+        "heads": experiment.shape.heads,
+        "steps": experiment.steps,
+        "batch": experiment.batch,
+        "training length": experiment.train_length,
+        "longest test": max(experiment.test_lengths),
+        "seeds": experiment.seeds,
+        "test examples": experiment.test_examples,
+        "text": ", ".join(experiment.text),
+        "parameters": parameters(experiment.section(*entry), experiment.vocab(entry[0])),
     }
-    return {name: _told(value) for name, value in facts.items()}
+    return {name: _format(value) for name, value in values.items()}
 
 
-def _told(value: object) -> str:
+def _format(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def notes(study: Study) -> list[str]:
+def notes(experiment: Experiment) -> list[str]:
     """What the page says of how the models were made comparable, and of what a paper's set-up was cut to."""
-    found = reductions(study)
-    if study.text:
-        found.append(
-            f"Text ({', '.join(study.text)}, {study.vocabulary}): trained on windows of {study.train_length} tokens, "
-            f"and the last tenth is read. “text” cuts it into windows that do not overlap; “text, sliding” moves the "
-            f"window by {study.reading(0).stride} tokens and scores the new ones; “text, over position” is by where a "
-            f"token stands in the longest window."
+    sentences = reductions(experiment)
+    if experiment.text:
+        sentences.append(
+            f"Text ({', '.join(experiment.text)}, {experiment.vocabulary}): trained on windows of "
+            f"{experiment.train_length} tokens, and the last tenth is read. “text” cuts it into windows that do not "
+            f"overlap; “text, sliding” moves the window by {experiment.reading(0).stride} tokens and scores the new "
+            f"ones; “text, over position” is by where a token stands in the longest window."
         )
-    if study.equal == "parameters":
-        found += [_equality(study, name) for name in study.tasks]
-    return found
+    if experiment.equal == "parameters":
+        sentences += [_equality(experiment, name) for name in experiment.tasks]
+    return sentences
 
 
-def _equality(study: Study, name: str) -> str:
+def _equality(experiment: Experiment, name: str) -> str:
     """Which feed-forward widths made the counts of a task equal."""
-    vocab, widths, counts = study.vocab(name), [], []
-    for task, position, attention in study.entries():
+    vocab, widths, counts = experiment.vocab(name), [], []
+    for task, position, attention in experiment.entries():
         if task == name:
-            section = study.section(name, position, attention)
+            section = experiment.section(name, position, attention)
             label = position if attention == "multi-head" else f"{position}, {attention}"
             widths.append(f"{label} {hidden_of(section)}")
             counts.append(parameters(section, vocab))

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from vantage.compare.shelf import Shelved
+from vantage.compare.example_cache import CachedExamples
 from vantage.compare.text import Reading
 from vantage.model import Model, build
 from vantage.model.maps import parameter_kinds
@@ -30,7 +30,7 @@ from vantage.training.batch import IGNORE, Batch, random
 from vantage.training.sequences import PAD, Sequences
 
 Weights = dict[str, Tensor]
-Examples = Sequences | Shelved | Reading
+Examples = Sequences | CachedExamples | Reading
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ class Stack:
         decays = [w.new_full((w[0].numel(),), kinds[name] in ("matrix", "head")) for name, w in self.weights.items()]
         self._decay = torch.cat(decays).detach() * recipe.weight_decay
         self._first, self._second = torch.zeros_like(self._flat), torch.zeros_like(self._flat)
-        each = self._each()
+        each = self._loss_function()
         self._losses: Callable[..., Tensor] = torch.compile(each) if compiled else each
 
-    def _each(self) -> Callable[..., Tensor]:
+    def _loss_function(self) -> Callable[..., Tensor]:
         sampler = self.base.spec.sampler
         known = Known(pos=(0, sampler.high - 1)) if isinstance(sampler, Randomised) else Known()
 
@@ -92,20 +92,20 @@ class Stack:
             return lambda w, *rest: one({k: v[0] for k, v in w.items()}, *(_first(x) for x in rest))[None]
         return lambda w, t, y, p: vmap(one, in_dims=(0, 0, 0, None if p is None else 0))(w, t, y, p)
 
-    def train(self, tell: Callable[[int], None] = lambda step: None) -> Tensor:
+    def train(self, on_step: Callable[[int], None] = lambda step: None) -> Tensor:
         """Train all of them; the mean loss of the last tenth, (n,). A model that diverged has one that is no number."""
-        kept: list[Tensor] = []
+        last_losses: list[Tensor] = []
         for step in range(self.recipe.steps):
             losses = self._step(step)
             if step >= 0.9 * self.recipe.steps - 1:
-                kept.append(losses)
-            tell(step + 1)
-        return torch.stack(kept).mean(0)
+                last_losses.append(losses)
+            on_step(step + 1)
+        return torch.stack(last_losses).mean(0)
 
     def _step(self, step: int) -> Tensor:
-        tokens, targets, place = self.batch(step)
+        tokens, targets, positions = self.batch(step)
         with sdpa_kernel(SDPBackend.MATH):  # the others have no rule for a dimension of models, or for a learned bias
-            losses = self._losses(self.weights, tokens, targets, place)
+            losses = self._losses(self.weights, tokens, targets, positions)
             grads = torch.autograd.grad(losses.sum(), list(self.weights.values()))
         self._update(step, torch.cat([g.reshape(self.n, -1) for g in grads], 1))
         return losses.detach()
@@ -127,20 +127,20 @@ class Stack:
         """Each model's examples of a step, (n, B, T), and where they stand if they do not run from 0."""
         first = step * self.recipe.batch
         indices = range(first, first + self.recipe.batch)
-        made: dict[int, Batch] = {}
+        batch_of: dict[int, Batch] = {}
         for data in self.data:  # models with the same seed share their data
-            if id(data) not in made:
-                made[id(data)] = data.batch(indices)
-        batches = [made[id(data)] for data in self.data]
+            if id(data) not in batch_of:
+                batch_of[id(data)] = data.batch(indices)
+        batches = [batch_of[id(data)] for data in self.data]
         tokens, targets, order = _together(batches)
-        place = None if order is None else (order, order)
+        positions = None if order is None else (order, order)
         if self.base.spec.sampler is not None:
-            place = self._drawn(step, batches, tokens.shape[2])
-        if place is not None:
-            place = (place[0].to(self.device), place[1].to(self.device))
-        return tokens.to(self.device), targets.to(self.device), place
+            positions = self._draw_positions(step, batches, tokens.shape[2])
+        if positions is not None:
+            positions = (positions[0].to(self.device), positions[1].to(self.device))
+        return tokens.to(self.device), targets.to(self.device), positions
 
-    def _drawn(self, step: int, batches: Sequence[Batch], width: int) -> tuple[Tensor, Tensor]:
+    def _draw_positions(self, step: int, batches: Sequence[Batch], width: int) -> tuple[Tensor, Tensor]:
         """Random positions, drawn for each model from its own numbers: alone or in a stack it draws the same."""
         sampler = self.base.spec.sampler
         assert sampler is not None
@@ -162,13 +162,13 @@ class Stack:
 
 
 def train_in_turn(
-    make: Callable[[int], Stack], n: int, tell: Callable[[int], None] = lambda step: None
+    make: Callable[[int], Stack], n: int, on_step: Callable[[int], None] = lambda step: None
 ) -> tuple[list[Stack], Tensor]:
     """The models of a stack one after the other: the same results, for a CPU."""
     stacks, losses = [], []
     for i in range(n):
         stack = make(i)
-        losses.append(stack.train(lambda step, i=i, s=stack: tell(i * s.recipe.steps + step)))
+        losses.append(stack.train(lambda step, i=i, s=stack: on_step(i * s.recipe.steps + step)))
         stacks.append(stack)
     return stacks, torch.cat(losses)
 
@@ -196,7 +196,7 @@ def _together(batches: Sequence[Batch]) -> tuple[Tensor, Tensor, Tensor | None]:
 
     tokens = torch.stack([wide(b.tokens, PAD) for b in batches])
     targets = torch.stack([wide(b.targets, IGNORE) for b in batches])
-    placed = [b.positions for b in batches]
-    if placed[0] is None:
+    positions = [b.positions for b in batches]
+    if positions[0] is None:
         return tokens, targets, None
-    return tokens, targets, torch.stack([wide(p.order, -1) for p in placed if p is not None])
+    return tokens, targets, torch.stack([wide(p.order, -1) for p in positions if p is not None])

@@ -5,7 +5,8 @@ The methods, and why these:
 - **Mean over seeds**: a percentile bootstrap over seeds. With few seeds the plain bootstrap is too narrow (with 3 it
   never leaves the range of the three, which misses the truth in 1 case of 4), so its deviations are stretched by
   ``sqrt(n / (n - 1)) * t / z``: with 3 seeds by 2.69. It then covers 95 % for seeds that scatter normally. It cannot
-  see a failure that happened in none of the seeds: where 3 runs in 10 fail, 3 seeds agree in a third of all studies.
+  see a failure that happened in none of the seeds: where 3 runs in 10 fail, 3 seeds agree in a third of all
+  experiments.
 - **Rows**: where seeds agree more closely than their test rows allow, the rows' own noise is added up to what they
   allow. Ten runs that are right in 100 of 100 rows are not known to be perfect.
 - **One seed**: Clopper and Pearson's exact binomial interval over its rows, and Fisher's exact test of two such
@@ -251,8 +252,8 @@ def average(samples: Sequence[Sample]) -> Sample | None:
 def holm(chances: Sequence[float]) -> list[float]:
     """p-values corrected for their number (Holm 1979): the smallest times m, the next times m − 1, never falling."""
     adjusted, largest = [1.0] * len(chances), 0.0
-    for done, i in enumerate(sorted(range(len(chances)), key=lambda i: chances[i])):
-        largest = max(largest, min(1.0, (len(chances) - done) * chances[i]))
+    for rank, i in enumerate(sorted(range(len(chances)), key=lambda i: chances[i])):
+        largest = max(largest, min(1.0, (len(chances) - rank) * chances[i]))
         adjusted[i] = largest
     return adjusted
 
@@ -283,25 +284,25 @@ def mean_reciprocal_rank(tasks: Sequence[Mapping[str, Sample]]) -> dict[str, Est
         shared = _shared_seeds(task)
         if not shared:
             continue
-        there = [names.index(name) for name in task]
+        columns = [names.index(name) for name in task]
         parts = [sample.of(shared) for sample in task.values()]
-        exact[t, there] = reciprocal_ranks(np.array([part.mean for part in parts]))
-        draws = [_bootstrap(part, 1 + t, 1 + t * len(names) + at) for part, at in zip(parts, there, strict=True)]
-        drawn[:, t, there] = reciprocal_ranks(np.stack(draws, -1))
+        exact[t, columns] = reciprocal_ranks(np.array([part.mean for part in parts]))
+        draws = [_bootstrap(part, 1 + t, 1 + t * len(names) + at) for part, at in zip(parts, columns, strict=True)]
+        drawn[:, t, columns] = reciprocal_ranks(np.stack(draws, -1))
         seeds |= {name: max(seeds[name], len(shared)) for name in task}
     weights = _random(1, len(tasks)).multinomial(len(tasks), [1 / len(tasks)] * len(tasks), DRAWS) if tasks else None
-    found: dict[str, Estimate] = {}
+    estimates: dict[str, Estimate] = {}
     for n, name in enumerate(names):
-        here = ~np.isnan(exact[:, n])
-        if weights is None or not here.any():
+        took_part = ~np.isnan(exact[:, n])
+        if weights is None or not took_part.any():
             continue
-        value, of = float(exact[here, n].mean()), weights[:, here]
+        value, of = float(exact[took_part, n].mean()), weights[:, took_part]
         some = of.sum(1) > 0
-        means = (of * drawn[:, here, n])[some].sum(1) / of[some].sum(1)
+        means = (of * drawn[:, took_part, n])[some].sum(1) / of[some].sum(1)
         low, high = (float(end) for end in np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]))
-        method = f"bootstrap over {int(here.sum())} tasks, seeds and rows"
-        found[name] = Estimate(value, min(low, value), max(high, value), seeds[name], method)
-    return found
+        method = f"bootstrap over {int(took_part.sum())} tasks, seeds and rows"
+        estimates[name] = Estimate(value, min(low, value), max(high, value), seeds[name], method)
+    return estimates
 
 
 def _shared_seeds(task: Mapping[str, Sample]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Text in a study: train on short windows, read long ones.
+"""Text in an experiment: train on short windows, read long ones.
 
 Two ways to read a text with windows of n tokens, as the ALiBi paper (Press et al. 2022, its appendix on evaluation) has
 them. *Non-overlapping* (the plain one here): the text is cut every n tokens, so a token has from 0 to n − 1 tokens
@@ -20,17 +20,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vantage.checkpoints.pull import home
-from vantage.compare.results import Score
+from vantage.compare.results import TestScore
 from vantage.errors import BadInput
 from vantage.training.batch import Batch
 from vantage.training.text import BPE, Bytes, Characters, Shards, TextData, Vocabulary, expand, prepare
 
 NAME = "text"
-SLIDING, PLACES = "text, sliding", "text, over position"
-READINGS = (NAME, SLIDING, PLACES)
-HELD = 0.1  # of the text, at its end, is read and not trained on
-CHUNK = 2**24  # tokens that are counted at a time
-ROOM = 2**23  # scores of one head that a batch may have: windows of 1,024 come eight at a time
+SLIDING, OVER_POSITION = "text, sliding", "text, over position"
+READINGS = (NAME, SLIDING, OVER_POSITION)
+HELD_OUT = 0.1  # of the text, at its end, is read and not trained on
+COUNT_CHUNK = 2**24  # tokens that are counted at a time
+MAX_SCORES = 2**23  # scores of one head that a batch may have: windows of 1,024 come eight at a time
 
 Logits = Callable[[Batch], Tensor]
 
@@ -58,21 +58,24 @@ def _shards(stamp: tuple[tuple[str, int], ...], words: str) -> Shards:
     return prepare([Path(name) for name, _ in stamp], vocabulary(words), home() / "tokens")
 
 
-def guess(text: Shards) -> float:
+def unigram_loss(text: Shards) -> float:
     """What it costs, in nats a token, to say the held-out text by how frequent each token is in the rest: without any
     context. A token that the rest does not have counts as if it had been there once."""
-    cut = int(len(text) * (1 - HELD))
+    cut = int(len(text) * (1 - HELD_OUT))
     counts = np.ones(text.vocab)
-    for start in range(0, cut, CHUNK):
-        counts += np.bincount(text.read(start, min(CHUNK, cut - start)), minlength=text.vocab)
+    for start in range(0, cut, COUNT_CHUNK):
+        counts += np.bincount(text.read(start, min(COUNT_CHUNK, cut - start)), minlength=text.vocab)
     costs = -np.log(counts / counts.sum())
-    told = sum(costs[text.read(start, min(CHUNK, len(text) - start))].sum() for start in range(cut, len(text), CHUNK))
-    return float(told / max(1, len(text) - cut))
+    total = sum(
+        costs[text.read(start, min(COUNT_CHUNK, len(text) - start))].sum()
+        for start in range(cut, len(text), COUNT_CHUNK)
+    )
+    return float(total / max(1, len(text) - cut))
 
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """A text as a run of a study has it: windows to train on, and the same held-out tokens for every length."""
+    """A text as a run of an experiment has it: windows to train on, and the same held-out tokens for every length."""
 
     text: Shards
     train_length: int
@@ -99,11 +102,11 @@ class Reading:
 
     @property
     def _cut(self) -> int:
-        return int(len(self.text) * (1 - HELD))
+        return int(len(self.text) * (1 - HELD_OUT))
 
     @functools.cached_property
     def _train(self) -> TextData:
-        return TextData(self.text, HELD, length=self.train_length, seed=self.seed)
+        return TextData(self.text, HELD_OUT, length=self.train_length, seed=self.seed)
 
     @functools.cached_property
     def held(self) -> Tensor:
@@ -116,60 +119,60 @@ class Reading:
 
     # ---- reading
 
-    def score(self, logits: Logits, device: torch.device) -> dict[str, tuple[Score, ...]]:
+    def score(self, logits: Logits, device: torch.device) -> dict[str, tuple[TestScore, ...]]:
         """By way of reading, at every length."""
-        plain = [self._cut_up(logits, n, device) for n in self.test_lengths]
-        sliding = [self._slid(logits, n, device) for n in self.test_lengths]
+        plain = [self._non_overlapping(logits, n, device) for n in self.test_lengths]
+        sliding = [self._sliding(logits, n, device) for n in self.test_lengths]
         return {
             NAME: tuple(_score(n, one) for n, one in zip(self.test_lengths, plain, strict=True)),
             SLIDING: tuple(_score(n, one) for n, one in zip(self.test_lengths, sliding, strict=True)),
-            PLACES: over_position(plain[-1], self.test_lengths[-1], self._ends()),
+            OVER_POSITION: over_position(plain[-1], self.test_lengths[-1], self._stretch_ends()),
         }
 
-    def _ends(self) -> list[int]:
+    def _stretch_ends(self) -> list[int]:
         """Where the stretches of a window end that are scored apart: finer within the training length."""
         inside = {max(1, self.train_length // 4), max(1, self.train_length // 2), self.train_length}
         return sorted(n for n in inside | set(self.test_lengths) if n <= self.test_lengths[-1])
 
-    def _cut_up(self, logits: Logits, n: int, device: torch.device) -> Tensor:
+    def _non_overlapping(self, logits: Logits, n: int, device: torch.device) -> Tensor:
         """The loss of every token, in windows of n; the last one may be shorter."""
         count = len(self.held) - 1
-        found = [_losses(logits, self.held, range(0, count - count % n, n), n, device).flatten()]
+        losses = [_losses(logits, self.held, range(0, count - count % n, n), n, device).flatten()]
         if count % n:
-            found.append(_losses(logits, self.held, range(count - count % n, count, n), count % n, device).flatten())
-        return torch.cat(found)
+            losses.append(_losses(logits, self.held, range(count - count % n, count, n), count % n, device).flatten())
+        return torch.cat(losses)
 
-    def _slid(self, logits: Logits, n: int, device: torch.device) -> Tensor:
+    def _sliding(self, logits: Logits, n: int, device: torch.device) -> Tensor:
         """The loss of every token, with as much before it as a window that moves by the stride leaves it."""
         count, step = len(self.held) - 1, min(self.stride, n)
         first = _losses(logits, self.held, range(1), min(n, count), device).flatten()
         starts = range(step, count - n + 1, step)
-        found = [first, _losses(logits, self.held, starts, n, device)[:, n - step :].flatten()]
-        done = sum(len(part) for part in found)
-        if done < count:  # what a whole stride would overshoot
-            found.append(_losses(logits, self.held, range(count - n, count - n + 1), n, device)[0, done - count :])
-        return torch.cat(found)
+        losses = [first, _losses(logits, self.held, starts, n, device)[:, n - step :].flatten()]
+        scored = sum(len(part) for part in losses)
+        if scored < count:  # what a whole stride would overshoot
+            losses.append(_losses(logits, self.held, range(count - n, count - n + 1), n, device)[0, scored - count :])
+        return torch.cat(losses)
 
 
-def over_position(losses: Tensor, n: int, ends: Sequence[int]) -> tuple[Score, ...]:
+def over_position(losses: Tensor, n: int, ends: Sequence[int]) -> tuple[TestScore, ...]:
     """Losses of windows of n tokens, row after row, by stretches of the window that end there."""
     rows = losses[: len(losses) - len(losses) % n].view(-1, n)
     return tuple(_score(end, rows[:, start:end].flatten()) for start, end in zip([0, *ends], ends, strict=False))
 
 
-def _score(n: int, losses: Tensor) -> Score:
-    return Score(n, 0.0, 0.0, float(losses.double().mean()), len(losses))
+def _score(n: int, losses: Tensor) -> TestScore:
+    return TestScore(n, 0.0, 0.0, float(losses.double().mean()), len(losses))
 
 
 def _losses(logits: Logits, tokens: Tensor, starts: Sequence[int], n: int, device: torch.device) -> Tensor:
     """(windows, n): minus the log-probability of each next token."""
-    found = [torch.zeros(0, n)]
-    for some in _batches(starts, max(1, min(32, ROOM // n**2))):
+    losses = [torch.zeros(0, n)]
+    for some in _batches(starts, max(1, min(32, MAX_SCORES // n**2))):
         rows = torch.stack([tokens[start : start + n + 1] for start in some]).to(device)
         batch = Batch(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
-        said = logits(batch).float()
-        found.append(F.cross_entropy(said.transpose(1, 2), batch.targets, reduction="none").cpu())
-    return torch.cat(found)
+        predictions = logits(batch).float()
+        losses.append(F.cross_entropy(predictions.transpose(1, 2), batch.targets, reduction="none").cpu())
+    return torch.cat(losses)
 
 
 def _batches(starts: Sequence[int], size: int) -> Iterator[Sequence[int]]:

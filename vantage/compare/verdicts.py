@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vantage.compare.cells import Part, View, is_control, plain_task
+from vantage.compare.result_table import Part, ResultTable, is_control, normalise_task
 from vantage.compare.statistics import Estimate, Sample, difference, estimate, holm, p_value
 from vantage.training import tasks
 
@@ -39,7 +39,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PairedComparison:
     """Two entries in one task, the better mean first. The difference is of accuracy, or of the loss turned round."""
 
     task: str
@@ -60,7 +60,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Place:
+class RankedEntry:
     """Where an entry ends in a task: its reciprocal rank, and its distance from the best mean."""
 
     entry: str
@@ -69,67 +69,67 @@ class Place:
     behind: Estimate | None
 
 
-def comparisons(view: View, task: str, part: Part = "beyond") -> list[Comparison]:
+def comparisons(table: ResultTable, task: str, part: Part = "beyond") -> list[PairedComparison]:
     """Every pair of a task, corrected for how many pairs the task has."""
-    there = view.ranked(task, part)
-    order = sorted(there, key=lambda entry: (-there[entry].mean, entry))
+    samples = table.ranked(task, part)
+    order = sorted(samples, key=lambda entry: (-samples[entry].mean, entry))
     pairs: list[tuple[str, str, Sample]] = []
     for better, worse in itertools.combinations(order, 2):
-        if (apart := difference(there[better], there[worse])) is not None:
+        if (apart := difference(samples[better], samples[worse])) is not None:
             pairs.append((better, worse, apart))
     chances = [p_value(apart) for _, _, apart in pairs]
     return [
-        Comparison(task, better, worse, estimate(apart), p, corrected)
+        PairedComparison(task, better, worse, estimate(apart), p, corrected)
         for (better, worse, apart), p, corrected in zip(pairs, chances, holm(chances), strict=True)
     ]
 
 
-def places(view: View, task: str, part: Part = "beyond") -> list[Place]:
+def rank_entries(table: ResultTable, task: str, part: Part = "beyond") -> list[RankedEntry]:
     """The entries of a task from the best mean down, those who tie on the same rank. The controls are not placed."""
-    there = view.ranked(task, part)
-    order = sorted(there, key=lambda entry: (-there[entry].mean, entry))
+    samples = table.ranked(task, part)
+    order = sorted(samples, key=lambda entry: (-samples[entry].mean, entry))
     if not order:
         return []
-    against = {found.worse: found for found in comparisons(view, task, part) if found.better == order[0]}
-    placed: list[Place] = []
+    against_best = {pair.worse: pair for pair in comparisons(table, task, part) if pair.better == order[0]}
+    ranked: list[RankedEntry] = []
     for entry in order:
-        above = [there[other].mean > there[entry].mean + 1e-12 for other in order]
-        level = [abs(there[other].mean - there[entry].mean) <= 1e-12 for other in order]
+        above = [samples[other].mean > samples[entry].mean + 1e-12 for other in order]
+        level = [abs(samples[other].mean - samples[entry].mean) <= 1e-12 for other in order]
         rank = sum(above) + (sum(level) + 1) / 2
-        found = against.get(entry)
-        if found is None:
+        pair = against_best.get(entry)
+        if pair is None:
             word = "best mean"
-        elif found.distinguishable:
+        elif pair.distinguishable:
             word = "behind the best"
         else:
             word = "not distinguishable from the best"
-        placed.append(Place(entry, rank, word, found.difference if found else None))
-    return placed
+        ranked.append(RankedEntry(entry, rank, word, pair.difference if pair else None))
+    return ranked
 
 
 def chance_of(task: str, chance: Mapping[str, float] | None = None) -> float | None:
     """What a guess gets: of the task as it is written, or of the task whatever its parameters."""
-    bare = plain_task(task).partition("(")[0]
+    bare = normalise_task(task).partition("(")[0]
     for name in (task, bare):
         if chance is not None and name in chance:
             return chance[name]
     return tasks.chance_of(bare)
 
 
-def controls(view: View, chance: Mapping[str, float] | None = None) -> list[Verdict]:
+def controls(table: ResultTable, chance: Mapping[str, float] | None = None) -> list[Verdict]:
     """A control must stay at chance; where it does not, the task can be solved without what it is to measure.
 
     It holds where the whole interval lies within ``AT_CHANCE`` of it: an interval that excludes nothing shows nothing.
     """
-    found: list[Verdict] = []
-    for task, entry in itertools.product(view.tasks, [e for e in view.all_entries if is_control(e)]):
-        level, scored = chance_of(task, chance), view.sample(task, entry, view.lengths(task))
-        if scored is None or view.measure(task) == "loss":
+    verdicts: list[Verdict] = []
+    for task, entry in itertools.product(table.tasks, [e for e in table.all_entries if is_control(e)]):
+        level, scored = chance_of(task, chance), table.sample(task, entry, table.lengths(task))
+        if scored is None or table.measure(task) == "loss":
             continue
         what = f"{entry} stays at chance in {task}"
         if level is None:
             why = "Chance is not known for this task, so the control decides nothing here."
-            found.append(Verdict(what, "not measured", why, estimate(scored)))
+            verdicts.append(Verdict(what, "not measured", why, estimate(scored)))
             continue
         at = estimate(scored)
         near = level - AT_CHANCE <= at.low and at.high <= level + AT_CHANCE
@@ -139,11 +139,11 @@ def controls(view: View, chance: Mapping[str, float] | None = None) -> list[Verd
         else:
             word, where = "does not hold", f"which is {'above' if at.low > level else 'below'} chance"
         why = f"Right in {at.value:.3f} of the rows of all lengths [{at.low:.3f}, {at.high:.3f}], {where} ({level:g})."
-        found.append(Verdict(what, word, why, at, level))
-    return found
+        verdicts.append(Verdict(what, word, why, at, level))
+    return verdicts
 
 
-def worded(effect: Estimate, unit: str) -> str:
+def format_effect(effect: Estimate, unit: str) -> str:
     """An effect with its interval, as it stands in a sentence."""
     if math.isinf(effect.low) or math.isinf(effect.high):
         return f"{effect.value:+.3f} {unit} (one seed, no interval)"

@@ -17,8 +17,8 @@ from vantage.studies.shared.runs import TrainingProgress
 from vantage.studies.study import Number, Progress, Result, Values
 from vantage.studies.text import StudyText
 from vantage.training.batch import Batch
-from vantage.training.log import Scored
-from vantage.training.probes import Probe, decoder_count, encoder_position
+from vantage.training.log import ScoreRecord
+from vantage.training.probes import LinearProbe, decoder_count, encoder_position
 from vantage.training.run import train
 from vantage.training.sequences import Sequences
 from vantage.training.tasks import Example, task
@@ -41,9 +41,9 @@ class Side:
     """One of the two models, trained and looked into."""
 
     model: Recurrent
-    scores: dict[int, Scored]  # by length
-    probes: dict[str, Probe]
-    fresh: dict[str, Probe]  # the same of a model without training
+    scores: dict[int, ScoreRecord]  # by length
+    probes: dict[str, LinearProbe]
+    fresh: dict[str, LinearProbe]  # the same of a model without training
 
 
 def run(values: Values, progress: Progress) -> Result:
@@ -115,7 +115,7 @@ def _side(spec: RecurrentSpec, steps: int, seed: int, report: TrainingProgress, 
     return Side(trained.model, scores, _probed(trained.model, seed), _probed(fresh, seed))
 
 
-def _probed(model: Recurrent, seed: int) -> dict[str, Probe]:
+def _probed(model: Recurrent, seed: int) -> dict[str, LinearProbe]:
     batches = [batch for some in _data(seed).held_out().values() for batch in some]
     count = decoder_count(model, batches)
     return dict(zip(ASKED, (encoder_position(model, batches), count.step, count.remaining), strict=True))
@@ -127,16 +127,16 @@ def _learned(side: Side, what: str) -> bool:
     return now.r2 >= READABLE and now.interval[0] > before.interval[1]
 
 
-def _exact(name: str, score: Scored) -> Number:
+def _exact(name: str, score: ScoreRecord) -> Number:
     return Number(f"exact answers, {score.set}, {name}", score.exact, interval=_band(score))
 
 
-def _band(score: Scored) -> tuple[float, float]:
+def _band(score: ScoreRecord) -> tuple[float, float]:
     good = round(score.exact * score.rows)
     return interval([1.0] * good + [0.0] * (score.rows - good))
 
 
-def _probe(what: str, found: Probe) -> Number:
+def _probe(what: str, found: LinearProbe) -> Number:
     return Number(what, found.r2, interval=found.interval)
 
 

@@ -17,7 +17,7 @@ from vantage.studies.shared.findings import checked, conclude, judged
 from vantage.studies.study import Progress, Result, Values
 from vantage.studies.text import StudyText
 from vantage.training.evaluate import evaluate
-from vantage.training.log import Scored
+from vantage.training.log import ScoreRecord
 from vantage.training.sequences import Sequences
 from vantage.training.tasks import task
 
@@ -104,7 +104,7 @@ def _filled(made: Trained, spec: ModelSpec) -> Model:
     return model.eval()
 
 
-def _scores(made: Trained, spec: ModelSpec) -> dict[int, Scored]:
+def _scores(made: Trained, spec: ModelSpec) -> dict[int, ScoreRecord]:
     """By length."""
     model = _filled(made, spec)
     with torch.no_grad():
@@ -129,7 +129,7 @@ def _rows(made: Trained) -> Figure:
     return Figure("rows", TEXT.caption("rows", last_used=made.used - 1), (panel,))
 
 
-def _ways(scores: dict[str, dict[int, Scored]]) -> Figure:
+def _ways(scores: dict[str, dict[int, ScoreRecord]]) -> Figure:
     lengths = next(iter(scores.values()))
     series = tuple((name, [score.tokens for score in by_length.values()]) for name, by_length in scores.items())
     labels = tuple(f"length {n}" for n in lengths)

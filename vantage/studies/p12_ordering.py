@@ -6,11 +6,10 @@ import math
 from collections import Counter
 from dataclasses import replace
 
-from vantage.compare.cells import View, is_control
 from vantage.compare.entries import CONTROL, DEFAULT, PLAIN, Shape
+from vantage.compare.experiment import Experiment, task_of
+from vantage.compare.result_table import ResultTable, is_control
 from vantage.compare.statistics import Sample, difference, estimate
-from vantage.compare.study import Study as Comparison
-from vantage.compare.study import task_of
 from vantage.compare.verdicts import chance_of
 from vantage.figures import Bars, Figure
 from vantage.studies.shared.findings import conclude, judged
@@ -29,7 +28,7 @@ COUNTED = 4000  # examples that are looked at for the task's own sake
 
 def run(values: Values, progress: Progress) -> Result:
     length = int(values["length"])
-    study = Comparison(
+    study = Experiment(
         tasks=(TASK,),
         positions=ENCODINGS[str(values["encodings"])],
         train_length=length,
@@ -42,7 +41,7 @@ def run(values: Values, progress: Progress) -> Result:
     )
     numbers = _task(study)
     results = run_comparison(study, progress, int(values["workers"]))
-    view = View(tuple(results), length)
+    view = ResultTable(tuple(results), length)
     entries = view.entries(TASK)
     control = next(entry for entry in entries if is_control(entry))
     chance = chance_of(TASK) or 0.0
@@ -67,7 +66,7 @@ def run(values: Values, progress: Progress) -> Result:
     return result if result.verdict == "agrees" else replace(result, words=f"{result.words} {words}")
 
 
-def _words(view: View, entries: list[str]) -> str:
+def _words(view: ResultTable, entries: list[str]) -> str:
     """What was found, in the mean over seeds: nothing here is known beforehand."""
     real = [entry for entry in entries if not is_control(entry)]
 
@@ -80,7 +79,7 @@ def _words(view: View, entries: list[str]) -> str:
     return TEXT.conclusion(within=within, near=near, beyond=beyond)
 
 
-def _task(study: Comparison) -> list[Number]:
+def _task(study: Experiment) -> list[Number]:
     """What the task must be for its scores to mean anything."""
     made = task_of(TASK)
     data = Sequences(made, "line", (study.shortest(made), study.train_length), (study.train_length,))
@@ -105,7 +104,7 @@ def _task(study: Comparison) -> list[Number]:
     ]
 
 
-def _entry(view: View, entry: str, control: str) -> list[Number]:
+def _entry(view: ResultTable, entry: str, control: str) -> list[Number]:
     """An encoding at the training length, on swaps of neighbours, and beyond."""
     found = []
     for part in ("within", "beyond"):
@@ -125,11 +124,11 @@ def _entry(view: View, entry: str, control: str) -> list[Number]:
     return found
 
 
-def _lengths(view: View, entries: list[str], chance: float) -> Figure:
+def _lengths(view: ResultTable, entries: list[str], chance: float) -> Figure:
     return Figure("lengths", TEXT.caption("lengths"), over_lengths(view, TASK, entries, chance))
 
 
-def _swaps(view: View, entries: list[str]) -> Figure:
+def _swaps(view: ResultTable, entries: list[str]) -> Figure:
     groups = view.groups(TASK)
     order = sorted(groups, key=lambda name: (name != "ascending", len(name), name))
     series = []

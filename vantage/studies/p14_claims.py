@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vantage.compare.cells import View
 from vantage.compare.claims import RELATIVE, measure_claims
 from vantage.compare.entries import Shape
-from vantage.compare.study import Study as Comparison
+from vantage.compare.experiment import Experiment
+from vantage.compare.result_table import ResultTable
 from vantage.compare.verdicts import Verdict as Measured
 from vantage.compare.verdicts import chance_of
 from vantage.figures import Bars, Figure
@@ -35,7 +35,7 @@ AGREES = {"holds": True, "does not hold": False}  # what is not distinguishable,
 
 def run(values: Values, progress: Progress) -> Result:
     length = int(values["length"])
-    study = Comparison(
+    study = Experiment(
         tasks=SETS[str(values["tasks"])],
         positions=POSITIONS,
         train_length=length,
@@ -50,7 +50,7 @@ def run(values: Values, progress: Progress) -> Result:
     workers, share = int(values["workers"]), len(POSITIONS) / (len(POSITIONS) + len(ATTENTION))
     results = run_comparison(study, lambda done, doing: progress(share * done, doing), workers)
     results += run_comparison(heads, lambda done, doing: progress(share + (1 - share) * done, doing), workers)
-    view = View(tuple(results), length)
+    view = ResultTable(tuple(results), length)
     numbers = [_number(verdict) for verdict in measure_claims(results, length) if _asked(verdict)]
     progress(1.0, "done")
     return Result(_verdict(numbers), _words(numbers), tuple(numbers), (_lengths(view), _heads(view)))
@@ -80,17 +80,17 @@ def _words(numbers: list[Number]) -> str:
     return TEXT.conclusion(claims=len(numbers), counts=", ".join(counts))
 
 
-def _lengths(view: View) -> Figure:
+def _lengths(view: ResultTable) -> Figure:
     panels = [panel for task in view.tasks for panel in over_lengths(view, task, _plain(view, task), chance_of(task))]
     return Figure("lengths", TEXT.caption("lengths"), tuple(panels))
 
 
-def _plain(view: View, task: str) -> list[str]:
+def _plain(view: ResultTable, task: str) -> list[str]:
     """The encodings, with the plain attention."""
     return [entry for entry in view.entries(task) if "," not in entry]
 
 
-def _heads(view: View) -> Figure:
+def _heads(view: ResultTable) -> Figure:
     entries = ["rope", *(f"rope, {name}" for name in reversed(ATTENTION))]
     found = [[view.estimate(task, entry, "within") for entry in entries] for task in view.tasks]
     values = [[0.0 if e is None else e.value for e in row] for row in found]

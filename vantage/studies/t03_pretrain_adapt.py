@@ -14,7 +14,7 @@ from vantage.figures import Bars, Figure, Line, Lines
 from vantage.studies.shared.findings import conclude, interval, judged, mean
 from vantage.studies.study import Number, Progress, Result, Values
 from vantage.studies.text import StudyText
-from vantage.training import Run, Scored, Stepped, Trained
+from vantage.training import Run, ScoreRecord, StepRecord, Trained
 from vantage.training.settings import settings_of
 
 TEXT = StudyText.beside(__file__)
@@ -111,11 +111,11 @@ class _Watch:
     def begun(self, step: int, steps: int, about: str) -> None:
         self._steps = steps
 
-    def stepped(self, record: Stepped) -> None:
+    def stepped(self, record: StepRecord) -> None:
         self.losses.append((record.step, record.loss))
         self._moved(record.step / self._steps)
 
-    def scored(self, records: list[Scored]) -> None: ...
+    def scored(self, records: list[ScoreRecord]) -> None: ...
     def saved(self, where: Path) -> None: ...
     def note(self, text: str) -> None: ...
 

@@ -44,7 +44,7 @@ class Batch:
         return replace(self, tokens=tokens, targets=targets, positions=positions, source=source, source_mask=mask)
 
     @property
-    def asked(self) -> int:
+    def target_count(self) -> int:
         """How many targets are asked for. Reads the device."""
         return int((self.targets != IGNORE).sum())
 

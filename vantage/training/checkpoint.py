@@ -33,13 +33,13 @@ STATE = "state.json"
 _NAME = re.compile(r"step-(\d{8,})")
 
 
-def name_of(step: int) -> str:
+def folder_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def write(folder: Path, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], world: World) -> Path:
+def write(folder: Path, step: int, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], world: World) -> Path:
     """A checkpoint of this step. Until it is whole, nothing else in the folder is touched."""
-    whole = folder / name_of(step)
+    whole = folder / folder_name(step)
     part = whole.with_name(whole.name + PART)
     with _clear_errors(f"the checkpoint of step {step} could not be written", part, world):
         if world.first:
@@ -51,8 +51,8 @@ def write(folder: Path, step: int, tensors: Mapping[str, Tensor], facts: Mapping
             save_parts(dict(tensors), storage_writer=writer, no_dist=world.size == 1)
         world.wait()
         if world.first:
-            files = {path.name: _seal(path) for path in sorted(part.iterdir())}
-            (part / STATE).write_text(json.dumps({"step": step, "facts": dict(facts), "files": files}, indent=1))
+            files = {path.name: _checksum_of(path) for path in sorted(part.iterdir())}
+            (part / STATE).write_text(json.dumps({"step": step, "facts": dict(metadata), "files": files}, indent=1))
             replace_folder(part, whole)
         world.wait()
     return whole
@@ -62,8 +62,8 @@ def steps(folder: Path) -> list[int]:
     """The steps that have a whole checkpoint, in order."""
     if not folder.is_dir():
         return []
-    found = (_NAME.fullmatch(path.name) for path in folder.iterdir() if path.is_dir())
-    return sorted(int(match[1]) for match in found if match)
+    matches = (_NAME.fullmatch(path.name) for path in folder.iterdir() if path.is_dir())
+    return sorted(int(match[1]) for match in matches if match)
 
 
 def prune(folder: Path, keep: int, world: World) -> None:
@@ -71,45 +71,45 @@ def prune(folder: Path, keep: int, world: World) -> None:
     if not world.first:
         return
     for step in steps(folder)[:-keep]:
-        remove_folder(folder / name_of(step))
+        remove_folder(folder / folder_name(step))
     for left in folder.glob(f"*{PART}"):
         shutil.rmtree(left, ignore_errors=True)
 
 
-def said(folder: Path, step: int) -> dict[str, Any]:
+def metadata(folder: Path, step: int) -> dict[str, Any]:
     """What a checkpoint says besides its tensors. Its other files are not looked at."""
-    return _state(folder / name_of(step), step)[0]
+    return _state(folder / folder_name(step), step)[0]
 
 
-def facts(folder: Path, step: int) -> dict[str, Any]:
+def verified_metadata(folder: Path, step: int) -> dict[str, Any]:
     """What a checkpoint says besides its tensors, after its files have been checked."""
-    here = folder / name_of(step)
-    found, files = _state(here, step)
-    for name, seal in files.items():
+    here = folder / folder_name(step)
+    metadata, files = _state(here, step)
+    for name, checksum in files.items():
         path = here / name
         if not path.is_file():
             raise _damaged(here, f"{name} is missing")
         size = path.stat().st_size
-        if size != seal["bytes"]:
-            raise _damaged(here, f"{name} has {size} bytes and should have {seal['bytes']}")
-        if sha256_of(path) != seal["sha256"]:
+        if size != checksum["bytes"]:
+            raise _damaged(here, f"{name} has {size} bytes and should have {checksum['bytes']}")
+        if sha256_of(path) != checksum["sha256"]:
             raise _damaged(here, f"{name} is not what was written: its checksum differs")
-    return found
+    return metadata
 
 
 def read(folder: Path, step: int, into: Mapping[str, Tensor], world: World) -> None:
     """Fill these tensors. Every one must be there, in its shape, and none besides. ``facts`` has checked the files."""
-    here = folder / name_of(step)
+    here = folder / folder_name(step)
     reader = HuggingFaceStorageReader(str(here))
-    there = reader.read_metadata().state_dict_metadata
+    stored_tensors = reader.read_metadata().state_dict_metadata
     for name, tensor in into.items():
-        stored = there.get(name)
+        stored = stored_tensors.get(name)
         if not isinstance(stored, TensorStorageMetadata):
             raise CheckpointError(f"{here} has no {name}: it is of another model or another optimiser")
         if tuple(stored.size) != tuple(tensor.shape):
             shapes = f"{tuple(stored.size)} there, {tuple(tensor.shape)} here"
             raise CheckpointError(f"{here}: {name} is {shapes}: it is of another model")
-    if extra := sorted(set(there) - set(into)):
+    if extra := sorted(set(stored_tensors) - set(into)):
         raise CheckpointError(f"{here} has {extra[0]}, which is not wanted here: it is of another model or optimiser")
     with _quiet():
         load_parts(dict(into), storage_reader=HuggingFaceStorageReader(str(here)), no_dist=world.size == 1)
@@ -122,18 +122,18 @@ def _state(here: Path, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """The facts and the files' seals."""
     try:
         state = json.loads((here / STATE).read_text())
-        found, files = dict(state["facts"]), {str(name): dict(seal) for name, seal in state["files"].items()}
-        number, complete = state["step"], all({"bytes", "sha256"} <= set(seal) for seal in files.values())
+        metadata, files = dict(state["facts"]), {str(name): dict(checksum) for name, checksum in state["files"].items()}
+        number, complete = state["step"], all({"bytes", "sha256"} <= set(checksum) for checksum in files.values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise _damaged(here, f"its {STATE} cannot be read ({e})") from e
     if not complete:
         raise _damaged(here, f"its {STATE} does not say the size and checksum of every file")
     if number != step:
         raise _damaged(here, f"its {STATE} is of step {number}")
-    return found, files
+    return metadata, files
 
 
-def _seal(path: Path) -> dict[str, Any]:
+def _checksum_of(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
 
@@ -165,7 +165,7 @@ def _damaged(here: Path, why: str) -> CheckpointError:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """torch warns that it checkpoints without processes to talk to, which is what was asked."""
+    """torch warns that it checkpoints without processes to example to, which is what was asked."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

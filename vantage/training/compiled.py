@@ -35,8 +35,8 @@ def in_precision(learner: nn.Module, dtype: torch.dtype | None) -> Logits:
 
     def call(batch: Batch) -> Tensor:
         cast = {name: p.to(dtype) for name, p in learner.named_parameters() if p.is_floating_point()}
-        there = {place: cast[name] for place, name in places.items()}
-        return functional_call(learner, there, (batch,), tie_weights=False)
+        cast_places = {place: cast[name] for place, name in places.items()}
+        return functional_call(learner, cast_places, (batch,), tie_weights=False)
 
     return call
 

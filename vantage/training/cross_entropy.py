@@ -31,10 +31,10 @@ def _forward(logits, targets, losses, sums, vocab, BLOCK: tl.constexpr):
         top = higher
     log_sum = top + tl.log(total)
     target = tl.load(targets + row)
-    asked = target >= 0
-    said = tl.load(logits + tl.where(asked, target, 0)).to(tl.float32)
+    counts = target >= 0
+    score = tl.load(logits + tl.where(counts, target, 0)).to(tl.float32)
     tl.store(sums + row, log_sum)
-    tl.store(losses + row, tl.where(asked, log_sum - said, 0.0))
+    tl.store(losses + row, tl.where(counts, log_sum - score, 0.0))
 
 
 @triton.jit
@@ -61,8 +61,8 @@ def _losses(logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
 
 @_losses.register_fake
 def _(logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
-    made = logits_NV.new_empty(len(logits_NV), dtype=torch.float32)
-    return made, torch.empty_like(made)
+    losses = logits_NV.new_empty(len(logits_NV), dtype=torch.float32)
+    return losses, torch.empty_like(losses)
 
 
 @torch.library.custom_op("vantage::cross_entropy_backward", mutates_args=())

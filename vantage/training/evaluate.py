@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vantage.training.batch import IGNORE, Batch
 from vantage.training.learners import losses
-from vantage.training.log import Scored
+from vantage.training.log import ScoreRecord
 
 
 @torch.no_grad()
@@ -20,38 +20,38 @@ def evaluate(
     sets: Mapping[str, Sequence[Batch]],
     step: int,
     device: torch.device,
-) -> list[Scored]:
+) -> list[ScoreRecord]:
     """Every set's loss and accuracy; ``logits`` is how the learner is called.
 
     A row is exact if every target is the likeliest token, given the right ones before it. That is the same as
     greedy decoding giving exactly the answer: the first wrong token is wrong in both.
     """
-    was, _ = learner.training, learner.eval()
+    training, _ = learner.training, learner.eval()
     try:
         return [_score(logits, name, batches, step, device) for name, batches in sets.items()]
     finally:
-        learner.train(was)
+        learner.train(training)
 
 
 def _score(
     call: Callable[[Batch], Tensor], name: str, batches: Sequence[Batch], step: int, device: torch.device
-) -> Scored:
+) -> ScoreRecord:
     loss = torch.zeros((), dtype=torch.float64, device=device)
-    right = asked = torch.zeros((), dtype=torch.long, device=device)
+    right = count = torch.zeros((), dtype=torch.long, device=device)
     exact, groups = [], []
     for batch in batches:
         batch = batch.to(device)
         logits = call(batch)
-        targets, said = batch.targets, logits.argmax(-1)
+        targets, predicted = batch.targets, logits.argmax(-1)
         counted = targets != IGNORE
-        good = (said == targets) | ~counted
+        good = (predicted == targets) | ~counted
         loss += losses(logits, targets).double()
-        right, asked = right + (good & counted).sum(), asked + counted.sum()
+        right, count = right + (good & counted).sum(), count + counted.sum()
         exact += good.reshape(len(good), -1).all(1).tolist()
         groups += batch.groups or [""] * len(good)
     apart: dict[str, list[bool]] = defaultdict(list)
     for group, good in zip(groups, exact, strict=True):
         apart[group].append(good)
     shares = {group: sum(good) / len(good) for group, good in sorted(apart.items()) if group}
-    n = max(int(asked), 1)
-    return Scored(step, name, float(loss) / n, int(right) / n, sum(exact) / max(len(exact), 1), len(exact), shares)
+    n = max(int(count), 1)
+    return ScoreRecord(step, name, float(loss) / n, int(right) / n, sum(exact) / max(len(exact), 1), len(exact), shares)

@@ -7,7 +7,6 @@ token, sequence to sequence and classification differ in what a batch holds and 
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -23,29 +22,21 @@ from vantage.training.batch import IGNORE, Batch
 TRITON = find_spec("triton") is not None
 
 
-class Learner(Protocol):
-    """Logits for a batch. ``core`` is the model that is trained, and saved at the end."""
-
-    core: nn.Module
-
-    def __call__(self, batch: Batch) -> Tensor: ...
-
-
-class ReadsTokens(nn.Module):
-    """A decoder that says the next token, or an encoder with a head that says the hidden one."""
+class TokenLearner(nn.Module):
+    """A decoder that predicts the next token, or an encoder with a head that predicts the hidden one."""
 
     def __init__(self, model: Model):
         super().__init__()
         if model.spec.head is None:
-            raise BadInput("this model has no head to say tokens with: train it as a classifier, or give it a head")
+            raise BadInput("this model has no head to predict tokens with: train it as a classifier, or give it a head")
         self.core = model
 
     def forward(self, batch: Batch) -> Tensor:
         return self.core(batch.tokens, positions=batch.positions)
 
 
-class ReadsPairs(nn.Module):
-    """An encoder-decoder: reads the source, says the target."""
+class PairLearner(nn.Module):
+    """An encoder-decoder: reads the source, predicts the target."""
 
     def __init__(self, model: Model):
         super().__init__()
@@ -60,7 +51,7 @@ class ReadsPairs(nn.Module):
         return self.core(batch.tokens, positions=batch.positions, source=source)
 
 
-class ReadsPairsInTurn(nn.Module):
+class RecurrentLearner(nn.Module):
     """A recurrent encoder-decoder."""
 
     def __init__(self, model: Recurrent):
@@ -101,14 +92,17 @@ class Classifier(nn.Module):
         return hidden_BTD[torch.arange(len(at), device=at.device), at]
 
 
+Learner = TokenLearner | PairLearner | RecurrentLearner | Classifier  # ``core`` is the model that is trained
+
+
 def losses(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
     """The sum of the cross-entropies (nats) of all targets that are asked for, in float32.
 
     ``smoothing`` is the share of each target that is spread over all tokens (Szegedy et al. 2015).
     """
-    flat, wanted = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1)
+    flat, flat_targets = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1)
     if TRITON and flat.is_cuda and flat.dtype in (torch.bfloat16, torch.float16) and not smoothing:
         from vantage.training.cross_entropy import cross_entropy  # what it needs is not everywhere
 
-        return cross_entropy(flat, wanted)
-    return F.cross_entropy(flat.float(), wanted, ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing)
+        return cross_entropy(flat, flat_targets)
+    return F.cross_entropy(flat.float(), flat_targets, ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing)

@@ -21,7 +21,7 @@ FILE = "log.jsonl"
 
 
 @dataclass(frozen=True)
-class Stepped:
+class StepRecord:
     """One step: ``loss`` is the mean over its targets (nats), before the update."""
 
     step: int  # how many have been done with this one
@@ -33,7 +33,7 @@ class Stepped:
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoreRecord:
     """One evaluation of one set."""
 
     step: int
@@ -45,27 +45,27 @@ class Scored:
     groups: Mapping[str, float] = field(default_factory=dict)  # the share of exact rows in each group
 
 
-class Report(Protocol):
+class Reporter(Protocol):
     """Who is told how a run goes: the command line's display, a page, or nobody."""
 
     def begun(self, step: int, steps: int, about: str) -> None: ...
-    def stepped(self, record: Stepped) -> None: ...
-    def scored(self, records: list[Scored]) -> None: ...
+    def stepped(self, record: StepRecord) -> None: ...
+    def scored(self, records: list[ScoreRecord]) -> None: ...
     def saved(self, where: Path) -> None: ...
     def note(self, text: str) -> None: ...
 
 
-class Silent:
+class SilentReporter:
     """Nobody."""
 
     def begun(self, step: int, steps: int, about: str) -> None: ...
-    def stepped(self, record: Stepped) -> None: ...
-    def scored(self, records: list[Scored]) -> None: ...
+    def stepped(self, record: StepRecord) -> None: ...
+    def scored(self, records: list[ScoreRecord]) -> None: ...
     def saved(self, where: Path) -> None: ...
     def note(self, text: str) -> None: ...
 
 
-class Log:
+class TrainLog:
     """The log of a run in its folder; a run that goes on from ``step`` keeps the lines up to it."""
 
     def __init__(self, folder: Path, step: int):
@@ -77,12 +77,12 @@ class Log:
             self._events = Events(folder / "tensorboard", step)
             self._file = path.open("a")
 
-    def stepped(self, record: Stepped) -> None:
+    def stepped(self, record: StepRecord) -> None:
         with self._clear_errors():
             self._line({"kind": "step", **asdict(record)})
             self._events.scalars(record.step, {"loss": record.loss, "lr": record.lr, "norm": record.norm})
 
-    def scored(self, records: list[Scored]) -> None:
+    def scored(self, records: list[ScoreRecord]) -> None:
         with self._clear_errors():
             for record in records:
                 self._line({"kind": "score", **asdict(record)})
@@ -109,7 +109,7 @@ class Log:
         self._file.flush()
 
 
-def read_log(folder: str | Path) -> tuple[list[Stepped], list[Scored]]:
+def read_log(folder: str | Path) -> tuple[list[StepRecord], list[ScoreRecord]]:
     """The steps and the evaluations of a run, finished or not."""
     steps, scores = [], []
     path = Path(folder) / FILE
@@ -117,9 +117,9 @@ def read_log(folder: str | Path) -> tuple[list[Stepped], list[Scored]]:
         try:
             kind = line.pop("kind")
             if kind == "step":
-                steps.append(Stepped(**line))
+                steps.append(StepRecord(**line))
             else:
-                scores.append(Scored(**line))
+                scores.append(ScoreRecord(**line))
         except (KeyError, TypeError) as e:
             raise _bad(path, number, f"is no step and no evaluation ({e})") from e
     return steps, scores
@@ -130,14 +130,14 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
-                said = json.loads(line.decode())
+                record = json.loads(line.decode())
             except (ValueError, RecursionError) as e:  # UnicodeDecodeError is a ValueError
                 if not line.endswith(b"\n"):
                     return
                 raise _bad(path, number, f"is not JSON ({e})") from e
-            if not isinstance(said, dict) or not isinstance(said.get("step"), int):
-                raise _bad(path, number, f"is no object with a step ({said!r:.60})")
-            yield number, said
+            if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+                raise _bad(path, number, f"is no object with a step ({record!r:.60})")
+            yield number, record
 
 
 def _bad(path: Path, number: int, what: str) -> CheckpointError:

@@ -19,26 +19,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vantage.errors import CheckpointError, VantageError
 from vantage.training import checkpoint
 from vantage.training.batch import IGNORE, Batch, Data
 from vantage.training.distributed import World
+from vantage.training.divergence import Diverged, LossMonitor, save_batch
 from vantage.training.evaluate import evaluate
-from vantage.training.guards import Diverged, Watchman, keep_batch
-from vantage.training.log import Log, Report, Scored, Stepped, read_log
-from vantage.training.memory import memory_kept
+from vantage.training.learners import Learner
+from vantage.training.log import Reporter, ScoreRecord, StepRecord, TrainLog, read_log
+from vantage.training.memory import keep_freed_memory
 from vantage.training.optimise import Averaged, Optimiser, clip
 from vantage.training.optimise.tensors import reshard, whole
-from vantage.training.settings import Settings
+from vantage.training.settings import TrainSettings
 
 
 @dataclass
-class Stuff:
-    """What a loop works with, on its device."""
+class TrainState:
+    """What a run trains and trains with, on its device."""
 
-    learner: nn.Module
+    learner: Learner
     data: Data
     optimiser: Optimiser
     average: Averaged | None
@@ -49,7 +50,7 @@ class Stuff:
 
 
 @dataclass(frozen=True)
-class _Done:
+class _PendingStep:
     """A step that was done, and what is known of it once the device has got so far."""
 
     step: int
@@ -62,75 +63,77 @@ class _Done:
 class Loop:
     """One run in its folder. ``stop`` may be set from outside (Ctrl-C): the step is finished, and the state saved."""
 
-    def __init__(self, settings: Settings, stuff: Stuff, folder: Path, report: Report, origin: Mapping[str, str]):
-        self.settings, self.stuff, self.folder, self.report = settings, stuff, folder, report
+    def __init__(
+        self, settings: TrainSettings, state: TrainState, folder: Path, report: Reporter, origin: Mapping[str, str]
+    ):
+        self.settings, self.state, self.folder, self.report = settings, state, folder, report
         self.origin = origin  # what a run must have in common with one that goes on with it
         self.step = 0
         self.stop = False
         self.finished = False  # the last step was done, or there was reason to stop early
         self.best: tuple[float, int] | None = None  # of the watched set: loss, and how many evaluations ago
-        self.scores: list[Scored] = []
+        self.scores: list[ScoreRecord] = []
 
     # ---- the run
 
-    def run(self) -> list[Scored]:
+    def run(self) -> list[ScoreRecord]:
         """Train to the end, or until somebody says stop. The last scores."""
-        s, stuff = self.settings, self.stuff
+        s, state = self.settings, self.state
         self.step = self._resume()
-        log = Log(self.folder, self.step) if stuff.world.first else None
-        stuff.world.wait()  # all read the same log: who watches alone stops alone
+        log = TrainLog(self.folder, self.step) if state.world.first else None
+        state.world.wait()  # all read the same log: who watches alone stops alone
         recent, scores = read_log(self.folder)
         self.scores = [score for score in scores if score.step == self.step]
-        watchman = Watchman(s.guard, [record.loss for record in recent])
-        self.report.begun(self.step, s.loop.steps, self._about())
+        monitor = LossMonitor(s.guard, [record.loss for record in recent])
+        self.report.begun(self.step, s.loop.steps, self._describe())
         self.finished = self.finished or self.step >= s.loop.steps
         try:
             if not self.finished:
-                self._rehearse()
-                stuff.learner.train()
-                with memory_kept(stuff.device):
-                    self._steps(log, watchman)
+                self._check_longest_test()
+                state.learner.train()
+                with keep_freed_memory(state.device):
+                    self._steps(log, monitor)
         finally:
             if log:
                 log.close()
         return self.scores
 
-    def _rehearse(self) -> None:
+    def _check_longest_test(self) -> None:
         """Read one batch of the longest test: what a model cannot read should not be found out at the end."""
-        first = {name: sets[0] for name, sets in self.stuff.data.held_out().items() if len(sets)}
+        first = {name: sets[0] for name, sets in self.state.data.held_out().items() if len(sets)}
         if not first:
             return
         longest = max(first, key=lambda name: first[name].tokens.shape[1])
-        self.stuff.learner.eval()
+        self.state.learner.eval()
         try:
             with torch.no_grad():
-                self.stuff.logits(first[longest].to(self.stuff.device))
+                self.state.logits(first[longest].to(self.state.device))
         except VantageError as e:
             raise type(e)(f"the model cannot read the test set {longest!r}: {e}") from e
 
-    def _steps(self, log: Log | None, watchman: Watchman) -> None:
-        waiting: list[_Done] = []  # steps whose numbers have not been read: reading them waits for the device
-        lag = 1 if self.stuff.device.type == "cuda" else 0
+    def _steps(self, log: TrainLog | None, monitor: LossMonitor) -> None:
+        pending: list[_PendingStep] = []  # steps whose numbers have not been read: reading them waits for the device
+        lag = 1 if self.state.device.type == "cuda" else 0
         clock = time.perf_counter()
         for step, batches in self._batches():
-            waiting.append(_Done(step, batches, *self._one(step, batches)))
+            pending.append(_PendingStep(step, batches, *self._train_step(step, batches)))
             self.step = step + 1
             due = self._due()
-            while len(waiting) > (0 if due else lag):
-                clock = self._read(waiting.pop(0), clock, log, watchman)
-            if due and self._between(log):
+            while len(pending) > (0 if due else lag):
+                clock = self._record(pending.pop(0), clock, log, monitor)
+            if due and self._after_step(log):
                 return
 
-    def _read(self, done: _Done, clock: float, log: Log | None, watchman: Watchman) -> float:
-        """Read the numbers of a step, look at them, write them down."""
+    def _record(self, pending: _PendingStep, clock: float, log: TrainLog | None, monitor: LossMonitor) -> float:
+        """Read the numbers of a step, check them, write them down."""
         s = self.settings
-        loss, norm = float(done.loss), float(done.norm)
-        why = watchman.objects(loss, norm)
+        loss, norm = float(pending.loss), float(pending.norm)
+        why = monitor.problem(loss, norm)
         if why is not None:
-            self._diverged(done, loss, why)
+            self._diverged(pending, loss, why)
         now = time.perf_counter()
-        lr = s.schedule.at(done.step) * s.optimiser.lr
-        record = Stepped(done.step + 1, loss, lr, norm, done.targets, now - clock)
+        lr = s.schedule.at(pending.step) * s.optimiser.lr
+        record = StepRecord(pending.step + 1, loss, lr, norm, pending.targets, now - clock)
         if log:
             log.stepped(record)
         self.report.stepped(record)
@@ -141,9 +144,9 @@ class Loop:
         s = self.settings
         every = (s.evaluate.every, s.save.every)
         last = self.step >= s.loop.steps
-        return last or self.stop or self.stuff.world.size > 1 or any(n and self.step % n == 0 for n in every)
+        return last or self.stop or self.state.world.size > 1 or any(n and self.step % n == 0 for n in every)
 
-    def _between(self, log: Log | None) -> bool:
+    def _after_step(self, log: TrainLog | None) -> bool:
         """What happens between two steps; whether this was the last."""
         s = self.settings
         last = self.step >= s.loop.steps
@@ -152,11 +155,11 @@ class Loop:
             try:
                 self._evaluate(log)
             except Exception:
-                if self.stuff.world.size == 1:  # of several, one alone would wait for the others for ever
+                if self.state.world.size == 1:  # of several, one alone would wait for the others for ever
                     self.save()  # whatever is wrong with a test, what was trained is kept
                 raise
             enough = self._enough()
-        stop = self.stuff.world.agree(self.stop, self.stuff.device)
+        stop = self.state.world.agree(self.stop, self.state.device)
         self.finished = last or enough
         if self.finished or stop or (s.save.every and self.step % s.save.every == 0):
             self.save()
@@ -164,95 +167,95 @@ class Loop:
             self.report.note(f"stopped early after {self.step} steps: {s.evaluate.why(self.best, self.scores)}")
         return self.finished or stop
 
-    def _diverged(self, done: _Done, loss: float, why: str) -> None:
-        step, batches = done.step, done.batches
-        kept = checkpoint.steps(self.folder / "checkpoints")
-        world = self.stuff.world
-        where = keep_batch(self.folder, step + 1, batches, why, world.rank if world.size > 1 else None)
-        back = f"the last checkpoint is of step {kept[-1]}" if kept else "there is no checkpoint yet"
+    def _diverged(self, pending: _PendingStep, loss: float, why: str) -> None:
+        step, batches = pending.step, pending.batches
+        saved = checkpoint.steps(self.folder / "checkpoints")
+        world = self.state.world
+        where = save_batch(self.folder, step + 1, batches, why, world.rank if world.size > 1 else None)
+        back = f"the last checkpoint is of step {saved[-1]}" if saved else "there is no checkpoint yet"
         ways = "Begin anew with a lower optimiser.lr"
-        if isfinite(loss) and isfinite(float(done.norm)):
+        if isfinite(loss) and isfinite(float(pending.norm)):
             ways += ", or go on all the same: --resume guard.spike=0"
         raise Diverged(f"stopped at step {step + 1}: {why}. The batch is in {where}; {back}. {ways}")
 
     # ---- one step
 
-    def _one(self, step: int, batches: list[Batch]) -> tuple[Tensor, Tensor, int]:
+    def _train_step(self, step: int, batches: list[Batch]) -> tuple[Tensor, Tensor, int]:
         """Loss, gradient norm and number of targets of a step; the first two may still be being computed."""
-        s, stuff = self.settings, self.stuff
-        world = stuff.world
+        s, state = self.settings, self.state
+        world = state.world
         self._seed(step)
         count = sum(int((b.targets != IGNORE).sum()) for b in batches)  # in host memory: no device is asked
         if world.size > 1:
-            count = int(world.total(torch.tensor(count, device=stuff.device)))
+            count = int(world.total(torch.tensor(count, device=state.device)))
         targets = max(count, 1)
-        loss = torch.zeros((), dtype=torch.float64, device=stuff.device)
+        loss = torch.zeros((), dtype=torch.float64, device=state.device)
         for i, batch in enumerate(batches):
             self._sync(i == len(batches) - 1)
-            part = stuff.loss(batch.to(stuff.device))
+            part = state.loss(batch.to(state.device))
             # FSDP takes the mean over the processes; the loss is the mean over all targets, wherever they are
             (part * (world.size / targets)).backward()
             loss += part.detach().double()
-        norm = clip(stuff.learner.parameters(), s.loop.clip)
-        stuff.optimiser.step(s.schedule.at(step))
-        stuff.optimiser.zero_grad()
-        if stuff.average is not None:
-            stuff.average.update()
+        norm = clip(state.learner.parameters(), s.loop.clip)
+        state.optimiser.step(s.schedule.at(step))
+        state.optimiser.zero_grad()
+        if state.average is not None:
+            state.average.update()
         return world.total(loss) / targets, norm, targets
 
     def _sync(self, last: bool) -> None:
         """With several processes, gradients are sent with the last part of a batch only."""
-        learner: Any = self.stuff.learner
-        if self.stuff.world.size > 1:
+        learner: Any = self.state.learner
+        if self.state.world.size > 1:
             learner.set_requires_gradient_sync(last)
 
     def _seed(self, step: int) -> None:
-        said = f"{self.settings.seed} {step} {self.stuff.world.rank}".encode()
-        torch.manual_seed(int.from_bytes(hashlib.sha256(said).digest()[:7], "little"))
+        key = f"{self.settings.seed} {step} {self.state.world.rank}".encode()
+        torch.manual_seed(int.from_bytes(hashlib.sha256(key).digest()[:7], "little"))
 
     def _batches(self) -> Iterator[tuple[int, list[Batch]]]:
         """Each step's batches, made while the step before is computed."""
         with ThreadPoolExecutor(1) as pool:
             ahead: Future[list[Batch]] | None = None
             for step in range(self.step, self.settings.loop.steps):
-                batches = self._make(step) if ahead is None else ahead.result()
-                ahead = pool.submit(self._make, step + 1) if step + 1 < self.settings.loop.steps else None
+                batches = self._make_batches(step) if ahead is None else ahead.result()
+                ahead = pool.submit(self._make_batches, step + 1) if step + 1 < self.settings.loop.steps else None
                 yield step, batches
 
-    def _make(self, step: int) -> list[Batch]:
-        loop, world = self.settings.loop, self.stuff.world
+    def _make_batches(self, step: int) -> list[Batch]:
+        loop, world = self.settings.loop, self.state.world
         first = step * loop.batch
         each = loop.batch // loop.accumulate
         parts = [range(first + i * each, first + (i + 1) * each) for i in range(loop.accumulate)]
-        return [self.stuff.data.batch(world.share(part)) for part in parts]
+        return [self.state.data.batch(world.share(part)) for part in parts]
 
     # ---- evaluation
 
-    def _evaluate(self, log: Log | None) -> None:
-        stuff = self.stuff
-        with stuff.average.swap() if stuff.average is not None else contextlib.nullcontext():
-            self.scores = evaluate(stuff.learner, stuff.logits, stuff.data.held_out(), self.step, stuff.device)
-            self._compare()
+    def _evaluate(self, log: TrainLog | None) -> None:
+        state = self.state
+        with state.average.swap() if state.average is not None else contextlib.nullcontext():
+            self.scores = evaluate(state.learner, state.logits, state.data.held_out(), self.step, state.device)
+            self._track_best()
         if log:
             log.scored(self.scores)
         self.report.scored(self.scores)
 
-    def _compare(self) -> None:
+    def _track_best(self) -> None:
         """Remember the best loss of the watched set, and the weights that had it if they are wanted."""
         watched, best = self.settings.evaluate.watched(self.scores), self.best
         if watched is None:
             return
         self.best = (watched.loss, 0) if best is None or watched.loss < best[0] else (best[0], best[1] + 1)
         if self.best[1] == 0 and self.settings.evaluate.best:
-            checkpoint.write(self.folder / "best", self.step, self._weights(), {}, self.stuff.world)
-            checkpoint.prune(self.folder / "best", 1, self.stuff.world)
+            checkpoint.write(self.folder / "best", self.step, self._weights(), {}, self.state.world)
+            checkpoint.prune(self.folder / "best", 1, self.state.world)
 
-    def take_best(self) -> None:
+    def restore_best(self) -> None:
         """Put the best weights into the model, if those were asked for."""
-        found = checkpoint.steps(self.folder / "best") if self.settings.evaluate.best else []
-        if found:
-            checkpoint.facts(self.folder / "best", found[-1])
-            checkpoint.read(self.folder / "best", found[-1], self._weights(), self.stuff.world)
+        saved = checkpoint.steps(self.folder / "best") if self.settings.evaluate.best else []
+        if saved:
+            checkpoint.verified_metadata(self.folder / "best", saved[-1])
+            checkpoint.read(self.folder / "best", saved[-1], self._weights(), self.state.world)
 
     def _enough(self) -> bool:
         """Whether to stop before the last step: the goal is reached, or nothing has got better for long."""
@@ -264,16 +267,16 @@ class Loop:
     # ---- checkpoints
 
     def _weights(self) -> dict[str, Tensor]:
-        learner = self.stuff.learner
+        learner = self.state.learner
         reshard(learner)
-        kept = set(learner.state_dict())
+        persistent = set(learner.state_dict())
         weights = {f"model.{name}": p.detach() for name, p in learner.named_parameters() if p.requires_grad}
-        return weights | {f"model.{name}": b for name, b in learner.named_buffers() if name in kept}
+        return weights | {f"model.{name}": b for name, b in learner.named_buffers() if name in persistent}
 
     @functools.cached_property
     def _frozen(self) -> str:
         """What the weights that are not trained add up to. They are not kept: whoever goes on loads them again."""
-        frozen = [(name, p) for name, p in self.stuff.learner.named_parameters() if not p.requires_grad]
+        frozen = [(name, p) for name, p in self.state.learner.named_parameters() if not p.requires_grad]
         digest = hashlib.sha256()
         for name, p in frozen:
             digest.update(name.encode())
@@ -282,42 +285,42 @@ class Loop:
 
     def tensors(self) -> dict[str, Tensor]:
         """All that a run remembers."""
-        stuff = self.stuff
+        state = self.state
         tensors = self._weights()
-        tensors |= {f"optimiser.{name}": t for name, t in stuff.optimiser.state_tensors().items()}
-        if stuff.average is not None:
-            tensors |= {f"average.{name}": t for name, t in stuff.average.state_tensors().items()}
+        tensors |= {f"optimiser.{name}": t for name, t in state.optimiser.state_tensors().items()}
+        if state.average is not None:
+            tensors |= {f"average.{name}": t for name, t in state.average.state_tensors().items()}
         return tensors
 
     def save(self) -> None:
         folder = self.folder / "checkpoints"
         best = None if self.best is None else list(self.best)
         early = self.finished and self.step < self.settings.loop.steps
-        facts = {**self.origin, "best": best, "early": early, "frozen": self._frozen}
-        where = checkpoint.write(folder, self.step, self.tensors(), facts, self.stuff.world)
-        checkpoint.prune(folder, self.settings.save.keep, self.stuff.world)
+        metadata = {**self.origin, "best": best, "early": early, "frozen": self._frozen}
+        where = checkpoint.write(folder, self.step, self.tensors(), metadata, self.state.world)
+        checkpoint.prune(folder, self.settings.save.keep, self.state.world)
         self.report.saved(where)
 
     def _resume(self) -> int:
         """Go on from the last whole checkpoint, if there is one. The step to begin with."""
         folder = self.folder / "checkpoints"
-        found = checkpoint.steps(folder)
-        if not found:
+        saved = checkpoint.steps(folder)
+        if not saved:
             return 0
-        facts = checkpoint.facts(folder, found[-1])
-        if facts.get("frozen", "") != self._frozen:
+        metadata = checkpoint.verified_metadata(folder, saved[-1])
+        if metadata.get("frozen", "") != self._frozen:
             raise CheckpointError(
                 f"{folder} is of a run that adapts another model: the one that is loaded has changed since. Bring it "
                 "back, or train anew in another folder with --out"
             )
-        checkpoint.read(folder, found[-1], self.tensors(), self.stuff.world)
-        best = facts.get("best")
+        checkpoint.read(folder, saved[-1], self.tensors(), self.state.world)
+        best = metadata.get("best")
         self.best = None if best is None else (float(best[0]), int(best[1]))
-        self.finished = bool(facts.get("early"))  # there was reason to stop, and only the model was not written yet
-        return found[-1]
+        self.finished = bool(metadata.get("early"))  # there was reason to stop, and only the model was not written yet
+        return saved[-1]
 
-    def _about(self) -> str:
-        n = sum(p.numel() for p in self.stuff.learner.parameters())
-        trained = sum(p.numel() for p in self.stuff.learner.parameters() if p.requires_grad)
+    def _describe(self) -> str:
+        n = sum(p.numel() for p in self.state.learner.parameters())
+        trained = sum(p.numel() for p in self.state.learner.parameters() if p.requires_grad)
         share = "" if trained == n else f", {trained:,} of them trained"
         return f"{n:,} parameters{share}"

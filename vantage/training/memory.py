@@ -22,15 +22,15 @@ _inside = 0
 
 
 @contextlib.contextmanager
-def memory_kept(device: torch.device) -> Iterator[None]:
+def keep_freed_memory(device: torch.device) -> Iterator[None]:
     """While this lasts, the process keeps what it frees; at the end it gives back what it can.
 
     For a CPU under glibc, unless the caller's environment has chosen otherwise.
     """
     global _inside
     library = ctypes.CDLL(None) if os.name == "posix" else None
-    known = hasattr(library, "gnu_get_libc_version") and not any(name in os.environ for name in CHOSEN)
-    if device.type != "cpu" or library is None or not known:
+    is_glibc = hasattr(library, "gnu_get_libc_version") and not any(name in os.environ for name in CHOSEN)
+    if device.type != "cpu" or library is None or not is_glibc:
         yield
         return
     _inside += 1

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import torch
-from torch import nn
 
 from vantage.checkpoints.pull import find
 from vantage.errors import BadInput, VantageError
@@ -17,8 +16,8 @@ from vantage.model.recurrent import RecurrentSpec, build_recurrent
 from vantage.spec.masks import Everything, SameSegment
 from vantage.spec.model import AttentionConfig, FeedForwardConfig, Head, Layer, ModelSpec, NormConfig
 from vantage.spec.parts import Encoding
-from vantage.training.learners import Classifier, ReadsPairs, ReadsPairsInTurn, ReadsTokens
-from vantage.training.limits import at_least_one
+from vantage.training.checks import at_least_one
+from vantage.training.learners import Classifier, Learner, PairLearner, RecurrentLearner, TokenLearner
 from vantage.training.sequences import Reads
 
 
@@ -43,7 +42,7 @@ class ModelSection(Protocol):
         """Refuse now what could not be built, before anything is allocated."""
         ...
 
-    def learner(self, asked: Asked) -> nn.Module:
+    def learner(self, asked: Asked) -> Learner:
         """The model, inside the module that trains it."""
         ...
 
@@ -96,7 +95,7 @@ class Decoder:
     def check(self, asked: Asked) -> None:
         self.spec(asked.vocab)
 
-    def learner(self, asked: Asked) -> nn.Module:
+    def learner(self, asked: Asked) -> Learner:
         return _learner_of(build(self.spec(asked.vocab), seed=asked.seed), asked, "last")
 
 
@@ -143,9 +142,9 @@ class Encoder:
     def check(self, asked: Asked) -> None:
         self.spec(asked)
 
-    def learner(self, asked: Asked) -> nn.Module:
+    def learner(self, asked: Asked) -> Learner:
         model = build(self.spec(asked), seed=asked.seed)
-        return Classifier(model, asked.classes, self.pool, asked.seed) if asked.classes else ReadsTokens(model)
+        return Classifier(model, asked.classes, self.pool, asked.seed) if asked.classes else TokenLearner(model)
 
 
 @dataclass(frozen=True)
@@ -191,8 +190,8 @@ class EncoderDecoder:
     def check(self, asked: Asked) -> None:
         self.spec(asked.vocab)
 
-    def learner(self, asked: Asked) -> nn.Module:
-        return ReadsPairs(build(self.spec(asked.vocab), seed=asked.seed))
+    def learner(self, asked: Asked) -> Learner:
+        return PairLearner(build(self.spec(asked.vocab), seed=asked.seed))
 
 
 @dataclass(frozen=True)
@@ -219,8 +218,8 @@ class Recurrent:
     def check(self, asked: Asked) -> None:
         self.spec(asked.vocab)
 
-    def learner(self, asked: Asked) -> nn.Module:
-        return ReadsPairsInTurn(build_recurrent(self.spec(asked.vocab), seed=asked.seed))
+    def learner(self, asked: Asked) -> Learner:
+        return RecurrentLearner(build_recurrent(self.spec(asked.vocab), seed=asked.seed))
 
 
 @dataclass(frozen=True)
@@ -242,7 +241,7 @@ class Loaded:
         except VantageError as e:
             raise BadInput(f"model.source: {e}") from e
 
-    def learner(self, asked: Asked) -> nn.Module:
+    def learner(self, asked: Asked) -> Learner:
         return _learner_of(self.model(asked.seed), asked, self.pool)
 
     def model(self, seed: int) -> Model:
@@ -252,12 +251,12 @@ class Loaded:
         return model
 
 
-def _learner_of(model: Model, asked: Asked, pool: str) -> nn.Module:
+def _learner_of(model: Model, asked: Asked, pool: str) -> Learner:
     if asked.classes:
         return Classifier(model, asked.classes, pool, asked.seed)
     if asked.vocab > model.spec.vocab:
         raise BadInput(f"the data have {asked.vocab} tokens, the model {model.spec.vocab}: use the model's tokenizer")
-    return ReadsTokens(model) if model.encoder is None else ReadsPairs(model)
+    return TokenLearner(model) if model.encoder is None else PairLearner(model)
 
 
 MODELS: tuple[type[Any], ...] = (Decoder, Encoder, EncoderDecoder, Recurrent, Loaded)

@@ -24,7 +24,7 @@ RESAMPLES = 1000
 
 
 @dataclass(frozen=True, eq=False)
-class Probe:
+class LinearProbe:
     """What a linear map from states says of a number, on sequences that it was not fitted to."""
 
     r2: float  # the share of the variance that it explains; below 0: worse than the mean
@@ -44,14 +44,14 @@ class Probe:
 
 
 @dataclass(frozen=True, eq=False)
-class Counting:
+class CountProbes:
     """What the decoder's states say of where it is: tokens since the start, and tokens to the end."""
 
-    step: Probe
-    remaining: Probe
+    step: LinearProbe
+    remaining: LinearProbe
 
 
-def probe(states_ND: ArrayLike, targets_N: ArrayLike, groups_N: ArrayLike, *, seed: int = 0) -> Probe:
+def probe(states_ND: ArrayLike, targets_N: ArrayLike, groups_N: ArrayLike, *, seed: int = 0) -> LinearProbe:
     """Fit targets from states. ``groups`` says which sequence a state is of; whole sequences are held out."""
     x, y, groups = _checked(states_ND, targets_N, groups_N)
     rng = np.random.default_rng(seed)
@@ -59,7 +59,7 @@ def probe(states_ND: ArrayLike, targets_N: ArrayLike, groups_N: ArrayLike, *, se
     predicted = _held_out(x, y, fold)
     by_chance = rng.permutation(y)
     fit = _fit(x, y, fold)
-    return Probe(
+    return LinearProbe(
         r2=_r2(y, predicted),
         interval=_interval(y, predicted, groups, rng),
         shuffled=_r2(by_chance, _held_out(x, by_chance, fold)),
@@ -70,12 +70,12 @@ def probe(states_ND: ArrayLike, targets_N: ArrayLike, groups_N: ArrayLike, *, se
     )
 
 
-def encoder_position(model: Recurrent, batches: Iterable[Batch], *, seed: int = 0) -> Probe:
+def encoder_position(model: Recurrent, batches: Iterable[Batch], *, seed: int = 0) -> LinearProbe:
     """S0's first claim: a token's position can be read off the encoder's state there.
 
     A probe of an untrained model is the control: a recurrence remembers something of its step before any training.
     """
-    seen = _Seen()
+    seen = _StateCollector()
     for batch, encoder, _ in _states(model, batches):
         source = _source(batch)
         filled = torch.ones_like(source, dtype=torch.bool) if batch.source_mask is None else batch.source_mask
@@ -83,21 +83,21 @@ def encoder_position(model: Recurrent, batches: Iterable[Batch], *, seed: int = 
     return probe(*seen.all(), seed=seed)
 
 
-def decoder_count(model: Recurrent, batches: Iterable[Batch], *, seed: int = 0) -> Counting:
+def decoder_count(model: Recurrent, batches: Iterable[Batch], *, seed: int = 0) -> CountProbes:
     """S0's second claim: the decoder counts. Read off its states under teacher forcing, where a token is asked for."""
-    done, left = _Seen(), _Seen()
+    so_far, remaining = _StateCollector(), _StateCollector()
     for batch, _, decoder in _states(model, batches):
-        asked = batch.targets != IGNORE
-        step = asked.long().cumsum(1) - 1
-        done.add(decoder, asked, step)
-        left.add(decoder, asked, asked.sum(1, keepdim=True) - 1 - step)
-    return Counting(probe(*done.all(), seed=seed), probe(*left.all(), seed=seed))
+        targeted = batch.targets != IGNORE
+        step = targeted.long().cumsum(1) - 1
+        so_far.add(decoder, targeted, step)
+        remaining.add(decoder, targeted, targeted.sum(1, keepdim=True) - 1 - step)
+    return CountProbes(probe(*so_far.all(), seed=seed), probe(*remaining.all(), seed=seed))
 
 
 # ---- states of a model
 
 
-class _Seen:
+class _StateCollector:
     """States, numbers and the sequences they are of, batch after batch."""
 
     def __init__(self) -> None:
@@ -123,8 +123,8 @@ def _states(model: Recurrent, batches: Iterable[Batch]) -> Iterable[tuple[Batch,
     device, training = model.device, model.training
     model.eval()  # dropout would be noise on the states
     try:
-        for given in batches:
-            batch = given.to(device)
+        for cpu_batch in batches:
+            batch = cpu_batch.to(device)
             if batch.targets.dim() != 2:
                 raise BadInput(f"targets have shape {tuple(batch.targets.shape)}: a probe needs one for each token")
             with torch.no_grad():
@@ -144,13 +144,13 @@ def _source(batch: Batch) -> torch.Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class _Line:
+class _RidgeFit:
     weights: Array
     bias: float
     penalty: float
 
 
-def _ridge(x: Array, y: Array, penalties: Sequence[float]) -> list[_Line]:
+def _ridge(x: Array, y: Array, penalties: Sequence[float]) -> list[_RidgeFit]:
     """The fits for several penalties: one decomposition does for all. Features are put to variance 1 first."""
     middle, spread = x.mean(0), x.std(0)
     spread = np.where(spread > 1e-12 * max(1.0, float(np.abs(x).max())), spread, np.inf)  # one that never changes: 0
@@ -160,11 +160,11 @@ def _ridge(x: Array, y: Array, penalties: Sequence[float]) -> list[_Line]:
     lines = []
     for penalty in penalties:
         weights = vectors @ (along / (np.maximum(values, 0.0) + penalty * len(x))) / spread
-        lines.append(_Line(weights, float(y.mean() - middle @ weights), penalty))
+        lines.append(_RidgeFit(weights, float(y.mean() - middle @ weights), penalty))
     return lines
 
 
-def _fit(x: Array, y: Array, fold: NDArray[np.int64]) -> _Line:
+def _fit(x: Array, y: Array, fold: NDArray[np.int64]) -> _RidgeFit:
     """The fit with the penalty that predicts best across the folds that are there."""
     errors = np.zeros(len(PENALTIES))
     for k in np.unique(fold):
@@ -206,18 +206,18 @@ def _spread(sequences: int) -> NDArray[np.int64]:
 
 def _checked(states_ND: ArrayLike, targets_N: ArrayLike, groups_N: ArrayLike) -> tuple[Array, Array, NDArray[np.int64]]:
     x, y = np.asarray(states_ND, np.float64), np.asarray(targets_N, np.float64)
-    given = np.asarray(groups_N)
-    if x.ndim != 2 or y.shape != (len(x),) or given.shape != (len(x),):
+    labels = np.asarray(groups_N)
+    if x.ndim != 2 or y.shape != (len(x),) or labels.shape != (len(x),):
         raise BadInput(
-            f"states {x.shape}, targets {y.shape}, groups {given.shape}: give (N, D), (N,) and (N,), one row a state"
+            f"states {x.shape}, targets {y.shape}, groups {labels.shape}: give (N, D), (N,) and (N,), one row a state"
         )
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         raise BadInput("states or targets are not finite: a model that has diverged has nothing to probe")
-    groups = np.unique(given, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    groups = np.unique(labels, return_inverse=True)[1].reshape(-1).astype(np.int64)
     least = 2 * FOLDS
     if len(x) == 0 or int(groups.max()) + 1 < least:
-        found = 0 if len(x) == 0 else int(groups.max()) + 1
-        raise BadInput(f"states of {found} sequences: give at least {least}, so that some can be held out")
+        sequences = 0 if len(x) == 0 else int(groups.max()) + 1
+        raise BadInput(f"states of {sequences} sequences: give at least {least}, so that some can be held out")
     if float(y.std()) == 0.0:
         raise BadInput(f"every target is {y[0]}: there is nothing to explain; use sequences of more than one token")
     return x, y, groups

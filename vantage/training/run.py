@@ -18,15 +18,16 @@ from vantage.model import Model
 from vantage.training import checkpoint
 from vantage.training.compiled import compiled_loss, in_precision, loss_of, recompute
 from vantage.training.distributed import World, join, shard
-from vantage.training.keep import keep
-from vantage.training.log import Report, Scored, Silent
-from vantage.training.loop import Loop, Stuff
+from vantage.training.learners import Learner
+from vantage.training.log import Reporter, ScoreRecord, SilentReporter
+from vantage.training.loop import Loop, TrainState
 from vantage.training.models import Asked, Loaded
 from vantage.training.optimise.tensors import reshard, whole
-from vantage.training.settings import Settings, read_settings, settings_of
-from vantage.training.sources import Opened, Opening, contents
+from vantage.training.saved_model import save_trained
+from vantage.training.settings import TrainSettings, read_settings, settings_of
+from vantage.training.sources import OpenedData, OpenOptions, data_fingerprint
 
-SAID = "settings.json"
+SETTINGS_FILE = "settings.json"
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,11 @@ class Trained:
     """What a run has come to. ``model`` is the trained model; ``kept`` where it was saved, once the run is finished."""
 
     model: nn.Module
-    learner: nn.Module
+    learner: Learner
     folder: Path
     step: int
     finished: bool
-    scores: list[Scored]
+    scores: list[ScoreRecord]
     kept: Path | None
 
 
@@ -47,13 +48,13 @@ class Run:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: TrainSettings,
         folder: str | Path,
         *,
-        said: Mapping[str, Any] | None = None,
+        table: Mapping[str, Any] | None = None,
         resume: bool = False,
         device: torch.device | str | None = None,
-        report: Report | None = None,
+        report: Reporter | None = None,
         progress: Callable[[int, int], None] | None = None,
     ):
         self.settings, self.folder = settings, Path(folder)
@@ -62,97 +63,98 @@ class Run:
         if self.device.type == "cuda":
             self.device = torch.device("cuda", self.world.local)
             torch.cuda.set_device(self.device)
-        self.report: Report = report if report is not None and self.world.first else Silent()
-        self.origin = {"fingerprint": settings.fingerprint(), "data": contents(settings.data)}
+        self.report: Reporter = report if report is not None and self.world.first else SilentReporter()
+        self.origin = {"fingerprint": settings.fingerprint(), "data": data_fingerprint(settings.data)}
         _claim(self.folder, resume, self.origin, self.world)
         if settings.loop.batch % (self.world.size * settings.loop.accumulate):
             each = f"{self.world.size} processes and {settings.loop.accumulate} parts"
             raise BadInput(f"loop.batch = {settings.loop.batch} does not divide among {each}")
         if settings.loop.threads is not None:
             torch.set_num_threads(settings.loop.threads)
-        opening = Opening(
+        opening = OpenOptions(
             settings.model.reads, settings.seed, settings.loop.batch, _tokenizer(settings), progress=progress
         )
-        self.opened: Opened = settings.data.open(opening)
-        self.asked = Asked(self.opened.data.vocab, settings.seed, self.opened.classes)
-        settings.model.check(self.asked)
+        self.opened: OpenedData = settings.data.open(opening)
+        self.requirements = Asked(self.opened.data.vocab, settings.seed, self.opened.classes)
+        settings.model.check(self.requirements)
         watch = settings.evaluate.watch
         if watch is not None and watch not in self.opened.data.held_out():
             raise BadInput(f"evaluate.watch: {unknown('set', watch, self.opened.data.held_out())}")
-        if said is not None and self.world.first:
+        if table is not None and self.world.first:
             self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / SAID).write_text(json.dumps(said, indent=1))
+            (self.folder / SETTINGS_FILE).write_text(json.dumps(table, indent=1))
         self.loop = self._loop()
 
     def _loop(self) -> Loop:
         s = self.settings
-        learner = s.model.learner(self.asked).to(self.device)
+        learner = s.model.learner(self.requirements).to(self.device)
         blocks = _blocks(learner)
         if s.loop.recompute:
             if not blocks:
                 raise Refused("loop.recompute: this model has no blocks to compute again; leave it out")
             recompute(blocks)
         half = torch.bfloat16 if s.loop.precision == "bfloat16" else None
-        shard(learner, _alone(blocks), self.world, self.device, half)
+        shard(learner, _unshared(blocks), self.world, self.device, half)
         logits = in_precision(learner, half if self.world.size == 1 else None)
         smoothing = s.loop.smoothing
         loss = compiled_loss(logits, smoothing, self.report.note) if s.loop.compile else loss_of(logits, smoothing)
         average = None if s.average is None else s.average.build(learner)
-        stuff = Stuff(
+        state = TrainState(
             learner, self.opened.data, s.optimiser.build(learner), average, logits, loss, self.device, self.world
         )
-        return Loop(s, stuff, self.folder, self.report, self.origin)
+        return Loop(s, state, self.folder, self.report, self.origin)
 
     def go(self) -> Trained:
         """Train to the end, or until ``loop.stop`` is set."""
-        loop, stuff = self.loop, self.loop.stuff
+        loop, state = self.loop, self.loop.state
         scores = loop.run()
-        kept = None
+        saved_to = None
         if loop.finished:
-            loop.take_best()
-            if stuff.average is not None and not self.settings.evaluate.best:  # the best is an average already
-                stuff.average.take()
+            loop.restore_best()
+            if state.average is not None and not self.settings.evaluate.best:  # the best is an average already
+                state.average.take()
             learner = self._gathered()
             if self.world.first:
                 base = self.settings.model.source if isinstance(self.settings.model, Loaded) else None
-                kept = keep(learner, self.opened, self.folder / "model", base)
+                saved_to = save_trained(learner, self.opened, self.folder / "model", base)
             self.world.wait()
-        core: Any = stuff.learner
-        stuff.learner.eval()
-        if isinstance(core.core, Model):
-            core.core.tokenizer = self.opened.tokenizer
-        return Trained(core.core, stuff.learner, self.folder, loop.step, loop.finished, scores, kept)
+        core = state.learner.eval().core
+        if isinstance(core, Model):
+            core.tokenizer = self.opened.tokenizer
+        return Trained(core, state.learner, self.folder, loop.step, loop.finished, scores, saved_to)
 
-    def _gathered(self) -> nn.Module:
+    def _gathered(self) -> Learner:
         """The learner, whole: with several processes its weights are collected in a new one."""
-        learner = self.loop.stuff.learner
+        learner = self.loop.state.learner
         if self.world.size == 1:
             return learner
         reshard(learner)
         state = {name: whole(value).cpu() for name, value in learner.state_dict().items()}
-        fresh = self.settings.model.learner(self.asked)
+        fresh = self.settings.model.learner(self.requirements)
         fresh.load_state_dict(state)
         return fresh
 
 
 def train(
-    settings: str | Path | Mapping[str, Any] | Settings,
+    settings: str | Path | Mapping[str, Any] | TrainSettings,
     changes: Iterable[str] = (),
     *,
     out: str | Path | None = None,
     resume: bool = False,
     device: torch.device | str | None = None,
-    report: Report | None = None,
+    report: Reporter | None = None,
 ) -> Trained:
-    """Train a model as the settings say: a TOML file, the name of a recipe, a nested mapping, or ``Settings``.
+    """Train a model as the settings say: a TOML file, the name of a recipe, a nested mapping, or ``TrainSettings``.
 
     ``changes`` are as on the command line: ``["loop.steps=500"]``. The run lives in the folder ``out`` (default:
     runs/NAME): its log, its checkpoints, and in the end the model, as ``vt.load`` reads it (an adapter and a recurrent
     model have loaders of their own, which it names). With ``resume`` it goes on from the last whole checkpoint there,
     and computes what it would have computed without the pause.
     """
-    if not isinstance(settings, (str, Path, Mapping, Settings)):
-        raise BadInput(f"settings={settings!r}: give a TOML file, the name of a recipe, a nested mapping or Settings")
+    if not isinstance(settings, (str, Path, Mapping, TrainSettings)):
+        raise BadInput(
+            f"settings={settings!r}: give a TOML file, the name of a recipe, a nested mapping or TrainSettings"
+        )
     if isinstance(changes, str) or not isinstance(changes, Iterable):
         raise BadInput(f"changes={changes!r}: give a list of words, as in ['loop.steps=500']")
     changes = list(changes)
@@ -160,20 +162,20 @@ def train(
         raise BadInput(f"changes={changes!r}: give a list of words, as in ['loop.steps=500']")
     if not isinstance(out, (str, Path, type(None))):
         raise BadInput(f"out={out!r}: give the name of a folder")
-    said: Mapping[str, Any] | None = None
+    table: Mapping[str, Any] | None = None
     if isinstance(settings, (str, Path)):
-        made, said = read_settings(settings, changes)
+        parsed, table = read_settings(settings, changes)
         out = Path("runs") / Path(settings).stem if out is None else out
-    elif isinstance(settings, Settings):
-        made = settings
+    elif isinstance(settings, TrainSettings):
+        parsed = settings
     else:
-        said = dict(settings)
-        made = settings_of(dict(settings))
+        table = dict(settings)
+        parsed = settings_of(dict(settings))
     if not isinstance(settings, (str, Path)) and changes:
         raise BadInput("changes are for settings from a file: change the mapping itself")
     if out is None:
         raise BadInput("say out=, the folder for the log, the checkpoints and the model")
-    return Run(made, out, said=said, resume=resume, device=device, report=report).go()
+    return Run(parsed, out, table=table, resume=resume, device=device, report=report).go()
 
 
 # ---- inside
@@ -183,20 +185,20 @@ def _device(device: torch.device | str | None) -> torch.device:
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        found = torch.device(device)
+        chosen = torch.device(device)
     except RuntimeError as e:
         raise BadInput(f"device={device!r} is none that torch knows: use cpu or cuda") from e
-    if found.type == "cuda" and not torch.cuda.is_available():
+    if chosen.type == "cuda" and not torch.cuda.is_available():
         raise BadInput(f"device={device!r}: there is no GPU here that torch can use; leave it out, or use cpu")
-    return found
+    return chosen
 
 
 def _claim(folder: Path, resume: bool, origin: Mapping[str, str], world: World) -> None:
     """Refuse a folder that holds a run already, unless that run is to go on with the same settings and data."""
-    found = checkpoint.steps(folder / "checkpoints")
-    if (found or (folder / "log.jsonl").exists()) and not resume:
+    saved = checkpoint.steps(folder / "checkpoints")
+    if (saved or (folder / "log.jsonl").exists()) and not resume:
         raise BadInput(f"{folder} holds a run already: go on with it (--resume), or say another folder (--out)")
-    before = checkpoint.said(folder / "checkpoints", found[-1]) if found else origin
+    before = checkpoint.metadata(folder / "checkpoints", saved[-1]) if saved else origin
     if before.get("fingerprint") != origin["fingerprint"]:
         raise BadInput(f"{folder} holds a run with other settings: give the same ones, or another folder with --out")
     if before.get("data", origin["data"]) != origin["data"]:
@@ -209,7 +211,7 @@ def _claim(folder: Path, resume: bool, origin: Mapping[str, str], world: World) 
     world.wait()
 
 
-def _tokenizer(settings: Settings) -> Any:
+def _tokenizer(settings: TrainSettings) -> Any:
     """The tokenizer of a model that is loaded; its weights can wait."""
     if not isinstance(settings.model, Loaded):
         return None
@@ -222,7 +224,7 @@ def _blocks(learner: nn.Module) -> list[nn.Module]:
     return [block for model in models for block in model.blocks]
 
 
-def _alone(blocks: list[nn.Module]) -> list[nn.Module]:
+def _unshared(blocks: list[nn.Module]) -> list[nn.Module]:
     """The blocks that share no parameter with another (T5's layers share their bias): those go with the whole."""
     seen: dict[Tensor, int] = {}
     for block in blocks:

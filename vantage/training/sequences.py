@@ -79,20 +79,20 @@ class Sequences:
     # ---- an example in tokens
 
     def collate(self, examples: Sequence[Example]) -> Batch:
-        ways = {"line": self._lines, "ask": self._asked, "pair": self._pairs, "label": self._labels}
+        ways = {"line": self._lines, "ask": self._questions, "pair": self._pairs, "label": self._labels}
         batch = ways[self.reads](examples)
         return Batch(*batch, groups=tuple(e.group for e in examples) if any(e.group for e in examples) else ())
 
     def _lines(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
         rows = [[START, *_ids(e.prompt), ASK, *_ids(e.answer), END] for e in examples]
-        asked = [[IGNORE] * (len(e.prompt) + 1) + [*_ids(e.answer), END] for e in examples]
-        return _padded([row[:-1] for row in rows], PAD), _padded(asked, IGNORE)
+        targets = [[IGNORE] * (len(e.prompt) + 1) + [*_ids(e.answer), END] for e in examples]
+        return _padded([row[:-1] for row in rows], PAD), _padded(targets, IGNORE)
 
-    def _asked(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor, Positions]:
+    def _questions(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor, Positions]:
         _single(examples)
         rows = [[START, *_ids(e.prompt), ASK] for e in examples]
-        asked = [[IGNORE] * (len(e.prompt) + 1) + _ids(e.answer) for e in examples]
-        return _padded(rows, PAD), _padded(asked, IGNORE), Positions.rows([len(row) for row in rows])
+        targets = [[IGNORE] * (len(e.prompt) + 1) + _ids(e.answer) for e in examples]
+        return _padded(rows, PAD), _padded(targets, IGNORE), Positions.rows([len(row) for row in rows])
 
     def _pairs(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor, None, Tensor, Tensor | None]:
         tokens = _padded([[START, *_ids(e.answer)] for e in examples], PAD)

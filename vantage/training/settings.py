@@ -1,8 +1,8 @@
 """The settings of a run: a TOML file, read and checked as a whole before anything is allocated.
 
-Sections are frozen dataclasses and carry the names of their fields. A part is said by its name (``position =
-"alibi"``) or as a table (``position = {is = "rope", base = 500000.0}``). Anything can be said again as KEY=VALUE on
-the command line.
+Sections are frozen dataclasses and carry the names of their fields. A part is named (``position =
+"alibi"``) or as a table (``position = {is = "rope", base = 500000.0}``). Anything can be changed as KEY=VALUE on the
+command line.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from typing import Any, Literal
 from vantage.checkpoints.spec_json import PartNames, Reader
 from vantage.checkpoints.spec_parts import REGISTRIES, classes_by_place, classes_by_protocol
 from vantage.errors import BadInput, unknown
-from vantage.training.guards import Guard
-from vantage.training.log import Scored
+from vantage.training.divergence import GuardSettings
+from vantage.training.log import ScoreRecord
 from vantage.training.models import MODELS, Asked, ModelSection
 from vantage.training.optimise import WSD, AdamW, Average, Constant, Cosine, Muon
-from vantage.training.sources import SOURCES, DataSection, Exercise, task_names
+from vantage.training.sources import SOURCES, DataSection, PromptFiles, TaskExamples, task_names
 from vantage.training.tasks import TASKS, Task
 
 VOCAB = 8  # stands for that of the data, which are not open yet, where only the rest of a model is checked
 
 
 @dataclass(frozen=True)
-class Steps:
+class LoopSettings:
     """How much, and how. ``batch`` counts the examples of a step, over all processes and parts."""
 
     steps: int = 1000
@@ -75,11 +75,11 @@ class Evaluate:
         if (self.goal is not None or self.patience or self.best) and not self.every:
             raise BadInput("goal, patience and best need evaluate.every: say after how many steps to look")
 
-    def watched(self, scores: Sequence[Scored]) -> Scored | None:
+    def watched(self, scores: Sequence[ScoreRecord]) -> ScoreRecord | None:
         named = [s for s in scores if self.watch is None or s.set == self.watch]
         return named[0] if named else None
 
-    def why(self, best: tuple[float, int] | None, scores: Sequence[Scored]) -> str:
+    def why(self, best: tuple[float, int] | None, scores: Sequence[ScoreRecord]) -> str:
         watched = self.watched(scores)
         if watched is not None and self.goal is not None and watched.exact >= self.goal:
             return f"{watched.exact:.1%} of {watched.set} are exact, and the goal was {self.goal:.1%}"
@@ -101,17 +101,17 @@ class Save:
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainSettings:
     """One run."""
 
     model: ModelSection
     data: DataSection
-    loop: Steps = Steps()
+    loop: LoopSettings = LoopSettings()
     optimiser: AdamW | Muon = AdamW()
     schedule: Constant | Cosine | WSD = Constant()
     evaluate: Evaluate = Evaluate()
     save: Save = Save()
-    guard: Guard = Guard()
+    guard: GuardSettings = GuardSettings()
     average: Average | None = None
     seed: int = 0
 
@@ -124,30 +124,33 @@ class Settings:
     def fingerprint(self) -> str:
         """Two runs with the same one compute the same: how often they save does not count, nor how long they go on,
         nor when somebody should be alarmed."""
-        said = {f.name: _plain(getattr(self, f.name)) for f in fields_of(self) if f.name not in ("save", "guard")}
-        said["loop"] = {name: v for name, v in said["loop"].items() if name not in ("steps", "threads")}
-        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+        table = {f.name: _as_table(getattr(self, f.name)) for f in fields_of(self) if f.name not in ("save", "guard")}
+        table["loop"] = {name: v for name, v in table["loop"].items() if name not in ("steps", "threads")}
+        return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
 
 
+# What a section was called when fingerprints were first written: a run that was begun then goes on now.
+FINGERPRINT_NAMES = {LoopSettings: "Steps", GuardSettings: "Guard", TaskExamples: "Exercise", PromptFiles: "Prompts"}
 MOST = 4096  # layers, tests, files: entries of any list
 
 
-def read_settings(source: str | Path, changes: Sequence[str] = ()) -> tuple[Settings, dict[str, Any]]:
-    """The settings of a file, or of one that comes with Vantage, with changes as in "loop.steps=500"; and as said."""
-    said = _file(source)
+def read_settings(source: str | Path, changes: Sequence[str] = ()) -> tuple[TrainSettings, dict[str, Any]]:
+    """The settings of a file, or of one that comes with Vantage, with changes as in "loop.steps=500"; and as a
+    table."""
+    table = _file(source)
     for change in changes:
-        _change(said, change)
-    return settings_of(said), said
+        _change(table, change)
+    return settings_of(table), table
 
 
-def settings_of(said: dict[str, Any]) -> Settings:
-    """Settings from a nested table."""
-    said = {name: _named(name, section) for name, section in said.items()}
-    schedule, loop = said.get("schedule"), said.get("loop", {})
+def settings_of(table: dict[str, Any]) -> TrainSettings:
+    """TrainSettings from a nested table."""
+    table = {name: _with_part_name(name, section) for name, section in table.items()}
+    schedule, loop = table.get("schedule"), table.get("loop", {})
     if isinstance(schedule, dict) and str(schedule.get("is", "")).lower() in ("cosine", "wsd"):
-        steps = loop.get("steps", Steps.steps) if isinstance(loop, dict) else Steps.steps
-        said = said | {"schedule": {"total": steps} | schedule}  # a schedule lasts as long as the run unless it says
-    return Reader(MOST, _part_names()).part(said, (Settings,), "settings", 0)
+        steps = loop.get("steps", LoopSettings.steps) if isinstance(loop, dict) else LoopSettings.steps
+        table = table | {"schedule": {"total": steps} | schedule}  # a schedule lasts as long as the run unless it says
+    return Reader(MOST, _part_names()).part(table, (TrainSettings,), "settings", 0)
 
 
 def _part_names() -> PartNames:
@@ -159,15 +162,15 @@ def _part_names() -> PartNames:
         buildable=classes_by_place(),
         error=BadInput,
         loose=True,
-        called={**task_names(), **outside, Exercise: "task"},
+        called={**task_names(), **outside, TaskExamples: "task", PromptFiles: "prompts"},
     )
 
 
-def _named(name: str, section: Any) -> Any:
+def _with_part_name(name: str, section: Any) -> Any:
     """A section as a table with its part's name: a word is that name, and a table without one means the default's."""
     if isinstance(section, str):
         return {"is": section}
-    default = next((f.default for f in fields_of(Settings) if f.name == name), None)
+    default = next((f.default for f in fields_of(TrainSettings) if f.name == name), None)
     if isinstance(section, dict) and is_dataclass(default):
         return {"is": type(default).__name__} | section
     return section
@@ -193,7 +196,7 @@ def _file(source: str | Path) -> dict[str, Any]:
         raise BadInput(f"{path} is no TOML: {e}") from e
 
 
-def _change(said: dict[str, Any], change: str) -> None:
+def _change(table: dict[str, Any], change: str) -> None:
     """KEY=VALUE, where KEY is a path of names and VALUE is TOML, or else a word."""
     key, equals, value = change.partition("=")
     names = [name.strip() for name in key.split(".")]
@@ -204,20 +207,21 @@ def _change(said: dict[str, Any], change: str) -> None:
     except tomllib.TOMLDecodeError:
         new = value.strip()
     for name in names[:-1]:
-        inner = said.get(name, {})
+        inner = table.get(name, {})
         if not isinstance(inner, dict):  # a part that was said by its name alone
             inner = {"is": inner}
-        said[name] = inner
-        said = inner
-    said[names[-1]] = new
+        table[name] = inner
+        table = inner
+    table[names[-1]] = new
 
 
-def _plain(value: Any) -> Any:
+def _as_table(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
-        return {"is": type(value).__name__} | {f.name: _plain(getattr(value, f.name)) for f in fields_of(value)}
+        name = FINGERPRINT_NAMES.get(type(value), type(value).__name__)
+        return {"is": name} | {f.name: _as_table(getattr(value, f.name)) for f in fields_of(value)}
     if isinstance(value, tuple):
-        return [_plain(one) for one in value]
+        return [_as_table(one) for one in value]
     return value
 
 
-__all__ = ["Evaluate", "Save", "Settings", "Steps", "read_settings", "recipes", "settings_of"]
+__all__ = ["Evaluate", "LoopSettings", "Save", "TrainSettings", "read_settings", "recipes", "settings_of"]

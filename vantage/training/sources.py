@@ -12,7 +12,7 @@ from vantage.checkpoints.pull import home
 from vantage.checkpoints.tokenizer import Tokenizer
 from vantage.errors import BadInput, Refused
 from vantage.training.batch import Data
-from vantage.training.limits import at_least_one
+from vantage.training.checks import at_least_one
 from vantage.training.sequences import Reads, Sequences
 from vantage.training.tasks import TASKS, Task, check_lengths, task
 from vantage.training.text import (
@@ -28,15 +28,15 @@ from vantage.training.text import (
     prepare,
 )
 from vantage.training.text.files import expand
-from vantage.training.text.shards import sum_of
+from vantage.training.text.shards import file_checksum
 from vantage.training.text.vocabulary import MASK
 from vantage.training.translate import JointBPE, PairData
 
-Words = str | tuple[str, ...]  # a file name, or several; * and ? as in a shell
+FileNames = str | tuple[str, ...]  # a file name, or several; * and ? as in a shell
 
 
 @dataclass(frozen=True)
-class Opening:
+class OpenOptions:
     """What a section must know to open its data."""
 
     reads: Reads
@@ -47,7 +47,7 @@ class Opening:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedData:
     """Data, and what goes with the model that learns them."""
 
     data: Data
@@ -63,11 +63,11 @@ class DataSection(Protocol):
         """Refuse now what ``open`` would refuse later."""
         ...
 
-    def open(self, opening: Opening) -> Opened: ...
+    def open(self, opening: OpenOptions) -> OpenedData: ...
 
 
 @dataclass(frozen=True)
-class Exercise:
+class TaskExamples:
     """Examples of a task, trained on at ``lengths`` and tested at ``test_lengths`` (none: the longest)."""
 
     task: str | Task
@@ -77,21 +77,23 @@ class Exercise:
 
     def __post_init__(self) -> None:
         low, high = self.lengths
-        made = task(self.task)
-        if not made.shortest <= low <= high:
-            raise BadInput(f"lengths={list(self.lengths)}: this task begins at {made.shortest}; give least and most")
+        chosen_task = task(self.task)
+        if not chosen_task.shortest <= low <= high:
+            raise BadInput(
+                f"lengths={list(self.lengths)}: this task begins at {chosen_task.shortest}; give least and most"
+            )
         if self.test_examples < 1:
             raise BadInput(f"test_examples={self.test_examples}: give at least 1")
-        check_lengths(made, {low, high, *self.test_lengths})
+        check_lengths(chosen_task, {low, high, *self.test_lengths})
 
     def check(self, reads: Reads) -> None:
         self._sequences(reads, 0).batch(range(2))
 
-    def open(self, opening: Opening) -> Opened:
+    def open(self, opening: OpenOptions) -> OpenedData:
         data = self._sequences(opening.reads, opening.seed)
         if opening.reads != "label":
-            return Opened(data)
-        return Opened(data, data.classes, labels=data.task.symbols)
+            return OpenedData(data)
+        return OpenedData(data, data.classes, labels=data.task.symbols)
 
     def _sequences(self, reads: Reads, seed: int) -> Sequences:
         if reads == "own":
@@ -107,9 +109,9 @@ class Exercise:
 class Text:
     """Files of text: the next token, or with ``hidden`` > 0 that share of tokens hidden (for an encoder)."""
 
-    files: Words
+    files: FileNames
     length: int = 256
-    valid: Words | float = 0.1  # files, or the share of the text, at its end
+    valid: FileNames | float = 0.1  # files, or the share of the text, at its end
     vocabulary: Bytes | Characters | BPE | Existing = field(default_factory=Bytes)
     separator: str | None = None
     packed: bool = False
@@ -132,9 +134,9 @@ class Text:
             raise Refused(
                 "a decoder says the next token (data.hidden = 0), an encoder hidden ones (data.hidden = 0.15)"
             )
-        _there(files=self.files, valid=self.valid)
+        _check_files(files=self.files, valid=self.valid)
 
-    def open(self, opening: Opening) -> Opened:
+    def open(self, opening: OpenOptions) -> OpenedData:
         train = self._shards(self.files, opening.tokenizer or self._vocabulary(), opening)
         valid = (
             self.valid if isinstance(self.valid, (int, float)) else self._shards(self.valid, train.tokenizer, opening)
@@ -149,16 +151,16 @@ class Text:
             most=self.test_windows,
         )
         data = Masked(text, share=self.hidden, seed=opening.seed) if self.hidden else text
-        return Opened(data, tokenizer=text.tokenizer)
+        return OpenedData(data, tokenizer=text.tokenizer)
 
     def _vocabulary(self) -> Bytes | Characters | BPE | Existing:
         """As it was said, with a token that hides others where some are to be hidden."""
-        said = self.vocabulary
-        if not self.hidden or isinstance(said, Existing) or MASK in said.special:
-            return said
-        return replace(said, special=(*said.special, MASK))
+        vocabulary = self.vocabulary
+        if not self.hidden or isinstance(vocabulary, Existing) or MASK in vocabulary.special:
+            return vocabulary
+        return replace(vocabulary, special=(*vocabulary.special, MASK))
 
-    def _shards(self, files: Words, vocabulary: Any, opening: Opening) -> Shards:
+    def _shards(self, files: FileNames, vocabulary: Any, opening: OpenOptions) -> Shards:
         folder = home() / "tokens"
         return prepare(files, vocabulary, folder, separator=self.separator, progress=opening.progress)
 
@@ -167,10 +169,10 @@ class Text:
 class Pairs:
     """Parallel text, line by line."""
 
-    source: Words
-    target: Words
-    valid_source: Words
-    valid_target: Words
+    source: FileNames
+    target: FileNames
+    valid_source: FileNames
+    valid_target: FileNames
     vocabulary: JointBPE = field(default_factory=JointBPE)
     length: int | None = None
 
@@ -180,10 +182,10 @@ class Pairs:
     def check(self, reads: Reads) -> None:
         if reads != "pair":
             raise Refused("pairs of sentences need a model that reads a source: encoder_decoder or recurrent")
-        _there(source=self.source, target=self.target)
-        _there(valid_source=self.valid_source, valid_target=self.valid_target)
+        _check_files(source=self.source, target=self.target)
+        _check_files(valid_source=self.valid_source, valid_target=self.valid_target)
 
-    def open(self, opening: Opening) -> Opened:
+    def open(self, opening: OpenOptions) -> OpenedData:
         data = PairData(
             self.source,
             self.target,
@@ -193,16 +195,16 @@ class Pairs:
             together=opening.batch,
             seed=opening.seed,
         )
-        return Opened(data, tokenizer=data.tokenizer)
+        return OpenedData(data, tokenizer=data.tokenizer)
 
 
 @dataclass(frozen=True)
 class Labels:
     """Texts with a label each (.tsv or .jsonl)."""
 
-    files: Words
+    files: FileNames
     length: int = 256
-    valid: Words | float = 0.1
+    valid: FileNames | float = 0.1
     cut: bool = False
     vocabulary: Bytes | Characters | BPE | Existing = field(default_factory=Bytes)
 
@@ -213,22 +215,23 @@ class Labels:
     def check(self, reads: Reads) -> None:
         if reads == "pair":
             raise Refused("a classifier reads one text: use an encoder, or load a model")
-        _there(files=self.files, valid=self.valid)
+        _check_files(files=self.files, valid=self.valid)
 
-    def open(self, opening: Opening) -> Opened:
+    def open(self, opening: OpenOptions) -> OpenedData:
         files = expand(self.files)
         tokenizer = opening.tokenizer or self.vocabulary.build(files)
         data = LabelledData(files, tokenizer, self.valid, length=self.length, cut=self.cut, seed=opening.seed)
-        return Opened(data, len(data.labels), tokenizer, data.labels)
+        return OpenedData(data, len(data.labels), tokenizer, data.labels)
 
 
 @dataclass(frozen=True)
-class Prompts:
-    """Prompts and answers, or conversations (.jsonl), of which the answers are learned. For a model that was loaded."""
+class PromptFiles:
+    """PromptFiles and answers, or conversations (.jsonl), of which the answers are learned. For a model that was
+    loaded."""
 
-    files: Words
+    files: FileNames
     length: int = 1024
-    valid: Words | float = 0.1
+    valid: FileNames | float = 0.1
     cut: bool = False
     chat: bool | None = None
 
@@ -237,11 +240,11 @@ class Prompts:
         _check_share(self.valid)
 
     def check(self, reads: Reads) -> None:
-        _there(files=self.files, valid=self.valid)
+        _check_files(files=self.files, valid=self.valid)
         if reads != "own":
             raise Refused("prompts and answers are for a model with a tokenizer: load one (model.is = 'loaded')")
 
-    def open(self, opening: Opening) -> Opened:
+    def open(self, opening: OpenOptions) -> OpenedData:
         if opening.tokenizer is None:
             raise BadInput("prompts need a model with a tokenizer: load one (model.is = 'loaded')")
         data = PromptData(
@@ -253,34 +256,34 @@ class Prompts:
             chat=self.chat,
             seed=opening.seed,
         )
-        return Opened(data, tokenizer=opening.tokenizer)
+        return OpenedData(data, tokenizer=opening.tokenizer)
 
 
-def contents(section: DataSection) -> str:
+def data_fingerprint(section: DataSection) -> str:
     """The same for two sections whose files hold the same, whatever they are called; empty where there are no files."""
-    named = [getattr(section, f.name) for f in fields_of(section) if f.name in FILES]
-    sums = [sum_of(path) for value in named if not isinstance(value, (int, float)) for path in expand(value)]
+    values = [getattr(section, f.name) for f in fields_of(section) if f.name in FILES]
+    sums = [file_checksum(path) for value in values if not isinstance(value, (int, float)) for path in expand(value)]
     return hashlib.sha256("".join(sums).encode()).hexdigest()[:16] if sums else ""
 
 
-def _check_share(valid: Words | float) -> None:
+def _check_share(valid: FileNames | float) -> None:
     if isinstance(valid, (int, float)) and not 0 < valid < 1:
         raise BadInput(f"valid={valid}: give files, or the share to keep for evaluation, between 0 and 1")
 
 
-def _there(**files: Words | float) -> None:
+def _check_files(**files: FileNames | float) -> None:
     """Refuse files that are not there, by the name of the setting that asks for them: a recipe cannot bring them."""
-    for name, given in files.items():
-        if isinstance(given, (int, float)):  # a share of others
+    for name, value in files.items():
+        if isinstance(value, (int, float)):  # a share of others
             continue
         try:
-            expand(given)
+            expand(value)
         except BadInput as e:
             raise BadInput(f"data.{name}: {e} (on the command line: data.{name}=FILE)") from e
 
 
 FILES = ("files", "valid", "source", "target", "valid_source", "valid_target")  # fields that name some
-SOURCES: tuple[type[Any], ...] = (Exercise, Text, Pairs, Labels, Prompts)
+SOURCES: tuple[type[Any], ...] = (TaskExamples, Text, Pairs, Labels, PromptFiles)
 
 
 def task_names() -> dict[type, str]:

@@ -60,11 +60,11 @@ class Events:
         self._file.flush()
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        found = b"".join(
+        summary = b"".join(
             _field(1, _field(1, name.encode()) + _varint(2 << 3 | 5) + struct.pack("<f", value))
             for name, value in values.items()
         )
-        self._write(_varint(2 << 3) + _varint(step) + _field(5, found))
+        self._write(_varint(2 << 3) + _varint(step) + _field(5, summary))
         self._file.flush()
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from tests.training.text.real import real
 from vantage.model import Model
 from vantage.training import Trained, train
 from vantage.training.log import read_log
-from vantage.training.translate import Scores, evaluate, read_gold, read_pairs
+from vantage.training.translate import TranslationScores, evaluate, read_gold, read_pairs
 
 pytestmark = [
     pytest.mark.slow,
@@ -33,7 +33,7 @@ def test_characters_of_shakespeare(position: str, tmp_path: Path) -> None:
     assert lowest_loss(tmp_path, "cuda", position) <= 1.47  # nanoGPT's, with as many parameters
 
 
-def translated(folder: Path, device: str, *changes: str) -> Scores:
+def translated(folder: Path, device: str, *changes: str) -> TranslationScores:
     names = {"source": "train.en", "target": "train.fr", "valid_source": "val.en", "valid_target": "val.fr"}
     files = [f"data.{key}={real(f'multi30k/{name}.gz')}" for key, name in names.items()]
     trained = learned("translate", folder, device, *files, *changes)

@@ -12,7 +12,7 @@ import pytest
 from vantage.errors import BadInput
 from vantage.training import Trained, read_settings, recipes, train
 from vantage.training.models import Asked
-from vantage.training.sources import Exercise
+from vantage.training.sources import TaskExamples
 
 NEED_FILES = {
     "shakespeare": ("data.files",),
@@ -53,7 +53,7 @@ def test_a_recipe_of_a_task_is_scored_at_its_longest_training_length_first() -> 
     """The goal watches the first set: what ends a run early must be the hardest that was trained."""
     for name in (QUICKEST, *OTHERS):
         settings, _ = read_settings(name)
-        assert isinstance(settings.data, Exercise)
+        assert isinstance(settings.data, TaskExamples)
         assert settings.data.test_lengths[0] == max(settings.data.test_lengths) == settings.data.lengths[1]
         assert settings.evaluate.watch is None
         assert (settings.evaluate.goal or 0) >= 0.99

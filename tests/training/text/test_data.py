@@ -157,7 +157,7 @@ def test_packed_documents_are_whole_and_all_there(documents):
             assert tokens[here][1:].tolist() == targets[here][:-1].tolist()
             got.append((*tokens[here].tolist(), int(targets[here][-1])))
     assert sorted(got) == sorted(wanted)
-    assert batch.asked / batch.targets.numel() > 0.95
+    assert batch.target_count / batch.targets.numel() > 0.95
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=80))
@@ -188,7 +188,7 @@ def test_a_packed_row_is_its_documents_alone(documents):
 def test_held_out_packed(documents):
     data = TextData(documents, 0.3, length=16, packed=True, lengths=(40,), eval_batch=3)
     held = data.held_out()
-    asked = {name: sum(batch.asked for batch in batches) for name, batches in held.items()}
+    asked = {name: sum(batch.target_count for batch in batches) for name, batches in held.items()}
     cut = int(len(documents) * 0.7)
     whole = sum(max(0, int(b) - max(int(a), cut) - 1) for a, b in itertools.pairwise(documents.documents))
     assert asked == {"valid": whole, "valid, 40 tokens": whole}
@@ -259,6 +259,6 @@ def test_a_bpe_of_real_text_in_documents(tmp_path):
     shards = prepare(path, BPE(1024), tmp_path, separator="")
     data = TextData(shards, 0.1, length=128, packed=True)
     batch = data.batch(range(data.epoch))
-    assert batch.asked / batch.targets.numel() > 0.97
+    assert batch.target_count / batch.targets.numel() > 0.97
     ids = shards.read(0, int(shards.documents[1])).tolist()
     assert shards.tokenizer.decode(ids) in path.read_text()

@@ -9,7 +9,7 @@ from tests.training.text.real import real
 from vantage.checkpoints.tokenizer import Tokenizer, from_folder
 from vantage.errors import BadInput
 from vantage.training.text import BPE, END, MASK, START, Bytes, Characters, Existing, build_vocabulary, fingerprint
-from vantage.training.text.vocabulary import mask_token, pad_token, plain, special_tokens
+from vantage.training.text.vocabulary import mask_token, pad_token, plain_backend, special_tokens
 
 TEXT = "The cat sat on the mat.\n\nThe dog did not, naïve as it was.\r\n\tNo — never </s>!\n" * 3
 ANY = st.text(st.characters(exclude_categories=["Cs"]))
@@ -58,7 +58,7 @@ def test_characters_still_refuse_after_saving(file, tmp_path):
 
 @given(ANY)
 def test_bpe_brings_every_text_back(trained, text):
-    backend = plain(trained)
+    backend = plain_backend(trained)
     assert backend.decode(backend.encode(text).ids, skip_special_tokens=False) == text
 
 
@@ -86,7 +86,7 @@ def test_bpe_refuses_a_size_that_does_not_hold_the_bytes(file):
 
 def test_a_special_token_in_a_file_is_text(trained):
     assert trained.eos in trained.encode("a</s>")  # in a prompt it is the token
-    assert trained.eos not in plain(trained).encode("a</s>").ids
+    assert trained.eos not in plain_backend(trained).encode("a</s>").ids
 
 
 @pytest.mark.parametrize("kind", [Bytes((END,)), Characters(), BPE(280, (START, END))])

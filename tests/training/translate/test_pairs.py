@@ -136,6 +136,8 @@ def test_little_of_a_real_batch_is_padding():
     for step in range(data.epoch // 32):
         batch = data.batch(range(step * 32, step * 32 + 32))
         assert batch.source is not None
-        filled += batch.asked + int(batch.source_mask.sum() if batch.source_mask is not None else batch.source.numel())
+        filled += batch.target_count + int(
+            batch.source_mask.sum() if batch.source_mask is not None else batch.source.numel()
+        )
         whole += batch.targets.numel() + batch.source.numel()
     assert filled / whole > 0.85

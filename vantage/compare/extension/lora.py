@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from vantage.compare.extension.measure import declared
-from vantage.compare.extension.settings import Extension
+from vantage.compare.extension.measure import declared_length
+from vantage.compare.extension.settings import ExtensionSettings
 from vantage.families.adapter_files import CONFIG
 from vantage.families.adapters import load_adapter, save_adapter
 from vantage.model import Model
@@ -21,37 +21,37 @@ from vantage.model.lora import Lora, adapted, add_lora
 from vantage.training.batch import random
 from vantage.training.compiled import recompute
 
-SLICE = 1024  # tokens whose logits are there at once
-KEPT = 1024  # tokens of a row up to which activations are kept, not computed again
+SLICE_TOKENS = 1024  # tokens whose logits are there at once
+KEPT_TOKENS = 1024  # tokens of a row up to which activations are kept, not computed again
 WARMUP = 0.1
-Tell = Callable[[int, float], None]  # a step is done, with this loss
+OnStep = Callable[[int, float], None]  # a step is done, with this loss
 
 
-def adapt(model: Model, tokens: Tensor, how: Extension, row: int, folder: Path, tell: Tell) -> int:
+def adapt(model: Model, tokens: Tensor, settings: ExtensionSettings, row: int, folder: Path, on_step: OnStep) -> int:
     """Train adapters on rows of ``tokens`` and keep them in the folder, or take them from there. Their parameters."""
     if (folder / CONFIG).exists():
         load_adapter(model, folder)
     else:
         shutil.rmtree(folder, ignore_errors=True)  # a half that a kill left
-        add_lora(model, Lora(how.lora_rank, 2.0 * how.lora_rank, targets=("attention",)), seed=how.seed)
-        _train(model, tokens, how, row, tell)
-        save_adapter(model, folder, base=how.model)
+        add_lora(model, Lora(settings.lora_rank, 2.0 * settings.lora_rank, targets=("attention",)), seed=settings.seed)
+        _train(model, tokens, settings, row, on_step)
+        save_adapter(model, folder, base=settings.model)
     model.eval()
     return sum(p.numel() for module in adapted(model).values() for part in module.parts for p in part.parameters())
 
 
-def _train(model: Model, tokens: Tensor, how: Extension, row: int, tell: Tell) -> None:
+def _train(model: Model, tokens: Tensor, settings: ExtensionSettings, row: int, on_step: OnStep) -> None:
     device = model.device
     weights = [p for p in model.parameters() if p.requires_grad]
-    optimiser = torch.optim.AdamW(weights, lr=how.lora_rate, betas=(0.9, 0.95), weight_decay=0.0)
-    if row > KEPT:
+    optimiser = torch.optim.AdamW(weights, lr=settings.lora_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    if row > KEPT_TOKENS:
         recompute(list(model.blocks))
     model.train()
     try:
-        for step in range(how.lora_steps):
+        for step in range(settings.lora_steps):
             for group in optimiser.param_groups:
-                group["lr"] = how.lora_rate * _share(step, how.lora_steps)
-            starts = random(how.seed, step).integers(len(tokens) - row, size=how.lora_batch).tolist()
+                group["lr"] = settings.lora_rate * _share(step, settings.lora_steps)
+            starts = random(settings.seed, step).integers(len(tokens) - row, size=settings.lora_batch).tolist()
             total = 0.0
             for start in starts:
                 loss = _loss(model, tokens[None, start : start + row + 1].to(device)) / len(starts)
@@ -60,9 +60,9 @@ def _train(model: Model, tokens: Tensor, how: Extension, row: int, tell: Tell) -
             torch.nn.utils.clip_grad_norm_(weights, 1.0)
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
-            tell(step + 1, total)
+            on_step(step + 1, total)
     finally:
-        if row > KEPT:
+        if row > KEPT_TOKENS:
             for block in model.blocks:
                 del block.forward  # recompute put its own there, on the block itself
 
@@ -76,10 +76,12 @@ def _share(step: int, steps: int) -> float:
 
 def _loss(model: Model, row_1T: Tensor) -> Tensor:
     """The mean loss of a row, its logits a slice at a time: of 65,536 tokens at once they would be gigabytes."""
-    hidden = model.hidden(row_1T[:, :-1], length=declared(model, row_1T.shape[1] - 1))
+    hidden = model.hidden(row_1T[:, :-1], length=declared_length(model, row_1T.shape[1] - 1))
     targets, total = row_1T[0, 1:], hidden.new_zeros((), dtype=torch.float32)
-    for at in range(0, len(targets), SLICE):
-        part = checkpoint(_summed, model, hidden[0, at : at + SLICE], targets[at : at + SLICE], use_reentrant=False)
+    for at in range(0, len(targets), SLICE_TOKENS):
+        part = checkpoint(
+            _summed, model, hidden[0, at : at + SLICE_TOKENS], targets[at : at + SLICE_TOKENS], use_reentrant=False
+        )
         assert isinstance(part, Tensor)
         total = total + part
     return total / len(targets)

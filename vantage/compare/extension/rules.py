@@ -19,7 +19,7 @@ LOW, HIGH = 1.0, 4.0  # of llama3: as LLaMA 3.1 has them
 MUTATIONS = 5  # of the best divisors so far, tried one after the other
 
 
-def turned_of(spec: ModelSpec) -> int:
+def rotated_dims(spec: ModelSpec) -> int:
     """How many dimensions of a head are turned."""
     for layer in spec.layers:
         for part in layer.qk:
@@ -30,8 +30,8 @@ def turned_of(spec: ModelSpec) -> int:
 
 def rescaled(model: Model, rule: str, factor: float, context: int, divisors: Sequence[float] = ()) -> Model:
     """The same weights under a scaling, as modules of their own: what is put around them leaves the first alone."""
-    dim = turned_of(model.spec)
-    change = _changes(rule, factor, context, dim, tuple(divisors))
+    dim = rotated_dims(model.spec)
+    change = _rope_change(rule, factor, context, dim, tuple(divisors))
     layers = tuple(
         replace(layer, qk=tuple(change(part) if isinstance(part, Rope) else part for part in layer.qk))
         for layer in model.spec.layers
@@ -45,7 +45,9 @@ def rescaled(model: Model, rule: str, factor: float, context: int, divisors: Seq
     return new.train(model.training)
 
 
-def _changes(rule: str, factor: float, context: int, dim: int, divisors: tuple[float, ...]) -> Callable[[Rope], Rope]:
+def _rope_change(
+    rule: str, factor: float, context: int, dim: int, divisors: tuple[float, ...]
+) -> Callable[[Rope], Rope]:
     if rule == "none":
         return lambda part: part
     if rule == "ntk":  # NTK-aware (bloc97 2023): the base is raised once and for all
@@ -57,8 +59,8 @@ def _changes(rule: str, factor: float, context: int, dim: int, divisors: tuple[f
         "longrope": lambda: LongRope((1.0,) * (dim // 2), divisors, context, factor),
         "llama3": lambda: Llama3(factor, LOW, HIGH, context),
     }
-    made = rules[rule]()
-    return lambda part: replace(part, scaling=made)
+    scaling = rules[rule]()
+    return lambda part: replace(part, scaling=scaling)
 
 
 # ---- LongRoPE
@@ -90,10 +92,10 @@ def search_divisors(
         else:
             assert best is not None
             name, divisors = f"mutation {i + 1 - len(starts)}", _mutated(best[1], factor, random)
-        found = loss(divisors.tolist())
-        tried.append((name, found))
-        if best is None or found < best[0]:
-            best = (found, divisors)
+        value = loss(divisors.tolist())
+        tried.append((name, value))
+        if best is None or value < best[0]:
+            best = (value, divisors)
     assert best is not None
     return [round(value, 6) for value in best[1].tolist()], tried
 

@@ -19,7 +19,7 @@ LONGEST_LORA = 16_384  # tokens of a training row, unless said
 
 
 @dataclass(frozen=True)
-class Extension:
+class ExtensionSettings:
     """A model, a text, how far beyond its context to read, and with which scalings.
 
     ``factor`` is what every scaling stretches by: the largest of ``times`` unless said. ``pieces`` of the text are read
@@ -74,10 +74,10 @@ class Extension:
         return max(self.times) if self.factor is None else self.factor
 
     def lengths(self, context: int) -> tuple[int, ...]:
-        found = tuple(sorted(round(context * one) for one in self.times))
-        if found[0] < LEAST:
-            raise BadInput(f"{found[0]} tokens are too few to hide a number in and ask: give {LEAST} or more")
-        return found
+        lengths = tuple(sorted(round(context * one) for one in self.times))
+        if lengths[0] < LEAST:
+            raise BadInput(f"{lengths[0]} tokens are too few to hide a number in and ask: give {LEAST} or more")
+        return lengths
 
     def row(self, context: int) -> int:
         """How many tokens a row of the training has."""
@@ -85,10 +85,10 @@ class Extension:
 
     def fingerprint(self) -> str:
         """Of the settings, and of what the files hold."""
-        held = [hashlib.sha256(path.read_bytes()).hexdigest() for path in expand(self.text)]
-        said = json.dumps({**asdict(self), "text": held}, sort_keys=True)
-        return hashlib.sha256(said.encode()).hexdigest()[:16]
+        hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in expand(self.text)]
+        identity = json.dumps({**asdict(self), "text": hashes}, sort_keys=True)
+        return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
-def extension_of(said: Mapping[str, Any], where: str) -> Extension:
-    return Reader(4096, PartNames({}, {}, BadInput, loose=True)).part(dict(said), (Extension,), where, 0)
+def extension_of(fields: Mapping[str, Any], where: str) -> ExtensionSettings:
+    return Reader(4096, PartNames({}, {}, BadInput, loose=True)).part(dict(fields), (ExtensionSettings,), where, 0)

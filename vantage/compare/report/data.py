@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
-from vantage.compare.cells import View
-from vantage.compare.results import Result
+from vantage.compare.result_table import ResultTable
+from vantage.compare.results import RunResult
 from vantage.compare.statistics import Estimate, mean_reciprocal_rank
-from vantage.compare.verdicts import Comparison, Verdict, comparisons, places
+from vantage.compare.verdicts import PairedComparison, Verdict, comparisons, rank_entries
 
 COLUMNS = (
     *("task", "position", "attention", "seed", "learning_rate", "steps", "parameters", "operations", "diverged"),
@@ -21,22 +21,22 @@ COLUMNS = (
 )
 
 
-def csv_text(view: View) -> str:
+def csv_text(table: ResultTable) -> str:
     """How long a run took is left out: it is another number every time, and the rest is not."""
-    groups = sorted({name for run in view.results for score in run.scores for name in score.groups})
+    groups = sorted({name for run in table.results for score in run.scores for name in score.groups})
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([*COLUMNS, *(f"exact: {name}" for name in groups)])
-    for run in sorted(view.results, key=lambda run: run.key):
+    for run in sorted(table.results, key=lambda run: run.key):
         key = run.key
         about = [key.task, key.position, key.attention, key.seed, run.lr, run.steps, run.parameters, run.operations]
         about.append("yes" if run.diverged else "no")
         if not run.scores:
             writer.writerow([*about, *[""] * (len(COLUMNS) - len(about) + len(groups))])
         for score in run.scores:
-            beyond = "yes" if score.length > view.trained(key.task) else "no"
-            found = [score.length, beyond, score.exact, score.tokens, score.loss, score.rows]
-            writer.writerow([*about, *found, *(score.groups.get(name, "") for name in groups)])
+            beyond = "yes" if score.length > table.trained(key.task) else "no"
+            values = [score.length, beyond, score.exact, score.tokens, score.loss, score.rows]
+            writer.writerow([*about, *values, *(score.groups.get(name, "") for name in groups)])
     return file.getvalue()
 
 
@@ -48,13 +48,13 @@ def verdicts_text(verdicts: Mapping[str, Sequence[Verdict]]) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(VERDICTS)
-    for about, found in verdicts.items():
-        for one in found:
+    for about, group in verdicts.items():
+        for one in group:
             numbers = [("", one.theirs, one.effect), *((b.entry, b.theirs, b.ours) for b in one.beside)]
             for entry, theirs, ours in numbers:
                 ends = [""] * 3 if ours is None else [_finite(x) for x in (ours.value, ours.low, ours.high)]
-                said = [entry, "" if theirs is None else theirs, *ends]
-                writer.writerow([about, one.what, one.mark, one.word, *said, one.why, one.source])
+                values = [entry, "" if theirs is None else theirs, *ends]
+                writer.writerow([about, one.what, one.mark, one.word, *values, one.why, one.source])
     return file.getvalue()
 
 
@@ -62,40 +62,40 @@ def _finite(number: float) -> float | str:
     return number if math.isfinite(number) else ""
 
 
-def json_text(view: View, facts: Mapping[str, Any], verdicts: Mapping[str, Sequence[Verdict]]) -> str:
-    said = {
-        "study": facts,
-        "tasks": {task: _task(view, task) for task in view.tasks},
-        "mean_reciprocal_rank": ranks(view),
+def json_text(table: ResultTable, metadata: Mapping[str, Any], verdicts: Mapping[str, Sequence[Verdict]]) -> str:
+    content = {
+        "study": metadata,
+        "tasks": {task: _task(table, task) for task in table.tasks},
+        "mean_reciprocal_rank": ranks(table),
         "verdicts": verdicts,
-        "runs": [_run(run) for run in sorted(view.results, key=lambda run: run.key)],
+        "runs": [_run(run) for run in sorted(table.results, key=lambda run: run.key)],
     }
-    return json.dumps(_plain(said), indent=1, allow_nan=False) + "\n"
+    return json.dumps(_plain(content), indent=1, allow_nan=False) + "\n"
 
 
-def ranks(view: View) -> dict[str, Estimate]:
+def ranks(table: ResultTable) -> dict[str, Estimate]:
     """Mean reciprocal rank over the tasks, beyond the training length."""
-    return mean_reciprocal_rank([there for task in view.counted if len(there := view.ranked(task, "beyond")) > 1])
+    return mean_reciprocal_rank([samples for task in table.counted if len(samples := table.ranked(task, "beyond")) > 1])
 
 
-def _task(view: View, task: str) -> dict[str, Any]:
-    entries = view.entries(task)
+def _task(table: ResultTable, task: str) -> dict[str, Any]:
+    entries = table.entries(task)
     return {
-        "trained_to": view.trained(task),
-        "measure": "perplexity" if view.measure(task) == "loss" else view.measure(task),
-        "lengths": {n: {entry: view.estimate(task, entry, [n]) for entry in entries} for n in view.lengths(task)},
-        "within": {entry: view.estimate(task, entry, "within") for entry in entries},
-        "beyond": {entry: view.estimate(task, entry, "beyond") for entry in entries},
-        "places": places(view, task),
-        "pairs": [_pair(pair) for pair in comparisons(view, task)],
+        "trained_to": table.trained(task),
+        "measure": "perplexity" if table.measure(task) == "loss" else table.measure(task),
+        "lengths": {n: {entry: table.estimate(task, entry, [n]) for entry in entries} for n in table.lengths(task)},
+        "within": {entry: table.estimate(task, entry, "within") for entry in entries},
+        "beyond": {entry: table.estimate(task, entry, "beyond") for entry in entries},
+        "places": rank_entries(table, task),
+        "pairs": [_pair(pair) for pair in comparisons(table, task)],
     }
 
 
-def _pair(pair: Comparison) -> dict[str, Any]:
+def _pair(pair: PairedComparison) -> dict[str, Any]:
     return {**asdict(pair), "verdict": pair.word}
 
 
-def _run(run: Result) -> dict[str, Any]:
+def _run(run: RunResult) -> dict[str, Any]:
     return {name: value for name, value in asdict(run).items() if name != "seconds"}
 
 

@@ -6,14 +6,15 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from vantage.compare.cells import View
-from vantage.compare.conduct import Entry, Place, conduct
-from vantage.compare.results import Result
+from vantage.compare.executors import LocalBackend
+from vantage.compare.experiment import Experiment
+from vantage.compare.result_table import ResultTable
+from vantage.compare.results import RunResult
+from vantage.compare.run import Entry, run_experiment
 from vantage.compare.statistics import Estimate
-from vantage.compare.study import Study
 from vantage.figures import Line, Lines
 from vantage.studies.study import Progress
-from vantage.training.log import Scored, Stepped
+from vantage.training.log import ScoreRecord, StepRecord
 
 AT_MOST = 7  # lines of a panel
 
@@ -28,11 +29,11 @@ class TrainingProgress:
     def begun(self, step: int, steps: int, about: str) -> None:
         self.steps = steps
 
-    def stepped(self, record: Stepped) -> None:
+    def stepped(self, record: StepRecord) -> None:
         share = self.low + (self.high - self.low) * record.step / self.steps
         self.progress(share, f"{self.what}: step {record.step} of {self.steps}, loss {record.loss:.3f}")
 
-    def scored(self, records: list[Scored]) -> None: ...
+    def scored(self, records: list[ScoreRecord]) -> None: ...
     def saved(self, where: Path) -> None: ...
     def note(self, text: str) -> None: ...
 
@@ -44,38 +45,38 @@ class ComparisonProgress:
         self._progress = progress
         self._total, self._done, self._doing = 1, 0, "training"
 
-    def began(self, study: Study, total: int, done: int) -> None:
+    def began(self, experiment: Experiment, total: int, finished: int) -> None:
         self._total = max(1, total)
         self._progress(0.0, self._doing)
 
-    def moved(self, steps: int) -> None:
+    def advanced(self, steps: int) -> None:
         self._done += steps
         self._progress(min(0.99, self._done / self._total), self._doing)
 
     def chose(self, entry: Entry, rate: float) -> None:
         self._doing = f"training; {entry[1]} on {entry[0]} at a rate of {rate:g}"
 
-    def finished(self, results: list[Result]) -> None:
+    def finished(self, results: list[RunResult]) -> None:
         for result in results:
             self._doing = f"trained {result.key.entry} on {result.key.task}, seed {result.key.seed}"
-        self.moved(0)
+        self.advanced(0)
 
     def note(self, text: str) -> None:
         self._progress(min(0.99, self._done / self._total), text)
 
 
-def run_comparison(study: Study, progress: Progress, workers: int) -> list[Result]:
-    """Every run of a comparison, on the cores or the GPU of this machine."""
+def run_comparison(experiment: Experiment, progress: Progress, workers: int) -> list[RunResult]:
+    """Every run of an experiment, on the cores or the GPU of this machine."""
     with tempfile.TemporaryDirectory() as folder:
-        place = Place.here(workers=workers or None)
-        return conduct(study, Path(folder), place, watcher=ComparisonProgress(progress))
+        backend = LocalBackend.detect(workers=workers or None)
+        return run_experiment(experiment, Path(folder), backend, observer=ComparisonProgress(progress))
 
 
 def bounds(estimate: Estimate) -> tuple[float, float]:
     return estimate.low, estimate.high
 
 
-def over_lengths(view: View, task: str, entries: Sequence[str], chance: float | None) -> tuple[Lines, ...]:
+def over_lengths(view: ResultTable, task: str, entries: Sequence[str], chance: float | None) -> tuple[Lines, ...]:
     """The share right over the length, with its intervals; a panel for every few entries."""
     lengths = view.lengths(task)
     lines = []

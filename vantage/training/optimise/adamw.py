@@ -45,11 +45,11 @@ class AdamW:
             for decays, wd in ((True, self.weight_decay), (False, 0.0))
         ]
         fused = all(p.device.type in FUSED for p in parameters.values())
-        made = torch.optim.AdamW(groups, self.lr, self.betas, self.eps, fused=fused)
+        optimiser = torch.optim.AdamW(groups, self.lr, self.betas, self.eps, fused=fused)
         for p in parameters.values():  # as torch would at the first step
             step = torch.zeros((), dtype=torch.float32, device=p.device if fused else "cpu")
-            made.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-        return made
+            optimiser.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        return optimiser
 
 
 def check_rates(lr: float, weight_decay: float) -> None:

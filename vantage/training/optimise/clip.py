@@ -18,9 +18,9 @@ def clip(parameters: Iterable[Tensor], most: float | None) -> Tensor:
     ``None`` only measures. A norm that is not finite is returned as it is, with the gradients no longer of use:
     look at it before the step. Sharded gradients count whole.
     """
-    found = [p for p in parameters if p.grad is not None]
+    with_gradients = [p for p in parameters if p.grad is not None]
     if most is None:
-        return whole(torch.nn.utils.get_total_norm([p.grad for p in found if p.grad is not None]))
+        return whole(torch.nn.utils.get_total_norm([p.grad for p in with_gradients if p.grad is not None]))
     if not (isfinite(most) and most > 0):
         raise BadInput(f"a largest norm of {most}: give a positive number, or None to clip nothing")
-    return whole(torch.nn.utils.clip_grad_norm_(found, most))
+    return whole(torch.nn.utils.clip_grad_norm_(with_gradients, most))

@@ -89,14 +89,14 @@ class _Muon(torch.optim.Optimizer):
         for i, maps in enumerate(cut):
             for j, m in enumerate(maps):
                 alike.setdefault((m.shape[-2:], m.dtype, m.device), []).append((i, j))
-        done = [list(maps) for maps in cut]
+        updates = [list(maps) for maps in cut]
         for places in alike.values():
             stacks = [cut[i][j].reshape(-1, *cut[i][j].shape[-2:]) for i, j in places]
             results = orthogonal(torch.cat(stacks)).split([len(s) for s in stacks])
             for (i, j), result in zip(places, results, strict=True):
                 scale = ADJUST[self.config.adjust](*result.shape[-2:])
-                done[i][j] = (result * scale).view_as(cut[i][j])
-        return [torch.cat(maps, dim=-2) for maps in done]
+                updates[i][j] = (result * scale).view_as(cut[i][j])
+        return [torch.cat(maps, dim=-2) for maps in updates]
 
     def _momentum(self, p: nn.Parameter) -> Tensor:
         """What is to be made orthogonal, gathered if it is sharded: that takes whole matrices."""

@@ -70,7 +70,7 @@ class Optimiser:
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that need gradients, by name."""
     reshard(model)
-    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not found:
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not parameters:
         raise BadInput("no parameter of this model needs a gradient: there is nothing to train")
-    return found
+    return parameters

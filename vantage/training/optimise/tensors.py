@@ -13,21 +13,21 @@ from vantage.errors import CheckpointError
 
 
 @torch.no_grad()
-def put_back(own: Mapping[str, Tensor], given: Mapping[str, Tensor], what: str) -> None:
+def put_back(targets: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: str) -> None:
     """Copy ``given`` into ``own``. All names, shapes and dtypes must agree, or nothing is changed."""
-    if missing := sorted(set(own) - set(given)):
+    if missing := sorted(set(targets) - set(saved)):
         raise CheckpointError(f"{what} lacks {missing[0]!r}{_more(missing)}: it was saved by another run or model")
-    if extra := sorted(set(given) - set(own)):
+    if extra := sorted(set(saved) - set(targets)):
         raise CheckpointError(f"{what} holds {extra[0]!r}{_more(extra)}, which is not known here")
-    for name, target in own.items():
-        value = given[name]
+    for name, target in targets.items():
+        value = saved[name]
         if value.shape != target.shape or value.dtype != target.dtype:
             raise CheckpointError(
                 f"{what}: {name!r} is {value.dtype} of shape {tuple(value.shape)}, "
                 f"and {target.dtype} of shape {tuple(target.shape)} is wanted"
             )
-    for name, target in own.items():
-        target.copy_(like(target, given[name]))
+    for name, target in targets.items():
+        target.copy_(like(target, saved[name]))
 
 
 def like(target: Tensor, value: Tensor) -> Tensor:

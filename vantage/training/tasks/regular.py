@@ -91,7 +91,8 @@ class EvenPairs:
 class CycleNavigation:
     """``+ + . -`` → ``1``: where does one stand on a ring of five, from 0, after steps onward, back and none?
 
-    Steps are drawn evenly. At small lengths the places near 0 are likelier: at length 1 only three can be reached.
+    LoopSettings are drawn evenly. At small lengths the places near 0 are likelier: at length 1 only three can be
+    reached.
 
     Length: steps, all of the prompt. From Delétang et al. 2023 and Ruoss et al. 2023.
     """

@@ -13,10 +13,10 @@ from torch import Tensor
 from vantage.checkpoints.tokenizer import Tokenizer
 from vantage.errors import BadInput
 from vantage.training.batch import IGNORE, Batch, random
-from vantage.training.text.rows import Batches, Order
+from vantage.training.text.rows import Batches, EpochOrder
 from vantage.training.text.shards import Shards
 from vantage.training.text.vocabulary import mask_token, special_tokens
-from vantage.training.text.windows import Packed, Part, Stream, Windows
+from vantage.training.text.windows import ContiguousWindows, PackedWindows, TokenRange, Windows
 
 HELD_OUT = 2**62  # held-out rows take their random numbers from here on, examples from 0
 
@@ -49,8 +49,8 @@ class TextData:
         self.length, self.lengths, self.packed, self.seed = length, tuple(lengths), packed, seed
         self._eval_batch, self._most = eval_batch, most
         part, self._valid = _split(train, valid)
-        self._windows: Windows = Packed(part, length, seed) if packed else Stream(part, length)
-        self._order = Order(seed, self._windows.count)
+        self._windows: Windows = PackedWindows(part, length, seed) if packed else ContiguousWindows(part, length)
+        self._order = EpochOrder(seed, self._windows.count)
         self._held: dict[int, Windows] = {}
         self._window_of(length)  # a text too short to evaluate on is refused now, not at the first evaluation
         for n in self.lengths:
@@ -81,7 +81,9 @@ class TextData:
     def _window_of(self, length: int) -> Windows:
         if length not in self._held:
             part = self._valid
-            self._held[length] = Packed(part, length, self.seed) if self.packed else Stream(part, length, fixed=True)
+            self._held[length] = (
+                PackedWindows(part, length, self.seed) if self.packed else ContiguousWindows(part, length, fixed=True)
+            )
         return self._held[length]
 
     def _evaluated(self, length: int) -> Batches:
@@ -91,18 +93,18 @@ class TextData:
         return Batches(count, self._eval_batch, lambda rows: windows.batch([(chosen[i], 0) for i in rows]))
 
 
-def _split(train: Shards, valid: Shards | float) -> tuple[Part, Part]:
+def _split(train: Shards, valid: Shards | float) -> tuple[TokenRange, TokenRange]:
     if isinstance(valid, Shards):
         if valid.index.vocabulary != train.index.vocabulary:
             raise BadInput(
                 f"training and validation text have different vocabularies, of {train.vocab} and {valid.vocab} tokens: "
                 "prepare the validation files with vocabulary=train.tokenizer"
             )
-        return Part(train, 0, len(train)), Part(valid, 0, len(valid))
+        return TokenRange(train, 0, len(train)), TokenRange(valid, 0, len(valid))
     if not 0 < valid < 1:
         raise BadInput(f"valid={valid}: give shards, or a share of the text between 0 and 1")
     cut = int(len(train) * (1 - valid))
-    return Part(train, 0, cut), Part(train, cut, len(train))
+    return TokenRange(train, 0, cut), TokenRange(train, cut, len(train))
 
 
 @final

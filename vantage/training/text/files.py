@@ -16,15 +16,15 @@ from typing import Any, BinaryIO, cast
 from vantage.errors import BadInput
 
 Files = str | Path | Sequence[str | Path]
-Told = Callable[[int], None]  # how many bytes have been read
+OnBytes = Callable[[int], None]  # how many bytes have been read
 PIECE = 2**18  # characters that are encoded in one go, about
 
 
 def expand(files: Files) -> list[Path]:
     """The files that these names and patterns stand for, each once: as given, and by name within a pattern."""
-    given = [files] if isinstance(files, (str, Path)) else list(files)
-    found: dict[Path, None] = {}
-    for one in given:
+    names = [files] if isinstance(files, (str, Path)) else list(files)
+    paths_found: dict[Path, None] = {}
+    for one in names:
         paths = [Path(one)]
         if not paths[0].exists() and glob.has_magic(str(one)):
             paths = sorted(p for p in map(Path, glob.glob(str(one), recursive=True)) if p.is_file())
@@ -32,41 +32,45 @@ def expand(files: Files) -> list[Path]:
             raise BadInput(f"there is no file {str(one)!r}: give a file's name, or a pattern as in 'texts/**/*.txt'")
         if paths[0].is_dir():
             raise BadInput(f"{one} is a folder: give a pattern as in '{one}/**/*.txt'")
-        found |= dict.fromkeys(paths)
-    if not found:
+        paths_found |= dict.fromkeys(paths)
+    if not paths_found:
         raise BadInput("no files: give at least one name, or a pattern as in 'texts/**/*.txt'")
-    return list(found)
+    return list(paths_found)
 
 
-def pieces(path: Path, *, separator: str | None = None, told: Told | None = None) -> Iterator[tuple[str, bool]]:
+def pieces(path: Path, *, separator: str | None = None, on_bytes: OnBytes | None = None) -> Iterator[tuple[str, bool]]:
     """The text of a file in pieces, and whether a document ends with each.
 
-    A file is one document, or ends one at every line that is ``separator`` and nothing else ("": at empty lines),
-    which is itself left out. Pieces are cut before a line break, so that words stay whole. ``told`` counts the bytes
-    of the file itself, packed as it may be.
+    A file is one document, or ends one at every line that is ``separator`` and nothing else ("": at empty lines), which
+    is itself left out. Pieces are cut before a line break, so that words stay whole. ``on_bytes`` counts the bytes of
+    the file itself, packed as it may be.
     """
     with _reading(path), path.open("rb") as disk, _unpacked(path, disk) as raw:
         file = io.TextIOWrapper(raw, encoding="utf-8", newline="")
-        yield from _counted(_cut(file.readline, "", "\r\n", separator), disk, told)
+        yield from _counted(_cut(file.readline, "", "\r\n", separator), disk, on_bytes)
 
 
-def byte_pieces(path: Path, *, separator: str | None = None, told: Told | None = None) -> Iterator[tuple[bytes, bool]]:
+def byte_pieces(
+    path: Path, *, separator: str | None = None, on_bytes: OnBytes | None = None
+) -> Iterator[tuple[bytes, bool]]:
     """The same of a file that need not be text."""
     with _reading(path), path.open("rb") as disk, _unpacked(path, disk) as file:
         cut = _cut(file.readline, b"", b"\r\n", None if separator is None else separator.encode())
-        yield from _counted(cut, disk, told)
+        yield from _counted(cut, disk, on_bytes)
 
 
-def beyond(told: Told | None, done: int) -> Told | None:
+def offset_by(on_bytes: OnBytes | None, before: int) -> OnBytes | None:
     """Whoever counts the bytes of several files, for one that comes after ``done`` of them."""
-    return None if told is None else lambda at: told(done + at)
+    return None if on_bytes is None else lambda at: on_bytes(before + at)
 
 
-def lines(path: Path, *, told: Told | None = None) -> list[str]:
+def lines(path: Path, *, on_bytes: OnBytes | None = None) -> list[str]:
     """The lines of a text file, without their ends."""
-    text = "".join(piece for piece, _ in pieces(path, told=told))
-    found = text.replace("\r\n", "\n").split("\n")  # not splitlines: that also cuts at characters inside a sentence
-    return found[:-1] if found[-1] == "" else found
+    text = "".join(piece for piece, _ in pieces(path, on_bytes=on_bytes))
+    split_lines = text.replace("\r\n", "\n").split(
+        "\n"
+    )  # not splitlines: that also cuts at characters inside a sentence
+    return split_lines[:-1] if split_lines[-1] == "" else split_lines
 
 
 def records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -86,26 +90,26 @@ def records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _cut(
     readline: Callable[[int], Any], empty: Any, newline: Any, separator: str | bytes | None
 ) -> Iterator[tuple[Any, bool]]:
-    held, size = [], 0
+    buffered, size = [], 0
     for line in iter(functools.partial(readline, PIECE), empty):
         if separator is not None and line.strip() == separator:
-            yield empty.join(held), True
-            held, size = [], 0
+            yield empty.join(buffered), True
+            buffered, size = [], 0
             continue
-        held.append(line)
+        buffered.append(line)
         size += len(line)
         if size >= PIECE:
-            text = empty.join(held)
+            text = empty.join(buffered)
             whole = text.rstrip(newline) or text
             yield whole, False
-            held, size = [text[len(whole) :]], len(text) - len(whole)
-    yield empty.join(held), True
+            buffered, size = [text[len(whole) :]], len(text) - len(whole)
+    yield empty.join(buffered), True
 
 
-def _counted(cut: Iterator[tuple[Any, bool]], disk: BinaryIO, told: Told | None) -> Iterator[tuple[Any, bool]]:
+def _counted(cut: Iterator[tuple[Any, bool]], disk: BinaryIO, on_bytes: OnBytes | None) -> Iterator[tuple[Any, bool]]:
     for one in cut:
-        if told is not None:
-            told(disk.tell())
+        if on_bytes is not None:
+            on_bytes(disk.tell())
         yield one
 
 

@@ -13,7 +13,7 @@ from vantage.checkpoints.tokenizer import Tokenizer
 from vantage.errors import BadInput
 from vantage.training.batch import Batch, random
 from vantage.training.text.files import Files, expand, lines, records
-from vantage.training.text.rows import Batches, Order, padded, positions_of
+from vantage.training.text.rows import Batches, EpochOrder, padded, positions_of
 from vantage.training.text.vocabulary import pad_token
 
 T = TypeVar("T")
@@ -39,15 +39,15 @@ def _read(path: Path) -> list[Labelled]:
         return [_record(value, f"{path}, line {number}") for number, value in records(path)]
     if kind != ".tsv":
         raise BadInput(f"{path}: labelled texts come in .tsv files (text, tab, label) or in .jsonl files")
-    found = []
+    examples = []
     for number, line in enumerate(lines(path), 1):
         if not line.strip():
             continue
         text, tab, label = line.rpartition("\t")
         if not tab or not label.strip() or not text.strip():
             raise BadInput(f"{path}, line {number}: expected a text, a tab and a label, got {line[:60]!r}")
-        found.append(Labelled(text, label.strip(), f"{path}, line {number}"))
-    return found
+        examples.append(Labelled(text, label.strip(), f"{path}, line {number}"))
+    return examples
 
 
 def _record(value: Mapping[str, object], where: str) -> Labelled:
@@ -77,13 +77,13 @@ class LabelledData:
         eval_batch: int = 32,
     ):
         self.tokenizer, self.length, self.cut, self._eval_batch = tokenizer, length, cut, eval_batch
-        given = valid if isinstance(valid, (int, float)) else read_labelled(valid)
-        examples, held = split(read_labelled(train), given, seed)
+        validation = valid if isinstance(valid, (int, float)) else read_labelled(valid)
+        examples, held = split(read_labelled(train), validation, seed)
         self.labels = tuple(sorted({one.label for one in examples}))
         if len(self.labels) < 2:
             raise BadInput(f"the labels are {list(self.labels)}: a classifier needs at least two")
         self._number = {label: i for i, label in enumerate(self.labels)}
-        self._pad, self._order = pad_token(tokenizer), Order(seed, len(examples))
+        self._pad, self._order = pad_token(tokenizer), EpochOrder(seed, len(examples))
         self._train, self._valid = [self._encode(one) for one in examples], [self._encode(one) for one in held]
 
     @property

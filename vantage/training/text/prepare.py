@@ -18,9 +18,17 @@ from numpy.typing import NDArray
 from vantage.checkpoints.tokenizer import Tokenizer
 from vantage.errors import BadInput, CheckpointError
 from vantage.files import settle_folder
-from vantage.training.text.files import Files, Told, beyond, byte_pieces, expand, pieces
-from vantage.training.text.shards import INDEX, Held, Index, Shards, sum_of
-from vantage.training.text.vocabulary import Bytes, Existing, Vocabulary, build_vocabulary, fingerprint, of_bytes, plain
+from vantage.training.text.files import Files, OnBytes, byte_pieces, expand, offset_by, pieces
+from vantage.training.text.shards import INDEX, FileEntry, Index, Shards, file_checksum
+from vantage.training.text.vocabulary import (
+    Bytes,
+    Existing,
+    Vocabulary,
+    build_vocabulary,
+    fingerprint,
+    of_bytes,
+    plain_backend,
+)
 
 Progress = Callable[[int, int], None]  # bytes that have been read, of how many
 SHARD = 2**26  # tokens in a file
@@ -47,22 +55,22 @@ def prepare(
     paths, home = expand(files), Path(folder)
     if isinstance(vocabulary, Existing):  # its path says nothing of what is there now
         vocabulary = vocabulary.build()
-    sources = tuple(Held(str(path), path.stat().st_size, sum_of(path)) for path in paths)
+    sources = tuple(FileEntry(str(path), path.stat().st_size, file_checksum(path)) for path in paths)
     name = _fingerprint(sources, vocabulary, separator, shard)
     ready = home / name[:16]
     if (ready / INDEX).exists():
         return Shards(ready, tokenizer=vocabulary if isinstance(vocabulary, Tokenizer) else None)
     size = sum(source.count for source in sources)
     learned = 0 if isinstance(vocabulary, (Tokenizer, Bytes)) else size
-    told: Told | None = None if progress is None else lambda done: progress(done, learned + size)
-    tokenizer = build_vocabulary(vocabulary, paths, told)
+    on_bytes: OnBytes | None = None if progress is None else lambda count: progress(count, learned + size)
+    tokenizer = build_vocabulary(vocabulary, paths, on_bytes)
     try:
         home.mkdir(parents=True, exist_ok=True)
         _sweep(home)
         making = Path(tempfile.mkdtemp(prefix=".making-", dir=home))
         try:
-            _make(making, _Work(paths, sources, separator, beyond(told, learned), shard), tokenizer, name)
-            _name(making, ready)
+            _make(making, _TokenSource(paths, sources, separator, offset_by(on_bytes, learned), shard), tokenizer, name)
+            _publish(making, ready)
         finally:
             shutil.rmtree(making, ignore_errors=True)
     except OSError as e:
@@ -70,35 +78,37 @@ def prepare(
     return Shards(ready, tokenizer=tokenizer, verify=False)
 
 
-class _Work:
+class _TokenSource:
     """The files, and how far they are done."""
 
     def __init__(
         self,
         paths: Sequence[Path],
-        sources: tuple[Held, ...],
+        sources: tuple[FileEntry, ...],
         separator: str | None,
-        told: Told | None,
+        on_bytes: OnBytes | None,
         shard: int,
     ):
         self.paths, self.sources, self.separator = paths, sources, separator
-        self.told, self.shard = told, shard
+        self.on_bytes, self.shard = on_bytes, shard
 
     def documents(self, tokenizer: Tokenizer) -> Iterator[tuple[NDArray[np.int64], bool]]:
         """Tokens, and whether a document ends with them."""
-        done, by_byte = 0, of_bytes(tokenizer)
+        before, by_byte = 0, of_bytes(tokenizer)
         for path, source in zip(self.paths, self.sources, strict=True):
-            told = beyond(self.told, done)
-            yield from self._bytes(path, told) if by_byte else self._encoded(path, tokenizer, told)
-            done += source.count
+            on_bytes = offset_by(self.on_bytes, before)
+            yield from self._bytes(path, on_bytes) if by_byte else self._encoded(path, tokenizer, on_bytes)
+            before += source.count
 
-    def _bytes(self, path: Path, told: Told | None) -> Iterator[tuple[NDArray[np.int64], bool]]:
-        for piece, last in byte_pieces(path, separator=self.separator, told=told):
+    def _bytes(self, path: Path, on_bytes: OnBytes | None) -> Iterator[tuple[NDArray[np.int64], bool]]:
+        for piece, last in byte_pieces(path, separator=self.separator, on_bytes=on_bytes):
             yield np.frombuffer(piece, np.uint8).astype(np.int64), last
 
-    def _encoded(self, path: Path, tokenizer: Tokenizer, told: Told | None) -> Iterator[tuple[NDArray[np.int64], bool]]:
-        backend, given = plain(tokenizer), pieces(path, separator=self.separator, told=told)
-        while together := list(itertools.islice(given, AT_ONCE)):
+    def _encoded(
+        self, path: Path, tokenizer: Tokenizer, on_bytes: OnBytes | None
+    ) -> Iterator[tuple[NDArray[np.int64], bool]]:
+        backend, parts = plain_backend(tokenizer), pieces(path, separator=self.separator, on_bytes=on_bytes)
+        while together := list(itertools.islice(parts, AT_ONCE)):
             batch = [text for text, _ in together]
             try:
                 encoded = backend.encode_batch_fast(batch, add_special_tokens=False)
@@ -108,23 +118,23 @@ class _Work:
                 yield np.array(one.ids, np.int64), last
 
 
-def _make(folder: Path, work: _Work, tokenizer: Tokenizer, name: str) -> None:
+def _make(folder: Path, work: _TokenSource, tokenizer: Tokenizer, name: str) -> None:
     dtype = np.dtype("<u2" if len(tokenizer) <= 2**16 else "<u4")
     before, after = _around(tokenizer)
-    shards: list[Held] = []
+    shards: list[FileEntry] = []
     starts, tokens, fresh = [0], 0, True
-    held: list[NDArray[np.int64]] = []
+    pending: list[NDArray[np.int64]] = []
     waiting = 0
 
     def take(part: NDArray[np.int64]) -> None:
-        nonlocal tokens, waiting, held
-        held.append(part)
+        nonlocal tokens, waiting, pending
+        pending.append(part)
         tokens, waiting = tokens + len(part), waiting + len(part)
         while waiting >= work.shard:
-            everything = np.concatenate(held)
+            everything = np.concatenate(pending)
             flush(everything[: work.shard])
-            held = [everything[work.shard :]]
-            waiting = len(held[0])
+            pending = [everything[work.shard :]]
+            waiting = len(pending[0])
 
     def flush(part: NDArray[np.int64]) -> None:
         shards.append(_write(folder, f"tokens-{len(shards):05}.bin", part.astype(dtype)))
@@ -141,7 +151,7 @@ def _make(folder: Path, work: _Work, tokenizer: Tokenizer, name: str) -> None:
     if not tokens:
         raise BadInput(f"{', '.join(map(str, work.paths))}: there is no text in these files")
     if waiting:
-        flush(np.concatenate(held))
+        flush(np.concatenate(pending))
     documents = _write(folder, "documents.bin", np.array(starts, "<i8"))
     tokenizer.save(folder)
     vocabulary = fingerprint(tokenizer)
@@ -155,13 +165,13 @@ def _around(tokenizer: Tokenizer) -> tuple[NDArray[np.int64], NDArray[np.int64]]
     return np.array([bos] if starts else [], np.int64), np.array([] if eos is None else [eos], np.int64)
 
 
-def _write(folder: Path, name: str, numbers: NDArray[Any]) -> Held:
+def _write(folder: Path, name: str, numbers: NDArray[Any]) -> FileEntry:
     data = numbers.tobytes()
     (folder / name).write_bytes(data)
-    return Held(name, len(numbers), hashlib.sha256(data).hexdigest())
+    return FileEntry(name, len(numbers), hashlib.sha256(data).hexdigest())
 
 
-def _name(making: Path, ready: Path) -> None:
+def _publish(making: Path, ready: Path) -> None:
     settle_folder(making, ready)
     if not (ready / INDEX).exists():
         raise CheckpointError(f"{ready} lacks its {INDEX}: remove that folder and prepare the files again")
@@ -175,9 +185,11 @@ def _sweep(home: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _fingerprint(sources: Sequence[Held], vocabulary: Vocabulary | Tokenizer, separator: str | None, shard: int) -> str:
+def _fingerprint(
+    sources: Sequence[FileEntry], vocabulary: Vocabulary | Tokenizer, separator: str | None, shard: int
+) -> str:
     """By content: neither the files' names nor their dates count."""
-    said = fingerprint(vocabulary) if isinstance(vocabulary, Tokenizer) else repr(vocabulary)
+    vocabulary_identity = fingerprint(vocabulary) if isinstance(vocabulary, Tokenizer) else repr(vocabulary)
     packed = [Path(source.file).suffix == ".gz" for source in sources]
     contents = [(source.sha256, gz) for source, gz in zip(sources, packed, strict=True)]
-    return hashlib.sha256(repr((1, contents, said, separator, shard)).encode()).hexdigest()
+    return hashlib.sha256(repr((1, contents, vocabulary_identity, separator, shard)).encode()).hexdigest()

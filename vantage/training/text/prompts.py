@@ -11,16 +11,16 @@ from vantage.errors import BadInput
 from vantage.training.batch import IGNORE, Batch
 from vantage.training.text.files import Files, expand, records
 from vantage.training.text.labelled import split
-from vantage.training.text.rows import Batches, Order, padded
+from vantage.training.text.rows import Batches, EpochOrder, padded
 from vantage.training.text.vocabulary import pad_token
 
 
 @dataclass(frozen=True)
-class Talk:
+class PromptExample:
     """Tokens, and which of them the model is asked for."""
 
     tokens: tuple[int, ...]
-    asked: tuple[bool, ...]
+    scored: tuple[bool, ...]
 
 
 @final
@@ -48,9 +48,9 @@ class PromptData:
         self.tokenizer, self.length, self._eval_batch = tokenizer, length, eval_batch
         chat = tokenizer.template is not None if chat is None else chat
         self._cut, self._pad = cut, pad_token(tokenizer)
-        given = valid if isinstance(valid, (int, float)) else self._read(valid, chat)
-        self._train, self._valid = split(self._read(train, chat), given, seed)
-        self._order = Order(seed, len(self._train))
+        validation = valid if isinstance(valid, (int, float)) else self._read(valid, chat)
+        self._train, self._valid = split(self._read(train, chat), validation, seed)
+        self._order = EpochOrder(seed, len(self._train))
 
     @property
     def vocab(self) -> int:
@@ -69,69 +69,71 @@ class PromptData:
 
         return {"valid": Batches(len(self._valid), self._eval_batch, make)}
 
-    def _batch(self, talks: Sequence[Talk]) -> Batch:
+    def _batch(self, examples: Sequence[PromptExample]) -> Batch:
         """Padding stands on the right, where no token that is asked for looks: positions need not name it."""
-        tokens = padded([talk.tokens[:-1] for talk in talks], self._pad)
-        targets = [[t if a else IGNORE for t, a in zip(k.tokens, k.asked, strict=True)][1:] for k in talks]
+        tokens = padded([example.tokens[:-1] for example in examples], self._pad)
+        targets = [[t if a else IGNORE for t, a in zip(k.tokens, k.scored, strict=True)][1:] for k in examples]
         return Batch(tokens, padded(targets, IGNORE))
 
-    def _read(self, files: Files, chat: bool) -> list[Talk]:
+    def _read(self, files: Files, chat: bool) -> list[PromptExample]:
         return [
-            self._fit(_talk(self.tokenizer, value, f"{path}, line {number}", chat), f"{path}, line {number}")
+            self._fit(_example(self.tokenizer, value, f"{path}, line {number}", chat), f"{path}, line {number}")
             for path in expand(files)
             for number, value in records(path)
         ]
 
-    def _fit(self, talk: Talk, where: str) -> Talk:
+    def _fit(self, example: PromptExample, where: str) -> PromptExample:
         room = self.length + 1  # the last token is only ever asked for
-        if len(talk.tokens) > room and not self._cut:
-            raise BadInput(f"{where}: {len(talk.tokens)} tokens, more than length={self.length}: raise it, or cut=True")
-        if not any(talk.asked[1:room]):
+        if len(example.tokens) > room and not self._cut:
+            raise BadInput(
+                f"{where}: {len(example.tokens)} tokens, more than length={self.length}: raise it, or cut=True"
+            )
+        if not any(example.scored[1:room]):
             raise BadInput(f"{where}: no token of an answer lies within length={self.length}: raise it")
-        return Talk(talk.tokens[:room], talk.asked[:room])
+        return PromptExample(example.tokens[:room], example.scored[:room])
 
 
-def _talk(tokenizer: Tokenizer, value: Mapping[str, Any], where: str, chat: bool) -> Talk:
+def _example(tokenizer: Tokenizer, value: Mapping[str, Any], where: str, chat: bool) -> PromptExample:
     prompt, answer, messages = value.get("prompt"), value.get("answer"), value.get("messages")
     paired = isinstance(prompt, str) and isinstance(answer, str)
     if paired == isinstance(messages, list):
         raise BadInput(f'{where}: expected "prompt" and "answer", or "messages", got the keys {sorted(value)}')
     if paired and not chat:
-        return plain_talk(tokenizer, str(prompt), str(answer))
+        return plain_example(tokenizer, str(prompt), str(answer))
     if paired:
         messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
     try:
-        return chat_talk(tokenizer, messages or [])
+        return chat_example(tokenizer, messages or [])
     except BadInput as e:
         raise BadInput(f"{where}: {e}") from e
 
 
-def plain_talk(tokenizer: Tokenizer, prompt: str, answer: str) -> Talk:
+def plain_example(tokenizer: Tokenizer, prompt: str, answer: str) -> PromptExample:
     """Prompt, answer, and the end token if there is one."""
     before, after = tokenizer.encode(prompt), tokenizer.encode(answer, special=False)
     after += [] if tokenizer.eos is None else [tokenizer.eos]
-    return Talk((*before, *after), (False,) * len(before) + (True,) * len(after))
+    return PromptExample((*before, *after), (False,) * len(before) + (True,) * len(after))
 
 
-def chat_talk(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> Talk:
+def chat_example(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> PromptExample:
     """A conversation as the chat template writes it, every message of the assistant being asked for."""
     if not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in messages):
         raise BadInput("every message must be an object with a role and a content")
     whole = tokenizer.chat(messages, add_generation_prompt=False)
-    tokens, asked, done = list[int](), list[bool](), 0
+    tokens, scored, written = list[int](), list[bool](), 0
     for i in (i for i, message in enumerate(messages) if message["role"] == "assistant"):
         before = tokenizer.chat(messages[:i], add_generation_prompt=True)
         after = tokenizer.chat(messages[: i + 1], add_generation_prompt=False)
-        if not (whole.startswith(before) and whole.startswith(after) and len(after) > len(before) >= done):
-            raise BadInput(f"the chat template writes message {i + 1} in a way that cannot be told from the rest")
-        for text, wanted in ((before[done:], False), (after[len(before) :], True)):
+        if not (whole.startswith(before) and whole.startswith(after) and len(after) > len(before) >= written):
+            raise BadInput(f"the chat template writes message {i + 1} in a way that cannot be on_bytes from the rest")
+        for text, is_answer in ((before[written:], False), (after[len(before) :], True)):
             new = tokenizer.encode(text, special=False)
             tokens += new
-            asked += _until_end(new, tokenizer.eos) if wanted else [False] * len(new)
-        done = len(after)
-    if not any(asked):
+            scored += _until_end(new, tokenizer.eos) if is_answer else [False] * len(new)
+        written = len(after)
+    if not any(scored):
         raise BadInput("no message is the assistant's: there is nothing to learn")
-    return Talk(tuple(tokens), tuple(asked))
+    return PromptExample(tuple(tokens), tuple(scored))
 
 
 def _until_end(tokens: Sequence[int], end: int | None) -> list[bool]:

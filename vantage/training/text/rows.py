@@ -31,7 +31,7 @@ def positions_of(rows: Sequence[Row]) -> Positions | None:
     return None if len(set(lengths)) == 1 else Positions.rows(lengths)
 
 
-class Order:
+class EpochOrder:
     """Every one of ``count`` examples once an epoch, in an order that only the seed and the epoch decide.
 
     ``shuffle`` makes that order of random numbers, if it is not to be just any permutation.

@@ -26,8 +26,8 @@ ALWAYS_VERIFIED = 2**30  # bytes: about a second to read through
 
 
 @dataclass(frozen=True)
-class Held:
-    """A file of the folder."""
+class FileEntry:
+    """A file that the index lists."""
 
     file: str
     count: int  # of numbers
@@ -38,14 +38,14 @@ class Held:
 class Index:
     """What ``index.json`` says."""
 
-    fingerprint: str  # of the files, the vocabulary and how documents were told apart
+    fingerprint: str  # of the files, the vocabulary and how documents were on_bytes apart
     vocabulary: str  # the tokenizer's fingerprint
     vocab: int
     dtype: str
     tokens: int
-    shards: tuple[Held, ...]
-    documents: Held  # where each begins, and where the last one ends
-    sources: tuple[Held, ...] = field(default=())  # the files, and their sizes in bytes
+    shards: tuple[FileEntry, ...]
+    documents: FileEntry  # where each begins, and where the last one ends
+    sources: tuple[FileEntry, ...] = field(default=())  # the files, and their sizes in bytes
 
     def write(self, folder: Path) -> None:
         text = json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
@@ -54,26 +54,28 @@ class Index:
     @staticmethod
     def read(folder: Path) -> Index:
         try:
-            said: dict[str, Any] = read_json(folder, INDEX)
+            fields: dict[str, Any] = read_json(folder, INDEX)
         except CheckpointError as e:
-            raise CheckpointError(f"{folder}: {e}: {_AGAIN.format(folder)}") from e
-        if said.pop("format", None) != FORMAT:
-            raise CheckpointError(f"{folder / INDEX} does not say {FORMAT!r}: {_AGAIN.format(folder)}")
+            raise CheckpointError(f"{folder}: {e}: {_PREPARE_AGAIN.format(folder)}") from e
+        if fields.pop("format", None) != FORMAT:
+            raise CheckpointError(f"{folder / INDEX} does not say {FORMAT!r}: {_PREPARE_AGAIN.format(folder)}")
         try:
-            held = {name: tuple(Held(**one) for one in said.pop(name)) for name in ("shards", "sources")}
-            return Index(documents=Held(**said.pop("documents")), **held, **said)
+            entries = {name: tuple(FileEntry(**one) for one in fields.pop(name)) for name in ("shards", "sources")}
+            return Index(documents=FileEntry(**fields.pop("documents")), **entries, **fields)
         except (KeyError, TypeError) as e:
-            raise CheckpointError(f"{folder / INDEX} is not as it was written ({e}): {_AGAIN.format(folder)}") from e
+            raise CheckpointError(
+                f"{folder / INDEX} is not as it was written ({e}): {_PREPARE_AGAIN.format(folder)}"
+            ) from e
 
 
-_AGAIN = "remove the folder {} and prepare the files again"
+_PREPARE_AGAIN = "remove the folder {} and prepare the files again"
 
 
 class Shards:
     """A stream of tokens, documents one after the other. Made by ``prepare``, or opened from a folder.
 
     ``tokenizer``: the one that the caller means to use; tokens of another are refused. ``verify``: read everything
-    and compare checksums (unless told, up to a gigabyte); sizes are always compared.
+    and compare checksums (unless on_bytes, up to a gigabyte); sizes are always compared.
     """
 
     def __init__(self, folder: str | Path, *, tokenizer: Tokenizer | None = None, verify: bool | None = None):
@@ -90,7 +92,7 @@ class Shards:
         dtype = np.dtype(self.index.dtype)
         if verify is None:
             verify = self.index.tokens * dtype.itemsize <= ALWAYS_VERIFIED
-        self._parts = [self._map(held, dtype, verify) for held in self.index.shards]
+        self._parts = [self._map(entry, dtype, verify) for entry in self.index.shards]
         self._starts = np.cumsum([0, *(len(part) for part in self._parts)])
         self.documents: NDArray[np.int64] = self._map(self.index.documents, np.dtype("<i8"), verify)
 
@@ -105,36 +107,36 @@ class Shards:
         """Tokens start … start + count - 1, copied."""
         if start < 0 or count < 0 or start + count > len(self):
             raise BadInput(f"tokens {start} to {start + count} of {len(self)}: they are not all there")
-        out, done = np.empty(count, np.int64), 0
+        out, copied = np.empty(count, np.int64), 0
         part = int(np.searchsorted(self._starts, start, "right")) - 1
-        while done < count:
-            low = start + done - int(self._starts[part])
-            got = self._parts[part][low : low + count - done]
-            out[done : done + len(got)] = got
-            done, part = done + len(got), part + 1
+        while copied < count:
+            low = start + copied - int(self._starts[part])
+            tokens = self._parts[part][low : low + count - copied]
+            out[copied : copied + len(tokens)] = tokens
+            copied, part = copied + len(tokens), part + 1
         return out
 
     def _own_tokenizer(self) -> Tokenizer:
-        found = from_folder(self.folder)
-        if found is None or fingerprint(found) != self.index.vocabulary:
+        tokenizer = from_folder(self.folder)
+        if tokenizer is None or fingerprint(tokenizer) != self.index.vocabulary:
             raise CheckpointError(
                 f"the tokenizer in {self.folder} is not the one its tokens were made with: {self._again}"
             )
-        return found
+        return tokenizer
 
-    def _map(self, held: Held, dtype: np.dtype[Any], verify: bool) -> NDArray[Any]:
-        path = inside(self.folder, held.file) if (self.folder / held.file).exists() else None
+    def _map(self, entry: FileEntry, dtype: np.dtype[Any], verify: bool) -> NDArray[Any]:
+        path = inside(self.folder, entry.file) if (self.folder / entry.file).exists() else None
         if path is None:
-            raise CheckpointError(f"{self.folder} has no file {held.file!r}, which its index lists: {self._again}")
-        if (size := path.stat().st_size) != (wanted := held.count * dtype.itemsize):
-            raise CheckpointError(f"{path} has {size:,} bytes and should have {wanted:,}: {self._again}")
-        if verify and sha256(path) != held.sha256:
+            raise CheckpointError(f"{self.folder} has no file {entry.file!r}, which its index lists: {self._again}")
+        if (size := path.stat().st_size) != (expected := entry.count * dtype.itemsize):
+            raise CheckpointError(f"{path} has {size:,} bytes and should have {expected:,}: {self._again}")
+        if verify and sha256(path) != entry.sha256:
             raise CheckpointError(f"{path} is damaged, its checksum is another: {self._again}")
         return np.memmap(path, dtype, "r") if size else np.empty(0, dtype)
 
     @property
     def _again(self) -> str:
-        return _AGAIN.format(self.folder)
+        return _PREPARE_AGAIN.format(self.folder)
 
 
 def sha256(path: Path) -> str:
@@ -142,12 +144,12 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sum_of(path: Path) -> str:
+def file_checksum(path: Path) -> str:
     """The same, read once by a process as long as size and time of the file stay: texts can be large."""
     now = path.stat()
-    return _sum_of(path, now.st_size, now.st_mtime_ns)
+    return _file_checksum(path, now.st_size, now.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=4096)
-def _sum_of(path: Path, size: int, time_ns: int) -> str:
+def _file_checksum(path: Path, size: int, time_ns: int) -> str:
     return sha256(path)

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as Backend
 from vantage.checkpoints.gguf import GGUF
 from vantage.checkpoints.tokenizer import FILE, About, Tokenizer, from_folder, from_gguf
 from vantage.errors import BadInput
-from vantage.training.text.files import Files, Told, beyond, expand, pieces
+from vantage.training.text.files import Files, OnBytes, expand, offset_by, pieces
 
 START, END, MASK, PAD = "<s>", "</s>", "<mask>", "<pad>"
 BYTES = {f"<0x{byte:02X}>": byte for byte in range(256)}  # the token of a byte has the byte's own number
@@ -28,10 +28,10 @@ BYTES = {f"<0x{byte:02X}>": byte for byte in range(256)}  # the token of a byte 
 class Vocabulary(Protocol):
     """How to come to a tokenizer, given the training files. A frozen dataclass: its repr says all there is to say.
 
-    One that reads the files says how far it is to ``told``.
+    One that reads the files says how far it is to ``on_bytes``.
     """
 
-    def build(self, files: Sequence[Path], told: Told | None = None) -> Tokenizer: ...
+    def build(self, files: Sequence[Path], on_bytes: OnBytes | None = None) -> Tokenizer: ...
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class Bytes:
 
     special: tuple[str, ...] = ()
 
-    def build(self, files: Sequence[Path] = (), told: Told | None = None) -> Tokenizer:
+    def build(self, files: Sequence[Path] = (), on_bytes: OnBytes | None = None) -> Tokenizer:
         backend = Backend(models.BPE(vocab=BYTES, merges=[], byte_fallback=True))
         backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-        return finished(backend, self.special)
+        return with_special_tokens(backend, self.special)
 
 
 @dataclass(frozen=True)
@@ -52,16 +52,16 @@ class Characters:
 
     special: tuple[str, ...] = ()
 
-    def build(self, files: Sequence[Path], told: Told | None = None) -> Tokenizer:
+    def build(self, files: Sequence[Path], on_bytes: OnBytes | None = None) -> Tokenizer:
         seen: set[str] = set()
-        for text in texts(files, told):
+        for text in texts(files, on_bytes):
             seen.update(text)
         if not seen:
             raise BadInput("the training files have no characters: a vocabulary needs at least one")
         backend = Backend(models.WordLevel(vocab={c: i for i, c in enumerate(sorted(seen))}))
         backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         backend.decoder = decoders.Fuse()
-        return finished(backend, self.special)
+        return with_special_tokens(backend, self.special)
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,12 @@ class BPE:
     size: int = 8192
     special: tuple[str, ...] = (END,)
 
-    def build(self, files: Sequence[Path], told: Told | None = None) -> Tokenizer:
+    def build(self, files: Sequence[Path], on_bytes: OnBytes | None = None) -> Tokenizer:
         backend = Backend(models.BPE())
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()
-        train_bpe(backend, texts(files, told), self.size, self.special)
-        return finished(backend, self.special)
+        train_bpe(backend, texts(files, on_bytes), self.size, self.special)
+        return with_special_tokens(backend, self.special)
 
 
 @dataclass(frozen=True)
@@ -85,31 +85,33 @@ class Existing:
 
     path: str
 
-    def build(self, files: Sequence[Path] = (), told: Told | None = None) -> Tokenizer:
+    def build(self, files: Sequence[Path] = (), on_bytes: OnBytes | None = None) -> Tokenizer:
         path = Path(self.path)
         if path.suffix == ".gguf":
-            found = from_gguf(GGUF(path))
+            tokenizer = from_gguf(GGUF(path))
         else:
-            found = from_folder(path.parent if path.name == FILE else path)
-        if found is None:
+            tokenizer = from_folder(path.parent if path.name == FILE else path)
+        if tokenizer is None:
             raise BadInput(f"{self.path} holds no tokenizer: give a folder with {FILE}, that file, or a .gguf file")
-        return found
+        return tokenizer
 
 
-def build_vocabulary(vocabulary: Vocabulary | Tokenizer, files: Files = (), told: Told | None = None) -> Tokenizer:
+def build_vocabulary(
+    vocabulary: Vocabulary | Tokenizer, files: Files = (), on_bytes: OnBytes | None = None
+) -> Tokenizer:
     """A tokenizer: the one given, or one made from these training files."""
     if isinstance(vocabulary, Tokenizer):
         return vocabulary
-    return vocabulary.build(expand(files) if files else [], told)
+    return vocabulary.build(expand(files) if files else [], on_bytes)
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
     """A text that two tokenizers share exactly if they make the same tokens of everything."""
-    said = f"{tokenizer.bos}\n{tokenizer.eos}\n{tokenizer.backend.to_str()}"
-    return hashlib.sha256(said.encode()).hexdigest()
+    identity = f"{tokenizer.bos}\n{tokenizer.eos}\n{tokenizer.backend.to_str()}"
+    return hashlib.sha256(identity.encode()).hexdigest()
 
 
-def plain(tokenizer: Tokenizer) -> Backend:
+def plain_backend(tokenizer: Tokenizer) -> Backend:
     """The same, except that a special token's name in a text is text: files are data, they do not give orders."""
     backend = Backend.from_str(tokenizer.backend.to_str())
     backend.encode_special_tokens = True
@@ -144,15 +146,15 @@ def special_tokens(tokenizer: Tokenizer) -> list[int]:
     return sorted(i for i, token in tokenizer.backend.get_added_tokens_decoder().items() if token.special)
 
 
-def texts(files: Iterable[Path], told: Told | None = None) -> Iterator[str]:
+def texts(files: Iterable[Path], on_bytes: OnBytes | None = None) -> Iterator[str]:
     """The files' text, in pieces of a moderate size."""
-    done = 0
+    before = 0
     for file in files:
-        yield from (piece for piece, _ in pieces(file, told=beyond(told, done)))
-        done += file.stat().st_size
+        yield from (piece for piece, _ in pieces(file, on_bytes=offset_by(on_bytes, before)))
+        before += file.stat().st_size
 
 
-def train_bpe(backend: Backend, given: Iterable[str], size: int, special: Sequence[str]) -> None:
+def train_bpe(backend: Backend, corpus: Iterable[str], size: int, special: Sequence[str]) -> None:
     """Fill a BPE model. The same texts give the same merges."""
     if size < (least := 256 + len(special)):
         raise BadInput(f"a BPE of {size} tokens: give at least {least}, 256 bytes and {len(special)} special tokens")
@@ -163,7 +165,7 @@ def train_bpe(backend: Backend, given: Iterable[str], size: int, special: Sequen
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    backend.train_from_iterator(given, trainer)
+    backend.train_from_iterator(corpus, trainer)
 
 
 def check_special(special: Sequence[str]) -> None:
@@ -171,7 +173,7 @@ def check_special(special: Sequence[str]) -> None:
         raise BadInput(f"special={special!r}: give a tuple of different names, as in ({START!r}, {END!r})")
 
 
-def finished(backend: Backend, special: Sequence[str], *, around: bool = True) -> Tokenizer:
+def with_special_tokens(backend: Backend, special: Sequence[str], *, around: bool = True) -> Tokenizer:
     """A tokenizer that knows its special tokens. ``around``: one that has a start token puts it before every text."""
     check_special(special)
     backend.add_special_tokens(list(special))

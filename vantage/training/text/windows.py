@@ -19,7 +19,7 @@ from vantage.training.text.shards import Shards
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class TokenRange:
     """The tokens low … high - 1 of a stream."""
 
     shards: Shards
@@ -47,13 +47,13 @@ class Windows(Protocol):
 
 
 @final
-class Stream:
+class ContiguousWindows:
     """The text cut every ``length`` tokens, without a look at where documents end.
 
     ``fixed``: as many windows as there are; otherwise one less, so that all of them can be moved.
     """
 
-    def __init__(self, part: Part, length: int, *, fixed: bool = False):
+    def __init__(self, part: TokenRange, length: int, *, fixed: bool = False):
         if len(part) < length + 1:
             raise BadInput(
                 f"a text of {len(part)} tokens has no window of {length} and the token after it: "
@@ -70,7 +70,7 @@ class Stream:
 
 
 @final
-class Packed:
+class PackedWindows:
     """Whole documents side by side, positions restarting with each. One that is longer than a row is cut into rows.
 
     Best fit, longest first (Ding et al. 2024, "Fewer truncations"): rows are nearly full, and which documents
@@ -79,7 +79,7 @@ class Packed:
 
     slack = 1
 
-    def __init__(self, part: Part, length: int, seed: int):
+    def __init__(self, part: TokenRange, length: int, seed: int):
         self.part, self.length = part, length
         chunks = [
             (low, min(length, end - 1 - low))  # a token is read for each that follows, so a document of n takes n - 1
@@ -97,11 +97,11 @@ class Packed:
         tokens, targets = np.zeros(shape, np.int64), np.full(shape, IGNORE, np.int64)
         rows = [self.rows[window] for window, _ in picks]
         for b, row in enumerate(rows):
-            place = 0
+            column = 0
             for start, count in row:
-                got: NDArray[np.int64] = self.part.shards.read(start, count + 1)
-                tokens[b, place : place + count], targets[b, place : place + count] = got[:-1], got[1:]
-                place += count
+                chunk: NDArray[np.int64] = self.part.shards.read(start, count + 1)
+                tokens[b, column : column + count], targets[b, column : column + count] = chunk[:-1], chunk[1:]
+                column += count
         positions = Positions.packed([[count for _, count in row] for row in rows], width=self.length)
         return Batch(torch.from_numpy(tokens), torch.from_numpy(targets), positions)
 
@@ -112,15 +112,15 @@ def pack(chunks: Sequence[tuple[int, int]], length: int) -> list[list[tuple[int,
     rooms: list[int] = []  # the different amounts of room there are, sorted
     having: dict[int, list[int]] = {}  # rows by the room they have
     for chunk in chunks:
-        found = bisect_left(rooms, chunk[1])
-        if found == len(rooms):
+        slot = bisect_left(rooms, chunk[1])
+        if slot == len(rooms):
             rows.append([])
             number, room = len(rows) - 1, length
         else:
-            room = rooms[found]
+            room = rooms[slot]
             number = having[room].pop()
             if not having[room]:
-                del having[room], rooms[found]
+                del having[room], rooms[slot]
         rows[number].append(chunk)
         if left := room - chunk[1]:
             if left not in having:

@@ -3,7 +3,7 @@
 from vantage.training.translate.align import Alignment, Gold, align, alignment_error_rate, read_gold
 from vantage.training.translate.decode import translate
 from vantage.training.translate.pairs import PairData, read_pairs
-from vantage.training.translate.scores import Scores, bleu, chrf, evaluate
+from vantage.training.translate.scores import TranslationScores, bleu, chrf, evaluate
 from vantage.training.translate.vocabulary import JointBPE
 from vantage.training.translate.words import words
 
@@ -12,7 +12,7 @@ __all__ = [
     "Gold",
     "JointBPE",
     "PairData",
-    "Scores",
+    "TranslationScores",
     "align",
     "alignment_error_rate",
     "bleu",

@@ -89,15 +89,15 @@ def align(
     chosen = across if layers is None else [layers] if isinstance(layers, int) else list(layers)
     if not chosen or set(chosen) - set(across):
         raise BadInput(f"layers={layers}: cross-attention is in the layers {across}")
-    found: list[Alignment] = []
+    alignments: list[Alignment] = []
     training = model.training
     model.eval()
     try:
         for low in range(0, len(pairs), batch):
-            found += _align(model, tokenizer, pairs[low : low + batch], set(chosen), when)
+            alignments += _align(model, tokenizer, pairs[low : low + batch], set(chosen), when)
     finally:
         model.train(training)
-    return found
+    return alignments
 
 
 @torch.inference_mode()
@@ -110,10 +110,10 @@ def _align(model: Model, tokenizer: Tokenizer, pairs: Sequence[Pair], layers: se
     memory = model.encode(source.to(device), mask=None if mask is None else mask.to(device))
     seen: list[Tensor] = []
 
-    def watch(site: str, index: int, view: View, need: Need, done: Attended) -> None:
+    def watch(site: str, index: int, view: View, need: Need, attended: Attended) -> None:
         if site == "cross" and index in layers:
-            assert done.weights is not None  # asked for because somebody watches
-            seen.append(done.weights.float().mean(1))
+            assert attended.weights is not None  # asked for because somebody watches
+            seen.append(attended.weights.float().mean(1))
 
     model.hidden(tokens, source=memory, watch=watch)
     weights_BTS = torch.stack(seen).mean(0).cpu()
@@ -141,12 +141,12 @@ def _by_words(weights_TS: Tensor, x: Sequence[int], y: Sequence[int], pair: Pair
     return Alignment(tuple(source), tuple(target), merged, end)
 
 
-def alignment_error_rate(found: Sequence[Iterable[Link]], gold: Sequence[Gold]) -> float:
+def alignment_error_rate(alignments: Sequence[Iterable[Link]], gold: Sequence[Gold]) -> float:
     """1 - (|A ∩ S| + |A ∩ P|) / (|A| + |S|) over all pairs together (Och and Ney 2003): 0 is perfect."""
-    if len(found) != len(gold):
-        raise BadInput(f"{len(found)} alignments and {len(gold)} by hand: give one for each")
+    if len(alignments) != len(gold):
+        raise BadInput(f"{len(alignments)} alignments and {len(gold)} by hand: give one for each")
     hits = total = 0
-    for links, right in zip(map(frozenset, found), gold, strict=True):
+    for links, right in zip(map(frozenset, alignments), gold, strict=True):
         hits += len(links & right.sure) + len(links & (right.sure | right.possible))
         total += len(links) + len(right.sure)
     if not total:
@@ -161,15 +161,15 @@ def read_gold(path: str | Path) -> dict[int, Gold]:
     counted from 1, ``source`` and ``target`` the numbers of words, links from 0.
     """
     try:
-        said = json.loads(Path(path).read_text(encoding="utf-8"))
-        return {one["line"] - 1: _gold(one) for one in said["pairs"]}
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        return {one["line"] - 1: _gold(one) for one in content["pairs"]}
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise BadInput(f"{path} holds no alignments: {e!r}") from e
 
 
 def _gold(one: Mapping[str, object]) -> Gold:
     sure, possible = (frozenset((int(s), int(t)) for s, t in one.get(k, [])) for k in ("sure", "possible"))  # pyright: ignore[reportGeneralTypeIssues] (bad values are caught by the caller)
-    made = Gold(int(str(one["source"])), int(str(one["target"])), sure, possible)
-    if any(not (0 <= s < made.source and 0 <= t < made.target) for s, t in sure | possible):
+    gold = Gold(int(str(one["source"])), int(str(one["target"])), sure, possible)
+    if any(not (0 <= s < gold.source and 0 <= t < gold.target) for s, t in sure | possible):
         raise ValueError(f"line {one['line']} has a link to a word that is not there")
-    return made
+    return gold

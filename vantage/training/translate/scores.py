@@ -18,7 +18,7 @@ from vantage.training.translate.words import words
 
 @final
 @dataclass(frozen=True)
-class Scores:
+class TranslationScores:
     """The scores of a translation, 0 to 100 for BLEU and chrF; ``aer`` from 0 (perfect) to 1, none if not asked."""
 
     bleu: float
@@ -50,7 +50,7 @@ def evaluate(
     layers: int | Sequence[int] | None = None,
     when: When = "written",
     batch: int = 64,
-) -> Scores:
+) -> TranslationScores:
     """Translate the sources and compare with the targets.
 
     With ``gold``, alignments by hand by the number of their pair, the model also aligns those pairs as they are.
@@ -63,7 +63,7 @@ def evaluate(
     said = translate(model, sources, tokenizer=tokenizer, beams=beams, length_penalty=length_penalty, batch=batch)
     score = _score(metric, said, references)
     signature = str(metric.get_signature())
-    return Scores(score, chrf(said, references, lower=lower), aer, tuple(said), signature)
+    return TranslationScores(score, chrf(said, references, lower=lower), aer, tuple(said), signature)
 
 
 def _error_rate(

@@ -10,8 +10,8 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from vantage.checkpoints.tokenizer import Tokenizer
-from vantage.training.text.files import Told, beyond, lines
-from vantage.training.text.vocabulary import END, PAD, START, finished, train_bpe
+from vantage.training.text.files import OnBytes, lines, offset_by
+from vantage.training.text.vocabulary import END, PAD, START, train_bpe, with_special_tokens
 from vantage.training.translate.words import WORD
 
 
@@ -26,7 +26,7 @@ class JointBPE:
     size: int = 8000
     lower: bool = True
 
-    def build(self, files: Sequence[Path], told: Told | None = None) -> Tokenizer:
+    def build(self, files: Sequence[Path], on_bytes: OnBytes | None = None) -> Tokenizer:
         special = (PAD, START, END)
         backend = Backend(models.BPE())
         backend.normalizer = normalizers.Sequence(
@@ -45,12 +45,12 @@ class JointBPE:
             ]
         )
         backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
-        train_bpe(backend, _sentences(files, told), self.size, special)
-        return finished(backend, special, around=False)  # a source sentence has no start token
+        train_bpe(backend, _sentences(files, on_bytes), self.size, special)
+        return with_special_tokens(backend, special, around=False)  # a source sentence has no start token
 
 
-def _sentences(files: Sequence[Path], told: Told | None) -> Iterator[str]:
-    done = 0
+def _sentences(files: Sequence[Path], on_bytes: OnBytes | None) -> Iterator[str]:
+    before = 0
     for path in files:
-        yield from lines(path, told=beyond(told, done))
-        done += path.stat().st_size
+        yield from lines(path, on_bytes=offset_by(on_bytes, before))
+        before += path.stat().st_size

@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, final
 
-from vantage.compare.cells import View
-from vantage.compare.child import ORDER, write_order
-from vantage.compare.conduct import STUDY
+from vantage.compare.background import REQUEST_FILE, write_request
+from vantage.compare.experiment import Experiment
 from vantage.compare.report import PAGE
-from vantage.compare.results import FILE, Result, read_results
-from vantage.compare.study import Study
+from vantage.compare.result_table import ResultTable
+from vantage.compare.results import FILE, RunResult, read_results
+from vantage.compare.run import EXPERIMENT_FILE
 from vantage.figures import Figure, Line, Lines
 from vantage.serve.errors import ApiError
 
@@ -44,7 +44,7 @@ class Comparison:
         self.results = len(read_results(folder / FILE))
         with (folder / LOG).open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "vantage.compare.child", str(folder)],
+                [sys.executable, "-m", "vantage.compare.background", str(folder)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -117,11 +117,11 @@ class Comparisons:
 
     # ---- running them
 
-    def start(self, study: Study, budget: float | None) -> Comparison:
+    def start(self, study: Experiment, budget: float | None) -> Comparison:
         with self._one:
             self._none_runs()
             name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-            write_order(self.folder / name, study, budget)
+            write_request(self.folder / name, study, budget)
             return self._begin(name)
 
     def resume(self, name: str) -> Comparison:
@@ -164,7 +164,9 @@ class Comparisons:
         if not self.folder.is_dir():
             return []
         there = (path for path in self.folder.iterdir() if NAME.fullmatch(path.name) and not path.is_symlink())
-        return sorted((p.name for p in there if (p / STUDY).is_file() or (p / ORDER).is_file()), reverse=True)
+        return sorted(
+            (p.name for p in there if (p / EXPERIMENT_FILE).is_file() or (p / REQUEST_FILE).is_file()), reverse=True
+        )
 
     def known(self, name: str) -> None:
         if name not in self.names():
@@ -202,19 +204,19 @@ class Comparisons:
 
     def study(self, name: str) -> dict[str, Any]:
         folder = self.folder / name
-        file = folder / STUDY if (folder / STUDY).is_file() else folder / ORDER
+        file = folder / EXPERIMENT_FILE if (folder / EXPERIMENT_FILE).is_file() else folder / REQUEST_FILE
         return json.loads(file.read_text())["study"]
 
-    def results(self, name: str) -> list[Result]:
+    def results(self, name: str) -> list[RunResult]:
         return read_results(self.folder / name / FILE)
 
 
 # ---- what has been found so far
 
 
-def rows(results: Sequence[Result]) -> list[dict[str, Any]]:
+def rows(results: Sequence[RunResult]) -> list[dict[str, Any]]:
     """One for each task and entry: its runs, and the mean score at each length."""
-    found: dict[tuple[str, str], list[Result]] = {}
+    found: dict[tuple[str, str], list[RunResult]] = {}
     for result in sorted(results, key=lambda result: result.key):
         found.setdefault((result.key.task, result.key.entry), []).append(result)
     return [
@@ -229,15 +231,15 @@ def rows(results: Sequence[Result]) -> list[dict[str, Any]]:
     ]
 
 
-def _means(runs: Sequence[Result]) -> dict[int, float]:
+def _means(runs: Sequence[RunResult]) -> dict[int, float]:
     lengths = sorted({score.length for run in runs for score in run.scores})
     scores = {n: [score.exact for run in runs if (score := run.at(n)) is not None] for n in lengths}
     return {n: sum(values) / len(values) for n, values in scores.items()}
 
 
-def curves(results: Sequence[Result], train_length: int) -> Figure:
+def curves(results: Sequence[RunResult], train_length: int) -> Figure:
     """A panel for each task: the score over the length, with its interval where there are seeds enough for one."""
-    view = View(tuple(results), train_length)
+    view = ResultTable(tuple(results), train_length)
     panels = []
     for task in view.tasks:
         lengths = view.lengths(task)
@@ -249,7 +251,7 @@ def curves(results: Sequence[Result], train_length: int) -> Figure:
     return Figure("curves", caption, tuple(panels))
 
 
-def _line(view: View, task: str, entry: str, lengths: Sequence[int]) -> Line | None:
+def _line(view: ResultTable, task: str, entry: str, lengths: Sequence[int]) -> Line | None:
     points = [(n, view.estimate(task, entry, [n])) for n in lengths]
     there = [(n, point) for n, point in points if point is not None and math.isfinite(point.value)]
     if not there:

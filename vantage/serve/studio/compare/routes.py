@@ -11,9 +11,9 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from vantage.compare.entries import ALL, ATTENTION, DEFAULT
-from vantage.compare.facts import seconds
+from vantage.compare.experiment import VARIANTS, Experiment, expand_positions
+from vantage.compare.metadata import budget_seconds
 from vantage.compare.report import CSV, JSON, PAGE, VERDICTS
-from vantage.compare.study import VARIANTS, Study, named
 from vantage.errors import unknown
 from vantage.serve.bounds import Number, StrictModel, Whole
 from vantage.serve.errors import ApiError, bad
@@ -46,7 +46,7 @@ class CompareRequest(StrictModel):
     attention: Annotated[list[Name], Field(min_length=1, max_length=3)] = Field(default_factory=lambda: ["multi-head"])
     train_length: Annotated[Whole, Field(ge=1, le=512)] = 20
     test_lengths: Annotated[list[Length], Field(min_length=1, max_length=16)] = Field(
-        default_factory=lambda: list(Study().test_lengths)
+        default_factory=lambda: list(Experiment().test_lengths)
     )
     seeds: Annotated[Whole, Field(ge=1, le=16)] = 3
     steps: Annotated[Whole, Field(ge=1, le=200_000)] | None = None
@@ -57,15 +57,15 @@ class CompareRequest(StrictModel):
     heads: Annotated[Whole, Field(ge=1, le=32)] = 4
     test_examples: Annotated[Whole, Field(ge=1, le=4096)] = 512
 
-    def study(self) -> Study:
+    def study(self) -> Experiment:
         for task in self.tasks:
             if task not in TASKS_OFFERED:
                 raise bad(unknown("task", task, TASKS_OFFERED), "tasks")
-        plain = Study()
+        plain = Experiment()
         return replace(
             plain,
             tasks=tuple(self.tasks),
-            positions=named(tuple(self.positions)),
+            positions=expand_positions(tuple(self.positions)),
             attention=tuple(self.attention),
             train_length=self.train_length,
             test_lengths=tuple(sorted(set(self.test_lengths))),
@@ -81,7 +81,7 @@ class CompareRequest(StrictModel):
         said = BUDGET if self.budget is None and self.steps is None else self.budget
         if said is None:
             return None
-        found = seconds(said) if isinstance(said, str) else float(said)
+        found = budget_seconds(said) if isinstance(said, str) else float(said)
         if not LEAST <= found <= MOST:
             raise bad(f"a budget of {found:g} seconds: give {LEAST:.0f} seconds to {MOST / 3600:.0f} hours", "budget")
         return found
@@ -99,7 +99,7 @@ def comparisons_in(studio: Studio) -> Comparisons:
 
 @router.get("/compare/choices")
 async def choices() -> dict[str, Any]:
-    plain = Study()
+    plain = Experiment()
     return {
         "tasks": list(TASKS_OFFERED),
         "positions": list(ALL),

@@ -1,4 +1,4 @@
-"""A study: which tasks, which encodings, which lengths, how many seeds; and the jobs that it comes to."""
+"""An experiment: which tasks, which encodings, which lengths, how many seeds; and the jobs that it comes to."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from vantage.training.models import Decoder
 from vantage.training.sequences import Sequences
 from vantage.training.tasks import TASKS, Task, check_lengths, task
 
-# The tasks as a study means them: names with the parameters that the papers used.
+# The tasks as an experiment means them: names with the parameters that the papers used.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "copy-one": ("copy", {"kind": "one"}),
     "copy-replace": ("copy", {"kind": "replace"}),
@@ -33,11 +33,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "modular-arithmetic-brackets": ("modular-arithmetic", {"brackets": True}),
 }
 EQUAL = ("compute", "parameters")
-SEARCH_SEED = 1_000_003  # no study has so many: the search never sees the seeds that are compared
+SEARCH_SEED = 1_000_003  # no experiment has so many: the search never sees the seeds that are compared
 
 
 @dataclass(frozen=True)
-class Study:
+class Experiment:
     """What is compared. Every entry gets the same data, the same steps and the same search for its learning rate."""
 
     tasks: tuple[str, ...] = ("ordering",)
@@ -83,8 +83,8 @@ class Study:
         self._check_text()
         for name in self.tasks:
             if name != texts.NAME:
-                made = task_of(name)
-                check_lengths(made, {self.shortest(made), self.train_length, *self.test_lengths})
+                task = task_of(name)
+                check_lengths(task, {self.shortest(task), self.train_length, *self.test_lengths})
         if not self.wanted():
             raise BadInput(f"{CONTROL} answers with one symbol, and none of these tasks does: add a causal encoding")
         if self.equal == "parameters":
@@ -93,8 +93,10 @@ class Study:
 
     def _check_text(self) -> None:
         if (texts.NAME in self.tasks) != bool(self.text):
-            wanted = "the task text reads files: name them (--text FILES)"
-            raise BadInput(wanted if not self.text else "files of text, and no task that reads them: add the task text")
+            message = "the task text reads files: name them (--text FILES)"
+            raise BadInput(
+                message if not self.text else "files of text, and no task that reads them: add the task text"
+            )
         texts.vocabulary(self.vocabulary)
         if self.text:
             self.reading(0)
@@ -111,22 +113,22 @@ class Study:
     def vocab(self, name: str) -> int:
         return self.data(name, "line", 0).vocab
 
-    def shortest(self, made: Task) -> int:
-        return min(made.shortest, self.train_length)
+    def shortest(self, task: Task) -> int:
+        return min(task.shortest, self.train_length)
 
     def sequences(self, name: str, reads: Any, seed: int) -> Sequences:
-        made = task_of(name)
-        lengths = (self.shortest(made), self.train_length)
+        task = task_of(name)
+        lengths = (self.shortest(task), self.train_length)
         tests = tuple(sorted({self.train_length, *self.test_lengths}))
-        return Sequences(made, reads, lengths, tests, self.test_examples, seed)
+        return Sequences(task, reads, lengths, tests, self.test_examples, seed)
 
     def longest(self, name: str) -> int:
         """The most tokens that any row of a task has, as a decoder reads it."""
         top = max(self.train_length, *self.test_lengths)
         if name == texts.NAME:
             return top
-        made = task_of(name)
-        probe = Sequences(made, "line", (top, top), (top,), 64)
+        task = task_of(name)
+        probe = Sequences(task, "line", (top, top), (top,), 64)
         return max(batch.tokens.shape[1] for batch in probe.held_out()[f"length {top}"]) + 1
 
     def section(self, name: str, position: str, attention: str) -> Decoder:
@@ -164,10 +166,10 @@ class Study:
 
     def fingerprint(self) -> str:
         """Of the settings, and of what the files of text hold."""
-        said = asdict(self) | (
+        identity = asdict(self) | (
             {"text": texts.shards(self.text, self.vocabulary).index.fingerprint} if self.text else {}
         )
-        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def trained_on(key: Key) -> str:
@@ -176,11 +178,11 @@ def trained_on(key: Key) -> str:
 
 
 @functools.lru_cache(32)
-def _matched(study: Study, name: str) -> dict[tuple[str, str], Decoder]:
+def _matched(experiment: Experiment, name: str) -> dict[tuple[str, str], Decoder]:
     """The models of a task, at equal parameters."""
-    longest = study.longest(name)
-    pairs = [(p, a) for a in study.attention for p in study.positions if study.fits(name, p)]
-    return matched({(p, a): section(p, a, study.shape, longest) for p, a in pairs}, study.vocab(name))
+    longest = experiment.longest(name)
+    pairs = [(p, a) for a in experiment.attention for p in experiment.positions if experiment.fits(name, p)]
+    return matched({(p, a): section(p, a, experiment.shape, longest) for p, a in pairs}, experiment.vocab(name))
 
 
 def task_of(name: str) -> Task:
@@ -192,30 +194,26 @@ def task_of(name: str) -> Task:
     return task(name)
 
 
-def named(words: tuple[str, ...]) -> tuple[str, ...]:
+def expand_positions(words: tuple[str, ...]) -> tuple[str, ...]:
     """ "all" stands for every encoding, "plain" for those without random positions."""
     sets = {"all": ALL, "plain": PLAIN, "default": DEFAULT}
-    found = [name for word in words for name in sets.get(word, (word,))]
-    return tuple(dict.fromkeys(found))
+    names = [name for word in words for name in sets.get(word, (word,))]
+    return tuple(dict.fromkeys(names))
 
 
-def read_study(path: str | Path) -> Study:
-    """A study from a TOML file, with the names of ``Study``."""
+def read_experiment(path: str | Path) -> Experiment:
+    """An experiment from a TOML file, with the names of ``Experiment``."""
     try:
-        said = tomllib.loads(Path(path).read_text())
+        fields = tomllib.loads(Path(path).read_text())
     except OSError as e:
         raise BadInput(f"cannot read {path}: {e.strerror}") from e
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise BadInput(f"{path} is no TOML: {e}") from e
-    if isinstance(said.get("positions"), list):
-        said["positions"] = list(named(tuple(said["positions"])))
-    return study_of(said, str(path))
+    if isinstance(fields.get("positions"), list):
+        fields["positions"] = list(expand_positions(tuple(fields["positions"])))
+    return experiment_of(fields, str(path))
 
 
-def study_of(said: dict[str, Any], where: str) -> Study:
-    """A study from a nested table."""
-    return Reader(4096, PartNames({}, {}, BadInput, loose=True)).part(said, (Study,), where, 0)
-
-
-def with_steps(study: Study, steps: int) -> Study:
-    return replace(study, steps=steps)
+def experiment_of(fields: dict[str, Any], where: str) -> Experiment:
+    """An experiment from a nested table."""
+    return Reader(4096, PartNames({}, {}, BadInput, loose=True)).part(fields, (Experiment,), where, 0)

@@ -1,4 +1,4 @@
-"""The results of a study as a table: a task, an entry, some lengths, and what each seed scored there."""
+"""The results of an experiment as a table: a task, an entry, some lengths, and what each seed scored there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vantage.compare.results import Result, Score
+from vantage.compare.results import RunResult, TestScore
 from vantage.compare.statistics import Estimate, Sample, estimate, row_noise
 from vantage.errors import BadInput, unknown
 
@@ -16,21 +16,21 @@ Part = Literal["within", "beyond"]
 MEASURES = ("exact", "tokens", "loss")
 
 
-def plain(name: str) -> str:
+def normalise_name(name: str) -> str:
     """A name however it was written: "randomized RoPE" and "randomised-rope" are one."""
     for old, new in (("randomized", "randomised"), ("(", ""), (")", ""), (" ", "-"), ("_", "-")):
         name = name.lower().replace(old, new)
     return name
 
 
-def plain_task(name: str) -> str:
+def normalise_task(name: str) -> str:
     """``copy(kind='one')`` and ``copy(kind="one")`` are one."""
     return "".join(letter for letter in name.lower() if letter not in " \"'")
 
 
 def is_control(entry: str) -> bool:
     """A control is shown and tested, and takes no place among those that compete."""
-    return plain(entry.partition(",")[0]).endswith("-bidirectional")
+    return normalise_name(entry.partition(",")[0]).endswith("-bidirectional")
 
 
 ASPECTS = (", sliding", ", over position")
@@ -46,7 +46,7 @@ def perplexity(loss: float) -> float:
 
 
 @dataclass(frozen=True)
-class View:
+class ResultTable:
     """Results with what it takes to read them: how long the training rows were, and what is scored in which task.
 
     ``measures`` names "exact", "tokens" or "loss" for a task; without it "loss" where the name begins with "text" or
@@ -56,7 +56,7 @@ class View:
     length. A run that has not all of the lengths asked for is left out.
     """
 
-    results: tuple[Result, ...]
+    results: tuple[RunResult, ...]
     train_length: int | Mapping[str, int]
     measures: Mapping[str, str] = field(default_factory=dict)
 
@@ -66,11 +66,11 @@ class View:
                 raise BadInput(f"measures: {task!r}: {unknown('measure', measure, MEASURES)}")
 
     @functools.cached_property
-    def _runs(self) -> dict[tuple[str, str], list[Result]]:
-        found: dict[tuple[str, str], list[Result]] = {}
+    def _runs(self) -> dict[tuple[str, str], list[RunResult]]:
+        runs: dict[tuple[str, str], list[RunResult]] = {}
         for result in sorted(self.results, key=lambda result: result.key):
-            found.setdefault((result.key.task, result.key.entry), []).append(result)
-        return found
+            runs.setdefault((result.key.task, result.key.entry), []).append(result)
+        return runs
 
     @property
     def tasks(self) -> list[str]:
@@ -88,7 +88,7 @@ class View:
     def entries(self, task: str, *, controls: bool = True) -> list[str]:
         return [entry for at, entry in self._runs if at == task and (controls or not is_control(entry))]
 
-    def runs(self, task: str, entry: str) -> list[Result]:
+    def runs(self, task: str, entry: str) -> list[RunResult]:
         return self._runs.get((task, entry), [])
 
     def trained(self, task: str) -> int:
@@ -102,13 +102,13 @@ class View:
         return self.measures.get(task, "loss" if task.startswith(("text", "perplexity")) else "exact")
 
     def lengths(self, task: str, part: Part | None = None) -> list[int]:
-        found = sorted({s.length for r in self.results if r.key.task == task for s in r.scores})
+        lengths = sorted({s.length for r in self.results if r.key.task == task for s in r.scores})
         trained = self.trained(task)
-        return [length for length in found if part is None or (length > trained) == (part == "beyond")]
+        return [length for length in lengths if part is None or (length > trained) == (part == "beyond")]
 
     def groups(self, task: str) -> list[str]:
-        found = {name for r in self.results if r.key.task == task for s in r.scores for name in s.groups}
-        return sorted(found, key=lambda name: ([int(word) for word in name.split() if word.isdigit()], name))
+        names = {name for r in self.results if r.key.task == task for s in r.scores for name in s.groups}
+        return sorted(names, key=lambda name: ([int(word) for word in name.split() if word.isdigit()], name))
 
     def diverged(self, task: str, entry: str) -> int:
         return sum(run.diverged for run in self.runs(task, entry))
@@ -122,28 +122,28 @@ class View:
         seeds, values, noise, rows = [], [], [], []
         for run in self.runs(task, entry) if lengths else []:
             scores = [self._worst(task, length, measure) if run.diverged else run.at(length) for length in lengths]
-            found = [score for score in scores if score is not None]
-            if len(found) < len(scores):
+            complete = [score for score in scores if score is not None]
+            if len(complete) < len(scores):
                 continue
-            points = [self._value(task, score, measure) for score in found]
+            points = [self._value(task, score, measure) for score in complete]
             seeds.append(run.key.seed)
             values.append(sum(points) / len(points))
-            noise.append(0.0 if measure == "loss" or run.diverged else _noise(points, [s.rows for s in found]))
-            rows.append(sum(score.rows for score in found))
-        return _made(seeds, values, noise, rows, measure)
+            noise.append(0.0 if measure == "loss" or run.diverged else _noise(points, [s.rows for s in complete]))
+            rows.append(sum(score.rows for score in complete))
+        return _sample_of(seeds, values, noise, rows, measure)
 
     def group(self, task: str, entry: str, name: str, where: Part) -> Sample | None:
         """A group of rows alone, such as swaps of neighbours. How many rows it had is taken to be an even share."""
         seeds, values, noise = [], [], []
         for run in self.runs(task, entry):
-            found = [s for s in (run.at(length) for length in self.lengths(task, where)) if s and name in s.groups]
-            if not found and not run.diverged:
+            scores = [s for s in (run.at(length) for length in self.lengths(task, where)) if s and name in s.groups]
+            if not scores and not run.diverged:
                 continue
-            points = [score.groups[name] for score in found] or [0.0]
+            points = [score.groups[name] for score in scores] or [0.0]
             seeds.append(run.key.seed)
             values.append(sum(points) / len(points))
-            noise.append(_noise(points, [max(1, s.rows // len(s.groups)) for s in found]) if found else 0.0)
-        return _made(seeds, values, noise, [], "exact")
+            noise.append(_noise(points, [max(1, s.rows // len(s.groups)) for s in scores]) if scores else 0.0)
+        return _sample_of(seeds, values, noise, [], "exact")
 
     def estimate(
         self, task: str, entry: str, where: Part | Iterable[int], measure: str | None = None
@@ -152,37 +152,39 @@ class View:
         sample = self.sample(task, entry, where, measure)
         if sample is None:
             return None
-        found = estimate(sample)
-        return found.mapped(perplexity) if (measure or self.measure(task)) == "loss" else found
+        result = estimate(sample)
+        return result.mapped(perplexity) if (measure or self.measure(task)) == "loss" else result
 
     def ranked(self, task: str, where: Part | Iterable[int]) -> dict[str, Sample]:
         """Larger is better in all of them: the loss is turned round. Without the controls."""
-        found: dict[str, Sample] = {}
+        samples: dict[str, Sample] = {}
         for entry in self.entries(task, controls=False):
             if (sample := self.sample(task, entry, where)) is not None:
-                found[entry] = sample.negated() if self.measure(task) == "loss" else sample
-        return found
+                samples[entry] = sample.negated() if self.measure(task) == "loss" else sample
+        return samples
 
-    def _value(self, task: str, score: Score, measure: str) -> float:
+    def _value(self, task: str, score: TestScore, measure: str) -> float:
         value = {"exact": score.exact, "tokens": score.tokens, "loss": score.loss}[measure]
         if math.isfinite(value):
             return value
         worst = self._worst(task, score.length, measure)
         return 0.0 if worst is None else self._value(task, worst, measure)
 
-    def _worst(self, task: str, length: int, measure: str) -> Score | None:
+    def _worst(self, task: str, length: int, measure: str) -> TestScore | None:
         """What a run that diverged counts as. None where no run has a loss there to take the worst of."""
         if measure != "loss":
-            return Score(length, 0.0, 0.0, math.nan, 0)
+            return TestScore(length, 0.0, 0.0, math.nan, 0)
         losses = [s.loss for r in self.results if r.key.task == task and (s := r.at(length)) and math.isfinite(s.loss)]
-        return Score(length, 0.0, 0.0, max(losses), 0) if losses else None
+        return TestScore(length, 0.0, 0.0, max(losses), 0) if losses else None
 
 
 def _noise(points: list[float], rows: list[int]) -> float:
     return math.sqrt(sum(row_noise(point, n) ** 2 for point, n in zip(points, rows, strict=True))) / len(points)
 
 
-def _made(seeds: list[int], values: list[float], noise: list[float], rows: list[int], measure: str) -> Sample | None:
+def _sample_of(
+    seeds: list[int], values: list[float], noise: list[float], rows: list[int], measure: str
+) -> Sample | None:
     if not seeds:
         return None
     bounds = (0.0, math.inf) if measure == "loss" else (0.0, 1.0)

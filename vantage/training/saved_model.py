@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
 
 from vantage.checkpoints.folder import read_json, write_tensors
 from vantage.errors import CheckpointError
@@ -22,13 +20,13 @@ from vantage.files import PART, replace_folder
 from vantage.model import Model
 from vantage.model.lora import adapted
 from vantage.model.recurrent import Recurrent
-from vantage.training.learners import Classifier
-from vantage.training.sources import Opened
+from vantage.training.learners import Classifier, Learner
+from vantage.training.sources import OpenedData
 
 LABELS, CLASSES = "classifier.json", "classifier.safetensors"
 
 
-def keep(learner: nn.Module, opened: Opened, folder: Path, base: str | None = None) -> Path:
+def save_trained(learner: Learner, opened: OpenedData, folder: Path, base: str | None = None) -> Path:
     """Write what was trained, in the place of what is there. It is whole or not there at all.
 
     Where it is an adapter, the model it belongs to (``base``) is not written again.
@@ -47,8 +45,8 @@ def keep(learner: nn.Module, opened: Opened, folder: Path, base: str | None = No
     return folder
 
 
-def _write(learner: nn.Module, opened: Opened, folder: Path, base: str | None) -> None:
-    core: Any = learner.core
+def _write(learner: Learner, opened: OpenedData, folder: Path, base: str | None) -> None:
+    core = learner.core
     if isinstance(core, Recurrent):
         save_recurrent(core, folder)
     elif isinstance(core, Model) and adapted(core):
@@ -66,13 +64,13 @@ def _write(learner: nn.Module, opened: Opened, folder: Path, base: str | None) -
 def load_classifier(folder: str | Path, *, device: torch.device | str | None = None) -> tuple[Classifier, list[str]]:
     """A classifier that was trained here, and what its classes are called."""
     folder = Path(folder)
-    said = read_json(folder, LABELS)
+    description = read_json(folder, LABELS)
     tensors = load_file(folder / CLASSES)
     if set(tensors) != {"weight", "bias"}:
         raise CheckpointError(f"{folder / CLASSES} holds {sorted(tensors)}; wanted weight and bias")
-    learner = Classifier(_core(folder), len(tensors["bias"]), said["pool"])
+    learner = Classifier(_core(folder), len(tensors["bias"]), description["pool"])
     learner.classes.load_state_dict(tensors)
-    return learner.to(device).eval(), list(said["labels"])
+    return learner.to(device).eval(), list(description["labels"])
 
 
 def _core(folder: Path) -> Model:

@@ -8,25 +8,27 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from vantage.cli.progress import LivePicture
+
 if TYPE_CHECKING:
-    from vantage.training import Scored, Stepped
+    from vantage.training import ScoreRecord, StepRecord
 
 QUIET = 10.0  # seconds between two lines where there is no terminal
 SMOOTH = 0.95
 
 
-class Display:
+class TrainingDisplay:
     """Draws on standard error. Where that is no terminal it prints a line now and then."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._live: Any = None
+        self._picture = LivePicture()
         self._bar: Any = None
         self._task: Any = None
         self._table: Any = None
         self._loss: float | None = None
-        self._targets = self._seconds = 0.0  # of late
-        self._spoke = time.monotonic()
+        self._targets = self._seconds = 0.0  # running sums in which older steps weigh less
+        self._printed = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -34,40 +36,39 @@ class Display:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._live is not None:
-            self._live.stop()
+        self._picture.__exit__(kind, error, trace)
 
-    # ---- what the run says
+    # ---- what the run reports
 
     def preparing(self, done: int, total: int) -> None:
-        if total and time.monotonic() - self._spoke > QUIET / 5:
-            self._spoke = time.monotonic()
+        if total and time.monotonic() - self._printed > QUIET / 5:
+            self._printed = time.monotonic()
             print(f"reading text: {done / total:.0%}", file=sys.stderr)
 
     def begun(self, step: int, steps: int, about: str) -> None:
-        came = f", going on from step {step}" if step else ""
-        print(f"{about}{came}; the run is in {self.folder}", file=sys.stderr)
+        resumed = f", going on from step {step}" if step else ""
+        print(f"{about}{resumed}; the run is in {self.folder}", file=sys.stderr)
         self._steps = steps
         if sys.stderr.isatty():
             self._draw(step, steps)
 
-    def stepped(self, record: Stepped) -> None:
+    def stepped(self, record: StepRecord) -> None:
         first = self._loss is None
         self._loss = record.loss if first else SMOOTH * (self._loss or 0.0) + (1 - SMOOTH) * record.loss
         self._targets = SMOOTH * self._targets + record.targets  # apart: the last two steps may be read at one time
         self._seconds = SMOOTH * self._seconds + record.seconds
         rate = self._targets / max(self._seconds, 1e-9)
-        said = f"loss {self._loss:.4f}  lr {record.lr:.2e}  {rate:,.0f} targets/s"
+        figures = f"loss {self._loss:.4f}  lr {record.lr:.2e}  {rate:,.0f} targets/s"
         if self._bar is not None:
-            self._bar.update(self._task, completed=record.step, said=said)
-        elif time.monotonic() - self._spoke > QUIET:
-            self._spoke = time.monotonic()
-            print(f"step {record.step} of {self._steps}: {said}", file=sys.stderr)
+            self._bar.update(self._task, completed=record.step, figures=figures)
+        elif time.monotonic() - self._printed > QUIET:
+            self._printed = time.monotonic()
+            print(f"step {record.step} of {self._steps}: {figures}", file=sys.stderr)
 
-    def scored(self, records: list[Scored]) -> None:
-        if self._live is not None:
+    def scored(self, records: list[ScoreRecord]) -> None:
+        if self._picture.drawn:
             self._table = _table(records)
-            self._live.update(self._group())
+            self._picture.draw(self._group())
             return
         for r in records:
             apart = "".join(f", {name} {share:.1%}" for name, share in r.groups.items())
@@ -76,16 +77,11 @@ class Display:
     def saved(self, where: Path) -> None: ...
 
     def note(self, text: str) -> None:
-        if self._live is not None:
-            self._live.console.print(text)
-        else:
-            print(text, file=sys.stderr)
+        self._picture.note(text)
 
     # ---- the picture
 
     def _draw(self, step: int, steps: int) -> None:
-        from rich.console import Console
-        from rich.live import Live
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._bar = Progress(
@@ -93,11 +89,10 @@ class Display:
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[said]}"),
+            TextColumn("{task.fields[figures]}"),
         )
-        self._task = self._bar.add_task("training", total=steps, completed=step, said="")
-        self._live = Live(self._group(), console=Console(stderr=True), refresh_per_second=4)
-        self._live.start()
+        self._task = self._bar.add_task("training", total=steps, completed=step, figures="")
+        self._picture.draw(self._group())
 
     def _group(self) -> Any:
         from rich.console import Group
@@ -105,7 +100,7 @@ class Display:
         return Group(self._bar, *([] if self._table is None else [self._table]))
 
 
-def _table(records: list[Scored]) -> Any:
+def _table(records: list[ScoreRecord]) -> Any:
     from rich.table import Table
 
     groups = sorted({name for r in records for name in r.groups})

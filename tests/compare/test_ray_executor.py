@@ -1,4 +1,4 @@
-"""A study on a Ray cluster of two nodes: the same report as on this machine, whatever dies on the way."""
+"""An experiment on a Ray cluster of two nodes: the same report as on this machine, whatever dies on the way."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def nodes():
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """The undisturbed study, on this machine alone."""
+    """The undisturbed experiment, on this machine alone."""
     out = tmp_path_factory.mktemp("plain") / "out"
     subprocess.run(command(out, *FLAGS, "--workers", "1"), check=True, env=environment(), capture_output=True)
     return out

@@ -1,4 +1,4 @@
-"""Examples from the shelf are the examples, whoever made them."""
+"""Cached examples are the examples, whoever made them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from vantage.compare import shelf
-from vantage.compare.shelf import BATCHES, Shelved
-from vantage.compare.study import task_of
+from vantage.compare import example_cache
+from vantage.compare.example_cache import BATCHES, CachedExamples
+from vantage.compare.experiment import task_of
 from vantage.training.batch import Batch
 from vantage.training.sequences import Sequences
 
@@ -22,7 +22,7 @@ def made(reads: str = "line", seed: int = 0) -> Sequences:
     return Sequences(task_of("ordering" if reads == "ask" else "addition"), reads, (2, 9), (9,), 3, seed)
 
 
-def batch_of(data: Sequences | Shelved, step: int) -> Batch:
+def batch_of(data: Sequences | CachedExamples, step: int) -> Batch:
     return data.batch(range(step * BATCH, (step + 1) * BATCH))
 
 
@@ -38,7 +38,7 @@ def same(one: Batch, other: Batch) -> None:
 @pytest.mark.parametrize("reads", ["line", "ask"])
 def test_the_batches_are_the_same(reads: str, tmp_path: Path):
     data = made(reads)
-    first, second = (Shelved(data, STEPS, BATCH, tmp_path) for _ in range(2))
+    first, second = (CachedExamples(data, STEPS, BATCH, tmp_path) for _ in range(2))
     for step in range(STEPS):
         same(batch_of(first, step), batch_of(data, step))
     for step in reversed(range(STEPS)):
@@ -48,24 +48,24 @@ def test_the_batches_are_the_same(reads: str, tmp_path: Path):
 
 
 def test_what_lies_there_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    batch_of(Shelved(made(), STEPS, BATCH, tmp_path), 0)
+    batch_of(CachedExamples(made(), STEPS, BATCH, tmp_path), 0)
     monkeypatch.setattr(Sequences, "example", lambda *_: pytest.fail("made again"))
-    batch_of(Shelved(made(), STEPS, BATCH, tmp_path), 0)
+    batch_of(CachedExamples(made(), STEPS, BATCH, tmp_path), 0)
     with pytest.raises(pytest.fail.Exception, match="made again"):
-        batch_of(Shelved(made(seed=1), STEPS, BATCH, tmp_path), 0)
+        batch_of(CachedExamples(made(seed=1), STEPS, BATCH, tmp_path), 0)
 
 
 def _reads(folder: Path, steps: list[int], said: multiprocessing.Queue) -> None:
-    data = Shelved(made(), 4 * BATCHES, BATCH, folder)
+    data = CachedExamples(made(), 4 * BATCHES, BATCH, folder)
     said.put([int(batch_of(data, step).tokens.sum()) for step in steps])
 
 
-@pytest.mark.skipif(shelf.fcntl is None, reason="there are no such locks here")
+@pytest.mark.skipif(example_cache.fcntl is None, reason="there are no such locks here")
 def test_a_worker_that_waits_makes_what_comes_next(tmp_path: Path):
     """The first block is being made by somebody who is slow; meanwhile the others are made. Then it comes, and is
     read."""
-    data = Shelved(made(), 4 * BATCHES, BATCH, tmp_path)
-    with shelf._alone(data._path(0).with_suffix(".lock")) as alone:
+    data = CachedExamples(made(), 4 * BATCHES, BATCH, tmp_path)
+    with example_cache._exclusive(data._path(0).with_suffix(".lock")) as alone:
         assert alone
         context = multiprocessing.get_context("spawn")
         said = context.Queue()
@@ -90,7 +90,7 @@ def _within(seconds: float, holds) -> bool:
 
 
 def test_a_block_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    data = Shelved(made(), STEPS, BATCH, tmp_path)
+    data = CachedExamples(made(), STEPS, BATCH, tmp_path)
 
     def fails(file, array):
         file.write(b"half")

@@ -2,7 +2,7 @@
 
 Without it a GPU goes from process to process in slices of time, and small kernels of one leave it idle. With it the
 kernels of all run side by side: eight processes that train small models are more than twice as fast on an H200. The
-service is a program that comes with the driver. Where it is not there, or does not work, studies only take longer.
+service is a program that comes with the driver. Where it is not there, or does not work, experiments only take longer.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ PROBE = "import torch; torch.zeros(1, device='cuda').add_(1).item()"
 
 
 @final
-class Sharing:
-    """A service of our own, from the beginning to the end of a study. ``environment`` is what its clients need."""
+class GpuSharing:
+    """A service of our own, from the beginning to the end of an experiment. ``environment`` is what its clients
+    need."""
 
     def __init__(self) -> None:
         self.environment: Mapping[str, str] = {}
@@ -57,13 +58,13 @@ def stop(environment: Mapping[str, str]) -> None:
         shutil.rmtree(environment[PIPES], ignore_errors=True)
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str], said: str = "") -> bool:
+def _run(command: Sequence[str], environment: Mapping[str, str], stdin: str = "") -> bool:
     """Whether it went well. What it prints is of no interest."""
-    where = {**os.environ, **environment}
+    env = {**os.environ, **environment}
     try:
-        done = subprocess.run(
-            command, env=where, input=said, text=True, capture_output=True, timeout=PATIENCE_S, check=False
+        finished = subprocess.run(
+            command, env=env, input=stdin, text=True, capture_output=True, timeout=PATIENCE_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return done.returncode == 0
+    return finished.returncode == 0

@@ -1,4 +1,4 @@
-"""A study from its settings to its report: refused early, killed, resumed, the same."""
+"""An experiment from its settings to its report: refused early, killed, resumed, the same."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ import pytest
 import torch
 
 from vantage.cli.main import main
-from vantage.compare.conduct import Nobody, Place, conduct, within
 from vantage.compare.entries import Shape
+from vantage.compare.executors import LocalBackend
+from vantage.compare.experiment import Experiment, expand_positions, read_experiment
 from vantage.compare.results import FILE, read_results
-from vantage.compare.study import Study, named, read_study
+from vantage.compare.run import SilentObserver, fit_budget, run_experiment
 from vantage.errors import BadInput
 
-SMALL = Study(
+SMALL = Experiment(
     positions=("none", "alibi"),
     train_length=6,
     test_lengths=(6, 12),
@@ -29,7 +30,7 @@ SMALL = Study(
     shape=Shape(16, 1, 2),
     test_examples=16,
 )
-HERE = Place(torch.device("cpu"), 2)
+HERE = LocalBackend(torch.device("cpu"), 2)
 FLAGS = [
     *("--positions", "none", "alibi", "--train-length", "6", "--test-lengths", "6", "12", "--seeds", "2"),
     *("--batch", "8", "--width", "16", "--layers", "1", "--heads", "2"),
@@ -54,7 +55,7 @@ def numbers(results):
         (["--budget", "soon"], "30m"),
         (["--width", "30"], "multiple"),
         (["--train-length", "500"], "longest"),
-        (["--resume"], "no study"),
+        (["--resume"], "no experiment"),
     ],
 )
 def test_bad_input_is_refused_before_any_training(flags, said, tmp_path, capsys):
@@ -66,38 +67,38 @@ def test_bad_input_is_refused_before_any_training(flags, said, tmp_path, capsys)
 
 def test_a_budget_too_small_for_one_run_is_refused():
     with pytest.raises(BadInput, match="minutes or more"):
-        within(SMALL, 0.01, HERE)
+        fit_budget(SMALL, 0.01, HERE)
 
 
 def test_a_budget_sets_the_steps():
-    assert within(Study(**{**SMALL.__dict__, "steps": 10**6}), 60, HERE).steps < 10**6
-    assert within(Study(**{**SMALL.__dict__, "steps": 50}), 3600, HERE).steps == 50
+    assert fit_budget(Experiment(**{**SMALL.__dict__, "steps": 10**6}), 60, HERE).steps < 10**6
+    assert fit_budget(Experiment(**{**SMALL.__dict__, "steps": 50}), 3600, HERE).steps == 50
 
 
-def test_a_study_from_a_file(tmp_path):
-    path = tmp_path / "study.toml"
+def test_a_experiment_from_a_file(tmp_path):
+    path = tmp_path / "experiment.toml"
     path.write_text('tasks = ["copy"]\npositions = ["plain"]\nseeds = 2\n[shape]\nwidth = 32\n')
-    study = read_study(path)
-    assert study.positions == named(("plain",))
-    assert study.shape == Shape(32)
+    experiment = read_experiment(path)
+    assert experiment.positions == expand_positions(("plain",))
+    assert experiment.shape == Shape(32)
     path.write_text("seed = 2\n")
     with pytest.raises(BadInput, match="'seeds'"):
-        read_study(path)
+        read_experiment(path)
 
 
 def test_the_control_is_left_out_where_answers_are_long():
-    study = Study(tasks=("ordering", "copy"), train_length=8, test_lengths=(8,))
-    controls = [key.task for key in study.wanted() if key.position == "none-bidirectional"]
+    experiment = Experiment(tasks=("ordering", "copy"), train_length=8, test_lengths=(8,))
+    controls = [key.task for key in experiment.wanted() if key.position == "none-bidirectional"]
     assert set(controls) == {"ordering"}
 
 
-# ---- whole studies
+# ---- whole experiments
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("study")
-    return folder, conduct(SMALL, folder, HERE)
+    folder = tmp_path_factory.mktemp("experiment")
+    return folder, run_experiment(SMALL, folder, HERE)
 
 
 def test_every_run_is_there_and_paired(whole):
@@ -108,19 +109,19 @@ def test_every_run_is_there_and_paired(whole):
     assert len({r.operations for r in results}) == 1  # the same compute for every entry
 
 
-def test_a_study_that_is_done_is_not_done_again(whole):
+def test_a_experiment_that_is_done_is_not_done_again(whole):
     folder, results = whole
     before = (folder / FILE).read_bytes()
-    assert conduct(SMALL, folder, HERE, resume=True) == results
+    assert run_experiment(SMALL, folder, HERE, resume=True) == results
     assert (folder / FILE).read_bytes() == before
     with pytest.raises(BadInput, match="--resume"):
-        conduct(SMALL, folder, HERE)
+        run_experiment(SMALL, folder, HERE)
     with pytest.raises(BadInput, match="other settings"):
-        conduct(Study(**{**SMALL.__dict__, "steps": 9}), folder, HERE, resume=True)
+        run_experiment(Experiment(**{**SMALL.__dict__, "steps": 9}), folder, HERE, resume=True)
 
 
 def test_a_worker_that_is_killed_loses_only_its_run(whole, tmp_path):
-    class Killer(Nobody):
+    class Killer(SilentObserver):
         def __init__(self):
             self.done, self.notes = False, []
 
@@ -137,7 +138,7 @@ def test_a_worker_that_is_killed_loses_only_its_run(whole, tmp_path):
             self.notes.append(text)
 
     killer = Killer()
-    results = conduct(Study(**{**SMALL.__dict__, "steps": 8}), tmp_path, HERE, watcher=killer)
+    results = run_experiment(Experiment(**{**SMALL.__dict__, "steps": 8}), tmp_path, HERE, observer=killer)
     assert killer.notes == ["a worker died; its runs start again"]
     assert numbers(results) == numbers(whole[1])
 
@@ -154,7 +155,7 @@ def test_killed_and_resumed_it_gives_the_same_report(whole, tmp_path):
         workers = psutil.Process(process.pid).children(recursive=True)
         process.kill()
     assert workers
-    assert not psutil.wait_procs(workers, timeout=30)[1]  # nobody waits for a study that is gone
+    assert not psutil.wait_procs(workers, timeout=30)[1]  # nobody waits for an experiment that is gone
     kept = len(read_results(out / FILE))
     assert 1 <= kept < len(SMALL.wanted())
     assert main(["compare", "--out", str(out), "--resume", "--workers", "1"]) == 0

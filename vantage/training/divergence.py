@@ -19,7 +19,7 @@ RECENT = 100  # steps that a loss is compared with
 
 
 @dataclass(frozen=True)
-class Guard:
+class GuardSettings:
     """``spike``: how many nats above the median of the last 100 steps a loss may stand; 0 for no limit."""
 
     spike: float = 3.0
@@ -33,14 +33,14 @@ class Diverged(VantageError):
     """The run was stopped. Its last checkpoint is as it was, and the batch that did it is saved."""
 
 
-class Watchman:
+class LossMonitor:
     """Keeps the last losses. They are a function of the log, so a resumed run sees the same."""
 
-    def __init__(self, guard: Guard, recent: list[float]):
+    def __init__(self, guard: GuardSettings, recent: list[float]):
         self.guard = guard
         self.recent = deque(recent[-RECENT:], maxlen=RECENT)
 
-    def objects(self, loss: float, norm: float) -> str | None:
+    def problem(self, loss: float, norm: float) -> str | None:
         """Why this step is not to be trusted, or None."""
         if not isfinite(loss):
             return f"the loss is {loss}"
@@ -53,7 +53,7 @@ class Watchman:
         return None
 
 
-def keep_batch(folder: Path, step: int, batches: list[Batch], why: str, rank: int | None = None) -> Path:
+def save_batch(folder: Path, step: int, batches: list[Batch], why: str, rank: int | None = None) -> Path:
     """The batch of a bad step, to look at; of one of several processes its share of it."""
     folder = folder / "bad"
     folder.mkdir(parents=True, exist_ok=True)
