@@ -27,7 +27,7 @@ from vantage.spec.registry import Fit
 from vantage.studies.study import Value
 from vantage.training.models import Asked as Data
 from vantage.training.sequences import Reads, Sequences
-from vantage.training.settings import Settings, settings_of
+from vantage.training.settings import TrainSettings, settings_of
 from vantage.training.tasks import task as task_of
 
 FUNCTIONS: Final[dict[str, Callable[..., ModelSpec]]] = {
@@ -331,7 +331,7 @@ def _settings(done: Made) -> str:
     return NOTE + toml(tables)
 
 
-def _same(settings: Settings, done: Made) -> None:
+def _same(settings: TrainSettings, done: Made) -> None:
     """The section must mean the spec that is shown, vocabulary apart."""
     section: Any = settings.model
     if done.form.kind == "encoder":
