@@ -14,7 +14,7 @@ from vantage.training.settings import settings_of
 
 
 def tiny(**sections: Any) -> dict[str, Any]:
-    """TrainSettings of a small decoder that copies; a section given here is laid over that."""
+    """Settings of a small decoder that copies; a section given here is laid over that."""
     said: dict[str, Any] = {
         "model": {"is": "decoder", "width": 16, "layers": 2, "heads": 2},
         "data": {"is": "task", "task": "copy", "lengths": [1, 5], "test_lengths": [5], "test_examples": 8},

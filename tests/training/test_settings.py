@@ -1,4 +1,4 @@
-"""TrainSettings: read and checked as a whole, before anything is allocated."""
+"""Settings: read and checked as a whole, before anything is allocated."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def read_settings(source: str | Path, changes: Sequence[str] = ()) -> tuple[Trai
 
 
 def settings_of(table: dict[str, Any]) -> TrainSettings:
-    """TrainSettings from a nested table."""
+    """Settings from a nested table."""
     table = {name: _with_part_name(name, section) for name, section in table.items()}
     schedule, loop = table.get("schedule"), table.get("loop", {})
     if isinstance(schedule, dict) and str(schedule.get("is", "")).lower() in ("cosine", "wsd"):

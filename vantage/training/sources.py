@@ -226,7 +226,7 @@ class Labels:
 
 @dataclass(frozen=True)
 class PromptFiles:
-    """PromptFiles and answers, or conversations (.jsonl), of which the answers are learned. For a model that was
+    """Prompts and answers, or conversations (.jsonl), of which the answers are learned. For a model that was
     loaded."""
 
     files: FileNames

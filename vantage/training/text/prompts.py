@@ -125,7 +125,7 @@ def chat_example(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) ->
         before = tokenizer.chat(messages[:i], add_generation_prompt=True)
         after = tokenizer.chat(messages[: i + 1], add_generation_prompt=False)
         if not (whole.startswith(before) and whole.startswith(after) and len(after) > len(before) >= written):
-            raise BadInput(f"the chat template writes message {i + 1} in a way that cannot be on_bytes from the rest")
+            raise BadInput(f"the chat template writes message {i + 1} in a way that cannot be told from the rest")
         for text, is_answer in ((before[written:], False), (after[len(before) :], True)):
             new = tokenizer.encode(text, special=False)
             tokens += new

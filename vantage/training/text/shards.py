@@ -38,7 +38,7 @@ class FileEntry:
 class Index:
     """What ``index.json`` says."""
 
-    fingerprint: str  # of the files, the vocabulary and how documents were on_bytes apart
+    fingerprint: str  # of the files, the vocabulary and how documents were told apart
     vocabulary: str  # the tokenizer's fingerprint
     vocab: int
     dtype: str
@@ -75,7 +75,7 @@ class Shards:
     """A stream of tokens, documents one after the other. Made by ``prepare``, or opened from a folder.
 
     ``tokenizer``: the one that the caller means to use; tokens of another are refused. ``verify``: read everything
-    and compare checksums (unless on_bytes, up to a gigabyte); sizes are always compared.
+    and compare checksums (by default up to a gigabyte); sizes are always compared.
     """
 
     def __init__(self, folder: str | Path, *, tokenizer: Tokenizer | None = None, verify: bool | None = None):
