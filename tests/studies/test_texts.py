@@ -1,4 +1,4 @@
-"""The texts beside the studies: each has one, nothing in it is unused, and the numbers it names are computed."""
+"""The texts beside studies and exercises: each has one, nothing is unused, and the numbers it names are computed."""
 
 from __future__ import annotations
 
@@ -9,15 +9,22 @@ from pathlib import Path
 import pytest
 
 from vantage.studies import registry
+from vantage.studies.exercises import registry as exercise_registry
+from vantage.studies.exercises.text import ExerciseText
 from vantage.studies.text import StudyText, read_sections, unwrap
 
 FOLDER = Path(registry.__file__).parent
+TASKS = Path(exercise_registry.__file__).parent / "tasks"
 STEMS = sorted(registry.tags().values())
 GOOD = "# A title\n\nSources: S0, S1\n\n## Statement\n\none\ntwo\n\n## Explanation\n\nthree\n\nfour\n"
 
 
 def test_every_study_has_its_text_and_every_text_its_study() -> None:
     assert sorted(path.stem for path in FOLDER.glob("*.md")) == STEMS
+
+
+def _placeholders(body: str) -> set[str]:
+    return {name for _, name, _, _ in string.Formatter().parse(body) if name is not None}
 
 
 def _uses(stem: str) -> dict[str, set[str]]:
@@ -41,7 +48,7 @@ def _uses(stem: str) -> dict[str, set[str]]:
 def test_the_code_asks_for_every_passage_and_fills_in_every_number(stem: str) -> None:
     text = StudyText.beside(str(FOLDER / f"{stem}.py"))
     passages = {
-        key: {name for _, name, _, _ in string.Formatter().parse(body) if name is not None}
+        key: _placeholders(body)
         for key, body in text.sections.items()
         if key not in ("Statement", "Explanation", "Parameters") and body
     }
@@ -85,3 +92,30 @@ def test_a_text_that_is_not_well_formed_is_refused(body: str, why: str, tmp_path
     (tmp_path / "k90_some.md").write_text(body)
     with pytest.raises(ImportError, match=why):
         StudyText.beside(str(tmp_path / "k90_some.py"))
+
+
+# ---- exercises
+
+
+def test_every_exercise_has_its_four_files_and_no_other() -> None:
+    for folder in TASKS.iterdir():
+        if folder.is_dir() and folder.name != "__pycache__":
+            files = {path.name for path in folder.iterdir() if path.name != "__pycache__"}
+            assert files == {"__init__.py", "text.md", "starter.py", "answer.py"}, folder.name
+            assert folder.name in exercise_registry.folders()
+
+
+@pytest.mark.parametrize("name", exercise_registry.folders())
+def test_the_checks_use_all_feedback_and_fill_in_every_number(name: str) -> None:
+    text = ExerciseText.beside(str(TASKS / name / "__init__.py"))
+    uses = {
+        (str(node.args[0].value), frozenset(str(keyword.arg) for keyword in node.keywords))  # type: ignore[attr-defined]
+        for node in ast.walk(ast.parse((TASKS / name / "__init__.py").read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "feedback"
+    }
+    assert uses == {(key, frozenset(_placeholders(body))) for key, body in text.messages.items()}
+
+
+def test_feedback_that_is_not_there_is_named() -> None:
+    with pytest.raises(KeyError, match="has no feedback 'none'"):
+        ExerciseText.beside(str(TASKS / "a04_attention" / "__init__.py")).feedback("none")

@@ -87,10 +87,10 @@ class StudyText:
         """What is said where everything came out as expected."""
         return self.passage("Conclusion", **values)
 
-    def caption(self, figure: str, **values: Any) -> str:
+    def caption(self, figure: str, /, **values: Any) -> str:
         return self.passage(f"Captions/{figure}", **values)
 
-    def passage(self, key: str, **values: Any) -> str:
+    def passage(self, key: str, /, **values: Any) -> str:
         """A section with its numbers filled in."""
         if key not in self.sections:
             raise KeyError(f"{self.path.name} has no section {key!r}")

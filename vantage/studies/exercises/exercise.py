@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
-class Ask(Protocol):
+class StudentCode(Protocol):
     """The student's code, as a check sees it: it runs in another process."""
 
     def call(self, name: str, *args: Any) -> Any:
@@ -20,7 +20,7 @@ class Ask(Protocol):
         ...
 
 
-Probe = Callable[[Ask], str | None]  # what is wrong, in words that help; None: nothing
+CheckFunction = Callable[[StudentCode], str | None]  # what is wrong, in words that help; None: nothing
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Exercise:
     answer: str
     words: str  # why the answer is as it is
     names: tuple[str, ...] = field(repr=False)  # what the file must define
-    checks: tuple[tuple[str, Probe], ...] = field(repr=False)
+    checks: tuple[tuple[str, CheckFunction], ...] = field(repr=False)
     numbers: bool = False  # worked by hand: the names hold numbers, not functions
 
     def _repr_html_(self) -> str:

@@ -1,38 +1,17 @@
-"""All exercises, by tag."""
+"""Which exercises there are: a folder each in ``tasks``, named by its tag (``a04_attention`` is A4)."""
 
 from __future__ import annotations
 
+import importlib
+import re
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 
 from vantage.studies.exercises.exercise import Exercise
-from vantage.studies.exercises.tasks import (
-    a02_context,
-    a04_attention,
-    a05_mask,
-    a06_heads,
-    a07_repeat,
-    a09_heat_maps,
-    a10_temperature,
-    a12_average,
-    a15_receptive,
-    k01_projections,
-    k02_step,
-    k03_worked,
-    k05_bytes,
-    p01_equivariance,
-    p02_table,
-    p07_buckets,
-    p08_rope,
-    p10_alibi,
-    p11_nope,
-)
+from vantage.studies.registry import LETTERS
 
-MODULES = (
-    *(a02_context, a04_attention, a05_mask, a06_heads, a07_repeat, a09_heat_maps, a10_temperature, a12_average),
-    *(a15_receptive, p01_equivariance, p02_table, p07_buckets, p08_rope, p10_alibi, p11_nope),
-    *(k01_projections, k02_step, k03_worked, k05_bytes),
-)
+FOLDER = re.compile(rf"([{''.join(LETTERS).lower()}])(\d\d)_[a-z0-9_]+")
 
 
 def exercises() -> dict[str, Exercise]:
@@ -40,8 +19,21 @@ def exercises() -> dict[str, Exercise]:
     return dict(_all())
 
 
+def folders() -> list[str]:
+    """The names of the folders, in the order of the documents. Nothing is imported."""
+    names = [path.name for path in Path(__file__).with_name("tasks").iterdir() if FOLDER.fullmatch(path.name)]
+    return sorted(names, key=lambda name: (list(LETTERS).index(name[0].upper()), name))
+
+
 @cache
 def _all() -> MappingProxyType[str, Exercise]:
-    found = [module.EXERCISE for module in MODULES]
-    found.insert(found.index(p10_alibi.EXERCISE) + 1, p10_alibi.SLOPES)
-    return MappingProxyType({exercise.tag: exercise for exercise in found})
+    table: dict[str, Exercise] = {}
+    for name in folders():
+        exercise = vars(importlib.import_module(f"vantage.studies.exercises.tasks.{name}")).get("EXERCISE")
+        number = f"{name[0].upper()}{int(name[1:3])}"
+        if not isinstance(exercise, Exercise) or exercise.tag.partition("-")[0] != number:
+            raise ImportError(f"tasks/{name} must end with EXERCISE = TEXT.exercise({number!r}, …)")
+        if exercise.tag in table:
+            raise ImportError(f"two folders are exercise {exercise.tag}")
+        table[exercise.tag] = exercise
+    return MappingProxyType(table)
