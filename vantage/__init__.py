@@ -25,6 +25,7 @@ _WHERE = {
         "generate",
     ),
     "vantage.inspect": ("capture", "swap"),
+    "vantage.parts": ("register",),
     "vantage.spec.positions": ("Positions",),
     "vantage.spec.masks": ("Causal", "Chunked", "Everything", "Prefix", "SameSegment", "Window"),
     "vantage.spec.model": ("ModelSpec", "Scores"),
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from vantage.attention import GroupedQuery, Latent, QKNorm
     from vantage.generation.api import generate as generate
     from vantage.model import Model, build, decoder, encoder, encoder_decoder
+    from vantage.parts import register as register
     from vantage.position import scaling as scaling
     from vantage.training.run import train as train
 

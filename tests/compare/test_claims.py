@@ -8,7 +8,8 @@ import pytest
 
 from tests.compare.synthetic import experiment, falls
 from vantage.compare.claims import CLAIMS, measure_claims
-from vantage.compare.entries import ALL, ATTENTION
+from vantage.compare.entries import all_positions
+from vantage.compare.entries import attentions as attention_names
 from vantage.compare.results import RunResult
 from vantage.compare.verdicts import Verdict
 
@@ -112,7 +113,7 @@ def test_accuracy_and_perplexity_are_told_apart() -> None:
 
 
 def test_claims_are_about_what_a_experiment_can_have() -> None:
-    assert {name for claim in CLAIMS for name in claim.about} <= {*ALL, *ATTENTION}
+    assert {name for claim in CLAIMS for name in claim.about} <= {*all_positions(), *attention_names()}
     missing = {verdict.what: verdict.why for verdict in measure_claims(experiment({"none": keeps}), 20)}
     assert "--positions alibi" in missing["ALiBi extrapolates well"]
     assert "--attention multi-head multi-query" in missing["Multi-query attention loses quality"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vantage.compare.entries import ALL, Shape, section
+from vantage.compare.entries import Shape, all_positions, section
 from vantage.compare.stack import Recipe, Stack, train_in_turn
 from vantage.model.maps import parameter_kinds
 from vantage.training.sequences import Sequences
@@ -21,7 +21,7 @@ def parts(position: str):
     return made.spec(data[0].vocab), data, Recipe(steps=4, batch=6)
 
 
-@pytest.mark.parametrize("position", ALL)
+@pytest.mark.parametrize("position", all_positions())
 def test_a_model_in_a_stack_learns_what_it_learns_alone(position):
     spec, data, recipe = parts(position)
     stack = Stack(spec, [0, 1, 2], data, RATES, recipe, CPU)

@@ -23,6 +23,9 @@ example:
 """
 
 
+PARTS = "a file or module that registers parts of your own (vantage.register); may be given several times"
+
+
 class Parser(argparse.ArgumentParser):
     """One clear line for bad input: argparse alone puts the whole usage before it."""
 
@@ -43,6 +46,8 @@ def make_parser() -> Parser:
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True, title="verbs")
     for verb in VERBS:
         verb.add(subparsers)
+    for name, inner in {"parts": parser, **{f"{verb}_parts": one for verb, one in subparsers.choices.items()}}.items():
+        inner.add_argument("--parts", dest=name, action="append", default=[], metavar="FILE", help=PARTS)
     return parser
 
 
@@ -62,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 all is well, 1 the answer is no, 2 the question was wrong."""
     args = parse(argv)
     try:
+        _use_parts([*args.parts, *vars(args).get(f"{args.verb}_parts", [])])
         return args.run(args)
     except VantageError as error:
         print(f"vantage: {_one_line(str(error))}", file=sys.stderr)
@@ -79,6 +85,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130  # what a shell reports for an interrupt
+
+
+def _use_parts(sources: Sequence[str]) -> None:
+    """Register what these files and modules hold, here and in all processes that are started from here."""
+    if sources:
+        from vantage.spec.plugins import use_parts  # not before it is wanted: it needs no torch, but parts do
+
+        for source in sources:
+            use_parts(source)
 
 
 def _one_line(text: str) -> str:

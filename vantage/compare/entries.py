@@ -6,24 +6,39 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from vantage.attention import GroupedQuery
+from vantage.attention import ATTENTIONS, GroupedQuery
 from vantage.errors import BadInput, unknown
-from vantage.position import encoding
-from vantage.position.learned import Learned
+from vantage.position import ENCODINGS, encoding
 from vantage.position.randomised import Randomised
+from vantage.spec.model import AttentionConfig
 from vantage.training.models import Decoder
 
 DEFAULT = ("none", "sinusoidal", "learned", "rope", "t5", "alibi", "none-bidirectional")
-PLAIN = (*DEFAULT[:-1], "xpos", "shaw", "xl", "kerple", "fire", "cope")
-RANDOMISED = tuple(f"randomised-{name}" for name in ("sinusoidal", "learned", "rope", "t5", "alibi", "fire", "shaw"))
-ALL = (*PLAIN, *RANDOMISED, "none-bidirectional")
 CONTROL = "none-bidirectional"  # a bag of tokens: must stay at chance where order matters
+RANDOMISED = "randomised-"
 
-ATTENTION: dict[str, Callable[[int], int]] = {  # key/value heads, by query heads
+# Key/value heads, by query heads: the three forms of grouped-query attention.
+GROUPED: dict[str, Callable[[int], int]] = {
     "multi-head": lambda heads: heads,
     "multi-query": lambda heads: 1,
     "grouped-query": lambda heads: max(1, heads // 2),
 }
+
+
+def plain_positions() -> tuple[str, ...]:
+    """Every encoding that competes, the usual ones first."""
+    return tuple(dict.fromkeys((*DEFAULT[:-1], *(e.name for e in ENCODINGS.entries() if e.compared))))
+
+
+def all_positions() -> tuple[str, ...]:
+    """These, the randomised form of those that have one, and the control."""
+    plain = plain_positions()
+    randomised = tuple(RANDOMISED + name for name in plain if ENCODINGS[name].randomised)
+    return (*plain, *randomised, CONTROL)
+
+
+def attentions() -> tuple[str, ...]:
+    return (*GROUPED, *(entry.name for entry in ATTENTIONS.entries() if entry.compared))
 
 
 @dataclass(frozen=True)
@@ -51,26 +66,27 @@ def section(position: str, attention: str, shape: Shape, longest: int) -> Decode
         width=shape.width,
         layers=shape.layers,
         heads=shape.heads,
-        attention=GroupedQuery(shape.heads, ATTENTION[attention](shape.heads)),
+        attention=_attention(attention, shape.heads),
         position=_encoding(name, longest),
         bidirectional=bidirectional,
     )
 
 
+def _attention(name: str, heads: int) -> AttentionConfig:
+    if name in GROUPED:
+        return GroupedQuery(heads, GROUPED[name](heads))
+    return ATTENTIONS[name].make(heads)
+
+
 def _encoding(name: str, longest: int) -> Any:
-    if name.startswith("randomised-"):
+    """With rows for the longest test, where it has a table: those beyond the training length are untrained (P6)."""
+    if name.startswith(RANDOMISED):
         high = 4 * longest  # positions are drawn from four times what any test needs
-        return Randomised(_encoding(name.removeprefix("randomised-"), high), high=high)
-    if name == "learned":
-        return Learned(longest)  # rows beyond the training length exist, untrained (P6)
+        return Randomised(_encoding(name.removeprefix(RANDOMISED), high), high=high)
     return encoding(name, max_length=longest)
 
 
 def check_entry(position: str, attention: str) -> None:
-    _known("position", position, ALL)
-    _known("attention", attention, tuple(ATTENTION))
-
-
-def _known(what: str, name: str, there: tuple[str, ...]) -> None:
-    if name not in there:
-        raise BadInput(unknown(what, name, there))
+    for what, name, known in (("position", position, all_positions()), ("attention", attention, attentions())):
+        if name not in known:
+            raise BadInput(unknown(what, name, known))

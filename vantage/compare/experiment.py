@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from vantage.checkpoints.spec_json import PartNames, Reader
 from vantage.compare import text as texts
-from vantage.compare.entries import ALL, CONTROL, DEFAULT, PLAIN, Shape, check_entry, section
+from vantage.compare.entries import CONTROL, DEFAULT, Shape, all_positions, check_entry, plain_positions, section
 from vantage.compare.equal import matched
 from vantage.compare.published import paper
 from vantage.compare.results import Key
@@ -196,7 +196,7 @@ def task_of(name: str) -> Task:
 
 def expand_positions(words: tuple[str, ...]) -> tuple[str, ...]:
     """ "all" stands for every encoding, "plain" for those without random positions."""
-    sets = {"all": ALL, "plain": PLAIN, "default": DEFAULT}
+    sets = {"all": all_positions(), "plain": plain_positions(), "default": DEFAULT}
     names = [name for word in words for name in sets.get(word, (word,))]
     return tuple(dict.fromkeys(names))
 

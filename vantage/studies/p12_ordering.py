@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 
-from vantage.compare.entries import CONTROL, DEFAULT, PLAIN, Shape
+from vantage.compare.entries import CONTROL, DEFAULT, Shape, plain_positions
 from vantage.compare.experiment import Experiment, task_of
 from vantage.compare.result_table import ResultTable, is_control
 from vantage.compare.statistics import Sample, difference, estimate
@@ -22,15 +22,19 @@ TEXT = StudyText.beside(__file__)
 
 TASK = "ordering"
 S3 = ("sinusoidal", "learned", "rope")
-ENCODINGS = {"S3": (*S3, "none", CONTROL), "usual": DEFAULT, "all": (*PLAIN, CONTROL)}
+ENCODINGS = ("S3", "usual", "all")
 COUNTED = 4000  # examples that are looked at for the task's own sake
+
+
+def _positions(which: str) -> tuple[str, ...]:
+    return {"S3": (*S3, "none", CONTROL), "usual": DEFAULT, "all": (*plain_positions(), CONTROL)}[which]
 
 
 def run(values: Values, progress: Progress) -> Result:
     length = int(values["length"])
     study = Experiment(
         tasks=(TASK,),
-        positions=ENCODINGS[str(values["encodings"])],
+        positions=_positions(str(values["encodings"])),
         train_length=length,
         test_lengths=(length, 2 * length, 4 * length),
         seeds=int(values["seeds"]),
@@ -143,7 +147,7 @@ STUDY = TEXT.study(
     "P12",
     run,
     (
-        TEXT.parameter("encodings", "S3", choices=tuple(ENCODINGS)),
+        TEXT.parameter("encodings", "S3", choices=ENCODINGS),
         TEXT.parameter("length", 10, 4, 30),
         TEXT.parameter("steps", 2500, 20, 20000),
         TEXT.parameter("seeds", 3, 1, 10),

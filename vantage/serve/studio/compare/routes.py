@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from vantage.compare.entries import ALL, ATTENTION, DEFAULT
+from vantage.compare.entries import DEFAULT, all_positions, attentions
 from vantage.compare.experiment import VARIANTS, Experiment, expand_positions
 from vantage.compare.metadata import budget_seconds
 from vantage.compare.report import CSV, JSON, PAGE, VERDICTS
@@ -33,7 +33,6 @@ POLICY = (
 )
 TABLE = "text/csv; charset=utf-8"
 FILES = {PAGE: "text/html; charset=utf-8", CSV: TABLE, VERDICTS: TABLE, JSON: "application/json"}
-TASKS_OFFERED = (*TASKS, *VARIANTS)
 
 Name = Annotated[str, Field(min_length=1, max_length=64)]
 Names = Annotated[list[Name], Field(min_length=1, max_length=24)]
@@ -59,8 +58,8 @@ class CompareRequest(StrictModel):
 
     def study(self) -> Experiment:
         for task in self.tasks:
-            if task not in TASKS_OFFERED:
-                raise bad(unknown("task", task, TASKS_OFFERED), "tasks")
+            if task not in tasks_offered():
+                raise bad(unknown("task", task, tasks_offered()), "tasks")
         plain = Experiment()
         return replace(
             plain,
@@ -97,13 +96,17 @@ def comparisons_in(studio: Studio) -> Comparisons:
     return made
 
 
+def tasks_offered() -> tuple[str, ...]:
+    return (*TASKS, *VARIANTS)
+
+
 @router.get("/compare/choices")
 async def choices() -> dict[str, Any]:
     plain = Experiment()
     return {
-        "tasks": list(TASKS_OFFERED),
-        "positions": list(ALL),
-        "attention": list(ATTENTION),
+        "tasks": list(tasks_offered()),
+        "positions": list(all_positions()),
+        "attention": list(attentions()),
         "defaults": {
             "tasks": list(plain.tasks),
             "positions": list(DEFAULT),

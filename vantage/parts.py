@@ -1,0 +1,98 @@
+"""A part of your own: ``vantage.register`` puts it into the same registry as ours.
+
+    @vantage.register("position", "fading", title="Fading", summary="Scores fade with the distance.")
+    @dataclass(frozen=True)
+    class Fading: ...
+
+From then on it works wherever one of ours does. ``python -m vantage.parts`` writes docs/parts.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+from vantage.errors import BadInput, unknown
+from vantage.spec.registry import Entry, Registry, parameters
+
+C = TypeVar("C", bound=type)
+
+# kind -> where its registry is. Imported when it is asked for: a mask needs no training.
+KINDS = {
+    "position": "vantage.position:ENCODINGS",
+    "scaling": "vantage.position.scaling:SCALINGS",
+    "attention": "vantage.attention:ATTENTIONS",
+    "mask": "vantage.spec.mask_registry:MASKS",
+    "cache": "vantage.cache.kinds:CACHES",
+    "kernel": "vantage.kernels:KERNELS",
+    "feed-forward": "vantage.model.parts:FEED_FORWARDS",
+    "norm": "vantage.model.parts:NORM_PARTS",
+    "task": "vantage.training.tasks:TASKS",
+}
+
+
+def registry(kind: str) -> Registry[Any]:
+    """The registry of a kind of part."""
+    if kind not in KINDS:
+        raise BadInput(unknown("kind of part", kind, KINDS))
+    module, _, name = KINDS[kind].partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+@overload
+def register(kind: str, name: str, config: None = None, **facts: Any) -> Callable[[C], C]: ...
+@overload
+def register(kind: str, name: str, config: C, **facts: Any) -> C: ...
+def register(kind: str, name: str, config: Any = None, **facts: Any) -> Any:
+    """Register a class as a part of your own, under a name: as a call, or as a decorator above the class.
+
+    ``kind`` is one of "position", "scaling", "attention", "mask", "cache", "kernel", "feed-forward", "norm" and
+    "task"; ``facts`` are the other fields of ``vantage.spec.registry.Entry``: ``title`` and ``summary`` for whoever is
+    offered it, ``default`` where it cannot be made without arguments, ``variants`` and ``refusals`` for
+    ``vantage check``.
+    """
+    if not isinstance(name, str) or not name:
+        raise BadInput(f"name={name!r}: give the name that users write, as in register({kind!r}, 'mine')")
+    known = [field for field in Entry.__dataclass_fields__ if field not in ("name", "config")]
+    for fact in facts:
+        if fact not in known:
+            raise BadInput(unknown("fact of an entry", fact, known))
+    into = registry(kind)
+
+    def put(config: C) -> C:
+        into.register(Entry(name, config, **facts))
+        return config
+
+    return put if config is None else put(config)
+
+
+def page() -> str:
+    """docs/parts.md: a table for each kind of part, read off the registries."""
+    head = [
+        "# Parts",
+        "",
+        "All parts there are, by kind. This file is generated from the registries (`python -m vantage.parts >",
+        "docs/parts.md`); a part of your own stands in the same registries, see [the architecture](architecture.md).",
+    ]
+    tables = [table(kind, registry(kind)) for kind in KINDS]
+    return "\n".join([*head, *(line for lines in tables for line in ("", *lines))]) + "\n"
+
+
+def table(kind: str, parts: Registry[Any]) -> list[str]:
+    rows = [("name", "class", "what it is", "parameters")]
+    for entry in parts.entries():
+        what = ": ".join(word for word in (entry.title, entry.summary) if word)
+        names = ", ".join(f"`{name}`" for name in (parameters(entry.config) if is_config(entry.config) else ()))
+        rows.append((f"`{entry.name}`", f"`{entry.config.__name__}`", what, names))
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return [f"## {kind}", "", lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]
+
+
+def is_config(part: type) -> bool:
+    return "__dataclass_fields__" in dir(part)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())
