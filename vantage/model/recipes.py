@@ -1,13 +1,16 @@
-"""``decoder``, ``encoder`` and ``encoder_decoder``: a spec from a handful of names."""
+"""``decoder``, ``encoder`` and ``encoder_decoder``: a spec from a handful of options (``vantage.spec.options``)."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import wraps
 from math import sqrt
-from typing import TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from vantage.attention import GroupedQuery
-from vantage.errors import BadInput, unknown
+from vantage.errors import BadInput, Refused, unknown
 from vantage.model.feed_forward import named as named_ffn
 from vantage.model.norms import NORMS
 from vantage.position import encoding
@@ -18,153 +21,161 @@ from vantage.spec.model import (
     SANDWICH,
     AttentionConfig,
     Embedding,
-    FeedForwardConfig,
     Head,
     Layer,
     ModelSpec,
-    NormConfig,
     Parallel,
     Wiring,
 )
-from vantage.spec.parts import Encoding
+from vantage.spec.options import DecoderOptions, EncoderDecoderOptions, EncoderOptions, StackOptions
+from vantage.spec.registry import parameters
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 WIRINGS: dict[str, Wiring | Parallel] = {"pre": PRE, "post": POST, "sandwich": SANDWICH, "parallel": Parallel()}
 
 
-def decoder(
-    *,
-    vocab: int,
-    width: int,
-    layers: int,
-    heads: int | None = None,
-    kv_heads: int | None = None,
-    position: str | Encoding = "rope",
-    window: int | None = None,
-    max_length: int | None = None,
-    ffn: str | FeedForwardConfig = "swiglu",
-    norm: str | NormConfig = "rms",
-    wiring: str | Wiring | Parallel = "pre",
-    attention: AttentionConfig | None = None,
-    mask: Mask | None = None,
-    tied: bool = False,
-) -> ModelSpec:
-    """A decoder-only transformer.
+# ---- from options
 
-    ``position`` is a name or an encoding; it is put where it acts. ``attention`` replaces
-    ``heads`` and ``kv_heads`` (latent attention, softcap, sinks, …). ``mask`` replaces the
-    causal mask; ``window`` narrows whichever there is.
-    """
-    if attention is None:
-        if heads is None:
+
+def decoder_spec(vocab: int, options: DecoderOptions) -> ModelSpec:
+    if options.bidirectional and options.mask is not None:
+        raise BadInput("bidirectional=True takes the causal mask away: give it or mask=, not both")
+    mask = Everything() & SameSegment() if options.bidirectional else options.mask
+    spec = _stack(vocab, options, Causal() & SameSegment() if mask is None else mask, _attention(options))
+    return replace(spec, head=Head(tied=options.tied))
+
+
+def encoder_spec(vocab: int, options: EncoderOptions) -> ModelSpec:
+    mask = Everything() & SameSegment() if options.mask is None else options.mask
+    return _stack(vocab, options, mask, _attention(options))
+
+
+def encoder_decoder_spec(vocab: int, options: EncoderDecoderOptions) -> ModelSpec:
+    attention = _attention(options)
+    inner = _stack(vocab, options, Everything() & SameSegment(), attention)
+    spec = _stack(vocab, options, Causal() & SameSegment(), attention)
+    cross = spec.layers[0].attention  # with its dropout
+    return replace(
+        spec,
+        layers=tuple(replace(layer, cross=cross) for layer in spec.layers),
+        embedding=replace(spec.embedding, shared=options.shared),
+        head=Head(tied=options.tied),
+        encoder=inner,
+    )
+
+
+def _attention(options: StackOptions) -> AttentionConfig:
+    if options.attention is None:
+        if options.heads is None:
             raise BadInput("say heads=, or attention= with an attention config")
-        attention = GroupedQuery(heads, kv_heads)
-    elif heads is not None or kv_heads is not None:
-        raise BadInput("heads= and kv_heads= belong to grouped-query attention: give them or attention=, not both")
-    mask = Causal() & SameSegment() if mask is None else mask
-    mask = mask if window is None else mask & Window(window)
+        return GroupedQuery(options.heads, options.kv_heads, bias=options.bias, out_bias=options.bias)
+    if options.heads is not None or options.kv_heads is not None or options.bias is not type(options).bias:
+        raise BadInput("heads=, kv_heads= and bias= belong to plain attention: give them or attention=, not both")
+    return options.attention
+
+
+def _stack(vocab: int, options: StackOptions, mask: Mask, attention: AttentionConfig) -> ModelSpec:
+    width, wiring, norm, ffn = options.width, options.wiring, options.norm, options.ffn
+    mask = mask if options.window is None else mask & Window(options.window)
     wiring = _pick("wiring", wiring, WIRINGS) if isinstance(wiring, str) else wiring
     norm = _pick("norm", norm, NORMS) if isinstance(norm, str) else norm
     ffn = named_ffn(ffn, width) if isinstance(ffn, str) else ffn
     attention.shape(width)  # refuses heads that do not divide, before anything is built
-    parts = encoding(position, max_length=max_length).parts(causal=mask.causal)
+    parts = encoding(options.position, max_length=options.max_length).parts(causal=mask.causal)
     layer = Layer(attention, ffn, norm, mask, parts.qk, parts.bias, parts.value_bias, wiring)
-    return ModelSpec(
+    spec = ModelSpec(
         vocab,
         width,
-        (layer,) * layers,
+        (layer,) * options.layers,
         Embedding(inputs=parts.inputs, scale=sqrt(width) if parts.unit else 1.0),  # section 3.4 of the paper
         norm=norm if isinstance(wiring, Parallel) or wiring.before else None,
-        head=Head(tied=tied),
         sampler=parts.sampler,
-        max_length=max_length,
+        max_length=options.max_length,
     )
+    return spec if not options.dropout else _with_dropout(spec, options.dropout)
 
 
-def encoder(
-    *,
-    vocab: int,
-    width: int,
-    layers: int,
-    heads: int | None = None,
-    kv_heads: int | None = None,
-    position: str | Encoding = "rope",
-    window: int | None = None,
-    max_length: int | None = None,
-    ffn: str | FeedForwardConfig = "swiglu",
-    norm: str | NormConfig = "rms",
-    wiring: str | Wiring | Parallel = "pre",
-    attention: AttentionConfig | None = None,
-    mask: Mask | None = None,
-) -> ModelSpec:
-    """An encoder: the same blocks without the causal mask. It returns hidden states."""
-    spec = decoder(
-        vocab=vocab,
-        width=width,
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        position=position,
-        window=window,
-        max_length=max_length,
-        ffn=ffn,
-        norm=norm,
-        wiring=wiring,
-        attention=attention,
-        mask=Everything() & SameSegment() if mask is None else mask,
-    )
-    return replace(spec, head=None)
+def _with_dropout(spec: ModelSpec, share: float) -> ModelSpec:
+    """Where the original transformer has it, and on the attention weights."""
 
+    def dropped(layer: Layer) -> Layer:
+        attention: Any = layer.attention
+        if "scores" not in {f.name for f in fields(attention)}:
+            raise Refused(f"{type(attention).__name__} has no weights that could be dropped: leave dropout out")
+        attention = replace(attention, scores=replace(attention.scores, dropout=share))
+        return replace(layer, attention=attention, dropout=share)
 
-def encoder_decoder(
-    *,
-    vocab: int,
-    width: int,
-    layers: int,
-    heads: int,
-    kv_heads: int | None = None,
-    position: str | Encoding = "sinusoidal",
-    window: int | None = None,
-    max_length: int | None = None,
-    ffn: str | FeedForwardConfig = "relu",
-    norm: str | NormConfig = "layer",
-    wiring: str | Wiring | Parallel = "post",
-    bias: bool = True,
-    tied: bool = False,
-) -> ModelSpec:
-    """The original transformer: an encoder, and a decoder that also attends to the encoder's output."""
-    attention = GroupedQuery(heads, kv_heads, bias=bias, out_bias=bias)
-    enc = encoder(
-        vocab=vocab,
-        width=width,
-        layers=layers,
-        attention=attention,
-        position=position,
-        window=window,
-        max_length=max_length,
-        ffn=ffn,
-        norm=norm,
-        wiring=wiring,
+    return replace(
+        spec,
+        layers=tuple(dropped(layer) for layer in spec.layers),
+        embedding=replace(spec.embedding, dropout=share),
     )
-    dec = decoder(
-        vocab=vocab,
-        width=width,
-        layers=layers,
-        attention=attention,
-        position=position,
-        window=window,
-        max_length=max_length,
-        ffn=ffn,
-        norm=norm,
-        wiring=wiring,
-        tied=tied,
-    )
-    crossed = tuple(replace(layer, cross=attention) for layer in dec.layers)
-    return replace(dec, layers=crossed, encoder=enc)
 
 
 def _pick(what: str, name: str, choices: dict[str, T]) -> T:
     if name not in choices:
         raise BadInput(unknown(what, name, choices))
     return choices[name]
+
+
+# ---- as functions with keywords
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Vocabulary:
+    vocab: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DecoderArguments(DecoderOptions, _Vocabulary):
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class _EncoderArguments(EncoderOptions, _Vocabulary):
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class _EncoderDecoderArguments(EncoderDecoderOptions, _Vocabulary):
+    pass
+
+
+def _with_keywords(arguments: Callable[P, T]) -> Callable[[Callable[[T], ModelSpec]], Callable[P, ModelSpec]]:
+    """A function of a dataclass, as one of keywords: the fields, with their defaults, and their help in its own."""
+
+    def decorate(function: Callable[[T], ModelSpec]) -> Callable[P, ModelSpec]:
+        signature = inspect.signature(arguments).replace(return_annotation="ModelSpec")
+
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> ModelSpec:
+            signature.bind(*args, **kwargs)  # a missing keyword is refused by its name alone
+            return function(arguments(*args, **kwargs))
+
+        call.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue] (what inspect and help show)
+        help = {name: info.help for name, info in parameters(arguments).items()}  # pyright: ignore[reportArgumentType] (it is a class)
+        lines = "".join(f"\n    {name}: {text}" for name, text in help.items())
+        call.__doc__ = f"{function.__doc__}\n{lines}\n"
+        return call
+
+    return decorate
+
+
+@_with_keywords(_DecoderArguments)
+def decoder(arguments: _DecoderArguments) -> ModelSpec:
+    """A decoder-only transformer."""
+    return decoder_spec(arguments.vocab, arguments)
+
+
+@_with_keywords(_EncoderArguments)
+def encoder(arguments: _EncoderArguments) -> ModelSpec:
+    """An encoder: the same blocks without the causal mask. It returns hidden states."""
+    return encoder_spec(arguments.vocab, arguments)
+
+
+@_with_keywords(_EncoderDecoderArguments)
+def encoder_decoder(arguments: _EncoderDecoderArguments) -> ModelSpec:
+    """The original transformer: an encoder, and a decoder that also attends to the encoder's output."""
+    return encoder_decoder_spec(arguments.vocab, arguments)

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 
 from vantage.checkpoints.pull import find
 from vantage.errors import BadInput, VantageError
 from vantage.families import family_of, load, opened
-from vantage.model import Model, build, decoder, encoder, encoder_decoder
+from vantage.model import Model, build
 from vantage.model.lora import Lora, add_lora
+from vantage.model.recipes import decoder_spec, encoder_decoder_spec, encoder_spec
 from vantage.model.recurrent import RecurrentSpec, build_recurrent
-from vantage.spec.masks import Everything, SameSegment
-from vantage.spec.model import AttentionConfig, FeedForwardConfig, Head, Layer, ModelSpec, NormConfig
-from vantage.spec.parts import Encoding
-from vantage.training.checks import at_least_one
+from vantage.spec.model import Head, ModelSpec
+from vantage.spec.options import DecoderOptions, EncoderDecoderOptions, EncoderOptions, StackOptions, changed
 from vantage.training.learners import Classifier, Learner, PairLearner, RecurrentLearner, TokenLearner
 from vantage.training.sequences import Reads
+
+Options = TypeVar("Options", bound=StackOptions)
+WIDTH, LAYERS, HEADS = 256, 4, 4  # unless said
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,11 @@ class ModelSection(Protocol):
         """How an example is put before it."""
         ...
 
+    @property
+    def unsaid(self) -> frozenset[str]:
+        """Options that earlier versions did not have and that are at their defaults: such a run is still the same."""
+        ...
+
     def check(self, asked: Asked) -> None:
         """Refuse now what could not be built, before anything is allocated."""
         ...
@@ -47,50 +54,24 @@ class ModelSection(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Decoder:
-    """A decoder-only transformer. ``bidirectional`` takes its causal mask away (a control, not a language model)."""
+@dataclass(frozen=True, kw_only=True)
+class Decoder(DecoderOptions):
+    """A decoder-only transformer."""
 
-    width: int = 256
-    layers: int = 4
-    heads: int = 4
-    kv_heads: int | None = None
-    position: str | Encoding = "rope"
-    window: int | None = None
-    max_length: int | None = None
-    ffn: str | FeedForwardConfig = "swiglu"
-    norm: str | NormConfig = "rms"
-    wiring: str = "pre"
-    attention: AttentionConfig | None = None
-    tied: bool = False
-    dropout: float = 0.0
-    bidirectional: bool = False
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "width", "layers", "heads", "kv_heads", "max_length")
+    width: int = changed("width", WIDTH)
+    layers: int = changed("layers", LAYERS)
+    heads: int | None = changed("heads", HEADS)
 
     @property
     def reads(self) -> Reads:
         return "ask" if self.bidirectional else "line"
 
+    @property
+    def unsaid(self) -> frozenset[str]:
+        return _at_default(self, "bias", "mask")
+
     def spec(self, vocab: int) -> ModelSpec:
-        spec = decoder(
-            vocab=vocab,
-            width=self.width,
-            layers=self.layers,
-            heads=self.heads if self.attention is None else None,
-            kv_heads=self.kv_heads,
-            position=self.position,
-            window=self.window,
-            max_length=self.max_length,
-            ffn=self.ffn,
-            norm=self.norm,
-            wiring=self.wiring,
-            attention=self.attention,
-            mask=Everything() & SameSegment() if self.bidirectional else None,
-            tied=self.tied,
-        )
-        return with_dropout(spec, self.dropout)
+        return decoder_spec(vocab, _own_heads(self))
 
     def check(self, asked: Asked) -> None:
         self.spec(asked.vocab)
@@ -99,45 +80,26 @@ class Decoder:
         return _learner_of(build(self.spec(asked.vocab), seed=asked.seed), asked, "last")
 
 
-@dataclass(frozen=True)
-class Encoder:
+@dataclass(frozen=True, kw_only=True)
+class Encoder(EncoderOptions):
     """An encoder: a classifier where the data have labels, otherwise with a head that says hidden tokens."""
 
-    width: int = 256
-    layers: int = 4
-    heads: int = 4
-    kv_heads: int | None = None
-    position: str | Encoding = "rope"
-    window: int | None = None
-    max_length: int | None = None
-    ffn: str | FeedForwardConfig = "swiglu"
-    norm: str | NormConfig = "rms"
-    wiring: str = "pre"
+    width: int = changed("width", WIDTH)
+    layers: int = changed("layers", LAYERS)
+    heads: int | None = changed("heads", HEADS)
     pool: Literal["mean", "first", "last"] = "mean"
-    dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "width", "layers", "heads", "kv_heads", "max_length")
 
     @property
     def reads(self) -> Reads:
         return "label"
 
+    @property
+    def unsaid(self) -> frozenset[str]:
+        return _at_default(self, "attention", "bias", "mask")
+
     def spec(self, asked: Asked) -> ModelSpec:
-        spec = encoder(
-            vocab=asked.vocab,
-            width=self.width,
-            layers=self.layers,
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            position=self.position,
-            window=self.window,
-            max_length=self.max_length,
-            ffn=self.ffn,
-            norm=self.norm,
-            wiring=self.wiring,
-        )
-        return with_dropout(spec if asked.classes else replace(spec, head=Head(tied=True)), self.dropout)
+        spec = encoder_spec(asked.vocab, _own_heads(self))
+        return spec if asked.classes else replace(spec, head=Head(tied=True))
 
     def check(self, asked: Asked) -> None:
         self.spec(asked)
@@ -147,51 +109,41 @@ class Encoder:
         return Classifier(model, asked.classes, self.pool, asked.seed) if asked.classes else TokenLearner(model)
 
 
-@dataclass(frozen=True)
-class EncoderDecoder:
-    """An encoder-decoder, by default the original one."""
+@dataclass(frozen=True, kw_only=True)
+class EncoderDecoder(EncoderDecoderOptions):
+    """An encoder-decoder, by default the original one: with one table of embeddings for both ends and the head."""
 
-    width: int = 256
-    layers: int = 4
-    heads: int = 4
-    kv_heads: int | None = None
-    position: str | Encoding = "sinusoidal"
-    max_length: int | None = None
-    ffn: str | FeedForwardConfig = "relu"
-    norm: str | NormConfig = "layer"
-    wiring: str = "post"
+    width: int = changed("width", WIDTH)
+    layers: int = changed("layers", LAYERS)
+    heads: int | None = changed("heads", HEADS)
     tied: bool = True
-    shared: bool = True  # one table of embeddings for both ends
-    dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "width", "layers", "heads", "kv_heads", "max_length")
+    shared: bool = True
 
     @property
     def reads(self) -> Reads:
         return "pair"
 
+    @property
+    def unsaid(self) -> frozenset[str]:
+        return _at_default(self, "attention", "bias", "window")
+
     def spec(self, vocab: int) -> ModelSpec:
-        spec = encoder_decoder(
-            vocab=vocab,
-            width=self.width,
-            layers=self.layers,
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            position=self.position,
-            max_length=self.max_length,
-            ffn=self.ffn,
-            norm=self.norm,
-            wiring=self.wiring,
-            tied=self.tied,
-        )
-        return with_dropout(replace(spec, embedding=replace(spec.embedding, shared=self.shared)), self.dropout)
+        return encoder_decoder_spec(vocab, _own_heads(self))
 
     def check(self, asked: Asked) -> None:
         self.spec(asked.vocab)
 
     def learner(self, asked: Asked) -> Learner:
         return PairLearner(build(self.spec(asked.vocab), seed=asked.seed))
+
+
+def _own_heads(section: Options) -> Options:
+    """An attention config has heads of its own: those of the section, which has some by default, are left out."""
+    return section if section.attention is None else replace(section, heads=None)
+
+
+def _at_default(section: StackOptions, *names: str) -> frozenset[str]:
+    return frozenset(f.name for f in fields(section) if f.name in names and getattr(section, f.name) == f.default)
 
 
 @dataclass(frozen=True)
@@ -209,6 +161,10 @@ class Recurrent:
     @property
     def reads(self) -> Reads:
         return "pair"
+
+    @property
+    def unsaid(self) -> frozenset[str]:
+        return frozenset()
 
     def spec(self, vocab: int) -> RecurrentSpec:
         return RecurrentSpec(
@@ -233,6 +189,10 @@ class Loaded:
     @property
     def reads(self) -> Reads:
         return "own"
+
+    @property
+    def unsaid(self) -> frozenset[str]:
+        return frozenset()
 
     def check(self, asked: Asked) -> None:
         """Only the names and sizes are looked at: the weights can wait."""
@@ -260,25 +220,6 @@ def _learner_of(model: Model, asked: Asked, pool: str) -> Learner:
 
 
 MODELS: tuple[type[Any], ...] = (Decoder, Encoder, EncoderDecoder, Recurrent, Loaded)
-
-
-def with_dropout(spec: ModelSpec, share: float) -> ModelSpec:
-    """The spec with this dropout where the original transformer has it, and on the attention weights."""
-    if not share:
-        return spec
-
-    def dropped(layer: Layer) -> Layer:
-        def attention(config: Any) -> Any:
-            return None if config is None else replace(config, scores=replace(config.scores, dropout=share))
-
-        return replace(layer, attention=attention(layer.attention), cross=attention(layer.cross), dropout=share)
-
-    return replace(
-        spec,
-        layers=tuple(dropped(layer) for layer in spec.layers),
-        embedding=replace(spec.embedding, dropout=share),
-        encoder=None if spec.encoder is None else with_dropout(spec.encoder, share),
-    )
 
 
 __all__ = ["MODELS", "Asked", "Decoder", "Encoder", "EncoderDecoder", "Loaded", "Recurrent"]

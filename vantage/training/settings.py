@@ -125,6 +125,7 @@ class TrainSettings:
         """Two runs with the same one compute the same: how often they save does not count, nor how long they go on,
         nor when somebody should be alarmed."""
         table = {f.name: _as_table(getattr(self, f.name)) for f in fields_of(self) if f.name not in ("save", "guard")}
+        table["model"] = {name: v for name, v in table["model"].items() if name not in self.model.unsaid}
         table["loop"] = {name: v for name, v in table["loop"].items() if name not in ("steps", "threads")}
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
 
