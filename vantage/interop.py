@@ -77,8 +77,8 @@ def register(name: str = "vantage", *, kernel: str | Kernel = "auto") -> None:
         )
         view = View(key, value, Positions.arange(len(key), S, device=key.device))
         pair = Positions.arange(len(query), T, 0 if T > 1 else S - 1, device=query.device).against(view.pos)
-        done = choose(need, query, view)(query, view, pair, need)
-        return done.out.transpose(1, 2).contiguous(), done.weights
+        attended = choose(need, query, view)(query, view, pair, need)
+        return attended.out.transpose(1, 2).contiguous(), attended.weights
 
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, sdpa_mask)

@@ -16,7 +16,7 @@ from tests.inspect.models import EACH, model, source, tokens
 from vantage.conformance.factors import masks
 from vantage.errors import BadInput, Refused
 from vantage.inspect import capturing
-from vantage.inspect.keep import STATS
+from vantage.inspect.reductions import STATS
 from vantage.inspect.sites import KernelCall, observing, sites_of
 from vantage.inspect.tiles import largest, tiles
 from vantage.kernels.native import native

@@ -11,7 +11,7 @@ from tests.generation.folder import chat_model
 from tests.inspect.models import model, source, tokens
 from vantage.errors import BadInput, Refused
 from vantage.inspect import Capture, capturing, decompose, distinguishable, plot_attention, plot_decomposition
-from vantage.inspect.keep import parse
+from vantage.inspect.reductions import parse
 
 
 def test_the_passes_of_several_sequences_are_not_put_together() -> None:

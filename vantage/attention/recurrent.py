@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Score(Protocol):
+class AlignmentScore(Protocol):
     """How well states (B, D), or whole rows of them (B, T, D), match each of the keys (B, S, K).
 
     In two parts: ``mapped`` is what hangs on the keys alone, so a decoder works it out once for all its steps.
@@ -76,7 +76,7 @@ class Additive(nn.Module):
 class RecurrentAttention(nn.Module):
     """The context: encoder states weighted by how well they match. Keys are the values."""
 
-    def __init__(self, score: Score):
+    def __init__(self, score: AlignmentScore):
         super().__init__()
         self.score = score
 

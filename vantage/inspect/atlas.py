@@ -73,8 +73,8 @@ class Atlas:
             return [head for head in self.heads if not head.kinds]
         if kind not in asdict(self.thresholds):
             raise BadInput(unknown("kind of head", kind, [*asdict(self.thresholds), "mixed"]))
-        found = [head for head in self.heads if kind in head.kinds]
-        return sorted(found, key=lambda head: -head.measures[kind])
+        named = [head for head in self.heads if kind in head.kinds]
+        return sorted(named, key=lambda head: -head.measures[kind])
 
     @property
     def counts(self) -> dict[str, int]:
@@ -140,7 +140,7 @@ def atlas(
     tokens = torch.cat((first, first), 1) if repeat else first
     read = read_source(model, source)
     sites = choose_sites(sites_of(model), None, layers)
-    found: list[HeadFacts] = []
+    heads: list[HeadFacts] = []
 
     def see(call: KernelCall) -> None:
         kind = call.site.kind
@@ -148,15 +148,15 @@ def atlas(
         facts = measure(call, own, first.shape[1] if repeat and kind == "self" else None)
         for head in range(call.site.heads):
             measures = {name: float(value[head]) for name, value in facts.items()}
-            found.append(HeadFacts(kind, call.site.layer, head, _kinds(measures, thresholds), measures))
+            heads.append(HeadFacts(kind, call.site.layer, head, _kinds(measures, thresholds), measures))
         if progress is not None:
-            progress(len({(h.site, h.layer) for h in found}), len(sites))
+            progress(len({(h.site, h.layer) for h in heads}), len(sites))
 
     with observing(sites, see):
         model.hidden(tokens, source=read)
     order = {site.name: i for i, site in enumerate(sites)}
-    found.sort(key=lambda head: (order[f"{head.site} {head.layer}"], head.head))
-    return Atlas(tuple(found), thresholds, tokens.shape[1])
+    heads.sort(key=lambda head: (order[f"{head.site} {head.layer}"], head.head))
+    return Atlas(tuple(heads), thresholds, tokens.shape[1])
 
 
 def _kinds(measures: dict[str, float], thresholds: Thresholds) -> tuple[str, ...]:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from vantage.errors import BadInput, Refused
 from vantage.generation.cached_sequence import CachedSequence
-from vantage.inspect.captured import Capture, Part, Read
-from vantage.inspect.keep import Keep, parse
+from vantage.inspect.captured import Capture, CapturedPass, TokensRead
+from vantage.inspect.reductions import Reduction, parse
 from vantage.inspect.select import (
     Numbers,
     check_length,
@@ -48,7 +48,7 @@ def capture(
     layers: Numbers = None,
     heads: Numbers = None,
     queries: Numbers = None,
-    keep: str | Keep = "weights",
+    keep: str | Reduction = "weights",
     steps: int = 0,
     beyond: bool = False,
     verify: bool = False,
@@ -74,15 +74,15 @@ def capture(
     rows = None if queries is None else numbers(queries, total, "query")
     read = read_source(model, source)
     many = {"kinds": kinds, "layers": layers, "heads": heads, "queries": rows, "verify": verify, "limit": limit}
-    with capturing(model, keep=keep, passes=1, progress=progress, **many) as seen:
+    with capturing(model, keep=keep, passes=1, progress=progress, **many) as captured:
         memory = None if read is None else model.encode(read)
         if steps:
             _go_on(model, tokens[0].tolist(), steps, memory)
         else:
             model.hidden(tokens, source=memory)
-    if not seen.parts:
+    if not captured.parts:
         raise BadInput(f"queries={queries!r}: no chosen attention read so many tokens, and nothing was captured")
-    return seen
+    return captured
 
 
 @contextlib.contextmanager
@@ -93,7 +93,7 @@ def capturing(
     layers: Numbers = None,
     heads: Numbers = None,
     queries: Iterable[int] | None = None,
-    keep: str | Keep = "top32",
+    keep: str | Reduction = "top32",
     verify: bool = False,
     limit: int = LIMIT,
     passes: int = 1,
@@ -110,9 +110,9 @@ def capturing(
         raise BadInput("the model is in training mode, where dropout changes the weights: call model.eval() first")
     sites = choose_sites(sites_of(model), kinds, layers)
     chosen = {id(site): numbers(heads, site.heads, "head", f" in {site.name} attention") for site in sites}
-    wanted = None if queries is None else _orders(queries)
+    orders = None if queries is None else _orders(queries)
     kept = Capture(parse(keep).name, model.spec, {})
-    watcher = _Watcher(kept, parse(keep), chosen, wanted, verify, limit, len(sites) * passes, progress)
+    watcher = _Watcher(kept, parse(keep), chosen, orders, verify, limit, len(sites) * passes, progress)
     with observing(sites, watcher), _reading(model, kept):
         yield kept
 
@@ -123,14 +123,14 @@ class _Watcher:
     """Turns what it sees into what is kept."""
 
     into: Capture
-    keep: Keep
+    keep: Reduction
     heads: dict[int, list[int]]
     queries: frozenset[int] | None
     verify: bool
     limit: int
     expected: int
     progress: Progress | None
-    done: int = field(default=0)
+    passes_seen: int = field(default=0)
 
     def __call__(self, call: KernelCall) -> None:
         heads = self.heads[id(call.site)]
@@ -142,19 +142,21 @@ class _Watcher:
         width = 1 + (int(call.pair.k.order.max()) if bounds is None else bounds[1])
         itemsize = torch.promote_types(call.q.dtype, torch.float32).itemsize  # as tiles have it
         self._check(len(order) * len(heads) * len(columns), width, itemsize)
-        found: list[dict[str, Tensor]] = []
+        kept_tiles: list[dict[str, Tensor]] = []
         error = 0.0
         for tile in tiles(call, heads, columns):
-            found.append(self.keep.of(tile, width))
+            kept_tiles.append(self.keep.of(tile, width))
             if self.verify:
                 ours, theirs = output(call, heads, tile), call.out[:, heads][:, :, tile.columns]
                 error = max(error, float((ours - theirs).abs().max()))
-        data = {name: torch.cat([one[name] for one in found], 2) for name in found[0]}
-        part = Part(tuple(heads), order[:, columns].clone(), data, width, call.kernel, error if self.verify else None)
+        data = {name: torch.cat([one[name] for one in kept_tiles], 2) for name in kept_tiles[0]}
+        part = CapturedPass(
+            tuple(heads), order[:, columns].clone(), data, width, call.kernel, error if self.verify else None
+        )
         self.into.parts.setdefault((call.site.kind, call.site.layer), []).append(part)
-        self.done += 1
+        self.passes_seen += 1
         if self.progress is not None:
-            self.progress(self.done, max(self.done, self.expected))
+            self.progress(self.passes_seen, max(self.passes_seen, self.expected))
 
     def _columns(self, order: Tensor) -> list[int]:
         """Which columns of the pass are wanted: the same in every row, since a tile is cut out of all of them."""
@@ -171,7 +173,7 @@ class _Watcher:
 
     def _check(self, cells: int, width: int, itemsize: int) -> None:
         """Refuse at the first layer what all of them together could not keep."""
-        more = max(1, self.expected - self.done)
+        more = max(1, self.expected - self.passes_seen)
         total = self.into.bytes + more * self.keep.bytes(cells, width, itemsize)
         if total > self.limit:
             raise Refused(
@@ -190,7 +192,9 @@ def _reading(model: Model, kept: Capture) -> Iterator[None]:
             tokens, pos = args[0], args[1]
             # one row of positions may stand for all
             order = pos.order.expand(len(tokens), -1).cpu().clone()
-            kept.read.setdefault(kind, []).append(Read(tokens.cpu().clone() if tokens.dim() == 2 else None, order))
+            kept.read.setdefault(kind, []).append(
+                TokensRead(tokens.cpu().clone() if tokens.dim() == 2 else None, order)
+            )
 
         return of.embed.register_forward_pre_hook(hear)
 
@@ -206,10 +210,10 @@ def _reading(model: Model, kept: Capture) -> Iterator[None]:
 
 
 def _orders(queries: Iterable[int] | int) -> frozenset[int]:
-    given = [queries] if isinstance(queries, int) else list(queries) if isinstance(queries, Iterable) else []
-    if not given or not all(type(n) is int and n >= 0 for n in given):
+    orders = [queries] if isinstance(queries, int) else list(queries) if isinstance(queries, Iterable) else []
+    if not orders or not all(type(n) is int and n >= 0 for n in orders):
         raise BadInput(f"queries={queries!r}: give the orders of queries, whole numbers from 0 on, at least one")
-    return frozenset(given)
+    return frozenset(orders)
 
 
 def _width(model: Model, tokens: Tensor) -> int:

@@ -16,7 +16,7 @@ from vantage.spec.model import ModelSpec
 
 @final
 @dataclass(frozen=True, eq=False)
-class Part:
+class CapturedPass:
     """What one pass left of one attention: tensors (B, heads, queries, …)."""
 
     heads: tuple[int, ...]
@@ -31,7 +31,7 @@ class Part:
         return sum(t.nbytes for t in (*self.data.values(), self.order))
 
 
-class Read(NamedTuple):
+class TokensRead(NamedTuple):
     """What one pass read."""
 
     tokens: Tensor | None  # (B, T); None: images
@@ -49,8 +49,8 @@ class Capture:
 
     keep: str
     spec: ModelSpec
-    parts: dict[tuple[str, int], list[Part]]
-    read: dict[str, list[Read]] = field(default_factory=dict)  # by "self" and "encoder", pass by pass
+    parts: dict[tuple[str, int], list[CapturedPass]]
+    read: dict[str, list[TokensRead]] = field(default_factory=dict)  # by "self" and "encoder", pass by pass
     label: Callable[[Sequence[int]], list[str]] = field(default=lambda tokens: [str(n) for n in tokens])
 
     # ---- what there is
@@ -93,12 +93,12 @@ class Capture:
     def tokens(self, kind: str = "self", row: int = 0) -> list[str]:
         """The tokens of a row as text, by their order; kind "encoder" for the source."""
         self._one_sequence(kind)
-        there: dict[int, int] = {}
+        token_at: dict[int, int] = {}
         for tokens, order in self.read.get(kind, []):
             _check_row(row, order)
             if tokens is not None:
-                there |= zip(order[row].tolist(), tokens[row].tolist(), strict=True)
-        return self.label([there[o] for o in sorted(there) if o >= 0])
+                token_at |= zip(order[row].tolist(), tokens[row].tolist(), strict=True)
+        return self.label([token_at[o] for o in sorted(token_at) if o >= 0])
 
     # ---- numbers
 
@@ -144,13 +144,13 @@ class Capture:
         }
 
     def _one(self, kind: str, layer: int, most: int) -> dict[str, Any]:
-        said: dict[str, Any] = {"kind": kind, "layer": layer, "heads": list(self.heads(layer, kind))}
-        said["queries"] = self.queries(layer, kind)[0].tolist()
+        facts: dict[str, Any] = {"kind": kind, "layer": layer, "heads": list(self.heads(layer, kind))}
+        facts["queries"] = self.queries(layer, kind)[0].tolist()
         if self.keep == "stats":
-            return said | {name: t.tolist() for name, t in self.stats(layer, kind=kind).items()}
+            return facts | {name: t.tolist() for name, t in self.stats(layer, kind=kind).items()}
         dense = self.weights(layer, kind=kind)
         best = dense.topk(min(most, dense.shape[-1]), -1)
-        return said | {"weights": best.values.tolist(), "keys": best.indices.tolist()}
+        return facts | {"weights": best.values.tolist(), "keys": best.indices.tolist()}
 
     # ---- showing
 
@@ -176,7 +176,7 @@ class Capture:
 
     # ---- inside
 
-    def _of(self, layer: int, kind: str | None, row: int = 0) -> list[Part]:
+    def _of(self, layer: int, kind: str | None, row: int = 0) -> list[CapturedPass]:
         kind = self.kind(layer, kind)
         self._one_sequence("encoder" if kind == "encoder" else "self")
         parts = self.parts[kind, layer]
@@ -209,13 +209,13 @@ class Capture:
     def _names(self) -> str:
         return ", ".join(f"{kind} {layer}" for kind, layer in self.parts) or "none"
 
-    def _head(self, part: Part, head: int) -> int:
+    def _head(self, part: CapturedPass, head: int) -> int:
         if head not in part.heads:
             raise BadInput(f"head {head} was not captured: there are {', '.join(map(str, part.heads))}")
         return part.heads.index(head)
 
 
-def _dense(part: Part, row: int, width: int) -> Tensor:
+def _dense(part: CapturedPass, row: int, width: int) -> Tensor:
     """(heads, queries, keys) of one row of the batch."""
     kept = part.data["weights"][row]
     out = kept.new_zeros(*kept.shape[:2], width)

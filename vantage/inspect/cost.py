@@ -11,7 +11,7 @@ from torch import nn
 from vantage.errors import BadInput
 from vantage.figures.html import page_table
 from vantage.inspect import operations as ops
-from vantage.inspect.cache_bytes import Room, alternatives, cache_bytes, token_bytes
+from vantage.inspect.cache_bytes import CacheSettings, alternatives, cache_bytes, token_bytes
 from vantage.inspect.machine import Machine, floating
 from vantage.inspect.operations import PARTS
 from vantage.inspect.visible import visible
@@ -110,9 +110,9 @@ class Cost:
             | {"parts": [asdict(part) | {"intensity": part.intensity} for part in one.parts]}
             for one in self.passes
         ]
-        said = {n: getattr(self, n) for n in ("context", "batch", "dtype", "kind", "parameters", "total", "cache")}
-        said |= {"cache_a_token": self.cache_a_token, "instead": self.instead, "uncounted": list(self.uncounted)}
-        return said | {"machine": None if self.machine is None else asdict(self.machine), "passes": passes}
+        facts = {n: getattr(self, n) for n in ("context", "batch", "dtype", "kind", "parameters", "total", "cache")}
+        facts |= {"cache_a_token": self.cache_a_token, "instead": self.instead, "uncounted": list(self.uncounted)}
+        return facts | {"machine": None if self.machine is None else asdict(self.machine), "passes": passes}
 
     @property
     def header(self) -> list[str]:
@@ -172,25 +172,25 @@ def cost(
     empty = empty_model(spec)
     dtype = dtype_for(model, dtype)
     read = 0 if spec.encoder is None else context if source is None else source
-    room = Room(context, batch, dtype, kind, read)
+    cached = CacheSettings(context, batch, dtype, kind, read)
     named = str(dtype).removeprefix("torch.")
     todo = [("prefill" if spec.generates else "pass", PassSize(batch, context, context, read))]
     if spec.generates:
         todo.append(("decode", PassSize(batch, 1, context, read, fresh=False)))
-    passes = tuple(_pass(name, empty, size, room, machine, named) for name, size in todo)
-    a_token = sum(token_bytes(layer.attention.cache_shape(spec.width), room) for layer in spec.layers)
+    passes = tuple(_pass(name, empty, size, cached, machine, named) for name, size in todo)
+    a_token = sum(token_bytes(layer.attention.cache_shape(spec.width), cached) for layer in spec.layers)
     layers = zip(empty.blocks, spec.layers, strict=True)
     odd = tuple(dict.fromkeys(name for block, layer in layers for name in ops.uncounted(block, layer)))
-    kept = cache_bytes(spec, room) if spec.generates else 0
-    instead = alternatives(spec, room, window) if spec.generates else {}
+    kept = cache_bytes(spec, cached) if spec.generates else 0
+    instead = alternatives(spec, cached, window) if spec.generates else {}
     return Cost(context, batch, named, kind, parameters(empty), passes, kept, a_token, instead, machine, odd)
 
 
-def dtype_for(model: Model | ModelSpec, given: torch.dtype | str | None) -> torch.dtype:
+def dtype_for(model: Model | ModelSpec, dtype: torch.dtype | str | None) -> torch.dtype:
     """That of weights and cache which a cost is told in."""
-    if given is None:
+    if dtype is None:
         return torch.bfloat16 if isinstance(model, ModelSpec) else model.dtype
-    return floating(given)
+    return floating(dtype)
 
 
 # ---- parameters
@@ -199,25 +199,25 @@ def dtype_for(model: Model | ModelSpec, given: torch.dtype | str | None) -> torc
 def parameters(model: nn.Module) -> dict[str, int]:
     """By part; what is shared is counted once, where it comes first."""
     assert isinstance(model, Model)
-    seen: set[int] = set()
-    counts = {"embedding": _count(model.embed, seen), "attention": 0, "feed-forward": 0, "norms": 0}
+    counted: set[int] = set()
+    counts = {"embedding": _count(model.embed, counted), "attention": 0, "feed-forward": 0, "norms": 0}
     if model.encoder is not None:
         counts = {"encoder": sum(parameters(model.encoder).values()), **counts}
         if model.spec.embedding.shared:
             counts["encoder"] -= model.embed.tokens.weight.numel()  # one table, counted with the decoder's
     for block in model.blocks:
-        counts["attention"] += sum(_count(m, seen) for m in attentions(block))
-        counts["feed-forward"] += _count(_ffn(block), seen)
-        counts["norms"] += _count(block, seen)
-    counts["norms"] += _count(model.norm, seen)
-    counts["head"] = _count(model.head, seen)
-    counts["pooler"] = _count(model.pooler, seen)
+        counts["attention"] += sum(_count(m, counted) for m in attentions(block))
+        counts["feed-forward"] += _count(_ffn(block), counted)
+        counts["norms"] += _count(block, counted)
+    counts["norms"] += _count(model.norm, counted)
+    counts["head"] = _count(model.head, counted)
+    counts["pooler"] = _count(model.pooler, counted)
     return {name: n for name, n in counts.items() if n}
 
 
-def _count(module: nn.Module, seen: set[int]) -> int:
-    new = {id(p): p.numel() for p in module.parameters() if id(p) not in seen}
-    seen.update(new)
+def _count(module: nn.Module, counted: set[int]) -> int:
+    new = {id(p): p.numel() for p in module.parameters() if id(p) not in counted}
+    counted.update(new)
     return sum(new.values())
 
 
@@ -229,18 +229,18 @@ def _ffn(block: Any) -> nn.Module:
 # ---- operations
 
 
-def _pass(name: str, model: Model, size: PassSize, room: Room, on: Machine | None, dtype: str) -> PassCost:
+def _pass(name: str, model: Model, size: PassSize, cached: CacheSettings, on: Machine | None, dtype: str) -> PassCost:
     counts: dict[str, int] = dict.fromkeys(PARTS, 0)
     sizes: dict[str, int] = dict.fromkeys(PARTS, 0)
     spared: dict[str, int] = dict.fromkeys(PARTS, 0)
-    pairs = seen = 0
+    pairs = visible_pairs = 0
     if model.encoder is not None and size.fresh:
-        inside = _pass(name, model.encoder, PassSize(size.batch, size.source, size.source), room, None, dtype)
+        inside = _pass(name, model.encoder, PassSize(size.batch, size.source, size.source), cached, None, dtype)
         for part in inside.parts:
             counts[part.name] += part.operations
             sizes[part.name] += part.bytes
             spared[part.name] += part.operations - part.needed
-    width, itemsize = model.spec.width, room.dtype.itemsize
+    width, itemsize = model.spec.width, cached.dtype.itemsize
     for block, layer in zip(model.blocks, model.spec.layers, strict=True):
         for module in attentions(block):
             config = layer.cross if module.crosses and layer.cross is not None else layer.attention
@@ -250,7 +250,7 @@ def _pass(name: str, model: Model, size: PassSize, room: Room, on: Machine | Non
                 counts[part] += n
                 if part in PAIRED:
                     spared[part] += n - n * shown // (size.queries * keys)
-            kept = size.batch * keys * token_bytes(config.cache_shape(width), room)
+            kept = size.batch * keys * token_bytes(config.cache_shape(width), cached)
             value = 0 if config.cache_shape(width).single else config.cache_shape(width).value_dim
             share = value / (config.cache_shape(width).key_dim + value)
             sizes["scores"] += kept - int(kept * share)
@@ -260,7 +260,7 @@ def _pass(name: str, model: Model, size: PassSize, room: Room, on: Machine | Non
             sizes["output"] += out * itemsize
             sizes["projections"] += (sum(weights.values()) - out) * itemsize
             pairs += size.queries * keys
-            seen += shown
+            visible_pairs += shown
         ffn = _ffn(block)
         counts["feed-forward"] += ops.feed_forward(ffn, layer.ffn, size.tokens)
         sizes["feed-forward"] += _read(ffn, layer.ffn, size.tokens) * itemsize
@@ -276,7 +276,7 @@ def _pass(name: str, model: Model, size: PassSize, room: Room, on: Machine | Non
         return PartCost(part, counts[part], sizes[part], needed, seconds)
 
     parts = tuple(cost_of(part) for part in PARTS)
-    return PassCost(name, size.queries, size.keys, parts, seen / max(1, pairs))
+    return PassCost(name, size.queries, size.keys, parts, visible_pairs / max(1, pairs))
 
 
 def _shown(mask: Mask, size: PassSize) -> int:

@@ -106,25 +106,25 @@ def extend(
                 f"the text has {len(tokens):,} tokens and a length of {n:,} was asked for: give a longer text"
             )
     count = 2 * len(lengths) * (1 + tries)
-    done = 0
+    finished = 0
 
     def tell() -> None:
-        nonlocal done
-        done += 1
+        nonlocal finished
+        finished += 1
         if progress is not None:
-            progress(done, count)
+            progress(finished, count)
 
     results: list[Lengthwise] = []
     for n in lengths:
         for name, model in (("before", before), ("after", after)):
             losses = token_losses(model, tokens[:n])
             tell()
-            found = 0
+            hits = 0
             for trial in range(tries):
-                found += _finds(model, tokens, n, (trial + 0.5) / tries, seed + trial)
+                hits += _finds(model, tokens, n, (trial + 0.5) / tries, seed + trial)
                 tell()
             stretches = tuple(_perplexity(part) for part in losses.tensor_split(BINS))
-            passkeys = found if tries else None
+            passkeys = hits if tries else None
             results.append(Lengthwise(name, n, _perplexity(losses), stretches, passkeys, tries))
     return Extension(change, tuple(results))
 
@@ -151,20 +151,20 @@ def _finds(model: Model, filler: Sequence[int], length: int, depth: float, seed:
     """Whether the model says the digits hidden at this depth."""
     key = str(random.Random(seed).randrange(10 ** (DIGITS - 1), 10**DIGITS))
     encode = model.tokenizer.encode
-    task, told = encode(TASK), encode(KEY.format(key=key), special=False)
-    asked = encode(QUESTION, special=False)
-    room = length - len(task) - len(told) - len(asked) - ANSWER
-    if room < 1:
+    task, statement = encode(TASK), encode(KEY.format(key=key), special=False)
+    question = encode(QUESTION, special=False)
+    space = length - len(task) - len(statement) - len(question) - ANSWER
+    if space < 1:
         raise BadInput(f"a length of {length} has no room for a passkey: give more, or tries=0")
-    at = int(depth * room)
-    prompt = [*task, *filler[:at], *told, *filler[at:room], *asked]
+    at = int(depth * space)
+    prompt = [*task, *filler[:at], *statement, *filler[at:space], *question]
     row = CachedSequence(model, model.new_cache(capacity=length, length=_declared(model, length)))
-    said: list[int] = []
+    answer: list[int] = []
     logits = row.feed(prompt)
     for _ in range(ANSWER):
-        said.append(int(logits[-1].argmax()))
-        logits = row.feed(said[-1:])
-    return model.tokenizer.decode(said).strip().startswith(key)
+        answer.append(int(logits[-1].argmax()))
+        logits = row.feed(answer[-1:])
+    return model.tokenizer.decode(answer).strip().startswith(key)
 
 
 def _perplexity(losses: Tensor) -> float:

@@ -94,12 +94,12 @@ def measured(dtype: str = "float32", device: str | None = None, size: int | None
     return Machine(f"this machine ({device})", {dtype: 2 * size**3 / product}, 2 * big.numel() / copy)
 
 
-def floating(given: torch.dtype | str) -> torch.dtype:
+def floating(name: torch.dtype | str) -> torch.dtype:
     """A dtype by its name, or as it is."""
-    found = getattr(torch, given, None) if isinstance(given, str) else given
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        raise BadInput(f"dtype={given!r}: use one of float64, float32, bfloat16, float16")
-    return found
+    dtype = getattr(torch, name, None) if isinstance(name, str) else name
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise BadInput(f"dtype={name!r}: use one of float64, float32, bfloat16, float16")
+    return dtype
 
 
 def _wait(device: str) -> None:

@@ -96,12 +96,12 @@ def _weigh(sums: Sums, tile: Tile, shown_ts: Tensor, tokens: Tensor | None, repe
     sums.add("previous", (w * (k == q - 1)).sum(-1), q[:, 0] > 0)
     sums.add("itself", (w * (k == q)).sum(-1), q[:, 0] > 0)
     sums.add("local", (w * ((q - k).abs() < LOCAL)).sum(-1), q[:, 0] >= 2 * LOCAL)
-    here, there = tokens[q[:, 0]][:, None], tokens[k[0]][None]
-    same = (here == there) & (k != q) & (k > 0) & shown_ts  # the first token is looked at whatever it is
+    query_token, key_token = tokens[q[:, 0]][:, None], tokens[k[0]][None]
+    same = (query_token == key_token) & (k != q) & (k > 0) & shown_ts  # the first token is looked at whatever it is
     fresh = q[:, 0] < (repeat if repeat is not None else len(tokens))
     sums.add("same", (w * same).sum(-1), same.any(-1) & fresh)
     before = tokens[(k[0] - 1).clamp_min(0)][None]
-    after = (before == here) & (k > 1) & (k - 1 != q) & shown_ts
+    after = (before == query_token) & (k > 1) & (k - 1 != q) & shown_ts
     after = after if repeat is None else after & (k == q - repeat + 1)  # what followed this very token last time
     again = q[:, 0] >= (0 if repeat is None else repeat)
     sums.add("induction", (w * after).sum(-1), after.any(-1) & again)
@@ -150,13 +150,13 @@ def _pattern(call: KernelCall) -> Pattern:
 
 def _fitted(pattern: Tensor, total: Tensor, rest_Ht: Tensor, offset_ts: Tensor, shown_ts: Tensor) -> Tensor:
     """Preferences whose guesses have each offset's sum, if rows had theirs before."""
-    told = torch.zeros_like(pattern)
+    weight_sum = torch.zeros_like(pattern)
     for rows in torch.arange(len(offset_ts), device=offset_ts.device).split(64):
         guess = pattern[:, offset_ts[rows]] * shown_ts[rows]
         factor = rest_Ht[:, rows] / guess.sum(-1).clamp_min(1e-12)
         cells = factor[..., None] * shown_ts[rows]
-        told.index_add_(1, offset_ts[rows].flatten(), cells.flatten(1))
-    return torch.where(told > 0, total / told.clamp_min(1e-12), 0.0)
+        weight_sum.index_add_(1, offset_ts[rows].flatten(), cells.flatten(1))
+    return torch.where(weight_sum > 0, total / weight_sum.clamp_min(1e-12), 0.0)
 
 
 def _explain(sums: Sums, tile: Tile, shown_ts: Tensor, pattern: Pattern) -> None:

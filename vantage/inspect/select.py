@@ -27,7 +27,7 @@ def need_model(model: Any) -> None:
         )
 
 
-def read_tokens(model: Model, given: Any, *, beyond: bool = False, cut: int | None = None) -> Tensor:
+def read_tokens(model: Model, text: Any, *, beyond: bool = False, cut: int | None = None) -> Tensor:
     """(B, T) from a text, a list of tokens or a tensor; images (B, C, H, W) for a model of images.
 
     A text longer than the model's context is refused, unless ``beyond`` and nothing in the model ends there.
@@ -35,21 +35,21 @@ def read_tokens(model: Model, given: Any, *, beyond: bool = False, cut: int | No
     """
     need_model(model)
     device = model.device
-    if isinstance(given, str):
+    if isinstance(text, str):
         if model.tokenizer is None:
             raise BadInput("this model has no tokenizer: give tokens instead of text")
-        given = model.tokenizer.encode(given)
-        if not given:
+        text = model.tokenizer.encode(text)
+        if not text:
             raise BadInput("the text is empty: give at least one token")
-    if not isinstance(given, Tensor):
-        if not isinstance(given, Sequence) or not given or not all(type(n) is int for n in given):
-            raise BadInput(f"{given!r:.80} is neither a text nor tokens: give a text, a list of tokens, or a tensor")
-        given = torch.tensor([list(given)])
-    tokens = given[None] if given.dim() == 1 else given
+    if not isinstance(text, Tensor):
+        if not isinstance(text, Sequence) or not text or not all(type(n) is int for n in text):
+            raise BadInput(f"{text!r:.80} is neither a text nor tokens: give a text, a list of tokens, or a tensor")
+        text = torch.tensor([list(text)])
+    tokens = text[None] if text.dim() == 1 else text
     if model.spec.embedding.source is None:
         if tokens.dim() != 2 or not tokens.numel() or tokens.is_floating_point():
             raise BadInput(
-                f"a tensor of shape {tuple(given.shape)} and {given.dtype}: give tokens as whole numbers, of shape "
+                f"a tensor of shape {tuple(text.shape)} and {text.dtype}: give tokens as whole numbers, of shape "
                 "(tokens,) or (rows, tokens), at least one"
             )
         tokens = tokens[..., :cut]
@@ -84,28 +84,28 @@ def check_length(model: Model, tokens: int, *, beyond: bool = False) -> None:
 
 def choose_sites(sites: Sequence[Site], kinds: Iterable[str] | str | None, layers: Numbers) -> list[Site]:
     """The sites of these kinds in these layers."""
-    there = [kind for kind in KINDS if any(site.kind == kind for site in sites)]
-    wanted = there if kinds is None else [kinds] if isinstance(kinds, str) else kinds
-    wanted = list(wanted) if isinstance(wanted, Iterable) else []
-    if not wanted:
-        raise BadInput(f"kinds={kinds!r}: give at least one of {', '.join(there)}, or None for all")
-    for kind in wanted:
-        if kind not in there:
-            raise BadInput(f"this model has no {kind!r} attention: it has {', '.join(there)}")
+    kinds_here = [kind for kind in KINDS if any(site.kind == kind for site in sites)]
+    wanted_kinds = kinds_here if kinds is None else [kinds] if isinstance(kinds, str) else kinds
+    wanted_kinds = list(wanted_kinds) if isinstance(wanted_kinds, Iterable) else []
+    if not wanted_kinds:
+        raise BadInput(f"kinds={kinds!r}: give at least one of {', '.join(kinds_here)}, or None for all")
+    for kind in wanted_kinds:
+        if kind not in kinds_here:
+            raise BadInput(f"this model has no {kind!r} attention: it has {', '.join(kinds_here)}")
     chosen: list[Site] = []
-    for kind in wanted:
+    for kind in wanted_kinds:
         of_kind = [site for site in sites if site.kind == kind]
         count = 1 + max(site.layer for site in of_kind)
-        keep = set(numbers(layers, count, "layer", f" of {kind} attention" if len(there) > 1 else ""))
+        keep = set(numbers(layers, count, "layer", f" of {kind} attention" if len(kinds_here) > 1 else ""))
         chosen += [site for site in of_kind if site.layer in keep]
     return [site for site in sites if site in chosen]
 
 
-def numbers(given: Numbers, count: int, what: str, where: str = "") -> list[int]:
+def numbers(chosen: Numbers, count: int, what: str, where: str = "") -> list[int]:
     """Which of ``count`` things: all, one, a slice or several; negative numbers count from the end."""
-    if given is None:
+    if chosen is None:
         return list(range(count))
-    several = _several(given, count, what)
+    several = _several(chosen, count, what)
     for n in several:
         if type(n) is not int or not -count <= n < count:
             raise BadInput(f"there is no {what} {n!r}{where}: there are {count}, 0 to {count - 1}")
@@ -114,19 +114,19 @@ def numbers(given: Numbers, count: int, what: str, where: str = "") -> list[int]
     return list(dict.fromkeys(n % count for n in several))
 
 
-def _several(given: Any, count: int, what: str) -> list[Any]:
-    if isinstance(given, slice):
+def _several(chosen: Any, count: int, what: str) -> list[Any]:
+    if isinstance(chosen, slice):
         try:
-            return list(range(count)[given])
+            return list(range(count)[chosen])
         except (TypeError, ValueError) as e:
-            raise BadInput(f"{what} {given!r}: {e}") from None
-    if isinstance(given, Tensor):
-        given = given.tolist()
-    if isinstance(given, int):
-        return [given]
-    if not isinstance(given, Iterable):
-        raise BadInput(f"{what} {given!r}: give a whole number, several, a slice, or None for all")
-    return list(given)
+            raise BadInput(f"{what} {chosen!r}: {e}") from None
+    if isinstance(chosen, Tensor):
+        chosen = chosen.tolist()
+    if isinstance(chosen, int):
+        return [chosen]
+    if not isinstance(chosen, Iterable):
+        raise BadInput(f"{what} {chosen!r}: give a whole number, several, a slice, or None for all")
+    return list(chosen)
 
 
 def labels(model: Model, tokens_T: Sequence[int]) -> list[str]:
@@ -141,7 +141,7 @@ def parse_numbers(text: str | None, what: str) -> list[int] | None:
     """ "0,3,5-8" as the command line writes it; ``None`` stays so."""
     if text is None:
         return None
-    found: list[int] = []
+    parsed: list[int] = []
     for piece in text.split(","):
         one = re.fullmatch(r"\s*(-?\d+)(?:-(\d+))?\s*", piece)
         if one is None:
@@ -151,5 +151,5 @@ def parse_numbers(text: str | None, what: str) -> list[int] | None:
         first, last = int(one[1]), int(one[2] or one[1])
         if last - first >= MOST:
             raise BadInput(f"{what} {text[:80]!r}: a range has at most {MOST:,} numbers")
-        found += range(first, last + 1)
-    return found
+        parsed += range(first, last + 1)
+    return parsed

@@ -52,8 +52,8 @@ class Tile:
         """The k largest weights of each query, falling, and where they stand among the keys of the tile; fewer if
         there are not so many keys."""
         k = min(k, self.scores.shape[-1])
-        here = self.scores.device.type == "cpu" and self.scores.dtype == torch.float32
-        if self._plain and here and (library := native()) is not None:
+        on_cpu = self.scores.device.type == "cpu" and self.scores.dtype == torch.float32
+        if self._plain and on_cpu and (library := native()) is not None:
             values, index = library.top(self.scores.contiguous(), k, self.factor)
             return values, index.long()
         return largest(self.weights, k)
@@ -177,13 +177,13 @@ def _place(call: KernelCall, columns: tuple[int, ...]) -> Placed:
 
 def _stretches(numbers: list[int]) -> list[tuple[int, int]]:
     """From, to (not included) of a rising list; small gaps are bridged."""
-    found: list[tuple[int, int]] = []
+    stretches: list[tuple[int, int]] = []
     for n in numbers:
-        if found and n - found[-1][1] < GAP:
-            found[-1] = (found[-1][0], n + 1)
+        if stretches and n - stretches[-1][1] < GAP:
+            stretches[-1] = (stretches[-1][0], n + 1)
         else:
-            found.append((n, n + 1))
-    return found
+            stretches.append((n, n + 1))
+    return stretches
 
 
 def pick(pos: Positions, columns: tuple[int, ...]) -> Positions:

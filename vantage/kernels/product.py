@@ -22,8 +22,8 @@ LARGE = 25_000_000  # multiply-adds from which on it gains
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``F.linear``, by the other library where that is faster and a gradient is wanted."""
     if torch.is_grad_enabled() and _gains(x, weight):
-        made: Tensor = Linear.apply(x, weight, bias)
-        return made
+        product: Tensor = ProductWithGradient.apply(x, weight, bias)
+        return product
     return F.linear(x, weight, bias)
 
 
@@ -40,16 +40,16 @@ def _gains(x: Tensor, weight: Tensor) -> bool:
 
 
 def _amd() -> bool:
-    told = os.environ.get("PROCESSOR_IDENTIFIER", "")  # Windows
+    processor = os.environ.get("PROCESSOR_IDENTIFIER", "")  # Windows
     with contextlib.suppress(OSError):
-        told += Path("/proc/cpuinfo").read_text()
-    return "AuthenticAMD" in told and torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()
+        processor += Path("/proc/cpuinfo").read_text()
+    return "AuthenticAMD" in processor and torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()
 
 
 AMD = _amd()
 
 
-class Linear(torch.autograd.Function):
+class ProductWithGradient(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return (_opaque if torch.compiler.is_compiling() else _product)(x, weight, bias)
@@ -62,7 +62,7 @@ class Linear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight), (grad,) = ctx.saved_tensors, grads
         rows = grad.flatten(0, -2)
-        dx = Linear.apply(grad, weight.t(), None) if ctx.needs_input_grad[0] else None
+        dx = ProductWithGradient.apply(grad, weight.t(), None) if ctx.needs_input_grad[0] else None
         dw = rows.t() @ x.flatten(0, -2) if ctx.needs_input_grad[1] else None
         return dx, dw, rows.sum(0) if ctx.needs_input_grad[2] else None
 

@@ -66,12 +66,12 @@ class Sdpa:
 
     def _mask(self, mask: Mask, pair: Pair, need: Need, heads: int, dtype: torch.dtype) -> Tensor | None:
         assert isinstance(need.normalise, Softmax)
-        seen = None if mask == Everything() else dense(mask, pair)
+        shown = None if mask == Everything() else dense(mask, pair)
         bias = materialise(need.bias, pair, heads, dtype)
         if bias is None:
-            return seen
+            return shown
         bias = bias if need.normalise.temperature == 1.0 else bias / need.normalise.temperature
-        return bias if seen is None else bias.masked_fill(~seen, float("-inf"))
+        return bias if shown is None else bias.masked_fill(~shown, float("-inf"))
 
 
 def plans_pay(q: Tensor) -> bool:

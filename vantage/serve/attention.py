@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 from vantage.errors import VantageError
 from vantage.inspect.capture import capture
 from vantage.inspect.captured import Capture
-from vantage.inspect.keep import STATS
+from vantage.inspect.reductions import STATS
 from vantage.inspect.select import labels
 from vantage.inspect.sites import sites_of
 from vantage.model import Model

@@ -143,13 +143,13 @@ def matrix(data: Tensor, bias: Tensor | None, format: Format, shape: Sequence[in
 
 def _lend_threads(library: ctypes.CDLL) -> None:
     """Give the library torch's OpenMP, if it has one; otherwise it makes threads of its own."""
-    here = ctypes.CDLL(None)  # all that this process has loaded
+    process = ctypes.CDLL(None)  # all that this process has loaded
     try:
-        found = [here.GOMP_parallel, here.omp_get_thread_num, here.omp_get_num_threads]
+        functions = [process.GOMP_parallel, process.omp_get_thread_num, process.omp_get_num_threads]
     except AttributeError:
         return
     library.vantage_use_openmp.argtypes = [c_void_p] * 3
-    library.vantage_use_openmp(*(ctypes.cast(function, c_void_p) for function in found))
+    library.vantage_use_openmp(*(ctypes.cast(function, c_void_p) for function in functions))
 
 
 def _check(code: int) -> None:

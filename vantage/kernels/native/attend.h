@@ -11,14 +11,14 @@
 
 namespace vantage {
 
-struct Store {  // the keys and values of one layer, in floats
+struct LayerStore {  // the keys and values of one layer, in floats
     float *k, *v;
     int64_t k_head, v_head;  // from one key/value head to the next
     int64_t k_row, v_row;    // from one row of the batch to the next; 0: all rows share a pool
     int32_t key_dim, value_dim;
 };
 
-struct Place {  // where a row's tokens stand
+struct RowLocation {  // where a row's tokens stand
     const int32_t* blocks;  // null: one after another
     int32_t block, gone;    // tokens in a block; blocks at the front that were given back
     int64_t held;           // tokens before this call
@@ -59,8 +59,8 @@ void add_values(const float* const* v, int keys, const float* p, float* out, int
 
 // A piece of one key/value head, for n queries that share it: keys [begin, end) are there, and nobody sees others.
 // scratch: n * KEYS floats.
-inline void attend(const Attention& a, const Store& s, const Place& place, int row, int head, const Query* q, int n,
-                   int64_t piece, int64_t begin, int64_t end, Partial to, float* scores) {
+inline void attend(const Attention& a, const LayerStore& s, const RowLocation& location, int row, int head,
+                   const Query* q, int n, int64_t piece, int64_t begin, int64_t end, Partial to, float* scores) {
     static const v16 steps = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const int dim = s.key_dim, width = s.value_dim;
     const float* keys = s.k + row * s.k_row + head * s.k_head;
@@ -73,11 +73,11 @@ inline void attend(const Attention& a, const Store& s, const Place& place, int r
         const float *k[KEYS], *v[KEYS];
         for (int j = 0; j < round; j++) {
             // places that nobody sees are read all the same, so they are those of a key that is there
-            const int64_t at = place.at(std::max(begin, std::min(from + j, end - 1)));
+            const int64_t at = location.at(std::max(begin, std::min(from + j, end - 1)));
             k[j] = keys + at * dim;
             v[j] = values + at * width;
             // keys and values come from memory, in pieces of a page or less, too short for the processor to foresee
-            const int64_t ahead = place.at(std::max(begin, std::min(from + KEYS + j, end - 1)));
+            const int64_t ahead = location.at(std::max(begin, std::min(from + KEYS + j, end - 1)));
             for (int d = 0; d < dim; d += 16) __builtin_prefetch(keys + ahead * dim + d, 0, 2);
             for (int d = 0; d < width; d += 16) __builtin_prefetch(values + ahead * width + d, 0, 2);
         }

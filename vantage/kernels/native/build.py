@@ -20,7 +20,7 @@ from pathlib import Path
 from vantage.files import replacing
 
 HERE = Path(__file__).parent
-SOURCES = ("native.cpp", "attend.h", "crew.h", "linear.h", "top.h", "vectors.h")
+SOURCES = ("native.cpp", "attend.h", "linear.h", "threads.h", "top.h", "vectors.h")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=off", "-shared", "-fPIC", "-pthread")
 VERSION = 1  # what vantage_version() answers
 
@@ -51,8 +51,8 @@ def load() -> ctypes.CDLL:
 def find_compiler() -> tuple[str, ...]:
     """$CXX, g++, clang++ or c++."""
     for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
-        if name and (found := shutil.which(name)):
-            return (found,)
+        if name and (path := shutil.which(name)):
+            return (path,)
     raise CannotBuild("no C++ compiler was found (install g++ or clang++, or say CXX=)")
 
 
@@ -62,11 +62,11 @@ def compile_to(path: Path, compiler: tuple[str, ...]) -> None:
     with replacing(path) as part:
         command = [*compiler, *FLAGS, "-o", str(part), str(HERE / SOURCES[0])]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+            result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         except subprocess.TimeoutExpired as error:
             raise CannotBuild(f"{compiler[-1]} took over {error.timeout:.0f} s for the native kernels") from error
-        if done.returncode:
-            last = (done.stderr.strip() or "no message").splitlines()[-1]
+        if result.returncode:
+            last = (result.stderr.strip() or "no message").splitlines()[-1]
             raise CannotBuild(f"{compiler[-1]} could not compile the native kernels ({last})")
 
 
@@ -79,10 +79,10 @@ def _open(path: Path) -> ctypes.CDLL:
 
 def _name(compiler: tuple[str, ...]) -> str:
     """A hash of all that decides what comes out."""
-    told = hashlib.sha256(" ".join((*compiler, *FLAGS, platform.machine(), _processor())).encode())
+    digest = hashlib.sha256(" ".join((*compiler, *FLAGS, platform.machine(), _processor())).encode())
     for source in SOURCES:
-        told.update((HERE / source).read_bytes())
-    return f"native-{told.hexdigest()[:20]}"
+        digest.update((HERE / source).read_bytes())
+    return f"native-{digest.hexdigest()[:20]}"
 
 
 def _processor() -> str:

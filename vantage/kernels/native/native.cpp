@@ -1,15 +1,15 @@
-// The native CPU backend: a program of a few kinds of steps over rows of float32, run by a crew of threads.
+// The native CPU backend: a program of a few kinds of steps over rows of float32, run by several threads.
 // What the steps are is decided in Python (vantage/model/lowered); here is only how they run.
 #include "attend.h"
-#include "crew.h"
 #include "linear.h"
+#include "threads.h"
 #include "top.h"
 
 using namespace vantage;
 
 namespace {
 
-enum Kind : int32_t { NORM, LINEAR, ROPE, APPEND, ATTEND, JOIN, ACTIVATE, ADD, SCALE };
+enum OpKind : int32_t { NORM, LINEAR, ROPE, APPEND, ATTEND, JOIN, ACTIVATE, ADD, SCALE };
 
 struct Op {
     int32_t kind, dst, src, other;
@@ -24,42 +24,42 @@ struct Buffer {
     float* row(int64_t i, int64_t column = 0) const { return data + i * width + column; }
 };
 
-struct Table {  // cosines and signed sines, (rows or 1, tokens, turned)
+struct AngleTable {  // cosines and signed sines, (rows or 1, tokens, turned)
     const float *cos, *sin;
     int64_t same;
 };
 
-struct Call {
+struct ProgramCall {
     const Op* ops;
     const Buffer* buffers;
-    const Table* tables;
-    const Store* stores;
-    const Place* places;  // (ledgers, rows)
+    const AngleTable* tables;
+    const LayerStore* stores;
+    const RowLocation* places;  // (ledgers, rows)
     int64_t n_ops, rows, tokens;
 };
 
 constexpr int QUERY_TOKENS = 8;  // tokens of a prompt that one task takes
 
-std::mutex entrance;
+std::mutex run_lock;
 OpenMP openmp;
-Crew* crew = nullptr;
+ThreadPool* pool = nullptr;
 std::vector<std::vector<float>> scratch;
 std::vector<float> parts;
 
-void after_fork() { crew = nullptr; }  // its threads did not come along
+void after_fork() { pool = nullptr; }  // its threads did not come along
 
-void together(const Job& job, int threads) {
+void run_on_threads(const Job& job, int threads) {
     if (threads == 1) return job(0, 1);
     if (openmp.parallel) return openmp.run(job, threads);
     static const bool once = (pthread_atfork(nullptr, nullptr, after_fork), true);
     (void)once;
-    if (!crew || crew->threads != threads) crew = new Crew(threads);
-    crew->run(job);
+    if (!pool || pool->threads != threads) pool = new ThreadPool(threads);
+    pool->run(job);
 }
 
 // ---- steps
 
-void norm(const Op& op, const Call& c, int64_t i) {
+void norm(const Op& op, const ProgramCall& c, int64_t i) {
     const int width = op.n[0];
     const float *w = (const float*)op.p[0], *b = (const float*)op.p[1];
     for (int h = 0; h < op.n[1]; h++) {
@@ -76,9 +76,9 @@ void norm(const Op& op, const Call& c, int64_t i) {
     }
 }
 
-void rope(const Op& op, const Call& c, int64_t i) {
+void rope(const Op& op, const ProgramCall& c, int64_t i) {
     const int heads = op.n[1], dim = op.n[2], turned = op.n[3], half = turned / 2;
-    const Table& table = c.tables[op.n[5]];
+    const AngleTable& table = c.tables[op.n[5]];
     const int64_t at = (table.same ? i % c.tokens : i) * turned;
     const float *cos = table.cos + at, *sin = table.sin + at;
     for (int h = 0; h < heads; h++) {
@@ -92,11 +92,11 @@ void rope(const Op& op, const Call& c, int64_t i) {
     }
 }
 
-void append(const Op& op, const Call& c, int64_t i) {
-    const Store& s = c.stores[op.n[2]];
+void append(const Op& op, const ProgramCall& c, int64_t i) {
+    const LayerStore& s = c.stores[op.n[2]];
     const int64_t row = i / c.tokens;
-    const Place& place = c.places[op.n[3] * c.rows + row];
-    const int64_t at = place.at(place.held + i % c.tokens);
+    const RowLocation& location = c.places[op.n[3] * c.rows + row];
+    const int64_t at = location.at(location.held + i % c.tokens);
     for (int g = 0; g < op.n[4]; g++) {
         std::memcpy(s.k + row * s.k_row + g * s.k_head + at * s.key_dim,
                     c.buffers[op.src].row(i, op.n[0] + (int64_t)g * s.key_dim), sizeof(float) * s.key_dim);
@@ -109,19 +109,19 @@ Attention attention(const Op& op) {
     return {op.n[1], op.n[2], op.n[5], op.f[0], op.f[1], (const float*)op.p[0], (const float*)op.p[1]};
 }
 
-bool few(const Op& op, const Call& c) { return op.n[1] / op.n[2] * c.tokens <= 16; }
+bool few(const Op& op, const ProgramCall& c) { return op.n[1] / op.n[2] * c.tokens <= 16; }
 
 // The pieces of keys that tokens [t0, t1) of a row look at.
 struct Span {
     int64_t begin, end, first, count;
 };
 
-Span span(const Op& op, const Place& place, int64_t t0, int64_t t1) {
-    const int64_t begin = first_seen(attention(op), place.held + t0), end = place.held + t1;
+Span span(const Op& op, const RowLocation& location, int64_t t0, int64_t t1) {
+    const int64_t begin = first_seen(attention(op), location.held + t0), end = location.held + t1;
     return {begin, end, begin / PIECE, (end - 1) / PIECE - begin / PIECE + 1};
 }
 
-int64_t most_pieces(const Op& op, const Call& c) {
+int64_t most_pieces(const Op& op, const ProgramCall& c) {
     int64_t most = 1;
     for (int64_t row = 0; row < c.rows; row++)
         most = std::max(most, span(op, c.places[op.n[4] * c.rows + row], 0, c.tokens).count);
@@ -130,7 +130,7 @@ int64_t most_pieces(const Op& op, const Call& c) {
 
 Partial piece(float* at, int queries) { return {at, at + queries, at + 2 * queries}; }
 
-int fill(std::vector<Query>& q, const Op& op, const Call& c, int64_t row, int64_t head, int64_t t0, int64_t t1) {
+int fill(std::vector<Query>& q, const Op& op, const ProgramCall& c, int64_t row, int64_t head, int64_t t0, int64_t t1) {
     const Attention a = attention(op);
     const int group = a.heads / a.kv_heads, dim = c.stores[op.n[3]].key_dim;
     int n = 0;
@@ -143,7 +143,7 @@ int fill(std::vector<Query>& q, const Op& op, const Call& c, int64_t row, int64_
     return n;
 }
 
-void finish(const Op& op, const Call& c, const std::vector<Partial>& of, int count, int n, int64_t row, int64_t head,
+void finish(const Op& op, const ProgramCall& c, const std::vector<Partial>& of, int count, int n, int64_t row, int64_t head,
             int64_t t0) {
     const Attention a = attention(op);
     const int group = a.heads / a.kv_heads, width = c.stores[op.n[3]].value_dim;
@@ -155,25 +155,25 @@ void finish(const Op& op, const Call& c, const std::vector<Partial>& of, int cou
 }
 
 // Few queries: a task is a piece of the keys of a row and head, and JOIN follows. Pieces lie one after another.
-void attend_few(const Op& op, const Call& c, int thread, int threads, float* room) {
+void attend_few(const Op& op, const ProgramCall& c, int thread, int threads, float* workspace) {
     const Attention a = attention(op);
-    const Store& s = c.stores[op.n[3]];
+    const LayerStore& s = c.stores[op.n[3]];
     const int most = (int)(a.heads / a.kv_heads * c.tokens);
     const int64_t pieces = most_pieces(op, c), stride = most * (2 + (int64_t)s.value_dim);
     const int64_t tasks = c.rows * a.kv_heads * pieces;
     std::vector<Query> q(most);
     for (int64_t task = tasks * thread / threads; task < tasks * (thread + 1) / threads; task++) {
         const int64_t p = task % pieces, head = task / pieces % a.kv_heads, row = task / pieces / a.kv_heads;
-        const Place& place = c.places[op.n[4] * c.rows + row];
-        const Span keys = span(op, place, 0, c.tokens);
+        const RowLocation& location = c.places[op.n[4] * c.rows + row];
+        const Span keys = span(op, location, 0, c.tokens);
         if (p >= keys.count) continue;
         const int n = fill(q, op, c, row, head, 0, c.tokens);
-        attend(a, s, place, (int)row, (int)head, q.data(), n, keys.first + p, keys.begin, keys.end,
-               piece(parts.data() + task * stride, n), room);
+        attend(a, s, location, (int)row, (int)head, q.data(), n, keys.first + p, keys.begin, keys.end,
+               piece(parts.data() + task * stride, n), workspace);
     }
 }
 
-void join_few(const Op& op, const Call& c, int thread, int threads) {
+void join_few(const Op& op, const ProgramCall& c, int thread, int threads) {
     const int kv_heads = op.n[2], n = (int)(op.n[1] / kv_heads * c.tokens);
     const int64_t pieces = most_pieces(op, c), stride = n * (2 + (int64_t)c.stores[op.n[3]].value_dim);
     std::vector<Partial> of(pieces);
@@ -187,9 +187,9 @@ void join_few(const Op& op, const Call& c, int thread, int threads) {
 
 // A prompt: a task is a tile of queries of a row and head. The last tiles look at the most keys: dealt out in turn
 // from the end, the threads finish together.
-void attend_many(const Op& op, const Call& c, int thread, int threads, float* room) {
+void attend_many(const Op& op, const ProgramCall& c, int thread, int threads, float* workspace) {
     const Attention a = attention(op);
-    const Store& s = c.stores[op.n[3]];
+    const LayerStore& s = c.stores[op.n[3]];
     const int most = a.heads / a.kv_heads * QUERY_TOKENS;
     const int64_t tiles = (c.tokens + QUERY_TOKENS - 1) / QUERY_TOKENS, both = c.rows * a.kv_heads;
     const int64_t stride = most * (2 + (int64_t)s.value_dim);
@@ -198,12 +198,13 @@ void attend_many(const Op& op, const Call& c, int thread, int threads, float* ro
     for (int64_t task = thread; task < tiles * both; task += threads) {
         const int64_t t0 = (tiles - 1 - task / both) * QUERY_TOKENS, t1 = std::min(c.tokens, t0 + QUERY_TOKENS);
         const int64_t row = task % both / a.kv_heads, head = task % both % a.kv_heads;
-        const Place& place = c.places[op.n[4] * c.rows + row];
-        const Span keys = span(op, place, t0, t1);
+        const RowLocation& location = c.places[op.n[4] * c.rows + row];
+        const Span keys = span(op, location, t0, t1);
         const int n = fill(q, op, c, row, head, t0, t1);
         for (int64_t p = 0; p < keys.count; p++) {
-            of[p] = piece(room + (int64_t)most * KEYS + p * stride, n);
-            attend(a, s, place, (int)row, (int)head, q.data(), n, keys.first + p, keys.begin, keys.end, of[p], room);
+            of[p] = piece(workspace + (int64_t)most * KEYS + p * stride, n);
+            attend(a, s, location, (int)row, (int)head, q.data(), n, keys.first + p, keys.begin, keys.end, of[p],
+                   workspace);
         }
         finish(op, c, of, (int)keys.count, n, row, head, t0);
     }
@@ -224,7 +225,7 @@ v16 active(v16 x, int kind) {
 }
 
 // Columns [begin, end) of every row; n0 is a multiple of 16.
-void activate(const Op& op, const Call& c, int64_t begin, int64_t end) {
+void activate(const Op& op, const ProgramCall& c, int64_t begin, int64_t end) {
     for (int64_t i = 0; i < c.rows * c.tokens; i++) {
         const float* x = c.buffers[op.src].row(i);
         float* y = c.buffers[op.dst].row(i);
@@ -235,28 +236,30 @@ void activate(const Op& op, const Call& c, int64_t begin, int64_t end) {
     }
 }
 
-void add(const Op& op, const Call& c, int64_t i) {
+void add(const Op& op, const ProgramCall& c, int64_t i) {
     const float *x = c.buffers[op.src].row(i), *y = c.buffers[op.other].row(i);
     float* z = c.buffers[op.dst].row(i);
     for (int k = 0; k < op.n[0]; k++) z[k] = x[k] + y[k];
 }
 
-void scale(const Op& op, const Call& c, int64_t i) {
+void scale(const Op& op, const ProgramCall& c, int64_t i) {
     float* x = c.buffers[op.dst].row(i);
     for (int k = 0; k < op.n[0]; k++) x[k] = op.f[1] == 0 ? x[k] * op.f[0] : std::tanh(x[k] * op.f[0] / op.f[1]) * op.f[1];
 }
 
-void step(const Op& op, const Call& c, int thread, int threads) {
+void step(const Op& op, const ProgramCall& c, int thread, int threads) {
     const int64_t m = c.rows * c.tokens, begin = m * thread / threads, end = m * (thread + 1) / threads;
-    float* room = scratch[thread].data();
+    float* workspace = scratch[thread].data();
     switch (op.kind) {
         case LINEAR: {
             const Buffer &x = c.buffers[op.src], &y = c.buffers[op.dst];
             linear(*(const Matrix*)op.p[0], {x.data + op.n[1], x.width, y.data, y.width, (int)m, op.n[0] != 0},
-                   thread, threads, room);
+                   thread, threads, workspace);
             return;
         }
-        case ATTEND: return few(op, c) ? attend_few(op, c, thread, threads, room) : attend_many(op, c, thread, threads, room);
+        case ATTEND:
+            return few(op, c) ? attend_few(op, c, thread, threads, workspace)
+                              : attend_many(op, c, thread, threads, workspace);
         case JOIN:
             if (few(op, c)) join_few(op, c, thread, threads);
             return;
@@ -277,7 +280,7 @@ void step(const Op& op, const Call& c, int thread, int threads) {
     }
 }
 
-void make_room(const Call& c, int threads) {
+void reserve_scratch(const ProgramCall& c, int threads) {
     int64_t each = 0, shared = 0;
     for (int64_t i = 0; i < c.n_ops; i++) {
         const Op& op = c.ops[i];
@@ -310,11 +313,11 @@ void vantage_use_openmp(void* parallel, void* thread, void* threads) {
 }
 
 // 0: it ran; 1: no memory.
-int vantage_run(const Call* call, int threads) try {
-    std::lock_guard<std::mutex> one_at_a_time(entrance);
-    make_room(*call, threads);
+int vantage_run(const ProgramCall* call, int threads) try {
+    std::lock_guard<std::mutex> one_at_a_time(run_lock);
+    reserve_scratch(*call, threads);
     Barrier barrier;
-    together(
+    run_on_threads(
         [&](int thread, int of) {
             for (int64_t i = 0; i < call->n_ops; i++) {
                 step(call->ops[i], *call, thread, of);
@@ -333,7 +336,7 @@ int vantage_linear(const Matrix* w, const float* x, float* y, int64_t m, int thr
     op.kind = LINEAR, op.dst = 1, op.src = 0;
     op.p[0] = w;
     const Buffer buffers[2] = {{const_cast<float*>(x), w->inputs}, {y, w->outputs}};
-    const Call call{&op, buffers, nullptr, nullptr, nullptr, 1, m, 1};
+    const ProgramCall call{&op, buffers, nullptr, nullptr, nullptr, 1, m, 1};
     return vantage_run(&call, threads);
 }
 
@@ -347,13 +350,13 @@ void vantage_rows(const Matrix* w, const int64_t* ids, int64_t m, float* y) {
 // The k largest softmax weights of each row of scores (m, n) times scale, and where they stand: both (m, k).
 int vantage_top(const float* scores, int64_t m, int64_t n, int64_t k, float scale, float* values, int32_t* where,
                 int threads) try {
-    std::lock_guard<std::mutex> one_at_a_time(entrance);
-    const int64_t each = ranking_room(k);
-    std::vector<Ranked> room(each * threads);
-    together(
+    std::lock_guard<std::mutex> one_at_a_time(run_lock);
+    const int64_t each = ranking_size(k);
+    std::vector<Ranked> candidates(each * threads);
+    run_on_threads(
         [&](int thread, int of) {
             for (int64_t i = m * thread / of; i < m * (thread + 1) / of; i++)
-                top_of_row(scores + i * n, n, k, scale, values + i * k, where + i * k, room.data() + thread * each);
+                top_of_row(scores + i * n, n, k, scale, values + i * k, where + i * k, candidates.data() + thread * each);
         },
         threads);
     return 0;

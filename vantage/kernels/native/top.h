@@ -13,10 +13,11 @@ struct Ranked {
     }
 };
 
-inline int64_t ranking_room(int64_t k) { return 4 * k + 64; }
+inline int64_t ranking_size(int64_t k) { return 4 * k + 64; }
 
 // The k best of n scores times scale: their weights, falling, and where they stand. A score of -inf has the weight 0.
-inline void top_of_row(const float* x, int64_t n, int64_t k, float scale, float* values, int32_t* where, Ranked* room) {
+inline void top_of_row(const float* x, int64_t n, int64_t k, float scale, float* values, int32_t* where,
+                       Ranked* candidates) {
     v16 first = all(-INFINITY), second = all(-INFINITY);
     int64_t i = 0;
     for (; i + 32 <= n; i += 32) first = max(load(x + i), first), second = max(load(x + i + 16), second);
@@ -25,13 +26,13 @@ inline void top_of_row(const float* x, int64_t n, int64_t k, float scale, float*
     float top = greatest(max(first, second));
     for (; i < n; i++) top = x[i] > top ? x[i] : top;
 
-    const int64_t most = ranking_room(k);
+    const int64_t most = ranking_size(k);
     int64_t kept = 0;
     const auto keep = [&](float score, int64_t at) {
-        room[kept++] = {score, (int32_t)at};
+        candidates[kept++] = {score, (int32_t)at};
         if (kept == most) {
-            std::nth_element(room, room + (k - 1), room + kept);
-            kept = k, floor = std::max(floor, room[k - 1].score);
+            std::nth_element(candidates, candidates + (k - 1), candidates + kept);
+            kept = k, floor = std::max(floor, candidates[k - 1].score);
         }
     };
     v16 sums = all(0);
@@ -48,12 +49,12 @@ inline void top_of_row(const float* x, int64_t n, int64_t k, float scale, float*
         total += std::exp((x[i] - top) * scale);
         if (x[i] >= floor) keep(x[i], i);
     }
-    const int64_t found = std::min(k, kept);  // fewer only if some scores are no numbers
-    if (kept > k) std::nth_element(room, room + (k - 1), room + kept);
-    std::sort(room, room + found);
+    const int64_t count = std::min(k, kept);  // fewer only if some scores are no numbers
+    if (kept > k) std::nth_element(candidates, candidates + (k - 1), candidates + kept);
+    std::sort(candidates, candidates + count);
     for (int64_t j = 0; j < k; j++) {
-        values[j] = (j < found ? std::exp((room[j].score - top) * scale) : 0.0f) / total;
-        where[j] = j < found ? room[j].at : 0;
+        values[j] = (j < count ? std::exp((candidates[j].score - top) * scale) : 0.0f) / total;
+        where[j] = j < count ? candidates[j].at : 0;
     }
 }
 

@@ -51,7 +51,7 @@ class Lowered:
         self._body = Prepared(lower(model.blocks, model.norm, model.spec.width))
         self._head = _head(model)
         self._made_at = _registered.count
-        self._seen: tuple[list[tuple[weakref.ref[Store], int]], ctypes.Array[LayerStore]] | None = None
+        self._last_stores: tuple[list[tuple[weakref.ref[Store], int]], ctypes.Array[LayerStore]] | None = None
         self._hooks = [
             hooks
             for child in model.modules()
@@ -98,13 +98,13 @@ class Lowered:
         for layer in layers:
             layer.store.enter(steps[layer.ledger], tokens)
         now = [layer.store for layer in layers]
-        if self._seen is None or any(
+        if self._last_stores is None or any(
             ref() is not store or version != store.version
-            for (ref, version), store in zip(self._seen[0], now, strict=True)
+            for (ref, version), store in zip(self._last_stores[0], now, strict=True)
         ):
-            where = (LayerStore * len(now))(*map(_where, now))
-            self._seen = [(weakref.ref(store), store.version) for store in now], where
-        return self._seen[1]
+            where = (LayerStore * len(now))(*map(_layer_store, now))
+            self._last_stores = [(weakref.ref(store), store.version) for store in now], where
+        return self._last_stores[1]
 
     def logits(self, hidden_BTD: Tensor) -> Tensor | None:
         head = self._head
@@ -117,7 +117,7 @@ class Lowered:
         if pos.known.empty or pos.segment is not None:
             return None
         by_ledger: dict[Ledger, Lay | None] = {ledger: ledger.lay() for ledger in cache.ledgers}
-        found = []
+        layouts = []
         for attention in self._body.program.attentions:
             layer = cache.layers[attention.index]
             lay, codec = by_ledger[layer.ledger], layer.store.codec
@@ -125,8 +125,8 @@ class Lowered:
                 return None
             if attention.needs_run and not lay.run:
                 return None
-            found.append(lay)
-        return found
+            layouts.append(lay)
+        return layouts
 
 
 class Prepared:
@@ -178,7 +178,7 @@ def _head(model: Any) -> Prepared | None:
         return None
 
 
-def _where(store: Store) -> LayerStore:
+def _layer_store(store: Store) -> LayerStore:
     k, v = store.tensors
     rows = (0, 0) if store.pooled else (k.stride(0), v.stride(0))
     return LayerStore(k.data_ptr(), v.data_ptr(), k.stride(-3), v.stride(-3), *rows, k.shape[-1], v.shape[-1])
@@ -186,13 +186,16 @@ def _where(store: Store) -> LayerStore:
 
 def _places(lays: list[Lay], rows: int) -> tuple[ctypes.Array[RowLocation], list[object]]:
     """For every layer the places of every row. Layers that share a ledger share its tables of blocks."""
-    places, made = (RowLocation * (len(lays) * rows))(), dict[int, tuple[ctypes.Array[RowLocation], list[object]]]()
+    places, tables_of = (
+        (RowLocation * (len(lays) * rows))(),
+        dict[int, tuple[ctypes.Array[RowLocation], list[object]]](),
+    )
     size = ctypes.sizeof(RowLocation) * rows
     for i, lay in enumerate(lays):
-        if id(lay) not in made:
-            made[id(lay)] = _rows(lay, rows)
-        ctypes.memmove(ctypes.addressof(places) + i * size, made[id(lay)][0], size)
-    return places, [table for _, tables in made.values() for table in tables]
+        if id(lay) not in tables_of:
+            tables_of[id(lay)] = _rows(lay, rows)
+        ctypes.memmove(ctypes.addressof(places) + i * size, tables_of[id(lay)][0], size)
+    return places, [table for _, tables in tables_of.values() for table in tables]
 
 
 def _rows(lay: Lay, rows: int) -> tuple[ctypes.Array[RowLocation], list[object]]:

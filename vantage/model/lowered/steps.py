@@ -26,16 +26,16 @@ class WholeSteps:
     def __init__(self, kernel: str | Kernel):
         self._wanted, self._must = kernel in ("auto", NATIVE), kernel == NATIVE
         self._lowered: Lowered | None = None
-        self._made: weakref.ref[Tensor] | None = None  # what the last whole step gave
+        self._last_hidden: weakref.ref[Tensor] | None = None  # what the last whole step gave
         self._why_not: str | None = None  # said by the model's parts: it stays so until the model changes
 
     def hidden(self, model: Any, x_BTD: Tensor, pos: Positions, cache: ModelCache) -> Tensor | None:
         """The model's last hidden states, if a whole step could make them."""
         why = "this pass is one for torch: padding, documents, or a cache that is not plain float32"
         if (lowered := self._ready(model, x_BTD)) is not None:
-            if (done := lowered.hidden(x_BTD, pos, cache)) is not None:
-                self._made = weakref.ref(done)
-                return done
+            if (hidden := lowered.hidden(x_BTD, pos, cache)) is not None:
+                self._last_hidden = weakref.ref(hidden)
+                return hidden
         elif self._wanted:
             why = self._why_not or "it runs on a CPU, in float32 and without gradients"
         if self._must:
@@ -52,7 +52,7 @@ class WholeSteps:
 
     def logits(self, hidden_BTD: Tensor) -> Tensor | None:
         """The logits, if a whole step made these hidden states."""
-        if self._lowered is None or self._made is None or self._made() is not hidden_BTD:
+        if self._lowered is None or self._last_hidden is None or self._last_hidden() is not hidden_BTD:
             return None
         return self._lowered.logits(hidden_BTD)
 

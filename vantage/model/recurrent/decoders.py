@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vantage.attention import Additive, Dot, General, RecurrentAttention
-from vantage.attention.recurrent import Score
+from vantage.attention.recurrent import AlignmentScore
 from vantage.model.recurrent.encoder import Cell, Encoded, Network
 from vantage.model.recurrent.spec import RecurrentSpec
 
@@ -58,7 +58,7 @@ class Decoder(Protocol):
 class Looking(nn.Module):
     """Attention and what is made of it: s̃ = tanh(W [s; c]), the update of A2 and Luong's attentional vector."""
 
-    def __init__(self, spec: RecurrentSpec, score: Score):
+    def __init__(self, spec: RecurrentSpec, score: AlignmentScore):
         super().__init__()
         self.attention = RecurrentAttention(score)
         self.combine = nn.Linear(2 * spec.width, spec.width)
@@ -93,7 +93,7 @@ class Plain(nn.Module):
 class LookAfter(nn.Module):
     """The new state looks, and nothing of it returns into the recurrence, so all steps run at once (Luong)."""
 
-    def __init__(self, spec: RecurrentSpec, score: Score):
+    def __init__(self, spec: RecurrentSpec, score: AlignmentScore):
         super().__init__()
         self.net = Network(spec, spec.width)
         self.look = Looking(spec, score)
@@ -110,7 +110,7 @@ class LookAfter(nn.Module):
 class LookAfterFed(nn.Module):
     """The new state looks, and its attentional vector is fed to the next step beside the token (input feeding)."""
 
-    def __init__(self, spec: RecurrentSpec, score: Score):
+    def __init__(self, spec: RecurrentSpec, score: AlignmentScore):
         super().__init__()
         self.net = Network(spec, 2 * spec.width)
         self.look = Looking(spec, score)
@@ -135,7 +135,7 @@ class LookBefore(nn.Module):
     The head reads tanh(W [s; c]) here as well, where the paper has a maxout layer.
     """
 
-    def __init__(self, spec: RecurrentSpec, score: Score):
+    def __init__(self, spec: RecurrentSpec, score: AlignmentScore):
         super().__init__()
         self.net = Network(spec, 2 * spec.width)
         self.look = Looking(spec, score)
@@ -166,12 +166,12 @@ def _stepwise(step: Callable[[Tensor, Carried], Decoded], x_BTE: Tensor, carried
 
 
 # by name, as a spec says them
-_SCORES: dict[str, Callable[[int], Score]] = {
+_SCORES: dict[str, Callable[[int], AlignmentScore]] = {
     "dot": lambda width: Dot(),
     "general": lambda width: General(width, width),
     "additive": lambda width: Additive(width, width, width),
 }
-_LOOKING: dict[str, Callable[[RecurrentSpec, Score], Decoder]] = {
+_LOOKING: dict[str, Callable[[RecurrentSpec, AlignmentScore], Decoder]] = {
     "nothing": LookAfter,
     "attended": LookAfterFed,
     "context": LookBefore,

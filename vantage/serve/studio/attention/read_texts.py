@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vantage.inspect import Atlas, atlas
-from vantage.inspect.keep import Weights
 from vantage.inspect.recording import RecordedPass, recording
+from vantage.inspect.reductions import AllWeights
 from vantage.inspect.select import labels, read_source, read_tokens
 from vantage.inspect.sites import Site, sites_of
 from vantage.inspect.swap import NOT_POSITION
@@ -139,7 +139,7 @@ def _lines(met: RecordedPass, heads: list[int] | None) -> Iterator[Tensor]:
     chosen = range(met.site.heads) if heads is None else heads
     found: Iterator[Tile] = tiles(seen, chosen, range(seen.q.shape[2]))
     for tile in found:
-        yield Weights().of(tile, width)["weights"].float()
+        yield AllWeights().of(tile, width)["weights"].float()
 
 
 def pictured(name: str, model: Model, ids: list[int], source: list[int] | None, position: Position | None) -> Picture:

@@ -12,7 +12,7 @@ from vantage.attention import GroupedQuery, Latent
 from vantage.errors import Refused
 from vantage.figures import Bars, Figure, Line, Lines
 from vantage.inspect import Cost, cost
-from vantage.inspect.cache_bytes import Room, cache_bytes, token_bytes
+from vantage.inspect.cache_bytes import CacheSettings, cache_bytes, token_bytes
 from vantage.model import decoder
 from vantage.model.norms import RMSNorm
 from vantage.spec.model import AttentionConfig, ModelSpec
@@ -75,11 +75,11 @@ class Kind:
     def bytes(self, context: int, batch: int, dtype: torch.dtype) -> int:
         source = 0 if self.spec.encoder is None else context
         ways = ("contiguous", "ring") if self.ring else ("contiguous",)
-        return min(cache_bytes(self.spec, Room(context, batch, dtype, way, source)) for way in ways)
+        return min(cache_bytes(self.spec, CacheSettings(context, batch, dtype, way, source)) for way in ways)
 
     def a_token(self, dtype: torch.dtype) -> int:
-        room = Room(1, 1, dtype)
-        return sum(token_bytes(layer.attention.cache_shape(self.spec.width), room) for layer in self.spec.layers)
+        settings = CacheSettings(1, 1, dtype)
+        return sum(token_bytes(layer.attention.cache_shape(self.spec.width), settings) for layer in self.spec.layers)
 
 
 def kinds(sizes: Sizes, own: ModelSpec | None = None) -> list[Kind]:

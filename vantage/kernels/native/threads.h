@@ -1,4 +1,4 @@
-// Threads that run one job together and meet between its steps.
+// Threads that run one job together and wait for each other between its steps.
 //
 // They are torch's own where it uses OpenMP: threads of ours beside them would share their cores with torch's, which
 // spin for milliseconds after every operator. Elsewhere they are ours, and spin briefly before they sleep.
@@ -61,9 +61,9 @@ struct OpenMP {  // of the library that torch has loaded
     };
 };
 
-class Crew {  // never destroyed: its threads sleep in it until the process ends
+class ThreadPool {  // never destroyed: its threads sleep in it until the process ends
   public:
-    explicit Crew(int threads) : threads(threads) {
+    explicit ThreadPool(int threads) : threads(threads) {
         for (int i = 1; i < threads; i++) std::thread([this, i] { serve(i); }).detach();
     }
     void run(const Job& job) {
@@ -81,11 +81,11 @@ class Crew {  // never destroyed: its threads sleep in it until the process ends
 
   private:
     void serve(int i) {
-        for (int seen = 0;; seen++) {
-            for (int spins = 0; spins < 20000 && turn_.load(std::memory_order_acquire) == seen; spins++) relax();
-            if (turn_.load(std::memory_order_acquire) == seen) {
+        for (int last_turn = 0;; last_turn++) {
+            for (int spins = 0; spins < 20000 && turn_.load(std::memory_order_acquire) == last_turn; spins++) relax();
+            if (turn_.load(std::memory_order_acquire) == last_turn) {
                 std::unique_lock<std::mutex> hold(lock_);
-                wake_.wait(hold, [&] { return turn_.load(std::memory_order_acquire) != seen; });
+                wake_.wait(hold, [&] { return turn_.load(std::memory_order_acquire) != last_turn; });
             }
             (*job_)(i, threads);
             left_.fetch_sub(1, std::memory_order_acq_rel);

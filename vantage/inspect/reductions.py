@@ -17,7 +17,7 @@ STATS = ("entropy", "peak", "at", "distance", "first", "previous", "itself", "no
 
 
 @runtime_checkable
-class Keep(Protocol):
+class Reduction(Protocol):
     """Makes of a tile what is kept: tensors (B, H', t, …), put one after another along t."""
 
     @property
@@ -34,7 +34,7 @@ class Keep(Protocol):
 
 @final
 @dataclass(frozen=True)
-class Weights:
+class AllWeights:
     """Every weight. Columns are keys by their order, wherever a cache had them."""
 
     name: str = "weights"
@@ -55,7 +55,7 @@ class Weights:
 
 @final
 @dataclass(frozen=True)
-class Top:
+class TopWeights:
     """The ``k`` largest weights of a row and the order of the keys they lie on (-1: there were not so many)."""
 
     k: int
@@ -82,7 +82,7 @@ class Top:
 
 @final
 @dataclass(frozen=True)
-class Stats:
+class RowStatistics:
     """Of each row: entropy (nats), the largest weight and the order of its key, the mean distance, and the weight on
     the first token, the one before, the token itself, and nowhere (what a sink took)."""
 
@@ -115,13 +115,13 @@ def _whole(width: int) -> torch.dtype:
     return torch.int16 if width <= torch.iinfo(torch.int16).max else torch.int32
 
 
-def parse(keep: str | Keep) -> Keep:
+def parse(keep: str | Reduction) -> Reduction:
     """ "weights", "stats", or "top" and a number, as in "top32"."""
-    if isinstance(keep, Keep) and not isinstance(keep, (str, type)):
+    if isinstance(keep, Reduction) and not isinstance(keep, (str, type)):
         return keep
     if keep in ("weights", "stats"):
-        return Weights() if keep == "weights" else Stats()
-    found = re.fullmatch(r"top([1-9]\d{0,5})", keep) if isinstance(keep, str) else None
-    if found is None:
+        return AllWeights() if keep == "weights" else RowStatistics()
+    match = re.fullmatch(r"top([1-9]\d{0,5})", keep) if isinstance(keep, str) else None
+    if match is None:
         raise BadInput(f'keep={keep!r}: use "weights", "stats", or "top" and a number, as in "top32"')
-    return Top(int(found[1]))
+    return TopWeights(int(match[1]))
