@@ -32,7 +32,7 @@ def tiny(**sections: Any) -> dict[str, Any]:
 
 def go(folder: Path, said: dict[str, Any], *, resume: bool = False, stop: int | None = None, **more: Any) -> Trained:
     """Run it; ``stop``: as if somebody pressed Ctrl-C in that step."""
-    run = Run(settings_of(said), folder, said=said, resume=resume, **more)
+    run = Run(settings_of(said), folder, table=said, resume=resume, **more)
     if stop is not None:
         run.loop.report = StopsAt(run, stop)
     return run.go()

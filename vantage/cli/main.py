@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from vantage import __version__
-from vantage.cli import chat, check, compare, convert, generate, inspect, pull, serve, studio, study, train
 from vantage.errors import VantageError
 
-# A verb is a module with `add(subparsers)`, which describes it, and `run(args) -> int`, which does it.
-VERBS = (chat, check, compare, convert, generate, inspect, pull, serve, studio, study, train)
+# A verb is a module here with `add(subparsers)`, which describes it, and `run(args) -> int`, which does it.
+VERBS = (
+    "chat",
+    "check",
+    "compare",
+    "convert",
+    "generate",
+    "inspect",
+    "pull",
+    "serve",
+    "studio",
+    "study",
+    "train",
+)
 
 EXAMPLE = """\
 example:
@@ -45,7 +57,7 @@ def make_parser() -> Parser:
     )
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True, title="verbs")
     for verb in VERBS:
-        verb.add(subparsers)
+        importlib.import_module(f"vantage.cli.{verb}").add(subparsers)
     for name, inner in {"parts": parser, **{f"{verb}_parts": one for verb, one in subparsers.choices.items()}}.items():
         inner.add_argument("--parts", dest=name, action="append", default=[], metavar="FILE", help=PARTS)
     return parser

@@ -23,7 +23,7 @@ from vantage.errors import BadInput, unknown
 from vantage.training.divergence import GuardSettings
 from vantage.training.log import ScoreRecord
 from vantage.training.models import MODELS, Asked, ModelSection
-from vantage.training.optimise import WSD, AdamW, Average, Constant, Cosine, Muon
+from vantage.training.optimise import OPTIMISERS, WSD, AdamW, Average, Constant, Cosine, OptimiserConfig
 from vantage.training.sources import SOURCES, DataSection, PromptFiles, TaskExamples, task_names
 from vantage.training.tasks import TASKS, Task
 
@@ -107,7 +107,7 @@ class TrainSettings:
     model: ModelSection
     data: DataSection
     loop: LoopSettings = LoopSettings()
-    optimiser: AdamW | Muon = AdamW()
+    optimiser: OptimiserConfig = AdamW()
     schedule: Constant | Cosine | WSD = Constant()
     evaluate: Evaluate = Evaluate()
     save: Save = Save()
@@ -156,14 +156,21 @@ def settings_of(table: dict[str, Any]) -> TrainSettings:
 
 def _part_names() -> PartNames:
     """What may stand in the settings. Tasks, and parts from outside, go by the names they are registered with."""
-    registries = (TASKS, *REGISTRIES.values())
+    registries = (TASKS, OPTIMISERS, *REGISTRIES.values())
     outside = {entry.config: entry.name for registry in registries for entry in registry.from_outside()}
     return PartNames(
-        fits=classes_by_protocol() | {ModelSection: MODELS, DataSection: SOURCES, Task: TASKS.classes()},
+        fits=classes_by_protocol()
+        | {ModelSection: MODELS, DataSection: SOURCES, Task: TASKS.classes(), OptimiserConfig: OPTIMISERS.classes()},
         buildable=classes_by_place(),
         error=BadInput,
         loose=True,
-        called={**task_names(), **outside, TaskExamples: "task", PromptFiles: "prompts"},
+        called={
+            **task_names(),
+            **{entry.config: entry.name for entry in OPTIMISERS.entries()},
+            **outside,
+            TaskExamples: "task",
+            PromptFiles: "prompts",
+        },
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from vantage.errors import BadInput, CheckpointError, Refused
 from vantage.families import family_of
 from vantage.model.lora import Lora, add_lora
 from vantage.model.maps import parameter_kinds, rows_of
-from vantage.training.optimise import AdamW, Muon
+from vantage.training.optimise import OPTIMISERS, AdamW, Muon
 from vantage.training.optimise.muon import orthogonal
 
 POSITIONS = ["none", "sinusoidal", "learned", "rope", "xpos", "alibi", "t5", "shaw", "xl", "kerple", "fire", "cope"]
@@ -277,3 +278,9 @@ def test_frozen_parameters_have_no_state_and_do_not_move(config):
 def test_what_is_refused(make):
     with pytest.raises(BadInput):
         make()
+
+
+def test_the_page_lists_every_optimiser():
+    page = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
+    for entry in OPTIMISERS.entries():
+        assert f"| `{entry.name}` | {entry.summary} |" in page

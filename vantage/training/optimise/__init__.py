@@ -1,5 +1,6 @@
 """Optimisers, learning-rate schedules, clipping and averaging."""
 
+from vantage.spec.registry import Registry, entries_of
 from vantage.training.optimise.adamw import AdamW
 from vantage.training.optimise.average import Average, Averaged
 from vantage.training.optimise.clip import clip
@@ -7,7 +8,18 @@ from vantage.training.optimise.muon import Muon
 from vantage.training.optimise.optimiser import Optimiser, OptimiserConfig
 from vantage.training.optimise.schedules import WSD, Constant, Cosine, Schedule
 
+OPTIMISERS: Registry[OptimiserConfig] = Registry(
+    "optimiser",
+    entries_of(
+        "vantage.training.optimise",
+        "adamw",
+        "muon",
+    ),
+    needs=("lr", "build"),
+)
+
 __all__ = [
+    "OPTIMISERS",
     "WSD",
     "AdamW",
     "Average",

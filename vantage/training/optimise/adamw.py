@@ -11,6 +11,7 @@ from torch import nn
 
 from vantage.errors import BadInput
 from vantage.model.maps import parameter_kinds
+from vantage.spec.registry import Entry
 from vantage.training.optimise.optimiser import Optimiser, trainable
 
 FUSED = frozenset({"cpu", "cuda", "mps", "xpu"})  # where torch has all of a step in one kernel
@@ -50,6 +51,9 @@ class AdamW:
             step = torch.zeros((), dtype=torch.float32, device=p.device if fused else "cpu")
             optimiser.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
         return optimiser
+
+
+ENTRY = Entry("adamw", AdamW, title="AdamW", summary="Adam with decoupled weight decay")
 
 
 def check_rates(lr: float, weight_decay: float) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vantage.errors import BadInput, Refused
 from vantage.model.maps import parameter_kinds, rows_of
+from vantage.spec.registry import Entry
 from vantage.training.optimise.adamw import AdamW, check_rates
 from vantage.training.optimise.optimiser import Optimiser, trainable
 from vantage.training.optimise.tensors import like, whole
@@ -63,6 +64,11 @@ class Muon:
         if others:
             parts.append(self.adamw.part(model, others))
         return Optimiser(model, parts)
+
+
+ENTRY = Entry(
+    "muon", Muon, title="Muon", summary="orthogonal updates of the matrices inside layers, AdamW for the rest"
+)
 
 
 class _Muon(torch.optim.Optimizer):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol, final
+from typing import Any, ClassVar, Protocol, final
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,15 @@ from vantage.training.optimise.tensors import put_back, reshard
 
 
 class OptimiserConfig(Protocol):
+    """What the ``[optimiser]`` section of the settings makes: a frozen dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def lr(self) -> float:
+        """The learning rate, where the schedule says 1."""
+        ...
+
     def build(self, model: nn.Module) -> Optimiser:
         """An optimiser of the model's parameters that need gradients."""
         ...

@@ -1,0 +1,55 @@
+"""Adding an optimiser, as CONTRIBUTING.md says it: one file and one line in the registry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.recipes.copies import PackageCopy
+
+CHECK = """
+import contextlib
+import io
+
+import vantage as vt
+from vantage.cli.main import main
+from vantage.training import read_log
+from vantage.training.optimise import OPTIMISERS
+
+assert OPTIMISERS["lion"].title == "Lion"
+
+shown = io.StringIO()
+with contextlib.redirect_stdout(shown):
+    assert main(["train", "copy", "optimiser.is=lion", "optimiser.betas=[0.8, 0.9]", "--check"]) == 0
+assert "Lion(" in shown.getvalue() and "betas=(0.8, 0.9)" in shown.getvalue()
+
+refused = io.StringIO()
+with contextlib.redirect_stderr(refused):
+    assert main(["train", "copy", "optimiser.is=lyon", "--check"]) == 2
+assert "adamw, lion, muon" in refused.getvalue() and "Did you mean 'lion'?" in refused.getvalue(), refused.getvalue()
+
+settings = {
+    "model": {"is": "decoder", "width": 16, "layers": 1, "heads": 2},
+    "data": {"is": "task", "task": "copy", "lengths": [1, 4], "test_examples": 8},
+    "loop": {"steps": 40, "batch": 16, "threads": 1},
+    "optimiser": {"is": "lion", "lr": 1e-3},
+}
+trained = vt.train(settings, out="run", device="cpu")
+steps, _ = read_log("run")
+assert trained.finished and steps[-1].loss < 0.9 * steps[0].loss, (steps[0].loss, steps[-1].loss)
+
+settings["loop"]["steps"] = 44  # its state is in the checkpoint: the run goes on
+again = vt.train(settings, out="run", resume=True, device="cpu")
+assert again.finished and again.step == 44
+print("found everywhere")
+"""
+
+
+def test_an_optimiser_is_one_file_and_one_line(tmp_path: Path) -> None:
+    copy = PackageCopy.of(tmp_path)
+    copy.add_file("optimiser.py", "vantage/training/optimise/lion.py")
+    copy.add_line("vantage/training/optimise/__init__.py", '"adamw",', '"lion",')
+    assert copy.run(CHECK).strip().endswith("found everywhere")
+    assert copy.edits == [
+        "new file vantage/training/optimise/lion.py",
+        "one line in vantage/training/optimise/__init__.py",
+    ]
