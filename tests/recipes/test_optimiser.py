@@ -9,6 +9,7 @@ from tests.recipes.copies import PackageCopy
 CHECK = """
 import contextlib
 import io
+from pathlib import Path
 
 import vantage as vt
 from vantage.cli.main import main
@@ -17,28 +18,42 @@ from vantage.training.optimise import OPTIMISERS
 
 assert OPTIMISERS["lion"].title == "Lion"
 
+Path("small.toml").write_text('''
+[model]
+is = "decoder"
+width = 16
+layers = 1
+heads = 2
+[data]
+is = "task"
+task = "copy"
+lengths = [1, 4]
+test_examples = 8
+[loop]
+steps = 40
+batch = 16
+threads = 1
+[optimiser]
+is = "lion"
+lr = 1e-3
+''')
+
 shown = io.StringIO()
 with contextlib.redirect_stdout(shown):
-    assert main(["train", "copy", "optimiser.is=lion", "optimiser.betas=[0.8, 0.9]", "--check"]) == 0
-assert "Lion(" in shown.getvalue() and "betas=(0.8, 0.9)" in shown.getvalue()
+    assert main(["train", "small.toml", "optimiser.betas=[0.8, 0.9]", "--check"]) == 0
+assert "Lion(lr=0.001, betas=(0.8, 0.9)" in shown.getvalue(), shown.getvalue()
 
 refused = io.StringIO()
 with contextlib.redirect_stderr(refused):
-    assert main(["train", "copy", "optimiser.is=lyon", "--check"]) == 2
-assert "adamw, lion, muon" in refused.getvalue() and "Did you mean 'lion'?" in refused.getvalue(), refused.getvalue()
+    assert main(["train", "small.toml", "optimiser.is=lyon", "--check"]) == 2
+assert "adamw, lion, muon" in refused.getvalue(), refused.getvalue()
 
-settings = {
-    "model": {"is": "decoder", "width": 16, "layers": 1, "heads": 2},
-    "data": {"is": "task", "task": "copy", "lengths": [1, 4], "test_examples": 8},
-    "loop": {"steps": 40, "batch": 16, "threads": 1},
-    "optimiser": {"is": "lion", "lr": 1e-3},
-}
-trained = vt.train(settings, out="run", device="cpu")
+trained = vt.train("small.toml", out="run", device="cpu")
 steps, _ = read_log("run")
 assert trained.finished and steps[-1].loss < 0.9 * steps[0].loss, (steps[0].loss, steps[-1].loss)
 
-settings["loop"]["steps"] = 44  # its state is in the checkpoint: the run goes on
-again = vt.train(settings, out="run", resume=True, device="cpu")
+# its state is in the checkpoint: the run goes on
+again = vt.train("small.toml", ["loop.steps=44"], out="run", resume=True, device="cpu")
 assert again.finished and again.step == 44
 print("found everywhere")
 """
