@@ -12,7 +12,7 @@ from vantage.spec.parts import Context, Shape, View, chain
 
 
 class CrossAttention(nn.Module):
-    """The keys and values of the memory are projected once; after that the cache is only looked at."""
+    """The encoder's output is projected once; after that the cache is only looked at."""
 
     crosses = True
 
@@ -25,8 +25,8 @@ class CrossAttention(nn.Module):
         self.qk = nn.ModuleList(context.qk)  # pyright: ignore[reportArgumentType] (every transform is a module)
         self.scorer = Scorer(scores, shape, context)
 
-    def look(self, ctx: Context) -> View:
-        """The memory's keys and values: from the cache, or projected now."""
+    def encoder_view(self, ctx: Context) -> View:
+        """The keys and values of the encoder's output: from the cache, or projected now."""
         cache = ctx.cross[self.index]
         if ctx.memory is None:
             return cache.view()
@@ -41,7 +41,7 @@ class CrossAttention(nn.Module):
         B, T, _ = x_BTD.shape
         q_raw = self.q(x_BTD).view(B, T, self.shape.heads, self.shape.key_dim).transpose(1, 2)
         q = chain(self.qk, "query", q_raw, ctx.pos)
-        view = self.look(ctx)
+        view = self.encoder_view(ctx)
         need = self.scorer.need(q_raw, q, view.k, ctx.pos, view.pos)
         return self.out(merge_heads(ctx.attend("cross", self.index, q, view, need)))
 

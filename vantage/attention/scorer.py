@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vantage.spec.attention import PositionParts
 from vantage.spec.masks import causal_window
 from vantage.spec.model import BuildContext, Scores
-from vantage.spec.native import CannotLower, HasSlopes, ScoreForm, has, no_native_form
+from vantage.spec.native import CannotLower, HasSlopes, ScoreForm, implements, no_native_form
 from vantage.spec.parts import Need, Shape, Softmax
 from vantage.spec.positions import Positions
 
@@ -48,7 +48,7 @@ class Scorer(nn.Module):
             raise no_native_form(self.value_bias)
         if self.scores.normalise != Softmax():
             raise CannotLower("only a plain softmax has a native form")
-        if not has(self.bias, HasSlopes):
+        if not implements(self.bias, HasSlopes):
             raise no_native_form(self.bias)
         slopes = cast(HasSlopes, self.bias).native_slopes()
         return ScoreForm(self.scale, self.scores.softcap, window, slopes, self.sinks)

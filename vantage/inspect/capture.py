@@ -112,14 +112,14 @@ def capturing(
     chosen = {id(site): numbers(heads, site.heads, "head", f" in {site.name} attention") for site in sites}
     orders = None if queries is None else _orders(queries)
     kept = Capture(parse(keep).name, model.spec, {})
-    watcher = _Watcher(kept, parse(keep), chosen, orders, verify, limit, len(sites) * passes, progress)
-    with observing(sites, watcher), _reading(model, kept):
+    collector = _Collector(kept, parse(keep), chosen, orders, verify, limit, len(sites) * passes, progress)
+    with observing(sites, collector), _reading(model, kept):
         yield kept
 
 
 @final
 @dataclass
-class _Watcher:
+class _Collector:
     """Turns what it sees into what is kept."""
 
     into: Capture

@@ -15,7 +15,7 @@ from torch import Tensor
 from vantage.attention import LengthTemperature, QKNorm
 from vantage.errors import BadInput, Refused
 from vantage.inspect.decomposition import Decomposition, Term
-from vantage.inspect.recording import Bands, Placed, RecordedPass, at_rest, bands_of, recording
+from vantage.inspect.recording import Bands, PlacedTransform, RecordedPass, at_rest, bands_of, recording
 from vantage.inspect.select import Numbers, choose_sites, labels, numbers, read_source, read_tokens
 from vantage.inspect.sites import Site, sites_of
 from vantage.inspect.tiles import cut_need, pick
@@ -57,7 +57,7 @@ def decompose(
     read = read_source(model, source)
     with recording([site]) as passes:
         model.hidden(tokens, source=read)
-    decomposition = apart(passes[site.name], heads, queries, bands=bands)
+    decomposition = split_scores(passes[site.name], heads, queries, bands=bands)
     own_labels = labels(model, tokens[0].tolist())
     of_keys = own_labels if read is None or site.kind == "self" else labels(model, read[0].tolist())
     of_queries = of_keys if site.kind == "encoder" else own_labels
@@ -65,7 +65,7 @@ def decompose(
 
 
 @torch.inference_mode()
-def apart(
+def split_scores(
     recorded: RecordedPass, heads: Numbers = None, queries: Numbers = None, *, bands: bool = True
 ) -> Decomposition:
     """The same for a site that has been recorded: no pass is run."""
@@ -143,7 +143,7 @@ class _Splitter:
 
     # ---- products
 
-    def dots(self, raw: QueriesAndKeys, plan: list[Placed]) -> _Dots:
+    def dots(self, raw: QueriesAndKeys, plan: list[PlacedTransform]) -> _Dots:
         return self.product(*self.recorded.transformed(raw, plan))
 
     def product(self, q_BHTd: Tensor, k_BGSd: Tensor) -> _Dots:
@@ -170,7 +170,7 @@ class _Splitter:
             terms.append(Term("query bias u · key", "content", all_at_rest.whole - without.whole))
         return terms
 
-    def projections(self, raw: QueriesAndKeys, whole: _Dots, plan: list[Placed]) -> list[Term]:
+    def projections(self, raw: QueriesAndKeys, whole: _Dots, plan: list[PlacedTransform]) -> list[Term]:
         if not self.recorded.biased or any(type(c) not in LINEAR for c, _ in self.recorded.transforms):
             return [Term("content", "content", whole.whole)]
         none = self.recorded.queries_and_keys(torch.zeros_like(self.recorded.x[:1]))

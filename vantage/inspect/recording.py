@@ -21,7 +21,7 @@ from vantage.spec.attention import HasPositionParts, HasQueriesAndKeys, Position
 from vantage.spec.parts import Context, ScoreBias
 from vantage.spec.positions import Positions
 
-Placed = tuple[Any, Positions, Positions]  # a transform, and the positions of queries and keys that it is told
+PlacedTransform = tuple[Any, Positions, Positions]  # a transform, and the positions of queries and keys that it is told
 
 
 @final
@@ -59,7 +59,7 @@ class RecordedPass:
             return QueriesAndKeys(self.call.q, self.call.view.k)
         return self._projecting().queries_and_keys(self.x if x is None else x)
 
-    def transformed(self, raw: QueriesAndKeys, transforms: Sequence[Placed]) -> QueriesAndKeys:
+    def transformed(self, raw: QueriesAndKeys, transforms: Sequence[PlacedTransform]) -> QueriesAndKeys:
         """After these transforms, each at its own positions."""
         shape = self.site.module.shape
         still = shape.key_dim - shape.rotary_dim  # MLA: what is not turned comes first

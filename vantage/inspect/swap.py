@@ -65,7 +65,7 @@ def swap(
     new.kernel = model.kernel
     shared: dict[Any, nn.Module] = {}
     put = _Builder(shared, init, model.device, model.dtype)
-    _graft(new, model, spec, model.spec, put)
+    _share_model(new, model, spec, model.spec, put)
     new.tokenizer = model.tokenizer
     return new.train(model.training)
 
@@ -192,35 +192,35 @@ class _Builder:
         return module.to(self._device, self._dtype)
 
 
-def _graft(new: nn.Module, old: nn.Module, spec: ModelSpec, before: ModelSpec, build: Callable[..., Any]) -> None:
+def _share_model(new: nn.Module, old: nn.Module, spec: ModelSpec, before: ModelSpec, build: Callable[..., Any]) -> None:
     """Put the old modules where the new model has the same ones, and build what is new."""
     assert isinstance(new, Model)
     assert isinstance(old, Model)
     if new.encoder is not None and old.encoder is not None:
         assert spec.encoder is not None
         assert before.encoder is not None
-        _graft(new.encoder, old.encoder, spec.encoder, before.encoder, build)
+        _share_model(new.encoder, old.encoder, spec.encoder, before.encoder, build)
     shape = spec.layers[0].attention.shape(spec.width)
     had = list(zip(before.embedding.inputs, old.embed.inputs, strict=True))
     inputs = [_same(part, had) or build(part, shape) for part in spec.embedding.inputs]
     _share(new.embed, old.embed, {"inputs"})
     new.embed.inputs = nn.ModuleList(inputs)
     for i, (block, other) in enumerate(zip(new.blocks, old.blocks, strict=True)):
-        _graft_block(block, other, spec.layers[i], before.layers[i], spec.width, build)
+        _share_block(block, other, spec.layers[i], before.layers[i], spec.width, build)
     _share(new, old, {"encoder", "embed", "blocks"})
 
 
-def _graft_block(new: nn.Module, old: nn.Module, layer: Layer, before: Layer, width: int, build: Any) -> None:
+def _share_block(new: nn.Module, old: nn.Module, layer: Layer, before: Layer, width: int, build: Any) -> None:
     if isinstance(new, Attention):
-        _graft_attention(new, old, layer, before, width, build)
+        _share_attention(new, old, layer, before, width, build)
         return
     inner = {name for name, child in new.named_children() if any(not m.crosses for m in attentions(child))}
     _share(new, old, inner)
     for name in inner:
-        _graft_block(new.get_submodule(name), old.get_submodule(name), layer, before, width, build)
+        _share_block(new.get_submodule(name), old.get_submodule(name), layer, before, width, build)
 
 
-def _graft_attention(new: Any, old: Any, layer: Layer, before: Layer, width: int, build: Any) -> None:
+def _share_attention(new: Any, old: Any, layer: Layer, before: Layer, width: int, build: Any) -> None:
     """The old weights in the new attention, but for those of its position parts, which are kept or built."""
     shape = layer.attention.shape(width)
     theirs, ours = _position_modules(old, before), _position_modules(new, layer)

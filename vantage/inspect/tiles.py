@@ -64,7 +64,7 @@ class Tile:
 
 
 @dataclass(frozen=True, eq=False)
-class Cut(Pointwise):
+class SelectedBias(Pointwise):
     """Another bias, for some of its heads and queries."""
 
     inner: Pointwise
@@ -96,7 +96,7 @@ def output(call: KernelCall, heads: Sequence[int], tile: Tile) -> Tensor:
 
 
 def _tile(call: KernelCall, heads: Tensor, all_heads: bool, columns: tuple[int, ...]) -> Tile:
-    at = _place(call, columns)
+    at = _visible_keys(call, columns)
     index = torch.tensor(columns, device=call.q.device)
     whole = columns == tuple(range(columns[0], columns[0] + len(columns)))
     q = call.q[:, :, columns[0] : columns[-1] + 1] if whole else call.q[:, :, index]
@@ -143,11 +143,11 @@ def cut_need(need: Need, heads: Tensor, columns: Tensor, keys: slice) -> Need:
     if isinstance(bias, Dense):
         bias = Dense(bias.value[:, heads][:, :, columns][..., keys])
     elif bias is not None:
-        bias = Cut(bias, heads, columns)
+        bias = SelectedBias(bias, heads, columns)
     return replace(need, bias=bias, sinks=None if need.sinks is None else need.sinks[heads])
 
 
-class Placed(NamedTuple):
+class VisibleKeys(NamedTuple):
     """Some queries and the keys that any of them sees, worked out once for all layers with the same mask."""
 
     pair: Pair
@@ -157,20 +157,20 @@ class Placed(NamedTuple):
     blind: bool  # some query sees nothing
 
 
-def _place(call: KernelCall, columns: tuple[int, ...]) -> Placed:
-    def make() -> Placed:
+def _visible_keys(call: KernelCall, columns: tuple[int, ...]) -> VisibleKeys:
+    def make() -> VisibleKeys:
         q, k = pick(call.pair.q, columns), call.pair.k
         both = Pair(q, k)
         mask = visible(call.need.mask, both)
         if mask == Everything():
-            return Placed(both, 0, k.shape[1], [], blind=False)
+            return VisibleKeys(both, 0, k.shape[1], [], blind=False)
         shown = mask(*both.places())  # (R, 1, t, S)
         some = shown.flatten(0, 2).any(0).nonzero().flatten()
         low, high = (int(some[0]), int(some[-1]) + 1) if len(some) else (0, 1)
         shown = shown[..., low:high]
         partly = (~shown.flatten(0, 2).all(0)).nonzero().flatten().tolist()
         hidden = [(a, b, ~shown[..., a:b]) for a, b in _stretches(partly)]
-        return Placed(Pair(q, _slice(k, low, high)), low, high, hidden, blind=not bool(shown.any(-1).all()))
+        return VisibleKeys(Pair(q, _slice(k, low, high)), low, high, hidden, blind=not bool(shown.any(-1).all()))
 
     return call.pair.once(("inspect", call.need.mask, columns), make)
 

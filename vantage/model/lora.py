@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vantage.errors import BadInput, Refused
-from vantage.model.maps import LINEAR, Around, LinearMap, linear_maps, size_of
+from vantage.model.maps import LINEAR, LinearMap, LinearWrapper, linear_maps, size_of
 from vantage.model.packed import PackedLinear
 from vantage.model.transformer import Model
 from vantage.model.wide import WideLinear
@@ -83,7 +83,7 @@ class LoraPart(nn.Module):
 
 
 @final
-class LoraLinear(Around):
+class LoraLinear(LinearWrapper):
     """A frozen linear map and parts, by name, that add to some or all of its rows. The whole of it is named ""."""
 
     def __init__(self, base: nn.Module, parts: Mapping[str, LoraPart]):

@@ -19,7 +19,7 @@ LINEAR = (nn.Linear, WideLinear, PackedLinear)
 WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})  # names that torch.compile and checkpointing put in
 
 
-class Around(nn.Module):
+class LinearWrapper(nn.Module):
     """What stands around a linear map and counts as that map."""
 
     def __init__(self, base: nn.Module):
@@ -43,14 +43,14 @@ def linear_maps(model: nn.Module) -> list[LinearMap]:
     for name, module in model.named_modules():
         outer, _, last = name.rpartition(".")
         parent = model.get_submodule(outer)
-        if isinstance(module, (*LINEAR, Around)) and not isinstance(parent, Around):
+        if isinstance(module, (*LINEAR, LinearWrapper)) and not isinstance(parent, LinearWrapper):
             maps.append(LinearMap(name, _role(name, parent, inner), _pieces(parent, last)))
     return maps
 
 
 def size_of(linear: nn.Module) -> tuple[int, int]:
     """Outputs and inputs."""
-    if isinstance(linear, Around):
+    if isinstance(linear, LinearWrapper):
         return size_of(linear.base)
     if isinstance(linear, PackedLinear):
         return linear.weight.outputs, linear.weight.inputs

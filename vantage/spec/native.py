@@ -100,7 +100,7 @@ class Program(Protocol):
     def scale(self, buffer: int, factor: float, softcap: float | None) -> None: ...
 
 
-def has(part: object, protocol: type) -> bool:
+def implements(part: object, protocol: type) -> bool:
     """Whether a part's own class has this form: what torch.compile wraps around a module answers like it, and is
     run by torch."""
     return issubclass(type(part), protocol)

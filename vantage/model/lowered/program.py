@@ -23,7 +23,7 @@ from vantage.spec.native import (
     HeadColumns,
     NormForm,
     ScoreForm,
-    has,
+    implements,
     no_native_form,
 )
 from vantage.spec.parts import Shape
@@ -70,7 +70,7 @@ class NativeProgram:
     def lower(self, module: nn.Module, src: int, into: int | None = None) -> int:
         if isinstance(module, nn.Identity):
             return src
-        if has(module, HasNativeForm):
+        if implements(module, HasNativeForm):
             return cast(HasNativeForm, module).native(self, src, into)
         dst = self.buffer("normed", self.widths[src])
         self.norm(module, src, dst)
@@ -110,7 +110,7 @@ class NativeProgram:
         self.emit(OpKind.NORM, dst, src, n=numbers, f=[form.eps, form.offset], p=[form.weight, form.bias])
 
     def transform(self, module: nn.Module, queries: HeadColumns, keys: HeadColumns) -> None:
-        if not has(module, HasNativeTransform):
+        if not implements(module, HasNativeTransform):
             raise no_native_form(module)
         cast(HasNativeTransform, module).native_transform(self, queries, keys)
 
@@ -182,7 +182,7 @@ class NativeProgram:
 def _norm_form(module: nn.Module) -> NormForm:
     if isinstance(module, nn.LayerNorm):  # torch's own
         return NormForm(True, module.eps, 0.0, module.weight, module.bias)
-    if not has(module, HasNormForm):
+    if not implements(module, HasNormForm):
         raise no_native_form(module)
     return cast(HasNormForm, module).norm_form()
 

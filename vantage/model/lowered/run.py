@@ -83,12 +83,12 @@ class Lowered:
         if lays is None or (program.dense and B * T > FEW):
             return None
         stores = self._stores(pos, cache)
-        places, _keep = _places(lays, B)  # the tables of blocks must live until the program has run
+        locations, _keep = _locations(lays, B)  # the tables of blocks must live until the program has run
         tables = (AngleTable * len(program.rotations))()
         angles = [module.tables(pos, torch.float32) for module in program.rotations]
         for table, (cos, sin) in zip(tables, angles, strict=True):
             table.cos, table.sin, table.same = cos.data_ptr(), sin.data_ptr(), int(len(cos) == 1)
-        return self._body.run(self._native, x_BTD, tables, stores, places)
+        return self._body.run(self._native, x_BTD, tables, stores, locations)
 
     def _stores(self, pos: Positions, cache: ModelCache) -> ctypes.Array[LayerStore]:
         """Make room in every layer's store, and say where its keys and values are. Mostly that is where they were."""
@@ -146,22 +146,22 @@ class Prepared:
         x_BTD: Tensor,
         tables: ctypes.Array[AngleTable] | None,
         stores: ctypes.Array[LayerStore] | None,
-        places: ctypes.Array[RowLocation] | None,
+        locations: ctypes.Array[RowLocation] | None,
     ) -> Tensor:
         B, T, _ = x_BTD.shape
         # what comes in is written over, and what goes out belongs to the caller
         x = x_BTD.contiguous().clone() if self.program.attentions else x_BTD.contiguous()
-        self._room(B * T)
+        self._reserve(B * T)
         out = x if self._out == 0 else x.new_empty((B, T, self.program.widths[self._out]))
         self._buffers[0].data = x.data_ptr()
         self._buffers[self._out].data = out.data_ptr()
-        addresses = [None if a is None else ctypes.addressof(a) for a in (tables, stores, places)]
+        addresses = [None if a is None else ctypes.addressof(a) for a in (tables, stores, locations)]
         native.run(
             ProgramCall(ctypes.addressof(self._ops), ctypes.addressof(self._buffers), *addresses, len(self._ops), B, T)
         )
         return out
 
-    def _room(self, rows: int) -> None:
+    def _reserve(self, rows: int) -> None:
         if rows > self._rows:
             self._memory = [torch.empty((rows, width)) for width in self.program.widths]
             for buffer, width in zip(self._buffers, self.program.widths, strict=True):
@@ -184,9 +184,9 @@ def _layer_store(store: Store) -> LayerStore:
     return LayerStore(k.data_ptr(), v.data_ptr(), k.stride(-3), v.stride(-3), *rows, k.shape[-1], v.shape[-1])
 
 
-def _places(lays: list[Lay], rows: int) -> tuple[ctypes.Array[RowLocation], list[object]]:
-    """For every layer the places of every row. Layers that share a ledger share its tables of blocks."""
-    places, tables_of = (
+def _locations(lays: list[Lay], rows: int) -> tuple[ctypes.Array[RowLocation], list[object]]:
+    """For every layer the locations of every row. Layers that share a ledger share its tables of blocks."""
+    locations, tables_of = (
         (RowLocation * (len(lays) * rows))(),
         dict[int, tuple[ctypes.Array[RowLocation], list[object]]](),
     )
@@ -194,17 +194,17 @@ def _places(lays: list[Lay], rows: int) -> tuple[ctypes.Array[RowLocation], list
     for i, lay in enumerate(lays):
         if id(lay) not in tables_of:
             tables_of[id(lay)] = _rows(lay, rows)
-        ctypes.memmove(ctypes.addressof(places) + i * size, tables_of[id(lay)][0], size)
-    return places, [table for _, tables in tables_of.values() for table in tables]
+        ctypes.memmove(ctypes.addressof(locations) + i * size, tables_of[id(lay)][0], size)
+    return locations, [table for _, tables in tables_of.values() for table in tables]
 
 
 def _rows(lay: Lay, rows: int) -> tuple[ctypes.Array[RowLocation], list[object]]:
-    places, tables = (RowLocation * rows)(), list[object]()
+    locations, tables = (RowLocation * rows)(), list[object]()
     for b, held in enumerate(lay.held):
-        places[b].held = held
+        locations[b].held = held
         if lay.blocks is not None:
             table = (c_int32 * len(lay.blocks[b]))(*lay.blocks[b])
             tables.append(table)
-            places[b].blocks = ctypes.addressof(table)
-            places[b].block, places[b].gone = lay.block, lay.gone[b]
-    return places, tables
+            locations[b].blocks = ctypes.addressof(table)
+            locations[b].block, locations[b].gone = lay.block, lay.gone[b]
+    return locations, tables

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 from torch import Tensor
 
-from vantage.inspect.decompose import NAMES, apart
+from vantage.inspect.decompose import NAMES, split_scores
 from vantage.inspect.decomposition import Decomposition
 from vantage.position import Rope, XPos
 from vantage.serve.bounds import ModelName, StrictModel, Text
@@ -125,7 +125,7 @@ async def scores(request: Request, id: Id, layer: At, head: At, query: At, kind:
         count = met.call.q.shape[2]
         if query >= count:
             raise bad(f"there is no query {query}: there are {count}, 0 to {count - 1}", "query")
-        told = apart(met, head, query)
+        told = split_scores(met, head, query)
         seen = told.seen[0, 0]
         return {
             "keys": picture.words(kind),
