@@ -50,7 +50,7 @@ assert "adamw, lion, muon" in refused.getvalue(), refused.getvalue()
 
 trained = vt.train("small.toml", out="run", device="cpu")
 steps, _ = read_log("run")
-assert trained.finished and steps[-1].loss < 0.9 * steps[0].loss, (steps[0].loss, steps[-1].loss)
+assert trained.finished and steps[-1].loss < 0.95 * steps[0].loss, (steps[0].loss, steps[-1].loss)
 
 # its state is in the checkpoint: the run goes on
 again = vt.train("small.toml", ["loop.steps=44"], out="run", resume=True, device="cpu")
