@@ -26,7 +26,7 @@ from tests.conformance.subjects import (
     ours,
     with_windows,
 )
-from vantage.conformance.adapters import PeerModel
+from vantage.conformance.adapters import TransformersModel
 from vantage.conformance.factors import encodings
 from vantage.conformance.scenarios import sharpen
 from vantage.errors import BadInput
@@ -239,7 +239,7 @@ def test_transformers_length_dependent_rope_fails_by_name(rope: dict[str, Any]):
 
 
 def test_a_callable_says_where_its_rule_changes():
-    peer = PeerModel(llama(max_position_embeddings=32, rope_parameters=DYNAMIC).eval())
+    peer = TransformersModel(llama(max_position_embeddings=32, rope_parameters=DYNAMIC).eval())
     said = {"vocab": VOCAB, "new_cache": peer.new_cache, "original_length": 32}
     report = vt.check(peer.run, **said)
     assert failed(report) == {"length-dependent-rope"}, report

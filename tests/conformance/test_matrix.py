@@ -93,7 +93,7 @@ def test_reachable_leaves_out_only_what_a_rule_forbids():
 def test_what_is_refused_is_the_committed_list():
     said = [try_refusal(rule, cell) for rule, cell in refused_combinations()]
     assert [r.name for r in said if not r.ok] == []
-    assert "".join(f"{r.name}: {r.said}\n" for r in said) == REFUSED.read_text()
+    assert "".join(f"{r.name}: {r.message}\n" for r in said) == REFUSED.read_text()
 
 
 @pytest.mark.parametrize("encoding", encodings())

@@ -32,21 +32,21 @@ class NotApplicable(Exception):
 
 
 @runtime_checkable
-class Crops(Protocol):
+class CroppableCache(Protocol):
     """A cache that can go back: keep the first ``to`` tokens of every row."""
 
     def crop(self, to: int) -> Any: ...
 
 
 @runtime_checkable
-class Forks(Protocol):
+class ForkableCache(Protocol):
     """A cache that can be copied."""
 
     def fork(self) -> Any: ...
 
 
 @dataclass(frozen=True)
-class Facts:
+class ModelFacts:
     """What a model says of itself."""
 
     name: str
@@ -57,8 +57,8 @@ class Facts:
     windows: tuple[int | None, ...] = ()  # of each layer; (): none is declared
     odd_window: str = ""  # why its masks are no plain windows
     original: int | None = None  # the length past which its RoPE rule changes
-    places_apart: bool = False  # masks count tokens, whatever positions the encodings are told
-    reads_positions: bool = True  # positions can be said at all
+    places_apart: bool = False  # masks count tokens, whatever positions the encodings are given
+    reads_positions: bool = True  # positions can be given at all
 
     @property
     def room(self) -> int | None:
@@ -70,7 +70,7 @@ class Facts:
 class Subject(ABC):
     """A model under test."""
 
-    facts: Facts
+    facts: ModelFacts
 
     @abstractmethod
     def run(self, tokens: Tensor, positions: Tensor | None, cache: Any = None, *, length: int | None = None) -> Tensor:
@@ -80,8 +80,8 @@ class Subject(ABC):
         """
 
     @abstractmethod
-    def misplaced(self, tokens: Tensor, told: Tensor, start: int, cache: Any = None) -> Tensor:
-        """Encodings are told ``told``; masks count tokens from ``start``. Needs ``facts.places_apart``."""
+    def misplaced(self, tokens: Tensor, positions: Tensor, start: int, cache: Any = None) -> Tensor:
+        """Encodings are given ``positions``; masks count tokens from ``start``. Needs ``facts.places_apart``."""
 
     @abstractmethod
     def new_cache(self, batch: int, *, length: int | None = None) -> Any:
@@ -112,7 +112,7 @@ class OwnModel(Subject):
         windows = [_window(mask) for mask in masks]
         odd = next((str(m) for m, n in zip(masks, windows, strict=True) if m.reach() is not None and n is None), "")
         self.model, self._new_cache, self._masks = model, new_cache, masks
-        self.facts = Facts(
+        self.facts = ModelFacts(
             name="vantage.Model",
             vocab=spec.vocab,
             device=model.device,
@@ -136,9 +136,9 @@ class OwnModel(Subject):
         where = None if positions is None else Positions.of(positions.cpu()).to(self.facts.device)
         return self._run(tokens, where, cache, length)
 
-    def misplaced(self, tokens: Tensor, told: Tensor, start: int, cache: Any = None) -> Tensor:
-        order = torch.arange(start, start + told.shape[1]).expand(told.shape)
-        return self._run(tokens, Positions.of(told.cpu(), order=order).to(self.facts.device), cache, None)
+    def misplaced(self, tokens: Tensor, positions: Tensor, start: int, cache: Any = None) -> Tensor:
+        order = torch.arange(start, start + positions.shape[1]).expand(positions.shape)
+        return self._run(tokens, Positions.of(positions.cpu(), order=order).to(self.facts.device), cache, None)
 
     def _run(self, tokens: Tensor, where: Positions | None, cache: ModelCache | None, length: int | None) -> Tensor:
         fresh = cache is None or not any(cache.tokens)
@@ -165,14 +165,14 @@ class OwnModel(Subject):
 
 
 @dataclass
-class PeerCache:
+class TransformersCache:
     """A transformers cache and the padding mask of all it has been given, which transformers wants each time."""
 
     held: Any
     mask: Tensor  # (B, tokens so far)
 
 
-class PeerModel(Subject):
+class TransformersModel(Subject):
     """A transformers causal language model."""
 
     def __init__(self, model: Any, new_cache: NewCache | None = None):
@@ -186,42 +186,45 @@ class PeerModel(Subject):
         self.model, self._new_cache, self._config = model, new_cache, config
         takes = inspect.signature(model.forward).parameters
         self._cached, self._placed = "past_key_values" in takes, "position_ids" in takes
-        told = config.to_dict()
-        limit, original = told.get("max_position_embeddings", told.get("n_positions")), _peer_original(told)
-        self.facts = Facts(
+        settings = config.to_dict()
+        limit, original = (
+            settings.get("max_position_embeddings", settings.get("n_positions")),
+            _original_length(settings),
+        )
+        self.facts = ModelFacts(
             name=name,
             vocab=config.vocab_size,
             device=model.device,
             limit=None if limit == original else limit,  # dynamic NTK goes on past it
-            windows=_peer_windows(told, config.num_hidden_layers),
+            windows=_windows_of(settings, config.num_hidden_layers),
             original=original,
             places_apart=self._placed,
             reads_positions=self._placed,
         )
 
     def run(self, tokens: Tensor, positions: Tensor | None, cache: Any = None, *, length: int | None = None) -> Tensor:
-        told: dict[str, Any] = {"use_cache": cache is not None}
+        arguments: dict[str, Any] = {"use_cache": cache is not None}
         mask = torch.ones_like(tokens) if positions is None else (positions >= 0).to(tokens)
         if cache is not None:
             cache.mask = mask = torch.cat([cache.mask, mask], 1)
-            told["past_key_values"] = cache.held
+            arguments["past_key_values"] = cache.held
         if positions is not None and self._placed:
-            told["position_ids"] = positions.clamp_min(0)
-        return self.model(input_ids=tokens, attention_mask=mask, **told).logits
+            arguments["position_ids"] = positions.clamp_min(0)
+        return self.model(input_ids=tokens, attention_mask=mask, **arguments).logits
 
-    def misplaced(self, tokens: Tensor, told: Tensor, start: int, cache: Any = None) -> Tensor:
-        return self.run(tokens, told, cache)  # its masks count places anyway
+    def misplaced(self, tokens: Tensor, positions: Tensor, start: int, cache: Any = None) -> Tensor:
+        return self.run(tokens, positions, cache)  # its masks count places anyway
 
-    def new_cache(self, batch: int, *, length: int | None = None) -> PeerCache:
+    def new_cache(self, batch: int, *, length: int | None = None) -> TransformersCache:
         if not self._cached:
             raise NotApplicable(f"{self.facts.name} takes no past_key_values")
         if self._new_cache is None:
             held = sys.modules["transformers"].DynamicCache(config=self._config)
         else:
             held = self._new_cache(batch)
-        return PeerCache(held, torch.ones((batch, 0), dtype=torch.long, device=self.facts.device))
+        return TransformersCache(held, torch.ones((batch, 0), dtype=torch.long, device=self.facts.device))
 
-    def crop(self, cache: PeerCache, to: int) -> None:
+    def crop(self, cache: TransformersCache, to: int) -> None:
         gone = cache.mask.shape[1] - to
         try:
             cache.held.crop(-gone)
@@ -229,20 +232,20 @@ class PeerModel(Subject):
             raise NotApplicable(f"this cache does not go back: {_first_line(why)}") from why
         cache.mask = cache.mask[:, :to]
 
-    def fork(self, cache: PeerCache) -> PeerCache:
-        return PeerCache(copy.deepcopy(cache.held), cache.mask)
+    def fork(self, cache: TransformersCache) -> TransformersCache:
+        return TransformersCache(copy.deepcopy(cache.held), cache.mask)
 
-    def doubled(self) -> PeerModel | None:
-        return PeerModel(copy.deepcopy(self.model).double()) if _is_small(self.model) else None
+    def doubled(self) -> TransformersModel | None:
+        return TransformersModel(copy.deepcopy(self.model).double()) if _is_small(self.model) else None
 
     def settled(self, start: int) -> bool:
         return True
 
 
-class Callback(Subject):
+class CallableModel(Subject):
     """A user's callable ``(tokens, positions, cache) -> logits``; a cache is written in place."""
 
-    def __init__(self, model: UserModel, facts: Facts, new_cache: NewCache | None, causal: bool):
+    def __init__(self, model: UserModel, facts: ModelFacts, new_cache: NewCache | None, causal: bool):
         self.model, self.facts, self._new_cache, self._causal = model, facts, new_cache, causal
 
     def run(self, tokens: Tensor, positions: Tensor | None, cache: Any = None, *, length: int | None = None) -> Tensor:
@@ -250,8 +253,8 @@ class Callback(Subject):
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
         return self.model(tokens, positions, cache)
 
-    def misplaced(self, tokens: Tensor, told: Tensor, start: int, cache: Any = None) -> Tensor:
-        raise NotApplicable("a callable is told positions only, so nobody knows what its masks count")
+    def misplaced(self, tokens: Tensor, positions: Tensor, start: int, cache: Any = None) -> Tensor:
+        raise NotApplicable("a callable is given positions only, so nobody knows what its masks count")
 
     def new_cache(self, batch: int, *, length: int | None = None) -> Any:
         if self._new_cache is None:
@@ -259,12 +262,12 @@ class Callback(Subject):
         return self._new_cache(batch)
 
     def crop(self, cache: Any, to: int) -> None:
-        if not isinstance(cache, Crops):
+        if not isinstance(cache, CroppableCache):
             raise NotApplicable(f"{type(cache).__name__} has no crop(to)")
         cache.crop(to)
 
     def fork(self, cache: Any) -> Any:
-        if not isinstance(cache, Forks):
+        if not isinstance(cache, ForkableCache):
             raise NotApplicable(f"{type(cache).__name__} has no fork()")
         return cache.fork()
 
@@ -275,13 +278,13 @@ class Callback(Subject):
         return self._causal
 
 
-def is_peer(model: object) -> bool:
+def is_transformers_model(model: object) -> bool:
     """Whether this is a transformers model. If transformers was never imported, it is not."""
     library = sys.modules.get("transformers")
     return library is not None and isinstance(model, library.PreTrainedModel)
 
 
-def callback_facts(
+def callable_facts(
     model: object,
     vocab: int | None,
     window: int | Sequence[int] | None,
@@ -289,8 +292,8 @@ def callback_facts(
     max_length: int | None,
     original_length: int | None,
     device: torch.device | str | None,
-) -> Facts:
-    """What the user said of a callable, checked."""
+) -> ModelFacts:
+    """What the user states of a callable, checked."""
     if vocab is None:
         raise BadInput(f"{_name(model)} does not say how many tokens it knows: pass vocab=")
     if isinstance(window, int) and layers is None:
@@ -304,7 +307,7 @@ def callback_facts(
         weight = next(model.parameters(), None) if isinstance(model, nn.Module) else None
         device = torch.device("cpu") if weight is None else weight.device
     where = torch.device(device)
-    return Facts(_name(model), vocab, where, limit=max_length, windows=windows, original=original_length)
+    return ModelFacts(_name(model), vocab, where, limit=max_length, windows=windows, original=original_length)
 
 
 def _name(model: object) -> str:
@@ -323,7 +326,7 @@ def _terms(mask: Mask) -> list[Mask]:
     return [*_terms(mask.a), *_terms(mask.b)] if isinstance(mask, And) else [mask]
 
 
-def _peer_windows(config: dict[str, Any], layers: int) -> tuple[int | None, ...]:
+def _windows_of(config: dict[str, Any], layers: int) -> tuple[int | None, ...]:
     n, kinds = config.get("sliding_window"), config.get("layer_types")
     if n is None:
         return ()
@@ -331,10 +334,10 @@ def _peer_windows(config: dict[str, Any], layers: int) -> tuple[int | None, ...]
     return windows if any(windows) else ()
 
 
-def _peer_original(config: dict[str, Any]) -> int | None:
+def _original_length(config: dict[str, Any]) -> int | None:
     """The length past which dynamic NTK or LongRoPE changes; layers may differ (nested parameters)."""
-    told = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    every = [told, *(value for value in told.values() if isinstance(value, dict))]
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    every = [rope, *(value for value in rope.values() if isinstance(value, dict))]
     lengths = []
     for rule in every:
         kind = rule.get("rope_type", rule.get("type"))

@@ -12,18 +12,18 @@ import torch
 from torch import nn
 
 from vantage.conformance.adapters import (
-    Callback,
+    CallableModel,
     NewCache,
     NotApplicable,
     OwnModel,
-    PeerModel,
     Subject,
+    TransformersModel,
     UserModel,
-    callback_facts,
-    is_peer,
+    callable_facts,
+    is_transformers_model,
 )
 from vantage.conformance.probe import Finding, Probe
-from vantage.conformance.report import Report, Row
+from vantage.conformance.report import CheckRow, Report
 from vantage.conformance.rows import LAWS, Law
 from vantage.errors import BadInput
 from vantage.model import Model
@@ -57,7 +57,7 @@ def check(
 
     >>> vt.check(lambda tokens, positions, cache: net(tokens, positions, cache), vocab=100, new_cache=net.cache)
     """
-    said = {
+    described = {
         "vocab": vocab,
         "causal": causal,
         "window": window,
@@ -66,7 +66,7 @@ def check(
         "original_length": original_length,
         "device": device,
     }
-    subject = _subject(model, new_cache, said)
+    subject = _subject(model, new_cache, described)
     if tolerance is not None and not 0 <= tolerance < inf:
         raise BadInput(f"tolerance={tolerance}: give a share of the largest logit, 0 or more, or None")
     with _in_eval_mode(model) as was_training:
@@ -76,23 +76,23 @@ def check(
     return Report(subject.facts.name, dtype, str(subject.facts.device), probe.scale, probe.relative, rows)
 
 
-def _subject(model: Any, new_cache: NewCache | None, said: dict[str, Any]) -> Subject:
-    if isinstance(model, Model) or is_peer(model):
-        extra = [f"{name}=" for name, value in said.items() if value is not None]
+def _subject(model: Any, new_cache: NewCache | None, described: dict[str, Any]) -> Subject:
+    if isinstance(model, Model) or is_transformers_model(model):
+        extra = [f"{name}=" for name, value in described.items() if value is not None]
         if extra:
             raise BadInput(f"{type(model).__name__} says these itself: leave out {', '.join(extra)}")
-        return OwnModel(model, new_cache) if isinstance(model, Model) else PeerModel(model, new_cache)
+        return OwnModel(model, new_cache) if isinstance(model, Model) else TransformersModel(model, new_cache)
     if not callable(model):
         raise BadInput(
             f"{type(model).__name__} is neither a vantage.Model, a transformers model nor a callable "
             "(tokens, positions, cache) -> logits"
         )
-    causal = said.pop("causal")
-    facts = callback_facts(model, **said)
-    return Callback(cast(UserModel, model), facts, new_cache, causal is not False)
+    causal = described.pop("causal")
+    facts = callable_facts(model, **described)
+    return CallableModel(cast(UserModel, model), facts, new_cache, causal is not False)
 
 
-def _run_all(probe: Probe) -> Iterator[Row]:
+def _run_all(probe: Probe) -> Iterator[CheckRow]:
     for law in LAWS:
         if "repeatable" in probe.failed:
             finding = Finding("n/a", note="the same input gives different outputs, so nothing can be compared")
@@ -100,7 +100,7 @@ def _run_all(probe: Probe) -> Iterator[Row]:
             finding = _run(law, probe)
         if finding.status == "failed":
             probe.failed.add(law.name)
-        yield Row(law.name, law.says, **asdict(finding))
+        yield CheckRow(law.name, law.says, **asdict(finding))
 
 
 def _run(law: Law, probe: Probe) -> Finding:
@@ -109,8 +109,8 @@ def _run(law: Law, probe: Probe) -> Finding:
     except NotApplicable as why:
         return Finding("n/a", note=str(why))
     except Exception as error:  # whatever somebody else's model raises is what this row found
-        said = str(error).strip().split("\n")[0]
-        return Finding("failed", inf, None, f"it raised {type(error).__name__}: {said}")
+        message = str(error).strip().split("\n")[0]
+        return Finding("failed", inf, None, f"it raised {type(error).__name__}: {message}")
 
 
 @contextlib.contextmanager
@@ -131,5 +131,5 @@ def _in_eval_mode(model: object) -> Iterator[bool]:
 def _coarsest(model: object) -> torch.dtype | None:
     if not isinstance(model, nn.Module):
         return None
-    found = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    return max(found, key=lambda dtype: torch.finfo(dtype).eps, default=None)
+    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=None)

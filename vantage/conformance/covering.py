@@ -50,8 +50,8 @@ def find(chosen: dict[int, str], levels: list[list[str]], allowed: Allowed) -> d
     free = next((i for i in range(len(levels)) if i not in chosen), None)
     if free is None:
         return chosen
-    found = (find({**chosen, free: value}, levels, allowed) for value in levels[free])
-    return next((cell for cell in found if cell is not None), None)
+    cells = (find({**chosen, free: value}, levels, allowed) for value in levels[free])
+    return next((cell for cell in cells if cell is not None), None)
 
 
 def _complete(

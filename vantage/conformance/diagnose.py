@@ -19,7 +19,7 @@ from vantage.conformance.probe import Probe, gap
 WRONG_PLACE = "a key (or query) of a cached step is encoded at position 0"
 
 
-def cause_of_steps(p: Probe, errors: list[float]) -> str:
+def explain_wrong_steps(p: Probe, errors: list[float]) -> str:
     """``errors``: the difference at each place of ``p.tokens[:2]``, prefilled and then stepped."""
     first = next(t for t, error in enumerate(errors) if not error <= p.tolerance)
     if first < p.prefill:
@@ -46,9 +46,13 @@ def cause_of_steps(p: Probe, errors: list[float]) -> str:
             f"is, as a relative encoding should, but changes a cached step by {moved:.1e}"
         )
     since = "wrong from the first" if first == p.prefill else f"right up to {first} tokens and wrong from there on"
-    told = p.subject.facts.places_apart or (still and p.shift)
-    tried = " (positions are not it: moved tokens and rows give what they should)" if told else ", or stands wrong"
-    return f"the cache loses, doubles or overwrites an entry{tried}; cached steps are {since}"
+    positions_tested = p.subject.facts.places_apart or (still and p.shift)
+    remark = (
+        " (positions are not it: moved tokens and rows give what they should)"
+        if positions_tested
+        else ", or stands wrong"
+    )
+    return f"the cache loses, doubles or overwrites an entry{remark}; cached steps are {since}"
 
 
 def _sees_nothing(p: Probe, t: int) -> bool:
@@ -68,13 +72,13 @@ def _right_at_zero(p: Probe, t: int) -> bool:
     tokens, run = p.tokens[:2, : t + 1], p.subject.misplaced
     usual = p.positions(tokens)
     off = []
-    for told in (usual, usual + 1, usual + 1):
-        told = told.clone()
-        told[:, t] = (t, 0, t // 2)[len(off)]
+    for positions in (usual, usual + 1, usual + 1):
+        positions = positions.clone()
+        positions[:, t] = (t, 0, t // 2)[len(off)]
         cache = p.subject.new_cache(len(tokens))
-        run(tokens[:, :t], told[:, :t], 0, cache)
-        step = run(tokens[:, t:], told[:, t:], t, cache)
-        off.append(gap(step[:, 0], run(tokens, told, 0)[:, t]))
+        run(tokens[:, :t], positions[:, :t], 0, cache)
+        step = run(tokens[:, t:], positions[:, t:], t, cache)
+        off.append(gap(step[:, 0], run(tokens, positions, 0)[:, t]))
     return off[1] <= p.tolerance < min(off[0], off[2])
 
 
@@ -84,14 +88,14 @@ def _ignores_position(p: Probe, t: int) -> bool:
         return False
     tokens = p.tokens[:2, : t + 1]
     here = p.positions(tokens)
-    there = here.clone()
-    there[:, t] += p.shift
-    whole = gap(p.subject.run(tokens, here)[:, t], p.subject.run(tokens, there)[:, t])
+    moved = here.clone()
+    moved[:, t] += p.shift
+    whole = gap(p.subject.run(tokens, here)[:, t], p.subject.run(tokens, moved)[:, t])
     outs = []
-    for told in (here, there):
+    for positions in (here, moved):
         cache = p.subject.new_cache(len(tokens))
         sizes = p.step_sizes(t + 1)
-        pieces = zip(tokens.split(sizes, 1), told.split(sizes, 1), strict=True)
+        pieces = zip(tokens.split(sizes, 1), positions.split(sizes, 1), strict=True)
         outs.append([p.subject.run(piece, place, cache) for piece, place in pieces][-1][:, -1])
     return whole > p.tolerance and gap(outs[0], outs[1]) <= p.floor
 

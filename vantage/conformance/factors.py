@@ -53,20 +53,20 @@ def _all(registry: Registry[T], number: int) -> dict[str, Callable[[], T]]:
 
 def encodings() -> dict[str, Callable[[], Encoding]]:
     """Every encoding in its forms, RoPE with every frequency rule behind it."""
-    found: dict[str, Callable[[], Encoding]] = {}
+    forms: dict[str, Callable[[], Encoding]] = {}
     for entry in ENCODINGS.entries():
-        found |= variants(entry, LENGTH)
+        forms |= variants(entry, LENGTH)
         if entry.config is Rope:
             rules = _all(SCALINGS, LENGTH).items()
-            found |= {f"{entry.name}-{name}": lambda make=make: Rope(scaling=make()) for name, make in rules}
-    return found
+            forms |= {f"{entry.name}-{name}": lambda make=make: Rope(scaling=make()) for name, make in rules}
+    return forms
 
 
 def attentions() -> dict[str, AttentionCase]:
-    found = {name: AttentionCase(make()) for name, make in _all(ATTENTIONS, HEADS).items()}
+    cases = {name: AttentionCase(make()) for name, make in _all(ATTENTIONS, HEADS).items()}
     grouped = GroupedQuery(HEADS, HEADS // 2)
-    found["cross"] = AttentionCase(grouped, cross=True)
-    return found | {name: AttentionCase(grouped, qk=(make(),)) for name, make in _all(QK_PARTS, HEADS).items()}
+    cases["cross"] = AttentionCase(grouped, cross=True)
+    return cases | {name: AttentionCase(grouped, qk=(make(),)) for name, make in _all(QK_PARTS, HEADS).items()}
 
 
 def masks() -> dict[str, Mask]:
@@ -81,15 +81,15 @@ def factors() -> dict[str, tuple[str, ...]]:
 
 
 @dataclass(frozen=True)
-class Rule:
+class RefusalRule:
     """Cells with all of these values are refused, and the error must say ``because``.
 
-    ``asked=False``: nothing refuses; there is nothing to run or to compare, for the reason given.
+    ``tested=False``: nothing refuses; there is nothing to run or to compare, for the reason given.
     """
 
     where: dict[str, tuple[str, ...]]
     because: str
-    asked: bool = True
+    tested: bool = True
 
     def matches(self, chosen: Mapping[int, str]) -> bool:
         """Whether the values chosen so far (by the factor's number) already break this rule."""
@@ -101,18 +101,22 @@ CACHED = tuple(c for c in CACHES if c != "none")
 
 # What no single part is to blame for. The others stand in the entries of the parts that refuse.
 GENERAL = (
-    Rule({"cache": ("none",), "scenario": STEPPED}, "there is nothing to step through without a cache", asked=False),
-    Rule(
+    RefusalRule(
+        {"cache": ("none",), "scenario": STEPPED}, "there is nothing to step through without a cache", tested=False
+    ),
+    RefusalRule(
         {"cache": ("quantised",), "attention": ("hard",)},
         "rounding may change which key scores highest, so there is nothing to compare",
-        asked=False,
+        tested=False,
     ),
-    Rule({"cache": ("ring",), "mask": ("causal", "prefix", "bidirectional")}, "window"),
-    Rule({"mask": ("bidirectional",), "cache": CACHED, "scenario": STEPPED}, "earlier ones should have seen them"),
+    RefusalRule({"cache": ("ring",), "mask": ("causal", "prefix", "bidirectional")}, "window"),
+    RefusalRule(
+        {"mask": ("bidirectional",), "cache": CACHED, "scenario": STEPPED}, "earlier ones should have seen them"
+    ),
 )
 
 
-def rules() -> tuple[Rule, ...]:
+def rules() -> tuple[RefusalRule, ...]:
     """All that is refused: in general, and by the entry of a part."""
     registries: dict[str, Registry[Any]] = {
         "encoding": ENCODINGS,
@@ -121,7 +125,7 @@ def rules() -> tuple[Rule, ...]:
         "kernel": KERNELS,
     }
     by_parts = [
-        Rule({factor: tuple(variants(entry, LENGTH)), **refusal.where}, refusal.because)
+        RefusalRule({factor: tuple(variants(entry, LENGTH)), **refusal.where}, refusal.because)
         for factor, registry in registries.items()
         for entry in registry.entries()
         for refusal in entry.refusals
@@ -129,6 +133,6 @@ def rules() -> tuple[Rule, ...]:
     return (*GENERAL, *by_parts)
 
 
-def allowed_by(rules: tuple[Rule, ...]) -> Callable[[Mapping[int, str]], bool]:
+def allowed_by(rules: tuple[RefusalRule, ...]) -> Callable[[Mapping[int, str]], bool]:
     """Whether values that were chosen so far (by the factor's number) break none of these rules."""
     return lambda chosen: not any(rule.matches(chosen) for rule in rules)

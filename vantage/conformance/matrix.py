@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vantage.conformance.covering import Cell, cover, find
-from vantage.conformance.factors import FACTOR_NAMES, NUMBER, Rule, allowed_by, factors, rules
+from vantage.conformance.factors import FACTOR_NAMES, NUMBER, RefusalRule, allowed_by, factors, rules
 from vantage.conformance.scenarios import run_cell
 from vantage.errors import BadInput, VantageError
 
@@ -23,7 +23,7 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3}
 
 
 @dataclass(frozen=True)
-class Result:
+class CellResult:
     """One cell that was run."""
 
     cell: Cell
@@ -38,10 +38,10 @@ class Result:
 
 @dataclass(frozen=True)
 class RefusedCell:
-    """A combination that must be refused, and what was said."""
+    """A combination that must be refused, and the message of the refusal."""
 
     combination: tuple[tuple[str, str], ...]  # (factor, value)
-    said: str
+    message: str
     ok: bool
 
     @property
@@ -56,11 +56,11 @@ class MatrixReport:
     strength: int
     tolerance: float
     filter: str = ""
-    results: list[Result] = field(default_factory=list)
+    results: list[CellResult] = field(default_factory=list)
     refusals: list[RefusedCell] = field(default_factory=list)
 
     @property
-    def failures(self) -> list[Result | RefusedCell]:
+    def failures(self) -> list[CellResult | RefusedCell]:
         return [r for r in (*self.results, *self.refusals) if not r.ok]
 
     @property
@@ -81,7 +81,7 @@ class MatrixReport:
                 {**dict(zip(FACTOR_NAMES, r.cell, strict=True)), "error": _number(r.error), "ok": r.ok, "note": r.note}
                 for r in self.results
             ],
-            "refused": [{**dict(r.combination), "said": r.said, "ok": r.ok} for r in self.refusals],
+            "refused": [{**dict(r.combination), "said": r.message, "ok": r.ok} for r in self.refusals],
         }
 
     def table(self) -> Group:
@@ -99,7 +99,7 @@ class MatrixReport:
                 table.add_row(encoding, *counts, f"{max(r.error for r in rows):.0e}")
         many = {1: "every one", 2: "every pair", 3: "every triple"}
         words = {n: f"{word} of the parts that can work together" for n, word in many.items()}
-        passed, said = sum(r.ok for r in self.results), sum(r.ok for r in self.refusals)
+        passed, refused = sum(r.ok for r in self.results), sum(r.ok for r in self.refusals)
         lines = [
             f"{passed} of {len(self.results)} cells equal within {self.tolerance:.0e} (worst {self.worst:.1e}); "
             + (
@@ -109,8 +109,10 @@ class MatrixReport:
             )
         ]
         if not self.filter:
-            lines.append(f"{said} of {len(self.refusals)} combinations that cannot work are refused with their reason.")
-        lines += [f"FAILED {r.name}: {r.note if isinstance(r, Result) else r.said}" for r in self.failures]
+            lines.append(
+                f"{refused} of {len(self.refusals)} combinations that cannot work are refused with their reason."
+            )
+        lines += [f"FAILED {r.name}: {r.note if isinstance(r, CellResult) else r.message}" for r in self.failures]
         return Group(table, *(Text(line) for line in lines))
 
 
@@ -119,7 +121,7 @@ def _number(error: float) -> float | None:
     return error if isfinite(error) else None
 
 
-def _count(rows: list[Result]) -> str:
+def _count(rows: list[CellResult]) -> str:
     passed = sum(r.ok for r in rows)
     return "-" if not rows else str(passed) if passed == len(rows) else f"{passed}/{len(rows)}"
 
@@ -154,11 +156,11 @@ def run_matrix(
     return report
 
 
-def refused_combinations() -> Iterable[tuple[Rule, Cell]]:
+def refused_combinations() -> Iterable[tuple[RefusalRule, Cell]]:
     """Every combination that a rule refuses, completed to a cell that no other rule touches."""
     levels = [list(values) for values in factors().values()]
     every = rules()
-    for rule in (r for r in every if r.asked):
+    for rule in (r for r in every if r.tested):
         others = tuple(r for r in every if r is not rule)
         for values in itertools.product(*rule.where.values()):
             chosen = {NUMBER[factor]: value for factor, value in zip(rule.where, values, strict=True)}
@@ -167,17 +169,19 @@ def refused_combinations() -> Iterable[tuple[Rule, Cell]]:
                 yield rule, tuple(cell[i] for i in range(len(levels)))
 
 
-def _run(cell: Cell, dtype: torch.dtype, device: torch.device | str) -> Result:
+def _run(cell: Cell, dtype: torch.dtype, device: torch.device | str) -> CellResult:
     try:
         error = run_cell(cell, dtype, device)
     except VantageError as e:
-        return Result(cell, float("inf"), False, f"refused, but no rule says so: {e}")
+        return CellResult(cell, float("inf"), False, f"refused, but no rule says so: {e}")
     except Exception as e:  # a broken part must show as one failed cell, not end the run
-        return Result(cell, float("inf"), False, f"{type(e).__name__}: {e}")
-    return Result(cell, error, error <= TOLERANCE[dtype], "" if error <= TOLERANCE[dtype] else f"off by {error:.1e}")
+        return CellResult(cell, float("inf"), False, f"{type(e).__name__}: {e}")
+    return CellResult(
+        cell, error, error <= TOLERANCE[dtype], "" if error <= TOLERANCE[dtype] else f"off by {error:.1e}"
+    )
 
 
-def try_refusal(rule: Rule, cell: Cell) -> RefusedCell:
+def try_refusal(rule: RefusalRule, cell: Cell) -> RefusedCell:
     combination = tuple((factor, cell[NUMBER[factor]]) for factor in rule.where)
     try:
         error = run_cell(cell)

@@ -148,6 +148,6 @@ def _positions(tokens: Tensor, start: int) -> Tensor:
 
 def _check_logits(logits: object, tokens: Tensor) -> None:
     if not isinstance(logits, Tensor) or not logits.is_floating_point() or logits.shape[:-1] != tokens.shape:
-        got = f"{logits.dtype} {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+        returned = f"{logits.dtype} {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
         wanted = f"a floating-point tensor ({tokens.shape[0]}, {tokens.shape[1]}, vocabulary)"
-        raise BadInput(f"the model returned {got} for tokens {tuple(tokens.shape)}: return {wanted}")
+        raise BadInput(f"the model returned {returned} for tokens {tuple(tokens.shape)}: return {wanted}")

@@ -20,7 +20,7 @@ STYLE = {"ok": "green", "failed": "bold red", "n/a": "dim", "info": "cyan"}
 
 
 @dataclass(frozen=True)
-class Row:
+class CheckRow:
     """One law: what it says, what was measured, and what to make of it."""
 
     name: str
@@ -63,17 +63,17 @@ class Report:
     device: str
     scale: float  # the largest |logit| of a plain pass
     relative: float  # the tolerance, as a share of the scale
-    rows: tuple[Row, ...]
+    rows: tuple[CheckRow, ...]
 
     @property
     def ok(self) -> bool:
         return not self.failures
 
     @property
-    def failures(self) -> tuple[Row, ...]:
+    def failures(self) -> tuple[CheckRow, ...]:
         return tuple(row for row in self.rows if not row.ok)
 
-    def __getitem__(self, name: str) -> Row:
+    def __getitem__(self, name: str) -> CheckRow:
         for row in self.rows:
             if row.name == name:
                 return row
@@ -101,11 +101,11 @@ class Report:
         table.add_column("allowed", justify="right", no_wrap=True)
         table.add_column("what it says, and what was found", overflow="fold")
         for row in self.rows:
-            said = Text(row.says)
+            text = Text(row.says)
             if row.note:
-                said.append(f"\n{row.note}", style=STYLE[row.status])
+                text.append(f"\n{row.note}", style=STYLE[row.status])
             word = Text(WORD[row.status], style=STYLE[row.status])
-            table.add_row(row.name, word, *row.numbers, said)
+            table.add_row(row.name, word, *row.numbers, text)
         return Group(table, Text(self._tolerance()))
 
     def __str__(self) -> str:
@@ -119,8 +119,8 @@ class Report:
     def _repr_html_(self) -> str:
         cells = [("row", "", "measured", "allowed", "what it says, and what was found")]
         for row in self.rows:
-            said = f"{row.says} {row.note}".strip()
-            cells.append((row.name, WORD[row.status], *row.numbers, said))
+            text = f"{row.says} {row.note}".strip()
+            cells.append((row.name, WORD[row.status], *row.numbers, text))
         lines = ["".join(f"<td>{html.escape(cell)}</td>" for cell in line) for line in cells]
         body = "".join(f"<tr>{line}</tr>" for line in lines)
         return f"<p>{html.escape(self._heading())}</p><table>{body}</table><p>{html.escape(self._tolerance())}</p>"
@@ -129,8 +129,8 @@ class Report:
         judged = sum(row.status in ("ok", "failed") for row in self.rows)
         failed = len(self.failures)
         verb = "fails" if failed == 1 else "fail"
-        found = f"{failed} of {judged} rows {verb}" if failed else f"all {judged} rows hold"
-        return f"{self.model}, {self.dtype} on {self.device}: {found}"
+        verdict = f"{failed} of {judged} rows {verb}" if failed else f"all {judged} rows hold"
+        return f"{self.model}, {self.dtype} on {self.device}: {verdict}"
 
     def _tolerance(self) -> str:
         coarse = " Check in float32 for a sharper answer." if self.dtype in ("float16", "bfloat16") else ""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vantage.conformance.adapters import NotApplicable, OwnModel
-from vantage.conformance.diagnose import cause_of_steps
+from vantage.conformance.diagnose import explain_wrong_steps
 from vantage.conformance.probe import Finding, Probe, gap, gaps
 from vantage.conformance.window import window_exact
 from vantage.errors import LengthExceeded
@@ -87,10 +87,10 @@ def _padding(p: Probe, *, left: bool) -> Finding:
     measured = rows.off(p.subject.run(rows.tokens, rows.positions))
 
     def cause() -> str:
-        there = rows.positions >= 0
+        filled = rows.positions >= 0
         usual = p.subject.run(rows.tokens, rows.positions)
-        other = p.subject.run(torch.where(there, rows.tokens, p.changed(rows.tokens)), rows.positions)
-        if gap(usual[there], other[there]) > p.floor:
+        other = p.subject.run(torch.where(filled, rows.tokens, p.changed(rows.tokens)), rows.positions)
+        if gap(usual[filled], other[filled]) > p.floor:
             return "padding leaks: real tokens see the padding, and change with what stands there"
         return (
             "a padded row is not the row alone, though what stands in the padding does not matter: its positions are "
@@ -141,7 +141,7 @@ class Ragged:
 def cached_steps(p: Probe) -> Finding:
     tokens = p.tokens[:2]
     errors = gaps(p.steps(tokens), p.full(tokens))
-    return p.judge(max(errors), lambda: cause_of_steps(p, errors))
+    return p.judge(max(errors), lambda: explain_wrong_steps(p, errors))
 
 
 def cached_chunks(p: Probe) -> Finding:
@@ -300,12 +300,12 @@ def _growth(p: Probe, fixed: Finding) -> Finding:
 
 def positions_honoured(p: Probe) -> Finding:
     if not p.subject.facts.reads_positions:
-        return Finding("info", note="positions cannot be said: it counts them itself")
+        return Finding("info", note="positions cannot be given: it counts them itself")
     usual = p.full(p.tokens)
     silent = gap(p.subject.run(p.tokens, None), usual)
-    said = "" if silent <= p.tolerance else f"; without positions it gives something else, {silent:.1e} off"
+    without = "" if silent <= p.tolerance else f"; without positions it gives something else, {silent:.1e} off"
     if not p.shift:
-        return Finding("info", note=f"there is no room to move positions{said}")
+        return Finding("info", note=f"there is no room to move positions{without}")
     moved = gap(p.full(p.tokens, p.shift), usual)
     stretched = p.positions(p.tokens).clone()
     stretched[:, -1] += p.shift
@@ -315,8 +315,8 @@ def positions_honoured(p: Probe) -> Finding:
     elif pulled > p.tolerance:
         kind = f"relative: moving all positions by {p.shift} changes nothing, moving one does"
     else:
-        kind = "ignored: what is said of positions changes nothing"
-    return Finding("info", moved, None, kind + said)
+        kind = "ignored: the positions that are given change nothing"
+    return Finding("info", moved, None, kind + without)
 
 
 LAWS = (
@@ -332,5 +332,5 @@ LAWS = (
     Law("fork", "Two branches of one cache equal two full passes.", fork),
     Law("window-exact", "The last token sees exactly as far back as the windows say.", window_exact),
     Law("length-dependent-rope", "Decoding past the original length equals one full pass.", length_dependent_rope),
-    Law("positions-honoured", "What positions do when they are said aloud.", positions_honoured),
+    Law("positions-honoured", "What positions do when they are given.", positions_honoured),
 )

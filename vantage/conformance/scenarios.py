@@ -266,8 +266,8 @@ def fork(bench: Bench) -> Iterator[Outcome]:
         yield torch.cat(got_first, 1)[b], bench.alone(b, bench.tokens[b, : n + 4])[n:]
     for b, beam in enumerate(beams):
         n = starts[beam]
-        told = torch.cat([bench.tokens[beam, :n], other[b, starts[b] : starts[b] + 4]])
-        yield torch.cat(got_second, 1)[b], bench.alone(beam, told)[n:]
+        row = torch.cat([bench.tokens[beam, :n], other[b, starts[b] : starts[b] + 4]])
+        yield torch.cat(got_second, 1)[b], bench.alone(beam, row)[n:]
 
 
 SCENARIO: dict[str, Callable[[Bench], Iterator[Outcome]]] = {
