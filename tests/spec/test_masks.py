@@ -37,6 +37,7 @@ from vantage.spec.masks import (
     Prefix,
     SameSegment,
     Window,
+    causal_window,
     dense,
     is_plain_causal,
     visible,
@@ -256,6 +257,33 @@ def test_plain_causal_is_a_square_of_two_equal_runs():
     assert not plain(Causal(), Positions(run.pos, run.order), Positions(run.pos, run.order))
     rows = Positions.rows([4, 3])
     assert not plain(Causal(), rows, rows)
+
+
+@given(masks(), st.integers(0, LAST))
+@settings(max_examples=100, deadline=None)
+def test_what_a_query_sees_changes_at_edges_alone(meant, order):
+    edges = meant.mask.edges(torch.tensor([order]))
+    assert edges is not None
+    marks = {int(edge) for edge in edges}
+    shown = [meant.sees(Token(order, None), Token(k, None)) for k in range(FAR)]
+    assert all(k in marks for k in range(1, FAR) if shown[k] != shown[k - 1])
+
+
+@pytest.mark.parametrize(
+    ("mask", "n"),
+    [
+        (Causal(), 0),
+        (Causal() & SameSegment(), 0),
+        (Causal() & Window(5) & SameSegment() & Window(3), 3),
+        (Window(5), None),
+        (SameSegment(), None),
+        (Causal() & Chunked(4), None),
+        (Causal() | Prefix(4), None),
+        (Causal() & (Window(2) | Prefix(1)), None),
+    ],
+)
+def test_causal_window(mask, n):
+    assert causal_window(mask) == n
 
 
 @pytest.mark.parametrize("make", [Window, Chunked, Prefix])

@@ -16,7 +16,6 @@ from vantage.inspect.machine import Machine, floating
 from vantage.inspect.operations import PARTS
 from vantage.inspect.visible import visible
 from vantage.model import Model, empty_model
-from vantage.model.block import Side
 from vantage.model.experts import Experts
 from vantage.spec.attention import attentions
 from vantage.spec.masks import Mask
@@ -223,7 +222,7 @@ def _count(module: nn.Module, counted: set[int]) -> int:
 
 def _ffn(block: Any) -> nn.Module:
     """The last sublayer of a block, whichever way it is wired."""
-    return block.sublayers[-1] if isinstance(block, Side) else block.steps[-1].sublayer
+    return block.sublayers[-1]
 
 
 # ---- operations

@@ -80,6 +80,10 @@ class Chain(nn.Module):
         super().__init__()
         self.steps = nn.ModuleList(steps)
 
+    @property
+    def sublayers(self) -> list[nn.Module]:
+        return [step.get_submodule("sublayer") for step in self.steps]
+
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         for step in self.steps:
             x = step(x, ctx)
