@@ -27,7 +27,7 @@ NPM := sh web/npm.sh $(VENV)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env web browser ray run test test-all check format bench clean
+.PHONY: help env types web browser ray run test test-all check format bench clean
 
 help: ## say what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -66,6 +66,9 @@ clean: ## remove what make made, the environments included
 	find vantage tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 env: $(READY) ## only the environment
+
+types: env ## write the page's types from the models of the studio's API
+	$(BIN)/python -m vantage.serve.studio.types
 
 web: $(PAGE) ## build the studio's page, where its sources have changed
 

@@ -12,9 +12,9 @@ from tests.generation.folder import chat_model
 from tests.serve.studios import running
 from vantage.errors import BadInput
 from vantage.serve import Access, ServedModel, ServerSettings
-from vantage.serve.studio import create_studio, models, page_files
+from vantage.serve.studio import create_studio, page_files
 from vantage.serve.studio.page_files import with_token
-from vantage.serve.studio.pages import PAGES
+from vantage.serve.studio.pages import routers
 from vantage.serve.studio.token_check import TokenCheck
 
 MODELS = (ServedModel("tiny", "tiny"),)
@@ -28,9 +28,7 @@ def tiny(tmp_path_factory):
 
 def api() -> list[tuple[str, str]]:
     """Every route of the studio's API, with something in the place of each parameter."""
-    routes = [
-        route for router in (models.router, *PAGES.values()) for route in router.routes if isinstance(route, APIRoute)
-    ]
+    routes = [route for router in routers() for route in router.routes if isinstance(route, APIRoute)]
     assert all(route.path.startswith("/studio/api/") for route in routes)
     assert len(routes) > 24
     return [(method, re.sub(r"\{[^}]*\}", "0123456789abcdef", r.path)) for r in routes for method in r.methods]

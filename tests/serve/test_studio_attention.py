@@ -163,7 +163,7 @@ def test_what_is_not_there(studio):
 
 
 def test_few_texts_are_kept_and_none_that_is_too_large(studio, monkeypatch):
-    monkeypatch.setattr(read_texts, "PICTURES", 2)
+    monkeypatch.setattr(read_texts, "TEXTS", 2)
     ids = [look(studio, text=text)["id"] for text in ("a", "b", "c")]
     assert [get(studio, f"{id}/head?layer=0&head=0").status_code for id in ids] == [404, 200, 200]
     monkeypatch.setattr(read_texts, "BYTES", 2 * 32 * 4 * 100)  # 100 tokens of 2 layers

@@ -143,11 +143,11 @@ def test_the_curve_is_that_of_the_results() -> None:
     panel = asdict(made)["panels"][0]
     by_entry = {line["name"]: dict(zip(line["x"], line["y"], strict=True)) for line in panel["lines"]}
     for row in rows(results):
-        assert row["runs"] == 3
-        for at in row["at"]:
-            own = [r.at(at["length"]).exact for r in results if r.key.entry == row["entry"]]
-            assert at["exact"] == pytest.approx(sum(own) / 3)
-            assert by_entry[row["entry"]][at["length"]] == pytest.approx(at["exact"])
+        assert row.runs == 3
+        for at in row.at:
+            own = [r.at(at.length).exact for r in results if r.key.entry == row.entry]
+            assert at.exact == pytest.approx(sum(own) / 3)
+            assert by_entry[row.entry][at.length] == pytest.approx(at.exact)
     assert all(
         low <= y <= high for ln in panel["lines"] for low, y, high in zip(ln["low"], ln["y"], ln["high"], strict=True)
     )

@@ -4,6 +4,6 @@
 the numbers. ``html``: tables and pictures for notebooks and pages. The studio sends charts as JSON: their fields.
 """
 
-from vantage.figures.chart import Bars, Figure, Heat, Histogram, Line, Lines, Panel
+from vantage.figures.chart import Bars, Figure, Heat, Histogram, Line, Lines, Panel, Real
 
-__all__ = ["Bars", "Figure", "Heat", "Histogram", "Line", "Lines", "Panel"]
+__all__ = ["Bars", "Figure", "Heat", "Histogram", "Line", "Lines", "Panel", "Real"]

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Any, Literal
+
+
+class NullUnlessFinite:
+    """A note for who writes a schema of our JSON: JSON has no nan and no infinity, so null stands there."""
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> dict[str, Any]:
+        return {"anyOf": [handler(core), {"type": "null"}]}
+
+
+Real = Annotated[float, NullUnlessFinite()]
 
 
 @dataclass(frozen=True)
 class Line:
     name: str
     x: Sequence[float]
-    y: Sequence[float]
-    low: Sequence[float] | None = None  # a band around it: the interval
-    high: Sequence[float] | None = None
+    y: Sequence[Real]
+    low: Sequence[Real] | None = None  # a band around it: the interval
+    high: Sequence[Real] | None = None
     look: Literal["solid", "dashed", "dots"] = "solid"
 
 
@@ -36,9 +46,9 @@ class Bars:
     title: str
     y_label: str
     labels: tuple[str, ...]
-    series: tuple[tuple[str, Sequence[float]], ...]
-    low: tuple[Sequence[float], ...] | None = None  # one for each series
-    high: tuple[Sequence[float], ...] | None = None
+    series: tuple[tuple[str, Sequence[Real]], ...]
+    low: tuple[Sequence[Real], ...] | None = None  # one for each series
+    high: tuple[Sequence[Real], ...] | None = None
     log_y: bool = False
     kind: Literal["bars"] = "bars"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vantage.errors import BadInput
-from vantage.figures import Figure
+from vantage.figures import Figure, Real
 
 Value = int | float | str
 Values = Mapping[str, Value]
@@ -57,10 +57,10 @@ class Number:
     """One thing that was found, beside what the document says about it (None: it says nothing)."""
 
     what: str
-    ours: Value
-    document: Value | None = None
+    ours: int | Real | str
+    document: int | Real | str | None = None
     agrees: bool | None = None
-    interval: tuple[float, float] | None = None  # of 95 %
+    interval: tuple[Real, Real] | None = None  # of 95 %
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ import { blocks } from "../src/components/Prose";
 import { duration, tick } from "../src/lib/numbers";
 import { listed, rounded, valuesGone, valuesIn, valuesPatch } from "../src/lib/values";
 import { nodes, runs } from "../src/pages/build/block";
-import { type Block, type Choices, settingsOf } from "../src/pages/build/settings";
+import type { BlockEntry, BuildChoices } from "../src/generated/api";
+import { settingsOf } from "../src/pages/build/settings";
 import { budgetSeconds, filled } from "../src/pages/compare/form";
 import { framed } from "../src/pages/compare/report";
 import { picture } from "../src/pages/positions/move";
@@ -88,13 +89,13 @@ describe("the list of studies", () => {
   });
 });
 
-const block: Block = {
+const block: BlockEntry = {
   name: "layer 0", mask: "Causal()", window: null, position: ["Rope"], attention: "GroupedQuery", heads: 8, kv_heads: 2, head_width: 64,
   cross: false, ffn: "gelu", norm: "RMSNorm", wiring: "pre", stack: "decoder",
 }; // prettier-ignore
 
 describe("the drawing of a block", () => {
-  const shape = (one: Block) => nodes(one).map((node) => node.kind).join(" ");
+  const shape = (one: BlockEntry) => nodes(one).map((node) => node.kind).join(" ");
   it("follows the wiring", () => {
     expect(shape(block)).toBe("norm attention add norm ffn add");
     expect(shape({ ...block, wiring: "post" })).toBe("attention add norm ffn add norm");
@@ -114,7 +115,7 @@ describe("the drawing of a block", () => {
 
 describe("the settings of a model", () => {
   const defaults = { attention: "grouped-query", position: { name: "rope", values: {} }, kind: "decoder", heads: 8, full_position: "same" };
-  const choices = { positions: [{ name: "rope", title: "", about: "", parameters: [parameter("base", 10_000)] }], defaults } as unknown as Choices;
+  const choices = { positions: [{ name: "rope", title: "", about: "", parameters: [parameter("base", 10_000)] }], defaults } as unknown as BuildChoices;
   it("leave out what the chosen attention does not have", () => {
     expect(settingsOf(choices, { kv_heads: "2" })).toMatchObject({ kv_heads: 2, latent: null });
     expect(settingsOf(choices, { attention: "latent", kv_heads: "2" })).toMatchObject({ kv_heads: null, latent: { kv_rank: 128 } });

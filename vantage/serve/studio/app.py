@@ -17,8 +17,8 @@ from vantage.serve.logs import ServerLog
 from vantage.serve.model_pool import Load
 from vantage.serve.settings import ServerSettings, loopback
 from vantage.serve.state import ServerState
-from vantage.serve.studio import models, page_files
-from vantage.serve.studio.pages import PAGES
+from vantage.serve.studio import page_files
+from vantage.serve.studio.pages import routers
 from vantage.serve.studio.state import Studio
 from vantage.serve.studio.token_check import API, TokenCheck
 
@@ -42,7 +42,7 @@ def create_studio(
     studio = Studio(state.model_pool, state.log, token=token, folder=folder or home() / "studio", names=names)
     studio.troubles.update(troubles or {})
     app.state.studio = studio
-    for router in (models.router, *PAGES.values()):
+    for router in routers():
         app.include_router(router, include_in_schema=False)
     app.include_router(page_files.router)  # the last: it takes every path that is left
     inner = app.router.lifespan_context

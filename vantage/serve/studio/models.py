@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, Request
 
 from vantage.attention import LengthTemperature, QKNorm
 from vantage.inspect.select import labels
@@ -14,74 +13,101 @@ from vantage.position.late_temperature import LateTemperature
 from vantage.position.xl import ContentBias
 from vantage.serve.bounds import ModelName, StrictModel, Text
 from vantage.serve.model_pool import LoadedModel
+from vantage.serve.studio.answers import StudioAnswer
 from vantage.serve.studio.state import Studio, call, studio_of
+from vantage.spec.model import ModelKind
 
 router = APIRouter(prefix="/studio/api")
 NOT_POSITION = (QKNorm, LengthTemperature, LateTemperature, ContentBias)
 
 
-class Named(StrictModel):
+class LoadRequest(StrictModel):
     name: ModelName
 
 
-class Words(StrictModel):
+class TokensRequest(StrictModel):
     model: ModelName
     text: Text
 
 
+class ModelEntry(StudioAnswer):
+    """A model. What is not loaded yet says nothing about itself; ``error``: why it could not be loaded."""
+
+    name: str
+    loaded: bool
+    error: str | None
+    kind: ModelKind | None = None
+    family: str | None = None
+    layers: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    width: int | None = None
+    vocab: int | None = None
+    context: int | None = None
+    position: str | None = None
+    chat: bool | None = None
+
+
+class ModelList(StudioAnswer):
+    default: str
+    models: list[ModelEntry]
+
+
+class TokensAnswer(StudioAnswer):
+    """A text as a model reads it."""
+
+    ids: list[int]
+    tokens: list[str]
+
+
 @router.get("/models")
-async def models(request: Request) -> Response:
-    """What can be asked for. What is not loaded yet says nothing about itself."""
+async def models(request: Request) -> ModelList:
+    """What can be asked for."""
     studio = studio_of(request)
-    there = {loaded.name: loaded for loaded in studio.model_pool.loaded()}
-    return JSONResponse(
-        {"default": studio.default, "models": [entry(studio, name, there.get(name)) for name in studio.names]}
-    )
+    loaded = {one.name: one for one in studio.model_pool.loaded()}
+    entries = [model_entry(studio, name, loaded.get(name)) for name in studio.names]
+    return ModelList(default=studio.default, models=entries)
 
 
 @router.post("/models/load")
-async def load(request: Request, body: Named) -> Response:
+async def load(request: Request, body: LoadRequest) -> ModelEntry:
     studio = studio_of(request)
     loaded = await studio.loaded(body.name)
-    return JSONResponse(entry(studio, body.name, loaded))
+    return model_entry(studio, body.name, loaded)
 
 
 @router.post("/tokens")
-async def tokens(request: Request, body: Words) -> Response:
+async def tokens(request: Request, body: TokensRequest) -> TokensAnswer:
     """The tokens of a text, as the model would read it: what it spells stays text."""
     loaded = await studio_of(request).loaded(body.model)
 
-    def read() -> dict[str, Any]:
+    def read() -> TokensAnswer:
         ids = loaded.safe_tokenizer.encode(body.text)
-        return {"ids": ids, "tokens": labels(loaded.model, ids)}
+        return TokensAnswer(ids=ids, tokens=labels(loaded.model, ids))
 
-    return JSONResponse(await call(request, read, thread="tokens"))
-
-
-def entry(studio: Studio, name: str, loaded: LoadedModel | None) -> dict[str, Any]:
-    about = dict.fromkeys(
-        ("kind", "family", "layers", "heads", "kv_heads", "width", "vocab", "context", "position", "chat")
-    )
-    error = None if loaded is not None else studio.troubles.get(name)
-    said = {"name": name, "loaded": loaded is not None, "error": error, **about}
-    return said if loaded is None else {**said, **described(loaded)}
+    return await call(request, read, thread="tokens")
 
 
-def described(loaded: LoadedModel) -> dict[str, Any]:
+def model_entry(studio: Studio, name: str, loaded: LoadedModel | None) -> ModelEntry:
+    if loaded is None:
+        return ModelEntry(name=name, loaded=False, error=studio.troubles.get(name))
     model, spec = loaded.model, loaded.model.spec
     shape = spec.layers[0].attention.shape(spec.width)
-    return {
-        "kind": model.kind,
-        "family": (model.config or {}).get("model_type"),
-        "layers": len(spec.layers),
-        "heads": shape.heads,
-        "kv_heads": shape.kv_heads,
-        "width": spec.width,
-        "vocab": spec.vocab,
-        "context": model.context_length,
-        "position": position_of(model),
-        "chat": model.kind == "decoder" and loaded.safe_tokenizer.tokenizer.template is not None,
-    }
+    return ModelEntry(
+        name=name,
+        loaded=True,
+        error=None,
+        kind=model.kind,
+        family=(model.config or {}).get("model_type"),
+        layers=len(spec.layers),
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        width=spec.width,
+        vocab=spec.vocab,
+        context=model.context_length,
+        position=position_of(model),
+        chat=model.kind == "decoder" and loaded.safe_tokenizer.tokenizer.template is not None,
+    )
 
 
 def position_of(model: Model) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, final
 
 from fastapi import Request, Response
+from pydantic_core import to_json
 
 from vantage.errors import VantageError
+from vantage.figures import Figure
 from vantage.model import Model
 from vantage.serve.errors import ApiError, failed
 from vantage.serve.generation_call import unless_client_leaves
@@ -20,10 +21,11 @@ from vantage.serve.model_copy import copy_sharing_weights
 from vantage.serve.model_pool import LoadedModel, ModelPool
 from vantage.serve.state import state_of
 from vantage.serve.stream import EventStream
+from vantage.serve.studio.answers import StreamError, StudioAnswer
 from vantage.serve.studio.worker_thread import WorkerThread
 
 T = TypeVar("T")
-Event = tuple[str, dict[str, Any]]  # its name, and what it says
+Event = tuple[str, StudioAnswer | Figure]  # its name, and what it carries
 PING, PING_S = ": still at work\n\n", 10.0  # a comment, which readers of events skip
 WAITING = 4  # calls that may wait for one thread
 
@@ -165,13 +167,13 @@ async def _written(request: Request, events: AsyncGenerator[Event], first: Event
         async for event in _never_silent(events):
             yield PING if event is None else written(*event)
     except ApiError as e:
-        yield written("error", {"message": e.message, "code": e.code})
+        yield written("error", StreamError(message=e.message, code=e.code))
     except VantageError as e:
-        yield written("error", {"message": str(e), "code": "invalid_value"})
+        yield written("error", StreamError(message=str(e), code="invalid_value"))
     except Exception as e:
         state_of(request).log.fault("", request.url.path, e)
         error = failed(e, own=False)
-        yield written("error", {"message": error.message, "code": error.code})
+        yield written("error", StreamError(message=error.message, code=error.code))
 
 
 async def _never_silent(events: AsyncGenerator[Event]) -> AsyncGenerator[Event | None]:
@@ -180,8 +182,8 @@ async def _never_silent(events: AsyncGenerator[Event]) -> AsyncGenerator[Event |
     try:
         while True:
             next_one = next_one or asyncio.ensure_future(_first(events))
-            done, _ = await asyncio.wait({next_one}, timeout=PING_S)
-            if not done:
+            finished, _ = await asyncio.wait({next_one}, timeout=PING_S)
+            if not finished:
                 yield None
                 continue
             event, next_one = next_one.result(), None
@@ -195,7 +197,6 @@ async def _never_silent(events: AsyncGenerator[Event]) -> AsyncGenerator[Event |
                 await next_one
 
 
-def written(name: str, said: dict[str, Any]) -> str:
-    """One event. ``json.dumps`` writes line breaks as escapes; NaN is a fault of ours and is not sent."""
-    text = json.dumps(said, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return f"event: {name}\ndata: {text}\n\n"
+def written(name: str, data: StudioAnswer | Figure) -> str:
+    """One event, on one line: JSON has line breaks as escapes."""
+    return f"event: {name}\ndata: {to_json(data, inf_nan_mode='null').decode()}\n\n"

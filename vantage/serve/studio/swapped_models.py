@@ -14,6 +14,7 @@ from vantage.inspect.swap import NOT_POSITION
 from vantage.model import Model
 from vantage.position import Rope
 from vantage.serve.bounds import Number, StrictModel, Whole
+from vantage.serve.studio.answers import EncodingInfo, EncodingValues
 from vantage.serve.studio.encodings import choice_of, choices, made
 from vantage.serve.studio.models import position_of
 from vantage.spec.model import ModelSpec
@@ -24,21 +25,21 @@ Name = Annotated[str, Field(min_length=1, max_length=64)]
 Values = Annotated[dict[Name, Whole | Number | Annotated[str, Field(max_length=1000)]], Field(max_length=32)]
 
 
-class Position(StrictModel):
+class EncodingRequest(StrictModel):
     """An encoding by name. What is not said stands as it comes."""
 
     name: Name
     values: Values = Field(default_factory=dict)
 
 
-class Other(NamedTuple):
+class SwappedModel(NamedTuple):
     """``fresh``: the weights that only this model has, since its encoding brings some; nobody trained them."""
 
     model: Model
     fresh: list[Tensor]
 
 
-def under(model: Model, position: Position, length: int) -> Other:
+def swapped_model(model: Model, position: EncodingRequest, length: int) -> SwappedModel:
     """The same weights with another encoding. Fresh weights are drawn alike each time: a link shows what it showed.
 
     ``length``: the positions needed of a model that does not say its context.
@@ -50,24 +51,26 @@ def under(model: Model, position: Position, length: int) -> Other:
         torch.manual_seed(0)
         other = swap(model, encoding, init=True)
     own = {id(p) for p in model.parameters()}
-    return Other(other, [p for p in other.parameters() if id(p) not in own])
+    return SwappedModel(other, [p for p in other.parameters() if id(p) not in own])
 
 
-def told(model: Model, position: Position | None = None, other: Other | None = None) -> dict[str, Any]:
+def encoding_info(
+    model: Model, position: EncodingRequest | None = None, other: SwappedModel | None = None
+) -> EncodingInfo:
     """Which encoding a model is looked at with: its own, or another. ``same``: the other is its own once more."""
     if position is None or other is None:
         own = own_encoding(model.spec)
-        title = position_of(model) if own is None else choice_of(own["name"]).title
-        said = own or {"name": None, "values": {}}
-        return {**said, "title": title, "swapped": False, "untrained": False, "same": True}
-    return {
-        "name": position.name,
-        "values": dict(position.values),
-        "title": choice_of(position.name).title,
-        "swapped": True,
-        "untrained": bool(other.fresh),
-        "same": _acting(other.model.spec) == _acting(model.spec),
-    }
+        title = position_of(model) if own is None else choice_of(own.name).title
+        name, values = (None, {}) if own is None else (own.name, own.values)
+        return EncodingInfo(name=name, values=values, title=title, swapped=False, untrained=False, same=True)
+    return EncodingInfo(
+        name=position.name,
+        values=dict(position.values),
+        title=choice_of(position.name).title,
+        swapped=True,
+        untrained=bool(other.fresh),
+        same=_acting(other.model.spec) == _acting(model.spec),
+    )
 
 
 def _acting(spec: ModelSpec) -> tuple[Any, ...]:
@@ -75,14 +78,14 @@ def _acting(spec: ModelSpec) -> tuple[Any, ...]:
     return spec.embedding, spec.layers, None if spec.encoder is None else _acting(spec.encoder)
 
 
-def own_encoding(spec: ModelSpec) -> dict[str, Any] | None:
+def own_encoding(spec: ModelSpec) -> EncodingValues | None:
     """The name and values of the encoding that a model has, where it is one that is offered here."""
     layer = spec.layers[0]
     acting = [
         p for p in (*spec.embedding.inputs, *layer.qk, layer.bias) if p is not None and not isinstance(p, NOT_POSITION)
     ]
     if not acting:
-        return {"name": "none", "values": {}}
+        return EncodingValues(name="none", values={})
     part = acting[0]
     rule = part.scaling if isinstance(part, Rope) else None
     shown: dict[str, Value] = {}
@@ -100,5 +103,5 @@ def own_encoding(spec: ModelSpec) -> dict[str, Any] | None:
             continue
         parts = again.parts(causal=layer.mask.causal)
         if part in (*parts.inputs, *parts.qk, parts.bias):
-            return {"name": name, "values": values}
+            return EncodingValues(name=name, values=values)
     return None

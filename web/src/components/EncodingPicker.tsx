@@ -3,6 +3,7 @@ import { get } from "../api";
 import { type Answer, useAnswer } from "../hooks";
 import { valuesGone, valuesIn, valuesPatch } from "../lib/values";
 import { put, route } from "../router";
+import type { EncodingList } from "../generated/api";
 import type { Encoding, Value } from "../types";
 import { Button, Parameters, Select } from "./controls";
 
@@ -23,7 +24,7 @@ export interface Place {
 
 const HERE: Place = { name: "encoding", values: "p", fallback: "rope" };
 
-export const useEncodings = (): Answer<{ encodings: Encoding[] }> =>
+export const useEncodings = (): Answer<EncodingList> =>
   useAnswer("positions", (signal) => get("/positions", { signal }));
 
 export function useChosen(encodings: Encoding[], place = HERE): Chosen {

@@ -1,10 +1,8 @@
 // Scores in parts, stacked: what raises the score to the right of zero, what lowers it to the left. Pure.
+import type { ScorePart } from "../generated/api";
 
-export interface Part {
-  name: string;
-  of?: string;
-  values: (number | null)[];
-}
+/** A term of the scores; what some were added up to has no origin of its own. */
+export type Part = Omit<ScorePart, "of"> & Partial<Pick<ScorePart, "of">>;
 
 export interface Bar {
   from: number;

@@ -1,4 +1,5 @@
 // Tokens as text: what can be seen of them, and which of them a piece of text is made of. Pure.
+import type { TokenWeight } from "../generated/api";
 
 /** A token as it can be read: white space and line breaks get signs, an empty one says so. */
 export function visible(token: string): string {
@@ -29,13 +30,8 @@ export function locate(tokens: string[], text: string, from: number): [number, n
   return first < 0 ? null : [from + first, from + last + 1];
 }
 
-export interface Weight {
-  key: number;
-  weight: number;
-}
-
 /** How strong each token is tinted, 0 to 1. The first token often takes most of the weight and says little: it does not set the scale. */
-export function tints(attention: Weight[]): Map<number, number> {
+export function tints(attention: TokenWeight[]): Map<number, number> {
   const rest = attention.filter((entry) => entry.key !== 0);
   const top =
     Math.max(0, ...rest.map((entry) => entry.weight)) || Math.max(0, ...attention.map((entry) => entry.weight));

@@ -10,11 +10,12 @@ import { route, useParam } from "../router";
 import type { FigureData } from "../types";
 import { Diagram } from "./build/diagram";
 import { BuildForm } from "./build/form";
-import { type Built, type Choices, settingsOf } from "./build/settings";
+import type { BuildAnswer, BuildChoices } from "../generated/api";
+import { settingsOf } from "./build/settings";
 import "./build.css";
 
 export default function Page() {
-  const answer = useAnswer("choices", (signal) => get<Choices>("/build/choices", { signal }));
+  const answer = useAnswer("choices", (signal) => get<BuildChoices>("/build/choices", { signal }));
   return (
     <>
       <PageHead title="Build" words="Put a model together from parts: the code that makes it, its size, its block, and how to train it, all as you choose." />
@@ -25,9 +26,9 @@ export default function Page() {
   );
 }
 
-function Workshop({ choices }: { choices: Choices }) {
+function Workshop({ choices }: { choices: BuildChoices }) {
   const settings = settingsOf(choices, route.value.params);
-  const answer = useAnswer(JSON.stringify(settings), (signal) => post<Built>("/build", { settings }, { signal }), 200);
+  const answer = useAnswer(JSON.stringify(settings), (signal) => post<BuildAnswer>("/build", { settings }, { signal }), 200);
   return (
     <div class="grid side">
       <BuildForm choices={choices} settings={settings} />
@@ -46,7 +47,7 @@ const TABS = [
   { id: "json", label: "Spec as JSON" },
 ];
 
-function Model({ built, stale }: { built: Built; stale: boolean }) {
+function Model({ built, stale }: { built: BuildAnswer; stale: boolean }) {
   const [view, setView] = useParam("show", "code");
   const shown = TABS.some((tab) => tab.id === view) ? view : "code";
   const longest = built.cache_bytes[built.cache_bytes.length - 1];
@@ -86,7 +87,7 @@ function Model({ built, stale }: { built: Built; stale: boolean }) {
   );
 }
 
-function Training({ built }: { built: Built }) {
+function Training({ built }: { built: BuildAnswer }) {
   if (!built.toml || !built.command) {
     return (
       <div class="note">
@@ -106,7 +107,7 @@ function Training({ built }: { built: Built }) {
   );
 }
 
-function sizes(built: Built): FigureData {
+function sizes(built: BuildAnswer): FigureData {
   const parts = built.parameters_by_part.filter((part) => part.count > 0);
   const figure: FigureData = {
     name: "model-size",

@@ -19,15 +19,15 @@ import {
   startAnew,
   stop,
   type Talk,
-  type Written,
   writing,
 } from "./chat/store";
+import type { ChatToken } from "../generated/api";
 import { EveryToken, Transcript } from "./chat/transcript";
 import { AttentionWords, CacheCard, CostCard, DistributionCard } from "./chat/watch";
 
 const EXAMPLES = ["Why is the sky blue?", "Write two lines about the sea.", "Count from one to ten in words."];
 
-const findToken = (talk: Talk | null, index: number | null): Written | null => {
+const findToken = (talk: Talk | null, index: number | null): ChatToken | null => {
   if (!talk || index === null) return null;
   for (const exchange of talk.exchanges) {
     const found = exchange.written.find((token) => token.index === index);
@@ -113,7 +113,7 @@ export default function Page() {
 
 interface WatchProps {
   talk: Talk | null;
-  token: Written | null;
+  token: ChatToken | null;
   model: Model | null;
   sampling: Sampling;
   pinned: boolean;

@@ -4,7 +4,8 @@ import { Tabs } from "../components/controls";
 import { Busy, PageHead, Problem } from "../components/state";
 import { useAnswer } from "../hooks";
 import { go, href, put, route, useParam } from "../router";
-import { type Choices, NewForm } from "./compare/form";
+import type { CompareChoices } from "../generated/api";
+import { NewForm } from "./compare/form";
 import { All } from "./compare/list";
 import { Watch } from "./compare/watch";
 import "./compare.css";
@@ -38,7 +39,7 @@ export default function Page() {
 }
 
 function Beginning() {
-  const answer = useAnswer("choices", (signal) => get<Choices>("/compare/choices", { signal }));
+  const answer = useAnswer("choices", (signal) => get<CompareChoices>("/compare/choices", { signal }));
   return (
     <>
       {answer.trouble && <Problem trouble={answer.trouble} retry={answer.retry} />}

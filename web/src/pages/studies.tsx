@@ -7,7 +7,7 @@ import { put, useParam } from "../router";
 import { Exercises } from "./studies/exercises";
 import { StudyList } from "./studies/list";
 import { StudyView } from "./studies/study";
-import type { Study } from "./studies/types";
+import type { StudyEntry } from "../generated/api";
 import "./studies.css";
 
 const TABS = [
@@ -19,7 +19,7 @@ export default function Page() {
   const [view] = useParam("view", "studies");
   const [tag] = useParam("study", "");
   const shown = view === "exercises" ? "exercises" : "studies";
-  const answer = useAnswer(shown === "studies" ? "studies" : null, (signal) => get<Study[]>("/studies", { signal, seconds: 60 }));
+  const answer = useAnswer(shown === "studies" ? "studies" : null, (signal) => get<StudyEntry[]>("/studies", { signal, seconds: 60 }));
   return (
     <>
       <PageHead title="Studies" words="What the course documents say, run with this library's own parts: does it hold? And exercises to do it yourself." />

@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import torch
@@ -27,11 +27,13 @@ from vantage.inspect.swap import NOT_POSITION
 from vantage.inspect.tiles import Tile, tiles
 from vantage.model import Model
 from vantage.serve.errors import ApiError, bad
+from vantage.serve.studio.answers import EncodingInfo
+from vantage.serve.studio.attention.answers import AttentionSite, site_kind
 from vantage.serve.studio.state import Studio
-from vantage.serve.studio.swapped_models import Position, told, under
+from vantage.serve.studio.swapped_models import EncodingRequest, encoding_info, swapped_model
 from vantage.spec.parts import Context
 
-PICTURES = 8
+TEXTS = 8
 BYTES = 2**29  # of all of them
 TOKENS = 4096  # a head's whole map is then 33 MB
 MEASURED = 256  # tokens of a text that the atlas reads, twice over: more take long and change little
@@ -42,10 +44,10 @@ Inputs = dict[tuple[str, int], tuple[Site, Tensor, Context]]  # by kind and laye
 
 @final
 @dataclass(eq=False)
-class Picture:
+class ReadText:
     """One text read by one model. All methods are for the thread of the model.
 
-    ``position``: with which encoding. ``fresh``: weights that only this picture's model has.
+    ``position``: with which encoding. ``fresh``: weights that only this text's model has.
     """
 
     name: str
@@ -53,7 +55,7 @@ class Picture:
     ids: list[int]
     source: list[int] | None
     inputs: Inputs
-    position: dict[str, Any]
+    position: EncodingInfo
     fresh: list[Tensor] = field(default_factory=list)
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     _near: OrderedDict[tuple[str, int], RecordedPass] = field(default_factory=OrderedDict)
@@ -66,8 +68,8 @@ class Picture:
         memory = {id(c.memory): c.memory.hidden for _, _, c in self.inputs.values() if c.memory is not None}
         return sum(x.nbytes for x in (*kept, *memory.values(), *self.fresh))
 
-    def sites(self) -> list[dict[str, Any]]:
-        return [{"kind": s.kind, "layer": s.layer, "heads": s.heads} for s, _, _ in self.inputs.values()]
+    def sites(self) -> list[AttentionSite]:
+        return [AttentionSite(kind=site_kind(s.kind), layer=s.layer, heads=s.heads) for s, _, _ in self.inputs.values()]
 
     def words(self, kind: str) -> list[str]:
         """The tokens that are looked at in such an attention."""
@@ -78,8 +80,8 @@ class Picture:
         """A site as it ran: its module once more, over what went in."""
         where = (kind, layer)
         if where not in self.inputs:
-            there = ", ".join(dict.fromkeys(kind for kind, _ in self.inputs))
-            raise bad(f"there is no {kind} attention in layer {layer}: this model has {there}", "layer")
+            kinds = ", ".join(dict.fromkeys(kind for kind, _ in self.inputs))
+            raise bad(f"there is no {kind} attention in layer {layer}: this model has {kinds}", "layer")
         site, x, ctx = self.inputs[where]
         if head is not None and head >= site.heads:
             raise bad(f"there is no head {head}: {site.name} attention has {site.heads}, 0 to {site.heads - 1}", "head")
@@ -113,7 +115,7 @@ class Picture:
         """Why the position part of such scores is not told by wavelength."""
         if met.site.kind == "cross":
             return "No position acts in cross-attention: these scores are content alone."
-        title, layer = self.position["title"], met.site.config
+        title, layer = self.position.title, met.site.config
         spec = self.model.spec if met.site.kind == "self" or self.model.encoder is None else self.model.encoder.spec
         if layer.bias is not None and not isinstance(layer.bias, NOT_POSITION):
             return f"{title} turns no queries and keys, so there are no bands: position is what is added to the scores."
@@ -142,14 +144,16 @@ def _lines(met: RecordedPass, heads: list[int] | None) -> Iterator[Tensor]:
         yield AllWeights().of(tile, width)["weights"].float()
 
 
-def pictured(name: str, model: Model, ids: list[int], source: list[int] | None, position: Position | None) -> Picture:
+def read_text(
+    name: str, model: Model, ids: list[int], source: list[int] | None, position: EncodingRequest | None
+) -> ReadText:
     """Read a text, with another encoding where one is named."""
     if position is None:
-        return Picture(name, model, ids, source, read(model, ids, source), told(model))
+        return ReadText(name, model, ids, source, read(model, ids, source), encoding_info(model))
     check(model, ids, source)  # before a table of that many positions is made
-    other = under(model, position, max(len(ids), len(source or ())))
+    other = swapped_model(model, position, max(len(ids), len(source or ())))
     inputs = read(other.model, ids, source)
-    return Picture(name, other.model, ids, source, inputs, told(model, position, other), other.fresh)
+    return ReadText(name, other.model, ids, source, inputs, encoding_info(model, position, other), other.fresh)
 
 
 @torch.inference_mode()
@@ -198,30 +202,30 @@ def check(model: Model, ids: list[int], source: list[int] | None) -> None:
 
 
 @final
-class Pictures:
+class ReadTexts:
     """The texts that were read, the least recently used given up first."""
 
     def __init__(self, studio: Studio):
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, Picture] = OrderedDict()
+        self._texts: OrderedDict[str, ReadText] = OrderedDict()
 
-    def put(self, picture: Picture) -> None:
+    def put(self, text: ReadText) -> None:
         with self._lock:
-            self._kept[picture.id] = picture
-            while len(self._kept) > 1 and (
-                len(self._kept) > PICTURES or sum(one.bytes for one in self._kept.values()) > BYTES
+            self._texts[text.id] = text
+            while len(self._texts) > 1 and (
+                len(self._texts) > TEXTS or sum(one.bytes for one in self._texts.values()) > BYTES
             ):
-                self._kept.popitem(last=False)
+                self._texts.popitem(last=False)
 
-    def get(self, id: str) -> Picture:
+    def get(self, id: str) -> ReadText:
         with self._lock:
-            picture = self._kept.get(id)
-            if picture is None:
+            text = self._texts.get(id)
+            if text is None:
                 raise ApiError(
                     404,
                     "picture_not_found",
-                    f"this text is not kept any more: the last {PICTURES} are. Read it again",
+                    f"this text is not kept any more: the last {TEXTS} are. Read it again",
                     param="id",
                 )
-            self._kept.move_to_end(id)
-            return picture
+            self._texts.move_to_end(id)
+            return text

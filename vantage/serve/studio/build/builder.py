@@ -19,7 +19,7 @@ from vantage.model.feed_forward import named as named_ffn
 from vantage.model.norms import NORMS
 from vantage.position import ENCODINGS, Learned, Randomised
 from vantage.serve.studio.build.code import call, toml
-from vantage.serve.studio.cost.calculator import Kind
+from vantage.serve.studio.cost.calculator import CacheKind
 from vantage.serve.studio.encodings import made
 from vantage.spec.model import AttentionConfig, Layer, ModelSpec, Parallel, Scores, Wiring
 from vantage.spec.parts import Encoding
@@ -246,7 +246,7 @@ def cache(spec: ModelSpec) -> list[dict[str, int]]:
     """For one row in bfloat16; window layers in a ring where that is smaller. Nothing for an encoder."""
     if not spec.generates:
         return []
-    kind = Kind("own", spec, ring=any(layer.mask.reach() is not None for layer in spec.layers))
+    kind = CacheKind("own", spec, ring=any(layer.mask.reach() is not None for layer in spec.layers))
     return [{"context": n, "bytes": kind.bytes(n, 1, torch.bfloat16)} for n in CONTEXTS]
 
 

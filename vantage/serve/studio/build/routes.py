@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import Field
@@ -13,10 +12,12 @@ from vantage.model.norms import NORMS
 from vantage.model.recipes import WIRINGS
 from vantage.serve.bounds import Flag, Number, StrictModel, Whole
 from vantage.serve.errors import bad
+from vantage.serve.studio.answers import EncodingEntry, StudioAnswer
+from vantage.serve.studio.build.answers import BuildAnswer
 from vantage.serve.studio.build.builder import FUNCTIONS, MLA, Form, Heads, Mixture, described
 from vantage.serve.studio.encodings import choices as offers
 from vantage.serve.studio.state import call
-from vantage.serve.studio.swapped_models import Position
+from vantage.serve.studio.swapped_models import EncodingRequest
 from vantage.training.tasks import TASKS
 
 router = APIRouter(prefix="/studio/api")
@@ -53,7 +54,7 @@ class BuildSettings(StrictModel):
     bias: Flag = False
     softcap: Annotated[Number, Field(gt=0, le=1000)] | None = None
     sinks: Flag = False
-    position: Position = Position(name="rope")
+    position: EncodingRequest = EncodingRequest(name="rope")
     window: Annotated[Whole, Field(ge=1, le=2**20)] | None = None
     full_every: Annotated[Whole, Field(ge=2, le=128)] | None = None
     full_position: Literal["same", "none"] = "same"
@@ -106,30 +107,39 @@ class BuildRequest(StrictModel):
     settings: BuildSettings
 
 
+class BuildChoices(StudioAnswer):
+    """What the form offers, and what it begins with."""
+
+    kinds: list[str]
+    positions: list[EncodingEntry]
+    attentions: list[str]
+    norms: list[str]
+    ffns: list[str]
+    wirings: list[str]
+    tasks: list[str]
+    defaults: BuildSettings
+
+
 @router.get("/build/choices")
-async def choices() -> dict[str, Any]:
-    positions = [
-        {
-            "name": choice.name,
-            "title": choice.title,
-            "about": choice.about,
-            "parameters": [asdict(p) for p in choice.parameters if (choice.name, p.name) != ("randomised", "seed")],
-        }
-        for choice in offers().values()
-    ]
-    return {
-        "kinds": list(FUNCTIONS),
-        "positions": positions,
-        "attentions": ["multi-head", "grouped-query", "multi-query", "latent"],
-        "norms": list(NORMS),
-        "ffns": list(FFNS),
-        "wirings": list(WIRINGS),
-        "tasks": list(TASKS),
-        "defaults": BuildSettings().model_dump(),
-    }
+async def choices() -> BuildChoices:
+    positions = []
+    for choice in offers().values():
+        parameters = tuple(p for p in choice.parameters if (choice.name, p.name) != ("randomised", "seed"))
+        entry = EncodingEntry(name=choice.name, title=choice.title, about=choice.about, parameters=parameters)
+        positions.append(entry)
+    return BuildChoices(
+        kinds=list(FUNCTIONS),
+        positions=positions,
+        attentions=["multi-head", "grouped-query", "multi-query", "latent"],
+        norms=list(NORMS),
+        ffns=list(FFNS),
+        wirings=list(WIRINGS),
+        tasks=list(TASKS),
+        defaults=BuildSettings(),
+    )
 
 
 @router.post("/build")
-async def build(request: Request, body: BuildRequest) -> dict[str, Any]:
+async def build(request: Request, body: BuildRequest) -> BuildAnswer:
     form = body.settings.form()
-    return await call(request, lambda: described(form), thread="build")
+    return await call(request, lambda: BuildAnswer.model_validate(described(form)), thread="build")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -21,8 +21,8 @@ from vantage.model import Model
 from vantage.serve.errors import bad
 from vantage.serve.studio.chat.talks import Talk, Talks, Turn
 from vantage.serve.studio.chat.watch import Gaze, Meter, held
-from vantage.serve.studio.state import Event
 
+Event = tuple[str, dict[str, Any]]  # its name, and the fields of its model in answers.py
 CHUNK = 128  # prompt tokens between two looks whether the reader is still there
 LIKELY = 12  # tokens of the distribution beside each token
 LEAST = -9999.0  # JSON has no infinity
@@ -57,7 +57,7 @@ class Answer:
     first_ms: float = 0.0
 
     @torch.inference_mode()
-    def run(self) -> Iterator[Event]:
+    def run(self) -> Generator[Event]:
         """Everything from the prompt to the end. Whoever closes this early keeps what was said."""
         began = time.perf_counter()
         talk, row, model = self.talk, self.talk.row, self.talk.row.model

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from vantage.generation import Sampling
@@ -15,6 +15,7 @@ from vantage.serve.bounds import ModelName, Number, StrictModel, Text, Whole
 from vantage.serve.errors import bad
 from vantage.serve.model_pool import LoadedModel
 from vantage.serve.studio.chat.answer import Answer, likely
+from vantage.serve.studio.chat.answers import EVENTS, ConversationAnswer, DistributionAnswer
 from vantage.serve.studio.chat.talks import Talk, Talks
 from vantage.serve.studio.state import Event, call, sse, studio_of, work
 
@@ -91,14 +92,17 @@ async def chat(request: Request, body: Said) -> Response:
     most = how.max_tokens or ANSWER
 
     def answered() -> Iterator[Event]:  # all of it in the thread: the turn before this one may still be on its way
-        return Answer(talks, _talk(talks, loaded, model, body), body.message, how.sampling, most, layer).run()
+        answer = Answer(talks, _talk(talks, loaded, model, body), body.message, how.sampling, most, layer)
+        with contextlib.closing(answer.run()) as events:
+            for name, fields in events:
+                yield name, EVENTS[name].model_validate(fields)
 
     return await sse(request, work(request, answered, thread=f"chat {body.model}"))
 
 
 @router.get("/chat/{conversation}")
-async def shown(request: Request, conversation: Conversation) -> Response:
-    return JSONResponse(studio_of(request).part(Talks).get(conversation).seen)
+async def shown(request: Request, conversation: Conversation) -> ConversationAnswer:
+    return ConversationAnswer.model_validate(studio_of(request).part(Talks).get(conversation).seen)
 
 
 @router.delete("/chat/{conversation}")
@@ -108,15 +112,16 @@ async def forget(request: Request, conversation: Conversation) -> Response:
 
 
 @router.post("/distribution")
-async def distribution(request: Request, body: Asked) -> Response:
+async def distribution(request: Request, body: Asked) -> DistributionAnswer:
     """What could have come at a token that was written, under other settings."""
     talks = studio_of(request).part(Talks)
     talk, logits = talks.get(body.conversation), talks.logits(body.conversation, body.index)
 
-    def read() -> dict[str, Any]:
-        return {"top": likely(talk.row.model, body.sampling.sampling, logits, LISTED)}
+    def read() -> DistributionAnswer:
+        top = likely(talk.row.model, body.sampling.sampling, logits, LISTED)
+        return DistributionAnswer.model_validate({"top": top})
 
-    return JSONResponse(await call(request, read, thread="tokens"))
+    return await call(request, read, thread="tokens")
 
 
 def _talk(talks: Talks, loaded: LoadedModel, model: Model, body: Said) -> Talk:

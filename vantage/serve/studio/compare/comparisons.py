@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any, final
+from typing import IO, Any, NamedTuple, final
 
 from vantage.compare.background import REQUEST_FILE, write_request
 from vantage.compare.experiment import Experiment
@@ -25,22 +25,31 @@ from vantage.compare.results import FILE, RunResult, read_results
 from vantage.compare.run import EXPERIMENT_FILE
 from vantage.figures import Figure, Line, Lines
 from vantage.serve.errors import ApiError
+from vantage.serve.studio.compare.answers import CompareRow, ComparisonEntry, ComparisonState, LengthScore
 
 NAME = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}")
-GRACE = 5.0  # seconds between asking a study to end and ending it
+GRACE = 5.0  # seconds between asking a comparison to end and ending it
 LOG = "log.txt"
 GOES_ON = "it can be gone on with: what was finished is kept"
 
 
+class Progress(NamedTuple):
+    """Runs finished, of how many, and seconds that are left, as far as they are known."""
+
+    done: int = 0
+    total: int = 0
+    left_s: float | None = None
+
+
 @final
-class Comparison:
-    """One study's process, and the last that it said. Read from any thread."""
+class RunningComparison:
+    """One comparison's process, and the last that it wrote. Read from any thread."""
 
     def __init__(self, name: str, folder: Path):
         self.name, self.folder = name, folder
-        self.state = "running"  # "done", "stopped" or "error"
+        self.state: ComparisonState = "running"
         self.message = ""
-        self.progress: dict[str, Any] = {"done": 0, "total": 0, "left_s": None}
+        self.progress = Progress()
         self.results = len(read_results(folder / FILE))
         with (folder / LOG).open("ab") as log:
             self._process = subprocess.Popen(
@@ -58,7 +67,7 @@ class Comparison:
         with lines:
             for line in lines:
                 with contextlib.suppress(ValueError):  # a line that was cut by a kill
-                    self._hear(json.loads(line))
+                    self._take(json.loads(line))
         code = self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
@@ -68,20 +77,20 @@ class Comparison:
                 f"the comparison ended without a report (exit code {code}); {GOES_ON}. It said: {self._last()}"
             )
 
-    def _hear(self, said: dict[str, Any]) -> None:
-        match said.pop("event"):
+    def _take(self, event: dict[str, Any]) -> None:
+        match event.pop("event"):
             case "progress":
-                self.progress = said
+                self.progress = Progress(**event)
             case "finished":
-                self.results += len(said["runs"])
+                self.results += len(event["runs"])
             case "note":
-                self.message = said["text"]
+                self.message = event["text"]
             case "began":
                 self.message = ""
             case "error":
-                self.state, self.message = "error", said["message"]
+                self.state, self.message = "error", event["message"]
             case "done":
-                self.progress = self.progress | {"done": self.progress["total"], "left_s": 0.0}
+                self.progress = Progress(self.progress.total, self.progress.total, 0.0)
                 self.state, self.message = "done", ""
             case _:
                 pass
@@ -112,19 +121,19 @@ class Comparisons:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._running: dict[str, Comparison] = {}
+        self._running: dict[str, RunningComparison] = {}
         self._one = threading.Lock()
 
     # ---- running them
 
-    def start(self, study: Experiment, budget: float | None) -> Comparison:
+    def start(self, experiment: Experiment, budget: float | None) -> RunningComparison:
         with self._one:
             self._none_runs()
             name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-            write_request(self.folder / name, study, budget)
+            write_request(self.folder / name, experiment, budget)
             return self._begin(name)
 
-    def resume(self, name: str) -> Comparison:
+    def resume(self, name: str) -> RunningComparison:
         with self._one:
             self.known(name)
             if (self.folder / name / PAGE).is_file():
@@ -132,9 +141,9 @@ class Comparisons:
             self._none_runs()
             return self._begin(name)
 
-    def _begin(self, name: str) -> Comparison:
-        made = self._running[name] = Comparison(name, self.folder / name)
-        return made
+    def _begin(self, name: str) -> RunningComparison:
+        comparison = self._running[name] = RunningComparison(name, self.folder / name)
+        return comparison
 
     def _none_runs(self) -> None:
         for name, one in self._running.items():
@@ -143,7 +152,7 @@ class Comparisons:
                     409, "comparison_running", f"the comparison {name} runs and takes all cores: stop it, or wait"
                 )
 
-    def get(self, name: str) -> Comparison | None:
+    def get(self, name: str) -> RunningComparison | None:
         """One that this studio started; ``None``: one of an earlier studio."""
         self.known(name)
         return self._running.get(name)
@@ -163,9 +172,9 @@ class Comparisons:
         """The latest first."""
         if not self.folder.is_dir():
             return []
-        there = (path for path in self.folder.iterdir() if NAME.fullmatch(path.name) and not path.is_symlink())
+        folders = (path for path in self.folder.iterdir() if NAME.fullmatch(path.name) and not path.is_symlink())
         return sorted(
-            (p.name for p in there if (p / EXPERIMENT_FILE).is_file() or (p / REQUEST_FILE).is_file()), reverse=True
+            (p.name for p in folders if (p / EXPERIMENT_FILE).is_file() or (p / REQUEST_FILE).is_file()), reverse=True
         )
 
     def known(self, name: str) -> None:
@@ -182,27 +191,27 @@ class Comparisons:
         except OSError as e:
             raise ApiError(404, "not_found", f"the comparison {name} has no report yet") from e
 
-    def listed(self) -> list[dict[str, Any]]:
+    def listed(self) -> list[ComparisonEntry]:
         return [self._entry(name) for name in self.names()]
 
-    def reports(self) -> list[dict[str, Any]]:
-        return [one for one in self.listed() if one["report"]]
+    def reports(self) -> list[ComparisonEntry]:
+        return [one for one in self.listed() if one.report]
 
-    def _entry(self, name: str) -> dict[str, Any]:
+    def _entry(self, name: str) -> ComparisonEntry:
         report = (self.folder / name / PAGE).is_file()
         one = self._running.get(name)
         state = "done" if report else "stopped" if one is None else one.state
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.strptime(name[:15], "%Y%m%d-%H%M%S"))
-        return {"name": name, "when": when, "title": self._title(name), "state": state, "report": report}
+        return ComparisonEntry(name=name, when=when, title=self._title(name), state=state, report=report)
 
     def _title(self, name: str) -> str:
         try:
-            said = self.study(name)
-            return f"{', '.join(said['tasks'])}: {', '.join(said['positions'])}"
+            settings = self.experiment(name)
+            return f"{', '.join(settings['tasks'])}: {', '.join(settings['positions'])}"
         except (OSError, ValueError, KeyError, TypeError):
             return "a comparison that cannot be read"
 
-    def study(self, name: str) -> dict[str, Any]:
+    def experiment(self, name: str) -> dict[str, Any]:
         folder = self.folder / name
         file = folder / EXPERIMENT_FILE if (folder / EXPERIMENT_FILE).is_file() else folder / REQUEST_FILE
         return json.loads(file.read_text())["study"]
@@ -214,20 +223,20 @@ class Comparisons:
 # ---- what has been found so far
 
 
-def rows(results: Sequence[RunResult]) -> list[dict[str, Any]]:
+def rows(results: Sequence[RunResult]) -> list[CompareRow]:
     """One for each task and entry: its runs, and the mean score at each length."""
-    found: dict[tuple[str, str], list[RunResult]] = {}
+    grouped: dict[tuple[str, str], list[RunResult]] = {}
     for result in sorted(results, key=lambda result: result.key):
-        found.setdefault((result.key.task, result.key.entry), []).append(result)
+        grouped.setdefault((result.key.task, result.key.entry), []).append(result)
     return [
-        {
-            "task": task,
-            "entry": entry,
-            "runs": len(own),
-            "diverged": sum(run.diverged for run in own),
-            "at": [{"length": n, "exact": mean} for n, mean in _means(own).items()],
-        }
-        for (task, entry), own in found.items()
+        CompareRow(
+            task=task,
+            entry=entry,
+            runs=len(runs),
+            diverged=sum(run.diverged for run in runs),
+            at=[LengthScore(length=n, exact=mean) for n, mean in _means(runs).items()],
+        )
+        for (task, entry), runs in grouped.items()
     ]
 
 
@@ -239,24 +248,24 @@ def _means(runs: Sequence[RunResult]) -> dict[int, float]:
 
 def curves(results: Sequence[RunResult], train_length: int) -> Figure:
     """A panel for each task: the score over the length, with its interval where there are seeds enough for one."""
-    view = ResultTable(tuple(results), train_length)
+    table = ResultTable(tuple(results), train_length)
     panels = []
-    for task in view.tasks:
-        lengths = view.lengths(task)
-        lines = tuple(line for entry in view.entries(task) if (line := _line(view, task, entry, lengths)) is not None)
-        label = "perplexity" if view.measure(task) == "loss" else "exact"
+    for task in table.tasks:
+        lengths = table.lengths(task)
+        lines = tuple(line for entry in table.entries(task) if (line := _line(table, task, entry, lengths)) is not None)
+        label = "perplexity" if table.measure(task) == "loss" else "exact"
         panels.append(Lines(task, "length", label, lines))
-    done = f"{len(results)} run" + ("s" if len(results) != 1 else "")
-    caption = f"{done} so far, trained up to length {train_length}: the share of rows that are right in every token."
+    runs = f"{len(results)} run" + ("s" if len(results) != 1 else "")
+    caption = f"{runs} so far, trained up to length {train_length}: the share of rows that are right in every token."
     return Figure("curves", caption, tuple(panels))
 
 
-def _line(view: ResultTable, task: str, entry: str, lengths: Sequence[int]) -> Line | None:
-    points = [(n, view.estimate(task, entry, [n])) for n in lengths]
-    there = [(n, point) for n, point in points if point is not None and math.isfinite(point.value)]
-    if not there:
+def _line(table: ResultTable, task: str, entry: str, lengths: Sequence[int]) -> Line | None:
+    points = [(n, table.estimate(task, entry, [n])) for n in lengths]
+    known = [(n, point) for n, point in points if point is not None and math.isfinite(point.value)]
+    if not known:
         return None
-    sure = all(math.isfinite(point.low) and math.isfinite(point.high) for _, point in there)
-    x, y = [n for n, _ in there], [point.value for _, point in there]
-    band = ([p.low for _, p in there], [p.high for _, p in there]) if sure else (None, None)
+    bounded = all(math.isfinite(point.low) and math.isfinite(point.high) for _, point in known)
+    x, y = [n for n, _ in known], [point.value for _, point in known]
+    band = ([p.low for _, p in known], [p.high for _, p in known]) if bounded else (None, None)
     return Line(entry, x, y, *band)

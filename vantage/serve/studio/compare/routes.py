@@ -1,11 +1,11 @@
-"""Compare: a study from a form, live while it trains, and the reports of all that were finished."""
+"""Compare: an experiment from a form, live while it trains, and the reports of all that were finished."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import asdict, replace
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
@@ -17,7 +17,18 @@ from vantage.compare.report import CSV, JSON, PAGE, VERDICTS
 from vantage.errors import unknown
 from vantage.serve.bounds import Number, StrictModel, Whole
 from vantage.serve.errors import ApiError, bad
-from vantage.serve.studio.compare.comparisons import GOES_ON, Comparisons, curves, rows
+from vantage.serve.studio.answers import StreamError
+from vantage.serve.studio.compare.answers import (
+    CompareChoices,
+    CompareDefaults,
+    CompareDone,
+    CompareProgress,
+    ComparisonEntry,
+    ComparisonStarted,
+    ComparisonState,
+    ComparisonStopped,
+)
+from vantage.serve.studio.compare.comparisons import GOES_ON, Comparisons, Progress, curves, rows
 from vantage.serve.studio.state import Event, Studio, call, sse, studio_of
 from vantage.training.tasks import TASKS
 
@@ -56,7 +67,7 @@ class CompareRequest(StrictModel):
     heads: Annotated[Whole, Field(ge=1, le=32)] = 4
     test_examples: Annotated[Whole, Field(ge=1, le=4096)] = 512
 
-    def study(self) -> Experiment:
+    def experiment(self) -> Experiment:
         for task in self.tasks:
             if task not in tasks_offered():
                 raise bad(unknown("task", task, tasks_offered()), "tasks")
@@ -75,15 +86,15 @@ class CompareRequest(StrictModel):
             test_examples=self.test_examples,
         )
 
-    def allowed(self) -> float | None:
-        """Seconds; ``None``: as long as the steps take."""
-        said = BUDGET if self.budget is None and self.steps is None else self.budget
-        if said is None:
+    def seconds(self) -> float | None:
+        """Of the budget; ``None``: as long as the steps take."""
+        budget = BUDGET if self.budget is None and self.steps is None else self.budget
+        if budget is None:
             return None
-        found = budget_seconds(said) if isinstance(said, str) else float(said)
-        if not LEAST <= found <= MOST:
-            raise bad(f"a budget of {found:g} seconds: give {LEAST:.0f} seconds to {MOST / 3600:.0f} hours", "budget")
-        return found
+        allowed = budget_seconds(budget) if isinstance(budget, str) else float(budget)
+        if not LEAST <= allowed <= MOST:
+            raise bad(f"a budget of {allowed:g} seconds: give {LEAST:.0f} seconds to {MOST / 3600:.0f} hours", "budget")
+        return allowed
 
 
 def comparisons_of(request: Request) -> Comparisons:
@@ -91,9 +102,9 @@ def comparisons_of(request: Request) -> Comparisons:
 
 
 def comparisons_in(studio: Studio) -> Comparisons:
-    made = Comparisons(studio.folder / "comparisons")
-    studio.closing.append(made.close)
-    return made
+    comparisons = Comparisons(studio.folder / "comparisons")
+    studio.closing.append(comparisons.close)
+    return comparisons
 
 
 def tasks_offered() -> tuple[str, ...]:
@@ -101,99 +112,101 @@ def tasks_offered() -> tuple[str, ...]:
 
 
 @router.get("/compare/choices")
-async def choices() -> dict[str, Any]:
-    plain = Experiment()
-    return {
-        "tasks": list(tasks_offered()),
-        "positions": list(all_positions()),
-        "attention": list(attentions()),
-        "defaults": {
-            "tasks": list(plain.tasks),
-            "positions": list(DEFAULT),
-            "attention": list(plain.attention),
-            "train_length": plain.train_length,
-            "test_lengths": list(plain.test_lengths),
-            "seeds": plain.seeds,
-            "steps": None,
-            "budget": BUDGET,
-        },
-    }
+async def choices() -> CompareChoices:
+    defaults = Experiment()
+    return CompareChoices(
+        tasks=list(tasks_offered()),
+        positions=list(all_positions()),
+        attention=list(attentions()),
+        defaults=CompareDefaults(
+            tasks=list(defaults.tasks),
+            positions=list(DEFAULT),
+            attention=list(defaults.attention),
+            train_length=defaults.train_length,
+            test_lengths=list(defaults.test_lengths),
+            seeds=defaults.seeds,
+            steps=None,
+            budget=BUDGET,
+        ),
+    )
 
 
 @router.get("/compare")
-async def listed(request: Request) -> list[dict[str, Any]]:
+async def listed(request: Request) -> list[ComparisonEntry]:
     """All comparisons, finished or not."""
     return await asyncio.to_thread(comparisons_of(request).listed)
 
 
 @router.post("/compare")
-async def start(request: Request, body: CompareRequest) -> dict[str, Any]:
-    there = comparisons_of(request)
+async def start(request: Request, body: CompareRequest) -> ComparisonStarted:
+    comparisons = comparisons_of(request)
 
     def begin() -> str:
-        return there.start(body.study(), body.allowed()).name
+        return comparisons.start(body.experiment(), body.seconds()).name
 
-    return {"id": await call(request, begin, thread="compare")}
+    return ComparisonStarted(id=await call(request, begin, thread="compare"))
 
 
 @router.post("/compare/{name}/resume")
-async def resume(request: Request, name: str) -> dict[str, Any]:
-    there = comparisons_of(request)
-    return {"id": await call(request, lambda: there.resume(name).name, thread="compare")}
+async def resume(request: Request, name: str) -> ComparisonStarted:
+    comparisons = comparisons_of(request)
+    return ComparisonStarted(id=await call(request, lambda: comparisons.resume(name).name, thread="compare"))
 
 
 @router.get("/compare/{name}/events")
 async def events(request: Request, name: str) -> Response:
-    there = comparisons_of(request)
-    await asyncio.to_thread(there.known, name)
-    return await sse(request, _events(there, name))
+    comparisons = comparisons_of(request)
+    await asyncio.to_thread(comparisons.known, name)
+    return await sse(request, _events(comparisons, name))
 
 
-async def _events(there: Comparisons, name: str) -> AsyncGenerator[Event]:
+async def _events(comparisons: Comparisons, name: str) -> AsyncGenerator[Event]:
     """What is new, as often as there is something. Leaving does not stop the comparison: it takes hours."""
-    length = (await asyncio.to_thread(there.study, name))["train_length"]
-    told: Any = None
+    length = (await asyncio.to_thread(comparisons.experiment, name))["train_length"]
+    sent: CompareProgress | None = None
     drawn, table = -1, []
     while True:
-        one = there.get(name)
-        state, message = (one.state, one.message) if one is not None else _earlier(there, name)
-        count = one.results if one is not None else len(await asyncio.to_thread(there.results, name))
+        running = comparisons.get(name)
+        state, message = _earlier(comparisons, name) if running is None else (running.state, running.message)
+        count = len(await asyncio.to_thread(comparisons.results, name)) if running is None else running.results
         if count != drawn:
-            found = await asyncio.to_thread(there.results, name)
-            drawn, table = count, rows(found)
-            if found:
-                yield "curve", asdict(curves(found, length))
-        progress = {"done": 0, "total": 0, "left_s": None} if one is None else one.progress
-        now = progress | {"rows": table, "message": message if state == "running" else ""}
-        if now != told:
-            told = now
-            yield "progress", now
+            results = await asyncio.to_thread(comparisons.results, name)
+            drawn, table = count, rows(results)
+            if results:
+                yield "curve", curves(results, length)
+        progress = Progress() if running is None else running.progress
+        text = message if state == "running" else ""
+        new = CompareProgress(
+            done=progress.done, total=progress.total, left_s=progress.left_s, rows=table, message=text
+        )
+        if new != sent:
+            sent = new
+            yield "progress", new
         if state == "done":
-            yield "done", {"report": name}
+            yield "done", CompareDone(report=name)
             return
         if state in ("error", "stopped"):
-            yield "error", {"message": message, "code": state}
+            yield "error", StreamError(message=message, code=state)
             return
         await asyncio.sleep(LOOK_S)
 
 
-def _earlier(there: Comparisons, name: str) -> tuple[str, str]:
-    finished = any(one["name"] == name for one in there.reports())
+def _earlier(comparisons: Comparisons, name: str) -> tuple[ComparisonState, str]:
+    finished = any(one.name == name for one in comparisons.reports())
     return ("done", "") if finished else ("stopped", f"the comparison does not run; {GOES_ON}")
 
 
 @router.delete("/compare/{name}")
-async def stop(request: Request, name: str) -> dict[str, Any]:
-    there = comparisons_of(request)
-    await asyncio.to_thread(there.stop, name)
-    return {"id": name, "stopped": True}
+async def stop(request: Request, name: str) -> ComparisonStopped:
+    await asyncio.to_thread(comparisons_of(request).stop, name)
+    return ComparisonStopped(id=name, stopped=True)
 
 
 # ---- reports
 
 
 @router.get("/reports")
-async def reports(request: Request) -> list[dict[str, Any]]:
+async def reports(request: Request) -> list[ComparisonEntry]:
     return await asyncio.to_thread(comparisons_of(request).reports)
 
 

@@ -15,6 +15,8 @@ from vantage.inspect import Cost, cost
 from vantage.inspect.cache_bytes import CacheSettings, cache_bytes, token_bytes
 from vantage.model import decoder
 from vantage.model.norms import RMSNorm
+from vantage.serve.studio.answers import PartCount
+from vantage.serve.studio.cost.answers import CacheCost, CostAnswer, PartOperations
 from vantage.spec.model import AttentionConfig, ModelSpec
 
 VOCAB = 32_000  # where nobody says another: it counts for the head alone
@@ -64,7 +66,7 @@ class Sizes:
 
 @final
 @dataclass(frozen=True)
-class Kind:
+class CacheKind:
     """One way to keep keys and values. ``ring``: what a window has left behind is given up, where that saves room."""
 
     name: str
@@ -82,20 +84,20 @@ class Kind:
         return sum(token_bytes(layer.attention.cache_shape(self.spec.width), settings) for layer in self.spec.layers)
 
 
-def kinds(sizes: Sizes, own: ModelSpec | None = None) -> list[Kind]:
+def kinds(sizes: Sizes, own: ModelSpec | None = None) -> list[CacheKind]:
     """What is asked about first, then the same heads kept in other ways."""
     first = sizes.own() if own is None else own
     windowed = any(layer.mask.reach() is not None for layer in first.layers)
-    found = [Kind("as it is" if own is not None else "this shape", first, ring=windowed, own=True)]
+    ways = [CacheKind("as it is" if own is not None else "this shape", first, ring=windowed, own=True)]
     groups = sizes.kv_heads if 1 < sizes.kv_heads < sizes.heads else _quarter(sizes.heads)
-    found.append(Kind("MHA", sizes.spec(sizes.grouped(sizes.heads))))
+    ways.append(CacheKind("MHA", sizes.spec(sizes.grouped(sizes.heads))))
     if groups is not None:
-        found.append(Kind(f"GQA ({groups})", sizes.spec(sizes.grouped(groups))))
-    found.append(Kind("MQA", sizes.spec(sizes.grouped(1))))
-    found.append(Kind(f"MLA ({sizes.mla.kv_rank} + {sizes.mla.rope_dim})", sizes.spec(sizes.mla)))
+        ways.append(CacheKind(f"GQA ({groups})", sizes.spec(sizes.grouped(groups))))
+    ways.append(CacheKind("MQA", sizes.spec(sizes.grouped(1))))
+    ways.append(CacheKind(f"MLA ({sizes.mla.kv_rank} + {sizes.mla.rope_dim})", sizes.spec(sizes.mla)))
     window = sizes.window or WINDOW
-    found.append(Kind(f"MHA, window {window:,}", sizes.spec(sizes.grouped(sizes.heads), window), ring=True))
-    return found
+    ways.append(CacheKind(f"MHA, window {window:,}", sizes.spec(sizes.grouped(sizes.heads), window), ring=True))
+    return ways
 
 
 def _quarter(heads: int) -> int | None:
@@ -112,51 +114,51 @@ def sizes_of(spec: ModelSpec) -> Sizes:
     return Sizes(len(spec.layers), spec.width, shape.heads, shape.kv_heads, shape.value_dim, vocab=spec.vocab)
 
 
-def calculated(
+def calculate(
     sizes: Sizes, own: ModelSpec | None, contexts: Sequence[int], batch: int, dtype: torch.dtype
-) -> dict[str, Any]:
+) -> CostAnswer:
     """The table, the figures and the operations."""
-    there = kinds(sizes, own)
+    ways = kinds(sizes, own)
     table = [
-        {
-            "kind": kind.name,
-            "own": kind.own,
-            "bytes_per_token": kind.a_token(dtype),
-            "bytes_at": [kind.bytes(n, batch, dtype) for n in contexts],
-        }
-        for kind in there
+        CacheCost(
+            kind=kind.name,
+            own=kind.own,
+            bytes_per_token=kind.a_token(dtype),
+            bytes_at=[kind.bytes(n, batch, dtype) for n in contexts],
+        )
+        for kind in ways
     ]
-    found = cost(there[0].spec, context=max(contexts), batch=batch, dtype=dtype)
-    return {
-        "table": table,
-        "contexts": list(contexts),
-        "batch": batch,
-        "dtype": found.dtype,
-        "parameters": found.total,
-        "parameters_by_part": [{"part": part, "count": count} for part, count in found.parameters.items()],
-        "operations": _operations(found),
-        "figures": [_sizes_figure(there, contexts, batch, dtype), _operations_figure(found)],
-    }
+    costs = cost(ways[0].spec, context=max(contexts), batch=batch, dtype=dtype)
+    operations = _operations(costs)
+    return CostAnswer(
+        table=table,
+        contexts=list(contexts),
+        batch=batch,
+        dtype=costs.dtype,
+        parameters=costs.total,
+        parameters_by_part=[PartCount(part=part, count=count) for part, count in costs.parameters.items()],
+        operations=operations,
+        figures=[_sizes_figure(ways, contexts, batch, dtype), _operations_figure(costs, operations)],
+    )
 
 
-def _operations(found: Cost) -> list[dict[str, Any]]:
-    """``flops``: to read the whole context at once; ``decode``: for one more token after it."""
-    passes = {one.name: {part.name: part for part in one.parts} for one in found.passes}
+def _operations(costs: Cost) -> list[PartOperations]:
+    passes = {one.name: {part.name: part for part in one.parts} for one in costs.passes}
     whole, step = passes["prefill"], passes["decode"]
     return [
-        {"part": name, "flops": whole[name].operations, "decode": step[name].operations, "bytes": step[name].bytes}
+        PartOperations(part=name, flops=whole[name].operations, decode=step[name].operations, bytes=step[name].bytes)
         for name in whole
         if whole[name].operations or step[name].operations
     ]
 
 
-def _sizes_figure(there: Sequence[Kind], contexts: Sequence[int], batch: int, dtype: torch.dtype) -> Figure:
+def _sizes_figure(ways: Sequence[CacheKind], contexts: Sequence[int], batch: int, dtype: torch.dtype) -> Figure:
     over = tuple(
-        Line(k.name, list(contexts), [k.bytes(n, batch, dtype) for n in contexts], look=_look(k)) for k in there
+        Line(k.name, list(contexts), [k.bytes(n, batch, dtype) for n in contexts], look=_look(k)) for k in ways
     )
     at = max(contexts)
     rows = [n for n in BATCHES if n <= max(64, batch)]
-    wide = tuple(Line(k.name, rows, [k.bytes(at, n, dtype) for n in rows], look=_look(k)) for k in there)
+    wide = tuple(Line(k.name, rows, [k.bytes(at, n, dtype) for n in rows], look=_look(k)) for k in ways)
     caption = f"Bytes that keys and values take: over the context for a batch of {batch}, and over the batch at {at:,}."
     return Figure(
         "cache",
@@ -168,17 +170,16 @@ def _sizes_figure(there: Sequence[Kind], contexts: Sequence[int], batch: int, dt
     )
 
 
-def _look(kind: Kind) -> Any:
+def _look(kind: CacheKind) -> Any:
     return "solid" if kind.own else "dashed"
 
 
-def _operations_figure(found: Cost) -> Figure:
-    parts = _operations(found)
-    names = tuple(one["part"] for one in parts)
+def _operations_figure(costs: Cost, operations: Sequence[PartOperations]) -> Figure:
+    names = tuple(one.part for one in operations)
     series = (
-        ("read the context", [one["flops"] for one in parts]),
-        ("one more token", [one["decode"] for one in parts]),
+        ("read the context", [one.flops for one in operations]),
+        ("one more token", [one.decode for one in operations]),
     )
     bars = Bars("operations", "operations", names, series, log_y=True)
-    caption = f"Operations of matrix products by part, at {found.context:,} tokens and a batch of {found.batch}."
+    caption = f"Operations of matrix products by part, at {costs.context:,} tokens and a batch of {costs.batch}."
     return Figure("operations", caption, (bars,))

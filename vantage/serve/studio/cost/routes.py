@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncGenerator
-from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from fastapi import APIRouter, Request, Response
@@ -13,9 +10,10 @@ from pydantic import Field
 
 from vantage.serve.bounds import ModelName, StrictModel, Whole
 from vantage.serve.errors import bad
-from vantage.serve.studio.cost.calculator import VOCAB, Sizes, calculated, sizes_of
-from vantage.serve.studio.cost.measurement import MOST, measured
-from vantage.serve.studio.state import Event, call, sse, studio_of, work
+from vantage.serve.studio.cost.answers import CostAnswer
+from vantage.serve.studio.cost.calculator import VOCAB, Sizes, calculate, sizes_of
+from vantage.serve.studio.cost.measurement import MOST, measure
+from vantage.serve.studio.state import call, sse, studio_of, work
 
 router = APIRouter(prefix="/studio/api")
 
@@ -62,7 +60,7 @@ class MeasureRequest(StrictModel):
 
 
 @router.post("/cost")
-async def cost(request: Request, body: CostRequest) -> dict[str, Any]:
+async def cost(request: Request, body: CostRequest) -> CostAnswer:
     if (body.model is None) == (body.shape is None):
         raise bad("say a model or a shape, one of the two", "model")
     shape = body.shape
@@ -73,29 +71,12 @@ async def cost(request: Request, body: CostRequest) -> dict[str, Any]:
         assert body.model is not None
         own = (await studio_of(request).loaded(body.model)).model.spec
         sizes = sizes_of(own)
-    contexts = sorted(set(body.contexts))
-
-    def work_out() -> dict[str, Any]:
-        found = calculated(sizes, own, contexts, body.batch, getattr(torch, named))
-        return found | {"figures": [asdict(figure) for figure in found["figures"]]}
-
-    return await call(request, work_out, thread="figures")
+    contexts, dtype = sorted(set(body.contexts)), getattr(torch, named)
+    return await call(request, lambda: calculate(sizes, own, contexts, body.batch, dtype), thread="figures")
 
 
 @router.post("/cost/measure")
-async def measure(request: Request, body: MeasureRequest) -> Response:
+async def measured(request: Request, body: MeasureRequest) -> Response:
     model = await studio_of(request).model(body.model, "measure")
-
-    async def events() -> AsyncGenerator[Event]:
-        points = work(request, lambda: measured(model, body.tokens), thread=f"measure {body.model}")
-        async with contextlib.aclosing(points):
-            async for name, said in points:
-                yield _sent(name, said)
-
-    return await sse(request, events())
-
-
-def _sent(name: str, said: dict[str, Any]) -> Event:
-    if "figures" in said:
-        said = said | {"figures": [asdict(figure) for figure in said["figures"]]}
-    return name, said
+    points = work(request, lambda: measure(model, body.tokens), thread=f"measure {body.model}")
+    return await sse(request, points)

@@ -35,8 +35,8 @@ NONE_SEEN = float("-inf")
 
 @final
 @dataclass(frozen=True)
-class Look:
-    """How large the picture is: positions, and a model's width and heads."""
+class FigureSize:
+    """Positions, and a model's width and heads."""
 
     length: int
     width: int
@@ -62,9 +62,9 @@ class Look:
 class Built:
     """An encoding's parts, built in float64 with weights that are the same every time."""
 
-    def __init__(self, encoding: Encoding, look: Look):
+    def __init__(self, encoding: Encoding, size: FigureSize):
         self.parts: Parts = encoding.parts(causal=True)
-        self.look = look
+        self.size = size
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             self.inputs = [self._build(part) for part in self.parts.inputs]
@@ -72,7 +72,7 @@ class Built:
             self.bias = None if self.parts.bias is None else self._build(self.parts.bias)
 
     def _build(self, part: Any) -> Any:
-        return part.build(self.look.shape).double().eval()
+        return part.build(self.size.shape).double().eval()
 
     @property
     def trained(self) -> bool:
@@ -80,10 +80,10 @@ class Built:
         return any(next(m.parameters(), None) is not None for m in (*self.inputs, *self.qk, self.bias) if m is not None)
 
     def at(self, pos: Tensor) -> Positions:
-        return Positions.of(pos).declare(self.look.length)
+        return Positions.of(pos).declare(self.size.length)
 
     def split(self, x_NTD: Tensor) -> Tensor:
-        return x_NTD.unflatten(-1, (self.look.heads, -1)).transpose(1, 2)
+        return x_NTD.unflatten(-1, (self.size.heads, -1)).transpose(1, 2)
 
     def placed(self, x_ND: Tensor, pos: Positions) -> Tensor:
         """(N, T, D): tokens put at each of these positions."""
@@ -99,7 +99,7 @@ class Built:
         q, k = q_raw, k_raw
         for module in self.qk:
             q, k = module.query(q, queries), module.key(k, keys)
-        scale = self.look.head**-0.5
+        scale = self.size.head**-0.5
         bias = None if self.bias is None else self.bias.at(q_raw, q, k, queries, keys, scale)
         return masked_scores(q, k, Pair(queries, keys), Need(Everything(), scale, bias=bias))
 
@@ -110,8 +110,8 @@ class Built:
         for module in self.qk:
             q, k = module.query(q, queries), module.key(k, keys)
         assert self.bias is not None
-        value = self.bias.at(q_raw, q, k, queries, keys, self.look.head**-0.5)
-        dense = materialise(value, Pair(queries, keys), self.look.heads, torch.float64)
+        value = self.bias.at(q_raw, q, k, queries, keys, self.size.head**-0.5)
+        dense = materialise(value, Pair(queries, keys), self.size.heads, torch.float64)
         assert dense is not None
         return dense.expand(len(x_ND), *dense.shape[1:])
 
@@ -121,29 +121,29 @@ class Built:
         return isinstance(self.bias, CountedPositions)
 
     def distances(self) -> Tensor:
-        return torch.arange(self.look.length) if self.counts else self.look.spread(POINTS)
+        return torch.arange(self.size.length) if self.counts else self.size.spread(POINTS)
 
     def tokens(self, places: int) -> Tensor:
         """(N, D): random tokens, as many as may be computed at once."""
-        each = places * max(self.look.width, self.look.heads * places if self.counts else 0)
+        each = places * max(self.size.width, self.size.heads * places if self.counts else 0)
         n = max(1, min(RANDOM, WORK // max(1, each)))
-        return torch.randn(n, self.look.width, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        return torch.randn(n, self.size.width, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
 @torch.inference_mode()
-def figures(encoding: Encoding, look: Look) -> list[Figure]:
+def figures(encoding: Encoding, size: FigureSize) -> list[Figure]:
     """All that make sense for this encoding."""
-    if look.length < 2:
-        raise BadInput(f"a length of {look.length}: give 2 or more, there must be a distance")
-    built = Built(encoding, look)
+    if size.length < 2:
+        raise BadInput(f"a length of {size.length}: give 2 or more, there must be a distance")
+    built = Built(encoding, size)
     found: list[Figure] = []
     if built.parts.sampler is not None:
-        found.append(drawn(built.parts.sampler, look))
+        found.append(drawn(built.parts.sampler, size))
     if built.inputs:
         found += added(built)
     for module in built.qk:
         if isinstance(module, (Rotation, FadingRotation)):
-            found += [*bands(module, look.length), *turned(module, look.spread(CELLS), look.length)]
+            found += [*bands(module, size.length), *turned(module, size.spread(CELLS), size.length)]
     if built.bias is not None:
         found += _of_the_bias(built)
     found.append(decay(built))
@@ -156,11 +156,11 @@ def figures(encoding: Encoding, look: Look) -> list[Figure]:
 
 
 def added(built: Built) -> list[Figure]:
-    look = built.look
-    at = look.spread(CELLS)
-    nothing = torch.zeros(1, look.width, dtype=torch.float64)
+    size = built.size
+    at = size.spread(CELLS)
+    nothing = torch.zeros(1, size.width, dtype=torch.float64)
     table = built.placed(nothing, built.at(at))[0]
-    columns = torch.arange(0, look.width, -(-look.width // CELLS))
+    columns = torch.arange(0, size.width, -(-size.width // CELLS))
     untrained = " The rows are not trained yet: noise." if built.trained else ""
     heat = Heat(
         "added to the embedding",
@@ -173,9 +173,9 @@ def added(built: Built) -> list[Figure]:
     )
     alike = torch.nn.functional.cosine_similarity(table[:, None], table[None], dim=-1)
     near = Heat("cosine of two positions", "position", "position", rows(alike), words(at), words(at), diverging=True)
-    fine = look.spread(POINTS)
+    fine = size.spread(POINTS)
     waves = built.placed(nothing, built.at(fine))[0]
-    chosen = sorted({0, look.width // 8 * 2, look.width // 4 * 2 - 1, look.width - 1} & set(range(look.width)))
+    chosen = sorted({0, size.width // 8 * 2, size.width // 4 * 2 - 1, size.width - 1} & set(range(size.width)))
     lines = tuple(Line(f"dimension {d}", fine.tolist(), waves[:, d].tolist()) for d in chosen)
     return [
         Figure("added", f"What is added to a token's embedding, by position and dimension.{untrained}", (heat,)),
@@ -198,7 +198,7 @@ def _of_the_bias(built: Built) -> list[Figure]:
         bars = Bars("slopes", "lost a position", words(range(len(module.slopes))), (("slope", module.slopes),))
         found.insert(0, Figure("slopes", "What a score loses for each position of distance, head by head.", (bars,)))
     if isinstance(module, T5Table):
-        found.insert(0, buckets(module, built.look))
+        found.insert(0, buckets(module, built.size))
     if isinstance(module, CountedPositions):
         return [counted(built, module)]  # the table is zero until it is trained: there is only the count to see
     return found
@@ -206,7 +206,7 @@ def _of_the_bias(built: Built) -> list[Figure]:
 
 def bias_over_distance(built: Built) -> Figure:
     distance = built.distances()
-    last = built.look.length - 1
+    last = built.size.length - 1
     queries, keys = built.at(torch.tensor([last])), built.at(last - distance.flip(0))
     some = built.tokens(len(distance))[:4]
     value = built.biases(some, queries, keys)[:, :, 0].flip(-1)  # (N, H, distances)
@@ -215,7 +215,7 @@ def bias_over_distance(built: Built) -> Figure:
         lines = tuple(Line(f"query {n + 1}", distance.tolist(), one[0].tolist()) for n, one in enumerate(value))
         caption = "What the first head adds to a score, by distance, for some random queries: it depends on the query."
     else:
-        heads = _some(built.look.heads, 8)
+        heads = _some(built.size.heads, 8)
         lines = tuple(Line(f"head {h}", distance.tolist(), value[0, h].tolist()) for h in heads)
         caption = "What each head adds to a score, by the distance between query and key. The query does not matter."
     caption += " The weights are untrained." if built.trained else ""
@@ -224,7 +224,7 @@ def bias_over_distance(built: Built) -> Figure:
 
 
 def bias_map(built: Built) -> Figure:
-    at = built.look.spread(CELLS)
+    at = built.size.spread(CELLS)
     places = built.at(at)
     value = built.biases(built.tokens(len(at) ** 2 // 8)[:1], places, places)[0, 0]
     hidden = Causal()(*Pair(places, places).places())[0, 0].logical_not()
@@ -232,8 +232,8 @@ def bias_map(built: Built) -> Figure:
     return Figure("bias-map", "What the first head adds, for every query and every key that it sees.", (heat,))
 
 
-def buckets(module: T5Table, look: Look) -> Figure:
-    past = -look.spread(POINTS)
+def buckets(module: T5Table, size: FigureSize) -> Figure:
+    past = -size.spread(POINTS)
     distance = torch.cat((past.flip(0), -past[1:])) if module.bidirectional else past
     config = module.config
     found = t5_bucket(
@@ -248,17 +248,17 @@ def buckets(module: T5Table, look: Look) -> Figure:
 
 def counted(built: Built, module: CountedPositions) -> Figure:
     """The count itself, read through the part: with e[p] = p · u and a query u, what it adds is the count."""
-    n = min(built.look.length, CELLS // 2)
+    n = min(built.size.length, CELLS // 2)
     table = torch.zeros_like(module.table)
     table[:, 0] = torch.arange(len(table))
     probe = CountedPositions(*table.shape).double()
     probe.table.data = table
     generator = torch.Generator().manual_seed(2)
-    q, k = (torch.randn(1, built.look.heads, n, built.look.head, generator=generator).double() * 2 for _ in range(2))
+    q, k = (torch.randn(1, built.size.heads, n, built.size.head, generator=generator).double() * 2 for _ in range(2))
     unit = torch.zeros_like(q)
     unit[..., 0] = 1.0
     at = Positions.arange(1, n)
-    count = probe.at(unit, q, k, at, at, built.look.head**-0.5).value[0, 0]
+    count = probe.at(unit, q, k, at, at, built.size.head**-0.5).value[0, 0]
     hidden = Causal()(*Pair(at, at).places())[0, 0].logical_not()
     heat = Heat("counted position", "key", "query", rows(count.masked_fill(hidden, NONE_SEEN)))
     line = Line("counted", list(range(n)), count[-1].flip(0).tolist())
@@ -274,10 +274,10 @@ def counted(built: Built, module: CountedPositions) -> Figure:
 def decay(built: Built) -> Figure:
     """The score of a token that meets itself, over the distance."""
     distance = built.distances()
-    last = built.look.length - 1
+    last = built.size.length - 1
     queries, keys = built.at(torch.tensor([last])), built.at(last - distance.flip(0))
     x = distance.tolist()
-    ones = built.scores(torch.ones(1, built.look.width, dtype=torch.float64), queries, keys)[0, :, 0].flip(-1)
+    ones = built.scores(torch.ones(1, built.size.width, dtype=torch.float64), queries, keys)[0, :, 0].flip(-1)
     different = [h for h in range(len(ones)) if not any(torch.equal(ones[h], ones[g]) for g in range(h))]
     heads = [different[i] for i in _some(len(different), 4)]
     named = "all ones" if len(different) == 1 else "all ones, head {}"
@@ -301,13 +301,13 @@ def mask_alone() -> Figure:
     return Figure("mask", caption, (heat,))
 
 
-def drawn(sampler: Any, look: Look) -> Figure:
+def drawn(sampler: Any, size: FigureSize) -> Figure:
     """Positions as training would draw them."""
-    rank = list(range(look.length))
-    keep = look.spread(POINTS).tolist()
+    rank = list(range(size.length))
+    keep = size.spread(POINTS).tolist()
     lines = []
     for n in range(3):
-        row = sampler.draw(Positions.arange(1, look.length)).pos[0].tolist()
+        row = sampler.draw(Positions.arange(1, size.length)).pos[0].tolist()
         lines.append(Line(f"draw {n + 1}", keep, [row[i] for i in keep]))
     lines.append(Line("at rest", keep, [rank[i] for i in keep], look="dashed"))
     caption = "Where the tokens of a training row stand: ascending, but spread at random below the limit."

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Request
 from pydantic import Field
 
 from vantage.serve.bounds import ModelName, StrictModel, Whole
-from vantage.serve.studio.encodings import choices as offers
-from vantage.serve.studio.encodings import made
-from vantage.serve.studio.positions.figures import Look, figures
-from vantage.serve.studio.positions.swap import swapped
-from vantage.serve.studio.positions.token_move import Which, dragged
+from vantage.serve.studio.answers import EncodingEntry
+from vantage.serve.studio.encodings import choices, made
+from vantage.serve.studio.positions.answers import (
+    EncodingFigures,
+    EncodingList,
+    EncodingSwapAnswer,
+    ModelEncoding,
+    TokenMoveAnswer,
+)
+from vantage.serve.studio.positions.encoding_swap import swap_encoding
+from vantage.serve.studio.positions.figures import FigureSize, figures
+from vantage.serve.studio.positions.token_move import WeightRow, move_token
 from vantage.serve.studio.state import call, studio_of
-from vantage.serve.studio.swapped_models import Name, Position, Values, own_encoding
+from vantage.serve.studio.swapped_models import EncodingRequest, Name, Values, own_encoding
 from vantage.spec.registry import Fit
 
 router = APIRouter(prefix="/studio/api")
@@ -32,7 +38,7 @@ class ShowRequest(StrictModel):
     heads: Annotated[Whole, Field(ge=1, le=64)] = 4
 
 
-class Moved(StrictModel):
+class TokenMove(StrictModel):
     token: Index
     to: Index
 
@@ -43,63 +49,51 @@ class DragRequest(StrictModel):
     layer: Index
     head: Index
     query: Index
-    moved: Moved
+    moved: TokenMove
 
 
 class SwapRequest(StrictModel):
     model: ModelName
     text: Words
-    position: Position
+    position: EncodingRequest
     tokens: Annotated[Whole, Field(ge=1, le=128)] = 32
 
 
 @router.get("/positions")
-async def positions() -> dict[str, Any]:
-    return {
-        "encodings": [
-            {
-                "name": choice.name,
-                "title": choice.title,
-                "about": choice.about,
-                "parameters": [asdict(parameter) for parameter in choice.parameters],
-            }
-            for choice in offers().values()
-        ]
-    }
+async def positions() -> EncodingList:
+    entries = [
+        EncodingEntry(name=c.name, title=c.title, about=c.about, parameters=c.parameters) for c in choices().values()
+    ]
+    return EncodingList(encodings=entries)
 
 
 @router.get("/positions/of/{model}")
-async def position_of(request: Request, model: str) -> dict[str, Any]:
-    """The encoding that a model has, by name and values; null where it is none of those offered."""
-    return {"model": model, "position": own_encoding((await studio_of(request).loaded(model)).model.spec)}
+async def position_of(request: Request, model: str) -> ModelEncoding:
+    spec = (await studio_of(request).loaded(model)).model.spec
+    return ModelEncoding(model=model, position=own_encoding(spec))
 
 
 @router.post("/positions/show")
-async def show(request: Request, body: ShowRequest) -> dict[str, Any]:
-    look = Look(body.length, body.width, body.heads)
+async def show(request: Request, body: ShowRequest) -> EncodingFigures:
+    size = FigureSize(body.length, body.width, body.heads)
 
-    def draw() -> list[dict[str, Any]]:
-        encoding = made(body.encoding, body.values, Fit(look.length, look.shape.rotary_dim))
-        return [asdict(figure) for figure in figures(encoding, look)]
+    def draw() -> EncodingFigures:
+        encoding = made(body.encoding, body.values, Fit(size.length, size.shape.rotary_dim))
+        return EncodingFigures(figures=figures(encoding, size))
 
-    return {"figures": await call(request, draw, thread="figures")}
+    return await call(request, draw, thread="figures")
 
 
 @router.post("/positions/drag")
-async def drag(request: Request, body: DragRequest) -> dict[str, Any]:
+async def drag(request: Request, body: DragRequest) -> TokenMoveAnswer:
     model = await studio_of(request).model(body.model)
-    which = Which(body.layer, body.head, body.query)
+    which = WeightRow(body.layer, body.head, body.query)
     return await call(
-        request, lambda: dragged(model, body.text, which, body.moved.token, body.moved.to), model=body.model
+        request, lambda: move_token(model, body.text, which, body.moved.token, body.moved.to), model=body.model
     )
 
 
 @router.post("/positions/swap")
-async def swap(request: Request, body: SwapRequest) -> dict[str, Any]:
+async def swap(request: Request, body: SwapRequest) -> EncodingSwapAnswer:
     model = await studio_of(request).model(body.model)
-
-    def work() -> dict[str, Any]:
-        found = swapped(model, body.text, body.position, body.tokens)
-        return found | {"over_position": asdict(found["over_position"])}
-
-    return await call(request, work, model=body.model)
+    return await call(request, lambda: swap_encoding(model, body.text, body.position, body.tokens), model=body.model)

@@ -5,23 +5,25 @@ Only ``pos`` changes, which encodings read. ``order``, which masks read, stays: 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from vantage.errors import BadInput, Refused
+from vantage.errors import Refused
 from vantage.inspect.select import choose_sites, labels, numbers, read_tokens
 from vantage.inspect.sites import KernelCall, Site, observing, sites_of
 from vantage.inspect.tiles import cut_need, pick
 from vantage.kernels.reference import masked_scores, normalise
 from vantage.model import Model
+from vantage.serve.studio.positions.answers import TokenMoveAnswer
+from vantage.serve.studio.texts import encode_fitting
 from vantage.spec.positions import Pair, Positions
 
 TOKENS = 1024
 
 
-class Which(NamedTuple):
+class WeightRow(NamedTuple):
     """The row of weights that is looked at."""
 
     layer: int
@@ -29,11 +31,11 @@ class Which(NamedTuple):
     query: int
 
 
-def dragged(model: Model, text: str, which: Which, token: int, to: int) -> dict[str, Any]:
+def move_token(model: Model, text: str, which: WeightRow, token: int, to: int) -> TokenMoveAnswer:
     """Scores and weights of one query before and after. A key that the query does not see has no score."""
     if model.encoder is not None:
         raise Refused("tokens are dragged in a decoder or an encoder: this model is both, choose another")
-    row = read_tokens(model, fitting(model, text, TOKENS))
+    row = read_tokens(model, encode_fitting(model, text, TOKENS))
     n = row.shape[1]
     site = choose_sites(sites_of(model), "self", which.layer)[0]
     numbers(which.head, site.heads, "head", f" in layer {which.layer}")
@@ -44,34 +46,22 @@ def dragged(model: Model, text: str, which: Which, token: int, to: int) -> dict[
     pos[0, token] = to
     before = _row(model, row, Positions.of(order), site, which)
     after = _row(model, row, Positions.of(pos, order=order), site, which)
-    return {
-        "tokens": labels(model, row[0].tolist()),
-        "before": before[1].tolist(),
-        "after": after[1].tolist(),
-        "scores_before": _seen(before[0]),
-        "scores_after": _seen(after[0]),
-    }
-
-
-def fitting(model: Model, text: str, most: int, more: int = 0) -> list[int]:
-    """The text as tokens, no more than so many, and with room for ``more`` in the model's context."""
-    if model.tokenizer is None:
-        raise Refused("this model has no tokenizer, and texts are read here: choose another")
-    ids = list(model.tokenizer.encode(text))
-    context = model.context_length
-    limit = most if context is None else min(most, context - more)
-    if not 0 < len(ids) <= limit:
-        raise BadInput(f"the text has {len(ids):,} tokens: give 1 to {limit:,}")
-    return ids
+    return TokenMoveAnswer(
+        tokens=labels(model, row[0].tolist()),
+        before=before[1].tolist(),
+        after=after[1].tolist(),
+        scores_before=_visible(before[0]),
+        scores_after=_visible(after[0]),
+    )
 
 
 @torch.inference_mode()
-def _row(model: Model, tokens: Tensor, pos: Positions, site: Site, which: Which) -> tuple[Tensor, Tensor]:
+def _row(model: Model, tokens: Tensor, pos: Positions, site: Site, which: WeightRow) -> tuple[Tensor, Tensor]:
     """(keys,) scores and weights of the query, from what the kernel was given."""
-    found: list[KernelCall] = []
-    with observing([site], found.append):
+    calls: list[KernelCall] = []
+    with observing([site], calls.append):
         model.hidden(tokens, positions=pos)
-    seen = found[0]
+    seen = calls[0]
     H, G = seen.q.shape[1], seen.view.k.shape[1]
     heads, query = torch.tensor([which.head]), torch.tensor([which.query])
     wide = torch.promote_types(seen.q.dtype, torch.float32)
@@ -84,5 +74,5 @@ def _row(model: Model, tokens: Tensor, pos: Positions, site: Site, which: Which)
     return scores[0, 0, 0], weights[0, 0, 0]
 
 
-def _seen(scores: Tensor) -> list[float | None]:
+def _visible(scores: Tensor) -> list[float | None]:
     return [None if value == float("-inf") else value for value in scores.tolist()]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import queue
 import threading
-from collections.abc import AsyncGenerator, Iterator
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
@@ -17,8 +15,17 @@ from vantage.errors import BadInput, unknown
 from vantage.serve.bounds import Number, StrictModel, Whole
 from vantage.serve.errors import ApiError
 from vantage.serve.studio.state import Event, call, sse, studio_of, work
+from vantage.serve.studio.studies.answers import (
+    CheckResult,
+    ExerciseAnswer,
+    ExerciseEntry,
+    GradeAnswer,
+    StudyEntry,
+    StudyProgress,
+    StudyResult,
+)
 from vantage.studies.registry import find, studies
-from vantage.studies.runner import Outcome, conduct, described
+from vantage.studies.runner import Outcome, conduct
 from vantage.studies.study import Study, Value
 
 if TYPE_CHECKING:
@@ -31,25 +38,39 @@ BEAT_S = 1.0  # a reader hears at least so often, and one that left is noticed
 CODE = 256 * 1024  # characters of an answer; the grader has its own limit in bytes
 
 Name = Annotated[str, Field(min_length=1, max_length=64)]
-Given = Whole | Number | Annotated[str, Field(max_length=1000)]
+ParameterValue = Whole | Number | Annotated[str, Field(max_length=1000)]
 
 
 class StudyRequest(StrictModel):
-    values: Annotated[dict[Name, Given], Field(max_length=32)] = Field(default_factory=dict)
+    values: Annotated[dict[Name, ParameterValue], Field(max_length=32)] = Field(default_factory=dict)
 
 
 class GradeRequest(StrictModel):
     code: Annotated[str, Field(max_length=CODE)]
 
 
-class Left(Exception):
+class ReaderLeft(Exception):
     """Nobody waits for the result any more."""
 
 
 @router.get("/studies")
-async def listed() -> list[dict[str, Any]]:
-    found = await asyncio.to_thread(studies)  # the first time they are imported
-    return [described(study) for study in found.values()]
+async def listed() -> list[StudyEntry]:
+    all_studies = await asyncio.to_thread(studies)  # the first time they are imported
+    return [_entry(study) for study in all_studies.values()]
+
+
+def _entry(study: Study) -> StudyEntry:
+    return StudyEntry(
+        tag=study.tag,
+        title=study.title,
+        sources=list(study.sources),
+        statement=study.statement,
+        explanation=study.explanation,
+        parameters=study.parameters,
+        seconds=study.seconds,
+        trains=study.trains,
+        needs=list(study.needs),
+    )
 
 
 @router.post("/studies/{tag}")
@@ -58,13 +79,7 @@ async def run(request: Request, tag: str, body: StudyRequest) -> Response:
     study.values(body.values)  # refuses before anything runs
     studio = studio_of(request)
     thread = min(THREADS, key=lambda name: studio.thread(name).busy)
-
-    async def events() -> AsyncGenerator[Event]:
-        async with contextlib.aclosing(work(request, lambda: told(study, body.values), thread=thread)) as items:
-            async for item in items:
-                yield item
-
-    return await sse(request, events())
+    return await sse(request, work(request, lambda: run_events(study, body.values), thread=thread))
 
 
 def _study(tag: str) -> Study:
@@ -74,15 +89,15 @@ def _study(tag: str) -> Study:
         raise ApiError(404, "not_found", str(e)) from e
 
 
-def told(study: Study, values: dict[str, Value]) -> Iterator[Event]:
+def run_events(study: Study, values: dict[str, Value]) -> Iterator[Event]:
     """A study as events. It runs in a thread; whoever closes this ends it the next time it says how far it is."""
     news: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
     left = threading.Event()
 
     def progress(share: float, doing: str) -> None:
         if left.is_set():
-            raise Left
-        news.put(("progress", {"share": min(1.0, max(0.0, float(share))), "doing": doing}))
+            raise ReaderLeft
+        news.put(("progress", StudyProgress(share=min(1.0, max(0.0, float(share))), doing=doing)))
 
     def go() -> None:
         try:
@@ -91,7 +106,7 @@ def told(study: Study, values: dict[str, Value]) -> Iterator[Event]:
             news.put(e)
 
     thread = threading.Thread(target=go, name=f"study-{study.tag}", daemon=True)
-    last: Event = ("progress", {"share": 0.0, "doing": "starting"})
+    last: Event = ("progress", StudyProgress(share=0.0, doing="starting"))
     yield last
     thread.start()
     try:
@@ -112,44 +127,47 @@ def told(study: Study, values: dict[str, Value]) -> Iterator[Event]:
         thread.join()  # the place is free when it has ended
 
 
-def _result(outcome: Outcome) -> dict[str, Any]:
-    said = outcome.to_dict()
-    kept = ("verdict", "words", "numbers", "figures", "values")
-    return {name: said[name] for name in kept} | {"seconds": outcome.seconds, "command": outcome.command}
+def _result(outcome: Outcome) -> StudyResult:
+    result = outcome.result
+    return StudyResult(
+        verdict=result.verdict,
+        words=result.words,
+        numbers=result.numbers,
+        figures=result.figures,
+        values=dict(outcome.values),
+        seconds=outcome.seconds,
+        command=outcome.command,
+    )
 
 
 # ---- exercises
 
 
 @router.get("/exercises")
-async def exercises_listed() -> list[dict[str, Any]]:
-    found = await asyncio.to_thread(_exercises)
-    return [{"tag": e.tag, "title": e.title, "task": e.task, "starter": e.starter} for e in found.values()]
+async def exercises_listed() -> list[ExerciseEntry]:
+    all_exercises = await asyncio.to_thread(_exercises)
+    return [ExerciseEntry(tag=e.tag, title=e.title, task=e.task, starter=e.starter) for e in all_exercises.values()]
 
 
 @router.post("/exercises/{tag}/grade")
-async def grade_answer(request: Request, tag: str, body: GradeRequest) -> dict[str, Any]:
+async def grade_answer(request: Request, tag: str, body: GradeRequest) -> GradeAnswer:
     """One at a time; the answer runs in a process with limits."""
     exercise = await asyncio.to_thread(_exercise, tag)
 
-    def graded() -> Grade:
+    def run() -> Grade:
         from vantage.studies.exercises import grade
 
         return grade(body.code, tag=exercise.tag)
 
-    found = await call(request, graded, thread="grade")
-    return {
-        "passed": found.passed,
-        "checks": [asdict(check) for check in found.checks],
-        "output": found.output,
-        "held": list(found.held),
-    }
+    grade = await call(request, run, thread="grade")
+    checks = [CheckResult(name=check.name, passed=check.passed, words=check.words) for check in grade.checks]
+    return GradeAnswer(passed=grade.passed, checks=checks, output=grade.output, held=list(grade.held))
 
 
 @router.get("/exercises/{tag}/answer")
-async def answer(tag: str) -> dict[str, Any]:
+async def answer(tag: str) -> ExerciseAnswer:
     exercise = await asyncio.to_thread(_exercise, tag)
-    return {"code": exercise.answer, "words": exercise.words}
+    return ExerciseAnswer(code=exercise.answer, words=exercise.words)
 
 
 def _exercises() -> dict[str, Exercise]:
@@ -160,7 +178,7 @@ def _exercises() -> dict[str, Exercise]:
 
 
 def _exercise(tag: str) -> Exercise:
-    found = _exercises()
-    if tag not in found:
-        raise ApiError(404, "not_found", unknown("exercise", tag, found))
-    return found[tag]
+    known = _exercises()
+    if tag not in known:
+        raise ApiError(404, "not_found", unknown("exercise", tag, known))
+    return known[tag]

@@ -9,7 +9,7 @@ import {
   useEncodings,
 } from "../../components/EncodingPicker";
 import { Busy, Card, Problem } from "../../components/state";
-import { valuesSaid } from "../../lib/encoding";
+import { valuesText } from "../../lib/encoding";
 import type { Encoding } from "../../types";
 import { SideCard } from "./card";
 import { type Side, useSide } from "./side";
@@ -75,7 +75,7 @@ function About({ chosen }: { chosen: Chosen }) {
 export function OwnEncoding({ side }: { side: Side }) {
   const { encoding } = side;
   if (!encoding) return null;
-  const values = valuesSaid(encoding.values);
+  const values = valuesText(encoding.values);
   return (
     <p class="small">
       Its own encoding: <b>{encoding.title}</b>

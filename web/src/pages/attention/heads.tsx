@@ -5,6 +5,7 @@ import { DownloadRow } from "../../components/DownloadRow";
 import { Busy, Problem } from "../../components/state";
 import { table } from "../../lib/colour";
 import { csv } from "../../lib/csv";
+import type { HeadEntry } from "../../generated/api";
 import { spoken } from "../../lib/encoding";
 import { montage, save } from "../../lib/download";
 import type { Matrix } from "../../lib/matrix";
@@ -12,7 +13,7 @@ import { show } from "../../lib/numbers";
 import { sorted } from "../../lib/sort";
 import { href, put, route, useParam } from "../../router";
 import { paint } from "../../theme";
-import { encoded, file, type HeadFacts, type Side, useAtlas, useSmall } from "./side";
+import { encoded, file, type Side, useAtlas, useSmall } from "./side";
 
 export function HeadsView({ side }: { side: Side }) {
   const answer = useSmall(side);
@@ -90,7 +91,7 @@ function Small({ matrix }: { matrix: Matrix }) {
 }
 
 const SHARES = ["previous", "first", "same", "induction", "local", "positional"];
-const COLUMNS: { id: string; name: string; help: string; value: (head: HeadFacts) => string | number | null }[] = [
+const COLUMNS: { id: string; name: string; help: string; value: (head: HeadEntry) => string | number | null }[] = [
   { id: "layer", name: "Layer", help: "", value: (head) => head.layer },
   { id: "head", name: "Head", help: "", value: (head) => head.head },
   {
@@ -110,7 +111,7 @@ const COLUMNS: { id: string; name: string; help: string; value: (head: HeadFacts
     id,
     name: id[0]?.toUpperCase() + id.slice(1),
     help: `share of its weight: ${id}`,
-    value: (head: HeadFacts) => head.shares[id] ?? null,
+    value: (head: HeadEntry) => head.shares[id] ?? null,
   })),
 ];
 
@@ -171,7 +172,7 @@ export function AtlasView({ side }: { side: Side }) {
   );
 }
 
-function atlasCsv(side: Side, heads: HeadFacts[]): string {
+function atlasCsv(side: Side, heads: HeadEntry[]): string {
   const names = ["kind", ...COLUMNS.map((column) => column.id)];
   const rows = heads.map((head) => [head.kind, ...COLUMNS.map((column) => column.value(head))]);
   return csv(encoded(side, [names, ...rows]));
@@ -204,7 +205,7 @@ function AtlasHead({ by, down, onSort }: { by: string; down: boolean; onSort: (o
   );
 }
 
-function AtlasRow({ head, side, mixed }: { head: HeadFacts; side: Side; mixed: boolean }) {
+function AtlasRow({ head, side, mixed }: { head: HeadEntry; side: Side; mixed: boolean }) {
   const here = head.kind === side.kind && head.layer === side.layer && head.head === side.head;
   const to = {
     ...route.value.params,

@@ -7,6 +7,7 @@ import { Busy, Problem } from "../../components/state";
 import { useWidth } from "../../hooks";
 import { css, mix, rgb } from "../../lib/colour";
 import { csv } from "../../lib/csv";
+import type { ScoresAnswer } from "../../generated/api";
 import { spoken } from "../../lib/encoding";
 import { show } from "../../lib/numbers";
 import { makeScale, ticks } from "../../lib/scale";
@@ -14,7 +15,7 @@ import { type Bar, grouped, type Part, pickKeys, stacked } from "../../lib/stack
 import { visible } from "../../lib/tokens";
 import { useParam } from "../../router";
 import { paint, type Paint } from "../../theme";
-import { encoded, file, type Scores, type Side, useScores } from "./side";
+import { encoded, file, type Side, useScores } from "./side";
 
 const MOST = 40;
 const ROW = 20;
@@ -79,7 +80,7 @@ export function ScoresView({ side }: { side: Side }) {
   );
 }
 
-function scoresCsv(side: Side, { keys, score, parts }: Scores): string {
+function scoresCsv(side: Side, { keys, score, parts }: ScoresAnswer): string {
   const rows = keys.map((token, key) => [key, token, score[key], ...parts.map((part) => part.values[key])]);
   return csv(encoded(side, [["key", "token", "score", ...parts.map((part) => part.name)], ...rows]));
 }
@@ -109,7 +110,7 @@ interface Row {
 }
 
 /** Where everything stands in a picture of this width. */
-function layout(scores: Scores, parts: Part[], keys: number[], width: number, name: string) {
+function layout(scores: ScoresAnswer, parts: Part[], keys: number[], width: number, name: string) {
   const names = Math.min(130, width * 0.28);
   const rows: Row[] = keys.map((key) => ({ key, bars: stacked(parts, key), total: scores.score[key] ?? 0 }));
   const ends = rows.flatMap((row) => [row.total, ...row.bars.flatMap((bar) => [bar.from, bar.to])]);
@@ -121,7 +122,7 @@ function layout(scores: Scores, parts: Part[], keys: number[], width: number, na
   return { width, names, rows, x, marks, legend, top, bottom: top + rows.length * ROW, name };
 }
 
-function ScoreBars({ name, scores, parts, keys }: { name: string; scores: Scores; parts: Part[]; keys: number[] }) {
+function ScoreBars({ name, scores, parts, keys }: { name: string; scores: ScoresAnswer; parts: Part[]; keys: number[] }) {
   const [ref, room] = useWidth<HTMLDivElement>();
   const [at, setAt] = useState<number | null>(null);
   const { rows, ...places } = layout(scores, parts, keys, Math.max(240, Math.floor(room)), name);

@@ -2,40 +2,13 @@
 import { bytes, get, post } from "../../api";
 import { useModel } from "../../components/ModelPicker";
 import { type Answer, useAnswer } from "../../hooks";
-import { type Said, slug, spoken } from "../../lib/encoding";
+import { slug, spoken } from "../../lib/encoding";
 import { type Matrix, weights } from "../../lib/matrix";
 import { put, route, read } from "../../router";
+import type { AtlasAnswer, AttentionSite, EncodingInfo, ReadTextAnswer, ReadTextRequest, ScoresAnswer } from "../../generated/api";
 import type { Model } from "../../types";
 
-export type SiteKind = "self" | "cross" | "encoder";
-
-export interface Capture {
-  id: string;
-  tokens: string[];
-  source_tokens: string[] | null;
-  length: number;
-  sites: { kind: SiteKind; layer: number; heads: number }[];
-  ms: number;
-  position: Said;
-}
-
-export interface HeadFacts {
-  kind: SiteKind;
-  layer: number;
-  head: number;
-  label: string;
-  entropy: number | null;
-  distance: number | null;
-  shares: Record<string, number | null>;
-}
-
-export interface Scores {
-  keys: string[];
-  score: (number | null)[];
-  parts: { name: string; of?: string; values: (number | null)[] }[];
-  /** Why position is not told by bands, where it is not. */
-  note: string | null;
-}
+export type SiteKind = AttentionSite["kind"];
 
 export const ONE = 65535;
 
@@ -45,8 +18,8 @@ export interface Side {
   name: string;
   model: Model | null;
   /** With which encoding, where that is of interest: beside another one. */
-  encoding: Said | null;
-  capture: Answer<Capture>;
+  encoding: EncodingInfo | null;
+  capture: Answer<ReadTextAnswer>;
   kind: SiteKind;
   kinds: SiteKind[];
   layer: number;
@@ -62,22 +35,15 @@ export interface Side {
   set: (changes: Partial<Record<"model" | "kind" | "layer" | "head" | "query", string | number | null>>) => void;
 }
 
-interface Reading {
-  model: string;
-  text: string;
-  source?: string;
-  position?: { name: string | null; values: Said["values"] };
-}
-
 // The same text and model is read once, whichever side asks. A few stay; the server keeps a few as well.
-const captures = new Map<string, Promise<Capture>>();
+const captures = new Map<string, Promise<ReadTextAnswer>>();
 
-function capture(body: Reading, signal: AbortSignal): Promise<Capture> {
+function capture(body: ReadTextRequest, signal: AbortSignal): Promise<ReadTextAnswer> {
   const key = JSON.stringify(body);
   let found = captures.get(key);
   if (!found) {
     // Another encoding is asked for by one side alone, so it may be stopped: a slider asks for many on its way.
-    found = post<Capture>("/attention", body, { seconds: 120, signal: body.position && signal });
+    found = post<ReadTextAnswer>("/attention", body, { seconds: 120, signal: body.position ? signal : undefined });
     captures.set(key, found);
     found.catch(() => captures.delete(key));
     for (const old of captures.keys()) {
@@ -92,18 +58,18 @@ export interface SideOptions {
   /** Says its encoding: another one stands beside it. */
   named?: boolean;
   /** The encoding to be put into the first side's model. */
-  asked?: Said;
+  asked?: EncodingInfo;
 }
 
 /** The text as a side's model reads it. */
-function useCapture(model: Model | null, text: string, source: string, asked: Said | undefined): Answer<Capture> {
-  const body: Reading | null =
+function useCapture(model: Model | null, text: string, source: string, asked: EncodingInfo | undefined): Answer<ReadTextAnswer> {
+  const body: ReadTextRequest | null =
     model && text.trim()
       ? {
           model: model.name,
           text,
           ...(model.kind === "encoder-decoder" ? { source } : {}),
-          ...(asked ? { position: { name: asked.name, values: asked.values } } : {}),
+          ...(asked?.name ? { position: { name: asked.name, values: asked.values } } : {}),
         }
       : null;
   const answer = useAnswer(
@@ -219,13 +185,13 @@ export function useSmall(side: Side): Answer<Small> {
   });
 }
 
-export function useAtlas(side: Side): Answer<{ heads: HeadFacts[]; tokens?: number }> {
+export function useAtlas(side: Side): Answer<AtlasAnswer> {
   return useOf(side, "atlas", (path, signal) => get(path, { signal, seconds: 120 }));
 }
 
-export function useScores(side: Side): Answer<Scores> {
+export function useScores(side: Side): Answer<ScoresAnswer> {
   const path = side.queries.length
     ? `scores?kind=${side.kind}&layer=${side.layer}&head=${side.head}&query=${side.query}`
     : null;
-  return useOf(side, path, (whole, signal) => get<Scores>(whole, { signal, seconds: 60 }));
+  return useOf(side, path, (whole, signal) => get<ScoresAnswer>(whole, { signal, seconds: 60 }));
 }

@@ -1,5 +1,5 @@
 // What a block is made of, in the order it runs, and which layers are alike. Pure.
-import type { Block } from "./settings";
+import type { BlockEntry } from "../../generated/api";
 
 export interface Node {
   kind: "norm" | "attention" | "ffn" | "add";
@@ -16,7 +16,7 @@ export interface Node {
 export interface Run {
   /** "A · layers 0 to 6", and so on. */
   name: string;
-  block: Block;
+  block: BlockEntry;
   /** Indices into all layers. */
   layers: number[];
 }
@@ -24,19 +24,19 @@ export interface Run {
 type Part = Omit<Node, "row">;
 
 const SUM: Part = { kind: "add", text: "add" };
-const norm = (block: Block): Part => ({ kind: "norm", text: block.norm });
+const norm = (block: BlockEntry): Part => ({ kind: "norm", text: block.norm });
 
-function attention(block: Block, cross: boolean): Part {
+function attention(block: BlockEntry, cross: boolean): Part {
   const shared = block.kv_heads !== block.heads && block.attention !== "Latent" ? `, ${block.kv_heads} key/value` : "";
   const where = cross ? "reads the encoder" : block.position.length ? block.position.join(" + ") : "no position";
   const name = block.attention === "Latent" ? "latent attention" : "attention";
   return { kind: "attention", text: cross ? `cross-${name}` : name, detail: `${block.heads} heads of ${block.head_width}${shared} · ${where}` };
 }
 
-const feed = (block: Block): Part => ({ kind: "ffn", text: "feed-forward", detail: block.ffn });
+const feed = (block: BlockEntry): Part => ({ kind: "ffn", text: "feed-forward", detail: block.ffn });
 
 /** From the block's input to its output. */
-export function nodes(block: Block): Node[] {
+export function nodes(block: BlockEntry): Node[] {
   if (block.wiring === "parallel") return parallel(block);
   const parts = [attention(block, false), ...(block.cross ? [attention(block, true)] : []), feed(block)];
   const [before, after] = [block.wiring !== "post", block.wiring === "sandwich"];
@@ -51,7 +51,7 @@ export function nodes(block: Block): Node[] {
 }
 
 /** One norm, all parts beside each other, one sum. */
-function parallel(block: Block): Node[] {
+function parallel(block: BlockEntry): Node[] {
   const parts = [attention(block, false), ...(block.cross ? [attention(block, true)] : []), feed(block)];
   return [
     { ...norm(block), row: 0, until: 2 },
@@ -60,11 +60,11 @@ function parallel(block: Block): Node[] {
   ];
 }
 
-const sameAs = (block: Block): string => JSON.stringify({ ...block, name: "" });
+const sameAs = (block: BlockEntry): string => JSON.stringify({ ...block, name: "" });
 
 /** The kinds of block, in the order in which they first come. */
-export function runs(layers: Block[]): Run[] {
-  const found: { block: Block; layers: number[] }[] = [];
+export function runs(layers: BlockEntry[]): Run[] {
+  const found: { block: BlockEntry; layers: number[] }[] = [];
   layers.forEach((block, index) => {
     const run = found.find((one) => sameAs(one.block) === sameAs(block));
     if (run) run.layers.push(index);

@@ -6,13 +6,13 @@ import { useWidth } from "../../hooks";
 import { csv } from "../../lib/csv";
 import { paint } from "../../theme";
 import { type Node, nodes, type Run, runs } from "./block";
-import type { Block } from "./settings";
+import type { BlockEntry } from "../../generated/api";
 
 const BOX = 34;
 const GAP = 16;
 const FRAME = 34;
 
-export function Diagram({ layers }: { layers: Block[] }) {
+export function Diagram({ layers }: { layers: BlockEntry[] }) {
   const [ref, room] = useWidth<HTMLDivElement>();
   const root = useRef<HTMLDivElement>(null);
   const kinds = runs(layers);
@@ -120,7 +120,7 @@ function OneNode({ node, y, top }: { node: Node; y: number; top: number }) {
 }
 
 /** Every layer as a square, coloured and lettered by its kind of block. */
-function Strip({ layers, kinds, width }: { layers: Block[]; kinds: Run[]; width: number }) {
+function Strip({ layers, kinds, width }: { layers: BlockEntry[]; kinds: Run[]; width: number }) {
   const colours = paint.value;
   const size = 22;
   const across = Math.max(1, Math.floor((width - 2) / (size + 4)));

@@ -5,10 +5,11 @@ import { OptionalNumber } from "../../components/numbers";
 import { Card } from "../../components/state";
 import { valuesGone, valuesPatch } from "../../lib/values";
 import { go, put, route } from "../../router";
-import { type Choices, EXPERTS, LATENT, type Settings } from "./settings";
+import type { BuildChoices } from "../../generated/api";
+import { EXPERTS, LATENT, type Settings } from "./settings";
 
 interface PartProps {
-  choices: Choices;
+  choices: BuildChoices;
   settings: Settings;
 }
 

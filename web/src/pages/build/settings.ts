@@ -1,81 +1,9 @@
 // The form as it stands in the address, and as the server wants it. Pure.
+import type { BuildChoices, BuildSettings } from "../../generated/api";
 import { valuesIn } from "../../lib/values";
 import { type Params, read } from "../../router";
-import type { Parameter, Value } from "../../types";
 
-export interface Encoding {
-  name: string;
-  title: string;
-  about: string;
-  parameters: Parameter[];
-}
-
-export interface Settings {
-  kind: string;
-  vocab: number;
-  width: number;
-  layers: number;
-  heads: number;
-  kv_heads: number | null;
-  head_width: number | null;
-  attention: string;
-  latent: { kv_rank: number; rope_dim: number; nope_dim: number | null; value_dim: number | null; q_rank: number | null } | null;
-  bias: boolean;
-  softcap: number | null;
-  sinks: boolean;
-  position: { name: string; values: Record<string, Value> };
-  window: number | null;
-  full_every: number | null;
-  full_position: string;
-  max_length: number | null;
-  ffn: string;
-  hidden: number | null;
-  experts: { count: number; k: number; shared: boolean } | null;
-  norm: string;
-  wiring: string;
-  tied: boolean;
-  task: string | null;
-  steps: number;
-}
-
-export interface Choices {
-  kinds: string[];
-  positions: Encoding[];
-  attentions: string[];
-  norms: string[];
-  ffns: string[];
-  wirings: string[];
-  tasks: string[];
-  defaults: Settings;
-}
-
-export interface Block {
-  name: string;
-  mask: string;
-  window: number | null;
-  position: string[];
-  attention: string;
-  heads: number;
-  kv_heads: number;
-  head_width: number;
-  cross: boolean;
-  ffn: string;
-  norm: string;
-  wiring: string;
-  stack: "encoder" | "decoder";
-}
-
-export interface Built {
-  code: string;
-  spec_json: unknown;
-  parameters: number;
-  parameters_by_part: { part: string; count: number }[];
-  cache_bytes: { context: number; bytes: number }[];
-  layers: Block[];
-  toml: string | null;
-  command: string | null;
-  why_not: string | null;
-}
+export type Settings = BuildSettings;
 
 export const LATENT = { kv_rank: 128, rope_dim: 32 };
 export const EXPERTS = { count: 8, k: 2 };
@@ -88,7 +16,7 @@ const number = (params: Params, name: string, plain: number | null): number | nu
 };
 
 /** What the server is asked. Fields of a kind of attention that is not chosen are left out: they would be refused. */
-export function settingsOf({ defaults, positions }: Choices, params: Params): Settings {
+export function settingsOf({ defaults, positions }: BuildChoices, params: Params): Settings {
   const attention = read(params["attention"], defaults.attention);
   const name = read(params["position"], defaults.position.name);
   const encoding = positions.find((one) => one.name === name);

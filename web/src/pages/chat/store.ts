@@ -3,39 +3,15 @@ import { computed, signal } from "@preact/signals";
 import { events, get, type Event, Trouble } from "../../api";
 import { asTrouble } from "../../hooks";
 import { put } from "../../router";
-import type { Weight } from "../../lib/tokens";
-
-export interface Choice {
-  id: number;
-  text: string;
-  p_raw: number;
-  p_sampled: number;
-}
-
-export interface CacheState {
-  layers: { length: number; held: number; reused: number }[];
-  bytes: number;
-}
-
-export interface Cost {
-  projections_cached: number;
-  projections_uncached: number;
-  ms_total?: number;
-  ms_first?: number;
-}
-
-export interface Written {
-  index: number;
-  id: number;
-  text: string;
-  token: string;
-  logprob: number;
-  top: Choice[];
-  attention: Weight[];
-  cache: CacheState;
-  cost?: Cost;
-  ms: number;
-}
+import type {
+  AnswerCost,
+  CacheState,
+  ChatDone,
+  ChatStart,
+  ChatToken,
+  ConversationAnswer,
+  ProjectionCost,
+} from "../../generated/api";
 
 export interface Sampling {
   temperature: number;
@@ -50,13 +26,13 @@ export interface Sampling {
 export interface Exchange {
   message: string;
   answer: string;
-  written: Written[];
+  written: ChatToken[];
   /** Where the tokens of the message may begin, and where the answer begins. */
   from: number;
   promptTokens: number;
   reused: number;
   finish: string | null;
-  cost: Cost | null;
+  cost: (ProjectionCost & Partial<AnswerCost>) | null;
 }
 
 export interface Talk {
@@ -67,30 +43,6 @@ export interface Talk {
   exchanges: Exchange[];
   tokens: string[];
   cache: CacheState | null;
-}
-
-interface Start {
-  conversation: string;
-  turn: number;
-  prompt_tokens: number;
-  reused_tokens: number;
-  tokens: string[];
-  cache?: CacheState;
-  cost: Cost;
-}
-
-interface Done {
-  finish: string;
-  cost: Cost;
-  text: string;
-}
-
-interface Seen {
-  conversation: string;
-  model: string;
-  turns: { role: "user" | "assistant"; text: string; turn: number }[];
-  tokens: string[];
-  cache: CacheState;
 }
 
 export interface Message {
@@ -152,7 +104,7 @@ export async function restore(id: string): Promise<void> {
     return;
   }
   try {
-    const seen = await get<Seen>(`/chat/${encodeURIComponent(id)}`);
+    const seen = await get<ConversationAnswer>(`/chat/${encodeURIComponent(id)}`);
     const exchanges: Exchange[] = [];
     for (const { role, text } of seen.turns) {
       const last = exchanges.at(-1);
@@ -229,7 +181,7 @@ export function taken(talk: Talk, { event, data }: Event): Talk {
   if (!exchange) return talk;
   const changed = (part: Partial<Exchange>): Exchange[] => talk.exchanges.with(at, { ...exchange, ...part });
   if (event === "start") {
-    const start = data as Start;
+    const start = data as ChatStart;
     return {
       ...talk,
       id: start.conversation,
@@ -239,7 +191,7 @@ export function taken(talk: Talk, { event, data }: Event): Talk {
     };
   }
   if (event === "token") {
-    const token = data as Written;
+    const token = data as ChatToken;
     if (writing.value?.phase !== "Writing")
       writing.value = { since: writing.value?.since ?? performance.now(), phase: "Writing" };
     return {
@@ -257,7 +209,7 @@ export function taken(talk: Talk, { event, data }: Event): Talk {
     };
   }
   if (event === "done") {
-    const done = data as Done;
+    const done = data as ChatDone;
     return { ...talk, exchanges: changed({ answer: done.text, finish: done.finish, cost: done.cost }) };
   }
   return talk;

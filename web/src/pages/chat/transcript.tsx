@@ -3,7 +3,8 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { Button } from "../../components/controls";
 import { Busy } from "../../components/state";
 import { locate, visible } from "../../lib/tokens";
-import type { Exchange, Talk, Written } from "./store";
+import type { ChatToken } from "../../generated/api";
+import type { Exchange, Talk } from "./store";
 import { stop, writing } from "./store";
 
 interface TintProps {
@@ -222,7 +223,7 @@ function AnswerText({ exchange, tints, chosen, onPoint, onChoose }: AnswerProps)
   );
 }
 
-function AnswerToken({ token, chosen, strength }: { token: Written; chosen: boolean; strength?: number }) {
+function AnswerToken({ token, chosen, strength }: { token: ChatToken; chosen: boolean; strength?: number }) {
   return (
     <span data-token={token.index} class={`chat-token ${chosen ? "chosen" : ""}`} style={tint(strength)}>
       {token.text || (chosen ? visible(token.token) : "")}

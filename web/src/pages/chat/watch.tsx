@@ -7,14 +7,15 @@ import { Card, Facts, Problem } from "../../components/state";
 import { useAnswer, useWidth } from "../../hooks";
 import { csv } from "../../lib/csv";
 import { byteSize, compact, duration, percent } from "../../lib/numbers";
-import { type Weight, visible } from "../../lib/tokens";
+import type { CacheState, ChatToken, DistributionAnswer, TokenChoice, TokenWeight } from "../../generated/api";
+import { visible } from "../../lib/tokens";
 import { paint } from "../../theme";
-import type { CacheState, Choice, Exchange, Sampling, Talk, Written } from "./store";
+import type { Exchange, Sampling, Talk } from "./store";
 import { writing } from "./store";
 
 export interface DistributionProps {
   talk: Talk;
-  token: Written;
+  token: ChatToken;
   sampling: Sampling;
   pinned: boolean;
   onRelease: () => void;
@@ -26,7 +27,7 @@ export function DistributionCard({ talk, token, sampling, pinned, onRelease }: D
   const body = { conversation: talk.id, index: token.index, sampling };
   const asked = useAnswer(
     live ? null : JSON.stringify(body),
-    (signal) => post<{ top: Choice[] }>("/distribution", body, { signal, seconds: 10 }),
+    (signal) => post<DistributionAnswer>("/distribution", body, { signal, seconds: 10 }),
     80,
   );
   // An answer for another token may still stand while the right one is on its way.
@@ -73,7 +74,7 @@ export function DistributionCard({ talk, token, sampling, pinned, onRelease }: D
 
 const ROW = 24;
 
-function Distribution({ top, written }: { top: Choice[]; written: number }) {
+function Distribution({ top, written }: { top: TokenChoice[]; written: number }) {
   const [ref, room] = useWidth<HTMLDivElement>();
   const colours = paint.value;
   const width = Math.max(200, Math.floor(room));
@@ -141,7 +142,7 @@ function Distribution({ top, written }: { top: Choice[]; written: number }) {
   );
 }
 
-export function AttentionWords({ attention, tokens }: { attention: Weight[]; tokens: string[] }) {
+export function AttentionWords({ attention, tokens }: { attention: TokenWeight[]; tokens: string[] }) {
   if (!attention.length) return <p class="small muted">The attention of this token was not watched.</p>;
   return (
     <p class="small">

@@ -1,5 +1,6 @@
 // What to compare. Everything filled in stands in the address, so that a study can be handed on as a link.
 import { useState } from "preact/hooks";
+import type { CompareChoices, ComparisonStarted } from "../../generated/api";
 import { post, type Trouble } from "../../api";
 import { Button, Check, NumberField, Select, TextField } from "../../components/controls";
 import { OptionalNumber } from "../../components/numbers";
@@ -9,22 +10,6 @@ import { asTrouble } from "../../hooks";
 import { duration, show } from "../../lib/numbers";
 import { listed } from "../../lib/values";
 import { type Params, read, type Scalar } from "../../router";
-
-export interface Choices {
-  tasks: string[];
-  positions: string[];
-  attention: string[];
-  defaults: {
-    tasks: string[];
-    positions: string[];
-    attention: string[];
-    train_length: number;
-    test_lengths: number[];
-    seeds: number;
-    steps: number | null;
-    budget: string;
-  };
-}
 
 export interface Filled {
   tasks: string[];
@@ -45,7 +30,7 @@ export interface Filled {
 const SIZES = { batch: 64, width: 64, layers: 2, heads: 4, test_examples: 512 };
 
 /** The form as the address has it. */
-export function filled({ defaults }: Choices, params: Params): Filled {
+export function filled({ defaults }: CompareChoices, params: Params): Filled {
   const list = (name: "tasks" | "positions" | "attention") => (params[name] === undefined ? defaults[name] : listed(params[name]));
   const lengths = params["test_lengths"] === undefined ? defaults.test_lengths : listed(params["test_lengths"]).map(Number);
   const steps = read(params["steps"], 0) || null;
@@ -74,7 +59,7 @@ export function budgetSeconds(text: string): number | null {
 }
 
 export interface NewFormProps {
-  choices: Choices;
+  choices: CompareChoices;
   params: Params;
   say: (changes: Record<string, Scalar | null>) => void;
   started: (id: string) => void;
@@ -87,7 +72,7 @@ export function NewForm({ choices, params, say, started }: NewFormProps) {
   const start = () => {
     setSince(performance.now());
     setTrouble(null);
-    post<{ id: string }>("/compare", form, { seconds: 60 }).then(
+    post<ComparisonStarted>("/compare", form, { seconds: 60 }).then(
       ({ id }) => started(id),
       (error: unknown) => {
         setTrouble(asTrouble(error));

@@ -2,25 +2,18 @@
 import { get } from "../../api";
 import { Button } from "../../components/controls";
 import { Busy, Card, Empty, Problem } from "../../components/state";
+import type { ComparisonEntry } from "../../generated/api";
 import { useAnswer } from "../../hooks";
 import { href } from "../../router";
 
-export interface Entry {
-  name: string;
-  when: string;
-  title: string;
-  state: "running" | "done" | "stopped" | "error";
-  report: boolean;
-}
-
-const LOOKS: Record<Entry["state"], [string, string]> = {
+const LOOKS: Record<ComparisonEntry["state"], [string, string]> = {
   running: ["tag warn", "running"],
   done: ["tag good", "finished"],
   stopped: ["tag", "stopped"],
   error: ["tag bad", "failed"],
 };
 
-export function StateTag({ state }: { state: Entry["state"] }) {
+export function StateTag({ state }: { state: ComparisonEntry["state"] }) {
   const [look, words] = LOOKS[state];
   return <span class={look}>{words}</span>;
 }
@@ -28,7 +21,7 @@ export function StateTag({ state }: { state: Entry["state"] }) {
 export const when = (text: string): string => text.replace("T", " ").slice(0, 16);
 
 export function All() {
-  const answer = useAnswer("all", (signal) => get<Entry[]>("/compare", { signal }));
+  const answer = useAnswer("all", (signal) => get<ComparisonEntry[]>("/compare", { signal }));
   const list = answer.data;
   return (
     <Card

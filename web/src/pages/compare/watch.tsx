@@ -9,38 +9,23 @@ import { csv } from "../../lib/csv";
 import { save } from "../../lib/download";
 import { duration, percent, show } from "../../lib/numbers";
 import { useStream } from "../../streams";
+import type { CompareProgress, CompareRow, ComparisonEntry } from "../../generated/api";
 import type { FigureData } from "../../types";
-import { type Entry, StateTag, when } from "./list";
+import { StateTag, when } from "./list";
 import { Report } from "./report";
-
-interface Row {
-  task: string;
-  entry: string;
-  runs: number;
-  diverged: number;
-  at: { length: number; exact: number }[];
-}
-
-interface Progress {
-  done: number;
-  total: number;
-  left_s: number | null;
-  rows: Row[];
-  message: string;
-}
 
 export function Watch({ id }: { id: string }) {
   const stream = useStream();
-  const [progress, setProgress] = useState<Progress | null>(null);
+  const [progress, setProgress] = useState<CompareProgress | null>(null);
   const [curve, setCurve] = useState<FigureData | null>(null);
   const [done, setDone] = useState(false);
   const [trouble, setTrouble] = useState<Trouble | null>(null);
   const [since, setSince] = useState<number | null>(null);
-  const entry = useAnswer(id, async (signal) => (await get<Entry[]>("/compare", { signal })).find((one) => one.name === id) ?? null);
+  const entry = useAnswer(id, async (signal) => (await get<ComparisonEntry[]>("/compare", { signal })).find((one) => one.name === id) ?? null);
 
   const follow = () =>
     stream.run("GET", `/compare/${encodeURIComponent(id)}/events`, undefined, ({ event, data }) => {
-      if (event === "progress") setProgress(data as Progress);
+      if (event === "progress") setProgress(data as CompareProgress);
       if (event === "curve") setCurve(data as FigureData);
       if (event === "done") setDone(true);
     }, 90);
@@ -64,7 +49,7 @@ export function Watch({ id }: { id: string }) {
   const resume = () => act(() => post(`/compare/${encodeURIComponent(id)}/resume`, {}, { seconds: 40 }), follow);
   // The server says an end that can be gone on with as an error of the stream.
   const ended = stream.trouble?.code === "stopped" || stream.trouble?.code === "error";
-  const state: Entry["state"] = done ? "done" : ended ? (stream.trouble?.code as Entry["state"]) : "running";
+  const state: ComparisonEntry["state"] = done ? "done" : ended ? (stream.trouble?.code as ComparisonEntry["state"]) : "running";
   const lost = stream.trouble !== null && !ended;
   return (
     <div class="stack wide">
@@ -110,7 +95,7 @@ export function Watch({ id }: { id: string }) {
 
 const sentence = (text: string): string => `${text.charAt(0).toUpperCase()}${text.slice(1)}.`.replace(/\.\.$/, ".");
 
-function Going({ progress, running }: { progress: Progress; running: boolean }) {
+function Going({ progress, running }: { progress: CompareProgress; running: boolean }) {
   const share = progress.total ? progress.done / progress.total : 0;
   return (
     <>
@@ -127,9 +112,9 @@ function Going({ progress, running }: { progress: Progress; running: boolean }) 
   );
 }
 
-function Scores({ rows }: { rows: Row[] }) {
+function Scores({ rows }: { rows: CompareRow[] }) {
   const lengths = [...new Set(rows.flatMap((row) => row.at.map((one) => one.length)))].sort((a, b) => a - b);
-  const at = (row: Row, length: number) => row.at.find((one) => one.length === length)?.exact;
+  const at = (row: CompareRow, length: number) => row.at.find((one) => one.length === length)?.exact;
   const table = () => csv([["task", "entry", "runs", "diverged", ...lengths.map((n) => `exact at ${n}`)], ...rows.map((row) => [row.task, row.entry, row.runs, row.diverged, ...lengths.map((n) => at(row, n))])]);
   if (!rows.length) return null;
   return (

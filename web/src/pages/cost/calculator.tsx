@@ -11,19 +11,8 @@ import { csv } from "../../lib/csv";
 import { save } from "../../lib/download";
 import { byteSize, compact, show } from "../../lib/numbers";
 import { useParam } from "../../router";
-import type { FigureData } from "../../types";
+import type { CostAnswer } from "../../generated/api";
 import { ShapeForm, useShape } from "./shape";
-
-interface Cost {
-  table: { kind: string; own: boolean; bytes_per_token: number; bytes_at: number[] }[];
-  contexts: number[];
-  batch: number;
-  dtype: string;
-  parameters: number;
-  parameters_by_part: { part: string; count: number }[];
-  operations: { part: string; flops: number; decode: number; bytes: number }[];
-  figures: FigureData[];
-}
 
 const LONGEST = Array.from({ length: 11 }, (_, index) => 2 ** (index + 10));
 const DTYPES = ["bfloat16", "float16", "float32", "float64"];
@@ -40,7 +29,7 @@ export function Calculator() {
   const contexts = LONGEST.filter((n) => n <= longest);
   const about = own ? { model: model?.name } : { shape };
   const body = { ...about, contexts: contexts.length ? contexts : [1024], batch: Math.round(batch), dtype };
-  const answer = useAnswer(own && !model ? null : JSON.stringify(body), (signal) => post<Cost>("/cost", body, { signal }), 150);
+  const answer = useAnswer(own && !model ? null : JSON.stringify(body), (signal) => post<CostAnswer>("/cost", body, { signal }), 150);
   return (
     <div class="grid side">
       <Card title="Of what">
@@ -72,7 +61,7 @@ export function Calculator() {
   );
 }
 
-function Found({ cost, busy }: { cost: Cost; busy: number | null }) {
+function Found({ cost, busy }: { cost: CostAnswer; busy: number | null }) {
   const [sizes, operations] = cost.figures;
   const first = cost.table[0];
   const total = first?.bytes_at[first.bytes_at.length - 1] ?? 0;
@@ -102,7 +91,7 @@ function Found({ cost, busy }: { cost: Cost; busy: number | null }) {
   );
 }
 
-function SizesTable({ cost }: { cost: Cost }) {
+function SizesTable({ cost }: { cost: CostAnswer }) {
   const region = useRef<HTMLDivElement>(null);
   const rows = () => csv([["kind", "bytes a token", ...cost.contexts.map((n) => `bytes at ${n}`)], ...cost.table.map((row) => [row.kind, row.bytes_per_token, ...row.bytes_at])]);
   return (
@@ -147,7 +136,7 @@ function SizesTable({ cost }: { cost: Cost }) {
   );
 }
 
-function OperationsTable({ cost }: { cost: Cost }) {
+function OperationsTable({ cost }: { cost: CostAnswer }) {
   return (
     <div class="scroll" tabIndex={0} role="region" aria-label="Operations by part">
       <table>
@@ -181,7 +170,7 @@ function OperationsTable({ cost }: { cost: Cost }) {
   );
 }
 
-function PartsTable({ cost }: { cost: Cost }) {
+function PartsTable({ cost }: { cost: CostAnswer }) {
   return (
     <div class="scroll" tabIndex={0} role="region" aria-label="Parameters by part">
       <table>

@@ -7,34 +7,16 @@ import { Busy, Card, Empty, Facts, Meter, Problem } from "../../components/state
 import { compact, duration, show } from "../../lib/numbers";
 import { useParam } from "../../router";
 import { useStream } from "../../streams";
+import type { MeasuredPoint, MeasuredTotal, Spent } from "../../generated/api";
 import type { FigureData, LinesPanel } from "../../types";
-
-interface Spent {
-  ms: number;
-  projections: number;
-}
-
-interface Point {
-  n: number;
-  length: number;
-  cached: Spent;
-  uncached: Spent;
-}
-
-interface Done {
-  same: number;
-  tokens: number;
-  asked: number;
-  text: string;
-}
 
 export function Measure() {
   const [name, setName] = useParam("model", "");
   const [tokens, setTokens] = useParam("tokens", 48);
   const model = useModel(name);
   const stream = useStream();
-  const [points, setPoints] = useState<Point[]>([]);
-  const [done, setDone] = useState<Done | null>(null);
+  const [points, setPoints] = useState<MeasuredPoint[]>([]);
+  const [done, setDone] = useState<MeasuredTotal | null>(null);
   const [asked, setAsked] = useState(tokens);
   const start = () => {
     setPoints([]);
@@ -45,8 +27,8 @@ export function Measure() {
       "/cost/measure",
       { model: model?.name, tokens },
       ({ event, data }) => {
-        if (event === "point") setPoints((old) => [...old, data as Point]);
-        if (event === "done") setDone(data as Done);
+        if (event === "point") setPoints((old) => [...old, data as MeasuredPoint]);
+        if (event === "done") setDone(data as MeasuredTotal);
       },
       120,
     );
@@ -81,7 +63,7 @@ export function Measure() {
   );
 }
 
-function Curves({ points, asked, running, done }: { points: Point[]; asked: number; running: boolean; done: Done | null }) {
+function Curves({ points, asked, running, done }: { points: MeasuredPoint[]; asked: number; running: boolean; done: MeasuredTotal | null }) {
   const last = points[points.length - 1];
   if (!last) return null;
   return (
@@ -109,7 +91,7 @@ function Curves({ points, asked, running, done }: { points: Point[]; asked: numb
 }
 
 /** The figure so far. */
-export function growing(points: Point[]): FigureData {
+export function growing(points: MeasuredPoint[]): FigureData {
   const panel = (title: string, what: keyof Spent, y_label: string): LinesPanel => ({
     kind: "lines",
     title,

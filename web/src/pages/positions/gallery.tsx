@@ -7,7 +7,8 @@ import { WideNumber } from "../../components/numbers";
 import { Busy, Card, Problem } from "../../components/state";
 import { useAnswer } from "../../hooks";
 import { href, route, useParam } from "../../router";
-import type { Encoding, FigureData } from "../../types";
+import type { EncodingFigures } from "../../generated/api";
+import type { Encoding } from "../../types";
 
 const WIDTHS = ["16", "32", "64", "128", "256", "512"];
 const HEADS = ["1", "2", "4", "8", "16", "32"];
@@ -18,7 +19,7 @@ export function Gallery({ encodings }: { encodings: Encoding[] }) {
   const [width, setWidth] = useParam("width", "64");
   const [heads, setHeads] = useParam("heads", "4");
   const body = { encoding: chosen.encoding.name, values: chosen.values, length, width: Number(width), heads: Number(heads) };
-  const answer = useAnswer(JSON.stringify(body), (signal) => post<{ figures: FigureData[] }>("/positions/show", body, { signal }), 150);
+  const answer = useAnswer(JSON.stringify(body), (signal) => post<EncodingFigures>("/positions/show", body, { signal }), 150);
   return (
     <div class="grid side">
       <Card title="What is drawn" beside={answer.since !== null && answer.data ? <Busy words="Drawing" since={answer.since} /> : null}>

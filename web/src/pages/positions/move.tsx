@@ -9,22 +9,11 @@ import { useAnswer, useSettled } from "../../hooks";
 import { percent, show } from "../../lib/numbers";
 import { visible } from "../../lib/tokens";
 import { put, useParam } from "../../router";
+import type { TokenMoveAnswer, TokensAnswer } from "../../generated/api";
 import type { BarsPanel, FigureData, Num } from "../../types";
 import { Track } from "./track";
 
 const TEXT = "The cat sat on the mat because it was tired of the dog";
-
-interface Tokens {
-  tokens: string[];
-}
-
-export interface Moved {
-  tokens: string[];
-  before: number[];
-  after: number[];
-  scores_before: Num[];
-  scores_after: Num[];
-}
 
 export function MoveView() {
   const [name, setName] = useParam("model", "");
@@ -33,7 +22,7 @@ export function MoveView() {
   const model = useModel(name);
   const settled = useSettled(text, 400);
   const read = useAnswer(model && settled.trim() ? `${model.name}\n${settled}` : null, (signal) =>
-    post<Tokens>("/tokens", { model: model?.name, text: settled }, { signal }),
+    post<TokensAnswer>("/tokens", { model: model?.name, text: settled }, { signal }),
   );
   return (
     <div class="stack wide">
@@ -73,7 +62,7 @@ function Moving({ model, layers, heads, text, tokens }: MovingProps) {
   const [to, setTo] = useParam("to", token);
   const which = { layer: within(layer, layers - 1), head: within(head, heads - 1), query };
   const body = { model, text, ...which, moved: { token, to: Math.max(0, Math.round(to)) } };
-  const answer = useAnswer(JSON.stringify(body), (signal) => post<Moved>("/positions/drag", body, { signal, seconds: 60 }), 120);
+  const answer = useAnswer(JSON.stringify(body), (signal) => post<TokenMoveAnswer>("/positions/drag", body, { signal, seconds: 60 }), 120);
   const names = tokens.map((one, index) => ({ value: String(index), label: `${index}: ${visible(one)}` }));
   return (
     <>
@@ -93,7 +82,7 @@ function Moving({ model, layers, heads, text, tokens }: MovingProps) {
   );
 }
 
-function Result({ moved, token, query, to }: { moved: Moved; token: number; query: number; to: number }) {
+function Result({ moved, token, query, to }: { moved: TokenMoveAnswer; token: number; query: number; to: number }) {
   const seen = moved.scores_before.map((score, index) => (score === null && moved.scores_after[index] === null ? -1 : index)).filter((index) => index >= 0);
   const shift = moved.before.reduce((sum, weight, index) => sum + Math.abs(weight - (moved.after[index] ?? 0)), 0) / 2;
   const word = visible(moved.tokens[token] ?? "");
@@ -117,7 +106,7 @@ function Result({ moved, token, query, to }: { moved: Moved; token: number; quer
 }
 
 /** Weights and scores of the keys that the query sees, before and after. */
-export function picture(moved: Moved, seen: number[], query: number): FigureData {
+export function picture(moved: TokenMoveAnswer, seen: number[], query: number): FigureData {
   const labels = seen.map((index) => `${visible(moved.tokens[index] ?? "")} ${index}`);
   const take = (values: Num[]): Num[] => seen.map((index) => values[index] ?? null);
   const bars = (title: string, y_label: string, before: Num[], after: Num[]): BarsPanel => {

@@ -8,28 +8,17 @@ import { ModelPicker, useModel } from "../../components/ModelPicker";
 import { Busy, Card, Empty, Facts, Problem } from "../../components/state";
 import { useDraft } from "../../draft";
 import { useAnswer } from "../../hooks";
-import { valuesSaid } from "../../lib/encoding";
+import { valuesText } from "../../lib/encoding";
 import { show } from "../../lib/numbers";
 import { valuesPatch } from "../../lib/values";
 import { put, useParam } from "../../router";
-import type { Encoding, FigureData, Value } from "../../types";
+import type { EncodingSwapAnswer, ModelEncoding } from "../../generated/api";
+import type { Encoding } from "../../types";
 
 const TEXT =
   "The lighthouse stood at the end of a long stone pier. Every evening an old woman walked out to it, lit the lamp, and walked home again before the tide came in. " +
   "Fishermen said that she had never missed a night, not even in the great storm, when waves broke over the pier and no boat dared to leave the harbour. " +
   "One evening a boy from the village followed her, because he wanted to know what she did in the tower when";
-
-interface Own {
-  position: { name: string; values: Record<string, Value> } | null;
-}
-
-interface Swapped {
-  perplexity: { before: number; after: number };
-  text: { before: string; after: string };
-  over_position: FigureData;
-  untrained: boolean;
-  tokens: number;
-}
 
 export function SwapView({ encodings }: { encodings: Encoding[] }) {
   const [name, setName] = useParam("model", "");
@@ -43,7 +32,7 @@ export function SwapView({ encodings }: { encodings: Encoding[] }) {
   const now = JSON.stringify(body);
   const [pressed, setPressed] = useState<string | null>(null);
   const asked = pressed ?? (linked && model ? now : null);
-  const answer = useAnswer(asked, (signal) => post<Swapped>("/positions/swap", JSON.parse(asked ?? "{}"), { signal, seconds: 240 }));
+  const answer = useAnswer(asked, (signal) => post<EncodingSwapAnswer>("/positions/swap", JSON.parse(asked ?? "{}"), { signal, seconds: 240 }));
   const stale = asked !== null && asked !== now;
   const swap = () => {
     put({ swapped: true });
@@ -81,7 +70,7 @@ export function SwapView({ encodings }: { encodings: Encoding[] }) {
 }
 
 function OwnEncoding({ model, encodings }: { model: string; encodings: Encoding[] }) {
-  const answer = useAnswer(model, (signal) => get<Own>(`/positions/of/${encodeURIComponent(model)}`, { signal, seconds: 120 }));
+  const answer = useAnswer(model, (signal) => get<ModelEncoding>(`/positions/of/${encodeURIComponent(model)}`, { signal, seconds: 120 }));
   const own = answer.data?.position;
   const encoding = encodings.find((one) => one.name === own?.name);
   const begin = () => {
@@ -91,7 +80,7 @@ function OwnEncoding({ model, encodings }: { model: string; encodings: Encoding[
   if (answer.trouble) return <Problem trouble={answer.trouble} retry={answer.retry} />;
   if (!answer.data) return null;
   if (!own || !encoding) return <p class="small muted">Its own encoding is none of those offered here.</p>;
-  const values = valuesSaid(own.values);
+  const values = valuesText(own.values);
   return (
     <>
       <p class="small">
@@ -107,7 +96,7 @@ function OwnEncoding({ model, encodings }: { model: string; encodings: Encoding[
   );
 }
 
-function Result({ found }: { found: Swapped }) {
+function Result({ found }: { found: EncodingSwapAnswer }) {
   const { before, after } = found.perplexity;
   return (
     <Card title="Before and after">

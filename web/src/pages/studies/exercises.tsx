@@ -8,26 +8,13 @@ import { Busy, Card, Problem } from "../../components/state";
 import { useAnswer } from "../../hooks";
 import { href, useParam } from "../../router";
 import { Editor } from "./editor";
-import { type Kept, kept, remember } from "./kept";
-import { GROUPS } from "./types";
-
-interface Exercise {
-  tag: string;
-  title: string;
-  task: string;
-  starter: string;
-}
-
-interface Grade {
-  passed: boolean;
-  checks: { name: string; passed: boolean; words: string }[];
-  output: string;
-  held: string[];
-}
+import type { ExerciseAnswer, ExerciseEntry, GradeAnswer } from "../../generated/api";
+import { GROUPS } from "./results";
+import { type SavedCode, saveCode, savedCode } from "./storage";
 
 export function Exercises() {
   const [tag] = useParam("exercise", "");
-  const answer = useAnswer("exercises", (signal) => get<Exercise[]>("/exercises", { signal, seconds: 60 }));
+  const answer = useAnswer("exercises", (signal) => get<ExerciseEntry[]>("/exercises", { signal, seconds: 60 }));
   const list = answer.data;
   const chosen = list?.find((one) => one.tag.toLowerCase() === tag.toLowerCase());
   return (
@@ -43,7 +30,7 @@ export function Exercises() {
 
 const link = (tag: string): string => href("studies", { view: "exercises", exercise: tag });
 
-function List({ exercises }: { exercises: Exercise[] }) {
+function List({ exercises }: { exercises: ExerciseEntry[] }) {
   return (
     <div class="stack wide">
       {GROUPS.map(([letter, name]) => {
@@ -54,7 +41,7 @@ function List({ exercises }: { exercises: Exercise[] }) {
             <h2>{name}</h2>
             <ul class="stu-list">
               {group.map((one) => {
-                const mine = kept(one.tag);
+                const mine = savedCode(one.tag);
                 return (
                   <li key={one.tag}>
                     <a class="card stu-entry" href={link(one.tag)}>
@@ -76,7 +63,7 @@ function List({ exercises }: { exercises: Exercise[] }) {
   );
 }
 
-function One({ exercises, exercise }: { exercises: Exercise[]; exercise: Exercise }) {
+function One({ exercises, exercise }: { exercises: ExerciseEntry[]; exercise: ExerciseEntry }) {
   const at = exercises.indexOf(exercise);
   const [before, after] = [exercises[at - 1], exercises[at + 1]];
   const study = exercise.tag.split("-")[0] ?? exercise.tag;
@@ -103,19 +90,19 @@ function One({ exercises, exercise }: { exercises: Exercise[]; exercise: Exercis
   );
 }
 
-function Work({ exercise }: { exercise: Exercise }) {
-  const [mine, setMine] = useState<Kept>(() => kept(exercise.tag));
+function Work({ exercise }: { exercise: ExerciseEntry }) {
+  const [mine, setMine] = useState<SavedCode>(() => savedCode(exercise.tag));
   const [asked, setAsked] = useState<{ code: string; turn: number } | null>(null);
   const [answerShown, setAnswerShown] = useState(false);
   const code = mine.code ?? exercise.starter;
-  const change = (changes: Partial<Kept>) =>
+  const change = (changes: Partial<SavedCode>) =>
     setMine((old) => {
       const next = { ...old, ...changes };
-      remember(exercise.tag, next);
+      saveCode(exercise.tag, next);
       return next;
     });
   const grade = useAnswer(asked && `${exercise.tag} ${asked.turn}`, (signal) =>
-    post<Grade>(`/exercises/${encodeURIComponent(exercise.tag)}/grade`, { code: asked?.code }, { signal, seconds: 120 }),
+    post<GradeAnswer>(`/exercises/${encodeURIComponent(exercise.tag)}/grade`, { code: asked?.code }, { signal, seconds: 120 }),
   );
   const found = grade.since === null ? grade.data : null;
   useEffect(() => {
@@ -148,7 +135,7 @@ function Work({ exercise }: { exercise: Exercise }) {
   );
 }
 
-function Checks({ grade }: { grade: Grade }) {
+function Checks({ grade }: { grade: GradeAnswer }) {
   const good = grade.checks.filter((check) => check.passed).length;
   return (
     <div class="stack" role="status">
@@ -176,7 +163,7 @@ function Checks({ grade }: { grade: Grade }) {
 }
 
 function Answer({ tag }: { tag: string }) {
-  const answer = useAnswer(tag, (signal) => get<{ code: string; words: string }>(`/exercises/${encodeURIComponent(tag)}/answer`, { signal }));
+  const answer = useAnswer(tag, (signal) => get<ExerciseAnswer>(`/exercises/${encodeURIComponent(tag)}/answer`, { signal }));
   return (
     <section class="stack" aria-label="Answer">
       {answer.trouble && <Problem trouble={answer.trouble} retry={answer.retry} />}

@@ -3,10 +3,11 @@ import { Check, Select, TextField } from "../../components/controls";
 import { Empty } from "../../components/state";
 import { duration } from "../../lib/numbers";
 import { href, useParam } from "../../router";
-import { GROUPS, results, type Study, VERDICTS } from "./types";
+import type { StudyEntry } from "../../generated/api";
+import { GROUPS, results, VERDICTS } from "./results";
 
 /** Whether every word stands somewhere in the study. */
-export function fits(study: Study, words: string): boolean {
+export function fits(study: StudyEntry, words: string): boolean {
   const text = [study.tag, study.title, study.statement, study.explanation].join(" ").toLowerCase();
   return words
     .toLowerCase()
@@ -14,7 +15,7 @@ export function fits(study: Study, words: string): boolean {
     .every((word) => text.includes(word));
 }
 
-export function StudyList({ studies }: { studies: Study[] }) {
+export function StudyList({ studies }: { studies: StudyEntry[] }) {
   const [words, setWords] = useParam("find", "");
   const [source, setSource] = useParam("source", "all");
   const [quick, setQuick] = useParam("quick", false);
@@ -51,7 +52,7 @@ export function StudyList({ studies }: { studies: Study[] }) {
   );
 }
 
-function Entry({ study }: { study: Study }) {
+function Entry({ study }: { study: StudyEntry }) {
   const result = results.value[study.tag];
   const [look, word] = result ? VERDICTS[result.verdict] : ["", ""];
   return (

@@ -7,11 +7,12 @@ import { csv } from "../../lib/csv";
 import { save } from "../../lib/download";
 import { duration, show } from "../../lib/numbers";
 import type { Value } from "../../types";
-import { type Finding, type Result, VERDICTS } from "./types";
+import type { Number as Finding, StudyResult } from "../../generated/api";
+import { VERDICTS } from "./results";
 
 export const written = (value: Value | null): string => (typeof value === "number" ? show(value) : (value ?? "–"));
 
-export function Outcome({ tag, result }: { tag: string; result: Result }) {
+export function Outcome({ tag, result }: { tag: string; result: StudyResult }) {
   const [look, word] = VERDICTS[result.verdict];
   return (
     <>

@@ -9,9 +9,10 @@ import { valuesGone, valuesIn, valuesPatch } from "../../lib/values";
 import { go, href, put, route, useParam } from "../../router";
 import { useStream } from "../../streams";
 import { Outcome } from "./outcome";
-import { keep, type Result, results, type Study } from "./types";
+import type { StudyEntry, StudyProgress, StudyResult } from "../../generated/api";
+import { keep, results } from "./results";
 
-export function StudyView({ studies, tag }: { studies: Study[]; tag: string }) {
+export function StudyView({ studies, tag }: { studies: StudyEntry[]; tag: string }) {
   const at = studies.findIndex((study) => study.tag.toLowerCase() === tag.toLowerCase());
   const study = studies[at];
   if (!study) {
@@ -32,7 +33,7 @@ export function StudyView({ studies, tag }: { studies: Study[]; tag: string }) {
   );
 }
 
-function Way({ studies, at }: { studies: Study[]; at: number }) {
+function Way({ studies, at }: { studies: StudyEntry[]; at: number }) {
   const [before, after] = [studies[at - 1], studies[at + 1]];
   return (
     <nav class="row apart small" aria-label="Studies before and after">
@@ -43,16 +44,11 @@ function Way({ studies, at }: { studies: Study[]; at: number }) {
   );
 }
 
-interface Doing {
-  share: number;
-  doing: string;
-}
-
-function Body({ study }: { study: Study }) {
+function Body({ study }: { study: StudyEntry }) {
   const values = valuesIn(study.parameters, route.value.params);
   const [ran] = useParam("ran", false);
   const stream = useStream();
-  const [doing, setDoing] = useState<Doing | null>(null);
+  const [doing, setDoing] = useState<StudyProgress | null>(null);
   const result = results.value[study.tag] ?? null;
   const run = () => {
     setDoing(null);
@@ -62,8 +58,8 @@ function Body({ study }: { study: Study }) {
       `/studies/${encodeURIComponent(study.tag)}`,
       { values },
       ({ event, data }) => {
-        if (event === "progress") setDoing(data as Doing);
-        if (event === "result") keep(study.tag, data as Result);
+        if (event === "progress") setDoing(data as StudyProgress);
+        if (event === "result") keep(study.tag, data as StudyResult);
       },
       120,
     );

@@ -1,0 +1,142 @@
+"""What the Chat page is told: the events of an answer as it is written, and a conversation as a whole."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from vantage.serve.studio.answers import StudioAnswer
+
+
+class TokenChoice(StudioAnswer):
+    """A token that could come: the model's own probability, and the one after temperature and filters."""
+
+    id: int
+    text: str
+    p_raw: float
+    p_sampled: float
+
+
+class TokenWeight(StudioAnswer):
+    """How much of the attention a token gets. ``key``: its number, from 0."""
+
+    key: int
+    weight: float
+
+
+class LayerCache(StudioAnswer):
+    """Tokens of the text, those that a layer's cache holds, and those that were there before this turn."""
+
+    length: int
+    held: int
+    reused: int
+
+
+class CacheState(StudioAnswer):
+    layers: list[LayerCache]
+    bytes: int
+
+
+class ProjectionCost(StudioAnswer):
+    """Keys projected, and as many as passes without a cache would project."""
+
+    projections_cached: int
+    projections_uncached: int
+
+
+class AnswerCost(StudioAnswer):
+    """Of a whole answer, with its time: all of it, and up to the first token."""
+
+    projections_cached: int
+    projections_uncached: int
+    ms_total: float
+    ms_first: float
+
+
+class ChatStart(StudioAnswer):
+    """The event ``start``."""
+
+    conversation: str
+    turn: int
+    prompt_tokens: int
+    reused_tokens: int
+    tokens: list[str]
+    cache: CacheState
+    cost: ProjectionCost
+
+
+class PromptProgress(StudioAnswer):
+    """The event ``prompt``: how much of it has been read."""
+
+    done: int
+    total: int
+
+
+class ChatToken(StudioAnswer):
+    """The event ``token``. ``index``: its place in the conversation."""
+
+    index: int
+    id: int
+    text: str
+    token: str
+    logprob: float
+    top: list[TokenChoice]
+    attention: list[TokenWeight]
+    cache: CacheState
+    cost: ProjectionCost
+    ms: float
+
+
+class TokenUsage(StudioAnswer):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    reused_tokens: int
+
+
+class ChatDone(StudioAnswer):
+    """The event ``done``."""
+
+    finish: str
+    usage: TokenUsage
+    cost: AnswerCost
+    text: str
+
+
+class UserTurn(StudioAnswer):
+    """``parent``: the conversation it was said in, where that is another one."""
+
+    role: Literal["user"]
+    text: str
+    turn: int
+    parent: str | None
+
+
+class AssistantTurn(StudioAnswer):
+    role: Literal["assistant"]
+    text: str
+    turn: int
+    parent: str | None
+    finish: str
+
+
+class ConversationAnswer(StudioAnswer):
+    """A conversation so far."""
+
+    conversation: str
+    model: str
+    system: str | None
+    turns: list[UserTurn | AssistantTurn]
+    tokens: list[str]
+    cache: CacheState
+
+
+class DistributionAnswer(StudioAnswer):
+    top: list[TokenChoice]
+
+
+EVENTS: dict[str, type[StudioAnswer]] = {
+    "start": ChatStart,
+    "prompt": PromptProgress,
+    "token": ChatToken,
+    "done": ChatDone,
+}

@@ -1,0 +1,767 @@
+// Written by `make types` (vantage/serve/studio/types.py) from the models of the studio's API. Do not edit.
+
+/** Of a whole answer, with its time: all of it, and up to the first token. */
+export interface AnswerCost {
+  projections_cached: number;
+  projections_uncached: number;
+  ms_total: number;
+  ms_first: number;
+}
+
+export interface Asked {
+  conversation: string;
+  index: number;
+  sampling?: How;
+}
+
+export interface AssistantTurn {
+  role: "assistant";
+  text: string;
+  turn: number;
+  parent: string | null;
+  finish: string;
+}
+
+export interface AtLayer {
+  layer?: number | "mean";
+}
+
+export interface AtlasAnswer {
+  heads: HeadEntry[];
+  counts: Record<string, number>;
+  tokens: number;
+}
+
+/** One attention of a model. */
+export interface AttentionSite {
+  kind: "self" | "cross" | "encoder";
+  layer: number;
+  heads: number;
+}
+
+/** One group of bars for each name in `series`, all over the same `labels`. */
+export interface Bars {
+  title: string;
+  y_label: string;
+  labels: string[];
+  series: [string, (number | null)[]][];
+  low: (number | null)[][] | null;
+  high: (number | null)[][] | null;
+  log_y: boolean;
+  kind: "bars";
+}
+
+/** One block of the diagram. */
+export interface BlockEntry {
+  name: string;
+  mask: string;
+  window: number | null;
+  position: string[];
+  attention: string;
+  heads: number;
+  kv_heads: number;
+  head_width: number;
+  cross: boolean;
+  ffn: string;
+  norm: string;
+  wiring: string;
+  stack: "encoder" | "decoder";
+}
+
+/** A model as code, as a spec and in numbers. `why_not`: why there is no way to train it, where there is none. */
+export interface BuildAnswer {
+  code: string;
+  spec_json: Record<string, unknown>;
+  parameters: number;
+  parameters_by_part: PartCount[];
+  cache_bytes: ContextBytes[];
+  layers: BlockEntry[];
+  toml: string | null;
+  command: string | null;
+  why_not: string | null;
+}
+
+/** What the form offers, and what it begins with. */
+export interface BuildChoices {
+  kinds: string[];
+  positions: EncodingEntry[];
+  attentions: string[];
+  norms: string[];
+  ffns: string[];
+  wirings: string[];
+  tasks: string[];
+  defaults: BuildSettings;
+}
+
+export interface BuildRequest {
+  settings: BuildSettings;
+}
+
+export interface BuildSettings {
+  kind: "decoder" | "encoder" | "encoder_decoder";
+  vocab: number;
+  width: number;
+  layers: number;
+  heads: number;
+  kv_heads: number | null;
+  head_width: number | null;
+  attention: "multi-head" | "grouped-query" | "multi-query" | "latent";
+  latent: LatentRequest | null;
+  bias: boolean;
+  softcap: number | null;
+  sinks: boolean;
+  position: EncodingRequest;
+  window: number | null;
+  full_every: number | null;
+  full_position: "same" | "none";
+  max_length: number | null;
+  ffn: "swiglu" | "geglu" | "gelu" | "relu";
+  hidden: number | null;
+  experts: ExpertsRequest | null;
+  norm: "rms" | "layer";
+  wiring: "pre" | "post" | "sandwich" | "parallel";
+  tied: boolean;
+  task: string | null;
+  steps: number;
+}
+
+/** One way to keep keys and values: bytes for each token, and at each of the contexts asked for. */
+export interface CacheCost {
+  kind: string;
+  own: boolean;
+  bytes_per_token: number;
+  bytes_at: number[];
+}
+
+export interface CacheState {
+  layers: LayerCache[];
+  bytes: number;
+}
+
+/** The event `done`. */
+export interface ChatDone {
+  finish: string;
+  usage: TokenUsage;
+  cost: AnswerCost;
+  text: string;
+}
+
+/** The event `start`. */
+export interface ChatStart {
+  conversation: string;
+  turn: number;
+  prompt_tokens: number;
+  reused_tokens: number;
+  tokens: string[];
+  cache: CacheState;
+  cost: ProjectionCost;
+}
+
+/** The event `token`. `index`: its place in the conversation. */
+export interface ChatToken {
+  index: number;
+  id: number;
+  text: string;
+  token: string;
+  logprob: number;
+  top: TokenChoice[];
+  attention: TokenWeight[];
+  cache: CacheState;
+  cost: ProjectionCost;
+  ms: number;
+}
+
+export interface CheckResult {
+  name: string;
+  passed: boolean;
+  words: string;
+}
+
+/** What the form offers. */
+export interface CompareChoices {
+  tasks: string[];
+  positions: string[];
+  attention: string[];
+  defaults: CompareDefaults;
+}
+
+export interface CompareDefaults {
+  tasks: string[];
+  positions: string[];
+  attention: string[];
+  train_length: number;
+  test_lengths: number[];
+  seeds: number;
+  steps: number | null;
+  budget: string;
+}
+
+/** The event `done`: the name of the report. */
+export interface CompareDone {
+  report: string;
+}
+
+/** The event `progress`. `left_s`: seconds, as far as they are known. The event `curve` is a figure. */
+export interface CompareProgress {
+  done: number;
+  total: number;
+  left_s: number | null;
+  rows: CompareRow[];
+  message: string;
+}
+
+export interface CompareRequest {
+  tasks: string[];
+  positions: string[];
+  attention?: string[];
+  train_length?: number;
+  test_lengths?: number[];
+  seeds?: number;
+  steps?: number | null;
+  budget?: string | number | null;
+  batch?: number;
+  width?: number;
+  layers?: number;
+  heads?: number;
+  test_examples?: number;
+}
+
+/** One task and entry: its runs, and the mean score at each length. */
+export interface CompareRow {
+  task: string;
+  entry: string;
+  runs: number;
+  diverged: number;
+  at: LengthScore[];
+}
+
+/** A comparison in the list. `report`: whether there is one. */
+export interface ComparisonEntry {
+  name: string;
+  when: string;
+  title: string;
+  state: "running" | "done" | "stopped" | "error";
+  report: boolean;
+}
+
+export interface ComparisonStarted {
+  id: string;
+}
+
+export interface ComparisonStopped {
+  id: string;
+  stopped: boolean;
+}
+
+/** What the cache of one row takes at a context. */
+export interface ContextBytes {
+  context: number;
+  bytes: number;
+}
+
+/** A conversation so far. */
+export interface ConversationAnswer {
+  conversation: string;
+  model: string;
+  system: string | null;
+  turns: (UserTurn | AssistantTurn)[];
+  tokens: string[];
+  cache: CacheState;
+}
+
+export interface CostAnswer {
+  table: CacheCost[];
+  contexts: number[];
+  batch: number;
+  dtype: string;
+  parameters: number;
+  parameters_by_part: PartCount[];
+  operations: PartOperations[];
+  figures: Figure[];
+}
+
+/** A model that is there, or a shape. */
+export interface CostRequest {
+  model?: string | null;
+  shape?: SizesRequest | null;
+  contexts?: number[];
+  batch?: number;
+  dtype?: "float64" | "float32" | "bfloat16" | "float16" | null;
+}
+
+export interface DistributionAnswer {
+  top: TokenChoice[];
+}
+
+export interface DragRequest {
+  model: string;
+  text: string;
+  layer: number;
+  head: number;
+  query: number;
+  moved: TokenMove;
+}
+
+/** A position encoding that can be chosen, with what may be said about it. */
+export interface EncodingEntry {
+  name: string;
+  title: string;
+  about: string;
+  parameters: Parameter[];
+}
+
+export interface EncodingFigures {
+  figures: Figure[];
+}
+
+/**
+ * The encoding that something was looked at with.
+ *
+ * `name`: null where a model's own encoding is none of those offered. `swapped`: another one than the model's own.
+ * `untrained`: its weights are its own, and nobody trained them. `same`: it is the model's own, put in once more.
+ */
+export interface EncodingInfo {
+  name: string | null;
+  values: Record<string, number | string>;
+  title: string;
+  swapped: boolean;
+  untrained: boolean;
+  same: boolean;
+}
+
+export interface EncodingList {
+  encodings: EncodingEntry[];
+}
+
+/** An encoding by name. What is not said stands as it comes. */
+export interface EncodingRequest {
+  name: string;
+  values: Record<string, number | string>;
+}
+
+/** A model before and after its encoding was swapped. `untrained`: the other one has weights nobody trained. */
+export interface EncodingSwapAnswer {
+  perplexity: PerplexityPair;
+  text: TextPair;
+  over_position: Figure;
+  untrained: boolean;
+  tokens: number;
+}
+
+/** An encoding by name; what its values do not say is as it comes. */
+export interface EncodingValues {
+  name: string;
+  values: Record<string, number | string>;
+}
+
+/** How it can be done, and why. */
+export interface ExerciseAnswer {
+  code: string;
+  words: string;
+}
+
+export interface ExerciseEntry {
+  tag: string;
+  title: string;
+  task: string;
+  starter: string;
+}
+
+export interface ExpertsRequest {
+  count: number;
+  k: number;
+  shared: boolean;
+}
+
+/** One picture of one or more panels. `name` is a file name without its ending. */
+export interface Figure {
+  name: string;
+  caption: string;
+  panels: (Lines | Bars | Heat | Histogram)[];
+}
+
+/** `held`: what kept the code within bounds while it ran. */
+export interface GradeAnswer {
+  passed: boolean;
+  checks: CheckResult[];
+  output: string;
+  held: string[];
+}
+
+export interface GradeRequest {
+  code: string;
+}
+
+/** A head, and what it does most: the mean of what was measured, each null where nothing was. */
+export interface HeadEntry {
+  kind: "self" | "cross" | "encoder";
+  layer: number;
+  head: number;
+  label: string;
+  entropy: number | null;
+  distance: number | null;
+  shares: Record<string, number | null>;
+}
+
+/** A matrix in colours. None: an empty cell (minus infinity, nothing to see). */
+export interface Heat {
+  title: string;
+  x_label: string;
+  y_label: string;
+  values: (number | null)[][];
+  x_ticks: string[] | null;
+  y_ticks: string[] | null;
+  diverging: boolean;
+  written: boolean;
+  kind: "heat";
+}
+
+export interface Histogram {
+  title: string;
+  x_label: string;
+  samples: [string, number[]][];
+  bins: number;
+  kind: "histogram";
+}
+
+/** How tokens are chosen. */
+export interface How {
+  temperature?: number | null;
+  top_k?: number | null;
+  top_p?: number | null;
+  min_p?: number | null;
+  seed?: number | null;
+  max_tokens?: number | null;
+}
+
+export interface LatentRequest {
+  kv_rank: number;
+  rope_dim: number;
+  nope_dim: number | null;
+  value_dim: number | null;
+  q_rank: number | null;
+}
+
+/** Tokens of the text, those that a layer's cache holds, and those that were there before this turn. */
+export interface LayerCache {
+  length: number;
+  held: number;
+  reused: number;
+}
+
+export interface LengthScore {
+  length: number;
+  exact: number;
+}
+
+export interface Line {
+  name: string;
+  x: number[];
+  y: (number | null)[];
+  low: (number | null)[] | null;
+  high: (number | null)[] | null;
+  look: "solid" | "dashed" | "dots";
+}
+
+export interface Lines {
+  title: string;
+  x_label: string;
+  y_label: string;
+  lines: Line[];
+  log_x: boolean;
+  log_y: boolean;
+  marks: [string, number][];
+  kind: "lines";
+}
+
+export interface LoadRequest {
+  name: string;
+}
+
+export interface MeasureRequest {
+  model: string;
+  tokens?: number;
+}
+
+/** The event `point`: after `n` tokens. */
+export interface MeasuredPoint {
+  n: number;
+  length: number;
+  cached: Spent;
+  uncached: Spent;
+}
+
+/** The event `done`. `same`: tokens that were the same with a cache and without one. */
+export interface MeasuredTotal {
+  figures: Figure[];
+  same: number;
+  tokens: number;
+  asked: number;
+  text: string;
+}
+
+/** The encoding that a model has; null where it is none of those offered. */
+export interface ModelEncoding {
+  model: string;
+  position: EncodingValues | null;
+}
+
+/** A model. What is not loaded yet says nothing about itself; `error`: why it could not be loaded. */
+export interface ModelEntry {
+  name: string;
+  loaded: boolean;
+  error: string | null;
+  kind: "decoder" | "encoder" | "encoder-decoder" | null;
+  family: string | null;
+  layers: number | null;
+  heads: number | null;
+  kv_heads: number | null;
+  width: number | null;
+  vocab: number | null;
+  context: number | null;
+  position: string | null;
+  chat: boolean | null;
+}
+
+export interface ModelList {
+  default: string;
+  models: ModelEntry[];
+}
+
+/** One thing that was found, beside what the document says about it (None: it says nothing). */
+export interface Number {
+  what: string;
+  ours: number | null | string;
+  document: number | null | string;
+  agrees: boolean | null;
+  interval: [number | null, number | null] | null;
+}
+
+/** What a user may change, with its bounds: a number between `low` and `high`, or one of `choices`. */
+export interface Parameter {
+  name: string;
+  default: number | string;
+  help: string;
+  low: number | null;
+  high: number | null;
+  choices: string[];
+}
+
+/** Parameters of one part of a model. */
+export interface PartCount {
+  part: string;
+  count: number;
+}
+
+/** `flops`: to read the whole context at once; `decode` and `bytes`: for one more token after it. */
+export interface PartOperations {
+  part: string;
+  flops: number;
+  decode: number;
+  bytes: number;
+}
+
+export interface PerplexityPair {
+  before: number;
+  after: number;
+}
+
+export interface Place {
+  conversation: string;
+  turn: number;
+}
+
+/** Keys projected, and as many as passes without a cache would project. */
+export interface ProjectionCost {
+  projections_cached: number;
+  projections_uncached: number;
+}
+
+/** The event `prompt`: how much of it has been read. */
+export interface PromptProgress {
+  done: number;
+  total: number;
+}
+
+/** A text that was read: its tokens, and the attentions whose maps can be had. `ms`: how long it took. */
+export interface ReadTextAnswer {
+  id: string;
+  tokens: string[];
+  source_tokens: string[] | null;
+  length: number;
+  sites: AttentionSite[];
+  position: EncodingInfo;
+  ms: number;
+}
+
+export interface ReadTextRequest {
+  model: string;
+  text: string;
+  source?: string | null;
+  position?: EncodingRequest | null;
+}
+
+export interface Said {
+  model: string;
+  message: string;
+  conversation?: string | null;
+  branch_of?: Place | null;
+  system?: string | null;
+  sampling?: How;
+  watch?: Watched | null;
+}
+
+/** A term of one query's scores, by key. `of`: what it comes from, content or position. */
+export interface ScorePart {
+  name: string;
+  of: string;
+  values: (number | null)[];
+}
+
+/**
+ * One query's scores in parts that add up to them; null where a key is not seen.
+ *
+ * `note`: why position is not told by bands, where it is not.
+ */
+export interface ScoresAnswer {
+  keys: string[];
+  score: (number | null)[];
+  parts: ScorePart[];
+  note: string | null;
+}
+
+export interface ShowRequest {
+  encoding: string;
+  values?: Record<string, number | string>;
+  length?: number;
+  width?: number;
+  heads?: number;
+}
+
+export interface SizesRequest {
+  layers: number;
+  width: number;
+  heads: number;
+  kv_heads?: number | null;
+  head_width?: number | null;
+  window?: number | null;
+  latent?: number | null;
+  vocab?: number;
+  dtype?: "float64" | "float32" | "bfloat16" | "float16" | null;
+}
+
+/** Of all tokens so far: the time, and the keys that one layer projected. */
+export interface Spent {
+  ms: number;
+  projections: number;
+}
+
+/** The last event of a stream that failed. */
+export interface StreamError {
+  message: string;
+  code: string | null;
+}
+
+/** A study before it is run. `seconds`: about how long it takes; `needs`: models. */
+export interface StudyEntry {
+  tag: string;
+  title: string;
+  sources: string[];
+  statement: string;
+  explanation: string;
+  parameters: Parameter[];
+  seconds: number;
+  trains: boolean;
+  needs: string[];
+}
+
+/** The event `progress`. */
+export interface StudyProgress {
+  share: number;
+  doing: string;
+}
+
+export interface StudyRequest {
+  values?: Record<string, number | string>;
+}
+
+/** The event `result`. */
+export interface StudyResult {
+  verdict: "agrees" | "erratum" | "mixed";
+  words: string;
+  numbers: Number[];
+  figures: Figure[];
+  values: Record<string, number | string>;
+  seconds: number;
+  command: string;
+}
+
+export interface SwapRequest {
+  model: string;
+  text: string;
+  position: EncodingRequest;
+  tokens?: number;
+}
+
+export interface TextPair {
+  before: string;
+  after: string;
+}
+
+/** A token that could come: the model's own probability, and the one after temperature and filters. */
+export interface TokenChoice {
+  id: number;
+  text: string;
+  p_raw: number;
+  p_sampled: number;
+}
+
+export interface TokenMove {
+  token: number;
+  to: number;
+}
+
+/** Scores and weights of one query, by key, before and after a token was moved. A key not seen has no score. */
+export interface TokenMoveAnswer {
+  tokens: string[];
+  before: number[];
+  after: number[];
+  scores_before: (number | null)[];
+  scores_after: (number | null)[];
+}
+
+export interface TokenUsage {
+  prompt_tokens: number;
+  completion_tokens: number;
+  total_tokens: number;
+  reused_tokens: number;
+}
+
+/** How much of the attention a token gets. `key`: its number, from 0. */
+export interface TokenWeight {
+  key: number;
+  weight: number;
+}
+
+/** A text as a model reads it. */
+export interface TokensAnswer {
+  ids: number[];
+  tokens: string[];
+}
+
+export interface TokensRequest {
+  model: string;
+  text: string;
+}
+
+/** `parent`: the conversation it was said in, where that is another one. */
+export interface UserTurn {
+  role: "user";
+  text: string;
+  turn: number;
+  parent: string | null;
+}
+
+export interface Watched {
+  attention?: AtLayer | number | "mean" | null;
+}
