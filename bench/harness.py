@@ -171,7 +171,7 @@ class Process:
     def ask(self, order: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        asked = time.monotonic()
+        started = time.monotonic()
         try:
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
@@ -186,7 +186,7 @@ class Process:
         cpu_before, cpu_after = answer.pop("cpu")
         if self._wall_done:
             self.idle_cpu += cpu_before - self._cpu_done
-            self.idle_wall += asked - self._wall_done
+            self.idle_wall += started - self._wall_done
         self._cpu_done, self._wall_done = cpu_after, time.monotonic()
         return answer
 
@@ -306,12 +306,12 @@ def contestant_json(o: Outcome) -> dict[str, Any]:
 
 def commit() -> str | None:
     try:
-        done = subprocess.run(
+        finished = subprocess.run(
             ["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True, check=True
         )
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout.strip()
+    return finished.stdout.strip()
 
 
 def cpu_model() -> str:

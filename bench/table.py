@@ -19,10 +19,10 @@ def show(result: Result, console: Console) -> None:
         console.print(f"{outcome.contestant.name}: {versions}", style="dim")
     console.print(table(result, first))
     for goal in bench.goals:
-        found = result.ratio(goal.of, goal.over, goal.measure)
+        ratio = result.ratio(goal.of, goal.over, goal.measure)
         verdict = "[green]met[/green]" if result.met(goal) else "[red]missed[/red]"
         console.print(
-            f"goal: {goal.of} / {goal.over} in {goal.measure} at most {goal.limit:.3f}: {found.value:.3f}, {verdict}"
+            f"goal: {goal.of} / {goal.over} in {goal.measure} at most {goal.limit:.3f}: {ratio.value:.3f}, {verdict}"
         )
     for disturber in disturbers(result):
         console.print(
@@ -32,23 +32,23 @@ def show(result: Result, console: Console) -> None:
 
 
 def table(result: Result, first: str) -> Table:
-    made = Table("contestant")
+    shown = Table("contestant")
     headings = ["median", "middle half", f"{first} / it", "round by round"]
     if result.bench.memory:
         headings += ["peak", "growth", f"{first} / it"]
     for heading in headings:
-        made.add_column(heading, justify="right")
+        shown.add_column(heading, justify="right")
     for outcome in result.outcomes:
-        made.add_row(*row(result, outcome, first))
-    return made
+        shown.add_row(*row(result, outcome, first))
+    return shown
 
 
 def row(result: Result, outcome: Outcome, first: str) -> list[str]:
     name = outcome.contestant.name
     summary = outcome.seconds
-    found = result.ratio(first, name)
+    ratio = result.ratio(first, name)
     cells = [name, seconds(summary.median), f"{seconds(summary.low)} to {seconds(summary.high)}"]
-    cells += ["", ""] if name == first else [f"{found.value:.3f}", f"{found.low:.3f} to {found.high:.3f}"]
+    cells += ["", ""] if name == first else [f"{ratio.value:.3f}", f"{ratio.low:.3f} to {ratio.high:.3f}"]
     if result.bench.memory:
         cells += [mebibytes(outcome.report[measure]) for measure in ("peak_rss", "peak_growth")]
         cells.append("" if name == first else f"{result.ratio(first, name, 'peak_growth').value:.3f}")

@@ -12,16 +12,16 @@ NANOGPT = os.environ.get("NANOGPT")
 
 
 def contestants() -> tuple[Contestant, ...]:
-    found = []
+    chosen = []
     for name, compiled in (("", False), (", compiled", True)):
         how = {"compiled": compiled}
-        found += [
+        chosen += [
             Contestant(f"vantage{name}", "train_vantage.py", params=how),
             Contestant(f"transformers{name}", "train_transformers.py", PEERS, how),
         ]
         if NANOGPT:
-            found.append(Contestant(f"nanoGPT{name}", "train_nanogpt.py", PEERS, how))
-    return tuple(found)
+            chosen.append(Contestant(f"nanoGPT{name}", "train_nanogpt.py", PEERS, how))
+    return tuple(chosen)
 
 
 def goals() -> tuple[Goal, ...]:

@@ -138,18 +138,18 @@ def memory(field: str) -> int | None:
         status = Path("/proc/self/status").read_text()
     except OSError:
         return None
-    found = re.search(rf"^{field}:\s+(\d+) kB", status, re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
+    size = re.search(rf"^{field}:\s+(\d+) kB", status, re.MULTILINE)
+    return int(size[1]) * 1024 if size else None
 
 
 def installed_versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 if __name__ == "__main__":

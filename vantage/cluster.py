@@ -23,18 +23,18 @@ BY_CHANCE = "Starting Ray client server failed"  # of the server that Ray starts
 STORE_BYTES = 200 * 2**20  # of the object store of a Ray that is started here: only small things pass through it
 
 
-def address_of(said: str) -> str | None:
+def address_of(address: str) -> str | None:
     """Of ``ray`` or ``ray://HOST:PORT``. ``None``: this machine's own."""
-    if said == HERE:
+    if address == HERE:
         return None
     match = re.fullmatch(
-        r"ray://(?P<host>[A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\])(?::(?P<port>\d{1,5}))?/?", said
+        r"ray://(?P<host>[A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\])(?::(?P<port>\d{1,5}))?/?", address
     )
     if match is None:
-        raise BadInput(f"--on {said[:80]!r}: say ray, or ray://HOST:PORT (a port of {CLIENT_PORT} need not be said)")
+        raise BadInput(f"--on {address[:80]!r}: say ray, or ray://HOST:PORT (a port of {CLIENT_PORT} need not be said)")
     port = int(match["port"] or CLIENT_PORT)
     if not 1 <= port <= 65535:
-        raise BadInput(f"--on {said!r}: the port {port} is out of range, from 1 to 65535")
+        raise BadInput(f"--on {address!r}: the port {port} is out of range, from 1 to 65535")
     return f"ray://{match['host']}:{port}"
 
 
@@ -51,12 +51,12 @@ def ray_part(name: str = "ray") -> Any:
 
 
 @contextlib.contextmanager
-def joined(said: str, *, cores: int | None = None) -> Iterator[Any]:
+def joined(target: str, *, cores: int | None = None) -> Iterator[Any]:
     """Ray, joined where it runs or started on this machine; what was started is ended, what was joined is left.
 
     ``cores``: of a Ray that is started here; by default all of them.
     """
-    address = address_of(said)
+    address = address_of(target)
     ray = ray_part()
     if ray.is_initialized():
         yield ray
@@ -71,27 +71,27 @@ def joined(said: str, *, cores: int | None = None) -> Iterator[Any]:
 
 def _join(ray: Any, address: str | None) -> bool:
     """Whether there was one to join."""
-    given = os.environ.get("RAY_ADDRESS")
-    if address is None and given == "local":  # Ray's word for one of one's own
+    configured = os.environ.get("RAY_ADDRESS")
+    if address is None and configured == "local":  # Ray's word for one of one's own
         return False
     for left in reversed(range(TRIES)):
         try:
-            if named := address or given:
-                _check_there(named)
+            if named := address or configured:
+                _check_reachable(named)
             ray.init(address or "auto", log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, OSError, RuntimeError, ValueError) as e:
-            if address is None and not given:
+            if address is None and not configured:
                 return False
             if left and BY_CHANCE in str(e):
-                sys.stderr.write(f"vantage: {address or given} started nobody who serves a client; trying again\n")
+                sys.stderr.write(f"vantage: {address or configured} started nobody who serves a client; trying again\n")
                 continue
             why = " ".join(str(e).split())[:300]
-            raise Refused(f"there is no Ray cluster at {address or given} that can be joined: {why}") from e
+            raise Refused(f"there is no Ray cluster at {address or configured} that can be joined: {why}") from e
         break
     return True
 
 
-def _check_there(address: str) -> None:
+def _check_reachable(address: str) -> None:
     """Ray itself asks for minutes whether somebody is there."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdecimal():

@@ -77,7 +77,7 @@ async def crowd() -> int:
 
 
 async def client(i: int) -> int:
-    body = json.dumps({**asked(words(i, PROMPT)), "max_tokens": length, "stream": True}).encode()
+    body = json.dumps({**request_body(words(i, PROMPT)), "max_tokens": length, "stream": True}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -90,7 +90,7 @@ async def client(i: int) -> int:
     return answer.count(b'"text"')  # it ended by itself: one event for each token
 
 
-def asked(prompt: str) -> dict[str, object]:
+def request_body(prompt: str) -> dict[str, object]:
     return {"model": "model", "prompt": prompt, "temperature": 0}
 
 
@@ -142,8 +142,8 @@ def whole(path: str, body: dict[str, object]) -> dict:
 
 
 def post(connection: http.client.HTTPConnection, path: str, body: dict[str, object]) -> None:
-    said = {"model": "model", "temperature": 0, **body}
-    connection.request("POST", path, json.dumps(said), {"Content-Type": "application/json"})
+    body = {"model": "model", "temperature": 0, **body}
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
 
 
 def free_port() -> int:

@@ -20,7 +20,7 @@ def setup(how: str) -> None:
     model, what = vt.load("smollm2", dtype="auto"), how
 
 
-def said(turn: int) -> str:
+def question(turn: int) -> str:
     start = sum(WORDS[:turn])
     return " ".join(text().split()[start : start + WORDS[turn]])
 
@@ -28,13 +28,13 @@ def said(turn: int) -> str:
 def round() -> dict[str, list[float]]:
     talk = vt.Conversation(model, max_tokens=ANSWER)
     for turn in range(4):
-        talk.ask(said(turn))
+        talk.ask(question(turn))
     if what == "conversation":
         start = perf_counter()
-        pieces = talk.stream(said(4))
+        pieces = talk.stream(question(4))
         next(iter(pieces))
         return {"seconds": [perf_counter() - start]}
-    messages = [*talk.messages, {"role": "user", "content": said(4)}]
+    messages = [*talk.messages, {"role": "user", "content": question(4)}]
     tokens = model.tokenizer.encode(model.tokenizer.chat(messages), special=False)
     held = len(talk.tokens)
     with torch.inference_mode():

@@ -30,25 +30,27 @@ def setup(task: str = "decode", context: int = 512, rows: int = 1, threads: int 
     batch = lib.llama_batch_init(max(512, rows), 0, 1)
 
 
-def decode(items: list[tuple[int, int, int]], wanted: list[int]) -> list[int]:
+def decode(items: list[tuple[int, int, int]], outputs: list[int]) -> list[int]:
     """(token, position, sequence) each; the most likely next token at the wanted places."""
     batch.n_tokens = len(items)
     for i, (token, position, sequence) in enumerate(items):
-        batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, position, 1, int(i in wanted)
+        batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, position, 1, int(i in outputs)
         batch.seq_id[i][0] = sequence
     assert lib.llama_decode(context_, batch) == 0
-    found = []
-    for i in wanted:
+    tokens = []
+    for i in outputs:
         logits = lib.llama_get_logits_ith(context_, i)
-        found.append(int(np.ctypeslib.as_array(ctypes.cast(logits, ctypes.POINTER(ctypes.c_float)), (vocab,)).argmax()))
-    return found
+        tokens.append(
+            int(np.ctypeslib.as_array(ctypes.cast(logits, ctypes.POINTER(ctypes.c_float)), (vocab,)).argmax())
+        )
+    return tokens
 
 
 def prompt(sequence: int, length: int) -> int:
     for a in range(0, length, 512):
         part = tokens[a : min(a + 512, length)]
-        found = decode([(t, a + i, sequence) for i, t in enumerate(part)], [len(part) - 1])
-    return found[0]
+        result = decode([(t, a + i, sequence) for i, t in enumerate(part)], [len(part) - 1])
+    return result[0]
 
 
 def round() -> dict[str, list[float]]:

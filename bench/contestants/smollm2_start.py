@@ -52,12 +52,14 @@ PROGRAMS = {"vantage": OURS, "transformers": TRANSFORMERS, "llama.cpp": LLAMA_CP
 
 def setup(who: str, dtype: str = "auto", threads: int = 2) -> None:
     global program
-    told = "torch.float32" if dtype == "float32" else repr(dtype)
-    program = PROGRAMS[who].format(prompt=PROMPT, dtype=told, threads=threads) + END
+    dtype_text = "torch.float32" if dtype == "float32" else repr(dtype)
+    program = PROGRAMS[who].format(prompt=PROMPT, dtype=dtype_text, threads=threads) + END
 
 
 def round() -> dict[str, list[float]]:
     """Seconds since torch was imported (llama.cpp: since the start); the process's peak memory goes into the file."""
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True)
-    seconds, megabytes = json.loads(done.stdout.splitlines()[-1])
+    finished = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True
+    )
+    seconds, megabytes = json.loads(finished.stdout.splitlines()[-1])
     return {"seconds": [seconds], "peak_megabytes": [megabytes]}

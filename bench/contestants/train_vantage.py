@@ -13,7 +13,7 @@ from vantage.training.optimise import AdamW
 
 
 def setup(compiled: bool) -> None:
-    global loss, optimiser, batch, kept
+    global loss, optimiser, batch, memory
     spec = vt.decoder(
         vocab=VOCAB,
         width=WIDTH,
@@ -31,8 +31,8 @@ def setup(compiled: bool) -> None:
     optimiser = AdamW(RATE, BETAS, weight_decay=DECAY).build(learner)
     loss = compiled_loss(learner, 0.0, refuse) if compiled else loss_of(learner, 0.0)
     batch = Batch(*text())
-    kept = keep_freed_memory(torch.device("cpu"))  # to the end
-    kept.__enter__()
+    memory = keep_freed_memory(torch.device("cpu"))  # to the end
+    memory.__enter__()
 
 
 def refuse(note: str) -> None:

@@ -112,7 +112,7 @@ def measure(shape: str, args: argparse.Namespace) -> list[dict[str, object]]:
     for _ in range(args.rounds):
         for name, (step, _) in steps.items():
             times[name].append(timed(step, STEPS))
-    found: list[dict[str, object]] = []
+    lines: list[dict[str, object]] = []
     for name, (_, parameters) in steps.items():
         seconds = statistics.median(times[name])
         operations = (6 * parameters + 12 * layers * width * TOKENS) * rows * TOKENS
@@ -120,12 +120,12 @@ def measure(shape: str, args: argparse.Namespace) -> list[dict[str, object]]:
         spread = f"{min(times[name]) * 1e3:.1f} to {max(times[name]) * 1e3:.1f}"
         line = f"{shape}  {name:18s} {rows} x {TOKENS}  {rate:10,.0f} tokens/s  {share:6.1%} of peak"
         print(f"{line}  {seconds * 1e3:.1f} ms a step ({spread})", flush=True)
-        found.append({"shape": shape, "who": name, "share": share, "rate": rate, "seconds": times[name]})
+        lines.append({"shape": shape, "who": name, "share": share, "rate": rate, "seconds": times[name]})
     steps.clear()
     gc.collect()
     torch._dynamo.reset()
     torch.cuda.empty_cache()
-    return found
+    return lines
 
 
 def main() -> None:
@@ -139,10 +139,10 @@ def main() -> None:
     args = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("this bench needs a GPU")
-    found = [line for shape in args.shapes for line in measure(shape, args)]
+    lines = [line for shape in args.shapes for line in measure(shape, args)]
     if args.json:
         with open(args.json, "w") as file:
-            json.dump(found, file, indent=1)
+            json.dump(lines, file, indent=1)
 
 
 if __name__ == "__main__":

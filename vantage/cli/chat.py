@@ -89,13 +89,13 @@ class Chat:
         from vantage.generation.speculate import Lookup
 
         self._model, self._stats = model, args.stats
-        self._said: dict[str, Any] = {
+        self._options: dict[str, Any] = {
             "sampling": Sampling(**sampling_of(args)),
             "stop": args.stop,
             "max_tokens": args.max_tokens,
             "draft": Lookup() if args.lookup else None,
         }
-        self._with: Conversation = Conversation(model, system=args.system, kind=args.cache, **self._said)
+        self._conversation: Conversation = Conversation(model, system=args.system, kind=args.cache, **self._options)
         self._asking = sys.stdin.isatty()
         self._verbs: dict[str, Callable[[str], None]] = {
             "/reset": self._reset,
@@ -138,30 +138,32 @@ class Chat:
                 yield line
 
     def _answer(self, text: str) -> None:
-        before = len(self._with.turns)
-        with interrupts(self._with.stop):
-            for piece in self._with.stream(text):
+        before = len(self._conversation.turns)
+        with interrupts(self._conversation.stop):
+            for piece in self._conversation.stream(text):
                 print(printable(piece), end="", flush=True)
         print()
-        if len(self._with.turns) > before:
-            turn = self._with.turns[-1]
+        if len(self._conversation.turns) > before:
+            turn = self._conversation.turns[-1]
             if turn.finish != "stop":
                 print(f"[{'stopped' if turn.finish == 'stopped' else 'cut off after'} {len(turn.picks)} tokens]")
             if self._stats:
-                print(f"[{told(turn)}]")
+                print(f"[{describe_turn(turn)}]")
 
     # ---- verbs
 
     def _reset(self, _: str) -> None:
-        self._with.reset()
+        self._conversation.reset()
         print("forgotten")
 
     def _save(self, path: str) -> None:
         if not path:
             print("/save FILE: say where")
             return
-        self._with.save(path)
-        print(f"saved {len(self._with.messages)} messages and {len(self._with.tokens)} tokens to {path}")
+        self._conversation.save(path)
+        print(
+            f"saved {len(self._conversation.messages)} messages and {len(self._conversation.tokens)} tokens to {path}"
+        )
 
     def load(self, path: str) -> None:
         """Go on with a saved conversation."""
@@ -170,18 +172,18 @@ class Chat:
         if not path:
             print("/load FILE: say which")
             return
-        self._with = Conversation.load(path, self._model, **self._said)
-        print(f"loaded {len(self._with.messages)} messages and {len(self._with.tokens)} tokens")
+        self._conversation = Conversation.load(path, self._model, **self._options)
+        print(f"loaded {len(self._conversation.messages)} messages and {len(self._conversation.tokens)} tokens")
 
     def _show_stats(self, _: str) -> None:
-        talk = self._with
+        talk = self._conversation
         print(f"messages  {len(talk.messages)}")
         print(f"held      {len(talk.tokens):,} tokens, {talk.cache.bytes:,} bytes")
         if talk.turns:
-            print(f"answer    {told(talk.turns[-1])}")
+            print(f"answer    {describe_turn(talk.turns[-1])}")
 
 
-def told(turn: Turn) -> str:
+def describe_turn(turn: Turn) -> str:
     """What an answer took, in a line."""
     after = turn.seconds - turn.to_first
     speed = f", {(len(turn.picks) - 1) / after:.1f} tokens/s" if after > 0 and len(turn.picks) > 1 else ""

@@ -46,6 +46,6 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"--shard-bytes {args.shard_bytes}: give a positive number of bytes")
     model = load(args.source, dtype=getattr(torch, args.dtype))
     save(model, args.folder, shard_bytes=args.shard_bytes)
-    said = {"source": args.source, "folder": args.folder, "dtype": args.dtype}
-    print(json.dumps(said) if args.json else args.folder)
+    result = {"source": args.source, "folder": args.folder, "dtype": args.dtype}
+    print(json.dumps(result) if args.json else args.folder)
     return 0

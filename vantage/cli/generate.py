@@ -97,17 +97,17 @@ def run(args: argparse.Namespace) -> int:
     return _whole(args, model, prompt, options) if at_once else _streamed(args, model, prompt, options)
 
 
-def _schema(said: str | None) -> str | None:
+def _schema(schema: str | None) -> str | None:
     from pathlib import Path
 
     from vantage.errors import BadInput
 
-    if said is None or not said.startswith("@"):
-        return said
+    if schema is None or not schema.startswith("@"):
+        return schema
     try:
-        return Path(said[1:]).read_text(encoding="utf-8")
+        return Path(schema[1:]).read_text(encoding="utf-8")
     except (OSError, ValueError) as e:
-        raise BadInput(f"--schema {said}: the file cannot be read ({e})") from e
+        raise BadInput(f"--schema {schema}: the file cannot be read ({e})") from e
 
 
 def load(source: str, options: dict[str, Any], dtype: Any) -> Any:
@@ -152,11 +152,11 @@ def _whole(args: argparse.Namespace, model: Any, prompt: str, options: dict[str,
     from vantage.generation import generate
 
     with busy("generating"):
-        found = generate(model, prompt, **options, stats=args.stats)
-    answers = found if isinstance(found, list) else [found]
+        result = generate(model, prompt, **options, stats=args.stats)
+    answers = result if isinstance(result, list) else [result]
     if args.json:
-        told = [answer.to_json() for answer in answers]
-        print(json.dumps(told if args.n > 1 else told[0], ensure_ascii=False))
+        texts = [answer.to_json() for answer in answers]
+        print(json.dumps(texts if args.n > 1 else texts[0], ensure_ascii=False))
         return 0
     for i, answer in enumerate(answers):
         print(f"--- sample {i} (seed {answer.seed})\n{answer}" if len(answers) > 1 else answer)
@@ -173,8 +173,8 @@ def _searched(args: argparse.Namespace, model: Any, prompt: str) -> int:
     (row,) = PromptBatch.of(model, prompt, chat=args.chat).rows
     ends = frozenset(end_tokens(model))
     with busy("searching"):
-        found = beam_search(model, row, max_tokens=args.max_tokens, beams=Beams(args.beams), stop=Stop(tokens=ends))
-    best = found.best[0]
+        search = beam_search(model, row, max_tokens=args.max_tokens, beams=Beams(args.beams), stop=Stop(tokens=ends))
+    best = search.best[0]
     text = model.tokenizer.decode([token for token in best.tokens if token not in ends])
     print(
         json.dumps({"text": text, "tokens": best.tokens, "score": best.score}, ensure_ascii=False)

@@ -67,8 +67,8 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("give a FILE, or a --prompt for a model to read")
     if args.against is not None and args.prompt is None:
         raise BadInput("--against is compared with a --prompt: give both")
-    said = _file(args.file) if args.prompt is None else _prompt(args)
-    print(json.dumps(said, ensure_ascii=False) if args.json else _text(said))
+    description = _file(args.file) if args.prompt is None else _prompt(args)
+    print(json.dumps(description, ensure_ascii=False) if args.json else _text(description))
     return 0
 
 
@@ -77,10 +77,10 @@ def _file(path: str) -> dict[str, Any]:
 
     saved = read_cache(path)
     messages = saved.extra.get("messages")
-    told = {"model": saved.fingerprint.model, "fingerprint": saved.fingerprint.digest}
+    description = {"model": saved.fingerprint.model, "fingerprint": saved.fingerprint.digest}
     if isinstance(messages, list):
-        told["messages"] = str(len(messages))
-    return {**told, **described(saved.cache)}
+        description["messages"] = str(len(messages))
+    return {**description, **described(saved.cache)}
 
 
 def _prompt(args: argparse.Namespace) -> dict[str, Any]:
@@ -98,12 +98,12 @@ def _prompt(args: argparse.Namespace) -> dict[str, Any]:
     row = CachedSequence(model, new_cache(model, args.kind, 0))
     with torch.inference_mode():
         row.feed(first)
-    said = {"model": args.model, "prompt": len(first), **described(row.cache)}
+    description = {"model": args.model, "prompt": len(first), **described(row.cache)}
     if args.against is not None:
         other = PromptBatch.of(model, args.against, chat=args.chat).rows[0]
-        said["against"] = parting(model.tokenizer, first, other) | {"reused": row.match(other)}
-        said["against"]["why"] = _why(said["against"])
-    return said
+        description["against"] = parting(model.tokenizer, first, other) | {"reused": row.match(other)}
+        description["against"]["why"] = _why(description["against"])
+    return description
 
 
 # ---- as data
@@ -166,14 +166,21 @@ def _why(against: dict[str, Any]) -> str:
 # ---- as text
 
 
-def _text(said: dict[str, Any]) -> str:
-    lines = [f"{name:<12} {said[name]}" for name in ("model", "fingerprint", "messages", "prompt") if name in said]
-    lines.append(f"{'bytes':<12} {said['bytes']:,}")
-    if said["length"] is not None:
-        lines.append(f"{'length':<12} {said['length']:,} declared, {said['recomputed']:,} tokens computed again for it")
+def _text(description: dict[str, Any]) -> str:
+    lines = [
+        f"{name:<12} {description[name]}"
+        for name in ("model", "fingerprint", "messages", "prompt")
+        if name in description
+    ]
+    lines.append(f"{'bytes':<12} {description['bytes']:,}")
+    if description["length"] is not None:
+        lines.append(
+            f"{'length':<12} {description['length']:,} declared, "
+            f"{description['recomputed']:,} tokens computed again for it"
+        )
     for kind, name in (("layers", "layer"), ("cross", "cross-attention")):
-        lines += _layers(name, said[kind])
-    if (against := said.get("against")) is not None:
+        lines += _layers(name, description[kind])
+    if (against := description.get("against")) is not None:
         lines += _against(against)
     return "\n".join(lines)
 
@@ -197,11 +204,12 @@ def _layers(name: str, layers: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _against(said: dict[str, Any]) -> list[str]:
-    here, there = ("the end" if said[name] is None else repr(said[name]) for name in ("here", "there"))
+def _against(comparison: dict[str, Any]) -> list[str]:
+    first, second = ("the end" if comparison[name] is None else repr(comparison[name]) for name in ("here", "there"))
     return [
-        f"against      {said['tokens']} tokens, {said['common']} in common, {said['reused']} reused: {said['why']}",
-        f"             after {said['after']!r}: {here} in the first, {there} in the second",
+        f"against      {comparison['tokens']} tokens, {comparison['common']} in common, {comparison['reused']} reused: "
+        f"{comparison['why']}",
+        f"             after {comparison['after']!r}: {first} in the first, {second} in the second",
     ]
 
 

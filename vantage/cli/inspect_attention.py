@@ -153,18 +153,18 @@ def run_atlas(args: argparse.Namespace) -> int:
     layers = parse_numbers(args.layers, "--layers")
     model = load(args.model, {}, dtype_of(args))
     with Bar("layers") as bar:
-        found = atlas(
+        result = atlas(
             model, text, source=args.source, layers=layers, longest=args.longest, repeat=not args.once, progress=bar
         )
     if args.json:
-        print(json.dumps(found.to_dict(), ensure_ascii=False))
+        print(json.dumps(result.to_dict(), ensure_ascii=False))
     else:
-        rows = [row for row in found.rows() if args.all or row[1] != "mixed"]
-        show_table(repr(found), found.header, rows)
-        limits = ", ".join(f"{n} {v}" for n, v in found.to_dict()["thresholds"].items())
+        rows = [row for row in result.rows() if args.all or row[1] != "mixed"]
+        show_table(repr(result), result.header, rows)
+        limits = ", ".join(f"{n} {v}" for n, v in result.to_dict()["thresholds"].items())
         print(f"Called so from a mean weight of: {limits}.")
     if args.out:
-        write(plot_atlas(found), args.out, repr(found), table(found.header, found.rows()))
+        write(plot_atlas(result), args.out, repr(result), table(result.header, result.rows()))
     return 0
 
 
@@ -186,22 +186,22 @@ def run_scores(args: argparse.Namespace) -> int:
     model = load(args.model, {}, dtype_of(args))
     if args.distances:
         with Bar("distances") as bar:
-            found: Any = distinguishable(
+            result: Any = distinguishable(
                 model, text, layer=args.layer, source=args.source, beyond=args.beyond, progress=bar
             )
         draw = plot_distances
     else:
         chosen = {"layer": args.layer, "heads": heads, "queries": queries, "kind": args.kind}
-        found = decompose(model, text, source=args.source, beyond=args.beyond, **chosen)
+        result = decompose(model, text, source=args.source, beyond=args.beyond, **chosen)
         draw = plot_decomposition
     if args.json:
-        print(json.dumps(found.to_dict(), ensure_ascii=False))
+        print(json.dumps(result.to_dict(), ensure_ascii=False))
     else:
-        show_table(repr(found), found.header, found.rows())
+        show_table(repr(result), result.header, result.rows())
         if args.distances:
-            print(f"The step that changes the score by {found.threshold}; – none does; * never met in training.")
+            print(f"The step that changes the score by {result.threshold}; – none does; * never met in training.")
     if args.out:
-        write(draw(found), args.out, repr(found), table(found.header, found.rows()))
+        write(draw(result), args.out, repr(result), table(result.header, result.rows()))
     return 0
 
 

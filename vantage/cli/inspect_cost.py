@@ -71,19 +71,19 @@ def run_cost(args: argparse.Namespace) -> int:
     from vantage.inspect import cost, machine, plot_cost
     from vantage.inspect.cost import dtype_for
 
-    there = _model_or_spec(args.model)
+    subject = _model_or_spec(args.model)
     # not every processor can multiply in bfloat16, and none of them is fast at it: a config is measured in float32
     weights = args.weights or ("float32" if args.machine == "measure" else None)
-    named = str(dtype_for(there, weights)).removeprefix("torch.")
+    named = str(dtype_for(subject, weights)).removeprefix("torch.")
     on = None if args.machine is None else machine(args.machine, named)  # measured as the cost is told
     options = {"context": args.context, "batch": args.batch, "source": args.source, "window": args.window}
-    found = cost(there, dtype=weights, kind=args.kind, machine=on, **options)
+    result = cost(subject, dtype=weights, kind=args.kind, machine=on, **options)
     if args.json:
-        print(json.dumps(found.to_dict(), ensure_ascii=False))
+        print(json.dumps(result.to_dict(), ensure_ascii=False))
     else:
-        _show_cost(found)
+        _show_cost(result)
     if args.out:
-        write(plot_cost(found), args.out, repr(found), table(found.header, found.rows()))
+        write(plot_cost(result), args.out, repr(result), table(result.header, result.rows()))
     return 0
 
 
@@ -103,19 +103,21 @@ def _model_or_spec(name: str) -> Any:
     return family_of(config).spec(Config(config))
 
 
-def _show_cost(found: Any) -> None:
-    show_table("parameters", ["part", "number"], [*map(list, found.parameters.items()), ["all", found.total]])
-    show_table("operations, bytes read, and operations a byte", found.header, found.rows())
-    kept = {"this model": found.cache, **found.instead} if found.cache else {}
-    rows = [[name, n, n / 2**20] for name, n in kept.items()]
+def _show_cost(result: Any) -> None:
+    show_table("parameters", ["part", "number"], [*map(list, result.parameters.items()), ["all", result.total]])
+    show_table("operations, bytes read, and operations a byte", result.header, result.rows())
+    caches = {"this model": result.cache, **result.instead} if result.cache else {}
+    rows = [[name, n, n / 2**20] for name, n in caches.items()]
     if rows:
-        show_table(f"cache of {found.batch} x {found.context:,} tokens, {found.kind}", ["kind", "bytes", "MiB"], rows)
-    for one in found.passes:
+        show_table(
+            f"cache of {result.batch} x {result.context:,} tokens, {result.kind}", ["kind", "bytes", "MiB"], rows
+        )
+    for one in result.passes:
         print(f"{one.name}: {one.visible:.1%} of the pairs that are counted are visible")
         if one.seconds is not None:
             slowest = max(one.parts, key=lambda part: part.seconds)
-            print(f"  on {found.machine.name}: {one.seconds:.3g} s at best, most of it {slowest.name}")
-    for name in found.uncounted:
+            print(f"  on {result.machine.name}: {one.seconds:.3g} s at best, most of it {slowest.name}")
+    for name in result.uncounted:
         print(f"not counted: what {name} multiplies")
 
 
@@ -137,30 +139,30 @@ def run_extend(args: argparse.Namespace) -> int:
     after = swap(before, init=args.init, **changes)
     change = ", ".join(f"{name} {value}" for name, value in changes.items())
     with Bar("passes") as bar:
-        found = extend(before, after, text, lengths, change=change, tries=args.tries, progress=bar)
+        result = extend(before, after, text, lengths, change=change, tries=args.tries, progress=bar)
     if args.json:
-        print(json.dumps(found.to_dict(), ensure_ascii=False))
+        print(json.dumps(result.to_dict(), ensure_ascii=False))
     else:
-        show_table(f"{args.model} with {change}", found.header, found.rows())
+        show_table(f"{args.model} with {change}", result.header, result.rows())
     if args.out:
-        write(plot_extension(found), args.out, repr(found), table(found.header, found.rows()))
+        write(plot_extension(result), args.out, repr(result), table(result.header, result.rows()))
     return 0
 
 
 def _changes(args: argparse.Namespace) -> dict[str, Any]:
     """What ``vt.swap`` takes."""
-    said: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     if args.position is not None:
-        said["position"] = args.position
+        changes["position"] = args.position
     if args.base is not None:
-        said["base"] = args.base
+        changes["base"] = args.base
     if args.scaling is not None:
-        said["scaling"] = parse_scaling(args.scaling)
+        changes["scaling"] = parse_scaling(args.scaling)
     if args.window is not None:
-        said["window"] = args.window or None
-    if not said:
+        changes["window"] = args.window or None
+    if not changes:
         raise BadInput("say what changes: --position, --base, --scaling or --window")
-    return said
+    return changes
 
 
 def parse_scaling(text: str) -> Any:

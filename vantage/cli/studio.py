@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from vantage.serve.settings import Batching, Logs, ServedModel, ServerSettings
     from vantage.serve.studio import create_studio
 
-    models = tuple(ServedModel.of(said) for said in args.models or (DEFAULT,))
+    models = tuple(ServedModel.of(text) for text in args.models or (DEFAULT,))
     troubles = {served.name: trouble for served in models if (trouble := _bring(served.source)) is not None}
     batching = Batching(rows=8, queue=16, capacity=8192)
     settings = ServerSettings(models, port=_port(args.port), batching=batching, logs=Logs(level="warning"))
@@ -71,17 +71,17 @@ def _bring(source: str) -> str | None:
             with Bar("bytes") as progress:
                 pull(source, progress=progress)
         except PullError as error:
-            said = f"{source} could not be brought: {error}. Later: vantage pull {source}"
-            print(f"vantage: {' '.join(said.split())}", file=sys.stderr)
-            return said
+            message = f"{source} could not be brought: {error}. Later: vantage pull {source}"
+            print(f"vantage: {' '.join(message.split())}", file=sys.stderr)
+            return message
     find(source)
     return None
 
 
-def _port(asked: int | None) -> int:
+def _port(port: int | None) -> int:
     """The one that was asked for, or the default; if that is taken, 0: the system gives one that is free."""
-    if asked is not None:
-        return asked
+    if port is not None:
+        return port
     import socket
 
     with socket.socket() as probe:

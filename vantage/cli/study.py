@@ -88,11 +88,11 @@ def run_list(args: argparse.Namespace) -> int:
     from vantage.studies.registry import studies
     from vantage.studies.runner import described
 
-    found = list(studies().values())
+    listed = list(studies().values())
     if args.json:
-        print(json.dumps([described(study) for study in found], ensure_ascii=False))
+        print(json.dumps([described(study) for study in listed], ensure_ascii=False))
     else:
-        show_list(found)
+        show_list(listed)
     return 0
 
 
@@ -159,10 +159,10 @@ def run_all(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _settings(chosen: list[Study], said: list[str]) -> dict[str, dict[str, str]]:
+def _settings(chosen: list[Study], texts: list[str]) -> dict[str, dict[str, str]]:
     """What --set says, by study."""
     values: dict[str, dict[str, str]] = {study.tag: {} for study in chosen}
-    for text in said:
+    for text in texts:
         name, equals, value = text.partition("=")
         tag, dot, rest = name.partition(".")
         if not equals or not name:
@@ -191,11 +191,11 @@ def _figures(outcomes: list[Outcome], folder: Path) -> None:
 
     for outcome in outcomes:
         for figure in outcome.result.figures:
-            there = folder / f"{outcome.tag}-{figure.name}"
-            there.with_suffix(".png").write_bytes(png(figure))
-            there.with_suffix(".svg").write_text(svg(figure, alone=True), encoding="utf-8")
-            there.with_suffix(".csv").write_text(csv(figure), encoding="utf-8")
-            Watch.note(f"wrote {there}.png, .svg and .csv")
+            stem = folder / f"{outcome.tag}-{figure.name}"
+            stem.with_suffix(".png").write_bytes(png(figure))
+            stem.with_suffix(".svg").write_text(svg(figure, alone=True), encoding="utf-8")
+            stem.with_suffix(".csv").write_text(csv(figure), encoding="utf-8")
+            Watch.note(f"wrote {stem}.png, .svg and .csv")
 
 
 # ---- exercises
@@ -204,21 +204,21 @@ def _figures(outcomes: list[Outcome], folder: Path) -> None:
 def run_exercise(args: argparse.Namespace) -> int:
     from vantage.studies.exercises import exercises
 
-    there = exercises()
+    known = exercises()
     if args.tag is None:
         if args.out is not None or args.answer:
-            raise BadInput(f"say which exercise: there are {', '.join(there)}")
+            raise BadInput(f"say which exercise: there are {', '.join(known)}")
         if args.json:
-            print(json.dumps([{"tag": tag, "title": one.title} for tag, one in there.items()], ensure_ascii=False))
+            print(json.dumps([{"tag": tag, "title": one.title} for tag, one in known.items()], ensure_ascii=False))
         else:
-            print("\n".join(f"{tag:<5} {one.title}" for tag, one in there.items()))
+            print("\n".join(f"{tag:<5} {one.title}" for tag, one in known.items()))
         return 0
-    chosen = there[_tag(args.tag, list(there))]
+    chosen = known[_tag(args.tag, list(known))]
     code = chosen.answer if args.answer else chosen.starter
     if args.json:
-        told = {"tag": chosen.tag, "title": chosen.title, "task": chosen.task, "starter": chosen.starter}
-        told |= {"answer": chosen.answer, "words": chosen.words} if args.answer else {}
-        print(json.dumps(told, ensure_ascii=False))
+        content = {"tag": chosen.tag, "title": chosen.title, "task": chosen.task, "starter": chosen.starter}
+        content |= {"answer": chosen.answer, "words": chosen.words} if args.answer else {}
+        print(json.dumps(content, ensure_ascii=False))
         return 0
     if args.out is None:
         Watch.note(f"{chosen.words if args.answer else chosen.task}\n")  # beside the code, which may go to a file
@@ -236,13 +236,13 @@ def run_exercise(args: argparse.Namespace) -> int:
     return 0
 
 
-def _tag(tag: str, there: list[str]) -> str:
+def _tag(tag: str, known: list[str]) -> str:
     """The tag as it is spelt there, whatever the case."""
-    asked = tag.strip().upper()
-    names = {name.upper(): name for name in there}
-    if asked in names:
-        return names[asked]
-    raise BadInput(unknown("exercise", tag, there))
+    wanted = tag.strip().upper()
+    names = {name.upper(): name for name in known}
+    if wanted in names:
+        return names[wanted]
+    raise BadInput(unknown("exercise", tag, known))
 
 
 def run_grade(args: argparse.Namespace) -> int:
@@ -255,9 +255,9 @@ def run_grade(args: argparse.Namespace) -> int:
         raise BadInput(f"{args.file} is no file: `vantage study exercise TAG --out FILE` makes one to fill in")
     if args.seconds is not None and not 0 < args.seconds < float("inf"):
         raise BadInput(f"--seconds {args.seconds}: give a time above 0")
-    found = grade(path) if args.seconds is None else grade(path, seconds=args.seconds)
+    result = grade(path) if args.seconds is None else grade(path, seconds=args.seconds)
     if args.json:
-        print(json.dumps(asdict(found), ensure_ascii=False))
+        print(json.dumps(asdict(result), ensure_ascii=False))
     else:
-        show_grade(found)
-    return 0 if found.passed else 1
+        show_grade(result)
+    return 0 if result.passed else 1

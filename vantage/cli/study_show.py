@@ -126,8 +126,8 @@ def show_outcome(outcome: Outcome) -> None:
     for part in study.explanation.split("\n\n"):
         say(part)
         console.print()
-    told = ", ".join(f"{name} = {value}" for name, value in outcome.values.items())
-    say(Text(f"{', '.join(study.sources)}; {told + '; ' if told else ''}{outcome.seconds:.1f} s", "dim"))
+    settings = ", ".join(f"{name} = {value}" for name, value in outcome.values.items())
+    say(Text(f"{', '.join(study.sources)}; {settings + '; ' if settings else ''}{outcome.seconds:.1f} s", "dim"))
 
 
 def show_summary(outcomes: Sequence[Outcome], failed: Sequence[Failed], left: Sequence[Study]) -> None:
@@ -157,22 +157,22 @@ def show_summary(outcomes: Sequence[Outcome], failed: Sequence[Failed], left: Se
         )
 
 
-def show_grade(found: Any) -> None:
+def show_grade(result: Any) -> None:
     from rich.table import Table
     from rich.text import Text
 
     console = _console()
     table = Table("check", "", "", box=None, pad_edge=False)
-    for check in found.checks:
+    for check in result.checks:
         word = Text("passed", "green") if check.passed else Text("failed", "red")
         table.add_row(Text(check.name), word, Text(check.words))
     console.print(table)
-    if found.output.strip():
+    if result.output.strip():
         console.print(Text("What it printed:", "dim"))
-        console.print(Text(found.output.rstrip()))
-    right = sum(check.passed for check in found.checks)
-    verdict = Text("passed", "bold green") if found.passed else Text("not yet", "bold red")
-    console.print(Text.assemble(verdict, f": {right} of {len(found.checks)} checks"))
+        console.print(Text(result.output.rstrip()))
+    right = sum(check.passed for check in result.checks)
+    verdict = Text("passed", "bold green") if result.passed else Text("not yet", "bold red")
+    console.print(Text.assemble(verdict, f": {right} of {len(result.checks)} checks"))
 
 
 def _numbers(outcome: Outcome) -> Any:

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     from vantage.cli.train_show import TrainingDisplay
 
     with TrainingDisplay(out) as display:
-        made = Run(
+        training_run = Run(
             settings,
             out,
             table=table,
@@ -76,11 +76,11 @@ def run(args: argparse.Namespace) -> int:
             report=display,
             progress=display.preparing,
         )
-        with _on_interrupt(made):
-            trained = made.go()
-    made.world.close()
-    if made.world.first:
-        _say(args, trained)
+        with _on_interrupt(training_run):
+            trained = training_run.go()
+    training_run.world.close()
+    if training_run.world.first:
+        _print_result(args, trained)
     return 0 if trained.finished else 130
 
 
@@ -99,11 +99,11 @@ def _list() -> int:
 
 
 @contextlib.contextmanager
-def _on_interrupt(made: Any) -> Iterator[None]:
+def _on_interrupt(training_run: Any) -> Iterator[None]:
     """The first Ctrl-C (or SIGTERM) ends the run after its step, with a checkpoint; the second ends it at once."""
 
     def stop(number: int, frame: object) -> None:
-        made.loop.stop = True
+        training_run.loop.stop = True
         signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
         os.write(2, b"stopping after this step; once more to stop at once\n")  # print may be in the middle of a line
 
@@ -115,13 +115,13 @@ def _on_interrupt(made: Any) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _say(args: argparse.Namespace, trained: Trained) -> None:
+def _print_result(args: argparse.Namespace, trained: Trained) -> None:
     from dataclasses import asdict
 
     if args.json:
         scores = [asdict(score) for score in trained.scores]
-        kept = None if trained.kept is None else str(trained.kept)
-        print(json.dumps({"finished": trained.finished, "step": trained.step, "model": kept, "scores": scores}))
+        folder = None if trained.kept is None else str(trained.kept)
+        print(json.dumps({"finished": trained.finished, "step": trained.step, "model": folder, "scores": scores}))
     elif trained.finished:
         print(f"done: {trained.step} steps; the model is in {trained.kept}, the log in {trained.folder}")
     else:
