@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from vantage.compare.entries import Shape, section
+from vantage.compare.entries import ModelShape, section
 from vantage.compare.equal import NEAR, hidden_of, matched, parameters
 from vantage.compare.experiment import Experiment
 from vantage.compare.setups import notes
@@ -42,7 +42,7 @@ def test_what_cannot_be_equal_is_refused():
     with pytest.raises(BadInput, match="Did you mean 'parameters'"):
         Experiment(equal="parameter")
     small = {
-        (name, "multi-head"): section(name, "multi-head", Shape(8, 8, 2), 12) for name in ("none", "learned")
+        (name, "multi-head"): section(name, "multi-head", ModelShape(8, 8, 2), 12) for name in ("none", "learned")
     }  # twelve rows of eight are half of what one more unit in eight layers is
     with pytest.raises(BadInput, match="larger width"):
         matched(small, 2)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from vantage.cli.main import main
-from vantage.compare.entries import Shape
+from vantage.compare.entries import ModelShape
 from vantage.compare.executors import LocalBackend
 from vantage.compare.experiment import Experiment, expand_positions, read_experiment
 from vantage.compare.results import FILE, read_results
@@ -27,7 +27,7 @@ SMALL = Experiment(
     seeds=2,
     steps=8,
     batch=8,
-    shape=Shape(16, 1, 2),
+    shape=ModelShape(16, 1, 2),
     test_examples=16,
 )
 HERE = LocalBackend(torch.device("cpu"), 2)
@@ -80,7 +80,7 @@ def test_a_experiment_from_a_file(tmp_path):
     path.write_text('tasks = ["copy"]\npositions = ["plain"]\nseeds = 2\n[shape]\nwidth = 32\n')
     experiment = read_experiment(path)
     assert experiment.positions == expand_positions(("plain",))
-    assert experiment.shape == Shape(32)
+    assert experiment.shape == ModelShape(32)
     path.write_text("seed = 2\n")
     with pytest.raises(BadInput, match="'seeds'"):
         read_experiment(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vantage.compare.entries import Shape, all_positions, section
+from vantage.compare.entries import ModelShape, all_positions, section
 from vantage.compare.stack import Recipe, Stack, train_in_turn
 from vantage.model.maps import parameter_kinds
 from vantage.training.sequences import Sequences
@@ -16,7 +16,7 @@ RATES = (1e-3, 1e-3, 3e-3)
 
 
 def parts(position: str):
-    made = section(position, "multi-head", Shape(16, 2, 2), 40)
+    made = section(position, "multi-head", ModelShape(16, 2, 2), 40)
     data = [Sequences(task("ordering"), made.reads, (2, 9), (9,), 16, seed) for seed in range(3)]
     return made.spec(data[0].vocab), data, Recipe(steps=4, batch=6)
 

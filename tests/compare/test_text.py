@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vantage.compare import text as texts
-from vantage.compare.entries import Shape
+from vantage.compare.entries import ModelShape
 from vantage.compare.executors import LocalBackend
 from vantage.compare.experiment import Experiment
 from vantage.compare.jobs import TrainingJob, run
@@ -96,7 +96,7 @@ SMALL = {
     "seeds": 2,
     "steps": 6,
     "batch": 4,
-    "shape": Shape(16, 1, 2),
+    "shape": ModelShape(16, 1, 2),
     "test_examples": 8,
     "rates": (1e-3,),
 }

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vantage.cli import compare_extend
 
 if TYPE_CHECKING:
-    from vantage.compare.executors import Backend
+    from vantage.compare.executors import ExecutionBackend
     from vantage.compare.experiment import Experiment
 
 EXAMPLE = """\
@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _backend(args: argparse.Namespace) -> Iterator[Backend]:
+def _backend(args: argparse.Namespace) -> Iterator[ExecutionBackend]:
     """This machine, or a cluster that is left at the end."""
     from vantage.compare.executors import LocalBackend
 

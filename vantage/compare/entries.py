@@ -42,7 +42,7 @@ def attentions() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """The size of every model of an experiment."""
 
     width: int = 64
@@ -57,7 +57,7 @@ class Shape:
             raise BadInput(f"width={self.width}: make it a multiple of twice the heads ({2 * self.heads}), for RoPE")
 
 
-def section(position: str, attention: str, shape: Shape, longest: int) -> Decoder:
+def section(position: str, attention: str, shape: ModelShape, longest: int) -> Decoder:
     """The model of an entry. ``longest`` is how many tokens any row will have, tests included."""
     check_entry(position, attention)
     bidirectional = position == CONTROL

@@ -62,7 +62,7 @@ class Executor(Protocol):
         ...
 
 
-class Backend(Protocol):
+class ExecutionBackend(Protocol):
     """Where an experiment runs: its device, how many jobs at once, and what runs them."""
 
     @property

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from vantage.checkpoints.spec_json import PartNames, Reader
 from vantage.compare import text as texts
-from vantage.compare.entries import CONTROL, DEFAULT, Shape, all_positions, check_entry, plain_positions, section
+from vantage.compare.entries import CONTROL, DEFAULT, ModelShape, all_positions, check_entry, plain_positions, section
 from vantage.compare.equal import matched
 from vantage.compare.published import paper
 from vantage.compare.results import Key
@@ -48,7 +48,7 @@ class Experiment:
     seeds: int = 3
     steps: int = 3000
     batch: int = 64
-    shape: Shape = Shape()
+    shape: ModelShape = ModelShape()
     rates: tuple[float, ...] = (1e-3, 3e-3)
     search: float = 0.25  # of the steps, for each rate
     test_examples: int = 512

@@ -19,7 +19,7 @@ from typing import Any, Protocol, final
 import torch
 
 from vantage.compare import jobs
-from vantage.compare.executors import Backend, Executor, JobFinished
+from vantage.compare.executors import ExecutionBackend, Executor, JobFinished
 from vantage.compare.experiment import Experiment, trained_on
 from vantage.compare.jobs import TrainingJob
 from vantage.compare.report import machine
@@ -59,7 +59,12 @@ class Lost(VantageError):
 
 
 def run_experiment(
-    experiment: Experiment, folder: Path, backend: Backend, *, resume: bool = False, observer: Observer | None = None
+    experiment: Experiment,
+    folder: Path,
+    backend: ExecutionBackend,
+    *,
+    resume: bool = False,
+    observer: Observer | None = None,
 ) -> list[RunResult]:
     """Every run of the experiment, in the order of its keys."""
     observer = SilentObserver() if observer is None else observer
@@ -141,7 +146,7 @@ class _WorkQueue:
 # ---- budgets
 
 
-def fit_budget(experiment: Experiment, seconds: float, backend: Backend) -> Experiment:
+def fit_budget(experiment: Experiment, seconds: float, backend: ExecutionBackend) -> Experiment:
     """The experiment with as many steps as fit a budget of time; refused if that is too few to mean anything."""
     cost, tests = backend.call(_costs, experiment, backend.device)
     steps = int((0.85 * seconds * backend.workers - tests) / cost)
@@ -200,7 +205,7 @@ def _step_seconds(experiment: Experiment, entry: Entry, device: torch.device) ->
 
 
 def _runs(
-    experiment: Experiment, entry: Entry, seeds: list[int], rates: dict[Entry, float], backend: Backend
+    experiment: Experiment, entry: Entry, seeds: list[int], rates: dict[Entry, float], backend: ExecutionBackend
 ) -> list[TrainingJob]:
     """On a GPU all seeds of an entry are one stack; cores share them out."""
     together = [tuple(seeds)] if backend.device.type == "cuda" else [(seed,) for seed in seeds]

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 
-from vantage.compare.entries import CONTROL, DEFAULT, Shape, plain_positions
+from vantage.compare.entries import CONTROL, DEFAULT, ModelShape, plain_positions
 from vantage.compare.experiment import Experiment, task_of
 from vantage.compare.result_table import ResultTable, is_control
 from vantage.compare.statistics import Sample, difference, estimate
@@ -40,7 +40,7 @@ def run(values: Values, progress: Progress) -> Result:
         seeds=int(values["seeds"]),
         steps=int(values["steps"]),
         batch=32,
-        shape=Shape(int(values["width"]), 2, 4),
+        shape=ModelShape(int(values["width"]), 2, 4),
         test_examples=256,
     )
     numbers = _task(study)

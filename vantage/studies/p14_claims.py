@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vantage.compare.claims import RELATIVE, measure_claims
-from vantage.compare.entries import Shape
+from vantage.compare.entries import ModelShape
 from vantage.compare.experiment import Experiment
 from vantage.compare.result_table import ResultTable
 from vantage.compare.verdicts import Verdict as Measured
@@ -43,7 +43,7 @@ def run(values: Values, progress: Progress) -> Result:
         seeds=int(values["seeds"]),
         steps=int(values["steps"]),
         batch=32,
-        shape=Shape(int(values["width"]), 2, 4),
+        shape=ModelShape(int(values["width"]), 2, 4),
         test_examples=128,
     )
     heads = replace(study, positions=("rope",), attention=ATTENTION)  # its multi-head runs are in the first
