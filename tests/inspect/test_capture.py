@@ -231,7 +231,7 @@ def test_an_encoder_decoder() -> None:
 
 
 @torch.no_grad()
-def test_listening_ends_with_the_block_and_with_an_error() -> None:
+def test_observing_ends_with_the_block_and_with_an_error() -> None:
     of = model()
     before = of(tokens(5))
     with pytest.raises(BadInput, match="vocabulary"), capturing(of):

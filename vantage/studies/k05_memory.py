@@ -7,7 +7,7 @@ import torch
 from vantage.figures import Bars, Figure, Line, Lines
 from vantage.generation import Engine
 from vantage.inspect import cost
-from vantage.inspect.cache_bytes import Room, alternatives, cache_bytes, token_bytes
+from vantage.inspect.cache_bytes import CacheSettings, alternatives, cache_bytes, token_bytes
 from vantage.inspect.cost import WINDOW
 from vantage.model import Model, build, decoder
 from vantage.spec.model import ModelSpec
@@ -39,7 +39,7 @@ def run(values: Values, progress: Progress) -> Result:
     progress(0.9, "a large one")
     large = {kv: _bytes(kv, context, batch) for kv in (32, 8, 1)}
     twice, rows = _bytes(32, 2 * context, batch), _bytes(32, context, 2 * batch)
-    room = Room(context, batch, torch.bfloat16)
+    room = CacheSettings(context, batch, torch.bfloat16)
     instead = alternatives(_large(32), room, min(WINDOW, context))
     token = sum(token_bytes(layer.attention.cache_shape(LARGE_WIDTH), room) for layer in _large(32).layers)
     numbers = [
@@ -76,7 +76,7 @@ def _large(kv_heads: int) -> ModelSpec:
 
 def _bytes(kv_heads: int, context: int, batch: int) -> int:
     """The calculator behind ``cost``, in 16 bits."""
-    return cache_bytes(_large(kv_heads), Room(context, batch, torch.bfloat16))
+    return cache_bytes(_large(kv_heads), CacheSettings(context, batch, torch.bfloat16))
 
 
 def _held(model: Model, tokens: int, requests: int = 1) -> int:
