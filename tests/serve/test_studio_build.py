@@ -72,12 +72,14 @@ FORMS: dict[str, dict[str, Any]] = {
     "encoder, latent": {"kind": "encoder", **MLA},
     "both": {"kind": "encoder_decoder", "bias": True, "norm": "layer", "ffn": "relu", "wiring": "post"},
     "both, no biases": {"kind": "encoder_decoder", "position": {"name": "sinusoidal"}},
+    "both, capped": {"kind": "encoder_decoder", "softcap": 30.0, "sinks": True, "head_width": 16, "window": 8},
+    "both, shared": {"kind": "encoder_decoder", "shared": True, "tied": True, "dropout": 0.1},
+    "dropout": {"dropout": 0.1, "bias": True},
+    "bidirectional": {"bidirectional": True},
 }
 NOT_TRAINED = {
     "pattern": "no layer patterns",
     "no position in some": "no layer patterns",
-    "encoder, latent": "plain heads",
-    "both, no biases": "set bias",
 }
 
 
@@ -90,7 +92,7 @@ def test_code_counts_and_settings_are_those_of_the_spec(http: httpx.Client, name
     assert found["parameters"] == sum(p.numel() for p in model.parameters())
     assert sum(one["count"] for one in found["parameters_by_part"]) == found["parameters"]
     assert len(found["layers"]) == len(spec.layers) + (len(spec.encoder.layers) if spec.encoder else 0)
-    if spec.head is not None and spec.encoder is None:
+    if spec.kind == "decoder":
         bytes_at = {one["context"]: one["bytes"] for one in found["cache_bytes"]}
         assert bytes_at[1024] == allocated(model)
     if name in NOT_TRAINED:
@@ -140,9 +142,19 @@ def test_choices_are_what_can_be_asked_for(http: httpx.Client) -> None:
     assert set(ENCODINGS) <= {one["name"] for one in found["positions"]}
     settings = found["defaults"]
     assert built(http, **settings)["parameters"] > 10**7
-    for key, field in (("norms", "norm"), ("ffns", "ffn"), ("wirings", "wiring")):
-        for value in found[key]:
-            built(http, **{field: value})
+    for name, option in found["options"].items():
+        for value in option["choices"]:
+            built(http, **{name: value})
+    assert set(found["options"]) <= set(settings)
+    assert found["options"]["width"] == {
+        "help": "width of the model",
+        "low": 1,
+        "high": 32_768,
+        "choices": [],
+        "kinds": ["decoder", "encoder", "encoder_decoder"],
+    }
+    assert found["options"]["tied"]["kinds"] == ["decoder", "encoder_decoder"]
+    assert found["options"]["norm"]["choices"] == ["rms", "layer"]
     for kind in found["kinds"]:
         assert built(http, kind=kind)["layers"][0]["heads"] == 4
 
@@ -178,8 +190,10 @@ def test_the_diagram_says_what_differs(http: httpx.Client) -> None:
         ({"full_every": 2, "full_position": "none", "position": {"name": "sinusoidal"}}, "acts on the embeddings"),
         ({"full_every": 2, "window": 4, "kind": "encoder_decoder"}, "layer patterns are for a decoder or an encoder"),
         ({"experts": {"count": 2, "k": 3}}, "3 of 2 experts"),
-        ({"kind": "encoder", "tied": True}, "an encoder has no head"),
-        ({"kind": "encoder_decoder", "sinks": True}, "an encoder-decoder here has plain heads"),
+        ({"kind": "encoder", "tied": True}, "an encoder has no option tied"),
+        ({"kind": "encoder_decoder", "bidirectional": True}, "an encoder-decoder has no option bidirectional"),
+        ({"kind": "encoder_decoder", **MLA}, "latent attention is self-attention only"),
+        ({"dropout": 1.5}, "settings.dropout"),
         ({"softcap": 0}, "settings.softcap"),
         ({"task": "dance"}, "no task is called 'dance'"),
     ],

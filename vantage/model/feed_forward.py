@@ -84,15 +84,15 @@ class Gated(nn.Module):
         return program.linear(self.down, active, into, "fed forward")
 
 
+# the names that papers use: activation, and whether it is gated
+NAMED = {"swiglu": ("silu", True), "geglu": ("gelu", True), "gelu": ("gelu", False), "relu": ("relu", False)}
+
+
 def named(name: str, width: int, hidden: int | None = None) -> FeedForward:
-    """The names that papers use. The default hidden size keeps about 8·width² weights."""
-    gated = int(8 * width / 3 + 63) // 64 * 64  # rounded up so that matrix kernels tile it
-    shapes = {
-        "relu": FeedForward(hidden or 4 * width, "relu", gated=False, bias=True),
-        "gelu": FeedForward(hidden or 4 * width, "gelu", gated=False, bias=True),
-        "swiglu": FeedForward(hidden or gated, "silu"),
-        "geglu": FeedForward(hidden or gated, "gelu"),
-    }
-    if name not in shapes:
-        raise BadInput(unknown("feed-forward layer", name, shapes))
-    return shapes[name]
+    """By a name of ``NAMED``. The default hidden size keeps about 8·width² weights."""
+    if name not in NAMED:
+        raise BadInput(unknown("feed-forward layer", name, NAMED))
+    activation, gated = NAMED[name]
+    if hidden is None:
+        hidden = int(8 * width / 3 + 63) // 64 * 64 if gated else 4 * width  # the first so that matrix kernels tile it
+    return FeedForward(hidden, activation, gated=gated, bias=not gated)

@@ -114,11 +114,17 @@ describe("the drawing of a block", () => {
 });
 
 describe("the settings of a model", () => {
-  const defaults = { attention: "grouped-query", position: { name: "rope", values: {} }, kind: "decoder", heads: 8, full_position: "same" };
-  const choices = { positions: [{ name: "rope", title: "", about: "", parameters: [parameter("base", 10_000)] }], defaults } as unknown as BuildChoices;
+  const defaults = { attention: "grouped-query", position: { name: "rope", values: {} }, kind: "decoder", heads: 8, kv_heads: null, tied: false, shared: false, full_position: "same" };
+  const option = (...kinds: string[]) => ({ help: "", low: 1, high: 512, choices: [], kinds });
+  const both = option("decoder", "encoder", "encoder_decoder");
+  const options = { heads: both, kv_heads: both, tied: option("decoder", "encoder_decoder"), shared: option("encoder_decoder") };
+  const choices = { positions: [{ name: "rope", title: "", about: "", parameters: [parameter("base", 10_000)] }], options, defaults } as unknown as BuildChoices;
   it("leave out what the chosen attention does not have", () => {
     expect(settingsOf(choices, { kv_heads: "2" })).toMatchObject({ kv_heads: 2, latent: null });
     expect(settingsOf(choices, { attention: "latent", kv_heads: "2" })).toMatchObject({ kv_heads: null, latent: { kv_rank: 128 } });
+    expect(settingsOf(choices, { heads: "4", tied: "true" })).toMatchObject({ heads: 4, tied: true, kv_heads: null });
+    expect(settingsOf(choices, { kind: "encoder", tied: "true" })).toMatchObject({ tied: false });
+    expect(settingsOf(choices, { kind: "encoder_decoder", one_table: "true" })).toMatchObject({ shared: true, experts: null });
     expect(settingsOf(choices, { "p.base": "99", full_position: "none" })).toMatchObject({ position: { values: { base: 99 } }, full_position: "same" });
   });
 });

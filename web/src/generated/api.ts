@@ -83,12 +83,10 @@ export interface BuildAnswer {
 
 /** What the form offers, and what it begins with. */
 export interface BuildChoices {
-  kinds: string[];
+  kinds: ("decoder" | "encoder" | "encoder_decoder")[];
   positions: EncodingEntry[];
-  attentions: string[];
-  norms: string[];
-  ffns: string[];
-  wirings: string[];
+  attentions: ("multi-head" | "grouped-query" | "multi-query" | "latent")[];
+  options: Record<string, OptionEntry>;
   tasks: string[];
   defaults: BuildSettings;
 }
@@ -97,30 +95,34 @@ export interface BuildRequest {
   settings: BuildSettings;
 }
 
+/** What was filled in: the options, and what the form says in words of its own. */
 export interface BuildSettings {
-  kind: "decoder" | "encoder" | "encoder_decoder";
-  vocab: number;
   width: number;
   layers: number;
   heads: number;
   kv_heads: number | null;
+  window: number | null;
+  max_length: number | null;
+  ffn: "swiglu" | "geglu" | "gelu" | "relu";
+  norm: "rms" | "layer";
+  wiring: "pre" | "post" | "sandwich" | "parallel";
+  bias: boolean;
+  dropout: number;
+  tied: boolean;
+  bidirectional: boolean;
+  shared: boolean;
+  kind: "decoder" | "encoder" | "encoder_decoder";
+  vocab: number;
   head_width: number | null;
   attention: "multi-head" | "grouped-query" | "multi-query" | "latent";
-  latent: LatentRequest | null;
-  bias: boolean;
+  latent: LatentSizes | null;
   softcap: number | null;
   sinks: boolean;
   position: EncodingRequest;
-  window: number | null;
   full_every: number | null;
   full_position: "same" | "none";
-  max_length: number | null;
-  ffn: "swiglu" | "geglu" | "gelu" | "relu";
   hidden: number | null;
-  experts: ExpertsRequest | null;
-  norm: "rms" | "layer";
-  wiring: "pre" | "post" | "sandwich" | "parallel";
-  tied: boolean;
+  experts: ExpertMixture | null;
   task: string | null;
   steps: number;
 }
@@ -367,7 +369,8 @@ export interface ExerciseEntry {
   starter: string;
 }
 
-export interface ExpertsRequest {
+/** Experts in the place of one feed-forward layer. */
+export interface ExpertMixture {
   count: number;
   k: number;
   shared: boolean;
@@ -434,7 +437,8 @@ export interface How {
   max_tokens?: number | null;
 }
 
-export interface LatentRequest {
+/** Of latent attention. What is none is a head's width. */
+export interface LatentSizes {
   kv_rank: number;
   rope_dim: number;
   nope_dim: number | null;
@@ -535,6 +539,15 @@ export interface Number {
   document: number | null | string;
   agrees: boolean | null;
   interval: [number | null, number | null] | null;
+}
+
+/** An option of the form: what it is, its bounds or its choices, and which kinds of model have it. */
+export interface OptionEntry {
+  help: string;
+  low: number | null;
+  high: number | null;
+  choices: string[];
+  kinds: ("decoder" | "encoder" | "encoder_decoder")[];
 }
 
 /** What a user may change, with its bounds: a number between `low` and `high`, or one of `choices`. */

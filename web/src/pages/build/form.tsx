@@ -6,7 +6,7 @@ import { Card } from "../../components/state";
 import { valuesGone, valuesPatch } from "../../lib/values";
 import { go, put, route } from "../../router";
 import type { BuildChoices } from "../../generated/api";
-import { EXPERTS, LATENT, type Settings } from "./settings";
+import { EXPERTS, inAddress, LATENT, type OptionName, type Settings } from "./settings";
 
 interface PartProps {
   choices: BuildChoices;
@@ -15,6 +15,27 @@ interface PartProps {
 
 /** Into the address, unless it is as it comes. */
 const say = (name: string, value: string | number | boolean | null, plain: unknown): void => put({ [name]: value === plain ? null : value });
+
+interface OptionProps extends PartProps {
+  name: OptionName;
+  label: string;
+  /** What stands in an empty field. */
+  otherwise?: string;
+}
+
+/** An option of the model, as a field for its type, with the bounds that the server says. Nothing where it has none. */
+function Option({ choices: { options, defaults }, settings, name, label, otherwise = "none" }: OptionProps) {
+  const option = options[name];
+  const value = settings[name];
+  const set = (next: string | number | boolean | null): void => say(inAddress(name), next, defaults[name]);
+  if (!option?.kinds.includes(settings.kind)) return null;
+  const { low, high, choices } = option;
+  if (typeof value === "boolean") return <Check label={label} value={value} onChange={set} />;
+  if (typeof value === "string") return <Select label={label} value={value} options={choices} onChange={set} />;
+  const bounds = { min: low ?? undefined, max: high ?? undefined };
+  if (defaults[name] === null) return <OptionalNumber label={label} value={value} min={low ?? 0} max={high ?? Number.MAX_SAFE_INTEGER} otherwise={otherwise} onChange={set} />;
+  return <NumberField label={label} value={value ?? 0} {...bounds} step={Number.isInteger(high) ? 1 : "any"} onChange={set} />;
+}
 
 export function BuildForm({ choices, settings }: PartProps) {
   return (
@@ -31,7 +52,7 @@ export function BuildForm({ choices, settings }: PartProps) {
       <Sizes choices={choices} settings={settings} />
       <Position choices={choices} settings={settings} />
       <Attention choices={choices} settings={settings} />
-      <Pattern settings={settings} />
+      <Pattern choices={choices} settings={settings} />
       <FeedForward choices={choices} settings={settings} />
       <Norms choices={choices} settings={settings} />
       <Train choices={choices} settings={settings} />
@@ -50,17 +71,24 @@ function Group({ title, open = true, children }: { title: string; open?: boolean
 
 const KINDS: Record<string, string> = { decoder: "decoder", encoder: "encoder", encoder_decoder: "encoder and decoder" };
 
-function Sizes({ choices: { kinds, defaults }, settings }: PartProps) {
+function Sizes({ choices, settings }: PartProps) {
+  const { kinds, defaults } = choices;
+  const parts = { choices, settings };
   return (
     <Group title="Model">
       <Select label="Kind" value={settings.kind} options={kinds.map((kind) => ({ value: kind, label: KINDS[kind] ?? kind }))} onChange={(kind) => put({ kind: kind === defaults.kind ? null : kind, task: null })} />
       <div class="bld-fields">
-        <NumberField label="Width" value={settings.width} min={1} max={32_768} step={1} onChange={(width) => say("width", width, defaults.width)} />
-        <NumberField label="Layers" value={settings.layers} min={1} max={128} step={1} onChange={(layers) => say("layers", layers, defaults.layers)} />
+        <Option {...parts} name="width" label="Width" />
+        <Option {...parts} name="layers" label="Layers" />
         <NumberField label="Vocabulary" value={settings.vocab} min={1} max={2 ** 20} step={1} onChange={(vocab) => say("vocab", vocab, defaults.vocab)} />
-        <OptionalNumber label="Longest text" value={settings.max_length} min={1} max={2 ** 20} otherwise="any" onChange={(value) => say("max_length", value, null)} />
+        <Option {...parts} name="max_length" label="Longest text" otherwise="any" />
+        <Option {...parts} name="dropout" label="Dropout" />
       </div>
-      {settings.kind !== "encoder" && <Check label="Head tied to the embeddings" value={settings.tied} onChange={(tied) => say("tied", tied, defaults.tied)} />}
+      <div class="chips">
+        <Option {...parts} name="tied" label="Head tied to the embeddings" />
+        <Option {...parts} name="shared" label="One table of embeddings for both" />
+        <Option {...parts} name="bidirectional" label="No causal mask" />
+      </div>
     </Group>
   );
 }
@@ -86,17 +114,16 @@ function Position({ choices: { positions, defaults }, settings }: PartProps) {
   );
 }
 
-function Attention({ choices: { attentions, defaults }, settings }: PartProps) {
-  const plain = settings.kind !== "encoder_decoder";
+function Attention({ choices, settings }: PartProps) {
+  const { attentions, defaults } = choices;
+  const parts = { choices, settings };
   const more = settings.head_width !== null || settings.softcap !== null || settings.sinks || settings.bias;
   return (
     <Group title="Attention">
       <Select label="Kind of attention" value={settings.attention} options={attentions} onChange={(kind) => say("attention", kind, defaults.attention)} />
       <div class="bld-fields">
-        <NumberField label="Heads" value={settings.heads} min={1} max={512} step={1} onChange={(heads) => say("heads", heads, defaults.heads)} />
-        {settings.attention === "grouped-query" && (
-          <OptionalNumber label="Key/value heads" value={settings.kv_heads} min={1} max={512} otherwise="as heads" onChange={(value) => say("kv_heads", value, null)} />
-        )}
+        <Option {...parts} name="heads" label="Heads" />
+        {settings.attention === "grouped-query" && <Option {...parts} name="kv_heads" label="Key/value heads" otherwise="as heads" />}
       </div>
       {settings.latent && (
         <div class="bld-fields">
@@ -110,15 +137,13 @@ function Attention({ choices: { attentions, defaults }, settings }: PartProps) {
       <details class="bld-inner" open={more}>
         <summary>More</summary>
         <div class="stack">
-          {plain && (
-            <div class="bld-fields">
-              <OptionalNumber label="Head width" value={settings.head_width} min={1} max={1024} otherwise="width / heads" onChange={(value) => say("head_width", value, null)} />
-              <OptionalNumber label="Soft cap" value={settings.softcap} min={0.001} max={1000} whole={false} otherwise="none" onChange={(value) => say("softcap", value, null)} />
-            </div>
-          )}
+          <div class="bld-fields">
+            <OptionalNumber label="Head width" value={settings.head_width} min={1} max={1024} otherwise="width / heads" onChange={(value) => say("head_width", value, null)} />
+            <OptionalNumber label="Soft cap" value={settings.softcap} min={0.001} max={1000} whole={false} otherwise="none" onChange={(value) => say("softcap", value, null)} />
+          </div>
           <div class="chips">
-            <Check label="Biases" value={settings.bias} onChange={(bias) => say("bias", bias, defaults.bias)} />
-            {plain && <Check label="Sinks" value={settings.sinks} onChange={(sinks) => say("sinks", sinks, defaults.sinks)} />}
+            <Option {...parts} name="bias" label="Biases" />
+            <Check label="Sinks" value={settings.sinks} onChange={(sinks) => say("sinks", sinks, defaults.sinks)} />
           </div>
         </div>
       </details>
@@ -126,11 +151,11 @@ function Attention({ choices: { attentions, defaults }, settings }: PartProps) {
   );
 }
 
-function Pattern({ settings }: { settings: Settings }) {
+function Pattern({ choices, settings }: PartProps) {
   return (
     <Group title="Layer pattern">
       <div class="bld-fields">
-        <OptionalNumber label="Window" value={settings.window} min={1} max={2 ** 20} otherwise="none" onChange={(value) => say("window", value, null)} />
+        <Option choices={choices} settings={settings} name="window" label="Window" />
         {settings.kind !== "encoder_decoder" && (
           <OptionalNumber label="Full every" value={settings.full_every} min={2} max={128} otherwise="none" onChange={(value) => say("full_every", value, null)} />
         )}
@@ -148,12 +173,12 @@ function Pattern({ settings }: { settings: Settings }) {
   );
 }
 
-function FeedForward({ choices: { ffns, defaults }, settings }: PartProps) {
+function FeedForward({ choices, settings }: PartProps) {
   const { experts } = settings;
   return (
     <Group title="Feed-forward">
       <div class="bld-fields">
-        <Select label="Function" value={settings.ffn} options={ffns} onChange={(ffn) => say("ffn", ffn, defaults.ffn)} />
+        <Option choices={choices} settings={settings} name="ffn" label="Function" />
         <OptionalNumber label="Hidden width" value={settings.hidden} min={1} max={2 ** 18} otherwise="as usual" onChange={(value) => say("hidden", value, null)} />
       </div>
       <Check label="A mixture of experts" value={experts !== null} onChange={(on) => say("moe", on, false)} />
@@ -170,12 +195,12 @@ function FeedForward({ choices: { ffns, defaults }, settings }: PartProps) {
   );
 }
 
-function Norms({ choices: { norms, wirings, defaults }, settings }: PartProps) {
+function Norms({ choices, settings }: PartProps) {
   return (
     <Group title="Norm and wiring">
       <div class="bld-fields">
-        <Select label="Norm" value={settings.norm} options={norms} onChange={(norm) => say("norm", norm, defaults.norm)} />
-        <Select label="Wiring" value={settings.wiring} options={wirings} onChange={(wiring) => say("wiring", wiring, defaults.wiring)} />
+        <Option choices={choices} settings={settings} name="norm" label="Norm" />
+        <Option choices={choices} settings={settings} name="wiring" label="Wiring" />
       </div>
     </Group>
   );
