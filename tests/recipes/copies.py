@@ -30,6 +30,7 @@ class PackageCopy:
         """A file of ``templates/`` becomes a new file of the package."""
         target = self.folder / path
         assert not target.exists(), f"{path} is there already: a recipe adds a file"
+        target.parent.mkdir(exist_ok=True)
         target.write_text((TEMPLATES / template).read_text(encoding="utf-8"), encoding="utf-8")
         self.edits.append(f"new file {path}")
 
