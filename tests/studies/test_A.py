@@ -307,11 +307,11 @@ def test_A14_numbers():
 
 def test_A15_what_is_seen():
     stack, seen = a15_hard_attention.stack, a15_hard_attention.seen_from
-    one = seen(stack(1, 2, 8, told=True), 7)
+    one = seen(stack(1, 2, 8, directed=True), 7)
     assert one.nonzero().flatten().tolist() == [4, 5, 6, 7]
-    two = seen(stack(2, 1, 8, told=True), 7)
+    two = seen(stack(2, 1, 8, directed=True), 7)
     assert two.nonzero().flatten().tolist() == [5, 6, 7]
-    assert int(seen(stack(1, 1, 8, told=False, soft=True), 5).sum()) == 6  # causal: itself and all before
+    assert int(seen(stack(1, 1, 8, directed=False, soft=True), 5).sum()) == 6  # causal: itself and all before
     assert number(ran("A15"), "positions seen through 3 layers, 3 heads") == 64
 
 

@@ -220,7 +220,7 @@ def test_P5_one_pair_comes_nearest_at_the_fractions_of_pi():
 
 
 def test_P6_trained_rows_end_where_the_training_did():
-    made = p06_learned_table.trained(5, 60, silent)
+    made = p06_learned_table.train_table(5, 60, silent)
     assert made.used == 12
     assert (made.moved[:12] > 0).all()
     assert (made.moved[12:] == 0).all()

@@ -11,14 +11,14 @@ from vantage.errors import BadInput
 from vantage.studies.exercises import Grade, exercises, grade_many, heat_maps_png, puzzle
 from vantage.studies.exercises.grading import grade_in
 from vantage.studies.exercises.tasks import a09_heat_maps as a9
-from vantage.studies.sandbox import Sandbox
+from vantage.studies.sandbox import CodeSandbox
 
 ALL = exercises()
 
 
 @pytest.fixture(scope="module")
 def sandbox():
-    with Sandbox() as sandbox:
+    with CodeSandbox() as sandbox:
         yield sandbox
 
 

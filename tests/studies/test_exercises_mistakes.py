@@ -4,7 +4,7 @@ import pytest
 
 from vantage.studies.exercises import exercises
 from vantage.studies.exercises.grading import INCOMPARABLE_WORDS, grade_in
-from vantage.studies.sandbox import Sandbox
+from vantage.studies.sandbox import CodeSandbox
 
 PAIRS = """\
     a, b = x[..., 0::2], x[..., 1::2]
@@ -222,7 +222,7 @@ MISTAKES = {
 
 @pytest.fixture(scope="module")
 def sandbox():
-    with Sandbox() as sandbox:
+    with CodeSandbox() as sandbox:
         yield sandbox
 
 

@@ -15,7 +15,7 @@ import pytest
 from vantage.errors import BadInput, Refused
 from vantage.studies.exercises import exercises, grade
 from vantage.studies.exercises.grading import MOST_BYTES, _describe_end, grade_in
-from vantage.studies.sandbox import ProcessEnded, Sandbox, SandboxProcess, restrictions
+from vantage.studies.sandbox import CodeSandbox, ProcessEnded, SandboxProcess, restrictions
 from vantage.studies.sandbox.process import MOST_OUTPUT
 
 K1 = exercises()["K1"]
@@ -26,7 +26,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="held by the Linux ke
 def sandbox():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SECRET_OF_THE_GRADER", "hunter2")
-        opened = Sandbox().__enter__()
+        opened = CodeSandbox().__enter__()
     yield opened
     opened.__exit__(None, None, None)
 
@@ -512,7 +512,7 @@ def test_the_sandbox_cannot_be_killed_nor_the_limits_raised(sandbox, without):
 
 
 def test_a_sandbox_that_is_gone_says_so():
-    with Sandbox() as sandbox:
+    with CodeSandbox() as sandbox:
         sandbox._process.kill()
         sandbox._process.wait()
         with pytest.raises(Refused, match="open another"):

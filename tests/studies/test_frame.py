@@ -26,7 +26,7 @@ from vantage.figures.drawing import draw, png, svg
 from vantage.figures.palette import LIGHT
 from vantage.figures.tables import csv, table
 from vantage.studies import registry
-from vantage.studies.runner import conduct, said, written
+from vantage.studies.runner import conduct, describe_number, written
 from vantage.studies.shared.findings import compared, conclude, held, interval, judged
 from vantage.studies.shared.models import smollm2
 from vantage.studies.study import Number, Parameter
@@ -200,8 +200,8 @@ def test_numbers_are_written_the_same_everywhere(value, text: str) -> None:
 
 
 def test_a_number_in_words() -> None:
-    assert said(Number("n", 1, 2, False)) == "n: 1; the document: 2, does not agree"
-    assert said(Number("n", 1)) == "n: 1"
+    assert describe_number(Number("n", 1, 2, False)) == "n: 1; the document: 2, does not agree"
+    assert describe_number(Number("n", 1)) == "n: 1"
 
 
 # ---- what studies share

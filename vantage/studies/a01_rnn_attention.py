@@ -30,14 +30,14 @@ LENGTHS = (1, 2, 4, 6, 8, 10, 12, 14, 17, 20)
 EXAMPLES = 200  # of each length
 SENTENCE = "I am a student"
 NAMES = ("with attention", "without")
-ASKED = ("position", "steps done", "steps left")
+PROBED = ("position", "steps done", "steps left")
 FALL = 0.5  # the share of exact answers falls by this much or more
 STEADY = 0.15  # and is called steady if by no more than this
 READABLE = 0.9  # R² from which a number is said to be in the states
 
 
 @dataclass(frozen=True)
-class Side:
+class ModelFindings:
     """One of the two models, trained and looked into."""
 
     model: Recurrent
@@ -49,9 +49,11 @@ class Side:
 def run(values: Values, progress: Progress) -> Result:
     steps, width, seed = (int(values[name]) for name in ("steps", "width", "seed"))
     specs = specs_of(width)
-    sides: dict[str, Side] = {}
+    sides: dict[str, ModelFindings] = {}
     for i, (name, spec) in enumerate(specs.items()):
-        sides[name] = _side(spec, steps, seed, TrainingProgress(progress, 0.5 * i, 0.5 * i + 0.45, name), progress)
+        sides[name] = _train_and_probe(
+            spec, steps, seed, TrainingProgress(progress, 0.5 * i, 0.5 * i + 0.45, name), progress
+        )
     attending, plain = (sides[name] for name in NAMES)
     weights = _alignment(attending.model, _sentence())
     hits = _on_the_right_one(attending.model, seed)
@@ -64,8 +66,8 @@ def run(values: Values, progress: Progress) -> Result:
         held("the decoder's states count", _learned(attending, "steps done") and _learned(attending, "steps left")),
     ]
     also = [_exact(name, sides[name].scores[n]) for n in (6, LONGEST, LENGTHS[-1]) for name in NAMES]
-    also += [_probe(f"R² of {what}, {name}", sides[name].probes[what]) for what in ASKED for name in NAMES]
-    also += [_probe(f"R² of {what}, before any training", attending.fresh[what]) for what in ASKED]
+    also += [_probe(f"R² of {what}, {name}", sides[name].probes[what]) for what in PROBED for name in NAMES]
+    also += [_probe(f"R² of {what}, before any training", attending.fresh[what]) for what in PROBED]
     also.append(Number("answers that looked most at the character they convert", hits))
     also += [Number(f"parameters, {name}", count_parameters(spec)) for name, spec in specs.items()]
     words = TEXT.conclusion(
@@ -90,7 +92,9 @@ def _data(seed: int) -> Sequences:
     return Sequences(task("case"), "pair", (1, LONGEST), (LONGEST // 2, LONGEST), EXAMPLES // 2, seed=10_000 + seed)
 
 
-def _side(spec: RecurrentSpec, steps: int, seed: int, report: TrainingProgress, progress: Progress) -> Side:
+def _train_and_probe(
+    spec: RecurrentSpec, steps: int, seed: int, report: TrainingProgress, progress: Progress
+) -> ModelFindings:
     settings = {
         "seed": seed,
         "model": {"is": "recurrent", "cell": spec.cell, "width": spec.width}
@@ -112,16 +116,16 @@ def _side(spec: RecurrentSpec, steps: int, seed: int, report: TrainingProgress, 
     assert isinstance(trained.model, Recurrent)
     scores = {int(score.set.removeprefix("length ")): score for score in trained.scores}
     fresh = build_recurrent(spec, seed=seed + 1)
-    return Side(trained.model, scores, _probed(trained.model, seed), _probed(fresh, seed))
+    return ModelFindings(trained.model, scores, _probed(trained.model, seed), _probed(fresh, seed))
 
 
 def _probed(model: Recurrent, seed: int) -> dict[str, LinearProbe]:
     batches = [batch for some in _data(seed).held_out().values() for batch in some]
     count = decoder_count(model, batches)
-    return dict(zip(ASKED, (encoder_position(model, batches), count.step, count.remaining), strict=True))
+    return dict(zip(PROBED, (encoder_position(model, batches), count.step, count.remaining), strict=True))
 
 
-def _learned(side: Side, what: str) -> bool:
+def _learned(side: ModelFindings, what: str) -> bool:
     """It can be read, and better than a recurrence of random weights has it by itself."""
     now, before = side.probes[what], side.fresh[what]
     return now.r2 >= READABLE and now.interval[0] > before.interval[1]
@@ -136,8 +140,8 @@ def _band(score: ScoreRecord) -> tuple[float, float]:
     return interval([1.0] * good + [0.0] * (score.rows - good))
 
 
-def _probe(what: str, found: LinearProbe) -> Number:
-    return Number(what, found.r2, interval=found.interval)
+def _probe(what: str, probe: LinearProbe) -> Number:
+    return Number(what, probe.r2, interval=probe.interval)
 
 
 # ---- the alignment
@@ -159,17 +163,17 @@ def _alignment(model: Recurrent, batch: Batch) -> Tensor:
 
 def _on_the_right_one(model: Recurrent, seed: int) -> float:
     """The share of characters whose greatest weight is on the one they convert: after the mark, in order."""
-    found: list[float] = []
+    hits: list[float] = []
     for batch in _data(seed).held_out()[f"length {LONGEST}"]:
         best = _alignment(model, batch)[:, :LONGEST].argmax(-1)
-        found += (best == torch.arange(1, LONGEST + 1)).double().flatten().tolist()
-    return sum(found) / len(found)
+        hits += (best == torch.arange(1, LONGEST + 1)).double().flatten().tolist()
+    return sum(hits) / len(hits)
 
 
 # ---- pictures
 
 
-def _figures(sides: dict[str, Side], weights: Tensor) -> list[Figure]:
+def _figures(sides: dict[str, ModelFindings], weights: Tensor) -> list[Figure]:
     x = [float(n) for n in LENGTHS]
 
     def line(name: str) -> Line:
@@ -192,10 +196,10 @@ def _figures(sides: dict[str, Side], weights: Tensor) -> list[Figure]:
     probes = Bars(
         "What a linear probe reads",
         "R²",
-        ASKED,
-        tuple((name, [found[what].r2 for what in ASKED]) for name, found in series),
-        tuple([found[what].interval[0] for what in ASKED] for _, found in series),
-        tuple([found[what].interval[1] for what in ASKED] for _, found in series),
+        PROBED,
+        tuple((name, [probed[what].r2 for what in PROBED]) for name, probed in series),
+        tuple([probed[what].interval[0] for what in PROBED] for _, probed in series),
+        tuple([probed[what].interval[1] for what in PROBED] for _, probed in series),
     )
     return [
         Figure("length", TEXT.caption("length", longest=LONGEST), (exact, letters)),

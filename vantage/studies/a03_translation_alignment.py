@@ -62,7 +62,7 @@ GOAL = 0.8  # of the words that have a counterpart
 
 
 @dataclass(frozen=True)
-class Pair:
+class SentencePair:
     """A sentence and its translation. ``links``: (source word, target word, kind) of each that has a counterpart."""
 
     source: str
@@ -70,7 +70,7 @@ class Pair:
     links: tuple[tuple[int, int, str], ...]
 
 
-def sentence(rng: random.Random) -> Pair:
+def sentence(rng: random.Random) -> SentencePair:
     """[time] subject be verb [near the [adjective] noun]; in French the time and the adjective come later."""
     i, be_now, be_then, je, est, était = rng.choice(SUBJECTS)
     verb, adjective, noun, time = (rng.choice(list(words)) for words in (VERBS, ADJECTIVES, NOUNS, TIMES))
@@ -88,19 +88,19 @@ def sentence(rng: random.Random) -> Pair:
     if when:
         target.append((TIMES[time], time, "time"))
     links = tuple((source.index(of), t, kind) for t, (_, of, kind) in enumerate(target) if of)
-    return Pair(" ".join(source), " ".join(word for word, _, _ in target).replace("' ", "'"), links)
+    return SentencePair(" ".join(source), " ".join(word for word, _, _ in target).replace("' ", "'"), links)
 
 
-def language(seed: int) -> tuple[list[Pair], list[Pair]]:
+def language(seed: int) -> tuple[list[SentencePair], list[SentencePair]]:
     """Pairs to train on and others to test on; the document's sentence is among neither."""
     rng = random.Random(seed)
-    pairs: dict[str, Pair] = {}
+    pairs: dict[str, SentencePair] = {}
     while len(pairs) < TRAINED + HELD_OUT:
         pair = sentence(rng)
         if pair.source != SENTENCE[0]:
             pairs[pair.source] = pair
-    made = list(pairs.values())
-    return made[HELD_OUT:], made[:HELD_OUT]
+    examples = list(pairs.values())
+    return examples[HELD_OUT:], examples[:HELD_OUT]
 
 
 def run(values: Values, progress: Progress) -> Result:
@@ -110,14 +110,14 @@ def run(values: Values, progress: Progress) -> Result:
     model = trained.model
     assert isinstance(model, Model)
     progress(0.95, "alignments")
-    found = align(model, [(p.source, p.target) for p in held_out], when="written")
-    hits = _hits(held_out, found)
+    alignments = align(model, [(p.source, p.target) for p in held_out], when="written")
+    hits = _hits(held_out, alignments)
     own = align(model, [SENTENCE], when="written")[0]
     content = [hit for kind in CONTENT for hit in hits[kind]]
-    said = translate(model, [SENTENCE[0]])[0]
+    translation = translate(model, [SENTENCE[0]])[0]
     numbers = [compared(f"sum of the document's row for {w}", sum(row), 1.0, within=1e-9) for w, row in ROWS.items()]
     numbers += [
-        compared("our model's translation of the sentence", said, SENTENCE[1]),
+        compared("our model's translation of the sentence", translation, SENTENCE[1]),
         held(f"at least {GOAL:.0%} of words with a counterpart look at it most", mean(content) >= GOAL),
     ]
     rows = [_row(word, own) for word in ROWS]
@@ -133,7 +133,9 @@ def run(values: Values, progress: Progress) -> Result:
     return Result(verdict, words, (*numbers, *rows, *also), _figures(own, hits))
 
 
-def _train(training: Sequence[Pair], held_out: Sequence[Pair], steps: int, seed: int, progress: Progress) -> Trained:
+def _train(
+    training: Sequence[SentencePair], held_out: Sequence[SentencePair], steps: int, seed: int, progress: Progress
+) -> Trained:
     """A small encoder-decoder by the library's own loop; nothing of it stays on the disk."""
     with tempfile.TemporaryDirectory() as place:
         files: dict[str, str] = {}
@@ -161,10 +163,10 @@ def _train(training: Sequence[Pair], held_out: Sequence[Pair], steps: int, seed:
         return train(settings, out=Path(place) / "run", device="cpu", report=report)
 
 
-def _hits(pairs: Sequence[Pair], found: Sequence[Alignment]) -> dict[str, list[float]]:
+def _hits(pairs: Sequence[SentencePair], alignments: Sequence[Alignment]) -> dict[str, list[float]]:
     """For each kind of word, 1 where it looked most at its counterpart and 0 where not."""
     hits: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    for pair, one in zip(pairs, found, strict=True):
+    for pair, one in zip(pairs, alignments, strict=True):
         links = one.links()
         for s, t, kind in pair.links:
             hits[kind].append(float((s, t) in links))

@@ -37,13 +37,13 @@ class Measured:
 
 def run(values: Values, progress: Progress) -> Result:
     texts, tokens = int(values["texts"]), int(values["tokens"])
-    found: dict[str, list[Measured]] = {name: [] for name in NAMES}
+    measured: dict[str, list[Measured]] = {name: [] for name in NAMES}
     for i, d in enumerate(WIDTHS):
         progress(i / len(WIDTHS), f"keys of width {d}")
         x = random_normal(texts, tokens, 2 * d, seed=d)
         for name, scale in (("scaled", None), ("plain", 1.0), ("misprint", d**0.5)):
-            found[name].append(_measured(site_and_weights(_half_and_half(d, Scores(scale=scale)), x)[1]))
-    scaled, plain, misprint = (found[name][WIDTHS.index(AT)] for name in NAMES)
+            measured[name].append(_measured(site_and_weights(_half_and_half(d, Scores(scale=scale)), x)[1]))
+    scaled, plain, misprint = (measured[name][WIDTHS.index(AT)] for name in NAMES)
     scale = _half_and_half(AT, Scores()).scorer.scale
     most = math.log(tokens)
     right = [
@@ -65,22 +65,22 @@ def run(values: Values, progress: Progress) -> Result:
         plain_entropy=plain.entropy,
         misprint_variance=misprint.variance,
     )
-    return conclude(words, [*right, *also], _figures(found, most), slips)
+    return conclude(words, [*right, *also], _figures(measured, most), slips)
 
 
 def _half_and_half(d: int, scores: Scores, value_dim: int | None = None):
     """A head whose query is the first half of a token and whose key the second, so that both are as drawn."""
     value_dim = d if value_dim is None else value_dim
-    made = sharp_attention(GroupedQuery(1, head_dim=d, value_dim=value_dim, scores=scores), 2 * d, Everything())
+    attention = sharp_attention(GroupedQuery(1, head_dim=d, value_dim=value_dim, scores=scores), 2 * d, Everything())
     eye = torch.eye(2 * d, dtype=F64)
-    set_projections(made, eye[:, :d], eye[:, d:], eye[:, :value_dim])
-    return made
+    set_projections(attention, eye[:, :d], eye[:, d:], eye[:, :value_dim])
+    return attention
 
 
 def _output_width(key_dim: int, value_dim: int) -> int:
     """How many numbers the weighted sum of values has, from a pass: those of the output that are not 0."""
-    made = _half_and_half(key_dim, Scores(), value_dim)
-    return int((run_attention(made, random_normal(1, 3, 2 * key_dim)) != 0).any(1).sum())
+    attention = _half_and_half(key_dim, Scores(), value_dim)
+    return int((run_attention(attention, random_normal(1, 3, 2 * key_dim)) != 0).any(1).sum())
 
 
 def _measured(weights_BHTT: Tensor) -> Measured:
@@ -91,17 +91,17 @@ def _measured(weights_BHTT: Tensor) -> Measured:
     return Measured(sum(variance) / len(w), interval(variance), sum(entropy) / len(w), interval(entropy))
 
 
-def _variance(what: str, found: Measured, document: float) -> Number:
+def _variance(what: str, measured: Measured, document: float) -> Number:
     """Agrees if within a tenth: the draws are what they are."""
-    return compared(what, found.variance, document, within=0.1 * document, interval=found.variance_in)
+    return compared(what, measured.variance, document, within=0.1 * document, interval=measured.variance_in)
 
 
-def _figures(found: dict[str, list[Measured]], most: float) -> list[Figure]:
+def _figures(measured: dict[str, list[Measured]], most: float) -> list[Figure]:
     x = [float(d) for d in WIDTHS]
 
     def line(name: str, what: str) -> Line:
-        y = [getattr(m, what) for m in found[name]]
-        low, high = zip(*(getattr(m, f"{what}_in") for m in found[name]), strict=True)
+        y = [getattr(m, what) for m in measured[name]]
+        low, high = zip(*(getattr(m, f"{what}_in") for m in measured[name]), strict=True)
         return Line(NAMES[name], x, y, low, high)
 
     variance = Lines(

@@ -24,11 +24,11 @@ FINITE = -10.0  # a "large negative number", too small to hide anything
 def run(values: Values, progress: Progress) -> Result:
     tokens, width = int(values["tokens"]), int(values["width"])
     M = _mask(tokens)
-    made = sharp_attention(GroupedQuery(1), width)
+    attention = sharp_attention(GroupedQuery(1), width)
     x = 0.6 * random_normal(1, tokens, width)
     with torch.no_grad():
-        q, k, _ = (t[0, 0] for t in made.project(x))
-    site, weights = site_and_weights(made, x)
+        q, k, _ = (t[0, 0] for t in attention.project(x))
+    site, weights = site_and_weights(attention, x)
     w = weights[0, 0]
     other = sharp_attention(GroupedQuery(1), width, cross=True)
     across, _ = site_and_weights(other, x, source=random_normal(1, tokens + 1, width, seed=1))
@@ -47,7 +47,7 @@ def run(values: Values, progress: Progress) -> Result:
         Number(f"largest difference of the two forms with {FINITE:g} for −∞", _finite(tokens, width)),
     ]
     words = TEXT.conclusion(shape=_shapes()[0], transposed_shape=_shapes()[1])
-    return conclude(words, [*right, *also], _figures(q @ k.T * made.scorer.scale, w, M), slips)
+    return conclude(words, [*right, *also], _figures(q @ k.T * attention.scorer.scale, w, M), slips)
 
 
 def _mask(tokens: int) -> Tensor:
@@ -77,9 +77,9 @@ def _finite(tokens: int, width: int) -> float:
 def _shapes() -> tuple[str, str]:
     """The shape of a module's scores, and that of QᵀK with its queries and keys."""
     tokens, width = FEW
-    made, x = sharp_attention(GroupedQuery(1), width), random_normal(1, tokens, width)
-    q, k, _ = (t[0, 0] for t in made.project(x))
-    both = (site_and_weights(made, x)[1][0, 0], q.T @ k)
+    attention, x = sharp_attention(GroupedQuery(1), width), random_normal(1, tokens, width)
+    q, k, _ = (t[0, 0] for t in attention.project(x))
+    both = (site_and_weights(attention, x)[1][0, 0], q.T @ k)
     ours, product = (" × ".join(map(str, t.shape)) for t in both)
     return ours, product
 

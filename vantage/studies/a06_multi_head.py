@@ -37,22 +37,22 @@ def run(values: Values, progress: Progress) -> Result:
     right: list[Number] = []
     panels: list[Heat] = []
     for name, mask in masks.items():
-        made = sharp_attention(GroupedQuery(heads), width, mask)
-        apart = _one_by_one(made, x, heads, head_dim, mask) @ made.out.weight.detach().T
-        off = float((run_attention(made, x) - apart).abs().max())
+        attention = sharp_attention(GroupedQuery(heads), width, mask)
+        apart = _one_by_one(attention, x, heads, head_dim, mask) @ attention.out.weight.detach().T
+        off = float((run_attention(attention, x) - apart).abs().max())
         right.append(compared(f"module against heads one by one, {name}: largest difference", off, 0.0, within=CLOSE))
         pos = Positions.arange(1, tokens)
-        weights = site_and_weights(made, x)[1][0].masked_fill(
+        weights = site_and_weights(attention, x)[1][0].masked_fill(
             ~dense(mask, pos.against(pos))[0, 0], -torch.inf
         )  # empty cells
         panels += [Heat(f"head {h}, {name}", "key", "query", heat_cells(weights[h])) for h in range(min(heads, SHOWN))]
-    made = sharp_attention(GroupedQuery(heads), width)
-    right.append(compared("width of one head", made.shape.key_dim, width // heads))
-    right.append(compared("width of the heads side by side", made.out.in_features, width))
-    also = [Number("parameters, whatever the number of heads", sum(p.numel() for p in made.parameters()))]
-    also += [Number(f"distance between the weights of heads 0 and {h}", _apart(made, x, h)) for h in range(1, heads)][
-        :3
-    ]
+    attention = sharp_attention(GroupedQuery(heads), width)
+    right.append(compared("width of one head", attention.shape.key_dim, width // heads))
+    right.append(compared("width of the heads side by side", attention.out.in_features, width))
+    also = [Number("parameters, whatever the number of heads", sum(p.numel() for p in attention.parameters()))]
+    also += [
+        Number(f"distance between the weights of heads 0 and {h}", _apart(attention, x, h)) for h in range(1, heads)
+    ][:3]
     words = TEXT.conclusion(heads=heads, head_dim=head_dim)
     figure = Figure(
         "heads",
@@ -62,9 +62,9 @@ def run(values: Values, progress: Progress) -> Result:
     return conclude(words, [*right, *also], [figure])
 
 
-def _one_by_one(made: Any, x: Tensor, heads: int, head_dim: int, mask: Mask) -> Tensor:
+def _one_by_one(attention: Any, x: Tensor, heads: int, head_dim: int, mask: Mask) -> Tensor:
     """Each head as a module of its own, with its slice of the maps; their outputs side by side."""
-    q, k, v = (w.T for w in made.qkv.weight.detach().chunk(3))
+    q, k, v = (w.T for w in attention.qkv.weight.detach().chunk(3))
     outs = []
     for h in range(heads):
         cut = slice(h * head_dim, (h + 1) * head_dim)
@@ -74,9 +74,9 @@ def _one_by_one(made: Any, x: Tensor, heads: int, head_dim: int, mask: Mask) -> 
     return torch.cat(outs, -1)
 
 
-def _apart(made: Any, x: Tensor, head: int) -> float:
+def _apart(attention: Any, x: Tensor, head: int) -> float:
     """Half the sum of differences, mean over the rows: 0 is equal, 1 is that they share nothing."""
-    weights = site_and_weights(made, x)[1][0]
+    weights = site_and_weights(attention, x)[1][0]
     return float((weights[0] - weights[head]).abs().sum(-1).mean() / 2)
 
 

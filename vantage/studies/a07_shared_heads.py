@@ -53,9 +53,9 @@ def _name(kv_heads: int, heads: int) -> str:
 
 def _multiplications(heads: int, kv_heads: int, d: int, M: int) -> int:
     """Counted by torch as the module runs; every head's maps are d×d, as the document has them."""
-    made = sharp_attention(GroupedQuery(heads, kv_heads, head_dim=d), d)
+    attention = sharp_attention(GroupedQuery(heads, kv_heads, head_dim=d), d)
     with FlopCounterMode(display=False) as counter:
-        run_attention(made, random_normal(1, M, d))
+        run_attention(attention, random_normal(1, M, d))
     return counter.get_total_flops() // 2  # a multiply and an add are two operations
 
 

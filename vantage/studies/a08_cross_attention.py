@@ -25,14 +25,14 @@ CLOSE = 1e-12
 def run(values: Values, progress: Progress) -> Result:
     targets, sources = int(values["targets"]), int(values["sources"])
     copied, weights = _copies(float(values["gain"]))
-    made = sharp_attention(GroupedQuery(4, 2), 16, cross=True)
+    attention = sharp_attention(GroupedQuery(4, 2), 16, cross=True)
     x, source = 0.5 * random_normal(1, targets, 16), random_normal(1, sources, 16, seed=1)
-    site, seen = site_and_weights(made, x, source=source)
+    site, seen = site_and_weights(attention, x, source=source)
     index = torch.randperm(sources, generator=torch.Generator().manual_seed(0))
-    moved = run_attention(made, x, source=source[:, index])
-    other = run_attention(made, x, source=source + random_normal(1, sources, 16, seed=2))
-    alone = run_attention(made, x[:, -1:], source=source)
-    out = run_attention(made, x, source=source)
+    moved = run_attention(attention, x, source=source[:, index])
+    other = run_attention(attention, x, source=source + random_normal(1, sources, 16, seed=2))
+    alone = run_attention(attention, x[:, -1:], source=source)
+    out = run_attention(attention, x, source=source)
     right = [
         compared(
             "shape of the weights, targets × sources", " × ".join(map(str, seen.shape[2:])), f"{targets} × {sources}"
@@ -63,15 +63,15 @@ def _off(a: Tensor, b: Tensor) -> float:
 
 def _copies(gain: float) -> tuple[float, Tensor]:
     """Keys are the source tokens and values five times them; each target asks for one, ``gain`` times over."""
-    made: Any = sharp_attention(GroupedQuery(1, head_dim=SOURCES, value_dim=SOURCES), SOURCES, cross=True)
+    attention: Any = sharp_attention(GroupedQuery(1, head_dim=SOURCES, value_dim=SOURCES), SOURCES, cross=True)
     eye = torch.eye(SOURCES, dtype=F64)
     with torch.no_grad():
-        made.q.weight.copy_(gain * SOURCES**0.5 * eye)  # the module divides by the root again
-        made.kv.weight.copy_(torch.cat([eye, 5 * eye]))
-        made.out.weight.copy_(eye)
+        attention.q.weight.copy_(gain * SOURCES**0.5 * eye)  # the module divides by the root again
+        attention.kv.weight.copy_(torch.cat([eye, 5 * eye]))
+        attention.out.weight.copy_(eye)
     x = eye[None, list(WANTED)]
-    _, weights = site_and_weights(made, x, source=eye[None])
-    return _off(run_attention(made, x, source=eye[None]), 5 * x), weights[0, 0]
+    _, weights = site_and_weights(attention, x, source=eye[None])
+    return _off(run_attention(attention, x, source=eye[None]), 5 * x), weights[0, 0]
 
 
 STUDY = TEXT.study(

@@ -29,8 +29,8 @@ def matrices() -> tuple[Tensor, ...]:
 
 
 def run(values: Values, progress: Progress) -> Result:
-    given = matrices()
-    uniform, diagonal, lower, shift = maps = [weights_of(scores) for scores in given]
+    score_matrices = matrices()
+    uniform, diagonal, lower, shift = maps = [weights_of(scores) for scores in score_matrices]
     off = diagonal[~torch.eye(4, dtype=torch.bool)]
     right = [
         compared("matrix 1: every weight", float(uniform.mean()), 0.25, within=1e-12),
@@ -44,10 +44,10 @@ def run(values: Values, progress: Progress) -> Result:
     answers = {order[i] + 1: LETTERS[i] for i in range(4)}
     also = [Number(f"exercise: matrix {i} belongs to map", answers[i]) for i in sorted(answers)]
     words = TEXT.conclusion(weight=float(diagonal[0, 0]))
-    return conclude(words, [*right, *also], _figures(given, maps, order), slips)
+    return conclude(words, [*right, *also], _figures(score_matrices, maps, order), slips)
 
 
-def _figures(given: tuple[Tensor, ...], maps: list[Tensor], order: list[int]) -> list[Figure]:
+def _figures(score_matrices: tuple[Tensor, ...], maps: list[Tensor], order: list[int]) -> list[Figure]:
     scores = tuple(
         Heat(
             f"matrix {i + 1}",
@@ -58,7 +58,7 @@ def _figures(given: tuple[Tensor, ...], maps: list[Tensor], order: list[int]) ->
             y_ticks=PLACES,
             written=True,
         )
-        for i, m in enumerate(given)
+        for i, m in enumerate(score_matrices)
     )
     shuffled = tuple(
         Heat(f"map {LETTERS[i]}", "key", "query", heat_cells(maps[j]), PLACES, PLACES) for i, j in enumerate(order)

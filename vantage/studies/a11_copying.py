@@ -38,18 +38,18 @@ def run(values: Values, progress: Progress) -> Result:
     return conclude(words, [*right, *also], [_figure(keys, content)])
 
 
-def _asked(keys: Tensor, content: Tensor, j: int, gain: float) -> tuple[Tensor, Tensor]:
+def _attend_to(keys: Tensor, content: Tensor, j: int, gain: float) -> tuple[Tensor, Tensor]:
     """q = g·k_j over orthonormal keys: the score of key j is g, of every other 0."""
     out, weights = attend(gain * keys[j : j + 1], keys, content)
     return out[0], weights[0]
 
 
 def _distance(keys: Tensor, content: Tensor, j: int, gain: float) -> float:
-    return float((_asked(keys, content, j, gain)[0] - content[j]).norm())
+    return float((_attend_to(keys, content, j, gain)[0] - content[j]).norm())
 
 
 def _weight(keys: Tensor, content: Tensor, j: int, gain: float) -> float:
-    return float(_asked(keys, content, j, gain)[1][j])
+    return float(_attend_to(keys, content, j, gain)[1][j])
 
 
 def _figure(keys: Tensor, content: Tensor) -> Figure:

@@ -94,13 +94,13 @@ def _copies(outputs: Tensor) -> list[float]:
 
 
 def _copied(gain: float, outputs: Tensor) -> Number:
-    found = _copies(outputs)
-    return Number(f"g = {gain:g}: share of outputs that are nearly v_a or v_b", mean(found), interval=interval(found))
+    copies = _copies(outputs)
+    return Number(f"g = {gain:g}: share of outputs that are nearly v_a or v_b", mean(copies), interval=interval(copies))
 
 
 def _variance(gain: float, outputs: Tensor) -> Number:
-    found = scatter(outputs)
-    return Number(f"g = {gain:g}: variance of the output", mean(found), interval=interval(found))
+    spreads = scatter(outputs)
+    return Number(f"g = {gain:g}: variance of the output", mean(spreads), interval=interval(spreads))
 
 
 def _figures(outputs: dict[float, Tensor], clean: Keys) -> list[Figure]:
@@ -111,9 +111,9 @@ def _figures(outputs: dict[float, Tensor], clean: Keys) -> list[Figure]:
     calm = [scatter(clean.one_head(gain)) for gain in GAINS]
     wild = [scatter(outputs[gain]) for gain in GAINS]
 
-    def line(name: str, found: list[list[float]]) -> Line:
-        low, high = zip(*map(interval, found), strict=True)
-        return Line(name, GAINS, [mean(one) for one in found], low, high)
+    def line(name: str, samples: list[list[float]]) -> Line:
+        low, high = zip(*map(interval, samples), strict=True)
+        return Line(name, GAINS, [mean(one) for one in samples], low, high)
 
     variance = Lines(
         "Variance of the output",

@@ -32,27 +32,27 @@ def run(values: Values, progress: Progress) -> Result:
     n, samples = int(values["keys"]), int(values["samples"])
     clean, noisy = (draw_keys(n, samples, noisy=noisy) for noisy in (False, True))
     again = _again(samples)
-    found: dict[float, Both] = {}
+    by_gain: dict[float, Both] = {}
     for i, gain in enumerate(GAINS):
         progress(i / len(GAINS), f"gain {gain:g}")
-        found[gain] = _both(noisy, gain, again)
+        by_gain[gain] = _both(noisy, gain, again)
     calm = clean.two_heads(HIGH)
-    low, high = found[LOW], found[HIGH]
+    low, high = by_gain[LOW], by_gain[HIGH]
     right = [
         compared(f"αI alone, g = {HIGH:g}: mean share of v_a", float(calm[:, 0].mean()), 0.5, within=0.01),
         compared(f"αI alone, g = {HIGH:g}: mean share of v_b", float(calm[:, 1].mean()), 0.5, within=0.01),
-        *(held(f"two heads vary less than one, g = {gain:g}", both.ratio_in[0] > 1) for gain, both in found.items()),
+        *(held(f"two heads vary less than one, g = {gain:g}", both.ratio_in[0] > 1) for gain, both in by_gain.items()),
         held(f"g = {HIGH:g}: head 2 copies v_b", _second(noisy, HIGH) > MOSTLY),
     ]
     slips = [held(f"g = {LOW:g}: head 2 copies v_b", _second(noisy, LOW) > MOSTLY)]
     also = [
         Number(f"variance of one head over that of two, g = {gain:g}", both.ratio, interval=both.ratio_in)
-        for gain, both in found.items()
+        for gain, both in by_gain.items()
     ]
     also.append(Number(f"g = {LOW:g}: weight that head 2 gives v_b", _second(noisy, LOW)))
     also.append(_share(f"g = {HIGH:g}: mean share of v_a, two heads", high.two[:, 0]))
     words = TEXT.conclusion(low_ratio=low.ratio, high_ratio=high.ratio, high_gain=HIGH, second=_second(noisy, LOW), n=n)
-    return conclude(words, [*right, *also], _figures(found), slips)
+    return conclude(words, [*right, *also], _figures(by_gain), slips)
 
 
 def _both(keys: Keys, gain: float, again: np.ndarray) -> Both:
@@ -73,16 +73,16 @@ def _second(keys: Keys, gain: float) -> float:
     return float(keys.look(gain * keys.means[1])[:, 1].mean())
 
 
-def _share(what: str, found: Tensor) -> Number:
-    return Number(what, float(found.mean()), interval=interval(found.tolist()))
+def _share(what: str, shares: Tensor) -> Number:
+    return Number(what, float(shares.mean()), interval=interval(shares.tolist()))
 
 
-def _figures(found: dict[float, Both]) -> list[Figure]:
+def _figures(by_gain: dict[float, Both]) -> list[Figure]:
     spread = tuple(
         Histogram(
             f"g = {gain:g}",
             "share of v_a in the output",
-            (("one head", found[gain].one[:, 0].tolist()), ("two heads", found[gain].two[:, 0].tolist())),
+            (("one head", by_gain[gain].one[:, 0].tolist()), ("two heads", by_gain[gain].two[:, 0].tolist())),
         )
         for gain in (LOW, 3.0, HIGH)
     )
@@ -94,14 +94,14 @@ def _figures(found: dict[float, Both]) -> list[Figure]:
             Line(
                 "ratio",
                 GAINS,
-                [found[g].ratio for g in GAINS],
-                [found[g].ratio_in[0] for g in GAINS],
-                [found[g].ratio_in[1] for g in GAINS],
+                [by_gain[g].ratio for g in GAINS],
+                [by_gain[g].ratio_in[0] for g in GAINS],
+                [by_gain[g].ratio_in[1] for g in GAINS],
             ),
         ),
         marks=(("no difference", 1.0),),
     )
-    one, two = ([mean(scatter(outputs)) for outputs in side] for side in _sides(found))
+    one, two = ([mean(scatter(outputs)) for outputs in side] for side in _sides(by_gain))
     variance = Lines(
         "Variance of the output", "gain g", "variance", (Line("one head", GAINS, one), Line("two heads", GAINS, two))
     )
@@ -111,8 +111,8 @@ def _figures(found: dict[float, Both]) -> list[Figure]:
     ]
 
 
-def _sides(found: dict[float, Both]) -> tuple[list[Tensor], list[Tensor]]:
-    return [found[g].one for g in GAINS], [found[g].two for g in GAINS]
+def _sides(by_gain: dict[float, Both]) -> tuple[list[Tensor], list[Tensor]]:
+    return [by_gain[g].one for g in GAINS], [by_gain[g].two for g in GAINS]
 
 
 STUDY = TEXT.study(

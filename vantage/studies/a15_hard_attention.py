@@ -55,12 +55,12 @@ class _Offset(Pointwise):
         return ABOVE * (q.order - k.order == (h + 1) * self.step)
 
 
-def stack(heads: int, depth: int, tokens: int, *, told: bool, soft: bool = False, seed: int = 0) -> Model:
-    """A decoder with hard attention. ``told``: layer l looks back by steps of (h + 1)^l, so that no two paths meet."""
+def stack(heads: int, depth: int, tokens: int, *, directed: bool, soft: bool = False, seed: int = 0) -> Model:
+    """A decoder with hard attention. ``directed``: layer l looks back in steps of (h + 1)^l, so no two paths meet."""
     scores = Scores(normalise=Softmax() if soft else Argmax())
     attention = GroupedQuery(heads, head_dim=8, scores=scores)
     spec = decoder(vocab=tokens, width=WIDTH, layers=depth, attention=attention)
-    if told:
+    if directed:
         layers = (replace(layer, bias=LookBack((heads + 1) ** i)) for i, layer in enumerate(spec.layers))
         spec = replace(spec, layers=tuple(layers))
     model = build(spec, seed=seed)
@@ -81,18 +81,18 @@ def seen_from(model: Model, node: int) -> Tensor:
 
 def run(values: Values, progress: Progress) -> Result:
     depth = int(values["depth"])
-    told: dict[int, list[int]] = {h: [] for h in HEADS}
+    directed: dict[int, list[int]] = {h: [] for h in HEADS}
     free: dict[int, list[int]] = {h: [] for h in HEADS}
     for i, heads in enumerate(HEADS):
         tokens = (heads + 1) ** depth
         for n in range(depth + 1):
             progress((i + n / (depth + 1)) / len(HEADS), f"{_many(heads, 'head')}, {_many(n, 'layer')}")
-            told[heads].append(_reach(heads, n, tokens, told=True, nodes=1))
-            free[heads].append(_reach(heads, n, tokens, told=False, nodes=NODES))
+            directed[heads].append(_reach(heads, n, tokens, directed=True, nodes=1))
+            free[heads].append(_reach(heads, n, tokens, directed=False, nodes=NODES))
     most = 4**depth
-    soft = int(seen_from(stack(3, 1, most, told=False, soft=True), most - 1).sum())
+    soft = int(seen_from(stack(3, 1, most, directed=False, soft=True), most - 1).sum())
     right = [
-        compared(f"positions seen through {_many(n, 'layer')}, {_many(h, 'head')}", told[h][n], (h + 1) ** n)
+        compared(f"positions seen through {_many(n, 'layer')}, {_many(h, 'head')}", directed[h][n], (h + 1) ** n)
         for h in HEADS
         for n in range(1, depth + 1)
     ]
@@ -106,16 +106,20 @@ def run(values: Values, progress: Progress) -> Result:
     ]
     also.append(Number(f"positions seen through 1 layer of softmax, of {most}", soft))
     words = TEXT.conclusion(
-        one_head=told[1][depth], two_heads=told[2][depth], three_heads=told[3][depth], depth=depth, soft=soft
+        one_head=directed[1][depth],
+        two_heads=directed[2][depth],
+        three_heads=directed[3][depth],
+        depth=depth,
+        soft=soft,
     )
-    return conclude(words, [*right, *also], _figures(told, free, depth))
+    return conclude(words, [*right, *also], _figures(directed, free, depth))
 
 
-def _reach(heads: int, depth: int, tokens: int, *, told: bool, nodes: int) -> int:
+def _reach(heads: int, depth: int, tokens: int, *, directed: bool, nodes: int) -> int:
     """How many positions the last nodes of a stack see, the most of them. No layers: a token sees itself."""
     if depth == 0:
         return 1
-    model = stack(heads, depth, tokens, told=told)
+    model = stack(heads, depth, tokens, directed=directed)
     first = max(0, tokens - nodes)
     return max(int(seen_from(model, node).sum()) for node in range(first, tokens))
 
@@ -124,19 +128,19 @@ def _many(n: int, what: str) -> str:
     return f"{n} {what}{'' if n == 1 else 's'}"
 
 
-def _pairs(found: list[int], heads: int) -> list[tuple[int, int]]:
-    return [(f, (heads + 1) ** n) for n, f in enumerate(found)]
+def _pairs(places: list[int], heads: int) -> list[tuple[int, int]]:
+    return [(f, (heads + 1) ** n) for n, f in enumerate(places)]
 
 
-def _figures(told: dict[int, list[int]], free: dict[int, list[int]], depth: int) -> list[Figure]:
+def _figures(directed: dict[int, list[int]], free: dict[int, list[int]], depth: int) -> list[Figure]:
     layers = [float(n) for n in range(depth + 1)]
-    lines = [Line(f"h = {h}, told where", layers, [float(x) for x in told[h]]) for h in HEADS]
+    lines = [Line(f"h = {h}, told where", layers, [float(x) for x in directed[h]]) for h in HEADS]
     lines += [Line(f"h = {h}, random", layers, [float(x) for x in free[h]], look="dashed") for h in HEADS]
     growth = Lines("Positions that a node sees", "layers", "positions", tuple(lines), log_y=True)
     tokens = 2**depth
     rows = [[float(p == tokens - 1) for p in range(tokens)]]
     for n in range(1, depth + 1):
-        rows.append(seen_from(stack(1, n, tokens, told=True), tokens - 1).double().tolist())
+        rows.append(seen_from(stack(1, n, tokens, directed=True), tokens - 1).double().tolist())
     who = Heat(
         "One head: what the last token sees",
         "position",

@@ -34,7 +34,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Kind:
+class CostFormula:
     """The document's order, and the sum that it stands for with the output projection as it is."""
 
     order: Callable[[Size], int]
@@ -42,19 +42,19 @@ class Kind:
 
 
 KINDS = {
-    "self": Kind(
+    "self": CostFormula(
         lambda s: (s.M * s.d + s.M**2) * s.d * s.h,
         lambda s: 3 * s.M * s.h * s.d**2 + 2 * s.M**2 * s.d * s.h + s.M * s.h * s.d**2,
     ),
-    "multi-query": Kind(
+    "multi-query": CostFormula(
         lambda s: (s.M * s.d + s.M**2) * s.d * s.h,
         lambda s: s.M * (s.h + 2) * s.d**2 + 2 * s.M**2 * s.d * s.h + s.M * s.h * s.d**2,
     ),
-    "cross": Kind(
+    "cross": CostFormula(
         lambda s: (s.M * s.d + s.N * s.d + s.M * s.N) * s.h * s.d,
         lambda s: (s.N + 2 * s.M) * s.h * s.d**2 + 2 * s.M * s.N * s.d * s.h + s.N * s.h * s.d**2,
     ),
-    "causal": Kind(
+    "causal": CostFormula(
         lambda s: (s.N * s.d + s.N**2) * s.d * s.h,
         lambda s: 3 * s.N * s.h * s.d**2 + 2 * s.N**2 * s.d * s.h + s.N * s.h * s.d**2,
     ),
@@ -67,8 +67,8 @@ def run(values: Values, progress: Progress) -> Result:
     over: dict[str, list[int]] = {name: [] for name in KINDS}
     for i, length in enumerate(LENGTHS):
         progress(i / len(LENGTHS), f"length {length}")
-        for name, found in over.items():
-            found.append(sum(counted(name, Size(length, length, size.h, size.d)).values()))
+        for name, counts_over_lengths in over.items():
+            counts_over_lengths.append(sum(counted(name, Size(length, length, size.h, size.d)).values()))
     right = [
         compared(f"{name} attention: multiply-accumulates", sum(counts[name].values()), kind.exact(size))
         for name, kind in KINDS.items()
@@ -94,12 +94,12 @@ def counted(name: str, size: Size) -> dict[str, int]:
     crosses = name == "cross"
     config = GroupedQuery(size.h, 1 if name == "multi-query" else None, head_dim=size.d)
     mask = Causal() if name == "causal" else Everything()
-    made = sharp_attention(config, size.d, mask, cross=crosses)
+    attention = sharp_attention(config, size.d, mask, cross=crosses)
     x = random_normal(1, size.M if name in ("self", "multi-query") else size.N, size.d)
     with FlopCounterMode(display=False) as counter:
-        run_attention(made, x, source=random_normal(1, size.M, size.d, seed=1) if crosses else None)
+        run_attention(attention, x, source=random_normal(1, size.M, size.d, seed=1) if crosses else None)
     by_module = {of: sum(n.values()) // 2 for of, n in counter.get_flop_counts().items()}  # two operations each
-    whole = type(made).__name__
+    whole = type(attention).__name__
     output = by_module[f"{whole}.out"]
     projections = sum(by_module[f"{whole}.{part}"] for part in ("qkv", "q", "kv") if f"{whole}.{part}" in by_module)
     return dict(zip(PARTS, (projections, by_module["Global"] - projections - output, output), strict=True))

@@ -34,7 +34,7 @@ def run(values: Values, progress: Progress) -> Result:
     model = smollm2()
     tokens = int(values["tokens"])
     progress(0.05, "reading the text")
-    found = atlas(
+    head_atlas = atlas(
         model,
         STORY,
         longest=tokens,
@@ -43,22 +43,25 @@ def run(values: Values, progress: Progress) -> Result:
     progress(0.7, "the same shape without training")
     control = atlas(_untrained(model), read_tokens(model, STORY)[:, :tokens])
     progress(0.85, "pictures")
-    clear = {kind: found.of(kind)[0] for kind in KINDS if found.of(kind)}
+    clear = {kind: head_atlas.of(kind)[0] for kind in KINDS if head_atlas.of(kind)}
     right = [
         held("some heads look at the token before", "previous" in clear),
         held("some heads look for what came after last time", "induction" in clear),
-        held("heads of one layer are of different kinds", _most_kinds(found) > 1),
+        held("heads of one layer are of different kinds", _most_kinds(head_atlas) > 1),
         held("heads without training are of these kinds", any(control.of(kind) for kind in KINDS), False),
     ]
-    also = [Number(f"heads on {where}, of {len(found.heads)}", found.counts[kind]) for kind, where in KINDS.items()]
+    also = [
+        Number(f"heads on {where}, of {len(head_atlas.heads)}", head_atlas.counts[kind])
+        for kind, where in KINDS.items()
+    ]
     also += [
         Number(f"clearest: {KINDS[kind]}, head {_name(head)}", head.measures[kind]) for kind, head in clear.items()
     ]
-    also.append(Number("heads of none of these kinds", sum(not _kinds(head) for head in found.heads)))
-    also.append(Number("most kinds in one layer", _most_kinds(found)))
-    kinds = [f"{found.counts[kind]} look at {where}" for kind, where in KINDS.items() if found.counts[kind]]
-    words = TEXT.conclusion(tokens=found.tokens, heads=len(found.heads), kinds=", ".join(kinds))
-    figures = [_kinds_figure(found), *([_heads_figure(model, clear)] if clear else [])]
+    also.append(Number("heads of none of these kinds", sum(not _kinds(head) for head in head_atlas.heads)))
+    also.append(Number("most kinds in one layer", _most_kinds(head_atlas)))
+    kinds = [f"{head_atlas.counts[kind]} look at {where}" for kind, where in KINDS.items() if head_atlas.counts[kind]]
+    words = TEXT.conclusion(tokens=head_atlas.tokens, heads=len(head_atlas.heads), kinds=", ".join(kinds))
+    figures = [_kinds_figure(head_atlas), *([_heads_figure(model, clear)] if clear else [])]
     return conclude(words, [*right, *also], figures)
 
 
@@ -75,24 +78,26 @@ def _name(head: HeadFacts) -> str:
     return f"{head.layer}.{head.head}"
 
 
-def _most_kinds(found: Atlas) -> int:
+def _most_kinds(head_atlas: Atlas) -> int:
     layers: dict[int, set[str]] = {}
-    for head in found.heads:
+    for head in head_atlas.heads:
         layers.setdefault(head.layer, set()).update(_kinds(head))
     return max(len(kinds) for kinds in layers.values())
 
 
-def _kinds_figure(found: Atlas) -> Figure:
-    layers = sorted({head.layer for head in found.heads})
-    heads = 1 + max(head.head for head in found.heads)
+def _kinds_figure(head_atlas: Atlas) -> Figure:
+    layers = sorted({head.layer for head in head_atlas.heads})
+    heads = 1 + max(head.head for head in head_atlas.heads)
     panels: list[Heat | Bars] = []
     for kind, where in list(KINDS.items())[:4]:
         grid: list[list[float | None]] = [[None] * heads for _ in layers]
-        for head in found.heads:
+        for head in head_atlas.heads:
             value = head.measures[kind]
             grid[head.layer][head.head] = None if math.isnan(value) else value  # a short text may repeat no token
         panels.append(Heat(f"Weight on {where}", "head", "layer", grid))
-    counts = Bars("How many heads", "heads", tuple(KINDS), (("heads", [float(found.counts[kind]) for kind in KINDS]),))
+    counts = Bars(
+        "How many heads", "heads", tuple(KINDS), (("heads", [float(head_atlas.counts[kind]) for kind in KINDS]),)
+    )
     return Figure("atlas", TEXT.caption("atlas"), (*panels, counts))
 
 

@@ -33,13 +33,13 @@ def run(values: Values, progress: Progress) -> Result:
     n = int(values["tokens"])
     model = sharp_model(decoder(vocab=VOCAB, width=16, layers=LAYERS, heads=4, kv_heads=2))
     lengths = sorted({1, 2, 3, *range(4, n, max(1, n // 8)), n})
-    found: dict[bool, dict[int, Counter[int]]] = {True: {}, False: {}}
+    counts: dict[bool, dict[int, Counter[int]]] = {True: {}, False: {}}
     engine: dict[bool, int] = {}
     for i, length in enumerate(lengths):
         progress(i / len(lengths), f"generating {length} tokens")
         for cached in (True, False):
-            found[cached][length], engine[cached] = _counted(model, length, cached)
-    plain, kept = found[False][n], found[True][n]
+            counts[cached][length], engine[cached] = _counted(model, length, cached)
+    plain, kept = counts[False][n], counts[True][n]
     needed, out = _third_query()
     progress(1.0, "done")
     numbers = [
@@ -57,7 +57,7 @@ def run(values: Values, progress: Progress) -> Result:
         compared("keys needed to generate x₄ after x₁, x₂, x₃", needed, 4),
     ]
     words = TEXT.conclusion(n=n, projections=sum(plain.values()), first_key=plain[1])
-    return conclude(words, numbers, [_each(plain, kept, n), _growth(found, lengths)], slips)
+    return conclude(words, numbers, [_each(plain, kept, n), _growth(counts, lengths)], slips)
 
 
 def _counted(model: Model, n: int, cached: bool) -> tuple[Counter[int], int]:
@@ -102,9 +102,9 @@ def _each(plain: Counter[int], kept: Counter[int], n: int) -> Figure:
     return Figure("each-key", TEXT.caption("each-key"), (Bars("Projections of each key", "times", names, series),))
 
 
-def _growth(found: dict[bool, dict[int, Counter[int]]], lengths: list[int]) -> Figure:
+def _growth(counts: dict[bool, dict[int, Counter[int]]], lengths: list[int]) -> Figure:
     lines = tuple(
-        Line(name, lengths, [sum(found[cached][length].values()) for length in lengths])
+        Line(name, lengths, [sum(counts[cached][length].values()) for length in lengths])
         for name, cached in (("without a cache", False), ("with a cache", True))
     )
     return Figure(

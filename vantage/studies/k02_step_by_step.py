@@ -23,12 +23,12 @@ KINDS = ("contiguous", "paged", "quantised")
 def run(values: Values, progress: Progress) -> Result:
     steps, kind = int(values["steps"]), str(values["kind"])
     model = sharp_model(decoder(vocab=VOCAB, width=16, layers=2, heads=2))
-    told = torch.tensor([greedy_tokens(model, PROMPT, steps, cached=False)])
+    tokens = torch.tensor([greedy_tokens(model, PROMPT, steps, cached=False)])
     progress(0.3, "step by step")
     loss = ROUNDING if kind != "quantised" else 0.5  # eight bits a number lose something
-    read, weights, keys, same = _steps(model, told, kind)
+    read, weights, keys, same = _steps(model, tokens, kind)
     progress(0.7, "in one pass")
-    whole, held = _whole(model, told[:, :-1])
+    whole, held = _whole(model, tokens[:, :-1])
     drawn = [_drawn(model, steps, seed, cached) for seed in (0, 1) for cached in (True, False)]
     error = max(max_difference(row, whole[t, : len(row)]) for t, row in zip(_queries(steps), weights, strict=True))
     numbers = [
@@ -55,22 +55,22 @@ def _queries(steps: int) -> range:
 
 
 @torch.no_grad()
-def _steps(model: Model, told: Tensor, kind: str) -> tuple[list[int], list[Tensor], tuple[Tensor, Tensor], int]:
+def _steps(model: Model, tokens: Tensor, kind: str) -> tuple[list[int], list[Tensor], tuple[Tensor, Tensor], int]:
     """The prompt, then a token a step: tokens read, the last query's weights, what is kept, and how many agree."""
     cache, rows, read, same = model.new_cache(kind=kind), [], [], 0
     at = len(PROMPT)
     with count_projections(model) as counts:
-        for end in range(at, told.shape[1]):
-            new = told[:, :at] if end == at else told[:, end - 1 : end]
+        for end in range(at, tokens.shape[1]):
+            new = tokens[:, :at] if end == at else tokens[:, end - 1 : end]
             seen: list[Tensor] = []
             before = sum(counts[0].values())
             hidden = model.hidden(new, cache=cache, watch=_last_layer(model, seen))
             read.append(sum(counts[0].values()) - before)
             rows.append(seen[0][-1])
-            same += int(model.head(hidden)[0, -1].argmax()) == int(told[0, end])
+            same += int(model.head(hidden)[0, -1].argmax()) == int(tokens[0, end])
     view = cache.layers[-1].view()
-    there = view.pos.order[0] >= 0
-    return read, rows, (view.k[0, :, there].double(), view.v[0, :, there].double()), same
+    filled = view.pos.order[0] >= 0
+    return read, rows, (view.k[0, :, filled].double(), view.v[0, :, filled].double()), same
 
 
 @torch.no_grad()
@@ -84,11 +84,11 @@ def _whole(model: Model, tokens: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]
 def _last_layer(model: Model, seen: list[Tensor], views: list[View] | None = None):
     """Takes the weights (T, S) of the first head of the last layer as they are used."""
 
-    def watch(site: str, index: int, view: View, need: Need, done: Attended) -> None:
+    def watch(site: str, index: int, view: View, need: Need, attended: Attended) -> None:
         if index == len(model.blocks) - 1:
-            assert done.weights is not None  # somebody watches
-            there = view.pos.order[0] >= 0
-            seen.append(done.weights[0, 0][:, there])
+            assert attended.weights is not None  # somebody watches
+            filled = view.pos.order[0] >= 0
+            seen.append(attended.weights[0, 0][:, filled])
             if views is not None:
                 views.append(view)
 
@@ -119,8 +119,8 @@ def _figures(weights: list[Tensor], whole: Tensor, read: list[int], prompt: int)
         Heat("The same rows of one pass", "key", "", at_once, names, steps),
     )
     x = list(range(1, len(read) + 1))
-    done = [prompt + i for i in range(len(read))]
-    lines = (Line("with a cache", x, read), Line("everything again", x, done, look="dashed"))
+    tokens_done = [prompt + i for i in range(len(read))]
+    lines = (Line("with a cache", x, read), Line("everything again", x, tokens_done, look="dashed"))
     return [
         Figure("steps", TEXT.caption("steps"), heats),
         Figure(

@@ -31,8 +31,8 @@ def run(values: Values, progress: Progress) -> Result:
     progress(0.5, "with your third token")
     own_keys, own_kept, own_weights, own_outs = _generate([*X[:2], yours])
     numbers = [
-        compared(f"{name}{i + 1}, number {j + 1}", float(found[i, j]), wanted[i][j], within=1e-12)
-        for name, found, wanted in (("k", keys, KEYS), ("v", kept, VALUES))
+        compared(f"{name}{i + 1}, number {j + 1}", float(computed[i, j]), wanted[i][j], within=1e-12)
+        for name, computed, wanted in (("k", keys, KEYS), ("v", kept, VALUES))
         for i in range(3)
         for j in range(2)
     ]
@@ -57,9 +57,9 @@ def _generate(x: list[tuple[float, float]]) -> tuple[Tensor, Tensor, list[list[f
     weights: list[list[float]] = []
     outs: list[list[float]] = []
 
-    def watch(site: str, index: int, view: View, need: Need, done: Attended) -> None:
-        assert done.weights is not None  # somebody watches
-        weights.append(done.weights[0, 0, 0, view.pos.order[0] >= 0].tolist())
+    def watch(site: str, index: int, view: View, need: Need, attended: Attended) -> None:
+        assert attended.weights is not None  # somebody watches
+        weights.append(attended.weights[0, 0, 0, view.pos.order[0] >= 0].tolist())
 
     for t, token in enumerate(x):
         pos = Positions.arange(1, 1, t)
@@ -67,8 +67,8 @@ def _generate(x: list[tuple[float, float]]) -> tuple[Tensor, Tensor, list[list[f
             context = Context(pos, chooser("reference"), cache.layers, watch=watch)
             outs.append(module(torch.tensor([[token]], dtype=F64), context)[0, 0].tolist())
     view = cache.layers[0].view()
-    there = view.pos.order[0] >= 0
-    return view.k[0, 0, there], view.v[0, 0, there], weights, outs
+    filled = view.pos.order[0] >= 0
+    return view.k[0, 0, filled], view.v[0, 0, filled], weights, outs
 
 
 def _pair(numbers: list[float]) -> str:

@@ -33,8 +33,8 @@ def run(values: Values, progress: Progress) -> Result:
         model = _model(kv, 8 if kind == "ring" else None)  # a ring keeps a window
         cache = model.new_cache(rows, kind=kind, capacity=length)
         allocated = sum(tensor.nbytes for layer in cache.layers for tensor in layer.store.tensors)
-        said = cost(model, context=length, batch=rows, kind=kind).cache
-        worst, tried = max(worst, abs(said - allocated)), tried + 1
+        calculated = cost(model, context=length, batch=rows, kind=kind).cache
+        worst, tried = max(worst, abs(calculated - allocated)), tried + 1
     one = _held(_model(8), 8 * BLOCK)
     progress(0.9, "a large one")
     large = {kv: _bytes(kv, context, batch) for kv in (32, 8, 1)}

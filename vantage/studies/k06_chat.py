@@ -83,9 +83,9 @@ def run(values: Values, progress: Progress) -> Result:
 
 def _forgetful(model: Model, messages: list[Message], most: int) -> Conversation:
     """The same conversation with nothing kept: everything said so far has to be read again."""
-    made = Conversation(model, system=SYSTEM, max_tokens=most)
-    made.messages = list(messages)
-    return made
+    conversation = Conversation(model, system=SYSTEM, max_tokens=most)
+    conversation.messages = list(messages)
+    return conversation
 
 
 def _took(conversation: Conversation, text: str) -> Took:

@@ -67,9 +67,9 @@ def run(values: Values, progress: Progress) -> Result:
 
 
 def _worked() -> list[Number]:
-    found = sinusoid(torch.arange(2), 4)
+    table = sinusoid(torch.arange(2), 4)
     return [
-        compared(f"PE({t})[{i}] at d = 4", float(found[t, i]), WORKED[t][i], within=PRINTED)
+        compared(f"PE({t})[{i}] at d = 4", float(table[t, i]), WORKED[t][i], within=PRINTED)
         for t in range(2)
         for i in range(4)
         if (t, i) != (1, 3)

@@ -26,37 +26,37 @@ OFFSETS = 60  # in the second figure
 def run(values: Values, progress: Progress) -> Result:
     dim, offset = int(values["dim"]), int(values["offset"])
     dim += dim % 2
-    found = fitted(dim, offset)
+    rotation = fitted(dim, offset)
     progress(0.3, "rotations for many offsets")
-    near, far = _missed(found, dim, offset, FITTED), _missed(found, dim, offset, FAR)
+    near, far = _missed(rotation, dim, offset, FITTED), _missed(rotation, dim, offset, FAR)
     blocks = torch.block_diag(*(torch.ones(2, 2) for _ in range(dim // 2))).bool()
-    eye = torch.eye(dim, dtype=found.dtype)
-    angle = math.atan2(float(found[0, 1]), float(found[0, 0])) % (2 * math.pi)
+    eye = torch.eye(dim, dtype=rotation.dtype)
+    angle = math.atan2(float(rotation[0, 1]), float(rotation[0, 0])) % (2 * math.pi)
     numbers = [
         compared(
             f"PE(t + {offset}) − R·PE(t) at the {FITTED:,} positions after those of the fit", near, 0.0, within=FOUND
         ),
         compared("and from position 1,000,000 on", far, 0.0, within=FOUND),
         compared(
-            "R outside its 2 × 2 blocks", float(found[~blocks].abs().max()) if dim > 2 else 0.0, 0.0, within=FOUND
+            "R outside its 2 × 2 blocks", float(rotation[~blocks].abs().max()) if dim > 2 else 0.0, 0.0, within=FOUND
         ),
-        compared("RᵀR − 1: a rotation", max_difference(found.T @ found, eye), 0.0, within=FOUND),
+        compared("RᵀR − 1: a rotation", max_difference(rotation.T @ rotation, eye), 0.0, within=FOUND),
         compared("the first block turns by (radians)", angle, offset % (2 * math.pi), within=FOUND),
         compared(
             "R found against R built from the frequencies",
-            max_difference(found, offset_matrix(offset, dim)),
+            max_difference(rotation, offset_matrix(offset, dim)),
             0.0,
             within=FOUND,
         ),
         compared(
             "R(k)·R(k) − R(2k)",
-            max_difference(found @ found, offset_matrix(2 * offset, dim)),
+            max_difference(rotation @ rotation, offset_matrix(2 * offset, dim)),
             0.0,
             within=EXACT * 100,
         ),
     ]
     words = TEXT.conclusion(fitted=FITTED)
-    figures = [_matrix(found, offset), _turning(dim, progress)]
+    figures = [_matrix(rotation, offset), _turning(dim, progress)]
     return conclude(words, numbers, figures)
 
 
@@ -71,9 +71,9 @@ def _missed(matrix: Tensor, dim: int, offset: int, start: int) -> float:
     return max_difference(sinusoid(pos, dim) @ matrix.T, sinusoid(pos + offset, dim))
 
 
-def _matrix(found: Tensor, offset: int) -> Figure:
-    ticks = tuple(f"{wave} {i}" for i in range(len(found) // 2) for wave in ("sin", "cos"))
-    clean = torch.where(found.abs() < FOUND, torch.zeros_like(found), found)
+def _matrix(rotation: Tensor, offset: int) -> Figure:
+    ticks = tuple(f"{wave} {i}" for i in range(len(rotation) // 2) for wave in ("sin", "cos"))
+    clean = torch.where(rotation.abs() < FOUND, torch.zeros_like(rotation), rotation)
     heat = Heat(
         f"R({offset}), as found",
         "of PE(t)",
@@ -82,7 +82,7 @@ def _matrix(found: Tensor, offset: int) -> Figure:
         ticks,
         ticks,
         True,
-        len(found) <= 8,
+        len(rotation) <= 8,
     )
     return Figure("rotation", TEXT.caption("rotation"), (heat,))
 

@@ -35,11 +35,11 @@ def run(values: Values, progress: Progress) -> Result:
     dim += dim % 2
     dims = sorted({2, 4, dim})
     total, done = sum(dims), 0
-    found: list[Nearest] = []
+    closest: list[Nearest] = []
     for d in dims:
-        found.append(nearest(d, top, _part(progress, done / total, d / total, f"d = {d}")))
+        closest.append(nearest(d, top, _part(progress, done / total, d / total, f"d = {d}")))
         done += d
-    shift = _same_everywhere(4, found[1].distances[-1])
+    shift = _same_everywhere(4, closest[1].distances[-1])
     fast = frequencies(dim, 10000.0)
     numbers = [
         compared("distance between PE(t) and PE(t + k): change with t", shift, 0.0, within=ROUNDING * 100),
@@ -49,14 +49,14 @@ def run(values: Values, progress: Progress) -> Result:
                 n.apart[-1],
                 n.apart[-1] > ROUNDING,
             )
-            for n in found
+            for n in closest
         ),
     ]
     slips = [
         judged(
             "can two whole positions coincide? The least distance found",
-            min(n.apart[-1] for n in found),
-            min(n.apart[-1] for n in found) <= ROUNDING,
+            min(n.apart[-1] for n in closest),
+            min(n.apart[-1] for n in closest) <= ROUNDING,
             "in theory",
         ),
         judged(
@@ -68,7 +68,7 @@ def run(values: Values, progress: Progress) -> Result:
     ]
     words = TEXT.conclusion()
     progress(1.0, "done")
-    return conclude(words, numbers, [_figure(found, top)], slips)
+    return conclude(words, numbers, [_figure(closest, top)], slips)
 
 
 def _part(progress: Progress, first: float, share: float, doing: str) -> Callable[[float], None]:
@@ -98,9 +98,9 @@ def _same_everywhere(dim: int, k: int) -> float:
     return float(off.max() - off.min())
 
 
-def _figure(found: list[Nearest], top: int) -> Figure:
+def _figure(closest: list[Nearest], top: int) -> Figure:
     lines = []
-    for n in found:
+    for n in closest:
         stair = [float(k) for k in n.distances for _ in range(2)]  # a record holds until the next
         x, y = [*stair[1:], float(top)], [a for a in n.apart for _ in range(2)]
         lines.append(Line(f"d = {n.dim}", x, y))

@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedTable:
     """A model with a table for the longest test, trained at the shorter lengths only."""
 
     spec: ModelSpec
@@ -43,26 +43,26 @@ class Trained:
 
 def run(values: Values, progress: Progress) -> Result:
     length, steps = int(values["length"]), int(values["steps"])
-    made = trained(length, steps, progress)
+    table = train_table(length, steps, progress)
     ways = {
-        "longer table, rows untrained": made.spec,
-        "last row repeated": _with(made.spec, Learned(made.used, extend="last")),
-        "starts again": _with(made.spec, Learned(made.used, extend="wrap")),
+        "longer table, rows untrained": table.spec,
+        "last row repeated": _with(table.spec, Learned(table.used, extend="last")),
+        "starts again": _with(table.spec, Learned(table.used, extend="wrap")),
     }
-    scores = {name: _scores(made, spec) for name, spec in ways.items()}
-    said = _refusal(made)
+    scores = {name: _scores(table, spec) for name, spec in ways.items()}
+    refusal = _refusal(table)
     untrained = {n: score.exact for n, score in scores["longer table, rows untrained"].items()}
     inside = [at for at in untrained if at <= length]
     beyond = [at for at in untrained if at > length]
-    trained_rows = int((made.moved > 0).sum())
+    trained_rows = int((table.moved > 0).sum())
     numbers = [
-        judged("a position past the table", said or "accepted", "past the end" in said, "no extrapolation"),
+        judged("a position past the table", refusal or "accepted", "past the end" in refusal, "no extrapolation"),
         judged(
-            f"rows that training moved (its examples have {made.used} tokens at most)",
+            f"rows that training moved (its examples have {table.used} tokens at most)",
             trained_rows,
-            trained_rows == made.used,
+            trained_rows == table.used,
         ),
-        checked("largest change of a row never trained", float(made.moved[made.used :].max()), 0.0),
+        checked("largest change of a row never trained", float(table.moved[table.used :].max()), 0.0),
         judged(
             "right within the training lengths, the least",
             min(untrained[n] for n in inside),
@@ -76,10 +76,10 @@ def run(values: Values, progress: Progress) -> Result:
     ]
     words = TEXT.conclusion()
     progress(1.0, "done")
-    return conclude(words, numbers, [_rows(made), _ways(scores)])
+    return conclude(words, numbers, [_rows(table), _ways(scores)])
 
 
-def trained(length: int, steps: int, progress: Progress) -> Trained:
+def train_table(length: int, steps: int, progress: Progress) -> TrainedTable:
     """Copying one repeated token: all there is to do is to count, which a table can learn in a second."""
     tests = (length // 2, length, length + 2, 2 * length)
     data = Sequences(task("copy", kind="one", tokens=TOKENS), "line", (1, length), tests, EXAMPLES)
@@ -90,43 +90,43 @@ def trained(length: int, steps: int, progress: Progress) -> Trained:
     stack.train(lambda step: progress(0.9 * step / steps, "training a model of one layer"))
     weights = {name: weight.detach()[0] for name, weight in stack.weights.items()}
     moved = (stack.weights[TABLE].detach() - first)[0].norm(dim=-1)
-    return Trained(spec, data, weights, moved, 2 * length + 2)
+    return TrainedTable(spec, data, weights, moved, 2 * length + 2)
 
 
 def _with(spec: ModelSpec, table: Learned) -> ModelSpec:
     return replace(spec, embedding=replace(spec.embedding, inputs=(table,)))
 
 
-def _filled(made: Trained, spec: ModelSpec) -> Model:
+def _filled(table: TrainedTable, spec: ModelSpec) -> Model:
     model = build(spec)
     rows = len(model.state_dict()[TABLE])
-    model.load_state_dict({**made.weights, TABLE: made.weights[TABLE][:rows]})
+    model.load_state_dict({**table.weights, TABLE: table.weights[TABLE][:rows]})
     return model.eval()
 
 
-def _scores(made: Trained, spec: ModelSpec) -> dict[int, ScoreRecord]:
+def _scores(table: TrainedTable, spec: ModelSpec) -> dict[int, ScoreRecord]:
     """By length."""
-    model = _filled(made, spec)
+    model = _filled(table, spec)
     with torch.no_grad():
-        found = evaluate(model, lambda batch: model(batch.tokens), made.data.held_out(), 0, CPU)
-    return dict(zip(made.data.test_lengths, found, strict=True))
+        scores = evaluate(model, lambda batch: model(batch.tokens), table.data.held_out(), 0, CPU)
+    return dict(zip(table.data.test_lengths, scores, strict=True))
 
 
-def _refusal(made: Trained) -> str:
+def _refusal(table: TrainedTable) -> str:
     """What the model says of a table without rows for the longer tests. Empty: it took them."""
-    model = _filled(made, _with(made.spec, Learned(made.used)))
+    model = _filled(table, _with(table.spec, Learned(table.used)))
     try:
         with torch.no_grad():
-            model(torch.ones(1, made.used + 1, dtype=torch.long))
+            model(torch.ones(1, table.used + 1, dtype=torch.long))
     except BadInput as refused:
         return str(refused)
     return ""
 
 
-def _rows(made: Trained) -> Figure:
-    line = Line("row", list(range(len(made.moved))), made.moved.tolist(), look="dots")
+def _rows(table: TrainedTable) -> Figure:
+    line = Line("row", list(range(len(table.moved))), table.moved.tolist(), look="dots")
     panel = Lines("how far training moved each row", "position", "‖after − before‖", (line,))
-    return Figure("rows", TEXT.caption("rows", last_used=made.used - 1), (panel,))
+    return Figure("rows", TEXT.caption("rows", last_used=table.used - 1), (panel,))
 
 
 def _ways(scores: dict[str, dict[int, ScoreRecord]]) -> Figure:

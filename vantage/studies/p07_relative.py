@@ -62,8 +62,8 @@ def run(values: Values, progress: Progress) -> Result:
         compared("S0's shifted encoding: bias − scale·q·PE(anchor − (i − j))", _shifted(), 0.0, within=ROUNDING)
     )
     progress(0.8, "the published systems")
-    found = {system.name: kind(system.spec()) for system in systems() if system.name in DOCUMENT}
-    numbers += [compared(name, found.get(name, "not there"), said) for name, said in DOCUMENT.items()]
+    kinds = {system.name: kind(system.spec()) for system in systems() if system.name in DOCUMENT}
+    numbers += [compared(name, kinds.get(name, "not there"), claim) for name, claim in DOCUMENT.items()]
     words = TEXT.conclusion()
     progress(1.0, "done")
     return conclude(words, numbers, [_scores(seed), _bars(changes)])

@@ -138,7 +138,7 @@ def _values(seed: int) -> list[Number]:
     """Keys and values of the first layer, the text once at 0 and once further on."""
     model, tokens, seen = _paired("halves", seed), random_tokens(12, VOCAB, seed), []
 
-    def watch(site: str, index: int, view: View, need: Need, done: Attended) -> None:
+    def watch(site: str, index: int, view: View, need: Need, attended: Attended) -> None:
         if index == 0:
             seen.append(view)
 

@@ -52,13 +52,13 @@ def run(values: Values, progress: Progress) -> Result:
         "YaRN": YaRN(factor, original),
         "LLaMA-3": Llama3(factor, 1.0, 4.0, original),
     }
-    found = {name: scaled(name, rule, dim, original, length) for name, rule in rules.items()}
+    frequencies = {name: scaled(name, rule, dim, original, length) for name, rule in rules.items()}
     progress(0.3, "layers without position")
     pattern, shares = _published(), _shares(_published())
-    numbers = [*_bands(found, original, factor), _interpolation(factor), *_interleaved(pattern, shares)]
+    numbers = [*_bands(frequencies, original, factor), _interpolation(factor), *_interleaved(pattern, shares)]
     words = TEXT.conclusion()
     progress(1.0, "done")
-    return conclude(words, numbers, [_ratios(found, original), _layers(pattern, shares)])
+    return conclude(words, numbers, [_ratios(frequencies, original), _layers(pattern, shares)])
 
 
 def scaled(name: str, rule: Rule, dim: int, original: int, length: int) -> Scaled:
@@ -69,17 +69,19 @@ def scaled(name: str, rule: Rule, dim: int, original: int, length: int) -> Scale
     return Scaled(name, freq, freq / plain, unseen)
 
 
-def _bands(found: dict[str, Scaled], original: int, factor: float) -> list[Number]:
-    once = int((found["unscaled"].freq * original < 2 * math.pi).sum())
-    ends = {name: (float(one.ratio[0]), float(one.ratio[-1])) for name, one in found.items()}
-    numbers = [Number(f"pairs that turn less than once within {original:,}, of {len(found['linear'].freq)}", once)]
-    linear = found["linear"].ratio
+def _bands(frequencies: dict[str, Scaled], original: int, factor: float) -> list[Number]:
+    once = int((frequencies["unscaled"].freq * original < 2 * math.pi).sum())
+    ends = {name: (float(one.ratio[0]), float(one.ratio[-1])) for name, one in frequencies.items()}
+    numbers = [
+        Number(f"pairs that turn less than once within {original:,}, of {len(frequencies['linear'].freq)}", once)
+    ]
+    linear = frequencies["linear"].ratio
     spread = float((linear - 1 / factor).abs().max())
     numbers.append(checked("linear: furthest from ω / factor, over all pairs", spread, 0.0, within=EXACT))
     for name in ("NTK", "YaRN", "LLaMA-3"):
         numbers.append(checked(f"{name}: the fastest pair, as a share of ω", ends[name][0], 1.0, within=EXACT))
         numbers.append(checked(f"{name}: the slowest pair", ends[name][1], 1 / factor, within=EXACT))
-    for name, one in found.items():
+    for name, one in frequencies.items():
         what = f"{name}: pairs that meet new angles at {factor:g} times the length"
         if name == "NTK":
             numbers.append(Number(what, one.unseen))  # the slowest is exactly safe, those near it are not quite
@@ -129,24 +131,24 @@ def _interleaved(pattern: list[bool], shares: list[float]) -> list[Number]:
     bare = [i for i, turning in enumerate(pattern) if not turning]
     every = {b - a for a, b in itertools.pairwise(bare)}
     still = [share for share, turning in zip(shares, pattern[:LAYERS], strict=True) if not turning]
-    told = [share for share, turning in zip(shares, pattern[:LAYERS], strict=True) if turning]
+    rotary_shares = [share for share, turning in zip(shares, pattern[:LAYERS], strict=True) if turning]
     return [
         judged(f"{SYSTEM}: layers without position, of {len(pattern)}", len(bare), every == {4}),
         checked("share of position in the scores of a layer without it", max(still), 0.0),
-        judged("the same in a layer with RoPE, the least", min(told), min(told) > 0.05),
+        judged("the same in a layer with RoPE, the least", min(rotary_shares), min(rotary_shares) > 0.05),
     ]
 
 
 # ---- figures
 
 
-def _ratios(found: dict[str, Scaled], original: int) -> Figure:
-    pairs = list(range(len(found["linear"].freq)))
+def _ratios(frequencies: dict[str, Scaled], original: int) -> Figure:
+    pairs = list(range(len(frequencies["linear"].freq)))
     lines = tuple(
         Line(one.name, pairs, one.ratio.tolist(), look="dashed" if one.name == "unscaled" else "solid")
-        for one in found.values()
+        for one in frequencies.values()
     )
-    turned = (found["unscaled"].freq * original / (2 * math.pi)).tolist()
+    turned = (frequencies["unscaled"].freq * original / (2 * math.pi)).tolist()
     panels = (
         Lines("what is left of ω", "pair", "scaled ω / ω", lines),
         Lines(

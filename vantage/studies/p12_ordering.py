@@ -74,8 +74,8 @@ def _words(view: ResultTable, entries: list[str]) -> str:
     """What was found, in the mean over seeds: nothing here is known beforehand."""
     real = [entry for entry in entries if not is_control(entry)]
 
-    def spans(found: list[Sample | None]) -> str:
-        means = [one.mean for one in found if one is not None]
+    def spans(samples: list[Sample | None]) -> str:
+        means = [one.mean for one in samples if one is not None]
         return f"{min(means):.2f} to {max(means):.2f}" if means else "nothing"
 
     within, beyond = (spans([view.sample(TASK, e, part) for e in real]) for part in ("within", "beyond"))
@@ -85,8 +85,8 @@ def _words(view: ResultTable, entries: list[str]) -> str:
 
 def _task(study: Experiment) -> list[Number]:
     """What the task must be for its scores to mean anything."""
-    made = task_of(TASK)
-    data = Sequences(made, "line", (study.shortest(made), study.train_length), (study.train_length,))
+    task = task_of(TASK)
+    data = Sequences(task, "line", (study.shortest(task), study.train_length), (study.train_length,))
     trained = [data.example(i) for i in range(COUNTED)]
     tested = [data.example(HELD_OUT + i, 4 * study.train_length) for i in range(COUNTED)]
     shares = [sum(e.group == "ascending" for e in some) / COUNTED for some in (trained, tested)]
@@ -110,7 +110,7 @@ def _task(study: Experiment) -> list[Number]:
 
 def _entry(view: ResultTable, entry: str, control: str) -> list[Number]:
     """An encoding at the training length, on swaps of neighbours, and beyond."""
-    found = []
+    numbers = []
     for part in ("within", "beyond"):
         one = view.estimate(TASK, entry, part)
         ours, theirs = view.sample(TASK, entry, part), view.sample(TASK, control, part)
@@ -119,13 +119,13 @@ def _entry(view: ResultTable, entry: str, control: str) -> list[Number]:
             continue
         # S3's three must learn the task within their range: better than the control, the whole interval
         agrees = estimate(gain).low > 0 if part == "within" and entry in S3 else None
-        found.append(Number(f"{entry}: right {part} the training lengths", one.value, None, agrees, bounds(one)))
+        numbers.append(Number(f"{entry}: right {part} the training lengths", one.value, None, agrees, bounds(one)))
     near = view.group(TASK, entry, "swap 1", "within")
     if near is not None:
-        found.append(
+        numbers.append(
             Number(f"{entry}: swaps of neighbours told, within", near.mean, None, None, bounds(estimate(near)))
         )
-    return found
+    return numbers
 
 
 def _lengths(view: ResultTable, entries: list[str], chance: float) -> Figure:

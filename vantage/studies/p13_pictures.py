@@ -31,7 +31,7 @@ def run(values: Values, progress: Progress) -> Result:
     table = sinusoid(torch.arange(count), dim)
     similar = F.normalize(table, dim=-1) @ F.normalize(table, dim=-1).T
     waves = [w for w in WAVES if w < dim]
-    found = {w: frequency(w, dim) for w in waves}
+    frequencies = {w: frequency(w, dim) for w in waves}
     toeplitz = max_difference(similar[1:, 1:], similar[:-1, :-1])
     numbers = [
         judged(
@@ -43,12 +43,15 @@ def run(values: Values, progress: Progress) -> Result:
         compared("cosine similarity along a diagonal: largest change", toeplitz, 0.0, within=ROUNDING),
         judged(
             "slower with each pair: frequencies of the even dimensions shown fall",
-            _falls(found),
-            _falls(found) == "yes",
+            _falls(frequencies),
+            _falls(frequencies) == "yes",
         ),
         *(
             compared(
-                f"dimension {w}: radians a position, measured", found[w], 10000 ** (-(w - w % 2) / dim), within=MEASURED
+                f"dimension {w}: radians a position, measured",
+                frequencies[w],
+                10000 ** (-(w - w % 2) / dim),
+                within=MEASURED,
             )
             for w in waves
         ),
@@ -56,8 +59,8 @@ def run(values: Values, progress: Progress) -> Result:
     slips = [
         judged(
             "dimensions 0 and 1: frequencies",
-            f"{found[0]:.6f} and {found[1]:.6f}",
-            abs(found[0] - found[1]) > MEASURED,
+            f"{frequencies[0]:.6f} and {frequencies[1]:.6f}",
+            abs(frequencies[0] - frequencies[1]) > MEASURED,
             "different",
         )
     ]
@@ -75,8 +78,8 @@ def frequency(dimension: int, dim: int) -> float:
     return 2 * math.asin(math.sqrt(max(fall, 0.0) / 2))
 
 
-def _falls(found: dict[int, float]) -> str:
-    even = [found[w] for w in found if w % 2 == 0]
+def _falls(frequencies: dict[int, float]) -> str:
+    even = [frequencies[w] for w in frequencies if w % 2 == 0]
     return "yes" if all(a > b for a, b in itertools.pairwise(even)) else "no"
 
 

@@ -51,12 +51,12 @@ def run(values: Values, progress: Progress) -> Result:
     results = run_comparison(study, lambda done, doing: progress(share * done, doing), workers)
     results += run_comparison(heads, lambda done, doing: progress(share + (1 - share) * done, doing), workers)
     view = ResultTable(tuple(results), length)
-    numbers = [_number(verdict) for verdict in measure_claims(results, length) if _asked(verdict)]
+    numbers = [_number(verdict) for verdict in measure_claims(results, length) if _trained_here(verdict)]
     progress(1.0, "done")
     return Result(_verdict(numbers), _words(numbers), tuple(numbers), (_lengths(view), _heads(view)))
 
 
-def _asked(verdict: Measured) -> bool:
+def _trained_here(verdict: Measured) -> bool:
     """Whether a claim is about something that this study trains: of the relative encodings only some."""
     name = verdict.what.rpartition(": ")[2].partition(" (")[0]
     return name not in RELATIVE or name in POSITIONS
@@ -92,10 +92,10 @@ def _plain(view: ResultTable, task: str) -> list[str]:
 
 def _heads(view: ResultTable) -> Figure:
     entries = ["rope", *(f"rope, {name}" for name in reversed(ATTENTION))]
-    found = [[view.estimate(task, entry, "within") for entry in entries] for task in view.tasks]
-    values = [[0.0 if e is None else e.value for e in row] for row in found]
-    low = tuple([0.0 if e is None else e.low for e in row] for row in found)
-    high = tuple([0.0 if e is None else e.high for e in row] for row in found)
+    estimates = [[view.estimate(task, entry, "within") for entry in entries] for task in view.tasks]
+    values = [[0.0 if e is None else e.value for e in row] for row in estimates]
+    low = tuple([0.0 if e is None else e.low for e in row] for row in estimates)
+    high = tuple([0.0 if e is None else e.high for e in row] for row in estimates)
     labels = ("multi-head", *reversed(ATTENTION))
     series = tuple(zip(view.tasks, values, strict=True))
     return Figure("heads", TEXT.caption("heads"), (Bars("key/value heads", "share right", labels, series, low, high),))

@@ -16,14 +16,14 @@ TAG = re.compile(rf"([{''.join(LETTERS)}])0*(\d+)")
 
 def tags() -> dict[str, str]:
     """Every tag in its natural order, with the module that holds it. Nothing is imported."""
-    found: dict[str, str] = {}
+    stems: dict[str, str] = {}
     for path in Path(__file__).parent.glob("*.py"):
         if match := FILE.fullmatch(path.name):
             tag = f"{match[1].upper()}{int(match[2])}"
-            if tag in found:
-                raise ImportError(f"two files are study {tag}: {found[tag]}.py and {path.name}")
-            found[tag] = path.stem
-    return {tag: found[tag] for tag in sorted(found, key=_place)}
+            if tag in stems:
+                raise ImportError(f"two files are study {tag}: {stems[tag]}.py and {path.name}")
+            stems[tag] = path.stem
+    return {tag: stems[tag] for tag in sorted(stems, key=_place)}
 
 
 def studies() -> dict[str, Study]:
@@ -33,25 +33,25 @@ def studies() -> dict[str, Study]:
 
 def find(tag: str) -> Study:
     """The study of a tag, such as "A2". Upper or lower case; a tag that is not there is refused."""
-    there, asked = tags(), str(tag).strip().upper()
-    if match := TAG.fullmatch(asked):
-        asked = f"{match[1]}{int(match[2])}"
-    if asked not in there:
-        near = _near(asked, there)
+    known, wanted = tags(), str(tag).strip().upper()
+    if match := TAG.fullmatch(wanted):
+        wanted = f"{match[1]}{int(match[2])}"
+    if wanted not in known:
+        near = _near(wanted, known)
         hint = f" Did you mean {near}?" if near else ""
-        raise BadInput(f"there is no study {tag!r}.{hint} There are {spans(list(there))}; see `vantage study list`")
-    return _read(asked, there[asked])
+        raise BadInput(f"there is no study {tag!r}.{hint} There are {spans(list(known))}; see `vantage study list`")
+    return _read(wanted, known[wanted])
 
 
-def _near(asked: str, there: dict[str, str]) -> str | None:
+def _near(wanted: str, known: dict[str, str]) -> str | None:
     """The same letter and the nearest number; or else whose file has a name like that."""
-    letter, digits = next((c for c in asked if c in LETTERS), None), re.search(r"\d+", asked)
+    letter, digits = next((c for c in wanted if c in LETTERS), None), re.search(r"\d+", wanted)
     if digits and letter:
-        same = [tag for tag in there if tag[0] == letter]
+        same = [tag for tag in known if tag[0] == letter]
         return min(same, key=lambda tag: abs(int(tag[1:]) - int(digits[0])), default=None)
-    names = {stem[4:]: tag for tag, stem in there.items()}
-    inside = [tag for name, tag in names.items() if len(asked) > 2 and asked.lower() in name]
-    close = nearest(asked, names)
+    names = {stem[4:]: tag for tag, stem in known.items()}
+    inside = [tag for name, tag in names.items() if len(wanted) > 2 and wanted.lower() in name]
+    close = nearest(wanted, names)
     return inside[0] if inside else names[close] if close else None
 
 

@@ -46,12 +46,12 @@ class Outcome:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data: what JSON can hold. A number that is not finite becomes null."""
-        said = {**described(self.study), "values": dict(self.values), "seconds_taken": self.seconds}
-        return _plain({**said, **asdict(self.result)})
+        fields = {**described(self.study), "values": dict(self.values), "seconds_taken": self.seconds}
+        return _plain({**fields, **asdict(self.result)})
 
     def __repr__(self) -> str:
         lines = [f"{self.tag} {self.study.title}: {self.verdict}. {self.result.words}"]
-        lines += [f"  {said(number)}" for number in self.result.numbers]
+        lines += [f"  {describe_number(number)}" for number in self.result.numbers]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -103,7 +103,7 @@ def written(value: Value) -> str:
     return f"{value:,.0f}" if 1e6 <= abs(value) < 1e15 else f"{value:.6g}"
 
 
-def said(number: Number) -> str:
+def describe_number(number: Number) -> str:
     """A number in one line of text."""
     around = "" if number.interval is None else f" [{written(number.interval[0])}, {written(number.interval[1])}]"
     beside = "" if number.document is None else f"; the document: {written(number.document)}"

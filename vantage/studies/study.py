@@ -28,18 +28,18 @@ class Parameter:
     high: float | None = None
     choices: tuple[str, ...] = ()
 
-    def read(self, given: str | Value) -> Value:
+    def read(self, text: str | Value) -> Value:
         """``given`` as this parameter's type, or an error that says what is allowed."""
         if self.choices:
-            if given not in self.choices:
-                raise BadInput(f"{self.name} is {given!r}; it may be one of {', '.join(self.choices)}")
-            return given
+            if text not in self.choices:
+                raise BadInput(f"{self.name} is {text!r}; it may be one of {', '.join(self.choices)}")
+            return text
         try:
-            value = type(self.default)(given)
-            if isinstance(given, float) and value != given:  # 3.5 where a whole number is wanted
-                raise ValueError(given)
+            value = type(self.default)(text)
+            if isinstance(text, float) and value != text:  # 3.5 where a whole number is wanted
+                raise ValueError(text)
         except (TypeError, ValueError, OverflowError) as error:
-            raise BadInput(f"{self.name} is {given!r}; it must be {_kind(self.default)}") from error
+            raise BadInput(f"{self.name} is {text!r}; it must be {_kind(self.default)}") from error
         if isinstance(value, str):
             return value
         low, high = self.low, self.high
@@ -86,13 +86,13 @@ class Study:
     trains: bool = False  # it trains models: not among the quick ones
     needs: tuple[str, ...] = ()  # models from `vantage pull`
 
-    def values(self, given: Mapping[str, str | Value]) -> Values:
+    def values(self, values: Mapping[str, str | Value]) -> Values:
         """Every parameter with its value: the given one, or its default. An unknown name is refused."""
         known = {parameter.name: parameter for parameter in self.parameters}
-        for name in given:
+        for name in values:
             if name not in known:
                 raise BadInput(f"{self.tag} has no parameter {name!r}; it has {', '.join(known) or 'none'}")
-        return {name: p.read(given[name]) if name in given else p.default for name, p in known.items()}
+        return {name: p.read(values[name]) if name in values else p.default for name, p in known.items()}
 
     def _repr_html_(self) -> str:
         rows = "".join(

@@ -86,9 +86,9 @@ def _against_torch(model: Model, layers: int, source: Tensor, target: Tensor) ->
     _copy(model.encoder, theirs.encoder)
     _copy(model, theirs.decoder)
     read = model.encoder.embed(source, Positions.arange(1, source.shape[1]))
-    said = model.embed(target, Positions.arange(1, target.shape[1]))
+    embedded = model.embed(target, Positions.arange(1, target.shape[1]))
     future = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1)
-    return max_difference(model.hidden(target, source=source), theirs(read, said, tgt_mask=future))
+    return max_difference(model.hidden(target, source=source), theirs(read, embedded, tgt_mask=future))
 
 
 def _torchs(layers: int) -> Any:

@@ -33,23 +33,23 @@ def run(values: Values, progress: Progress) -> Result:
     steps, labels, seeds = (int(values[name]) for name in ("steps", "labels", "seeds"))
     scratch: list[float] = []
     tuned: list[float] = []
-    asked: list[float] = []
+    prompted: list[float] = []
     curves: list[list[tuple[int, float]]] = []
     for seed in range(seeds):
         with tempfile.TemporaryDirectory(prefix="vantage-study-") as folder:
             here, share = Path(folder), 1 / seeds
 
-            def told(done: float, doing: str, seed: int = seed, share: float = share) -> None:
+            def report_progress(done: float, doing: str, seed: int = seed, share: float = share) -> None:
                 progress(share * (seed + done), f"seed {seed + 1} of {seeds}: {doing}")
 
             _write(here, seed, labels)
-            reading = _Watch(lambda part: told(0.8 * part, "reading text"))
+            reading = _Watch(lambda part: report_progress(0.8 * part, "reading text"))
             before = _pretrained(here, steps, seed, reading)
             curves.append(reading.losses)
-            asked.append(_asked(before, here))
-            few = _Watch(lambda part: told(0.8 + 0.1 * part, "a few labels"))
+            prompted.append(_score_by_prompt(before, here))
+            few = _Watch(lambda part: report_progress(0.8 + 0.1 * part, "a few labels"))
             tuned.append(_classified(here, "tuned", {"is": "loaded", "source": str(before.kept)}, seed, few))
-            again = _Watch(lambda part: told(0.9 + 0.1 * part, "a few labels, and no text before"))
+            again = _Watch(lambda part: report_progress(0.9 + 0.1 * part, "a few labels, and no text before"))
             scratch.append(_classified(here, "scratch", {"is": "decoder", **SHAPE}, seed, again))
     progress(1.0, "done")
     won = [a - b for a, b in zip(tuned, scratch, strict=True)]
@@ -57,13 +57,13 @@ def run(values: Values, progress: Progress) -> Result:
         _share("right after text and labels", tuned),
         _share("right after labels alone", scratch),
         judged("gained by reading text first", mean(won), mean(won) > 0.1, "more than nothing"),
-        judged("right without any label, by asking", mean(asked), mean(asked) > CHANCE + 0.2, "more than chance"),
+        judged("right without any label, by asking", mean(prompted), mean(prompted) > CHANCE + 0.2, "more than chance"),
         Number("loss of the first step of pre-training, nats a byte", mean([c[0][1] for c in curves])),
         Number("loss of the last step of pre-training, nats a byte", mean([c[-1][1] for c in curves])),
         Number("labelled examples", labels),
     ]
-    words = TEXT.conclusion(labels=labels, scratch=mean(scratch), tuned=mean(tuned), asked=mean(asked))
-    return conclude(words, numbers, _figures(curves[0], scratch, tuned, asked))
+    words = TEXT.conclusion(labels=labels, scratch=mean(scratch), tuned=mean(tuned), asked=mean(prompted))
+    return conclude(words, numbers, _figures(curves[0], scratch, tuned, prompted))
 
 
 def _share(what: str, shares: list[float]) -> Number:
@@ -138,7 +138,7 @@ def _pretrained(folder: Path, steps: int, seed: int, watch: _Watch) -> Trained:
 
 def _classified(folder: Path, name: str, model: dict[str, Any], seed: int, watch: _Watch) -> float:
     """The share of the test that is right after a few labels: the same steps whatever came before."""
-    done = _trained(
+    trained = _trained(
         folder / name,
         {
             "seed": seed,
@@ -155,19 +155,19 @@ def _classified(folder: Path, name: str, model: dict[str, Any], seed: int, watch
         },
         watch,
     )
-    return done.scores[0].exact
+    return trained.scores[0].exact
 
 
-def _trained(folder: Path, said: dict[str, Any], watch: _Watch) -> Trained:
+def _trained(folder: Path, settings: dict[str, Any], watch: _Watch) -> Trained:
     before = torch.get_num_threads()
     try:  # so small a model is no faster on two cores, and much slower where others work on them too
-        return Run(settings_of(said), folder, device="cpu", report=watch).go()
+        return Run(settings_of(settings), folder, device="cpu", report=watch).go()
     finally:
         torch.set_num_threads(before)
 
 
 @torch.no_grad()
-def _asked(before: Trained, folder: Path) -> float:
+def _score_by_prompt(before: Trained, folder: Path) -> float:
     """The share that is right by prompting: after "so i", is the next byte more likely that of liked or of hated?"""
     model: Any = before.model
     right = 0
@@ -181,11 +181,11 @@ def _asked(before: Trained, folder: Path) -> float:
 
 
 def _figures(
-    curve: list[tuple[int, float]], scratch: list[float], tuned: list[float], asked: list[float]
+    curve: list[tuple[int, float]], scratch: list[float], tuned: list[float], prompted: list[float]
 ) -> list[Figure]:
     names = ("labels alone", "text, then labels", "text, then a prompt")
-    found = (scratch, tuned, asked)
-    around = [interval(of) if len(of) > 1 else (of[0], of[0]) for of in found]
+    groups = (scratch, tuned, prompted)
+    around = [interval(of) if len(of) > 1 else (of[0], of[0]) for of in groups]
     steps = [step for step, _ in curve]
     return [
         Figure(
@@ -196,7 +196,7 @@ def _figures(
                     "Right on the test",
                     "share",
                     names,
-                    (("right", [mean(of) for of in found]),),
+                    (("right", [mean(of) for of in groups]),),
                     low=([low for low, _ in around],),
                     high=([high for _, high in around],),
                 ),

@@ -29,7 +29,8 @@ def run(values: Values, progress: Progress) -> Result:
     dec = sharp_model(spec(decoder))
     weights = {name: value for name, value in dec.state_dict().items() if not name.startswith("head.")}
     enc, masked = (
-        build(made).double().eval() for made in (spec(encoder), spec(encoder, mask=Causal() & SameSegment()))
+        build(description).double().eval()
+        for description in (spec(encoder), spec(encoder, mask=Causal() & SameSegment()))
     )
     extra = set(enc.state_dict()) ^ set(weights)
     enc.load_state_dict(weights)
@@ -67,9 +68,9 @@ def _pass(model: Model, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """The last hidden states, and the weights (T, T) of the first head."""
     seen: list[Tensor] = []
 
-    def watch(site: str, index: int, view: View, need: Need, done: Attended) -> None:
-        assert done.weights is not None  # somebody watches
-        seen.append(done.weights[0, 0])
+    def watch(site: str, index: int, view: View, need: Need, attended: Attended) -> None:
+        assert attended.weights is not None  # somebody watches
+        seen.append(attended.weights[0, 0])
 
     return model.hidden(tokens, watch=watch), seen[0]
 

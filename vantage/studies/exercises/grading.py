@@ -10,7 +10,7 @@ from pathlib import Path
 from vantage.errors import BadInput, did_you_mean, unknown
 from vantage.studies.exercises.exercise import Check, Exercise, Grade
 from vantage.studies.exercises.registry import exercises
-from vantage.studies.sandbox import CLOSED_CONNECTION, CodeFailed, ProcessEnded, Sandbox, SandboxProcess
+from vantage.studies.sandbox import CLOSED_CONNECTION, CodeFailed, CodeSandbox, ProcessEnded, SandboxProcess
 
 MOST_BYTES = 256 * 1024  # of an answer
 GIB = 2**30
@@ -40,7 +40,7 @@ def grade_many(
     submissions = [_submission(source, tag) for source in sources]
     if all(text is None for _, text, _ in submissions):
         return [_too_long(exercise) for exercise, _, _ in submissions]
-    with Sandbox() as sandbox:
+    with CodeSandbox() as sandbox:
         return [
             _too_long(exercise) if text is None else grade_in(sandbox, exercise, text, name, seconds, memory)
             for exercise, text, name in submissions
@@ -90,7 +90,7 @@ def _too_long(exercise: Exercise) -> Grade:
 
 
 def grade_in(
-    sandbox: Sandbox,
+    sandbox: CodeSandbox,
     exercise: Exercise,
     text: str,
     name: str = "answer.py",

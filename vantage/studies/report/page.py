@@ -30,7 +30,7 @@ MOST_ROWS = 60  # of a figure's numbers in the page; longer tables are in the JS
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownFigure:
     """A figure as the page shows it."""
 
     caption: str
@@ -40,25 +40,25 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Part:
+class StudySection:
     outcome: Outcome
-    figures: tuple[Shown, ...]
+    figures: tuple[ShownFigure, ...]
 
 
 def page(
     outcomes: Sequence[Outcome], failed: Sequence[tuple[Study, str]], versions: Mapping[str, str], command: str
 ) -> str:
     """The whole page, as text."""
-    found = resources.files("vantage.studies.report")
+    files = resources.files("vantage.studies.report")
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     environment.filters |= {"written": written, "prose": _prose, "paragraphs": paragraphs, "cell": _cell}
-    template = environment.from_string(found.joinpath("page.html").read_text(encoding="utf-8"))
+    template = environment.from_string(files.joinpath("page.html").read_text(encoding="utf-8"))
     tags = [outcome.tag for outcome in outcomes] + [study.tag for study, _ in failed]
     return template.render(
         style=Markup(_css()),
-        parts=[Part(outcome, _figures(outcome)) for outcome in outcomes],
+        parts=[StudySection(outcome, _figures(outcome)) for outcome in outcomes],
         failed=failed,
         letters={letter: name for letter, name in LETTERS.items() if any(tag.startswith(letter) for tag in tags)},
         counts=_counts(outcomes),
@@ -72,15 +72,15 @@ def page(
 
 def _counts(outcomes: Sequence[Outcome]) -> str:
     """How many agree, how many errata there are."""
-    said = []
+    phrases = []
     for verdict, (one, more) in {
         "agrees": ("agrees", "agree"),
         "erratum": ("erratum", "errata"),
         "mixed": ("agrees in part", "agree in part"),
     }.items():
         n = sum(outcome.verdict == verdict for outcome in outcomes)
-        said += [f"{n} {one if n == 1 else more}"] if n else []
-    return ", ".join(said)
+        phrases += [f"{n} {one if n == 1 else more}"] if n else []
+    return ", ".join(phrases)
 
 
 def paragraphs(text: str) -> Markup:
@@ -94,7 +94,7 @@ def _prose(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
-def _figures(outcome: Outcome) -> tuple[Shown, ...]:
+def _figures(outcome: Outcome) -> tuple[ShownFigure, ...]:
     shown = []
     for figure in outcome.result.figures:
         panels = tuple(
@@ -106,7 +106,7 @@ def _figures(outcome: Outcome) -> tuple[Shown, ...]:
             for panel, one in zip(figure.panels, table(figure), strict=True)
             if len(one.rows) <= MOST_ROWS and not isinstance(panel, Histogram)
         ]
-        shown.append(Shown(figure.caption, panels, tuple(tables), len(tables) < len(figure.panels)))
+        shown.append(ShownFigure(figure.caption, panels, tuple(tables), len(tables) < len(figure.panels)))
     return tuple(shown)
 
 

@@ -23,7 +23,7 @@ GONE = "the process that answers are forked from is gone: nothing more can be gr
 PASSED_ON = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # where some systems have torch's libraries
 
 
-class Sandbox:
+class CodeSandbox:
     """For any number of files, one after the other."""
 
     def __enter__(self) -> Self:

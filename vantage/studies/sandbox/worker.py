@@ -111,7 +111,7 @@ def _run_worker(job: dict[str, Any], fds: list[int], messages: Any, restrictions
         channel = _set_up_files(job["folder"], fds)
         without = tuple(job["without"])
         in_force = restrictions.install(job["folder"], job["seconds"], job["memory"], without)
-        worker = Worker(channel, messages, restrictions, job["name"])
+        worker = AnswerWorker(channel, messages, restrictions, job["name"])
         worker.send({"restrictions": in_force})
         worker.serve()
     except BaseException as error:
@@ -134,7 +134,7 @@ def _set_up_files(folder: str, fds: list[int]) -> socket.socket:
     return socket.socket(fileno=kept)
 
 
-class Worker:
+class AnswerWorker:
     """Runs what is asked for in the process of one answer, and replies with what came of it."""
 
     def __init__(self, channel: socket.socket, messages: Any, restrictions: Any, name: str):
