@@ -175,7 +175,7 @@ def test_K5_bytes() -> None:
 
 def test_K5_a_calculator_that_forgets_values_is_noticed(monkeypatch) -> None:
     real = cache_bytes.token_bytes
-    monkeypatch.setattr(cache_bytes, "token_bytes", lambda kept, room: real(kept, room) // 2)
+    monkeypatch.setattr(cache_bytes, "token_bytes", lambda kept, settings: real(kept, settings) // 2)
     found = vt.studies.run("K5")
     assert found.verdict == "mixed"
     assert number(found, "calculator against").ours > 0
