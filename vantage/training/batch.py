@@ -45,7 +45,7 @@ class Batch:
 
     @property
     def target_count(self) -> int:
-        """How many targets are asked for. Reads the device."""
+        """How many targets count. Reads the device that they are on."""
         return int((self.targets != IGNORE).sum())
 
 

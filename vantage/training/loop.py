@@ -23,7 +23,7 @@ from torch import Tensor
 
 from vantage.errors import CheckpointError, VantageError
 from vantage.training import checkpoint
-from vantage.training.batch import IGNORE, Batch, Data
+from vantage.training.batch import Batch, Data
 from vantage.training.distributed import World
 from vantage.training.divergence import Diverged, LossMonitor, save_batch
 from vantage.training.evaluate import evaluate
@@ -185,7 +185,7 @@ class Loop:
         s, state = self.settings, self.state
         world = state.world
         self._seed(step)
-        count = sum(int((b.targets != IGNORE).sum()) for b in batches)  # in host memory: no device is asked
+        count = sum(batch.target_count for batch in batches)  # in host memory: no device is asked
         if world.size > 1:
             count = int(world.total(torch.tensor(count, device=state.device)))
         targets = max(count, 1)

@@ -14,7 +14,7 @@ from torch import nn
 import vantage as vt
 from tests.parity.cases import CASES
 from vantage.checkpoints.config import Config
-from vantage.errors import BadInput, CheckpointError, Refused
+from vantage.errors import BadInput, Refused
 from vantage.families import family_of
 from vantage.model.lora import Lora, add_lora
 from vantage.model.maps import parameter_kinds, rows_of
@@ -49,9 +49,15 @@ def check_groups(m: nn.Module) -> dict[str, str]:
     names = {p: name for name, p in m.named_parameters()}
     for config in (AdamW(weight_decay=0.3), EMBEDDINGS_TOO, Muon(weight_decay=0.3)):
         optimiser = config.build(m)
-        owned = [names[p] for group in optimiser.groups for p in group["params"]]
+        owned = [names[p] for part in optimiser.parts for group in part.param_groups for p in group["params"]]
         assert sorted(owned) == sorted(names.values())
-        decays = {names[p] for group in optimiser.groups for p in group["params"] if group["weight_decay"]}
+        decays = {
+            names[p]
+            for part in optimiser.parts
+            for group in part.param_groups
+            for p in group["params"]
+            if group["weight_decay"]
+        }
         wanted = (
             {"matrix", "head", "embedding"}
             if config == AdamW(weight_decay=0.3, decay_embeddings=True)
@@ -219,31 +225,13 @@ def test_saved_loaded_and_continued_is_bit_equal(config, after):
     resumed = copy.deepcopy(whole)
     train(whole, optimiser, range(after, 6))
     other = config.build(resumed)
-    other.load_state_tensors(kept)
+    for name, value in other.state_tensors().items():  # as a checkpoint is read: into the tensors themselves
+        value.copy_(kept[name])
     train(resumed, other, range(after, 6))
     for (name, a), b in zip(whole.named_parameters(), resumed.parameters(), strict=True):
         assert torch.equal(a, b), name
     for name, value in optimiser.state_tensors().items():
         assert torch.equal(value, other.state_tensors()[name]), name
-
-
-@pytest.mark.parametrize("config", CONFIGS, ids=["adamw", "muon"])
-def test_state_that_does_not_fit_is_refused_and_changes_nothing(config):
-    m = model()
-    optimiser = config.build(m)
-    train(m, optimiser, range(2))
-    before = {name: t.clone() for name, t in optimiser.state_tensors().items()}
-    first = next(name for name in before if "steps.1.sublayer.down" in name and before[name].dim())
-    wrong = [
-        ({n: t * 0 for n, t in before.items() if n != first}, "lacks 'blocks.0.steps.1.sublayer.down"),
-        ({**before, "elsewhere:step": torch.zeros(())}, "holds 'elsewhere:step'"),
-        ({n: t * 0 if n != first else t[:1] for n, t in before.items()}, "down.*shape"),
-        ({n: (t * 0 if n != first else t.double()) for n, t in before.items()}, "float64"),
-    ]
-    for given, match in wrong:
-        with pytest.raises(CheckpointError, match=match):
-            optimiser.load_state_tensors(given)
-        assert all(torch.equal(t, before[n]) for n, t in optimiser.state_tensors().items())
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=["adamw", "muon"])
@@ -256,7 +244,8 @@ def test_frozen_parameters_have_no_state_and_do_not_move(config):
     assert {name.rpartition(":")[0] for name in optimiser.state_tensors()} == {
         name for name, p in m.named_parameters() if p.requires_grad
     }
-    assert len(list(optimiser.parameters)) == 2 * len(names)
+    owned = [p for part in optimiser.parts for group in part.param_groups for p in group["params"]]
+    assert len(owned) == 2 * len(names)
     assert all(torch.equal(m.get_parameter(name), p) for name, p in frozen.items())
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vantage.errors import BadInput
 from vantage.training.optimise.optimiser import trainable
-from vantage.training.optimise.tensors import put_back, reshard
+from vantage.training.optimise.tensors import reshard
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,6 @@ class Averaged:
     def state_tensors(self) -> dict[str, Tensor]:
         """The averages by parameter name: the tensors themselves."""
         return dict(self._averages)
-
-    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take what ``state_tensors`` gave, to the bit. Refuses other names, shapes and dtypes."""
-        put_back(self._averages, tensors, "the average")
 
     @torch.no_grad()
     def _fill(self, values: Mapping[str, Tensor]) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol, final
 
 import torch
 from torch import Tensor, nn
 
 from vantage.errors import BadInput
-from vantage.training.optimise.tensors import put_back, reshard
+from vantage.training.optimise.tensors import reshard
 
 
 class OptimiserConfig(Protocol):
@@ -42,15 +42,6 @@ class Optimiser:
         assert len(owned) == len(set(owned)), "a parameter is in two groups"
         assert set(owned) == set(self._names), "a parameter is in no group"
 
-    @property
-    def parameters(self) -> Iterator[Tensor]:
-        return iter(self._names)
-
-    @property
-    def groups(self) -> list[dict[str, object]]:
-        """Torch's own groups, of all parts."""
-        return [group for part in self.parts for group in part.param_groups]
-
     def step(self, factor: float = 1.0) -> None:
         """One update, with every learning rate multiplied by ``factor``: what the schedule says for this step."""
         for group, rate in self._rates:
@@ -70,10 +61,6 @@ class Optimiser:
             for p, slots in part.state.items()
             for slot, value in slots.items()
         }
-
-    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take the state that ``state_tensors`` gave, to the bit. Refuses other names, shapes and dtypes."""
-        put_back(self.state_tensors(), tensors, "the optimiser's state")
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:

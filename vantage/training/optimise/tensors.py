@@ -1,33 +1,10 @@
-"""State as tensors by name: read, and written back to the bit, whole or sharded."""
+"""Tensors that may be sharded: gathered, spread like another, and their gathered copies dropped."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
-
-from vantage.errors import CheckpointError
-
-
-@torch.no_grad()
-def put_back(targets: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: str) -> None:
-    """Copy ``given`` into ``own``. All names, shapes and dtypes must agree, or nothing is changed."""
-    if missing := sorted(set(targets) - set(saved)):
-        raise CheckpointError(f"{what} lacks {missing[0]!r}{_more(missing)}: it was saved by another run or model")
-    if extra := sorted(set(saved) - set(targets)):
-        raise CheckpointError(f"{what} holds {extra[0]!r}{_more(extra)}, which is not known here")
-    for name, target in targets.items():
-        value = saved[name]
-        if value.shape != target.shape or value.dtype != target.dtype:
-            raise CheckpointError(
-                f"{what}: {name!r} is {value.dtype} of shape {tuple(value.shape)}, "
-                f"and {target.dtype} of shape {tuple(target.shape)} is wanted"
-            )
-    for name, target in targets.items():
-        target.copy_(like(target, saved[name]))
 
 
 def like(target: Tensor, value: Tensor) -> Tensor:
@@ -53,7 +30,3 @@ def reshard(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
-
-
-def _more(names: list[str]) -> str:
-    return f" and {len(names) - 1} more" if len(names) > 1 else ""
