@@ -31,7 +31,7 @@ def address_of(address: str) -> str | None:
         r"ray://(?P<host>[A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\])(?::(?P<port>\d{1,5}))?/?", address
     )
     if match is None:
-        raise BadInput(f"--on {address[:80]!r}: say ray, or ray://HOST:PORT (a port of {CLIENT_PORT} need not be said)")
+        raise BadInput(f"--on {address[:80]!r}: give ray, or ray://HOST:PORT (without a port: {CLIENT_PORT})")
     port = int(match["port"] or CLIENT_PORT)
     if not 1 <= port <= 65535:
         raise BadInput(f"--on {address!r}: the port {port} is out of range, from 1 to 65535")

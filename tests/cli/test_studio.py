@@ -75,7 +75,7 @@ def test_a_model_that_cannot_be_brought_is_said_and_the_studio_starts(tmp_path):
     nowhere = {"VANTAGE_HOME": str(tmp_path), "PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_RETRIES": "0"}
     with started(tmp_path, "--no-browser", **nowhere) as (url, err):
         assert httpx.get(url.removesuffix("/studio/") + "/health", timeout=30).json() == {"status": "ok"}
-        assert "smollm2 could not be brought" in err.read_text()
+        assert "smollm2 could not be downloaded" in err.read_text()
         assert "vantage pull smollm2" in err.read_text()
 
 

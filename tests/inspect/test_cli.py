@@ -140,7 +140,7 @@ def test_extend(folder: str, book: str, tmp_path: Path, capsys: pytest.CaptureFi
         (["cost", "MODEL", "--source", "5"], "no encoder"),
         (["cost", "MODEL", "--machine", "measure", "--weights", "zz"], "dtype='zz'"),
         (["cost", "/nowhere/config.json"], "/nowhere/config.json"),
-        (["extend", "MODEL", "--file", "BOOK"], "say what changes"),
+        (["extend", "MODEL", "--file", "BOOK"], "give what changes"),
         (["extend", "MODEL", "--file", "BOOK", "--scaling", "yarn"], "linear:FACTOR"),
         (["extend", "MODEL", "--file", "BOOK", "--scaling", "yarn:2:nan"], "linear:FACTOR"),
         (["extend", "MODEL", "--file", "BOOK", "--scaling", "yarn:2:64.5"], "whole"),

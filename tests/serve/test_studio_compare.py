@@ -221,7 +221,7 @@ def gone(group: int) -> bool:
 
 def test_too_small_a_budget_is_said_when_it_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     background.write_request(tmp_path, Experiment(positions=("rope",), shape=EXPERIMENT.shape), 0.001)
-    with pytest.raises(background.VantageError, match="fewer than 50 say nothing"):
+    with pytest.raises(background.VantageError, match="fewer than 50 are too few"):
         background.run(tmp_path)
     assert '"event": "note"' in capsys.readouterr().out
 

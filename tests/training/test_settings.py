@@ -296,8 +296,8 @@ def test_what_is_no_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe\x00")
     for source, says in (
-        (bad, "no TOML"),
-        (binary, "no TOML"),
+        (bad, "not TOML"),
+        (binary, "not TOML"),
         (tmp_path / "none.toml", "cannot read"),
         ("copi", "mean 'copy'"),
     ):

@@ -33,7 +33,7 @@ HELP = """\
 /stats        what the conversation holds, and what the last answer took
 /help         this
 /quit         leave (or Ctrl-D)
-Anything else is said to the model. Ctrl-C stops its answer."""
+Anything else is sent to the model. Ctrl-C stops its answer."""
 HISTORY = 1000  # lines that are remembered between sessions
 
 
@@ -46,7 +46,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", nargs="?", default=DEFAULT, metavar="MODEL", help="default: %(default)s")
-    parser.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
+    parser.add_argument("--system", metavar="TEXT", help="the instructions before the conversation")
     parser.add_argument(
         "--max-tokens", type=int, default=512, metavar="N", help="of an answer, at most; default: %(default)s"
     )
@@ -60,10 +60,10 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="how keys and values are kept; default: %(default)s",
     )
     parser.add_argument(
-        "--lookup", action="store_true", help="guess from what was said before: faster where an answer repeats it"
+        "--lookup", action="store_true", help="guess from the text so far: faster where an answer repeats it"
     )
     parser.add_argument("--load", metavar="FILE", help="go on with a conversation that /save wrote")
-    parser.add_argument("--stats", action="store_true", help="after each answer, say what it took")
+    parser.add_argument("--stats", action="store_true", help="after each answer, print what it took")
     parser.set_defaults(run=run)
 
 
@@ -158,7 +158,7 @@ class Chat:
 
     def _save(self, path: str) -> None:
         if not path:
-            print("/save FILE: say where")
+            print("/save FILE: give a file name")
             return
         self._conversation.save(path)
         print(
@@ -170,7 +170,7 @@ class Chat:
         from vantage.generation.conversation import Conversation
 
         if not path:
-            print("/load FILE: say which")
+            print("/load FILE: give a file name")
             return
         self._conversation = Conversation.load(path, self._model, **self._options)
         print(f"loaded {len(self._conversation.messages)} messages and {len(self._conversation.tokens)} tokens")
@@ -190,7 +190,8 @@ def describe_turn(turn: Turn) -> str:
     again = f", {turn.recomputed} computed again" if turn.recomputed else ""
     guessed = f", {turn.kept} of {turn.guessed} guesses right" if turn.guessed else ""
     return (
-        f"{turn.prompt} tokens read, {turn.reused} of them reused{again}; {len(turn.picks)} said in {turn.calls} passes"
+        f"{turn.prompt} tokens read, {turn.reused} of them reused{again}; "
+        f"{len(turn.picks)} generated in {turn.calls} passes"
         f"{guessed}; first after {1e3 * turn.to_first:.0f} ms{speed}; seed {turn.seed}"
     )
 

@@ -166,7 +166,7 @@ def _same(held: Experiment, args: argparse.Namespace) -> None:
         ]
         raise BadInput(
             f"--resume goes on with the experiment in {args.out}, and there {'; '.join(differences)}. Leave those "
-            "flags out, or say another folder (--out)"
+            "flags out, or choose another folder (--out)"
         )
 
 
@@ -182,7 +182,9 @@ def _experiment(args: argparse.Namespace) -> Experiment:
     if args.scale is not None and args.published is None:
         from vantage.errors import BadInput
 
-        raise BadInput("--scale is of a paper's set-up: say which (--published alibi, length-generalization, …)")
+        raise BadInput(
+            "--scale belongs to a paper's set-up: name the paper (--published alibi, length-generalization, …)"
+        )
     experiment = (
         _published(args) if args.published else Experiment() if args.file is None else read_experiment(args.file)
     )

@@ -51,11 +51,11 @@ def wanted(args: argparse.Namespace, out: Path) -> bool:
     begun = args.resume and _begun(out)
     if args.extend is None and not begun:
         if stray := [name for name in OPTIONS if getattr(args, name) is not None]:
-            raise BadInput(f"{_flag(stray[0])} is of a context extension: say which model (--extend MODEL)")
+            raise BadInput(f"{_flag(stray[0])} belongs to a context extension: name the model (--extend MODEL)")
         return False
     if stray := [name for name in OTHERS if getattr(args, name) is not None]:
         raise BadInput(
-            f"{_flag(stray[0])} is of models that an experiment trains, and --extend loads one: leave it out"
+            f"{_flag(stray[0])} is for models that an experiment trains, and --extend loads one: leave it out"
         )
     return True
 

@@ -56,7 +56,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     add_dtype(parser)
     parser.add_argument("--batch-invariant", action="store_true", help="bits that depend on the prompt alone; slower")
     parser.add_argument("--no-cache", action="store_true", help="compute everything anew for every token")
-    parser.add_argument("--stats", action="store_true", help="say what was computed, reused and held")
+    parser.add_argument("--stats", action="store_true", help="print what was computed, reused and held")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=run)
 

@@ -80,7 +80,7 @@ def _layer(parser: argparse.ArgumentParser) -> None:
 def text_of(args: argparse.Namespace) -> str:
     """The text of --text or --file; files that cannot be read are bad input."""
     if (args.text is None) == (args.file is None):
-        raise BadInput("say what to read: --text TEXT or --file FILE")
+        raise BadInput("give something to read: --text TEXT or --file FILE")
     if args.text is not None:
         return args.text
     try:

@@ -161,7 +161,7 @@ def _changes(args: argparse.Namespace) -> dict[str, Any]:
     if args.window is not None:
         changes["window"] = args.window or None
     if not changes:
-        raise BadInput("say what changes: --position, --base, --scaling or --window")
+        raise BadInput("give what changes: --position, --base, --scaling or --window")
     return changes
 
 

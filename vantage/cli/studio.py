@@ -71,7 +71,7 @@ def _bring(source: str) -> str | None:
             with Bar("bytes") as progress:
                 pull(source, progress=progress)
         except PullError as error:
-            message = f"{source} could not be brought: {error}. Later: vantage pull {source}"
+            message = f"{source} could not be downloaded: {error}. Try again later: vantage pull {source}"
             print(f"vantage: {' '.join(message.split())}", file=sys.stderr)
             return message
     find(source)

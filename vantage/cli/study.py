@@ -172,9 +172,7 @@ def _settings(chosen: list[Study], texts: list[str]) -> dict[str, dict[str, str]
                 raise BadInput(f"--set {text}: {tag} is not among the studies to run ({', '.join(values)})")
             values[tag.upper()][rest] = value
         elif len(chosen) > 1:
-            raise BadInput(
-                f"--set {text}: several studies are to run, so say whose it is, as in {chosen[0].tag}.{text}"
-            )
+            raise BadInput(f"--set {text}: several studies are to run, so name the study, as in {chosen[0].tag}.{text}")
         else:
             values[chosen[0].tag][name] = value
     return values
@@ -207,7 +205,7 @@ def run_exercise(args: argparse.Namespace) -> int:
     known = exercises()
     if args.tag is None:
         if args.out is not None or args.answer:
-            raise BadInput(f"say which exercise: there are {', '.join(known)}")
+            raise BadInput(f"name an exercise: there are {', '.join(known)}")
         if args.json:
             print(json.dumps([{"tag": tag, "title": one.title} for tag, one in known.items()], ensure_ascii=False))
         else:

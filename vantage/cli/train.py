@@ -45,7 +45,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--out", metavar="FOLDER", help="where the run lives; default: runs/NAME")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in that folder")
     parser.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
-    parser.add_argument("--check", action="store_true", help="read the settings, say what they mean, train nothing")
+    parser.add_argument("--check", action="store_true", help="read and check the settings, print them, train nothing")
     parser.add_argument("--list", action="store_true", help="list the recipes that come with Vantage")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=run, rest="changes")
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         return _list()
     if args.settings is None:
-        raise BadInput("say which settings: a TOML file or a recipe (`vantage train --list`)")
+        raise BadInput("give the settings: a TOML file or a recipe (`vantage train --list`)")
     settings, table = read_settings(args.settings, args.changes)
     if args.check:
         print(settings)

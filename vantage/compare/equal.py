@@ -43,7 +43,7 @@ def matched(sections: Mapping[Entry, Decoder], vocab: int) -> dict[Entry, Decode
         off = abs(counts[entry] + more * step - largest) / largest
         if off > NEAR:
             raise BadInput(
-                f"equal parameters: {entry[0]} can be brought no nearer than {off:.1%} to the largest model, as one "
+                f"equal parameters: {entry[0]} comes no nearer than {off:.1%} to the largest model, as one "
                 f"more unit in its feed-forward layers is {step:,} of {largest:,} parameters. Use a larger width, or "
                 "compare at equal compute"
             )

@@ -208,7 +208,7 @@ def read_experiment(path: str | Path) -> Experiment:
     except OSError as e:
         raise BadInput(f"cannot read {path}: {e.strerror}") from e
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise BadInput(f"{path} is no TOML: {e}") from e
+        raise BadInput(f"{path} is not TOML: {e}") from e
     if isinstance(fields.get("positions"), list):
         fields["positions"] = list(expand_positions(tuple(fields["positions"])))
     return experiment_of(fields, str(path))

@@ -153,7 +153,8 @@ def fit_budget(experiment: Experiment, seconds: float, backend: ExecutionBackend
     if steps < FEWEST:
         needed = (FEWEST * cost + tests) / backend.workers / 0.85
         raise BadInput(
-            f"a budget of {seconds:.0f} s gives each run {max(steps, 0)} steps, and fewer than {FEWEST} say nothing: "
+            f"a budget of {seconds:.0f} s gives each run {max(steps, 0)} steps, and fewer than {FEWEST} are too few "
+            "to mean anything: "
             f"allow {math.ceil(needed / 60)} minutes or more, or compare fewer encodings, tasks or seeds"
         )
     return replace(experiment, steps=min(steps, experiment.steps))
@@ -215,7 +216,9 @@ def _runs(
 def refuse_occupied(folder: Path) -> None:
     """A folder that holds an experiment, when a new one is wanted there."""
     if (folder / EXPERIMENT_FILE).exists():
-        raise BadInput(f"{folder} holds an experiment already: go on with it (--resume), or say another folder (--out)")
+        raise BadInput(
+            f"{folder} holds an experiment already: go on with it (--resume), or choose another folder (--out)"
+        )
 
 
 def _claim(experiment: Experiment, folder: Path, resume: bool) -> None:
@@ -226,7 +229,7 @@ def _claim(experiment: Experiment, folder: Path, resume: bool) -> None:
         try:
             before = json.loads(path.read_text())["fingerprint"]
         except (ValueError, KeyError, TypeError) as e:
-            raise BadInput(f"{path} is damaged ({e}): say another folder (--out)") from e
+            raise BadInput(f"{path} is damaged ({e}): choose another folder (--out)") from e
         if before != experiment.fingerprint():
             raise BadInput(
                 f"{folder} holds an experiment of other settings, or of a text that has changed since: give those, or "

@@ -174,7 +174,7 @@ def train(
     if not isinstance(settings, (str, Path)) and changes:
         raise BadInput("changes are for settings from a file: change the mapping itself")
     if out is None:
-        raise BadInput("say out=, the folder for the log, the checkpoints and the model")
+        raise BadInput("give out=, the folder for the log, the checkpoints and the model")
     return Run(parsed, out, table=table, resume=resume, device=device, report=report).go()
 
 
@@ -187,7 +187,7 @@ def _device(device: torch.device | str | None) -> torch.device:
     try:
         chosen = torch.device(device)
     except RuntimeError as e:
-        raise BadInput(f"device={device!r} is none that torch knows: use cpu or cuda") from e
+        raise BadInput(f"device={device!r}: torch knows no such device; use cpu or cuda") from e
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise BadInput(f"device={device!r}: there is no GPU here that torch can use; leave it out, or use cpu")
     return chosen
@@ -197,7 +197,7 @@ def _claim(folder: Path, resume: bool, origin: Mapping[str, str], world: World) 
     """Refuse a folder that holds a run already, unless that run is to go on with the same settings and data."""
     saved = checkpoint.steps(folder / "checkpoints")
     if (saved or (folder / "log.jsonl").exists()) and not resume:
-        raise BadInput(f"{folder} holds a run already: go on with it (--resume), or say another folder (--out)")
+        raise BadInput(f"{folder} holds a run already: go on with it (--resume), or choose another folder (--out)")
     before = checkpoint.metadata(folder / "checkpoints", saved[-1]) if saved else origin
     if before.get("fingerprint") != origin["fingerprint"]:
         raise BadInput(f"{folder} holds a run with other settings: give the same ones, or another folder with --out")

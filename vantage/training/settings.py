@@ -201,7 +201,7 @@ def _file(source: str | Path) -> dict[str, Any]:
     except OSError as e:
         raise BadInput(f"cannot read {path}: {e.strerror}") from e
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise BadInput(f"{path} is no TOML: {e}") from e
+        raise BadInput(f"{path} is not TOML: {e}") from e
 
 
 def _change(table: dict[str, Any], change: str) -> None:

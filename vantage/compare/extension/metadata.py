@@ -41,7 +41,7 @@ def notes(settings: ExtensionSettings, context: int, trained_context: int | None
             else ""
         )
         sentences.append(
-            f"The context is said to be {context:,}, less than the {trained_context:,} that the model was trained "
+            f"The context is taken to be {context:,}, less than the {trained_context:,} that the model was trained "
             f"with. {seen}{'what is shown is what each scaling costs, not what it gains.' if seen else ''}".strip()
         )
     sentences.append(

@@ -65,7 +65,7 @@ def prepare_texts(settings: ExtensionSettings, model: Model) -> PreparedTexts:
     rotated_dims(model.spec)
     context = settings.context or model.context_length
     if context is None:
-        raise BadInput("this model does not say what its context is: say it (--context N)")
+        raise BadInput("this model does not state its context: give it (--context N)")
     lengths = settings.lengths(context)
     text = "".join(part for path in expand(settings.text) for part, _ in pieces_of(path))
     tokens = model.tokenizer.encode(text)
@@ -242,7 +242,7 @@ def _claim(settings: ExtensionSettings, folder: Path, resume: bool) -> None:
         before = json.loads(path.read_text())
         if not resume:
             raise BadInput(
-                f"{folder} holds an experiment already: go on with it (--resume), or say another folder (--out)"
+                f"{folder} holds an experiment already: go on with it (--resume), or choose another folder (--out)"
             )
         if before["fingerprint"] != settings.fingerprint():
             raise BadInput(
