@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import vantage as vt
 from vantage.errors import Refused
 from vantage.inspect import atlas, cost, decompose, distinguishable
+from vantage.inspect.sites import sites_of
 from vantage.model import Model
 from vantage.model.lora import Lora, adapted, add_lora
 from vantage.model.maps import linear_maps, parameter_kinds
@@ -114,6 +115,13 @@ def test_it_is_found_and_its_weights_are_those_it_used(says: bool) -> None:
     assert capture.error < 1e-12
     assert len(atlas(made, TOKENS).heads) == 2 * HEADS
     assert made.summary()
+
+
+def test_what_torch_compile_wraps_around_it_is_not_a_second_one() -> None:
+    made = build()
+    step = made.blocks[0].get_submodule("steps.0")
+    step.register_module("sublayer", torch.compile(step.get_submodule("sublayer")))  # pyright: ignore[reportArgumentType] (a module)
+    assert [type(site.module) for site in sites_of(made)] == [SharedAttention, SharedAttention]
 
 
 def test_its_operations_are_those_that_torch_counts() -> None:

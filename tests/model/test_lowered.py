@@ -158,6 +158,15 @@ def test_what_has_no_native_form_is_refused_by_name_and_runs_anyway(name: str):
         assert cache.tokens == (0,)
 
 
+def test_a_compiled_block_is_torchs_business():
+    """What torch.compile wraps around a block answers like it, and is not lowered past."""
+    model = vt.build(spec()).eval()
+    model.kernel = "native"
+    model.blocks[0] = torch.compile(model.blocks[0])
+    with torch.inference_mode(), pytest.raises(Refused, match="OptimizedModule has no native form"):
+        model(torch.tensor([[1, 2]]), cache=model.new_cache(capacity=4))
+
+
 def test_calls_that_are_not_for_it():
     model = vt.build(spec(), kernel="native").eval()
     tokens = torch.randint(50, (2, 4))
