@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from vantage.spec.abilities import Effect
 from vantage.spec.model import NormConfig
 from vantage.spec.native import HeadColumns, Program
 from vantage.spec.parts import Shape
@@ -19,6 +20,8 @@ class QKNorm:
     """Normalise each query and key head (Qwen-3, Gemma 3): two norms of the head's width."""
 
     norm: NormConfig
+
+    effect = Effect("q/k norm", positional=False)  # no annotation: not a field
 
     @property
     def shared(self) -> bool:
@@ -53,6 +56,8 @@ class LengthTemperature:
 
     scale: float = 0.1
     floor: float = 8192.0
+
+    effect = Effect("temperature", linear=True)  # no annotation: not a field
 
     @property
     def shared(self) -> bool:

@@ -12,24 +12,20 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from vantage.attention import LengthTemperature, QKNorm
 from vantage.errors import BadInput, Refused
 from vantage.inspect.decomposition import Decomposition, Term
-from vantage.inspect.recording import Bands, PlacedTransform, RecordedPass, at_rest, bands_of, recording
+from vantage.inspect.recording import PlacedTransform, RecordedPass, at_rest, bands_of, recording
 from vantage.inspect.select import Numbers, choose_sites, labels, numbers, read_source, read_tokens
 from vantage.inspect.sites import Site, sites_of
 from vantage.inspect.tiles import cut_need, pick
 from vantage.kernels.reference import masked_scores
 from vantage.model import Model
-from vantage.position import Rope, XPos
-from vantage.position.xl import ContentBias
+from vantage.spec.abilities import Bands, HasBands, effect_of
 from vantage.spec.attention import QueriesAndKeys
 from vantage.spec.parts import materialise
 from vantage.spec.positions import Pair, Positions
 
 CELLS = 2**26  # of all parts and bands together
-NAMES: dict[type, str] = {Rope: "rotation", XPos: "fading rotation", LengthTemperature: "temperature"}
-LINEAR = (Rope, XPos, LengthTemperature, ContentBias)  # a sum of queries becomes the sum of what they become
 
 
 @torch.inference_mode()
@@ -110,12 +106,13 @@ class _Splitter:
         terms = self.content(raw, before, rest_q, rest_k)
         content, turned = before.bands, None
         for at, (config, module) in enumerate(transforms):
-            if isinstance(config, (QKNorm, ContentBias)):
-                continue  # these know no positions
+            effect = effect_of(config)
+            if not effect.positional:
+                continue
             plan[at] = (module, q_pos, k_pos)
             after = self.dots(raw, plan)
-            terms.append(Term(NAMES.get(type(config), type(config).__name__), "position", after.whole - before.whole))
-            if after.bands is not None and before.bands is not None and isinstance(config, (Rope, XPos)):
+            terms.append(Term(effect.name, "position", after.whole - before.whole))
+            if after.bands is not None and before.bands is not None and isinstance(module, HasBands):
                 turned = after.bands - before.bands
                 content = before.bands
             before = after
@@ -161,17 +158,16 @@ class _Splitter:
     def content(self, raw: QueriesAndKeys, all_at_rest: _Dots, rest_q: Positions, rest_k: Positions) -> list[Term]:
         """What tokens say, with what the projections' biases and the query's own bias say apart from it."""
         recorded = self.recorded
-        plain = [
-            (module, rest_q, rest_k) for config, module in recorded.transforms if not isinstance(config, ContentBias)
-        ]
+        plain = [(module, rest_q, rest_k) for config, module in recorded.transforms if not effect_of(config).own_term]
         without = all_at_rest if len(plain) == len(recorded.transforms) else self.dots(raw, plain)
         terms = self.projections(raw, without, plain)
         if without is not all_at_rest:
-            terms.append(Term("query bias u · key", "content", all_at_rest.whole - without.whole))
+            names = ", ".join(effect_of(c).name for c, _ in recorded.transforms if effect_of(c).own_term)
+            terms.append(Term(names, "content", all_at_rest.whole - without.whole))
         return terms
 
     def projections(self, raw: QueriesAndKeys, whole: _Dots, plan: list[PlacedTransform]) -> list[Term]:
-        if not self.recorded.biased or any(type(c) not in LINEAR for c, _ in self.recorded.transforms):
+        if not self.recorded.biased or not all(effect_of(c).linear for c, _ in self.recorded.transforms):
             return [Term("content", "content", whole.whole)]
         none = self.recorded.queries_and_keys(torch.zeros_like(self.recorded.x[:1]))
         bias = self.recorded.transformed(none, plan)

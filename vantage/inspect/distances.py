@@ -17,12 +17,13 @@ from torch import Tensor
 from vantage.errors import BadInput
 from vantage.figures.html import page_table
 from vantage.inspect.capture import Progress
-from vantage.inspect.recording import Bands, RecordedPass, bands_of, recording
+from vantage.inspect.recording import RecordedPass, bands_of, recording
 from vantage.inspect.select import choose_sites, read_source, read_tokens
 from vantage.inspect.sites import sites_of
 from vantage.kernels.reference import masked_scores
 from vantage.model import Model
 from vantage.position.cope import CountedPositions
+from vantage.spec.abilities import Bands
 from vantage.spec.attention import QueriesAndKeys
 from vantage.spec.masks import Everything
 from vantage.spec.positions import Pair, Positions

@@ -7,7 +7,6 @@ products and not counted. ``tests/inspect/test_cost.py`` holds every formula to 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -16,42 +15,13 @@ from vantage.model import Model
 from vantage.model.experts import Experts
 from vantage.model.pooling import First, Pooler
 from vantage.model.routers import GroupLimited
-from vantage.position.cope import CoPE
-from vantage.position.fire import Fire
-from vantage.position.late_temperature import LateTemperature
-from vantage.position.shaw import ShawKeys, ShawValues
-from vantage.position.shifted import Shifted
-from vantage.position.xl import DistanceTerm
+from vantage.spec.abilities import MultipliesMatrices
 from vantage.spec.attention import CountsOperations, attentions
 from vantage.spec.model import Layer
 from vantage.spec.operations import AttentionWork, PassSize, linear_operations
 from vantage.spec.parts import Shape
 
 PARTS = ("embedding", "projections", "scores", "position", "weighted sum", "output", "feed-forward", "head")
-
-
-Counter = Callable[[Any, AttentionWork], int]
-
-
-def _fire(c: Fire, s: AttentionWork) -> int:
-    cells = s.size.queries * s.keys  # one row for all: positions are the same in each
-    return 2 * cells * c.hidden * (1 + s.shape.heads)
-
-
-def _late(c: LateTemperature, s: AttentionWork) -> int:
-    return 2 * s.pairs * s.score_width if s.keys - 1 > c.length else 0
-
-
-# What position encodings multiply. Those that are not here multiply no matrices.
-BIASES: dict[type, Counter] = {
-    ShawKeys: lambda c, s: 2 * s.rows * s.shape.key_dim * (2 * c.max_distance + 1),
-    ShawValues: lambda c, s: 2 * s.rows * s.shape.value_dim * (2 * c.max_distance + 1),
-    DistanceTerm: lambda c, s: 2 * (s.rows * s.shape.key_dim * s.shape.width + s.pairs * s.shape.width),
-    Shifted: lambda c, s: 2 * s.pairs * s.shape.key_dim,
-    CoPE: lambda c, s: 2 * (s.pairs * s.score_width + s.rows * s.shape.key_dim * c.max_positions),
-    Fire: _fire,
-    LateTemperature: _late,
-}
 
 
 def attention(module: Any, layer: Layer, shape: Shape, size: PassSize, keys: int) -> dict[str, int]:
@@ -62,7 +32,7 @@ def attention(module: Any, layer: Layer, shape: Shape, size: PassSize, keys: int
     parts = module.operations(work) if counts else {}
     if not module.crosses:
         biases = (b for b in (layer.bias, layer.value_bias) if b is not None)
-        parts["position"] = sum(BIASES[type(b)](b, work) for b in biases if type(b) in BIASES)
+        parts["position"] = sum(b.operations(work) for b in biases if isinstance(b, MultipliesMatrices))
     return parts
 
 
@@ -104,5 +74,6 @@ def _linears(module: nn.Module) -> list[nn.Linear]:
 def uncounted(block: nn.Module, layer: Layer) -> list[str]:
     """Parts of a layer that do not say what they multiply, or that are not ours."""
     parts = [layer.bias, layer.value_bias, *layer.qk]
-    odd = [p for p in parts if p is not None and not type(p).__module__.startswith("vantage.")]
+    silent = [p for p in parts if p is not None and not isinstance(p, MultipliesMatrices)]
+    odd = [p for p in silent if not type(p).__module__.startswith("vantage.")]
     return [type(p).__name__ for p in [*odd, *(m for m in attentions(block) if not isinstance(m, CountsOperations))]]

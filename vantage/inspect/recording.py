@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from vantage.inspect.sites import KernelCall, Site, observing
-from vantage.position import Rope, XPos
-from vantage.position.angles import frequencies, highest
-from vantage.position.rope import context_length, join
+from vantage.position.angles import highest
+from vantage.spec.abilities import Bands, HasBands
 from vantage.spec.attention import HasPositionParts, HasQueriesAndKeys, PositionParts, QueriesAndKeys, ability
 from vantage.spec.parts import Context, ScoreBias
 from vantage.spec.positions import Positions
@@ -111,36 +110,14 @@ def at_rest(pos: Positions) -> Positions:
 # ---- frequency bands
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class Bands:
-    """The pairs of dimensions that a rotation turns."""
-
-    frequency: Tensor  # (n,) radians a position
-    of: Tensor  # (d,): the band of each dimension of a whole head, -1 where nothing turns
-
-    @property
-    def wavelength(self) -> Tensor:
-        """Positions in a whole turn; inf for a band that stands still."""
-        return 2 * torch.pi / self.frequency
-
-
 def bands_of(recorded: RecordedPass, pos: Positions) -> Bands | None:
     """The bands of a site; ``None``: nothing turns there."""
     shape = recorded.site.module.shape
     front = shape.key_dim - shape.rotary_dim  # MLA: what is not turned comes first
-    for config, module in recorded.transforms:
-        if isinstance(config, Rope):
-            length = context_length(pos) if config.rule.depends_on_length else None
-            turned = module.turned
-            rate, _ = config.rule.frequencies(turned, config.base, length)
-        elif isinstance(config, XPos):
-            turned = shape.rotary_dim
-            rate = frequencies(turned, config.base)
-        else:
-            continue
-        number = torch.arange(turned // 2)
-        of = torch.full((shape.key_dim,), -1)
-        of[front : front + turned] = join(number, number, config.pairing)
-        return Bands(rate.cpu(), of)
+    for _, module in recorded.transforms:
+        if isinstance(module, HasBands):
+            own = module.bands(pos)
+            of = torch.full((shape.key_dim,), -1)
+            of[front : front + len(own.of)] = own.of
+            return Bands(own.frequency.cpu(), of)
     return None

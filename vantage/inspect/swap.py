@@ -9,13 +9,12 @@ from typing import Any, Final, TypeVar
 import torch
 from torch import nn
 
-from vantage.attention import LengthTemperature, QKNorm
+from vantage.attention import QK_PARTS
 from vantage.errors import BadInput, Refused
 from vantage.inspect.select import Numbers, numbers
 from vantage.model import Model, empty_model
 from vantage.model.assemble import build_shared
-from vantage.position import Rope, encoding
-from vantage.position.late_temperature import LateTemperature
+from vantage.position import SCORE_PARTS, Rope, encoding
 from vantage.position.scaling import Rule
 from vantage.spec.attention import Attention, HasPositionParts, ability, attentions
 from vantage.spec.masks import And, Everything, Mask, Or, Window
@@ -29,7 +28,6 @@ class _Keep:
 
 
 KEEP: Final = _Keep()
-NOT_POSITION = (QKNorm, LengthTemperature, LateTemperature)  # norms and temperatures stay whatever the encoding is
 T = TypeVar("T")
 
 
@@ -129,16 +127,21 @@ def _encoded(spec: ModelSpec, new: Encoding, chosen: set[int], *, restricted: bo
     return replace(spec, embedding=embedding, sampler=parts.sampler), layers
 
 
+def is_position(part: Buildable) -> bool:
+    """Norms and temperatures stay whatever the encoding is."""
+    return type(part) not in (*QK_PARTS.classes(), *SCORE_PARTS.classes())
+
+
 def _has_position(layer: Layer) -> bool:
-    return any(not isinstance(part, NOT_POSITION) for part in (*layer.qk, *filter(None, (layer.bias,))))
+    return any(is_position(part) for part in (*layer.qk, *filter(None, (layer.bias,))))
 
 
 def _replaced(layer: Layer, parts: Parts) -> Layer:
-    at = next((i for i, part in enumerate(layer.qk) if not isinstance(part, NOT_POSITION)), len(layer.qk))
-    before = [part for part in layer.qk[:at] if isinstance(part, NOT_POSITION)]
-    after = [part for part in layer.qk[at:] if isinstance(part, NOT_POSITION)]
+    at = next((i for i, part in enumerate(layer.qk) if is_position(part)), len(layer.qk))
+    before = [part for part in layer.qk[:at] if not is_position(part)]
+    after = [part for part in layer.qk[at:] if not is_position(part)]
     bias: Buildable | None = parts.bias
-    if isinstance(layer.bias, NOT_POSITION):
+    if layer.bias is not None and not is_position(layer.bias):
         if bias is not None:
             raise Refused(f"this layer's bias is {layer.bias}, which stays, and a layer has one: use another encoding")
         bias = layer.bias

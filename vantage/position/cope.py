@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vantage.errors import BadInput, Refused
 from vantage.position.angles import wide
 from vantage.spec.masks import Causal, SameSegment, dense, visible
+from vantage.spec.operations import AttentionWork
 from vantage.spec.parts import Dense, Parts, Shape
 from vantage.spec.positions import Positions
 from vantage.spec.registry import Entry, Refusal, parameter
@@ -41,6 +42,9 @@ class CoPE:
     def build(self, shape: Shape) -> nn.Module:
         return CountedPositions(self.max_positions, shape.key_dim)
 
+    def operations(self, work: AttentionWork) -> int:
+        return 2 * (work.pairs * work.score_width + work.rows * work.shape.key_dim * self.max_positions)
+
 
 class CountedPositions(nn.Module):
     """The table e, shared by all heads of a layer; zero at first, as in the authors' code."""
@@ -49,15 +53,17 @@ class CountedPositions(nn.Module):
         super().__init__()
         self.table = nn.Parameter(torch.zeros(max_positions, key_dim))
 
-    def at(self, q_raw: Tensor, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> Dense:
+    def counts(self, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> Tensor:
         pair = q_pos.against(k_pos)
         gates = torch.sigmoid(scale * _grouped_scores(q, k)) * dense(visible(COUNTED, pair), pair)
-        last = self.table.shape[0] - 1
-        count = _sums_from_newest(gates, k_pos).clamp_max(last)
+        return _sums_from_newest(gates, k_pos).clamp_max(self.table.shape[0] - 1)
+
+    def at(self, q_raw: Tensor, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> Dense:
+        count = self.counts(q, k, q_pos, k_pos, scale)
         below = count.detach().floor().long()
-        said = (q_raw @ self.table.T).to(count.dtype)  # (B, H, T, max_positions)
-        low, high = said.gather(-1, below), said.gather(-1, (below + 1).clamp_max(last))
-        return Dense(torch.lerp(low, high, count - below))
+        above = (below + 1).clamp_max(self.table.shape[0] - 1)
+        by_position = (q_raw @ self.table.T).to(count.dtype)  # (B, H, T, max_positions)
+        return Dense(torch.lerp(by_position.gather(-1, below), by_position.gather(-1, above), count - below))
 
 
 def _grouped_scores(q_BHTd: Tensor, k_BGSd: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vantage.errors import BadInput
 from vantage.position.angles import wide
+from vantage.spec.operations import AttentionWork
 from vantage.spec.parts import Dense, Parts, Shape
 from vantage.spec.positions import Positions
 from vantage.spec.registry import Entry, parameter
@@ -47,6 +48,10 @@ class Fire:
         if self.bidirectional is None:
             raise BadInput("FIRE does not know if attention is bidirectional: say so, or build what parts() returns")
         return FireBias(self, shape.heads, self.bidirectional)
+
+    def operations(self, work: AttentionWork) -> int:
+        pairs = work.size.queries * work.keys  # one row for all: positions are the same in each
+        return 2 * pairs * self.hidden * (1 + work.shape.heads)
 
 
 class FireBias(nn.Module):

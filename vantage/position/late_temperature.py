@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vantage.errors import BadInput
 from vantage.position.angles import highest, rows, wide
+from vantage.spec.operations import AttentionWork
 from vantage.spec.parts import Dense, Shape
 from vantage.spec.positions import Positions
 from vantage.spec.registry import Entry
@@ -39,6 +40,9 @@ class LateTemperature:
 
     def build(self, shape: Shape) -> nn.Module:
         return _LateTemperature(self)
+
+    def operations(self, work: AttentionWork) -> int:
+        return 2 * work.pairs * work.score_width if work.keys - 1 > self.length else 0
 
 
 class _LateTemperature(nn.Module):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vantage.errors import BadInput, LengthExceeded
 from vantage.position.angles import angles, bound, highest, need_even, rows
 from vantage.position.scaling import Default, Rule
+from vantage.spec.abilities import Bands, Effect
 from vantage.spec.native import HeadColumns, Program
 from vantage.spec.parts import Parts, Shape
 from vantage.spec.positions import Positions
@@ -38,7 +39,8 @@ class Rope:
         default=1.0, metadata=parameter("of the head's dimensions, how many turn", 0.05, 1.0)
     )
 
-    shared = True  # no annotation: not a field
+    shared = True  # no annotation: not a field, and so below
+    effect = Effect("rotation", linear=True)
 
     def __post_init__(self) -> None:
         check_pairing(self.pairing)
@@ -95,6 +97,12 @@ class Rotation(nn.Module):
             return rotate(x_BHTd, cos, sin, self.config.pairing)
         turning, still = x_BHTd.split((self.turned, self.dim - self.turned), dim=-1)
         return torch.cat((rotate(turning, cos, sin, self.config.pairing), still), dim=-1)
+
+    def bands(self, pos: Positions) -> Bands:
+        rule = self.config.rule
+        length = context_length(pos) if rule.depends_on_length else None
+        rate, _ = rule.frequencies(self.turned, self.config.base, length)
+        return Bands(rate, banded(self.dim, self.turned, self.config.pairing))
 
     def native_transform(self, program: Program, queries: HeadColumns, keys: HeadColumns) -> None:
         for heads in (queries, keys):
@@ -212,6 +220,12 @@ def join(first: Tensor, second: Tensor, pairing: str) -> Tensor:
     if pairing == "halves":
         return torch.cat((first, second), dim=-1)
     return torch.stack((first, second), dim=-1).flatten(-2)
+
+
+def banded(dim: int, turned: int, pairing: str) -> Tensor:
+    """(dim,): which pair each dimension belongs to, -1 for those behind the turned ones."""
+    pair = torch.arange(turned // 2)
+    return torch.cat((join(pair, pair, pairing), torch.full((dim - turned,), -1)))
 
 
 def permutation(dim: int, to: str = "halves") -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vantage.errors import BadInput
 from vantage.position.angles import need_whole
+from vantage.spec.operations import AttentionWork
 from vantage.spec.parts import Parts, Pointwise, Shape
 from vantage.spec.positions import Place, Positions
 from vantage.spec.registry import Entry, Refusal, parameter
@@ -45,6 +46,9 @@ class ShawKeys:
     def build(self, shape: Shape) -> nn.Module:
         return KeyDistances(self.max_distance, shape.key_dim)
 
+    def operations(self, work: AttentionWork) -> int:
+        return 2 * work.rows * work.shape.key_dim * (2 * self.max_distance + 1)
+
 
 @dataclass(frozen=True)
 class ShawValues:
@@ -56,6 +60,9 @@ class ShawValues:
 
     def build(self, shape: Shape) -> nn.Module:
         return ValueDistances(self.max_distance, shape.value_dim)
+
+    def operations(self, work: AttentionWork) -> int:
+        return 2 * work.rows * work.shape.value_dim * (2 * self.max_distance + 1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vantage.position.angles import need_even
 from vantage.position.relative import sinusoid_scores
+from vantage.spec.operations import AttentionWork
 from vantage.spec.parts import Dense, Parts, Shape
 from vantage.spec.positions import Positions
 from vantage.spec.registry import Entry, parameter
@@ -32,6 +33,9 @@ class Shifted:
     def build(self, shape: Shape) -> nn.Module:
         need_even(shape.key_dim, "a shifted encoding")
         return ShiftedBias(self)
+
+    def operations(self, work: AttentionWork) -> int:
+        return 2 * work.pairs * work.shape.key_dim
 
 
 class ShiftedBias(nn.Module):

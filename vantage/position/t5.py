@@ -87,14 +87,17 @@ class T5Table(nn.Module):
         self.table = nn.Parameter(torch.empty(config.buckets, shape.heads))
         nn.init.normal_(self.table, std=shape.width**-0.5)
 
+    def bucket(self, distance: Tensor) -> Tensor:
+        c = self.config
+        return t5_bucket(distance, bidirectional=self.bidirectional, buckets=c.buckets, max_distance=c.max_distance)
+
     def at(self, q_raw: Tensor, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> T5Bias:
         need_whole(q_pos, "T5's table")
         need_whole(k_pos, "T5's table")
 
         def lookup() -> Tensor:
             n = self.config.max_distance
-            distance = torch.arange(-n, n + 1, device=q.device)
-            return t5_bucket(distance, bidirectional=self.bidirectional, buckets=self.config.buckets, max_distance=n)
+            return self.bucket(torch.arange(-n, n + 1, device=q.device))
 
         return T5Bias(self.table, q_pos.once(("t5", self.config), lookup))
 

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from vantage.position.angles import need_even
 from vantage.position.relative import sinusoid_scores
+from vantage.spec.abilities import Effect
+from vantage.spec.operations import AttentionWork
 from vantage.spec.parts import Dense, Parts, Shape
 from vantage.spec.positions import Positions
 from vantage.spec.registry import Entry, parameter
@@ -31,7 +33,8 @@ class TransformerXL:
 class ContentBias:
     """u: what a query looks for whatever it is."""
 
-    shared = False  # no annotation: not a field
+    shared = False  # no annotation: not a field, and so below
+    effect = Effect("query bias u · key", positional=False, linear=True, own_term=True)
 
     def describe(self) -> str:
         return "content bias u"
@@ -69,6 +72,9 @@ class DistanceTerm:
     def build(self, shape: Shape) -> nn.Module:
         need_even(shape.width, "Transformer-XL's sinusoid")
         return DistanceBias(self, shape)
+
+    def operations(self, work: AttentionWork) -> int:
+        return 2 * (work.rows * work.shape.key_dim * work.shape.width + work.pairs * work.shape.width)
 
 
 class DistanceBias(nn.Module):

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from vantage.errors import BadInput
 from vantage.position.angles import angles, bound, frequencies, need_even, rows
-from vantage.position.rope import PAIRINGS, check_pairing, join, rotate
+from vantage.position.rope import PAIRINGS, banded, check_pairing, join, rotate
+from vantage.spec.abilities import Bands, Effect
 from vantage.spec.parts import Parts, Shape
 from vantage.spec.positions import Positions
 from vantage.spec.registry import Entry, parameter
@@ -37,7 +38,8 @@ class XPos:
     scale_base: float = field(default=512, metadata=parameter("the distance over which pairs fade", 8.0, 65536.0))
     pairing: str = field(default="adjacent", metadata=parameter("which dimensions form a pair", choices=PAIRINGS))
 
-    shared = True  # no annotation: not a field
+    shared = True  # no annotation: not a field, and so below
+    effect = Effect("fading rotation", linear=True)
 
     def __post_init__(self) -> None:
         check_pairing(self.pairing)
@@ -71,6 +73,9 @@ class FadingRotation(nn.Module):
 
     def key(self, k_BGTd: Tensor, pos: Positions) -> Tensor:
         return rotate(k_BGTd, *self.tables(pos, k_BGTd.dtype, -1), self.config.pairing)
+
+    def bands(self, pos: Positions) -> Bands:
+        return Bands(frequencies(self.dim, self.config.base), banded(self.dim, self.dim, self.config.pairing))
 
     def tables(self, pos: Positions, dtype: torch.dtype, sign: int) -> tuple[Tensor, Tensor]:
         """cos and signed sin times ζ^(sign·n/s), (R, 1, T, d), made once for all layers of a forward pass."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vantage.errors import BadInput
 from vantage.inspect import swap
-from vantage.inspect.swap import NOT_POSITION
+from vantage.inspect.swap import is_position
 from vantage.model import Model
 from vantage.position import Rope
 from vantage.serve.bounds import Number, StrictModel, Whole
@@ -81,9 +81,7 @@ def _acting(spec: ModelSpec) -> tuple[Any, ...]:
 def own_encoding(spec: ModelSpec) -> EncodingValues | None:
     """The name and values of the encoding that a model has, where it is one that is offered here."""
     layer = spec.layers[0]
-    acting = [
-        p for p in (*spec.embedding.inputs, *layer.qk, layer.bias) if p is not None and not isinstance(p, NOT_POSITION)
-    ]
+    acting = [p for p in (*spec.embedding.inputs, *layer.qk, layer.bias) if p is not None and is_position(p)]
     if not acting:
         return EncodingValues(name="none", values={})
     part = acting[0]

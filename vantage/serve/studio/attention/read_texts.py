@@ -23,7 +23,7 @@ from vantage.inspect.recording import RecordedPass, recording
 from vantage.inspect.reductions import AllWeights
 from vantage.inspect.select import labels, read_source, read_tokens
 from vantage.inspect.sites import Site, sites_of
-from vantage.inspect.swap import NOT_POSITION
+from vantage.inspect.swap import is_position
 from vantage.inspect.tiles import Tile, tiles
 from vantage.model import Model
 from vantage.serve.errors import ApiError, bad
@@ -117,9 +117,9 @@ class ReadText:
             return "No position acts in cross-attention: these scores are content alone."
         title, layer = self.position.title, met.site.config
         spec = self.model.spec if met.site.kind == "self" or self.model.encoder is None else self.model.encoder.spec
-        if layer.bias is not None and not isinstance(layer.bias, NOT_POSITION):
+        if layer.bias is not None and is_position(layer.bias):
             return f"{title} turns no queries and keys, so there are no bands: position is what is added to the scores."
-        if any(not isinstance(part, NOT_POSITION) for part in layer.qk):
+        if any(is_position(part) for part in layer.qk):
             return f"{title} has no bands that could be told apart here: position is one part."
         if spec.embedding.inputs:
             return (

@@ -14,7 +14,7 @@ from typing import Annotated, TypeVar
 from fastapi import APIRouter, Path, Query, Request, Response
 from torch import Tensor
 
-from vantage.inspect.decompose import NAMES, split_scores
+from vantage.inspect.decompose import split_scores
 from vantage.inspect.decomposition import Decomposition
 from vantage.position import Rope, XPos
 from vantage.serve.bounds import ModelName, StrictModel, Text
@@ -34,7 +34,7 @@ from vantage.serve.studio.swapped_models import EncodingRequest
 
 router = APIRouter(prefix="/studio/api/attention")
 GROUPS = 8  # of frequency bands
-ROTATIONS = (NAMES[Rope], NAMES[XPos])
+ROTATIONS = (Rope.effect.name, XPos.effect.name)  # whose terms come by band
 SHARES = ("previous", "first", "same", "induction", "local", "positional")
 Id = Annotated[str, Path(pattern="^[0-9a-f]{16}$")]
 At = Annotated[int, Query(ge=0, lt=2**31)]

@@ -16,13 +16,12 @@ from torch import Tensor
 from vantage.errors import BadInput
 from vantage.figures import Bars, Figure, Heat, Line, Lines
 from vantage.kernels.reference import masked_scores, normalise
-from vantage.position.alibi import AlibiSlopes
-from vantage.position.cope import CountedPositions
 from vantage.position.rope import Rotation
-from vantage.position.t5 import T5Table, t5_bucket
 from vantage.position.xpos import FadingRotation
 from vantage.serve.studio.positions.rotary_figures import bands, turned
+from vantage.spec.abilities import CountsKeys, HasBuckets
 from vantage.spec.masks import Causal, Everything
+from vantage.spec.native import HasSlopes
 from vantage.spec.parts import Encoding, Need, Parts, Shape, Softmax, materialise
 from vantage.spec.positions import Pair, Positions
 
@@ -118,7 +117,7 @@ class Built:
     @property
     def counts(self) -> bool:
         """Whether every key matters to every other: then none can be left out between two."""
-        return isinstance(self.bias, CountedPositions)
+        return isinstance(self.bias, CountsKeys)
 
     def distances(self) -> Tensor:
         return torch.arange(self.size.length) if self.counts else self.size.spread(POINTS)
@@ -194,12 +193,13 @@ def added(built: Built) -> list[Figure]:
 def _of_the_bias(built: Built) -> list[Figure]:
     found = [bias_over_distance(built), bias_map(built)]
     module = built.bias
-    if isinstance(module, AlibiSlopes):
-        bars = Bars("slopes", "lost a position", words(range(len(module.slopes))), (("slope", module.slopes),))
+    slopes = module.native_slopes() if isinstance(module, HasSlopes) else None
+    if slopes is not None:
+        bars = Bars("slopes", "lost a position", words(range(len(slopes))), (("slope", slopes),))
         found.insert(0, Figure("slopes", "What a score loses for each position of distance, head by head.", (bars,)))
-    if isinstance(module, T5Table):
+    if isinstance(module, HasBuckets):
         found.insert(0, buckets(module, built.size))
-    if isinstance(module, CountedPositions):
+    if isinstance(module, CountsKeys):
         return [counted(built, module)]  # the table is zero until it is trained: there is only the count to see
     return found
 
@@ -232,13 +232,10 @@ def bias_map(built: Built) -> Figure:
     return Figure("bias-map", "What the first head adds, for every query and every key that it sees.", (heat,))
 
 
-def buckets(module: T5Table, size: FigureSize) -> Figure:
+def buckets(module: HasBuckets, size: FigureSize) -> Figure:
     past = -size.spread(POINTS)
     distance = torch.cat((past.flip(0), -past[1:])) if module.bidirectional else past
-    config = module.config
-    found = t5_bucket(
-        distance, bidirectional=module.bidirectional, buckets=config.buckets, max_distance=config.max_distance
-    )
+    found = module.bucket(distance)
     x = (distance if module.bidirectional else -distance).tolist()
     line = Line("bucket", x, found.tolist(), look="dots")
     label = "key - query" if module.bidirectional else "distance"
@@ -246,19 +243,13 @@ def buckets(module: T5Table, size: FigureSize) -> Figure:
     return Figure("buckets", caption, (Lines("buckets", label, "bucket", (line,)),))
 
 
-def counted(built: Built, module: CountedPositions) -> Figure:
-    """The count itself, read through the part: with e[p] = p · u and a query u, what it adds is the count."""
+def counted(built: Built, module: CountsKeys) -> Figure:
+    """The count itself."""
     n = min(built.size.length, CELLS // 2)
-    table = torch.zeros_like(module.table)
-    table[:, 0] = torch.arange(len(table))
-    probe = CountedPositions(*table.shape).double()
-    probe.table.data = table
     generator = torch.Generator().manual_seed(2)
     q, k = (torch.randn(1, built.size.heads, n, built.size.head, generator=generator).double() * 2 for _ in range(2))
-    unit = torch.zeros_like(q)
-    unit[..., 0] = 1.0
     at = Positions.arange(1, n)
-    count = probe.at(unit, q, k, at, at, built.size.head**-0.5).value[0, 0]
+    count = module.counts(q, k, at, at, built.size.head**-0.5)[0, 0]
     hidden = Causal()(*Pair(at, at).places())[0, 0].logical_not()
     heat = Heat("counted position", "key", "query", rows(count.masked_fill(hidden, NONE_SEEN)))
     line = Line("counted", list(range(n)), count[-1].flip(0).tolist())

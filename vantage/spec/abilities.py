@@ -1,0 +1,94 @@
+"""What the parts of a position encoding may say of themselves: each ability is one method or value.
+
+A part that lacks one is treated as it comes: it multiplies no matrices, it is called after its class, it has no bands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, final, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from vantage.spec.operations import AttentionWork
+from vantage.spec.positions import Positions
+
+
+@runtime_checkable
+class MultipliesMatrices(Protocol):
+    """The config of a score or value bias that multiplies matrices."""
+
+    def operations(self, work: AttentionWork) -> int:
+        """Two for a multiply and an add, over one attention in one pass."""
+        ...
+
+
+@final
+@dataclass(frozen=True)
+class Effect:
+    """What a q/k transform does to a score, for those who take scores apart."""
+
+    name: str
+    positional: bool = True  # it changes with the position
+    linear: bool = False  # of a sum of queries it makes the sum of what it makes of each
+    own_term: bool = False  # it adds something of its own to the queries, whatever the tokens are
+
+
+@runtime_checkable
+class HasEffect(Protocol):
+    """The config of a q/k transform."""
+
+    @property
+    def effect(self) -> Effect: ...
+
+
+def effect_of(config: object) -> Effect:
+    return config.effect if isinstance(config, HasEffect) else Effect(type(config).__name__)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Bands:
+    """The pairs of dimensions that a rotation turns."""
+
+    frequency: Tensor  # (n,) radians a position
+    of: Tensor  # (d,): the band of each dimension, -1 where nothing turns
+
+    @property
+    def wavelength(self) -> Tensor:
+        """Positions in a whole turn; inf for a band that stands still."""
+        return 2 * torch.pi / self.frequency
+
+
+@runtime_checkable
+class HasBands(Protocol):
+    """A q/k transform that turns pairs of dimensions."""
+
+    def bands(self, pos: Positions) -> Bands:
+        """Of the dimensions that it is handed, in a context of these positions."""
+        ...
+
+
+# ---- what there is to draw
+
+
+@runtime_checkable
+class HasBuckets(Protocol):
+    """A score bias with a number for each bucket of distances."""
+
+    @property
+    def bidirectional(self) -> bool: ...
+
+    def bucket(self, distance: Tensor) -> Tensor:
+        """Of each distance, key position less query position."""
+        ...
+
+
+@runtime_checkable
+class CountsKeys(Protocol):
+    """A score bias whose positions are counts over the keys, so that every key matters to every other."""
+
+    def counts(self, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> Tensor:
+        """(B, H, T, S): how far away each query counts each key to be."""
+        ...
