@@ -6,19 +6,17 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from vantage.attention import LengthTemperature, QKNorm
 from vantage.inspect.select import labels
+from vantage.inspect.swap import is_position
 from vantage.model import Model
-from vantage.position.late_temperature import LateTemperature
-from vantage.position.xl import ContentBias
 from vantage.serve.bounds import ModelName, StrictModel, Text
 from vantage.serve.model_pool import LoadedModel
 from vantage.serve.studio.answers import StudioAnswer
 from vantage.serve.studio.state import Studio, call, studio_of
+from vantage.spec.abilities import effect_of
 from vantage.spec.model import ModelKind
 
 router = APIRouter(prefix="/studio/api")
-NOT_POSITION = (QKNorm, LengthTemperature, LateTemperature, ContentBias)
 
 
 class LoadRequest(StrictModel):
@@ -115,5 +113,6 @@ def position_of(model: Model) -> str:
     spec = model.spec
     acting: list[Any] = [*spec.embedding.inputs]
     for layer in spec.layers:
-        acting += [part for part in (*layer.qk, layer.bias) if part is not None and not isinstance(part, NOT_POSITION)]
+        parts = (part for part in (*layer.qk, layer.bias) if part is not None and is_position(part))
+        acting += [part for part in parts if effect_of(part).positional]
     return ", ".join(dict.fromkeys(type(part).__name__.lower() for part in acting)) or "none"
