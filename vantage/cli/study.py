@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vantage.cli.study_show import Watch, show_grade, show_list, show_outcome, show_summary
+from vantage.cli.study_show import StudyDisplay, show_grade, show_list, show_outcome, show_summary
 from vantage.errors import BadInput, VantageError, unknown
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def run_some(args: argparse.Namespace) -> int:
         if folder is not None:
             check_report(folder)
     outcomes: list[Outcome] = []
-    with Watch(chosen) as watch:
+    with StudyDisplay(chosen) as watch:
         for study in chosen:
             outcomes.append(conduct(study, values[study.tag], watch.began(study)))
             if not args.json:
@@ -136,7 +136,7 @@ def run_all(args: argparse.Namespace) -> int:
     chosen = [study for study in every if args.train or not study.trains]
     outcomes: list[Outcome] = []
     failed: list[Failed] = []
-    with Watch(chosen) as watch:
+    with StudyDisplay(chosen) as watch:
         for study in chosen:
             try:
                 outcomes.append(conduct(study, {}, watch.began(study)))
@@ -193,7 +193,7 @@ def _figures(outcomes: list[Outcome], folder: Path) -> None:
             stem.with_suffix(".png").write_bytes(png(figure))
             stem.with_suffix(".svg").write_text(svg(figure, alone=True), encoding="utf-8")
             stem.with_suffix(".csv").write_text(csv(figure), encoding="utf-8")
-            Watch.note(f"wrote {stem}.png, .svg and .csv")
+            StudyDisplay.note(f"wrote {stem}.png, .svg and .csv")
 
 
 # ---- exercises
@@ -219,7 +219,9 @@ def run_exercise(args: argparse.Namespace) -> int:
         print(json.dumps(content, ensure_ascii=False))
         return 0
     if args.out is None:
-        Watch.note(f"{chosen.words if args.answer else chosen.task}\n")  # beside the code, which may go to a file
+        StudyDisplay.note(
+            f"{chosen.words if args.answer else chosen.task}\n"
+        )  # beside the code, which may go to a file
         print(code)
         return 0
     try:

@@ -20,7 +20,7 @@ WORDS = {"agrees": "agrees", "erratum": "erratum", "mixed": "agrees in part"}
 WIDEST = 110  # letters of a line of prose
 
 
-class Watch:
+class StudyDisplay:
     """A bar over all studies, by the time they are said to take. Where there is no terminal: a line for each."""
 
     def __init__(self, chosen: Sequence[Study]) -> None:

@@ -54,7 +54,7 @@ class SilentObserver:
     def note(self, text: str) -> None: ...
 
 
-class Lost(VantageError):
+class WorkersDied(VantageError):
     """A worker died again and again on the same job. What was finished is kept."""
 
 
@@ -135,7 +135,7 @@ class _WorkQueue:
         self._deaths.update(orphaned)
         for job in orphaned:
             if self._deaths[job] > RETRIES:
-                raise Lost(
+                raise WorkersDied(
                     f"workers died {RETRIES} times while training {job.position} on {job.task}: too little memory?"
                 )
         self._observer.note("a worker died; its runs start again")

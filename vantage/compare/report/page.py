@@ -238,8 +238,8 @@ def _format_interval(estimate: Estimate | None, loss: bool = False, signed: bool
     return Markup("{} <small>{}</small>").format(f"{estimate.value:{sign}.{digits}f}", ends)
 
 
-def _interval(found: Estimate, loss: bool) -> str:
-    return interval_text(found.value, found.low, found.high, log=loss)
+def _interval(estimate: Estimate, loss: bool) -> str:
+    return interval_text(estimate.value, estimate.low, estimate.high, log=loss)
 
 
 def _big(number: float) -> str:

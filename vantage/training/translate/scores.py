@@ -60,10 +60,12 @@ def evaluate(
     metric = _sacrebleu().metrics.BLEU(lowercase=lower)  # before the work, in case it is not there
     sources, references = [x for x, _ in pairs], [y for _, y in pairs]
     aer = None if gold is None else _error_rate(model, pairs, gold, tokenizer, layers, when, batch)
-    said = translate(model, sources, tokenizer=tokenizer, beams=beams, length_penalty=length_penalty, batch=batch)
-    score = _score(metric, said, references)
+    translations = translate(
+        model, sources, tokenizer=tokenizer, beams=beams, length_penalty=length_penalty, batch=batch
+    )
+    score = _score(metric, translations, references)
     signature = str(metric.get_signature())
-    return TranslationScores(score, chrf(said, references, lower=lower), aer, tuple(said), signature)
+    return TranslationScores(score, chrf(translations, references, lower=lower), aer, tuple(translations), signature)
 
 
 def _error_rate(
@@ -84,8 +86,8 @@ def _error_rate(
                 f"pair {number} has {counted} words, its alignment by hand {(right.source, right.target)}: "
                 "they are of different texts"
             )
-    found = align(model, [pairs[i] for i in gold], tokenizer=tokenizer, layers=layers, when=when, batch=batch)
-    return alignment_error_rate([one.links() for one in found], list(gold.values()))
+    alignments = align(model, [pairs[i] for i in gold], tokenizer=tokenizer, layers=layers, when=when, batch=batch)
+    return alignment_error_rate([one.links() for one in alignments], list(gold.values()))
 
 
 def _score(metric: Any, hypotheses: Sequence[str], references: Sequence[str]) -> float:
