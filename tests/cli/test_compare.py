@@ -121,7 +121,7 @@ def test_a_folder_that_is_taken_is_refused_before_anything_is_timed(tmp_path, ca
     assert "holds an experiment already" in capsys.readouterr().err
 
 
-def test_a_experiment_that_is_damaged_is_named(tmp_path, capsys):
+def test_an_experiment_that_is_damaged_is_named(tmp_path, capsys):
     (tmp_path / "study.json").write_text('{"study"')
     assert main(["compare", "--resume", "--out", str(tmp_path)]) == 2
     assert "there is no experiment in" in capsys.readouterr().err

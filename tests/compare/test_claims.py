@@ -112,7 +112,7 @@ def test_accuracy_and_perplexity_are_told_apart() -> None:
     }
 
 
-def test_claims_are_about_what_a_experiment_can_have() -> None:
+def test_claims_are_about_what_an_experiment_can_have() -> None:
     assert {name for claim in CLAIMS for name in claim.about} <= {*all_positions(), *attention_names()}
     missing = {verdict.what: verdict.why for verdict in measure_claims(experiment({"none": keeps}), 20)}
     assert "--positions alibi" in missing["ALiBi extrapolates well"]

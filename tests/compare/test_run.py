@@ -75,7 +75,7 @@ def test_a_budget_sets_the_steps():
     assert fit_budget(Experiment(**{**SMALL.__dict__, "steps": 50}), 3600, HERE).steps == 50
 
 
-def test_a_experiment_from_a_file(tmp_path):
+def test_an_experiment_from_a_file(tmp_path):
     path = tmp_path / "experiment.toml"
     path.write_text('tasks = ["copy"]\npositions = ["plain"]\nseeds = 2\n[shape]\nwidth = 32\n')
     experiment = read_experiment(path)
@@ -109,7 +109,7 @@ def test_every_run_is_there_and_paired(whole):
     assert len({r.operations for r in results}) == 1  # the same compute for every entry
 
 
-def test_a_experiment_that_is_done_is_not_done_again(whole):
+def test_an_experiment_that_is_done_is_not_done_again(whole):
     folder, results = whole
     before = (folder / FILE).read_bytes()
     assert run_experiment(SMALL, folder, HERE, resume=True) == results

@@ -28,7 +28,7 @@ def made(name, scale, book):
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", PAPERS)
-def test_every_scale_is_a_experiment_that_answers_the_papers_rows(name, scale, book):
+def test_every_scale_is_an_experiment_that_answers_the_papers_rows(name, scale, book):
     experiment = made(name, scale, book)
     assert experiment.published == (paper(name).name,)
     assert paper(name).source in reductions(experiment)[0] or scale == "paper-like"

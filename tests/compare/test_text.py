@@ -102,7 +102,7 @@ SMALL = {
 }
 
 
-def test_a_experiment_of_text_is_read_in_three_ways_and_trained_once(book, tmp_path):
+def test_an_experiment_of_text_is_read_in_three_ways_and_trained_once(book, tmp_path):
     experiment = Experiment(**SMALL, text=(book,))
     assert experiment.trainings() == 4
     assert len(experiment.wanted()) == 12

@@ -21,7 +21,7 @@ from vantage.compare.experiment import Experiment
 from vantage.compare.metadata import report_metadata
 from vantage.compare.report import write_report
 from vantage.compare.results import FILE, write_results
-from vantage.compare.run import _claim
+from vantage.compare.run import claim_folder
 from vantage.serve.studio.compare.comparisons import Comparisons, curves, rows
 from vantage.serve.studio.compare.routes import comparisons_in
 
@@ -44,7 +44,7 @@ SMALL = {
 
 def kept(folder: Path, *, report: bool) -> None:
     """A study as its process leaves it behind."""
-    _claim(EXPERIMENT, folder, resume=False)
+    claim_folder(folder, EXPERIMENT.fingerprint(), {"study": asdict(EXPERIMENT)}, resume=False)
     results = synthetic({"rope": falls(40), "alibi": falls(400)}, lengths=(20, 40, 60, 80, 100))
     write_results(folder / FILE, results if report else results[:3])
     if report:

@@ -11,7 +11,7 @@ import math
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol, final
@@ -68,7 +68,7 @@ def run_experiment(
 ) -> list[RunResult]:
     """Every run of the experiment, in the order of its keys."""
     observer = SilentObserver() if observer is None else observer
-    _claim(experiment, folder, resume)
+    claim_folder(folder, experiment.fingerprint(), {"study": asdict(experiment)}, resume)
     finished = {result.key: result for result in read_results(folder / FILE)}
     rates = _read_searches(folder / SEARCHES)
     todo: dict[Entry, list[int]] = {}
@@ -221,7 +221,9 @@ def refuse_occupied(folder: Path) -> None:
         )
 
 
-def _claim(experiment: Experiment, folder: Path, resume: bool) -> None:
+def claim_folder(folder: Path, fingerprint: str, settings: Mapping[str, Any], resume: bool) -> None:
+    """Write down what the folder is for; refuse one that holds something else. ``settings`` as they stand in the
+    file."""
     path = folder / EXPERIMENT_FILE
     if not resume:
         refuse_occupied(folder)
@@ -230,15 +232,14 @@ def _claim(experiment: Experiment, folder: Path, resume: bool) -> None:
             before = json.loads(path.read_text())["fingerprint"]
         except (ValueError, KeyError, TypeError) as e:
             raise BadInput(f"{path} is damaged ({e}): choose another folder (--out)") from e
-        if before != experiment.fingerprint():
+        if before != fingerprint:
             raise BadInput(
                 f"{folder} holds an experiment of other settings, or of a text that has changed since: give those, or "
                 "another folder (--out)"
             )
         return
     folder.mkdir(parents=True, exist_ok=True)
-    record = {"fingerprint": experiment.fingerprint(), "study": asdict(experiment), "versions": machine()}
-    write_text(path, json.dumps(record, indent=1))
+    write_text(path, json.dumps({"fingerprint": fingerprint, **settings, "versions": machine()}, indent=1))
 
 
 def _entry(key: Key) -> Entry:

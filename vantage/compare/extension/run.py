@@ -20,9 +20,8 @@ from vantage.compare.extension.lora import adapt
 from vantage.compare.extension.measure import even_depths, hide_numbers, recall, token_losses
 from vantage.compare.extension.rules import rescaled, rotated_dims, search_divisors
 from vantage.compare.extension.settings import ExtensionSettings
-from vantage.compare.report import machine
 from vantage.compare.results import FILE, Key, RunResult, TestScore, read_results, write_results
-from vantage.compare.run import EXPERIMENT_FILE
+from vantage.compare.run import claim_folder
 from vantage.compare.text import over_position
 from vantage.errors import BadInput, Refused
 from vantage.files import write_text
@@ -115,7 +114,7 @@ def run_extension(
     resume: bool = False,
 ) -> list[RunResult]:
     """Every reading, in the order of its key."""
-    _claim(settings, folder, resume)
+    claim_folder(folder, settings.fingerprint(), {"extension": asdict(settings)}, resume)
     finished = {result.key: result for result in read_results(folder / FILE)}
     observer.began(len(entries(settings)) * settings.pieces, len([key for key in finished if key.task == PERPLEXITY]))
     for rule, trained in entries(settings):
@@ -234,21 +233,3 @@ def _divisors(
     )
     write_text(path, json.dumps({"long": best, "tried": tried}, indent=1))
     return best
-
-
-def _claim(settings: ExtensionSettings, folder: Path, resume: bool) -> None:
-    path = folder / EXPERIMENT_FILE
-    if path.exists():
-        before = json.loads(path.read_text())
-        if not resume:
-            raise BadInput(
-                f"{folder} holds an experiment already: go on with it (--resume), or choose another folder (--out)"
-            )
-        if before["fingerprint"] != settings.fingerprint():
-            raise BadInput(
-                f"{folder} holds another experiment: give the same settings and text, or another folder (--out)"
-            )
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    record = {"fingerprint": settings.fingerprint(), "extension": asdict(settings), "versions": machine()}
-    write_text(path, json.dumps(record, indent=1))
