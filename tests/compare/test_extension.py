@@ -225,7 +225,7 @@ def test_stopped_and_resumed_it_is_the_same(whole, book, model, tmp_path):
     assert len(kept) == 7 * 4
     with pytest.raises(BadInput, match="--resume"):
         run_extension(how, prepared, tmp_path, Told())
-    with pytest.raises(BadInput, match="another experiment"):
+    with pytest.raises(BadInput, match="other settings"):
         run_extension(replace(how, lora_steps=3), prepared, tmp_path, Told(), resume=True)
     told = Told()
     again = run_extension(how, prepared, tmp_path, told, resume=True)
