@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.cache.helpers import F64, Oracle, check_view, ragged
-from vantage.cache import KINDS, LayerPlan, make_cache
+from vantage.cache import CACHES, LayerPlan, make_cache
 from vantage.spec.masks import Causal, Window
 from vantage.spec.parts import View
 from vantage.spec.positions import Positions
@@ -28,7 +28,7 @@ def on_cpu(view: View) -> View:
     return View(view.k.cpu(), view.v.cpu(), pos)
 
 
-@pytest.mark.parametrize("kind", [k for k in KINDS if k != "quantised"])
+@pytest.mark.parametrize("kind", [k for k in CACHES if k != "quantised"])
 def test_the_same_as_on_the_host(kind):
     cache = make_cache(PLAN, batch=2, kind=kind, device="cuda", dtype=F64, block=4)
     oracle = Oracle([[], []])
@@ -52,7 +52,7 @@ def test_the_same_as_on_the_host(kind):
     assert cache.holds().bytes == cache.bytes
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CACHES)
 @pytest.mark.usefixtures("no_waiting")
 def test_a_plain_pass_never_waits(kind):
     cache = make_cache(PLAN, batch=2, kind=kind, device="cuda", dtype=torch.float32)

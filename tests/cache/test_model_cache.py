@@ -19,7 +19,9 @@ from tests.cache.helpers import (
     ragged,
     run,
 )
-from vantage.cache import KINDS, Contiguous, LayerPlan, ModelCache, Paged, Ring, make_cache
+from vantage.cache import CACHES, Contiguous, LayerPlan, ModelCache, Paged, Ring, make_cache
+from vantage.cache.kinds.paged import PagedCache
+from vantage.cache.kinds.quantised import QuantisedCache
 from vantage.cache.stores import Int8, Plain, Single
 from vantage.errors import BadInput, CacheError, Refused
 from vantage.spec.masks import Causal, Chunked, Everything, Nothing, Prefix, SameSegment, Window
@@ -50,7 +52,7 @@ def test_layers_of_one_arrangement_share_a_ledger():
     assert len({id(s) for s in stores}) == 5
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CACHES)
 def test_every_kind_holds_what_it_gets(kind):
     cache = make(LOCAL, GLOBAL, kind=kind, batch=2)
     chunks = [plain(2, 0, 5), ragged([5, 5], [2, 1], uid=20), ragged([7, 6], [1, 1], uid=40)]
@@ -68,7 +70,7 @@ def test_every_kind_holds_what_it_gets(kind):
 
 
 def test_what_each_kind_is_made_of():
-    kinds = {kind: make(LOCAL, GLOBAL, kind=kind, capacity=40, batch=2) for kind in KINDS}
+    kinds = {kind: make(LOCAL, GLOBAL, kind=kind, capacity=40, batch=2) for kind in CACHES}
     assert [type(x) for x in kinds["contiguous"].ledgers] == [Contiguous, Contiguous]
     assert [type(x) for x in kinds["ring"].ledgers] == [Ring, Contiguous]
     assert [type(x) for x in kinds["paged"].ledgers] == [Paged, Paged]
@@ -82,8 +84,10 @@ def test_what_each_kind_is_made_of():
     assert kinds["paged"].ledgers[0].pool is not pool
     assert make(GLOBAL, kind="paged", block=5).ledgers[0].pool.block == 5
     assert make(GLOBAL, kind="paged").ledgers[0].capacity is None
-    assert isinstance(make(GLOBAL, kind="paged", quantise=True).layers[0].store.codec, Int8)
-    assert isinstance(make(GLOBAL, cross=[Everything()], quantise=True).cross[0].store.codec, Int8)
+    paged = make(GLOBAL, kind=QuantisedCache(PagedCache(block=4)))
+    assert isinstance(paged.layers[0].store.codec, Int8)
+    assert paged.ledgers[0].name == "paged, growing pool of 4 tokens a block"
+    assert isinstance(make(GLOBAL, cross=[Everything()], kind="quantised").cross[0].store.codec, Int8)
     assert isinstance(make(GLOBAL, cross=[Everything()], kind="quantised").cross[0].store.codec, Int8)
     assert isinstance(make(GLOBAL, cross=[Everything()]).cross[0].store.codec, Plain)
 

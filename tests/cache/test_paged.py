@@ -528,7 +528,7 @@ def test_tables_of_blocks_are_made_once_until_a_row_gets_one():
     run(cache, ragged([4, 2], [1, 1], uid=19))
     assert ledger.look().read.table is not one.table
     assert ledger.look().read.table.tolist()[1][1] == 0  # the bin
-    assert len(ledger._made) <= 2
+    assert len(ledger._moves._block_tables) <= 2
 
 
 def test_a_window_reads_by_another_table_of_blocks_than_it_writes_by():
@@ -539,7 +539,7 @@ def test_a_window_reads_by_another_table_of_blocks_than_it_writes_by():
     assert ledger.place(ragged([10, 2], [1, 1]).pos).read.table is one  # both are kept
     for i in range(30):
         ledger.place(ragged([11 + i, 3 + i], [1, 1]).pos)
-        assert len(ledger._made) <= 2  # and no more than both
+        assert len(ledger._moves._block_tables) <= 2  # and no more than both
 
 
 def test_names():

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.cache.saving import MINE, forged
 from vantage.cache import LayerPlan, ModelCache, make_cache
-from vantage.cache.saved import FORMAT, Fingerprint, _parsed, _to_codec, fingerprint, read_cache, save_cache
+from vantage.cache.saved import FORMAT, Fingerprint, _codec, _parsed, fingerprint, read_cache, save_cache
 from vantage.cache.stores import Codec, Int8, Plain, Single
 from vantage.errors import BadInput, CacheError, CheckpointError
 from vantage.spec.masks import Causal, Everything, Window
@@ -57,10 +57,10 @@ PLANS: dict[str, dict[str, Any]] = {
     "quantised": {"plan": [GLOBAL], "kind": "quantised", "length": 99},
     "cross": {"plan": [GLOBAL], "cross": [CROSS, CROSS]},
     "one stream": {"plan": [LayerPlan(1, 6, 4, Causal(), single_stream=True)]},
-    "one stream in 8 bits": {"plan": [LayerPlan(1, 6, 6, Causal(), single_stream=True)], "quantise": True},
+    "one stream in 8 bits": {"plan": [LayerPlan(1, 6, 6, Causal(), single_stream=True)], "kind": "quantised"},
     "float64": {"plan": [GLOBAL], "dtype": torch.float64},
     "float16": {"plan": [GLOBAL], "dtype": torch.float16},
-    "bfloat16 in 8 bits": {"plan": [GLOBAL], "dtype": torch.bfloat16, "quantise": True},
+    "bfloat16 in 8 bits": {"plan": [GLOBAL], "dtype": torch.bfloat16, "kind": "quantised"},
 }
 
 
@@ -102,11 +102,12 @@ def test_a_write_that_waits_is_done_first(tmp_path: Path) -> None:
 
 
 def test_whether_it_is_in_8_bits_is_its_own_affair(tmp_path: Path) -> None:
-    for saved in (False, True):
-        cache = given(make_cache([GLOBAL], quantise=saved))
+    kinds = ("contiguous", "quantised")
+    for saved in kinds:
+        cache = given(make_cache([GLOBAL], kind=saved))
         save_cache(cache, tmp_path / "c", fingerprint=MINE)
-        for wanted in (False, True):
-            assert same(read_cache(tmp_path / "c", like=make_cache([GLOBAL], quantise=wanted)).cache, cache)
+        for wanted in kinds:
+            assert same(read_cache(tmp_path / "c", like=make_cache([GLOBAL], kind=wanted)).cache, cache)
 
 
 @pytest.mark.parametrize(
@@ -142,13 +143,19 @@ def test_what_cannot_be_written_leaves_the_old_file(tmp_path: Path) -> None:
 
 def test_what_nobody_could_read_is_not_written(tmp_path: Path) -> None:
     class Other(Codec):
+        kind = "plain"  # but not the one that a file with this word is read with
         kv_heads, key_dim, value_dim = 2, 3, 4
         streams, encode, decode = Plain.streams, Plain.encode, Plain.decode
+        exact, dump, from_dump = Plain.exact, Plain.dump, Plain.from_dump
         dtype = torch.float32
 
     cache = make_cache([GLOBAL])
     cache.layers[0].store.codec = Other()
-    with pytest.raises(BadInput, match="cannot be saved"):
+    with pytest.raises(BadInput, match="Other cannot be saved"):
+        save_cache(cache, tmp_path / "c", fingerprint=MINE)
+    cache = make_cache([GLOBAL])
+    cache.ledgers[0].kind = "elsewhere"  # pyright: ignore[reportAttributeAccessIssue] (as if it were another class)
+    with pytest.raises(BadInput, match="Contiguous cannot be saved"):
         save_cache(cache, tmp_path / "c", fingerprint=MINE)
     assert not list(tmp_path.iterdir())
 
@@ -338,10 +345,10 @@ def test_a_pool_of_another_shape_is_refused(tmp_path: Path) -> None:
 def test_sizes(sizes: list[Any], right: bool) -> None:
     saved = {"kind": "plain", "sizes": sizes, "dtype": "float32"}
     if right:
-        assert _to_codec(saved) == Plain(*sizes)
+        assert _codec(saved) == Plain(*sizes)
     else:
         with pytest.raises(CheckpointError, match="heads of"):
-            _to_codec(saved)
-    assert _to_codec({"kind": "single", "sizes": [1, 3, 2], "dtype": "float16", "int8": True}) == Int8(
+            _codec(saved)
+    assert _codec({"kind": "single", "sizes": [1, 3, 2], "dtype": "float16", "int8": True}) == Int8(
         Single(1, 3, 2, torch.float16)
     )

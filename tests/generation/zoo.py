@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 import vantage as vt
-from vantage.cache import KINDS, ModelCache
+from vantage.cache import CACHES, ModelCache
 from vantage.conformance.scenarios import sharpen
 from vantage.model import Model
 from vantage.spec.masks import Window
@@ -37,7 +37,7 @@ def spec(kind: str) -> ModelSpec:
 
 
 MODELS = ("plain", "window", "mixed", "latent", "ntk", "encoder-decoder")
-CASES = [(m, k) for m in MODELS for k in KINDS if k != "ring" or m in ("window", "mixed")]
+CASES = [(m, k) for m in MODELS for k in CACHES if k != "ring" or m in ("window", "mixed")]
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import vantage as vt
 from tests.inspect.models import EACH, model, spec, tokens
-from vantage.cache import KINDS
+from vantage.cache import CACHES
 from vantage.errors import BadInput, Refused
 from vantage.inspect import MACHINES, Cost, cost, machine, measured
 from vantage.inspect.visible import visible
@@ -95,7 +95,7 @@ def test_a_model_of_images() -> None:
     assert found.passes[0].operations == counted(lambda: made(torch.randn(B, 3, 8, 8)))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CACHES)
 @pytest.mark.parametrize("attention", ["multi-head", "multi-query", "grouped", "latent", "wide-values"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_bytes_are_those_allocated(kind: str, attention: str, dtype: torch.dtype) -> None:
@@ -186,7 +186,7 @@ def test_bad_input_and_showing() -> None:
     ):
         with pytest.raises(BadInput):
             cost(spec(), **options)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(BadInput, match="kind of cache"):
+    with pytest.raises(BadInput, match="no kind of cache is called"):
         cost(spec(), context=4, kind="heap")
     found = cost(model(), context=8)
     assert found.dtype == "float64"

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import vantage as vt
+from vantage.cache.kinds.contiguous import ContiguousCache
 from vantage.checkpoints.pull import place
 from vantage.figures.tables import table
 from vantage.generation import Conversation, Engine
-from vantage.inspect import cache_bytes
 from vantage.model import Model
 from vantage.position.rope import Rotation
 from vantage.studies import k01_projections, k04_cost, k06_chat
@@ -174,8 +174,8 @@ def test_K5_bytes() -> None:
 
 
 def test_K5_a_calculator_that_forgets_values_is_noticed(monkeypatch) -> None:
-    real = cache_bytes.token_bytes
-    monkeypatch.setattr(cache_bytes, "token_bytes", lambda kept, settings: real(kept, settings) // 2)
+    real = ContiguousCache.bytes
+    monkeypatch.setattr(ContiguousCache, "bytes", lambda *arguments: real(*arguments) // 2)
     found = vt.studies.run("K5")
     assert found.verdict == "mixed"
     assert number(found, "calculator against").ours > 0

@@ -8,6 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from vantage.cache.dump import DumpReader, LedgerDump, check_known, damaged, dump_known, dump_tables
 from vantage.cache.facts import Next, Steps, Tables, check_rising, check_segments, joined, on_host, picked, unlike
 from vantage.cache.ledger import Lay, Ledger, Step
 from vantage.cache.moves import Span
@@ -41,6 +42,8 @@ class Contiguous(Ledger):
     ``capacity`` columns, or growing by doubling. With a ``window`` the view of a pass leaves out
     what its first query cannot see any more, as long as the rows are a plain run; nothing is let go.
     """
+
+    kind = "contiguous"
 
     def __init__(
         self,
@@ -182,6 +185,36 @@ class Contiguous(Ledger):
 
     def fresh(self, batch: int) -> Contiguous:
         return Contiguous(batch, capacity=self._capacity, window=self._window, device=self.device)
+
+    # ---- as plain data
+
+    def dump(self) -> LedgerDump:
+        state = self._state
+        numbers = {"kind": self.kind, "batch": self.batch, "capacity": self._capacity, "window": self._window}
+        numbers |= {"n": state.n, "places": self._places, "known": dump_known(state.known)}
+        return LedgerDump(numbers, dump_tables(state.tables, state.n))
+
+    @classmethod
+    def from_dump(cls, saved: DumpReader, device: torch.device) -> Contiguous:
+        capacity, n, places = saved.maybe("capacity"), saved.count("n", 0), saved.count("places", 0)
+        ledger = Contiguous(saved.batch, capacity=capacity, window=saved.maybe("window"), device=device)
+        if n > places or (capacity is not None and places != capacity):
+            damaged(f"it holds {n} tokens in {places} places of {capacity}")
+        ledger._places = places  # the buffers as they were: strides decide how products round
+        tables = saved.tables(n)
+        if tables is None:
+            state = _State(n, saved.run(n))
+        else:
+            known = saved.known()
+            check_known(known, tables, 0, n)
+            next_B = (tables.order[:, :n].amax(1) + 1).to(device)
+            state = _State(n, known, tables.to(device), next_B)
+        ledger._state = ledger._before = state
+        return ledger
+
+    @property
+    def kept_places(self) -> int:
+        return self._state.n
 
     # ---- what it holds
 

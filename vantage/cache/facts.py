@@ -104,6 +104,10 @@ class Tables:
     def clone(self) -> Tables:
         return self._map(lambda t: _widened(t, t.shape[1]), self.pos.dtype)
 
+    def to(self, device: torch.device) -> Tables:
+        segment = None if self.segment is None else self.segment.to(device)
+        return Tables(self.pos.to(device), self.order.to(device), segment)
+
     def pick(self, index: Sequence[int]) -> Tables:
         rows = torch.tensor(index, device=self.order.device)
         return self._map(lambda t: _widened(t[rows], t.shape[1]), self.pos.dtype)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
+from vantage.cache.dump import DumpReader, LedgerDump
 from vantage.cache.facts import Next
 from vantage.cache.moves import Read, Write
 from vantage.cache.report import Holding, RowHolding, spans
@@ -61,6 +62,8 @@ class Mark:
 
 class Ledger(ABC):
     """The protocol. All of a pass is checked before any of it is done: what is refused changes nothing."""
+
+    kind: ClassVar[str]  # its name in a dump
 
     def __init__(self, batch: int, device: torch.device | str | None):
         if batch < 1:
@@ -234,6 +237,22 @@ class Ledger(ABC):
     @abstractmethod
     def fresh(self, batch: int) -> Ledger:
         """An empty ledger of the same arrangement."""
+
+    # ---- as plain data
+
+    @abstractmethod
+    def dump(self) -> LedgerDump:
+        """All that is needed to make this ledger again."""
+
+    @classmethod
+    @abstractmethod
+    def from_dump(cls, saved: DumpReader, device: torch.device) -> Ledger:
+        """The ledger that was dumped so; raises ``CheckpointError`` where a dump cannot be one."""
+
+    @property
+    @abstractmethod
+    def kept_places(self) -> Tensor | int:
+        """The places of a buffer that belong to a dump: so many from the front, or these."""
 
     # ---- what an arrangement must do
 

@@ -14,12 +14,14 @@ from typing import final
 import torch
 from torch import Tensor
 
-from vantage.cache.blocks import Plan, Row, cropped, let_go, plan, stride, wanted
+from vantage.cache.blocks import Plan, Row, cropped, let_go, plan, wanted
+from vantage.cache.dump import DumpReader, LedgerDump, dump_known, dump_tables
 from vantage.cache.facts import Next, Steps, Tables, check_rising, check_segments, joined, on_host, picked, unlike
 from vantage.cache.ledger import Lay, Ledger, Step
-from vantage.cache.moves import Copied, Gathered, PoolPlaces, Read, Strided, Write
-from vantage.cache.paged_state import State, together
-from vantage.cache.pool import BIN, Pool
+from vantage.cache.moves import Copied
+from vantage.cache.paged_moves import BlockMoves
+from vantage.cache.paged_state import State, dump_rows, read_rows, read_state, together
+from vantage.cache.pool import Pool
 from vantage.errors import BadInput, CacheError
 from vantage.spec.positions import Known, Positions
 
@@ -36,6 +38,7 @@ class Paged(Ledger):
     tokens alone and never on where the blocks happen to lie: the same row gives the same bits.
     """
 
+    kind = "paged"
     _state = State((), Known())  # so that a ledger that was refused at birth has nothing to give back
 
     def __init__(
@@ -58,7 +61,7 @@ class Paged(Ledger):
         self._window, self._draft = window, draft
         self._forget()
         self._steps = Steps(self.device)
-        self._made: dict[tuple[tuple[int, ...], ...], Tensor] = {}  # tables of blocks
+        self._moves = BlockMoves(pool.block, self.device, self._steps)
 
     def __del__(self) -> None:
         if self._state.rows:
@@ -87,12 +90,14 @@ class Paged(Ledger):
         else:
             token_BT = self._tokens(pos)
             new = self._with_tables(pos, todo.rows, token_BT)
-        write = self._write(new, pos, counts, token_BT)
+        write = self._moves.write(
+            new, pos.shape[1], counts, lambda: self._tokens(pos) if token_BT is None else token_BT
+        )
         if todo.copies:
             source, target = torch.tensor(todo.copies, device=self.device).unbind(1)
             write = Copied(source, target, self.pool.block, write)
         hidden = [0 if self._window is None else max(0, row.tokens - self._window + 1) for row in state.rows]
-        read, view = self._read(new, hidden, pos.length)
+        read, view = self._moves.read(new, hidden, pos.length, self.gather)
         self._before, self._plan = state, todo
         self._state = new if new.longest else State.run(new.rows, 0)
         return Step(write, read, view, self.places)
@@ -130,60 +135,6 @@ class Paged(Ledger):
         tables.write(1, self._steps.run(self._state.first, self.batch, n, None))
         return tables
 
-    def _write(self, new: State, pos: Positions, counts: Sequence[int], token_BT: Tensor | None) -> Write:
-        size, width = self.pool.block, pos.shape[1]
-        apart = stride(new.rows, size)
-        if apart is not None and min(counts) == width:
-            at = new.rows[0].place(size) + new.rows[0].tokens - width
-            return Strided(at, apart, self.batch, width)
-        token_BT = self._tokens(pos) if token_BT is None else token_BT
-        gone = torch.tensor([row.gone for row in new.rows], device=self.device)[:, None]
-        column = (token_BT // size - gone).clamp_min(0)
-        block = self._block_table(tuple(row.blocks for row in new.rows)).gather(1, column)
-        return PoolPlaces(torch.where(token_BT >= 0, block * size + token_BT % size, BIN * size))
-
-    def _read(self, state: State, hidden: Sequence[int], length: int | None) -> tuple[Read, Positions]:
-        """All that is held but so many tokens at the front of each row, which nobody can see."""
-        rows, size = state.rows, self.pool.block
-        apart = None if self.gather else stride(rows, size)
-        if apart is not None:
-            skip = max(min(hidden), rows[0].gone * size)
-            n = rows[0].tokens - skip
-            return Strided(rows[0].place(size) + skip, apart, self.batch, n), self._view(state, [skip], n, length)
-        first = [max(tokens // size, row.gone) for tokens, row in zip(hidden, rows, strict=True)]
-        if state.tables is None:  # equal rows: keep them so
-            first = [max(first)] * self.batch
-        skips = [block * size for block in first]
-        n = max(row.tokens - skip for row, skip in zip(rows, skips, strict=True))
-        n = n if state.tables is None else max(1, n)
-        blocks = tuple(row.blocks[block - row.gone :] for row, block in zip(rows, first, strict=True))
-        return Gathered(self._block_table(blocks), size, n), self._view(state, skips, n, length)
-
-    def _view(self, state: State, skips: Sequence[int], n: int, length: int | None) -> Positions:
-        """The positions of n tokens a row, after those that are skipped (one number, or one a row)."""
-        if state.tables is None:
-            return self._steps.run(state.first + skips[0], self.batch, n, length)
-        known, even = state.known, len(set(skips)) == 1
-        if any(skips):
-            skips = skips if len(skips) == self.batch else [skips[0]] * self.batch
-            counts = tuple(row.tokens - skip for row, skip in zip(state.rows, skips, strict=True))
-            known = Known(None, known.order, known.pos, counts, min(counts) < n, known.same_rows and even)
-        # the columns after a row's last token are empty: a short row shows some, and so does one that has let go of all
-        wide = state.tables.wide(1 + max(skips) + n)
-        if even:
-            return wide.cut(1 + skips[0], n, known, length)
-        column = 1 + torch.tensor(skips, device=self.device)[:, None] + self._steps.row(0, n)
-        return wide.view(lambda t: t.gather(1, column), known, length)
-
-    def _block_table(self, blocks: tuple[tuple[int, ...], ...]) -> Tensor:
-        """The blocks of every row, (B, blocks), the bin where a row has fewer. CacheShape until a row gets a block."""
-        if blocks not in self._made:
-            self._made = dict(list(self._made.items())[-1:])  # one to write by, one to read by
-            wide = max(1, *(len(row) for row in blocks))
-            table = [row + (BIN,) * (wide - len(row)) for row in blocks]
-            self._made[blocks] = torch.tensor(table, dtype=torch.int64, device=self.device)
-        return self._made[blocks]
-
     def _undo(self) -> None:
         self.pool.release(self._plan.taken)
         self._state, self._plan = self._before, Plan(self._before.rows)
@@ -198,7 +149,7 @@ class Paged(Ledger):
         self._before = self._state
 
     def _look(self) -> Step:
-        read, view = self._read(self._state, [0] * self.batch, None)
+        read, view = self._moves.read(self._state, [0] * self.batch, None, self.gather)
         return Step(None, read, view, self.places)
 
     def _lay(self) -> Lay | None:
@@ -300,6 +251,31 @@ class Paged(Ledger):
 
     def fresh(self, batch: int) -> Paged:
         return Paged(batch, self.pool, window=self._window, draft=self._draft, device=self.device, gather=self.gather)
+
+    # ---- as plain data
+
+    def dump(self) -> LedgerDump:
+        numbers = {"kind": self.kind, "batch": self.batch, "block": self.pool.block}
+        numbers |= {"rows": dump_rows(self._state.rows), "known": dump_known(self._state.known)}
+        numbers |= {"pool": None if self.pool.grows else self.pool.blocks}
+        numbers |= {"window": self._window, "draft": self._draft}
+        return LedgerDump(numbers, dump_tables(self._state.tables, 1 + self._state.longest))
+
+    @classmethod
+    def from_dump(cls, saved: DumpReader, device: torch.device) -> Paged:
+        rows, blocks, size = read_rows(saved), saved.maybe("pool"), saved.count("block")
+        pool = Pool(None if blocks is None else blocks * size, size)
+        ledger = Paged(saved.batch, pool, window=saved.maybe("window"), draft=saved.maybe("draft", 0), device=device)
+        pool.use_from_the_start(block for row in rows for block in row.blocks)
+        ledger._state = ledger._before = read_state(saved, rows, device)
+        ledger._plan = Plan(rows)
+        return ledger
+
+    @property
+    def kept_places(self) -> Tensor:
+        """Those of the blocks in use, as ``dump`` numbers them."""
+        used = torch.tensor(sorted(self.blocks), dtype=torch.int64)
+        return (used[:, None] * self.pool.block + torch.arange(self.pool.block)).flatten()
 
     # ---- rows that come together and go apart
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from vantage.cache.blocks import Row
+from vantage.cache.dump import DumpReader, check_known, damaged, whole_number
 from vantage.cache.facts import Tables, joined
 from vantage.spec.positions import EMPTY, Known
 
@@ -78,3 +79,49 @@ def _stacked(parts: Sequence[Tensor], longest: int) -> Tensor:
     dtype = functools.reduce(torch.promote_types, (part.dtype for part in parts))
     wide = [functional.pad(part.to(dtype), (1, longest - part.shape[1]), value=EMPTY) for part in parts]
     return torch.cat(wide)
+
+
+# ---- as plain data
+
+
+def dump_rows(rows: Sequence[Row]) -> list[Any]:
+    """Blocks, tokens and blocks gone of every row. Blocks are numbered anew, 1, 2, …: block 0 is the bin."""
+    used = sorted({block for row in rows for block in row.blocks})
+    number = {block: i + 1 for i, block in enumerate(used)}
+    return [[[number[block] for block in row.blocks], row.tokens, row.gone] for row in rows]
+
+
+def read_rows(saved: DumpReader) -> tuple[Row, ...]:
+    blocks = saved.maybe("pool")
+    rows = tuple(_row(row, saved.count("block")) for row in saved.list("rows", saved.batch))
+    used = sorted({block for row in rows for block in row.blocks})
+    if used != list(range(1, len(used) + 1)) or (blocks is not None and len(used) > blocks):
+        damaged(f"its rows stand in the blocks {used} of {blocks}")
+    return rows
+
+
+def _row(saved: Any, size: int) -> Row:
+    if not (isinstance(saved, list) and len(saved) == 3 and isinstance(saved[0], list)):
+        damaged(f"a row is {str(saved)[:80]!r}")
+    blocks = [whole_number(block, "block", 1) for block in saved[0]]
+    tokens, gone = (whole_number(n, "row", 0) for n in saved[1:])
+    if len(blocks) != -(-tokens // size) - gone:
+        damaged(f"a row of {tokens} tokens, {gone} blocks of which are gone, stands in {len(blocks)} blocks of {size}")
+    return Row((), tokens, gone).with_blocks(blocks)
+
+
+def read_state(saved: DumpReader, rows: tuple[Row, ...], device: torch.device) -> State:
+    counts = [row.tokens for row in rows]
+    longest = max(counts)
+    tables = saved.tables(1 + longest)
+    if tables is None:
+        if any(count != longest for count in counts):
+            damaged("its rows differ and it does not say how")
+        return State(rows, saved.run(longest))
+    held = (tables.order[:, 1:] >= 0).sum(1).tolist()
+    if held != counts:
+        damaged(f"its rows hold {held} positions for {counts} tokens")
+    known = saved.known()
+    check_known(known, tables, 1, longest)
+    tables.order[:, 0] = tables.pos[:, 0] = EMPTY
+    return State(rows, known, tables.to(device), (tables.order.amax(1) + 1).to(device))

@@ -6,6 +6,7 @@ buffers; block 0 is the bin, where empty places are written and which is never r
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple, final
@@ -13,6 +14,7 @@ from typing import NamedTuple, final
 from vantage.errors import BadInput, CacheError
 
 BIN = 0
+BLOCK = 16  # tokens of a block, unless somebody says otherwise
 
 
 class Want(NamedTuple):
@@ -37,7 +39,7 @@ class Pool:
     block next to a row's last one where it can, and starts new rows far from the others.
     """
 
-    def __init__(self, tokens: int | None = None, block: int = 16):
+    def __init__(self, tokens: int | None = None, block: int = BLOCK):
         if block < 1:
             raise BadInput(f"blocks of {block} tokens: give at least 1")
         if tokens is not None and tokens < 1:
@@ -93,6 +95,14 @@ class Pool:
         for i, more in zip(short, self._apart([wants[i].blocks - len(taken[i]) for i in short]), strict=True):
             taken[i] += more
         return taken
+
+    def use_from_the_start(self, blocks: Iterable[int]) -> None:
+        """In a fresh pool: take the blocks 1, 2, … that are named here, each as often as it is named."""
+        assert self._free == self.blocks, "this pool is in use"
+        uses = Counter(blocks)
+        if uses:
+            self.take([Want(len(uses))])
+            self.share(block for block, n in uses.items() for _ in range(n - 1))
 
     def share(self, blocks: Iterable[int]) -> None:
         """One more user of each."""

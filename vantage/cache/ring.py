@@ -12,6 +12,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from vantage.cache.dump import DumpReader, LedgerDump, check_known, damaged, dump_known, dump_tables
 from vantage.cache.facts import Next, Steps, Tables, check_rising, check_segments, joined, on_host, picked, unlike
 from vantage.cache.ledger import Lay, Ledger, Step
 from vantage.cache.moves import Joined, Places, Scatter, Span, Write
@@ -49,6 +50,8 @@ class Ring(Ledger):
     shown after what the window still holds, and written when the pass is committed: so a pass that
     fails can always be undone. In every row the order must go on by one.
     """
+
+    kind = "ring"
 
     def __init__(self, batch: int, *, window: int, draft: int = 0, device: torch.device | str | None = None):
         super().__init__(batch, device)
@@ -242,6 +245,49 @@ class Ring(Ledger):
 
     def fresh(self, batch: int) -> Ring:
         return Ring(batch, window=self._window, draft=self._draft, device=self.device)
+
+    # ---- as plain data
+
+    def dump(self) -> LedgerDump:
+        state = self._state
+        numbers = {"kind": self.kind, "batch": self.batch, "window": self._window, "draft": self._draft}
+        limits = {"start": state.start, "low": state.low, "next": state.next}
+        if isinstance(state, _Run):
+            return LedgerDump(numbers | limits, {})
+        tables = dump_tables(state.tables, self.places)
+        tables |= {"start": state.start.cpu(), "low": state.low.cpu(), "next": state.next.cpu()}
+        return LedgerDump(numbers | {"known": dump_known(state.known)}, tables)
+
+    @classmethod
+    def from_dump(cls, saved: DumpReader, device: torch.device) -> Ring:
+        ring = Ring(saved.batch, window=saved.count("window"), draft=saved.count("draft", 0), device=device)
+        tables = saved.tables(ring.places)
+        ring._state = ring._before = ring._run_from(saved) if tables is None else ring._mixed_from(saved, tables)
+        return ring
+
+    def _run_from(self, saved: DumpReader) -> _Run:
+        start, low, end = (saved.count(name, 0) for name in ("start", "low", "next"))
+        if not (start <= low <= end <= low + self._size):
+            damaged(f"a ring of {self._size} places cannot hold {low} … {end - 1} of a row that began at {start}")
+        return _Run(start, low, end)
+
+    def _mixed_from(self, saved: DumpReader, tables: Tables) -> _Mixed:
+        size, known = self._size, saved.known()
+        check_known(known, tables, 0, size)
+        start, low, end = (saved.column(name) for name in ("start", "low", "next"))
+        order = tables.order[:, :size]
+        filled = order >= 0
+        right = (order % size == torch.arange(size)) & (order >= low[:, None]) & (order < end[:, None])
+        if not bool((right | ~filled).all()) or not bool((filled.sum(1) == end - low).all()):
+            damaged("its ring does not hold what it says")
+        if not bool(((start >= 0) & (start <= low)).all()):
+            damaged("a row of its ring holds what came before its beginning")
+        start, low, end = (x.to(self.device) for x in (start, low, end))
+        return _Mixed(start, low, end, tables.to(self.device), known)
+
+    @property
+    def kept_places(self) -> int:
+        return self.places
 
     # ---- what it holds
 

@@ -18,10 +18,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from vantage.cache.dump import DumpReader, LedgerDump, damaged
+from vantage.cache.kinds import codec_classes, ledger_classes
 from vantage.cache.layer_cache import LayerCache
+from vantage.cache.ledger import Ledger
 from vantage.cache.model_cache import ModelCache
-from vantage.cache.saved_states import bad, places_of, put, restored, written
-from vantage.cache.stores import Codec, Int8, Plain, Single, Store
+from vantage.cache.stores import INT8, Codec, Int8, Store
 from vantage.errors import BadInput, CacheError, CheckpointError
 from vantage.files import replacing
 
@@ -62,20 +64,19 @@ def save_cache(
 ) -> None:
     """Write a cache, whole or not at all. ``extra``: what JSON can hold, kept beside it (a conversation's words)."""
     ledgers = (*cache.ledgers, *cache.cross_ledgers)
+    _check_readable(cache)
     number = {id(ledger): i for i, ledger in enumerate(ledgers)}
-    kept = [written(ledger) for ledger in ledgers]
-    tensors = {f"ledger.{i}.{name}": t for i, of in enumerate(kept) for name, t in of.tables.items()}
+    dumps = [ledger.dump() for ledger in ledgers]
+    tensors = {f"ledger.{i}.{name}": t for i, dump in enumerate(dumps) for name, t in dump.tables.items()}
     layers = {"layers": cache.layers, "cross": cache.cross}
     for kind, caches in layers.items():
         for i, layer in enumerate(caches):
-            layer.store.settle()
-            places = kept[number[id(layer.ledger)]].places
-            for s, buffer in enumerate(layer.store.tensors):
-                tensors[f"{kind}.{i}.{s}"] = _cut(buffer, places)
+            streams = layer.store.dump(layer.ledger.kept_places)
+            tensors |= {f"{kind}.{i}.{s}": stream for s, stream in enumerate(streams)}
     header = {
-        "ledgers": [of.numbers for of in kept],
+        "ledgers": [dump.numbers for dump in dumps],
         **{
-            kind: [{"ledger": number[id(c.ledger)], "codec": _codec(c.store.codec)} for c in caches]
+            kind: [{"ledger": number[id(c.ledger)], "codec": c.store.codec.dump()} for c in caches]
             for kind, caches in layers.items()
         },
         "length": cache.length,
@@ -92,10 +93,17 @@ def save_cache(
         raise BadInput(f"cannot write {path}: {e}") from e
 
 
-def _cut(buffer: Tensor, places: Tensor | int) -> Tensor:
-    if isinstance(places, int):
-        return buffer.narrow(2, 0, places).contiguous().cpu()
-    return buffer.index_select(-2, places.to(buffer.device)).cpu()
+def _check_readable(cache: ModelCache) -> None:
+    """Whether all of it will be known to whoever reads it: parts of a kind that is registered."""
+    ledgers, codecs = ledger_classes(), codec_classes()
+    parts = [(ledger, ledgers.get(ledger.kind)) for ledger in (*cache.ledgers, *cache.cross_ledgers)]
+    stored = [layer.store.codec for layer in (*cache.layers, *cache.cross)]
+    for part, known in (*parts, *((codec, codecs.get(codec.kind)) for codec in stored)):
+        if type(part) is not known:
+            raise BadInput(
+                f"a cache with {type(part).__name__} cannot be saved: no kind of cache that is registered has it, so "
+                "nobody could read the file (vantage.register)"
+            )
 
 
 # ---- reading
@@ -121,7 +129,7 @@ def read_cache(path: str | Path, *, like: ModelCache | None = None, fingerprint:
         with safe_open(Path(path), framework="pt") as file:
             said = file.metadata() or {}
             if said.get("format") != FORMAT:
-                bad(f"its format is {str(said.get('format'))[:40]!r}, not {FORMAT!r}")
+                damaged(f"its format is {str(said.get('format'))[:40]!r}, not {FORMAT!r}")
             text = said.get("header", "")
             header = _parsed(text)
             whose = _fingerprint_of(header)
@@ -132,7 +140,7 @@ def read_cache(path: str | Path, *, like: ModelCache | None = None, fingerprint:
                 )
             names = set(file.keys())
             if said.get("digest") != _digest(text, file.get_tensor, names):
-                bad("its contents do not agree with its digest")
+                damaged("its contents do not agree with its digest")
             cache = _rebuilt(header, file.get_tensor, names, device, like)
     except (SafetensorError, OSError) as e:
         raise CheckpointError(f"cannot read {path} as a saved cache: {e}") from e
@@ -141,26 +149,26 @@ def read_cache(path: str | Path, *, like: ModelCache | None = None, fingerprint:
 
 def _parsed(text: str) -> dict[str, Any]:
     if len(text) > LONGEST:
-        bad(f"its header has {len(text):,} characters")
+        damaged(f"its header has {len(text):,} characters")
     try:
         header = json.loads(text)
     except (ValueError, RecursionError) as e:
-        bad(f"its header is not JSON: {e}")
+        damaged(f"its header is not JSON: {e}")
     wanted = {"ledgers": list, "layers": list, "cross": list, "fingerprint": dict, "extra": dict, "recomputed": int}
     for name, kind in wanted.items():
         if not isinstance(header, dict) or not isinstance(header.get(name), kind):
-            bad(f"its header has no {name!r}")
+            damaged(f"its header has no {name!r}")
     if header.get("length") is not None and not isinstance(header["length"], int):
-        bad("its length is no number")
+        damaged("its length is no number")
     if not header["layers"]:
-        bad("it has no layers")
+        damaged("it has no layers")
     return header
 
 
 def _fingerprint_of(header: Mapping[str, Any]) -> Fingerprint:
     model, digest = (header["fingerprint"].get(name) for name in ("model", "digest"))
     if not isinstance(model, str) or not isinstance(digest, str):
-        bad("it does not say which model it is of")
+        damaged("it does not say which model it is of")
     return Fingerprint(model, digest)
 
 
@@ -175,86 +183,67 @@ def _rebuilt(
     for i, numbers in enumerate(header["ledgers"]):
         start = f"ledger.{i}."
         tables = {name.removeprefix(start): tensor(name) for name in names if name.startswith(start)}
-        ledgers.append(restored(numbers if isinstance(numbers, dict) else {}, tables, device))
+        ledgers.append(_ledger(LedgerDump(numbers if isinstance(numbers, dict) else {}, tables), device))
     if len({ledger.batch for ledger in ledgers}) > 1:
-        bad("its layers hold different numbers of rows")
-    made: dict[str, list[LayerCache]] = {}
-    for kind in ("layers", "cross"):
-        wanted = None if like is None else like.layers if kind == "layers" else like.cross
-        if wanted is not None and len(wanted) != len(header[kind]):
-            bad(f"it has {len(header[kind])} {kind}, the model {len(wanted)}")
-        made[kind] = []
+        damaged("its layers hold different numbers of rows")
+    caches: dict[str, list[LayerCache]] = {"layers": [], "cross": []}
+    wanted = {} if like is None else {"layers": like.layers, "cross": like.cross}
+    for kind, layers in caches.items():
+        if kind in wanted and len(wanted[kind]) != len(header[kind]):
+            damaged(f"it has {len(header[kind])} {kind}, the model {len(wanted[kind])}")
         for i, saved in enumerate(header[kind]):
             number, codec = _layer(saved, len(ledgers))
-            if wanted is not None and not _agree(codec, wanted[i].store.codec):
-                bad(f"{kind} {i} keeps {codec}, the model {wanted[i].store.codec}")
+            if (
+                kind in wanted and codec.exact != wanted[kind][i].store.codec.exact
+            ):  # rounding is the cache's own affair
+                damaged(f"{kind} {i} keeps {codec}, the model {wanted[kind][i].store.codec}")
             try:
                 store = Store(codec, ledgers[number])
             except RuntimeError as e:  # torch's own: more than there is memory for
-                bad(f"{kind} {i} does not fit into memory: {e}")
-            keep = places_of(ledgers[number])
+                damaged(f"{kind} {i} does not fit into memory: {e}")
             streams = [_stream(tensor, f"{kind}.{i}.{s}", names) for s in range(len(store.tensors))]
-            _check_streams(store, streams, keep)
-            put(store, ledgers[number], streams, keep)
-            made[kind].append(LayerCache(ledgers[number], store))
+            store.load(streams, ledgers[number].kept_places)
+            layers.append(LayerCache(ledgers[number], store))
     masks, owner = (like.masks, like.owner) if like is not None else ((), None)
-    cache = ModelCache(made["layers"], made["cross"], masks=masks, owner=owner, length=header["length"])
+    cache = ModelCache(caches["layers"], caches["cross"], masks=masks, owner=owner, length=header["length"])
     cache.recomputed = header["recomputed"]
     return cache
+
+
+def _ledger(dump: LedgerDump, device: torch.device) -> Ledger:
+    saved, classes = DumpReader(dump), ledger_classes()
+    kind = saved.text("kind")
+    if kind not in classes:
+        damaged(f"it holds a ledger of kind {kind!r}, which is not known here")
+    try:
+        return classes[kind].from_dump(saved, device)
+    except BadInput as e:
+        damaged(str(e))
 
 
 def _layer(saved: Any, ledgers: int) -> tuple[int, Codec]:
     number = saved.get("ledger") if isinstance(saved, dict) else None
     if not isinstance(number, int) or not 0 <= number < ledgers:
-        bad("a layer has no ledger")
-    return number, _to_codec(saved.get("codec"))
+        damaged("a layer has no ledger")
+    return number, _codec(saved.get("codec"))
+
+
+def _codec(saved: Any) -> Codec:
+    fields, classes = saved if isinstance(saved, dict) else {}, codec_classes()
+    kind = str(fields.get("kind"))
+    if kind not in classes:
+        damaged(f"a layer keeps {str(saved)[:80]!r}")
+    try:
+        return (Int8 if fields.get(INT8) else classes[kind]).from_dump(fields)
+    except BadInput as e:
+        damaged(str(e))
 
 
 def _stream(tensor: Callable[[str], Tensor], name: str, names: set[str]) -> Tensor:
-    return tensor(name) if name in names else bad(f"it has no tensor {name!r}")
+    return tensor(name) if name in names else damaged(f"it has no tensor {name!r}")
 
 
-def _check_streams(store: Store, streams: list[Tensor], places: Tensor | int) -> None:
-    n = places if isinstance(places, int) else len(places)
-    for buffer, stream in zip(store.tensors, streams, strict=True):
-        wanted = (*buffer.shape[:-2], n, buffer.shape[-1])
-        if tuple(stream.shape) != wanted or stream.dtype != buffer.dtype:
-            bad(f"a tensor of {tuple(stream.shape)} in {stream.dtype} stands for {wanted} in {buffer.dtype}")
-
-
-# ---- codecs and digests
-
-_CODECS: dict[str, type[Plain] | type[Single]] = {"plain": Plain, "single": Single}
-_DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float64, torch.float32, torch.float16, torch.bfloat16)}
-
-
-def _codec(codec: Codec) -> dict[str, Any]:
-    quantised, plain = isinstance(codec, Int8), codec.of if isinstance(codec, Int8) else codec
-    for name, kind in _CODECS.items():
-        if isinstance(plain, kind):
-            sizes = [plain.kv_heads, plain.key_dim, plain.value_dim]
-            return {"kind": name, "sizes": sizes, "dtype": str(plain.dtype).removeprefix("torch."), "int8": quantised}
-    raise BadInput(f"keys kept as {codec} cannot be saved")
-
-
-def _to_codec(saved: Any) -> Codec:
-    fields = saved if isinstance(saved, dict) else {}
-    sizes, kind = fields.get("sizes"), _CODECS.get(str(fields.get("kind")))
-    dtype = _DTYPES.get(str(fields.get("dtype")))
-    if kind is None or dtype is None or not isinstance(sizes, list) or len(sizes) != 3:
-        bad(f"a layer keeps {str(saved)[:80]!r}")
-    if not all(isinstance(n, int) and 0 < n < 2**20 for n in sizes):
-        bad(f"a layer keeps heads of {str(sizes)[:80]}")
-    try:
-        plain = kind(sizes[0], sizes[1], sizes[2], dtype)
-    except BadInput as e:
-        bad(str(e))
-    return Int8(plain) if fields.get("int8") else plain
-
-
-def _agree(saved: Codec, wanted: Codec) -> bool:
-    """Whether a model that keeps its keys as ``wanted`` can read these: whether in 8 bits is the cache's own affair."""
-    return (saved.of if isinstance(saved, Int8) else saved) == (wanted.of if isinstance(wanted, Int8) else wanted)
+# ---- digests
 
 
 def _digest(header: str, tensor: Callable[[str], Tensor], names: Iterable[str]) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import Any, ClassVar, NamedTuple, Self, final
 
 import torch
 from torch import Tensor
 
+from vantage.cache.dump import damaged
 from vantage.cache.ledger import Ledger, Step
 from vantage.cache.moves import Copied
 from vantage.errors import BadInput, CacheError
@@ -25,12 +26,26 @@ class Stream(NamedTuple):
 class Codec(ABC):
     """How keys and values become streams, and streams keys and values again."""
 
+    kind: ClassVar[str]  # its name in a file
     kv_heads: int
     key_dim: int
     value_dim: int
 
     @abstractmethod
     def streams(self) -> tuple[Stream, ...]: ...
+
+    @property
+    @abstractmethod
+    def exact(self) -> Codec:
+        """The codec of what comes back, without the rounding of this one. Itself, if it rounds nothing."""
+
+    @abstractmethod
+    def dump(self) -> dict[str, Any]:
+        """What JSON can hold, with "kind": enough for ``from_dump``."""
+
+    @classmethod
+    @abstractmethod
+    def from_dump(cls, saved: Mapping[str, Any]) -> Self: ...
 
     @abstractmethod
     def encode(self, k_BGTd: Tensor, v_BGTe: Tensor) -> tuple[Tensor, ...]:
@@ -46,6 +61,7 @@ class Codec(ABC):
 class Plain(Codec):
     """Keys and values as they are."""
 
+    kind = "plain"
     kv_heads: int
     key_dim: int
     value_dim: int
@@ -53,6 +69,17 @@ class Plain(Codec):
 
     def streams(self) -> tuple[Stream, ...]:
         return Stream(self.key_dim, self.dtype), Stream(self.value_dim, self.dtype)
+
+    @property
+    def exact(self) -> Plain:
+        return self
+
+    def dump(self) -> dict[str, Any]:
+        return dump_sizes(self, self.dtype)
+
+    @classmethod
+    def from_dump(cls, saved: Mapping[str, Any]) -> Plain:
+        return Plain(*read_sizes(saved))
 
     def encode(self, k_BGTd: Tensor, v_BGTe: Tensor) -> tuple[Tensor, ...]:
         return k_BGTd, v_BGTe
@@ -66,6 +93,7 @@ class Plain(Codec):
 class Single(Codec):
     """One stream: the value is the front of the key (MLA: the latent, and the rotary key beside it)."""
 
+    kind = "single"
     kv_heads: int
     key_dim: int
     value_dim: int
@@ -77,6 +105,17 @@ class Single(Codec):
 
     def streams(self) -> tuple[Stream, ...]:
         return (Stream(self.key_dim, self.dtype),)
+
+    @property
+    def exact(self) -> Single:
+        return self
+
+    def dump(self) -> dict[str, Any]:
+        return dump_sizes(self, self.dtype)
+
+    @classmethod
+    def from_dump(cls, saved: Mapping[str, Any]) -> Single:
+        return Single(*read_sizes(saved))
 
     def encode(self, k_BGTd: Tensor, v_BGTe: Tensor) -> tuple[Tensor, ...]:
         return (k_BGTd,)
@@ -95,6 +134,7 @@ class Int8(Codec):
     ``dtype`` itself comes on top. The scale is kept in float32, or in float64 for a float64 model.
     """
 
+    kind = "int8"
     of: Plain | Single
 
     @property
@@ -108,6 +148,18 @@ class Int8(Codec):
     @property
     def value_dim(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride] (as above)
         return self.of.value_dim
+
+    @property
+    def exact(self) -> Codec:
+        return self.of
+
+    def dump(self) -> dict[str, Any]:
+        return {**self.of.dump(), INT8: True}
+
+    @classmethod
+    def from_dump(cls, saved: Mapping[str, Any]) -> Int8:
+        inside = EXACT.get(str(saved.get("kind")))
+        return damaged(f"8 bits of {saved.get('kind')!r}") if inside is None else Int8(inside.from_dump(saved))
 
     @property
     def scale_dtype(self) -> torch.dtype:
@@ -129,6 +181,33 @@ class Int8(Codec):
 
     def decode(self, streams: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         return self.of.decode([(n * s).to(self.of.dtype) for n, s in zip(streams[::2], streams[1::2], strict=True)])
+
+
+EXACT: dict[str, type[Plain] | type[Single]] = {Plain.kind: Plain, Single.kind: Single}
+INT8 = "int8"  # in a dump: "kind" is that of the codec inside
+DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float64, torch.float32, torch.float16, torch.bfloat16)}
+WIDEST = 2**20  # heads and dimensions in a dump: more is no real model
+
+
+def token_bytes(codec: Codec) -> int:
+    """What it keeps of one token."""
+    return codec.kv_heads * sum(stream.width * stream.dtype.itemsize for stream in codec.streams())
+
+
+def dump_sizes(codec: Codec, dtype: torch.dtype) -> dict[str, Any]:
+    """A codec that is known by its sizes and a dtype."""
+    sizes = [codec.kv_heads, codec.key_dim, codec.value_dim]
+    return {"kind": codec.kind, "sizes": sizes, "dtype": str(dtype).removeprefix("torch."), INT8: False}
+
+
+def read_sizes(saved: Mapping[str, Any]) -> tuple[int, int, int, torch.dtype]:
+    """Heads, width of keys, width of values and dtype, from what ``dump_sizes`` wrote."""
+    sizes, dtype = saved.get("sizes"), DTYPES.get(str(saved.get("dtype")))
+    if dtype is None or not isinstance(sizes, list) or len(sizes) != 3:
+        damaged(f"a layer keeps {str(dict(saved))[:80]!r}")
+    if not all(isinstance(n, int) and 0 < n < WIDEST for n in sizes):
+        damaged(f"a layer keeps heads of {str(sizes)[:80]}")
+    return sizes[0], sizes[1], sizes[2], dtype
 
 
 @final
@@ -219,6 +298,25 @@ class Store:
         if not step.void and step.write is not None:
             for buffer, x in zip(self._buffers, streams, strict=True):
                 step.write.put(buffer, x)
+
+    def dump(self, places: Tensor | int) -> list[Tensor]:
+        """These places of every buffer, or so many from the front, in host memory."""
+        self.settle()
+        if isinstance(places, int):
+            return [buffer.narrow(2, 0, places).contiguous().cpu() for buffer in self._buffers]
+        return [buffer.index_select(-2, places.to(buffer.device)).cpu() for buffer in self._buffers]
+
+    def load(self, streams: Sequence[Tensor], places: Tensor | int) -> None:
+        """Put there what ``dump`` gave; raises ``CheckpointError`` where that does not fit."""
+        n = places if isinstance(places, int) else len(places)
+        for buffer, stream in zip(self._buffers, streams, strict=True):
+            wanted = (*buffer.shape[:-2], n, buffer.shape[-1])
+            if tuple(stream.shape) != wanted or stream.dtype != buffer.dtype:
+                damaged(f"a tensor of {tuple(stream.shape)} in {stream.dtype} stands for {wanted} in {buffer.dtype}")
+            if isinstance(places, int):
+                buffer.narrow(2, 0, places).copy_(stream)
+            else:
+                buffer.index_copy_(-2, places.to(buffer.device), stream.to(buffer.device))
 
     def fork(self, ledger: Ledger) -> Store:
         """The same for a forked ledger. A pool is shared: its ledgers know who uses what."""

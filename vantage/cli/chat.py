@@ -55,9 +55,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be given again")
     parser.add_argument(
         "--cache",
-        choices=("contiguous", "ring", "paged", "quantised"),
         default="contiguous",
-        help="how keys and values are kept; default: %(default)s",
+        help="how keys and values are kept: contiguous, ring, paged, quantised; default: %(default)s",
     )
     parser.add_argument(
         "--lookup", action="store_true", help="guess from the text so far: faster where an answer repeats it"

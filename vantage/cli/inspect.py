@@ -52,9 +52,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     cache.add_argument("--chat", action="store_true", help="the texts are what a user says to a chat model")
     cache.add_argument(
         "--kind",
-        choices=("contiguous", "ring", "paged", "quantised"),
         default="contiguous",
-        help="how keys and values are kept; default: %(default)s",
+        help="how keys and values are kept: contiguous, ring, paged, quantised; default: %(default)s",
     )
     cache.add_argument("--json", action="store_true", help="print the result as JSON")
     cache.set_defaults(run=run)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from vantage.attention import ATTENTIONS, QK_PARTS, GroupedQuery
+from vantage.cache import CACHES, CacheKind
 from vantage.kernels import KERNELS
 from vantage.model.norms import RMSNorm
 from vantage.position import ENCODINGS, Rope
@@ -25,7 +26,7 @@ WIDTH, LAYERS, VOCAB = 32, 3, 19
 HEADS, HEAD_DIM = 4, 8
 SIZE = MatrixSize(HEADS, HEAD_DIM, length=24, original=6, reach=4, prefix=3, norm=RMSNorm())
 LENGTH = SIZE.length
-CACHES = ("none", "contiguous", "fixed", "ring", "paged", "quantised")
+NO_CACHE = "none"
 SCENARIOS = ("full", "steps", "ragged", "left-padded", "right-padded", "packed", "randomised", "rollback", "fork")
 FACTOR_NAMES = ("encoding", "attention", "mask", "cache", "kernel", "scenario")
 NUMBER = {name: i for i, name in enumerate(FACTOR_NAMES)}
@@ -73,10 +74,14 @@ def masks() -> dict[str, Mask]:
     return {name: make() for name, make in _all(MASKS, LENGTH).items()}
 
 
+def caches() -> dict[str, CacheKind]:
+    return {name: make() for name, make in _all(CACHES, LENGTH).items()}
+
+
 def factors() -> dict[str, tuple[str, ...]]:
     """The values of each factor, by name."""
     kernels = tuple(_all(KERNELS, LENGTH))
-    values = (tuple(encodings()), tuple(attentions()), tuple(masks()), CACHES, kernels, SCENARIOS)
+    values = (tuple(encodings()), tuple(attentions()), tuple(masks()), (NO_CACHE, *caches()), kernels, SCENARIOS)
     return dict(zip(FACTOR_NAMES, values, strict=True))
 
 
@@ -97,31 +102,33 @@ class RefusalRule:
 
 
 STEPPED = ("steps", "ragged", "rollback", "fork")
-CACHED = tuple(c for c in CACHES if c != "none")
-
-# What no single part is to blame for. The others stand in the entries of the parts that refuse.
-GENERAL = (
-    RefusalRule(
-        {"cache": ("none",), "scenario": STEPPED}, "there is nothing to step through without a cache", tested=False
-    ),
-    RefusalRule(
-        {"cache": ("quantised",), "attention": ("hard",)},
-        "rounding may change which key scores highest, so there is nothing to compare",
-        tested=False,
-    ),
-    RefusalRule({"cache": ("ring",), "mask": ("causal", "prefix", "bidirectional")}, "window"),
-    RefusalRule(
-        {"mask": ("bidirectional",), "cache": CACHED, "scenario": STEPPED}, "earlier ones should have seen them"
-    ),
-)
 
 
 def rules() -> tuple[RefusalRule, ...]:
-    """All that is refused: in general, and by the entry of a part."""
+    """All that is refused: what no single part is to blame for, and what the entry of a part says."""
+    kinds = caches()
+    rounded = tuple(name for name, kind in kinds.items() if not kind.exact)
+    general = (
+        RefusalRule(
+            {"cache": (NO_CACHE,), "scenario": STEPPED},
+            "there is nothing to step through without a cache",
+            tested=False,
+        ),
+        RefusalRule(
+            {"cache": rounded, "attention": ("hard",)},
+            "rounding may change which key scores highest, so there is nothing to compare",
+            tested=False,
+        ),
+        RefusalRule(
+            {"mask": ("bidirectional",), "cache": tuple(kinds), "scenario": STEPPED},
+            "earlier ones should have seen them",
+        ),
+    )
     registries: dict[str, Registry[Any]] = {
         "encoding": ENCODINGS,
         "attention": ATTENTIONS,
         "mask": MASKS,
+        "cache": CACHES,
         "kernel": KERNELS,
     }
     by_parts = [
@@ -130,7 +137,7 @@ def rules() -> tuple[RefusalRule, ...]:
         for entry in registry.entries()
         for refusal in entry.refusals
     ]
-    return (*GENERAL, *by_parts)
+    return (*general, *by_parts)
 
 
 def allowed_by(rules: tuple[RefusalRule, ...]) -> Callable[[Mapping[int, str]], bool]:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from vantage.attention import GroupedQuery
-from vantage.cache import ModelCache
+from vantage.cache import CacheKind, ModelCache
 from vantage.conformance.covering import Cell
-from vantage.conformance.factors import FACTOR_NAMES, LAYERS, LENGTH, VOCAB, WIDTH, attentions, encodings, masks
+from vantage.conformance.factors import FACTOR_NAMES, LAYERS, LENGTH, VOCAB, WIDTH, attentions, caches, encodings, masks
 from vantage.model import Model, build, decoder, encoder
 from vantage.spec.model import ModelSpec
 from vantage.spec.parts import EncoderOutput
@@ -26,13 +26,6 @@ Outcome = tuple[Tensor, Tensor]  # (got, wanted), both (tokens, vocabulary)
 
 ROWS = (11, 6, 9)
 CHUNKS = (5, 3, 1, 1, 1)
-CACHE_OPTIONS: dict[str, dict[str, object]] = {
-    "contiguous": {"kind": "contiguous"},
-    "fixed": {"kind": "contiguous", "capacity": LENGTH},
-    "ring": {"kind": "ring"},
-    "paged": {"kind": "paged", "block": 4},
-    "quantised": {"kind": "quantised"},
-}
 
 
 def spec_for(cell: Cell, head_dim: int | None = None) -> ModelSpec:
@@ -78,7 +71,7 @@ class Bench:
 
     model: Model
     reference: Model
-    cache: str
+    cache: CacheKind | None
     stepwise: bool  # whether the mask lets tokens arrive later at all
     tokens: Tensor  # (3, LENGTH)
     source: Tensor | None  # (3, 5), padded on the right
@@ -103,7 +96,7 @@ class Bench:
             source = torch.randint(VOCAB, (len(ROWS), 5), generator=gen)
             source_mask = torch.arange(5) < torch.tensor([[5], [2], [4]])
         stepwise = masks()[part["mask"]].causal
-        return Bench(model, reference, part["cache"], stepwise, tokens, source, source_mask, device)
+        return Bench(model, reference, caches().get(part["cache"]), stepwise, tokens, source, source_mask, device)
 
     # ---- both sides
 
@@ -114,9 +107,9 @@ class Bench:
         return model.encode(self.source[list(rows)].to(device), mask=self.source_mask[list(rows)])
 
     def new_cache(self, batch: int, draft: int | None = None) -> ModelCache | None:
-        if self.cache == "none":
+        if self.cache is None:
             return None
-        return self.model.new_cache(batch, length=LENGTH, draft=draft, **CACHE_OPTIONS[self.cache])  # pyright: ignore[reportArgumentType] (each is named above)
+        return self.model.new_cache(batch, kind=self.cache, length=LENGTH, draft=draft)
 
     def alone(self, row: int, tokens: Tensor, pos: Tensor | None = None) -> Tensor:
         """What row ``row`` should give for these tokens (T,): (T, V)."""
@@ -125,8 +118,8 @@ class Bench:
         where = Positions.of(order if pos is None else pos[None], order=order)
         memory = self.memory(self.reference, [row])
         cache = None
-        if self.cache == "quantised":  # its rounding is meant: one pass through the same rounding is the measure
-            cache = self.reference.new_cache(1, kind="quantised", length=LENGTH)
+        if self.cache is not None and not self.cache.exact:  # one pass through the same rounding is the measure
+            cache = self.reference.new_cache(1, kind=self.cache, length=LENGTH)
         length = LENGTH if cache is None else None
         return self.reference(tokens[None], positions=where, length=length, cache=cache, source=memory)[0]
 

@@ -13,7 +13,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from vantage.cache import ModelCache
+from vantage.cache import ModelCache, cache_kind
 from vantage.checkpoints.tokenizer import Tokenizer
 from vantage.errors import BadInput, CacheError, Refused
 from vantage.generation.sampling import Constraint
@@ -150,7 +150,7 @@ def common_length(a: Sequence[int], b: Sequence[int]) -> int:
 
 def new_cache(model: Model, kind: str, draft: int, length: int | None = None) -> ModelCache:
     """An empty cache of one row that can take back ``draft`` tokens."""
-    return model.new_cache(kind=kind, length=length, draft=draft if kind == "ring" else None)
+    return model.new_cache(kind=kind, length=length, draft=draft if cache_kind(kind).evicts else None)
 
 
 @final

@@ -9,15 +9,13 @@ from typing import final
 import torch
 
 from vantage.attention import GroupedQuery, Latent
-from vantage.cache import KINDS
+from vantage.cache import LayerPlan, LedgerNeed, cache_kind
 from vantage.cache.contiguous import LEAST
-from vantage.errors import BadInput, unknown
+from vantage.cache.stores import token_bytes as codec_bytes
 from vantage.model.norms import RMSNorm
-from vantage.spec.masks import Mask
+from vantage.spec.masks import Everything, Mask
 from vantage.spec.model import CacheShape, ModelSpec
 from vantage.spec.parts import Shape
-
-BLOCK = 16  # tokens of a page
 
 
 @final
@@ -32,8 +30,7 @@ class CacheSettings:
     source: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise BadInput(unknown("kind of cache", self.kind, KINDS))
+        cache_kind(self.kind)  # a kind that is not known is refused here
 
 
 def cache_bytes(spec: ModelSpec, settings: CacheSettings) -> int:
@@ -45,23 +42,15 @@ def cache_bytes(spec: ModelSpec, settings: CacheSettings) -> int:
 
 
 def layer_bytes(kept: CacheShape, mask: Mask, settings: CacheSettings) -> int:
-    """One layer. A ring and a pool have a place (a block) that nobody reads, for what is not kept."""
-    each = token_bytes(kept, settings)
-    reach = mask.reach()
-    if settings.kind == "ring" and reach is not None:
-        return settings.batch * (max(1, reach) + 1) * each
-    if settings.kind == "paged":
-        return (settings.batch * -(-settings.context // BLOCK) + 1) * BLOCK * each
-    return settings.batch * settings.context * each
+    """One layer."""
+    layer = LayerPlan.of(kept, mask)
+    need = LedgerNeed(settings.batch, layer.reach, settings.context)
+    return cache_kind(settings.kind).bytes(layer, need, settings.dtype)
 
 
 def token_bytes(kept: CacheShape, settings: CacheSettings) -> int:
     """What a layer keeps of one token."""
-    widths = (kept.key_dim,) if kept.single else (kept.key_dim, kept.value_dim)
-    if settings.kind == "quantised":  # whole numbers of 8 bits, and a scale for each head
-        scale = torch.promote_types(torch.float32, settings.dtype).itemsize
-        return kept.kv_heads * sum(width + scale for width in widths)
-    return kept.kv_heads * sum(widths) * settings.dtype.itemsize
+    return codec_bytes(cache_kind(settings.kind).codec(LayerPlan.of(kept, Everything()), settings.dtype))
 
 
 def alternatives(spec: ModelSpec, settings: CacheSettings, window: int) -> dict[str, int]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vantage.cache import LayerPlan, ModelCache, NoCache, make_cache
+from vantage.cache import CacheKind, LayerPlan, ModelCache, NoCache, make_cache
 from vantage.errors import BadInput, CacheError
 from vantage.kernels import chooser
 from vantage.model.assemble import assemble_blocks, build_shared
@@ -17,8 +17,8 @@ from vantage.model.ends import Embed, Unembed
 from vantage.model.linear import dense
 from vantage.model.lowered import NATIVE, WholeSteps
 from vantage.model.pooling import NoPooler
-from vantage.spec.masks import Everything, Mask
-from vantage.spec.model import CacheShape, LinearMaker, ModelKind, ModelSpec
+from vantage.spec.masks import Everything
+from vantage.spec.model import LinearMaker, ModelKind, ModelSpec
 from vantage.spec.parts import Attended, Cache, Context, EncoderOutput, Kernel, Need, View
 from vantage.spec.positions import Positions
 
@@ -173,22 +173,26 @@ class Model(nn.Module):
         self,
         batch: int = 1,
         *,
-        kind: str = "contiguous",
+        kind: str | CacheKind = "contiguous",
         capacity: int | None = None,
         length: int | None = None,
-        block: int = 16,
+        block: int | None = None,
         draft: int | None = None,
     ) -> ModelCache:
-        """An empty cache for ``batch`` rows: "contiguous", "ring", "paged" or "quantised".
+        """An empty cache for ``batch`` rows: "contiguous", "ring", "paged", "quantised", or a kind of your own.
 
         ``capacity`` fixes its size in tokens (default: it grows). ``length`` declares how long the
         context may become, for RoPE rules that depend on it; it holds for the cache's life. ``draft``
-        is how many tokens a ring must be able to take back, ``block`` the tokens in a page.
+        is how many tokens a ring must be able to take back, ``block`` the tokens in a block of a paged cache.
         """
         width, layers = self.spec.width, self.spec.layers
         return make_cache(
-            [_plan(layer.attention.cache_shape(width), layer.mask) for layer in layers],
-            cross=[_plan(layer.cross.cache_shape(width), Everything()) for layer in layers if layer.cross is not None],
+            [LayerPlan.of(layer.attention.cache_shape(width), layer.mask) for layer in layers],
+            cross=[
+                LayerPlan.of(layer.cross.cache_shape(width), Everything())
+                for layer in layers
+                if layer.cross is not None
+            ],
             batch=batch,
             kind=kind,
             capacity=capacity,
@@ -292,7 +296,3 @@ class Model(nn.Module):
             return nothing, nothing
         across = iter(cache.cross)  # one for each layer that has cross-attention, wanted by the layer's number
         return cache.layers, [NoCache() if layer.cross is None else next(across) for layer in self.spec.layers]
-
-
-def _plan(kept: CacheShape, mask: Mask) -> LayerPlan:
-    return LayerPlan(kept.kv_heads, kept.key_dim, kept.value_dim, mask, kept.single)

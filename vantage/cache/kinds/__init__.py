@@ -1,0 +1,43 @@
+"""Kinds of caches, one file each. ``cache_kind`` turns what a user wrote into one."""
+
+from __future__ import annotations
+
+from vantage.cache.kinds.kind import CacheKind, LayerPlan, LedgerNeed
+from vantage.cache.ledger import Ledger
+from vantage.cache.stores import Codec
+from vantage.errors import BadInput
+from vantage.spec.registry import Registry, entries_of
+
+__all__ = ["CACHES", "CacheKind", "LayerPlan", "LedgerNeed", "cache_kind", "codec_classes", "ledger_classes"]
+
+CACHES: Registry[CacheKind] = Registry(
+    "kind of cache",
+    entries_of(
+        "vantage.cache.kinds",
+        "contiguous",
+        "ring",
+        "paged",
+        "quantised",
+    ),
+    needs=("ledgers", "codecs", "exact", "evicts", "refuses", "ledger", "codec", "bytes"),
+)
+
+
+def cache_kind(kind: str | CacheKind) -> CacheKind:
+    """A kind of cache by name or as an object."""
+    if isinstance(kind, str):
+        return CACHES[kind].make()
+    if isinstance(kind, type) or not isinstance(kind, CacheKind):
+        hint = f": write {kind.__name__}(...)" if isinstance(kind, type) else ""
+        raise BadInput(f"kind={kind!r} is neither a name nor a kind of cache{hint}")
+    return kind
+
+
+def ledger_classes() -> dict[str, type[Ledger]]:
+    """Those that a saved cache may hold, by their name in the file."""
+    return {ledger.kind: ledger for kind in CACHES.classes() for ledger in kind.ledgers}
+
+
+def codec_classes() -> dict[str, type[Codec]]:
+    """Likewise."""
+    return {codec.kind: codec for kind in CACHES.classes() for codec in kind.codecs}

@@ -1,0 +1,76 @@
+"""What a kind of cache is: which ledger a layer gets, and in which form its keys and values are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, final, runtime_checkable
+
+import torch
+
+from vantage.cache.ledger import Ledger
+from vantage.cache.stores import Codec, Plain, Single
+from vantage.spec.masks import Mask
+from vantage.spec.model import CacheShape
+
+
+@final
+@dataclass(frozen=True)
+class LayerPlan:
+    """What one attention layer asks of a cache."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    mask: Mask
+    single_stream: bool = False  # MLA: the value is the front of the key
+
+    @staticmethod
+    def of(shape: CacheShape, mask: Mask) -> LayerPlan:
+        return LayerPlan(shape.kv_heads, shape.key_dim, shape.value_dim, mask, shape.single)
+
+    @property
+    def reach(self) -> int | None:
+        """How many keys back a query sees at most, itself included."""
+        reach = self.mask.reach()
+        return None if reach is None else max(1, reach)
+
+    def codec(self, dtype: torch.dtype) -> Plain | Single:
+        """Its keys and values as they are."""
+        kind = Single if self.single_stream else Plain
+        return kind(self.kv_heads, self.key_dim, self.value_dim, dtype)
+
+
+@final
+@dataclass(frozen=True)
+class LedgerNeed:
+    """What is asked of a ledger. Layers with the same reach share one."""
+
+    batch: int
+    reach: int | None = None  # how many keys back a query sees; None: all
+    capacity: int | None = None  # tokens of a row; None: it grows
+    draft: int | None = None  # tokens that a layer with a window must be able to take back
+    block: int | None = None  # tokens of a block, where there are blocks
+    device: torch.device | str | None = None
+
+
+@runtime_checkable
+class CacheKind(Protocol):
+    """A frozen dataclass whose fields are the options of this kind. ``new_cache`` takes its name, or an object."""
+
+    ledgers: ClassVar[tuple[type[Ledger], ...]]  # those that ``ledger`` makes, so that a file can be read again
+    codecs: ClassVar[tuple[type[Codec], ...]]  # likewise
+    exact: ClassVar[bool]  # what is read is what was written
+    evicts: ClassVar[bool]  # lets go of what left a window, whether or not a draft is asked for
+
+    def refuses(self, layers: Sequence[LayerPlan]) -> str | None:
+        """Why a model with these layers cannot have such a cache; ``None``: it can."""
+        ...
+
+    def ledger(self, need: LedgerNeed) -> Ledger: ...
+
+    def codec(self, layer: LayerPlan, dtype: torch.dtype) -> Codec: ...
+
+    def bytes(self, layer: LayerPlan, need: LedgerNeed, dtype: torch.dtype) -> int:
+        """What one layer's buffers take, for a need with a capacity."""
+        ...
