@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from vantage.cache import Contiguous, LayerCache, Ledger, ModelCache, Paged, Plain, Pool, Ring, Store
+from vantage.cache import Contiguous, LayerCache, Ledger, ModelCache, Paged, PlainCodec, Pool, Ring, Store
 from vantage.spec.parts import View
 from vantage.spec.positions import EMPTY, Known, Positions
 
@@ -160,7 +160,7 @@ def check_facts(pos: Positions) -> None:
 
 
 def model_cache(ledger: Ledger, layers: int = 2) -> ModelCache:
-    codec = Plain(G, DK, DV, F64)
+    codec = PlainCodec(G, DK, DV, F64)
     return ModelCache([LayerCache(ledger, Store(codec, ledger)) for _ in range(layers)])
 
 

@@ -139,13 +139,13 @@ def test_nonsense_is_refused(options, says):
 
 def test_where_a_pass_lies_for_kernels_that_write_themselves():
     ledger = Contiguous(2)
-    assert ledger.lay() is None  # no pass is open
+    assert ledger.layout() is None  # no pass is open
     ledger.place(Positions.arange(2, 3))
     ledger.place(Positions.arange(2, 1, start=3))
-    lay = ledger.lay()
-    assert (lay.held, lay.run, lay.blocks) == ((3, 3), True, None)
+    layout = ledger.layout()
+    assert (layout.held, layout.run, layout.blocks) == ((3, 3), True, None)
     ledger.place(ragged([4, 4], [2, 1]).pos)
-    assert ledger.lay() is None  # unequal rows: only its reads and writes know
+    assert ledger.layout() is None  # unequal rows: only its reads and writes know
 
 
 def test_positions_must_fit():
@@ -385,23 +385,23 @@ def test_a_fork_of_a_fixed_cache_has_the_same_capacity():
 
 def test_marks_serve_one_pass():
     ledger = Contiguous(1)
-    mark = ledger.mark()
+    savepoint = ledger.savepoint()
     ledger.place(Positions.arange(1, 3))
-    ledger.restore(mark)
+    ledger.roll_back(savepoint)
     assert ledger.next_positions.host == 0
     ledger.place(Positions.arange(1, 2))
-    ledger.restore(mark)
-    ledger.restore(mark)
+    ledger.roll_back(savepoint)
+    ledger.roll_back(savepoint)
     ledger.place(Positions.arange(1, 2))
     ledger.commit()
     with pytest.raises(CacheError, match="no longer good"):
-        ledger.restore(mark)
+        ledger.roll_back(savepoint)
     with pytest.raises(CacheError, match="no longer good"):
-        ledger.restore(Contiguous(1).mark())
-    mark = ledger.mark()
+        ledger.roll_back(Contiguous(1).savepoint())
+    savepoint = ledger.savepoint()
     ledger.crop(1)
     with pytest.raises(CacheError, match="no longer good"):
-        ledger.restore(mark)
+        ledger.roll_back(savepoint)
     assert ledger.next_positions.host == 1
 
 

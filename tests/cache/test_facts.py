@@ -4,7 +4,17 @@ import pytest
 import torch
 
 from tests.cache.helpers import device_like
-from vantage.cache.facts import Next, Steps, Tables, check_rising, holds_nothing, joined, on_host, picked, unlike
+from vantage.cache.facts import (
+    NextPositions,
+    Ranges,
+    Tables,
+    check_rising,
+    holds_nothing,
+    joined,
+    on_host,
+    picked,
+    unlike,
+)
 from vantage.errors import BadInput
 from vantage.spec.positions import Known, Positions
 
@@ -52,7 +62,7 @@ def test_unlike_and_picked():
 
 
 def test_steps_are_cut_from_one_row():
-    steps = Steps(torch.device("cpu"))
+    steps = Ranges(torch.device("cpu"))
     row = steps.row(5, 3)
     assert row.tolist() == [5, 6, 7]
     assert steps.row(6, 60).data_ptr() == row.data_ptr() + 8
@@ -72,7 +82,7 @@ def test_steps_are_cut_from_one_row():
 
 
 def test_steps_are_no_inference_tensors():
-    steps = Steps(torch.device("cpu"))
+    steps = Ranges(torch.device("cpu"))
     with torch.inference_mode():
         steps.row(0, 1)
     assert not steps.row(0, 1).is_inference()
@@ -131,9 +141,9 @@ def test_tables_are_no_inference_tensors():
 
 
 def test_where_rows_go_on():
-    assert Next.read(torch.tensor([3, 3])).host == 3
-    assert Next.read(torch.tensor([3, 4])).host is None
-    both = Next.all(5, 2, torch.device("cpu"))
+    assert NextPositions.read(torch.tensor([3, 3])).host == 3
+    assert NextPositions.read(torch.tensor([3, 4])).host is None
+    both = NextPositions.all(5, 2, torch.device("cpu"))
     assert both.order.tolist() == [5, 5]
     assert both.host == 5
     assert on_host(torch.device("cpu"))
@@ -163,7 +173,7 @@ def test_where_rows_go_on():
 )
 def test_rising(row, begin, rising, by_one):
     pos = Positions.of(torch.tensor([[begin, begin + 1], row]))
-    upto = Next.read(torch.tensor([begin, begin]))
+    upto = NextPositions.read(torch.tensor([begin, begin]))
     for strict, fine in ((False, rising), (True, by_one)):
         if fine:
             check_rising(pos, upto, strict)
@@ -192,7 +202,7 @@ def test_rising_by_facts_alone(order, first, host, rising, by_one):
     with device_like():
         for strict, fine in ((False, rising), (True, by_one)):
             if fine:
-                check_rising(pos, Next(row[0], host), strict)
+                check_rising(pos, NextPositions(row[0], host), strict)
             else:
                 with pytest.raises(BadInput, match="a row got order"):
-                    check_rising(pos, Next(row[0], host), strict)
+                    check_rising(pos, NextPositions(row[0], host), strict)

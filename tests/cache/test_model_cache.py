@@ -22,7 +22,7 @@ from tests.cache.helpers import (
 from vantage.cache import CACHES, Contiguous, LayerPlan, ModelCache, Paged, Ring, make_cache
 from vantage.cache.kinds.paged import PagedCache
 from vantage.cache.kinds.quantised import QuantisedCache
-from vantage.cache.stores import Int8, Plain, Single
+from vantage.cache.stores import Int8Codec, PlainCodec, SingleCodec
 from vantage.errors import BadInput, CacheError, Refused
 from vantage.spec.masks import Causal, Chunked, Everything, Nothing, Prefix, SameSegment, Window
 from vantage.spec.positions import Positions
@@ -75,8 +75,8 @@ def test_what_each_kind_is_made_of():
     assert [type(x) for x in kinds["ring"].ledgers] == [Ring, Contiguous]
     assert [type(x) for x in kinds["paged"].ledgers] == [Paged, Paged]
     assert [type(x) for x in kinds["quantised"].ledgers] == [Contiguous, Contiguous]
-    assert isinstance(kinds["quantised"].layers[0].store.codec, Int8)
-    assert isinstance(kinds["paged"].layers[0].store.codec, Plain)
+    assert isinstance(kinds["quantised"].layers[0].store.codec, Int8Codec)
+    assert isinstance(kinds["paged"].layers[0].store.codec, PlainCodec)
     assert kinds["contiguous"].ledgers[1].capacity == 40
     assert kinds["ring"].ledgers[1].capacity == 40
     pool = kinds["paged"].ledgers[1].pool
@@ -85,11 +85,11 @@ def test_what_each_kind_is_made_of():
     assert make(GLOBAL, kind="paged", block=5).ledgers[0].pool.block == 5
     assert make(GLOBAL, kind="paged").ledgers[0].capacity is None
     paged = make(GLOBAL, kind=QuantisedCache(PagedCache(block=4)))
-    assert isinstance(paged.layers[0].store.codec, Int8)
+    assert isinstance(paged.layers[0].store.codec, Int8Codec)
     assert paged.ledgers[0].name == "paged, growing pool of 4 tokens a block"
-    assert isinstance(make(GLOBAL, cross=[Everything()], kind="quantised").cross[0].store.codec, Int8)
-    assert isinstance(make(GLOBAL, cross=[Everything()], kind="quantised").cross[0].store.codec, Int8)
-    assert isinstance(make(GLOBAL, cross=[Everything()]).cross[0].store.codec, Plain)
+    assert isinstance(make(GLOBAL, cross=[Everything()], kind="quantised").cross[0].store.codec, Int8Codec)
+    assert isinstance(make(GLOBAL, cross=[Everything()], kind="quantised").cross[0].store.codec, Int8Codec)
+    assert isinstance(make(GLOBAL, cross=[Everything()]).cross[0].store.codec, PlainCodec)
 
 
 def test_defaults():
@@ -115,9 +115,9 @@ def test_a_draft_for_windowed_layers():
 
 def test_one_stream_layers():
     cache = make_cache([LayerPlan(1, 6, 4, GLOBAL, single_stream=True)], kind="contiguous")
-    assert isinstance(cache.layers[0].store.codec, Single)
+    assert isinstance(cache.layers[0].store.codec, SingleCodec)
     quantised = make_cache([LayerPlan(1, 6, 4, GLOBAL, single_stream=True)], kind="quantised")
-    assert quantised.layers[0].store.codec == Int8(Single(1, 6, 4))
+    assert quantised.layers[0].store.codec == Int8Codec(SingleCodec(1, 6, 4))
 
 
 def test_reach():
@@ -363,20 +363,20 @@ def test_a_mark_is_good_for_one_pass():
         ledger = make(GLOBAL).ledgers[0]
         ledger.place(Positions.arange(1, 3))
         ledger.commit()
-        mark = ledger.mark()
+        savepoint = ledger.savepoint()
         ledger.place(Positions.arange(1, 1, start=3))
-        ledger.restore(mark)
-        ledger.restore(mark)  # nothing has happened since
+        ledger.roll_back(savepoint)
+        ledger.roll_back(savepoint)  # nothing has happened since
         assert ledger.tokens == (3,)
         ledger.place(Positions.arange(1, 1, start=3))
         ledger.commit()
         with pytest.raises(CacheError, match="no longer good"):
-            ledger.restore(mark)
+            ledger.roll_back(savepoint)
         change(ledger)
         with pytest.raises(CacheError, match="no longer good"):
-            ledger.restore(mark)
+            ledger.roll_back(savepoint)
         with pytest.raises(CacheError, match="no longer good"):
-            make(GLOBAL).ledgers[0].restore(ledger.mark())
+            make(GLOBAL).ledgers[0].roll_back(ledger.savepoint())
 
 
 def test_room():

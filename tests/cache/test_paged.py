@@ -20,7 +20,7 @@ from tests.cache.helpers import (
     run,
 )
 from vantage.cache import ModelCache, Paged, Pool
-from vantage.cache.blocks import Row, stride
+from vantage.cache.blocks import BlockRow, stride
 from vantage.cache.moves import Copied, Gathered, PoolPlaces, Strided
 from vantage.errors import BadInput, CacheError
 from vantage.spec.masks import Causal, Everything, Window, visible
@@ -162,7 +162,7 @@ def test_a_fork_shares_until_somebody_writes():
     assert cache.holds().layers[0].rows[0].shared == 4
     step = cache.ledgers[0].place(ours.pos)
     assert isinstance(step.write, Strided)  # nobody else uses the last block any more
-    cache.ledgers[0].restore(cache.ledgers[0].mark())
+    cache.ledgers[0].roll_back(cache.ledgers[0].savepoint())
     cache.crop(6)
     run(cache, ours)
     check_view(cache.layers[1].view(), truth_of(first, ours), 1, [0])
@@ -487,20 +487,20 @@ def test_only_blocks_that_nobody_else_uses_would_come_back():
 
 def test_where_a_pass_lies_for_kernels_that_write_themselves():
     ledger = Paged(2, Pool(200, 2), window=2, draft=0)
-    assert ledger.lay() is None  # no pass is open
+    assert ledger.layout() is None  # no pass is open
     ledger.place(Positions.arange(2, 5))
-    first = ledger.lay()
+    first = ledger.layout()
     assert (first.held, first.run, first.block, first.gone) == ((0, 0), True, 2, (0, 0))
     assert first.blocks == tuple(row.blocks for row in ledger._state.rows)
     ledger.place(ragged([5, 5], [2, 1]).pos)
-    second = ledger.lay()
+    second = ledger.layout()
     assert (second.held, second.run, second.gone) == ((5, 5), False, (2, 2))
     assert [len(blocks) for blocks in second.blocks] == [2, 1]
     ledger.commit()
-    assert ledger.lay() is None
+    assert ledger.layout() is None
     packed = Paged(1, Pool(200, 2))
     packed.place(chunk_of([[Token(0, 0, 0, 0)]], segmented=True).pos)
-    assert packed.lay() is None  # documents: only its reads and writes know
+    assert packed.layout() is None  # documents: only its reads and writes know
 
 
 @pytest.mark.parametrize(
@@ -563,9 +563,9 @@ def test_many_rows_gather_the_right_blocks():
 
 def test_how_far_apart_rows_stand():
     """What lets a batch be read as one view instead of by gathering: it holds for neighbours, too."""
-    assert stride([Row((4,), 3), Row((5,), 3)], 8) == 8
-    assert stride([Row((4, 5), 9), Row((7, 8), 9), Row((10, 11), 9)], 8) == 24
-    assert stride([Row((4,), 3)], 8) == 0
-    assert stride([Row((5,), 3), Row((4,), 3)], 8) is None
-    assert stride([Row((4,), 3), Row((4,), 3)], 8) is None
-    assert stride([Row((4,), 3), Row((5,), 2)], 8) is None
+    assert stride([BlockRow((4,), 3), BlockRow((5,), 3)], 8) == 8
+    assert stride([BlockRow((4, 5), 9), BlockRow((7, 8), 9), BlockRow((10, 11), 9)], 8) == 24
+    assert stride([BlockRow((4,), 3)], 8) == 0
+    assert stride([BlockRow((5,), 3), BlockRow((4,), 3)], 8) is None
+    assert stride([BlockRow((4,), 3), BlockRow((4,), 3)], 8) is None
+    assert stride([BlockRow((4,), 3), BlockRow((5,), 2)], 8) is None

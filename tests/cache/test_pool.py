@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from vantage.cache.blocks import Copy, Plan, Row, cropped, let_go, plan, stride
+from vantage.cache.blocks import BlockCopy, BlockRow, Plan, cropped, let_go, plan, stride
 from vantage.cache.pool import BIN, Pool, Want
 from vantage.errors import BadInput, CacheError
 
@@ -127,30 +127,30 @@ def test_blocks_are_shared_and_given_back_once():
 
 
 def test_a_row_knows_whether_it_is_a_run():
-    row = Row().with_blocks([3, 4])
+    row = BlockRow().with_blocks([3, 4])
     assert row.run
     assert row.with_blocks([5]).run
     assert not row.with_blocks([6]).run
     assert not row.with_blocks([6]).with_blocks([7]).run
-    assert not Row().with_blocks([3, 5]).run
+    assert not BlockRow().with_blocks([3, 5]).run
     assert row.with_blocks([]) is row
-    assert Row((7, 8), 9, gone=2).place(4) == 20
+    assert BlockRow((7, 8), 9, gone=2).place(4) == 20
 
 
 @pytest.mark.parametrize(
     ("rows", "apart"),
     [
-        ([Row((3, 4), 5)], 0),
-        ([Row((3, 5), 5, run=False)], None),
-        ([Row()], None),
-        ([Row((1, 2), 7), Row((4, 5), 7), Row((7, 8), 7)], 12),
-        ([Row((1, 2), 7), Row((4, 5), 7), Row((8, 9), 7)], None),
-        ([Row((4, 5), 7), Row((1, 2), 7)], None),  # strides go up
-        ([Row((1, 2), 7), Row((1, 2), 7)], None),  # one in the place of the other
-        ([Row((1, 2), 7), Row((4, 5), 6)], None),
-        ([Row((1, 2), 7), Row((4,), 7, gone=1)], None),
-        ([Row((1, 2), 7), Row((4, 6), 7, run=False)], None),
-        ([Row((1,), 2), Row((), 2)], None),
+        ([BlockRow((3, 4), 5)], 0),
+        ([BlockRow((3, 5), 5, run=False)], None),
+        ([BlockRow()], None),
+        ([BlockRow((1, 2), 7), BlockRow((4, 5), 7), BlockRow((7, 8), 7)], 12),
+        ([BlockRow((1, 2), 7), BlockRow((4, 5), 7), BlockRow((8, 9), 7)], None),
+        ([BlockRow((4, 5), 7), BlockRow((1, 2), 7)], None),  # strides go up
+        ([BlockRow((1, 2), 7), BlockRow((1, 2), 7)], None),  # one in the place of the other
+        ([BlockRow((1, 2), 7), BlockRow((4, 5), 6)], None),
+        ([BlockRow((1, 2), 7), BlockRow((4,), 7, gone=1)], None),
+        ([BlockRow((1, 2), 7), BlockRow((4, 6), 7, run=False)], None),
+        ([BlockRow((1,), 2), BlockRow((), 2)], None),
     ],
 )
 def test_stride(rows, apart):
@@ -159,35 +159,35 @@ def test_stride(rows, apart):
 
 def test_a_plan_without_new_blocks_takes_none():
     pool = Pool(8, block=4)
-    first = plan(pool, [Row()], [3])
-    assert first == Plan((Row((1,), 3),), (1,))
-    assert plan(pool, first.rows, [1]) == Plan((Row((1,), 4),))
-    assert plan(pool, [Row((1,), 4)], [0]) == Plan((Row((1,), 4),))
-    assert plan(pool, [Row((1,), 4)], [1]) == Plan((Row((1, 2), 5),), (2,))
+    first = plan(pool, [BlockRow()], [3])
+    assert first == Plan((BlockRow((1,), 3),), (1,))
+    assert plan(pool, first.rows, [1]) == Plan((BlockRow((1,), 4),))
+    assert plan(pool, [BlockRow((1,), 4)], [0]) == Plan((BlockRow((1,), 4),))
+    assert plan(pool, [BlockRow((1,), 4)], [1]) == Plan((BlockRow((1, 2), 5),), (2,))
     assert pool.free == 0
 
 
 def test_a_shared_last_block_is_copied_before_it_is_written():
     pool = Pool(24, block=4)
-    row = plan(pool, [Row()], [6]).rows[0]
+    row = plan(pool, [BlockRow()], [6]).rows[0]
     assert row.blocks == (1, 2)
     pool.share(row.blocks)
     done = plan(pool, [row], [3])
     new, more = done.rows[0].blocks[1:]
-    assert done.copies == (Copy(2, new),)
+    assert done.copies == (BlockCopy(2, new),)
     assert done.left == (2,)
     assert done.taken == (new, more)
     assert more == new + 1
     assert not done.rows[0].run
     # what is full, or gets nothing, is left alone
     pool.share([1])
-    assert plan(pool, [Row((1,), 4)], [1]).copies == ()
-    assert plan(pool, [Row((1,), 3)], [0]).copies == ()
+    assert plan(pool, [BlockRow((1,), 4)], [1]).copies == ()
+    assert plan(pool, [BlockRow((1,), 3)], [0]).copies == ()
 
 
 def test_rows_that_meet_move_apart_in_a_growing_pool():
     pool = Pool(block=2)
-    rows = plan(pool, [Row(), Row()], [4, 4]).rows
+    rows = plan(pool, [BlockRow(), BlockRow()], [4, 4]).rows
     assert [row.blocks for row in rows] == [(1, 2), (3, 4)]
     done = plan(pool, rows, [1, 1])
     assert done.left == (1, 2, 3, 4)
@@ -204,7 +204,7 @@ def test_rows_that_meet_move_apart_in_a_growing_pool():
 
 def test_rows_stay_where_they_are_if_blocks_are_shared_or_the_pool_is_fixed():
     for pool in (Pool(block=2), Pool(20, block=2)):
-        rows = [Row((1, 2), 4), Row((3, 4), 4)]
+        rows = [BlockRow((1, 2), 4), BlockRow((3, 4), 4)]
         pool.prepare(4)
         pool.take([Want(4)])
         if pool.grows:
@@ -216,29 +216,29 @@ def test_rows_stay_where_they_are_if_blocks_are_shared_or_the_pool_is_fixed():
 
 def test_crop_and_let_go_give_blocks_back():
     pool = Pool(20, block=4)
-    rows = plan(pool, [Row()], [20]).rows
+    rows = plan(pool, [BlockRow()], [20]).rows
     assert cropped(pool, rows, [20]) == rows
     rows = cropped(pool, rows, [16])
-    assert rows == (Row((1, 2, 3, 4), 16),)
+    assert rows == (BlockRow((1, 2, 3, 4), 16),)
     assert pool.free == 1
     rows = let_go(pool, rows, 12)
-    assert rows == (Row((2, 3, 4), 16, 1),)
+    assert rows == (BlockRow((2, 3, 4), 16, 1),)
     assert let_go(pool, rows, 9) is not rows
     assert let_go(pool, rows, 9) == rows
     rows = let_go(pool, rows, 8)
-    assert rows == (Row((3, 4), 16, 2),)
-    assert cropped(pool, rows, [13]) == (Row((3, 4), 13, 2),)
-    assert cropped(pool, rows, [12]) == (Row((3,), 12, 2),)
+    assert rows == (BlockRow((3, 4), 16, 2),)
+    assert cropped(pool, rows, [13]) == (BlockRow((3, 4), 13, 2),)
+    assert cropped(pool, rows, [12]) == (BlockRow((3,), 12, 2),)
     assert pool.free == 4
-    assert cropped(pool, [Row((3,), 1)], [0]) == (Row(),)
+    assert cropped(pool, [BlockRow((3,), 1)], [0]) == (BlockRow(),)
     assert pool.free == 5
 
 
 def test_a_row_in_pieces_is_a_run_again_when_the_pieces_are_gone():
     pool = Pool(8, block=1)
     pool.take([Want(8)])
-    assert cropped(pool, [Row((1, 2, 5), 3, run=False)], [2])[0].run
-    assert let_go(pool, [Row((3, 7, 8), 3, run=False)], 2)[0].run
+    assert cropped(pool, [BlockRow((1, 2, 5), 3, run=False)], [2])[0].run
+    assert let_go(pool, [BlockRow((3, 7, 8), 3, run=False)], 2)[0].run
 
 
 class Allocator(RuleBasedStateMachine):

@@ -17,7 +17,7 @@ from tests.cache.helpers import (
     run,
 )
 from vantage.cache import Ring
-from vantage.cache.moves import Joined, Places, Scatter, Span
+from vantage.cache.moves import Concatenated, Places, Scatter, Span
 from vantage.errors import BadInput, CacheError
 from vantage.spec.masks import Causal, Everything, Window, is_plain_causal, visible
 from vantage.spec.positions import Known, Positions
@@ -91,7 +91,7 @@ def test_what_lies_in_one_piece_is_written_in_place():
     other = ring(1, window=6)
     step = other.ledgers[0].place(Positions.arange(1, 7))  # it does not fit
     assert step.deferred
-    assert isinstance(step.read, Joined)
+    assert isinstance(step.read, Concatenated)
     third = ring(1, window=6)
     step = third.ledgers[0].place(Positions.arange(1, 3, start=5))  # places 5, 0, 1: not in one piece
     assert step.deferred
@@ -272,7 +272,7 @@ def test_a_later_chunk_of_unequal_rows_stands_beside_the_ring():
     assert step.view_pos.order.tolist() == [[3, 1, 2, -1, -1, -1, 4], [0, 1, -1, 2, 3, 4, 5]]
     assert step.write.index.tolist() == [[3, 3, 3, 1], [3, 0, 1, 2]]  # 3 is the bin
     assert step.view_pos.known == Known(None, (0, 5), (0, 5), None, True, False)
-    assert step.read == Joined((Span(0, 3),))
+    assert step.read == Concatenated((Span(0, 3),))
 
 
 def test_a_wrapping_draft_is_written_by_places():

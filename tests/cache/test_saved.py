@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tests.cache.saving import MINE, forged
 from vantage.cache import LayerPlan, ModelCache, make_cache
 from vantage.cache.saved import FORMAT, Fingerprint, _codec, _parsed, fingerprint, read_cache, save_cache
-from vantage.cache.stores import Codec, Int8, Plain, Single
+from vantage.cache.stores import Codec, Int8Codec, PlainCodec, SingleCodec
 from vantage.errors import BadInput, CacheError, CheckpointError
 from vantage.spec.masks import Causal, Everything, Window
 from vantage.spec.positions import Positions
@@ -145,8 +145,8 @@ def test_what_nobody_could_read_is_not_written(tmp_path: Path) -> None:
     class Other(Codec):
         kind = "plain"  # but not the one that a file with this word is read with
         kv_heads, key_dim, value_dim = 2, 3, 4
-        streams, encode, decode = Plain.streams, Plain.encode, Plain.decode
-        exact, dump, from_dump = Plain.exact, Plain.dump, Plain.from_dump
+        streams, encode, decode = PlainCodec.streams, PlainCodec.encode, PlainCodec.decode
+        exact, dump, from_dump = PlainCodec.exact, PlainCodec.dump, PlainCodec.from_dump
         dtype = torch.float32
 
     cache = make_cache([GLOBAL])
@@ -345,10 +345,10 @@ def test_a_pool_of_another_shape_is_refused(tmp_path: Path) -> None:
 def test_sizes(sizes: list[Any], right: bool) -> None:
     saved = {"kind": "plain", "sizes": sizes, "dtype": "float32"}
     if right:
-        assert _codec(saved) == Plain(*sizes)
+        assert _codec(saved) == PlainCodec(*sizes)
     else:
         with pytest.raises(CheckpointError, match="heads of"):
             _codec(saved)
-    assert _codec({"kind": "single", "sizes": [1, 3, 2], "dtype": "float16", "int8": True}) == Int8(
-        Single(1, 3, 2, torch.float16)
+    assert _codec({"kind": "single", "sizes": [1, 3, 2], "dtype": "float16", "int8": True}) == Int8Codec(
+        SingleCodec(1, 3, 2, torch.float16)
     )

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cache.helpers import contiguous, plain, run
-from vantage.cache import Contiguous, Int8, LayerCache, NoCache, Paged, Plain, Pool, Ring, Single, Store
-from vantage.cache.moves import Joined, Span
+from vantage.cache import Contiguous, Int8Codec, LayerCache, NoCache, Paged, PlainCodec, Pool, Ring, SingleCodec, Store
+from vantage.cache.moves import Concatenated, Span
 from vantage.errors import BadInput, CacheError
 from vantage.spec.positions import Positions
 
@@ -19,7 +19,7 @@ def layer(codec, ledger):
 
 
 def test_plain_keeps_what_it_gets():
-    cache = layer(Plain(2, 4, 3), Contiguous(1, capacity=8))
+    cache = layer(PlainCodec(2, 4, 3), Contiguous(1, capacity=8))
     k, v = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 3)
     view = cache.append(Positions.arange(1, 5), k, v)
     assert torch.equal(view.k, k)
@@ -32,7 +32,7 @@ def test_plain_keeps_what_it_gets():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, F64])
 def test_the_store_has_the_dtype_it_was_given(dtype):
     for ledger in (Contiguous(1), Ring(1, window=2), Ring(1, window=9, draft=6), Paged(1, Pool())):
-        cache = layer(Plain(1, 2, 2, dtype), ledger)
+        cache = layer(PlainCodec(1, 2, 2, dtype), ledger)
         k = torch.randn(1, 1, 5, 2)
         view = cache.append(Positions.arange(1, 5), k, k)
         assert view.k.dtype == dtype
@@ -45,7 +45,7 @@ def test_the_store_has_the_dtype_it_was_given(dtype):
 
 
 def test_one_stream_is_kept_once():
-    cache = layer(Single(1, 6, 4), Contiguous(1, capacity=8))
+    cache = layer(SingleCodec(1, 6, 4), Contiguous(1, capacity=8))
     k = torch.randn(1, 1, 5, 6)
     view = cache.append(Positions.arange(1, 5), k, k[..., :4])
     assert torch.equal(view.k, k)
@@ -54,17 +54,19 @@ def test_one_stream_is_kept_once():
     assert cache.bytes == 8 * 6 * 4
     assert len(cache.store.tensors) == 1
     with pytest.raises(BadInput, match="width 7 cannot be the front of keys of width 6"):
-        Single(1, 6, 7)
-    assert Single(1, 6, 6).value_dim == 6
+        SingleCodec(1, 6, 7)
+    assert SingleCodec(1, 6, 6).value_dim == 6
 
 
 def test_int8_keeps_a_byte_a_number_and_a_scale_a_head():
-    cache = layer(Int8(Plain(3, 8, 4)), Contiguous(2, capacity=16))
+    cache = layer(Int8Codec(PlainCodec(3, 8, 4)), Contiguous(2, capacity=16))
     assert cache.bytes == 2 * 16 * 3 * (8 + 4 + 4 + 4)
     assert [t.dtype for t in cache.store.tensors] == [torch.int8, F32, torch.int8, F32]
     assert [t.shape[-1] for t in cache.store.tensors] == [8, 1, 4, 1]
-    assert layer(Int8(Plain(1, 8, 4, F64)), Contiguous(1, capacity=2)).store.tensors[1].dtype == F64
-    assert layer(Int8(Plain(1, 8, 4, torch.bfloat16)), Contiguous(1, capacity=2)).store.tensors[1].dtype == F32
+    assert layer(Int8Codec(PlainCodec(1, 8, 4, F64)), Contiguous(1, capacity=2)).store.tensors[1].dtype == F64
+    assert (
+        layer(Int8Codec(PlainCodec(1, 8, 4, torch.bfloat16)), Contiguous(1, capacity=2)).store.tensors[1].dtype == F32
+    )
 
 
 @given(
@@ -72,7 +74,7 @@ def test_int8_keeps_a_byte_a_number_and_a_scale_a_head():
     st.sampled_from([1e-20, 1.0, 1e6]),
 )
 def test_int8_keeps_its_bound(numbers, times):
-    codec = Int8(Plain(1, 4, 4, F64))
+    codec = Int8Codec(PlainCodec(1, 4, 4, F64))
     x = torch.tensor(numbers, dtype=F64)[None, None, None] * times
     k, v = codec.decode(codec.encode(x, -x))
     bound = float(x.abs().max()) / 254
@@ -81,7 +83,7 @@ def test_int8_keeps_its_bound(numbers, times):
 
 
 def test_int8_scales_every_token_and_head_by_itself():
-    codec = Int8(Plain(2, 3, 3, F64))
+    codec = Int8Codec(PlainCodec(2, 3, 3, F64))
     x = torch.tensor([[[[127.0, 1, 0], [1270, 10, 5]], [[0, 0, 0], [1e-3, -127e-3, 0]]]], dtype=F64)
     whole, scale, _, _ = codec.encode(x, x)
     assert scale.flatten().tolist() == pytest.approx([1, 10, 0, 1e-3])
@@ -93,7 +95,7 @@ def test_int8_scales_every_token_and_head_by_itself():
 
 def test_int8_reads_in_the_dtype_of_the_model():
     for dtype in (torch.bfloat16, F32, F64):
-        codec = Int8(Plain(1, 4, 2, dtype))
+        codec = Int8Codec(PlainCodec(1, 4, 2, dtype))
         x = torch.randn(1, 1, 3, 4, dtype=dtype)
         k, v = codec.decode(codec.encode(x, x[..., :2]))
         assert k.dtype == v.dtype == dtype
@@ -102,7 +104,7 @@ def test_int8_reads_in_the_dtype_of_the_model():
 
 
 def test_int8_of_one_stream():
-    cache = layer(Int8(Single(1, 6, 4)), Contiguous(1, capacity=8))
+    cache = layer(Int8Codec(SingleCodec(1, 6, 4)), Contiguous(1, capacity=8))
     k = torch.randn(1, 1, 5, 6)
     view = cache.append(Positions.arange(1, 5), k, k[..., :4])
     assert cache.bytes == 8 * (6 + 4)
@@ -112,7 +114,7 @@ def test_int8_of_one_stream():
 
 @pytest.mark.parametrize("make", [lambda: Ring(1, window=3), lambda: Paged(1, Pool(block=4))])
 def test_int8_with_any_arrangement(make):
-    cache = layer(Int8(Plain(2, 4, 4)), make())
+    cache = layer(Int8Codec(PlainCodec(2, 4, 4)), make())
     k = torch.randn(1, 2, 20, 4)
     cache.append(Positions.arange(1, 9), k[:, :, :9], k[:, :, :9])
     view = cache.append(Positions.arange(1, 8, start=9), k[:, :, 9:17], k[:, :, 9:17])
@@ -127,7 +129,7 @@ def test_k5_memory_is_linear_in_length_and_batch_and_shrinks_with_key_value_head
 
     def size(batch=1, heads=8, length=64, width=16, layers=3, itemsize=F32):
         ledger = Contiguous(batch, capacity=length)
-        stores = [Store(Plain(heads, width, width, itemsize), ledger) for _ in range(layers)]
+        stores = [Store(PlainCodec(heads, width, width, itemsize), ledger) for _ in range(layers)]
         assert all(s.bytes == sum(t.nbytes for t in s.tensors) for s in stores)
         return sum(s.bytes for s in stores)
 
@@ -151,7 +153,7 @@ def test_k5_memory_is_linear_in_length_and_batch_and_shrinks_with_key_value_head
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_changes(k, v):
-    cache = layer(Plain(2, 4, 3), Contiguous(1))
+    cache = layer(PlainCodec(2, 4, 3), Contiguous(1))
     with pytest.raises(BadInput, match=r"takes \(1, 2, 5, 4\) and \(1, 2, 5, 3\)"):
         cache.append(Positions.arange(1, 5), torch.zeros(k), torch.zeros(v))
     assert cache.ledger.next_positions.host == 0
@@ -159,7 +161,7 @@ def test_what_does_not_fit_is_refused_before_anything_changes(k, v):
 
 
 def test_gradients_are_refused():
-    cache = layer(Plain(1, 2, 2), Contiguous(1))
+    cache = layer(PlainCodec(1, 2, 2), Contiguous(1))
     x = torch.zeros(1, 1, 1, 2)
     for k, v in ((x.clone().requires_grad_(), x), (x, x.clone().requires_grad_())):
         with pytest.raises(BadInput, match=r"use torch.no_grad\(\) with a cache"):
@@ -175,7 +177,7 @@ def test_gradients_are_refused():
 )
 def test_it_may_be_used_in_inference_mode_and_out_of_it(make):
     """A tensor made in inference mode cannot be written outside it: no buffer or table may be one."""
-    cache = layer(Plain(1, 2, 2), make())
+    cache = layer(PlainCodec(1, 2, 2), make())
     x = torch.randn(2, 1, 4, 2)
 
     def step(pos, width):
@@ -213,7 +215,7 @@ def test_no_cache_keeps_nothing():
 
 @pytest.mark.parametrize("make", [lambda: Contiguous(2), lambda: Ring(2, window=3), lambda: Paged(2, Pool(block=2))])
 def test_it_counts_the_tokens_it_was_given(make):
-    cache, other = (layer(Plain(1, 2, 2), make()) for _ in range(2))
+    cache, other = (layer(PlainCodec(1, 2, 2), make()) for _ in range(2))
     assert cache.store.written == 0
     for start, width, seen in ((0, 5, 10), (5, 1, 12), (6, 4, 20)):
         pos, x = Positions.arange(2, width, start=start), torch.randn(2, 1, width, 2)
@@ -225,7 +227,7 @@ def test_it_counts_the_tokens_it_was_given(make):
 
 def test_it_counts_how_often_its_buffers_became_other_ones():
     """Prepared steps hold their addresses, and are made anew when the number is another."""
-    cache = layer(Plain(1, 2, 2), Contiguous(2))
+    cache = layer(PlainCodec(1, 2, 2), Contiguous(2))
     x, store = torch.randn(2, 1, 40, 2), cache.store
     assert store.version == 0
     seen = []
@@ -244,7 +246,7 @@ def test_it_counts_how_often_its_buffers_became_other_ones():
 def test_what_was_never_written_is_zero():
     """It is read with weight 0, and 0 times NaN is NaN."""
     for ledger in (Ring(2, window=5), Paged(2, Pool(64))):
-        cache = layer(Plain(1, 2, 2), ledger)
+        cache = layer(PlainCodec(1, 2, 2), ledger)
         x = torch.ones(2, 1, 1, 2)
         cache.append(Positions.rows([1, 0], width=1), x, x)
         assert all(bool(((t == 0) | (t == 1)).all()) for t in cache.store.tensors)
@@ -254,11 +256,11 @@ def test_what_was_never_written_is_zero():
 
 
 def test_a_step_that_only_looks_writes_nothing():
-    cache = layer(Plain(1, 2, 2), Contiguous(1))
+    cache = layer(PlainCodec(1, 2, 2), Contiguous(1))
     x = torch.zeros(1, 1, 1, 2)
     cache.append(Positions.arange(1, 1), x, x)
     cache.ledger.commit()
     with pytest.raises(AssertionError, match="only looks"):
         cache.store.write(cache.ledger.look(), x, x)
     with pytest.raises(AssertionError, match="belongs to a pass"):
-        Joined((Span(0, 1),)).get(x, None)
+        Concatenated((Span(0, 1),)).get(x, None)

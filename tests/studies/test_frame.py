@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import vantage as vt
 from tests.studies.synthetic import BARS, FIGURE, HEAT, HISTOGRAM, LINES, PANELS, SIGNED, study
-from vantage.checkpoints.known import KNOWN
+from vantage.checkpoints.known_models import KNOWN
 from vantage.errors import BadInput, Refused
 from vantage.figures import Figure, Heat, Lines
 from vantage.figures.drawing import draw, png, svg

@@ -2,41 +2,41 @@
 
 from vantage.cache.build import make_cache
 from vantage.cache.contiguous import Contiguous
-from vantage.cache.facts import Next
+from vantage.cache.facts import NextPositions
 from vantage.cache.kinds import CACHES, CacheKind, LayerPlan, LedgerNeed, cache_kind
 from vantage.cache.layer_cache import LayerCache, NoCache
-from vantage.cache.ledger import Ledger, Mark, Step
-from vantage.cache.model_cache import ModelCache, Pass
+from vantage.cache.ledger import Ledger, Savepoint, Step
+from vantage.cache.model_cache import CachePass, ModelCache
 from vantage.cache.paged import Paged
 from vantage.cache.pool import BLOCK, Pool
-from vantage.cache.report import Holding, Report, RowHolding
+from vantage.cache.report import CacheReport, Holding, RowHolding
 from vantage.cache.ring import Ring
-from vantage.cache.stores import Codec, Int8, Plain, Single, Store
+from vantage.cache.stores import Codec, Int8Codec, PlainCodec, SingleCodec, Store
 
 __all__ = [
     "BLOCK",
     "CACHES",
     "CacheKind",
+    "CachePass",
+    "CacheReport",
     "Codec",
     "Contiguous",
     "Holding",
-    "Int8",
+    "Int8Codec",
     "LayerCache",
     "LayerPlan",
     "Ledger",
     "LedgerNeed",
-    "Mark",
     "ModelCache",
-    "Next",
+    "NextPositions",
     "NoCache",
     "Paged",
-    "Pass",
-    "Plain",
+    "PlainCodec",
     "Pool",
-    "Report",
     "Ring",
     "RowHolding",
-    "Single",
+    "Savepoint",
+    "SingleCodec",
     "Step",
     "Store",
     "cache_kind",

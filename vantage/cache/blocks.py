@@ -12,7 +12,7 @@ from vantage.cache.pool import Pool, Want
 
 @final
 @dataclass(frozen=True)
-class Row:
+class BlockRow:
     """One row: its token i stands in block ``i // block``, ``gone`` blocks at the front having been let go."""
 
     blocks: tuple[int, ...] = ()
@@ -24,18 +24,18 @@ class Row:
         """Where token 0 stands, or would stand, if the row is a run."""
         return (self.blocks[0] - self.gone) * block
 
-    def with_blocks(self, more: Sequence[int]) -> Row:
+    def with_blocks(self, more: Sequence[int]) -> BlockRow:
         if not more:
             return self
         run = self.run and _side_by_side((*self.blocks[-1:], *more))
-        return Row((*self.blocks, *more), self.tokens, self.gone, run)
+        return BlockRow((*self.blocks, *more), self.tokens, self.gone, run)
 
 
 def _side_by_side(blocks: Sequence[int]) -> bool:
     return all(b == a + 1 for a, b in pairwise(blocks))
 
 
-class Copy(NamedTuple):
+class BlockCopy(NamedTuple):
     """A block to be copied, in every layer's store."""
 
     source: int
@@ -45,9 +45,9 @@ class Copy(NamedTuple):
 class Plan(NamedTuple):
     """What a pass does to the rows and the pool."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[BlockRow, ...]
     taken: tuple[int, ...] = ()  # new blocks: given back if the pass fails
-    copies: tuple[Copy, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
     left: tuple[int, ...] = ()  # blocks no longer needed: given back when the pass is committed
 
 
@@ -56,14 +56,14 @@ class Plan(NamedTuple):
 class _Need:
     """What one row needs of the pool."""
 
-    row: Row
-    grown: Row  # the row with its new tokens, and the blocks it had
+    row: BlockRow
+    grown: BlockRow  # the row with its new tokens, and the blocks it had
     blocks: int  # how many more it takes
     split: bool  # its last block is part full and used by others: it must be copied before it is written
 
     @staticmethod
-    def of(pool: Pool, row: Row, tokens: int) -> _Need:
-        grown = Row(row.blocks, row.tokens + tokens, row.gone, row.run)
+    def of(pool: Pool, row: BlockRow, tokens: int) -> _Need:
+        grown = BlockRow(row.blocks, row.tokens + tokens, row.gone, row.run)
         blocks = -(-grown.tokens // pool.block) - row.gone - len(row.blocks)
         split = tokens > 0 and row.tokens % pool.block > 0 and pool.uses(row.blocks[-1]) > 1
         return _Need(row, grown, blocks, split)
@@ -78,7 +78,7 @@ class _Need:
         return bool(self.row.blocks) and not pool.follows(self.row.blocks[-1], self.blocks)
 
 
-def plan(pool: Pool, rows: Sequence[Row], counts: Sequence[int]) -> Plan:
+def plan(pool: Pool, rows: Sequence[BlockRow], counts: Sequence[int]) -> Plan:
     """Take the blocks that so many more tokens a row need. Raises, with nothing taken, if there are not enough."""
     needs = [_Need.of(pool, row, n) for row, n in zip(rows, counts, strict=True)]
     if not any(need.blocks or need.split for need in needs):
@@ -93,14 +93,14 @@ def plan(pool: Pool, rows: Sequence[Row], counts: Sequence[int]) -> Plan:
     for need, blocks in zip(needs, pool.take([need.want() for need in needs]), strict=True):
         row = need.grown
         if need.split:
-            copies.append(Copy(row.blocks[-1], blocks[0]))
+            copies.append(BlockCopy(row.blocks[-1], blocks[0]))
             row = replace(row, blocks=row.blocks[:-1])
         new.append(row.with_blocks(blocks))
         taken += blocks
     return Plan(tuple(new), tuple(taken), tuple(copies), tuple(copy.source for copy in copies))
 
 
-def wanted(pool: Pool, rows: Sequence[Row], counts: Sequence[int]) -> int:
+def wanted(pool: Pool, rows: Sequence[BlockRow], counts: Sequence[int]) -> int:
     """How many blocks that plan would take, if no row has to move."""
     return sum(_Need.of(pool, row, n).want().blocks for row, n in zip(rows, counts, strict=True))
 
@@ -111,13 +111,13 @@ def _move(pool: Pool, needs: Sequence[_Need]) -> Plan:
     pool.reserve(2 * max(sizes) * (len(needs) + 1))
     new, taken, copies = [], [], []
     for need, blocks in zip(needs, pool.take([Want(n) for n in sizes]), strict=True):
-        new.append(Row((), need.grown.tokens, need.grown.gone).with_blocks(blocks))
+        new.append(BlockRow((), need.grown.tokens, need.grown.gone).with_blocks(blocks))
         taken += blocks
-        copies += [Copy(*pair) for pair in zip(need.row.blocks, blocks, strict=False)]
+        copies += [BlockCopy(*pair) for pair in zip(need.row.blocks, blocks, strict=False)]
     return Plan(tuple(new), tuple(taken), tuple(copies), tuple(copy.source for copy in copies))
 
 
-def stride(rows: Sequence[Row], block: int) -> int | None:
+def stride(rows: Sequence[BlockRow], block: int) -> int | None:
     """How many places apart equal rows stand, if each is a run; 0 for a single row, ``None`` if they do not."""
     one = rows[0]
     if any(not row.run or not row.blocks or row.tokens != one.tokens or row.gone != one.gone for row in rows):
@@ -126,22 +126,22 @@ def stride(rows: Sequence[Row], block: int) -> int | None:
     return apart.pop() * block if len(apart) == 1 and (len(rows) == 1 or min(apart) > 0) else None
 
 
-def cropped(pool: Pool, rows: Sequence[Row], kept: Sequence[int]) -> tuple[Row, ...]:
+def cropped(pool: Pool, rows: Sequence[BlockRow], kept: Sequence[int]) -> tuple[BlockRow, ...]:
     """The rows with so many tokens kept; blocks past them are given back."""
     new = []
     for row, tokens in zip(rows, kept, strict=True):
         blocks = row.blocks[: -(-tokens // pool.block) - row.gone]
         pool.release(row.blocks[len(blocks) :])
-        new.append(Row(blocks, tokens, row.gone, _side_by_side(blocks)))
+        new.append(BlockRow(blocks, tokens, row.gone, _side_by_side(blocks)))
     return tuple(new)
 
 
-def let_go(pool: Pool, rows: Sequence[Row], keep: int) -> tuple[Row, ...]:
+def let_go(pool: Pool, rows: Sequence[BlockRow], keep: int) -> tuple[BlockRow, ...]:
     """The rows without the blocks that lie wholly before their last ``keep`` tokens."""
     new = []
     for row in rows:
         gone = max(row.gone, (row.tokens - keep) // pool.block)
         pool.release(row.blocks[: gone - row.gone])
         blocks = row.blocks[gone - row.gone :]
-        new.append(row if gone == row.gone else Row(blocks, row.tokens, gone, _side_by_side(blocks)))
+        new.append(row if gone == row.gone else BlockRow(blocks, row.tokens, gone, _side_by_side(blocks)))
     return tuple(new)

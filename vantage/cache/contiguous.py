@@ -9,8 +9,18 @@ import torch
 from torch import Tensor
 
 from vantage.cache.dump import DumpReader, LedgerDump, check_known, damaged, dump_known, dump_tables
-from vantage.cache.facts import Next, Steps, Tables, check_rising, check_segments, joined, on_host, picked, unlike
-from vantage.cache.ledger import Lay, Ledger, Step
+from vantage.cache.facts import (
+    NextPositions,
+    Ranges,
+    Tables,
+    check_rising,
+    check_segments,
+    joined,
+    on_host,
+    picked,
+    unlike,
+)
+from vantage.cache.ledger import Layout, Ledger, Step
 from vantage.cache.moves import Span
 from vantage.errors import BadInput, CacheError
 from vantage.spec.positions import Known, Positions
@@ -61,7 +71,7 @@ class Contiguous(Ledger):
         self._capacity, self._window = capacity, window
         self._places = capacity or 0
         self._state = self._before = self._run(0, 0)
-        self._steps = Steps(self.device)
+        self._ranges = Ranges(self.device)
 
     def _run(self, first: int, n: int) -> _State:
         return _State(n, Known.run(first, self.batch, n))
@@ -82,7 +92,7 @@ class Contiguous(Ledger):
             origin = pos.known.first - state.n
             skip = 0 if self._window is None else max(0, state.n - self._window + 1)
             new = self._run(origin, end)
-            view = self._steps.run(origin + skip, self.batch, end - skip, pos.length)
+            view = self._ranges.run(origin + skip, self.batch, end - skip, pos.length)
         else:
             skip, new = 0, self._with_tables(pos, places)
             assert new.tables is not None
@@ -113,7 +123,7 @@ class Contiguous(Ledger):
         """Tables of a plain run."""
         state = self._state
         tables = Tables.blank(self.batch, state.n, like)
-        tables.write(0, self._steps.run(state.first, self.batch, state.n, None))
+        tables.write(0, self._ranges.run(state.first, self.batch, state.n, None))
         return tables
 
     def _undo(self) -> None:
@@ -127,11 +137,11 @@ class Contiguous(Ledger):
         if state.tables is not None:
             view = state.tables.cut(0, state.n, state.known, None)
         else:
-            view = self._steps.run(state.first, self.batch, state.n, None)
+            view = self._ranges.run(state.first, self.batch, state.n, None)
         return Step(None, Span(0, state.n), view, self._places)
 
-    def _lay(self) -> Lay | None:
-        return None if self._state.tables is not None else Lay((self._before.n,) * self.batch, run=True)
+    def _layout(self) -> Layout | None:
+        return None if self._state.tables is not None else Layout((self._before.n,) * self.batch, run=True)
 
     # ---- between passes
 
@@ -147,7 +157,7 @@ class Contiguous(Ledger):
             known = Known.run(state.first, self.batch, n)
             if min(kept) < n:
                 known = Known(None, known.order, known.pos, kept)
-                tables = self._tables(self._steps.run(0, self.batch, 1, None))
+                tables = self._tables(self._ranges.run(0, self.batch, 1, None))
         else:  # bounds stay bounds
             known = Known(None, known.order, known.pos, same_rows=known.same_rows and len(set(to)) == 1)
         if tables is not None:
@@ -246,11 +256,11 @@ class Contiguous(Ledger):
         return state.known.counts or tuple((state.tables.order[:, : state.n] >= 0).sum(1).tolist())
 
     @property
-    def next_positions(self) -> Next:
+    def next_positions(self) -> NextPositions:
         state = self._state
         if state.next_B is not None:
-            return Next.read(state.next_B)
-        return Next.all(state.first + state.n, self.batch, self.device)
+            return NextPositions.read(state.next_B)
+        return NextPositions.all(state.first + state.n, self.batch, self.device)
 
     @property
     def holding(self) -> bool:

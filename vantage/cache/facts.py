@@ -13,22 +13,22 @@ from vantage.errors import BadInput
 from vantage.spec.positions import EMPTY, Known, Positions
 
 
-class Next(NamedTuple):
+class NextPositions(NamedTuple):
     """Where each row goes on: its highest order + 1, or 0 while it holds nothing."""
 
     order: Tensor  # (B,)
     host: int | None  # the same as a number, where all rows agree and the host knows
 
     @staticmethod
-    def read(order_B: Tensor) -> Next:
+    def read(order_B: Tensor) -> NextPositions:
         """With the host's number where the tensor is in host memory and all rows agree."""
         host = set(order_B.tolist()) if on_host(order_B.device) else set()
-        return Next(order_B, host.pop() if len(host) == 1 else None)
+        return NextPositions(order_B, host.pop() if len(host) == 1 else None)
 
     @staticmethod
-    def all(host: int, batch: int, device: torch.device) -> Next:
+    def all(host: int, batch: int, device: torch.device) -> NextPositions:
         """The same for all rows."""
-        return Next(torch.full((batch,), host, device=device), host)
+        return NextPositions(torch.full((batch,), host, device=device), host)
 
 
 def on_host(device: torch.device) -> bool:
@@ -161,7 +161,7 @@ def _widened(t: Tensor, places: int) -> Tensor:
 
 
 @final
-class Steps:
+class Ranges:
     """Rows of consecutive numbers, cut from one tensor that is rarely made anew."""
 
     def __init__(self, device: torch.device):
@@ -195,7 +195,7 @@ def check_segments(held: bool, segmented: bool, pos: Positions) -> None:
         )
 
 
-def check_rising(pos: Positions, upto: Next, by_one: bool) -> None:
+def check_rising(pos: Positions, upto: NextPositions, by_one: bool) -> None:
     """Whether each row's order goes up, from where the row stands; by one each time if ``by_one``.
 
     Told by facts, or read in host memory; on another device it is the caller's word.

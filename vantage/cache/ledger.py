@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from vantage.cache.dump import DumpReader, LedgerDump
-from vantage.cache.facts import Next
-from vantage.cache.moves import Read, Write
+from vantage.cache.facts import NextPositions
+from vantage.cache.moves import BufferRead, BufferWrite
 from vantage.cache.report import Holding, RowHolding, spans
 from vantage.errors import BadInput, CacheError
 from vantage.spec.positions import Positions
@@ -27,8 +27,8 @@ from vantage.spec.positions import Positions
 class Step:
     """What one pass does to every layer's store. The same object for all of them."""
 
-    write: Write | None  # None: this step only looks
-    read: Read
+    write: BufferWrite | None  # None: this step only looks
+    read: BufferRead
     view_pos: Positions  # the positions of what is read: one object, so that masks are built once
     places: int  # how many places a buffer must have
     deferred: bool = False  # the write waits until the pass is committed
@@ -37,7 +37,7 @@ class Step:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Lay:
+class Layout:
     """Where the tokens of an open pass and all before them stand, for kernels that read and write in place.
 
     Token i of row b is at place ``i`` of its row, or, in a pool, at place ``i % block`` of block
@@ -53,7 +53,7 @@ class Lay:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Mark:
+class Savepoint:
     """A state to come back to. Good for the one pass that follows it, until that is committed."""
 
     ledger: Ledger
@@ -73,7 +73,7 @@ class Ledger(ABC):
         self._pos: Positions | None = None  # of the open pass; kept, so that its identity stays taken
         self._step: Step | None = None
         self._seen: Step | None = None
-        self._epoch = object()  # another one after every change, so that a mark can tell
+        self._epoch = object()  # another one after every change, so that a savepoint can tell
 
     # ---- one pass
 
@@ -93,15 +93,15 @@ class Ledger(ABC):
         self._pos, self._step, self._seen = pos, step, None
         return step
 
-    def mark(self) -> Mark:
-        """Before a pass: where ``restore`` comes back to."""
+    def savepoint(self) -> Savepoint:
+        """Before a pass: where ``roll_back`` comes back to."""
         self.commit()
-        return Mark(self, self._epoch)
+        return Savepoint(self, self._epoch)
 
-    def restore(self, mark: Mark) -> None:
-        """Undo the pass that followed the mark."""
-        if mark.ledger is not self or mark.epoch is not self._epoch:
-            raise CacheError("this mark is no longer good: a mark serves the one pass after it, until it is committed")
+    def roll_back(self, savepoint: Savepoint) -> None:
+        """Undo the pass that followed the savepoint."""
+        if savepoint.ledger is not self or savepoint.epoch is not self._epoch:
+            raise CacheError("this savepoint is no longer good: it serves the one pass after it, until it is committed")
         if self._step is not None:
             self._step.void = True
             self._undo()
@@ -124,9 +124,9 @@ class Ledger(ABC):
             self._seen = self._look()
         return self._seen
 
-    def lay(self) -> Lay | None:
+    def layout(self) -> Layout | None:
         """Where the open pass stands; ``None``: only its reads and writes know."""
-        return None if self._step is None else self._lay()
+        return None if self._step is None else self._layout()
 
     # ---- between passes
 
@@ -228,7 +228,7 @@ class Ledger(ABC):
 
     @property
     @abstractmethod
-    def next_positions(self) -> Next: ...
+    def next_positions(self) -> NextPositions: ...
 
     @abstractmethod
     def fork(self) -> Ledger:
@@ -278,7 +278,7 @@ class Ledger(ABC):
     def _crop(self, to: tuple[int, ...]) -> None: ...
 
     @abstractmethod
-    def _lay(self) -> Lay | None: ...
+    def _layout(self) -> Layout | None: ...
 
     @abstractmethod
     def _pick(self, index: tuple[int, ...]) -> None: ...

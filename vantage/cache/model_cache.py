@@ -9,12 +9,12 @@ from typing import final
 import torch
 from torch import Tensor
 
-from vantage.cache.facts import Next, on_host
+from vantage.cache.facts import NextPositions, on_host
 from vantage.cache.join import apart, joined
 from vantage.cache.layer_cache import LayerCache
-from vantage.cache.ledger import Ledger, Mark
+from vantage.cache.ledger import Ledger, Savepoint
 from vantage.cache.paged import Paged
-from vantage.cache.report import Report
+from vantage.cache.report import CacheReport
 from vantage.cache.stores import Store
 from vantage.errors import CacheError, Refused
 from vantage.spec.masks import Mask
@@ -44,20 +44,20 @@ class ModelCache:
         self.masks = tuple(dict.fromkeys(masks))
         self.owner, self.length = owner, length
         self.recomputed = 0
-        self._marks: list[Mark] | None = None
+        self._savepoints: list[Savepoint] | None = None
 
     # ---- a pass
 
-    def step(self, pos: Positions) -> Pass:
+    def step(self, pos: Positions) -> CachePass:
         """``with cache.step(pos): …`` runs one forward pass: all of it is kept, or none."""
-        return Pass(self, pos)
+        return CachePass(self, pos)
 
     def begin(self, pos: Positions) -> None:
         """Place these positions everywhere, before any layer writes: what is refused is refused here."""
-        if self._marks is not None:
+        if self._savepoints is not None:
             raise CacheError("a pass with this cache is already running: finish it, or use cache.fork()")
         self._check_settled(pos)
-        self._marks = [ledger.mark() for ledger in (*self.ledgers, *self.cross_ledgers)]
+        self._savepoints = [ledger.savepoint() for ledger in (*self.ledgers, *self.cross_ledgers)]
         try:
             for ledger in self.ledgers:
                 ledger.place(pos)
@@ -71,13 +71,13 @@ class ModelCache:
             ledger.commit()
         for cache in (*self.layers, *self.cross):
             cache.store.settle()
-        self._marks = None
+        self._savepoints = None
 
     def abandon(self) -> None:
         """The pass has failed: everything as it was."""
-        marks, self._marks = self._marks or (), None
-        for mark in marks:
-            mark.ledger.restore(mark)
+        savepoints, self._savepoints = self._savepoints or (), None
+        for savepoint in savepoints:
+            savepoint.ledger.roll_back(savepoint)
         for cache in (*self.layers, *self.cross):
             cache.store.settle()
 
@@ -158,7 +158,7 @@ class ModelCache:
         return ModelCache(new[:cut], new[cut:], masks=self.masks, owner=self.owner, length=self.length)
 
     def _idle(self) -> None:
-        if self._marks is not None:
+        if self._savepoints is not None:
             raise CacheError("a pass with this cache is running: wait until it is over")
 
     # ---- what it holds
@@ -183,7 +183,7 @@ class ModelCache:
         return self.ledgers[0].tokens
 
     @property
-    def next_positions(self) -> Next:
+    def next_positions(self) -> NextPositions:
         """Where each row goes on: (B,) on the device, and a number where all rows agree and the host knows."""
         return self.ledgers[0].next_positions
 
@@ -202,15 +202,15 @@ class ModelCache:
         """What all keys and values take as allocated; a shared pool counts in every cache that uses it."""
         return sum(cache.bytes for cache in (*self.layers, *self.cross))
 
-    def holds(self) -> Report:
+    def holds(self) -> CacheReport:
         """What each layer holds, by position. Prints itself. Reads devices back: a report, not for a hot loop."""
         held = {id(ledger): ledger.holds() for ledger in (*self.ledgers, *self.cross_ledgers)}
         layers = tuple(held[id(cache.ledger)] for cache in self.layers)
-        return Report(layers, tuple(held[id(cache.ledger)] for cache in self.cross), self.bytes)
+        return CacheReport(layers, tuple(held[id(cache.ledger)] for cache in self.cross), self.bytes)
 
 
 @final
-class Pass:
+class CachePass:
     """One forward pass as a context: kept if it ends well, undone if it does not."""
 
     def __init__(self, cache: ModelCache, pos: Positions):

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 
-class Write(ABC):
+class BufferWrite(ABC):
     """Puts new entries into a buffer."""
 
     @abstractmethod
     def put(self, buffer: Tensor, x_BGTw: Tensor) -> None: ...
 
 
-class Read(ABC):
+class BufferRead(ABC):
     """Takes out what there is to look at, (B, G, S, w). ``x`` is what the pass brings, if it brings anything."""
 
     @abstractmethod
@@ -34,7 +34,7 @@ class Read(ABC):
 
 @final
 @dataclass(frozen=True)
-class Span(Write, Read):
+class Span(BufferWrite, BufferRead):
     """Places at … at + n - 1 of every row, without a copy."""
 
     at: int
@@ -51,7 +51,7 @@ class Span(Write, Read):
 
 @final
 @dataclass(frozen=True, eq=False)
-class Places(Write):
+class Places(BufferWrite):
     """The same places in every row, in any order. Takes the last of what the pass brings."""
 
     index: Tensor  # (n,), n <= T
@@ -64,7 +64,7 @@ class Places(Write):
 
 @final
 @dataclass(frozen=True, eq=False)
-class Scatter(Write):
+class Scatter(BufferWrite):
     """A place for every token of every row."""
 
     index: Tensor  # (B, T)
@@ -75,7 +75,7 @@ class Scatter(Write):
 
 @final
 @dataclass(frozen=True)
-class Joined(Read):
+class Concatenated(BufferRead):
     """Some spans of the buffer, then what the pass brings. With no span: what it brings, without a copy."""
 
     spans: tuple[Span, ...] = ()
@@ -91,7 +91,7 @@ class Joined(Read):
 
 @final
 @dataclass(frozen=True)
-class Strided(Write, Read):
+class Strided(BufferWrite, BufferRead):
     """n places of every row, row b starting at ``at + b * stride``, without a copy."""
 
     at: int
@@ -109,7 +109,7 @@ class Strided(Write, Read):
 
 @final
 @dataclass(frozen=True, eq=False)
-class PoolPlaces(Write):
+class PoolPlaces(BufferWrite):
     """A place in the pool for every token of every row."""
 
     index: Tensor  # (B, T)
@@ -121,13 +121,13 @@ class PoolPlaces(Write):
 
 @final
 @dataclass(frozen=True, eq=False)
-class Copied(Write):
+class Copied(BufferWrite):
     """Copy whole blocks first (they were shared, or their row moves), then write."""
 
     source: Tensor  # (n,) blocks
     target: Tensor
     block: int
-    then: Write
+    then: BufferWrite
 
     def put(self, buffer: Tensor, x_BGTw: Tensor) -> None:
         self.copy(buffer)
@@ -140,7 +140,7 @@ class Copied(Write):
 
 @final
 @dataclass(frozen=True, eq=False)
-class Gathered(Read):
+class Gathered(BufferRead):
     """The blocks of a table, row by row, cut to n places."""
 
     table: Tensor  # (B, blocks)

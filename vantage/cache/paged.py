@@ -14,13 +14,23 @@ from typing import final
 import torch
 from torch import Tensor
 
-from vantage.cache.blocks import Plan, Row, cropped, let_go, plan, wanted
+from vantage.cache.blocks import BlockRow, Plan, cropped, let_go, plan, wanted
 from vantage.cache.dump import DumpReader, LedgerDump, dump_known, dump_tables
-from vantage.cache.facts import Next, Steps, Tables, check_rising, check_segments, joined, on_host, picked, unlike
-from vantage.cache.ledger import Lay, Ledger, Step
+from vantage.cache.facts import (
+    NextPositions,
+    Ranges,
+    Tables,
+    check_rising,
+    check_segments,
+    joined,
+    on_host,
+    picked,
+    unlike,
+)
+from vantage.cache.ledger import Layout, Ledger, Step
 from vantage.cache.moves import Copied
 from vantage.cache.paged_moves import BlockMoves
-from vantage.cache.paged_state import State, dump_rows, read_rows, read_state, together
+from vantage.cache.paged_state import PagedState, dump_rows, read_rows, read_state, together
 from vantage.cache.pool import Pool
 from vantage.errors import BadInput, CacheError
 from vantage.spec.positions import Known, Positions
@@ -39,7 +49,7 @@ class Paged(Ledger):
     """
 
     kind = "paged"
-    _state = State((), Known())  # so that a ledger that was refused at birth has nothing to give back
+    _state = PagedState((), Known())  # so that a ledger that was refused at birth has nothing to give back
 
     def __init__(
         self,
@@ -60,8 +70,8 @@ class Paged(Ledger):
         self.gather = gather
         self._window, self._draft = window, draft
         self._forget()
-        self._steps = Steps(self.device)
-        self._moves = BlockMoves(pool.block, self.device, self._steps)
+        self._ranges = Ranges(self.device)
+        self._moves = BlockMoves(pool.block, self.device, self._ranges)
 
     def __del__(self) -> None:
         if self._state.rows:
@@ -86,7 +96,7 @@ class Paged(Ledger):
         token_BT = None
         if plain:
             assert pos.known.first is not None
-            new = State.run(todo.rows, pos.known.first - state.longest)
+            new = PagedState.run(todo.rows, pos.known.first - state.longest)
         else:
             token_BT = self._tokens(pos)
             new = self._with_tables(pos, todo.rows, token_BT)
@@ -99,7 +109,7 @@ class Paged(Ledger):
         hidden = [0 if self._window is None else max(0, row.tokens - self._window + 1) for row in state.rows]
         read, view = self._moves.read(new, hidden, pos.length, self.gather)
         self._before, self._plan = state, todo
-        self._state = new if new.longest else State.run(new.rows, 0)
+        self._state = new if new.longest else PagedState.run(new.rows, 0)
         return Step(write, read, view, self.places)
 
     def _runs_on(self, pos: Positions) -> bool:
@@ -115,7 +125,7 @@ class Paged(Ledger):
         before = torch.tensor([row.tokens for row in self._state.rows], device=self.device)
         return torch.where(pos.filled, before[:, None] + pos.filled.long().cumsum(1) - 1, -1)
 
-    def _with_tables(self, pos: Positions, rows: tuple[Row, ...], token_BT: Tensor) -> State:
+    def _with_tables(self, pos: Positions, rows: tuple[BlockRow, ...], token_BT: Tensor) -> PagedState:
         """The state after rows that are no plain run."""
         state = self._state
         longest = max(1, *(row.tokens for row in rows))  # a view has one column at least
@@ -126,13 +136,13 @@ class Paged(Ledger):
         known = joined(state.known, pos.known)
         known = Known(None, known.order, known.pos, counts, min(counts) < longest, known.same_rows)
         next_B = torch.maximum(self.next_positions.order, pos.order.amax(1) + 1)
-        return State(rows, known if pos.segment is None else unlike(known), tables, next_B)
+        return PagedState(rows, known if pos.segment is None else unlike(known), tables, next_B)
 
     def _tables(self, like: Positions) -> Tables:
         """Tables of a plain run."""
         n = self._state.longest
         tables = Tables.blank(self.batch, 1 + n, like)
-        tables.write(1, self._steps.run(self._state.first, self.batch, n, None))
+        tables.write(1, self._ranges.run(self._state.first, self.batch, n, None))
         return tables
 
     def _undo(self) -> None:
@@ -145,18 +155,18 @@ class Paged(Ledger):
         self._plan = Plan(state.rows)
         if self._draft is not None and self._window is not None:
             rows = let_go(self.pool, state.rows, self._window - 1 + self._draft)
-            self._state = State(rows, state.known, state.tables, state.next_B)
+            self._state = PagedState(rows, state.known, state.tables, state.next_B)
         self._before = self._state
 
     def _look(self) -> Step:
         read, view = self._moves.read(self._state, [0] * self.batch, None, self.gather)
         return Step(None, read, view, self.places)
 
-    def _lay(self) -> Lay | None:
+    def _layout(self) -> Layout | None:
         state = self._state
         if state.tables is not None and state.tables.segment is not None:
             return None
-        return Lay(
+        return Layout(
             tuple(row.tokens for row in self._before.rows),
             state.tables is None,
             tuple(row.blocks for row in state.rows),
@@ -190,30 +200,30 @@ class Paged(Ledger):
         even = len(set(kept)) == 1
         tables = state.tables
         if tables is None and not even:
-            tables = self._tables(self._steps.run(0, self.batch, 1, None))
+            tables = self._tables(self._ranges.run(0, self.batch, 1, None))
         end_B = self.next_positions.order - torch.tensor(lost, device=self.device)
         end_B = torch.where(torch.tensor(kept, device=self.device) > 0, end_B, 0)
         rows = cropped(self.pool, state.rows, kept)
         if tables is None or not any(kept):
-            self._state = State.run(rows, state.first if any(kept) else 0)
+            self._state = PagedState.run(rows, state.first if any(kept) else 0)
         else:
             limit = torch.tensor(to, device=self.device)[:, None]
             tables = tables.keep(tables.order < limit)
             old = state.known
             known = Known(None, old.order, old.pos, tuple(kept), not even, old.same_rows and even)
-            self._state = self._settled(State(rows, known, tables, end_B))
+            self._state = self._settled(PagedState(rows, known, tables, end_B))
         self._before, self._plan = self._state, Plan(rows)
 
-    def _settled(self, state: State) -> State:
+    def _settled(self, state: PagedState) -> PagedState:
         """In host memory facts are read anew; rows that hold nothing are a plain run of nothing."""
         if not state.longest:
-            return State.run(state.rows, 0)
+            return PagedState.run(state.rows, 0)
         if state.tables is None or not on_host(self.device):
             return state
         known = state.tables.facts(1, state.longest)
         if known.first is not None:
-            return State(state.rows, known)
-        return State(state.rows, known, state.tables, state.next_B)
+            return PagedState(state.rows, known)
+        return PagedState(state.rows, known, state.tables, state.next_B)
 
     def _pick(self, index: tuple[int, ...]) -> None:
         state = self._state
@@ -222,13 +232,13 @@ class Paged(Ledger):
             self.pool.share(row.blocks)
         for row in state.rows:
             self.pool.release(row.blocks)
-        self._state = State(rows, picked(state.known, index))
+        self._state = PagedState(rows, picked(state.known, index))
         if state.tables is not None:
             assert state.next_B is not None
             next_B = state.next_B[torch.tensor(index, device=self.device)]
             counts = {row.tokens for row in rows}
             known = replace(picked(state.known, index), empty=len(counts) > 1)
-            self._state = self._settled(State(rows, known, state.tables.pick(index), next_B))
+            self._state = self._settled(PagedState(rows, known, state.tables.pick(index), next_B))
         self._before, self._plan = self._state, Plan(rows)
 
     def _clear(self) -> None:
@@ -237,7 +247,7 @@ class Paged(Ledger):
         self._forget()
 
     def _forget(self) -> None:
-        self._state = self._before = State.run((Row(),) * self.batch, 0)
+        self._state = self._before = PagedState.run((BlockRow(),) * self.batch, 0)
         self._plan = Plan(self._state.rows)
 
     def fork(self) -> Paged:
@@ -297,7 +307,7 @@ class Paged(Ledger):
         rows = tuple(row for state in states for row in state.rows)
         plain = all(state.tables is None for state in states)
         if plain and len({(state.first, state.longest) for state in states}) == 1:
-            state = State.run(rows, states[0].first)
+            state = PagedState.run(rows, states[0].first)
         else:
             state = whole._settled(together(states, whole.device))
         whole._state, whole._before, whole._plan = state, state, Plan(rows)
@@ -309,16 +319,16 @@ class Paged(Ledger):
         for b, row in enumerate(state.rows):
             one = self.fresh(1)
             if state.tables is None:
-                one._state = State.run((row,), state.first)
+                one._state = PagedState.run((row,), state.first)
             elif row.tokens:
                 assert state.next_B is not None
                 known = replace(picked(state.known, (b,)), empty=False)
-                one._state = one._settled(State((row,), known, state.tables.pick((b,)), state.next_B[b : b + 1]))
+                one._state = one._settled(PagedState((row,), known, state.tables.pick((b,)), state.next_B[b : b + 1]))
             one._before, one._plan = one._state, Plan(one._state.rows)
             alone.append(one)
         return alone
 
-    def _give(self) -> State:
+    def _give(self) -> PagedState:
         """The state, handed over: its blocks now belong to whoever called."""
         self.commit()
         state = self._state
@@ -369,11 +379,11 @@ class Paged(Ledger):
         return tuple(row.tokens for row in self._state.rows)
 
     @property
-    def next_positions(self) -> Next:
+    def next_positions(self) -> NextPositions:
         state = self._state
         if state.next_B is not None:
-            return Next.read(state.next_B)
-        return Next.all(state.first + state.longest, self.batch, self.device)
+            return NextPositions.read(state.next_B)
+        return NextPositions.all(state.first + state.longest, self.batch, self.device)
 
     @property
     def holding(self) -> bool:

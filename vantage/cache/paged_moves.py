@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from vantage.cache.blocks import stride
-from vantage.cache.facts import Steps
-from vantage.cache.moves import Gathered, PoolPlaces, Read, Strided, Write
-from vantage.cache.paged_state import State
+from vantage.cache.facts import Ranges
+from vantage.cache.moves import BufferRead, BufferWrite, Gathered, PoolPlaces, Strided
+from vantage.cache.paged_state import PagedState
 from vantage.cache.pool import BIN
 from vantage.spec.positions import Known, Positions
 
@@ -20,11 +20,11 @@ from vantage.spec.positions import Known, Positions
 class BlockMoves:
     """Slices without a copy where equal rows lie at equal distances, gathered block by block anywhere else."""
 
-    def __init__(self, block: int, device: torch.device, steps: Steps):
-        self._size, self._device, self._steps = block, device, steps
+    def __init__(self, block: int, device: torch.device, steps: Ranges):
+        self._size, self._device, self._ranges = block, device, steps
         self._block_tables: dict[tuple[tuple[int, ...], ...], Tensor] = {}
 
-    def write(self, new: State, width: int, counts: Sequence[int], tokens: Callable[[], Tensor]) -> Write:
+    def write(self, new: PagedState, width: int, counts: Sequence[int], tokens: Callable[[], Tensor]) -> BufferWrite:
         """Where a pass of so many columns goes. ``tokens``: which token of its row each is, -1 for none, (B, T)."""
         size = self._size
         apart = stride(new.rows, size)
@@ -37,7 +37,9 @@ class BlockMoves:
         block = self._block_table(tuple(row.blocks for row in new.rows)).gather(1, column)
         return PoolPlaces(torch.where(token_BT >= 0, block * size + token_BT % size, BIN * size))
 
-    def read(self, state: State, hidden: Sequence[int], length: int | None, gather: bool) -> tuple[Read, Positions]:
+    def read(
+        self, state: PagedState, hidden: Sequence[int], length: int | None, gather: bool
+    ) -> tuple[BufferRead, Positions]:
         """All that is held but so many tokens at the front of each row, which nobody can see."""
         rows, size = state.rows, self._size
         apart = None if gather else stride(rows, size)
@@ -54,10 +56,10 @@ class BlockMoves:
         blocks = tuple(row.blocks[block - row.gone :] for row, block in zip(rows, first, strict=True))
         return Gathered(self._block_table(blocks), size, n), self._view(state, skips, n, length)
 
-    def _view(self, state: State, skips: Sequence[int], n: int, length: int | None) -> Positions:
+    def _view(self, state: PagedState, skips: Sequence[int], n: int, length: int | None) -> Positions:
         """The positions of n tokens a row, after those that are skipped (one number, or one a row)."""
         if state.tables is None:
-            return self._steps.run(state.first + skips[0], len(state.rows), n, length)
+            return self._ranges.run(state.first + skips[0], len(state.rows), n, length)
         known, even = state.known, len(set(skips)) == 1
         if any(skips):
             skips = skips if len(skips) == len(state.rows) else [skips[0]] * len(state.rows)
@@ -67,7 +69,7 @@ class BlockMoves:
         wide = state.tables.wide(1 + max(skips) + n)
         if even:
             return wide.cut(1 + skips[0], n, known, length)
-        column = 1 + torch.tensor(skips, device=self._device)[:, None] + self._steps.row(0, n)
+        column = 1 + torch.tensor(skips, device=self._device)[:, None] + self._ranges.row(0, n)
         return wide.view(lambda t: t.gather(1, column), known, length)
 
     def _block_table(self, blocks: tuple[tuple[int, ...], ...]) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vantage.cache.blocks import Row
+from vantage.cache.blocks import BlockRow
 from vantage.cache.dump import DumpReader, check_known, damaged, whole_number
 from vantage.cache.facts import Tables, joined
 from vantage.spec.positions import EMPTY, Known
@@ -19,10 +19,10 @@ from vantage.spec.positions import EMPTY, Known
 
 @final
 @dataclass(frozen=True, eq=False)
-class State:
+class PagedState:
     """The rows, and the positions of their tokens: a plain run told by ``known``, or tables by token."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[BlockRow, ...]
     known: Known
     tables: Tables | None = None  # column i + 1 is token i; column 0 is where empty places are written
     next_B: Tensor | None = None  # with tables: where each row goes on
@@ -38,12 +38,12 @@ class State:
         return self.known.first
 
     @staticmethod
-    def run(rows: tuple[Row, ...], first: int) -> State:
+    def run(rows: tuple[BlockRow, ...], first: int) -> PagedState:
         """Equal rows that run from ``first``."""
-        return State(rows, Known.run(first, len(rows), rows[0].tokens))
+        return PagedState(rows, Known.run(first, len(rows), rows[0].tokens))
 
 
-def together(states: Sequence[State], device: torch.device) -> State:
+def together(states: Sequence[PagedState], device: torch.device) -> PagedState:
     """The state of rows that are no plain run together."""
     rows = tuple(row for state in states for row in state.rows)
     counts, longest = tuple(row.tokens for row in rows), max(row.tokens for row in rows)
@@ -60,10 +60,10 @@ def together(states: Sequence[State], device: torch.device) -> State:
     for state in held[1:]:
         known = joined(replace(known, counts=None), replace(state.known, counts=None))
     known = Known(None, known.order, known.pos, counts, empty=min(counts) < longest)
-    return State(rows, known, tables, order.amax(1) + 1)
+    return PagedState(rows, known, tables, order.amax(1) + 1)
 
 
-def _columns(state: State, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def _columns(state: PagedState, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """pos, order and segment of a state's tokens, (B, tokens)."""
     n, size = state.longest, (len(state.rows), state.longest)
     if state.tables is None:
@@ -84,14 +84,14 @@ def _stacked(parts: Sequence[Tensor], longest: int) -> Tensor:
 # ---- as plain data
 
 
-def dump_rows(rows: Sequence[Row]) -> list[Any]:
+def dump_rows(rows: Sequence[BlockRow]) -> list[Any]:
     """Blocks, tokens and blocks gone of every row. Blocks are numbered anew, 1, 2, …: block 0 is the bin."""
     used = sorted({block for row in rows for block in row.blocks})
     number = {block: i + 1 for i, block in enumerate(used)}
     return [[[number[block] for block in row.blocks], row.tokens, row.gone] for row in rows]
 
 
-def read_rows(saved: DumpReader) -> tuple[Row, ...]:
+def read_rows(saved: DumpReader) -> tuple[BlockRow, ...]:
     blocks = saved.maybe("pool")
     rows = tuple(_row(row, saved.count("block")) for row in saved.list("rows", saved.batch))
     used = sorted({block for row in rows for block in row.blocks})
@@ -100,28 +100,28 @@ def read_rows(saved: DumpReader) -> tuple[Row, ...]:
     return rows
 
 
-def _row(saved: Any, size: int) -> Row:
+def _row(saved: Any, size: int) -> BlockRow:
     if not (isinstance(saved, list) and len(saved) == 3 and isinstance(saved[0], list)):
         damaged(f"a row is {str(saved)[:80]!r}")
     blocks = [whole_number(block, "block", 1) for block in saved[0]]
     tokens, gone = (whole_number(n, "row", 0) for n in saved[1:])
     if len(blocks) != -(-tokens // size) - gone:
         damaged(f"a row of {tokens} tokens, {gone} blocks of which are gone, stands in {len(blocks)} blocks of {size}")
-    return Row((), tokens, gone).with_blocks(blocks)
+    return BlockRow((), tokens, gone).with_blocks(blocks)
 
 
-def read_state(saved: DumpReader, rows: tuple[Row, ...], device: torch.device) -> State:
+def read_state(saved: DumpReader, rows: tuple[BlockRow, ...], device: torch.device) -> PagedState:
     counts = [row.tokens for row in rows]
     longest = max(counts)
     tables = saved.tables(1 + longest)
     if tables is None:
         if any(count != longest for count in counts):
             damaged("its rows differ and it does not say how")
-        return State(rows, saved.run(longest))
+        return PagedState(rows, saved.run(longest))
     held = (tables.order[:, 1:] >= 0).sum(1).tolist()
     if held != counts:
         damaged(f"its rows hold {held} positions for {counts} tokens")
     known = saved.known()
     check_known(known, tables, 1, longest)
     tables.order[:, 0] = tables.pos[:, 0] = EMPTY
-    return State(rows, known, tables.to(device), (tables.order.amax(1) + 1).to(device))
+    return PagedState(rows, known, tables.to(device), (tables.order.amax(1) + 1).to(device))

@@ -152,10 +152,10 @@ class Pool:
 
     def _any(self, n: int) -> list[int]:
         """n free blocks, from the largest gaps: the fewer pieces the better."""
-        found: list[int] = []
+        free: list[int] = []
         for gap in sorted(self._gaps(), key=lambda gap: -gap.blocks):
-            found += range(gap.start, gap.start + min(gap.blocks, n - len(found)))
-        return found
+            free += range(gap.start, gap.start + min(gap.blocks, n - len(free)))
+        return free
 
     def _gaps(self) -> list[Gap]:
         gaps, start = [], 0

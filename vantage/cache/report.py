@@ -45,7 +45,7 @@ class Holding:
 
 @final
 @dataclass(frozen=True, repr=False)
-class Report:
+class CacheReport:
     """A whole cache."""
 
     layers: tuple[Holding, ...]
@@ -64,13 +64,13 @@ class Report:
 
 def spans(values: Iterable[float]) -> SpanList:
     """The unbroken stretches of some numbers, as (first, last)."""
-    found: list[tuple[float, float]] = []
+    stretches: list[tuple[float, float]] = []
     for value in sorted(values):
-        if found and value == found[-1][1] + 1:
-            found[-1] = (found[-1][0], value)
+        if stretches and value == stretches[-1][1] + 1:
+            stretches[-1] = (stretches[-1][0], value)
         else:
-            found.append((value, value))
-    return tuple(found)
+            stretches.append((value, value))
+    return tuple(stretches)
 
 
 def _text(stretches: SpanList) -> str:

@@ -13,9 +13,19 @@ import torch
 from torch import Tensor
 
 from vantage.cache.dump import DumpReader, LedgerDump, check_known, damaged, dump_known, dump_tables
-from vantage.cache.facts import Next, Steps, Tables, check_rising, check_segments, joined, on_host, picked, unlike
-from vantage.cache.ledger import Lay, Ledger, Step
-from vantage.cache.moves import Joined, Places, Scatter, Span, Write
+from vantage.cache.facts import (
+    NextPositions,
+    Ranges,
+    Tables,
+    check_rising,
+    check_segments,
+    joined,
+    on_host,
+    picked,
+    unlike,
+)
+from vantage.cache.ledger import Layout, Ledger, Step
+from vantage.cache.moves import BufferWrite, Concatenated, Places, Scatter, Span
 from vantage.errors import BadInput, CacheError
 from vantage.spec.positions import EMPTY, Known, Positions
 
@@ -62,7 +72,7 @@ class Ring(Ledger):
         self._window, self._draft = window, draft
         self._size = window + draft
         self._state = self._before = _Run()
-        self._steps = Steps(self.device)
+        self._ranges = Ranges(self.device)
 
     # ---- a pass
 
@@ -86,14 +96,14 @@ class Ring(Ledger):
         unbroken = state.low % size + end - state.low <= size
         if width <= self._draft + 1 or unbroken:
             at = state.next % size
-            write: Write = Span(at, width) if at + width <= size else Places(self._slots(state.next, width))
+            write: BufferWrite = Span(at, width) if at + width <= size else Places(self._slots(state.next, width))
             read, view = self._ring_view(low, end, pos.length)
             return new, Step(write, read, view, self.places)
         shown = max(state.low, state.next - self._window + 1)
-        view = self._steps.run(shown, self.batch, end - shown, pos.length)
+        view = self._ranges.run(shown, self.batch, end - shown, pos.length)
         kept = min(width, size)
         write = Places(self._slots(end - kept, kept))
-        return new, Step(write, Joined(self._spans(shown, state.next)), view, self.places, deferred=True)
+        return new, Step(write, Concatenated(self._spans(shown, state.next)), view, self.places, deferred=True)
 
     def _mix(self, pos: Positions, fresh: bool) -> tuple[_Mixed, Step]:
         """Any rows: a place for every token, the place past the end for what is not kept."""
@@ -114,9 +124,9 @@ class Ring(Ledger):
         if width <= self._draft + 1:
             return new, Step(Scatter(index), Span(0, size), tables.cut(0, size, known, pos.length), self.places)
         if fresh:  # nothing but the chunk to see
-            return new, Step(Scatter(index), Joined(), pos, self.places, deferred=True)
+            return new, Step(Scatter(index), Concatenated(), pos, self.places, deferred=True)
         view = _side_by_side(old.tables.cut(0, size, known, None), pos, known)
-        return new, Step(Scatter(index), Joined((Span(0, size),)), view, self.places, deferred=True)
+        return new, Step(Scatter(index), Concatenated((Span(0, size),)), view, self.places, deferred=True)
 
     def _undo(self) -> None:
         """What was written in place may be half written: it lay outside the window, and is let go."""
@@ -142,7 +152,7 @@ class Ring(Ledger):
 
     def _slots(self, first: int, n: int) -> Tensor:
         """The places of the orders first, first + 1, …"""
-        return self._steps.row(first, n) % self._size
+        return self._ranges.row(first, n) % self._size
 
     def _spans(self, first: int, end: int) -> tuple[Span, ...]:
         """The places of the orders first … end - 1, in that order."""
@@ -155,7 +165,7 @@ class Ring(Ledger):
         """The orders low … end - 1 where they stand: a slice if they lie in one piece, else the whole ring."""
         at, n, size = low % self._size, end - low, self._size
         if at + n <= size:
-            return Span(at, n), self._steps.run(low, self.batch, n, length)
+            return Span(at, n), self._ranges.run(low, self.batch, n, length)
         row = self._by_place(low, end).expand(self.batch, size)
         bounds = (low, end - 1)
         known = Known(None, bounds, bounds, (n,) * self.batch, empty=n < size, same_rows=True)
@@ -164,7 +174,7 @@ class Ring(Ledger):
     def _by_place(self, low: int, end: int) -> Tensor:
         """The order that stands at each place, (size,)."""
         turn, at = divmod(end, self._size)
-        row = self._steps.row(0, self._size) + (turn - 1) * self._size
+        row = self._ranges.row(0, self._size) + (turn - 1) * self._size
         row[:at] += self._size
         return row if end - low == self._size else row.masked_fill_(row < low, EMPTY)
 
@@ -191,7 +201,7 @@ class Ring(Ledger):
             return Step(None, read, view, self.places)
         return Step(None, Span(0, self._size), state.tables.cut(0, self._size, state.known, None), self.places)
 
-    def _lay(self) -> Lay | None:
+    def _layout(self) -> Layout | None:
         return None  # tokens turn round in it
 
     # ---- between passes
@@ -214,7 +224,7 @@ class Ring(Ledger):
                 end = ends.pop()
                 self._state = replace(state, next=end) if end > state.start else _Run()
                 return
-        old = self._mixed(self._steps.run(0, self.batch, 1, None))
+        old = self._mixed(self._ranges.run(0, self.batch, 1, None))
         limit = torch.tensor(to, device=self.device)
         tables = old.tables.keep(old.tables.order < limit[:, None])
         end_B = torch.minimum(old.next, limit)
@@ -325,11 +335,11 @@ class Ring(Ledger):
         return tuple(end - start for start, end in zip(starts, ends, strict=True))
 
     @property
-    def next_positions(self) -> Next:
+    def next_positions(self) -> NextPositions:
         state = self._state
         if isinstance(state, _Run):
-            return Next.all(state.next, self.batch, self.device)
-        return Next.read(state.next)
+            return NextPositions.all(state.next, self.batch, self.device)
+        return NextPositions.read(state.next)
 
     @property
     def holding(self) -> bool:

@@ -23,7 +23,7 @@ from vantage.cache.kinds import codec_classes, ledger_classes
 from vantage.cache.layer_cache import LayerCache
 from vantage.cache.ledger import Ledger
 from vantage.cache.model_cache import ModelCache
-from vantage.cache.stores import INT8, Codec, Int8, Store
+from vantage.cache.stores import INT8, Codec, Int8Codec, Store
 from vantage.errors import BadInput, CacheError, CheckpointError
 from vantage.files import replacing
 
@@ -85,10 +85,10 @@ def save_cache(
         "extra": dict(extra or {}),
     }
     text = json.dumps(header)
-    said = {"format": FORMAT, "header": text, "digest": _digest(text, tensors.__getitem__, tensors)}
+    metadata = {"format": FORMAT, "header": text, "digest": _digest(text, tensors.__getitem__, tensors)}
     try:
         with replacing(path) as part:
-            save_file(tensors, part, said)
+            save_file(tensors, part, metadata)
     except (OSError, SafetensorError) as e:
         raise BadInput(f"cannot write {path}: {e}") from e
 
@@ -127,10 +127,10 @@ def read_cache(path: str | Path, *, like: ModelCache | None = None, fingerprint:
     device = torch.device("cpu") if like is None else like.ledgers[0].device
     try:
         with safe_open(Path(path), framework="pt") as file:
-            said = file.metadata() or {}
-            if said.get("format") != FORMAT:
-                damaged(f"its format is {str(said.get('format'))[:40]!r}, not {FORMAT!r}")
-            text = said.get("header", "")
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                damaged(f"its format is {str(metadata.get('format'))[:40]!r}, not {FORMAT!r}")
+            text = metadata.get("header", "")
             header = _parsed(text)
             whose = _fingerprint_of(header)
             if fingerprint is not None and fingerprint != whose:
@@ -139,7 +139,7 @@ def read_cache(path: str | Path, *, like: ModelCache | None = None, fingerprint:
                     "its keys mean nothing here. Load the model it was saved with"
                 )
             names = set(file.keys())
-            if said.get("digest") != _digest(text, file.get_tensor, names):
+            if metadata.get("digest") != _digest(text, file.get_tensor, names):
                 damaged("its contents do not agree with its digest")
             cache = _rebuilt(header, file.get_tensor, names, device, like)
     except (SafetensorError, OSError) as e:
@@ -234,7 +234,7 @@ def _codec(saved: Any) -> Codec:
     if kind not in classes:
         damaged(f"a layer keeps {str(saved)[:80]!r}")
     try:
-        return (Int8 if fields.get(INT8) else classes[kind]).from_dump(fields)
+        return (Int8Codec if fields.get(INT8) else classes[kind]).from_dump(fields)
     except BadInput as e:
         damaged(str(e))
 

@@ -16,7 +16,7 @@ from vantage.cache.moves import Copied
 from vantage.errors import BadInput, CacheError
 
 
-class Stream(NamedTuple):
+class StreamShape(NamedTuple):
     """One tensor that is kept for every token and key/value head."""
 
     width: int
@@ -32,7 +32,7 @@ class Codec(ABC):
     value_dim: int
 
     @abstractmethod
-    def streams(self) -> tuple[Stream, ...]: ...
+    def streams(self) -> tuple[StreamShape, ...]: ...
 
     @property
     @abstractmethod
@@ -58,7 +58,7 @@ class Codec(ABC):
 
 @final
 @dataclass(frozen=True)
-class Plain(Codec):
+class PlainCodec(Codec):
     """Keys and values as they are."""
 
     kind = "plain"
@@ -67,19 +67,19 @@ class Plain(Codec):
     value_dim: int
     dtype: torch.dtype = torch.float32
 
-    def streams(self) -> tuple[Stream, ...]:
-        return Stream(self.key_dim, self.dtype), Stream(self.value_dim, self.dtype)
+    def streams(self) -> tuple[StreamShape, ...]:
+        return StreamShape(self.key_dim, self.dtype), StreamShape(self.value_dim, self.dtype)
 
     @property
-    def exact(self) -> Plain:
+    def exact(self) -> PlainCodec:
         return self
 
     def dump(self) -> dict[str, Any]:
         return dump_sizes(self, self.dtype)
 
     @classmethod
-    def from_dump(cls, saved: Mapping[str, Any]) -> Plain:
-        return Plain(*read_sizes(saved))
+    def from_dump(cls, saved: Mapping[str, Any]) -> PlainCodec:
+        return PlainCodec(*read_sizes(saved))
 
     def encode(self, k_BGTd: Tensor, v_BGTe: Tensor) -> tuple[Tensor, ...]:
         return k_BGTd, v_BGTe
@@ -90,7 +90,7 @@ class Plain(Codec):
 
 @final
 @dataclass(frozen=True)
-class Single(Codec):
+class SingleCodec(Codec):
     """One stream: the value is the front of the key (MLA: the latent, and the rotary key beside it)."""
 
     kind = "single"
@@ -103,19 +103,19 @@ class Single(Codec):
         if self.value_dim > self.key_dim:
             raise BadInput(f"values of width {self.value_dim} cannot be the front of keys of width {self.key_dim}")
 
-    def streams(self) -> tuple[Stream, ...]:
-        return (Stream(self.key_dim, self.dtype),)
+    def streams(self) -> tuple[StreamShape, ...]:
+        return (StreamShape(self.key_dim, self.dtype),)
 
     @property
-    def exact(self) -> Single:
+    def exact(self) -> SingleCodec:
         return self
 
     def dump(self) -> dict[str, Any]:
         return dump_sizes(self, self.dtype)
 
     @classmethod
-    def from_dump(cls, saved: Mapping[str, Any]) -> Single:
-        return Single(*read_sizes(saved))
+    def from_dump(cls, saved: Mapping[str, Any]) -> SingleCodec:
+        return SingleCodec(*read_sizes(saved))
 
     def encode(self, k_BGTd: Tensor, v_BGTe: Tensor) -> tuple[Tensor, ...]:
         return (k_BGTd,)
@@ -126,7 +126,7 @@ class Single(Codec):
 
 @final
 @dataclass(frozen=True)
-class Int8(Codec):
+class Int8Codec(Codec):
     """Another codec's streams in 8 bits: whole numbers from -127 to 127 and one scale per token and head.
 
     The scale is absmax / 127, so what is read differs from what was written by at most
@@ -135,7 +135,7 @@ class Int8(Codec):
     """
 
     kind = "int8"
-    of: Plain | Single
+    of: PlainCodec | SingleCodec
 
     @property
     def kv_heads(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride] (read only, as in a frozen dataclass)
@@ -157,16 +157,16 @@ class Int8(Codec):
         return {**self.of.dump(), INT8: True}
 
     @classmethod
-    def from_dump(cls, saved: Mapping[str, Any]) -> Int8:
+    def from_dump(cls, saved: Mapping[str, Any]) -> Int8Codec:
         inside = EXACT.get(str(saved.get("kind")))
-        return damaged(f"8 bits of {saved.get('kind')!r}") if inside is None else Int8(inside.from_dump(saved))
+        return damaged(f"8 bits of {saved.get('kind')!r}") if inside is None else Int8Codec(inside.from_dump(saved))
 
     @property
     def scale_dtype(self) -> torch.dtype:
         return torch.promote_types(torch.float32, self.of.dtype)
 
-    def streams(self) -> tuple[Stream, ...]:
-        pairs = [(Stream(s.width, torch.int8), Stream(1, self.scale_dtype)) for s in self.of.streams()]
+    def streams(self) -> tuple[StreamShape, ...]:
+        pairs = [(StreamShape(s.width, torch.int8), StreamShape(1, self.scale_dtype)) for s in self.of.streams()]
         return tuple(stream for pair in pairs for stream in pair)
 
     def encode(self, k_BGTd: Tensor, v_BGTe: Tensor) -> tuple[Tensor, ...]:
@@ -183,7 +183,7 @@ class Int8(Codec):
         return self.of.decode([(n * s).to(self.of.dtype) for n, s in zip(streams[::2], streams[1::2], strict=True)])
 
 
-EXACT: dict[str, type[Plain] | type[Single]] = {Plain.kind: Plain, Single.kind: Single}
+EXACT: dict[str, type[PlainCodec] | type[SingleCodec]] = {PlainCodec.kind: PlainCodec, SingleCodec.kind: SingleCodec}
 INT8 = "int8"  # in a dump: "kind" is that of the codec inside
 DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float64, torch.float32, torch.float16, torch.bfloat16)}
 WIDEST = 2**20  # heads and dimensions in a dump: more is no real model

@@ -36,12 +36,12 @@ def _numbers(*values: Any) -> bool:
     return all(isinstance(value, (int, float)) for value in values)
 
 
-def render(template: str, given: Mapping[str, Any]) -> str:
+def render(template: str, variables: Mapping[str, Any]) -> str:
     """The template with these variables. What it refuses is bad input; what the sandbox refuses is a bad file."""
     if len(template) > LONGEST:
         raise CheckpointError(f"the chat template has {len(template):,} characters, more than any real one")
     try:
-        return _compiled(template).render(**given)
+        return _compiled(template).render(**variables)
     except SecurityError as e:
         raise CheckpointError(f"the chat template tries what is not allowed: {e}") from e
     except TemplateSyntaxError as e:

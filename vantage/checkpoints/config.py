@@ -76,10 +76,10 @@ class Config:
 
     def __contains__(self, name: str) -> bool:
         """Whether the key is there and not null. Asking counts as reading only when it is not."""
-        there = self._values.get(name) is not None
-        if not there:
+        present = self._values.get(name) is not None
+        if not present:
             self._read.add(name)
-        return there
+        return present
 
     def whole(self, name: str, default: int | None = _REQUIRED, *, low: int = 0) -> Any:
         """A whole number of at least ``low``."""
@@ -218,6 +218,6 @@ class Config:
         return default
 
     def _wrong(self, name: str, value: object, wanted: str) -> CheckpointError:
-        said = repr(value)
-        said = said if len(said) <= 80 else said[:77] + "..."
-        return CheckpointError(f"{self._where}: {name} is {said}; wanted {wanted}")
+        shown = repr(value)
+        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        return CheckpointError(f"{self._where}: {name} is {shown}; wanted {wanted}")

@@ -41,7 +41,7 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """Where a tensor lies and how. ``shape`` is in torch's order."""
 
     kind: GGMLQuantizationType
@@ -83,7 +83,7 @@ class GGUF:
         except (OSError, ValueError) as e:
             raise CheckpointError(f"{self.path.name} cannot be mapped: {e}") from e
         self.metadata: dict[str, Any] = {}
-        self.tensors: dict[str, Stored] = {}
+        self.tensors: dict[str, StoredTensor] = {}
         _Header(self._data, self.path.name).read_into(self.metadata, self.tensors)
 
     def get(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -115,7 +115,7 @@ class _Header:
         self._data, self._bytes, self._size = data, data.data, len(data)
         self._file, self._at = file, 0
 
-    def read_into(self, metadata: dict[str, Any], tensors: dict[str, Stored]) -> None:
+    def read_into(self, metadata: dict[str, Any], tensors: dict[str, StoredTensor]) -> None:
         if bytes(self._take(4, "the magic number")) != MAGIC:
             raise self._wrong("does not begin with 'GGUF'")
         version = self._number(4, "the version")
@@ -158,7 +158,7 @@ class _Header:
         self,
         entries: dict[str, tuple[GGMLQuantizationType, tuple[int, ...], int]],
         alignment: int,
-        tensors: dict[str, Stored],
+        tensors: dict[str, StoredTensor],
     ) -> None:
         """Every tensor aligned, inside the file, and on its own."""
         base = -(-self._at // alignment) * alignment
@@ -173,7 +173,7 @@ class _Header:
                 raise self._wrong(
                     f"is cut short: {name!r} needs {nbytes:,} bytes from {base + offset:,}, of {len(self._data):,}"
                 )
-            tensors[name] = Stored(kind, shape, base + offset, nbytes)
+            tensors[name] = StoredTensor(kind, shape, base + offset, nbytes)
         end, before = 0, ""
         for name, stored in sorted(tensors.items(), key=lambda item: item[1].start):
             if stored.start < end:

@@ -41,9 +41,9 @@ class GGUFTensors:
         if not isinstance(arch, str) or arch not in ARCHITECTURES:
             raise CheckpointError(f"{self.file.path.name}: {unknown('architecture of GGUF', arch, ARCHITECTURES)}")
         self._arch = ARCHITECTURES[arch]
-        self._said = said_by(self.file, arch)
-        self.config = self._arch.config(self._said, self.file)
-        self._said.settle(INERT)
+        self._metadata = metadata_of(self.file, arch)
+        self.config = self._arch.config(self._metadata, self.file)
+        self._metadata.settle(INERT)
         self._home = self._homes()
 
     def names(self) -> Iterator[str]:
@@ -70,7 +70,7 @@ class GGUFTensors:
         plain = re.sub(r"^blk\.\d+\.", "", theirs)
         undo = self._arch.undo.get(plain)
         try:
-            return tensor if undo is None else undo(tensor, self._said)
+            return tensor if undo is None else undo(tensor, self._metadata)
         except RuntimeError as e:
             raise CheckpointError(f"{self.file.path.name}: {theirs!r} has shape {tuple(tensor.shape)}: {e}") from e
 
@@ -89,7 +89,7 @@ class GGUFTensors:
         return home
 
 
-def said_by(file: GGUF, arch: str) -> Config:
+def metadata_of(file: GGUF, arch: str) -> Config:
     """The metadata that shapes the model, under account: a key that nobody reads is refused."""
     about = {k.removeprefix(arch + "."): _plain(v) for k, v in file.metadata.items() if k.startswith(arch + ".")}
     return Config(about, f"{file.path.name}: {arch}")
@@ -160,18 +160,18 @@ def _decoder(c: Config, file: GGUF, kind: str) -> dict[str, Any]:
 
 
 def _rope(c: Config, file: GGUF, config: dict[str, Any], base: float = 10000.0) -> dict[str, Any]:
-    said = {"rope_type": "default", "rope_theta": c.number("rope.freq_base", base)}
+    rope = {"rope_type": "default", "rope_theta": c.number("rope.freq_base", base)}
     kind = c.choice("rope.scaling.type", {k: k for k in ("none", "linear", "yarn")}, "none")
     linear = c.number("rope.scale_linear", 1.0)  # how older files say it
     factor, original = c.number("rope.scaling.factor", linear), c.whole("rope.scaling.original_context_length", None)
     if kind == "linear" or (kind == "none" and linear != 1.0):
-        said |= {"rope_type": "linear", "factor": factor}
+        rope |= {"rope_type": "linear", "factor": factor}
     elif kind == "yarn":
-        said |= {"rope_type": "yarn", "factor": factor}
-        said |= {} if original is None else {"original_max_position_embeddings": original}
+        rope |= {"rope_type": "yarn", "factor": factor}
+        rope |= {} if original is None else {"original_max_position_embeddings": original}
     elif "rope_freqs.weight" in file.tensors:
-        said |= _llama3(file, config["head_dim"], said["rope_theta"])
-    return {"rope_parameters": said}
+        rope |= _llama3(file, config["head_dim"], rope["rope_theta"])
+    return {"rope_parameters": rope}
 
 
 def _llama3(file: GGUF, head: int, theta: float) -> dict[str, Any]:

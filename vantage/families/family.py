@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vantage.checkpoints.config import Config
 from vantage.checkpoints.links import Link
-from vantage.checkpoints.spelling import Tensors
+from vantage.checkpoints.tensor_names import Tensors
 from vantage.errors import CheckpointError
 from vantage.families.packing import Packing, dense, sound
 from vantage.model import Model

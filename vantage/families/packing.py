@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vantage.checkpoints.gguf_names import GGUFTensors
 from vantage.checkpoints.links import Link
-from vantage.checkpoints.spelling import Tensors
+from vantage.checkpoints.tensor_names import Tensors
 from vantage.errors import BadInput, CheckpointError
 from vantage.kernels.native import native
 from vantage.model import Model

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from vantage.checkpoints.config import Config
+from vantage.checkpoints.config_size import check_config_size
 from vantage.checkpoints.folder import Folder, plain_dtype, write_folder
-from vantage.checkpoints.plausible import plausible
 from vantage.errors import BadInput, CheckpointError, Refused
 from vantage.families.packing import sound
 from vantage.model import no_weights
@@ -35,7 +35,7 @@ def load_recurrent(folder: str | Path, *, dtype: torch.dtype = torch.float32) ->
         raise CheckpointError(
             f"{folder}: model_type is {checkpoint.config.get('model_type')!r}, wanted {NAME!r}; use load"
         )
-    plausible(checkpoint.config, checkpoint)
+    check_config_size(checkpoint.config, checkpoint)
     config = Config(checkpoint.config, tensors=list(checkpoint.names()))
     config.must_be("spec_version", VERSION)
     spec = _spec(config.plain("spec"))

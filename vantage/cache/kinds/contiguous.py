@@ -11,7 +11,7 @@ import torch
 from vantage.cache.contiguous import Contiguous
 from vantage.cache.kinds.kind import LayerPlan, LedgerNeed
 from vantage.cache.ledger import Ledger
-from vantage.cache.stores import Codec, Plain, Single, token_bytes
+from vantage.cache.stores import Codec, PlainCodec, SingleCodec, token_bytes
 from vantage.spec.registry import Entry
 
 
@@ -23,7 +23,7 @@ class ContiguousCache:
     capacity: int | None = None
 
     ledgers: ClassVar[tuple[type[Ledger], ...]] = (Contiguous,)
-    codecs: ClassVar[tuple[type[Codec], ...]] = (Plain, Single)
+    codecs: ClassVar[tuple[type[Codec], ...]] = (PlainCodec, SingleCodec)
     exact: ClassVar[bool] = True
     evicts: ClassVar[bool] = False
 

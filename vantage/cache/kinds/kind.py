@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol, final, runtime_checkable
 import torch
 
 from vantage.cache.ledger import Ledger
-from vantage.cache.stores import Codec, Plain, Single
+from vantage.cache.stores import Codec, PlainCodec, SingleCodec
 from vantage.spec.masks import Mask
 from vantage.spec.model import CacheShape
 
@@ -35,9 +35,9 @@ class LayerPlan:
         reach = self.mask.reach()
         return None if reach is None else max(1, reach)
 
-    def codec(self, dtype: torch.dtype) -> Plain | Single:
+    def codec(self, dtype: torch.dtype) -> PlainCodec | SingleCodec:
         """Its keys and values as they are."""
-        kind = Single if self.single_stream else Plain
+        kind = SingleCodec if self.single_stream else PlainCodec
         return kind(self.kv_heads, self.key_dim, self.value_dim, dtype)
 
 

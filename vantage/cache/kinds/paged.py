@@ -12,7 +12,7 @@ from vantage.cache.kinds.kind import LayerPlan, LedgerNeed
 from vantage.cache.ledger import Ledger
 from vantage.cache.paged import Paged
 from vantage.cache.pool import BLOCK, Pool
-from vantage.cache.stores import Codec, Plain, Single, token_bytes
+from vantage.cache.stores import Codec, PlainCodec, SingleCodec, token_bytes
 from vantage.spec.registry import Entry
 
 
@@ -24,7 +24,7 @@ class PagedCache:
     block: int = BLOCK
 
     ledgers: ClassVar[tuple[type[Ledger], ...]] = (Paged,)
-    codecs: ClassVar[tuple[type[Codec], ...]] = (Plain, Single)
+    codecs: ClassVar[tuple[type[Codec], ...]] = (PlainCodec, SingleCodec)
     exact: ClassVar[bool] = True
     evicts: ClassVar[bool] = False
 

@@ -12,7 +12,7 @@ from vantage.cache.contiguous import Contiguous
 from vantage.cache.kinds.contiguous import ContiguousCache
 from vantage.cache.kinds.kind import CacheKind, LayerPlan, LedgerNeed
 from vantage.cache.ledger import Ledger
-from vantage.cache.stores import Codec, Int8, token_bytes
+from vantage.cache.stores import Codec, Int8Codec, token_bytes
 from vantage.spec.registry import Entry
 
 
@@ -24,7 +24,7 @@ class QuantisedCache:
     of: CacheKind = ContiguousCache()
 
     ledgers: ClassVar[tuple[type[Ledger], ...]] = (Contiguous,)
-    codecs: ClassVar[tuple[type[Codec], ...]] = (Int8,)
+    codecs: ClassVar[tuple[type[Codec], ...]] = (Int8Codec,)
     exact: ClassVar[bool] = False
     evicts: ClassVar[bool] = False
 
@@ -35,7 +35,7 @@ class QuantisedCache:
         return self.of.ledger(need)
 
     def codec(self, layer: LayerPlan, dtype: torch.dtype) -> Codec:
-        return Int8(layer.codec(dtype))
+        return Int8Codec(layer.codec(dtype))
 
     def bytes(self, layer: LayerPlan, need: LedgerNeed, dtype: torch.dtype) -> int:
         plain = token_bytes(self.of.codec(layer, dtype))

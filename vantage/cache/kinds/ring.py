@@ -13,7 +13,7 @@ from vantage.cache.kinds.contiguous import ContiguousCache
 from vantage.cache.kinds.kind import LayerPlan, LedgerNeed
 from vantage.cache.ledger import Ledger
 from vantage.cache.ring import Ring
-from vantage.cache.stores import Codec, Plain, Single, token_bytes
+from vantage.cache.stores import Codec, PlainCodec, SingleCodec, token_bytes
 from vantage.spec.registry import Entry, Refusal
 
 
@@ -23,7 +23,7 @@ class RingCache:
     """As many places as the window has, whatever the length."""
 
     ledgers: ClassVar[tuple[type[Ledger], ...]] = (Ring, Contiguous)
-    codecs: ClassVar[tuple[type[Codec], ...]] = (Plain, Single)
+    codecs: ClassVar[tuple[type[Codec], ...]] = (PlainCodec, SingleCodec)
     exact: ClassVar[bool] = True
     evicts: ClassVar[bool] = True
 

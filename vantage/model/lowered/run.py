@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.modules import module as registration
 
 from vantage.cache import ModelCache
-from vantage.cache.ledger import Lay, Ledger
-from vantage.cache.stores import Plain, Store
+from vantage.cache.ledger import Layout, Ledger
+from vantage.cache.stores import PlainCodec, Store
 from vantage.kernels.native import AngleTable, Buffer, LayerStore, Native, Op, ProgramCall, RowLocation
 from vantage.model.lowered.lower import lower, lower_head
 from vantage.model.lowered.program import NativeProgram
@@ -79,11 +79,11 @@ class Lowered:
         """The hidden states, with the cache written, inside an open pass; ``None``: not for this call."""
         program = self._body.program
         B, T = pos.shape
-        lays = self._lays(pos, cache)
-        if lays is None or (program.dense and B * T > FEW):
+        layouts = self._layouts(pos, cache)
+        if layouts is None or (program.dense and B * T > FEW):
             return None
         stores = self._stores(pos, cache)
-        locations, _keep = _locations(lays, B)  # the tables of blocks must live until the program has run
+        locations, _keep = _locations(layouts, B)  # the tables of blocks must live until the program has run
         tables = (AngleTable * len(program.rotations))()
         angles = [module.tables(pos, torch.float32) for module in program.rotations]
         for table, (cos, sin) in zip(tables, angles, strict=True):
@@ -112,20 +112,20 @@ class Lowered:
             return None
         return head.run(self._native, hidden_BTD, None, None, None)
 
-    def _lays(self, pos: Positions, cache: ModelCache) -> list[Lay] | None:
+    def _layouts(self, pos: Positions, cache: ModelCache) -> list[Layout] | None:
         """Where each layer's tokens stand, if all of them stand where the kernels can go."""
         if pos.known.empty or pos.segment is not None:
             return None
-        by_ledger: dict[Ledger, Lay | None] = {ledger: ledger.lay() for ledger in cache.ledgers}
+        by_ledger: dict[Ledger, Layout | None] = {ledger: ledger.layout() for ledger in cache.ledgers}
         layouts = []
         for attention in self._body.program.attentions:
             layer = cache.layers[attention.index]
-            lay, codec = by_ledger[layer.ledger], layer.store.codec
-            if lay is None or not isinstance(codec, Plain) or codec.dtype is not torch.float32:
+            layout, codec = by_ledger[layer.ledger], layer.store.codec
+            if layout is None or not isinstance(codec, PlainCodec) or codec.dtype is not torch.float32:
                 return None
-            if attention.needs_run and not lay.run:
+            if attention.needs_run and not layout.run:
                 return None
-            layouts.append(lay)
+            layouts.append(layout)
         return layouts
 
 
@@ -184,27 +184,27 @@ def _layer_store(store: Store) -> LayerStore:
     return LayerStore(k.data_ptr(), v.data_ptr(), k.stride(-3), v.stride(-3), *rows, k.shape[-1], v.shape[-1])
 
 
-def _locations(lays: list[Lay], rows: int) -> tuple[ctypes.Array[RowLocation], list[object]]:
+def _locations(layouts: list[Layout], rows: int) -> tuple[ctypes.Array[RowLocation], list[object]]:
     """For every layer the locations of every row. Layers that share a ledger share its tables of blocks."""
     locations, tables_of = (
-        (RowLocation * (len(lays) * rows))(),
+        (RowLocation * (len(layouts) * rows))(),
         dict[int, tuple[ctypes.Array[RowLocation], list[object]]](),
     )
     size = ctypes.sizeof(RowLocation) * rows
-    for i, lay in enumerate(lays):
-        if id(lay) not in tables_of:
-            tables_of[id(lay)] = _rows(lay, rows)
-        ctypes.memmove(ctypes.addressof(locations) + i * size, tables_of[id(lay)][0], size)
+    for i, layout in enumerate(layouts):
+        if id(layout) not in tables_of:
+            tables_of[id(layout)] = _rows(layout, rows)
+        ctypes.memmove(ctypes.addressof(locations) + i * size, tables_of[id(layout)][0], size)
     return locations, [table for _, tables in tables_of.values() for table in tables]
 
 
-def _rows(lay: Lay, rows: int) -> tuple[ctypes.Array[RowLocation], list[object]]:
+def _rows(layout: Layout, rows: int) -> tuple[ctypes.Array[RowLocation], list[object]]:
     locations, tables = (RowLocation * rows)(), list[object]()
-    for b, held in enumerate(lay.held):
+    for b, held in enumerate(layout.held):
         locations[b].held = held
-        if lay.blocks is not None:
-            table = (c_int32 * len(lay.blocks[b]))(*lay.blocks[b])
+        if layout.blocks is not None:
+            table = (c_int32 * len(layout.blocks[b]))(*layout.blocks[b])
             tables.append(table)
             locations[b].blocks = ctypes.addressof(table)
-            locations[b].block, locations[b].gone = lay.block, lay.gone[b]
+            locations[b].block, locations[b].gone = layout.block, layout.gone[b]
     return locations, tables

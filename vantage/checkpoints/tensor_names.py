@@ -18,7 +18,7 @@ class Tensors(Protocol):
     def get(self, name: str) -> Tensor: ...
 
 
-class Respelled:
+class RenamedTensors:
     """A checkpoint whose tensors go by the newer names. ``older``: pairs (how a name ended, how it ends now)."""
 
     def __init__(self, tensors: Tensors, older: Sequence[tuple[str, str]]):
