@@ -15,7 +15,7 @@ from vantage.spec.masks import (
     SameSegment,
     Window,
 )
-from vantage.spec.registry import Entry, Registry
+from vantage.spec.registry import Entry, Registry, entries_of
 
 MASKS: Registry[Mask] = Registry(
     "mask",
@@ -60,6 +60,9 @@ MASKS: Registry[Mask] = Registry(
         Entry("filled", Filled, "Filled", "Empty places neither see nor are seen.", variants={}),
         Entry("and", And, "Both", "What both masks let through.", variants={}),
         Entry("or", Or, "Either", "What either mask lets through.", variants={}),
+        *entries_of(
+            "vantage.spec",  # and those in files of their own
+        ),
     ),
     needs=("__call__", "simplified", "reach", "settled"),
 )

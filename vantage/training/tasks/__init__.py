@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import fields
 
 from vantage.errors import BadInput, unknown
-from vantage.spec.registry import Registry
+from vantage.spec.registry import Registry, entries_of
 from vantage.training.tasks import (
     addition,
     arithmetic,
     case,
     copying,
-    needles,
     ordering,
     regular,
     retrieval,
@@ -87,7 +86,10 @@ TASKS: Registry[Task] = Registry(
         scan.ENTRY,
         retrieval.LOOKUP,
         retrieval.PASSKEY,
-        needles.ENTRY,
+        *entries_of(
+            "vantage.training.tasks",
+            "needles",
+        ),
     ),
     needs=("symbols", "shortest", "sample"),
 )
