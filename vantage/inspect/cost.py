@@ -16,11 +16,10 @@ from vantage.inspect.machine import Machine, floating
 from vantage.inspect.operations import PARTS
 from vantage.inspect.visible import visible
 from vantage.model import Model, empty_model
-from vantage.model.experts import Experts
 from vantage.spec.attention import attentions
 from vantage.spec.masks import Mask
 from vantage.spec.model import ModelSpec
-from vantage.spec.operations import PassSize
+from vantage.spec.operations import PassSize, module_operations, weights_read
 
 WINDOW = 4096  # of the alternative with a window
 PAIRED = ("scores", "position", "weighted sum")  # what is done for pairs of a query and a key
@@ -261,8 +260,8 @@ def _pass(name: str, model: Model, size: PassSize, cached: CacheSettings, on: Ma
             pairs += size.queries * keys
             visible_pairs += shown
         ffn = _ffn(block)
-        counts["feed-forward"] += ops.feed_forward(ffn, layer.ffn, size.tokens)
-        sizes["feed-forward"] += _read(ffn, layer.ffn, size.tokens) * itemsize
+        counts["feed-forward"] += module_operations(ffn, size.tokens)
+        sizes["feed-forward"] += weights_read(ffn, size.tokens) * itemsize
     counts["head"] += ops.head(model, size)
     if model.spec.head is not None:
         sizes["head"] += sum(p.numel() for p in model.head.parameters()) * itemsize
@@ -282,14 +281,3 @@ def _shown(mask: Mask, size: PassSize) -> int:
     """Keys that a cache shows to a step: of a window only what it reaches. A whole pass shows all."""
     reach = mask.reach()
     return size.keys if reach is None or size.queries == size.keys else min(size.keys, size.queries + reach - 1)
-
-
-def _read(module: Any, config: Any, tokens: int) -> int:
-    """Weights that are read: of many experts, at most one for each token sent."""
-    everything = sum(p.numel() for p in module.parameters())
-    if not isinstance(config, Experts):
-        return everything
-    one = sum(p.numel() for p in module.experts[0].parameters())
-    router: Any = config.router
-    used = min(config.count, tokens * router.k)
-    return everything - (config.count - used) * one

@@ -12,9 +12,7 @@ from typing import Any
 from torch import nn
 
 from vantage.model import Model
-from vantage.model.experts import Experts
 from vantage.model.pooling import First, Pooler
-from vantage.model.routers import GroupLimited
 from vantage.spec.abilities import MultipliesMatrices
 from vantage.spec.attention import CountsOperations, attentions
 from vantage.spec.model import Layer
@@ -34,19 +32,6 @@ def attention(module: Any, layer: Layer, shape: Shape, size: PassSize, keys: int
         biases = (b for b in (layer.bias, layer.value_bias) if b is not None)
         parts["position"] = sum(b.operations(work) for b in biases if isinstance(b, MultipliesMatrices))
     return parts
-
-
-def feed_forward(module: nn.Module, config: Any, tokens: int) -> int:
-    """A dense layer, or the experts that each token is sent to."""
-    if not isinstance(config, Experts):
-        return sum(linear_operations(m, tokens) for m in _linears(module))
-    expert: Any = module
-    one = feed_forward(expert.experts[0], config.expert, tokens)
-    router: Any = config.router
-    routed = 2 * tokens * expert.router.weight.numel() if isinstance(router, GroupLimited) else 0
-    routed += sum(linear_operations(m, tokens) for m in _linears(expert.router))
-    shared = 0 if config.shared is None else feed_forward(expert.shared, config.shared, tokens)
-    return routed + router.k * one + shared
 
 
 def head(model: Model, size: PassSize) -> int:

@@ -11,11 +11,17 @@ from torch import Tensor, nn
 from vantage.errors import BadInput
 from vantage.model.summary import describe
 from vantage.spec.model import FeedForwardConfig, LinearMaker
+from vantage.spec.operations import module_operations, weights_of
 from vantage.spec.parts import Context
 
 
 class RouterConfig(Protocol):
     """Which experts a token goes to, and with what weight."""
+
+    @property
+    def k(self) -> int:
+        """How many."""
+        ...
 
     def build(self, width: int, experts: int, linear: LinearMaker) -> nn.Module:
         """A module with ``forward(x_ND) -> (weights_NK, chosen_NK)``."""
@@ -88,7 +94,7 @@ class Experts:
 class _Experts(nn.Module):
     def __init__(self, config: Experts, width: int, linear: LinearMaker):
         super().__init__()
-        self.weigh_input, self.scale = config.weigh_input, config.scale
+        self.weigh_input, self.scale, self.k = config.weigh_input, config.scale, config.router.k
         self.router = config.router.build(width, config.count, linear)
         self.experts = nn.ModuleList(config.expert.build(width, linear) for _ in range(config.count))
         self.shared = None if config.shared is None else config.shared.build(width, linear)
@@ -105,3 +111,12 @@ class _Experts(nn.Module):
         if self.shared is not None:
             out = out + self.shared(x)
         return (out if self.scale == 1.0 else out * self.scale).view_as(x_BTD)
+
+    def operations(self, tokens: int) -> int:
+        shared = 0 if self.shared is None else module_operations(self.shared, tokens)
+        return module_operations(self.router, tokens) + self.k * module_operations(self.experts[0], tokens) + shared
+
+    def weights_read(self, tokens: int) -> int:
+        """Of many experts, at most one for each token sent."""
+        idle = max(0, len(self.experts) - tokens * self.k)
+        return weights_of(self) - idle * weights_of(self.experts[0])

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vantage.errors import BadInput
 from vantage.spec.model import LinearMaker
+from vantage.spec.operations import weights_of
 
 SCORES: dict[str, Callable[[Tensor], Tensor]] = {"softmax": partial(torch.softmax, dim=-1), "sigmoid": torch.sigmoid}
 
@@ -73,6 +74,12 @@ class _GroupLimited(nn.Module):
         if c.renormalise:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)  # sigmoids may all be 0
         return (weights * c.scale).to(x_ND.dtype), chosen
+
+    def operations(self, tokens: int) -> int:
+        return 2 * tokens * self.weight.numel()
+
+    def weights_read(self, tokens: int) -> int:
+        return weights_of(self)
 
     def limit(self, merit_NE: Tensor) -> Tensor:
         """-inf for the experts of groups that are not kept."""

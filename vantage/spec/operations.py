@@ -6,7 +6,7 @@ Operations of matrix products are counted, two for a multiply and an add.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import nn
 
@@ -57,3 +57,29 @@ def linear_operations(linear: nn.Module, tokens: int) -> int:
         return 0
     assert isinstance(linear, nn.Linear)
     return 2 * linear.in_features * linear.out_features * tokens
+
+
+@runtime_checkable
+class UsesPartly(Protocol):
+    """A module of which a token does not use everything (experts)."""
+
+    def operations(self, tokens: int) -> int: ...
+
+    def weights_read(self, tokens: int) -> int:
+        """How many weights so many tokens read at most."""
+        ...
+
+
+def module_operations(module: nn.Module, tokens: int) -> int:
+    """Those of a feed-forward layer: of all its linear maps, unless it says otherwise."""
+    if isinstance(module, UsesPartly):
+        return module.operations(tokens)
+    return sum(linear_operations(m, tokens) for m in module.modules() if isinstance(m, nn.Linear))
+
+
+def weights_read(module: nn.Module, tokens: int) -> int:
+    return module.weights_read(tokens) if isinstance(module, UsesPartly) else weights_of(module)
+
+
+def weights_of(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
