@@ -30,6 +30,7 @@ KINDS = {
     "feed-forward": "vantage.model.parts:FEED_FORWARDS",
     "norm": "vantage.model.parts:NORM_PARTS",
     "task": "vantage.training.tasks:TASKS",
+    "optimiser": "vantage.training.optimise:OPTIMISERS",
 }
 
 
@@ -48,9 +49,9 @@ def register(kind: str, name: str, config: C, **facts: Any) -> C: ...
 def register(kind: str, name: str, config: Any = None, **facts: Any) -> Any:
     """Register a class as a part of your own, under a name: as a call, or as a decorator above the class.
 
-    ``kind`` is one of "position", "scaling", "attention", "mask", "cache", "kernel", "feed-forward", "norm" and
-    "task"; ``facts`` are the other fields of ``vantage.spec.registry.Entry``: ``title`` and ``summary`` for whoever is
-    offered it, ``default`` where it cannot be made without arguments, ``variants`` and ``refusals`` for
+    ``kind`` is one of "position", "scaling", "attention", "mask", "cache", "kernel", "feed-forward", "norm", "task" and
+    "optimiser"; ``facts`` are the other fields of ``vantage.spec.registry.Entry``: ``title`` and ``summary`` for
+    whoever is offered it, ``default`` where it cannot be made without arguments, ``variants`` and ``refusals`` for
     ``vantage check``.
     """
     if not isinstance(name, str) or not name:

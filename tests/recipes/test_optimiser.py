@@ -13,10 +13,12 @@ from pathlib import Path
 
 import vantage as vt
 from vantage.cli.main import main
+from vantage.parts import table
 from vantage.training import read_log
 from vantage.training.optimise import OPTIMISERS
 
 assert OPTIMISERS["lion"].title == "Lion"
+assert "| `lion` | `Lion` | Lion: the sign of the momentum |" in "".join(table("optimiser", OPTIMISERS))
 
 Path("small.toml").write_text('''
 [model]

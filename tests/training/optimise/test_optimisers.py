@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from pathlib import Path
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from vantage.model.lora import Lora, add_lora
 from vantage.model.maps import parameter_kinds, rows_of
 from vantage.training.optimise import OPTIMISERS, AdamW, Muon
 from vantage.training.optimise.muon import orthogonal
+from vantage.training.settings import settings_of
 
 POSITIONS = ["none", "sinusoidal", "learned", "rope", "xpos", "alibi", "t5", "shaw", "xl", "kerple", "fire", "cope"]
 TOKENS = torch.randint(0, 50, (3, 8), generator=torch.Generator().manual_seed(0))
@@ -269,7 +270,23 @@ def test_what_is_refused(make):
         make()
 
 
-def test_the_page_lists_every_optimiser():
-    page = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
-    for entry in OPTIMISERS.entries():
-        assert f"| `{entry.name}` | {entry.summary} |" in page
+def test_an_optimiser_of_ones_own_stands_in_settings():
+    @dataclass(frozen=True)
+    class Halving:
+        lr: float = 0.1
+
+        def build(self, model):
+            return AdamW(lr=self.lr / 2).build(model)
+
+    vt.register("optimiser", "halving", Halving)
+    try:
+        settings = settings_of(
+            {
+                "model": {"is": "decoder", "width": 16, "layers": 1, "heads": 2},
+                "data": {"is": "task", "task": "copy"},
+                "optimiser": {"is": "halving", "lr": 0.3},
+            }
+        )
+        assert settings.optimiser == Halving(0.3)
+    finally:
+        OPTIMISERS.unregister("halving")

@@ -15,7 +15,7 @@ OPTIMISERS: Registry[OptimiserConfig] = Registry(
         "adamw",
         "muon",
     ),
-    needs=("lr", "build"),
+    needs=("build",),
 )
 
 __all__ = [
