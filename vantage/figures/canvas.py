@@ -35,9 +35,9 @@ def check_name(name: str) -> Path:
     try:
         if not path.parent.is_dir():
             raise BadInput(f"{name}: there is no folder {path.parent}")
-        there = path.exists()
+        existed = path.exists()
         path.open("ab").close()  # only writing tells whether one may: folders, rights, names too long
-        if not there:
+        if not existed:
             path.unlink()
     except (OSError, ValueError) as e:
         raise BadInput(f"{name:.200}: no picture can be written there: {e.args[-1]}") from None

@@ -11,7 +11,7 @@ from vantage.figures.chart import Bars, Figure, Heat, Line, Lines, Panel
 
 
 @dataclass(frozen=True)
-class Table:
+class PanelTable:
     """The numbers of one panel."""
 
     title: str
@@ -19,7 +19,7 @@ class Table:
     rows: tuple[tuple[str | float | None, ...], ...]
 
 
-def table(figure: Figure | Panel) -> tuple[Table, ...]:
+def table(figure: Figure | Panel) -> tuple[PanelTable, ...]:
     """What a figure shows, as numbers: a table for each panel."""
     panels = figure.panels if isinstance(figure, Figure) else (figure,)
     return tuple(_table(panel) for panel in panels)
@@ -38,23 +38,23 @@ def csv(figure: Figure | Panel) -> str:
     return out.getvalue()
 
 
-def _table(panel: Panel) -> Table:
+def _table(panel: Panel) -> PanelTable:
     if isinstance(panel, Lines):
         rows = [_point(line, i) for line in panel.lines for i in range(len(line.x))]
-        return Table(panel.title, ("line", panel.x_label, panel.y_label, "low", "high"), tuple(rows))
+        return PanelTable(panel.title, ("line", panel.x_label, panel.y_label, "low", "high"), tuple(rows))
     if isinstance(panel, Bars):
         header = ("", *(name for name, _ in panel.series))
         bars = [(label, *(values[i] for _, values in panel.series)) for i, label in enumerate(panel.labels)]
-        return Table(panel.title, header, tuple(bars))
+        return PanelTable(panel.title, header, tuple(bars))
     if isinstance(panel, Heat):
         across = panel.x_ticks or tuple(str(j) for j in range(max(len(row) for row in panel.values)))
         down = panel.y_ticks or tuple(str(i) for i in range(len(panel.values)))
         cells = [(name, *row) for name, row in zip(down, panel.values, strict=True)]
-        return Table(panel.title, (f"{panel.y_label} \\ {panel.x_label}", *across), tuple(cells))
+        return PanelTable(panel.title, (f"{panel.y_label} \\ {panel.x_label}", *across), tuple(cells))
     longest = max(len(samples) for _, samples in panel.samples)
     names = tuple(name for name, _ in panel.samples)
     drawn = [(i, *(_at(samples, i) for _, samples in panel.samples)) for i in range(longest)]
-    return Table(panel.title, ("sample", *names), tuple(drawn))
+    return PanelTable(panel.title, ("sample", *names), tuple(drawn))
 
 
 def _point(line: Line, i: int) -> tuple[str | float | None, ...]:

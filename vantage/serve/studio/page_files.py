@@ -81,8 +81,8 @@ def _index(token: str) -> Response:
     file = PAGE / "index.html"
     if not file.is_file():
         return Response(NOT_BUILT, 503, headers=HEADERS, media_type="text/html")
-    made = with_token(file.read_text(encoding="utf-8"), token)
-    return Response(made, headers={**HEADERS, "Cache-Control": "no-store"}, media_type="text/html")
+    text = with_token(file.read_text(encoding="utf-8"), token)
+    return Response(text, headers={**HEADERS, "Cache-Control": "no-store"}, media_type="text/html")
 
 
 def with_token(text: str, token: str) -> str:
@@ -90,4 +90,4 @@ def with_token(text: str, token: str) -> str:
     meta = f'<meta name="vantage-token" content="{html.escape(token)}">'
     if META.search(text):
         return META.sub(lambda _: meta, text, count=1)
-    return HEAD.sub(lambda found: f"{found[0]}{meta}", text, count=1)
+    return HEAD.sub(lambda head: f"{head[0]}{meta}", text, count=1)

@@ -27,8 +27,8 @@ class TokenCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and _inside(scope["path"]):
-            said = Headers(scope=scope).get(HEADER, "")
-            digest = hashlib.sha256(said.encode("utf-8", "replace")).digest()
+            token = Headers(scope=scope).get(HEADER, "")
+            digest = hashlib.sha256(token.encode("utf-8", "replace")).digest()
             if not hmac.compare_digest(digest, self._digest):
                 raise ApiError(
                     403,

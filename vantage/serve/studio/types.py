@@ -36,8 +36,8 @@ def typescript() -> str:
 
 def subclasses(base: type[BaseModel]) -> list[type[BaseModel]]:
     """All of them, however far down; a model of another studio (in a test) is none of ours."""
-    found = [one for sub in base.__subclasses__() for one in (sub, *subclasses(sub))]
-    return [one for one in found if one.__module__.startswith("vantage.serve.studio.")]
+    every = [one for sub in base.__subclasses__() for one in (sub, *subclasses(sub))]
+    return [one for one in every if one.__module__.startswith("vantage.serve.studio.")]
 
 
 def bodies(routes: Iterable[APIRoute]) -> list[type[BaseModel]]:

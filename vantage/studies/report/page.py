@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 from vantage.figures import Histogram
 from vantage.figures.drawing import svg
 from vantage.figures.palette import report_css
-from vantage.figures.tables import Table, table
+from vantage.figures.tables import PanelTable, table
 from vantage.studies.registry import LETTERS
 from vantage.studies.runner import Outcome, written
 from vantage.studies.study import Study
@@ -35,7 +35,7 @@ class ShownFigure:
 
     caption: str
     panels: tuple[Markup, ...]
-    tables: tuple[Table, ...]
+    tables: tuple[PanelTable, ...]
     long: bool  # some of its tables are too long for the page
 
 

@@ -136,7 +136,7 @@ export interface CacheCost {
 }
 
 export interface CacheState {
-  layers: LayerCache[];
+  layers: LayerCacheState[];
   bytes: number;
 }
 
@@ -447,7 +447,7 @@ export interface LatentSizes {
 }
 
 /** Tokens of the text, those that a layer's cache holds, and those that were there before this turn. */
-export interface LayerCache {
+export interface LayerCacheState {
   length: number;
   held: number;
   reused: number;

@@ -86,9 +86,9 @@ class ReadText:
         if head is not None and head >= site.heads:
             raise bad(f"there is no head {head}: {site.name} attention has {site.heads}, 0 to {site.heads - 1}", "head")
         if where not in self._near:
-            with recording([site]) as found:
+            with recording([site]) as calls:
                 site.module(x, ctx)
-            self._near[where] = found[site.name]
+            self._near[where] = calls[site.name]
         self._near.move_to_end(where)
         while len(self._near) > NEAR:
             self._near.popitem(last=False)
@@ -139,8 +139,8 @@ def _lines(met: RecordedPass, heads: list[int] | None) -> Iterator[Tensor]:
     seen = met.call
     width = seen.view.k.shape[2]
     chosen = range(met.site.heads) if heads is None else heads
-    found: Iterator[Tile] = tiles(seen, chosen, range(seen.q.shape[2]))
-    for tile in found:
+    row_tiles: Iterator[Tile] = tiles(seen, chosen, range(seen.q.shape[2]))
+    for tile in row_tiles:
         yield AllWeights().of(tile, width)["weights"].float()
 
 
@@ -162,10 +162,10 @@ def read(model: Model, ids: list[int], source: list[int] | None) -> Inputs:
     check(model, ids, source)
     tokens, read_from = read_tokens(model, ids), read_source(model, source)
     sites = sites_of(model)
-    found: dict[int, tuple[Tensor, Context]] = {}
+    inputs: dict[int, tuple[Tensor, Context]] = {}
 
     def enter(module: nn.Module, args: tuple[Tensor, Context]) -> None:
-        found[id(module)] = args
+        inputs[id(module)] = args
 
     handles = [site.module.register_forward_pre_hook(enter) for site in sites]
     try:
@@ -173,7 +173,7 @@ def read(model: Model, ids: list[int], source: list[int] | None) -> Inputs:
     finally:
         for handle in handles:
             handle.remove()
-    return {(site.kind, site.layer): (site, *found[id(site.module)]) for site in sites}
+    return {(site.kind, site.layer): (site, *inputs[id(site.module)]) for site in sites}
 
 
 def check(model: Model, ids: list[int], source: list[int] | None) -> None:

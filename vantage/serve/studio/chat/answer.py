@@ -20,7 +20,7 @@ from vantage.inspect.select import labels
 from vantage.model import Model
 from vantage.serve.errors import bad
 from vantage.serve.studio.chat.talks import Talk, Talks, Turn
-from vantage.serve.studio.chat.watch import Gaze, Meter, held
+from vantage.serve.studio.chat.watch import AttentionWatch, ProjectionCounter, cache_report
 
 Event = tuple[str, dict[str, Any]]  # its name, and the fields of its model in answers.py
 CHUNK = 128  # prompt tokens between two looks whether the reader is still there
@@ -63,12 +63,14 @@ class Answer:
         talk, row, model = self.talk, self.talk.row, self.talk.row.model
         prompt, plainly = talk.prompt(self.message)
         most = self._room(model, prompt)
-        gaze = None if self.layer is None else Gaze(model, self.layer if isinstance(self.layer, int) else None)
+        gaze = (
+            None if self.layer is None else AttentionWatch(model, self.layer if isinstance(self.layer, int) else None)
+        )
         picker = Picker(self.sampling, prompt, vocab=model.spec.vocab, sample=len(talk.turns))
         ending = Ending(Stop.of(None).also(end_tokens(model)), model.tokenizer)
         reused = row.match(prompt)
-        meter = Meter(row)
-        talk.show(held(row, reused))
+        meter = ProjectionCounter(row)
+        talk.show(cache_report(row, reused))
         self.talks.put(talk)
         yield (
             "start",
@@ -78,8 +80,8 @@ class Answer:
                 "prompt_tokens": len(prompt),
                 "reused_tokens": reused,
                 "tokens": labels(model, prompt),
-                "cache": held(row, reused),
-                "cost": meter.said(),
+                "cache": cache_report(row, reused),
+                "cost": meter.counts(),
             },
         )
         try:
@@ -105,7 +107,7 @@ class Answer:
             )
         return self.most if limit is None else min(self.most, limit - len(prompt))
 
-    def _read(self, tokens: list[int], meter: Meter) -> Iterator[Event]:
+    def _read(self, tokens: list[int], meter: ProjectionCounter) -> Iterator[Event]:
         """The prompt but for its last token, in pieces: natively, since nobody watches these."""
         for at in range(0, len(tokens), CHUNK):
             self.talk.row.feed(tokens[at : at + CHUNK])
@@ -119,8 +121,8 @@ class Answer:
         most: int,
         picker: Picker,
         ending: Ending,
-        gaze: Gaze | None,
-        meter: Meter,
+        gaze: AttentionWatch | None,
+        meter: ProjectionCounter,
     ) -> Iterator[Event]:
         row, model, pending = self.talk.row, self.talk.row.model, prompt[-1:]
         for index in range(len(prompt), len(prompt) + most):
@@ -142,8 +144,8 @@ class Answer:
                 "logprob": pick.logprob if math.isfinite(pick.logprob) else LEAST,
                 "top": likely(model, picker.sampling, logits, LIKELY),
                 "attention": [] if gaze is None else gaze.take(),
-                "cache": held(row, reused),
-                "cost": meter.said(),
+                "cache": cache_report(row, reused),
+                "cost": meter.counts(),
             }
             yield "token", {**said, "ms": round(1e3 * (time.perf_counter() - began), 3)}
             if over:
@@ -160,11 +162,13 @@ class Answer:
             ended = ending.why == "stop token"
             turn = Turn(self.message, text, self.finish, tuple(prompt), tuple(plainly), tokens, ended, talk.id)
             talk.turns = (*talk.turns, turn)
-        talk.show(held(talk.row, reused))
+        talk.show(cache_report(talk.row, reused))
         self.talks.put(talk)
         return text
 
-    def _done(self, prompt: list[int], reused: int, meter: Meter, text: str, total_ms: float) -> dict[str, Any]:
+    def _done(
+        self, prompt: list[int], reused: int, meter: ProjectionCounter, text: str, total_ms: float
+    ) -> dict[str, Any]:
         usage = {
             "prompt_tokens": len(prompt),
             "completion_tokens": len(self.picks),
@@ -172,4 +176,4 @@ class Answer:
             "reused_tokens": reused,
         }
         times = {"ms_total": round(total_ms, 3), "ms_first": round(self.first_ms, 3)}
-        return {"finish": self.finish, "usage": usage, "cost": {**meter.said(), **times}, "text": text}
+        return {"finish": self.finish, "usage": usage, "cost": {**meter.counts(), **times}, "text": text}

@@ -23,7 +23,7 @@ class TokenWeight(StudioAnswer):
     weight: float
 
 
-class LayerCache(StudioAnswer):
+class LayerCacheState(StudioAnswer):
     """Tokens of the text, those that a layer's cache holds, and those that were there before this turn."""
 
     length: int
@@ -32,7 +32,7 @@ class LayerCache(StudioAnswer):
 
 
 class CacheState(StudioAnswer):
-    layers: list[LayerCache]
+    layers: list[LayerCacheState]
     bytes: int
 
 

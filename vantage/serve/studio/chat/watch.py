@@ -19,7 +19,7 @@ SHOWN = 32  # of the largest weights
 
 
 @final
-class Gaze:
+class AttentionWatch:
     """The weights of the newest query, as the mean over heads, of one layer or as the mean over all of them."""
 
     def __init__(self, model: Model, layer: int | None):
@@ -49,12 +49,12 @@ class Gaze:
         if line is None:
             return []
         best = (line / len(self._sites)).topk(min(SHOWN, len(line)))
-        found = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return [{"key": key, "weight": weight} for key, weight in found if weight > 0]
+        largest = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [{"key": key, "weight": weight} for key, weight in largest if weight > 0]
 
 
 @final
-class Meter:
+class ProjectionCounter:
     """Keys projected, counted where the cache takes them in; and what as many passes without a cache would project."""
 
     def __init__(self, row: CachedSequence):
@@ -75,7 +75,7 @@ class Meter:
         self.cached += now - self._base
         self._base = now
 
-    def said(self) -> dict[str, int]:
+    def counts(self) -> dict[str, int]:
         return {"projections_cached": self.cached, "projections_uncached": self.uncached}
 
 
@@ -83,7 +83,7 @@ def written(row: CachedSequence) -> int:
     return sum(layer.store.written for layer in row.cache.layers)
 
 
-def held(row: CachedSequence, reused: int) -> dict[str, Any]:
+def cache_report(row: CachedSequence, reused: int) -> dict[str, Any]:
     """What each layer holds. ``reused``: how many tokens from the front were there before this turn."""
     report = row.cache.holds()
     layers = []

@@ -135,20 +135,20 @@ def figures(encoding: Encoding, size: FigureSize) -> list[Figure]:
     if size.length < 2:
         raise BadInput(f"a length of {size.length}: give 2 or more, there must be a distance")
     built = Built(encoding, size)
-    found: list[Figure] = []
+    all_figures: list[Figure] = []
     if built.parts.sampler is not None:
-        found.append(drawn(built.parts.sampler, size))
+        all_figures.append(drawn(built.parts.sampler, size))
     if built.inputs:
-        found += added(built)
+        all_figures += added(built)
     for module in built.qk:
         if isinstance(module, (Rotation, FadingRotation)):
-            found += [*bands(module, size.length), *turned(module, size.spread(CELLS), size.length)]
+            all_figures += [*bands(module, size.length), *turned(module, size.spread(CELLS), size.length)]
     if built.bias is not None:
-        found += _of_the_bias(built)
-    found.append(decay(built))
+        all_figures += _of_the_bias(built)
+    all_figures.append(decay(built))
     if not (built.inputs or built.qk or built.bias):
-        found.append(mask_alone())
-    return found
+        all_figures.append(mask_alone())
+    return all_figures
 
 
 # ---- added to the embeddings
@@ -191,17 +191,19 @@ def added(built: Built) -> list[Figure]:
 
 
 def _of_the_bias(built: Built) -> list[Figure]:
-    found = [bias_over_distance(built), bias_map(built)]
+    bias_figures = [bias_over_distance(built), bias_map(built)]
     module = built.bias
     slopes = module.native_slopes() if isinstance(module, HasSlopes) else None
     if slopes is not None:
         bars = Bars("slopes", "lost a position", words(range(len(slopes))), (("slope", slopes),))
-        found.insert(0, Figure("slopes", "What a score loses for each position of distance, head by head.", (bars,)))
+        bias_figures.insert(
+            0, Figure("slopes", "What a score loses for each position of distance, head by head.", (bars,))
+        )
     if isinstance(module, HasBuckets):
-        found.insert(0, buckets(module, built.size))
+        bias_figures.insert(0, buckets(module, built.size))
     if isinstance(module, CountsKeys):
         return [counted(built, module)]  # the table is zero until it is trained: there is only the count to see
-    return found
+    return bias_figures
 
 
 def bias_over_distance(built: Built) -> Figure:
@@ -235,9 +237,9 @@ def bias_map(built: Built) -> Figure:
 def buckets(module: HasBuckets, size: FigureSize) -> Figure:
     past = -size.spread(POINTS)
     distance = torch.cat((past.flip(0), -past[1:])) if module.bidirectional else past
-    found = module.bucket(distance)
+    bucket = module.bucket(distance)
     x = (distance if module.bidirectional else -distance).tolist()
-    line = Line("bucket", x, found.tolist(), look="dots")
+    line = Line("bucket", x, bucket.tolist(), look="dots")
     label = "key - query" if module.bidirectional else "distance"
     caption = "Which bucket a distance falls into: one for each near distance, then ever wider ones."
     return Figure("buckets", caption, (Lines("buckets", label, "bucket", (line,)),))

@@ -36,15 +36,15 @@ def bands(module: Rotation | FadingRotation, length: int) -> list[Figure]:
     caption = f"Positions in a whole turn of each pair. {slow} of {len(after)} turn less than once within the context"
     caption += f"; {still} stand still." if still else "."
     waves = Lines("wavelengths", "pair", "positions", tuple(lines), log_y=True, marks=((CONTEXT, float(length)),))
-    found = [Figure("wavelengths", caption, (waves,))]
+    band_figures = [Figure("wavelengths", caption, (waves,))]
     if scaled:
         turning = (after > 0).nonzero().flatten()
         ratio = (before[turning] / after[turning]).tolist()
         slower = Lines("slowed by", "pair", "times", (Line("slowed by", turning.tolist(), ratio),))
         caption = "How many times slower the rule makes each pair, from the fastest to the slowest."
         caption += f" Cosines and sines are multiplied by {factor:.4g}." if factor != 1 else ""
-        found.append(Figure("bands", caption, (slower,)))
-    return found
+        band_figures.append(Figure("bands", caption, (slower,)))
+    return band_figures
 
 
 def turned(module: Rotation | FadingRotation, at: Tensor, length: int) -> list[Figure]:
