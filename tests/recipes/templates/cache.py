@@ -14,7 +14,7 @@ from vantage.cache.kinds.contiguous import ContiguousCache
 from vantage.cache.kinds.kind import LayerPlan, LedgerNeed
 from vantage.cache.ledger import Ledger
 from vantage.cache.stores import Codec, PlainCodec, StreamShape, dump_sizes, read_sizes, token_bytes
-from vantage.spec.registry import Entry
+from vantage.spec.registry import Entry, Refusal
 
 HALF = torch.bfloat16
 
@@ -75,4 +75,10 @@ class HalfCache:
         return need.batch * need.capacity * token_bytes(self.codec(layer, dtype))
 
 
-ENTRY = Entry("half", HalfCache, title="Half", summary="Contiguous, in bfloat16.")
+ENTRY = Entry(
+    "half",
+    HalfCache,
+    title="Half",
+    summary="Contiguous, in bfloat16.",
+    refusals=(Refusal({"attention": ("latent",)}, "keys and values apart"),),
+)
