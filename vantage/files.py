@@ -14,6 +14,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+GIB = 2**30
+SHARD_BYTES = 5 * GIB  # of the largest file of a saved model
 PART = ".part"  # how the name of what is half written ends
 
 

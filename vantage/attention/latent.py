@@ -12,7 +12,7 @@ from vantage.errors import BadInput, Refused
 from vantage.spec.attention import PositionParts, QueriesAndKeys
 from vantage.spec.model import BuildContext, CacheShape, NormConfig, Scores
 from vantage.spec.operations import AttentionWork, linear_operations
-from vantage.spec.parts import Context, Shape, View, chain
+from vantage.spec.parts import INIT_STD, Context, Shape, View, chain
 from vantage.spec.registry import Entry
 
 
@@ -70,8 +70,8 @@ class LatentAttention(nn.Module):
         self.kv_norm = c.norm.build(c.kv_rank)
         self.k_up = nn.Parameter(torch.empty(c.heads, c.nope_dim, c.kv_rank))
         self.v_up = nn.Parameter(torch.empty(c.heads, c.value_dim, c.kv_rank))
-        nn.init.normal_(self.k_up, std=0.02)
-        nn.init.normal_(self.v_up, std=0.02)
+        nn.init.normal_(self.k_up, std=INIT_STD)
+        nn.init.normal_(self.v_up, std=INIT_STD)
         self.out = context.linear(c.heads * c.value_dim, D, c.bias)
         self.qk = nn.ModuleList(context.qk)  # pyright: ignore[reportArgumentType] (every transform is a module)
         self.scorer = Scorer(c.scores, shape, context)

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vantage.errors import BadInput, CheckpointError
+from vantage.files import SHARD_BYTES
 
 CONFIG, INDEX, SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
 LARGEST_JSON = 64 * 2**20  # a tokenizer's vocabulary takes some megabytes; a config a few kilobytes
@@ -106,7 +107,7 @@ def read_json(folder: Path, file: str) -> dict[str, Any]:
 
 
 def write_folder(
-    path: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], *, shard_bytes: int = 5 * 2**30
+    path: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], *, shard_bytes: int = SHARD_BYTES
 ) -> None:
     """Write config.json and safetensors, in shards of at most ``shard_bytes`` if one file would be larger."""
     folder = Path(path)

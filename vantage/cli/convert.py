@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
+from vantage.files import SHARD_BYTES
+
 EXAMPLE = """\
 examples:
   vantage convert model.gguf folder                         a GGUF file, dequantised
@@ -30,7 +32,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="the type of the weights; default: %(default)s",
     )
     parser.add_argument(
-        "--shard-bytes", type=int, metavar="N", default=5 * 2**30, help="the largest file; default: %(default)s"
+        "--shard-bytes", type=int, metavar="N", default=SHARD_BYTES, help="the largest file; default: %(default)s"
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=run)

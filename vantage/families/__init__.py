@@ -24,6 +24,7 @@ from vantage.families.adapter_files import CONFIG as ADAPTER
 from vantage.families.family import Family, copies_of, export, fill, with_prefix
 from vantage.families.packing import check_dtype, dense, packer
 from vantage.families.recurrent import NAME as RECURRENT
+from vantage.files import SHARD_BYTES
 from vantage.model import Model, empty_model
 from vantage.model.lora import adapted
 from vantage.model.packed import PackedWeight
@@ -118,7 +119,7 @@ def tokenizer_of(checkpoint: Folder | GGUFTensors) -> Tokenizer | None:
     return from_folder(checkpoint.path) if isinstance(checkpoint, Folder) else from_gguf(checkpoint.file)
 
 
-def save(model: Model, folder: str | Path, *, shard_bytes: int = 5 * 2**30) -> None:
+def save(model: Model, folder: str | Path, *, shard_bytes: int = SHARD_BYTES) -> None:
     """Write a model as a folder that ``load`` reads back; transformers as well, if a checkpoint of its was loaded."""
     if any(isinstance(module, PackedWeight) for module in model.modules()):
         raise BadInput("this model's weights are packed, which a folder cannot hold: load it with dtype=torch.float32")

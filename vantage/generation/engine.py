@@ -13,6 +13,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from vantage.cache import BLOCK
 from vantage.errors import BadInput
 from vantage.generation.block_memory import BlockMemory
 from vantage.generation.limits import GenerationLimits
@@ -54,7 +55,7 @@ class Engine:
         model: Model,
         *,
         capacity: int | None = None,
-        block: int = 16,
+        block: int = BLOCK,
         chunk: int = 256,
         rows: int = 64,
         queue: int = 1024,

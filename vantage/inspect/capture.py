@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vantage.errors import BadInput, Refused
+from vantage.files import GIB
 from vantage.generation.cached_sequence import CachedSequence
 from vantage.inspect.captured import Capture, CapturedPass, TokensRead
 from vantage.inspect.reductions import Reduction, parse
@@ -34,7 +35,7 @@ from vantage.inspect.tiles import output, tiles
 from vantage.model import Model
 from vantage.spec.parts import EncoderOutput
 
-LIMIT = 2**30  # bytes kept, unless more are allowed
+LIMIT = GIB  # bytes kept, unless more are allowed
 Progress = Callable[[int, int], None]
 
 

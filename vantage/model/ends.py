@@ -12,9 +12,8 @@ from vantage.model.linear import dense
 from vantage.model.token_types import NoTokenTypes, TokenTypes
 from vantage.spec.model import Embedding, Head, LinearMaker
 from vantage.spec.native import Program
+from vantage.spec.parts import INIT_STD
 from vantage.spec.positions import Positions
-
-STD = 0.02  # of fresh embeddings, as of fresh weights
 
 
 class Embed(nn.Module):
@@ -24,7 +23,9 @@ class Embed(nn.Module):
         super().__init__()
         own = width if config.width is None else config.width
         self.scale, self.rounded = config.scale, config.rounded
-        std = STD if config.scale == 1.0 else 1.0 / config.scale  # a scale is there to bring them to the size of one
+        std = (
+            INIT_STD if config.scale == 1.0 else 1.0 / config.scale
+        )  # a scale is there to bring them to the size of one
         self.tokens: Any = Table(vocab, own, std) if config.source is None else config.source.build(own)
         self.types = TokenTypes(config.types, own) if config.types else NoTokenTypes()
         self.inputs = nn.ModuleList(inputs)

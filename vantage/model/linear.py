@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from vantage.kernels.product import linear
+from vantage.spec.parts import INIT_STD
 
 
 class Dense(nn.Linear):
@@ -14,7 +15,7 @@ class Dense(nn.Linear):
 
 def dense(n_in: int, n_out: int, bias: bool) -> nn.Module:
     layer = Dense(n_in, n_out, bias=bias)
-    nn.init.normal_(layer.weight, std=0.02)
+    nn.init.normal_(layer.weight, std=INIT_STD)
     if bias:
         nn.init.zeros_(layer.bias)
     return layer

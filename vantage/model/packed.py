@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from vantage.errors import BadInput
 from vantage.kernels.native import Format, Matrix, matrix, native
 from vantage.model.ends import Table, check_tokens
+from vantage.spec.native import LANES
 
-LANES, BLOCK, SUPER = 16, 32, 4  # as in kernels/native/linear.h
+BLOCK, SUPER = 32, 4  # as in kernels/native/linear.h
 AT_ONCE = 16 * SUPER * LANES  # rows packed at a time
 BYTES = {Format.PACK8: 2 * LANES + LANES * BLOCK, Format.PACK4: 4 * LANES + LANES * BLOCK // 2}  # of 16 x 32 weights
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vantage.errors import BadInput
+from vantage.spec.parts import INIT_STD
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class PatchEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(width, config.channels, *config.patch))
         self.bias = nn.Parameter(torch.zeros(width))
         self.first = nn.Parameter(torch.empty(width))  # the class token
-        nn.init.normal_(self.weight, std=0.02)
-        nn.init.normal_(self.first, std=0.02)
+        nn.init.normal_(self.weight, std=INIT_STD)
+        nn.init.normal_(self.first, std=INIT_STD)
 
     def check(self, images: Tensor) -> None:
         wanted = (self.config.channels, *self.config.image)

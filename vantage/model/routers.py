@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vantage.errors import BadInput
 from vantage.spec.model import LinearMaker
 from vantage.spec.operations import weights_of
+from vantage.spec.parts import INIT_STD
 
 SCORES: dict[str, Callable[[Tensor], Tensor]] = {"softmax": partial(torch.softmax, dim=-1), "sigmoid": torch.sigmoid}
 
@@ -62,7 +63,7 @@ class _GroupLimited(nn.Module):
         self.config = config
         # not a ``Linear`` part: a rounded score changes the choice, so this map is never quantised
         self.weight = nn.Parameter(torch.empty(experts, width))
-        nn.init.normal_(self.weight, std=0.02)
+        nn.init.normal_(self.weight, std=INIT_STD)
         self.bias = nn.Parameter(torch.zeros(experts)) if config.bias else None
 
     def forward(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vantage.errors import BadInput
+from vantage.spec.parts import INIT_STD
 
 
 class TokenTypes(nn.Module):
@@ -17,7 +18,7 @@ class TokenTypes(nn.Module):
     def __init__(self, types: int, width: int):
         super().__init__()
         self.table = nn.Parameter(torch.empty(types, width))
-        nn.init.normal_(self.table, std=0.02)
+        nn.init.normal_(self.table, std=INIT_STD)
 
     def forward(self, x_BTD: Tensor, types_BT: Tensor | None = None) -> Tensor:
         if types_BT is None:

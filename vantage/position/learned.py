@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vantage.errors import BadInput
 from vantage.position.angles import bound, need_whole, rows
-from vantage.spec.parts import Parts, Shape
+from vantage.spec.parts import INIT_STD, Parts, Shape
 from vantage.spec.positions import Positions
 from vantage.spec.registry import Entry, parameter
 
@@ -64,7 +64,7 @@ class LearnedInput(nn.Module):
         super().__init__()
         self.config = config
         self.table = nn.Parameter(torch.empty(config.offset + config.max_length, width))
-        nn.init.normal_(self.table, std=0.02)
+        nn.init.normal_(self.table, std=INIT_STD)
 
     def forward(self, x_BTD: Tensor, pos: Positions) -> Tensor:
         need_whole(pos, "a learned table")

@@ -14,7 +14,7 @@ from vantage.position.angles import need_even
 from vantage.position.relative import sinusoid_scores
 from vantage.spec.abilities import Effect
 from vantage.spec.operations import AttentionWork
-from vantage.spec.parts import Dense, Parts, Shape
+from vantage.spec.parts import INIT_STD, Dense, Parts, Shape
 from vantage.spec.positions import Positions
 from vantage.spec.registry import Entry, parameter
 
@@ -49,7 +49,7 @@ class QueryBias(nn.Module):
     def __init__(self, heads: int, dim: int):
         super().__init__()
         self.u = nn.Parameter(torch.empty(heads, dim))
-        nn.init.normal_(self.u, std=0.02)
+        nn.init.normal_(self.u, std=INIT_STD)
 
     def query(self, q_BHTd: Tensor, pos: Positions) -> Tensor:
         return q_BHTd + self.u[:, None]
@@ -85,8 +85,8 @@ class DistanceBias(nn.Module):
         self.config = config
         self.v = nn.Parameter(torch.empty(shape.heads, shape.key_dim))
         self.w_r = nn.Parameter(torch.empty(shape.heads, shape.key_dim, shape.width))
-        nn.init.normal_(self.v, std=0.02)
-        nn.init.normal_(self.w_r, std=0.02)
+        nn.init.normal_(self.v, std=INIT_STD)
+        nn.init.normal_(self.w_r, std=INIT_STD)
 
     def at(self, q_raw: Tensor, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> Dense:
         sines, cosines = ((q_raw + self.v[:, None]) @ self.w_r).chunk(2, dim=-1)

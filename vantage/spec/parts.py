@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from vantage.spec.masks import Mask
 from vantage.spec.positions import Pair, Place, Positions
 
+INIT_STD = 0.02  # of fresh weights and embeddings (GPT-2)
+
 
 @dataclass(frozen=True)
 class Shape:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vantage.errors import BadInput
 from vantage.model import Model
 from vantage.model.recurrent import Recurrent
-from vantage.spec.parts import EncoderOutput
+from vantage.spec.parts import INIT_STD, EncoderOutput
 from vantage.spec.positions import Positions
 from vantage.training.batch import IGNORE, Batch
 
@@ -73,7 +73,7 @@ class Classifier(nn.Module):
             raise BadInput(f"pool={pool!r}: use 'mean', 'first' or 'last'")
         self.core, self.pool = model, pool
         self.classes = nn.Linear(model.spec.width, classes)
-        nn.init.normal_(self.classes.weight, std=0.02, generator=torch.Generator().manual_seed(seed))
+        nn.init.normal_(self.classes.weight, std=INIT_STD, generator=torch.Generator().manual_seed(seed))
         nn.init.zeros_(self.classes.bias)
 
     def forward(self, batch: Batch) -> Tensor:

@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from vantage.checkpoints.folder import inside, read_json
 from vantage.checkpoints.tokenizer import Tokenizer, from_folder
 from vantage.errors import BadInput, CheckpointError
+from vantage.files import GIB
 from vantage.training.text.vocabulary import fingerprint
 
 FORMAT, INDEX = "vantage tokens 1", "index.json"
-ALWAYS_VERIFIED = 2**30  # bytes: about a second to read through
+ALWAYS_VERIFIED = GIB  # bytes: about a second to read through
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from vantage.files import GIB
 from vantage.generation.cached_sequence import CachedSequence, new_cache
 from vantage.inspect.select import labels
 from vantage.model import Model
@@ -19,7 +20,7 @@ from vantage.serve.safe_tokenizer import SafeTokenizer
 from vantage.serve.studio.state import Studio
 
 CONVERSATIONS = 16
-CACHE_BYTES = 2**30  # of all conversations
+CACHE_BYTES = GIB  # of all conversations
 LOGIT_BYTES = 2**26  # about 300 tokens of a vocabulary of 50,000
 
 
