@@ -201,6 +201,7 @@ EXCHANGES = {
     "a sublayer": lambda model: setattr(model.blocks[0].steps[1], "sublayer", made(spec()).blocks[1].steps[1].sublayer),
     "a linear map": lambda model: setattr(model.blocks[1].steps[0].sublayer, "out", nn.Linear(64, 64, bias=False)),
     "a parameter": lambda model: setattr(model.norm, "weight", nn.Parameter(torch.randn(64))),
+    "the last norm": lambda model: setattr(model, "norm", vt.RMSNorm(eps=0.5).build(64)),
     "memory": lambda model: model.to(torch.float64).to(torch.float32),
 }
 
@@ -214,6 +215,34 @@ def test_weights_and_modules_exchanged_are_seen(name: str):
     with torch.inference_mode():
         want = model(torch.tensor([[7]]))  # without a cache: module by module
     torch.testing.assert_close(step(model), want, rtol=1e-4, atol=1e-4)
+
+
+def test_blocks_that_come_and_go_are_seen():
+    for change in (lambda blocks: blocks.append(made(spec()).blocks[1]), lambda blocks: blocks.pop(0)):
+        model = made(spec())
+        step(model)
+        lowered = model._whole._lowered
+        assert lowered is not None
+        assert not lowered.stale()
+        change(model.blocks)
+        assert lowered.stale()
+
+
+def test_nothing_is_lowered_again_while_other_models_are_built():
+    model = made(spec())
+    step(model)
+    lowered = model._whole._lowered
+    made(spec())
+    step(model)
+    assert model._whole._lowered is lowered is not None
+
+
+def test_importing_it_leaves_torch_alone():
+    from torch.nn.modules import module
+
+    assert not module._global_module_registration_hooks
+    assert not module._global_parameter_registration_hooks
+    assert not module._global_buffer_registration_hooks
 
 
 def test_hooks_are_called():

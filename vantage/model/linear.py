@@ -1,4 +1,6 @@
-"""Linear maps as a part. Dense for now; the model asks for one through ``LinearMaker`` and never knows which."""
+"""Linear maps. A model is built with dense ones; packed, wide and adapted ones take their place by ``replace_module``.
+
+Parts below the model (attention) cannot import this, and are handed ``dense`` when they are built."""
 
 from __future__ import annotations
 
@@ -19,3 +21,10 @@ def dense(n_in: int, n_out: int, bias: bool) -> nn.Module:
     if bias:
         nn.init.zeros_(layer.bias)
     return layer
+
+
+def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Put a module in the place of the one of that name: the one way in which a dense map becomes another kind."""
+    outer, _, last = name.rpartition(".")
+    parent = model.get_submodule(outer)
+    setattr(parent, last, module.train(parent.training))

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vantage.errors import BadInput, Refused
+from vantage.model.linear import replace_module
 from vantage.model.maps import LINEAR, LinearMap, LinearWrapper, linear_maps, size_of
 from vantage.model.packed import PackedLinear
 from vantage.model.transformer import Model
@@ -183,7 +184,7 @@ def put_lora(model: Model, made: Mapping[str, Mapping[str, LoraPart]]) -> None:
     """Put these parts around the model's linear maps and freeze all else."""
     model.requires_grad_(False)
     for name, parts in made.items():
-        _exchange(model, name, LoraLinear(model.get_submodule(name), parts))
+        replace_module(model, name, LoraLinear(model.get_submodule(name), parts))
     _look_again(model)
 
 
@@ -196,7 +197,7 @@ def merge(model: Model) -> list[str]:
     if not found:
         raise BadInput("this model has no adapters: there is nothing to merge")
     for name, module in found.items():
-        _exchange(model, name, module.merged())
+        replace_module(model, name, module.merged())
     packed = {id(m.bias) for m in model.modules() if isinstance(m, PackedLinear)}
     for p in model.parameters():
         p.requires_grad_(id(p) not in packed)
@@ -253,13 +254,6 @@ def _hits(target: str, role: str, own: str, names: set[str]) -> bool:
         return target == role
     inside = role in ("attention", "ffn")  # a plain name means a layer's map; a pattern can mean any
     return (inside and target == own) or any(fnmatchcase(name, target) for name in names)
-
-
-def _exchange(model: nn.Module, name: str, module: nn.Module) -> None:
-    outer, _, last = name.rpartition(".")
-    parent = model.get_submodule(outer)
-    module.train(parent.training)
-    setattr(parent, last, module)
 
 
 def _look_again(model: Model) -> None:

@@ -1,8 +1,9 @@
 """Linear maps and embeddings whose weights stay quantised: 8 or 4 bits in blocks of 32, as in GGUF.
 
 A weight is scale · n (+ minimum), with a scale for each block of 32 inputs. The bytes of a Q8_0, Q4_0 or Q4_1 tensor
-are only reordered, so what is computed is what the file says, to float32's rounding: activations stay float32.
-On a CPU the product runs in the native kernels; anywhere else the weights are unpacked first.
+are only reordered, so the weights are exactly what the file says. On a CPU the product runs in the native kernels,
+which round what comes in to 16 bits with a scale for each block of 32 (``kernels/native/linear.h``) and return float32.
+Anywhere else the weights are unpacked first, and the product is one of the activations' own dtype.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from vantage.errors import BadInput
 from vantage.kernels.native import Format, Matrix, matrix, native
 from vantage.model.ends import Table, check_tokens
+from vantage.model.linear import replace_module
 from vantage.spec.native import LANES
 
 BLOCK, SUPER = 32, 4  # as in kernels/native/linear.h
@@ -232,10 +234,10 @@ def put(model: nn.Module, names: Sequence[str], packed: Packed) -> None:
     """In the place of every module that held this weight: a tied head shares the embedding's."""
     weight = PackedWeight(packed)
     for name in names:
-        outer, _, last = name.removesuffix(".weight").rpartition(".")
-        parent = model.get_submodule(outer)
-        old = getattr(parent, last)
-        setattr(parent, last, PackedLinear(weight, old.bias) if isinstance(old, nn.Linear) else PackedTable(weight))
+        owner = name.removesuffix(".weight")
+        old = model.get_submodule(owner)
+        new = PackedLinear(weight, old.bias) if isinstance(old, nn.Linear) else PackedTable(weight)
+        replace_module(model, owner, new)
 
 
 def least_bits(name: str) -> int:

@@ -18,7 +18,7 @@ from vantage.model.linear import dense
 from vantage.model.lowered import NATIVE, WholeSteps
 from vantage.model.pooling import NoPooler
 from vantage.spec.masks import Everything
-from vantage.spec.model import LinearMaker, ModelKind, ModelSpec
+from vantage.spec.model import ModelKind, ModelSpec
 from vantage.spec.parts import Attended, Cache, Context, EncoderOutput, Kernel, Need, View
 from vantage.spec.positions import Positions
 
@@ -28,30 +28,28 @@ Watch = Callable[[str, int, View, Need, Attended], None]
 class Model(nn.Module):
     """A decoder, an encoder, or (with ``spec.encoder``) both."""
 
-    def __init__(self, spec: ModelSpec, *, kernel: str | Kernel = "auto", linear: LinearMaker = dense):
+    def __init__(self, spec: ModelSpec, *, kernel: str | Kernel = "auto"):
         super().__init__()
         self.spec = spec
         self.tokenizer: Any = None
         self.config: dict[str, Any] | None = None  # of the checkpoint it came from
         self.kernel = kernel
         self._owner = object()  # caches remember whose keys they hold
-        self.encoder = None if spec.encoder is None else Model(spec.encoder, kernel=kernel, linear=linear)
+        self.encoder = None if spec.encoder is None else Model(spec.encoder, kernel=kernel)
         shared: dict[Any, nn.Module] = {}
         inputs = [
             build_shared(part, spec.layers[0].attention.shape(spec.width), shared) for part in spec.embedding.inputs
         ]
-        self.embed = Embed(spec.embedding, spec.vocab, spec.width, inputs, linear)
+        self.embed = Embed(spec.embedding, spec.vocab, spec.width, inputs)
         if self.encoder is not None and spec.embedding.shared:
             self.encoder.embed.tokens = self.embed.tokens
-        self.blocks = assemble_blocks(spec, linear, shared)
+        self.blocks = assemble_blocks(spec, dense, shared)
         self.norm = nn.Identity() if spec.norm is None else spec.norm.build(spec.width)
         self.head = (
-            nn.Identity()
-            if spec.head is None
-            else Unembed(spec.head, spec.vocab, spec.width, self.embed.tokens, linear)
+            nn.Identity() if spec.head is None else Unembed(spec.head, spec.vocab, spec.width, self.embed.tokens, dense)
         )
         # for who wants one vector a row: model.pooler(model.hidden(tokens))
-        self.pooler = NoPooler() if spec.pooler is None else spec.pooler.build(spec.width, spec.width, linear)
+        self.pooler = NoPooler() if spec.pooler is None else spec.pooler.build(spec.width, spec.width, dense)
 
     @property
     def kernel(self) -> str | Kernel:

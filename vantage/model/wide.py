@@ -7,6 +7,8 @@ from collections.abc import Iterable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vantage.model.linear import replace_module
+
 
 class WideLinear(nn.Module):
     """Computes in its weight's dtype, whatever comes in; what comes out stays wide.
@@ -28,5 +30,4 @@ def widen(model: nn.Module, parameters: Iterable[str]) -> None:
     for owner in {name.rpartition(".")[0] for name in parameters}:
         module = model.get_submodule(owner)
         if isinstance(module, nn.Linear):
-            outer, _, last = owner.rpartition(".")
-            setattr(model.get_submodule(outer), last, WideLinear(module.weight, module.bias))
+            replace_module(model, owner, WideLinear(module.weight, module.bias))

@@ -48,7 +48,7 @@ class TransformConfig(Protocol):
     def build(self, width: int, out: int, linear: LinearMaker) -> nn.Module: ...
 
 
-LinearMaker = Callable[[int, int, bool], nn.Module]  # (in, out, bias)
+LinearMaker = Callable[[int, int, bool], nn.Module]  # (in, out, bias): how a part makes its dense linear maps
 
 
 @dataclass(frozen=True)
