@@ -134,13 +134,19 @@ def plot_cost(cost: Cost) -> Figure:
         axes.set_xscale("log")
         axes.set_xlabel(label)
         axes.invert_yaxis()
-        axes.legend(fontsize=8)
+        _legend_above(axes, 8)
     kept = {"this model": cost.cache, **cost.instead}
     third.barh(list(kept), [n / 2**20 for n in kept.values()], color=["C2"] + ["0.6"] * len(cost.instead))
     third.set_xlabel("cache, MiB")
+    third.locator_params(axis="x", nbins=5)
     third.invert_yaxis()
     figure.suptitle(f"{cost.total:,} parameters, {cost.batch} x {cost.context:,} tokens, {cost.dtype}")
     return figure
+
+
+def _legend_above(axes: Any, size: int) -> None:
+    """Bars reach any corner of their axes, so the legend stands over them."""
+    axes.legend(fontsize=size, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
 
 
 def plot_extension(extension: Extension) -> Figure:
@@ -164,7 +170,7 @@ def plot_extension(extension: Extension) -> Figure:
     right.set_xticks([i + 0.2 for i in range(len(lengths))], [f"{n:,}" for n in lengths])
     right.set_ylim(0, 1.05)
     right.set_ylabel("passkeys found")
-    right.legend(fontsize=7)
+    _legend_above(right, 7)
     figure.suptitle(extension.change)
     return figure
 
