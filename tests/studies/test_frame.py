@@ -26,7 +26,7 @@ from vantage.figures.drawing import draw, png, svg
 from vantage.figures.palette import LIGHT
 from vantage.figures.tables import csv, table
 from vantage.studies import registry
-from vantage.studies.runner import conduct, describe_number, written
+from vantage.studies.runner import conduct, describe_number, format_value
 from vantage.studies.shared.findings import compared, conclude, held, interval, judged
 from vantage.studies.shared.models import smollm2
 from vantage.studies.study import Number, Parameter
@@ -196,7 +196,7 @@ def test_the_list_shows_itself() -> None:
     ],
 )
 def test_numbers_are_written_the_same_everywhere(value, text: str) -> None:
-    assert written(value) == text
+    assert format_value(value) == text
 
 
 def test_a_number_in_words() -> None:

@@ -13,7 +13,7 @@ import vantage as vt
 from tests.browser.watching import ARGS, chromium
 from tests.studies.synthetic import study
 from vantage.errors import BadInput, Refused
-from vantage.studies.report import JSON, Failed, check_report, write_report
+from vantage.studies.report import JSON, FailedStudy, check_report, write_report
 from vantage.studies.runner import conduct
 from vantage.studies.study import Number
 
@@ -56,7 +56,7 @@ class Page(HTMLParser):
 def report(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     outcomes = [conduct(study("A90"), {"size": 3}), vt.studies.run("K3"), vt.studies.run("T4")]
-    failed = [Failed(study("P90"), "it needs <something>: run `vantage pull something`")]
+    failed = [FailedStudy(study("P90"), "it needs <something>: run `vantage pull something`")]
     path = write_report(folder, outcomes, failed, command="vantage study all --report here")
     return path, path.read_text(), outcomes
 

@@ -11,7 +11,7 @@ from vantage.cli.study_show import StudyDisplay, show_grade, show_list, show_out
 from vantage.errors import BadInput, VantageError, unknown
 
 if TYPE_CHECKING:
-    from vantage.studies.report import Failed
+    from vantage.studies.report import FailedStudy
     from vantage.studies.runner import Outcome
     from vantage.studies.study import Study
 
@@ -86,11 +86,11 @@ def _parser(what: Any, name: str, short: str, long: str) -> argparse.ArgumentPar
 
 def run_list(args: argparse.Namespace) -> int:
     from vantage.studies.registry import studies
-    from vantage.studies.runner import described
+    from vantage.studies.runner import describe_study
 
     listed = list(studies().values())
     if args.json:
-        print(json.dumps([described(study) for study in listed], ensure_ascii=False))
+        print(json.dumps([describe_study(study) for study in listed], ensure_ascii=False))
     else:
         show_list(listed)
     return 0
@@ -127,7 +127,7 @@ def run_some(args: argparse.Namespace) -> int:
 def run_all(args: argparse.Namespace) -> int:
     """Those that cannot run are named with their reason, and the others go on. Exit code 1 if there were any."""
     from vantage.studies.registry import studies
-    from vantage.studies.report import Failed, check_report, data, write_report
+    from vantage.studies.report import FailedStudy, check_report, data, write_report
     from vantage.studies.runner import conduct
 
     if args.report is not None:
@@ -135,17 +135,17 @@ def run_all(args: argparse.Namespace) -> int:
     every = list(studies().values())
     chosen = [study for study in every if args.train or not study.trains]
     outcomes: list[Outcome] = []
-    failed: list[Failed] = []
+    failed: list[FailedStudy] = []
     with StudyDisplay(chosen) as watch:
         for study in chosen:
             try:
                 outcomes.append(conduct(study, {}, watch.began(study)))
                 watch.ended(study, outcomes[-1].verdict, outcomes[-1].seconds)
             except VantageError as why:
-                failed.append(Failed(study, str(why)))
+                failed.append(FailedStudy(study, str(why)))
                 watch.ended(study, f"could not run: {why}", None)
             except Exception as why:  # a fault of one study is told, and is no reason to lose the others
-                failed.append(Failed(study, f"{study.tag} broke: {type(why).__name__}: {why}"))
+                failed.append(FailedStudy(study, f"{study.tag} broke: {type(why).__name__}: {why}"))
                 watch.ended(study, failed[-1].why, None)
     command = (
         "vantage study all" + (" --train" if args.train else "") + (f" --report {args.report}" * bool(args.report))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from vantage.cli.progress import PATIENCE
 
 if TYPE_CHECKING:
-    from vantage.studies.report import Failed
+    from vantage.studies.report import FailedStudy
     from vantage.studies.runner import Outcome
     from vantage.studies.study import Progress, Study
 
@@ -130,7 +130,7 @@ def show_outcome(outcome: Outcome) -> None:
     say(Text(f"{', '.join(study.sources)}; {settings + '; ' if settings else ''}{outcome.seconds:.1f} s", "dim"))
 
 
-def show_summary(outcomes: Sequence[Outcome], failed: Sequence[Failed], left: Sequence[Study]) -> None:
+def show_summary(outcomes: Sequence[Outcome], failed: Sequence[FailedStudy], left: Sequence[Study]) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -179,18 +179,18 @@ def _numbers(outcome: Outcome) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    from vantage.studies.runner import written
+    from vantage.studies.runner import format_value
 
     table = Table("what", box=None, pad_edge=False)
     for name in ("ours", "document"):
         table.add_column(name, justify="right")
     table.add_column("")
     for number in outcome.result.numbers:
-        ours = written(number.ours)
+        ours = format_value(number.ours)
         if number.interval is not None:
-            ours += f" [{written(number.interval[0])}, {written(number.interval[1])}]"
+            ours += f" [{format_value(number.interval[0])}, {format_value(number.interval[1])}]"
         word = {None: Text(""), True: Text("agrees", "green"), False: Text("does not agree", "red")}[number.agrees]
-        document = "" if number.document is None else written(number.document)
+        document = "" if number.document is None else format_value(number.document)
         table.add_row(Text(number.what), Text(ours), Text(document), word)
     return table
 

@@ -23,7 +23,7 @@ def tags() -> dict[str, str]:
             if tag in stems:
                 raise ImportError(f"two files are study {tag}: {stems[tag]}.py and {path.name}")
             stems[tag] = path.stem
-    return {tag: stems[tag] for tag in sorted(stems, key=_place)}
+    return {tag: stems[tag] for tag in sorted(stems, key=_natural_order)}
 
 
 def studies() -> dict[str, Study]:
@@ -67,7 +67,7 @@ def spans(of: list[str]) -> str:
     return ", ".join(run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs) or "none"
 
 
-def _place(tag: str) -> tuple[int, int]:
+def _natural_order(tag: str) -> tuple[int, int]:
     return list(LETTERS).index(tag[0]), int(tag[1:])
 
 

@@ -46,7 +46,7 @@ class Outcome:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data: what JSON can hold. A number that is not finite becomes null."""
-        fields = {**described(self.study), "values": dict(self.values), "seconds_taken": self.seconds}
+        fields = {**describe_study(self.study), "values": dict(self.values), "seconds_taken": self.seconds}
         return _plain({**fields, **asdict(self.result)})
 
     def __repr__(self) -> str:
@@ -79,7 +79,7 @@ def conduct(study: Study, values: Mapping[str, str | Value], progress: Progress 
     return Outcome(study, read, result, time.perf_counter() - began)
 
 
-def described(study: Study) -> dict[str, Any]:
+def describe_study(study: Study) -> dict[str, Any]:
     """A study as plain data, before it is run."""
     return {
         "tag": study.tag,
@@ -94,7 +94,7 @@ def described(study: Study) -> dict[str, Any]:
     }
 
 
-def written(value: Value) -> str:
+def format_value(value: Value) -> str:
     """A number as it is printed everywhere: up to six digits that count."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
@@ -105,10 +105,12 @@ def written(value: Value) -> str:
 
 def describe_number(number: Number) -> str:
     """A number in one line of text."""
-    around = "" if number.interval is None else f" [{written(number.interval[0])}, {written(number.interval[1])}]"
-    beside = "" if number.document is None else f"; the document: {written(number.document)}"
+    around = (
+        "" if number.interval is None else f" [{format_value(number.interval[0])}, {format_value(number.interval[1])}]"
+    )
+    beside = "" if number.document is None else f"; the document: {format_value(number.document)}"
     word = {None: "", True: ", agrees", False: ", does not agree"}[number.agrees]
-    return f"{number.what}: {written(number.ours)}{around}{beside}{word}"
+    return f"{number.what}: {format_value(number.ours)}{around}{beside}{word}"
 
 
 class Listing(tuple[Study, ...]):

@@ -14,7 +14,7 @@ from vantage.studies.sandbox import UnknownValue
 Mistake = tuple[Any, str]  # what a typical mistake gives, and what to say to whoever made it
 
 
-def article(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """What kind of thing it is, for a sentence."""
     if value is None:
         return "None"
@@ -29,7 +29,7 @@ def article(value: Any) -> str:
     return f"{value!r}"[:60]
 
 
-def not_a_tensor(got: Any, shape: Sequence[int], what: str) -> str | None:
+def check_tensor(got: Any, shape: Sequence[int], what: str) -> str | None:
     """What is wrong with its type, shape or numbers, before its values are looked at."""
     wanted = tuple(shape)
     if got is None:
@@ -37,9 +37,9 @@ def not_a_tensor(got: Any, shape: Sequence[int], what: str) -> str | None:
     if isinstance(got, numpy.ndarray):
         return f"{what} is a NumPy array; return a torch tensor (torch.from_numpy makes one of it)"
     if isinstance(got, list | tuple | int | float) and not isinstance(got, bool):
-        return f"{what} is {article(got)}; return a torch tensor of shape {wanted}"
+        return f"{what} is {describe_value(got)}; return a torch tensor of shape {wanted}"
     if not isinstance(got, Tensor):
-        return f"{what} is {article(got)}; return a torch tensor of shape {wanted}"
+        return f"{what} is {describe_value(got)}; return a torch tensor of shape {wanted}"
     if tuple(got.shape) != wanted:
         same = sorted(got.shape) == sorted(wanted)
         more = " The sizes are right but in another order: look at the transposes and views." if same else ""
@@ -49,7 +49,7 @@ def not_a_tensor(got: Any, shape: Sequence[int], what: str) -> str | None:
     return None
 
 
-def unlike(
+def compare_tensors(
     got: Any,
     wanted: Tensor,
     what: str,
@@ -59,7 +59,7 @@ def unlike(
     floats: bool = True,
 ) -> str | None:
     """None where ``got`` is ``wanted``; else the mistake that gives ``got``, or where the two differ most."""
-    wrong = not_a_tensor(got, wanted.shape, what)
+    wrong = check_tensor(got, wanted.shape, what)
     if wrong is not None:
         return wrong
     if floats and not got.is_floating_point():
@@ -105,19 +105,19 @@ def _dtype(value: Tensor) -> str:
     return str(value.dtype).removeprefix("torch.")
 
 
-def whole(got: Any, wanted: int, what: str, mistakes: Iterable[tuple[int, str]] = ()) -> str | None:
+def compare_whole_number(got: Any, wanted: int, what: str, mistakes: Iterable[tuple[int, str]] = ()) -> str | None:
     """The same for one whole number. A float that is whole is let pass."""
     if isinstance(got, Tensor) and got.numel() == 1:
         got = got.item()
     if isinstance(got, bool) or not isinstance(got, int | float):
-        return f"{what} is {article(got)}; it should be a whole number"
+        return f"{what} is {describe_value(got)}; it should be a whole number"
     if got == wanted:
         return None
     words = next((words for value, words in mistakes if value == got and value != wanted), None)
     return words or f"{what} is {got:,}; it should be {wanted:,}"
 
 
-def by_hand(
+def compare_numbers(
     got: Any, wanted: Sequence[Any], what: str, mistakes: Iterable[Mistake] = (), *, tolerance: float = 6e-5
 ) -> str | None:
     """Numbers that were filled in, as (lists of) lists. The tolerance is that of four decimals."""
@@ -151,6 +151,6 @@ def _shape(target: Tensor) -> str:
     return " of ".join(["a list", *[f"{n} lists" for n in target.shape[:-1]]]) + f" of {target.shape[-1]} numbers"
 
 
-def first(*messages: str | None) -> str | None:
+def first_message(*messages: str | None) -> str | None:
     """The first mistake there is."""
     return next((words for words in messages if words is not None), None)

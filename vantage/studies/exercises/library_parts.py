@@ -1,4 +1,4 @@
-"""The library's parts in the small forms that checks student for: one head, one module, one model."""
+"""The library's parts in the small forms that checks ask for: one head, one module, one model."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import torch
 from torch import Tensor, nn
 
 from vantage.attention import GroupedQuery, NoBias
+from vantage.cache import NoCache
 from vantage.kernels import chooser, kernel_named
 from vantage.model.linear import dense
 from vantage.spec.masks import Causal, Everything, Mask
 from vantage.spec.model import BuildContext
 from vantage.spec.parts import Argmax, Attended, Cache, Context, Need, Softmax, View
 from vantage.spec.positions import Positions
+from vantage.studies.shared import models
 
 
-def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Normal numbers from a seed."""
-    gen = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=gen, dtype=torch.float64).to(dtype)
+def random_normal(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Normal numbers from a seed, of the type that students' code usually gets."""
+    return models.random_normal(*shape, seed=seed, dtype=dtype)
 
 
 def attend(
@@ -40,23 +41,15 @@ def attend(
     return Attended(attended.out[0, 0], attended.weights[0, 0])
 
 
-class Forgets:
-    """A cache that keeps nothing, as in training."""
-
-    def append(self, pos: Positions, k_BGTd: Tensor, v_BGTe: Tensor) -> View:
-        return View(k_BGTd, v_BGTe, pos)
-
-    def view(self) -> View:
-        raise LookupError("nothing is kept")
-
-
-def module(config: GroupedQuery, width: int, mask: Mask, seed: int = 0, qk: tuple[nn.Module, ...] = ()) -> nn.Module:
+def attention_module(
+    config: GroupedQuery, width: int, mask: Mask, seed: int = 0, qk: tuple[nn.Module, ...] = ()
+) -> nn.Module:
     """An attention module with weights from a seed, large enough to matter."""
     built = config.build(width, BuildContext(0, mask, qk, NoBias(), None, dense))  # pyright: ignore[reportArgumentType] (modules that are transforms)
-    return seeded(built, seed)
+    return with_seeded_weights(built, seed)
 
 
-def seeded(part: nn.Module, seed: int) -> nn.Module:
+def with_seeded_weights(part: nn.Module, seed: int) -> nn.Module:
     gen = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in part.parameters():
@@ -66,6 +59,6 @@ def seeded(part: nn.Module, seed: int) -> nn.Module:
 
 
 @torch.no_grad()
-def run(part: nn.Module, x_BTD: Tensor, pos: Positions | None = None, caches: tuple[Cache, ...] = ()) -> Tensor:
+def run_module(part: nn.Module, x_BTD: Tensor, pos: Positions | None = None, caches: tuple[Cache, ...] = ()) -> Tensor:
     at = Positions.arange(x_BTD.shape[0], x_BTD.shape[1]) if pos is None else pos
-    return part(x_BTD, Context(at, chooser("reference"), caches or (Forgets(),)))
+    return part(x_BTD, Context(at, chooser("reference"), caches or (NoCache(),)))

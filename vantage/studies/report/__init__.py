@@ -15,14 +15,14 @@ from vantage.figures.canvas import new_figure
 from vantage.figures.drawing import notebook_html
 from vantage.files import write_text
 from vantage.studies.report.page import page, paragraphs
-from vantage.studies.runner import Outcome, described, written
+from vantage.studies.runner import Outcome, describe_study, format_value
 from vantage.studies.study import Study
 
 PAGE, JSON = "index.html", "studies.json"
 
 
 @dataclass(frozen=True)
-class Failed:
+class FailedStudy:
     """A study that could not run, and why."""
 
     study: Study
@@ -30,7 +30,7 @@ class Failed:
 
 
 def write_report(
-    folder: str | Path, outcomes: Sequence[Outcome], failed: Sequence[Failed] = (), *, command: str = ""
+    folder: str | Path, outcomes: Sequence[Outcome], failed: Sequence[FailedStudy] = (), *, command: str = ""
 ) -> Path:
     """Writes the page and the JSON, and gives the page's path. ``command`` is what repeats it all."""
     if not outcomes:
@@ -56,14 +56,17 @@ def check_report(folder: str | Path) -> None:
 
 
 def data(
-    outcomes: Sequence[Outcome], failed: Sequence[Failed], command: str = "", versions: dict[str, str] | None = None
+    outcomes: Sequence[Outcome],
+    failed: Sequence[FailedStudy],
+    command: str = "",
+    versions: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Everything as plain data."""
     return {
         "command": command,
         "versions": machine() if versions is None else versions,
         "studies": [outcome.to_dict() for outcome in outcomes],
-        "failed": [{**described(one.study), "why": one.why} for one in failed],
+        "failed": [{**describe_study(one.study), "why": one.why} for one in failed],
     }
 
 
@@ -84,11 +87,13 @@ def fragment(outcome: Outcome) -> str:
 
 
 def _cells(number: Any) -> tuple[str, ...]:
-    around = "" if number.interval is None else f" [{written(number.interval[0])}, {written(number.interval[1])}]"
-    document = "" if number.document is None else written(number.document)
+    around = (
+        "" if number.interval is None else f" [{format_value(number.interval[0])}, {format_value(number.interval[1])}]"
+    )
+    document = "" if number.document is None else format_value(number.document)
     return (
         number.what,
-        written(number.ours) + around,
+        format_value(number.ours) + around,
         document,
         {None: "", True: "agrees", False: "does not agree"}[number.agrees],
     )

@@ -15,7 +15,7 @@ from vantage.figures.drawing import svg
 from vantage.figures.palette import report_css
 from vantage.figures.tables import PanelTable, table
 from vantage.studies.registry import LETTERS
-from vantage.studies.runner import Outcome, written
+from vantage.studies.runner import Outcome, format_value
 from vantage.studies.study import Study
 
 SOURCES = {
@@ -53,7 +53,7 @@ def page(
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters |= {"written": written, "prose": _prose, "paragraphs": paragraphs, "cell": _cell}
+    environment.filters |= {"format_value": format_value, "prose": _prose, "paragraphs": paragraphs, "cell": _cell}
     template = environment.from_string(files.joinpath("page.html").read_text(encoding="utf-8"))
     tags = [outcome.tag for outcome in outcomes] + [study.tag for study, _ in failed]
     return template.render(
@@ -111,7 +111,7 @@ def _figures(outcome: Outcome) -> tuple[ShownFigure, ...]:
 
 
 def _cell(value: str | float | None) -> str:
-    return "–" if value is None else value if isinstance(value, str) else written(value)
+    return "–" if value is None else value if isinstance(value, str) else format_value(value)
 
 
 def _css() -> str:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vantage.attention import Dot, RecurrentAttention
-from vantage.studies.exercises.differences import by_hand
+from vantage.studies.exercises.differences import compare_numbers
 from vantage.studies.exercises.exercise import StudentCode
 from vantage.studies.exercises.text import ExerciseText
 
@@ -31,7 +31,7 @@ def scores(student: StudentCode) -> str | None:
         ((wanted / 2**0.5).tolist(), TEXT.feedback("scores scaled")),
         (wanted.exp().tolist(), TEXT.feedback("scores are exponentials")),
     ]
-    return by_hand(student.value("SCORES"), wanted.tolist(), "SCORES", slips)
+    return compare_numbers(student.value("SCORES"), wanted.tolist(), "SCORES", slips)
 
 
 def weights(student: StudentCode) -> str | None:
@@ -43,7 +43,7 @@ def weights(student: StudentCode) -> str | None:
         ((2.0**score / (2.0**score).sum()).tolist(), TEXT.feedback("weights with base 2")),
         ((score / 2**0.5).softmax(-1).tolist(), TEXT.feedback("weights of scaled scores")),
     ]
-    return by_hand(student.value("WEIGHTS"), wanted.tolist(), "WEIGHTS", slips)
+    return compare_numbers(student.value("WEIGHTS"), wanted.tolist(), "WEIGHTS", slips)
 
 
 def context(student: StudentCode) -> str | None:
@@ -57,7 +57,7 @@ def context(student: StudentCode) -> str | None:
         (wanted.flip(0).tolist(), TEXT.feedback("context in the wrong order")),
         ((weight @ states / 3).tolist(), TEXT.feedback("context divided by 3")),
     ]
-    return by_hand(student.value("CONTEXT"), wanted.tolist(), "CONTEXT", slips)
+    return compare_numbers(student.value("CONTEXT"), wanted.tolist(), "CONTEXT", slips)
 
 
 EXERCISE = TEXT.exercise(

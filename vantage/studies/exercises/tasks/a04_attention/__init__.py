@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vantage.studies.exercises.differences import Mistake, unlike
+from vantage.studies.exercises.differences import Mistake, compare_tensors
 from vantage.studies.exercises.exercise import StudentCode
-from vantage.studies.exercises.library_parts import attend, draw
+from vantage.studies.exercises.library_parts import attend, random_normal
 from vantage.studies.exercises.text import ExerciseText
 
 TEXT = ExerciseText.beside(__file__)
@@ -38,11 +38,12 @@ def _mistakes(q: Tensor, k: Tensor, v: Tensor) -> list[Mistake]:
 def _shapes(student: StudentCode, shapes: list[tuple[int, int, int, int]], dtype: torch.dtype) -> str | None:
     for seed, (queries, keys, d, e) in enumerate(shapes):
         q, k, v = (
-            draw(*s, seed=10 * seed + i, dtype=dtype) for i, s in enumerate([(queries, d), (keys, d), (keys, e)])
+            random_normal(*s, seed=10 * seed + i, dtype=dtype)
+            for i, s in enumerate([(queries, d), (keys, d), (keys, e)])
         )
         got = student.call("attention", q, k, v)
         what = f"attention of {queries} queries over {keys} keys, d = {d}, e = {e},"
-        words = unlike(got, attend(q, k, v).out, what, _mistakes(q, k, v), tolerance=1e-4)
+        words = compare_tensors(got, attend(q, k, v).out, what, _mistakes(q, k, v), tolerance=1e-4)
         if words is not None:
             return words
     return None
@@ -60,17 +61,17 @@ def doubles(student: StudentCode) -> str | None:
     words = _shapes(student, [(3, 5, 4, 6)], torch.float64)
     if words is not None:
         return words
-    q, k, v = (draw(3, 4, seed=i, dtype=torch.float64) for i in range(3))
+    q, k, v = (random_normal(3, 4, seed=i, dtype=torch.float64) for i in range(3))
     got = student.call("attention", q, k, v)
     return None if got.dtype == torch.float64 else TEXT.feedback("dtype", dtype=got.dtype)
 
 
 def large(student: StudentCode) -> str | None:
-    q, k, v = 60 * draw(4, 4, seed=1), 60 * draw(6, 4, seed=2), draw(6, 3, seed=3)
+    q, k, v = 60 * random_normal(4, 4, seed=1), 60 * random_normal(6, 4, seed=2), random_normal(6, 3, seed=3)
     got, wanted = student.call("attention", q, k, v), attend(q, k, v).out
     if isinstance(got, Tensor) and got.shape == wanted.shape and not bool(got.isfinite().all()):
         return TEXT.feedback("overflow")
-    return unlike(got, wanted, "attention with large scores", _mistakes(q, k, v))
+    return compare_tensors(got, wanted, "attention with large scores", _mistakes(q, k, v))
 
 
 EXERCISE = TEXT.exercise(

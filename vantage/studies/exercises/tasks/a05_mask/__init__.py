@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vantage.spec.masks import Causal, dense
 from vantage.spec.positions import Positions
-from vantage.studies.exercises.differences import Mistake, not_a_tensor, unlike
+from vantage.studies.exercises.differences import Mistake, check_tensor, compare_tensors
 from vantage.studies.exercises.exercise import StudentCode
 from vantage.studies.exercises.text import ExerciseText
 
@@ -48,7 +48,7 @@ def _mistakes(queries: int, keys: int) -> list[Mistake]:
 def _one(student: StudentCode, queries: int, keys: int) -> str | None:
     got, what = student.call("causal_mask", queries, keys), f"causal_mask({queries}, {keys})"
     wanted = _wanted(queries, keys)
-    wrong = not_a_tensor(got, wanted.shape, what)
+    wrong = check_tensor(got, wanted.shape, what)
     if wrong is not None:
         return wrong
     if got.dtype == torch.bool:
@@ -57,7 +57,7 @@ def _one(student: StudentCode, queries: int, keys: int) -> str | None:
     if bool(finite.any()) and bool(((got == 0) | finite).all()):
         number = float(got[finite][0])
         return TEXT.feedback("finite", what=what, number=number)
-    return unlike(got, wanted, what, _mistakes(queries, keys), floats=False)
+    return compare_tensors(got, wanted, what, _mistakes(queries, keys), floats=False)
 
 
 def whole(student: StudentCode) -> str | None:

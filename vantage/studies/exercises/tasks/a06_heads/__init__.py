@@ -10,9 +10,9 @@ from torch import Tensor
 from vantage.attention import GroupedQuery
 from vantage.attention.scorer import merge_heads
 from vantage.spec.masks import Everything
-from vantage.studies.exercises.differences import Mistake, unlike
+from vantage.studies.exercises.differences import Mistake, compare_tensors
 from vantage.studies.exercises.exercise import StudentCode
-from vantage.studies.exercises.library_parts import draw, module
+from vantage.studies.exercises.library_parts import attention_module, random_normal
 from vantage.studies.exercises.text import ExerciseText
 
 TEXT = ExerciseText.beside(__file__)
@@ -33,14 +33,14 @@ def _mistakes(x: Tensor, heads: int) -> list[Mistake]:
 
 def split(student: StudentCode) -> str | None:
     for seed, (B, T, heads, d) in enumerate(SHAPES):
-        x = draw(B, T, heads * d, seed=seed)
+        x = random_normal(B, T, heads * d, seed=seed)
         # The real module's own projection to queries, with the identity for its weight.
-        real: Any = module(GroupedQuery(heads), heads * d, Everything(), seed)
+        real: Any = attention_module(GroupedQuery(heads), heads * d, Everything(), seed)
         with torch.no_grad():
             real.qkv.weight.copy_(torch.eye(heads * d).repeat(3, 1))
             wanted = real.project(x)[0]
         got = student.call("split_heads", x, heads)
-        words = unlike(got, wanted, f"split_heads of {tuple(x.shape)} into {heads} heads", _mistakes(x, heads))
+        words = compare_tensors(got, wanted, f"split_heads of {tuple(x.shape)} into {heads} heads", _mistakes(x, heads))
         if words is not None:
             return words
     return None
@@ -48,20 +48,20 @@ def split(student: StudentCode) -> str | None:
 
 def merge(student: StudentCode) -> str | None:
     for seed, (B, T, heads, d) in enumerate(SHAPES):
-        x = draw(B, heads, T, d, seed=seed)
+        x = random_normal(B, heads, T, d, seed=seed)
         slips: list[Mistake] = [
             (x.reshape(B, T, heads * d), TEXT.feedback("merged by a view")),
             (x.permute(0, 2, 3, 1).reshape(B, T, heads * d), TEXT.feedback("numbers alternate")),
         ]
         got = student.call("merge_heads", x)
-        words = unlike(got, merge_heads(x), f"merge_heads of {tuple(x.shape)}", slips)
+        words = compare_tensors(got, merge_heads(x), f"merge_heads of {tuple(x.shape)}", slips)
         if words is not None:
             return words
     return None
 
 
 def there_and_back(student: StudentCode) -> str | None:
-    x = draw(2, 7, 12, seed=9)
+    x = random_normal(2, 7, 12, seed=9)
     for heads in (1, 2, 3, 4, 6, 12):
         back = student.call("merge_heads", student.call("split_heads", x, heads))
         if not isinstance(back, Tensor) or back.shape != x.shape or not torch.equal(back, x):

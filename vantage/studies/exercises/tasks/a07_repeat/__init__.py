@@ -8,9 +8,9 @@ from torch import Tensor
 from vantage.attention import GroupedQuery
 from vantage.kernels.reference import grouped_matmul
 from vantage.spec.masks import Everything
-from vantage.studies.exercises.differences import Mistake, unlike, whole
+from vantage.studies.exercises.differences import Mistake, compare_tensors, compare_whole_number
 from vantage.studies.exercises.exercise import StudentCode
-from vantage.studies.exercises.library_parts import draw, module
+from vantage.studies.exercises.library_parts import attention_module, random_normal
 from vantage.studies.exercises.text import ExerciseText
 
 TEXT = ExerciseText.beside(__file__)
@@ -24,7 +24,7 @@ def _wanted(k: Tensor, heads: int) -> Tensor:
 
 def repeat(student: StudentCode) -> str | None:
     for seed, (B, G, T, d, heads) in enumerate(((1, 2, 3, 4, 4), (2, 1, 3, 2, 6), (2, 3, 4, 2, 6), (1, 4, 5, 3, 4))):
-        k = draw(B, G, T, d, seed=seed)
+        k = random_normal(B, G, T, d, seed=seed)
         n = heads // G
         slips: list[Mistake] = [
             (k.repeat(1, n, 1, 1), TEXT.feedback("repeat")),
@@ -33,7 +33,7 @@ def repeat(student: StudentCode) -> str | None:
             (k.repeat_interleave(n, dim=1).flip(1), TEXT.feedback("heads reversed")),
         ]
         got = student.call("repeat_kv", k, heads)
-        words = unlike(got, _wanted(k, heads), f"repeat_kv of {tuple(k.shape)} for {heads} heads", slips)
+        words = compare_tensors(got, _wanted(k, heads), f"repeat_kv of {tuple(k.shape)} for {heads} heads", slips)
         if words is not None:
             return words
     return None
@@ -42,7 +42,10 @@ def repeat(student: StudentCode) -> str | None:
 def _counted(tokens: int, d: int, heads: int) -> int:
     """Of the real modules' projections: each number of a weight is one multiply-accumulate for each token."""
     many, one = (
-        tokens * module(GroupedQuery(heads, kv_heads, head_dim=d), d, Everything()).get_parameter("qkv.weight").numel()
+        tokens
+        * attention_module(GroupedQuery(heads, kv_heads, head_dim=d), d, Everything())
+        .get_parameter("qkv.weight")
+        .numel()
         for kv_heads in (heads, 1)
     )
     return many - one
@@ -58,7 +61,9 @@ def saving(student: StudentCode) -> str | None:
             (2 * tokens * d * (heads - 1), TEXT.feedback("d instead of d squared")),
             (4 * one * (heads - 1), TEXT.feedback("two operations")),
         ]
-        words = whole(student.call("saved", tokens, d, heads), wanted, f"saved({tokens}, {d}, {heads})", slips)
+        words = compare_whole_number(
+            student.call("saved", tokens, d, heads), wanted, f"saved({tokens}, {d}, {heads})", slips
+        )
         if words is not None:
             return words
     return None

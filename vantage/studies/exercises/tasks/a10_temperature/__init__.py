@@ -7,9 +7,9 @@ from torch import Tensor
 
 from vantage.kernels.reference import normalise
 from vantage.spec.parts import Argmax, Softmax
-from vantage.studies.exercises.differences import Mistake, unlike
+from vantage.studies.exercises.differences import Mistake, compare_tensors
 from vantage.studies.exercises.exercise import StudentCode
-from vantage.studies.exercises.library_parts import draw
+from vantage.studies.exercises.library_parts import random_normal
 from vantage.studies.exercises.text import ExerciseText
 
 TEXT = ExerciseText.beside(__file__)
@@ -45,9 +45,11 @@ def _tolerance(x: Tensor, t: float) -> float:
 
 def plain(student: StudentCode) -> str | None:
     for seed, (shape, t) in enumerate((((4,), 2.0), ((3, 3), 0.5), ((2, 3, 5), 3.0), ((1, 1), 0.7), ((6, 2), 1.0))):
-        x = draw(*shape, seed=seed)
+        x = random_normal(*shape, seed=seed)
         got = student.call("softmax", x, t)
-        words = unlike(got, _right(x, t), f"softmax of shape {shape} at T = {t:g}", _mistakes(x, t), tolerance=1e-5)
+        words = compare_tensors(
+            got, _right(x, t), f"softmax of shape {shape} at T = {t:g}", _mistakes(x, t), tolerance=1e-5
+        )
         if words is not None:
             return words
     return None
@@ -60,7 +62,7 @@ def _stable(student: StudentCode, x: Tensor, t: float, what: str) -> str | None:
         if x.dim() > 1 and bool(row.any()):
             return TEXT.feedback("maximum of the tensor", what=what)
         return TEXT.feedback("overflow", what=what)
-    return unlike(got, wanted, what, _mistakes(x, t), tolerance=_tolerance(x, t))
+    return compare_tensors(got, wanted, what, _mistakes(x, t), tolerance=_tolerance(x, t))
 
 
 def large(student: StudentCode) -> str | None:
@@ -80,7 +82,7 @@ def cold_and_hot(student: StudentCode) -> str | None:
     cold = student.call("softmax", x, 1e-3)
     if not torch.allclose(cold.double(), hard.double(), atol=1e-6):
         return TEXT.feedback("not all on the largest")
-    return unlike(
+    return compare_tensors(
         student.call("softmax", x, 1e6), torch.full((1, 4), 0.25), "softmax at T = 1,000,000", _mistakes(x, 1e6)
     )
 

@@ -7,16 +7,16 @@ import math
 import torch
 from torch import Tensor
 
-from vantage.studies.exercises.differences import not_a_tensor
+from vantage.studies.exercises.differences import check_tensor
 from vantage.studies.exercises.exercise import StudentCode
-from vantage.studies.exercises.library_parts import attend, draw
+from vantage.studies.exercises.library_parts import attend, random_normal
 from vantage.studies.exercises.text import ExerciseText
 
 TEXT = ExerciseText.beside(__file__)
 
 
 def _keys(n: int, d: int, seed: int) -> Tensor:
-    return torch.linalg.qr(draw(d, n, seed=seed, dtype=torch.float64)).Q.T.float().contiguous()
+    return torch.linalg.qr(random_normal(d, n, seed=seed, dtype=torch.float64)).Q.T.float().contiguous()
 
 
 CASES = ((2, 2, 0, 1), (5, 5, 3, 1), (10, 16, 9, 0), (100, 100, 17, 62), (200, 256, 0, 199))
@@ -27,7 +27,7 @@ def _weights(got: Tensor, keys: Tensor) -> Tensor:
 
 
 def _bad_query(got: object, d: int, what: str) -> str | None:
-    wrong = not_a_tensor(got, (d,), what)
+    wrong = check_tensor(got, (d,), what)
     if wrong is not None:
         return wrong
     assert isinstance(got, Tensor)

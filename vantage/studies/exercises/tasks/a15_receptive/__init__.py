@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from vantage.spec.parts import Argmax
-from vantage.studies.exercises.differences import article, whole
+from vantage.studies.exercises.differences import compare_whole_number, describe_value
 from vantage.studies.exercises.exercise import StudentCode
 from vantage.studies.exercises.library_parts import attend
 from vantage.studies.exercises.text import ExerciseText
@@ -74,7 +74,7 @@ def reaching(student: StudentCode) -> str | None:
         for position in range(0, length, max(1, length // 4)):
             got = student.call("reach", picks, position)
             if not isinstance(got, frozenset | list | tuple):
-                return TEXT.feedback("no set", value=article(got))
+                return TEXT.feedback("no set", value=describe_value(got))
             wanted = _real(picks, position)
             if set(got) == wanted:
                 continue
@@ -119,7 +119,7 @@ def bounding(student: StudentCode) -> str | None:
     slip = next((words for make, words in BOUNDS if got == [make(*case) for case in cases]), None)
     for (heads, levels), one in zip(cases, got, strict=True):
         wanted = _widest(heads, levels) if levels else 1
-        wrong = whole(one, wanted, f"bound({heads}, {levels})")
+        wrong = compare_whole_number(one, wanted, f"bound({heads}, {levels})")
         if wrong is not None:
             return slip or wrong
     return None

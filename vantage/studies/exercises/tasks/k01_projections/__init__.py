@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from vantage.model import build, decoder
-from vantage.studies.exercises.differences import whole
+from vantage.studies.exercises.differences import compare_whole_number
 from vantage.studies.exercises.exercise import StudentCode
 from vantage.studies.exercises.text import ExerciseText
 
@@ -53,7 +53,9 @@ def without(student: StudentCode) -> str | None:
             (n * (n + 1), TEXT.feedback("counted twice")),
             (n * n // 2, TEXT.feedback("half of the square")),
         ]
-        words = whole(student.call("without_cache", n), sum(_counted(n)[0].values()), f"without_cache({n})", slips)
+        words = compare_whole_number(
+            student.call("without_cache", n), sum(_counted(n)[0].values()), f"without_cache({n})", slips
+        )
         if words is not None:
             return words
     return None
@@ -67,7 +69,9 @@ def with_one(student: StudentCode) -> str | None:
             (n * (n + 1) // 2, TEXT.feedback("without a cache")),
             (1, TEXT.feedback("one step")),
         ]
-        words = whole(student.call("with_cache", n), sum(_counted(n)[1].values()), f"with_cache({n})", slips)
+        words = compare_whole_number(
+            student.call("with_cache", n), sum(_counted(n)[1].values()), f"with_cache({n})", slips
+        )
         if words is not None:
             return words
     return None
@@ -87,7 +91,7 @@ def each(student: StudentCode) -> str | None:
         got = [student.call("times", n, t) for t in range(n)]
         slip = next((words for make, words in TIMES if got == [make(n, t) for t in range(n)]), None)
         for t in range(n):
-            wrong = whole(got[t], _counted(n)[0][t], f"times({n}, {t})")
+            wrong = compare_whole_number(got[t], _counted(n)[0][t], f"times({n}, {t})")
             if wrong is not None:
                 return slip or wrong
     return None

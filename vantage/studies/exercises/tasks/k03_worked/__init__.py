@@ -8,9 +8,9 @@ import torch
 
 from vantage.attention import GroupedQuery
 from vantage.spec.masks import Causal
-from vantage.studies.exercises.differences import by_hand
+from vantage.studies.exercises.differences import compare_numbers
 from vantage.studies.exercises.exercise import StudentCode
-from vantage.studies.exercises.library_parts import module, run
+from vantage.studies.exercises.library_parts import attention_module, run_module
 from vantage.studies.exercises.text import ExerciseText
 
 TEXT = ExerciseText.beside(__file__)
@@ -23,12 +23,12 @@ WV = [[0.5, -0.5], [1.0, 0.5]]
 
 def _parts() -> tuple[Any, Any, Any]:
     """K, V and the last output, from the real module."""
-    part: Any = module(GroupedQuery(1), 2, Causal())
+    part: Any = attention_module(GroupedQuery(1), 2, Causal())
     with torch.no_grad():
         part.qkv.weight.copy_(torch.cat([torch.eye(2), torch.tensor(WK), torch.tensor(WV)], 1).T)
         part.out.weight.copy_(torch.eye(2))
         _, k, v = part.project(torch.tensor([X]))
-    return k[0, 0].tolist(), v[0, 0].tolist(), run(part, torch.tensor([X]))[0, -1].tolist()
+    return k[0, 0].tolist(), v[0, 0].tolist(), run_module(part, torch.tensor([X]))[0, -1].tolist()
 
 
 def _columns(w: list[list[float]]) -> Any:
@@ -42,7 +42,7 @@ def keys(student: StudentCode) -> str | None:
         (X, TEXT.feedback("keys are tokens")),
         (values, TEXT.feedback("keys are values")),
     ]
-    return by_hand(student.value("K"), right, "K", slips)
+    return compare_numbers(student.value("K"), right, "K", slips)
 
 
 def values(student: StudentCode) -> str | None:
@@ -52,7 +52,7 @@ def values(student: StudentCode) -> str | None:
         (_parts()[0], TEXT.feedback("values are keys")),
         (X, TEXT.feedback("values are tokens")),
     ]
-    return by_hand(student.value("V"), right, "V", slips)
+    return compare_numbers(student.value("V"), right, "V", slips)
 
 
 def out(student: StudentCode) -> str | None:
@@ -65,7 +65,7 @@ def out(student: StudentCode) -> str | None:
         (k[-1], TEXT.feedback("output is a key")),
         (torch.tensor(v).sum(0).tolist(), TEXT.feedback("output without weights")),
     ]
-    return by_hand(student.value("OUT"), right, "OUT", slips, tolerance=6e-3)
+    return compare_numbers(student.value("OUT"), right, "OUT", slips, tolerance=6e-3)
 
 
 EXERCISE = TEXT.exercise(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from vantage.model import build, decoder
-from vantage.studies.exercises.differences import whole
+from vantage.studies.exercises.differences import compare_whole_number
 from vantage.studies.exercises.exercise import StudentCode
 from vantage.studies.exercises.text import ExerciseText
 
@@ -44,7 +44,7 @@ def _compare(student: StudentCode, cases: tuple[tuple[int, ...], ...], dtype: to
     for case in cases:
         what = f"cache_bytes{(*case, dtype.itemsize)}"
         got = student.call("cache_bytes", *case, dtype.itemsize)
-        words = whole(got, _allocated(case, dtype), what, _slips(case, dtype.itemsize))
+        words = compare_whole_number(got, _allocated(case, dtype), what, _slips(case, dtype.itemsize))
         if words is not None:
             return words
     return None

@@ -13,9 +13,9 @@ from vantage.model.linear import dense
 from vantage.position.rope import Rope, Rotation
 from vantage.position.sinusoidal import sinusoid
 from vantage.spec.masks import Causal, Everything
-from vantage.studies.exercises.differences import article
+from vantage.studies.exercises.differences import describe_value
 from vantage.studies.exercises.exercise import StudentCode
-from vantage.studies.exercises.library_parts import module, run, seeded
+from vantage.studies.exercises.library_parts import attention_module, run_module, with_seeded_weights
 from vantage.studies.exercises.text import ExerciseText
 
 TEXT = ExerciseText.beside(__file__)
@@ -27,12 +27,12 @@ Layer = Callable[[Tensor], Tensor]
 
 def _attention(causal: bool = False, rope: bool = False, seed: int = 0) -> Layer:
     turns = (Rotation(Rope(), WIDTH // 2),) if rope else ()
-    real = module(GroupedQuery(2), WIDTH, Causal() if causal else Everything(), seed, turns)
-    return lambda x: run(real, x[None])[0]
+    real = attention_module(GroupedQuery(2), WIDTH, Causal() if causal else Everything(), seed, turns)
+    return lambda x: run_module(real, x[None])[0]
 
 
 def _feed_forward(seed: int = 1) -> Layer:
-    real = seeded(FeedForward(12, "relu", gated=False, bias=True).build(WIDTH, dense), seed)
+    real = with_seeded_weights(FeedForward(12, "relu", gated=False, bias=True).build(WIDTH, dense), seed)
 
     def layer(x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -94,7 +94,7 @@ def _sees(student: StudentCode, layer: Layer) -> tuple[object, list[Tensor]]:
 
     def watched(x: Tensor) -> Tensor:
         if not isinstance(x, Tensor) or x.shape != (TOKENS, WIDTH):
-            raise ValueError(TEXT.feedback("shape", tokens=TOKENS, width=WIDTH, value=article(x)))
+            raise ValueError(TEXT.feedback("shape", tokens=TOKENS, width=WIDTH, value=describe_value(x)))
         inputs.append(x.clone())
         return layer(x.float())
 
@@ -107,7 +107,7 @@ def _sees(student: StudentCode, layer: Layer) -> tuple[object, list[Tensor]]:
 def _method(got: object, inputs: list[Tensor]) -> str | None:
     """What is wrong with how the layer was tried, whatever came of it."""
     if not isinstance(got, bool):
-        return TEXT.feedback("no truth value", value=article(got))
+        return TEXT.feedback("no truth value", value=describe_value(got))
     if len(inputs) < 2:
         return TEXT.feedback("too few calls", calls=len(inputs))
     first = inputs[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from vantage.position.sinusoidal import sinusoid
-from vantage.studies.exercises.differences import Mistake, by_hand
+from vantage.studies.exercises.differences import Mistake, compare_numbers
 from vantage.studies.exercises.exercise import StudentCode
 from vantage.studies.exercises.text import ExerciseText
 
@@ -44,7 +44,7 @@ def _slips(t: int) -> list[Mistake]:
 def _one(student: StudentCode, t: int) -> str | None:
     wanted = sinusoid(torch.tensor(t), 4).tolist()
     mistakes = [(value, words) for value, words in _slips(t) if value != wanted]
-    return by_hand(student.value(f"PE{t}"), wanted, f"PE{t}", mistakes)
+    return compare_numbers(student.value(f"PE{t}"), wanted, f"PE{t}", mistakes)
 
 
 def zero(student: StudentCode) -> str | None:

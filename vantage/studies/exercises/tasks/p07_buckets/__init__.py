@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vantage.position.t5 import t5_bucket
-from vantage.studies.exercises.differences import Mistake, not_a_tensor, unlike
+from vantage.studies.exercises.differences import Mistake, check_tensor, compare_tensors
 from vantage.studies.exercises.exercise import StudentCode
 from vantage.studies.exercises.text import ExerciseText
 
@@ -52,13 +52,13 @@ def _check(student: StudentCode, distance: Tensor, case: tuple[bool, int, int]) 
     got = student.call("bucket", distance, bidirectional, buckets, most)
     wanted = t5_bucket(distance, bidirectional=bidirectional, buckets=buckets, max_distance=most)
     what = f"bucket(…, bidirectional={bidirectional}, buckets={buckets}, max_distance={most})"
-    wrong = not_a_tensor(got, wanted.shape, what)
+    wrong = check_tensor(got, wanted.shape, what)
     if wrong is not None:
         return wrong
     turned = t5_bucket(-distance, bidirectional=bidirectional, buckets=buckets, max_distance=most)
     slips: list[Mistake] = [(turned, TEXT.feedback("sign"))]
     slips += [(_variant(distance, *case, slip=slip), words) for slip, words in SLIPS.items()]
-    words = unlike(got, wanted, what, slips, floats=False, tolerance=1e-6)
+    words = compare_tensors(got, wanted, what, slips, floats=False, tolerance=1e-6)
     if words is None or not words.startswith(what):
         return words
     at = int((got != wanted).flatten().nonzero()[0])

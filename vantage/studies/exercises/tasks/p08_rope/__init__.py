@@ -7,9 +7,9 @@ from torch import Tensor
 
 from vantage.functional import apply_rope
 from vantage.position.rope import Rope
-from vantage.studies.exercises.differences import Mistake, unlike
+from vantage.studies.exercises.differences import Mistake, compare_tensors
 from vantage.studies.exercises.exercise import StudentCode
-from vantage.studies.exercises.library_parts import draw
+from vantage.studies.exercises.library_parts import random_normal
 from vantage.studies.exercises.text import ExerciseText
 
 TEXT = ExerciseText.beside(__file__)
@@ -46,12 +46,14 @@ def _mistakes(x: Tensor, pos: Tensor, base: float) -> list[Mistake]:
 def _check(student: StudentCode, x: Tensor, pos: Tensor, base: float, what: str, tolerance: float = 1e-4) -> str | None:
     wanted = apply_rope(x, pos, Rope(base, pairing="adjacent"))
     got = student.call("apply_rope", x, pos, base)
-    return unlike(got, wanted, what, _mistakes(x, pos, base), tolerance=tolerance)
+    return compare_tensors(got, wanted, what, _mistakes(x, pos, base), tolerance=tolerance)
 
 
 def from_zero(student: StudentCode) -> str | None:
     for seed, (shape, base) in enumerate((((5, 4), 10000.0), ((2, 3, 6, 8), 10000.0), ((4, 2), 100.0))):
-        words = _check(student, draw(*shape, seed=seed), torch.arange(shape[-2]), base, f"apply_rope of {shape}")
+        words = _check(
+            student, random_normal(*shape, seed=seed), torch.arange(shape[-2]), base, f"apply_rope of {shape}"
+        )
         if words is not None:
             return words
     return None
@@ -59,7 +61,7 @@ def from_zero(student: StudentCode) -> str | None:
 
 def from_elsewhere(student: StudentCode) -> str | None:
     for seed, pos in enumerate(([5], [7, 8, 9], [3, 0, 11, 11], [100, 50])):
-        x = draw(2, len(pos), 8, seed=seed)
+        x = random_normal(2, len(pos), 8, seed=seed)
         words = _check(student, x, torch.tensor(pos), 10000.0, f"apply_rope at the positions {pos}")
         if words is not None:
             return words
@@ -67,7 +69,7 @@ def from_elsewhere(student: StudentCode) -> str | None:
 
 
 def bases(student: StudentCode) -> str | None:
-    x = draw(3, 6, seed=4)
+    x = random_normal(3, 6, seed=4)
     return next(
         (
             w
@@ -79,7 +81,7 @@ def bases(student: StudentCode) -> str | None:
 
 
 def far(student: StudentCode) -> str | None:
-    x, pos = draw(2, 8, seed=5, dtype=torch.float64), torch.tensor([100_000, 131_071])
+    x, pos = random_normal(2, 8, seed=5, dtype=torch.float64), torch.tensor([100_000, 131_071])
     words = _check(student, x, pos, 10000.0, "apply_rope far out (position 100,000, float64)", 1e-6)
     if words is None or not words.startswith("apply_rope far"):
         return words
@@ -88,7 +90,7 @@ def far(student: StudentCode) -> str | None:
 
 def shift(student: StudentCode) -> str | None:
     """⟨R(m)x, R(n)y⟩ depends on m − n alone; the norm stays."""
-    x, y = draw(1, 8, seed=6, dtype=torch.float64), draw(1, 8, seed=7, dtype=torch.float64)
+    x, y = random_normal(1, 8, seed=6, dtype=torch.float64), random_normal(1, 8, seed=7, dtype=torch.float64)
     products = []
     for m, n in ((3, 1), (13, 11), (52, 50)):
         turned = student.call("apply_rope", x, torch.tensor([m]), 10000.0)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vantage.functional import alibi_bias, alibi_slopes
-from vantage.studies.exercises.differences import Mistake, unlike
+from vantage.studies.exercises.differences import Mistake, compare_tensors
 from vantage.studies.exercises.exercise import StudentCode
 from vantage.studies.exercises.text import ExerciseText
 
@@ -41,7 +41,7 @@ def _mistakes(h: int, n: int) -> list[Mistake]:
 
 def _one(student: StudentCode, h: int, n: int) -> str | None:
     got = student.call("alibi_bias", h, n)
-    return unlike(got, alibi_bias(h, n), f"alibi_bias({h}, {n})", _mistakes(h, n), tolerance=1e-6)
+    return compare_tensors(got, alibi_bias(h, n), f"alibi_bias({h}, {n})", _mistakes(h, n), tolerance=1e-6)
 
 
 def eight(student: StudentCode) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from vantage.functional import alibi_slopes
-from vantage.studies.exercises.differences import Mistake, unlike
+from vantage.studies.exercises.differences import Mistake, compare_tensors
 from vantage.studies.exercises.exercise import StudentCode
 from vantage.studies.exercises.text import ExerciseText
 
@@ -34,7 +34,9 @@ def _mistakes(h: int) -> list[Mistake]:
 
 def _compare(student: StudentCode, counts: tuple[int, ...]) -> str | None:
     for h in counts:
-        words = unlike(student.call("slopes", h), alibi_slopes(h), f"slopes({h})", _mistakes(h), tolerance=1e-6)
+        words = compare_tensors(
+            student.call("slopes", h), alibi_slopes(h), f"slopes({h})", _mistakes(h), tolerance=1e-6
+        )
         if words is not None:
             return words
     return None

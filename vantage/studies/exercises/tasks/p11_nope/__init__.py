@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vantage.studies.exercises.differences import article, not_a_tensor
+from vantage.studies.exercises.differences import check_tensor, describe_value
 from vantage.studies.exercises.exercise import StudentCode
-from vantage.studies.exercises.library_parts import attend, draw
+from vantage.studies.exercises.library_parts import attend, random_normal
 from vantage.studies.exercises.text import ExerciseText
 
 TEXT = ExerciseText.beside(__file__)
@@ -17,12 +17,12 @@ def _given(student: StudentCode, first: Tensor) -> tuple[Tensor, Tensor] | str:
     got = student.call("keys_and_values", first)
     length = len(first)
     if not isinstance(got, list | tuple) or len(got) != 2:
-        return TEXT.feedback("no pair", value=article(got))
+        return TEXT.feedback("no pair", value=describe_value(got))
     keys, values = got
     if isinstance(keys, Tensor) and (keys.dim() != 2 or len(keys) != length or not keys.shape[1]):
         return TEXT.feedback("shape of K", shape=tuple(keys.shape), tokens=length)
-    wrong = not_a_tensor(keys, (length, 2), "K") if not isinstance(keys, Tensor) else None
-    wrong = wrong or not_a_tensor(values, (length, 1), "V")
+    wrong = check_tensor(keys, (length, 2), "K") if not isinstance(keys, Tensor) else None
+    wrong = wrong or check_tensor(values, (length, 1), "V")
     if wrong is not None:
         return wrong
     keys, values = keys.double(), values.double()
@@ -43,7 +43,7 @@ def output(student: StudentCode) -> str | None:
         if isinstance(got, str):
             return got
         keys, values = got
-        queries = draw(length, keys.shape[1], seed=seed, dtype=torch.float64) * 2
+        queries = random_normal(length, keys.shape[1], seed=seed, dtype=torch.float64) * 2
         out = attend(queries, keys, values, causal=True).out[:, 0]
         wanted = 1 / torch.arange(1, length + 1, dtype=torch.float64)
         if not torch.allclose(out, wanted, atol=1e-5):
