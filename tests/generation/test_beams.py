@@ -17,7 +17,7 @@ from tests.parity.rows.llama import CASES as LLAMA
 from tests.parity.rows.marian import MARIAN
 from tests.parity.rows.t5 import FULL as T5
 from vantage.errors import BadInput
-from vantage.generation.beams import Beams, beam_search
+from vantage.generation import Beams, beam_search
 from vantage.model import Model
 
 CASES = {"llama": LLAMA[0], "t5": T5, "marian": MARIAN}

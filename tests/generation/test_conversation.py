@@ -224,6 +224,41 @@ def test_branches_are_independent() -> None:
     assert third.seed == 2
 
 
+def test_a_branch_at_an_earlier_turn_goes_on_from_there() -> None:
+    talk = Conversation(chat_model(), system="a system")
+    for words in ("the cat", "no!", "hello"):
+        talk.ask(words, max_tokens=6)
+    for turn in range(4):
+        fresh = Conversation(chat_model(), system="a system")
+        for words in ("the cat", "no!", "hello")[:turn]:
+            fresh.ask(words, max_tokens=6)
+        branch = talk.branch(turn)
+        assert branch.messages == fresh.messages
+        one, two = branch.ask("12 dogs?", max_tokens=6), fresh.ask("12 dogs?", max_tokens=6)
+        assert (one.text, one.prompt) == (two.text, two.prompt)
+        assert branch.tokens == fresh.tokens
+        assert one.reused >= two.reused
+    assert len(talk.turns) == 3
+    with pytest.raises(BadInput, match="branched at 0"):
+        talk.branch(4)
+
+
+def test_tokens_stay_where_the_template_ends_an_answer_in_another_way() -> None:
+    """A stop token that the template does not write is left out; what was said before it is not tokenised anew."""
+    model = chat_model()
+    talk = Conversation(model)
+    free = talk.branch().ask("the cat", max_tokens=8)
+    talk.stops = talk.stops.also([free.tokens[5]])
+    first = talk.ask("the cat", max_tokens=8)
+    assert first.finish == "stop"
+    second = talk.ask("no!", max_tokens=2)
+    assert list(talk.tokens[: first.prompt + len(first.tokens) - 1]) == [
+        *talk.tokens[: first.prompt],
+        *first.tokens[:-1],
+    ]
+    assert second.reused == first.prompt + len(first.tokens) - 1
+
+
 def test_reset_keeps_the_system_message_and_its_keys() -> None:
     talk = Conversation(chat_model(), system="a long system message about cats and dogs")
     talk.ask("the cat", max_tokens=4)

@@ -20,9 +20,11 @@ from tests.generation.folder import chat_model, tokenizer
 from vantage.checkpoints.tokenizer import About, Tokenizer
 from vantage.errors import BadInput, CacheError, Refused
 from vantage.generation import Picker, Sampling, generate
-from vantage.generation.cached_sequence import CachedSequence, common_length
+from vantage.generation.cached_sequence import CachedSequence, WorkCounts, common_length
 from vantage.generation.constrain import regex
-from vantage.generation.speculate import Draft, DraftModel, Guess, Lookup, Speculator, speculative
+from vantage.generation.decode import DecodeLoop, speculative
+from vantage.generation.speculate import Draft, DraftModel, Guess, Lookup
+from vantage.generation.stops import AnswerText, Stop
 from vantage.model import Model
 
 
@@ -71,7 +73,8 @@ def test_greedy_tokens_are_those_of_plain_decoding(name: str, kind: str, draft: 
     model, guesses = zoo.model(name), DRAFTS[draft](name)
     prompt, source = repeating(len(name)), zoo.tokens(5) if model.encoder is not None else None
     cache = zoo.cache(model, kind, draft=guesses.tokens)
-    got = speculative(model, prompt, max_tokens=24, draft=guesses, cache=cache, source=source)
+    row = CachedSequence(model, cache, source=source)
+    got = speculative(model, prompt, max_tokens=24, draft=guesses, row=row)
     assert list(got.tokens) == plain(model, prompt, 24, kind, source)
     assert got.finish == "length"
     assert got.guessed > 0
@@ -79,13 +82,13 @@ def test_greedy_tokens_are_those_of_plain_decoding(name: str, kind: str, draft: 
     # each pass brings one token and the guesses that were right
     assert got.calls == 24 - got.kept
     assert got.computed == len(prompt) + got.guessed + 23 - got.kept
-    assert got.cache.tokens == (len(prompt) + 23,)
+    assert row.cache.tokens == (len(prompt) + 23,)
     if draft == "itself" and kind != "quantised":  # the draft's own keys are not rounded
         assert got.kept == got.guessed
         assert got.calls < 12 if name != "ntk" else got.calls < 15
     if name == "ntk":
-        assert got.recomputed == got.cache.recomputed > 0
-        assert got.cache.length == 64
+        assert got.recomputed == row.cache.recomputed > 0
+        assert row.cache.length == 64
 
 
 @settings(max_examples=25)
@@ -101,7 +104,8 @@ def test_greedy_on_many_models(data: st.DataObject) -> None:
             st.builds(lambda s, t: DraftModel(zoo.model(name, seed=s), t), st.integers(0, 3), st.integers(1, 4)),
         )
     )
-    got = speculative(model, prompt, max_tokens=n, draft=draft, cache=zoo.cache(model, kind, draft=draft.tokens))
+    held = CachedSequence(model, zoo.cache(model, kind, draft=draft.tokens))
+    got = speculative(model, prompt, max_tokens=n, draft=draft, row=held)
     assert list(got.tokens) == plain(model, prompt, n, kind)
 
 
@@ -174,12 +178,12 @@ class Table:
 
 
 class TableRow:
-    """What a Speculator needs of a row."""
+    """What a decode loop needs of a row."""
 
     room = None
 
     def __init__(self, table: Table):
-        self.model, self.table, self.tokens = None, table, []
+        self.model, self.table, self.tokens, self.work = None, table, [], WorkCounts()
 
     def feed(self, new: Sequence[int], want: int = 1) -> torch.Tensor:
         self.tokens += new
@@ -188,6 +192,9 @@ class TableRow:
 
     def crop(self, to: int) -> None:
         del self.tokens[to:]
+
+    def match(self, tokens: Sequence[int]) -> int:
+        return 0
 
 
 class TableGuesser:
@@ -206,7 +213,7 @@ class TableGuesser:
             qs.append(q)
         return Guess(tuple(said[len(tokens) :]), torch.stack(qs))
 
-    def told(self, guessed: int, kept: int) -> None: ...
+    def learn(self, guessed: int, kept: int) -> None: ...
 
 
 class TableDraft:
@@ -261,10 +268,12 @@ def sampled(draft: Any, sampling: Sampling, n: int, runs: int) -> tuple[Counter[
     table, seen, kept = Table(4, 0), Counter(), 0
     for seed in range(runs):
         picker = Picker(Sampling(**{**vars(sampling), "seed": seed}), PROMPT, vocab=4)
-        run = Speculator(TableRow(table), picker, draft)  # type: ignore[arg-type]
-        picks = itertools.chain.from_iterable(run.run(PROMPT, n, lambda token: False))
-        seen[tuple(pick.token for pick in picks)] += 1
-        kept += run.counts.kept
+        ending = AnswerText(Stop(), None, max_tokens=n)
+        loop = DecodeLoop(TableRow(table), PROMPT, picker, ending, draft)  # type: ignore[arg-type]
+        for _ in loop.run():
+            pass
+        seen[loop.answer().tokens] += 1
+        kept += loop.answer().kept
     return seen, kept
 
 
@@ -317,13 +326,15 @@ def test_it_ends_where_plain_decoding_ends() -> None:
     free = speculative(model, prompt, max_tokens=40, draft=None)
     text = model.tokenizer.decode(free.tokens)
     for stop in (free.tokens[7], text[9:12]):
-        ends = [speculative(model, prompt, max_tokens=40, draft=d, stop=stop) for d in (None, DraftModel(model, 5))]
+        rows = [CachedSequence(model, model.new_cache()) for _ in range(2)]
+        drafts = zip((None, DraftModel(model, 5)), rows, strict=True)
+        ends = [speculative(model, prompt, max_tokens=40, draft=d, stop=stop, row=row) for d, row in drafts]
         assert ends[0].tokens == ends[1].tokens
         assert len(ends[0].tokens) < 40
         assert ends[0].text == ends[1].text == (text[: text.index(stop)] if isinstance(stop, str) else ends[0].text)
         assert text.startswith(ends[0].text or "?")
         assert {end.finish for end in ends} == {"stop"}
-        assert {end.cache.tokens for end in ends} == {(len(prompt) + len(ends[0].tokens) - 1,)}
+        assert {row.cache.tokens for row in rows} == {(len(prompt) + len(ends[0].tokens) - 1,)}
     assert ends[1].kept > 0
 
 
@@ -332,14 +343,16 @@ def test_a_cache_may_hold_the_front_of_the_prompt() -> None:
     cache = model.new_cache()
     with torch.no_grad():
         model(torch.tensor([prompt[:9]]), cache=cache)
-    got = speculative(model, prompt, max_tokens=9, draft=Lookup(shortest=1), cache=cache)
+    got = speculative(
+        model, prompt, max_tokens=9, draft=Lookup(shortest=1), row=CachedSequence(model, cache, prompt[:9])
+    )
     assert list(got.tokens) == plain(model, prompt, 9, "contiguous")
     assert got.computed == len(prompt) - 9 + got.guessed + 8 - got.kept
 
 
 def test_long_prompts_are_read_in_pieces() -> None:
     model, prompt = zoo.model("window"), zoo.tokens(1100)[0].tolist()
-    got = speculative(model, prompt, max_tokens=3, draft=None, kind="ring")
+    got = speculative(model, prompt, max_tokens=3, draft=None, row=CachedSequence(model, model.new_cache(kind="ring")))
     assert got.calls == 5  # 512, 512, the rest, and two tokens
     assert list(got.tokens) == plain(model, prompt, 3, "contiguous")
 
@@ -354,7 +367,7 @@ def test_what_cannot_be_right_is_refused() -> None:
     with pytest.raises(BadInput, match="tokenizer"):
         speculative(model, [1], max_tokens=3, draft=None, stop="x")
     with pytest.raises(BadInput, match="batch=1"):
-        speculative(model, [1], max_tokens=3, draft=None, cache=model.new_cache(2))
+        CachedSequence(model, model.new_cache(2))
     with pytest.raises(Refused, match="vocabulary of 40"):
         speculative(chat_model(), [1], max_tokens=3, draft=DraftModel(model))
     with pytest.raises(Refused, match="encoder-decoder"):
@@ -368,10 +381,9 @@ def test_what_cannot_be_right_is_refused() -> None:
 def test_a_ring_without_room_for_the_guess_says_so() -> None:
     model = zoo.model("window")
     prompt = zoo.tokens(30)[0].tolist()
+    row = CachedSequence(model, model.new_cache(kind="ring"))
     with pytest.raises(CacheError, match=r"draft of \d+ or more"):
-        speculative(
-            model, prompt, max_tokens=9, draft=DraftModel(zoo.model("plain")), cache=model.new_cache(kind="ring")
-        )
+        speculative(model, prompt, max_tokens=9, draft=DraftModel(zoo.model("plain")), row=row)
 
 
 def swapped() -> str:

@@ -10,7 +10,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from vantage.checkpoints.tokenizer import About, Tokenizer
 from vantage.errors import BadInput
-from vantage.generation.stops import HALF, Detokeniser, Stop, StopWatcher
+from vantage.generation.stops import HALF, AnswerText, Detokeniser, Stop, StopWatcher
 
 
 def by_bytes():
@@ -146,3 +146,68 @@ def test_bad_stops_are_refused(stop):
 def test_a_bare_string_is_no_tuple_of_strings():
     with pytest.raises(BadInput, match="tuple of strings"):
         Stop("abc")
+
+
+# ---- when an answer is over
+
+
+class Counts:
+    """A constraint that is done after so many tokens."""
+
+    def __init__(self, tokens: int):
+        self.left = tokens
+
+    def allow(self, logits_V) -> None: ...
+
+    def take(self, token: int) -> None:
+        self.left -= 1
+
+    def done(self) -> bool:
+        return self.left < 1
+
+
+def grown(answer: AnswerText, tokens, constraint=None) -> tuple[list[str], int]:
+    """The text after each token, and how many were taken."""
+    pieces = []
+    for n, token in enumerate(tokens, 1):
+        if constraint is not None:
+            constraint.take(token)
+        last = answer.push(token)
+        pieces.append(answer.take())
+        if last:
+            return pieces, n
+    return pieces, len(tokens)
+
+
+def test_the_first_reason_ends_an_answer():
+    tokenizer = TOKENIZERS["bytes"]
+    tokens = tokenizer.encode("ab ba\nab", special=False)
+    for stop, most, held_to, ended_by, finish, text in (
+        (Stop(), 99, None, None, None, "ab ba\nab"),
+        (Stop(), 4, None, "length", "length", "ab b"),
+        (Stop(tokens=frozenset(tokens[4:5])), 9, None, "stop token", "stop", ""),  # "a" is the first token already
+        (Stop(tokens=frozenset(tokens[2:3])), 3, None, "stop token", "stop", "ab"),
+        (Stop(("ba",)), 5, None, "stop string", "stop", "ab "),
+        (Stop(("ba",)), 4, None, "length", "length", "ab b"),  # what was held back is shown after all
+        (Stop(("ba",)), 9, Counts(2), "constraint", "stop", "ab"),
+    ):
+        answer = AnswerText(stop, tokenizer, max_tokens=most, constraint=held_to)
+        pieces, taken = grown(answer, tokens, held_to)
+        assert (answer.ended_by, answer.finish) == (ended_by, finish), (stop, most)
+        assert "".join(pieces) == text
+        assert answer.left == most - taken
+
+
+def test_an_answer_without_a_tokenizer_has_no_text():
+    answer = AnswerText(Stop(tokens=frozenset((7,))), None, max_tokens=9)
+    assert grown(answer, [1, 2, 7, 3]) == (["", "", ""], 3)
+    with pytest.raises(BadInput, match="need a tokenizer"):
+        AnswerText(Stop(("x",)), None, max_tokens=9)
+
+
+def test_an_answer_that_is_broken_off_shows_what_was_held_back():
+    tokenizer = TOKENIZERS["bytes"]
+    answer = AnswerText(Stop(("ba!",)), tokenizer, max_tokens=99)
+    assert "".join(grown(answer, tokenizer.encode("ab ba", special=False))[0]) == "ab "
+    assert answer.ended_by is None
+    assert answer.flush() == "ba"

@@ -130,11 +130,24 @@ def test_a_page_that_was_allowed(folder):
         chunked = http.post("/v1/completions", content=iter([b"{" * 1024] * 8), headers=JSON)
         assert chunked.status_code == 413
         assert _trickle(server.url) == 408
+        for method, path in (("POST", "/nowhere"), ("GET", "/v1/models"), ("DELETE", "/v1/models/tiny")):
+            for content in (b"x" * 4096, iter([b"{" * 1024] * 8)):
+                assert http.request(method, path, content=content, headers=JSON).status_code == 413, (method, path)
+            assert http.request(method, path, content=b"x").status_code == 415
+            assert http.request(method, path, content=b"{", headers=JSON).status_code == 400
         said = 'x\n{"event": "forged"}'
         http.post("/v1/completions", json={"model": "tiny", "prompt": said, "max_tokens": 1})
         line = server.logged("prompt")  # in one line, whatever it holds
         assert line["prompt"]["prompt"] == said
         assert line["answer"][0]["finish_reason"] == "length"
+
+
+def test_a_request_without_a_body_needs_no_kind_of_body(small):
+    with small.http() as http:
+        assert http.get("/v1/models", headers=JSON).status_code == 200
+        assert http.post("/health").status_code == 405
+        assert http.post("/v1/completions").status_code == 400
+        assert http.request("GET", "/v1/models", content=b"{}", headers=JSON).status_code == 200
 
 
 def _trickle(url: str) -> int:

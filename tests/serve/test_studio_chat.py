@@ -15,7 +15,7 @@ from vantage.families import load as load_model
 from vantage.generation import Engine
 from vantage.serve.model_copy import copy_sharing_weights
 from vantage.serve.studio import state
-from vantage.serve.studio.chat import talks
+from vantage.serve.studio.chat import conversations
 
 EVENTS = ["start", "prompt", "token", "done"]
 
@@ -33,10 +33,10 @@ def say(message: str, tokens: int = 6, **more) -> dict:
 def ids(it, events) -> list[int]:
     """The tokens of a whole turn, prompt included."""
     (start,) = of(events, "start")
-    talk = it.studio.part(talks.Talks).get(start["conversation"])
-    turn = talk.turns[start["turn"]]
-    assert [token["id"] for token in of(events, "token")] == list(turn.tokens)
-    return [*turn.prompt, *turn.tokens]
+    talk = it.studio.part(conversations.Conversations).get(start["conversation"])
+    tokens = list(talk.turns[start["turn"]].tokens)
+    assert [token["id"] for token in of(events, "token")] == tokens[start["prompt_tokens"] :]
+    return tokens
 
 
 def code(answer) -> str:
@@ -285,7 +285,7 @@ def test_who_leaves_the_queue_is_never_answered(held):
     go.set()
     first.join(30)
     until(lambda: it.studio.thread("chat tiny").busy == 0)
-    assert len(it.studio.part(talks.Talks)._talks) == 1  # the first one's
+    assert len(it.studio.part(conversations.Conversations)) == 1  # the first one's
 
 
 def test_what_is_refused_says_why(tiny):
@@ -330,12 +330,12 @@ def test_a_step_that_fails_is_an_event(tmp_path):
 
 
 def test_few_conversations_and_few_logits_are_kept(tiny, monkeypatch):
-    monkeypatch.setattr(talks, "CONVERSATIONS", 2)
+    monkeypatch.setattr(conversations, "CONVERSATIONS", 2)
     at = [of(tiny.events("/chat", say(word)), "start")[0] for word in ("a", "b", "c")]
     with tiny.http() as http:
         statuses = [http.get(f"/studio/api/chat/{one['conversation']}").status_code for one in at]
         assert statuses == [404, 200, 200]
-        monkeypatch.setattr(talks, "LOGIT_BYTES", 3 * 4 * chat_model().spec.vocab)
+        monkeypatch.setattr(conversations, "LOGIT_BYTES", 3 * 4 * chat_model().spec.vocab)
         events = tiny.events("/chat", say("hello"))
         start = of(events, "start")[0]
         body = {"conversation": start["conversation"]}

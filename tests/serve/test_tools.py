@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from vantage.serve.errors import ApiError
 from vantage.serve.requests import ChatRequest
-from vantage.serve.tools import ToolParser, forced, in_words, knows_tools, offered, told
+from vantage.serve.tools import ToolParser, forced, knows_tools, offered, with_calls_in_words, with_tools_in_words
 
 CALL = '{"name": "f", "arguments": {"x": "<b>"}}'
 ANSWERS = {
@@ -83,11 +83,11 @@ def test_in_words():
     assert knows_tools("{% if tools %}x{% endif %}")
     assert not knows_tools("{{ messages }}")
     messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "x"}]
-    said = told(messages, offered(asked()))
+    said = with_tools_in_words(messages, offered(asked()))
     assert said[0]["content"].startswith("Be kind.")
     assert '"name": "g"' in said[0]["content"]
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
-    (written,) = in_words([{"role": "assistant", "content": "", "tool_calls": [call]}])
+    (written,) = with_calls_in_words([{"role": "assistant", "content": "", "tool_calls": [call]}])
     assert ToolParserOf(written["content"]) == [("f", {"a": 1})]
 
 

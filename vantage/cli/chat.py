@@ -14,7 +14,7 @@ from vantage.cli.generate import DEFAULT, load
 from vantage.errors import VantageError
 
 if TYPE_CHECKING:
-    from vantage.generation.conversation import Conversation, Turn
+    from vantage.generation import Answer, Conversation
 
 EXAMPLE = """\
 examples:
@@ -182,7 +182,7 @@ class Chat:
             print(f"answer    {describe_turn(talk.turns[-1])}")
 
 
-def describe_turn(turn: Turn) -> str:
+def describe_turn(turn: Answer) -> str:
     """What an answer took, in a line."""
     after = turn.seconds - turn.to_first
     speed = f", {(len(turn.picks) - 1) / after:.1f} tokens/s" if after > 0 and len(turn.picks) > 1 else ""

@@ -1,17 +1,21 @@
 """Generation: sampling, stops, the batching engine, and ``generate`` over it."""
 
 from vantage.generation.api import Generation, Piece, Stream, generate
-from vantage.generation.beams import Beams, beam_search
+from vantage.generation.beams import beam_search
 from vantage.generation.conversation import Conversation
+from vantage.generation.decode import Answer, speculative
 from vantage.generation.engine import Engine
 from vantage.generation.prefix import Match
 from vantage.generation.request import Event, Output, QueueFull, Request, RequestFailed
 from vantage.generation.sampling import Constraint, ForkableConstraint, Pick, Picker, Sampling
-from vantage.generation.speculate import DraftModel, Lookup, speculative
+from vantage.generation.speculate import DraftModel, Lookup
 from vantage.generation.stats import Stats
-from vantage.generation.stops import Detokeniser, Stop, StopWatcher
+from vantage.generation.stops import AnswerText, Detokeniser, Stop, StopWatcher
+from vantage.model.beam_search import Beams
 
 __all__ = [
+    "Answer",
+    "AnswerText",
     "Beams",
     "Constraint",
     "Conversation",

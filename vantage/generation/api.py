@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple, final
 
 import torch
 
 from vantage.errors import BadInput
+from vantage.generation.decode import speculative
 from vantage.generation.engine import Engine
 from vantage.generation.prefix import Match
 from vantage.generation.prompts import PromptBatch, end_tokens, start_token
 from vantage.generation.request import Output, Request
 from vantage.generation.sampling import Constraint, Pick, Sampling, fork_constraint
-from vantage.generation.speculate import Draft, speculative
+from vantage.generation.speculate import Draft
 from vantage.generation.stats import Stats
-from vantage.generation.stops import Stop, StopWatcher
+from vantage.generation.stops import Stop
 from vantage.model import Model
 
 
@@ -47,11 +48,11 @@ class Generation:
         return " ".join(map(str, self.tokens)) if self.text is None else self.text
 
     def to_json(self) -> dict[str, Any]:
-        told = {f.name: getattr(self, f.name) for f in fields(self)}
-        told["stats"] = None if self.stats is None else asdict(self.stats)
-        told["logprobs"] = None if self.logprobs is None else [asdict(pick) for pick in self.logprobs]
-        told["guesses"] = None if self.guesses is None else self.guesses._asdict()
-        return {**told, "prefix": self.prefix._asdict()}
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values["stats"] = None if self.stats is None else asdict(self.stats)
+        values["logprobs"] = None if self.logprobs is None else [asdict(pick) for pick in self.logprobs]
+        values["guesses"] = None if self.guesses is None else self.guesses._asdict()
+        return {**values, "prefix": self.prefix._asdict()}
 
 
 @final
@@ -122,33 +123,33 @@ def generate(
         seed,
         logprobs,
     )
-    given = PromptBatch.of(model, prompts, chat=chat)
+    batch = PromptBatch.of(model, prompts, chat=chat)
     until = Stop.of(stop).also(end_tokens(model) if ends else ())
     held_to = _constraint(model, schema, regex, constraint)
     if draft is not None:
         _check_draft(n, stream, batch_invariant, cache)
         guessed = [
-            _guessed(model, row, draft, max_tokens, sampling, until, held, start) for row, held in _each(given, held_to)
+            _guessed(model, row, draft, max_tokens, sampling, until, held, start) for row, held in _each(batch, held_to)
         ]
-        return guessed[0] if given.single else guessed
+        return guessed[0] if batch.single else guessed
     engine = Engine(
         model,
         rows=max(64, n),
-        queue=len(given.rows),
+        queue=len(batch.rows),
         batch_invariant=batch_invariant,
         cache=cache,
-        share_prefixes=len(given.rows) > 1,
+        share_prefixes=len(batch.rows) > 1,
     )
     options = {"sampling": sampling, "stop": until, "n": n, "max_tokens": max_tokens}
-    requests = [_submit(engine, row, start, {**options, "constraint": held}) for row, held in _each(given, held_to)]
-    coming = Stream(model, engine, requests, given, until.strings)
+    requests = [_submit(engine, row, start, {**options, "constraint": held}) for row, held in _each(batch, held_to)]
+    coming = Stream(engine, requests, batch.rows)
     if stream:
         return coming
     for _ in coming:
         pass
     answers = coming.answers(engine.stats if stats else None, logprobs is not None)
     shaped = [answer if n > 1 else answer[0] for answer in answers]
-    return shaped[0] if given.single else shaped
+    return shaped[0] if batch.single else shaped
 
 
 def _submit(engine: Engine, row: tuple[int, ...], start: int | None, options: dict[str, Any]) -> Request:
@@ -159,10 +160,10 @@ def _submit(engine: Engine, row: tuple[int, ...], start: int | None, options: di
     return engine.submit([start_token(model) if start is None else start], source=row, **options)
 
 
-def _each(given: PromptBatch, constraint: Constraint | None) -> Iterator[tuple[tuple[int, ...], Constraint | None]]:
+def _each(batch: PromptBatch, constraint: Constraint | None) -> Iterator[tuple[tuple[int, ...], Constraint | None]]:
     """Every prompt, with a constraint of its own."""
-    last = len(given.rows) - 1
-    for i, row in enumerate(given.rows):
+    last = len(batch.rows) - 1
+    for i, row in enumerate(batch.rows):
         yield row, constraint if i == last else fork_constraint(constraint)
 
 
@@ -187,34 +188,34 @@ def _guessed(
     encodes = model.encoder is not None
     tokens = [start_token(model) if start is None else start] if encodes else list(row)
     source = torch.tensor([row], device=model.device) if encodes else None
-    with torch.inference_mode():
-        told = speculative(
-            model,
-            tokens,
-            max_tokens=max_tokens,
-            draft=draft,
-            sampling=sampling,
-            stop=until,
-            constraint=constraint,
-            source=source,
-        )
-    picks = None if sampling.logprobs is None else told.picks
-    guesses, prefix = Guesses(told.guessed, told.kept, told.calls), Match(0, "first seen")
-    return Generation(told.text, told.tokens, told.finish, row, picks, told.seed, prefix, guesses=guesses)
+    answer = speculative(
+        model,
+        tokens,
+        max_tokens=max_tokens,
+        draft=draft,
+        sampling=sampling,
+        stop=until,
+        constraint=constraint,
+        source=source,
+    )
+    picks = None if sampling.logprobs is None else answer.picks
+    guesses, prefix = Guesses(answer.guessed, answer.kept, answer.calls), Match(0, "first seen")
+    text = None if model.tokenizer is None else answer.text
+    return Generation(text, answer.tokens, answer.finish, row, picks, answer.seed, prefix, guesses=guesses)
 
 
 def _constraint(
     model: Model, schema: Mapping[str, Any] | str | None, regex: str | None, constraint: Constraint | None
 ) -> Constraint | None:
-    given = [
+    names = [
         name for name, one in (("schema", schema), ("regex", regex), ("constraint", constraint)) if one is not None
     ]
-    if len(given) > 1:
-        raise BadInput(f"{' and '.join(given)}: an answer can be held to one of them")
+    if len(names) > 1:
+        raise BadInput(f"{' and '.join(names)}: an answer can be held to one of them")
     if schema is None and regex is None:
         return constraint
     if model.tokenizer is None:
-        raise BadInput(f"{given[0]} is about texts, and this model has no tokenizer")
+        raise BadInput(f"{names[0]} is about texts, and this model has no tokenizer")
     from vantage.generation import constrain  # its library is loaded only where it is needed
 
     ends = sorted(end_tokens(model))
@@ -227,18 +228,9 @@ def _constraint(
 class Stream:
     """Answers as they come: an iterator of ``Piece``. Closing it, or letting go of it, stops the requests."""
 
-    def __init__(
-        self, model: Model, engine: Engine, requests: list[Request], given: PromptBatch, strings: tuple[str, ...]
-    ):
-        self._engine, self._requests, self._given = engine, requests, given
+    def __init__(self, engine: Engine, requests: list[Request], prompts: Sequence[tuple[int, ...]]):
+        self._engine, self._requests, self._prompts = engine, requests, prompts
         self._index = {request.id: i for i, request in enumerate(requests)}
-        self._texts: dict[tuple[int, int], str] = {}
-        self._watchers: dict[tuple[int, int], StopWatcher] = {}
-        tokenizer = model.tokenizer
-        if tokenizer is not None:
-            for request in requests:
-                for output in request.outputs:
-                    self._watchers[request.id, output.sample] = StopWatcher(tokenizer, strings)
         self._coming = self._pieces()
 
     def __iter__(self) -> Iterator[Piece]:
@@ -261,22 +253,11 @@ class Stream:
                 for event in self._engine.step():
                     if event.request.error is not None:
                         raise event.request.error
-                    text = self._told(event.request, event.sample, event.pick, event.finish)
-                    yield Piece(self._index[event.request.id], event.sample, text, event.pick, event.finish)
+                    at = self._index[event.request.id]
+                    yield Piece(at, event.sample, event.text, event.pick, event.finish)
         finally:
             for request in self._requests:
                 self._engine.cancel(request)
-
-    def _told(self, request: Request, sample: int, pick: Pick | None, finish: str | None) -> str:
-        at = request.id, sample
-        if at not in self._watchers or pick is None:
-            return ""
-        ended = pick.token in request.stop.tokens  # it says nothing itself
-        text = "" if ended else self._watchers[at].push(pick.token)
-        if finish is not None:
-            text += self._watchers[at].flush()
-        self._texts[at] = self._texts.get(at, "") + text
-        return text
 
     def answers(self, stats: Stats | None, logprobs: bool) -> list[list[Generation]]:
         return [
@@ -288,10 +269,10 @@ class Stream:
         assert output.finish is not None, "this sample is not finished"
         assert request.prefix is not None, "this request has not begun"
         return Generation(
-            self._texts.get((request.id, output.sample)),
+            output.text,
             tuple(output.tokens),
             output.finish,
-            self._given.rows[i],
+            self._prompts[i],
             tuple(output.picks) if logprobs else None,
             output.seed,
             request.prefix,

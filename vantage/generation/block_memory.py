@@ -40,7 +40,7 @@ class BlockMemory:
         row.length = length
         return row
 
-    def found(self, key: Key, tokens: Sequence[int]) -> tuple[Match, ModelCache]:
+    def find(self, key: Key, tokens: Sequence[int]) -> tuple[Match, ModelCache]:
         """A row that holds as much of these tokens as was computed before."""
         if not self._share:
             return Match(0, "not sought"), self.new(key[1])

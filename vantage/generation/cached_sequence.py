@@ -14,10 +14,7 @@ import torch
 from torch import Tensor
 
 from vantage.cache import ModelCache, cache_kind
-from vantage.checkpoints.tokenizer import Tokenizer
 from vantage.errors import BadInput, CacheError, Refused
-from vantage.generation.sampling import Constraint
-from vantage.generation.stops import Stop, StopWatcher
 from vantage.model import Model
 from vantage.spec.parts import EncoderOutput
 
@@ -151,38 +148,3 @@ def common_length(a: Sequence[int], b: Sequence[int]) -> int:
 def new_cache(model: Model, kind: str, draft: int, length: int | None = None) -> ModelCache:
     """An empty cache of one row that can take back ``draft`` tokens."""
     return model.new_cache(kind=kind, length=length, draft=draft if cache_kind(kind).evicts else None)
-
-
-@final
-class Ending:
-    """Decides after each token whether an answer is over, and keeps the text that may be shown."""
-
-    def __init__(self, stop: Stop, tokenizer: Tokenizer | None, constraint: Constraint | None = None):
-        if stop.strings and tokenizer is None:
-            raise BadInput("stop strings need a tokenizer: give stop tokens, or a model that has one")
-        self._stop, self._constraint = stop, constraint
-        self._watcher = None if tokenizer is None else StopWatcher(tokenizer, stop.strings)
-        self._text: list[str] = []
-        self.why: str | None = None  # "stop token", "stop string" or "constraint"; None: it is not over
-
-    def __call__(self, token: int) -> bool:
-        if token in self._stop.tokens:
-            self.why = "stop token"
-        else:
-            if self._watcher is not None:
-                self._text.append(self._watcher.push(token))
-                if self._watcher.stopped is not None:
-                    self.why = "stop string"
-            if self.why is None and self._constraint is not None and self._constraint.done():
-                self.why = "constraint"
-        return self.why is not None
-
-    def shown(self) -> str:
-        """The text that has become certain since the last time."""
-        text, self._text = "".join(self._text), []
-        return text
-
-    def flush(self) -> str:
-        """What was held back, and is certain now that nothing more comes."""
-        rest = "" if self._watcher is None else self._watcher.flush()
-        return self.shown() + rest

@@ -145,16 +145,16 @@ def _compiled(what: str, grammar: str, tokenizer: Tokenizer, ends: Sequence[int]
 
 def _first_line(error: str) -> str:
     lines = [line.strip() for line in error.splitlines() if line.strip()]
-    told = next((line for line in lines if line.startswith("error:")), lines[0] if lines else "it is too large")
-    if "NoExtension" in told:
+    message = next((line for line in lines if line.startswith("error:")), lines[0] if lines else "it is too large")
+    if "NoExtension" in message:
         return "nothing can satisfy it"
-    return told.removeprefix("error:").strip()[:300]
+    return message.removeprefix("error:").strip()[:300]
 
 
 # ---- tokenizers
 
-_made: WeakKeyDictionary[Tokenizer, dict[tuple[int, ...], LLTokenizer]] = WeakKeyDictionary()
-_making = threading.Lock()
+_vocabularies: WeakKeyDictionary[Tokenizer, dict[tuple[int, ...], LLTokenizer]] = WeakKeyDictionary()
+_vocabularies_lock = threading.Lock()
 
 
 def _vocabulary(tokenizer: Tokenizer, ends: tuple[int, ...]) -> LLTokenizer:
@@ -164,8 +164,8 @@ def _vocabulary(tokenizer: Tokenizer, ends: tuple[int, ...]) -> LLTokenizer:
         raise BadInput("this tokenizer has no end of text: say which tokens may end an answer (ends=)")
     if not all(0 <= end < len(tokenizer) for end in ends):
         raise BadInput(f"ends={list(ends)}: the tokenizer has tokens 0 to {len(tokenizer) - 1}")
-    with _making:
-        known = _made.setdefault(tokenizer, {})
+    with _vocabularies_lock:
+        known = _vocabularies.setdefault(tokenizer, {})
         if ends not in known:
             try:
                 known[ends] = LLTokenizer(tokenizer.backend.to_str(), n_vocab=len(tokenizer), eos_token=list(ends))

@@ -2,76 +2,87 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, Protocol, final
 
 import torch
 
 from vantage.cache import ModelCache
 from vantage.cache.saved import Fingerprint, fingerprint, read_cache, save_cache
+from vantage.checkpoints.tokenizer import Tokenizer
 from vantage.errors import BadInput, CheckpointError
-from vantage.generation.cached_sequence import CachedSequence, Ending, WorkCounts, new_cache
+from vantage.generation.cached_sequence import CachedSequence, new_cache
+from vantage.generation.decode import Answer, DecodeLoop
 from vantage.generation.prompts import end_tokens
-from vantage.generation.sampling import Constraint, Pick, Picker, Sampling
-from vantage.generation.speculate import Draft, Speculator
-from vantage.generation.stops import Stop
+from vantage.generation.sampling import Constraint, Picker, Sampling
+from vantage.generation.speculate import Draft
+from vantage.generation.stops import AnswerText, Stop
 from vantage.model import Model
 
 FORMAT = "vantage-conversation-1"
 Message = Mapping[str, str]
 
 
+class ChatFormat(Protocol):
+    """How a conversation is written out, and what tokens that is."""
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The whole conversation, up to where the answer begins."""
+        ...
+
+    def quote(self, text: str) -> str:
+        """An answer as it stands in what ``render`` writes, unless the template changes it."""
+        ...
+
+    def encode(self, rendered: str, *, first: bool) -> list[int]:
+        """The tokens of such a text; ``first``: it is the beginning."""
+        ...
+
+
 @final
 @dataclass(frozen=True)
-class Turn:
-    """One answer, and what it took."""
+class TemplateFormat:
+    """The model's own chat template, for texts that are trusted."""
 
+    tokenizer: Tokenizer
+    variables: Mapping[str, Any] | None = None
+
+    def render(self, messages: Sequence[Message]) -> str:
+        return self.tokenizer.chat(messages, variables=self.variables)
+
+    def quote(self, text: str) -> str:
+        return text
+
+    def encode(self, rendered: str, *, first: bool) -> list[int]:
+        return self.tokenizer.encode(rendered, special=False)
+
+
+class ContextFull(BadInput):
+    """A conversation that has no room for an answer."""
+
+    def __init__(self, tokens: int, limit: int):
+        super().__init__(
+            f"this conversation has {tokens} tokens, and the model was made for {limit}: reset it, or edit messages"
+        )
+        self.tokens, self.limit = tokens, limit
+
+
+class _Front(NamedTuple):
+    """All tokens up to the end of an answer, and the text that they stand for in what the format writes."""
+
+    tokens: list[int]
     text: str
-    finish: str  # "stop", "length", or "stopped" by hand
-    picks: tuple[Pick, ...]
-    seed: int
-    prompt: int  # tokens of the whole conversation before the answer
-    reused: int  # of those, how many had their keys and values already
-    computed: int  # tokens whose keys were computed: what is new of the prompt, the answer, and guesses
-    recomputed: int  # tokens that had been computed before and had to be again
-    calls: int  # forward passes, those of the answer included
-    guessed: int
-    kept: int
-    to_first: float  # seconds to the first token
-    seconds: float  # and to the end
 
 
-class _Said(NamedTuple):
-    """All tokens up to the end of the last answer, and the text that they stand for in the template."""
+class _Past(NamedTuple):
+    """A conversation after a turn."""
 
-    tokens: list[int] = []  # noqa: RUF012 (never written into)
-    text: str = ""
-
-
-@dataclass
-class _Answer:
-    """An answer under way."""
-
-    asked: list[Message]
-    prompt: str = ""
-    tokens: list[int] = field(default_factory=list)
-    reused: int = 0
-    begun: float = field(default_factory=time.perf_counter)
-    first: float = 0.0
-    picks: list[Pick] = field(default_factory=list)
-    shown: list[str] = field(default_factory=list)
-    finish: str = "stopped"
-    whole: bool = False  # everything that was chosen is in ``picks``
-
-    def take(self, picks: Sequence[Pick], piece: str) -> str:
-        self.first = self.first or time.perf_counter() - self.begun
-        self.picks += picks
-        self.shown.append(piece)
-        self.whole = True
-        return piece
+    messages: list[Message]
+    fronts: tuple[_Front, ...]
 
 
 _UNKNOWN = "\0"  # in no text that a template writes: what ends so is never gone on from
@@ -81,9 +92,9 @@ _UNKNOWN = "\0"  # in no text that a template writes: what ends so is never gone
 class Conversation:
     """Turns with one model over one cache.
 
-    The chat template writes the whole conversation out every turn, and what the cache holds of it is
-    kept. So messages may be edited (``messages``), and templates may rewrite history: only what comes
-    after the first change is computed again.
+    The format writes the whole conversation out every turn, and what the cache holds of it is kept. So
+    messages may be edited (``messages``), and templates may rewrite history: only what comes after the
+    first change is computed again. ``format``: the model's chat template with ``variables``, unless given.
     """
 
     def __init__(
@@ -97,18 +108,21 @@ class Conversation:
         max_tokens: int = 512,
         draft: Draft | None = None,
         variables: Mapping[str, Any] | None = None,
+        format: ChatFormat | None = None,
     ):
         if model.tokenizer is None:
             raise BadInput("a conversation needs a tokenizer: load a model that has one")
         if model.encoder is not None:
             raise BadInput("an encoder-decoder cannot converse: use vt.generate with a source")
-        self.model, self.sampling, self.draft, self.variables = model, sampling, draft, variables
+        self.model, self.sampling, self.draft = model, sampling, draft
+        self.format = TemplateFormat(model.tokenizer, variables) if format is None else format
         self.stops = Stop.of(stop).also(end_tokens(model))
         self.max_tokens = max_tokens
         self.messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-        self.turns: list[Turn] = []
+        self.turns: list[Answer] = []
         self._row = CachedSequence(model, new_cache(model, kind, 0 if draft is None else draft.tokens))
-        self._said = _Said()
+        self._pasts = [_Past(list(self.messages), ())]  # before the first turn, and after each
+        self._fronts: tuple[_Front, ...] = ()  # of the last answer, the longest first
         self._stopping = False
 
     # ---- talking
@@ -121,7 +135,7 @@ class Conversation:
         max_tokens: int | None = None,
         sampling: Sampling | None = None,
         constraint: Constraint | None = None,
-    ) -> Turn:
+    ) -> Answer:
         """Say something and wait for the whole answer."""
         for _ in self.stream(text, role=role, max_tokens=max_tokens, sampling=sampling, constraint=constraint):
             pass
@@ -142,100 +156,92 @@ class Conversation:
         Whoever stops early (``stop()``, Ctrl-C, leaving the loop) keeps what was said so far. What was
         stopped before its first token did not happen.
         """
-        answer = _Answer([*self.messages, {"role": role, "content": text}])
-        answer.prompt, answer.tokens = self._rendered(answer.asked)
-        most = self._room(len(answer.tokens), self.max_tokens if max_tokens is None else max_tokens)
+        with self.answering(text, role=role, max_tokens=max_tokens, sampling=sampling, constraint=constraint) as loop:
+            for step in loop.run():
+                if step.text:
+                    yield step.text
+                if self._stopping:
+                    break
+            shown = len(loop.text)
+        if rest := loop.text[shown:]:
+            yield rest
+
+    @contextlib.contextmanager
+    def answering(
+        self,
+        text: str,
+        *,
+        role: str = "user",
+        max_tokens: int | None = None,
+        sampling: Sampling | None = None,
+        constraint: Constraint | None = None,
+    ) -> Iterator[DecodeLoop]:
+        """Say something, and run the decode loop oneself. Whatever came of it is taken in at the end."""
+        begun = time.perf_counter()
+        messages = [*self.messages, {"role": role, "content": text}]
+        rendered, tokens = self._prompt(messages)
+        most = self._room(len(tokens), self.max_tokens if max_tokens is None else max_tokens)
         picker = Picker(
             sampling or self.sampling,
-            answer.tokens,
+            tokens,
             vocab=self.model.spec.vocab,
             sample=sum(message["role"] == role for message in self.messages),  # other random numbers each turn
             constraint=constraint,
         )
-        ending = Ending(self.stops, self.model.tokenizer, constraint)
-        run, before = Speculator(self._row, picker, self.draft), replace(self._row.work)
-        answer.reused = self._row.match(answer.tokens)
+        ending = AnswerText(self.stops, self.model.tokenizer, max_tokens=most, constraint=constraint)
+        loop = DecodeLoop(self._row, tokens, picker, ending, self.draft, begun=begun)
         self._stopping = False
         try:
-            for picks in run.run(answer.tokens[answer.reused :], most, ending):
-                if piece := answer.take(picks, ending.shown()):
-                    yield piece
-                if self._stopping:
-                    break
-                answer.whole = False
-            else:
-                answer.finish = "length" if ending.why is None else "stop"
-                answer.whole = True
+            yield loop
         finally:
-            rest = self._keep(answer, ending, run, before)
-        if rest:
-            yield rest
+            self._keep(loop, messages, rendered)
 
-    def _keep(self, answer: _Answer, ending: Ending, run: Speculator, before: WorkCounts) -> str:
-        """Take in an answer, whole or broken off; the last of its text."""
-        row, said = self._row, [*answer.tokens, *(pick.token for pick in answer.picks)]
-        row.settle(said[:-1])  # after an interrupt anywhere; and nobody has asked yet what follows the last token
-        rest = ending.flush() if answer.whole else ""
-        if not answer.picks:
-            return rest
-        text = "".join(answer.shown) + rest
-        # a pass that broke off may have told the ending of tokens that nobody saw
-        end = self._end(ending, said[-1]) if answer.whole else _UNKNOWN
-        self._said = _Said(said, answer.prompt + text + end)
-        self.messages = [*answer.asked, {"role": "assistant", "content": text}]
-        self.turns.append(
-            Turn(
-                text,
-                answer.finish,
-                tuple(answer.picks),
-                run.picker.seed,
-                len(answer.tokens),
-                answer.reused,
-                row.work.computed - before.computed,
-                row.work.recomputed - before.recomputed,
-                row.work.calls - before.calls,
-                run.counts.guessed,
-                run.counts.kept,
-                answer.first,
-                time.perf_counter() - answer.begun,
-            )
-        )
-        return rest
+    def _keep(self, loop: DecodeLoop, messages: list[Message], rendered: str) -> None:
+        """Take in an answer, whole or broken off."""
+        tokens = [*loop.prompt, *(pick.token for pick in loop.picks)]
+        self._row.settle(tokens[:-1])  # after an interrupt anywhere; and nobody has asked yet what follows the last
+        loop.flush()
+        if not loop.picks:
+            return
+        written, ended_by = rendered + self.format.quote(loop.text), loop.ending.ended_by
+        if not loop.intact or ended_by == "stop string":  # its tokens stand for no known text
+            self._fronts = (_Front(tokens, written + _UNKNOWN),)
+        elif ended_by == "stop token":  # it stands for itself, unless the template ends an answer otherwise
+            end = self.model.tokenizer.decode(tokens[-1:], special=True)
+            self._fronts = (_Front(tokens, written + end), _Front(tokens[:-1], written))
+        else:
+            self._fronts = (_Front(tokens, written),)
+        self.messages = [*messages, {"role": "assistant", "content": loop.text}]
+        self.turns.append(loop.answer())
+        self._pasts.append(_Past(list(self.messages), self._fronts))
 
     def stop(self) -> None:
         """End the answer that is under way after its present token. For signal handlers and other threads."""
         self._stopping = True
 
-    def _rendered(self, messages: Sequence[Message]) -> tuple[str, list[int]]:
+    def _prompt(self, messages: Sequence[Message]) -> tuple[str, list[int]]:
         """The conversation as text and as tokens.
 
-        What was said may not be what its text would be tokenised to, and may not even be text (half a
-        character). Where the template writes on from it, the tokens that were said stay as they are.
+        An answer may not be what its text would be tokenised to, and may not even be text (half a
+        character). Where the format writes on from it, its tokens stay as they are.
         """
-        tokenizer = self.model.tokenizer
-        text = tokenizer.chat(messages, variables=self.variables)
-        tokens, front = self._said
-        if front and text.startswith(front) and len(text) > len(front):
-            return text, tokens + tokenizer.encode(text[len(front) :], special=False)
-        return text, tokenizer.encode(text, special=False)
-
-    def _end(self, ending: Ending, last: int) -> str:
-        """What the end of an answer is written as: a stop token stands for itself, a stop string for no known text."""
-        if ending.why == "stop string":
-            return _UNKNOWN
-        return self.model.tokenizer.decode([last], special=True) if ending.why == "stop token" else ""
+        text = self.format.render(messages)
+        for tokens, front in self._fronts:
+            if text.startswith(front) and len(text) > len(front):
+                return text, tokens + self.format.encode(text[len(front) :], first=False)
+        return text, self.format.encode(text, first=True)
 
     def _room(self, prompt: int, most: int) -> int:
         limit = self.model.context_length
         if limit is not None and prompt >= limit:
-            raise BadInput(
-                f"this conversation has {prompt} tokens, and the model was made for {limit}: reset it, or edit messages"
-            )
+            raise ContextFull(prompt, limit)
+        if prompt < 1:
+            raise BadInput("the message is empty: write something")
         if most < 1:
             raise BadInput(f"max_tokens={most}: give at least 1")
         return most if limit is None else min(most, limit - prompt)
 
-    # ---- what was said
+    # ---- what is held
 
     @property
     def cache(self) -> ModelCache:
@@ -251,25 +257,35 @@ class Conversation:
         """Forget all but the system message. Its keys stay, as far as the next turn begins alike."""
         self.messages = [message for message in self.messages[:1] if message["role"] == "system"]
         self.turns = []
+        self._pasts = [_Past(list(self.messages), ())]
 
-    def branch(self) -> Conversation:
-        """An independent conversation that has come the same way."""
+    def branch(self, turn: int | None = None) -> Conversation:
+        """An independent conversation that has come the same way, all of it or up to this turn."""
         other = Conversation.__new__(Conversation)
         other.__dict__.update(self.__dict__)
         other._row = self._row.fork()
-        other.messages, other.turns = list(self.messages), list(self.turns)
+        other.messages, other.turns, other._pasts = list(self.messages), list(self.turns), list(self._pasts)
+        if turn is not None:
+            if not 0 <= turn <= len(self.turns):
+                raise BadInput(
+                    f"turn {turn}: this conversation has {len(self.turns)}, and can be branched at 0 to that"
+                )
+            other.turns, other._pasts = other.turns[:turn], other._pasts[: turn + 1]
+            messages, other._fronts = other._pasts[-1]
+            other.messages = list(messages)
         return other
 
     # ---- files
 
     def save(self, path: str | Path) -> None:
         """Write the messages and the cache to a file that another process can go on from."""
+        front = self._fronts[0] if self._fronts else _Front([], "")
         extra = {
             "conversation": FORMAT,
             "messages": [dict(message) for message in self.messages],
             "tokens": list(self._row.tokens),
-            "said": list(self._said.tokens),
-            "text": self._said.text,
+            "said": list(front.tokens),
+            "text": front.text,
         }
         save_cache(self._row.cache, path, fingerprint=fingerprint_of(self.model), extra=extra)
 
@@ -285,24 +301,25 @@ class Conversation:
         variables: Mapping[str, Any] | None = None,
     ) -> Conversation:
         """Go on with a saved conversation. Another model than it was saved with is refused."""
-        made = Conversation(
+        loaded = Conversation(
             model, sampling=sampling, stop=stop, max_tokens=max_tokens, draft=draft, variables=variables
         )
         saved = read_cache(path, like=model.new_cache(), fingerprint=fingerprint_of(model))
-        messages, tokens, said = _checked(path, saved.extra, model.spec.vocab)
+        messages, tokens, front = _checked(path, saved.extra, model.spec.vocab)
         if saved.cache.batch != 1 or saved.cache.tokens[0] != len(tokens):
             raise CheckpointError(f"{path}: its cache does not hold its {len(tokens)} tokens")
-        made.messages, made._said = messages, said
-        made._row = CachedSequence(model, saved.cache, tokens)
-        return made
+        loaded.messages, loaded._fronts = messages, (front,) if front.text else ()
+        loaded._pasts = [_Past(list(messages), loaded._fronts)]
+        loaded._row = CachedSequence(model, saved.cache, tokens)
+        return loaded
 
 
-def _checked(path: str | Path, extra: Mapping[str, Any], vocab: int) -> tuple[list[Message], list[int], _Said]:
+def _checked(path: str | Path, extra: Mapping[str, Any], vocab: int) -> tuple[list[Message], list[int], _Front]:
     if extra.get("conversation") != FORMAT:
         raise CheckpointError(f"{path} is a saved cache without a conversation")
     messages: list[Message] = []
-    given = extra.get("messages")
-    for row in given if isinstance(given, list) else [None]:
+    saved = extra.get("messages")
+    for row in saved if isinstance(saved, list) else [None]:
         if not isinstance(row, dict) or not {"role", "content"} <= row.keys():
             raise CheckpointError(f"{path}: a message without role and content")
         if not all(isinstance(text, str) for text in row.values()):
@@ -316,7 +333,7 @@ def _checked(path: str | Path, extra: Mapping[str, Any], vocab: int) -> tuple[li
         numbers.append(row)
     if not isinstance(extra.get("text"), str):
         raise CheckpointError(f"{path}: it has no text")
-    return messages, numbers[0], _Said(numbers[1], extra["text"])
+    return messages, numbers[0], _Front(numbers[1], extra["text"])
 
 
 def fingerprint_of(model: Model) -> Fingerprint:

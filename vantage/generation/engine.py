@@ -19,10 +19,10 @@ from vantage.generation.block_memory import BlockMemory
 from vantage.generation.limits import GenerationLimits
 from vantage.generation.request import Event, Output, QueueFull, Request, RequestFailed
 from vantage.generation.running_samples import RunningSample
-from vantage.generation.sampling import Constraint, Pick, Picker, Sampling, fork_constraint
+from vantage.generation.sampling import Constraint, Picker, Sampling, fork_constraint
 from vantage.generation.scheduler import Scheduler
 from vantage.generation.stats import Counters, Stats
-from vantage.generation.stops import Stop, StopWatcher
+from vantage.generation.stops import AnswerText, Stop
 from vantage.model import Model
 from vantage.spec.parts import EncoderOutput as Source
 from vantage.spec.positions import Positions
@@ -113,24 +113,25 @@ class Engine:
         strings need a model with a tokenizer. A ``constraint`` serves one sample; for several it must fork.
         """
         prompt, read = _numbers("tokens", tokens), None if source is None else _numbers("source", source)
-        self._check(prompt, read, max_tokens, n, stop)
+        self._check(prompt, read, max_tokens, n)
         constraints = [constraint, *(fork_constraint(constraint) for _ in range(n - 1))]
         vocab = self.model.spec.vocab
         seed = Picker(sampling, prompt, vocab=vocab).seed
         sampling = replace(sampling, seed=seed)
-        outputs = tuple(Output(i, seed) for i in range(n))
+        tokenizer = self.model.tokenizer
+        outputs = tuple(Output(i, seed, None if tokenizer is None else "") for i in range(n))
         max_tokens = self._limits.cut(len(prompt), max_tokens)
         request = Request(self._ids, prompt, max_tokens, sampling, stop, priority, tenant, read, outputs)
         samples = [
             RunningSample(
                 request,
                 output,
-                Picker(sampling, prompt, vocab=vocab, sample=output.sample, constraint=constraints[output.sample]),
-                StopWatcher(self.model.tokenizer, stop.strings) if stop.strings else None,
+                Picker(sampling, prompt, vocab=vocab, sample=output.sample, constraint=constraint),
+                AnswerText(stop, tokenizer, max_tokens=max_tokens, constraint=constraint),
                 list(prompt),
                 chunked=len(prompt),
             )
-            for output in outputs
+            for output, constraint in zip(outputs, constraints, strict=True)
         ]
         samples[0].siblings = samples[1:]
         if self._scheduler.waiting >= self._queue:
@@ -300,29 +301,23 @@ class Engine:
             with self._counters.timed("pick"):
                 pick = sample.picker.pick(logits_V)
                 sample.picker.took(pick.token)
-                finish = self._finish(sample, pick)
+                sample.text.push(pick.token)
+                text, finish = sample.text.take(), sample.text.finish
         except Exception as e:
             return self._fail([sample], e)
         sample.tokens.append(pick.token)
         sample.output.picks.append(pick)
         sample.output.finish = finish
+        if sample.output.text is not None:
+            sample.output.text += text
         self._counters.generated += 1
-        self._events.append(Event(sample.request, sample.output.sample, pick, finish))
+        self._events.append(Event(sample.request, sample.output.sample, pick, finish, text, sample.text.ended_by))
         if finish is not None:
             self._scheduler.finish(sample, keep=not self._invariant)
             self._forget_source(sample.request)
         elif not self._caching:
             self._scheduler.restart(sample)
             sample.cache = self._memory.new(sample.length)
-
-    def _finish(self, sample: RunningSample, pick: Pick) -> str | None:
-        if sample.watcher is not None:
-            sample.watcher.push(pick.token)
-        constraint = sample.picker.constraint
-        stopped = sample.watcher is not None and sample.watcher.stopped is not None
-        if stopped or pick.token in sample.request.stop.tokens or (constraint is not None and constraint.done()):
-            return "stop"
-        return "length" if len(sample.output.picks) + 1 >= sample.request.max_tokens else None
 
     # ---- ends
 
@@ -360,17 +355,13 @@ class Engine:
         if request.state == "finished":
             self._sources.pop(request.id, None)
 
-    def _check(
-        self, prompt: tuple[int, ...], source: tuple[int, ...] | None, max_tokens: int, n: int, stop: Stop
-    ) -> None:
+    def _check(self, prompt: tuple[int, ...], source: tuple[int, ...] | None, max_tokens: int, n: int) -> None:
         if not prompt:
             raise BadInput("an empty prompt: give at least one token (a beginning-of-text token, if there is nothing)")
         if max_tokens < 1:
             raise BadInput(f"max_tokens={max_tokens}: give at least 1")
         if not 1 <= n <= self._rows:
             raise BadInput(f"n={n}: give from 1 to {self._rows}, the rows of this engine")
-        if stop.strings and self.model.tokenizer is None:
-            raise BadInput("stop strings need a tokenizer, and this model has none: give stop tokens")
         if (source is None) != (self.model.encoder is None):
             kind = "has no encoder: leave source out" if source is not None else "reads a source: pass source="
             raise BadInput(f"this model {kind}")

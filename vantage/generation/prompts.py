@@ -35,15 +35,15 @@ class PromptBatch:
     single: bool  # it was given as one, so the answer is one
 
     @staticmethod
-    def of(model: Model, given: Any, *, chat: bool) -> PromptBatch:
-        """``given``: a text, tokens or a conversation (messages with role and content), or a list of these."""
-        given = given.tolist() if isinstance(given, Tensor) else given
-        if isinstance(given, str) or (_listed(given) and given and isinstance(given[0], (int, Mapping))):
-            return PromptBatch((_one(model, given, chat),), single=True)
-        if not _listed(given) or not given:
-            raise BadInput(f"prompts={given!r}: give a text, tokens, messages, or a list of these")
+    def of(model: Model, prompts: Any, *, chat: bool) -> PromptBatch:
+        """``prompts``: a text, tokens or a conversation (messages with role and content), or a list of these."""
+        prompts = prompts.tolist() if isinstance(prompts, Tensor) else prompts
+        if isinstance(prompts, str) or (_listed(prompts) and prompts and isinstance(prompts[0], (int, Mapping))):
+            return PromptBatch((_one(model, prompts, chat),), single=True)
+        if not _listed(prompts) or not prompts:
+            raise BadInput(f"prompts={prompts!r}: give a text, tokens, messages, or a list of these")
         return PromptBatch(
-            tuple(_one(model, one.tolist() if isinstance(one, Tensor) else one, chat) for one in given), False
+            tuple(_one(model, one.tolist() if isinstance(one, Tensor) else one, chat) for one in prompts), False
         )
 
 
@@ -74,8 +74,8 @@ def _tokenizer(model: Model) -> Any:
 
 def end_tokens(model: Model) -> frozenset[int]:
     """The tokens that end an answer: what the checkpoint says, and the turn ends that its vocabulary has."""
-    said = (model.config or {}).get("eos_token_id")
-    ends = set(said) if isinstance(said, list) else {said}
+    configured = (model.config or {}).get("eos_token_id")
+    ends = set(configured) if isinstance(configured, list) else {configured}
     if model.tokenizer is not None:
         backend = model.tokenizer.backend
         ends |= {model.tokenizer.eos, *(backend.token_to_id(name) for name in TURN_ENDS)}

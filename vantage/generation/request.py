@@ -1,4 +1,4 @@
-"""What is asked of the engine, and what it says."""
+"""Requests to the engine, and the events that come of them."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class Output:
 
     sample: int
     seed: int
+    text: str | None = None  # as far as it is certain; None: the model has no tokenizer
     picks: list[Pick] = field(default_factory=list)
     finish: str | None = None  # "stop", "length", "cancelled" or "error"
 
@@ -65,8 +66,8 @@ class Request:
         return "waiting" if self.prefix is None else "running"
 
     def __repr__(self) -> str:
-        told = sum(len(output.picks) for output in self.outputs)
-        return f"<Request {self.id}: {self.state}, {len(self.tokens)} tokens in, {told} out>"
+        written = sum(len(output.picks) for output in self.outputs)
+        return f"<Request {self.id}: {self.state}, {len(self.tokens)} tokens in, {written} out>"
 
 
 @final
@@ -78,3 +79,5 @@ class Event:
     sample: int
     pick: Pick | None
     finish: str | None = None
+    text: str = ""  # that became certain with this token
+    ended_by: str | None = None  # as ``AnswerText`` has it, where it ended with this token

@@ -10,7 +10,7 @@ from vantage.cache import ModelCache
 from vantage.generation.prefix import Key
 from vantage.generation.request import Output, Request
 from vantage.generation.sampling import Picker
-from vantage.generation.stops import StopWatcher
+from vantage.generation.stops import AnswerText
 
 
 @final
@@ -21,7 +21,7 @@ class RunningSample:
     request: Request
     output: Output
     picker: Picker
-    watcher: StopWatcher | None  # looks for stop strings
+    text: AnswerText
     tokens: list[int]  # prompt and output
     chunked: int  # so many tokens are computed in chunks; those after them were generated
     siblings: list[RunningSample] = field(default_factory=list)  # the other samples, which begin where its prompt ends

@@ -270,8 +270,8 @@ def _ranked(p_V: Tensor, least: Tensor | float) -> Tensor:
 
 def uniform(seed: int, sample: int, step: int) -> float:
     """One number from 0 up to 1, the same on every machine."""
-    said = b"".join(n.to_bytes(8, "little") for n in (seed, sample, step))
-    return (int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "little") >> 11) * 2.0**-53
+    key = b"".join(n.to_bytes(8, "little") for n in (seed, sample, step))
+    return (int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 11) * 2.0**-53
 
 
 def _in_vocab(what: str, tokens: Iterable[int], vocab: int) -> None:

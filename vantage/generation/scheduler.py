@@ -82,7 +82,7 @@ class Scheduler:
         sought = (
             sample.tokens[: min(len(sample.tokens) - 1, sample.chunked)] if self._chunks_only else sample.tokens[:-1]
         )
-        match, row = self.memory.found(sample.key(self._share_tenants), sought)
+        match, row = self.memory.find(sample.key(self._share_tenants), sought)
         need = len(sample.tokens) + 1 - match.tokens
         while not self.memory.spare(row, need, self._promised()) and self._active:
             below = [other for other in self._active if other.request.priority < sample.request.priority]

@@ -1,4 +1,4 @@
-"""Speculative decoding: guess several tokens, check them in one pass, keep what the model would have said.
+"""Speculative decoding: guess several tokens, check them in one pass, keep what the model would have chosen.
 
 A guess from the text itself (look-up) or by a smaller model costs little; a pass over a few tokens
 costs about as much as over one. What is wrong is taken back from the cache.
@@ -11,24 +11,20 @@ if the model draws it too: the same rule, and the very tokens of plain sampling 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, final
 
 import torch
 from torch import Tensor
 
-from vantage.cache import ModelCache
 from vantage.checkpoints.tokenizer import Tokenizer
 from vantage.errors import BadInput, Refused
-from vantage.generation.cached_sequence import CachedSequence, Ending, new_cache
-from vantage.generation.sampling import Constraint, Pick, Picker, Sampling, uniform
-from vantage.generation.stops import Stop
+from vantage.generation.cached_sequence import CachedSequence
+from vantage.generation.sampling import Pick, Picker, uniform
 from vantage.model import Model
-from vantage.spec.parts import EncoderOutput
 
-# Random numbers of their own for guesses, for the decision about them, and for what takes their place.
-GUESS, DECIDE, INSTEAD = (n << 60 for n in (1, 2, 3))
+GUESS, DECIDE, INSTEAD = (n << 60 for n in (1, 2, 3))  # random numbers of their own: see ``checked``
 
 
 @final
@@ -47,7 +43,7 @@ class Guesser(Protocol):
         """At most so many tokens that may follow these."""
         ...
 
-    def told(self, guessed: int, kept: int) -> None:
+    def learn(self, guessed: int, kept: int) -> None:
         """How many of the last guess were right."""
         ...
 
@@ -103,7 +99,7 @@ class _LookupGuesser:
                 return Guess(tuple(tokens[end : end + min(most, self._reach)]))
         return Guess()
 
-    def told(self, guessed: int, kept: int) -> None:
+    def learn(self, guessed: int, kept: int) -> None:
         if guessed:
             self._reach = min(self._draft.tokens, 2 * self._reach) if kept == guessed else max(1, kept + 1)
 
@@ -155,7 +151,7 @@ class _ModelGuesser:
 
     def guess(self, tokens: Sequence[int], most: int) -> Guess:
         self._row.match(tokens)
-        new, found, drawn_from = list(tokens[len(self._row.tokens) :]), [], []
+        new, guesses, drawn_from = list(tokens[len(self._row.tokens) :]), [], []
         for i in range(most):
             logits = self._row.feed(new)[-1]
             if self._picker.sampling.greedy:
@@ -165,11 +161,11 @@ class _ModelGuesser:
                 step = self._checked.step + i
                 token = drawn(q, uniform(self._checked.seed, GUESS + self._checked.sample, step))
                 drawn_from.append(q)
-            found.append(token)
+            guesses.append(token)
             new = [token]
-        return Guess(tuple(found), torch.stack(drawn_from) if drawn_from else None)
+        return Guess(tuple(guesses), torch.stack(drawn_from) if drawn_from else None)
 
-    def told(self, guessed: int, kept: int) -> None: ...
+    def learn(self, guessed: int, kept: int) -> None: ...
 
 
 def drawn(p_V: Tensor, u: float) -> int:
@@ -179,150 +175,15 @@ def drawn(p_V: Tensor, u: float) -> int:
     return min(at, int(p_V.nonzero()[-1]))
 
 
-# ---- the run
-
-
-@final
-@dataclass
-class Speculation:
-    """What guessing brought."""
-
-    guessed: int = 0
-    kept: int = 0
-
-
-@final
-class Speculator:
-    """Steps one row forward: each step is one pass and at least one token.
-
-    ``draft=None`` is plain decoding.
-    """
-
-    def __init__(self, row: CachedSequence, picker: Picker, draft: Draft | None = None):
-        self.row, self.picker, self.counts = row, picker, Speculation()
-        self._longest = 0 if draft is None else draft.tokens
-        self._guesser = None if draft is None else draft.start(row.model, picker)
-
-    def run(self, new: Sequence[int], most: int, over: Callable[[int], bool]) -> Iterator[list[Pick]]:
-        """Tokens after ``new``, pass by pass, at most ``most``, the last being the first that is ``over``.
-
-        ``over`` is asked once for each token. The last token is not in the row: nobody has asked what follows it.
-        """
-        pending, left, ended = list(new), most, False
-        while left > 0 and not ended:
-            picks, ended = self._step(pending, left, over)
-            left -= len(picks)
-            yield picks
-            pending = [picks[-1].token]
-
-    def _step(self, pending: list[int], left: int, over: Callable[[int], bool]) -> tuple[list[Pick], bool]:
-        """One pass over what is pending and a guess; what comes of it, and whether it is over."""
-        row = self.row
-        guess = self._guess(pending, left - 1)
-        n = len(guess.tokens)
-        logits = row.feed([*pending, *guess.tokens], n + 1)
-        picks: list[Pick] = []
-        kept, ended = 0, False
-        for i in range(n + 1):
-            pick = self._check(logits[i], guess, i) if i < n else self.picker.pick(logits[i])
-            self.picker.took(pick.token)
-            picks.append(pick)
-            right = i < n and pick.token == guess.tokens[i]
-            kept += right
-            ended = over(pick.token)
-            if ended or not right:
-                break
-        if self._guesser is not None:
-            self._guesser.told(n, kept)
-        self.counts.guessed += n
-        self.counts.kept += kept
-        # the last token is pending in the next step, so it must not be held yet
-        row.crop(len(row.tokens) - n + len(picks) - 1)
-        return picks, ended
-
-    def _guess(self, pending: Sequence[int], most: int) -> Guess:
-        """A guess never crosses the declared length: what lies beyond is computed at another one."""
-        room = self.row.room
-        most = min(most, self._longest, most if room is None else max(0, room - len(pending)))
-        if self._guesser is None or most < 1:
-            return Guess()
-        return self._guesser.guess([*self.row.tokens, *pending], most)
-
-    def _check(self, logits_V: Tensor, guess: Guess, i: int) -> Pick:
-        """The token that comes, given a guess."""
-        picker, x = self.picker, guess.tokens[i]
-        pick = picker.pick(logits_V)
-        if guess.q is None or picker.sampling.greedy:
-            return pick
-        p, q = picker.distribution(logits_V), guess.q[i]
-        token = x
-        if uniform(picker.seed, DECIDE + picker.sample, picker.step) * float(q[x]) >= float(p[x]):
-            rest = (p - q).clamp_min(0)
-            if float(rest.sum()) > 0:
-                token = drawn(rest, uniform(picker.seed, INSTEAD + picker.sample, picker.step))
-        return replace(pick, token=token, logprob=float(logits_V[token] - logits_V.logsumexp(-1)))
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class Speculated:
-    """An answer, and what it took."""
-
-    text: str | None  # None: the model has no tokenizer
-    tokens: tuple[int, ...]
-    picks: tuple[Pick, ...]
-    finish: str  # "stop" (a stop token or string, or a constraint that is done) or "length"
-    seed: int
-    guessed: int
-    kept: int
-    calls: int  # forward passes of the model
-    computed: int  # tokens it computed, guesses included
-    recomputed: int  # tokens computed again for a longer declared length
-    cache: ModelCache
-
-
-@torch.inference_mode()
-def speculative(
-    model: Model,
-    tokens: Sequence[int],
-    *,
-    max_tokens: int,
-    draft: Draft | None,
-    sampling: Sampling = Sampling(),
-    stop: Stop | str | int | Sequence[str | int] | None = None,
-    constraint: Constraint | None = None,
-    cache: ModelCache | None = None,
-    kind: str = "contiguous",
-    source: Tensor | EncoderOutput | None = None,
-) -> Speculated:
-    """Go on from ``tokens`` with guesses from ``draft``: ``Lookup()``, ``DraftModel(small)``, or none.
-
-    ``cache`` may hold the first of the tokens already; a ring in it must have a ``draft`` of at least
-    the guess's length. Without one, a cache of this ``kind`` is made. A stop token ends the answer and
-    is its last token.
-    """
-    if not tokens or max_tokens < 1:
-        raise BadInput(f"{len(tokens)} tokens to go on from, max_tokens={max_tokens}: give at least 1 of each")
-    stop = Stop.of(stop)
-    made = cache if cache is not None else new_cache(model, kind, 0 if draft is None else draft.tokens)
-    held = made.tokens[0]
-    if held >= len(tokens):
-        raise BadInput(f"the cache holds {held} tokens of {len(tokens)}: at least one must be left to compute")
-    row = CachedSequence(model, made, tokens[:held], source)
-    picker = Picker(sampling, tokens, vocab=model.spec.vocab, constraint=constraint)
-    run = Speculator(row, picker, draft)
-    ending = Ending(stop, model.tokenizer, constraint)
-    picks = tuple(pick for picks in run.run(tokens[held:], max_tokens, ending) for pick in picks)
-    return Speculated(
-        None if model.tokenizer is None else ending.flush(),
-        tuple(pick.token for pick in picks),
-        picks,
-        "length" if ending.why is None else "stop",
-        picker.seed,
-        run.counts.guessed,
-        run.counts.kept,
-        row.work.calls,
-        row.work.computed,
-        row.work.recomputed,
-        row.cache,
-    )
+def checked(picker: Picker, logits_V: Tensor, guess: Guess, i: int) -> Pick:
+    """The token that comes, given that token i of a guess was to come."""
+    token = guess.tokens[i]
+    pick = picker.pick(logits_V)
+    if guess.q is None or picker.sampling.greedy:
+        return pick
+    p, q = picker.distribution(logits_V), guess.q[i]
+    if uniform(picker.seed, DECIDE + picker.sample, picker.step) * float(q[token]) >= float(p[token]):
+        rest = (p - q).clamp_min(0)
+        if float(rest.sum()) > 0:
+            token = drawn(rest, uniform(picker.seed, INSTEAD + picker.sample, picker.step))
+    return replace(pick, token=token, logprob=float(logits_V[token] - logits_V.logsumexp(-1)))

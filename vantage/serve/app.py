@@ -41,10 +41,8 @@ def assemble(
     load: Load | None = None,
     log: ServerLog | None = None,
     within: Sequence[Middleware] = (),
-    bodies: tuple[str, ...] = (),
 ) -> FastAPI:
-    """The application, with room for more. ``within``: what a request passes after the guard; ``bodies``: the front
-    of paths whose bodies the guard reads too."""
+    """The application, with room for more. ``within``: what a request passes after the guard."""
     log = log or ServerLog(settings.logs)
     metrics = Metrics()
     model_pool = ModelPool(settings, log, metrics, load or _loader(settings.batching.dtype))
@@ -71,7 +69,7 @@ def assemble(
     # the last added is the outermost
     for inner in reversed(within):
         app.add_middleware(inner.cls, *inner.args, **inner.kwargs)
-    app.add_middleware(RequestGuard, access=settings.access, limits=settings.limits, backend=model_pool, bodies=bodies)
+    app.add_middleware(RequestGuard, access=settings.access, limits=settings.limits, backend=model_pool)
     app.add_middleware(Telemetry, log=log, metrics=metrics)
     return app
 
@@ -115,8 +113,8 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    told = {404: "there is nothing here", 405: "there is no such method here"}
+    messages = {404: "there is nothing here", 405: "there is no such method here"}
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
-    answer = _answer(request, ApiError(error.status_code, code, told.get(error.status_code, str(error.detail))))
+    answer = _answer(request, ApiError(error.status_code, code, messages.get(error.status_code, str(error.detail))))
     answer.headers.update(error.headers or {})
     return answer

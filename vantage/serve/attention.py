@@ -77,7 +77,7 @@ def _look(
             raise ApiError(499, "cancelled", "the client went away")
 
     try:
-        made = capture(
+        captured = capture(
             copy_sharing_weights(model),
             row.tokens,
             source=None if row.source is None else list(row.source),
@@ -102,20 +102,20 @@ def _look(
         "prompt_tokens": len(row.prompt),
         "tokens": labels(model, row.tokens),
         "source": None if row.source is None else labels(model, row.source),
-        "attention": [_site(made, kind, layer, keep) for kind, layer in made.sites],
+        "attention": [_site(captured, kind, layer, keep) for kind, layer in captured.sites],
     }
 
 
-def _site(made: Capture, kind: str, layer: int, keep: str) -> dict[str, Any]:
-    said: dict[str, Any] = {"kind": kind, "layer": layer, "heads": list(made.heads(layer, kind))}
-    said["queries"] = made.queries(layer, kind)[0].tolist()
+def _site(captured: Capture, kind: str, layer: int, keep: str) -> dict[str, Any]:
+    site: dict[str, Any] = {"kind": kind, "layer": layer, "heads": list(captured.heads(layer, kind))}
+    site["queries"] = captured.queries(layer, kind)[0].tolist()
     if keep == "stats":
-        return said | {"stats": {name: t.tolist() for name, t in made.stats(layer, kind=kind).items()}}
-    dense = made.weights(layer, kind=kind)
+        return site | {"stats": {name: t.tolist() for name, t in captured.stats(layer, kind=kind).items()}}
+    dense = captured.weights(layer, kind=kind)
     if keep == "weights":
-        return said | {"weights": dense.tolist()}
+        return site | {"weights": dense.tolist()}
     best = dense.topk(min(int(keep.removeprefix("top")), dense.shape[-1]), -1)
-    return said | {"weights": best.values.tolist(), "keys": best.indices.tolist()}
+    return site | {"weights": best.values.tolist(), "keys": best.indices.tolist()}
 
 
 def _check_size(model: Model, body: AttentionRequest, keep: str, row: FinishedChoice) -> None:

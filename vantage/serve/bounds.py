@@ -24,7 +24,7 @@ FALSE = {"type": "boolean", "const": False}
 Whole = Annotated[int, Strict()]
 Number = Annotated[float, Strict(), AllowInfNan(False)]
 Flag = Annotated[bool, Strict()]
-No = Annotated[bool, Strict(), AfterValidator(lambda said: _no(said)), WithJsonSchema(FALSE)]
+No = Annotated[bool, Strict(), AfterValidator(lambda flag: _no(flag)), WithJsonSchema(FALSE)]
 Text = Annotated[str, Strict(), Field(max_length=TEXT)]
 Token = Annotated[int, Strict(), Field(ge=0, lt=2**31)]
 ModelName = Annotated[str, Strict(), Field(min_length=1, max_length=MODEL_CHARACTERS)]
@@ -32,11 +32,11 @@ User = Annotated[str, Strict(), Field(max_length=USER_CHARACTERS)]
 Object = dict[str, Any]  # a JSON schema or a call's arguments: read by those who check it
 
 
-def _no(said: bool) -> bool:
+def _no(flag: bool) -> bool:
     """``Literal[False]`` would take 0 as well."""
-    if said:
+    if flag:
         raise ValueError("only false can be had here")
-    return said
+    return flag
 
 
 class StrictModel(BaseModel):

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request, Response
 
 from vantage.generation import Pick
 from vantage.serve import tools
-from vantage.serve.answer_text import chat_logprobs
 from vantage.serve.generation_call import ChoiceUpdate, Endpoint, respond
+from vantage.serve.logprobs import chat_logprobs
 from vantage.serve.model_pool import LoadedModel
 from vantage.serve.openapi import answers
 from vantage.serve.requests import ChatRequest
@@ -22,7 +22,7 @@ router = APIRouter()
 
 @final
 @dataclass
-class _Choice:
+class _PartialChatChoice:
     """One answer as it grows."""
 
     parser: tools.ToolParser | None
@@ -39,30 +39,30 @@ class ChatWriter:
         self._loaded, self._logprobs = loaded, bool(body.logprobs)
         self._names = [tool["function"]["name"] for tool in tools.offered(body)]
         self._many = body.parallel_tool_calls is not False
-        self._choices: dict[int, _Choice] = {}
+        self._choices: dict[int, _PartialChatChoice] = {}
 
-    def news(self, said: ChoiceUpdate) -> list[dict[str, Any]]:
-        choice = self._choices.get(said.choice)
+    def update(self, update: ChoiceUpdate) -> list[dict[str, Any]]:
+        choice = self._choices.get(update.choice)
         if choice is None:
             parser = tools.ToolParser(self._names, many=self._many) if self._names else None
-            choice = self._choices[said.choice] = _Choice(parser)
-        picks = said.voice.picks(said.text)
-        text = said.text if choice.parser is None else choice.parser.push(said.text)
-        if said.finish is not None and choice.parser is not None:
+            choice = self._choices[update.choice] = _PartialChatChoice(parser)
+        picks = update.tokens.take(update.text)
+        text = update.text if choice.parser is None else choice.parser.push(update.text)
+        if update.finish is not None and choice.parser is not None:
             rest, choice.calls = choice.parser.finish()
             text += rest
         choice.text += text
         choice.picks += picks
-        chunks = [] if choice.begun else [self._chunk(said.choice, {"role": "assistant", "content": ""})]
+        chunks = [] if choice.begun else [self._chunk(update.choice, {"role": "assistant", "content": ""})]
         choice.begun = True
         if text or (picks and self._logprobs):
-            chunks.append(self._chunk(said.choice, {"content": text}, picks))
-        if said.finish is not None:
-            choice.finish = "tool_calls" if choice.calls else said.finish
+            chunks.append(self._chunk(update.choice, {"content": text}, picks))
+        if update.finish is not None:
+            choice.finish = "tool_calls" if choice.calls else update.finish
             calls = [{"index": i, **call.to_json()} for i, call in enumerate(choice.calls)]
             if calls:
-                chunks.append(self._chunk(said.choice, {"tool_calls": calls}))
-            chunks.append(self._chunk(said.choice, {}, finish=choice.finish))
+                chunks.append(self._chunk(update.choice, {"tool_calls": calls}))
+            chunks.append(self._chunk(update.choice, {}, finish=choice.finish))
         return chunks
 
     def _chunk(
@@ -74,7 +74,7 @@ class ChatWriter:
     def whole(self) -> list[dict[str, Any]]:
         return [self._whole(index, self._choices[index]) for index in sorted(self._choices)]
 
-    def _whole(self, index: int, choice: _Choice) -> dict[str, Any]:
+    def _whole(self, index: int, choice: _PartialChatChoice) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
         if choice.calls:
             message["content"] = choice.text or None
@@ -83,10 +83,12 @@ class ChatWriter:
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish}
 
 
-KIND = Endpoint("chatcmpl", "chat.completion", "chat.completion.chunk", chat_submissions, ChatWriter, lambda body: 1)
+ENDPOINT = Endpoint(
+    "chatcmpl", "chat.completion", "chat.completion.chunk", chat_submissions, ChatWriter, lambda body: 1
+)
 
 
 @router.post("/v1/chat/completions", responses=answers(ChatCompletion, stream=True), tags=["openai"])
 async def chat_completions(request: Request, body: ChatRequest) -> Response:
     """Answer a conversation."""
-    return await respond(request, body, KIND)
+    return await respond(request, body, ENDPOINT)

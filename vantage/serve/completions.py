@@ -8,8 +8,8 @@ from typing import Any, final
 from fastapi import APIRouter, Request, Response
 
 from vantage.generation import Pick
-from vantage.serve.answer_text import completion_logprobs
 from vantage.serve.generation_call import ChoiceUpdate, Endpoint, respond
+from vantage.serve.logprobs import completion_logprobs
 from vantage.serve.model_pool import LoadedModel
 from vantage.serve.openapi import answers
 from vantage.serve.requests import CompletionRequest
@@ -21,9 +21,9 @@ router = APIRouter()
 
 @final
 @dataclass
-class _Choice:
+class _PartialCompletionChoice:
     text: str = ""
-    said: int = 0  # characters of the tokens so far
+    offset: int = 0  # characters of the tokens so far
     picks: list[Pick] = field(default_factory=list)
     finish: str | None = None
 
@@ -32,27 +32,27 @@ class _Choice:
 class CompletionWriter:
     def __init__(self, loaded: LoadedModel, body: CompletionRequest):
         self._loaded, self._logprobs = loaded, body.logprobs is not None
-        self._choices: dict[int, _Choice] = {}
+        self._choices: dict[int, _PartialCompletionChoice] = {}
 
-    def news(self, said: ChoiceUpdate) -> list[dict[str, Any]]:
-        choice = self._choices.setdefault(said.choice, _Choice())
-        picks = said.voice.picks(said.text)
-        choice.text += said.text
+    def update(self, update: ChoiceUpdate) -> list[dict[str, Any]]:
+        choice = self._choices.setdefault(update.choice, _PartialCompletionChoice())
+        picks = update.tokens.take(update.text)
+        choice.text += update.text
         choice.picks += picks
-        choice.finish = said.finish
-        logprobs = completion_logprobs(self._loaded, picks, choice.said) if self._logprobs and picks else None
-        choice.said += sum(len(token) for token in logprobs["tokens"]) if logprobs else 0
-        return [{"index": said.choice, "text": said.text, "logprobs": logprobs, "finish_reason": said.finish}]
+        choice.finish = update.finish
+        logprobs = completion_logprobs(self._loaded, picks, choice.offset) if self._logprobs and picks else None
+        choice.offset += sum(len(token) for token in logprobs["tokens"]) if logprobs else 0
+        return [{"index": update.choice, "text": update.text, "logprobs": logprobs, "finish_reason": update.finish}]
 
     def whole(self) -> list[dict[str, Any]]:
         return [self._whole(index, self._choices[index]) for index in sorted(self._choices)]
 
-    def _whole(self, index: int, choice: _Choice) -> dict[str, Any]:
+    def _whole(self, index: int, choice: _PartialCompletionChoice) -> dict[str, Any]:
         logprobs = completion_logprobs(self._loaded, choice.picks, 0) if self._logprobs else None
         return {"index": index, "text": choice.text, "logprobs": logprobs, "finish_reason": choice.finish}
 
 
-KIND = Endpoint(
+ENDPOINT = Endpoint(
     "cmpl",
     "text_completion",
     "text_completion",
@@ -65,4 +65,4 @@ KIND = Endpoint(
 @router.post("/v1/completions", responses=answers(Completion, stream=True), tags=["openai"])
 async def completions(request: Request, body: CompletionRequest) -> Response:
     """Go on from a text or from tokens."""
-    return await respond(request, body, KIND)
+    return await respond(request, body, ENDPOINT)

@@ -51,15 +51,15 @@ class Embedder:
         """One vector a row. Rows of like length share a pass."""
         loop = asyncio.get_running_loop()
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-        found: dict[int, list[float]] = {}
+        vectors: dict[int, list[float]] = {}
         for group in _groups(rows, order):
             try:
-                made = await loop.run_in_executor(self._thread, self._pass, [rows[i] for i in group])
+                computed = await loop.run_in_executor(self._thread, self._pass, [rows[i] for i in group])
             except Exception as e:
                 self._log.fault(self._name, "embed", e)
                 raise failed(e, own=False) from e
-            found.update(zip(group, made, strict=True))
-        return [found[i] for i in range(len(rows))]
+            vectors.update(zip(group, computed, strict=True))
+        return [vectors[i] for i in range(len(rows))]
 
     @torch.inference_mode()
     def _pass(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:

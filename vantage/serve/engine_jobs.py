@@ -6,9 +6,9 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import final
 
-from vantage.generation import Constraint, Pick, Request, Sampling, Stop
+from vantage.generation import Constraint, Event, Request, Sampling, Stop
 from vantage.serve.errors import ApiError, late, slow_reader
 
 
@@ -31,14 +31,6 @@ class Submission:
         return len(self.tokens if self.source is None else self.source)
 
 
-class SampleEvent(NamedTuple):
-    """A token of a sample, or its end."""
-
-    sample: int
-    pick: Pick | None
-    finish: str | None
-
-
 @final
 class EngineJob:
     """A submission on its way, as the event loop sees it. Everything here runs in the loop's thread.
@@ -52,9 +44,9 @@ class EngineJob:
         self.request: Request | None = None  # the engine's own; read only, and only for what no longer changes
         self.error: ApiError | None = None
         self.over = False
-        self._events: deque[SampleEvent] = deque()
+        self._events: deque[Event] = deque()
 
-    def deliver(self, request: Request, events: list[SampleEvent], last: bool) -> None:
+    def deliver(self, request: Request, events: list[Event], last: bool) -> None:
         if self.over:
             return
         self.request = request
@@ -85,7 +77,7 @@ class EngineJob:
         prefix = None if self.request is None else self.request.prefix
         return 0 if prefix is None else prefix.tokens
 
-    def take(self) -> list[SampleEvent]:
+    def take(self) -> list[Event]:
         """What has come since the last time."""
         events = list(self._events)
         self._events.clear()
@@ -99,7 +91,7 @@ class EngineJob:
 
 async def sample_events(
     jobs: Sequence[EngineJob], news: asyncio.Event, deadline: float
-) -> AsyncIterator[list[tuple[int, SampleEvent]]]:
+) -> AsyncIterator[list[tuple[int, Event]]]:
     """What the jobs of one request bring, each event with the number of its job. Raises the first error."""
     while not all(job.finished for job in jobs):
         try:

@@ -25,8 +25,8 @@ class ApiError(VantageError):
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     def headers(self) -> Mapping[str, str]:
-        said = {} if self.retry is None else {"Retry-After": str(self.retry)}
-        return {**said, "WWW-Authenticate": "Bearer"} if self.status == 401 else said
+        headers = {} if self.retry is None else {"Retry-After": str(self.retry)}
+        return {**headers, "WWW-Authenticate": "Bearer"} if self.status == 401 else headers
 
 
 KINDS = {

@@ -53,12 +53,12 @@ class FinishedRequests:
 
     def put(self, tenant: str | None, id: str, model: str, jobs: Sequence[EngineJob]) -> None:
         """Requests whose tokens are too many are not kept: they could not be looked at."""
-        done = [job.request for job in jobs if job.request is not None and job.request.state == "finished"]
-        if not self._requests or len(done) < len(jobs):
+        finished = [job.request for job in jobs if job.request is not None and job.request.state == "finished"]
+        if not self._requests or len(finished) < len(jobs):
             return
         rows = tuple(
             FinishedChoice(job.submission.tokens, tuple(output.tokens), job.submission.source)
-            for job, request in zip(jobs, done, strict=True)
+            for job, request in zip(jobs, finished, strict=True)
             for output in request.outputs
         )
         if not any(len(row) <= self._tokens for row in rows):
@@ -74,8 +74,8 @@ class FinishedRequests:
             self._kept.popitem(last=False)
 
     def get(self, tenant: str | None, id: str) -> FinishedRequest:
-        found = self._kept.get(tenant, {}).get(id)
-        if found is None:
+        request = self._kept.get(tenant, {}).get(id)
+        if request is None:
             raise ApiError(
                 404,
                 "request_not_found",
@@ -83,7 +83,7 @@ class FinishedRequests:
                 f"at most {self._tokens:,} tokens",
                 param="id",
             )
-        return found
+        return request
 
     async def run(self, work: Callable[[], T]) -> T:
         """In the one thread for this, or 429."""

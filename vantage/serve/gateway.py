@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vantage.serve.errors import ApiError
-from vantage.serve.guard import WITH_BODY, RequestGuard
+from vantage.serve.guard import RequestGuard, has_body
 from vantage.serve.logs import ServerLog
 from vantage.serve.metrics import TYPE, Metrics, MetricsPage, merge_pages
 from vantage.serve.replies import reply
@@ -105,8 +105,7 @@ class Gateway:
     async def answer(self, scope: Scope, receive: Receive, send: Send, abort: Callable[[Any], None]) -> None:
         if scope["path"] == "/health":
             return await self._health(send)
-        with_body = scope["method"] == "POST" and scope["path"] in WITH_BODY  # read by the guard, and whole
-        body = (await receive()).get("body", b"") if with_body else b""
+        body = (await receive()).get("body", b"") if has_body(scope) else b""  # the guard has read it, and whole
         response = _ClientResponse(send, self._stall_s)
         work = self._gather if scope["path"] == "/metrics" else self._relay
         task = asyncio.ensure_future(work(scope, body, response))
@@ -175,8 +174,8 @@ class Gateway:
 
     async def _health(self, send: Send) -> None:
         status = "draining" if self.draining else "ok" if self._replicas.names() else "starting"
-        said = json.dumps({"status": status}).encode()
-        await reply(send, 200 if status == "ok" else 503, said, {"Content-Type": "application/json"})
+        body = json.dumps({"status": status}).encode()
+        await reply(send, 200 if status == "ok" else 503, body, {"Content-Type": "application/json"})
 
     async def _gather(self, scope: Scope, body: bytes, response: _ClientResponse) -> None:
         """The metrics of all, each with the name of its replica."""
@@ -202,12 +201,12 @@ class Gateway:
         return b"".join(parts).decode()
 
     def _own(self) -> str:
-        made = MetricsPage()
-        made.counter("vantage_requests_total", "Requests by route and status", self._metrics.requests)
-        made.counter("vantage_refused_total", "Requests refused, by the code of the error", self._metrics.refused)
-        made.histogram("vantage_request_seconds", "From arrival to the end of the answer", self._metrics.seconds)
-        made.put("vantage_busy", "gauge", "Requests under way", [({}, self.busy)])
-        return str(made)
+        page = MetricsPage()
+        page.counter("vantage_requests_total", "Requests by route and status", self._metrics.requests)
+        page.counter("vantage_refused_total", "Requests refused, by the code of the error", self._metrics.refused)
+        page.histogram("vantage_request_seconds", "From arrival to the end of the answer", self._metrics.seconds)
+        page.put("vantage_busy", "gauge", "Requests under way", [({}, self.busy)])
+        return str(page)
 
 
 @final

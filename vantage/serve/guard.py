@@ -22,24 +22,28 @@ from vantage.serve.settings import Access, Limits
 from vantage.serve.state import ENTRY, TENANT
 
 OPEN = ("/health",)  # needs no key
-WITH_BODY = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/embeddings",
-    "/v1/attention",
-    "/tokenize",
-    "/detokenize",
-)
 WHILE_DRAINING = ("/health", "/metrics")
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def has_body(scope: Scope) -> bool:
+    """Whether a request brings a body, whatever its path: every such body is read by the guard, and whole.
+
+    One that says of what kind its body is has one, even an empty one; unless it is a GET or the like, where clients
+    name a kind out of habit.
+    """
+    headers = Headers(scope=scope)
+    if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
+        return True
+    return scope["method"] in ("POST", "PUT", "PATCH") and "content-type" in headers
 
 
 @final
 class RequestGuard:
     """An ASGI middleware. What it refuses never reaches a route."""
 
-    def __init__(self, app: ASGIApp, access: Access, limits: Limits, backend: Backend, bodies: tuple[str, ...] = ()):
-        self._app, self._access, self._limits, self._backend, self._bodies = app, access, limits, backend, bodies
+    def __init__(self, app: ASGIApp, access: Access, limits: Limits, backend: Backend):
+        self._app, self._access, self._limits, self._backend = app, access, limits, backend
         self._keys = [hashlib.sha256(key.encode()).digest() for key in access.keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,7 +59,7 @@ class RequestGuard:
         self._check_key(scope, headers)
         if self._backend.draining and scope["path"] not in WHILE_DRAINING:
             raise draining()
-        if scope["method"] == "POST" and self._wanted(scope["path"]):  # where none is wanted, none is read
+        if has_body(scope):
             self._check_kind(headers)
             body = await self._body(headers, receive)
             if body is None:
@@ -64,13 +68,10 @@ class RequestGuard:
             receive = _replayed(body, receive)
         await self._app(scope, receive, send)
 
-    def _wanted(self, path: str) -> bool:
-        return path in WITH_BODY or path.startswith(self._bodies)
-
     def _check_host(self, headers: Headers) -> None:
         """A page that made its own name point here (DNS rebinding) still says that name."""
-        said = headers.getlist("host")
-        name = _host(said[0]) if len(said) == 1 else None
+        hosts = headers.getlist("host")
+        name = _host(hosts[0]) if len(hosts) == 1 else None
         known = {"localhost", *(host.lower() for host in self._access.hosts)}
         if name is None or (name not in known and not _is_address(name)):
             raise ApiError(
@@ -92,8 +93,8 @@ class RequestGuard:
         scope[TENANT] = None
         if not self._keys or scope["path"] in OPEN:
             return
-        kind, _, said = headers.get("authorization", "").partition(" ")
-        digest = hashlib.sha256(said.strip().encode("utf-8", "replace")).digest()
+        kind, _, key = headers.get("authorization", "").partition(" ")
+        digest = hashlib.sha256(key.strip().encode("utf-8", "replace")).digest()
         # every key is compared, in constant time: neither which nor how far shows in the time
         matches = [hmac.compare_digest(digest, key) for key in self._keys]
         if kind.lower() != "bearer" or not any(matches):
@@ -132,14 +133,14 @@ class RequestGuard:
             raise ApiError(408, "body_too_slow", "the body did not arrive in time") from None
 
 
-def _host(said: str) -> str | None:
+def _host(header: str) -> str | None:
     """The name in a Host header, without the port; ``None``: it is none."""
     try:
-        parts = urlsplit(f"//{said}")
+        parts = urlsplit(f"//{header}")
         _ = parts.port  # raises where it is no number
     except ValueError:
         return None
-    if "@" in said or "/" in said or "?" in said or "#" in said:
+    if "@" in header or "/" in header or "?" in header or "#" in header:
         return None
     return parts.hostname
 

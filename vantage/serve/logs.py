@@ -46,18 +46,18 @@ class ServerLog:
         self._least = ORDER[settings.level]
         self.prompts = settings.prompts
 
-    def write(self, level: str, event: str, **said: Any) -> None:
+    def write(self, level: str, event: str, **fields: Any) -> None:
         """``json.dumps`` writes line breaks as escapes, so nothing a client sends can begin a line of its own."""
         if ORDER[level] < self._least:
             return
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        line = {"time": now, "level": level, "event": event} | {k: v for k, v in said.items() if v not in (None, [])}
+        line = {"time": now, "level": level, "event": event} | {k: v for k, v in fields.items() if v not in (None, [])}
         print(json.dumps(line, default=str), file=self._stream or sys.stderr, flush=True)
 
     def request(self, entry: LogEntry, seconds: float) -> None:
-        said = {name: getattr(entry, name) for name in entry.__dataclass_fields__ if name != "begun"}
+        fields = {name: getattr(entry, name) for name in entry.__dataclass_fields__ if name != "begun"}
         level = "error" if entry.status >= 500 and entry.status != 503 else "info"
-        self.write(level, "request", **said, total_ms=round(1e3 * seconds, 1))
+        self.write(level, "request", **fields, total_ms=round(1e3 * seconds, 1))
 
     def fault(self, model: str, where: str, error: BaseException) -> None:
         trace = "".join(traceback.format_exception(error))

@@ -77,8 +77,8 @@ class MetricsPage:
 
 
 def _labels(pairs: Iterable[tuple[str, str]]) -> str:
-    said = ",".join(f'{name}="{_escaped(value)}"' for name, value in pairs)
-    return f"{{{said}}}" if said else ""
+    labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in pairs)
+    return f"{{{labels}}}" if labels else ""
 
 
 def _escaped(value: str) -> str:

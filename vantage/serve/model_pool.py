@@ -170,22 +170,22 @@ class ModelPool:
                 await self._room(slot, slot.bytes or await asyncio.to_thread(_guess, slot.served.source))
                 loop = asyncio.get_running_loop()
                 try:
-                    made = await loop.run_in_executor(self._threads, self._make, slot.served)
+                    loaded = await loop.run_in_executor(self._threads, self._make, slot.served)
                 except Exception as e:
                     self._log.fault(name, "load", e)
                     raise _not_loaded(name, e) from e
-                slot.bytes = made.bytes
+                slot.bytes = loaded.bytes
                 try:
-                    await self._room(slot, made.bytes)
+                    await self._room(slot, loaded.bytes)
                 except ApiError:
-                    await _idle_stop(made.runner)
+                    await _idle_stop(loaded.runner)
                     raise
-                if isinstance(made.runner, Worker):
-                    made.runner.start()
-                slot.loaded = made
+                if isinstance(loaded.runner, Worker):
+                    loaded.runner.start()
+                slot.loaded = loaded
                 self._metrics.loads.add(model=name)
-                self._log.write("info", "loaded", model=name, bytes=made.bytes, seconds=time.monotonic() - began)
-                return made
+                self._log.write("info", "loaded", model=name, bytes=loaded.bytes, seconds=time.monotonic() - began)
+                return loaded
         finally:
             slot.loading = None
 

@@ -46,11 +46,11 @@ def serve_on_ray(settings: ServerSettings, *, ready: Callable[[str], None] | Non
 
 def cores_each(machines: Iterable[float], replicas: int) -> int:
     """The most cores that every replica can have."""
-    there = [int(cores) for cores in machines]
-    for each in range(max(there, default=0), 0, -1):
-        if sum(cores // each for cores in there) >= replicas:
+    available = [int(cores) for cores in machines]
+    for each in range(max(available, default=0), 0, -1):
+        if sum(cores // each for cores in available) >= replicas:
             return each
-    raise Refused(f"{replicas} replicas want a core each, and the Ray cluster has {sum(there)}: ask for fewer")
+    raise Refused(f"{replicas} replicas want a core each, and the Ray cluster has {sum(available)}: ask for fewer")
 
 
 @contextlib.contextmanager
@@ -65,7 +65,7 @@ def _deployed(settings: ServerSettings, cores: int) -> Iterator[Any]:
     before = serve.status().applications
     if NAME in before:
         raise Refused("this Ray cluster serves Vantage already: stop that server first")
-    made = serve.deployment(
+    deployment = serve.deployment(
         Replica,
         name=DEPLOYMENT,
         num_replicas=settings.replicas,
@@ -78,7 +78,7 @@ def _deployed(settings: ServerSettings, cores: int) -> Iterator[Any]:
         request_router_config={"request_router_class": "vantage.serve.ray_router.ChosenReplicaRouter"},
     )
     try:
-        handle = serve.run(made.bind(settings), name=NAME, route_prefix=None)
+        handle = serve.run(deployment.bind(settings), name=NAME, route_prefix=None)
         yield handle.options(method_name="ask", stream=True)
     finally:
         if before:
@@ -140,7 +140,7 @@ def _on_start(app: FastAPI, replicas: RayReplicas) -> None:
     async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
         async with asyncio.timeout(STARTING_S):
             await replicas.begin()
-        async with inner(app) as given:
-            yield given
+        async with inner(app) as state:
+            yield state
 
     app.router.lifespan_context = lifespan

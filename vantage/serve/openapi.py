@@ -32,33 +32,33 @@ DESCRIPTION = "Vantage's server. It speaks OpenAI's API; unknown fields are refu
 
 def answers(model: type[BaseModel], *, stream: bool = False, errors: Iterable[int] = ERRORS) -> dict[int | str, Any]:
     """The responses of a route."""
-    said: dict[int | str, Any] = {200: {"model": model}}
+    responses: dict[int | str, Any] = {200: {"model": model}}
     if stream:
-        said[200]["content"] = {"text/event-stream": {"example": 'data: {"object": "..."}\n\ndata: [DONE]\n\n'}}
-    return {**said, **{status: {"model": ErrorBody, "description": ERRORS[status]} for status in errors}}
+        responses[200]["content"] = {"text/event-stream": {"example": 'data: {"object": "..."}\n\ndata: [DONE]\n\n'}}
+    return {**responses, **{status: {"model": ErrorBody, "description": ERRORS[status]} for status in errors}}
 
 
 def as_text(about: str) -> dict[int | str, Any]:
-    said: dict[int | str, Any] = {
+    responses: dict[int | str, Any] = {
         200: {"description": about, "content": {"text/plain": {"schema": {"type": "string"}}}}
     }
-    return {**said, **{status: {"model": ErrorBody, "description": ERRORS[status]} for status in ERRORS}}
+    return {**responses, **{status: {"model": ErrorBody, "description": ERRORS[status]} for status in ERRORS}}
 
 
 def describe(app: FastAPI, version: str, models: Iterable[str], *, keyed: bool) -> dict[str, Any]:
     """FastAPI's description less its own 422, which never comes, and with the key and the models there are."""
-    made = get_openapi(title="Vantage", version=version, description=DESCRIPTION, routes=app.routes)
-    for path, methods in made["paths"].items():
+    description = get_openapi(title="Vantage", version=version, description=DESCRIPTION, routes=app.routes)
+    for path, methods in description["paths"].items():
         for route in methods.values():
             route["responses"].pop("422", None)
             if keyed and path != "/health":
                 route["security"] = [{"bearer": []}]
-    schemas = made["components"]["schemas"]
+    schemas = description["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     for schema in schemas.values():
         if schema.get("title", "").endswith("Request") and "model" in schema["properties"]:
             schema["properties"]["model"] = {"type": "string", "enum": list(models), "title": "Model"}
     if keyed:
-        made["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
-    return made
+        description["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+    return description

@@ -24,5 +24,5 @@ class ChosenReplicaRouter(Base):
         from vantage.serve.on_ray import name_of
 
         wanted = None if pending_request is None else pending_request.kwargs.get("to")
-        found = [one for one in candidate_replicas if name_of(one.replica_id) == wanted]
-        return [found or candidate_replicas]
+        chosen = [one for one in candidate_replicas if name_of(one.replica_id) == wanted]
+        return [chosen or candidate_replicas]

@@ -29,7 +29,7 @@ class Replica:
     async def ask(self, scope: dict[str, Any], body: bytes, to: str = "") -> AsyncGenerator[list[Message]]:
         """The answer's messages, those that are there together. ``to`` was for whoever chose this replica."""
         await self._ready()
-        said: asyncio.Queue[Message | None] = asyncio.Queue()
+        messages_out: asyncio.Queue[Message | None] = asyncio.Queue()
         left, gone = [body], asyncio.Event()
 
         async def receive() -> Message:
@@ -38,12 +38,12 @@ class Replica:
             await gone.wait()
             return {"type": "http.disconnect"}
 
-        task = asyncio.create_task(self._answer({**scope}, receive, said))
+        task = asyncio.create_task(self._answer({**scope}, receive, messages_out))
         try:
             while True:
-                batch = [await said.get()]
-                while not said.empty():
-                    batch.append(said.get_nowait())
+                batch = [await messages_out.get()]
+                while not messages_out.empty():
+                    batch.append(messages_out.get_nowait())
                 if messages := [message for message in batch if message is not None]:
                     yield messages
                 if batch[-1] is None:
@@ -54,11 +54,11 @@ class Replica:
             await asyncio.wait({task}, timeout=LEAVING_S)
             task.cancel()
 
-    async def _answer(self, scope: Scope, receive: Any, said: asyncio.Queue[Message | None]) -> None:
+    async def _answer(self, scope: Scope, receive: Any, messages_out: asyncio.Queue[Message | None]) -> None:
         try:
-            await self._app(scope, receive, said.put)
+            await self._app(scope, receive, messages_out.put)
         finally:
-            said.put_nowait(None)
+            messages_out.put_nowait(None)
 
     async def _ready(self) -> None:
         """The app's beginning, once, in the loop that requests come from."""

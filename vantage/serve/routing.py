@@ -23,35 +23,35 @@ KEPT = 65_536  # digests
 def chain(tenant: str | None, path: str, body: bytes) -> tuple[bytes, ...]:
     """Digests of longer and longer prefixes of what is asked; none where nothing could be shared."""
     try:
-        said = json.loads(body) if body else None
+        request = json.loads(body) if body else None
     except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
+        request = None
+    if not isinstance(request, dict):
         return ()
-    made = hashlib.blake2b(_plain([tenant, said.get("model"), said.get("tools")]), digest_size=16)
-    found: list[bytes] = []
+    digest = hashlib.blake2b(_plain([tenant, request.get("model"), request.get("tools")]), digest_size=16)
+    digests: list[bytes] = []
     size = 0
-    for number, (piece, own) in enumerate(_pieces(path, said)):
+    for number, (piece, own) in enumerate(_pieces(path, request)):
         if number == PIECES:
             break
-        made.update(hashlib.blake2b(piece, digest_size=16).digest())
+        digest.update(hashlib.blake2b(piece, digest_size=16).digest())
         size += len(piece)
         if own or size >= WORTH:
-            found.append(made.digest())
-    return tuple(found)
+            digests.append(digest.digest())
+    return tuple(digests)
 
 
-def _pieces(path: str, said: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
+def _pieces(path: str, request: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
     """With whether they are this conversation's own: a short system message is everybody's, and sharing it alone would
     put everybody on one replica."""
-    if path == "/v1/chat/completions" and isinstance(said.get("messages"), list):
+    if path == "/v1/chat/completions" and isinstance(request.get("messages"), list):
         own = False
-        for message in said["messages"]:
+        for message in request["messages"]:
             own = own or not isinstance(message, dict) or message.get("role") not in ("system", "developer")
             whole = _plain(message)
             yield from ((whole[at : at + PIECE], own) for at in range(0, len(whole), PIECE))
     elif path == "/v1/completions":
-        prompt = said.get("prompt")
+        prompt = request.get("prompt")
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
             prompt = prompt[0]
         size = PIECE if isinstance(prompt, str) else TOKENS

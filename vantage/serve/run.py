@@ -111,9 +111,9 @@ def _on_start(app: FastAPI, server: uvicorn.Server, state: Running, ready: Calla
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop)
-        async with inner(app) as given:
+        async with inner(app) as state_of_app:
             starting = loop.create_task(_announce(server, ready))
-            yield given
+            yield state_of_app
             starting.cancel()
 
     app.router.lifespan_context = lifespan

@@ -41,18 +41,34 @@ class SafeTokenizer:
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """``special``: with the tokens that the model wants around every text."""
-        mark = _mark()
-        pieces = self._cut(text, mark, edges=False).split(mark)
-        encoding = self._encoded(pieces)
-        if self._doubtful or len(pieces) > 1:
-            self._sound(encoding.ids)
-        return self._backend.post_process(encoding, add_special_tokens=True).ids if special else encoding.ids
+        mark = new_mark()
+        return self.encode_marked(self.marked(text, mark), mark, special=special)
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> list[int]:
         """A conversation as the model was trained to read it."""
-        mark = _mark()
+        mark = new_mark()
+        return self.encode_rendered(self.render_chat(messages, tools, mark=mark), mark)
+
+    # ---- with a mark of the caller's, so that texts of several calls can be compared
+
+    def marked(self, text: str, mark: str) -> str:
+        """A text with the mark inside every spelling of a special token."""
+        return self._cut(text, mark, edges=False)
+
+    def encode_marked(self, text: str, mark: str, *, special: bool) -> list[int]:
+        """The tokens of a marked text, none of them special but those around it."""
+        pieces = text.split(mark)
+        encoding = self._encoded(pieces)
+        if self._doubtful or len(pieces) > 1:
+            self._sound(encoding.ids)
+        return self._backend.post_process(encoding, add_special_tokens=True).ids if special else encoding.ids
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, *, mark: str
+    ) -> str:
+        """A conversation in the model's template, with marks; the template's own special tokens have none."""
         text = self._rendered(messages, tools, mark, edges=False)
         if self._at_an_edge(messages) or self._at_an_edge(tools or ()):
             # two harmless halves may meet where the template puts texts side by side
@@ -60,8 +76,12 @@ class SafeTokenizer:
             if self._count(careful) != self._count(text):
                 text = careful
         if self._doubtful:
-            for said in (*_texts(messages), *_texts(tools or ())):
-                self._sound(self._encoded(self._cut(said, mark, edges=False).split(mark)).ids)
+            for part in (*_texts(messages), *_texts(tools or ())):
+                self._sound(self._encoded(self.marked(part, mark).split(mark)).ids)
+        return text
+
+    def encode_rendered(self, text: str, mark: str) -> list[int]:
+        """The tokens of what ``render_chat`` wrote, or of a part of it."""
         return self._encoded(text.split(mark)).ids
 
     # ---- inside
@@ -80,7 +100,7 @@ class SafeTokenizer:
         """With a mark inside every spelling; ``edges``: and inside what a neighbour could complete."""
         if self._find is None:
             return text
-        at = {found.start() + 1 for found in self._find.finditer(text)}
+        at = {match.start() + 1 for match in self._find.finditer(text)}
         at |= self._edges(text) if edges else set()
         cuts = [0, *sorted(at), len(text)]
         return mark.join(text[a:b] for a, b in itertools.pairwise(cuts)) if at else text
@@ -102,10 +122,10 @@ class SafeTokenizer:
         return 0 if self._find is None else sum(1 for _ in self._find.finditer(text))
 
     def _encoded(self, pieces: Sequence[str]) -> Encoding:
-        made = [self._one(piece) for piece in pieces if piece]
-        if len(made) > 1:
-            return Encoding.merge(made, growing_offsets=True)
-        return made[0] if made else self._one("")
+        encodings = [self._one(piece) for piece in pieces if piece]
+        if len(encodings) > 1:
+            return Encoding.merge(encodings, growing_offsets=True)
+        return encodings[0] if encodings else self._one("")
 
     def _one(self, text: str) -> Encoding:
         try:
@@ -118,7 +138,8 @@ class SafeTokenizer:
             raise bad("this text spells a special token in a way that cannot be written as plain text: change it")
 
 
-def _mark() -> str:
+def new_mark() -> str:
+    """One that nobody can guess."""
     return f"\ue000{secrets.token_hex(12)}\ue001"
 
 

@@ -28,13 +28,13 @@ class ServedModel:
     source: str
 
     @staticmethod
-    def of(said: str) -> ServedModel:
+    def of(text: str) -> ServedModel:
         """From ``SOURCE`` or ``NAME=SOURCE``. A path gets the name of its last part."""
-        name, sign, source = said.partition("=")
+        name, sign, source = text.partition("=")
         if not sign:
-            name, source = Path(said).stem if Path(said).exists() else said, said
+            name, source = Path(text).stem if Path(text).exists() else text, text
         if not name or not source:
-            raise BadInput(f"the model {said!r}: give a source, or NAME=SOURCE")
+            raise BadInput(f"the model {text!r}: give a source, or NAME=SOURCE")
         return ServedModel(name, source)
 
 
@@ -219,22 +219,22 @@ def read_settings(
 ) -> ServerSettings:
     """Flags before environment variables before the file. ``None`` in ``flags``: not said. ``default``: a model."""
     config = config or environ.get("VANTAGE_CONFIG") or None
-    said: dict[str, Any] = {} if config is None else _from_file(Path(config))
-    listed = said.pop("models", ())
+    values: dict[str, Any] = {} if config is None else _from_file(Path(config))
+    listed = values.pop("models", ())
     for option in OPTIONS:
         if (text := environ.get(option.variable)) is not None:
-            said[option.name] = _checked(option, _from_text(option, text), option.variable)
+            values[option.name] = _checked(option, _from_text(option, text), option.variable)
     if text := environ.get("VANTAGE_MODELS"):
         listed = tuple(part.strip() for part in text.split(",") if part.strip())
     for name, value in (flags or {}).items():
         if value is not None:
-            said[name] = _checked(NAMED[name], value, NAMED[name].flag)
+            values[name] = _checked(NAMED[name], value, NAMED[name].flag)
     parts: dict[str, dict[str, Any]] = {part: {} for part in ("", *PARTS)}
-    for name, value in said.items():
+    for name, value in values.items():
         parts[NAMED[name].part][NAMED[name].field] = value
-    made = {part: PARTS[part](**given) for part, given in parts.items() if part}
+    sections = {part: PARTS[part](**section) for part, section in parts.items() if part}
     chosen = models or listed or (() if default is None else (default,))
-    return ServerSettings(tuple(ServedModel.of(one) for one in chosen), **parts[""], **made)
+    return ServerSettings(tuple(ServedModel.of(one) for one in chosen), **parts[""], **sections)
 
 
 def _from_file(path: Path) -> dict[str, Any]:
@@ -242,19 +242,19 @@ def _from_file(path: Path) -> dict[str, Any]:
         read = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
         raise BadInput(f"the config file {path} cannot be read: {e}") from e
-    said: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in read.items():
         if name == "models":
             if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
                 raise BadInput(f"{path}: models must be a list of texts")
-            said[name] = tuple(value)
+            values[name] = tuple(value)
         elif name in NAMED:
             value = tuple(value) if isinstance(value, list) else value
             value = (value,) if NAMED[name].kind is tuple and isinstance(value, str) else value
-            said[name] = _checked(NAMED[name], value, f"{path}: {name}")
+            values[name] = _checked(NAMED[name], value, f"{path}: {name}")
         else:
             raise BadInput(f"{path}: {unknown('setting', name, ['models', *NAMED])}")
-    return said
+    return values
 
 
 def _from_text(option: Option, text: str) -> Any:

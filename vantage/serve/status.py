@@ -59,30 +59,30 @@ TOKENS = ("prefilled", "reused", "generated", "recomputed")
 
 
 def page(metrics: Metrics, model_pool: ModelPool) -> str:
-    made = MetricsPage()
-    made.counter("vantage_requests_total", "Requests by route and status", metrics.requests)
-    made.counter("vantage_refused_total", "Requests refused, by the code of the error", metrics.refused)
-    made.histogram("vantage_request_seconds", "From arrival to the end of the answer", metrics.seconds)
-    made.histogram("vantage_first_token_seconds", "From arrival to the first token", metrics.first_token)
-    made.histogram("vantage_token_seconds", "Between two tokens of an answer", metrics.per_token)
-    made.counter("vantage_model_loads_total", "Models loaded", metrics.loads)
-    made.counter("vantage_model_unloads_total", "Models unloaded", metrics.unloads)
+    lines = MetricsPage()
+    lines.counter("vantage_requests_total", "Requests by route and status", metrics.requests)
+    lines.counter("vantage_refused_total", "Requests refused, by the code of the error", metrics.refused)
+    lines.histogram("vantage_request_seconds", "From arrival to the end of the answer", metrics.seconds)
+    lines.histogram("vantage_first_token_seconds", "From arrival to the first token", metrics.first_token)
+    lines.histogram("vantage_token_seconds", "Between two tokens of an answer", metrics.per_token)
+    lines.counter("vantage_model_loads_total", "Models loaded", metrics.loads)
+    lines.counter("vantage_model_unloads_total", "Models unloaded", metrics.unloads)
     loaded = model_pool.loaded()
-    made.put("vantage_model_bytes", "gauge", "Weights and cache", [({"model": one.name}, one.bytes) for one in loaded])
-    made.put("vantage_busy", "gauge", "Requests under way", [({}, model_pool.busy)])
+    lines.put("vantage_model_bytes", "gauge", "Weights and cache", [({"model": one.name}, one.bytes) for one in loaded])
+    lines.put("vantage_busy", "gauge", "Requests under way", [({}, model_pool.busy)])
     workers = [(one.name, one.runner) for one in loaded if isinstance(one.runner, Worker)]
     shots = [(name, worker.snapshot) for name, worker in workers]
     for name, about, read in GAUGES:
-        made.put(f"vantage_{name}", "gauge", about, [({"model": model}, read(shot)) for model, shot in shots])
+        lines.put(f"vantage_{name}", "gauge", about, [({"model": model}, read(shot)) for model, shot in shots])
     for name, about, read in COUNTERS:
-        made.put(f"vantage_{name}", "counter", about, [({"model": model}, read(shot)) for model, shot in shots])
-    made.put("vantage_cache_blocks", "gauge", "Blocks of the cache", [row for shot in shots for row in _blocks(*shot)])
-    made.put(
+        lines.put(f"vantage_{name}", "counter", about, [({"model": model}, read(shot)) for model, shot in shots])
+    lines.put("vantage_cache_blocks", "gauge", "Blocks of the cache", [row for shot in shots for row in _blocks(*shot)])
+    lines.put(
         "vantage_tokens_total", "counter", "Tokens by what was done", [t for shot in shots for t in _tokens(*shot)]
     )
     faults = [({"model": name}, worker.faults) for name, worker in workers]
-    made.put("vantage_engine_faults_total", "counter", "Engines made anew after a fault", faults)
-    return str(made)
+    lines.put("vantage_engine_faults_total", "counter", "Engines made anew after a fault", faults)
+    return str(lines)
 
 
 def _blocks(model: str, shot: Snapshot) -> list[tuple[dict[str, str], float]]:

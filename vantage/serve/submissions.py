@@ -22,13 +22,13 @@ SOURCE_TOKENS = 512  # what an encoder-decoder says at most, unless told
 def chat_submissions(loaded: LoadedModel, body: ChatRequest, tenant: str | None) -> list[Submission]:
     if body.top_logprobs is not None and not body.logprobs:
         raise bad("top_logprobs needs logprobs: true", "top_logprobs")
-    given = {one for one in (body.max_tokens, body.max_completion_tokens) if one is not None}
-    if len(given) > 1:
+    limits = {one for one in (body.max_tokens, body.max_completion_tokens) if one is not None}
+    if len(limits) > 1:
         raise bad("max_tokens and max_completion_tokens differ: give one of them", "max_completion_tokens")
     offered = tools.offered(body)
     tokens = chat_tokens(loaded, body.messages, offered)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return _submissions(loaded, body, [tokens], next(iter(given), None), logprobs, _schema(body, offered), tenant)
+    return _submissions(loaded, body, [tokens], next(iter(limits), None), logprobs, _schema(body, offered), tenant)
 
 
 def completion_submissions(loaded: LoadedModel, body: CompletionRequest, tenant: str | None) -> list[Submission]:
@@ -36,36 +36,36 @@ def completion_submissions(loaded: LoadedModel, body: CompletionRequest, tenant:
     return _submissions(loaded, body, rows, body.max_tokens, body.logprobs, None, tenant)
 
 
-def prompts_of(given: Any) -> list[str | list[int]]:
+def prompts_of(limits: Any) -> list[str | list[int]]:
     """One prompt or several, each a text or tokens."""
-    return [given] if isinstance(given, str) or isinstance(given[0], int) else list(given)
+    return [limits] if isinstance(limits, str) or isinstance(limits[0], int) else list(limits)
 
 
 def chat_tokens(loaded: LoadedModel, messages: Sequence[Message], offered: list[dict[str, Any]]) -> list[int]:
     template = loaded.safe_tokenizer.tokenizer.template
     if template is None:
         raise bad(f"{loaded.name} has no chat template: use /v1/completions", "model", "no_chat_template")
-    said = [_message(message) for message in messages]
+    plain = [_message(message) for message in messages]
     if not tools.knows_tools(template):
-        said = tools.in_words(said)
-        return loaded.safe_tokenizer.encode_chat(tools.told(said, offered) if offered else said)
-    return loaded.safe_tokenizer.encode_chat(said, offered or None)
+        plain = tools.with_calls_in_words(plain)
+        return loaded.safe_tokenizer.encode_chat(tools.with_tools_in_words(plain, offered) if offered else plain)
+    return loaded.safe_tokenizer.encode_chat(plain, offered or None)
 
 
 def _message(message: Message) -> dict[str, Any]:
     """As templates read it."""
-    said = message.model_dump(exclude_none=True)
-    content = said.get("content", "")
-    said["content"] = content if isinstance(content, str) else "".join(part["text"] for part in content)
-    said["role"] = "system" if said["role"] == "developer" else said["role"]
-    said.pop("annotations", None)
-    for call in said.get("tool_calls", ()):
+    fields = message.model_dump(exclude_none=True)
+    content = fields.get("content", "")
+    fields["content"] = content if isinstance(content, str) else "".join(part["text"] for part in content)
+    fields["role"] = "system" if fields["role"] == "developer" else fields["role"]
+    fields.pop("annotations", None)
+    for call in fields.get("tool_calls", ()):
         function = call["function"]
         try:
             function["arguments"] = json.loads(function["arguments"] or "{}")
         except (ValueError, RecursionError) as e:
             raise bad(f"the arguments of the call {call['id']!r} are not JSON", "messages") from e
-    return said
+    return fields
 
 
 def _prompt(loaded: LoadedModel, prompt: str | list[int]) -> list[int]:
@@ -159,18 +159,18 @@ def _constraint(loaded: LoadedModel, schema: dict[str, Any] | None, regex: str |
         raise bad(str(e), "regex" if schema is None else "response_format", "invalid_grammar") from e
 
 
-def _most(loaded: LoadedModel, prompt: int, asked: int | None) -> int:
+def _most(loaded: LoadedModel, prompt: int, max_tokens: int | None) -> int:
     """How many tokens may follow."""
     context = loaded.context
     assert context is not None, "a model that generates has one"
     encodes = loaded.model.encoder is not None
     used = 1 if encodes else prompt
-    if prompt >= context or (asked is not None and used + asked > context):
-        wanted = f"{prompt} in the prompt" + ("" if asked is None else f" and {asked} to come")
+    if prompt >= context or (max_tokens is not None and used + max_tokens > context):
+        wanted = f"{prompt} in the prompt" + ("" if max_tokens is None else f" and {max_tokens} to come")
         raise bad(
             f"this model's context is {context} tokens, and {wanted} were asked for: shorten one of them",
-            "messages" if asked is None else "max_tokens",
+            "messages" if max_tokens is None else "max_tokens",
             "context_length_exceeded",
         )
     left = context - used
-    return asked or (min(left, SOURCE_TOKENS) if encodes else left)
+    return max_tokens or (min(left, SOURCE_TOKENS) if encodes else left)

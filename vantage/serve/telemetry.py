@@ -88,6 +88,6 @@ class Telemetry:
 
 
 def _headers(message: Any, id: str) -> list[tuple[bytes, bytes]]:
-    given = list(message.get("headers", ()))
-    names = {name.lower() for name, _ in given}
-    return [*given, *((n, v) for n, v in ((b"x-request-id", id.encode()), *SAFE) if n not in names)]
+    headers = list(message.get("headers", ()))
+    names = {name.lower() for name, _ in headers}
+    return [*headers, *((n, v) for n, v in ((b"x-request-id", id.encode()), *SAFE) if n not in names)]

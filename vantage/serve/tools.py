@@ -55,9 +55,14 @@ def forced(request: ChatRequest, tools: Sequence[dict[str, Any]]) -> dict[str, A
         for key in ("$defs", "definitions"):
             for inner, schema in dict(parameters.pop(key, None) or {}).items():
                 defs[f"{name}.{inner}"] = _moved(schema, name)
-        made = {"name": {"const": name}, "arguments": _moved(parameters, name)}
+        fields = {"name": {"const": name}, "arguments": _moved(parameters, name)}
         calls.append(
-            {"type": "object", "properties": made, "required": ["name", "arguments"], "additionalProperties": False}
+            {
+                "type": "object",
+                "properties": fields,
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
         )
     schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
     return {**schema, "$defs": defs} if defs else schema
@@ -79,7 +84,7 @@ def knows_tools(template: str | None) -> bool:
     return template is not None and re.search(r"\btools\b", template) is not None
 
 
-def told(messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_tools_in_words(messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages with the tools in words, for a template that does not know any."""
     words = SYSTEM.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
     if messages[0]["role"] == "system":
@@ -87,17 +92,17 @@ def told(messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> lis
     return [{"role": "system", "content": words}, *messages]
 
 
-def in_words(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_calls_in_words(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Calls that were made before, as the answers they were, for the same templates."""
-    said = []
+    rewritten = []
     for message in messages:
         calls = message.get("tool_calls")
         if calls:
             written = [f"{OPEN}\n{json.dumps(call['function'], ensure_ascii=False)}\n{CLOSE}" for call in calls]
             rest = {key: value for key, value in message.items() if key != "tool_calls"}
             message = {**rest, "content": "\n".join([message["content"], *written]).strip()}
-        said.append(message)
-    return said
+        rewritten.append(message)
+    return rewritten
 
 
 # ---- finding them again
@@ -155,7 +160,7 @@ class ToolParser:
 
     def _calls(self, text: str) -> list[ParsedCall]:
         tagged = re.findall(f"{OPEN}(.*?)(?:{CLOSE}|$)", text, re.DOTALL)
-        found: list[ParsedCall] = []
+        calls: list[ParsedCall] = []
         for part in tagged or [text]:
             try:
                 read = json.loads(part)
@@ -165,8 +170,8 @@ class ToolParser:
                 call = self._call(one)
                 if call is None:
                     return []
-                found.append(call)
-        return found
+                calls.append(call)
+        return calls
 
     def _call(self, read: Any) -> ParsedCall | None:
         if not isinstance(read, dict) or not isinstance(read.get("name"), str) or read["name"] not in self._names:

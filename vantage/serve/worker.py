@@ -16,7 +16,7 @@ from typing import final
 from vantage.errors import VantageError
 from vantage.generation import Engine, Event, Request, Stats
 from vantage.model import Model
-from vantage.serve.engine_jobs import EngineJob, SampleEvent, Submission
+from vantage.serve.engine_jobs import EngineJob, Submission
 from vantage.serve.errors import ApiError, bad, failed, overloaded
 from vantage.serve.logs import ServerLog
 from vantage.serve.settings import Batching
@@ -93,7 +93,7 @@ class Worker:
     # ---------------------------------------------------------------- in the thread
 
     def _run(self) -> None:
-        told = 0.0
+        last_snapshot = 0.0
         while not self._stopping:
             self._take(wait=self._engine.idle)
             try:
@@ -103,8 +103,8 @@ class Worker:
                 continue
             self._deliver(events)
             now = time.monotonic()
-            if now - told > SNAPSHOT_S or self._engine.idle:
-                told, self.snapshot = now, self._look()
+            if now - last_snapshot > SNAPSHOT_S or self._engine.idle:
+                last_snapshot, self.snapshot = now, self._look()
 
     def _take(self, *, wait: bool) -> None:
         """Everything that was asked since the last step; waits for something where there is nothing else to do."""
@@ -144,9 +144,9 @@ class Worker:
 
     def _deliver(self, events: list[Event]) -> None:
         """One call into the loop for all that a step brought."""
-        by_request: dict[Request, list[SampleEvent]] = {}
+        by_request: dict[Request, list[Event]] = {}
         for event in events:
-            by_request.setdefault(event.request, []).append(SampleEvent(event.sample, event.pick, event.finish))
+            by_request.setdefault(event.request, []).append(event)
         calls: list[Callable[[], None]] = []
         for request, news in by_request.items():
             job = self._jobs.get(request)

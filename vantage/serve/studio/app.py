@@ -20,7 +20,7 @@ from vantage.serve.state import ServerState
 from vantage.serve.studio import page_files
 from vantage.serve.studio.pages import routers
 from vantage.serve.studio.state import Studio
-from vantage.serve.studio.token_check import API, TokenCheck
+from vantage.serve.studio.token_check import TokenCheck
 
 
 def create_studio(
@@ -36,7 +36,7 @@ def create_studio(
     _check(settings)
     token = secrets.token_urlsafe(32)
     check = Middleware(TokenCheck, token=token)
-    app = assemble(settings, load=load, log=log, within=[check], bodies=(f"{API}/",))
+    app = assemble(settings, load=load, log=log, within=[check])
     state: ServerState = app.state.vantage
     names = tuple(served.name for served in settings.models)
     studio = Studio(state.model_pool, state.log, token=token, folder=folder or home() / "studio", names=names)

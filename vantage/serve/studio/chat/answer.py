@@ -6,26 +6,28 @@ import contextlib
 import math
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from vantage.generation import Sampling, Stop
-from vantage.generation.cached_sequence import Ending
-from vantage.generation.prompts import end_tokens
-from vantage.generation.sampling import Pick, Picker
+from vantage.errors import BadInput
+from vantage.generation import Sampling
+from vantage.generation.conversation import ContextFull
+from vantage.generation.decode import DecodeLoop
+from vantage.generation.sampling import Picker
 from vantage.inspect.select import labels
 from vantage.model import Model
 from vantage.serve.errors import bad
-from vantage.serve.studio.chat.talks import Talk, Talks, Turn
+from vantage.serve.logprobs import LEAST
+from vantage.serve.studio.chat.conversations import Conversations, StudioConversation
 from vantage.serve.studio.chat.watch import AttentionWatch, ProjectionCounter, cache_report
 
-Event = tuple[str, dict[str, Any]]  # its name, and the fields of its model in answers.py
 CHUNK = 128  # prompt tokens between two looks whether the reader is still there
 LIKELY = 12  # tokens of the distribution beside each token
-LEAST = -9999.0  # JSON has no infinity
+
+Event = tuple[str, dict[str, Any]]  # its name, and the fields of its model in answers.py
 
 
 def likely(model: Model, sampling: Sampling, logits_V: Tensor, count: int) -> list[dict[str, Any]]:
@@ -42,138 +44,111 @@ def likely(model: Model, sampling: Sampling, logits_V: Tensor, count: int) -> li
 
 @final
 @dataclass(eq=False)
-class Answer:
-    """One answer on its way. Runs in the thread of its model. ``layer``: whose attention is watched; "mean": of all."""
+class WatchedAnswer:
+    """One answer on its way, in the worker thread of its model.
 
-    talks: Talks
-    talk: Talk
+    ``layer``: whose attention is watched; "mean": of all.
+    """
+
+    conversations: Conversations
+    talk: StudioConversation
     message: str
     sampling: Sampling
     most: int
     layer: int | str | None
-    picks: list[Pick] = field(default_factory=list)
-    shown: list[str] = field(default_factory=list)
-    finish: str = "stopped"
-    first_ms: float = 0.0
+    loop: DecodeLoop | None = None
 
     @torch.inference_mode()
     def run(self) -> Generator[Event]:
         """Everything from the prompt to the end. Whoever closes this early keeps what was said."""
-        began = time.perf_counter()
-        talk, row, model = self.talk, self.talk.row, self.talk.row.model
-        prompt, plainly = talk.prompt(self.message)
-        most = self._room(model, prompt)
-        gaze = (
+        began, first_ms = time.perf_counter(), 0.0
+        model = self.talk.conversation.model
+        watch = (
             None if self.layer is None else AttentionWatch(model, self.layer if isinstance(self.layer, int) else None)
         )
-        picker = Picker(self.sampling, prompt, vocab=model.spec.vocab, sample=len(talk.turns))
-        ending = Ending(Stop.of(None).also(end_tokens(model)), model.tokenizer)
-        reused = row.match(prompt)
-        meter = ProjectionCounter(row)
-        talk.show(cache_report(row, reused))
-        self.talks.put(talk)
-        yield (
-            "start",
-            {
-                "conversation": talk.id,
-                "turn": len(talk.turns),
-                "prompt_tokens": len(prompt),
-                "reused_tokens": reused,
-                "tokens": labels(model, prompt),
-                "cache": cache_report(row, reused),
-                "cost": meter.counts(),
-            },
-        )
-        try:
-            yield from self._read(prompt[reused:-1], meter)
-            for event in self._write(prompt, reused, most, picker, ending, gaze, meter):
-                self.first_ms = self.first_ms or 1e3 * (time.perf_counter() - began)
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._keep)  # the last of all: after the conversation has taken the answer in
+            loop = self.loop = self._begin(stack)
+            counter = ProjectionCounter(loop.row)
+            self._show(loop)
+            yield "start", self._start(loop, counter)
+            total = len(loop.prompt) - 1 - len(loop.row.tokens)
+            for done in loop.read(CHUNK):  # natively, since nobody watches these
+                counter.count()
+                yield "prompt", {"done": done, "total": total}
+            for event in self._write(loop, watch, counter):
+                first_ms = first_ms or 1e3 * (time.perf_counter() - began)
                 yield event
-            self.finish = "length" if ending.why is None else "stop"
-        finally:
-            text = self._keep(prompt, plainly, ending, reused)
-        yield "done", self._done(prompt, reused, meter, text, 1e3 * (time.perf_counter() - began))
+        times = {"ms_total": round(1e3 * (time.perf_counter() - began), 3), "ms_first": round(first_ms, 3)}
+        yield "done", self._done(loop, {**counter.counts(), **times})
 
-    def _room(self, model: Model, prompt: list[int]) -> int:
-        limit = model.context_length
-        if not prompt:
-            raise bad("the message is empty: write something", "message")
-        if limit is not None and len(prompt) >= limit:
+    def _begin(self, stack: contextlib.ExitStack) -> DecodeLoop:
+        answering = self.talk.conversation.answering(self.message, sampling=self.sampling, max_tokens=self.most)
+        try:
+            return stack.enter_context(answering)
+        except ContextFull as e:
             raise bad(
-                f"this conversation has {len(prompt):,} tokens with the new message, and the model's context is "
-                f"{limit:,}: shorten the message, branch from an earlier turn, or start a new conversation",
+                f"this conversation has {e.tokens:,} tokens with the new message, and the model's context is "
+                f"{e.limit:,}: shorten the message, branch from an earlier turn, or start a new conversation",
                 "message",
                 "context_length_exceeded",
-            )
-        return self.most if limit is None else min(self.most, limit - len(prompt))
+            ) from e
+        except BadInput as e:
+            raise bad(str(e), "message") from e
 
-    def _read(self, tokens: list[int], meter: ProjectionCounter) -> Iterator[Event]:
-        """The prompt but for its last token, in pieces: natively, since nobody watches these."""
-        for at in range(0, len(tokens), CHUNK):
-            self.talk.row.feed(tokens[at : at + CHUNK])
-            meter.count()
-            yield "prompt", {"done": min(at + CHUNK, len(tokens)), "total": len(tokens)}
-
-    def _write(
-        self,
-        prompt: list[int],
-        reused: int,
-        most: int,
-        picker: Picker,
-        ending: Ending,
-        gaze: AttentionWatch | None,
-        meter: ProjectionCounter,
-    ) -> Iterator[Event]:
-        row, model, pending = self.talk.row, self.talk.row.model, prompt[-1:]
-        for index in range(len(prompt), len(prompt) + most):
+    def _write(self, loop: DecodeLoop, watch: AttentionWatch | None, counter: ProjectionCounter) -> Iterator[Event]:
+        model, steps = loop.row.model, loop.run()
+        while True:
             began = time.perf_counter()
-            with contextlib.nullcontext() if gaze is None else gaze.on():
-                logits = row.feed(pending)[-1]
-            meter.passed()
-            pick = picker.pick(logits)
-            picker.took(pick.token)
-            over = ending(pick.token)
-            self.picks.append(pick)
-            self.shown.append(ending.shown())
-            self.talks.keep(self.talk.id, index, logits.clone())
-            said: dict[str, Any] = {
+            with contextlib.nullcontext() if watch is None else watch.on():
+                step = next(steps, None)
+            if step is None:
+                return
+            counter.passed()
+            (pick,), (logits,) = step.picks, step.logits_nV
+            index = len(loop.prompt) + len(loop.picks) - 1
+            self.conversations.keep_logits(self.talk.id, index, logits.clone())
+            token: dict[str, Any] = {
                 "index": index,
                 "id": pick.token,
-                "text": self.shown[-1],
+                "text": step.text,
                 "token": labels(model, [pick.token])[0],
                 "logprob": pick.logprob if math.isfinite(pick.logprob) else LEAST,
-                "top": likely(model, picker.sampling, logits, LIKELY),
-                "attention": [] if gaze is None else gaze.take(),
-                "cache": cache_report(row, reused),
-                "cost": meter.counts(),
+                "top": likely(model, loop.picker.sampling, logits, LIKELY),
+                "attention": [] if watch is None else watch.take(),
+                "cache": cache_report(loop.row, loop.reused),
+                "cost": counter.counts(),
             }
-            yield "token", {**said, "ms": round(1e3 * (time.perf_counter() - began), 3)}
-            if over:
-                return
-            pending = [pick.token]
+            yield "token", {**token, "ms": round(1e3 * (time.perf_counter() - began), 3)}
 
-    def _keep(self, prompt: list[int], plainly: list[int], ending: Ending, reused: int) -> str:
-        """Take in an answer, whole or broken off; its text. What was stopped before its first token did not happen."""
-        talk, tokens = self.talk, tuple(pick.token for pick in self.picks)
-        # after an interrupt anywhere; and nobody has asked yet what follows the last token
-        talk.row.settle([*prompt, *tokens[:-1]] if tokens else prompt)
-        text = "".join(self.shown) + ending.flush()
-        if tokens:
-            ended = ending.why == "stop token"
-            turn = Turn(self.message, text, self.finish, tuple(prompt), tuple(plainly), tokens, ended, talk.id)
-            talk.turns = (*talk.turns, turn)
-        talk.show(cache_report(talk.row, reused))
-        self.talks.put(talk)
-        return text
+    def _keep(self) -> None:
+        """The answer, whole or broken off, is a turn. What was stopped before its first token did not happen."""
+        loop = self.loop
+        if loop is not None:
+            if loop.picks:
+                self.talk.take([*loop.prompt, *(pick.token for pick in loop.picks)])
+            self._show(loop)
 
-    def _done(
-        self, prompt: list[int], reused: int, meter: ProjectionCounter, text: str, total_ms: float
-    ) -> dict[str, Any]:
-        usage = {
-            "prompt_tokens": len(prompt),
-            "completion_tokens": len(self.picks),
-            "total_tokens": len(prompt) + len(self.picks),
-            "reused_tokens": reused,
+    def _show(self, loop: DecodeLoop) -> None:
+        self.talk.show(cache_report(loop.row, loop.reused))
+        self.conversations.put(self.talk)
+
+    def _start(self, loop: DecodeLoop, counter: ProjectionCounter) -> dict[str, Any]:
+        return {
+            "conversation": self.talk.id,
+            "turn": len(self.talk.turns),
+            "prompt_tokens": len(loop.prompt),
+            "reused_tokens": loop.reused,
+            "tokens": labels(loop.row.model, loop.prompt),
+            "cache": cache_report(loop.row, loop.reused),
+            "cost": counter.counts(),
         }
-        times = {"ms_total": round(total_ms, 3), "ms_first": round(self.first_ms, 3)}
-        return {"finish": self.finish, "usage": usage, "cost": {**meter.counts(), **times}, "text": text}
+
+    def _done(self, loop: DecodeLoop, cost: dict[str, Any]) -> dict[str, Any]:
+        usage = {
+            "prompt_tokens": len(loop.prompt),
+            "completion_tokens": len(loop.picks),
+            "total_tokens": len(loop.prompt) + len(loop.picks),
+            "reused_tokens": loop.reused,
+        }
+        return {"finish": loop.ending.finish, "usage": usage, "cost": cost, "text": loop.text}

@@ -1,44 +1,37 @@
-"""From the tokens of one sample to its text and log-probabilities."""
+"""The tokens of an answer and their log-probabilities, as OpenAI's API has them."""
 
 from __future__ import annotations
 
 from typing import Any, final
 
-from vantage.generation import Pick, Stop, StopWatcher
-from vantage.serve.engine_jobs import SampleEvent
+from vantage.generation import Event, Pick
 from vantage.serve.model_pool import LoadedModel
 
 LEAST = -9999.0  # JSON has no infinity
 
 
 @final
-class Voice:
-    """Text that may be shown, and the tokens it was made of."""
+class ChoiceTokens:
+    """The tokens of one choice, each held until its text is shown."""
 
-    def __init__(self, loaded: LoadedModel, stop: Stop):
-        self._texts, self._stop = loaded.texts, stop
-        self._watcher = StopWatcher(loaded.safe_tokenizer.tokenizer, stop.strings)
+    def __init__(self, loaded: LoadedModel):
+        self._texts = loaded.texts
         self._picks: list[Pick] = []
-        self.tokens = 0
+        self.count = 0
         self.finish: str | None = None
+        self._cut = False  # the answer ended before a stop string, which some of its tokens are part of
 
-    def push(self, event: SampleEvent) -> str:
-        """The text that became certain with this token."""
-        text = ""
+    def push(self, event: Event) -> None:
         if event.pick is not None:
-            self.tokens += 1
-            if event.pick.token not in self._stop.tokens:  # a token that ends an answer says nothing
-                text = self._watcher.push(event.pick.token)
+            self.count += 1
+            if event.ended_by != "stop token":  # such a token has no text
                 self._picks.append(event.pick)
-        if event.finish is not None:
-            self.finish = event.finish
-            text += self._watcher.flush()
-        return text
+        self.finish, self._cut = event.finish, event.ended_by == "stop string"
 
-    def picks(self, shown: str) -> list[Pick]:
+    def take(self, shown: str) -> list[Pick]:
         """The tokens since the last time. At the end only as many as the text needs: a stop string is not shown."""
         picks, self._picks = self._picks, []
-        if self._watcher.stopped is None:
+        if not self._cut:
             return picks
         kept, length = [], 0
         for pick in picks:

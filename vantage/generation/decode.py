@@ -1,0 +1,197 @@
+"""The decode loop: one sequence stepped forward on its cache, with or without guesses. And what comes of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from vantage.errors import BadInput
+from vantage.generation.cached_sequence import CachedSequence, new_cache
+from vantage.generation.sampling import Constraint, Pick, Picker, Sampling
+from vantage.generation.speculate import Draft, Guess, checked
+from vantage.generation.stops import AnswerText, Stop
+from vantage.model import Model
+from vantage.spec.parts import EncoderOutput
+
+
+@final
+@dataclass(frozen=True)
+class Answer:
+    """One answer, and what it took."""
+
+    text: str  # nothing, if the model has no tokenizer
+    finish: str  # "stop", "length", or "stopped" by hand
+    picks: tuple[Pick, ...]
+    seed: int
+    prompt: int  # tokens before the answer
+    reused: int  # of those, how many had their keys and values already
+    computed: int  # tokens whose keys were computed: what is new of the prompt, the answer, and guesses
+    recomputed: int  # tokens that had been computed before and had to be again
+    calls: int  # forward passes, those of the answer included
+    guessed: int
+    kept: int
+    to_first: float  # seconds to the first token
+    seconds: float  # and to the end
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return tuple(pick.token for pick in self.picks)
+
+
+class Decoded(NamedTuple):
+    """What one pass brought."""
+
+    picks: list[Pick]
+    logits_nV: Tensor  # what each was chosen from
+    text: str  # that became certain
+
+
+@final
+class DecodeLoop:
+    """An answer to a prompt, pass by pass; each pass is at least one token. ``draft=None`` is plain decoding.
+
+    The row goes back to where its tokens and the prompt part. The last token of an answer is not put into
+    the row: nobody has asked what follows it. ``begun``: since when its time is counted.
+    """
+
+    def __init__(
+        self,
+        row: CachedSequence,
+        prompt: Sequence[int],
+        picker: Picker,
+        ending: AnswerText,
+        draft: Draft | None = None,
+        *,
+        begun: float | None = None,
+    ):
+        self.row, self.prompt, self.picker, self.ending = row, list(prompt), picker, ending
+        self.picks: list[Pick] = []  # of the passes that are complete
+        self.text = ""  # of those
+        self.complete = False  # the answer came to its end
+        self._broken = False  # a pass was interrupted, and the ending may know of tokens that nobody saw
+        self._longest = 0 if draft is None else draft.tokens
+        self._guesser = None if draft is None else draft.start(row.model, picker)
+        self._guessed = self._kept = 0
+        self._begun, self._first = time.perf_counter() if begun is None else begun, 0.0
+        self._before = replace(row.work)
+        self.reused = row.match(prompt)
+
+    @property
+    def intact(self) -> bool:
+        """Whether all tokens that were chosen are in ``picks``."""
+        return not self._broken
+
+    def read(self, chunk: int) -> Iterator[int]:
+        """Compute the prompt but for its last token, so many tokens at a time; how many are done after each."""
+        last, start = len(self.prompt) - 1, len(self.row.tokens)
+        for at in range(start, last, chunk):
+            self.row.feed(self.prompt[at : min(at + chunk, last)])
+            yield len(self.row.tokens) - start
+
+    def run(self) -> Iterator[Decoded]:
+        """The answer, or what is left of it."""
+        pending = self.prompt[len(self.row.tokens) :]
+        while self.ending.ended_by is None:
+            self._broken = True
+            step = self._step(pending)
+            self._first = self._first or time.perf_counter() - self._begun
+            self.picks += step.picks
+            self.text += step.text
+            self._broken = False
+            yield step
+            pending = [step.picks[-1].token]
+        self.complete = True
+
+    def flush(self) -> str:
+        """The last of the text, where an answer is broken off."""
+        rest = self.ending.flush() if self.intact else ""
+        self.text += rest
+        return rest
+
+    def answer(self) -> Answer:
+        """What has come of it so far."""
+        work, before = self.row.work, self._before
+        return Answer(
+            self.text,
+            (self.ending.finish if self.complete else None) or "stopped",
+            tuple(self.picks),
+            self.picker.seed,
+            len(self.prompt),
+            self.reused,
+            work.computed - before.computed,
+            work.recomputed - before.recomputed,
+            work.calls - before.calls,
+            self._guessed,
+            self._kept,
+            self._first,
+            time.perf_counter() - self._begun,
+        )
+
+    def _step(self, pending: list[int]) -> Decoded:
+        """One pass over what is pending and a guess, and what comes of it."""
+        row, guess = self.row, self._guess(pending)
+        n = len(guess.tokens)
+        logits = row.feed([*pending, *guess.tokens], n + 1)
+        picks: list[Pick] = []
+        kept = 0
+        for i in range(n + 1):
+            pick = checked(self.picker, logits[i], guess, i) if i < n else self.picker.pick(logits[i])
+            self.picker.took(pick.token)
+            picks.append(pick)
+            right = i < n and pick.token == guess.tokens[i]
+            kept += right
+            if self.ending.push(pick.token) or not right:
+                break
+        if self._guesser is not None:
+            self._guesser.learn(n, kept)
+        self._guessed += n
+        self._kept += kept
+        # the last token is pending in the next step, so it must not be held yet
+        row.crop(len(row.tokens) - n + len(picks) - 1)
+        return Decoded(picks, logits[: len(picks)], self.ending.take())
+
+    def _guess(self, pending: Sequence[int]) -> Guess:
+        """A guess never crosses the declared length: what lies beyond is computed at another one."""
+        room, most = self.row.room, min(self.ending.left - 1, self._longest)
+        most = min(most, most if room is None else max(0, room - len(pending)))
+        if self._guesser is None or most < 1:
+            return Guess()
+        return self._guesser.guess([*self.row.tokens, *pending], most)
+
+
+@torch.inference_mode()
+def speculative(
+    model: Model,
+    tokens: Sequence[int],
+    *,
+    max_tokens: int,
+    draft: Draft | None,
+    sampling: Sampling = Sampling(),
+    stop: Stop | str | int | Sequence[str | int] | None = None,
+    constraint: Constraint | None = None,
+    row: CachedSequence | None = None,
+    source: Tensor | EncoderOutput | None = None,
+) -> Answer:
+    """Go on from ``tokens`` with guesses from ``draft``: ``Lookup()``, ``DraftModel(small)``, or none.
+
+    ``row`` may hold the first of the tokens already; a ring in its cache must have a ``draft`` of at
+    least the guess's length. A stop token ends the answer and is its last token.
+    """
+    if not tokens or max_tokens < 1:
+        raise BadInput(f"{len(tokens)} tokens to go on from, max_tokens={max_tokens}: give at least 1 of each")
+    if row is None:
+        row = CachedSequence(model, new_cache(model, "contiguous", 0 if draft is None else draft.tokens), (), source)
+    if len(row.tokens) >= len(tokens):
+        raise BadInput(
+            f"the cache holds {len(row.tokens)} tokens of {len(tokens)}: at least one must be left to compute"
+        )
+    text = AnswerText(Stop.of(stop), model.tokenizer, max_tokens=max_tokens, constraint=constraint)
+    loop = DecodeLoop(row, tokens, Picker(sampling, tokens, vocab=model.spec.vocab, constraint=constraint), text, draft)
+    for _ in loop.run():
+        pass
+    return loop.answer()
