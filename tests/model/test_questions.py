@@ -10,7 +10,7 @@ from vantage.generation import generate
 from vantage.model import build, decoder, empty_model, encoder, encoder_decoder, no_weights
 from vantage.model.packed import quantise
 from vantage.model.patches import Patches
-from vantage.model.recurrent import Recurrent, RecurrentSpec
+from vantage.model.recurrent import RecurrentModel, RecurrentSpec
 from vantage.position import Learned
 from vantage.spec.masks import Causal, Everything, Prefix
 from vantage.spec.model import Embedding, Head
@@ -26,7 +26,7 @@ def test_device_and_dtype_are_those_of_the_weights():
     packed = build(decoder(**SMALL))
     quantise(packed, 8)
     assert (packed.device, packed.dtype) == (torch.device("cpu"), torch.float32)
-    recurrent = Recurrent(RecurrentSpec(8, 4)).to("meta", torch.float64)
+    recurrent = RecurrentModel(RecurrentSpec(8, 4)).to("meta", torch.float64)
     assert (recurrent.device, recurrent.dtype) == (torch.device("meta"), torch.float64)
 
 

@@ -12,7 +12,7 @@ from vantage.model.norms import RMSNorm
 from vantage.spec.masks import Everything, SameSegment, Window
 from vantage.spec.options import DecoderOptions, EncoderDecoderOptions, EncoderOptions
 from vantage.spec.registry import parameters
-from vantage.training.models import Asked, Decoder, Encoder, EncoderDecoder
+from vantage.training.models import DataFacts, Decoder, Encoder, EncoderDecoder
 from vantage.training.settings import settings_of
 
 SMALL = {"width": 16, "layers": 2, "heads": 2}
@@ -109,7 +109,7 @@ def settings(model, task="copy"):
 def test_the_settings_gain_what_they_lacked():
     latent = {"is": "latent", "heads": 2, "kv_rank": 8, "nope_dim": 8, "rope_dim": 8, "value_dim": 8, "norm": "rmsnorm"}
     section = settings({"is": "encoder", "width": 16, "layers": 1, "attention": latent}, "parity").model
-    assert section.spec(Asked(8, 0, 2)).layers[0].attention == Latent(2, 8, 8, 8, 8, norm=RMSNorm())
+    assert section.spec(DataFacts(8, 0, 2)).layers[0].attention == Latent(2, 8, 8, 8, 8, norm=RMSNorm())
     section = settings({"is": "encoder_decoder", **SMALL, "window": 3, "bias": False}).model
     assert section.spec(8).layers[0].mask.reach() == 3
     assert not section.spec(8).layers[0].attention.bias

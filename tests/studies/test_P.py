@@ -321,12 +321,12 @@ def fails(tag: str, begins: str, **values) -> None:
 
 
 def test_P1_fails_if_the_feed_forward_layer_knows_places(monkeypatch):
-    real = feed_forward.Plain.forward
+    real = feed_forward.PlainFeedForward.forward
 
     def placed(self, x, ctx=None):
         return real(self, x, ctx) + torch.arange(x.shape[1], dtype=x.dtype)[:, None]
 
-    monkeypatch.setattr(feed_forward.Plain, "forward", placed)
+    monkeypatch.setattr(feed_forward.PlainFeedForward, "forward", placed)
     fails("P1", "and feed-forward")
 
 

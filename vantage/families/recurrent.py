@@ -1,6 +1,6 @@
 """Recurrent encoder-decoders in a folder: config.json with the spec, and safetensors under our own names.
 
-The layout of ``built``, apart from it because a ``Recurrent`` is no ``Model``: it has no cache, kernel or positions.
+The layout of ``built``, apart from it as a ``RecurrentModel`` is no ``Model``: it has no cache, kernel or positions.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from vantage.checkpoints.folder import Folder, plain_dtype, write_folder
 from vantage.errors import BadInput, CheckpointError, Refused
 from vantage.families.packing import sound
 from vantage.model import no_weights
-from vantage.model.recurrent import Recurrent, RecurrentSpec
+from vantage.model.recurrent import RecurrentModel, RecurrentSpec
 
 NAME, VERSION = "vantage-recurrent", 1
 
 
-def save_recurrent(model: Recurrent, folder: str | Path) -> None:
+def save_recurrent(model: RecurrentModel, folder: str | Path) -> None:
     """Write a model as a folder that ``load_recurrent`` reads back."""
     config = {"model_type": NAME, "spec_version": VERSION, "spec": asdict(model.spec)}
     write_folder(folder, config | {"dtype": plain_dtype(model.dtype)}, dict(model.named_parameters()))
 
 
-def load_recurrent(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Recurrent:
+def load_recurrent(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> RecurrentModel:
     """The model of a folder. Every key of its config is read, every tensor used and every parameter filled."""
     checkpoint = Folder(folder)
     if checkpoint.config.get("model_type") != NAME:
@@ -42,7 +42,7 @@ def load_recurrent(folder: str | Path, *, dtype: torch.dtype = torch.float32) ->
     config.settle()
     try:
         with no_weights():
-            model = Recurrent(spec)
+            model = RecurrentModel(spec)
     except (RuntimeError, ValueError, ArithmeticError) as e:  # torch's own: a size that overflows
         raise CheckpointError(f"{folder}: {e}") from e
     _balance(model, checkpoint)
@@ -65,7 +65,7 @@ def _spec(settings: Any) -> RecurrentSpec:
         raise CheckpointError(f"config.json: spec: {e}") from e
 
 
-def _balance(model: Recurrent, checkpoint: Folder) -> None:
+def _balance(model: RecurrentModel, checkpoint: Folder) -> None:
     """Names and shapes on both sides, before any data is read."""
     ours, theirs = {name: tuple(p.shape) for name, p in model.named_parameters()}, set(checkpoint.names())
     if missing := sorted(ours.keys() - theirs):

@@ -43,10 +43,10 @@ class FeedForward:
         return f"{'gated ' if self.gated else ''}{self.activation}, {self.hidden:,}"
 
     def build(self, width: int, linear: LinearMaker) -> nn.Module:
-        return (Gated if self.gated else Plain)(self, width, linear)
+        return (GatedFeedForward if self.gated else PlainFeedForward)(self, width, linear)
 
 
-class Plain(nn.Module):
+class PlainFeedForward(nn.Module):
     def __init__(self, config: FeedForward, width: int, linear: LinearMaker):
         super().__init__()
         self.act = ACTIVATIONS[config.activation]
@@ -63,7 +63,7 @@ class Plain(nn.Module):
         return program.linear(self.down, active, into, "fed forward")
 
 
-class Gated(nn.Module):
+class GatedFeedForward(nn.Module):
     def __init__(self, config: FeedForward, width: int, linear: LinearMaker):
         super().__init__()
         self.act = ACTIVATIONS[config.activation]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vantage.figures import Bars, Figure, Heat, Line, Lines
-from vantage.model.recurrent import Recurrent, RecurrentSpec, build_recurrent, same_size
+from vantage.model.recurrent import RecurrentModel, RecurrentSpec, build_recurrent, same_size
 from vantage.model.recurrent import parameters as count_parameters
 from vantage.studies.shared.findings import conclude, held, interval
 from vantage.studies.shared.runs import TrainingProgress
@@ -40,7 +40,7 @@ READABLE = 0.9  # R² from which a number is said to be in the states
 class ModelFindings:
     """One of the two models, trained and looked into."""
 
-    model: Recurrent
+    model: RecurrentModel
     scores: dict[int, ScoreRecord]  # by length
     probes: dict[str, LinearProbe]
     fresh: dict[str, LinearProbe]  # the same of a model without training
@@ -113,13 +113,13 @@ def _train_and_probe(
     with tempfile.TemporaryDirectory() as place:
         trained = train(settings, out=Path(place) / "run", device="cpu", report=report)
     progress(report.high, f"{report.what}: probes")
-    assert isinstance(trained.model, Recurrent)
+    assert isinstance(trained.model, RecurrentModel)
     scores = {int(score.set.removeprefix("length ")): score for score in trained.scores}
     fresh = build_recurrent(spec, seed=seed + 1)
     return ModelFindings(trained.model, scores, _probed(trained.model, seed), _probed(fresh, seed))
 
 
-def _probed(model: Recurrent, seed: int) -> dict[str, LinearProbe]:
+def _probed(model: RecurrentModel, seed: int) -> dict[str, LinearProbe]:
     batches = [batch for some in _data(seed).held_out().values() for batch in some]
     count = decoder_count(model, batches)
     return dict(zip(PROBED, (encoder_position(model, batches), count.step, count.remaining), strict=True))
@@ -155,13 +155,13 @@ def _sentence() -> Batch:
 
 
 @torch.no_grad()
-def _alignment(model: Recurrent, batch: Batch) -> Tensor:
+def _alignment(model: RecurrentModel, batch: Batch) -> Tensor:
     """(B, T, S) under teacher forcing."""
     assert batch.source is not None
     return model.align(batch.tokens, source=batch.source, source_mask=batch.source_mask)[1]
 
 
-def _on_the_right_one(model: Recurrent, seed: int) -> float:
+def _on_the_right_one(model: RecurrentModel, seed: int) -> float:
     """The share of characters whose greatest weight is on the one they convert: after the mark, in order."""
     hits: list[float] = []
     for batch in _data(seed).held_out()[f"length {LONGEST}"]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vantage.errors import BadInput
 from vantage.model import Model
-from vantage.model.recurrent import Recurrent
+from vantage.model.recurrent import RecurrentModel
 from vantage.spec.parts import INIT_STD, EncoderOutput
 from vantage.spec.positions import Positions
 from vantage.training.batch import IGNORE, Batch
@@ -54,7 +54,7 @@ class PairLearner(nn.Module):
 class RecurrentLearner(nn.Module):
     """A recurrent encoder-decoder."""
 
-    def __init__(self, model: Recurrent):
+    def __init__(self, model: RecurrentModel):
         super().__init__()
         self.core = model
 

@@ -24,7 +24,7 @@ WIDTH, LAYERS, HEADS = 256, 4, 4  # unless said
 
 
 @dataclass(frozen=True)
-class Asked:
+class DataFacts:
     """What the data say of the model that is to read them."""
 
     vocab: int
@@ -45,11 +45,11 @@ class ModelSection(Protocol):
         """Options that earlier versions did not have and that are at their defaults: such a run is still the same."""
         ...
 
-    def check(self, asked: Asked) -> None:
+    def check(self, facts: DataFacts) -> None:
         """Refuse now what could not be built, before anything is allocated."""
         ...
 
-    def learner(self, asked: Asked) -> Learner:
+    def learner(self, facts: DataFacts) -> Learner:
         """The model, inside the module that trains it."""
         ...
 
@@ -73,11 +73,11 @@ class Decoder(DecoderOptions):
     def spec(self, vocab: int) -> ModelSpec:
         return decoder_spec(vocab, _own_heads(self))
 
-    def check(self, asked: Asked) -> None:
-        self.spec(asked.vocab)
+    def check(self, facts: DataFacts) -> None:
+        self.spec(facts.vocab)
 
-    def learner(self, asked: Asked) -> Learner:
-        return _learner_of(build(self.spec(asked.vocab), seed=asked.seed), asked, "last")
+    def learner(self, facts: DataFacts) -> Learner:
+        return _learner_of(build(self.spec(facts.vocab), seed=facts.seed), facts, "last")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,16 +97,16 @@ class Encoder(EncoderOptions):
     def unsaid(self) -> frozenset[str]:
         return _at_default(self, "attention", "bias", "mask")
 
-    def spec(self, asked: Asked) -> ModelSpec:
-        spec = encoder_spec(asked.vocab, _own_heads(self))
-        return spec if asked.classes else replace(spec, head=Head(tied=True))
+    def spec(self, facts: DataFacts) -> ModelSpec:
+        spec = encoder_spec(facts.vocab, _own_heads(self))
+        return spec if facts.classes else replace(spec, head=Head(tied=True))
 
-    def check(self, asked: Asked) -> None:
-        self.spec(asked)
+    def check(self, facts: DataFacts) -> None:
+        self.spec(facts)
 
-    def learner(self, asked: Asked) -> Learner:
-        model = build(self.spec(asked), seed=asked.seed)
-        return Classifier(model, asked.classes, self.pool, asked.seed) if asked.classes else TokenLearner(model)
+    def learner(self, facts: DataFacts) -> Learner:
+        model = build(self.spec(facts), seed=facts.seed)
+        return Classifier(model, facts.classes, self.pool, facts.seed) if facts.classes else TokenLearner(model)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,11 +130,11 @@ class EncoderDecoder(EncoderDecoderOptions):
     def spec(self, vocab: int) -> ModelSpec:
         return encoder_decoder_spec(vocab, _own_heads(self))
 
-    def check(self, asked: Asked) -> None:
-        self.spec(asked.vocab)
+    def check(self, facts: DataFacts) -> None:
+        self.spec(facts.vocab)
 
-    def learner(self, asked: Asked) -> Learner:
-        return PairLearner(build(self.spec(asked.vocab), seed=asked.seed))
+    def learner(self, facts: DataFacts) -> Learner:
+        return PairLearner(build(self.spec(facts.vocab), seed=facts.seed))
 
 
 def _own_heads(section: Options) -> Options:
@@ -171,11 +171,11 @@ class Recurrent:
             vocab, self.width, self.cell, self.layers, self.attention, self.bidirectional, self.dropout, self.feed
         )
 
-    def check(self, asked: Asked) -> None:
-        self.spec(asked.vocab)
+    def check(self, facts: DataFacts) -> None:
+        self.spec(facts.vocab)
 
-    def learner(self, asked: Asked) -> Learner:
-        return RecurrentLearner(build_recurrent(self.spec(asked.vocab), seed=asked.seed))
+    def learner(self, facts: DataFacts) -> Learner:
+        return RecurrentLearner(build_recurrent(self.spec(facts.vocab), seed=facts.seed))
 
 
 @dataclass(frozen=True)
@@ -194,15 +194,15 @@ class Loaded:
     def unsaid(self) -> frozenset[str]:
         return frozenset()
 
-    def check(self, asked: Asked) -> None:
+    def check(self, facts: DataFacts) -> None:
         """Only the names and sizes are looked at: the weights can wait."""
         try:
             family_of(opened(find(self.source), torch.float32).config)
         except VantageError as e:
             raise BadInput(f"model.source: {e}") from e
 
-    def learner(self, asked: Asked) -> Learner:
-        return _learner_of(self.model(asked.seed), asked, self.pool)
+    def learner(self, facts: DataFacts) -> Learner:
+        return _learner_of(self.model(facts.seed), facts, self.pool)
 
     def model(self, seed: int) -> Model:
         model = load(self.source)
@@ -211,15 +211,15 @@ class Loaded:
         return model
 
 
-def _learner_of(model: Model, asked: Asked, pool: str) -> Learner:
-    if asked.classes:
-        return Classifier(model, asked.classes, pool, asked.seed)
-    if asked.vocab > model.spec.vocab:
-        raise BadInput(f"the data have {asked.vocab} tokens, the model {model.spec.vocab}: use the model's tokenizer")
+def _learner_of(model: Model, facts: DataFacts, pool: str) -> Learner:
+    if facts.classes:
+        return Classifier(model, facts.classes, pool, facts.seed)
+    if facts.vocab > model.spec.vocab:
+        raise BadInput(f"the data have {facts.vocab} tokens, the model {model.spec.vocab}: use the model's tokenizer")
     return TokenLearner(model) if model.encoder is None else PairLearner(model)
 
 
 MODELS: tuple[type[Any], ...] = (Decoder, Encoder, EncoderDecoder, Recurrent, Loaded)
 
 
-__all__ = ["MODELS", "Asked", "Decoder", "Encoder", "EncoderDecoder", "Loaded", "Recurrent"]
+__all__ = ["MODELS", "DataFacts", "Decoder", "Encoder", "EncoderDecoder", "Loaded", "Recurrent"]

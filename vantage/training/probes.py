@@ -14,7 +14,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from vantage.errors import BadInput
-from vantage.model.recurrent import Recurrent
+from vantage.model.recurrent import RecurrentModel
 from vantage.training.batch import IGNORE, Batch
 
 Array = NDArray[np.float64]
@@ -70,7 +70,7 @@ def probe(states_ND: ArrayLike, targets_N: ArrayLike, groups_N: ArrayLike, *, se
     )
 
 
-def encoder_position(model: Recurrent, batches: Iterable[Batch], *, seed: int = 0) -> LinearProbe:
+def encoder_position(model: RecurrentModel, batches: Iterable[Batch], *, seed: int = 0) -> LinearProbe:
     """S0's first claim: a token's position can be read off the encoder's state there.
 
     A probe of an untrained model is the control: a recurrence remembers something of its step before any training.
@@ -83,7 +83,7 @@ def encoder_position(model: Recurrent, batches: Iterable[Batch], *, seed: int = 
     return probe(*seen.all(), seed=seed)
 
 
-def decoder_count(model: Recurrent, batches: Iterable[Batch], *, seed: int = 0) -> CountProbes:
+def decoder_count(model: RecurrentModel, batches: Iterable[Batch], *, seed: int = 0) -> CountProbes:
     """S0's second claim: the decoder counts. Read off its states under teacher forcing, where a token is asked for."""
     so_far, remaining = _StateCollector(), _StateCollector()
     for batch, _, decoder in _states(model, batches):
@@ -119,7 +119,7 @@ class _StateCollector:
         return np.concatenate(self.states), np.concatenate(self.targets), np.concatenate(self.groups)
 
 
-def _states(model: Recurrent, batches: Iterable[Batch]) -> Iterable[tuple[Batch, torch.Tensor, torch.Tensor]]:
+def _states(model: RecurrentModel, batches: Iterable[Batch]) -> Iterable[tuple[Batch, torch.Tensor, torch.Tensor]]:
     device, training = model.device, model.training
     model.eval()  # dropout would be noise on the states
     try:

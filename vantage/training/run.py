@@ -21,7 +21,7 @@ from vantage.training.distributed import World, join, shard
 from vantage.training.learners import Learner
 from vantage.training.log import Reporter, ScoreRecord, SilentReporter
 from vantage.training.loop import Loop, TrainState
-from vantage.training.models import Asked, Loaded
+from vantage.training.models import DataFacts, Loaded
 from vantage.training.optimise.tensors import reshard, whole
 from vantage.training.saved_model import save_trained
 from vantage.training.settings import TrainSettings, read_settings, settings_of
@@ -75,7 +75,7 @@ class Run:
             settings.model.reads, settings.seed, settings.loop.batch, _tokenizer(settings), progress=progress
         )
         self.opened: OpenedData = settings.data.open(opening)
-        self.requirements = Asked(self.opened.data.vocab, settings.seed, self.opened.classes)
+        self.requirements = DataFacts(self.opened.data.vocab, settings.seed, self.opened.classes)
         settings.model.check(self.requirements)
         watch = settings.evaluate.watch
         if watch is not None and watch not in self.opened.data.held_out():

@@ -19,7 +19,7 @@ from vantage.families.recurrent import save_recurrent
 from vantage.files import PART, replace_folder
 from vantage.model import Model
 from vantage.model.lora import adapted
-from vantage.model.recurrent import Recurrent
+from vantage.model.recurrent import RecurrentModel
 from vantage.training.learners import Classifier, Learner
 from vantage.training.sources import OpenedData
 
@@ -47,7 +47,7 @@ def save_trained(learner: Learner, opened: OpenedData, folder: Path, base: str |
 
 def _write(learner: Learner, opened: OpenedData, folder: Path, base: str | None) -> None:
     core = learner.core
-    if isinstance(core, Recurrent):
+    if isinstance(core, RecurrentModel):
         save_recurrent(core, folder)
     elif isinstance(core, Model) and adapted(core):
         save_adapter(core, folder, base=base)

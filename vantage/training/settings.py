@@ -22,7 +22,7 @@ from vantage.checkpoints.spec_parts import REGISTRIES, classes_by_place, classes
 from vantage.errors import BadInput, unknown
 from vantage.training.divergence import GuardSettings
 from vantage.training.log import ScoreRecord
-from vantage.training.models import MODELS, Asked, ModelSection
+from vantage.training.models import MODELS, DataFacts, ModelSection
 from vantage.training.optimise import OPTIMISERS, WSD, AdamW, Average, Constant, Cosine, OptimiserConfig
 from vantage.training.sources import SOURCES, DataSection, PromptFiles, TaskExamples, task_names
 from vantage.training.tasks import TASKS, Task
@@ -119,7 +119,7 @@ class TrainSettings:
         if not 0 <= self.seed < 2**63:
             raise BadInput(f"seed={self.seed}: give a number from 0 to 2**63 - 1")
         self.data.check(self.model.reads)
-        self.model.check(Asked(VOCAB, self.seed))
+        self.model.check(DataFacts(VOCAB, self.seed))
 
     def fingerprint(self) -> str:
         """Two runs with the same one compute the same: how often they save does not count, nor how long they go on,

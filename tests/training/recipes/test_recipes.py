@@ -11,7 +11,7 @@ import pytest
 
 from vantage.errors import BadInput
 from vantage.training import Trained, read_settings, recipes, train
-from vantage.training.models import Asked
+from vantage.training.models import DataFacts
 from vantage.training.sources import TaskExamples
 
 NEED_FILES = {
@@ -38,7 +38,7 @@ def test_every_recipe_says_what_it_shows_and_is_read(name: str, files: dict[str,
     assert first.startswith("# ")
     assert first.endswith(".")
     settings, said = read_settings(name, files.get(name, []))
-    settings.model.check(Asked(vocab=100, seed=0))
+    settings.model.check(DataFacts(vocab=100, seed=0))
     assert said["model"]["is"]
 
 
@@ -63,7 +63,7 @@ def test_the_two_recurrent_recipes_differ_in_attention_and_have_as_many_paramete
     """A1 compares them: whatever else differed could be the reason."""
     without, with_attention = (read_settings(name)[0] for name in ("case-rnn", "case-rnn-attention"))
     sizes = [
-        sum(p.numel() for p in made.model.learner(Asked(vocab=59, seed=0)).parameters())
+        sum(p.numel() for p in made.model.learner(DataFacts(vocab=59, seed=0)).parameters())
         for made in (without, with_attention)
     ]
     assert abs(sizes[0] / sizes[1] - 1) < 0.01

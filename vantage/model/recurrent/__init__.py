@@ -8,23 +8,23 @@ import torch
 
 from vantage.errors import BadInput
 from vantage.model.recurrent.decoders import Carried
-from vantage.model.recurrent.module import Recurrent, States
+from vantage.model.recurrent.module import RecurrentModel, States
 from vantage.model.recurrent.spec import CELLS, FEEDS, SCORES, RecurrentSpec
 
 WIDEST = 2**20
 
 
-def build_recurrent(spec: RecurrentSpec, *, seed: int = 0) -> Recurrent:
+def build_recurrent(spec: RecurrentSpec, *, seed: int = 0) -> RecurrentModel:
     """A model with fresh weights. The same seed gives the same weights; torch's own generator is left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Recurrent(spec)
+        return RecurrentModel(spec)
 
 
 def parameters(spec: RecurrentSpec) -> int:
     """How many parameters a model has, without making it."""
     with torch.device("meta"):
-        return sum(p.numel() for p in Recurrent(spec).parameters())
+        return sum(p.numel() for p in RecurrentModel(spec).parameters())
 
 
 def same_size(spec: RecurrentSpec, reference: RecurrentSpec) -> RecurrentSpec:
@@ -54,7 +54,7 @@ __all__ = [
     "FEEDS",
     "SCORES",
     "Carried",
-    "Recurrent",
+    "RecurrentModel",
     "RecurrentSpec",
     "States",
     "build_recurrent",

@@ -47,7 +47,7 @@ class Decoded:
     carried: Carried
 
 
-class Decoder(Protocol):
+class RecurrentDecoder(Protocol):
     """From what the encoder left to ``Decoded``."""
 
     def start(self, encoded: Encoded) -> Carried: ...
@@ -75,7 +75,7 @@ class Looking(nn.Module):
         return torch.tanh(self.combine(torch.cat([state_BTD, context_BTD], -1)))
 
 
-class Plain(nn.Module):
+class PlainDecoder(nn.Module):
     """No attention: all it knows of the source is the state it starts from."""
 
     def __init__(self, spec: RecurrentSpec):
@@ -171,15 +171,15 @@ _SCORES: dict[str, Callable[[int], AlignmentScore]] = {
     "general": lambda width: General(width, width),
     "additive": lambda width: Additive(width, width, width),
 }
-_LOOKING: dict[str, Callable[[RecurrentSpec, AlignmentScore], Decoder]] = {
+_LOOKING: dict[str, Callable[[RecurrentSpec, AlignmentScore], RecurrentDecoder]] = {
     "nothing": LookAfter,
     "attended": LookAfterFed,
     "context": LookBefore,
 }
 
 
-def decoder_of(spec: RecurrentSpec) -> Decoder:
+def decoder_of(spec: RecurrentSpec) -> RecurrentDecoder:
     """The decoder that a spec asks for: an nn.Module."""
     if spec.attention is None or spec.fed is None:
-        return Plain(spec)
+        return PlainDecoder(spec)
     return _LOOKING[spec.fed](spec, _SCORES[spec.attention](spec.width))

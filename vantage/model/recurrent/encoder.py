@@ -58,7 +58,7 @@ class Encoded:
     last: Cell
 
 
-class Encoder(nn.Module):
+class RecurrentEncoder(nn.Module):
     """Reads the source; in both directions if asked, and then a bridge makes one state of the two last ones."""
 
     def __init__(self, spec: RecurrentSpec):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vantage.errors import BadInput, Refused
 from vantage.model.ends import check_tokens
 from vantage.model.recurrent.decoders import Carried, Decoded, decoder_of
-from vantage.model.recurrent.encoder import Encoded, Encoder
+from vantage.model.recurrent.encoder import Encoded, RecurrentEncoder
 from vantage.model.recurrent.spec import RecurrentSpec
 
 
@@ -22,14 +22,14 @@ class States:
     decoder_BTD: Tensor
 
 
-class Recurrent(nn.Module):
+class RecurrentModel(nn.Module):
     """One table of embeddings for source and target, an encoder, a decoder, and a head of its own."""
 
     def __init__(self, spec: RecurrentSpec):
         super().__init__()
         self.spec = spec
         self.embed = nn.Embedding(spec.vocab, spec.width)
-        self.encoder = Encoder(spec)
+        self.encoder = RecurrentEncoder(spec)
         self.decoder = decoder_of(spec)
         self.dropout = nn.Dropout(spec.dropout)
         self.head = nn.Linear(spec.width, spec.vocab)

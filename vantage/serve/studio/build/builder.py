@@ -32,8 +32,7 @@ from vantage.spec.model import AttentionConfig, Layer, ModelSpec, Parallel, Scor
 from vantage.spec.options import StackOptions
 from vantage.spec.parts import Encoding
 from vantage.spec.registry import Fit
-from vantage.training.models import Asked as Data
-from vantage.training.models import Decoder, Encoder, EncoderDecoder
+from vantage.training.models import DataFacts, Decoder, Encoder, EncoderDecoder
 from vantage.training.sequences import Reads, Sequences
 from vantage.training.settings import settings_of
 from vantage.training.tasks import task as task_of
@@ -270,7 +269,7 @@ def _settings(built: BuiltModel, task: str) -> str:
 def _check_same(section: Any, built: BuiltModel) -> None:
     """The section must mean the spec that is shown, vocabulary apart."""
     vocab = built.form.vocab
-    meant = section.spec(Data(vocab, 0, classes=2) if built.form.kind == "encoder" else vocab)
+    meant = section.spec(DataFacts(vocab, 0, classes=2) if built.form.kind == "encoder" else vocab)
     assert meant == built.spec, "the settings mean another model than the one that is shown"
 
 
