@@ -20,7 +20,7 @@ from vantage.model.norms import NORMS
 from vantage.position import ENCODINGS, Randomised
 from vantage.serve.studio.answers import PartCount
 from vantage.serve.studio.build.answers import BlockEntry, BuildAnswer, ContextBytes
-from vantage.serve.studio.build.code import call, toml
+from vantage.serve.studio.build.code import call, imports, toml
 from vantage.serve.studio.build.settings import (
     OPTIONS,
     BuildSettings,
@@ -71,10 +71,11 @@ class BuiltModel:
     def code(self) -> str:
         function, arguments = f"vt.{self.form.kind}", shown(self.options, OPTIONS[self.form.kind])
         if self.full is None:
-            return f"import vantage as vt\n\nspec = {call(function, arguments)}\nmodel = vt.build(spec)\n"
+            head = f"import vantage as vt\n{imports(arguments)}\n"
+            return f"{head}spec = {call(function, arguments)}\nmodel = vt.build(spec)\n"
         every = self.form.full_every
         return (
-            "from dataclasses import replace\n\nimport vantage as vt\n\n"
+            f"from dataclasses import replace\n\nimport vantage as vt\n{imports(arguments)}\n"
             f"spec = {call(function, arguments)}\n"
             f"full = {call(function, shown(self.full, OPTIONS[self.form.kind]))}\n"
             "pairs = enumerate(zip(spec.layers, full.layers), 1)\n"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 import vantage as vt
+from vantage.checkpoints.spec_parts import REGISTRIES
 from vantage.position import scaling
 
 
@@ -52,13 +53,31 @@ def changed(part: Any) -> dict[str, Any]:
 def _home(cls: type) -> str:
     if cls.__module__ == scaling.__name__:
         return "vt.scaling."
-    assert cls.__name__ in vt.__all__, f"{cls.__name__} is not part of the public surface"
-    return "vt."
+    return "vt." if cls.__name__ in vt.__all__ else f"{cls.__module__}."
+
+
+def imports(arguments: Mapping[str, Any]) -> str:
+    """The lines that import what stands in these arguments and has no name in ``vantage`` itself."""
+    homes = {_home(cls).removesuffix(".") for value in arguments.values() for cls in _classes(value)}
+    return "".join(f"import {home}\n" for home in sorted(homes) if not home.startswith("vt"))
+
+
+def _classes(value: Any) -> Iterator[type]:
+    if is_dataclass(value) and not isinstance(value, type):
+        yield type(value)
+        for one in changed(value).values():
+            yield from _classes(one)
+
+
+def _word(cls: type) -> str:
+    """What a part is called in the settings: ours like its class, one from outside as it was registered."""
+    outside = (entry for registry in REGISTRIES.values() for entry in registry.from_outside())
+    return next((entry.name for entry in outside if entry.config is cls), cls.__name__)
 
 
 def _toml(value: Any) -> str:
     if is_dataclass(value) and not isinstance(value, type):
-        said = {"is": type(value).__name__, **{k: v for k, v in changed(value).items() if v is not None}}
+        said = {"is": _word(type(value)), **{k: v for k, v in changed(value).items() if v is not None}}
         return "{" + ", ".join(f"{key} = {_toml(one)}" for key, one in said.items()) + "}"
     if isinstance(value, bool):
         return "true" if value else "false"
