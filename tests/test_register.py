@@ -215,6 +215,25 @@ def test_a_decorator_does_as_a_call(taken_out):
     assert vt.decoder(vocab=9, width=16, layers=1, heads=2, position="none-of-mine").layers[0].qk == ()
 
 
+def test_a_norm_and_a_feed_forward_layer_by_name(taken_out):
+    @vt.register("norm", "loose-rms")
+    @dataclass(frozen=True)
+    class LooseRMS:
+        def build(self, width):
+            return vt.RMSNorm(eps=0.1).build(width)
+
+    @vt.register("feed-forward", "thin", default=lambda width: Thin((width or 2) // 2))
+    @dataclass(frozen=True)
+    class Thin:
+        hidden: int
+
+        def build(self, width):
+            return vt.FeedForward(self.hidden, "relu").build(width)
+
+    layer = vt.decoder(vocab=9, width=16, layers=1, heads=2, norm="loose-rms", ffn="thin").layers[0]
+    assert (layer.norm, layer.ffn) == (LooseRMS(), Thin(8))
+
+
 def test_what_is_refused(taken_out):
     @dataclass(frozen=True)
     class Idle:

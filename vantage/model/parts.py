@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from vantage.model.clamped import ClampedSwiGLU
 from vantage.model.experts import Experts, RouterConfig, TopK
-from vantage.model.feed_forward import FeedForward
-from vantage.model.norms import LayerNorm, RMSNorm
+from vantage.model.feed_forward import FeedForward, named
+from vantage.model.norms import NORMS, LayerNorm, RMSNorm
 from vantage.model.patches import Patches
 from vantage.model.pooling import First, Pooler, Transform
 from vantage.model.routers import GroupLimited
@@ -46,3 +46,14 @@ TRANSFORMS: Registry[TransformConfig] = Registry(
     ),
     needs=("build",),
 )
+
+
+def norms_by_name() -> dict[str, NormConfig]:
+    """What ``norm=`` takes: ours that need no arguments, and those from outside."""
+    return NORMS | {entry.name: entry.make() for entry in NORM_PARTS.from_outside()}
+
+
+def ffn_by_name(name: str, width: int) -> FeedForwardConfig:
+    """What ``ffn=`` takes: the names that papers use, and those from outside, made for the model's width."""
+    outside = {entry.name: entry for entry in FEED_FORWARDS.from_outside()}
+    return outside[name].make(width) if name in outside else named(name, width)

@@ -11,8 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from vantage.attention import GroupedQuery
 from vantage.errors import BadInput, Refused, unknown
-from vantage.model.feed_forward import named as named_ffn
-from vantage.model.norms import NORMS
+from vantage.model.parts import ffn_by_name, norms_by_name
 from vantage.position import encoding
 from vantage.spec.masks import Causal, Everything, Mask, SameSegment, Window
 from vantage.spec.model import (
@@ -80,8 +79,8 @@ def _stack(vocab: int, options: StackOptions, mask: Mask, attention: AttentionCo
     width, wiring, norm, ffn = options.width, options.wiring, options.norm, options.ffn
     mask = mask if options.window is None else mask & Window(options.window)
     wiring = _pick("wiring", wiring, WIRINGS) if isinstance(wiring, str) else wiring
-    norm = _pick("norm", norm, NORMS) if isinstance(norm, str) else norm
-    ffn = named_ffn(ffn, width) if isinstance(ffn, str) else ffn
+    norm = _pick("norm", norm, norms_by_name()) if isinstance(norm, str) else norm
+    ffn = ffn_by_name(ffn, width) if isinstance(ffn, str) else ffn
     attention.shape(width)  # refuses heads that do not divide, before anything is built
     parts = encoding(options.position, max_length=options.max_length).parts(causal=mask.causal)
     layer = Layer(attention, ffn, norm, mask, parts.qk, parts.bias, parts.value_bias, wiring)
