@@ -43,7 +43,7 @@ class Answer:
         return tuple(pick.token for pick in self.picks)
 
 
-class Decoded(NamedTuple):
+class DecodeStep(NamedTuple):
     """What one pass brought."""
 
     picks: list[Pick]
@@ -93,7 +93,7 @@ class DecodeLoop:
             self.row.feed(self.prompt[at : min(at + chunk, last)])
             yield len(self.row.tokens) - start
 
-    def run(self) -> Iterator[Decoded]:
+    def run(self) -> Iterator[DecodeStep]:
         """The answer, or what is left of it."""
         pending = self.prompt[len(self.row.tokens) :]
         while self.ending.ended_by is None:
@@ -132,7 +132,7 @@ class DecodeLoop:
             time.perf_counter() - self._begun,
         )
 
-    def _step(self, pending: list[int]) -> Decoded:
+    def _step(self, pending: list[int]) -> DecodeStep:
         """One pass over what is pending and a guess, and what comes of it."""
         row, guess = self.row, self._guess(pending)
         n = len(guess.tokens)
@@ -153,7 +153,7 @@ class DecodeLoop:
         self._kept += kept
         # the last token is pending in the next step, so it must not be held yet
         row.crop(len(row.tokens) - n + len(picks) - 1)
-        return Decoded(picks, logits[: len(picks)], self.ending.take())
+        return DecodeStep(picks, logits[: len(picks)], self.ending.take())
 
     def _guess(self, pending: Sequence[int]) -> Guess:
         """A guess never crosses the declared length: what lies beyond is computed at another one."""
