@@ -562,7 +562,7 @@ def in_this_process(study, progress, workers):
     """The comparison's own jobs without its pool of processes, which takes long to start."""
     found = []
     for entry in study.entries():
-        job = jobs.Job(study, *entry, seeds=tuple(range(study.seeds)), rate=study.rates[0])
+        job = jobs.TrainingJob(study, *entry, seeds=tuple(range(study.seeds)), rate=study.rates[0])
         found += jobs.run(job, torch.device("cpu"))
     return found
 
@@ -578,7 +578,7 @@ def test_trained_for_a_moment(tag, module, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tag", ["P12", "P14"])
-def test_trained_by_the_real_crew(tag):
+def test_trained_by_real_workers(tag):
     told = []
     study = find(tag)
     few = {"tasks": "one"} if tag == "P14" else {}
