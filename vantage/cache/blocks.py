@@ -145,3 +145,12 @@ def let_go(pool: Pool, rows: Sequence[BlockRow], keep: int) -> tuple[BlockRow, .
         blocks = row.blocks[gone - row.gone :]
         new.append(row if gone == row.gone else BlockRow(blocks, row.tokens, gone, _side_by_side(blocks)))
     return tuple(new)
+
+
+def shared_tokens(pool: Pool, rows: Sequence[BlockRow]) -> tuple[int, ...]:
+    """Tokens of each row that stand in blocks with other users."""
+    size = pool.block
+    return tuple(
+        sum(min(size, row.tokens - (row.gone + i) * size) for i, block in enumerate(row.blocks) if pool.uses(block) > 1)
+        for row in rows
+    )

@@ -14,7 +14,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from vantage.cache.blocks import BlockRow, Plan, cropped, let_go, plan, wanted
+from vantage.cache.blocks import BlockRow, Plan, cropped, let_go, plan, shared_tokens, wanted
 from vantage.cache.dump import DumpReader, LedgerDump, dump_known, dump_tables
 from vantage.cache.facts import (
     NextPositions,
@@ -393,12 +393,4 @@ class Paged(Ledger):
         return tuple(row.gone * self.pool.block for row in self._state.rows)
 
     def _shared(self) -> tuple[int, ...]:
-        size = self.pool.block
-        return tuple(
-            sum(
-                min(size, row.tokens - (row.gone + i) * size)
-                for i, block in enumerate(row.blocks)
-                if self.pool.uses(block) > 1
-            )
-            for row in self._state.rows
-        )
+        return shared_tokens(self.pool, self._state.rows)

@@ -60,7 +60,7 @@ class Model(nn.Module):
     def kernel(self, kernel: str | Kernel) -> None:
         self._choose = chooser("auto" if kernel == NATIVE else kernel)
         self._kernel = kernel
-        self._whole = WholeSteps(kernel)
+        self.whole_steps = WholeSteps(kernel)
 
     # ---- what everybody asks of a model
 
@@ -121,7 +121,7 @@ class Model(nn.Module):
         hidden = self.hidden(
             tokens, positions=positions, cache=cache, mask=mask, length=length, source=source, types=types
         )
-        logits = self._whole.logits(hidden)
+        logits = self.whole_steps.logits(hidden)
         return self.head(hidden) if logits is None else logits
 
     def hidden(
@@ -141,12 +141,16 @@ class Model(nn.Module):
         pos = self._place(tokens, positions, cache, mask, length)
         memory = self.encode(source) if isinstance(source, Tensor) else source
         self._check_memory(memory, cache, len(tokens))
-        if cache is None and watch is None and self._whole.prefers(self):
+        if cache is None and watch is None and self.whole_steps.prefers(self):
             cache = self._one_pass(pos)
         with contextlib.nullcontext() if cache is None else cache.step(pos):
             ctx = Context(pos, self._choose, *self._caches(cache), memory=memory, watch=watch)
             x = self.embed(tokens, pos, types)
-            if cache is not None and watch is None and (done := self._whole.hidden(self, x, pos, cache)) is not None:
+            if (
+                cache is not None
+                and watch is None
+                and (done := self.whole_steps.hidden(self, x, pos, cache)) is not None
+            ):
                 return done
             for block in self.blocks:
                 x = block(x, ctx)

@@ -16,7 +16,7 @@ def copy_sharing_weights(model: Model) -> Model:
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     for part in model.modules():
         if isinstance(part, Model):  # an encoder is one too
-            shared |= {id(kept): kept for kept in (part.tokenizer, part.config, part.spec, part._whole)}
+            shared |= {id(kept): kept for kept in (part.tokenizer, part.config, part.spec, part.whole_steps)}
     copied = copy.deepcopy(model, shared)
     for part in copied.modules():
         if isinstance(part, Model):

@@ -66,7 +66,7 @@ class Sizes:
 
 @final
 @dataclass(frozen=True)
-class CacheKind:
+class CacheChoice:
     """One way to keep keys and values. ``ring``: what a window has left behind is given up, where that saves room."""
 
     name: str
@@ -84,19 +84,19 @@ class CacheKind:
         return sum(token_bytes(layer.attention.cache_shape(self.spec.width), settings) for layer in self.spec.layers)
 
 
-def kinds(sizes: Sizes, own: ModelSpec | None = None) -> list[CacheKind]:
+def kinds(sizes: Sizes, own: ModelSpec | None = None) -> list[CacheChoice]:
     """What is asked about first, then the same heads kept in other ways."""
     first = sizes.own() if own is None else own
     windowed = any(layer.mask.reach() is not None for layer in first.layers)
-    ways = [CacheKind("as it is" if own is not None else "this shape", first, ring=windowed, own=True)]
+    ways = [CacheChoice("as it is" if own is not None else "this shape", first, ring=windowed, own=True)]
     groups = sizes.kv_heads if 1 < sizes.kv_heads < sizes.heads else _quarter(sizes.heads)
-    ways.append(CacheKind("MHA", sizes.spec(sizes.grouped(sizes.heads))))
+    ways.append(CacheChoice("MHA", sizes.spec(sizes.grouped(sizes.heads))))
     if groups is not None:
-        ways.append(CacheKind(f"GQA ({groups})", sizes.spec(sizes.grouped(groups))))
-    ways.append(CacheKind("MQA", sizes.spec(sizes.grouped(1))))
-    ways.append(CacheKind(f"MLA ({sizes.mla.kv_rank} + {sizes.mla.rope_dim})", sizes.spec(sizes.mla)))
+        ways.append(CacheChoice(f"GQA ({groups})", sizes.spec(sizes.grouped(groups))))
+    ways.append(CacheChoice("MQA", sizes.spec(sizes.grouped(1))))
+    ways.append(CacheChoice(f"MLA ({sizes.mla.kv_rank} + {sizes.mla.rope_dim})", sizes.spec(sizes.mla)))
     window = sizes.window or WINDOW
-    ways.append(CacheKind(f"MHA, window {window:,}", sizes.spec(sizes.grouped(sizes.heads), window), ring=True))
+    ways.append(CacheChoice(f"MHA, window {window:,}", sizes.spec(sizes.grouped(sizes.heads), window), ring=True))
     return ways
 
 
@@ -152,7 +152,7 @@ def _operations(costs: Cost) -> list[PartOperations]:
     ]
 
 
-def _sizes_figure(ways: Sequence[CacheKind], contexts: Sequence[int], batch: int, dtype: torch.dtype) -> Figure:
+def _sizes_figure(ways: Sequence[CacheChoice], contexts: Sequence[int], batch: int, dtype: torch.dtype) -> Figure:
     over = tuple(
         Line(k.name, list(contexts), [k.bytes(n, batch, dtype) for n in contexts], look=_look(k)) for k in ways
     )
@@ -170,7 +170,7 @@ def _sizes_figure(ways: Sequence[CacheKind], contexts: Sequence[int], batch: int
     )
 
 
-def _look(kind: CacheKind) -> Any:
+def _look(kind: CacheChoice) -> Any:
     return "solid" if kind.own else "dashed"
 
 
