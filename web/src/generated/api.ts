@@ -8,22 +8,12 @@ export interface AnswerCost {
   ms_first: number;
 }
 
-export interface Asked {
-  conversation: string;
-  index: number;
-  sampling?: How;
-}
-
 export interface AssistantTurn {
   role: "assistant";
   text: string;
   turn: number;
   parent: string | null;
   finish: string;
-}
-
-export interface AtLayer {
-  layer?: number | "mean";
 }
 
 export interface AtlasAnswer {
@@ -66,6 +56,11 @@ export interface BlockEntry {
   norm: string;
   wiring: string;
   stack: "encoder" | "decoder";
+}
+
+export interface BranchPoint {
+  conversation: string;
+  turn: number;
 }
 
 /** A model as code, as a spec and in numbers. `why_not`: why there is no way to train it, where there is none. */
@@ -146,6 +141,16 @@ export interface ChatDone {
   usage: TokenUsage;
   cost: AnswerCost;
   text: string;
+}
+
+export interface ChatMessage {
+  model: string;
+  message: string;
+  conversation?: string | null;
+  branch_of?: BranchPoint | null;
+  system?: string | null;
+  sampling?: SamplingFields;
+  watch?: Watch | null;
 }
 
 /** The event `start`. */
@@ -295,6 +300,12 @@ export interface DistributionAnswer {
   top: TokenChoice[];
 }
 
+export interface DistributionRequest {
+  conversation: string;
+  index: number;
+  sampling?: SamplingFields;
+}
+
 export interface DragRequest {
   model: string;
   text: string;
@@ -425,16 +436,6 @@ export interface Histogram {
   samples: [string, number[]][];
   bins: number;
   kind: "histogram";
-}
-
-/** How tokens are chosen. */
-export interface How {
-  temperature?: number | null;
-  top_k?: number | null;
-  top_p?: number | null;
-  min_p?: number | null;
-  seed?: number | null;
-  max_tokens?: number | null;
 }
 
 /** Of latent attention. What is none is a head's width. */
@@ -579,11 +580,6 @@ export interface PerplexityPair {
   after: number;
 }
 
-export interface Place {
-  conversation: string;
-  turn: number;
-}
-
 /** Keys projected, and as many as passes without a cache would project. */
 export interface ProjectionCost {
   projections_cached: number;
@@ -614,14 +610,14 @@ export interface ReadTextRequest {
   position?: EncodingRequest | null;
 }
 
-export interface Said {
-  model: string;
-  message: string;
-  conversation?: string | null;
-  branch_of?: Place | null;
-  system?: string | null;
-  sampling?: How;
-  watch?: Watched | null;
+/** How tokens are chosen. */
+export interface SamplingFields {
+  temperature?: number | null;
+  top_k?: number | null;
+  top_p?: number | null;
+  min_p?: number | null;
+  seed?: number | null;
+  max_tokens?: number | null;
 }
 
 /** A term of one query's scores, by key. `of`: what it comes from, content or position. */
@@ -775,6 +771,10 @@ export interface UserTurn {
   parent: string | null;
 }
 
-export interface Watched {
-  attention?: AtLayer | number | "mean" | null;
+export interface Watch {
+  attention?: WatchedLayer | number | "mean" | null;
+}
+
+export interface WatchedLayer {
+  layer?: number | "mean";
 }
