@@ -26,7 +26,7 @@ from vantage.serve.studio.build.settings import (
     BuildSettings,
     FormOptions,
 )
-from vantage.serve.studio.cost.calculator import CacheKind
+from vantage.serve.studio.cost.calculator import CacheChoice
 from vantage.serve.studio.encodings import made
 from vantage.spec.model import AttentionConfig, Layer, ModelSpec, Parallel, Scores, Wiring
 from vantage.spec.options import StackOptions
@@ -191,7 +191,7 @@ def cache(spec: ModelSpec) -> list[ContextBytes]:
     """Window layers in a ring where that is smaller. Nothing for an encoder."""
     if not spec.generates:
         return []
-    kind = CacheKind("own", spec, ring=any(layer.mask.reach() is not None for layer in spec.layers))
+    kind = CacheChoice("own", spec, ring=any(layer.mask.reach() is not None for layer in spec.layers))
     return [ContextBytes(context=n, bytes=kind.bytes(n, 1, torch.bfloat16)) for n in CONTEXTS]
 
 
