@@ -186,16 +186,14 @@ def _layer_store(store: Store) -> LayerStore:
 
 def _locations(layouts: list[Layout], rows: int) -> tuple[ctypes.Array[RowLocation], list[object]]:
     """For every layer the locations of every row. Layers that share a ledger share its tables of blocks."""
-    locations, tables_of = (
-        (RowLocation * (len(layouts) * rows))(),
-        dict[int, tuple[ctypes.Array[RowLocation], list[object]]](),
-    )
+    locations = (RowLocation * (len(layouts) * rows))()
+    by_layout: dict[int, tuple[ctypes.Array[RowLocation], list[object]]] = {}
     size = ctypes.sizeof(RowLocation) * rows
     for i, layout in enumerate(layouts):
-        if id(layout) not in tables_of:
-            tables_of[id(layout)] = _rows(layout, rows)
-        ctypes.memmove(ctypes.addressof(locations) + i * size, tables_of[id(layout)][0], size)
-    return locations, [table for _, tables in tables_of.values() for table in tables]
+        if id(layout) not in by_layout:
+            by_layout[id(layout)] = _rows(layout, rows)
+        ctypes.memmove(ctypes.addressof(locations) + i * size, by_layout[id(layout)][0], size)
+    return locations, [table for _, tables in by_layout.values() for table in tables]
 
 
 def _rows(layout: Layout, rows: int) -> tuple[ctypes.Array[RowLocation], list[object]]:
