@@ -59,7 +59,7 @@ def test_names():
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: named("swish", 8), "no feed-forward layer is called 'swish'.* There are: relu, gelu, swiglu, geglu"),
+        (lambda: named("swish", 8), "no feed-forward layer is called 'swish'.* There are: swiglu, geglu, gelu, relu"),
         (lambda: FeedForward(8, "sigmoid"), "no activation is called 'sigmoid'. There are: relu"),
         (lambda: FeedForward(0), "hidden=0: a feed-forward layer needs at least 1"),
         (lambda: built(Experts(FeedForward(4), 3, TopK(4))), "4 of 3 experts: choose from 1 to 3"),

@@ -9,7 +9,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from tests.attention.helpers import F64, vectors
 from vantage.model import build, decoder
-from vantage.model.gelu import Gelu, back, gelu, there
+from vantage.model.gelu import Gelu, backward_op, forward_op, gelu
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -25,10 +25,10 @@ def test_the_operators_are_torchs(turned: bool):
     x, grad = vectors(3, 4, 5), vectors(3, 4, 5, seed=1)
     if turned:
         x, grad = x.transpose(0, 2), grad.transpose(0, 2)
-    torch.testing.assert_close(there(x), F.gelu(x), rtol=0, atol=1e-15)
-    torch.testing.assert_close(back(x, grad), slope(x, grad), rtol=0, atol=1e-15)
-    torch.library.opcheck(there, (x,))
-    torch.library.opcheck(back, (x, grad))
+    torch.testing.assert_close(forward_op(x), F.gelu(x), rtol=0, atol=1e-15)
+    torch.testing.assert_close(backward_op(x, grad), slope(x, grad), rtol=0, atol=1e-15)
+    torch.library.opcheck(forward_op, (x,))
+    torch.library.opcheck(backward_op, (x, grad))
 
 
 @pytest.mark.parametrize("dims", [(0, 0), (1, None), (None, 2)])
@@ -37,8 +37,8 @@ def test_under_vmap(dims: tuple[int | None, int | None]):
     full = vectors(4, 4, 4), vectors(4, 4, 4, seed=1)
     given = [t[0] if dim is None else t for t, dim in zip(full, dims, strict=True)]
     wanted = torch.func.vmap(slope_by_formula, in_dims=dims)(*given)
-    torch.testing.assert_close(torch.func.vmap(back, in_dims=dims)(*given), wanted, rtol=0, atol=1e-15)
-    torch.testing.assert_close(torch.func.vmap(there, in_dims=1)(full[0]), F.gelu(full[0]).movedim(1, 0))
+    torch.testing.assert_close(torch.func.vmap(backward_op, in_dims=dims)(*given), wanted, rtol=0, atol=1e-15)
+    torch.testing.assert_close(torch.func.vmap(forward_op, in_dims=1)(full[0]), F.gelu(full[0]).movedim(1, 0))
 
 
 def slope_by_formula(x: Tensor, grad: Tensor) -> Tensor:
@@ -65,16 +65,16 @@ def test_on_a_gpu(dtype: torch.dtype, n: int):
     x = torch.linspace(-9, 9, n, device="cuda").to(dtype)
     grad = torch.randn(n, device="cuda").to(dtype)
     half = torch.finfo(dtype).eps / 2
-    torch.testing.assert_close(there(x).to(F64), F.gelu(x.to(F64)), rtol=1.01 * half, atol=5e-7)
+    torch.testing.assert_close(forward_op(x).to(F64), F.gelu(x.to(F64)), rtol=1.01 * half, atol=5e-7)
     wanted = slope(x.to(F64), grad.to(F64))
-    torch.testing.assert_close(back(x, grad).to(F64), wanted, rtol=1.01 * half, atol=1e-6)
+    torch.testing.assert_close(backward_op(x, grad).to(F64), wanted, rtol=1.01 * half, atol=1e-6)
 
 
 @needs_gpu
 def test_extremes_on_a_gpu():
     x = torch.tensor([float("inf"), float("-inf"), float("nan"), 0.0, -0.0, 1e4, -1e4], device="cuda").bfloat16()
-    torch.testing.assert_close(there(x), F.gelu(x), rtol=0, atol=0, equal_nan=True)
-    assert there(x[:0]).shape == (0,)
+    torch.testing.assert_close(forward_op(x), F.gelu(x), rtol=0, atol=0, equal_nan=True)
+    assert forward_op(x[:0]).shape == (0,)
 
 
 @needs_gpu

@@ -15,8 +15,8 @@ class Residual(nn.Module):
     def __init__(self, sublayer: nn.Module, wiring: Wiring, layer: Layer, width: int):
         super().__init__()
 
-        def norm(there: bool) -> nn.Module:
-            return layer.norm.build(width) if there else nn.Identity()
+        def norm(wanted: bool) -> nn.Module:
+            return layer.norm.build(width) if wanted else nn.Identity()
 
         self.before, self.after, self.outer = norm(wiring.before), norm(wiring.after), norm(wiring.outer)
         self.sublayer, self.normed = sublayer, wiring.normed

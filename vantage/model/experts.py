@@ -106,8 +106,8 @@ class _Experts(nn.Module):
         for e, expert in enumerate(self.experts):
             token, slot = (chosen == e).nonzero(as_tuple=True)
             weight = weights[token, slot, None]
-            done = expert(x[token] * weight) if self.weigh_input else expert(x[token]) * weight
-            out = out.index_add(0, token, done)
+            expert_out = expert(x[token] * weight) if self.weigh_input else expert(x[token]) * weight
+            out = out.index_add(0, token, expert_out)
         if self.shared is not None:
             out = out + self.shared(x)
         return (out if self.scale == 1.0 else out * self.scale).view_as(x_BTD)

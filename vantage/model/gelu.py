@@ -16,15 +16,15 @@ from torch import Tensor
 
 def gelu(x: Tensor) -> Tensor:
     if torch.compiler.is_compiling() and x.is_cuda and x.element_size() == 2:
-        made: Tensor = Gelu.apply(x)
-        return made
+        out: Tensor = Gelu.apply(x)
+        return out
     return F.gelu(x)
 
 
 class Gelu(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        return there(x)
+        return forward_op(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -32,52 +32,52 @@ class Gelu(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return back(*ctx.saved_tensors, grads[0])
+        return backward_op(*ctx.saved_tensors, grads[0])
 
 
 @torch.library.custom_op("vantage::gelu", mutates_args=())
-def there(x: Tensor) -> Tensor:
+def forward_op(x: Tensor) -> Tensor:
     return F.gelu(x.contiguous())
 
 
 @torch.library.custom_op("vantage::gelu_back", mutates_args=())
-def back(x: Tensor, grad: Tensor) -> Tensor:
+def backward_op(x: Tensor, grad: Tensor) -> Tensor:
     return torch.ops.aten.gelu_backward(grad.contiguous(), x.contiguous())
 
 
-@there.register_kernel("cuda")
+@forward_op.register_kernel("cuda")
 def _(x: Tensor) -> Tensor:
     from vantage.model.gpu import gelu  # what it needs is not everywhere
 
-    return gelu.there(x)
+    return gelu.forward(x)
 
 
-@back.register_kernel("cuda")
+@backward_op.register_kernel("cuda")
 def _(x: Tensor, grad: Tensor) -> Tensor:
     from vantage.model.gpu import gelu  # the same
 
-    return gelu.back(x, grad)
+    return gelu.backward(x, grad)
 
 
-@there.register_fake
+@forward_op.register_fake
 def _(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-@back.register_fake
+@backward_op.register_fake
 def _(x: Tensor, grad: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-@there.register_vmap
+@forward_op.register_vmap
 def _(info: Any, dims: tuple[int], x: Tensor) -> tuple[Tensor, int]:
-    return there(x.movedim(dims[0], 0)), 0
+    return forward_op(x.movedim(dims[0], 0)), 0
 
 
-@back.register_vmap
+@backward_op.register_vmap
 def _(info: Any, dims: tuple[int | None, ...], x: Tensor, grad: Tensor) -> tuple[Tensor, int]:
     n = info.batch_size
     whole = (
         t.expand(n, *t.shape) if dim is None else t.movedim(dim, 0) for t, dim in zip((x, grad), dims, strict=True)
     )
-    return back(*whole), 0
+    return backward_op(*whole), 0

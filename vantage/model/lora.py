@@ -159,16 +159,16 @@ def add_lora(model: Model, config: Lora, *, seed: int = 0) -> list[str]:
         b = torch.zeros(rows, config.rank, dtype=dtype, device=device)
         return LoraPart(a.to(device), b, config.alpha, config.dropout, start)
 
-    made: dict[str, dict[str, LoraPart]] = {}
+    adapters: dict[str, dict[str, LoraPart]] = {}
     for name, spans in chosen.items():
         base = model.get_submodule(name)
         outputs, inputs = size_of(base)
         parts = spans or {"": (0, outputs)}
-        made[name] = {
+        adapters[name] = {
             part: fresh(inputs, stop - start, start, *place_of(base)) for part, (start, stop) in parts.items()
         }
-    put_lora(model, made)
-    return [f"{name}.{part}" if part else name for name, parts in made.items() for part in parts]
+    put_lora(model, adapters)
+    return [f"{name}.{part}" if part else name for name, parts in adapters.items() for part in parts]
 
 
 def check_bases(model: Model, names: Sequence[str]) -> None:
@@ -180,10 +180,10 @@ def check_bases(model: Model, names: Sequence[str]) -> None:
             raise Refused(f"{name!r} shares its weight with another part (tied): it cannot be adapted by itself")
 
 
-def put_lora(model: Model, made: Mapping[str, Mapping[str, LoraPart]]) -> None:
+def put_lora(model: Model, adapters: Mapping[str, Mapping[str, LoraPart]]) -> None:
     """Put these parts around the model's linear maps and freeze all else."""
     model.requires_grad_(False)
-    for name, parts in made.items():
+    for name, parts in adapters.items():
         replace_module(model, name, LoraLinear(model.get_submodule(name), parts))
     _look_again(model)
 
@@ -193,16 +193,16 @@ def merge(model: Model) -> list[str]:
 
     A packed weight becomes a dense one, as its steps are too coarse for what was learned.
     """
-    found = adapted(model)
-    if not found:
+    adapters = adapted(model)
+    if not adapters:
         raise BadInput("this model has no adapters: there is nothing to merge")
-    for name, module in found.items():
+    for name, module in adapters.items():
         replace_module(model, name, module.merged())
     packed = {id(m.bias) for m in model.modules() if isinstance(m, PackedLinear)}
     for p in model.parameters():
         p.requires_grad_(id(p) not in packed)
     _look_again(model)
-    return list(found)
+    return list(adapters)
 
 
 def adapted(model: nn.Module) -> dict[str, LoraLinear]:
@@ -222,17 +222,17 @@ Spans = dict[str, tuple[int, int]]  # pieces of a map by name: first row, and th
 def _choose(maps: Sequence[LinearMap], targets: Sequence[str]) -> dict[str, Spans]:
     """The chosen maps, and their pieces where they have any. Every target must find something."""
     chosen: dict[str, Spans] = {}
-    found: set[str] = set()
+    hit_targets: set[str] = set()
     for m in maps:
         spans = spans_of(m)
         for piece in spans or [""]:
             names = {m.name, f"{m.name}.{piece}"} if piece else {m.name}
             own = piece or m.name.rpartition(".")[2]
             hits = {t for t in targets if _hits(t, m.role, own, names)}
-            found |= hits
+            hit_targets |= hits
             if hits:
                 chosen.setdefault(m.name, {}).update({piece: spans[piece]} if piece else {})
-    if lost := [t for t in targets if t not in found]:
+    if lost := [t for t in targets if t not in hit_targets]:
         owns = sorted({piece for m in maps for piece in spans_of(m)} | {m.name.rpartition(".")[2] for m in maps})
         raise BadInput(
             f"the target {lost[0]!r} is none of this model's linear maps: use {', '.join(map(repr, ROLES))}, "

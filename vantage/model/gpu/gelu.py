@@ -1,7 +1,7 @@
-"""GELU and its way back in one pass each, bound by the memory and not by the error function.
+"""GELU and its gradient in one pass each, bound by the memory and not by the error function.
 
 The tail of the normal distribution is formula 7.1.26 of Abramowitz and Stegun, off by less than 8e-8: one exponential,
-which the way back wants as well, and one division. Half precision rounds at 2e-4 and 4e-3.
+which the gradient wants as well, and one division. Half precision rounds at 2e-4 and 4e-3.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ def _below(x):
 
 
 @triton.jit
-def _there(x, made, n, BLOCK: tl.constexpr):
+def _forward_kernel(x, out, n, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     v = tl.load(x + at, mask=at < n).to(tl.float32)
     below, _ = _below(v)
-    tl.store(made + at, (v * below).to(made.dtype.element_ty), mask=at < n)
+    tl.store(out + at, (v * below).to(out.dtype.element_ty), mask=at < n)
 
 
 @triton.jit
-def _back(x, grad, made, n, BLOCK: tl.constexpr):
+def _backward_kernel(x, grad, out, n, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     v = tl.load(x + at, mask=at < n).to(tl.float32)
     g = tl.load(grad + at, mask=at < n).to(tl.float32)
     below, bell = _below(v)
-    tl.store(made + at, (g * (below + 0.3989422804 * v * bell)).to(made.dtype.element_ty), mask=at < n)
+    tl.store(out + at, (g * (below + 0.3989422804 * v * bell)).to(out.dtype.element_ty), mask=at < n)
 
 
-def there(x: Tensor) -> Tensor:
-    return _each(_there, x)
+def forward(x: Tensor) -> Tensor:
+    return _each(_forward_kernel, x)
 
 
-def back(x: Tensor, grad: Tensor) -> Tensor:
-    return _each(_back, x, grad)
+def backward(x: Tensor, grad: Tensor) -> Tensor:
+    return _each(_backward_kernel, x, grad)
 
 
-def _each(kernel: Kernel, *given: Tensor) -> Tensor:
-    given = tuple(t.contiguous() for t in given)
-    made = torch.empty_like(given[0])
-    n = made.numel()
+def _each(kernel: Kernel, *inputs: Tensor) -> Tensor:
+    inputs = tuple(t.contiguous() for t in inputs)
+    out = torch.empty_like(inputs[0])
+    n = out.numel()
     if n:
-        with torch.cuda.device(made.device):
-            kernel[(triton.cdiv(n, BLOCK),)](*given, made, n, BLOCK=BLOCK, num_warps=4)
-    return made
+        with torch.cuda.device(out.device):
+            kernel[(triton.cdiv(n, BLOCK),)](*inputs, out, n, BLOCK=BLOCK, num_warps=4)
+    return out

@@ -157,11 +157,11 @@ class LookBefore(nn.Module):
 def _stepwise(step: Callable[[Tensor, Carried], Decoded], x_BTE: Tensor, carried: Carried) -> Decoded:
     outs, states, weights = [], [], []
     for x_BE in x_BTE.unbind(1):
-        done = step(x_BE, carried)
-        carried = done.carried
-        outs.append(done.out_BTD)
-        states.append(done.states_BTD)
-        weights.append(done.weights_BTS)
+        stepped = step(x_BE, carried)
+        carried = stepped.carried
+        outs.append(stepped.out_BTD)
+        states.append(stepped.states_BTD)
+        weights.append(stepped.weights_BTS)
     return Decoded(torch.stack(outs, 1), torch.stack(states, 1), torch.stack(weights, 1), carried)
 
 

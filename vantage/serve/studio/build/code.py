@@ -15,8 +15,8 @@ from vantage.position import scaling
 def python(value: Any) -> str:
     """An expression with ``import vantage as vt`` before it. Fields that have their default are left out."""
     if is_dataclass(value) and not isinstance(value, type):
-        said = ", ".join(f"{name}={python(one)}" for name, one in changed(value).items())
-        return f"{_home(type(value))}{type(value).__name__}({said})"
+        arguments = ", ".join(f"{name}={python(one)}" for name, one in changed(value).items())
+        return f"{_home(type(value))}{type(value).__name__}({arguments})"
     if isinstance(value, tuple):
         inside = ", ".join(python(one) for one in value)
         return f"({inside},)" if len(value) == 1 else f"({inside})"
@@ -40,14 +40,14 @@ def toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
 
 def changed(part: Any) -> dict[str, Any]:
     """The fields that are not as they come."""
-    found = {}
+    values = {}
     for f in fields(part):
         value = getattr(part, f.name)
         default: Any = MISSING if f.default_factory is MISSING else f.default_factory()
         default = default if f.default is MISSING else f.default
         if default is MISSING or value != default:
-            found[f.name] = value
-    return found
+            values[f.name] = value
+    return values
 
 
 def _home(cls: type) -> str:
@@ -77,8 +77,8 @@ def _word(cls: type) -> str:
 
 def _toml(value: Any) -> str:
     if is_dataclass(value) and not isinstance(value, type):
-        said = {"is": _word(type(value)), **{k: v for k, v in changed(value).items() if v is not None}}
-        return "{" + ", ".join(f"{key} = {_toml(one)}" for key, one in said.items()) + "}"
+        table = {"is": _word(type(value)), **{k: v for k, v in changed(value).items() if v is not None}}
+        return "{" + ", ".join(f"{key} = {_toml(one)}" for key, one in table.items()) + "}"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

@@ -49,13 +49,14 @@ def _field(name: str, default: Any, hint: Any) -> tuple[Any, Any] | None:
 
 def _fields() -> dict[str, Any]:
     """Every option of any kind of model, as a decoder has it where it has it."""
-    found: dict[str, Any] = {}
+    definitions: dict[str, Any] = {}
     for options in OPTIONS.values():
         hints = typing.get_type_hints(options)
         for f in fields(options):
-            if f.name not in found and (made := _field(f.name, f.default, hints[f.name])) is not None:
-                found[f.name] = made
-    return found
+            definition = _field(f.name, f.default, hints[f.name])
+            if f.name not in definitions and definition is not None:
+                definitions[f.name] = definition
+    return definitions
 
 
 FormOptions: Any = create_model("FormOptions", __base__=StrictModel, **_fields())
@@ -154,11 +155,11 @@ class BuildChoices(StudioAnswer):
 
 def offered_options() -> dict[str, OptionEntry]:
     """The options that the form asks for, by name."""
-    found: dict[str, OptionEntry] = {}
+    entries: dict[str, OptionEntry] = {}
     for name in FormOptions.model_fields:
         having: list[Any] = [kind for kind, options in OPTIONS.items() if name in parameters(options)]
         info = parameters(OPTIONS[having[0]])[name]
-        found[name] = OptionEntry(
+        entries[name] = OptionEntry(
             help=info.help, low=info.low, high=info.high, choices=CHOICES.get(name, ()), kinds=having
         )
-    return found
+    return entries
