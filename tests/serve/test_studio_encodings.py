@@ -12,7 +12,7 @@ import pytest
 from vantage.errors import BadInput
 from vantage.position import ENCODINGS
 from vantage.position.scaling import SCALINGS
-from vantage.serve.studio.encodings import choice_of, choices, made
+from vantage.serve.studio.encodings import choice_of, choices, make_encoding
 from vantage.spec.registry import Fit, parameters
 
 OFFERED: list[dict[str, Any]] = json.loads(Path(__file__).with_name("offered.json").read_text(encoding="utf-8"))
@@ -36,17 +36,17 @@ def test_what_they_make(one):
     for words, wanted in one["made"].items():
         name, _, value = words.partition("=")
         try:
-            result = repr(choice.made({name: types[name](value)} if name else {}, FIT))
+            result = repr(choice.encoding({name: types[name](value)} if name else {}, FIT))
         except BadInput as e:
             result = f"BadInput: {e}"
         assert result == wanted, words
 
 
 def test_a_table_has_a_row_for_every_position_of_the_context():
-    assert repr(made("learned", {}, FIT)) == "Learned(max_length=256, extend=None, offset=0)"
-    assert repr(made("learned", {"offset": 2}, FIT)) == "Learned(max_length=256, extend=None, offset=2)"
-    assert repr(made("randomised", {"inner": "learned", "high": 99}, FIT).inner) == repr(
-        made("learned", {}, Fit(99, 1))
+    assert repr(make_encoding("learned", {}, FIT)) == "Learned(max_length=256, extend=None, offset=0)"
+    assert repr(make_encoding("learned", {"offset": 2}, FIT)) == "Learned(max_length=256, extend=None, offset=2)"
+    assert repr(make_encoding("randomised", {"inner": "learned", "high": 99}, FIT).inner) == repr(
+        make_encoding("learned", {}, Fit(99, 1))
     )
 
 

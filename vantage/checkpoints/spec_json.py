@@ -31,15 +31,15 @@ DEEPEST = 48  # masks and encodings nest a few levels; a hostile file as many as
 
 def to_json(spec: ModelSpec) -> dict[str, Any]:
     """The spec as objects, lists, numbers and words. Equal neighbours in a list (layers) are written once."""
-    said = _written(spec, "spec")
+    data = _written(spec, "spec")
     deepest = max(len(stack.layers) for stack in (spec, spec.encoder) if stack is not None)
     try:
-        read = from_json(said, most=deepest)
+        read = from_json(data, most=deepest)
     except CheckpointError as e:
         raise Refused(f"this spec cannot be written: {e}. Only parts of a registry can be read back") from e
     if read != spec:  # a part that calls itself by a name of ours
         raise Refused("this spec cannot be written: it holds a part that is not the one of Vantage by that name")
-    return said
+    return data
 
 
 def _written(value: Any, where: str) -> Any:
@@ -50,8 +50,8 @@ def _written(value: Any, where: str) -> Any:
     if isinstance(value, tuple):
         return _folded([_written(item, f"{where}[{i}]") for i, item in enumerate(value)])
     if is_dataclass(value) and not isinstance(value, type):
-        said = {f.name: _written(getattr(value, f.name), f"{where}.{f.name}") for f in fields(value)}
-        return {KIND: written_name(type(value)), **said}
+        data = {f.name: _written(getattr(value, f.name), f"{where}.{f.name}") for f in fields(value)}
+        return {KIND: written_name(type(value)), **data}
     raise Refused(f"{where} is {value!r}, which cannot be written as JSON: only frozen parts and plain values can be")
 
 
@@ -72,9 +72,9 @@ def _folded(items: list[Any]) -> list[Any]:
 # ---- from JSON
 
 
-def from_json(said: Any, *, most: int) -> ModelSpec:
+def from_json(data: Any, *, most: int) -> ModelSpec:
     """The spec that was written; ``most`` is how many layers there can be (every layer has a tensor)."""
-    return Reader(most, PartNames(classes_by_protocol(), classes_by_place())).part(said, (ModelSpec,), "spec", 0)
+    return Reader(most, PartNames(classes_by_protocol(), classes_by_place())).part(data, (ModelSpec,), "spec", 0)
 
 
 @dataclass(frozen=True)
@@ -112,65 +112,67 @@ class Reader:
         self.most, self.part_names = most, names
         self.error = names.error
 
-    def part(self, said: Any, allowed: tuple[type, ...], where: str, depth: int) -> Any:
+    def part(self, data: Any, allowed: tuple[type, ...], where: str, depth: int) -> Any:
         names = self.part_names.names(allowed)
         if depth > DEEPEST:
             raise self.error(f"{where}: nested {depth} levels deep, more than any real spec")
-        kind = self._kind(said, names)
+        kind = self._kind(data, names)
         if kind not in names and ":" in (kind or ""):
             raise self.error(
                 f"{where}: {str(kind)[:200]!r} is a part from outside, and no such class has been registered: import "
                 "the module that registers it (vantage.register), or name it with --parts or VANTAGE_PARTS"
             )
         if kind not in names:
-            raise self.error(f"{where}: {unknown('part that fits here', kind or said, names)}")
+            raise self.error(f"{where}: {unknown('part that fits here', kind or data, names)}")
         known = {f.name: f for f in fields(names[kind])}
-        for name in said:
+        for name in data:
             if name not in known and name != KIND:
                 raise self.error(f"{where}: {unknown(f'field of {kind}', name, known)}")
         for name, f in known.items():
-            if name not in said and f.default is MISSING and f.default_factory is MISSING:
+            if name not in data and f.default is MISSING and f.default_factory is MISSING:
                 raise self.error(f"{where}: {kind} needs {name!r}")
-        given = {n: self.field(said[n], f, names[kind], f"{where}.{n}", depth) for n, f in known.items() if n in said}
+        arguments = {
+            n: self.field(data[n], f, names[kind], f"{where}.{n}", depth) for n, f in known.items() if n in data
+        }
         try:
-            return names[kind](**given)
+            return names[kind](**arguments)
         except (BadInput, Refused) as e:
             raise self.error(f"{where}: {e}") from e
 
-    def _kind(self, said: Any, names: dict[str, type]) -> str | None:
-        if not isinstance(said, dict):
+    def _kind(self, data: Any, names: dict[str, type]) -> str | None:
+        if not isinstance(data, dict):
             return None
-        if self.part_names.loose and KIND not in said and len(names) == 1:
+        if self.part_names.loose and KIND not in data and len(names) == 1:
             return next(iter(names))
-        kind = said.get(KIND)
+        kind = data.get(KIND)
         if not isinstance(kind, str):
             return None
         return _loosely(kind) if self.part_names.loose else kind
 
-    def field(self, said: Any, f: Field[Any], owner: type, where: str, depth: int) -> Any:
-        return self.value(said, _hints(owner)[f.name], f.name, where, depth)
+    def field(self, data: Any, f: Field[Any], owner: type, where: str, depth: int) -> Any:
+        return self.value(data, _hints(owner)[f.name], f.name, where, depth)
 
-    def value(self, said: Any, hint: Any, name: str, where: str, depth: int) -> Any:
+    def value(self, data: Any, hint: Any, name: str, where: str, depth: int) -> Any:
         options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        if isinstance(said, list):
+        if isinstance(data, list):
             inside = next((typing.get_args(o) for o in options if typing.get_origin(o) is tuple), None)
             if inside is not None:
-                return self.row(said, inside, name, where, depth)
-        elif isinstance(said, dict):
+                return self.row(data, inside, name, where, depth)
+        elif isinstance(data, dict):
             parts = tuple(cls for o in options for cls in self.part_names.parts(o, name))
             if parts:
-                return self.part(said, parts, where, depth + 1)
-        elif any(_plain(said, o) for o in options):
-            return said
-        elif self.part_names.loose and isinstance(said, str):
+                return self.part(data, parts, where, depth + 1)
+        elif any(_plain(data, o) for o in options):
+            return data
+        elif self.part_names.loose and isinstance(data, str):
             parts = tuple(cls for o in options for cls in self.part_names.parts(o, name))
             if parts:  # a part by its name alone
-                return self.part({KIND: said}, parts, where, depth + 1)
-        raise self.error(f"{where} is {_shown(said)}; wanted {_wanted(options)}")
+                return self.part({KIND: data}, parts, where, depth + 1)
+        raise self.error(f"{where} is {_shown(data)}; wanted {_wanted(options)}")
 
-    def row(self, said: list[Any], inside: tuple[Any, ...], name: str, where: str, depth: int) -> tuple[Any, ...]:
+    def row(self, data: list[Any], inside: tuple[Any, ...], name: str, where: str, depth: int) -> tuple[Any, ...]:
         items: list[Any] = []
-        for i, item in enumerate(said):
+        for i, item in enumerate(data):
             times = 1
             if isinstance(item, dict) and set(item) == {TIMES, OF}:
                 times, item = item[TIMES], item[OF]
@@ -192,13 +194,13 @@ def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def _plain(said: Any, hint: Any) -> bool:
+def _plain(data: Any, hint: Any) -> bool:
     """Whether this is a value of that kind: a whole number may stand for one with a fraction, a truth for neither."""
     if typing.get_origin(hint) is typing.Literal:
-        return any(said == word and type(said) is type(word) for word in typing.get_args(hint))
-    if said is None or isinstance(said, (bool, str)):
-        return hint is type(said)
-    return isinstance(said, (int, float) if hint is float else int) and hint in (int, float) and abs(said) < LARGEST
+        return any(data == word and type(data) is type(word) for word in typing.get_args(hint))
+    if data is None or isinstance(data, (bool, str)):
+        return hint is type(data)
+    return isinstance(data, (int, float) if hint is float else int) and hint in (int, float) and abs(data) < LARGEST
 
 
 def _wanted(options: Iterable[Any]) -> str:
@@ -212,5 +214,5 @@ def _word(option: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    said = repr(value)
-    return said if len(said) <= 60 else said[:57] + "..."
+    data = repr(value)
+    return data if len(data) <= 60 else data[:57] + "..."

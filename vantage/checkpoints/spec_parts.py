@@ -40,18 +40,18 @@ def classes_by_protocol() -> dict[Any, tuple[type, ...]]:
 
 def classes_by_place() -> dict[str, tuple[type, ...]]:
     """``Buildable`` says too little: what may stand there goes by the field's name."""
-    found = _components()
+    by_place = _components()
     for registry in (QK_PARTS, SCORE_PARTS):
         for entry in registry.entries():
             for place, classes in (entry.components or {}).items():
-                found[place] = (*found.get(place, ()), *classes)
-    return {place: found.get(place, ()) for place in ("inputs", "qk", "bias", "value_bias")}
+                by_place[place] = (*by_place.get(place, ()), *classes)
+    return {place: by_place.get(place, ()) for place in ("inputs", "qk", "bias", "value_bias")}
 
 
 def _components() -> dict[str, tuple[type, ...]]:
     """The classes that the encodings put into a spec, by place."""
-    found: dict[str, tuple[type, ...]] = {}
+    by_place: dict[str, tuple[type, ...]] = {}
     for entry in ENCODINGS.entries():
         for place, classes in components(entry).items():
-            found[place] = tuple(dict.fromkeys((*found.get(place, ()), *classes)))
-    return found
+            by_place[place] = tuple(dict.fromkeys((*by_place.get(place, ()), *classes)))
+    return by_place

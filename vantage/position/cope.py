@@ -83,8 +83,8 @@ def _sums_from_newest(gates_BHTS: Tensor, k_pos: Positions) -> Tensor:
         index = k_pos.order.argsort(dim=-1, descending=True)
         return index[:, None, None], index.argsort(dim=-1)[:, None, None]
 
-    there, back = k_pos.once("cope", newest_first)
-    ordered = gates_BHTS.gather(-1, there.expand_as(gates_BHTS))
+    newest, back = k_pos.once("cope", newest_first)
+    ordered = gates_BHTS.gather(-1, newest.expand_as(gates_BHTS))
     return ordered.cumsum(-1).gather(-1, back.expand_as(gates_BHTS))
 
 

@@ -119,8 +119,8 @@ class Rotation(nn.Module):
                 with torch.inference_mode(False):  # they serve training as well
                     self._rates[at] = rule.frequencies(self.turned, self.config.base, length, pos.device)
             freq, factor = self._rates[at]
-            made = _opaque if torch.compiler.is_compiling() else turns
-            return made(rows(pos), freq, factor, self.config.pairing, dtype)
+            make_tables = _opaque if torch.compiler.is_compiling() else turns
+            return make_tables(rows(pos), freq, factor, self.config.pairing, dtype)
 
         return pos.once((self.config, self.turned, dtype), make)
 
@@ -141,8 +141,8 @@ def _opaque(pos_RT: Tensor, freq_k: Tensor, factor: float, pairing: str, dtype: 
 
 @_opaque.register_fake
 def _(pos_RT: Tensor, freq_k: Tensor, factor: float, pairing: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    made = pos_RT.new_empty((len(pos_RT), 1, pos_RT.shape[1], 2 * len(freq_k)), dtype=dtype)
-    return made, torch.empty_like(made)
+    cos = pos_RT.new_empty((len(pos_RT), 1, pos_RT.shape[1], 2 * len(freq_k)), dtype=dtype)
+    return cos, torch.empty_like(cos)
 
 
 def context_length(pos: Positions) -> int:
@@ -187,11 +187,11 @@ class _Turn(torch.autograd.Function):
 
 
 def in_passes(grad: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    made = torch.mul(grad, cos, out=torch.empty_like(grad))
-    (made_a, made_b), (a, b), (sin_a, sin_b) = made.chunk(2, -1), grad.chunk(2, -1), sin.chunk(2, -1)
-    made_a.addcmul_(b, sin_b)
-    made_b.addcmul_(a, sin_a)
-    return made
+    turned = torch.mul(grad, cos, out=torch.empty_like(grad))
+    (turned_a, turned_b), (a, b), (sin_a, sin_b) = turned.chunk(2, -1), grad.chunk(2, -1), sin.chunk(2, -1)
+    turned_a.addcmul_(b, sin_b)
+    turned_b.addcmul_(a, sin_a)
+    return turned
 
 
 _turned_back = torch.library.custom_op("vantage::turned_back", in_passes, mutates_args=())

@@ -252,10 +252,10 @@ class Context:
     def attend(self, site: str, index: int, q: Tensor, view: View, need: Need) -> Tensor:
         """Run the first kernel that can; show the result to whoever watches."""
         need = need if self.watch is None else replace(need, weights=True)
-        done = self.choose(need, q, view)(q, view, self.pos.against(view.pos), need)
+        attended = self.choose(need, q, view)(q, view, self.pos.against(view.pos), need)
         if self.watch is not None:
-            self.watch(site, index, view, need, done)
-        return done.out
+            self.watch(site, index, view, need, attended)
+        return attended.out
 
 
 def chain(transforms: Iterable[Any], side: str, x: Tensor, pos: Positions) -> Tensor:

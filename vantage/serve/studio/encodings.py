@@ -43,7 +43,7 @@ class Choice:
                 raise BadInput(f"{self.name} has no parameter {name[:64]!r}: it has {', '.join(known) or 'none'}")
         return {name: read(p, values[name]) if name in values else p.default for name, p in known.items()}
 
-    def made(self, values: Values, fit: Fit) -> Encoding:
+    def encoding(self, values: Values, fit: Fit) -> Encoding:
         return self.make(self.values(values), fit)
 
 
@@ -65,14 +65,14 @@ def choice_of(name: str) -> Choice:
     return known[name]
 
 
-def made(name: str, values: Values, fit: Fit) -> Encoding:
+def make_encoding(name: str, values: Values, fit: Fit) -> Encoding:
     """The encoding of that name. A table of whose rows nothing is said has one for every position of the context."""
     choice = choice_of(name)
     if not values and name in ENCODINGS:
         return encoding(name, max_length=fit.length)
     if "max_length" not in values and any(p.name == "max_length" for p in choice.parameters):
         values = {**values, "max_length": fit.length}
-    return choice.made(values, fit)
+    return choice.encoding(values, fit)
 
 
 # ---- parameters from a part's fields
@@ -148,7 +148,7 @@ def _scaled(rope: Entry[Encoding], rule: Entry[Any]) -> Choice:
 def _randomised() -> Choice:
     def make(values: Values, fit: Fit) -> Encoding:
         high = int(values["high"])
-        inner = made(str(values["inner"]), {}, Fit(high, fit.rotary_dim))
+        inner = make_encoding(str(values["inner"]), {}, Fit(high, fit.rotary_dim))
         return Randomised(inner, high, torch.Generator().manual_seed(int(values["seed"])))
 
     inside = [entry.name for entry in ENCODINGS.entries() if entry.randomised]

@@ -15,7 +15,7 @@ from vantage.model import Model
 from vantage.position import Rope
 from vantage.serve.bounds import Number, StrictModel, Whole
 from vantage.serve.studio.answers import EncodingInfo, EncodingValues
-from vantage.serve.studio.encodings import choice_of, choices, made
+from vantage.serve.studio.encodings import choice_of, choices, make_encoding
 from vantage.serve.studio.models import position_of
 from vantage.spec.model import ModelSpec
 from vantage.spec.registry import Fit, parameters
@@ -46,7 +46,7 @@ def swapped_model(model: Model, position: EncodingRequest, length: int) -> Swapp
     """
     shape = model.spec.layers[0].attention.shape(model.spec.width)
     fit = Fit(model.context_length or length, shape.rotary_dim)
-    encoding = made(position.name, dict(position.values), fit)
+    encoding = make_encoding(position.name, dict(position.values), fit)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         other = swap(model, encoding, init=True)
@@ -96,7 +96,7 @@ def own_encoding(spec: ModelSpec) -> EncodingValues | None:
     for name, choice in choices().items():
         values = {p.name: shown[p.name] for p in choice.parameters if p.name in shown}
         try:
-            again = choice.made(values, fit)
+            again = choice.encoding(values, fit)
         except BadInput:
             continue
         parts = again.parts(causal=layer.mask.causal)

@@ -44,13 +44,13 @@ class MultiNeedle:
         first_digit = len(FILLER_WORDS)
         filler = FILLER_IDS[(rng.integers(len(FILLER_IDS)) + np.arange(spare)) % len(FILLER_IDS)].tolist()
         codes = (first_digit + rng.integers(10, size=(self.needles, self.digits))).tolist()
-        hidden, asked = rng.permutation(self.needles).tolist(), rng.permutation(self.needles).tolist()
+        hidden, wanted = rng.permutation(self.needles).tolist(), rng.permutation(self.needles).tolist()
         cuts = sorted(rng.integers(spare + 1, size=self.needles).tolist())
         prompt: list[int] = []
         for begin, end, needle in zip([0, *cuts], cuts, hidden, strict=False):
             prompt += [*filler[begin:end], first_digit + 10 + needle, *codes[needle]]
-        prompt += [*filler[cuts[-1] :], *(first_digit + 10 + needle for needle in asked)]
-        return Example(tuple(prompt), tuple(digit for needle in asked for digit in codes[needle]))
+        prompt += [*filler[cuts[-1] :], *(first_digit + 10 + needle for needle in wanted)]
+        return Example(tuple(prompt), tuple(digit for needle in wanted for digit in codes[needle]))
 
 
 ENTRY = Entry("multi-needle", MultiNeedle, summary="several numbers hidden in filler, all asked for")

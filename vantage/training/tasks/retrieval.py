@@ -48,9 +48,9 @@ class Lookup:
         prompt = np.empty(2 * length + 1, np.int64)
         prompt[:-1:2] = rng.permutation(self.keys)[:length]
         prompt[1::2] = self.keys + rng.integers(self.values, size=length)
-        asked = int(rng.integers(length))
-        prompt[-1] = prompt[2 * asked]
-        return Example(tuple(prompt.tolist()), (int(prompt[2 * asked + 1]),), depth(asked, length))
+        wanted = int(rng.integers(length))
+        prompt[-1] = prompt[2 * wanted]
+        return Example(tuple(prompt.tolist()), (int(prompt[2 * wanted + 1]),), depth(wanted, length))
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,12 @@ class Passkey:
         codes = (first_digit + rng.integers(10, size=(self.needles, self.digits))).tolist()
         marks = (first_digit + 10 + rng.permutation(self.needles)).tolist()
         cuts = sorted(rng.integers(spare + 1, size=self.needles).tolist())
-        asked = int(rng.integers(self.needles))
+        wanted = int(rng.integers(self.needles))
         prompt: list[int] = []
         for begin, end, mark, code in zip([0, *cuts], cuts, marks, codes, strict=False):
             prompt += [*filler[begin:end], mark, *code]
-        prompt += [*filler[cuts[-1] :], marks[asked]]
-        return Example(tuple(prompt), tuple(codes[asked]), depth(cuts[asked], spare + 1))
+        prompt += [*filler[cuts[-1] :], marks[wanted]]
+        return Example(tuple(prompt), tuple(codes[wanted]), depth(cuts[wanted], spare + 1))
 
 
 LOOKUP = Entry("lookup", Lookup, summary="the value of a key among pairs")

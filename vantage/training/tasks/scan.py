@@ -47,13 +47,13 @@ def _ids(line: str) -> tuple[int, ...]:
 @lru_cache(maxsize=1)
 def by_actions() -> dict[int, list[tuple[int, ...]]]:
     """The 20,910 commands of SCAN by how many actions they take: clause, or clause, conjunction, clause."""
-    found = defaultdict(list)
-    counts = [len(done) for _, done in clauses()]
+    by_actions = defaultdict(list)
+    counts = [len(actions) for _, actions in clauses()]
     for i, first in enumerate(counts):
-        found[first].append((i,))
+        by_actions[first].append((i,))
         for j, second in enumerate(counts):
-            found[first + second] += [(i, AND, j), (i, AFTER, j)]
-    return dict(found)
+            by_actions[first + second] += [(i, AND, j), (i, AFTER, j)]
+    return dict(by_actions)
 
 
 @dataclass(frozen=True)

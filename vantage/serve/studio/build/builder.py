@@ -27,7 +27,7 @@ from vantage.serve.studio.build.settings import (
     FormOptions,
 )
 from vantage.serve.studio.cost.calculator import CacheChoice
-from vantage.serve.studio.encodings import made
+from vantage.serve.studio.encodings import make_encoding
 from vantage.spec.model import AttentionConfig, Layer, ModelSpec, Parallel, Scores, Wiring
 from vantage.spec.options import StackOptions
 from vantage.spec.parts import Encoding
@@ -151,7 +151,7 @@ def _position(form: BuildSettings) -> str | Encoding:
     if name == "randomised" and "seed" in values:
         raise BadInput("randomised positions are drawn anew in every step of training: leave seed out")
     shape = (_attention(form) or GroupedQuery(form.heads)).shape(form.width)
-    encoding = made(name, values, Fit(form.max_length or form.width, shape.rotary_dim))
+    encoding = make_encoding(name, values, Fit(form.max_length or form.width, shape.rotary_dim))
     return replace(encoding, generator=None) if isinstance(encoding, Randomised) else encoding
 
 

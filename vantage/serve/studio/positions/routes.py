@@ -9,7 +9,7 @@ from pydantic import Field
 
 from vantage.serve.bounds import ModelName, StrictModel, Whole
 from vantage.serve.studio.answers import EncodingEntry
-from vantage.serve.studio.encodings import choices, made
+from vantage.serve.studio.encodings import choices, make_encoding
 from vantage.serve.studio.positions.answers import (
     EncodingFigures,
     EncodingList,
@@ -78,7 +78,7 @@ async def show(request: Request, body: ShowRequest) -> EncodingFigures:
     size = FigureSize(body.length, body.width, body.heads)
 
     def draw() -> EncodingFigures:
-        encoding = made(body.encoding, body.values, Fit(size.length, size.shape.rotary_dim))
+        encoding = make_encoding(body.encoding, body.values, Fit(size.length, size.shape.rotary_dim))
         return EncodingFigures(figures=figures(encoding, size))
 
     return await call(request, draw, thread="figures")
