@@ -182,7 +182,7 @@ def test_stopped_gone_on_with_and_ended_with_the_studio(tmp_path: Path) -> None:
         name = http.post(f"{API}/compare", json=SMALL | {"steps": 800}).json()["id"]
         one = there.get(name)
         assert one is not None
-        until(lambda: one.progress["done"] > 0, 120)
+        until(lambda: one.progress.done > 0, 120)
         assert http.delete(f"{API}/compare/{name}").json() == {"id": name, "stopped": True}
         assert not one.running
         assert heard(http, name)[-1][1]["code"] == "stopped"
@@ -192,7 +192,7 @@ def test_stopped_gone_on_with_and_ended_with_the_studio(tmp_path: Path) -> None:
         name = http.post(f"{API}/compare", json=SMALL | {"steps": 200_000}).json()["id"]
         other = there.get(name)
         assert other is not None
-        until(lambda: other.progress["done"] > 0, 120)
+        until(lambda: other.progress.done > 0, 120)
     assert gone(other._process.pid)
 
 
@@ -200,7 +200,7 @@ def test_stopped_gone_on_with_and_ended_with_the_studio(tmp_path: Path) -> None:
 def test_a_study_ends_when_whoever_started_it_is_gone(tmp_path: Path) -> None:
     there = Comparisons(tmp_path)
     one = there.start(Experiment(positions=("none", "rope"), steps=100_000), None)
-    until(lambda: one.progress["total"] > 0, 120)
+    until(lambda: one.progress.total > 0, 120)
     assert one._process.stdin is not None
     one._process.stdin.close()  # as the system does when a process dies
     one._process.wait(background.GRACE + 20)
