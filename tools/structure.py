@@ -146,7 +146,7 @@ def sizes(root: Path, trees: dict[str, ast.Module]) -> dict[str, object]:
 # ---- the way from vt.generate to the kernel
 
 HOPS = """
-import collections, json, os, sys, threading
+import json, os, sys, threading
 import torch, vantage as vt
 package = os.path.dirname(vt.__file__)
 torch.manual_seed(0)
@@ -155,14 +155,16 @@ model.kernel = "reference"
 prompt = [1, 2, 3]
 run = lambda: vt.generate(model, [prompt], max_tokens=4, temperature=0.0)
 run()
-names, deepest, stack = collections.OrderedDict(), [], []
+names, step, deepest = {}, {}, []
 def profile(frame, event, arg):
     file = frame.f_code.co_filename
     if event == "call" and file.startswith(package):
         name = os.path.relpath(file, package) + ":" + frame.f_code.co_qualname
         if "<" in frame.f_code.co_name:
             return
-        names[name] = None
+        if frame.f_code.co_qualname == "Engine.step":
+            step.clear()
+        names[name] = step[name] = None
         if "kernels/reference.py" in name and "__call__" in name and not deepest:
             f = frame
             while f is not None:
@@ -174,12 +176,13 @@ sys.setprofile(profile)
 run()
 sys.setprofile(None)
 threading.setprofile(None)
-print(json.dumps({"depth": deepest[::-1], "names": list(names)}))
+print(json.dumps({"depth": deepest[::-1], "step": list(step), "names": list(names)}))
 """
 
 
 def hops(root: Path) -> dict[str, list[str]]:
-    """The calls open when the first kernel runs (``depth``), and every function of ours that ran (``names``)."""
+    """The calls open when the first kernel runs (``depth``); the functions of ours that ran in the last step (``step``)
+    and in all (``names``)."""
     env = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", HOPS], cwd=root, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -220,7 +223,8 @@ def show(counts: dict[str, object]) -> None:
         elif name == "hops":
             assert isinstance(value, dict)
             print(
-                f"vt.generate to the kernel: {len(value['depth'])} calls deep, {len(value['names'])} functions in all"
+                f"vt.generate to the kernel: {len(value['depth'])} calls deep, {len(value['step'])} functions "
+                f"in a step, {len(value['names'])} in all"
             )
         elif isinstance(value, dict):
             shown = ", ".join(f"{key} {n}" for key, n in sorted(value.items(), key=lambda item: (-item[1], item[0])))
