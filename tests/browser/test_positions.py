@@ -71,6 +71,8 @@ def test_sliders_and_a_link(reader):
 
 def test_every_encoding_is_drawn(small, visit):
     page = visit(small).go("positions?length=48&width=16&heads=2")
+    # the answer to this first drawing must not be taken for that of the next
+    expect(page.get_by_role("region", name="wavelengths", exact=True).locator("svg[data-chart]").first).to_be_visible()
     select = page.get_by_label("Encoding", exact=True)
     names = select.locator("option").evaluate_all("options => options.map(option => option.value)")
     assert {"rope", "alibi", "t5", "fire", "cope", "randomised", "rope-llama3"} <= set(names)
