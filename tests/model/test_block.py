@@ -10,7 +10,6 @@ from vantage.attention import GroupedQuery
 from vantage.model.assemble import assemble_blocks
 from vantage.model.experts import Experts, TopK
 from vantage.model.feed_forward import FeedForward
-from vantage.model.linear import dense
 from vantage.model.norms import LayerNorm, RMSNorm
 from vantage.position import T5, Rope
 from vantage.spec.model import POST, PRE, SANDWICH, Layer, ModelSpec, Parallel
@@ -23,7 +22,7 @@ LAYER = Layer(GroupedQuery(2, bias=True), FeedForward(6, "gelu"), LayerNorm(), q
 
 def block_of(layer, width=4):
     spec = ModelSpec(vocab=3, width=width, layers=(layer,))
-    return sharpen(assemble_blocks(spec, dense, {})[0].to(F64))
+    return sharpen(assemble_blocks(spec, {})[0].to(F64))
 
 
 def here(memory=None):
@@ -98,11 +97,11 @@ def test_dropout_acts_on_what_is_added_and_in_training_only(wiring):
 def test_shared_parts_are_one_module_and_others_are_not():
     encoding = T5(4, 8)
     layer = replace(LAYER, bias=encoding.parts(causal=True).bias)
-    blocks = assemble_blocks(ModelSpec(3, 4, (layer, layer)), dense, {})
+    blocks = assemble_blocks(ModelSpec(3, 4, (layer, layer)), {})
     first, second = (block.steps[0].sublayer.scorer.bias for block in blocks)
     assert first is second
     own = replace(LAYER, bias=replace(encoding, shared=False).parts(causal=True).bias)
-    blocks = assemble_blocks(ModelSpec(3, 4, (own, own)), dense, {})
+    blocks = assemble_blocks(ModelSpec(3, 4, (own, own)), {})
     first, second = (block.steps[0].sublayer.scorer.bias for block in blocks)
     assert first is not second
 

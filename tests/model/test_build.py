@@ -8,9 +8,7 @@ import torch
 import vantage as vt
 from vantage.attention import GroupedQuery, Latent, QKNorm
 from vantage.errors import BadInput, Refused
-from vantage.model import Model, build, decoder, encoder, encoder_decoder
-from vantage.model.experts import Experts, TopK
-from vantage.model.feed_forward import FeedForward
+from vantage.model import build, decoder, encoder, encoder_decoder
 from vantage.model.norms import LayerNorm, RMSNorm
 from vantage.position import ENCODINGS, T5, Alibi, CoPE, Learned, NoPE, Randomised, Rope, Sinusoidal, scaling
 from vantage.spec.masks import Causal, Everything, Prefix, SameSegment, Window
@@ -267,20 +265,6 @@ def test_summary():
     assert "value bias" in build(decoder(**SMALL, position="shaw")).summary()
     assert "input: Sinusoidal" in build(decoder(**SMALL, position="sinusoidal")).summary()
     assert "q/k Rope" in build(decoder(**SMALL)).summary()
-
-
-def test_another_linear_map():
-    made = []
-
-    def linear(n_in, n_out, bias):
-        made.append((n_in, n_out, bias))
-        return torch.nn.Linear(n_in, n_out, bias=bias)
-
-    Model(decoder(vocab=7, width=8, layers=1, heads=2, kv_heads=1, ffn=FeedForward(12)), linear=linear)
-    assert made == [(8, 16, False), (8, 8, False), (8, 24, False), (12, 8, False), (8, 7, False)]
-    made.clear()
-    Model(decoder(vocab=7, width=8, layers=1, heads=2, ffn=Experts(FeedForward(4), 2, TopK(1))), linear=linear)
-    assert (8, 2, False) in made  # the router
 
 
 def test_T5_tables_are_shared_by_all_layers():

@@ -6,11 +6,10 @@ import torch
 from tests.attention.helpers import F64, check_gradients, sharpen, vectors
 from vantage.errors import BadInput
 from vantage.model.clamped import ClampedSwiGLU
-from vantage.model.linear import dense
 
 
 def built(config, width=6):
-    return sharpen(config.build(width, dense).to(F64))
+    return sharpen(config.build(width).to(F64))
 
 
 @pytest.mark.parametrize("limit", [7.0, 0.3])
@@ -27,7 +26,7 @@ def test_it_is_its_formula(limit, bias):
 
 def test_the_clamps_bite():
     part, x = built(ClampedSwiGLU(8, limit=0.3)), vectors(2, 3, 6)
-    wide = ClampedSwiGLU(8, limit=1e9).build(6, dense).to(F64)
+    wide = ClampedSwiGLU(8, limit=1e9).build(6).to(F64)
     wide.load_state_dict(part.state_dict())
     assert not torch.allclose(part(x), wide(x))
 

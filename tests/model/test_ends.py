@@ -9,7 +9,6 @@ from tests.attention.helpers import F64, sharpen, vectors
 from vantage.errors import BadInput
 from vantage.model import build, decoder
 from vantage.model.ends import Unembed
-from vantage.model.linear import dense
 from vantage.model.norms import LayerNorm
 from vantage.position import Learned, Sinusoidal, sinusoid
 from vantage.spec.model import Embedding, Head
@@ -81,7 +80,7 @@ def test_a_tied_head_stays_tied_in_training():
 @torch.no_grad()
 def test_logits(bias, softcap, scale):
     table = torch.nn.Embedding(5, 8)
-    head = sharpen(Unembed(Head(bias=bias, scale=scale, softcap=softcap), 5, 8, table, dense).to(F64))
+    head = sharpen(Unembed(Head(bias=bias, scale=scale, softcap=softcap), 5, 8, table).to(F64))
     x = vectors(2, 3, 8)
     wanted = x @ head.linear.weight.T + (head.linear.bias if bias else 0)
     wanted = wanted * scale

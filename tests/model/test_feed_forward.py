@@ -9,7 +9,6 @@ from tests.attention.helpers import F64, check_gradients, sharpen, vectors
 from vantage.errors import BadInput
 from vantage.model.experts import Experts, TopK
 from vantage.model.feed_forward import ACTIVATIONS, FeedForward, named
-from vantage.model.linear import dense
 
 FORMULAS = {
     "relu": lambda t: t * (t > 0),
@@ -20,7 +19,7 @@ FORMULAS = {
 
 
 def built(config, width=6):
-    return sharpen(config.build(width, dense).to(F64))
+    return sharpen(config.build(width).to(F64))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

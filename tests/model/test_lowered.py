@@ -221,7 +221,7 @@ def test_blocks_that_come_and_go_are_seen():
     for change in (lambda blocks: blocks.append(made(spec()).blocks[1]), lambda blocks: blocks.pop(0)):
         model = made(spec())
         step(model)
-        lowered = model._whole._lowered
+        lowered = model.whole_steps._lowered
         assert lowered is not None
         assert not lowered.stale()
         change(model.blocks)
@@ -231,10 +231,10 @@ def test_blocks_that_come_and_go_are_seen():
 def test_nothing_is_lowered_again_while_other_models_are_built():
     model = made(spec())
     step(model)
-    lowered = model._whole._lowered
+    lowered = model.whole_steps._lowered
     made(spec())
     step(model)
-    assert model._whole._lowered is lowered is not None
+    assert model.whole_steps._lowered is lowered is not None
 
 
 def test_importing_it_leaves_torch_alone():
@@ -254,7 +254,7 @@ def test_hooks_are_called():
     handle.remove()
     step(model)
     assert seen == [1]
-    assert model._whole._lowered is not None
+    assert model.whole_steps._lowered is not None
 
 
 def test_a_step_that_fails_leaves_the_cache(monkeypatch: pytest.MonkeyPatch):

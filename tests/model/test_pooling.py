@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from tests.attention.helpers import F64, check_gradients, sharpen, vectors
 from vantage.errors import BadInput
 from vantage.model import build, encoder, encoder_decoder
-from vantage.model.linear import dense
 from vantage.model.norms import LayerNorm
 from vantage.model.pooling import First, Pooler, Transform, first_token, mean_pool
 from vantage.spec.model import Embedding, Head
@@ -34,16 +33,16 @@ def test_the_mean_leaves_padding_out():
 def test_first():
     x = vectors(2, 3, 4)
     assert torch.equal(first_token(x), x[:, 0])
-    assert torch.equal(First().build(4, 4, dense)(x), x[:, 0])
+    assert torch.equal(First().build(4, 4)(x), x[:, 0])
 
 
 @torch.no_grad()
 def test_pooler_and_transform():
     x = vectors(2, 3, 4)
-    pooler = sharpen(Pooler().build(4, 6, dense).to(F64))
+    pooler = sharpen(Pooler().build(4, 6).to(F64))
     torch.testing.assert_close(pooler(x), torch.tanh(pooler.linear(x[:, 0])))
-    assert Pooler("relu", 3).build(4, 6, dense)(x.float()).shape == (2, 3)
-    transform = sharpen(Transform("gelu", LayerNorm()).build(4, 6, dense).to(F64))
+    assert Pooler("relu", 3).build(4, 6)(x.float()).shape == (2, 3)
+    transform = sharpen(Transform("gelu", LayerNorm()).build(4, 6).to(F64))
     torch.testing.assert_close(transform(x), transform.norm(F.gelu(transform.linear(x))))
     for bad in (lambda: Pooler("swoosh"), lambda: Transform("swoosh", LayerNorm())):
         with pytest.raises(BadInput, match="no activation is called 'swoosh'"):
@@ -52,7 +51,7 @@ def test_pooler_and_transform():
 
 @pytest.mark.parametrize("config", [Pooler(), Transform("gelu", LayerNorm())])
 def test_gradients(config):
-    module = sharpen(config.build(4, 3, dense).to(F64))
+    module = sharpen(config.build(4, 3).to(F64))
     check_gradients(module, lambda m, x: m(x), vectors(2, 2, 4))
 
 

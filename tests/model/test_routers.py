@@ -10,7 +10,6 @@ from tests.attention.helpers import F64, check_gradients, sharpen, vectors
 from vantage.errors import BadInput
 from vantage.model.experts import Experts, TopK
 from vantage.model.feed_forward import FeedForward
-from vantage.model.linear import dense
 from vantage.model.routers import GroupLimited
 from vantage.model.unit import UnitRMS
 
@@ -18,7 +17,7 @@ WIDTH, COUNT = 6, 12
 
 
 def built(config, experts=COUNT):
-    return sharpen(config.build(WIDTH, experts, dense).to(F64))
+    return sharpen(config.build(WIDTH, experts).to(F64))
 
 
 def by_hand(part, x):
@@ -170,7 +169,7 @@ def test_what_cannot_be_is_refused(call, says):
 
 
 def test_sigmoids_that_are_all_one_do_not_hide_the_best():
-    part = Experts(FeedForward(4), 3, TopK(1, "sigmoid", renormalise=False)).build(2, dense)
+    part = Experts(FeedForward(4), 3, TopK(1, "sigmoid", renormalise=False)).build(2)
     with torch.no_grad():
         part.router.linear.weight.copy_(torch.tensor([[40.0, 0.0], [50.0, 0.0], [45.0, 0.0]]))
     weights, chosen = part.router(torch.tensor([[1.0, 0.0]]))
@@ -179,7 +178,7 @@ def test_sigmoids_that_are_all_one_do_not_hide_the_best():
 
 
 def test_weights_on_the_input():
-    part = sharpen(Experts(FeedForward(4), 3, TopK(1, "sigmoid", False), weigh_input=True).build(WIDTH, dense).to(F64))
+    part = sharpen(Experts(FeedForward(4), 3, TopK(1, "sigmoid", False), weigh_input=True).build(WIDTH).to(F64))
     x = vectors(1, 5, WIDTH)
     with torch.no_grad():
         weights, chosen = part.router(x[0])

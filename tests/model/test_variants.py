@@ -9,7 +9,6 @@ from vantage.attention import GroupedQuery
 from vantage.model.assemble import assemble_blocks
 from vantage.model.experts import Experts, TopK
 from vantage.model.feed_forward import FeedForward
-from vantage.model.linear import dense
 from vantage.model.norms import LayerNorm
 from vantage.spec.model import Layer, ModelSpec, Wiring
 from vantage.spec.positions import Positions
@@ -19,7 +18,7 @@ GROK = Experts(FeedForward(5), 4, TopK(2, renormalise=False, softcap=0.6), FeedF
 
 
 def block_of(layer):
-    return sharpen(assemble_blocks(ModelSpec(3, 4, (layer,)), dense, {})[0].to(F64))
+    return sharpen(assemble_blocks(ModelSpec(3, 4, (layer,)), {})[0].to(F64))
 
 
 def here(T=3):
@@ -44,7 +43,7 @@ def test_gradcheck_of_a_normed_residual():
 
 @torch.no_grad()
 def test_a_capped_router_and_a_scaled_sum():
-    part, x = sharpen(GROK.build(4, dense).to(F64)), vectors(2, 3, 4, seed=1)
+    part, x = sharpen(GROK.build(4).to(F64)), vectors(2, 3, 4, seed=1)
     wanted = torch.zeros_like(x)
     for b in range(2):
         for t in range(3):
@@ -57,4 +56,4 @@ def test_a_capped_router_and_a_scaled_sum():
 
 
 def test_gradcheck_of_capped_and_scaled_experts():
-    check_gradients(sharpen(GROK.build(4, dense).to(F64)), lambda m, x: m(x), vectors(1, 2, 4, seed=1))
+    check_gradients(sharpen(GROK.build(4).to(F64)), lambda m, x: m(x), vectors(1, 2, 4, seed=1))

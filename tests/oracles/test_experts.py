@@ -9,7 +9,6 @@ from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from tests.attention.helpers import sharpen, vectors
 from vantage.model.experts import Experts, TopK
 from vantage.model.feed_forward import FeedForward
-from vantage.model.linear import dense
 
 CLOSE = {"rtol": 0, "atol": 1e-6}  # their routers are float32
 
@@ -28,7 +27,7 @@ def test_mixtral(top_k):
     config = MixtralConfig(hidden_size=12, intermediate_size=10, num_local_experts=5, num_experts_per_tok=top_k)
     config._experts_implementation = "eager"
     theirs = MixtralSparseMoeBlock(config).double()
-    ours = sharpen(Experts(FeedForward(10), count=5, router=TopK(top_k)).build(12, dense).double())
+    ours = sharpen(Experts(FeedForward(10), count=5, router=TopK(top_k)).build(12).double())
     copy_experts(ours, theirs)
     x = vectors(2, 7, 12)
     torch.testing.assert_close(ours(x), theirs(x), **CLOSE)
@@ -52,7 +51,7 @@ def test_deepseek_v3_with_sigmoids_and_a_shared_expert(renormalise):
     config._experts_implementation = "eager"
     theirs = DeepseekV3MoE(config).double()
     part = Experts(FeedForward(10), count=6, router=TopK(3, "sigmoid", renormalise), shared=FeedForward(20))
-    ours = sharpen(part.build(12, dense).double())
+    ours = sharpen(part.build(12).double())
     copy_experts(ours, theirs)
     gate, up = ours.shared.gate_up.weight.chunk(2)
     theirs.shared_experts.gate_proj.weight.copy_(gate)

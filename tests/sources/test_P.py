@@ -10,7 +10,6 @@ from tests.attention.helpers import F64, Listing, attention, run, set_qkv, sharp
 from vantage.attention import GroupedQuery
 from vantage.model import build, decoder, encoder
 from vantage.model.feed_forward import FeedForward
-from vantage.model.linear import dense
 from vantage.position import Rope, Sinusoidal
 from vantage.position.rope import Rotation
 from vantage.spec.masks import Everything
@@ -34,7 +33,7 @@ def test_P1_attention_is_permutation_equivariant(kernel):
 
 def test_P1_also_through_the_feed_forward_layer_with_biases():
     module, x = attention(GroupedQuery(4, 2), 8, Everything()), vectors(1, 6, 8)
-    ffn = sharpen(FeedForward(12, "relu", gated=False, bias=True).build(8, dense).to(F64))
+    ffn = sharpen(FeedForward(12, "relu", gated=False, bias=True).build(8).to(F64))
     assert ffn.up.bias.abs().min() > 0
     with torch.no_grad():
         torch.testing.assert_close(ffn(run(module, x[:, INDEX])), ffn(run(module, x))[:, INDEX])

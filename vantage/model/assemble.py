@@ -8,8 +8,9 @@ from torch import nn
 
 from vantage.attention import NoBias
 from vantage.model.block import wire
+from vantage.model.linear import dense
 from vantage.spec.masks import Everything, SameSegment
-from vantage.spec.model import BuildContext, Layer, LinearMaker, ModelSpec
+from vantage.spec.model import BuildContext, Layer, ModelSpec
 from vantage.spec.parts import Buildable, Shape
 
 
@@ -22,11 +23,11 @@ def build_shared(part: Buildable, shape: Shape, shared: dict[Any, nn.Module]) ->
     return shared[part, shape]
 
 
-def assemble_blocks(spec: ModelSpec, linear: LinearMaker, shared: dict[Any, nn.Module]) -> nn.ModuleList:
-    return nn.ModuleList(_block(i, layer, spec.width, linear, shared) for i, layer in enumerate(spec.layers))
+def assemble_blocks(spec: ModelSpec, shared: dict[Any, nn.Module]) -> nn.ModuleList:
+    return nn.ModuleList(_block(i, layer, spec.width, shared) for i, layer in enumerate(spec.layers))
 
 
-def _block(index: int, layer: Layer, width: int, linear: LinearMaker, shared: dict[Any, nn.Module]) -> nn.Module:
+def _block(index: int, layer: Layer, width: int, shared: dict[Any, nn.Module]) -> nn.Module:
     shape = layer.attention.shape(width)
     context = BuildContext(
         index=index,
@@ -34,11 +35,11 @@ def _block(index: int, layer: Layer, width: int, linear: LinearMaker, shared: di
         qk=tuple(build_shared(part, shape, shared) for part in layer.qk),
         bias=NoBias() if layer.bias is None else build_shared(layer.bias, shape, shared),
         value_bias=None if layer.value_bias is None else build_shared(layer.value_bias, shape, shared),
-        linear=linear,
+        linear=dense,
     )
     sublayers = [layer.attention.build(width, context)]
     if layer.cross is not None:
-        across = BuildContext(index, Everything() & SameSegment(), (), NoBias(), None, linear)
+        across = BuildContext(index, Everything() & SameSegment(), (), NoBias(), None, dense)
         sublayers.append(layer.cross.build_cross(width, across))
-    sublayers.append(layer.ffn.build(width, linear))
+    sublayers.append(layer.ffn.build(width))
     return wire(sublayers, layer, width)

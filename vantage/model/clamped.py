@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vantage.errors import BadInput
-from vantage.spec.model import LinearMaker
+from vantage.model.linear import dense
 from vantage.spec.parts import Context
 
 
@@ -33,16 +33,16 @@ class ClampedSwiGLU:
     def describe(self) -> str:
         return f"clamped SwiGLU, {self.hidden:,}"
 
-    def build(self, width: int, linear: LinearMaker) -> nn.Module:
-        return _ClampedSwiGLU(self, width, linear)
+    def build(self, width: int) -> nn.Module:
+        return _ClampedSwiGLU(self, width)
 
 
 class _ClampedSwiGLU(nn.Module):
-    def __init__(self, config: ClampedSwiGLU, width: int, linear: LinearMaker):
+    def __init__(self, config: ClampedSwiGLU, width: int):
         super().__init__()
         self.alpha, self.limit = config.alpha, config.limit
-        self.gate_up = linear(width, 2 * config.hidden, config.bias)
-        self.down = linear(config.hidden, width, config.bias)
+        self.gate_up = dense(width, 2 * config.hidden, config.bias)
+        self.down = dense(config.hidden, width, config.bias)
 
     def forward(self, x: Tensor, ctx: Context | None = None) -> Tensor:
         gate, up = self.gate_up(x).unflatten(-1, (-1, 2)).unbind(-1)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vantage.errors import BadInput
 from vantage.model.linear import dense
 from vantage.model.token_types import NoTokenTypes, TokenTypes
-from vantage.spec.model import Embedding, Head, LinearMaker
+from vantage.spec.model import Embedding, Head
 from vantage.spec.native import Program
 from vantage.spec.parts import INIT_STD
 from vantage.spec.positions import Positions
@@ -19,7 +19,7 @@ from vantage.spec.positions import Positions
 class Embed(nn.Module):
     """Token embeddings, scaled, plus what is added at the input."""
 
-    def __init__(self, config: Embedding, vocab: int, width: int, inputs: list[nn.Module], linear: LinearMaker = dense):
+    def __init__(self, config: Embedding, vocab: int, width: int, inputs: list[nn.Module]):
         super().__init__()
         own = width if config.width is None else config.width
         self.scale, self.rounded = config.scale, config.rounded
@@ -31,7 +31,7 @@ class Embed(nn.Module):
         self.inputs = nn.ModuleList(inputs)
         self.norm = nn.Identity() if config.norm is None else config.norm.build(own)
         self.dropout = nn.Dropout(config.dropout)
-        self.project = nn.Identity() if config.width is None else linear(own, width, True)
+        self.project = nn.Identity() if config.width is None else dense(own, width, True)
 
     def check(self, tokens: Tensor) -> None:
         """Refuse what cannot be embedded."""
@@ -89,12 +89,12 @@ def _mapped(tensor: Tensor) -> bool:
 class Unembed(nn.Module):
     """A linear map to logits, which may be the embedding table itself, after a transform if there is one."""
 
-    def __init__(self, config: Head, vocab: int, width: int, tokens: nn.Embedding, linear: LinearMaker):
+    def __init__(self, config: Head, vocab: int, width: int, tokens: nn.Embedding):
         super().__init__()
         self.config = config
         own = width if config.width is None else config.width
-        self.transform = nn.Identity() if config.transform is None else config.transform.build(width, own, linear)
-        self.linear = linear(own, vocab, config.bias)
+        self.transform = nn.Identity() if config.transform is None else config.transform.build(width, own)
+        self.linear = dense(own, vocab, config.bias)
         if config.tied:
             self.linear.weight = tokens.weight
 

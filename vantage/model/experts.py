@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from vantage.errors import BadInput
+from vantage.model.linear import dense
 from vantage.model.summary import describe
-from vantage.spec.model import FeedForwardConfig, LinearMaker
+from vantage.spec.model import FeedForwardConfig
 from vantage.spec.operations import module_operations, weights_of
 from vantage.spec.parts import Context
 
@@ -23,7 +24,7 @@ class RouterConfig(Protocol):
         """How many."""
         ...
 
-    def build(self, width: int, experts: int, linear: LinearMaker) -> nn.Module:
+    def build(self, width: int, experts: int) -> nn.Module:
         """A module with ``forward(x_ND) -> (weights_NK, chosen_NK)``."""
         ...
 
@@ -48,10 +49,10 @@ class TopK:
     def describe(self) -> str:
         return f"{self.k} by {self.score}"
 
-    def build(self, width: int, experts: int, linear: LinearMaker) -> nn.Module:
+    def build(self, width: int, experts: int) -> nn.Module:
         if not 1 <= self.k <= experts:
             raise BadInput(f"{self.k} of {experts} experts: choose from 1 to {experts}")
-        return _TopK(self, linear(width, experts, self.bias))
+        return _TopK(self, dense(width, experts, self.bias))
 
 
 class _TopK(nn.Module):
@@ -87,17 +88,17 @@ class Experts:
         shared = "" if self.shared is None else f", beside {describe(self.shared)}"
         return f"{describe(self.router)} of {self.count} experts ({describe(self.expert)}){shared}"
 
-    def build(self, width: int, linear: LinearMaker) -> nn.Module:
-        return _Experts(self, width, linear)
+    def build(self, width: int) -> nn.Module:
+        return _Experts(self, width)
 
 
 class _Experts(nn.Module):
-    def __init__(self, config: Experts, width: int, linear: LinearMaker):
+    def __init__(self, config: Experts, width: int):
         super().__init__()
         self.weigh_input, self.scale, self.k = config.weigh_input, config.scale, config.router.k
-        self.router = config.router.build(width, config.count, linear)
-        self.experts = nn.ModuleList(config.expert.build(width, linear) for _ in range(config.count))
-        self.shared = None if config.shared is None else config.shared.build(width, linear)
+        self.router = config.router.build(width, config.count)
+        self.experts = nn.ModuleList(config.expert.build(width) for _ in range(config.count))
+        self.shared = None if config.shared is None else config.shared.build(width)
 
     def forward(self, x_BTD: Tensor, ctx: Context | None = None) -> Tensor:
         x = x_BTD.flatten(0, -2)

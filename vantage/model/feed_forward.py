@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from vantage.errors import BadInput, unknown
 from vantage.model.gelu import gelu
+from vantage.model.linear import dense
 from vantage.spec.attention import Pieces
-from vantage.spec.model import LinearMaker
 from vantage.spec.native import Program
 from vantage.spec.parts import Context
 
@@ -42,16 +42,16 @@ class FeedForward:
     def describe(self) -> str:
         return f"{'gated ' if self.gated else ''}{self.activation}, {self.hidden:,}"
 
-    def build(self, width: int, linear: LinearMaker) -> nn.Module:
-        return (GatedFeedForward if self.gated else PlainFeedForward)(self, width, linear)
+    def build(self, width: int) -> nn.Module:
+        return (GatedFeedForward if self.gated else PlainFeedForward)(self, width)
 
 
 class PlainFeedForward(nn.Module):
-    def __init__(self, config: FeedForward, width: int, linear: LinearMaker):
+    def __init__(self, config: FeedForward, width: int):
         super().__init__()
         self.act = ACTIVATIONS[config.activation]
-        self.up = linear(width, config.hidden, config.bias)
-        self.down = linear(config.hidden, width, config.bias)
+        self.up = dense(width, config.hidden, config.bias)
+        self.down = dense(config.hidden, width, config.bias)
 
     def forward(self, x: Tensor, ctx: Context | None = None) -> Tensor:
         hidden = self.up(x)
@@ -64,12 +64,12 @@ class PlainFeedForward(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
-    def __init__(self, config: FeedForward, width: int, linear: LinearMaker):
+    def __init__(self, config: FeedForward, width: int):
         super().__init__()
         self.act = ACTIVATIONS[config.activation]
         self.hidden = config.hidden
-        self.gate_up = linear(width, 2 * config.hidden, config.bias)
-        self.down = linear(config.hidden, width, config.bias)
+        self.gate_up = dense(width, 2 * config.hidden, config.bias)
+        self.down = dense(config.hidden, width, config.bias)
 
     def forward(self, x: Tensor, ctx: Context | None = None) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from vantage.errors import BadInput, unknown
 from vantage.model.feed_forward import ACTIVATIONS
-from vantage.spec.model import LinearMaker, NormConfig
+from vantage.model.linear import dense
+from vantage.spec.model import NormConfig
 
 POOLER_ACTIVATIONS = {**ACTIVATIONS, "tanh": torch.tanh}
 
@@ -40,7 +41,7 @@ def first_token(hidden_BTD: Tensor) -> Tensor:
 class First:
     """A head on the first token alone (ViT's classifier)."""
 
-    def build(self, width: int, out: int, linear: LinearMaker) -> nn.Module:
+    def build(self, width: int, out: int) -> nn.Module:
         return _First()
 
 
@@ -60,15 +61,15 @@ class Pooler:
         if self.activation not in POOLER_ACTIVATIONS:
             raise BadInput(unknown("activation", self.activation, POOLER_ACTIVATIONS))
 
-    def build(self, width: int, out: int, linear: LinearMaker) -> nn.Module:
-        return _Pooler(self, width, out if self.out is None else self.out, linear)
+    def build(self, width: int, out: int) -> nn.Module:
+        return _Pooler(self, width, out if self.out is None else self.out)
 
 
 class _Pooler(nn.Module):
-    def __init__(self, config: Pooler, width: int, out: int, linear: LinearMaker):
+    def __init__(self, config: Pooler, width: int, out: int):
         super().__init__()
         self.act = POOLER_ACTIVATIONS[config.activation]
-        self.linear = linear(width, out, True)
+        self.linear = dense(width, out, True)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self.act(self.linear(first_token(x_BTD)))
@@ -92,15 +93,15 @@ class Transform:
         if self.activation not in ACTIVATIONS:
             raise BadInput(unknown("activation", self.activation, ACTIVATIONS))
 
-    def build(self, width: int, out: int, linear: LinearMaker) -> nn.Module:
-        return _Transform(self, width, out, linear)
+    def build(self, width: int, out: int) -> nn.Module:
+        return _Transform(self, width, out)
 
 
 class _Transform(nn.Module):
-    def __init__(self, config: Transform, width: int, out: int, linear: LinearMaker):
+    def __init__(self, config: Transform, width: int, out: int):
         super().__init__()
         self.act = ACTIVATIONS[config.activation]
-        self.linear = linear(width, out, True)
+        self.linear = dense(width, out, True)
         self.norm = config.norm.build(out)
 
     def forward(self, x_BTD: Tensor) -> Tensor:

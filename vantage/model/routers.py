@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vantage.errors import BadInput
-from vantage.spec.model import LinearMaker
 from vantage.spec.operations import weights_of
 from vantage.spec.parts import INIT_STD
 
@@ -46,7 +45,7 @@ class GroupLimited:
         of_groups = f" of {self.kept} of {self.groups} groups" if self.groups > 1 else ""
         return f"{self.k} by {self.score}{of_groups}"
 
-    def build(self, width: int, experts: int, linear: LinearMaker) -> nn.Module:
+    def build(self, width: int, experts: int) -> nn.Module:
         if experts % self.groups:
             raise BadInput(f"{experts} experts do not divide into {self.groups} groups: change one of the two")
         each = experts // self.groups

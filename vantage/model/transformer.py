@@ -14,7 +14,6 @@ from vantage.errors import BadInput, CacheError
 from vantage.kernels import chooser
 from vantage.model.assemble import assemble_blocks, build_shared
 from vantage.model.ends import Embed, Unembed
-from vantage.model.linear import dense
 from vantage.model.lowered import NATIVE, WholeSteps
 from vantage.model.pooling import NoPooler
 from vantage.spec.masks import Everything
@@ -43,13 +42,13 @@ class Model(nn.Module):
         self.embed = Embed(spec.embedding, spec.vocab, spec.width, inputs)
         if self.encoder is not None and spec.embedding.shared:
             self.encoder.embed.tokens = self.embed.tokens
-        self.blocks = assemble_blocks(spec, dense, shared)
+        self.blocks = assemble_blocks(spec, shared)
         self.norm = nn.Identity() if spec.norm is None else spec.norm.build(spec.width)
         self.head = (
-            nn.Identity() if spec.head is None else Unembed(spec.head, spec.vocab, spec.width, self.embed.tokens, dense)
+            nn.Identity() if spec.head is None else Unembed(spec.head, spec.vocab, spec.width, self.embed.tokens)
         )
         # for who wants one vector a row: model.pooler(model.hidden(tokens))
-        self.pooler = NoPooler() if spec.pooler is None else spec.pooler.build(spec.width, spec.width, dense)
+        self.pooler = NoPooler() if spec.pooler is None else spec.pooler.build(spec.width, spec.width)
 
     @property
     def kernel(self) -> str | Kernel:

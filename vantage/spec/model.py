@@ -33,7 +33,7 @@ class NormConfig(Protocol):
 class FeedForwardConfig(Protocol):
     """A dense feed-forward layer or a mixture of experts."""
 
-    def build(self, width: int, linear: LinearMaker) -> nn.Module: ...
+    def build(self, width: int) -> nn.Module: ...
 
 
 class InputConfig(Protocol):
@@ -45,10 +45,7 @@ class InputConfig(Protocol):
 class TransformConfig(Protocol):
     """From hidden states to what a head reads: a masked-LM transform, the first token, a pooler."""
 
-    def build(self, width: int, out: int, linear: LinearMaker) -> nn.Module: ...
-
-
-LinearMaker = Callable[[int, int, bool], nn.Module]  # (in, out, bias): how a part makes its dense linear maps
+    def build(self, width: int, out: int) -> nn.Module: ...
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ class BuildContext:
     qk: tuple[QKTransform, ...]
     bias: ScoreBias
     value_bias: ValueBiasPart | None
-    linear: LinearMaker
+    linear: Callable[[int, int, bool], nn.Module]  # a dense map from its inputs, outputs and bias
 
 
 class AttentionConfig(Protocol):

@@ -9,7 +9,6 @@ from vantage.attention import GroupedQuery
 from vantage.figures import Bars, Figure, Heat
 from vantage.model import Model, build, decoder, encoder
 from vantage.model.feed_forward import FeedForward
-from vantage.model.linear import dense
 from vantage.position import Sinusoidal
 from vantage.spec.masks import Everything
 from vantage.spec.parts import Shape
@@ -78,7 +77,7 @@ def _parts(count: int, order: Tensor, seed: int) -> list[Number]:
     """Attention, the feed-forward layer after it, and the sum at the input, each alone."""
     x = random_normal(1, count, WIDTH, seed=seed)
     module = sharpen(build_attention(GroupedQuery(4, 2, bias=True, out_bias=True), WIDTH, Everything()), seed)
-    ffn = sharpen(FeedForward(2 * WIDTH, "relu", gated=False, bias=True).build(WIDTH, dense).to(F64), seed + 1)
+    ffn = sharpen(FeedForward(2 * WIDTH, "relu", gated=False, bias=True).build(WIDTH).to(F64), seed + 1)
     straight, mixed = run_attention(module, x), run_attention(module, x[:, order])
     with torch.no_grad():
         through = max_difference(ffn(mixed), ffn(straight)[:, order])

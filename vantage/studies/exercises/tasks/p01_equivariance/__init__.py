@@ -9,7 +9,6 @@ from torch import Tensor
 
 from vantage.attention import GroupedQuery
 from vantage.model.feed_forward import FeedForward
-from vantage.model.linear import dense
 from vantage.position.rope import Rope, Rotation
 from vantage.position.sinusoidal import sinusoid
 from vantage.spec.masks import Causal, Everything
@@ -32,7 +31,7 @@ def _attention(causal: bool = False, rope: bool = False, seed: int = 0) -> Layer
 
 
 def _feed_forward(seed: int = 1) -> Layer:
-    real = with_seeded_weights(FeedForward(12, "relu", gated=False, bias=True).build(WIDTH, dense), seed)
+    real = with_seeded_weights(FeedForward(12, "relu", gated=False, bias=True).build(WIDTH), seed)
 
     def layer(x: Tensor) -> Tensor:
         with torch.no_grad():
