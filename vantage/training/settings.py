@@ -25,7 +25,7 @@ from vantage.training.log import ScoreRecord
 from vantage.training.models import MODELS, DataFacts, ModelSection
 from vantage.training.optimise import OPTIMISERS, WSD, AdamW, Average, Constant, Cosine, OptimiserConfig
 from vantage.training.sources import SOURCES, DataSection, PromptFiles, TaskExamples, task_names
-from vantage.training.tasks import TASKS, Task
+from vantage.training.tasks import TASKS, KeyLookup, Task
 
 VOCAB = 8  # stands for that of the data, which are not open yet, where only the rest of a model is checked
 
@@ -131,7 +131,13 @@ class TrainSettings:
 
 
 # What a section was called when fingerprints were first written: a run that was begun then goes on now.
-FINGERPRINT_NAMES = {LoopSettings: "Steps", GuardSettings: "Guard", TaskExamples: "Exercise", PromptFiles: "Prompts"}
+FINGERPRINT_NAMES: dict[type, str] = {
+    LoopSettings: "Steps",
+    GuardSettings: "Guard",
+    TaskExamples: "Exercise",
+    PromptFiles: "Prompts",
+    KeyLookup: "Lookup",
+}
 MOST = 4096  # layers, tests, files: entries of any list
 
 

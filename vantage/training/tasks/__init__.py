@@ -26,7 +26,7 @@ from vantage.training.tasks.copying import Copy, Reverse
 from vantage.training.tasks.needles import MultiNeedle
 from vantage.training.tasks.ordering import Ordering
 from vantage.training.tasks.regular import CycleNavigation, EvenPairs, Parity, Summation
-from vantage.training.tasks.retrieval import Lookup, Passkey
+from vantage.training.tasks.retrieval import KeyLookup, Passkey
 from vantage.training.tasks.scan import Scan
 from vantage.training.tasks.sorting import BucketSort, Sort
 from vantage.training.tasks.stack import StackManipulation
@@ -44,7 +44,7 @@ __all__ = [
     "EvenPairs",
     "Example",
     "Guessable",
-    "Lookup",
+    "KeyLookup",
     "MissingDuplicate",
     "ModularArithmetic",
     "MultiNeedle",

@@ -16,7 +16,7 @@ FILLER_IDS = np.array([FILLER_WORDS.index(word) for word in FILLER.split()])
 
 
 @dataclass(frozen=True)
-class Lookup:
+class KeyLookup:
     """``k7 v2 k1 v9 k4 v2 k1`` → ``v9``: pairs of a key and a value, then one of the keys.
 
     Keys are different within an example and drawn evenly; values are drawn evenly, with repetition. Whoever knows only
@@ -97,5 +97,5 @@ class Passkey:
         return Example(tuple(prompt), tuple(codes[wanted]), depth(cuts[wanted], spare + 1))
 
 
-LOOKUP = Entry("lookup", Lookup, summary="the value of a key among pairs")
+LOOKUP = Entry("lookup", KeyLookup, summary="the value of a key among pairs")
 PASSKEY = Entry("passkey", Passkey, summary="a number hidden in filler, or one of several")
