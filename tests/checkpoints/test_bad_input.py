@@ -56,7 +56,7 @@ def test_pickles_are_never_opened_whatever_they_are_called(name, folder, tmp_pat
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model_type": "mystery"}, r"model_type 'mystery'"),
+        ({"model_type": "mystery"}, r"model_type: no family is called 'mystery'"),
         ({"attention_surprise": 2}, r"'attention_surprise'"),
         ({"auto_map": {"AutoModel": "code.Model"}}, r"'auto_map'.*no code"),
         ({"quantization_config": {"bits": 4}}, r"quantization_config"),

@@ -23,7 +23,7 @@ def f(a: Literal[3], b=2) -> Literal[4]:
     assert a > 5
     if not a <= b:
         raise ValueError(6)
-    bad(7)
+    damaged(7)
     return zip(-a, a and b, strict=True) if a is None else a + 0.5
 '''
 

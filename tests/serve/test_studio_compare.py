@@ -233,8 +233,8 @@ def test_too_small_a_budget_is_said_when_it_is_known(tmp_path: Path, capsys: pyt
     ("body", "words"),
     [
         ({"tasks": []}, "tasks: List should have at least 1 item"),
-        ({"tasks": ["dance"]}, "no task is called 'dance' here"),
-        ({"tasks": ["text"]}, "no task is called 'text' here"),
+        ({"tasks": ["dance"]}, "no task is called 'dance'"),
+        ({"tasks": ["text"]}, "no task is called 'text'"),
         ({"positions": ["rop"]}, "Did you mean 'rope'?"),
         ({"positions": ["rope", "rope"], "attention": ["multi"]}, "no attention is called 'multi'"),
         ({"attention": ["multi-head", "multi-head"]}, "names one of them twice"),

@@ -208,7 +208,7 @@ def test_null_bytes_and_deep_nesting(sandbox):
 
 def test_missing_and_misspelt_names(sandbox):
     assert "no function named without_cache" in failures(grade_in(sandbox, K1, "x = 1\n"))
-    assert "There is without_cach: is it meant?" in failures(grade_in(sandbox, K1, "def without_cach(n): pass\n"))
+    assert "Did you mean 'without_cach'?" in failures(grade_in(sandbox, K1, "def without_cach(n): pass\n"))
     assert "without_cache is no function" in failures(grade_in(sandbox, K1, "without_cache = 3\n"))
     assert "no value named SCORES" in failures(grade_in(sandbox, exercises()["A2"], "x = 1\n"))
 
