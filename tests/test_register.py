@@ -111,6 +111,15 @@ with running(Path("studio")) as studio, studio.http() as http:
     assert built.status_code == 200, built.text
     assert "import mine.encoding" in built.json()["code"] and "fading" in built.json()["toml"], built.text
     exec(built.json()["code"], {})
+    assert "halved" in http.get("/studio/api/build/choices").json()["attentions"]
+    built = http.post("/studio/api/build", json={"settings": small | {"attention": "halved"}})
+    assert built.status_code == 200, built.text
+    assert "import mine.attention" in built.json()["code"] and "halved" in built.json()["toml"], built.text
+    exec(built.json()["code"], {})
+    unfit = http.post("/studio/api/build", json={"settings": small | {"attention": "halved", "softcap": 2.0}})
+    assert unfit.status_code == 400 and "leave head_width" in unfit.text, unfit.text
+    unknown = http.post("/studio/api/build", json={"settings": small | {"attention": "halfed"}})
+    assert unknown.status_code == 400 and "Did you mean 'halved'" in unknown.text, unknown.text
 print("offered")
 """
 

@@ -80,7 +80,7 @@ export interface BuildAnswer {
 export interface BuildChoices {
   kinds: ("decoder" | "encoder" | "encoder_decoder")[];
   positions: EncodingEntry[];
-  attentions: ("multi-head" | "grouped-query" | "multi-query" | "latent")[];
+  attentions: string[];
   options: Record<string, OptionEntry>;
   tasks: string[];
   defaults: BuildSettings;
@@ -109,7 +109,7 @@ export interface BuildSettings {
   kind: "decoder" | "encoder" | "encoder_decoder";
   vocab: number;
   head_width: number | null;
-  attention: "multi-head" | "grouped-query" | "multi-query" | "latent";
+  attention: string;
   latent: LatentSizes | null;
   softcap: number | null;
   sinks: boolean;

@@ -9,7 +9,7 @@ from typing import Any, Final, final
 
 import torch
 
-from vantage.attention import GroupedQuery, Latent
+from vantage.attention import ATTENTIONS, GroupedQuery, Latent
 from vantage.checkpoints.spec_json import to_json
 from vantage.errors import BadInput, Refused, VantageError
 from vantage.inspect.cost import parameters
@@ -22,6 +22,7 @@ from vantage.serve.studio.answers import PartCount
 from vantage.serve.studio.build.answers import BlockEntry, BuildAnswer, ContextBytes
 from vantage.serve.studio.build.code import call, imports, toml
 from vantage.serve.studio.build.settings import (
+    FORMS,
     OPTIONS,
     BuildSettings,
     FormOptions,
@@ -139,6 +140,12 @@ def _attention(form: BuildSettings) -> AttentionConfig | None:
         head, m = form.head_width or form.width // form.heads, form.latent
         sizes = (m.kv_rank, m.nope_dim or head, m.rope_dim, m.value_dim or head)
         return Latent(form.heads, *sizes, norm=NORMS[form.norm], q_rank=m.q_rank, bias=form.bias, scores=scores)
+    if form.attention not in FORMS:  # one from outside, which has sizes and scores of its own
+        if form.head_width is not None or scores != Scores():
+            raise Refused(
+                f"{form.attention} has its own head width and scores: leave head_width, softcap and sinks out"
+            )
+        return ATTENTIONS[form.attention].make(form.heads)
     if form.head_width is None and scores == Scores():
         return None
     return GroupedQuery(form.heads, groups, form.head_width, bias=form.bias, out_bias=form.bias, scores=scores)

@@ -10,11 +10,11 @@ from vantage.serve.studio.answers import EncodingEntry
 from vantage.serve.studio.build.answers import BuildAnswer
 from vantage.serve.studio.build.builder import described
 from vantage.serve.studio.build.settings import (
-    AttentionWord,
     BuildChoices,
     BuildRequest,
     BuildSettings,
     Word,
+    attentions,
     offered_options,
 )
 from vantage.serve.studio.encodings import choices as encodings
@@ -34,7 +34,7 @@ async def choices() -> BuildChoices:
     return BuildChoices(
         kinds=list(typing.get_args(Word)),
         positions=positions,
-        attentions=list(typing.get_args(AttentionWord)),
+        attentions=attentions(),
         options=offered_options(),
         tasks=list(TASKS),
         defaults=BuildSettings(),

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, create_model
 
+from vantage.attention import ATTENTIONS
 from vantage.errors import unknown
 from vantage.model.feed_forward import NAMED
 from vantage.model.norms import NORMS
@@ -22,7 +23,7 @@ from vantage.training.tasks import TASKS
 
 Size = Annotated[Whole, Field(ge=1, le=65_536)]
 Word = Literal["decoder", "encoder", "encoder_decoder"]
-AttentionWord = Literal["multi-head", "grouped-query", "multi-query", "latent"]
+FORMS = ("multi-head", "grouped-query", "multi-query", "latent")  # of attention, in the form's own words
 
 OPTIONS: dict[str, type[StackOptions]] = {
     "decoder": DecoderOptions,
@@ -59,6 +60,11 @@ def _fields() -> dict[str, Any]:
     return definitions
 
 
+def attentions() -> list[str]:
+    """The kinds that the form offers: ours in its own words, and those from outside by their names."""
+    return [*FORMS, *(entry.name for entry in ATTENTIONS.from_outside())]
+
+
 FormOptions: Any = create_model("FormOptions", __base__=StrictModel, **_fields())
 
 
@@ -89,7 +95,7 @@ class BuildSettings(FormOptions):
     kind: Word = "decoder"
     vocab: Annotated[Whole, Field(ge=1, le=2**20)] = 32_000
     head_width: Annotated[Whole, Field(ge=1, le=1024)] | None = None
-    attention: AttentionWord = "grouped-query"
+    attention: Annotated[str, Field(max_length=64)] = "grouped-query"
     latent: LatentSizes | None = None
     softcap: Annotated[Number, Field(gt=0, le=1000)] | None = None
     sinks: Flag = False
@@ -115,9 +121,11 @@ class BuildSettings(FormOptions):
             raise bad(
                 "latent attention needs its sizes, and no other has them: say attention and latent alike", "latent"
             )
+        if self.attention not in (offered := attentions()):
+            raise bad(unknown("attention", self.attention, offered), "attention")
         if self.attention == "grouped-query":
             return None if self.kv_heads == self.heads else self.kv_heads
-        allowed = {"multi-head": (None, self.heads), "multi-query": (None, 1), "latent": (None,)}[self.attention]
+        allowed = {"multi-head": (None, self.heads), "multi-query": (None, 1)}.get(self.attention, (None,))
         if self.kv_heads not in allowed:
             raise bad(
                 f"{self.attention} attention with {self.kv_heads} key/value heads: leave kv_heads out", "kv_heads"
@@ -147,7 +155,7 @@ class BuildChoices(StudioAnswer):
 
     kinds: list[Word]
     positions: list[EncodingEntry]
-    attentions: list[AttentionWord]
+    attentions: list[str]
     options: dict[str, OptionEntry]
     tasks: list[str]
     defaults: BuildSettings
