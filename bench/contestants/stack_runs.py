@@ -44,8 +44,8 @@ def as_an_experiment(experiment: Experiment, where: torch.device, workers: int) 
     jobs = jobs_of(experiment, experiment.seeds if where.type == "cuda" else 1)
 
     def train() -> list[list[RunResult]]:
-        with tempfile.TemporaryDirectory() as shelf:
-            return list(pool.map(partial(run, device=where, shelf=Path(shelf)), jobs))
+        with tempfile.TemporaryDirectory() as folder:
+            return list(pool.map(partial(run, device=where, cache=Path(folder)), jobs))
 
     return train
 

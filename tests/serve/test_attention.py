@@ -192,7 +192,7 @@ def test_looking_waits_in_a_short_queue_and_the_server_goes_on():
         until(lambda: finished_requests.calls == 0)
 
 
-def test_the_shelf_knows_tenants_apart():
+def test_finished_requests_of_tenants_are_apart():
     finished_requests = FinishedRequests(2, 10)
     finished_requests._kept["a"] = {"1": FinishedRequest("m", (FinishedChoice((1,), (2,)),))}
     assert finished_requests.get("a", "1").rows[0].tokens == [1, 2]
