@@ -234,7 +234,7 @@ class Stream:
         self._coming = self._pieces()
 
     def __iter__(self) -> Iterator[Piece]:
-        return self
+        return self._coming
 
     def __next__(self) -> Piece:
         return next(self._coming)

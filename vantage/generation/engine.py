@@ -366,7 +366,7 @@ class Engine:
             kind = "has no encoder: leave source out" if source is not None else "reads a source: pass source="
             raise BadInput(f"this model {kind}")
         if source is not None:
-            self.model.encoder.embed.check(torch.tensor([source]))  # pyright: ignore[reportOptionalMemberAccess] (checked above)
+            self.model.encoder.embed.tokens.check(torch.tensor([source]))  # pyright: ignore[reportOptionalMemberAccess] (checked above)
         total = len(prompt) + self._limits.cut(len(prompt), max_tokens) - 1
         if not self._memory.fits(total):
             raise BadInput(

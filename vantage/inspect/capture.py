@@ -218,7 +218,7 @@ def _orders(queries: Iterable[int] | int) -> frozenset[int]:
 
 
 def _width(model: Model, tokens: Tensor) -> int:
-    return model.embed.size(tokens)[1] if model.spec.embedding.source is not None else tokens.shape[1]
+    return model.embed.tokens.size(tokens)[1] if model.spec.embedding.source is not None else tokens.shape[1]
 
 
 def _go_on(model: Model, tokens: list[int], steps: int, memory: EncoderOutput | None) -> None:

@@ -26,20 +26,13 @@ class Embed(nn.Module):
         std = (
             INIT_STD if config.scale == 1.0 else 1.0 / config.scale
         )  # a scale is there to bring them to the size of one
+        # says with `check` what cannot be embedded, with `size` the rows and places (B, T) that tokens or images take
         self.tokens: Any = Table(vocab, own, std) if config.source is None else config.source.build(own)
         self.types = TokenTypes(config.types, own) if config.types else NoTokenTypes()
         self.inputs = nn.ModuleList(inputs)
         self.norm = nn.Identity() if config.norm is None else config.norm.build(own)
         self.dropout = nn.Dropout(config.dropout)
         self.project = nn.Identity() if config.width is None else dense(own, width, True)
-
-    def check(self, tokens: Tensor) -> None:
-        """Refuse what cannot be embedded."""
-        self.tokens.check(tokens)
-
-    def size(self, tokens: Tensor) -> tuple[int, int]:
-        """Rows and places (B, T) that these tokens, or this image, will take."""
-        return self.tokens.size(tokens)
 
     def forward(self, tokens: Tensor, pos: Positions, types_BT: Tensor | None = None) -> Tensor:
         x = self.tokens(tokens)
@@ -75,15 +68,15 @@ def check_tokens(tokens_BT: Tensor, vocab: int) -> None:
         )
     if tokens_BT.numel() == 0:
         raise BadInput(f"tokens have shape {tuple(tokens_BT.shape)}: give at least one")
-    if tokens_BT.device.type == "cpu" and not torch.compiler.is_compiling() and not _mapped(tokens_BT):
+    if (
+        tokens_BT.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        # a torch.func transform would stand between us and the numbers
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tokens_BT)  # pyright: ignore[reportAttributeAccessIssue] (it has no stub)
+    ):
         low, high = (int(n) for n in tokens_BT.aminmax())
         if low < 0 or high >= vocab:
             raise BadInput(f"token {low if low < 0 else high} is not in the vocabulary of {vocab} (0 to {vocab - 1})")
-
-
-def _mapped(tensor: Tensor) -> bool:
-    """Whether a torch.func transform stands between us and the numbers."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # pyright: ignore[reportAttributeAccessIssue] (it has no stub)
 
 
 class Unembed(nn.Module):

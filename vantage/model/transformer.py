@@ -136,7 +136,7 @@ class Model(nn.Module):
         watch: Watch | None = None,
     ) -> Tensor:
         """The last hidden states (B, T, D), normed, before the head."""
-        self.embed.check(tokens)
+        self.embed.tokens.check(tokens)
         pos = self._place(tokens, positions, cache, mask, length)
         memory = self.encode(source) if isinstance(source, Tensor) else source
         self._check_memory(memory, cache, len(tokens))
@@ -159,7 +159,7 @@ class Model(nn.Module):
         """Run the encoder. ``mask`` is a padding mask (B, S)."""
         if self.encoder is None:
             raise BadInput("this model has no encoder: leave source out")
-        self.encoder.embed.check(source)
+        self.encoder.embed.tokens.check(source)
         pos = self.encoder._place(source, None, None, mask, None)
         return EncoderOutput(self.encoder.hidden(source, positions=pos), pos)
 
@@ -238,7 +238,7 @@ class Model(nn.Module):
         length: int | None,
     ) -> Positions:
         """Where these tokens stand, checked against everything that was said about them."""
-        B, T = self.embed.size(tokens)
+        B, T = self.embed.tokens.size(tokens)
         if positions is not None and mask is not None:
             raise BadInput("give positions or a mask, not both: positions of -1 are padding")
         if mask is not None and tuple(mask.shape) != (B, T):
@@ -270,7 +270,7 @@ class Model(nn.Module):
 
     def _next(self, tokens: Tensor, cache: ModelCache | None, mask: Tensor | None) -> Positions:
         """Each row goes on where it stopped."""
-        B, T = self.embed.size(tokens)
+        B, T = self.embed.tokens.size(tokens)
         if cache is None:
             return Positions.arange(B, T, device=tokens.device) if mask is None else Positions.from_mask(mask)
         start = cache.next_positions
