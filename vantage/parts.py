@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from vantage.errors import BadInput, unknown
-from vantage.spec.registry import Entry, Registry, parameters
+from vantage.spec.registry import Entry, MatrixSize, Refusal, Registry, parameters
 
 C = TypeVar("C", bound=type)
 
@@ -42,28 +42,34 @@ def registry(kind: str) -> Registry[Any]:
     return getattr(importlib.import_module(module), name)
 
 
-@overload
-def register(kind: str, name: str, config: None = None, **facts: Any) -> Callable[[C], C]: ...
-@overload
-def register(kind: str, name: str, config: C, **facts: Any) -> C: ...
-def register(kind: str, name: str, config: Any = None, **facts: Any) -> Any:
+def register(
+    kind: str,
+    name: str,
+    config: Any = None,
+    *,
+    title: str = "",
+    summary: str = "",
+    default: Callable[[int | None], Any] | None = None,
+    components: Mapping[str, tuple[type, ...]] | None = None,
+    variants: Mapping[str, Callable[[MatrixSize], Any]] | None = None,
+    refusals: tuple[Refusal, ...] = (),
+    compared: bool = True,
+    randomised: bool = True,
+) -> Any:
     """Register a class as a part of your own, under a name: as a call, or as a decorator above the class.
 
     ``kind`` is one of "position", "scaling", "attention", "mask", "cache", "kernel", "feed-forward", "norm", "task" and
-    "optimiser"; ``facts`` are the other fields of ``vantage.spec.registry.Entry``: ``title`` and ``summary`` for
-    whoever is offered it, ``default`` where it cannot be made without arguments, ``variants`` and ``refusals`` for
-    ``vantage check``.
+    "optimiser". ``title`` and ``summary`` are for whoever is offered it, ``default`` makes it where it cannot be made
+    without arguments, ``variants`` and ``refusals`` are for ``vantage check``; ``vantage.spec.registry.Entry`` has them
+    all. Returns the class.
     """
     if not isinstance(name, str) or not name:
         raise BadInput(f"name={name!r}: give the name that users write, as in register({kind!r}, 'mine')")
-    known = [field for field in Entry.__dataclass_fields__ if field not in ("name", "config")]
-    for fact in facts:
-        if fact not in known:
-            raise BadInput(unknown("fact of an entry", fact, known))
-    into = registry(kind)
+    parts = registry(kind)
 
     def put(config: C) -> C:
-        into.register(Entry(name, config, **facts))
+        entry = Entry(name, config, title, summary, default, components, variants, refusals, compared, randomised)
+        parts.register(entry)
         return config
 
     return put if config is None else put(config)

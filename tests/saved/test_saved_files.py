@@ -117,8 +117,6 @@ def test_a_comparison_is_reported_as_it_was(tmp_path, capsys):
     assert main(["compare", "--resume", "--out", str(folder)]) == 0
     capsys.readouterr()
     for file in ("scores.csv", "verdicts.csv"):
-        before = (
-            (SAVED / "experiment" / file).read_text().replace("This study has", "This experiment has")
-        )  # our word now
-        assert (folder / file).read_text() == before
+        before = (SAVED / "experiment" / file).read_text()
+        assert (folder / file).read_text() == before.replace("This study has", "This experiment has")  # our word now
     assert (folder / "index.html").exists()

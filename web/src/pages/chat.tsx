@@ -18,7 +18,7 @@ import {
   show,
   startAnew,
   stop,
-  type Talk,
+  type Conversation,
   writing,
 } from "./chat/store";
 import type { ChatToken } from "../generated/api";
@@ -27,9 +27,9 @@ import { AttentionWords, CacheCard, CostCard, DistributionCard } from "./chat/wa
 
 const EXAMPLES = ["Why is the sky blue?", "Write two lines about the sea.", "Count from one to ten in words."];
 
-const findToken = (talk: Talk | null, index: number | null): ChatToken | null => {
-  if (!talk || index === null) return null;
-  for (const exchange of talk.exchanges) {
+const findToken = (conversation: Conversation | null, index: number | null): ChatToken | null => {
+  if (!conversation || index === null) return null;
+  for (const exchange of conversation.exchanges) {
     const found = exchange.written.find((token) => token.index === index);
     if (found) return found;
   }
@@ -43,7 +43,7 @@ export default function Page() {
   const [pointed, setPointed] = useState<number | null>(null);
   const [pinned] = useParam("token", -1);
   const [every, setEvery] = useParam("tokens", false);
-  const talk = current.value;
+  const conversation = current.value;
   const wanted = route.value.params.conversation ?? "";
   useEffect(() => {
     if (wanted && wanted !== current.peek()?.id && !writing.peek()) void restore(wanted);
@@ -53,8 +53,8 @@ export default function Page() {
   const send = (text: string, instead?: number) => {
     if (model) void say({ text, model: model.name, ...settings, instead });
   };
-  const newest = talk?.exchanges.at(-1)?.written.at(-1) ?? null;
-  const chosen = findToken(talk, pointed) ?? findToken(talk, pinned < 0 ? null : pinned);
+  const newest = conversation?.exchanges.at(-1)?.written.at(-1) ?? null;
+  const chosen = findToken(conversation, pointed) ?? findToken(conversation, pinned < 0 ? null : pinned);
   const token = chosen ?? newest;
   const strength = token ? tints(token.attention) : new Map<number, number>();
   return (
@@ -75,10 +75,10 @@ export default function Page() {
       />
       <div class="chat-grid">
         <div class="chat-talk">
-          <Card title="Conversation" beside={talk && <Branches talk={talk} />}>
-            {talk ? (
+          <Card title="Conversation" beside={conversation && <Branches conversation={conversation} />}>
+            {conversation ? (
               <Transcript
-                talk={talk}
+                conversation={conversation}
                 tints={strength}
                 chosen={chosen?.index ?? null}
                 onPoint={setPointed}
@@ -92,19 +92,19 @@ export default function Page() {
               <Welcome disabled={!model} onPick={(text) => send(text)} />
             )}
             {failure.value && <Problem trouble={failure.value.trouble} retry={failure.value.again ?? undefined} />}
-            {token && talk && <AttentionWords attention={token.attention} tokens={talk.tokens} />}
+            {token && conversation && <AttentionWords attention={token.attention} tokens={conversation.tokens} />}
             <Composer disabled={!model} onSend={send} />
-            {talk && talk.tokens.length > 0 && (
+            {conversation && conversation.tokens.length > 0 && (
               <>
                 <Check label="Show every token the model reads" value={every} onChange={setEvery} />
-                {every && <EveryToken tokens={talk.tokens} tints={strength} chosen={chosen?.index ?? null} />}
+                {every && <EveryToken tokens={conversation.tokens} tints={strength} chosen={chosen?.index ?? null} />}
               </>
             )}
           </Card>
         </div>
-        <Watch talk={talk} token={token} model={model} sampling={settings.sampling} pinned={chosen !== null} />
+        <Watch conversation={conversation} token={token} model={model} sampling={settings.sampling} pinned={chosen !== null} />
         <div class="chat-set">
-          <SettingsCard model={model} begun={talk !== null} />
+          <SettingsCard model={model} begun={conversation !== null} />
         </div>
       </div>
     </>
@@ -112,20 +112,20 @@ export default function Page() {
 }
 
 interface WatchProps {
-  talk: Talk | null;
+  conversation: Conversation | null;
   token: ChatToken | null;
   model: Model | null;
   sampling: Sampling;
   pinned: boolean;
 }
 
-function Watch({ talk, token, model, sampling, pinned }: WatchProps) {
-  const exchange = talk?.exchanges.at(-1);
+function Watch({ conversation, token, model, sampling, pinned }: WatchProps) {
+  const exchange = conversation?.exchanges.at(-1);
   return (
     <div class="stack wide chat-watch">
-      {talk && token ? (
+      {conversation && token ? (
         <DistributionCard
-          talk={talk}
+          conversation={conversation}
           token={token}
           sampling={sampling}
           pinned={pinned}
@@ -138,8 +138,8 @@ function Watch({ talk, token, model, sampling, pinned }: WatchProps) {
           </p>
         </Card>
       )}
-      {talk?.cache && talk.cache.layers.length > 0 ? (
-        <CacheCard cache={token?.cache ?? talk.cache} context={model?.context ?? null} />
+      {conversation?.cache && conversation.cache.layers.length > 0 ? (
+        <CacheCard cache={token?.cache ?? conversation.cache} context={model?.context ?? null} />
       ) : (
         <Card title="Cache">
           <p class="small muted">
@@ -152,7 +152,7 @@ function Watch({ talk, token, model, sampling, pinned }: WatchProps) {
   );
 }
 
-function Branches({ talk }: { talk: Talk }) {
+function Branches({ conversation }: { conversation: Conversation }) {
   const all = branches.value;
   const busy = writing.value !== null;
   return (
@@ -164,7 +164,7 @@ function Branches({ talk }: { talk: Talk }) {
               key={branch.id}
               little
               disabled={busy}
-              pressed={branch.id === talk.id}
+              pressed={branch.id === conversation.id}
               label={`Branch ${index + 1}${branch.origin ? `, from message ${branch.origin.turn + 1}` : ""}`}
               onClick={() => show(branch.id)}
             >

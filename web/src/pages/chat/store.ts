@@ -35,7 +35,7 @@ export interface Exchange {
   cost: (ProjectionCost & Partial<AnswerCost>) | null;
 }
 
-export interface Talk {
+export interface Conversation {
   id: string;
   model: string;
   /** Where it left another one, for the list of branches. */
@@ -55,36 +55,36 @@ export interface Message {
   instead?: number;
 }
 
-export const talks = signal<ReadonlyMap<string, Talk>>(new Map());
-export const current = signal<Talk | null>(null);
+export const conversations = signal<ReadonlyMap<string, Conversation>>(new Map());
+export const current = signal<Conversation | null>(null);
 export const writing = signal<{ since: number; phase: string } | null>(null);
 export const failure = signal<{ trouble: Trouble; again: (() => void) | null } | null>(null);
 
 /** Those that share a root with the one that is shown, in the order they were begun. */
-export const branches = computed<Talk[]>(() => {
+export const branches = computed<Conversation[]>(() => {
   const here = current.value;
   if (!here) return [];
-  const rootOf = (talk: Talk): string => {
-    const origin = talk.origin && talks.value.get(talk.origin.id);
-    return origin ? rootOf(origin) : talk.id;
+  const rootOf = (conversation: Conversation): string => {
+    const origin = conversation.origin && conversations.value.get(conversation.origin.id);
+    return origin ? rootOf(origin) : conversation.id;
   };
   const root = rootOf(here);
-  return [...talks.value.values()].filter((talk) => rootOf(talk) === root);
+  return [...conversations.value.values()].filter((conversation) => rootOf(conversation) === root);
 });
 
 let stopper: AbortController | null = null;
 
 export const stop = (): void => stopper?.abort();
 
-function keep(talk: Talk): void {
-  current.value = talk;
-  if (talk.id) talks.value = new Map(talks.value).set(talk.id, talk);
+function keep(conversation: Conversation): void {
+  current.value = conversation;
+  if (conversation.id) conversations.value = new Map(conversations.value).set(conversation.id, conversation);
 }
 
 export function show(id: string): void {
-  const talk = talks.value.get(id);
-  if (!talk) return;
-  current.value = talk;
+  const conversation = conversations.value.get(id);
+  if (!conversation) return;
+  current.value = conversation;
   failure.value = null;
   put({ conversation: id, token: null });
 }
@@ -98,7 +98,7 @@ export function startAnew(): void {
 
 /** A conversation that the server still has, after the page was opened anew. */
 export async function restore(id: string): Promise<void> {
-  const kept = talks.value.get(id);
+  const kept = conversations.value.get(id);
   if (kept) {
     current.value = kept;
     return;
@@ -138,7 +138,7 @@ export async function say(message: Message): Promise<void> {
   const old = before?.exchanges.slice(0, instead) ?? [];
   const last = old.at(-1);
   const branching = instead !== undefined && before !== null && before.id !== "";
-  let talk: Talk = {
+  let conversation: Conversation = {
     id: branching ? "" : (before?.id ?? ""),
     model: message.model,
     origin: branching ? { id: before.id, turn: instead } : (before?.origin ?? null),
@@ -146,7 +146,7 @@ export async function say(message: Message): Promise<void> {
     tokens: before?.tokens ?? [],
     cache: before?.cache ?? null,
   };
-  current.value = talk;
+  current.value = conversation;
   failure.value = null;
   put({ token: null });
   stopper = new AbortController();
@@ -162,12 +162,12 @@ export async function say(message: Message): Promise<void> {
   };
   try {
     for await (const event of events("POST", "/chat", body, { signal: stopper.signal, seconds: 60 })) {
-      talk = taken(talk, event);
-      if (event.event === "start") put({ conversation: talk.id });
-      keep(talk);
+      conversation = taken(conversation, event);
+      if (event.event === "start") put({ conversation: conversation.id });
+      keep(conversation);
     }
   } catch (error) {
-    ended(talk, before, message, asTrouble(error));
+    ended(conversation, before, message, asTrouble(error));
   } finally {
     writing.value = null;
     stopper = null;
@@ -175,18 +175,18 @@ export async function say(message: Message): Promise<void> {
 }
 
 /** The conversation after one more event. */
-export function taken(talk: Talk, { event, data }: Event): Talk {
-  const at = talk.exchanges.length - 1;
-  const exchange = talk.exchanges[at];
-  if (!exchange) return talk;
-  const changed = (part: Partial<Exchange>): Exchange[] => talk.exchanges.with(at, { ...exchange, ...part });
+export function taken(conversation: Conversation, { event, data }: Event): Conversation {
+  const at = conversation.exchanges.length - 1;
+  const exchange = conversation.exchanges[at];
+  if (!exchange) return conversation;
+  const changed = (part: Partial<Exchange>): Exchange[] => conversation.exchanges.with(at, { ...exchange, ...part });
   if (event === "start") {
     const start = data as ChatStart;
     return {
-      ...talk,
+      ...conversation,
       id: start.conversation,
       tokens: start.tokens,
-      cache: start.cache ?? talk.cache,
+      cache: start.cache ?? conversation.cache,
       exchanges: changed({ promptTokens: start.prompt_tokens, reused: start.reused_tokens, cost: start.cost }),
     };
   }
@@ -195,8 +195,8 @@ export function taken(talk: Talk, { event, data }: Event): Talk {
     if (writing.value?.phase !== "Writing")
       writing.value = { since: writing.value?.since ?? performance.now(), phase: "Writing" };
     return {
-      ...talk,
-      tokens: [...talk.tokens.slice(0, token.index), token.token],
+      ...conversation,
+      tokens: [...conversation.tokens.slice(0, token.index), token.token],
       cache: token.cache,
       exchanges: changed({
         answer: exchange.answer + token.text,
@@ -210,26 +210,26 @@ export function taken(talk: Talk, { event, data }: Event): Talk {
   }
   if (event === "done") {
     const done = data as ChatDone;
-    return { ...talk, exchanges: changed({ answer: done.text, finish: done.finish, cost: done.cost }) };
+    return { ...conversation, exchanges: changed({ answer: done.text, finish: done.finish, cost: done.cost }) };
   }
-  return talk;
+  return conversation;
 }
 
 /** The stream broke off: what was said stays, and a turn without a single token did not happen. */
-function ended(talk: Talk, before: Talk | null, message: Message, trouble: Trouble): void {
-  const last = talk.exchanges.at(-1);
+function ended(conversation: Conversation, before: Conversation | null, message: Message, trouble: Trouble): void {
+  const last = conversation.exchanges.at(-1);
   if (!last?.written.length) {
-    if (talk.id && talk.id !== before?.id) {
-      const rest = new Map(talks.value);
-      rest.delete(talk.id);
-      talks.value = rest;
+    if (conversation.id && conversation.id !== before?.id) {
+      const rest = new Map(conversations.value);
+      rest.delete(conversation.id);
+      conversations.value = rest;
     }
     current.value = before;
     put({ conversation: before?.id ?? null });
   } else {
     keep({
-      ...talk,
-      exchanges: talk.exchanges.with(-1, { ...last, finish: trouble.kind === "stopped" ? "stopped" : "broken off" }),
+      ...conversation,
+      exchanges: conversation.exchanges.with(-1, { ...last, finish: trouble.kind === "stopped" ? "stopped" : "broken off" }),
     });
   }
   if (trouble.kind === "stopped") return;

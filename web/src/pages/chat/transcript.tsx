@@ -4,7 +4,7 @@ import { Button } from "../../components/controls";
 import { Busy } from "../../components/state";
 import { locate, visible } from "../../lib/tokens";
 import type { ChatToken } from "../../generated/api";
-import type { Exchange, Talk } from "./store";
+import type { Exchange, Conversation } from "./store";
 import { stop, writing } from "./store";
 
 interface TintProps {
@@ -17,35 +17,35 @@ const tint = (strength: number | undefined) =>
   strength ? { backgroundColor: `rgb(var(--tint) / ${(strength * 0.42).toFixed(3)})` } : undefined;
 
 export interface TranscriptProps extends TintProps {
-  talk: Talk;
+  conversation: Conversation;
   onPoint: (index: number | null) => void;
   onChoose: (index: number) => void;
   onInstead: (turn: number, text: string) => void;
 }
 
-export function Transcript({ talk, tints, chosen, onPoint, onChoose, onInstead }: TranscriptProps) {
+export function Transcript({ conversation, tints, chosen, onPoint, onChoose, onInstead }: TranscriptProps) {
   const busy = writing.value;
   const end = useRef<HTMLLIElement>(null);
-  const count = talk.exchanges.at(-1)?.written.length ?? 0;
+  const count = conversation.exchanges.at(-1)?.written.length ?? 0;
   useEffect(() => {
     if (busy) end.current?.scrollIntoView({ block: "nearest" });
-  }, [count, talk.exchanges.length]);
+  }, [count, conversation.exchanges.length]);
   return (
     <ol class="chat-turns" aria-label="Conversation">
-      {talk.exchanges.map((exchange, turn) => {
-        const last = turn === talk.exchanges.length - 1;
+      {conversation.exchanges.map((exchange, turn) => {
+        const last = turn === conversation.exchanges.length - 1;
         return (
           <li key={turn} class="chat-turn" ref={last ? end : undefined}>
             <Question
               exchange={exchange}
-              talk={talk}
+              conversation={conversation}
               tints={tints}
               chosen={chosen}
               locked={busy !== null}
               onInstead={(text) => onInstead(turn, text)}
             />
             <div class="chat-answer">
-              <div class="chat-who">{talk.model}</div>
+              <div class="chat-who">{conversation.model}</div>
               <AnswerText exchange={exchange} tints={tints} chosen={chosen} onPoint={onPoint} onChoose={onChoose} />
               {last && busy ? (
                 <Busy words={busy.phase} since={busy.since} stop={stop} />
@@ -78,12 +78,12 @@ const finishWords = (finish: string): string =>
 
 interface QuestionProps extends TintProps {
   exchange: Exchange;
-  talk: Talk;
+  conversation: Conversation;
   locked: boolean;
   onInstead: (text: string) => void;
 }
 
-function Question({ exchange, talk, tints, chosen, locked, onInstead }: QuestionProps) {
+function Question({ exchange, conversation, tints, chosen, locked, onInstead }: QuestionProps) {
   const [editing, setEditing] = useState(false);
   if (editing) {
     const send = (text: string) => {
@@ -93,13 +93,13 @@ function Question({ exchange, talk, tints, chosen, locked, onInstead }: Question
     return <Editor text={exchange.message} locked={locked} onSend={send} onLeave={() => setEditing(false)} />;
   }
   const place = exchange.promptTokens
-    ? locate(talk.tokens.slice(0, exchange.promptTokens), exchange.message, exchange.from)
+    ? locate(conversation.tokens.slice(0, exchange.promptTokens), exchange.message, exchange.from)
     : null;
   return (
     <div class="chat-question">
       <div class="chat-bubble">
         {place
-          ? talk.tokens.slice(...place).map((token, offset) => {
+          ? conversation.tokens.slice(...place).map((token, offset) => {
               const index = place[0] + offset;
               return (
                 <span

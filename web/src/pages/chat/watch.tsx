@@ -10,21 +10,21 @@ import { byteSize, compact, duration, percent } from "../../lib/numbers";
 import type { CacheState, ChatToken, DistributionAnswer, TokenChoice, TokenWeight } from "../../generated/api";
 import { visible } from "../../lib/tokens";
 import { paint } from "../../theme";
-import type { Exchange, Sampling, Talk } from "./store";
+import type { Exchange, Sampling, Conversation } from "./store";
 import { writing } from "./store";
 
 export interface DistributionProps {
-  talk: Talk;
+  conversation: Conversation;
   token: ChatToken;
   sampling: Sampling;
   pinned: boolean;
   onRelease: () => void;
 }
 
-export function DistributionCard({ talk, token, sampling, pinned, onRelease }: DistributionProps) {
+export function DistributionCard({ conversation, token, sampling, pinned, onRelease }: DistributionProps) {
   const root = useRef<HTMLDivElement>(null);
   const live = writing.value !== null && !pinned;
-  const body = { conversation: talk.id, index: token.index, sampling };
+  const body = { conversation: conversation.id, index: token.index, sampling };
   const asked = useAnswer(
     live ? null : JSON.stringify(body),
     (signal) => post<DistributionAnswer>("/distribution", body, { signal, seconds: 10 }),
