@@ -60,6 +60,7 @@ NEAR = {
     "cache/ledger.py": ["contiguous", "ring", "model_cache"],
     "cache/moves.py": ["stores", "paged", "ring"],
     "cache/paged.py": ["paged", "join"],
+    "cache/paged_moves.py": ["paged", "join"],
     "cache/paged_state.py": ["paged", "join"],
     "cache/report.py": ["model_cache", "paged"],
 }
@@ -259,7 +260,7 @@ def main() -> int:
     args = parser.parse_args()
     os.chdir(ROOT)
     files = [ROOT / f for f in args.files] or [
-        f for target in TARGETS for f in sorted((ROOT / "vantage" / target).glob("*.py"))
+        f for target in TARGETS for f in sorted((ROOT / "vantage" / target).rglob("*.py")) if f.parent.name != "gpu"
     ]
     todo = [mutant for file in files for mutant in mutants(file, ROOT)]
     preload()
