@@ -7,7 +7,8 @@ from tests.attention.helpers import Listing, attention, check_gradients, context
 from vantage.attention import GroupedQuery
 from vantage.spec.masks import Causal
 from vantage.spec.model import Scores
-from vantage.spec.parts import EncoderOutput, Softmax
+from vantage.spec.normalisers import Softmax
+from vantage.spec.parts import EncoderOutput
 from vantage.spec.positions import Positions
 
 

@@ -10,7 +10,8 @@ from vantage.model.norms import RMSNorm
 from vantage.position import T5, Alibi, CoPE, Fire, Kerple, Rope, Shaw, Shifted, TransformerXL, XPos
 from vantage.spec.masks import Causal, Everything, Window
 from vantage.spec.model import CacheShape, Scores
-from vantage.spec.parts import Parts, Shape, Softmax
+from vantage.spec.normalisers import Softmax
+from vantage.spec.parts import Parts, Shape
 from vantage.spec.positions import EMPTY, Positions
 
 CONFIG = Latent(heads=3, kv_rank=6, nope_dim=4, rope_dim=2, value_dim=5, norm=RMSNorm(), q_rank=7, bias=True)

@@ -9,7 +9,8 @@ from vantage.attention.scorer import Scorer, merge_heads
 from vantage.errors import BadInput
 from vantage.spec.masks import Causal, Window
 from vantage.spec.model import Scores
-from vantage.spec.parts import Argmax, Shape, Softmax
+from vantage.spec.normalisers import Argmax, Softmax
+from vantage.spec.parts import BiasInputs, Shape, View
 from vantage.spec.positions import Positions
 
 
@@ -75,8 +76,6 @@ def test_dropout_acts_in_training_only():
         ({"softcap": -1.0}, "softcap=-1.0"),
         ({"dropout": 1.0}, "dropout=1.0: use a share from 0 up to, not including, 1"),
         ({"dropout": -0.1}, "dropout=-0.1"),
-        ({"normalise": Softmax(0.0)}, r"temperature=0.0: use a positive number, or Argmax\(\)"),
-        ({"normalise": Softmax(-1.0)}, "temperature=-1.0"),
     ],
 )
 def test_scores_that_cannot_be(scores, says):
@@ -84,10 +83,16 @@ def test_scores_that_cannot_be(scores, says):
         Scores(**scores)
 
 
+@pytest.mark.parametrize("temperature", [0.0, -1.0])
+def test_a_temperature_that_cannot_be(temperature):
+    with pytest.raises(BadInput, match=rf"temperature={temperature}: use a positive number, or Argmax\(\)"):
+        Softmax(temperature)
+
+
 def test_a_need_carries_everything_a_layer_was_built_with():
     class Bias:
-        def at(self, *args):
-            self.args = args
+        def at(self, inputs):
+            self.inputs = inputs
             return "a bias"
 
     given = build_context(Causal() & Window(3))
@@ -96,15 +101,16 @@ def test_a_need_carries_everything_a_layer_was_built_with():
     scorer = Scorer(Scores(softcap=2.0), Shape(8, 4, 2, 4, 3, 4), given)
     q_pos, k_pos = Positions.arange(1, 2), Positions.arange(1, 5)
     q_raw, q, k = vectors(1, 4, 2, 4), vectors(1, 4, 2, 4, seed=1), vectors(1, 2, 5, 4)
-    need = scorer.need(q_raw, q, k, q_pos, k_pos)
-    assert bias.args == (q_raw, q, k, q_pos, k_pos, 0.5)
+    x, own, kept = vectors(1, 2, 8), (vectors(1, 1, 2, 1),), (vectors(1, 1, 5, 1),)
+    need = scorer.need(q_raw, q, View(k, k, k_pos, kept, own), q_pos, x)
+    assert bias.inputs == BiasInputs(q_raw, q, k, q_pos, k_pos, 0.5, x, kept, own)
     assert need.bias == "a bias"
     assert need.value_bias == "a value bias"
     assert need.mask == Causal() & Window(3)
     assert need.scale == 0.5
     assert not need.weights
     assert not need.lse
-    assert NoBias().at(q_raw, q, k, q_pos, k_pos, 0.5) is None
+    assert NoBias().at(BiasInputs(q_raw, q, k, q_pos, k_pos, 0.5)) is None
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ class Oracle:
 
 def check_view(view: View, oracle: Oracle, layer: int, since: Sequence[int]) -> None:
     """All that is shown is true, and everything from order ``since[b]`` on is shown."""
-    k, v, pos = view
+    k, v, pos = view[:3]
     rows, width = pos.shape
     assert rows == len(oracle.rows)
     assert k.shape == (rows, G, width, DK)

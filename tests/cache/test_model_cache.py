@@ -20,9 +20,9 @@ from tests.cache.helpers import (
     run,
 )
 from vantage.cache import CACHES, Contiguous, LayerPlan, ModelCache, Paged, Ring, make_cache
+from vantage.cache.codecs import Int8Codec, PlainCodec, SingleCodec
 from vantage.cache.kinds.paged import PagedCache
 from vantage.cache.kinds.quantised import QuantisedCache
-from vantage.cache.stores import Int8Codec, PlainCodec, SingleCodec
 from vantage.errors import BadInput, CacheError, Refused
 from vantage.spec.masks import Causal, Chunked, Everything, Nothing, Prefix, SameSegment, Window
 from vantage.spec.positions import Positions

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.cache.saving import MINE, forged
 from vantage.cache import LayerPlan, ModelCache, make_cache
+from vantage.cache.codecs import Codec, Int8Codec, PlainCodec, SingleCodec
 from vantage.cache.saved import FORMAT, Fingerprint, _codec, _parsed, fingerprint, read_cache, save_cache
-from vantage.cache.stores import Codec, Int8Codec, PlainCodec, SingleCodec
 from vantage.errors import BadInput, CacheError, CheckpointError
 from vantage.spec.masks import Causal, Everything, Window
 from vantage.spec.positions import Positions

@@ -21,7 +21,7 @@ from vantage.spec.attention import Pieces, PositionParts, QueriesAndKeys
 from vantage.spec.masks import Mask
 from vantage.spec.model import BuildContext, CacheShape, ModelSpec
 from vantage.spec.operations import AttentionWork, linear_operations
-from vantage.spec.parts import Context, Need, Shape, chain
+from vantage.spec.parts import BiasInputs, Context, Need, Shape, chain
 from vantage.spec.positions import Place, Positions
 
 WIDTH, HEADS, DIM = 32, 4, 8
@@ -66,7 +66,7 @@ class Silent(nn.Module):
         q = chain(self.turns, "query", raw, ctx.pos)
         view = ctx.caches[self.index].append(ctx.pos, chain(self.turns, "key", k, ctx.pos), k)
         scale = DIM**-0.5
-        bias = self.added.at(raw, q, view.k, ctx.pos, view.pos, scale)
+        bias = self.added.at(BiasInputs(raw, q, view.k, ctx.pos, view.pos, scale))
         need = Need(self.mask, scale, bias=bias, value_bias=self.after)
         return self.back(ctx.attend("self", self.index, q, view, need).transpose(1, 2).flatten(2))
 

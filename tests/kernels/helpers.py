@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.spec.helpers import EVERYTHING, Meant, masks, pairs, token
-from vantage.spec.parts import Argmax, Attended, Dense, Kernel, Need, Pointwise, Softmax, View
+from vantage.spec.normalisers import Argmax, Normaliser, Softmax
+from vantage.spec.parts import Attended, Dense, Kernel, Need, Pointwise, View
 from vantage.spec.positions import Place, Positions
 
 F64 = torch.float64
@@ -161,7 +162,7 @@ def _score(c: Call, b: int, h: int, g: int, i: int, j: int) -> float:
     return score
 
 
-def _normalise(scores: dict[int, float], sink: float | None, how: Softmax | Argmax) -> dict[int, float]:
+def _normalise(scores: dict[int, float], sink: float | None, how: Normaliser) -> dict[int, float]:
     if isinstance(how, Argmax):
         top = max([*scores.values(), *([] if sink is None else [sink])], default=0.0)
         best = [j for j, s in scores.items() if s == top]

@@ -8,7 +8,7 @@ from tests.kernels.helpers import ByDistance, call, normal
 from tests.spec.helpers import CAUSAL, SAME_SEGMENT, both, window
 from vantage.kernels import flex, kernel_named
 from vantage.model import build, decoder
-from vantage.spec.parts import Softmax
+from vantage.spec.normalisers import Softmax
 from vantage.spec.positions import Positions
 
 pytestmark = [

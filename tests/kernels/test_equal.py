@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from tests.kernels.helpers import F64, by_hand, call, calls, normal
 from tests.spec.helpers import CAUSAL, EVERYTHING, both, prefix, window
 from vantage.kernels import kernel_named
-from vantage.spec.parts import Argmax, Dense, Softmax, View
+from vantage.spec.normalisers import Argmax, Softmax
+from vantage.spec.parts import Dense, View
 from vantage.spec.positions import EMPTY, Positions
 
 REFERENCE, SDPA, FLEX = kernel_named("reference"), kernel_named("sdpa"), kernel_named("flex")

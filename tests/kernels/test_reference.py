@@ -8,7 +8,8 @@ from tests.kernels.helpers import F64, call, normal
 from tests.kernels.test_equal import SEES, blind
 from vantage.kernels import kernel_named
 from vantage.kernels.reference import grouped_matmul, normalise
-from vantage.spec.parts import Argmax, Dense, Softmax
+from vantage.spec.normalisers import Argmax, Softmax
+from vantage.spec.parts import Dense
 
 INF = float("inf")
 

@@ -8,7 +8,7 @@ import torch
 from tests.kernels.helpers import call, normal
 from vantage.errors import BadInput, Refused
 from vantage.kernels import KERNELS, chooser, flex, kernel_named
-from vantage.spec.parts import Argmax, Softmax
+from vantage.spec.normalisers import Argmax, Softmax
 from vantage.spec.positions import Positions
 
 
@@ -36,12 +36,12 @@ REFUSALS = {
         "softcap": "sdpa has no softcap",
         "sinks": "sdpa has no sinks",
         "value bias": "a value bias needs the weights, which sdpa does not form",
-        "argmax": "sdpa has no hard (argmax) attention",
+        "argmax": "sdpa has softmax alone, not Argmax",
     },
     "flex": {
         "weights": "flex does not hand back weights",
         "value bias": "a value bias needs the weights, which flex does not form",
-        "argmax": "flex has no hard (argmax) attention",
+        "argmax": "flex has softmax alone, not Argmax",
         "dropout": "flex has no dropout",
     },
 }

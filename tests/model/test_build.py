@@ -13,7 +13,7 @@ from vantage.model.norms import LayerNorm, RMSNorm
 from vantage.position import ENCODINGS, T5, Alibi, CoPE, Learned, NoPE, Randomised, Rope, Sinusoidal, scaling
 from vantage.spec.masks import Causal, Everything, Prefix, SameSegment, Window
 from vantage.spec.model import POST, PRE, SANDWICH, Head, ModelSpec, Parallel, Scores
-from vantage.spec.parts import Argmax
+from vantage.spec.normalisers import Argmax
 
 SMALL = {"vocab": 7, "width": 8, "layers": 2, "heads": 2}
 TOKENS = torch.tensor([[1, 2, 3, 4]])

@@ -10,6 +10,7 @@ from transformers.models.xlnet.modeling_xlnet import XLNetRelativeAttention
 
 import vantage as vt
 from tests.parity.oracle import TOKENS, VOCAB, check, random_tensors, write
+from vantage.spec.parts import BiasInputs
 from vantage.spec.positions import Positions
 
 WIDTH, HEADS, DIM, HIDDEN, LAYERS = 24, 3, 10, 36, 3
@@ -139,7 +140,7 @@ def test_its_scores_are_those_of_xlnet(both):
     r = their_distances(theirs, T).expand(-1, 2, -1, -1)
     distance = torch.einsum("ibnd,jbnd->bnij", q_theirs + theirs.r_r_bias, r)
     shifted = theirs.rel_shift_bnij(distance, klen=T)
-    bias = attention.scorer.bias.at(q, q, k, pos, pos, theirs.scale).value
+    bias = attention.scorer.bias.at(BiasInputs(q, q, k, pos, pos, theirs.scale)).value
     seen = torch.ones(T, T).tril().bool()  # their sinusoids are float32
     torch.testing.assert_close(bias[..., seen], (shifted * theirs.scale)[..., seen], rtol=0, atol=2e-6)
 

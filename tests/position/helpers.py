@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from vantage.spec.parts import Buildable, Dense, Parts, Pointwise, Shape, materialise
+from vantage.spec.parts import BiasInputs, Buildable, Dense, Parts, Pointwise, Shape, materialise
 from vantage.spec.positions import EMPTY, Pair, Place, Positions
 
 SHAPE = Shape(width=12, heads=4, kv_heads=2, key_dim=6, value_dim=5, rotary_dim=6)
@@ -35,6 +35,15 @@ def vectors(B: int, H: int, T: int, d: int, seed: int = 0, dtype: torch.dtype = 
     return torch.randn(B, H, T, d, dtype=F64, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+def inputs_of(
+    module: nn.Module, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float = 0.3
+) -> BiasInputs:
+    """What a bias may look at. Hidden states are made of queries and keys, so that they move with them."""
+    x_q, x_k = (side[:, : SHAPE.kv_heads].transpose(1, 2).flatten(2) for side in (q, k))
+    own, streams = ((), ()) if not hasattr(module, "keep") else (module.keep(x_q, q_pos), module.keep(x_k, k_pos))
+    return BiasInputs(q, q, k, q_pos, k_pos, scale, x_q, streams, own)
+
+
 def bias_of(
     module: nn.Module,
     q_pos: Positions,
@@ -44,13 +53,18 @@ def bias_of(
     k: Tensor | None = None,
     shape: Shape = SHAPE,
     scale: float = 0.3,
+    x: Tensor | None = None,
+    streams: tuple[Tensor, ...] = (),
+    own: tuple[Tensor, ...] = (),
 ) -> Tensor:
     """The bias as a tensor (B, H, T, S)."""
     (B, T), S = q_pos.shape, k_pos.shape[1]
     q = vectors(B, shape.heads, T, shape.key_dim, 1) if q is None else q
     k = vectors(B, shape.kv_heads, S, shape.key_dim, 2) if k is None else k
-    pair = q_pos.against(k_pos)
-    value = materialise(module.at(q, q, k, q_pos, k_pos, scale), pair, shape.heads, q.dtype)
+    inputs = inputs_of(module, q, k, q_pos, k_pos, scale)
+    inputs = inputs if x is None else inputs._replace(x=x)
+    inputs = inputs if not streams else inputs._replace(streams=streams, own=own)
+    value = materialise(module.at(inputs), q_pos.against(k_pos), shape.heads, q.dtype)
     assert value is not None
     return value.expand(B, shape.heads, T, S)
 
@@ -58,7 +72,7 @@ def bias_of(
 def pointwise_of(module: nn.Module, q_pos: Positions, k_pos: Positions, shape: Shape = SHAPE) -> Pointwise:
     (B, T), S = q_pos.shape, k_pos.shape[1]
     q, k = vectors(B, shape.heads, T, shape.key_dim, 1), vectors(B, shape.kv_heads, S, shape.key_dim, 2)
-    bias = module.at(q, q, k, q_pos, k_pos, 0.3)
+    bias = module.at(inputs_of(module, q, k, q_pos, k_pos))
     assert isinstance(bias, Pointwise)
     assert not isinstance(bias, Dense)
     return bias
@@ -68,7 +82,7 @@ def one_by_one(bias: Pointwise, pair: Pair, heads: int) -> Tensor:
     """The bias called as FlexAttention calls it: with single numbers, under vmap."""
 
     def read(pos: Positions, b: Tensor, i: Tensor) -> Place:
-        return Place(pos.pos[b, i], pos.order[b, i], None if pos.segment is None else pos.segment[b, i])
+        return Place(pos.pos[b, i], pos.order[b, i], None if pos.segment is None else pos.segment[b, i], i)
 
     def at(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return bias(b, h, i, read(pair.q, b, i), read(pair.k, b, j))

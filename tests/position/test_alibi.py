@@ -8,7 +8,7 @@ from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from tests.position.helpers import F64, SHAPE, bias_of, built, only_bias, pointwise_of
 from vantage.errors import BadInput
 from vantage.position import Alibi, alibi_bias, alibi_slopes
-from vantage.spec.parts import Shape
+from vantage.spec.parts import BiasInputs, Shape
 from vantage.spec.positions import Positions
 
 
@@ -66,7 +66,7 @@ def test_slopes_are_not_rounded_with_the_model():
     part = Alibi().build(of(12)).to(torch.bfloat16)
     q, k = torch.zeros(1, 12, 1, 8, dtype=torch.bfloat16), torch.zeros(1, 1, 3, 8, dtype=torch.bfloat16)
     q_pos, k_pos = Positions.arange(1, 1, start=1000), Positions.arange(1, 3)
-    bias = part.at(q, q, k, q_pos, k_pos, 1.0)
+    bias = part.at(BiasInputs(q, q, k, q_pos, k_pos, 1.0))
     assert bias.slopes.dtype == torch.float32
     assert bias.slopes.tolist() == pytest.approx(alibi_slopes(12), rel=1e-7)
 
@@ -78,7 +78,7 @@ def test_all_layers_share_one_bias():
     other = Alibi(slopes=(1.0, 2.0, 3.0, 4.0)).build(SHAPE)
     assert pointwise_of(other, pos, pos) is not pointwise_of(one, pos, pos)
     q = torch.zeros(1, 4, 3, 6)
-    assert one.at(q, q, q, pos, pos, 1.0).slopes.dtype == torch.float32  # and another for another dtype
+    assert one.at(BiasInputs(q, q, q, pos, pos, 1.0)).slopes.dtype == torch.float32  # and another for another dtype
     assert pointwise_of(one, pos, pos).slopes.dtype == F64
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.position.helpers import F64, SHAPE, bias_of, built, check_gradients, only_bias, permuted, vectors
 from vantage.errors import BadInput, Refused
 from vantage.position import CoPE
-from vantage.spec.parts import Shape
+from vantage.spec.parts import BiasInputs, Shape
 from vantage.spec.positions import Positions
 
 ONE = Shape(width=12, heads=1, kv_heads=1, key_dim=6, value_dim=5, rotary_dim=6)
@@ -121,7 +121,7 @@ def test_gates_see_what_is_scored_and_the_table_sees_the_raw_query():
     part = built(CoPE(4))
     q_raw, q, k = vectors(1, 4, 1, 6, 1), vectors(1, 4, 1, 9, 2), vectors(1, 1, 3, 9, 3)
     q_pos, k_pos = Positions.arange(1, 1, start=2), Positions.arange(1, 3)
-    got = part.at(q_raw, q, k, q_pos, k_pos, 0.2).value
+    got = part.at(BiasInputs(q_raw, q, k, q_pos, k_pos, 0.2)).value
     count = torch.sigmoid(0.2 * q @ k.transpose(-1, -2)).flip(-1).cumsum(-1).flip(-1)
     low = count.floor().long()
     e = torch.lerp(part.table[low], part.table[low + 1], (count - low)[..., None])
@@ -142,7 +142,7 @@ def test_gradients():
 def test_half_precision_counts_in_float32():
     part = built(CoPE(64), dtype=torch.bfloat16)
     q, k = torch.zeros(1, 4, 1, 6).bfloat16(), torch.zeros(1, 2, 400, 6).bfloat16()
-    value = part.at(q, q, k, Positions.arange(1, 1, start=399), Positions.arange(1, 400), 1.0).value
+    value = part.at(BiasInputs(q, q, k, Positions.arange(1, 1, start=399), Positions.arange(1, 400), 1.0)).value
     assert value.dtype == torch.float32
 
 

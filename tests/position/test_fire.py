@@ -6,6 +6,7 @@ import torch
 from tests.position.helpers import F64, SHAPE, bias_of, built, check_gradients, only_bias
 from vantage.errors import BadInput
 from vantage.position import Fire
+from vantage.spec.parts import BiasInputs
 from vantage.spec.positions import Positions
 
 HERE, THERE = torch.tensor([[0, 3, 40, 700], [5, 6, -1, 7]]), torch.tensor([[0, 2, 41, 39, 650], [6, 5, 4, -1, -1]])
@@ -71,7 +72,7 @@ def test_how_it_starts():
 def test_equal_rows_are_worked_out_once():
     part, pos = built(Fire(bidirectional=False)), Positions.arange(3, 4)
     q = torch.zeros(3, 4, 4, 6, dtype=F64)
-    assert part.at(q, q, q, pos, pos, 1.0).value.shape == (1, 4, 4, 4)
+    assert part.at(BiasInputs(q, q, q, pos, pos, 1.0)).value.shape == (1, 4, 4, 4)
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
@@ -93,7 +94,7 @@ def test_half_precision_keeps_far_positions_apart():
         Positions.arange(1, 1, start=1000),
         Positions.of(torch.arange(3)),
     )
-    half = part.at(q, q, q, pos, k_pos, 1.0).value
+    half = part.at(BiasInputs(q, q, q, pos, k_pos, 1.0)).value
     assert half.dtype == torch.bfloat16
     torch.testing.assert_close(half.double(), bias_of(part.double(), pos, k_pos), atol=0.05, rtol=0.05)
 

@@ -8,7 +8,7 @@ import torch
 from tests.position.helpers import F64, SHAPE, bias_of, built, check_gradients, only_bias
 from vantage.errors import BadInput
 from vantage.position import Kerple
-from vantage.spec.parts import Shape
+from vantage.spec.parts import BiasInputs, Shape
 from vantage.spec.positions import Positions
 
 MANY = Shape(width=8, heads=500, kv_heads=1, key_dim=4, value_dim=4, rotary_dim=4)
@@ -51,7 +51,7 @@ def test_start_is_uniform_as_in_the_authors_code(kind, a_high, p_high):
     torch.manual_seed(0)
     part = Kerple(kind).build(Shape(8, 4000, 1, 4, 4, 4))
     q = torch.zeros(1, 4000, 1, 4)
-    bias = part.at(q, q, q, Positions.arange(1, 1), Positions.arange(1, 1), 1.0)
+    bias = part.at(BiasInputs(q, q, q, Positions.arange(1, 1), Positions.arange(1, 1), 1.0))
     for value, high in ((bias.a, a_high), (bias.p, p_high)):
         assert 0.0099 <= value.min() < 0.02 * high
         assert 0.98 * high < value.max() <= high - 0.0099
@@ -69,12 +69,12 @@ def test_half_precision_is_worked_out_in_float32(kind):
     part = built(Kerple(kind), dtype=torch.bfloat16)
     q = torch.zeros(1, 4, 1, 6, dtype=torch.bfloat16)
     q_pos, k_pos = Positions.arange(1, 1, start=1000), Positions.of(torch.tensor([[999, -1]]))
-    bias = part.at(q, q, q, q_pos, k_pos, 1.0)
+    bias = part.at(BiasInputs(q, q, q, q_pos, k_pos, 1.0))
     assert bias.a.dtype == bias.p.dtype == torch.float32
     exact = bias_of(part.double(), q_pos, k_pos)
     near = bias_of(part.to(torch.bfloat16), q_pos, k_pos, q=q.float(), k=q.float())
     torch.testing.assert_close(near.double(), exact, rtol=1e-4, atol=1e-4)
-    assert built(Kerple(kind)).at(q, q, q, q_pos, k_pos, 1.0).a.dtype == F64
+    assert built(Kerple(kind)).at(BiasInputs(q, q, q, q_pos, k_pos, 1.0)).a.dtype == F64
 
 
 def test_where_it_acts():

@@ -12,7 +12,7 @@ from vantage.attention import GroupedQuery
 from vantage.errors import BadInput
 from vantage.position.late_temperature import LateTemperature
 from vantage.spec.model import Scores
-from vantage.spec.parts import Parts
+from vantage.spec.parts import BiasInputs, Parts
 from vantage.spec.positions import Positions
 
 LENGTH, CAP = 4, 1.5
@@ -34,7 +34,7 @@ def test_it_is_its_formula():
 
 def test_up_to_the_length_there_is_no_bias():
     module, pos = built(LateTemperature(8, CAP)), Positions.arange(1, 9)
-    assert module.at(vectors(1, 4, 9, 6), vectors(1, 4, 9, 6), vectors(1, 2, 9, 6), pos, pos, 1.0) is None
+    assert module.at(BiasInputs(vectors(1, 4, 9, 6), vectors(1, 4, 9, 6), vectors(1, 2, 9, 6), pos, pos, 1.0)) is None
 
 
 def test_a_late_row_does_not_touch_an_early_one():

@@ -12,6 +12,7 @@ from tests.position.helpers import (
     SHAPE,
     bias_of,
     built,
+    inputs_of,
     moved,
     one_by_one,
     permuted,
@@ -28,7 +29,7 @@ from vantage.spec.parts import Encoding, Parts, Place, materialise
 from vantage.spec.positions import Positions
 
 NAMES = ["none", "sinusoidal", "learned", "shifted", "rope", "xpos", "alibi", "t5", "shaw", "xl"]
-NAMES += ["kerple", "fire", "cope"]
+NAMES += ["kerple", "fire", "cope", "fox", "bank"]
 
 DEFAULTS = {
     "none": "NoPE()",
@@ -44,6 +45,8 @@ DEFAULTS = {
     "kerple": "Kerple(kind='log')",
     "fire": "Fire(hidden=32, init_c=0.1, init_L=512.0, bidirectional=None)",
     "cope": "CoPE(max_positions=64)",
+    "fox": "Forgetting(bias=4.0)",
+    "bank": "RelativeBank(extent=128, curves=16)",
 }
 
 # every bias, by name, as it is built into a causal model
@@ -51,7 +54,7 @@ BIASES = {
     name: parts.bias for name in NAMES if (parts := encoding(name, max_length=100).parts(causal=True)).bias is not None
 }
 BIASES |= {"kerple-power": Kerple("power"), "t5-both": T5(bidirectional=True)}
-POINTWISE = ["alibi", "t5", "t5-both", "shaw", "kerple", "kerple-power"]
+POINTWISE = ["alibi", "t5", "t5-both", "shaw", "kerple", "kerple-power", "fox", "bank"]
 RELATIVE = [*POINTWISE, "shifted", "xl"]  # FIRE looks at the length too, CoPE at what is said
 
 
@@ -79,7 +82,7 @@ def test_other_defaults():
 
 def test_what_is_built_once_for_all_layers():
     once = {part: built_once(part) for part in NAMES if part not in ("none", "xl", "shaw")}
-    own = {"kerple", "fire", "cope"}
+    own = {"kerple", "fire", "cope", "fox", "bank"}
     assert once == {name: name not in own for name in once}
 
 
@@ -135,7 +138,7 @@ def test_a_pointwise_bias_is_the_same_called_whole_or_one_by_one(name, q_pos, k_
     torch.testing.assert_close(one_by_one(bias, pair, SHAPE.heads), whole)
     b, h, i, j = 1, 2, q_pos.shape[1] - 1, k_pos.shape[1] - 1
     q = Place(q_pos.pos[b, i], q_pos.order[b, i], None)
-    k = Place(k_pos.pos[b, j], k_pos.order[b, j], None)
+    k = Place(k_pos.pos[b, j], k_pos.order[b, j], None, torch.tensor(j))
     single = bias(*map(torch.tensor, (b, h, i)), q, k)
     assert single.shape == ()
     torch.testing.assert_close(single, whole[b, h, i, j])
@@ -195,7 +198,7 @@ def test_every_bias_works_in_bfloat16(name):
     part = built(BIASES[name], dtype=torch.bfloat16)
     q, k = (vectors(2, h, 3, 6, h, torch.bfloat16) for h in (4, 2))
     pos = Positions.rows([3, 2])
-    value = materialise(part.at(q, q, k, pos, pos, 0.3), pos.against(pos), 4, torch.bfloat16)
+    value = materialise(part.at(inputs_of(part, q, k, pos, pos)), pos.against(pos), 4, torch.bfloat16)
     assert value.dtype == torch.bfloat16
     exact = bias_of(part.double(), Positions.rows([3, 2]), Positions.rows([3, 2]), q=q.double(), k=k.double())
     torch.testing.assert_close(value.double(), exact.double(), atol=0.1, rtol=0.1)
@@ -224,7 +227,7 @@ def test_everything_that_is_exported_is_there():
 @pytest.mark.parametrize("causal", [True, False])
 def test_nothing_is_read_back_from_a_device(name, causal):
     """On the meta device there are no numbers: reading one, or mixing in a tensor of the host, would fail."""
-    if name == "cope" and not causal:
+    if name in ("cope", "fox") and not causal:
         return  # refused
     parts = encoding(name, max_length=100).parts(causal=causal)
     pos = Positions.of(torch.tensor([[3, 1, 2], [5, -1, 4]], device="meta"), bounds=(0, 9))
@@ -236,7 +239,7 @@ def test_nothing_is_read_back_from_a_device(name, causal):
     out = [part(torch.zeros(2, 3, 12, device="meta"), pos) for part in inputs]
     out += [side for part in qk for side in (part.query(q, pos), part.key(k, pos))]
     if bias is not None:
-        out.append(materialise(bias.at(q, q, k, pos, pos, 0.3), pos.against(pos), 4, torch.float32))
+        out.append(materialise(bias.at(inputs_of(bias, q, k, pos, pos)), pos.against(pos), 4, torch.float32))
     if values is not None:
         out.append(values.at(torch.zeros(2, 4, 3, 3, device="meta"), pos, pos))
     assert all(x.device.type == "meta" for x in out)

@@ -11,7 +11,7 @@ from tests.position.helpers import F64, SHAPE, bias_of, built, check_gradients, 
 from vantage.errors import BadInput
 from vantage.position import Shifted, TransformerXL, sinusoid
 from vantage.position.xl import ContentBias, DistanceTerm
-from vantage.spec.parts import Parts, Shape, materialise
+from vantage.spec.parts import BiasInputs, Parts, Shape, materialise
 from vantage.spec.positions import Positions
 
 BOTH = (DistanceTerm(10000.0), Shifted(anchor=3))
@@ -155,9 +155,9 @@ def test_half_precision_is_worked_out_in_float32(config):
     part = built(config, dtype=torch.bfloat16)
     q = vectors(1, 4, 3, 6).to(torch.bfloat16)
     pos = Positions.arange(1, 3, start=5000)
-    assert part.at(q, q, q, pos, pos, 0.3).value.dtype == torch.float32
+    assert part.at(BiasInputs(q, q, q, pos, pos, 0.3)).value.dtype == torch.float32
     exact = bias_of(part.double(), Positions.arange(1, 3), Positions.arange(1, 3), q=q.double(), k=q.double())
-    half = part.to(torch.bfloat16).at(q, q, q, pos, pos, 0.3)
+    half = part.to(torch.bfloat16).at(BiasInputs(q, q, q, pos, pos, 0.3))
     torch.testing.assert_close(materialise(half, pos.against(pos), 4, F64), exact, atol=0.05, rtol=0.02)
 
 

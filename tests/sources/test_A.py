@@ -13,7 +13,8 @@ from vantage.kernels import kernel_named
 from vantage.model import build, decoder
 from vantage.spec.masks import Causal, Everything, dense
 from vantage.spec.model import Scores
-from vantage.spec.parts import Argmax, Dense, EncoderOutput, Need, Softmax, View
+from vantage.spec.normalisers import Argmax, Softmax
+from vantage.spec.parts import Dense, EncoderOutput, Need, View
 from vantage.spec.positions import Positions
 
 REFERENCE = kernel_named("reference")

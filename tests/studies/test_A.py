@@ -19,7 +19,7 @@ from vantage.figures import Bars, Heat, Histogram, Lines
 from vantage.kernels import reference
 from vantage.model import build, decoder
 from vantage.spec.masks import Causal
-from vantage.spec.parts import Softmax
+from vantage.spec.normalisers import Softmax
 from vantage.studies import (
     a01_rnn_attention,
     a03_translation_alignment,

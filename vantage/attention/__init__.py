@@ -1,6 +1,7 @@
 """Attention modules. Each reads like its formula; position, cache and kernel are handed in."""
 
 from vantage.attention import qk
+from vantage.attention.gate import OutputGate
 from vantage.attention.grouped import GroupedQuery, GroupedQueryAttention
 from vantage.attention.latent import Latent, LatentAttention
 from vantage.attention.qk import LengthTemperature, QKNorm
@@ -12,6 +13,7 @@ from vantage.spec.registry import Registry, entries_of
 
 __all__ = [
     "ATTENTIONS",
+    "OUTPUT_PARTS",
     "QK_PARTS",
     "Additive",
     "Dot",
@@ -22,6 +24,7 @@ __all__ = [
     "LatentAttention",
     "LengthTemperature",
     "NoBias",
+    "OutputGate",
     "QKNorm",
     "RecurrentAttention",
 ]
@@ -37,3 +40,7 @@ ATTENTIONS: Registry[AttentionConfig] = Registry(
 )
 # Transforms of queries and keys that are no position encodings.
 QK_PARTS: Registry[Buildable] = Registry("q/k part", (qk.NORM_ENTRY, qk.TEMPERATURE_ENTRY), needs=("build", "shared"))
+# What stands between the kernel and the output map.
+OUTPUT_PARTS: Registry[Buildable] = Registry(
+    "output part", entries_of("vantage.attention", "gate"), needs=("build", "shared")
+)

@@ -42,7 +42,7 @@ class CrossAttention(nn.Module):
         q_raw = self.q(x_BTD).view(B, T, self.shape.heads, self.shape.key_dim).transpose(1, 2)
         q = chain(self.qk, "query", q_raw, ctx.pos)
         view = self.encoder_view(ctx)
-        need = self.scorer.need(q_raw, q, view.k, ctx.pos, view.pos)
+        need = self.scorer.need(q_raw, q, view, ctx.pos, x_BTD)
         return self.out(merge_heads(ctx.attend("cross", self.index, q, view, need)))
 
     # ---- what others ask

@@ -13,9 +13,10 @@ from vantage.errors import BadInput, Refused
 from vantage.spec.attention import Pieces, PositionParts, QueriesAndKeys
 from vantage.spec.model import BuildContext, CacheShape, Scores
 from vantage.spec.native import LANES, CannotLower, HeadColumns, Program
-from vantage.spec.operations import AttentionWork, linear_operations
-from vantage.spec.parts import Argmax, Context, Shape, Softmax, chain
-from vantage.spec.registry import Entry, MatrixSize
+from vantage.spec.normalisers import Argmax, OffByOne, Softmax, Sparsemax, StickBreaking
+from vantage.spec.operations import AttentionWork, linear_operations, output_operations
+from vantage.spec.parts import Context, Shape, View, chain
+from vantage.spec.registry import Entry, MatrixSize, Refusal
 
 
 @dataclass(frozen=True)
@@ -71,30 +72,42 @@ class GroupedQueryAttention(nn.Module):
     def __init__(self, config: GroupedQuery, shape: Shape, context: BuildContext):
         super().__init__()
         self.index, self.shape = context.index, shape
-        self.widths = (shape.heads * shape.key_dim, shape.kv_heads * shape.key_dim, shape.kv_heads * shape.value_dim)
+        self.source, self.shared = context.source, context.shared
+        queries, keys = shape.heads * shape.key_dim, shape.kv_heads * shape.key_dim
+        own = context.source is None
+        self.widths = (queries, keys, shape.kv_heads * shape.value_dim) if own else (queries,)
+        self.counts = (shape.heads, shape.kv_heads, shape.kv_heads) if own else (shape.heads,)
         self.qkv = context.linear(shape.width, sum(self.widths), config.bias)
         self.biased = config.bias and config.clip is None  # a clip is not linear
         self.clip = nn.Identity() if config.clip is None else nn.Hardtanh(-config.clip, config.clip)
         self.out = context.linear(shape.heads * shape.value_dim, shape.width, config.out_bias)
         self.qk = nn.ModuleList(context.qk)  # pyright: ignore[reportArgumentType] (every transform is a module)
         self.scorer = Scorer(config.scores, shape, context)
+        self.output = nn.ModuleList(context.output)  # pyright: ignore[reportArgumentType] (likewise)
 
-    def project(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, T, D) to q (B, H, T, d), k (B, G, T, d) and v (B, G, T, d_v)."""
+    def project(self, x_BTD: Tensor) -> list[Tensor]:
+        """(B, T, D) to q (B, H, T, d), and where it has its own to k (B, G, T, d) and v (B, G, T, d_v)."""
         B, T, _ = x_BTD.shape
-        s = self.shape
-        q, k, v = self.clip(self.qkv(x_BTD)).split(self.widths, dim=-1)
-        q = q.view(B, T, s.heads, s.key_dim).transpose(1, 2)
-        k = k.view(B, T, s.kv_heads, s.key_dim).transpose(1, 2)
-        return q, k, v.view(B, T, s.kv_heads, s.value_dim).transpose(1, 2)
+        projected = self.clip(self.qkv(x_BTD)).split(self.widths, dim=-1)
+        return [x.view(B, T, n, -1).transpose(1, 2) for x, n in zip(projected, self.counts, strict=True)]
 
     def forward(self, x_BTD: Tensor, ctx: Context) -> Tensor:
-        q_raw, k, v = self.project(x_BTD)
+        q_raw, *keys_and_values = self.project(x_BTD)
         q = chain(self.qk, "query", q_raw, ctx.pos)
+        view = self.keep(x_BTD, ctx, *keys_and_values) if self.source is None else ctx.views[self.source]
+        need = self.scorer.need(q_raw, q, view, ctx.pos, x_BTD)
+        out = ctx.attend("self", self.index, q, view, need)
+        for transform in self.output:
+            out = transform(out, x_BTD, ctx.pos)
+        return self.out(merge_heads(out))
+
+    def keep(self, x_BTD: Tensor, ctx: Context, k: Tensor, v: Tensor) -> View:
+        """Take keys and values into the layer's cache; what there is to look at."""
         k = chain(self.qk, "key", k, ctx.pos)
-        view = ctx.caches[self.index].append(ctx.pos, k, v)
-        need = self.scorer.need(q_raw, q, view.k, ctx.pos, view.pos)
-        return self.out(merge_heads(ctx.attend("self", self.index, q, view, need)))
+        view = ctx.caches[self.index].append(ctx.pos, k, v, *self.scorer.streams(x_BTD, ctx.pos))
+        if self.shared:
+            ctx.views[self.index] = view
+        return view
 
     # ---- what others ask
 
@@ -114,7 +127,7 @@ class GroupedQueryAttention(nn.Module):
     def operations(self, work: AttentionWork) -> dict[str, int]:
         return work.core(self.shape.value_dim) | {
             "projections": linear_operations(self.qkv, work.size.tokens),
-            "output": linear_operations(self.out, work.size.tokens),
+            "output": linear_operations(self.out, work.size.tokens) + output_operations(self.output, work.size.tokens),
         }
 
     def native(self, program: Program, src: int, into: int | None) -> int:
@@ -152,6 +165,15 @@ ENTRY = Entry(
         "sinks": _with_scores(sinks=True),
         "temperature": _with_scores(normalise=Softmax(0.5)),
         "hard": _with_scores(normalise=Argmax()),
+        "off-by-one": _with_scores(normalise=OffByOne()),
+        "sparsemax": _with_scores(normalise=Sparsemax()),
+        "stick-breaking": _with_scores(normalise=StickBreaking()),
     },
+    refusals=(
+        Refusal(
+            {"attention": ("stick-breaking",), "mask": ("prefix", "bidirectional")},
+            "StickBreaking needs causal attention",
+        ),
+    ),
     compared=False,  # by its three forms: multi-head, multi-query and grouped-query
 )

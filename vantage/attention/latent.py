@@ -90,10 +90,11 @@ class LatentAttention(nn.Module):
         q_nope, q_rot = q_raw.split((self.config.nope_dim, self.config.rope_dim), dim=-1)
         q_rot = chain(self.qk, "query", q_rot, ctx.pos)
         k_rot = chain(self.qk, "key", k_rot, ctx.pos)
-        kept = ctx.caches[self.index].append(ctx.pos, torch.cat([latent, k_rot], -1), latent)
+        streams = self.scorer.streams(x_BTD, ctx.pos)
+        kept = ctx.caches[self.index].append(ctx.pos, torch.cat([latent, k_rot], -1), latent, *streams)
         form = self.absorbed if self.absorbs(x_BTD.shape[1], kept.k.shape[2]) else self.expanded
         q, view, up = form(q_nope, q_rot, kept)
-        need = self.scorer.need(q_raw, q, view.k, ctx.pos, view.pos)
+        need = self.scorer.need(q_raw, q, view, ctx.pos, x_BTD)
         out = ctx.attend("self", self.index, q, view, need)
         return self.out(merge_heads(out if up is None else torch.einsum("bhtr,hvr->bhtv", out, up)))
 
@@ -117,7 +118,7 @@ class LatentAttention(nn.Module):
         k_nope = torch.einsum("bsr,hnr->bhsn", latent[:, 0], self.k_up)
         k = torch.cat([k_nope, k_rot.expand(-1, self.config.heads, -1, -1)], -1)
         v = torch.einsum("bsr,hvr->bhsv", latent[:, 0], self.v_up)
-        return torch.cat([q_nope, q_rot], -1), View(k, v, kept.pos), None
+        return torch.cat([q_nope, q_rot], -1), kept._replace(k=k, v=v), None
 
     # ---- what others ask
 

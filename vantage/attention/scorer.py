@@ -7,11 +7,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from vantage.errors import Refused
 from vantage.spec.attention import PositionParts
 from vantage.spec.masks import causal_window
 from vantage.spec.model import BuildContext, Scores
 from vantage.spec.native import CannotLower, HasSlopes, ScoreForm, implements, no_native_form
-from vantage.spec.parts import Need, Shape, Softmax
+from vantage.spec.normalisers import Softmax, needs_causal
+from vantage.spec.parts import BiasInputs, Need, Shape, StreamSource, View
 from vantage.spec.positions import Positions
 
 
@@ -20,19 +22,27 @@ class Scorer(nn.Module):
 
     def __init__(self, scores: Scores, shape: Shape, context: BuildContext):
         super().__init__()
+        if needs_causal(scores.normalise) and not context.mask.causal:
+            raise Refused(f"{type(scores.normalise).__name__} needs causal attention: use another normaliser here")
         self.scores = scores
         self.scale = shape.key_dim**-0.5 if scores.scale is None else scores.scale
         self.mask = context.mask
         self.bias = context.bias
         self.value_bias = context.value_bias
+        self.keeps = isinstance(context.bias, StreamSource)
         self.sinks = nn.Parameter(torch.zeros(shape.heads)) if scores.sinks else None
 
-    def need(self, q_raw: Tensor, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions) -> Need:
+    def streams(self, x_BTD: Tensor, pos: Positions) -> tuple[Tensor, ...]:
+        """What the bias wants kept of these tokens."""
+        return cast(StreamSource, self.bias).keep(x_BTD, pos) if self.keeps else ()
+
+    def need(self, q_raw: Tensor, q: Tensor, view: View, pos: Positions, x_BTD: Tensor) -> Need:
+        """``pos`` is where the queries stand, ``x`` what they were made of."""
         return Need(
             mask=self.mask,
             scale=self.scale,
             softcap=self.scores.softcap,
-            bias=self.bias.at(q_raw, q, k, q_pos, k_pos, self.scale),
+            bias=self.bias.at(BiasInputs(q_raw, q, view.k, pos, view.pos, self.scale, x_BTD, view.streams, view.own)),
             sinks=self.sinks,
             normalise=self.scores.normalise,
             dropout=self.scores.dropout if self.training else 0.0,
@@ -61,7 +71,7 @@ class Scorer(nn.Module):
 class NoBias:
     """No score bias."""
 
-    def at(self, q_raw: Tensor, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> None:
+    def at(self, inputs: BiasInputs) -> None:
         return None
 
     def native_slopes(self) -> None:

@@ -1,6 +1,7 @@
 """Caches: a ledger (where things go) times a store (what is kept), one of each arrangement for a whole model."""
 
 from vantage.cache.build import make_cache
+from vantage.cache.codecs import Codec, Int8Codec, PlainCodec, SingleCodec
 from vantage.cache.contiguous import Contiguous
 from vantage.cache.facts import NextPositions
 from vantage.cache.kinds import CACHES, CacheKind, LayerPlan, LedgerNeed, cache_kind
@@ -11,7 +12,7 @@ from vantage.cache.paged import Paged
 from vantage.cache.pool import BLOCK, Pool
 from vantage.cache.report import CacheReport, Holding, RowHolding
 from vantage.cache.ring import Ring
-from vantage.cache.stores import Codec, Int8Codec, PlainCodec, SingleCodec, Store
+from vantage.cache.stores import Store
 
 __all__ = [
     "BLOCK",

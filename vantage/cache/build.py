@@ -44,7 +44,8 @@ def make_cache(
         reach = layer.reach
         if reach not in ledgers:
             ledgers[reach] = kind.ledger(LedgerNeed(batch, reach, capacity, draft, block, device))
-        layers.append(LayerCache(ledgers[reach], Store(kind.codec(layer, dtype), ledgers[reach])))
+        store = Store(kind.codec(layer, dtype), ledgers[reach], layer.stream_shapes(dtype))
+        layers.append(LayerCache(ledgers[reach], store))
     source = Contiguous(batch, device=device)  # what cross-attention reads is written once and never taken back
     across = [LayerCache(source, Store(kind.codec(layer, dtype), source)) for layer in cross]
     return ModelCache(layers, across, masks=[layer.mask for layer in plan], owner=owner, length=length)

@@ -7,9 +7,10 @@ from typing import final
 from torch import Tensor
 
 from vantage.cache.ledger import Ledger
+from vantage.cache.running import summed
 from vantage.cache.stores import Store
 from vantage.errors import CacheError
-from vantage.spec.parts import View
+from vantage.spec.parts import Stream, View
 from vantage.spec.positions import Positions
 
 
@@ -23,21 +24,21 @@ class LayerCache:
     def __init__(self, ledger: Ledger, store: Store):
         self.ledger, self.store = ledger, store
 
-    def append(self, pos: Positions, k_BGTd: Tensor, v_BGTe: Tensor) -> View:
+    def append(self, pos: Positions, k_BGTd: Tensor, v_BGTe: Tensor, *streams: Tensor) -> View:
         """Take in new keys and values; return all there is to look at."""
         rows, width = pos.shape
         store = self.store
-        store.check(rows, width, k_BGTd, v_BGTe)
+        store.check(rows, width, k_BGTd, v_BGTe, streams)
         step = self.ledger.place(pos)
-        store.write(step, k_BGTd, v_BGTe)
-        k, v = store.read(step)
-        return View(k, v, step.view_pos)
+        own = store.write(step, k_BGTd, v_BGTe, streams, pos)
+        k, v, kept = store.read(step)
+        return View(k, v, step.view_pos, kept, own)
 
     def view(self) -> View:
         """Look without appending."""
         step = self.ledger.look()
-        k, v = self.store.read(step)
-        return View(k, v, step.view_pos)
+        k, v, kept = self.store.read(step)
+        return View(k, v, step.view_pos, kept)
 
     @property
     def holding(self) -> bool:
@@ -53,8 +54,19 @@ class LayerCache:
 class NoCache:
     """Keeps nothing: what is appended is what there is to see. For training and whole passes."""
 
-    def append(self, pos: Positions, k_BGTd: Tensor, v_BGTe: Tensor) -> View:
-        return View(k_BGTd, v_BGTe, pos)
+    def __init__(self, streams: tuple[Stream, ...] = ()):
+        self._streams = streams
+
+    def append(self, pos: Positions, k_BGTd: Tensor, v_BGTe: Tensor, *streams: Tensor) -> View:
+        if not self._streams:
+            return View(k_BGTd, v_BGTe, pos)
+        own = tuple(_kept(x, s, pos) for x, s in zip(streams, self._streams, strict=True))
+        return View(k_BGTd, v_BGTe, pos, own, own)
 
     def view(self) -> View:
         raise CacheError("nothing is cached here: append first, or use a cache (model.new_cache)")
+
+
+def _kept(x_BGTw: Tensor, stream: Stream, pos: Positions) -> Tensor:
+    x = x_BGTw.to(stream.dtype(x_BGTw.dtype))
+    return summed(x, pos) if stream.running else x

@@ -18,12 +18,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from vantage.cache.codecs import INT8, Codec, Int8Codec, StreamShape, dump_streams, read_streams
 from vantage.cache.dump import DumpReader, LedgerDump, damaged
 from vantage.cache.kinds import codec_classes, ledger_classes
 from vantage.cache.layer_cache import LayerCache
 from vantage.cache.ledger import Ledger
 from vantage.cache.model_cache import ModelCache
-from vantage.cache.stores import INT8, Codec, Int8Codec, Store
+from vantage.cache.stores import Store
 from vantage.errors import BadInput, CacheError, CheckpointError
 from vantage.files import replacing
 
@@ -76,7 +77,14 @@ def save_cache(
     header = {
         "ledgers": [dump.numbers for dump in dumps],
         **{
-            kind: [{"ledger": number[id(c.ledger)], "codec": c.store.codec.dump()} for c in caches]
+            kind: [
+                {
+                    "ledger": number[id(c.ledger)],
+                    "codec": c.store.codec.dump(),
+                    "streams": dump_streams(c.store.streams),
+                }
+                for c in caches
+            ]
             for kind, caches in layers.items()
         },
         "length": cache.length,
@@ -192,17 +200,19 @@ def _rebuilt(
         if kind in wanted and len(wanted[kind]) != len(header[kind]):
             damaged(f"it has {len(header[kind])} {kind}, the model {len(wanted[kind])}")
         for i, saved in enumerate(header[kind]):
-            number, codec = _layer(saved, len(ledgers))
+            number, codec, streams = _layer(saved, len(ledgers))
             if (
                 kind in wanted and codec.exact != wanted[kind][i].store.codec.exact
             ):  # rounding is the cache's own affair
                 damaged(f"{kind} {i} keeps {codec}, the model {wanted[kind][i].store.codec}")
+            if kind in wanted and streams != wanted[kind][i].store.streams:
+                damaged(f"{kind} {i} keeps the streams {streams}, the model {wanted[kind][i].store.streams}")
             try:
-                store = Store(codec, ledgers[number])
+                store = Store(codec, ledgers[number], streams)
             except RuntimeError as e:  # torch's own: more than there is memory for
                 damaged(f"{kind} {i} does not fit into memory: {e}")
-            streams = [_stream(tensor, f"{kind}.{i}.{s}", names) for s in range(len(store.tensors))]
-            store.load(streams, ledgers[number].kept_places)
+            entries = [_stream(tensor, f"{kind}.{i}.{s}", names) for s in range(len(store.tensors))]
+            store.load(entries, ledgers[number].kept_places)
             layers.append(LayerCache(ledgers[number], store))
     masks, owner = (like.masks, like.owner) if like is not None else ((), None)
     cache = ModelCache(caches["layers"], caches["cross"], masks=masks, owner=owner, length=header["length"])
@@ -221,11 +231,11 @@ def _ledger(dump: LedgerDump, device: torch.device) -> Ledger:
         damaged(str(e))
 
 
-def _layer(saved: Any, ledgers: int) -> tuple[int, Codec]:
+def _layer(saved: Any, ledgers: int) -> tuple[int, Codec, tuple[StreamShape, ...]]:
     number = saved.get("ledger") if isinstance(saved, dict) else None
     if not isinstance(number, int) or not 0 <= number < ledgers:
         damaged("a layer has no ledger")
-    return number, _codec(saved.get("codec"))
+    return number, _codec(saved.get("codec")), read_streams(saved.get("streams", []))
 
 
 def _codec(saved: Any) -> Codec:

@@ -2,224 +2,37 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Self, final
+from collections.abc import Sequence
+from typing import final
 
 import torch
 from torch import Tensor
 
+from vantage.cache.codecs import Codec, StreamShape, token_bytes
 from vantage.cache.dump import damaged
 from vantage.cache.ledger import Ledger, Step
 from vantage.cache.moves import Copied
+from vantage.cache.running import last_sum, summed
 from vantage.errors import BadInput, CacheError
-
-
-class StreamShape(NamedTuple):
-    """One tensor that is kept for every token and key/value head."""
-
-    width: int
-    dtype: torch.dtype
-
-
-class Codec(ABC):
-    """How keys and values become streams, and streams keys and values again."""
-
-    kind: ClassVar[str]  # its name in a file
-    kv_heads: int
-    key_dim: int
-    value_dim: int
-
-    @abstractmethod
-    def streams(self) -> tuple[StreamShape, ...]: ...
-
-    @property
-    @abstractmethod
-    def exact(self) -> Codec:
-        """The codec of what comes back, without the rounding of this one. Itself, if it rounds nothing."""
-
-    @abstractmethod
-    def dump(self) -> dict[str, Any]:
-        """What JSON can hold, with "kind": enough for ``from_dump``."""
-
-    @classmethod
-    @abstractmethod
-    def from_dump(cls, saved: Mapping[str, Any]) -> Self: ...
-
-    @abstractmethod
-    def encode(self, k_BGTd: Tensor, v_BGTe: Tensor) -> tuple[Tensor, ...]:
-        """One tensor (B, G, T, width) for each stream."""
-
-    @abstractmethod
-    def decode(self, streams: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Keys (B, G, S, key_dim) and values (B, G, S, value_dim)."""
-
-
-@final
-@dataclass(frozen=True)
-class PlainCodec(Codec):
-    """Keys and values as they are."""
-
-    kind = "plain"
-    kv_heads: int
-    key_dim: int
-    value_dim: int
-    dtype: torch.dtype = torch.float32
-
-    def streams(self) -> tuple[StreamShape, ...]:
-        return StreamShape(self.key_dim, self.dtype), StreamShape(self.value_dim, self.dtype)
-
-    @property
-    def exact(self) -> PlainCodec:
-        return self
-
-    def dump(self) -> dict[str, Any]:
-        return dump_sizes(self, self.dtype)
-
-    @classmethod
-    def from_dump(cls, saved: Mapping[str, Any]) -> PlainCodec:
-        return PlainCodec(*read_sizes(saved))
-
-    def encode(self, k_BGTd: Tensor, v_BGTe: Tensor) -> tuple[Tensor, ...]:
-        return k_BGTd, v_BGTe
-
-    def decode(self, streams: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        return streams[0], streams[1]
-
-
-@final
-@dataclass(frozen=True)
-class SingleCodec(Codec):
-    """One stream: the value is the front of the key (MLA: the latent, and the rotary key beside it)."""
-
-    kind = "single"
-    kv_heads: int
-    key_dim: int
-    value_dim: int
-    dtype: torch.dtype = torch.float32
-
-    def __post_init__(self) -> None:
-        if self.value_dim > self.key_dim:
-            raise BadInput(f"values of width {self.value_dim} cannot be the front of keys of width {self.key_dim}")
-
-    def streams(self) -> tuple[StreamShape, ...]:
-        return (StreamShape(self.key_dim, self.dtype),)
-
-    @property
-    def exact(self) -> SingleCodec:
-        return self
-
-    def dump(self) -> dict[str, Any]:
-        return dump_sizes(self, self.dtype)
-
-    @classmethod
-    def from_dump(cls, saved: Mapping[str, Any]) -> SingleCodec:
-        return SingleCodec(*read_sizes(saved))
-
-    def encode(self, k_BGTd: Tensor, v_BGTe: Tensor) -> tuple[Tensor, ...]:
-        return (k_BGTd,)
-
-    def decode(self, streams: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        return streams[0], streams[0][..., : self.value_dim]
-
-
-@final
-@dataclass(frozen=True)
-class Int8Codec(Codec):
-    """Another codec's streams in 8 bits: whole numbers from -127 to 127 and one scale per token and head.
-
-    The scale is absmax / 127, so what is read differs from what was written by at most
-    absmax / 254, where absmax is the largest magnitude of that token and head; the rounding of
-    ``dtype`` itself comes on top. The scale is kept in float32, or in float64 for a float64 model.
-    """
-
-    kind = "int8"
-    of: PlainCodec | SingleCodec
-
-    @property
-    def kv_heads(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride] (read only, as in a frozen dataclass)
-        return self.of.kv_heads
-
-    @property
-    def key_dim(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride] (as above)
-        return self.of.key_dim
-
-    @property
-    def value_dim(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride] (as above)
-        return self.of.value_dim
-
-    @property
-    def exact(self) -> Codec:
-        return self.of
-
-    def dump(self) -> dict[str, Any]:
-        return {**self.of.dump(), INT8: True}
-
-    @classmethod
-    def from_dump(cls, saved: Mapping[str, Any]) -> Int8Codec:
-        inside = EXACT.get(str(saved.get("kind")))
-        return damaged(f"8 bits of {saved.get('kind')!r}") if inside is None else Int8Codec(inside.from_dump(saved))
-
-    @property
-    def scale_dtype(self) -> torch.dtype:
-        return torch.promote_types(torch.float32, self.of.dtype)
-
-    def streams(self) -> tuple[StreamShape, ...]:
-        pairs = [(StreamShape(s.width, torch.int8), StreamShape(1, self.scale_dtype)) for s in self.of.streams()]
-        return tuple(stream for pair in pairs for stream in pair)
-
-    def encode(self, k_BGTd: Tensor, v_BGTe: Tensor) -> tuple[Tensor, ...]:
-        out: list[Tensor] = []
-        for x in self.of.encode(k_BGTd, v_BGTe):
-            x = x.to(self.scale_dtype)
-            scale = x.abs().amax(-1, keepdim=True) / 127
-            # a head of zeros has a scale of 0 and must not divide by it
-            whole = (x / scale.clamp_min(torch.finfo(scale.dtype).tiny)).round_().to(torch.int8)
-            out += [whole, scale]
-        return tuple(out)
-
-    def decode(self, streams: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        return self.of.decode([(n * s).to(self.of.dtype) for n, s in zip(streams[::2], streams[1::2], strict=True)])
-
-
-EXACT: dict[str, type[PlainCodec] | type[SingleCodec]] = {PlainCodec.kind: PlainCodec, SingleCodec.kind: SingleCodec}
-INT8 = "int8"  # in a dump: "kind" is that of the codec inside
-DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float64, torch.float32, torch.float16, torch.bfloat16)}
-WIDEST = 2**20  # heads and dimensions in a dump: more is no real model
-
-
-def token_bytes(codec: Codec) -> int:
-    """What it keeps of one token."""
-    return codec.kv_heads * sum(stream.width * stream.dtype.itemsize for stream in codec.streams())
-
-
-def dump_sizes(codec: Codec, dtype: torch.dtype) -> dict[str, Any]:
-    """A codec that is known by its sizes and a dtype."""
-    sizes = [codec.kv_heads, codec.key_dim, codec.value_dim]
-    return {"kind": codec.kind, "sizes": sizes, "dtype": str(dtype).removeprefix("torch."), INT8: False}
-
-
-def read_sizes(saved: Mapping[str, Any]) -> tuple[int, int, int, torch.dtype]:
-    """Heads, width of keys, width of values and dtype, from what ``dump_sizes`` wrote."""
-    sizes, dtype = saved.get("sizes"), DTYPES.get(str(saved.get("dtype")))
-    if dtype is None or not isinstance(sizes, list) or len(sizes) != 3:
-        damaged(f"a layer keeps {str(dict(saved))[:80]!r}")
-    if not all(isinstance(n, int) and 0 < n < WIDEST for n in sizes):
-        damaged(f"a layer keeps heads of {str(sizes)[:80]}")
-    return sizes[0], sizes[1], sizes[2], dtype
+from vantage.spec.positions import Positions
 
 
 @final
 class Store:
-    """The buffers of one layer: one for each of the codec's streams, arranged as the ledger wants them."""
+    """The buffers of one layer: one for each of the codec's streams, arranged as the ledger wants them.
 
-    def __init__(self, codec: Codec, ledger: Ledger):
-        self.codec = codec
+    ``streams`` stand beside them as they are: what else the layer keeps of each token.
+    """
+
+    def __init__(self, codec: Codec, ledger: Ledger, streams: tuple[StreamShape, ...] = ()):
+        self.codec, self.streams = codec, streams
         self.pooled = ledger.pooled
         self._device = ledger.device
-        lead = (codec.kv_heads,) if self.pooled else (ledger.batch, codec.kv_heads)
-        self._buffers = [self._zeros((*lead, ledger.places, s.width), s.dtype) for s in codec.streams()]
+        rows = () if self.pooled else (ledger.batch,)
+        self._buffers = [
+            self._zeros((*rows, s.heads or codec.kv_heads, ledger.places, s.width), s.dtype)
+            for s in (*codec.streams(), *streams)
+        ]
         self._places = ledger.places
         self.written = 0  # tokens whose keys were projected and kept here, by every cache that shares this store
         self.version = 0  # how often the buffers have become other ones
@@ -236,8 +49,13 @@ class Store:
     def tensors(self) -> tuple[Tensor, ...]:
         return tuple(self._buffers)
 
-    def check(self, rows: int, width: int, k_BGTd: Tensor, v_BGTe: Tensor) -> None:
-        """Raises if these keys and values cannot be kept here."""
+    @property
+    def token_bytes(self) -> int:
+        """What is kept of one token."""
+        return token_bytes(self.codec, self.streams)
+
+    def check(self, rows: int, width: int, k_BGTd: Tensor, v_BGTe: Tensor, streams: Sequence[Tensor] = ()) -> None:
+        """Raises if these keys, values and streams cannot be kept here."""
         codec = self.codec
         lead = (rows, codec.kv_heads, width)
         if k_BGTd.shape != (*lead, codec.key_dim) or v_BGTe.shape != (*lead, codec.value_dim):
@@ -245,6 +63,9 @@ class Store:
                 f"keys {tuple(k_BGTd.shape)} and values {tuple(v_BGTe.shape)} for a cache that takes "
                 f"{(*lead, codec.key_dim)} and {(*lead, codec.value_dim)}: (rows, key/value heads, tokens, width)"
             )
+        wanted = [(rows, s.heads or codec.kv_heads, width, s.width) for s in self.streams]
+        if wanted != [tuple(x.shape) for x in streams]:
+            raise BadInput(f"streams {[tuple(x.shape) for x in streams]} for a cache that takes {wanted}")
         if (k_BGTd.requires_grad or v_BGTe.requires_grad) and torch.is_grad_enabled():
             raise BadInput("a cache keeps no gradients: use torch.no_grad() with a cache, or no cache to train")
 
@@ -268,26 +89,45 @@ class Store:
         self._last = step
         return self._buffers
 
-    def write(self, step: Step, k_BGTd: Tensor, v_BGTe: Tensor) -> None:
-        """Take in what a pass brings."""
+    def write(
+        self, step: Step, k_BGTd: Tensor, v_BGTe: Tensor, streams: Sequence[Tensor] = (), pos: Positions | None = None
+    ) -> tuple[Tensor, ...]:
+        """Take in what a pass brings; return the streams as they are kept. Running ones need ``pos``."""
         self._open(step)
         assert step.write is not None
-        streams = self.codec.encode(k_BGTd, v_BGTe)
+        own = self._sums(step, streams, pos) if self.streams else ()
+        entries = (*self.codec.encode(k_BGTd, v_BGTe), *own)
         self.written += k_BGTd.shape[0] * k_BGTd.shape[2]
         if step.deferred:
-            self._waiting = (step, streams)
-            return
-        for buffer, x in zip(self._buffers, streams, strict=True):
-            step.write.put(buffer, x)
+            self._waiting = (step, entries)
+        else:
+            for buffer, x in zip(self._buffers, entries, strict=True):
+                step.write.put(buffer, x)
+        return own
 
-    def read(self, step: Step) -> tuple[Tensor, Tensor]:
-        """What a step shows."""
+    def _sums(self, step: Step, streams: Sequence[Tensor], pos: Positions | None) -> tuple[Tensor, ...]:
+        own = []
+        for x, shape, buffer in zip(streams, self.streams, self._buffers[-len(self.streams) :], strict=True):
+            x = x.to(shape.dtype)
+            if shape.running:
+                assert pos is not None, "a sum over a row asks which places are filled"
+                x = summed(x, pos) + last_sum(buffer, step.read, x, pos.against(step.view_pos))
+            own.append(x)
+        return tuple(own)
+
+    def read(self, step: Step) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """What a step shows: keys, values and streams."""
+        waiting: Sequence[Tensor | None] = (None,) * len(self._buffers)
         if self._waiting is not None:
             if self._waiting[0] is step:
-                pairs = zip(self._buffers, self._waiting[1], strict=True)
-                return self.codec.decode([step.read.get(buffer, x) for buffer, x in pairs])
-            self.settle()
-        return self.codec.decode([step.read.get(buffer, None) for buffer in self._buffers])
+                waiting = self._waiting[1]
+            else:
+                self.settle()
+        shown = [step.read.get(buffer, x) for buffer, x in zip(self._buffers, waiting, strict=True)]
+        if not self.streams:
+            return *self.codec.decode(shown), ()
+        cut = len(shown) - len(self.streams)
+        return *self.codec.decode(shown[:cut]), tuple(shown[cut:])
 
     def settle(self) -> None:
         """Do the write that waits, unless its pass failed."""
@@ -323,13 +163,13 @@ class Store:
         if self.pooled:
             return self
         self.settle()
-        other = Store(self.codec, ledger)
+        other = Store(self.codec, ledger, self.streams)
         other._fill(self._buffers, ledger.used)
         return other
 
     def fresh(self, ledger: Ledger) -> Store:
         """An empty one for a fresh ledger."""
-        return self if self.pooled else Store(self.codec, ledger)
+        return self if self.pooled else Store(self.codec, ledger, self.streams)
 
     def reorder(self, index: Sequence[int], used: int) -> None:
         """Row i becomes what row index[i] was. Only the first ``used`` places hold anything."""

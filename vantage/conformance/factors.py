@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from vantage.attention import ATTENTIONS, QK_PARTS, GroupedQuery
+from vantage.attention import ATTENTIONS, OUTPUT_PARTS, QK_PARTS, GroupedQuery
 from vantage.cache import CACHES, CacheKind
 from vantage.kernels import KERNELS
 from vantage.model.norms import RMSNorm
@@ -34,11 +34,14 @@ NUMBER = {name: i for i, name in enumerate(FACTOR_NAMES)}
 
 @dataclass(frozen=True)
 class AttentionCase:
-    """An attention: its config, what precedes the encoding on q and k, and whether it is also crossed."""
+    """An attention: its config, what precedes the encoding on q and k, what follows the kernel, whether it is also
+    crossed, and whether the last layer reads the keys of the first."""
 
     config: AttentionConfig
     qk: tuple[Buildable, ...] = ()
+    output: tuple[Buildable, ...] = ()
     cross: bool = False
+    shared_keys: bool = False
 
 
 def variants(entry: Entry[T], number: int) -> dict[str, Callable[[], T]]:
@@ -67,6 +70,8 @@ def attentions() -> dict[str, AttentionCase]:
     cases = {name: AttentionCase(make()) for name, make in _all(ATTENTIONS, HEADS).items()}
     grouped = GroupedQuery(HEADS, HEADS // 2)
     cases["cross"] = AttentionCase(grouped, cross=True)
+    cases["shared-keys"] = AttentionCase(grouped, shared_keys=True)
+    cases |= {name: AttentionCase(grouped, output=(make(),)) for name, make in _all(OUTPUT_PARTS, HEADS).items()}
     return cases | {name: AttentionCase(grouped, qk=(make(),)) for name, make in _all(QK_PARTS, HEADS).items()}
 
 

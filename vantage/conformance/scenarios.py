@@ -47,7 +47,9 @@ def spec_for(cell: Cell, head_dim: int | None = None) -> ModelSpec:
         mask=masks()[part["mask"]],
         max_length=LENGTH,
     )
-    layers = tuple(replace(layer, qk=(*attention.qk, *layer.qk)) for layer in spec.layers)
+    layers = tuple(replace(layer, qk=(*attention.qk, *layer.qk), output=attention.output) for layer in spec.layers)
+    if attention.shared_keys:
+        layers = (*layers[:-1], replace(layers[-1], source=0))
     if attention.cross:
         layers = tuple(replace(layer, cross=attention.config) for layer in layers)
         source = encoder(vocab=VOCAB, width=WIDTH, layers=1, heads=2, position="sinusoidal")

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from vantage.checkpoints.config import Config
 from vantage.families import family_of
 from vantage.model.summary import brief, describe
@@ -115,7 +117,7 @@ def cache_bytes(spec: ModelSpec) -> str:
     """Of one token in all layers. Who lets tokens see later ones keeps nothing: there are no steps."""
     if not all(layer.mask.extendable for layer in spec.layers):
         return "none: every token sees all"
-    sizes = [(bytes_kept(layer.attention.cache_shape(spec.width)), layer.mask.reach()) for layer in spec.layers]
+    sizes = [(bytes_kept(shape), mask.reach()) for shape, mask in spec.caches]
     total, limits = sum(size for size, _ in sizes), sorted({reach for _, reach in sizes if reach is not None})
     words = [f"{total:,}"]
     for limit in limits:
@@ -126,7 +128,8 @@ def cache_bytes(spec: ModelSpec) -> str:
 
 
 def bytes_kept(kept: CacheShape) -> int:
-    return HALF * kept.kv_heads * (kept.key_dim + (0 if kept.single else kept.value_dim))
+    beside = sum(s.heads * s.width * s.dtype(torch.float16).itemsize for s in kept.streams)
+    return HALF * kept.kv_heads * (kept.key_dim + (0 if kept.single else kept.value_dim)) + beside
 
 
 def by_layer(spec: ModelSpec, of: Callable[[Layer], str]) -> str:

@@ -120,8 +120,7 @@ class BlockMemory:
         total = 0
         for layer in self._empty.layers:
             pool = layer.ledger.pool  # pyright: ignore[reportAttributeAccessIssue] (every ledger here is paged)
-            token = sum(stream.width * stream.dtype.itemsize for stream in layer.store.codec.streams())
-            total += (pool.blocks - pool.free) * pool.block * token * layer.store.codec.kv_heads
+            total += (pool.blocks - pool.free) * pool.block * layer.store.token_bytes
         return total
 
     @property

@@ -22,6 +22,7 @@ from vantage.generation.sampling import Constraint, Picker, Sampling
 from vantage.generation.speculate import Draft
 from vantage.generation.stops import AnswerText, Stop
 from vantage.model import Model
+from vantage.spec.fingerprint import stable_repr
 
 FORMAT = "vantage-conversation-1"
 Message = Mapping[str, str]
@@ -341,4 +342,4 @@ def fingerprint_of(model: Model) -> Fingerprint:
     spec = model.spec
     kind = (model.config or {}).get("model_type", "model")
     name = f"{kind}, {len(spec.layers)} layers of width {spec.width}, {model.dtype}"
-    return fingerprint(name.replace("torch.", ""), repr(spec), model.state_dict().items())
+    return fingerprint(name.replace("torch.", ""), stable_repr(spec), model.state_dict().items())

@@ -10,8 +10,8 @@ import torch
 
 from vantage.attention import GroupedQuery, Latent
 from vantage.cache import LayerPlan, LedgerNeed, cache_kind
+from vantage.cache.codecs import token_bytes as codec_bytes
 from vantage.cache.contiguous import LEAST
-from vantage.cache.stores import token_bytes as codec_bytes
 from vantage.model.norms import RMSNorm
 from vantage.spec.masks import Everything, Mask
 from vantage.spec.model import CacheShape, ModelSpec
@@ -35,7 +35,7 @@ class CacheSettings:
 
 def cache_bytes(spec: ModelSpec, settings: CacheSettings) -> int:
     """What ``model.new_cache(batch, kind=kind, capacity=context)`` allocates, and what reading a source adds."""
-    own = sum(layer_bytes(layer.attention.cache_shape(spec.width), layer.mask, settings) for layer in spec.layers)
+    own = sum(layer_bytes(shape, mask, settings) for shape, mask in spec.caches)
     across = [layer.cross.cache_shape(spec.width) for layer in spec.layers if layer.cross is not None]
     places = max(settings.source, LEAST) if settings.source else 0  # a memory's cache grows, from a least size on
     return own + sum(settings.batch * places * token_bytes(kept, settings) for kept in across)
@@ -45,12 +45,15 @@ def layer_bytes(kept: CacheShape, mask: Mask, settings: CacheSettings) -> int:
     """One layer."""
     layer = LayerPlan.of(kept, mask)
     need = LedgerNeed(settings.batch, layer.reach, settings.context)
-    return cache_kind(settings.kind).bytes(layer, need, settings.dtype)
+    keys_and_values = codec_bytes(cache_kind(settings.kind).codec(layer, settings.dtype))
+    places = cache_kind(settings.kind).bytes(layer, need, settings.dtype) // keys_and_values
+    return places * token_bytes(kept, settings)
 
 
 def token_bytes(kept: CacheShape, settings: CacheSettings) -> int:
     """What a layer keeps of one token."""
-    return codec_bytes(cache_kind(settings.kind).codec(LayerPlan.of(kept, Everything()), settings.dtype))
+    layer = LayerPlan.of(kept, Everything())
+    return codec_bytes(cache_kind(settings.kind).codec(layer, settings.dtype), layer.stream_shapes(settings.dtype))
 
 
 def alternatives(spec: ModelSpec, settings: CacheSettings, window: int) -> dict[str, int]:

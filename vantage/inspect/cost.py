@@ -176,7 +176,7 @@ def cost(
     if spec.generates:
         todo.append(("decode", PassSize(batch, 1, context, read, fresh=False)))
     passes = tuple(_pass(name, empty, size, cached, machine, named) for name, size in todo)
-    a_token = sum(token_bytes(layer.attention.cache_shape(spec.width), cached) for layer in spec.layers)
+    a_token = sum(token_bytes(shape, cached) for shape, _ in spec.caches)
     layers = zip(empty.blocks, spec.layers, strict=True)
     odd = tuple(dict.fromkeys(name for block, layer in layers for name in ops.uncounted(block, layer)))
     kept = cache_bytes(spec, cached) if spec.generates else 0
@@ -248,9 +248,10 @@ def _pass(name: str, model: Model, size: PassSize, cached: CacheSettings, on: Ma
                 counts[part] += n
                 if part in PAIRED:
                     spared[part] += n - n * shown // (size.queries * keys)
-            kept = size.batch * keys * token_bytes(config.cache_shape(width), cached)
-            value = 0 if config.cache_shape(width).single else config.cache_shape(width).value_dim
-            share = value / (config.cache_shape(width).key_dim + value)
+            shape = (None if module.crosses else layer.cache_shape(width)) or config.cache_shape(width)
+            kept = size.batch * keys * token_bytes(shape, cached)
+            value = 0 if shape.single else shape.value_dim
+            share = value / (shape.key_dim + value)
             sizes["scores"] += kept - int(kept * share)
             sizes["weighted sum"] += int(kept * share)
             weights = {name: p.numel() for name, p in module.named_parameters()}

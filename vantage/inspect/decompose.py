@@ -22,7 +22,7 @@ from vantage.kernels.reference import masked_scores
 from vantage.model import Model
 from vantage.spec.abilities import Bands, HasBands, effect_of
 from vantage.spec.attention import QueriesAndKeys
-from vantage.spec.parts import materialise
+from vantage.spec.parts import BiasInputs, materialise
 from vantage.spec.positions import Pair, Positions
 
 CELLS = 2**26  # of all parts and bands together
@@ -188,8 +188,20 @@ class _Splitter:
         q_pos = pick(recorded.call.pair.q, self.rows)
         some = raw.q[:, :, list(self.rows)]
         q = recorded.call.q[:, :, list(self.rows)]
-        nothing = torch.zeros_like(some), torch.zeros_like(q)
-        silent = recorded.bias.at(*nothing, recorded.call.view.k, q_pos, recorded.call.pair.k, recorded.call.need.scale)
+        call, rows = recorded.call, list(self.rows)
+        silent = recorded.bias.at(
+            BiasInputs(
+                torch.zeros_like(some),
+                torch.zeros_like(q),
+                call.view.k,
+                q_pos,
+                call.pair.k,
+                call.need.scale,
+                torch.zeros_like(recorded.x[:, rows]),
+                call.view.streams,
+                tuple(stream[:, :, rows] for stream in call.view.own),
+            )
+        )
         alone = torch.zeros_like(whole) if silent is None else self.dense_bias(silent, cut=False)
         name = type(recorded.site.config.bias).__name__
         terms = [Term(f"bias {name}", "position", alone)] if bool((alone != 0).any()) else []

@@ -14,7 +14,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from vantage.errors import BadInput
+from vantage.errors import BadInput, Refused
 from vantage.figures.html import page_table
 from vantage.inspect.capture import Progress
 from vantage.inspect.recording import RecordedPass, bands_of, recording
@@ -26,6 +26,7 @@ from vantage.position.cope import CountedPositions
 from vantage.spec.abilities import Bands
 from vantage.spec.attention import QueriesAndKeys
 from vantage.spec.masks import Everything
+from vantage.spec.parts import BiasInputs
 from vantage.spec.positions import Pair, Positions
 
 PAIRS = 16
@@ -141,6 +142,10 @@ def _curve(recorded: RecordedPass, upto: int, pairs: int, seed: int, progress: P
     i, j = (torch.randint(0, n, (pairs,), generator=generator) for _ in range(2))
     q = raw.q[0, :, i].transpose(0, 1)[:, :, None]  # (N, H, 1, d)
     k = raw.k[0, :, j].transpose(0, 1)[:, :, None]  # (N, G, 1, d)
+    x = recorded.x[0, i][:, None]  # (N, 1, D)
+    if recorded.call.view.streams:
+        name = type(recorded.bias).__name__
+        raise Refused(f"{name} goes by the tokens between query and key: there is no curve over the distance")
     last = Positions.arange(pairs, 1, upto - 1, q.device).declare(upto)
     need = replace(recorded.call.need, mask=Everything())
     curves = []
@@ -150,7 +155,7 @@ def _curve(recorded: RecordedPass, upto: int, pairs: int, seed: int, progress: P
         keys = Positions.arange(pairs, width, start, q.device).declare(upto)
         transforms = [(module, last, keys) for _, module in recorded.transforms]
         whole = recorded.transformed(QueriesAndKeys(q, k.expand(-1, -1, width, -1)), transforms)
-        bias = recorded.bias.at(q, whole.q, whole.k, last, keys, need.scale)
+        bias = recorded.bias.at(BiasInputs(q, whole.q, whole.k, last, keys, need.scale, x))
         scores = masked_scores(whole.q, whole.k, Pair(last, keys), replace(need, bias=bias))
         curves.append(scores[:, :, 0])
         if progress is not None:

@@ -18,7 +18,8 @@ from vantage.inspect.sites import KernelCall
 from vantage.kernels.native import native
 from vantage.kernels.reference import grouped_matmul, masked_scores, normalise
 from vantage.spec.masks import Everything, visible
-from vantage.spec.parts import Dense, Need, Pointwise, Softmax
+from vantage.spec.normalisers import Softmax
+from vantage.spec.parts import Dense, Need, Pointwise
 from vantage.spec.positions import Known, Pair, Place, Positions
 
 CELLS = 2**20  # weights of a tile: small enough to stay in a core's cache
@@ -46,7 +47,7 @@ class Tile:
         if self._plain:
             return torch.softmax(scores, -1)  # the plain case in one pass
         sinks = None if self.need.sinks is None else self.need.sinks.to(scores.dtype)
-        return normalise(scores, sinks, self.need.normalise)[0]
+        return normalise(scores, sinks, self.need.normalise, self.pair)[0]
 
     def top(self, k: int) -> tuple[Tensor, Tensor]:
         """The k largest weights of each query, falling, and where they stand among the keys of the tile; fewer if
@@ -65,14 +66,16 @@ class Tile:
 
 @dataclass(frozen=True, eq=False)
 class SelectedBias(Pointwise):
-    """Another bias, for some of its heads and queries."""
+    """Another bias, for some of its heads and queries, and for its keys from ``low`` on."""
 
     inner: Pointwise
     heads: Tensor
     columns: Tensor
+    low: int
 
     def __call__(self, b: Tensor, h: Tensor, i: Tensor, q: Place, k: Place) -> Tensor:
-        return self.inner(b, self.heads[h], self.columns[i], q, k)
+        assert k.column is not None
+        return self.inner(b, self.heads[h], self.columns[i], q, k._replace(column=k.column + self.low))
 
 
 def tiles(call: KernelCall, heads: Sequence[int], columns: Sequence[int], cells: int = CELLS) -> Iterator[Tile]:
@@ -143,8 +146,11 @@ def cut_need(need: Need, heads: Tensor, columns: Tensor, keys: slice) -> Need:
     if isinstance(bias, Dense):
         bias = Dense(bias.value[:, heads][:, :, columns][..., keys])
     elif bias is not None:
-        bias = SelectedBias(bias, heads, columns)
-    return replace(need, bias=bias, sinks=None if need.sinks is None else need.sinks[heads])
+        bias = SelectedBias(bias, heads, columns, keys.start or 0)
+    sinks = need.sinks
+    if sinks is not None:
+        sinks = sinks[heads] if sinks.dim() == 1 else sinks[:, heads][:, :, columns]
+    return replace(need, bias=bias, sinks=sinks)
 
 
 class VisibleKeys(NamedTuple):

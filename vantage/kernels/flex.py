@@ -13,7 +13,8 @@ from torch.nn.attention import flex_attention as flex_module
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, create_block_mask, flex_attention
 
 from vantage.spec.masks import Everything, Mask, visible
-from vantage.spec.parts import Attended, Dense, Need, Softmax, View
+from vantage.spec.normalisers import Softmax
+from vantage.spec.parts import Attended, Dense, Need, View
 from vantage.spec.positions import Pair, Place, Positions
 from vantage.spec.registry import Entry, Refusal
 
@@ -34,7 +35,7 @@ class Flex:
         if need.value_bias is not None:
             return "a value bias needs the weights, which flex does not form"
         if not isinstance(need.normalise, Softmax):
-            return "flex has no hard (argmax) attention"
+            return f"flex has softmax alone, not {type(need.normalise).__name__}"
         if need.dropout:
             return "flex has no dropout"
         if torch.is_grad_enabled() and (q.requires_grad or view.k.requires_grad):
@@ -72,7 +73,8 @@ class Flex:
         lse = aux.lse
         if need.sinks is not None:  # a sink adds exp(sink) to the denominator and nothing to the sum
             assert lse is not None, "it was asked for"
-            sinks = need.sinks.to(lse.dtype)[None, :, None] / need.normalise.temperature
+            sinks = need.sinks.to(lse.dtype)
+            sinks = (sinks[None, :, None] if sinks.dim() == 1 else sinks) / need.normalise.temperature
             out = out * torch.sigmoid(lse - sinks)[..., None].to(out.dtype)
             lse = torch.logaddexp(lse, sinks)
         return Attended(out, lse=lse if need.lse else None)  # uncompiled, it comes unasked
@@ -115,12 +117,12 @@ def _reader(pos: Positions, rows: int) -> Callable[[Tensor, Tensor], Place]:
     """Reads the place at (row, column): by arithmetic where places run on, by gathering where they do not."""
     first = pos.known.first
     if first is not None:
-        return lambda b, i: Place(i + first, i + first, None)
+        return lambda b, i: Place(i + first, i + first, None, i)
     p, o, s = pos.pos, pos.order, pos.segment
 
     def read(b: Tensor, i: Tensor) -> Place:
         row = b if rows > 1 else torch.zeros_like(b)
-        return Place(p[row, i], o[row, i], None if s is None else s[row, i])
+        return Place(p[row, i], o[row, i], None if s is None else s[row, i], i)
 
     return read
 
@@ -164,7 +166,7 @@ UNFUSED = Entry(
     "FlexAttention, unfused",
     "torch's FlexAttention without its compiler, to check with.",
     default=lambda number: Flex(compiled=False),
-    refusals=(Refusal({"attention": ("hard",)}, "flex has no hard (argmax) attention"),),
+    refusals=(Refusal({"attention": ("hard", "off-by-one", "sparsemax", "stick-breaking")}, "flex has softmax alone"),),
 )
 COMPILED = Entry(
     "flex-compiled",

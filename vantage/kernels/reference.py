@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vantage.spec.masks import Everything, dense, visible
-from vantage.spec.parts import Argmax, Attended, Need, Softmax, View, materialise
+from vantage.spec.normalisers import Normaliser
+from vantage.spec.parts import Attended, Need, View, materialise
 from vantage.spec.positions import Pair
 from vantage.spec.registry import Entry
 
@@ -28,7 +29,7 @@ class Reference:
         q, k, v = q_BHTd.to(wide), view.k.to(wide), view.v.to(wide)
         scores = masked_scores(q, k, pair, need)
         sinks = None if need.sinks is None else need.sinks.to(wide)
-        weights, lse = normalise(scores, sinks, need.normalise)
+        weights, lse = normalise(scores, sinks, need.normalise, pair)
         used = F.dropout(weights, need.dropout) if need.dropout else weights
         out = grouped_matmul(used, v)
         if need.value_bias is not None:
@@ -56,20 +57,13 @@ def grouped_matmul(a_BHTx: Tensor, b_BGxy: Tensor) -> Tensor:
     return out.reshape(B, H, T, b_BGxy.shape[-1])
 
 
-def normalise(scores_BHTS: Tensor, sinks_H: Tensor | None, how: Softmax | Argmax) -> tuple[Tensor, Tensor]:
-    """Weights and the log-sum-exp. A row of nothing but -inf gives weights of 0."""
-    sinks = None if sinks_H is None else sinks_H[None, :, None, None]
-    top = scores_BHTS.amax(-1, keepdim=True)
-    top = top if sinks is None else torch.maximum(top, sinks)
-    top = top.detach().clamp_min(torch.finfo(scores_BHTS.dtype).min)  # -inf - -inf would be nan
-    if isinstance(how, Argmax):
-        best = (scores_BHTS == top).to(scores_BHTS.dtype)
-        return best / best.sum(-1, keepdim=True).clamp_min(1), top.squeeze(-1)
-    exps = torch.exp((scores_BHTS - top) / how.temperature)
-    total = exps.sum(-1, keepdim=True)
-    total = total if sinks is None else total + torch.exp((sinks - top) / how.temperature)
-    lse = torch.where(total > 0, torch.log(total) + top / how.temperature, float("-inf"))
-    return exps / total.clamp_min(torch.finfo(total.dtype).tiny), lse.squeeze(-1)
+def normalise(
+    scores_BHTS: Tensor, sinks: Tensor | None, how: Normaliser, pair: Pair | None = None
+) -> tuple[Tensor, Tensor]:
+    """Weights and the log-sum-exp. ``sinks``: one for each head, or for each query (B, H, T)."""
+    if sinks is not None:
+        sinks = sinks[None, :, None, None] if sinks.dim() == 1 else sinks[..., None]
+    return how(scores_BHTS, sinks, pair)
 
 
 ENTRY = Entry("reference", Reference, "Reference", "The formula written out: does everything, hands back the weights.")

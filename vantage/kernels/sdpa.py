@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vantage.spec.masks import Everything, Mask, dense, is_plain_causal, visible
-from vantage.spec.parts import Attended, Need, Softmax, View, materialise
+from vantage.spec.normalisers import Softmax
+from vantage.spec.parts import Attended, Need, View, materialise
 from vantage.spec.positions import Pair
 from vantage.spec.registry import Entry, Refusal
 
@@ -33,7 +34,7 @@ class Sdpa:
         if need.value_bias is not None:
             return "a value bias needs the weights, which sdpa does not form"
         if not isinstance(need.normalise, Softmax):
-            return "sdpa has no hard (argmax) attention"
+            return f"sdpa has softmax alone, not {type(need.normalise).__name__}"
         return None
 
     def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:
@@ -104,6 +105,6 @@ ENTRY = Entry(
     refusals=(
         Refusal({"attention": ("softcap",)}, "sdpa has no softcap"),
         Refusal({"attention": ("sinks",)}, "sdpa has no sinks"),
-        Refusal({"attention": ("hard",)}, "sdpa has no hard (argmax) attention"),
+        Refusal({"attention": ("hard", "off-by-one", "sparsemax", "stick-breaking")}, "sdpa has softmax alone"),
     ),
 )

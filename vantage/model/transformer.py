@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +43,9 @@ class Model(nn.Module):
         if self.encoder is not None and spec.embedding.shared:
             self.encoder.embed.tokens = self.embed.tokens
         self.blocks = assemble_blocks(spec, shared)
+        kept = [layer.cache_shape(spec.width) for layer in spec.layers]
+        self._no_caches = [NoCache(() if shape is None else shape.streams) for shape in kept]
+        self._no_cross = [NoCache()] * len(kept)
         self.norm = nn.Identity() if spec.norm is None else spec.norm.build(spec.width)
         self.head = (
             nn.Identity() if spec.head is None else Unembed(spec.head, spec.vocab, spec.width, self.embed.tokens)
@@ -188,7 +191,7 @@ class Model(nn.Module):
         """
         width, layers = self.spec.width, self.spec.layers
         return make_cache(
-            [LayerPlan.of(layer.attention.cache_shape(width), layer.mask) for layer in layers],
+            [LayerPlan.of(shape, mask) for shape, mask in self.spec.caches],
             cross=[
                 LayerPlan.of(layer.cross.cache_shape(width), Everything())
                 for layer in layers
@@ -293,7 +296,14 @@ class Model(nn.Module):
 
     def _caches(self, cache: ModelCache | None) -> tuple[Sequence[Cache], Sequence[Cache]]:
         if cache is None:
-            nothing = (NoCache(),) * len(self.blocks)
-            return nothing, nothing
-        across = iter(cache.cross)  # one for each layer that has cross-attention, wanted by the layer's number
-        return cache.layers, [NoCache() if layer.cross is None else next(across) for layer in self.spec.layers]
+            return self._no_caches, self._no_cross
+        # one for each layer that keeps something, wanted by the layer's number
+        own, across = iter(cache.layers), iter(cache.cross)
+        layers, every = self.spec.layers, cache.layers
+        if len(every) < len(layers):
+            every = [_next(own, layer.source is None) for layer in layers]
+        return every, [_next(across, layer.cross is not None) for layer in layers] if cache.cross else self._no_cross
+
+
+def _next(caches: Iterator[Cache], some: bool) -> Cache:
+    return next(caches) if some else NoCache()

@@ -7,10 +7,12 @@ from vantage.position import scaling
 from vantage.position.alibi import Alibi, alibi_bias, alibi_slopes
 from vantage.position.cope import CoPE
 from vantage.position.fire import Fire
+from vantage.position.forgetting import Forgetting
 from vantage.position.kerple import Kerple
 from vantage.position.learned import Learned
 from vantage.position.none import NoPE
 from vantage.position.randomised import Randomised
+from vantage.position.relative_bank import RelativeBank
 from vantage.position.rope import Rope, permutation
 from vantage.position.shaw import Shaw
 from vantage.position.shifted import Shifted
@@ -29,10 +31,12 @@ __all__ = [
     "Alibi",
     "CoPE",
     "Fire",
+    "Forgetting",
     "Kerple",
     "Learned",
     "NoPE",
     "Randomised",
+    "RelativeBank",
     "Rope",
     "Shaw",
     "Shifted",
@@ -93,6 +97,8 @@ ENCODINGS: Registry[Encoding] = Registry(
         "kerple",
         "fire",
         "cope",
+        "forgetting",
+        "relative_bank",
     ),
     needs=("parts",),
     check=_check,

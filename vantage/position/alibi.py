@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vantage.errors import BadInput
 from vantage.position.angles import wide
-from vantage.spec.parts import Parts, Pointwise, Shape, materialise
+from vantage.spec.parts import BiasInputs, Parts, Pointwise, Shape, materialise
 from vantage.spec.positions import Place, Positions
 from vantage.spec.registry import Entry, Fit, parameter
 
@@ -84,13 +84,13 @@ class AlibiSlopes(nn.Module):
     def native_slopes(self) -> tuple[float, ...]:
         return self.slopes
 
-    def at(self, q_raw: Tensor, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> AlibiBias:
-        dtype = wide(q.dtype)
+    def at(self, inputs: BiasInputs) -> AlibiBias:
+        dtype = wide(inputs.q.dtype)
 
         def make() -> AlibiBias:
-            return AlibiBias(torch.tensor(self.slopes, dtype=dtype, device=q.device))
+            return AlibiBias(torch.tensor(self.slopes, dtype=dtype, device=inputs.q.device))
 
-        return q_pos.once(("alibi", self.slopes, dtype), make)  # the same object in all layers: it is built once
+        return inputs.q_pos.once(("alibi", self.slopes, dtype), make)  # the same object in all layers: it is built once
 
 
 def alibi_bias(heads: int, length: int, dtype: torch.dtype = torch.float32) -> Tensor:

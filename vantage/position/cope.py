@@ -15,7 +15,7 @@ from vantage.errors import BadInput, Refused
 from vantage.position.angles import wide
 from vantage.spec.masks import Causal, SameSegment, dense, visible
 from vantage.spec.operations import AttentionWork
-from vantage.spec.parts import Dense, Parts, Shape
+from vantage.spec.parts import BiasInputs, Dense, Parts, Shape
 from vantage.spec.positions import Positions
 from vantage.spec.registry import Entry, Refusal, parameter
 
@@ -58,11 +58,11 @@ class CountedPositions(nn.Module):
         gates = torch.sigmoid(scale * _grouped_scores(q, k)) * dense(visible(COUNTED, pair), pair)
         return _sums_from_newest(gates, k_pos).clamp_max(self.table.shape[0] - 1)
 
-    def at(self, q_raw: Tensor, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> Dense:
-        count = self.counts(q, k, q_pos, k_pos, scale)
+    def at(self, inputs: BiasInputs) -> Dense:
+        count = self.counts(inputs.q, inputs.k, inputs.q_pos, inputs.k_pos, inputs.scale)
         below = count.detach().floor().long()
         above = (below + 1).clamp_max(self.table.shape[0] - 1)
-        by_position = (q_raw @ self.table.T).to(count.dtype)  # (B, H, T, max_positions)
+        by_position = (inputs.q_raw @ self.table.T).to(count.dtype)  # (B, H, T, max_positions)
         return Dense(torch.lerp(by_position.gather(-1, below), by_position.gather(-1, above), count - below))
 
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from vantage.errors import BadInput
 from vantage.position.angles import wide
 from vantage.spec.operations import AttentionWork
-from vantage.spec.parts import Dense, Parts, Shape
-from vantage.spec.positions import Positions
+from vantage.spec.parts import BiasInputs, Dense, Parts, Shape
 from vantage.spec.registry import Entry, parameter
 
 EPS = 1e-6  # keeps the first position, where ψ is 0, from dividing by it
@@ -64,8 +63,8 @@ class FireBias(nn.Module):
         self.L_multiple = nn.Parameter(torch.tensor([1.0]))
         self.f = nn.Sequential(nn.Linear(1, config.hidden), nn.ReLU(), nn.Linear(config.hidden, heads))
 
-    def at(self, q_raw: Tensor, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> Dense:
-        i, j = (place.pos[:, 0] for place in q_pos.against(k_pos).places())  # (R, T, 1) and (R, 1, S)
+    def at(self, inputs: BiasInputs) -> Dense:
+        i, j = (place.pos[:, 0] for place in inputs.q_pos.against(inputs.k_pos).places())  # (R, T, 1) and (R, 1, S)
         dtype = wide(self.c.dtype)
         limit = (self.L_multiple.to(dtype) * self.config.init_L).abs()
         within = torch.maximum(i.to(dtype), limit)

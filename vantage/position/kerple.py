@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from vantage.errors import BadInput
 from vantage.position.angles import wide
-from vantage.spec.parts import Parts, Pointwise, Shape
-from vantage.spec.positions import Place, Positions
+from vantage.spec.parts import BiasInputs, Parts, Pointwise, Shape
+from vantage.spec.positions import Place
 from vantage.spec.registry import Entry, parameter
 
 KINDS = ("log", "power")
@@ -70,7 +70,7 @@ class LogKernel(nn.Module):
         self.raw_a = nn.Parameter(_inverse_softplus(_uniform(heads, 2.0)))
         self.raw_p = nn.Parameter(_inverse_softplus(_uniform(heads, 1.0)))
 
-    def at(self, q_raw: Tensor, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> KerpleLog:
+    def at(self, inputs: BiasInputs) -> KerpleLog:
         dtype = wide(self.raw_a.dtype)
         return KerpleLog(F.softplus(self.raw_a.to(dtype)), F.softplus(self.raw_p.to(dtype)))
 
@@ -83,7 +83,7 @@ class PowerKernel(nn.Module):
         self.raw_a = nn.Parameter(_inverse_softplus(_uniform(heads, 1.0)))
         self.raw_p = nn.Parameter(torch.logit(_uniform(heads, 2.0) / 2))
 
-    def at(self, q_raw: Tensor, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> KerplePower:
+    def at(self, inputs: BiasInputs) -> KerplePower:
         dtype = wide(self.raw_a.dtype)
         return KerplePower(F.softplus(self.raw_a.to(dtype)), 2 * torch.sigmoid(self.raw_p.to(dtype)))
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vantage.errors import BadInput
 from vantage.position.angles import highest, rows, wide
 from vantage.spec.operations import AttentionWork
-from vantage.spec.parts import Dense, Shape
+from vantage.spec.parts import BiasInputs, Dense, Shape
 from vantage.spec.positions import Positions
 from vantage.spec.registry import Entry
 
@@ -50,14 +50,14 @@ class _LateTemperature(nn.Module):
         super().__init__()
         self.config = config
 
-    def at(self, q_raw: Tensor, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> Dense | None:
-        top = highest(q_pos)
+    def at(self, inputs: BiasInputs) -> Dense | None:
+        top = highest(inputs.q_pos)
         if top is not None and top <= self.config.length:
             return None
-        grouped = q.unflatten(1, (k.shape[1], -1)).to(wide(q.dtype))
-        scores = (grouped @ k[:, :, None].transpose(-1, -2).to(grouped.dtype)).flatten(1, 2)
-        capped = self.config.softcap * torch.tanh(scores * (scale / self.config.softcap))
-        return Dense(self.growth(q_pos, capped.dtype) * capped)
+        grouped = inputs.q.unflatten(1, (inputs.k.shape[1], -1)).to(wide(inputs.q.dtype))
+        scores = (grouped @ inputs.k[:, :, None].transpose(-1, -2).to(grouped.dtype)).flatten(1, 2)
+        capped = self.config.softcap * torch.tanh(scores * (inputs.scale / self.config.softcap))
+        return Dense(self.growth(inputs.q_pos, capped.dtype) * capped)
 
     def growth(self, pos: Positions, dtype: torch.dtype) -> Tensor:
         """t - 1, (R, 1, T, 1)."""

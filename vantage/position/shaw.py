@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vantage.errors import BadInput
 from vantage.position.angles import need_whole
 from vantage.spec.operations import AttentionWork
-from vantage.spec.parts import Parts, Pointwise, Shape
+from vantage.spec.parts import BiasInputs, Parts, Pointwise, Shape
 from vantage.spec.positions import Place, Positions
 from vantage.spec.registry import Entry, Refusal, parameter
 
@@ -83,10 +83,10 @@ class KeyDistances(nn.Module):
         super().__init__()
         self.table = _table(max_distance, key_dim)
 
-    def at(self, q_raw: Tensor, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> ShawBias:
-        need_whole(q_pos, "Shaw's table")
-        need_whole(k_pos, "Shaw's table")
-        return ShawBias(scale * (q_raw @ self.table.T))
+    def at(self, inputs: BiasInputs) -> ShawBias:
+        need_whole(inputs.q_pos, "Shaw's table")
+        need_whole(inputs.k_pos, "Shaw's table")
+        return ShawBias(inputs.scale * (inputs.q_raw @ self.table.T))
 
 
 class ValueDistances(nn.Module):

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from torch import Tensor, nn
+from torch import nn
 
 from vantage.position.angles import need_even
 from vantage.position.relative import sinusoid_scores
 from vantage.spec.operations import AttentionWork
-from vantage.spec.parts import Dense, Parts, Shape
-from vantage.spec.positions import Positions
+from vantage.spec.parts import BiasInputs, Dense, Parts, Shape
 from vantage.spec.registry import Entry, parameter
 
 
@@ -45,10 +44,11 @@ class ShiftedBias(nn.Module):
         super().__init__()
         self.config = config
 
-    def at(self, q_raw: Tensor, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> Dense:
+    def at(self, inputs: BiasInputs) -> Dense:
         # PE(-δ) for δ = i - j - anchor: the sines change their sign, the cosines do not
-        sines, cosines = -q_raw[..., 0::2], q_raw[..., 1::2]
-        return Dense(scale * sinusoid_scores(sines, cosines, q_pos, k_pos, self.config.base, back=self.config.anchor))
+        sines, cosines = -inputs.q_raw[..., 0::2], inputs.q_raw[..., 1::2]
+        base, back = self.config.base, self.config.anchor
+        return Dense(inputs.scale * sinusoid_scores(sines, cosines, inputs.q_pos, inputs.k_pos, base, back=back))
 
 
 ENTRY = Entry(

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from vantage.errors import BadInput
 from vantage.position.angles import need_whole
-from vantage.spec.parts import Parts, Pointwise, Shape
-from vantage.spec.positions import Place, Positions
+from vantage.spec.parts import BiasInputs, Parts, Pointwise, Shape
+from vantage.spec.positions import Place
 from vantage.spec.registry import Entry, parameter
 
 
@@ -91,15 +91,15 @@ class T5Table(nn.Module):
         c = self.config
         return t5_bucket(distance, bidirectional=self.bidirectional, buckets=c.buckets, max_distance=c.max_distance)
 
-    def at(self, q_raw: Tensor, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> T5Bias:
-        need_whole(q_pos, "T5's table")
-        need_whole(k_pos, "T5's table")
+    def at(self, inputs: BiasInputs) -> T5Bias:
+        need_whole(inputs.q_pos, "T5's table")
+        need_whole(inputs.k_pos, "T5's table")
 
         def lookup() -> Tensor:
             n = self.config.max_distance
-            return self.bucket(torch.arange(-n, n + 1, device=q.device))
+            return self.bucket(torch.arange(-n, n + 1, device=inputs.q.device))
 
-        return T5Bias(self.table, q_pos.once(("t5", self.config), lookup))
+        return T5Bias(self.table, inputs.q_pos.once(("t5", self.config), lookup))
 
 
 ENTRY = Entry(

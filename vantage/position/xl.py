@@ -14,7 +14,7 @@ from vantage.position.angles import need_even
 from vantage.position.relative import sinusoid_scores
 from vantage.spec.abilities import Effect
 from vantage.spec.operations import AttentionWork
-from vantage.spec.parts import INIT_STD, Dense, Parts, Shape
+from vantage.spec.parts import INIT_STD, BiasInputs, Dense, Parts, Shape
 from vantage.spec.positions import Positions
 from vantage.spec.registry import Entry, parameter
 
@@ -88,9 +88,9 @@ class DistanceBias(nn.Module):
         nn.init.normal_(self.v, std=INIT_STD)
         nn.init.normal_(self.w_r, std=INIT_STD)
 
-    def at(self, q_raw: Tensor, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> Dense:
-        sines, cosines = ((q_raw + self.v[:, None]) @ self.w_r).chunk(2, dim=-1)
-        return Dense(scale * sinusoid_scores(sines, cosines, q_pos, k_pos, self.config.base))
+    def at(self, inputs: BiasInputs) -> Dense:
+        sines, cosines = ((inputs.q_raw + self.v[:, None]) @ self.w_r).chunk(2, dim=-1)
+        return Dense(inputs.scale * sinusoid_scores(sines, cosines, inputs.q_pos, inputs.k_pos, self.config.base))
 
 
 ENTRY = Entry(

@@ -271,6 +271,4 @@ def _guess(source: str) -> int:
 
 def _token_bytes(model: Model) -> int:
     """Keys and values of one token, in all layers."""
-    cache = model.new_cache(1, kind="paged", capacity=1, block=1)
-    streams = ((s, layer.store.codec.kv_heads) for layer in cache.layers for s in layer.store.codec.streams())
-    return sum(stream.width * stream.dtype.itemsize * heads for stream, heads in streams)
+    return sum(layer.store.token_bytes for layer in model.new_cache(1, kind="paged", capacity=1, block=1).layers)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from torch import nn
 
 from vantage.errors import BadInput
+from vantage.spec.fingerprint import LATER
 from vantage.spec.masks import Causal, Mask, SameSegment
+from vantage.spec.normalisers import Normaliser, Softmax
 from vantage.spec.parts import (
-    Argmax,
     Bounded,
     Buildable,
+    KeepsStreams,
     LengthDependent,
+    OutputTransform,
     QKTransform,
     Sampler,
     ScoreBias,
     Shape,
-    Softmax,
+    Stream,
 )
 from vantage.spec.parts import ValueBias as ValueBiasPart
 
@@ -55,7 +58,7 @@ class Scores:
     scale: float | None = None  # None: 1 / sqrt(key_dim)
     softcap: float | None = None
     sinks: bool = False
-    normalise: Softmax | Argmax = Softmax()
+    normalise: Normaliser = Softmax()
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
@@ -63,10 +66,6 @@ class Scores:
             raise BadInput(f"softcap={self.softcap}: use a positive number, or None for no cap")
         if not 0.0 <= self.dropout < 1.0:
             raise BadInput(f"dropout={self.dropout}: use a share from 0 up to, not including, 1")
-        if isinstance(self.normalise, Softmax) and self.normalise.temperature <= 0:
-            raise BadInput(
-                f"temperature={self.normalise.temperature}: use a positive number, or Argmax() for the limit 0"
-            )
 
     def describe(self) -> tuple[str, ...]:
         """What is special about them, in a few words."""
@@ -82,6 +81,7 @@ class CacheShape:
     key_dim: int
     value_dim: int
     single: bool = False  # one stream: the value is the front of the key (MLA)
+    streams: tuple[Stream, ...] = ()  # what else is kept of each token
 
 
 @dataclass
@@ -94,6 +94,9 @@ class BuildContext:
     bias: ScoreBias
     value_bias: ValueBiasPart | None
     linear: Callable[[int, int, bool], nn.Module]  # a dense map from its inputs, outputs and bias
+    output: tuple[OutputTransform, ...] = ()
+    source: int | None = None  # the layer whose keys and values it reads; None: it has its own
+    shared: bool = False  # a later layer reads its keys and values
 
 
 class AttentionConfig(Protocol):
@@ -141,6 +144,17 @@ class Layer:
     wiring: Wiring | Parallel = PRE
     cross: AttentionConfig | None = None
     dropout: float = 0.0
+    output: tuple[Buildable, ...] = field(default=(), metadata=LATER)  # between the kernel and the output map: a gate
+    source: int | None = field(default=None, metadata=LATER)  # whose keys and values it reads; None: it makes its own
+
+    def cache_shape(self, width: int) -> CacheShape | None:
+        """What it keeps of each token; ``None``: nothing, it reads another layer's."""
+        if self.source is not None:
+            return None
+        kept = self.attention.cache_shape(width)
+        if isinstance(self.bias, KeepsStreams):
+            kept = replace(kept, streams=(*kept.streams, *self.bias.streams(self.attention.shape(width))))
+        return kept
 
 
 @dataclass(frozen=True)
@@ -194,6 +208,30 @@ class ModelSpec:
                 raise BadInput(f"{name}={n}: a model needs at least 1")
         if self.embedding.shared and (self.encoder is None or self.encoder.vocab != self.vocab):
             raise BadInput("embedding.shared needs an encoder with the decoder's vocabulary")
+        for i, layer in enumerate(self.layers):
+            if layer.source is not None:
+                self._check_source(i, layer, layer.source)
+
+    def _check_source(self, i: int, layer: Layer, source: int) -> None:
+        """Whether layer i can read the keys and values of that layer."""
+        if not 0 <= source < i:
+            raise BadInput(f"layer {i} reads the keys of layer {source}: give an earlier layer, from 0 to {i - 1}")
+        other = self.layers[source]
+        if other.source is not None:
+            raise BadInput(f"layer {i} reads the keys of layer {source}, which has none: give {other.source} instead")
+        if layer.attention.cache_shape(self.width) != other.attention.cache_shape(self.width):
+            raise BadInput(f"layer {i} cannot read the keys of layer {source}: their heads differ")
+        mine, theirs = layer.mask.reach(), other.mask.reach()
+        if theirs is not None and (mine is None or mine > theirs):
+            raise BadInput(f"layer {i} sees further than layer {source}, whose keys it reads: give it a window")
+        if isinstance(layer.bias, KeepsStreams):
+            raise BadInput(f"layer {i} reads the keys of layer {source} and keeps nothing: its bias cannot either")
+
+    @property
+    def caches(self) -> tuple[tuple[CacheShape, Mask], ...]:
+        """What the layers keep of each token, and what they see of it. Those that read another's are left out."""
+        kept = ((layer.cache_shape(self.width), layer.mask) for layer in self.layers)
+        return tuple((shape, mask) for shape, mask in kept if shape is not None)
 
     # ---- what everybody asks of a model
 

@@ -5,6 +5,7 @@ Operations of matrix products are counted, two for a multiply and an add.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -49,6 +50,17 @@ class AttentionWork:
     def core(self, value_dim: int) -> dict[str, int]:
         """What every attention multiplies: queries with keys, and weights with values."""
         return {"scores": 2 * self.pairs * self.score_width, "weighted sum": 2 * self.pairs * value_dim}
+
+
+@runtime_checkable
+class CountsOutput(Protocol):
+    """What stands between a kernel and the output map, and multiplies matrices."""
+
+    def operations(self, tokens: int) -> int: ...
+
+
+def output_operations(transforms: Iterable[nn.Module], tokens: int) -> int:
+    return sum(transform.operations(tokens) for transform in transforms if isinstance(transform, CountsOutput))
 
 
 def linear_operations(linear: nn.Module, tokens: int) -> int:

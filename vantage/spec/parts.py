@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vantage.spec.masks import Mask
+from vantage.spec.normalisers import Normaliser, Softmax
 from vantage.spec.positions import Pair, Place, Positions
 
 INIT_STD = 0.02  # of fresh weights and embeddings (GPT-2)
@@ -67,12 +68,61 @@ class Dense(NamedTuple):
     value: Tensor
 
 
+class BiasInputs(NamedTuple):
+    """What a score bias may look at."""
+
+    q_raw: Tensor  # (B, H, T, d), before the q/k transforms
+    q: Tensor  # (B, H, T, d)
+    k: Tensor  # (B, G, S, d)
+    q_pos: Positions
+    k_pos: Positions
+    scale: float
+    x: Tensor | None = None  # (B, T, D): the hidden state that the queries were made of
+    streams: tuple[Tensor, ...] = ()  # what it keeps of each key: (B, heads, S, width)
+    own: tuple[Tensor, ...] = ()  # the same of the queries' own tokens: (B, heads, T, width)
+
+
 class ScoreBias(Protocol):
     """Added to the scaled scores: ALiBi, T5, KERPLE, Shaw (pointwise); FIRE, Transformer-XL, CoPE (dense)."""
 
-    def at(
-        self, q_raw: Tensor, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float
-    ) -> Pointwise | Dense | None: ...
+    def at(self, inputs: BiasInputs) -> Pointwise | Dense | None: ...
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Numbers that a layer keeps of each token besides its key and value. No cache rounds them."""
+
+    heads: int
+    width: int
+    wide: bool = False  # in float32 at least, whatever the model computes in
+    running: bool = False  # increments are given, and their sum over the row so far is kept
+
+    def dtype(self, model: torch.dtype) -> torch.dtype:
+        return torch.promote_types(model, torch.float32) if self.wide else model
+
+
+@runtime_checkable
+class KeepsStreams(Protocol):
+    """The config of a score bias that keeps more of each token than its key. What it builds has ``keep``."""
+
+    def streams(self, shape: Shape) -> tuple[Stream, ...]: ...
+
+
+@runtime_checkable
+class StreamSource(Protocol):
+    """What such a config builds."""
+
+    def keep(self, x_BTD: Tensor, pos: Positions) -> tuple[Tensor, ...]:
+        """For each stream (B, heads, T, width)."""
+        ...
+
+
+class OutputTransform(Protocol):
+    """Acts between the kernel and the output map: a gate, a norm for each head."""
+
+    def __call__(self, out_BHTe: Tensor, x_BTD: Tensor, pos: Positions) -> Tensor:
+        """``x`` is the layer's input. A query that sees nothing comes in as 0."""
+        ...
 
 
 class ValueBias(Protocol):
@@ -150,12 +200,14 @@ class View(NamedTuple):
     k: Tensor  # (B, G, S, d)
     v: Tensor  # (B, G, S, d_v)
     pos: Positions  # (B, S)
+    streams: tuple[Tensor, ...] = ()  # what else is kept, (B, heads, S, width)
+    own: tuple[Tensor, ...] = ()  # the same of the tokens of this pass alone
 
 
 class Cache(Protocol):
     """The keys and values of one attention layer."""
 
-    def append(self, pos: Positions, k_BGTd: Tensor, v_BGTe: Tensor) -> View:
+    def append(self, pos: Positions, k_BGTd: Tensor, v_BGTe: Tensor, *streams: Tensor) -> View:
         """Take in new keys and values; return all there is to look at, in any arrangement."""
         ...
 
@@ -165,18 +217,6 @@ class Cache(Protocol):
 
 
 # ---- kernel
-
-
-@dataclass(frozen=True)
-class Softmax:
-    """Weights = softmax(scores / temperature)."""
-
-    temperature: float = 1.0
-
-
-@dataclass(frozen=True)
-class Argmax:
-    """Hard attention: all weight on the highest score, shared equally among equals."""
 
 
 @dataclass(frozen=True)
@@ -191,8 +231,8 @@ class Need:
     scale: float
     softcap: float | None = None
     bias: Pointwise | Dense | None = None
-    sinks: Tensor | None = None  # (H,): a logit per head that takes weight and gives nothing
-    normalise: Softmax | Argmax = field(default_factory=Softmax)  # an object here would stop torch 2.11's compiler
+    sinks: Tensor | None = None  # (H,) or (B, H, T): a logit that takes weight and gives nothing
+    normalise: Normaliser = field(default_factory=Softmax)  # an object here would stop torch 2.11's compiler
     dropout: float = 0.0
     value_bias: ValueBias | None = None
     weights: bool = False  # hand back the weights
@@ -248,6 +288,7 @@ class Context:
     cross: Sequence[Cache] = ()
     memory: EncoderOutput | None = None
     watch: Callable[[str, int, View, Need, Attended], None] | None = None  # sees every attention, weights included
+    views: dict[int, View] = field(default_factory=dict)  # of this pass, of layers whose keys others read
 
     def attend(self, site: str, index: int, q: Tensor, view: View, need: Need) -> Tensor:
         """Run the first kernel that can; show the result to whoever watches."""
@@ -278,6 +319,7 @@ def materialise(bias: Pointwise | Dense | None, pair: Pair, heads: int, dtype: t
         b = torch.arange(pair.q.shape[0], device=device)[:, None, None, None]
         h = torch.arange(heads, device=device)[None, :, None, None]
         i = torch.arange(pair.q.shape[1], device=device)[None, None, :, None]
+        k = k._replace(column=torch.arange(pair.k.shape[1], device=device)[None, None, None])
         # the bias itself rides along, so that the ids in its key stay taken
         return bias(b, h, i, q, k).to(dtype), bias
 

@@ -24,6 +24,7 @@ class Place(NamedTuple):
     pos: Tensor
     order: Tensor
     segment: Tensor | None
+    column: Tensor | None = None  # which token of the pass, or which key of the view; for pointwise biases alone
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vantage.figures import Bars, Figure, Line, Lines
-from vantage.spec.parts import Argmax, Softmax
+from vantage.spec.normalisers import Argmax, Softmax
 from vantage.studies.shared.attention import weights_of
 from vantage.studies.shared.findings import compared, conclude
 from vantage.studies.shared.models import F64

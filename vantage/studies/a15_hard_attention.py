@@ -11,8 +11,9 @@ from vantage.attention import GroupedQuery
 from vantage.figures import Figure, Heat, Line, Lines
 from vantage.model import Model, build, decoder
 from vantage.spec.model import Scores
-from vantage.spec.parts import Argmax, Pointwise, Shape, Softmax
-from vantage.spec.positions import Place, Positions
+from vantage.spec.normalisers import Argmax, Softmax
+from vantage.spec.parts import BiasInputs, Pointwise, Shape
+from vantage.spec.positions import Place
 from vantage.studies.shared.findings import compared, conclude, held
 from vantage.studies.shared.models import random_normal
 from vantage.studies.study import Number, Progress, Result, Values
@@ -43,7 +44,7 @@ class _Looks(nn.Module):
         super().__init__()
         self.step = step
 
-    def at(self, q_raw: Tensor, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> _Offset:
+    def at(self, inputs: BiasInputs) -> _Offset:
         return _Offset(self.step)
 
 

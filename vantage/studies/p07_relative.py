@@ -14,6 +14,7 @@ from vantage.position.alibi import Alibi
 from vantage.position.shifted import ShiftedBias
 from vantage.position.xl import DistanceTerm
 from vantage.spec.model import ModelSpec
+from vantage.spec.parts import BiasInputs
 from vantage.spec.positions import Positions
 from vantage.studies.shared.findings import compared, conclude, judged
 from vantage.studies.shared.models import ROUNDING, max_difference, on_log_axis, random_normal, sharp_model
@@ -108,7 +109,8 @@ def _shifted(anchor: int = 3) -> float:
     q, pos = random_normal(1, HEADS, COUNT, dim), Positions.arange(1, COUNT)
     i, j = torch.arange(COUNT)[:, None], torch.arange(COUNT)
     encoded = sinusoid(anchor - (i - j), dim)  # (T, S, d)
-    return max_difference(bias.at(q, q, q, pos, pos, scale).value, scale * torch.einsum("bhid,ijd->bhij", q, encoded))
+    value = bias.at(BiasInputs(q, q, q, pos, pos, scale)).value
+    return max_difference(value, scale * torch.einsum("bhid,ijd->bhij", q, encoded))
 
 
 def _scores(seed: int) -> Figure:

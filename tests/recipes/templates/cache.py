@@ -9,11 +9,11 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
+from vantage.cache.codecs import Codec, PlainCodec, StreamShape, dump_sizes, read_sizes, token_bytes
 from vantage.cache.contiguous import Contiguous
 from vantage.cache.kinds.contiguous import ContiguousCache
 from vantage.cache.kinds.kind import LayerPlan, LedgerNeed
 from vantage.cache.ledger import Ledger
-from vantage.cache.stores import Codec, PlainCodec, StreamShape, dump_sizes, read_sizes, token_bytes
 from vantage.spec.registry import Entry, Refusal
 
 HALF = torch.bfloat16

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from vantage.errors import BadInput
-from vantage.spec.parts import Parts, Pointwise, Shape
-from vantage.spec.positions import Place, Positions
+from vantage.spec.parts import BiasInputs, Parts, Pointwise, Shape
+from vantage.spec.positions import Place
 from vantage.spec.registry import Entry, parameter
 
 
@@ -47,7 +47,7 @@ class FadingSlopes(nn.Module):
         super().__init__()
         self.slopes = nn.Parameter(torch.full((heads,), config.start))
 
-    def at(self, q_raw: Tensor, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> FadingBias:
+    def at(self, inputs: BiasInputs) -> FadingBias:
         return FadingBias(self.slopes)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from vantage.cache.codecs import Codec
 from vantage.cache.kinds.kind import CacheKind, LayerPlan, LedgerNeed
 from vantage.cache.ledger import Ledger
-from vantage.cache.stores import Codec
 from vantage.errors import BadInput
 from vantage.spec.registry import Registry, entries_of
 

@@ -8,10 +8,10 @@ from typing import ClassVar, final
 
 import torch
 
+from vantage.cache.codecs import Codec, PlainCodec, SingleCodec, token_bytes
 from vantage.cache.contiguous import Contiguous
 from vantage.cache.kinds.kind import LayerPlan, LedgerNeed
 from vantage.cache.ledger import Ledger
-from vantage.cache.stores import Codec, PlainCodec, SingleCodec, token_bytes
 from vantage.spec.registry import Entry
 
 

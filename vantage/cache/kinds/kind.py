@@ -8,10 +8,11 @@ from typing import ClassVar, Protocol, final, runtime_checkable
 
 import torch
 
+from vantage.cache.codecs import Codec, PlainCodec, SingleCodec, StreamShape
 from vantage.cache.ledger import Ledger
-from vantage.cache.stores import Codec, PlainCodec, SingleCodec
 from vantage.spec.masks import Mask
 from vantage.spec.model import CacheShape
+from vantage.spec.parts import Stream
 
 
 @final
@@ -24,10 +25,14 @@ class LayerPlan:
     value_dim: int
     mask: Mask
     single_stream: bool = False  # MLA: the value is the front of the key
+    streams: tuple[Stream, ...] = ()  # what else is kept of each token, as it is
 
     @staticmethod
     def of(shape: CacheShape, mask: Mask) -> LayerPlan:
-        return LayerPlan(shape.kv_heads, shape.key_dim, shape.value_dim, mask, shape.single)
+        return LayerPlan(shape.kv_heads, shape.key_dim, shape.value_dim, mask, shape.single, shape.streams)
+
+    def stream_shapes(self, dtype: torch.dtype) -> tuple[StreamShape, ...]:
+        return tuple(StreamShape.of(stream, dtype) for stream in self.streams)
 
     @property
     def reach(self) -> int | None:
@@ -72,5 +77,5 @@ class CacheKind(Protocol):
     def codec(self, layer: LayerPlan, dtype: torch.dtype) -> Codec: ...
 
     def bytes(self, layer: LayerPlan, need: LedgerNeed, dtype: torch.dtype) -> int:
-        """What one layer's buffers take, for a need with a capacity."""
+        """What the buffers of one layer's keys and values take, for a need with a capacity."""
         ...

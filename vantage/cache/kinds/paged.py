@@ -8,11 +8,11 @@ from typing import ClassVar, final
 
 import torch
 
+from vantage.cache.codecs import Codec, PlainCodec, SingleCodec, token_bytes
 from vantage.cache.kinds.kind import LayerPlan, LedgerNeed
 from vantage.cache.ledger import Ledger
 from vantage.cache.paged import Paged
 from vantage.cache.pool import BLOCK, Pool
-from vantage.cache.stores import Codec, PlainCodec, SingleCodec, token_bytes
 from vantage.spec.registry import Entry
 
 

@@ -8,11 +8,11 @@ from typing import ClassVar, final
 
 import torch
 
+from vantage.cache.codecs import Codec, Int8Codec, token_bytes
 from vantage.cache.contiguous import Contiguous
 from vantage.cache.kinds.contiguous import ContiguousCache
 from vantage.cache.kinds.kind import CacheKind, LayerPlan, LedgerNeed
 from vantage.cache.ledger import Ledger
-from vantage.cache.stores import Codec, Int8Codec, token_bytes
 from vantage.spec.registry import Entry
 
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from vantage.cache import ModelCache
+from vantage.cache.codecs import PlainCodec
 from vantage.cache.ledger import Layout, Ledger
-from vantage.cache.stores import PlainCodec, Store
+from vantage.cache.stores import Store
 from vantage.kernels.native import AngleTable, Buffer, LayerStore, Native, Op, ProgramCall, RowLocation
 from vantage.model.lowered.lower import lower, lower_head
 from vantage.model.lowered.program import NativeProgram

@@ -11,7 +11,8 @@ from vantage.kernels import chooser, kernel_named
 from vantage.model.linear import dense
 from vantage.spec.masks import Causal, Everything, Mask
 from vantage.spec.model import BuildContext
-from vantage.spec.parts import Argmax, Attended, Cache, Context, Need, Softmax, View
+from vantage.spec.normalisers import Normaliser, Softmax
+from vantage.spec.parts import Attended, Cache, Context, Need, View
 from vantage.spec.positions import Positions
 from vantage.studies.shared import models
 
@@ -28,7 +29,7 @@ def attend(
     *,
     causal: bool = False,
     scale: float | None = None,
-    normalise: Softmax | Argmax = Softmax(),
+    normalise: Normaliser = Softmax(),
 ) -> Attended:
     """One head of the reference kernel: out (T, e) and weights (T, S). The last query stands at the last key."""
     keys = len(k_Sd)

@@ -14,7 +14,8 @@ from vantage.kernels import chooser, kernel_named
 from vantage.model.linear import dense
 from vantage.spec.masks import Causal, Everything, Mask
 from vantage.spec.model import AttentionConfig, BuildContext
-from vantage.spec.parts import Argmax, Attended, Cache, Context, Dense, EncoderOutput, Need, Softmax, View
+from vantage.spec.normalisers import Normaliser, Softmax
+from vantage.spec.parts import Attended, Cache, Context, Dense, EncoderOutput, Need, View
 from vantage.spec.positions import Positions
 from vantage.studies.shared.models import F64, random_normal
 
@@ -32,7 +33,7 @@ def attend(
     *,
     mask: Mask | None = None,
     scale: float = 1.0,
-    normalise: Softmax | Argmax = Softmax(),
+    normalise: Normaliser = Softmax(),
     bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Output and weights of one head: q (T, d), k (S, d), v (S, e), or many of them at once, (B, T, d) and so on."""
@@ -48,7 +49,7 @@ def attend(
     return (attended.out[0, 0], attended.weights[0, 0]) if single else (attended.out[:, 0], attended.weights[:, 0])
 
 
-def weights_of(scores: Tensor, *, normalise: Softmax | Argmax = Softmax()) -> Tensor:
+def weights_of(scores: Tensor, *, normalise: Normaliser = Softmax()) -> Tensor:
     """The weights that attention makes of scores (T, S): the queries are their rows, the keys the unit vectors."""
     hidden = scores == -torch.inf
     eye = torch.eye(scores.shape[1], dtype=F64)

@@ -81,7 +81,7 @@ class CacheChoice:
 
     def a_token(self, dtype: torch.dtype) -> int:
         settings = CacheSettings(1, 1, dtype)
-        return sum(token_bytes(layer.attention.cache_shape(self.spec.width), settings) for layer in self.spec.layers)
+        return sum(token_bytes(shape, settings) for shape, _ in self.spec.caches)
 
 
 def kinds(sizes: Sizes, own: ModelSpec | None = None) -> list[CacheChoice]:

@@ -22,7 +22,8 @@ from vantage.serve.studio.positions.rotary_figures import bands, turned
 from vantage.spec.abilities import CountsKeys, HasBuckets
 from vantage.spec.masks import Causal, Everything
 from vantage.spec.native import HasSlopes
-from vantage.spec.parts import Encoding, Need, Parts, Shape, Softmax, materialise
+from vantage.spec.normalisers import Softmax
+from vantage.spec.parts import BiasInputs, Encoding, KeepsStreams, Need, Parts, Shape, materialise
 from vantage.spec.positions import Pair, Positions
 
 CELLS = 96  # rows and columns of a heat map: more cannot be told apart on a page
@@ -93,26 +94,34 @@ class Built:
 
     def scores(self, x_ND: Tensor, queries: Positions, keys: Positions) -> Tensor:
         """(N, H, T, S): a token, at each query's place, meets itself at each key's. Projections are left out."""
-        q_raw = self.split(self.placed(x_ND, queries))
-        k_raw = self.split(self.placed(x_ND, keys))
-        q, k = q_raw, k_raw
-        for module in self.qk:
-            q, k = module.query(q, queries), module.key(k, keys)
-        scale = self.size.head**-0.5
-        bias = None if self.bias is None else self.bias.at(q_raw, q, k, queries, keys, scale)
-        return masked_scores(q, k, Pair(queries, keys), Need(Everything(), scale, bias=bias))
+        inputs = self._inputs(x_ND, queries, keys)
+        bias = None if self.bias is None else self.bias.at(inputs)
+        return masked_scores(inputs.q, inputs.k, Pair(queries, keys), Need(Everything(), inputs.scale, bias=bias))
 
     def biases(self, x_ND: Tensor, queries: Positions, keys: Positions) -> Tensor:
         """(N, H, T, S): only what is added to the scores."""
-        q_raw, k = self.split(self.placed(x_ND, queries)), self.split(self.placed(x_ND, keys))
-        q = q_raw
-        for module in self.qk:
-            q, k = module.query(q, queries), module.key(k, keys)
         assert self.bias is not None
-        value = self.bias.at(q_raw, q, k, queries, keys, self.size.head**-0.5)
+        value = self.bias.at(self._inputs(x_ND, queries, keys))
         dense = materialise(value, Pair(queries, keys), self.size.heads, torch.float64)
         assert dense is not None
         return dense.expand(len(x_ND), *dense.shape[1:])
+
+    def _inputs(self, x_ND: Tensor, queries: Positions, keys: Positions) -> BiasInputs:
+        x_q, x_k = self.placed(x_ND, queries), self.placed(x_ND, keys)
+        q_raw = q = self.split(x_q)
+        k = self.split(x_k)
+        for module in self.qk:
+            q, k = module.query(q, queries), module.key(k, keys)
+        own, streams = self._streams(x_q, queries), self._streams(x_k, keys)
+        return BiasInputs(q_raw, q, k, queries, keys, self.size.head**-0.5, x_q, streams, own)
+
+    def _streams(self, x_NTD: Tensor, pos: Positions) -> tuple[Tensor, ...]:
+        """What the bias keeps of these tokens: a running sum as if the token stood everywhere."""
+        if not isinstance(self.parts.bias, KeepsStreams):
+            return ()
+        assert self.bias is not None
+        kept = zip(self.bias.keep(x_NTD, pos), self.parts.bias.streams(self.size.shape), strict=True)
+        return tuple(x * (pos.pos + 1)[:, None, :, None] if stream.running else x for x, stream in kept)
 
     @property
     def counts(self) -> bool:

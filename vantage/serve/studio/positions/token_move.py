@@ -68,9 +68,10 @@ def _row(model: Model, tokens: Tensor, pos: Positions, site: Site, which: Weight
     q = seen.q[:1, heads][:, :, query].to(wide)
     k = seen.view.k[:1, heads * G // H].to(wide)
     need = cut_need(seen.need, heads, query, slice(None))
-    scores = masked_scores(q, k, Pair(pick(seen.pair.q, (which.query,)), seen.pair.k), need)
+    pair = Pair(pick(seen.pair.q, (which.query,)), seen.pair.k)
+    scores = masked_scores(q, k, pair, need)
     sinks = None if need.sinks is None else need.sinks.to(wide)
-    weights, _ = normalise(scores, sinks, need.normalise)
+    weights, _ = normalise(scores, sinks, need.normalise, pair)
     return scores[0, 0, 0], weights[0, 0, 0]
 
 

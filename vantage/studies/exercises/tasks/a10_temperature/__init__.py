@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vantage.kernels.reference import normalise
-from vantage.spec.parts import Argmax, Softmax
+from vantage.spec.normalisers import Argmax, Softmax
 from vantage.studies.exercises.differences import Mistake, compare_tensors
 from vantage.studies.exercises.exercise import StudentCode
 from vantage.studies.exercises.library_parts import random_normal

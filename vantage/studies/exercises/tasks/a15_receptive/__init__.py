@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from vantage.spec.parts import Argmax
+from vantage.spec.normalisers import Argmax
 from vantage.studies.exercises.differences import compare_whole_number, describe_value
 from vantage.studies.exercises.exercise import StudentCode
 from vantage.studies.exercises.library_parts import attend

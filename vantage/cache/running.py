@@ -1,0 +1,33 @@
+"""Running sums beside keys and values: a pass brings increments, and what is kept is their sum over the row so far."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vantage.cache.moves import BufferRead
+from vantage.spec.positions import Pair, Positions
+
+
+def summed(x_BGTw: Tensor, pos: Positions) -> Tensor:
+    """The sums over the tokens of this pass alone. Padding adds nothing."""
+    return torch.where(pos.filled[:, None, :, None], x_BGTw, 0).cumsum(2)
+
+
+def last_sum(buffer: Tensor, read: BufferRead, x_BGTw: Tensor, pair: Pair) -> Tensor:
+    """(B, G, 1, w): what the newest token before this pass holds, found among what the pass will look at; 0 if none.
+
+    A window of 1 looks at nothing before: there sums start anew, and no two of them are ever compared.
+    """
+
+    def newest() -> tuple[Tensor, Tensor]:
+        order, new = pair.k.order, pair.q.order
+        first = new.masked_fill(new < 0, torch.iinfo(new.dtype).max).amin(1, keepdim=True)
+        earlier = order.masked_fill(order >= first, -1)
+        index = earlier.argmax(1)
+        return index[:, None, None, None], (earlier.gather(1, index[:, None]) >= 0)[:, None, :, None]
+
+    index, some = pair.once("newest before", newest)
+    held = read.get(buffer, x_BGTw)
+    last = held.gather(2, index.expand(-1, held.shape[1], -1, held.shape[3]))
+    return torch.where(some, last, 0)
