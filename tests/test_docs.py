@@ -14,7 +14,8 @@ PAGES = [
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_python_of_a_page_runs(page, capsys):
+def test_the_python_of_a_page_runs(page, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some of it writes files
     scope: dict[str, object] = {}
     exec("import torch\nimport vantage as vt", scope)
     for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):

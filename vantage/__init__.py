@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from vantage.model import Model, build, decoder, encoder, encoder_decoder
     from vantage.parts import register as register
     from vantage.position import scaling as scaling
-    from vantage.training.run import train as train
+    from vantage.training.api import train as train
 
 
 def __getattr__(name: str) -> Any:

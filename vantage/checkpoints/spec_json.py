@@ -89,6 +89,7 @@ class PartNames:
     error: type[VantageError] = CheckpointError
     loose: bool = False
     called: Mapping[type, str] = field(default_factory=dict)  # classes that go by another name than their own
+    objects: Mapping[Any, tuple[type, ...]] = field(default_factory=dict)  # those that only Python can make
 
     def names(self, allowed: tuple[type, ...]) -> dict[str, type]:
         if not self.loose:
@@ -153,7 +154,7 @@ class Reader:
         return self.value(data, _hints(owner)[f.name], f.name, where, depth)
 
     def value(self, data: Any, hint: Any, name: str, where: str, depth: int) -> Any:
-        options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        options = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
         if isinstance(data, list):
             inside = next((typing.get_args(o) for o in options if typing.get_origin(o) is tuple), None)
             if inside is not None:
@@ -168,6 +169,10 @@ class Reader:
             parts = tuple(cls for o in options for cls in self.part_names.parts(o, name))
             if parts:  # a part by its name alone
                 return self.part({KIND: data}, parts, where, depth + 1)
+        elif self.part_names.loose and is_dataclass(data):  # a part itself, from Python
+            own = tuple(cls for o in options for cls in self.part_names.objects.get(o, ()))
+            if isinstance(data, (*own, *(cls for o in options for cls in self.part_names.parts(o, name)))):
+                return data
         raise self.error(f"{where} is {_shown(data)}; wanted {_wanted(options)}")
 
     def row(self, data: list[Any], inside: tuple[Any, ...], name: str, where: str, depth: int) -> tuple[Any, ...]:

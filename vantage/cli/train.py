@@ -22,6 +22,8 @@ examples:
   vantage train copy model.position=alibi loop.steps=500 --out runs/copy-alibi
   vantage train my-settings.toml
   vantage train my-settings.toml --resume             go on after Ctrl-C, a crash or a kill
+  vantage train --resume runs/copy --steps 1200       go on with a run as it was begun; more steps for a finished one
+  vantage train copy --track wandb                    log to Weights & Biases as well; or mlflow
   torchrun --nproc-per-node 2 -m vantage train copy   two processes
 
 Settings are a TOML file with the sections model, data, loop, optimiser, schedule, evaluate, save, guard and average;
@@ -40,10 +42,16 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("settings", nargs="?", metavar="CONFIG", help="a TOML file, or the name of a recipe")
+    parser.add_argument(
+        "settings", nargs="?", metavar="CONFIG", help="a TOML file, the name of a recipe, or the folder of a run"
+    )
     parser.add_argument("changes", nargs="*", metavar="KEY=VALUE", help="changes to the settings")
     parser.add_argument("--out", metavar="FOLDER", help="where the run lives; default: runs/NAME")
+    parser.add_argument("--steps", type=int, metavar="N", help="how many steps, all counted: short for loop.steps=N")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in that folder")
+    parser.add_argument(
+        "--track", action="append", default=[], metavar="NAME", help="wandb or mlflow: log there as well"
+    )
     parser.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
     parser.add_argument("--check", action="store_true", help="read and check the settings, print them, train nothing")
     parser.add_argument("--list", action="store_true", help="list the recipes that come with Vantage")
@@ -59,12 +67,17 @@ def run(args: argparse.Namespace) -> int:
         return _list()
     if args.settings is None:
         raise BadInput("give the settings: a TOML file or a recipe (`vantage train --list`)")
-    settings, table = read_settings(args.settings, args.changes)
+    steps = [] if args.steps is None else [f"loop.steps={args.steps}"]
+    settings, table = read_settings(args.settings, [*args.changes, *steps])
     if args.check:
         print(settings)
         return 0
-    out = Path(args.out) if args.out else Path("runs") / Path(args.settings).stem
     from vantage.cli.train_show import TrainingDisplay
+    from vantage.training.settings import run_folder
+    from vantage.training.track import trackers
+
+    following = trackers(args.track)
+    out = Path(args.out) if args.out else run_folder(args.settings)
 
     with TrainingDisplay(out) as display:
         training_run = Run(
@@ -75,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
             device=args.device,
             report=display,
             progress=display.preparing,
+            callbacks=following,
         )
         with _on_interrupt(training_run):
             trained = training_run.go()
@@ -126,5 +140,8 @@ def _print_result(args: argparse.Namespace, trained: Trained) -> None:
         print(f"done: {trained.step} steps; the model is in {trained.kept}, the log in {trained.folder}")
     else:
         device = [] if args.device is None else ["--device", args.device]
-        words = ["vantage", "train", args.settings, *args.changes, "--out", str(trained.folder), *device, "--resume"]
+        track = [word for name in args.track for word in ("--track", name)]
+        steps = [] if args.steps is None else ["--steps", str(args.steps)]
+        more = ["--out", str(trained.folder), *device, *steps, *track, "--resume"]
+        words = ["vantage", "train", args.settings, *args.changes, *more]
         print(f"saved after {trained.step} steps; go on with: {shlex.join(words)}")

@@ -16,10 +16,10 @@ from vantage.studies.shared.findings import conclude, held, interval
 from vantage.studies.shared.runs import TrainingProgress
 from vantage.studies.study import Number, Progress, Result, Values
 from vantage.studies.text import StudyText
+from vantage.training import train
 from vantage.training.batch import Batch
 from vantage.training.log import ScoreRecord
 from vantage.training.probes import LinearProbe, decoder_count, encoder_position
-from vantage.training.run import train
 from vantage.training.sequences import Sequences
 from vantage.training.tasks import Example, task
 

@@ -17,7 +17,7 @@ from vantage.studies.shared.findings import compared, held, interval, mean
 from vantage.studies.shared.runs import TrainingProgress
 from vantage.studies.study import Number, Progress, Result, Values, Verdict
 from vantage.studies.text import StudyText
-from vantage.training.run import Trained, train
+from vantage.training import Trained, train
 from vantage.training.translate import Alignment, align, translate
 
 TEXT = StudyText.beside(__file__)

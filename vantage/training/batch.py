@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vantage.errors import VantageError
 from vantage.spec.positions import Positions
 
 IGNORE = -100  # a target that nobody asks for: what cross_entropy leaves out by default
@@ -43,10 +44,32 @@ class Batch:
         tokens, targets = self.tokens.to(device, non_blocking=True), self.targets.to(device, non_blocking=True)
         return replace(self, tokens=tokens, targets=targets, positions=positions, source=source, source_mask=mask)
 
+    def split(self, rows: int) -> list[Batch]:
+        """The same in pieces of at most so many rows."""
+        count = len(self.tokens)
+        return [self] if rows >= count else [self._part(slice(low, low + rows)) for low in range(0, count, rows)]
+
+    def _part(self, rows: slice) -> Batch:
+        p = self.positions
+        segment = None if p is None or p.segment is None else p.segment[rows]
+        positions = None if p is None else Positions.of(p.pos[rows], order=p.order[rows], segment=segment)
+        return Batch(
+            self.tokens[rows],
+            self.targets[rows],
+            None if positions is None or p is None else positions.declare(p.length),
+            None if self.source is None else self.source[rows],
+            None if self.source_mask is None else self.source_mask[rows],
+            self.groups[rows],
+        )
+
     @property
     def target_count(self) -> int:
         """How many targets count. Reads the device that they are on."""
         return int((self.targets != IGNORE).sum())
+
+
+class DataEnded(VantageError):
+    """There are no more examples: of an iterator that can be read once."""
 
 
 class Data(Protocol):

@@ -93,6 +93,12 @@ def recompute(blocks: Sequence[nn.Module]) -> None:
         block.forward = functools.partial(_again, block.forward)
 
 
+def recompute_no_more(blocks: Sequence[nn.Module]) -> None:
+    """Give the blocks their own ``forward`` back."""
+    for block in blocks:
+        block.__dict__.pop("forward", None)
+
+
 def _again(forward: Callable[[Tensor, Context], Tensor], x: Tensor, ctx: Context) -> Tensor:
     """The block, with a memo of its own each time it is computed.
 

@@ -23,16 +23,18 @@ from torch import Tensor
 
 from vantage.errors import CheckpointError, VantageError
 from vantage.training import checkpoint
-from vantage.training.batch import Batch, Data
+from vantage.training.batch import Batch, Data, DataEnded
+from vantage.training.callbacks import Callbacks
 from vantage.training.distributed import World
 from vantage.training.divergence import Diverged, LossMonitor, save_batch
 from vantage.training.evaluate import evaluate
 from vantage.training.learners import Learner
 from vantage.training.log import Reporter, ScoreRecord, StepRecord, TrainLog, read_log
 from vantage.training.memory import keep_freed_memory
-from vantage.training.optimise import Averaged, Optimiser, clip
+from vantage.training.optimise import Averaged, Optimiser
 from vantage.training.optimise.tensors import reshard, whole
-from vantage.training.settings import TrainSettings
+from vantage.training.settings import Best, TrainSettings
+from vantage.training.train_step import StepResult, TrainStep
 
 
 @dataclass
@@ -47,6 +49,7 @@ class TrainState:
     loss: Callable[[Batch], Tensor]  # the summed loss of a batch, compiled or not
     device: torch.device
     world: World
+    ahead: bool = True  # whether the data bear another thread
 
 
 @dataclass(frozen=True)
@@ -55,29 +58,37 @@ class _PendingStep:
 
     step: int
     batches: list[Batch]
-    loss: Tensor
-    norm: Tensor
-    targets: int
+    result: StepResult
 
 
 class Loop:
     """One run in its folder. ``stop`` may be set from outside (Ctrl-C): the step is finished, and the state saved."""
 
     def __init__(
-        self, settings: TrainSettings, state: TrainState, folder: Path, report: Reporter, origin: Mapping[str, str]
+        self,
+        settings: TrainSettings,
+        state: TrainState,
+        folder: Path,
+        report: Reporter,
+        origin: Mapping[str, Any],
+        callbacks: Callbacks,
     ):
         self.settings, self.state, self.folder, self.report = settings, state, folder, report
+        self.callbacks = callbacks
         self.origin = origin  # what a run must have in common with one that goes on with it
         self.step = 0
         self.stop = False
         self.finished = False  # the last step was done, or there was reason to stop early
-        self.best: tuple[float, int] | None = None  # of the watched set: loss, and how many evaluations ago
+        self.ended: str | None = None  # why there are no more steps: a callback said so, or the data ended
+        self.train_step = TrainStep(settings, state, lambda text: self.report.note(text))
+        self.best: Best | None = None
+        self._rows_before: int | None = None  # that a run which goes on computed at a time
         self.scores: list[ScoreRecord] = []
 
     # ---- the run
 
-    def run(self) -> list[ScoreRecord]:
-        """Train to the end, or until somebody says stop. The last scores."""
+    def run(self, begin: Callable[[], object] = lambda: None) -> list[ScoreRecord]:
+        """Train to the end, or until somebody says stop. The last scores. ``begin`` is called before the first step."""
         s, state = self.settings, self.state
         self.step = self._resume()
         log = TrainLog(self.folder, self.step) if state.world.first else None
@@ -86,10 +97,12 @@ class Loop:
         self.scores = [score for score in scores if score.step == self.step]
         monitor = LossMonitor(s.guard, [record.loss for record in recent])
         self.report.begun(self.step, s.loop.steps, self._describe())
-        self.finished = self.finished or self.step >= s.loop.steps
+        # there was reason to stop, and only the model was not written yet; other settings may see none
+        self.finished = self.step >= s.loop.steps or (self.finished and self._why_enough() is not None)
         try:
             if not self.finished:
                 self._check_longest_test()
+                begin()
                 state.learner.train()
                 with keep_freed_memory(state.device):
                     self._steps(log, monitor)
@@ -116,27 +129,35 @@ class Loop:
         lag = 1 if self.state.device.type == "cuda" else 0
         clock = time.perf_counter()
         for step, batches in self._batches():
-            pending.append(_PendingStep(step, batches, *self._train_step(step, batches)))
+            if self.train_step.chosen and self.train_step.rows is None:
+                self.train_step.choose_rows(batches[0], self._rows_before)
+            pending.append(_PendingStep(step, batches, self.train_step(step, batches)))
             self.step = step + 1
             due = self._due()
-            while len(pending) > (0 if due else lag):
+            while pending and len(pending) > (0 if due or self.ended is not None else lag):
                 clock = self._record(pending.pop(0), clock, log, monitor)
-            if due and self._after_step(log):
+            if (due or self.ended is not None) and self._after_step(log):
                 return
+        # an iterator that can be read once had fewer examples than there were steps
+        for left in pending:
+            clock = self._record(left, clock, log, monitor)
+        self._after_step(log)
 
     def _record(self, pending: _PendingStep, clock: float, log: TrainLog | None, monitor: LossMonitor) -> float:
         """Read the numbers of a step, check them, write them down."""
         s = self.settings
-        loss, norm = float(pending.loss), float(pending.norm)
+        result = pending.result
+        loss, norm = float(result.loss), float(result.norm)
         why = monitor.problem(loss, norm)
         if why is not None:
             self._diverged(pending, loss, why)
         now = time.perf_counter()
         lr = s.schedule.at(pending.step) * s.optimiser.lr
-        record = StepRecord(pending.step + 1, loss, lr, norm, pending.targets, now - clock)
+        record = StepRecord(pending.step + 1, loss, lr, norm, result.targets, now - clock)
         if log:
             log.stepped(record)
         self.report.stepped(record)
+        self._tell("on_step", record)
         return now
 
     def _due(self) -> bool:
@@ -149,22 +170,25 @@ class Loop:
     def _after_step(self, log: TrainLog | None) -> bool:
         """What happens between two steps; whether this was the last."""
         s = self.settings
+        self._agree_on_end()
         last = self.step >= s.loop.steps
-        enough = False
-        if last or (s.evaluate.every and self.step % s.evaluate.every == 0):
+        why = None
+        if last or self.ended is not None or (s.evaluate.every and self.step % s.evaluate.every == 0):
             try:
                 self._evaluate(log)
             except Exception:
                 if self.state.world.size == 1:  # of several, one alone would wait for the others for ever
                     self.save()  # whatever is wrong with a test, what was trained is kept
                 raise
-            enough = self._enough()
+            why = self._why_enough()
+        self._agree_on_end()
         stop = self.state.world.agree(self.stop, self.state.device)
-        self.finished = last or enough
+        why = why or self.ended
+        self.finished = last or why is not None
         if self.finished or stop or (s.save.every and self.step % s.save.every == 0):
             self.save()
-        if enough and not last:
-            self.report.note(f"stopped early after {self.step} steps: {s.evaluate.why(self.best, self.scores)}")
+        if why is not None and not last:
+            self.report.note(f"stopped early after {self.step} steps: {why}")
         return self.finished or stop
 
     def _diverged(self, pending: _PendingStep, loss: float, why: str) -> None:
@@ -174,60 +198,39 @@ class Loop:
         where = save_batch(self.folder, step + 1, batches, why, world.rank if world.size > 1 else None)
         back = f"the last checkpoint is of step {saved[-1]}" if saved else "there is no checkpoint yet"
         ways = "Begin anew with a lower optimiser.lr"
-        if isfinite(loss) and isfinite(float(pending.norm)):
+        if isfinite(loss) and isfinite(float(pending.result.norm)):
             ways += ", or go on all the same: --resume guard.spike=0"
         raise Diverged(f"stopped at step {step + 1}: {why}. The batch is in {where}; {back}. {ways}")
 
-    # ---- one step
-
-    def _train_step(self, step: int, batches: list[Batch]) -> tuple[Tensor, Tensor, int]:
-        """Loss, gradient norm and number of targets of a step; the first two may still be being computed."""
-        s, state = self.settings, self.state
-        world = state.world
-        self._seed(step)
-        count = sum(batch.target_count for batch in batches)  # in host memory: no device is asked
-        if world.size > 1:
-            count = int(world.total(torch.tensor(count, device=state.device)))
-        targets = max(count, 1)
-        loss = torch.zeros((), dtype=torch.float64, device=state.device)
-        for i, batch in enumerate(batches):
-            self._sync(i == len(batches) - 1)
-            part = state.loss(batch.to(state.device))
-            # FSDP takes the mean over the processes; the loss is the mean over all targets, wherever they are
-            (part * (world.size / targets)).backward()
-            loss += part.detach().double()
-        norm = clip(state.learner.parameters(), s.loop.clip)
-        state.optimiser.step(s.schedule.at(step))
-        state.optimiser.zero_grad()
-        if state.average is not None:
-            state.average.update()
-        return world.total(loss) / targets, norm, targets
-
-    def _sync(self, last: bool) -> None:
-        """With several processes, gradients are sent with the last part of a batch only."""
-        learner: Any = self.state.learner
-        if self.state.world.size > 1:
-            learner.set_requires_gradient_sync(last)
-
-    def _seed(self, step: int) -> None:
-        key = f"{self.settings.seed} {step} {self.state.world.rank}".encode()
-        torch.manual_seed(int.from_bytes(hashlib.sha256(key).digest()[:7], "little"))
+    # ---- batches
 
     def _batches(self) -> Iterator[tuple[int, list[Batch]]]:
-        """Each step's batches, made while the step before is computed."""
+        """Each step's batches, made while the step before is computed where the data bear that."""
         with ThreadPoolExecutor(1) as pool:
             ahead: Future[list[Batch]] | None = None
             for step in range(self.step, self.settings.loop.steps):
-                batches = self._make_batches(step) if ahead is None else ahead.result()
-                ahead = pool.submit(self._make_batches, step + 1) if step + 1 < self.settings.loop.steps else None
+                try:
+                    batches = self._make_batches(step) if ahead is None else ahead.result()
+                except DataEnded as e:
+                    self.ended = str(e)
+                    return
+                more = self.state.ahead and step + 1 < self.settings.loop.steps
+                ahead = pool.submit(self._make_batches, step + 1) if more else None
                 yield step, batches
 
     def _make_batches(self, step: int) -> list[Batch]:
         loop, world = self.settings.loop, self.state.world
-        first = step * loop.batch
-        each = loop.batch // loop.accumulate
-        parts = [range(first + i * each, first + (i + 1) * each) for i in range(loop.accumulate)]
-        return [self.state.data.batch(world.share(part)) for part in parts]
+        first, count = step * loop.batch, 1 if loop.accumulate == "auto" else loop.accumulate
+        each = loop.batch // count
+        parts = [range(first + i * each, first + (i + 1) * each) for i in range(count)]
+        batches = list[Batch]()
+        for part in parts:
+            try:
+                batches.append(self.state.data.batch(world.share(part)))
+            except DataEnded:
+                if not batches:
+                    raise
+        return batches
 
     # ---- evaluation
 
@@ -236,33 +239,47 @@ class Loop:
         with state.average.swap() if state.average is not None else contextlib.nullcontext():
             self.scores = evaluate(state.learner, state.logits, state.data.held_out(), self.step, state.device)
             self._track_best()
-        if log:
-            log.scored(self.scores)
-        self.report.scored(self.scores)
+            if not self.scores:  # there is nothing to evaluate on
+                return
+            if log:
+                log.scored(self.scores)
+            self.report.scored(self.scores)
+            state.learner.eval()  # a callback may want to see what was evaluated at work
+            self._tell("on_eval", self.scores)
+            state.learner.train()
 
     def _track_best(self) -> None:
-        """Remember the best loss of the watched set, and the weights that had it if they are wanted."""
-        watched, best = self.settings.evaluate.watched(self.scores), self.best
-        if watched is None:
-            return
-        self.best = (watched.loss, 0) if best is None or watched.loss < best[0] else (best[0], best[1] + 1)
-        if self.best[1] == 0 and self.settings.evaluate.best:
+        """Remember the best figure of the watched set, and the weights that had it if they are wanted."""
+        evaluate, before = self.settings.evaluate, self.best
+        self.best = evaluate.improved(before, self.scores)
+        better = self.best is not None and (before is None or self.best.value != before.value)
+        if better and evaluate.keeps_best:
             checkpoint.write(self.folder / "best", self.step, self._weights(), {}, self.state.world)
             checkpoint.prune(self.folder / "best", 1, self.state.world)
 
     def restore_best(self) -> None:
         """Put the best weights into the model, if those were asked for."""
-        saved = checkpoint.steps(self.folder / "best") if self.settings.evaluate.best else []
+        saved = checkpoint.steps(self.folder / "best") if self.settings.evaluate.keeps_best else []
         if saved:
             checkpoint.verified_metadata(self.folder / "best", saved[-1])
             checkpoint.read(self.folder / "best", saved[-1], self._weights(), self.state.world)
 
-    def _enough(self) -> bool:
-        """Whether to stop before the last step: the goal is reached, or nothing has got better for long."""
-        e = self.settings.evaluate
-        watched = e.watched(self.scores)
-        reached = watched is not None and e.goal is not None and watched.exact >= e.goal
-        return reached or bool(e.patience and self.best is not None and self.best[1] >= e.patience)
+    def _why_enough(self) -> str | None:
+        return self.settings.evaluate.why_enough(self.best, self.scores)
+
+    def _agree_on_end(self) -> None:
+        """Callbacks run in the first process alone: the others end with it."""
+        if self.state.world.agree(self.ended is not None, self.state.device) and self.ended is None:
+            self.ended = "another process ended the run"
+
+    def _tell(self, event: str, value: object) -> None:
+        """Call the callbacks. Whatever goes wrong there, what was trained is kept."""
+        try:
+            self.ended = self.callbacks.tell(event, value) or self.ended
+        except Exception:
+            if event == "on_step" and self.state.world.size == 1:
+                self.save()
+            raise
 
     # ---- checkpoints
 
@@ -296,10 +313,11 @@ class Loop:
         folder = self.folder / "checkpoints"
         best = None if self.best is None else list(self.best)
         early = self.finished and self.step < self.settings.loop.steps
-        metadata = {**self.origin, "best": best, "early": early, "frozen": self._frozen}
+        metadata = {**self.origin, "best": best, "early": early, "frozen": self._frozen, "rows": self.train_step.rows}
         where = checkpoint.write(folder, self.step, self.tensors(), metadata, self.state.world)
         checkpoint.prune(folder, self.settings.save.keep, self.state.world)
         self.report.saved(where)
+        self._tell("on_save", where)
 
     def _resume(self) -> int:
         """Go on from the last whole checkpoint, if there is one. The step to begin with."""
@@ -315,8 +333,12 @@ class Loop:
             )
         checkpoint.read(folder, saved[-1], self.tensors(), self.state.world)
         best = metadata.get("best")
-        self.best = None if best is None else (float(best[0]), int(best[1]))
-        self.finished = bool(metadata.get("early"))  # there was reason to stop, and only the model was not written yet
+        # earlier versions wrote two numbers: patience compared with the best itself
+        self.best = (
+            None if best is None else Best(float(best[0]), int(best[1]), float(best[-1] if best[2:] else best[0]))
+        )
+        self._rows_before = metadata.get("rows")
+        self.finished = bool(metadata.get("early"))
         return saved[-1]
 
     def _describe(self) -> str:

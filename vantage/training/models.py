@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 
 from vantage.checkpoints.pull import find
+from vantage.checkpoints.tokenizer import Tokenizer
 from vantage.errors import BadInput, VantageError
 from vantage.families import family_of, load, opened
 from vantage.model import Model, build
@@ -18,6 +19,7 @@ from vantage.spec.model import Head, ModelSpec
 from vantage.spec.options import DecoderOptions, EncoderDecoderOptions, EncoderOptions, StackOptions, changed
 from vantage.training.learners import Classifier, Learner, PairLearner, RecurrentLearner, TokenLearner
 from vantage.training.sequences import Reads
+from vantage.training.sources import OBJECT
 
 Options = TypeVar("Options", bound=StackOptions)
 WIDTH, LAYERS, HEADS = 256, 4, 4  # unless said
@@ -211,6 +213,28 @@ class Loaded:
         return model
 
 
+@dataclass(frozen=True)
+class ModelObject:
+    """A model, or the spec of one, from Python. A model is trained in place."""
+
+    spec: ModelSpec
+    reads: Reads
+    model: Model | None = field(default=None, repr=False, compare=False, metadata={OBJECT: True})
+    tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False, metadata={OBJECT: True})
+
+    @property
+    def unsaid(self) -> frozenset[str]:
+        return frozenset()
+
+    def check(self, facts: DataFacts) -> None:
+        if self.spec.head is None and self.reads != "label":
+            raise BadInput("this model has no head to predict tokens with: give it one, or train it on labels")
+
+    def learner(self, facts: DataFacts) -> Learner:
+        model = build(self.spec, seed=facts.seed) if self.model is None else self.model
+        return _learner_of(model, facts, "last" if self.spec.causal else "mean")
+
+
 def _learner_of(model: Model, facts: DataFacts, pool: str) -> Learner:
     if facts.classes:
         return Classifier(model, facts.classes, pool, facts.seed)
@@ -222,4 +246,4 @@ def _learner_of(model: Model, facts: DataFacts, pool: str) -> Learner:
 MODELS: tuple[type[Any], ...] = (Decoder, Encoder, EncoderDecoder, Recurrent, Loaded)
 
 
-__all__ = ["MODELS", "DataFacts", "Decoder", "Encoder", "EncoderDecoder", "Loaded", "Recurrent"]
+__all__ = ["MODELS", "DataFacts", "Decoder", "Encoder", "EncoderDecoder", "Loaded", "ModelObject", "Recurrent"]

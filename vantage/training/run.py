@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,21 @@ from vantage.checkpoints.pull import find
 from vantage.errors import BadInput, Refused, unknown
 from vantage.families import opened, tokenizer_of
 from vantage.model import Model
-from vantage.training import checkpoint
-from vantage.training.compiled import compiled_loss, in_precision, loss_of, recompute
-from vantage.training.distributed import World, join, shard
+from vantage.training.callbacks import Callbacks
+from vantage.training.compiled import compiled_loss, in_precision, loss_of, recompute, recompute_no_more
+from vantage.training.distributed import join, shard
+from vantage.training.example_data import StreamedRows
 from vantage.training.learners import Learner
 from vantage.training.log import Reporter, ScoreRecord, SilentReporter
 from vantage.training.loop import Loop, TrainState
-from vantage.training.models import DataFacts, Loaded
+from vantage.training.models import DataFacts, Loaded, ModelObject
 from vantage.training.optimise.tensors import reshard, whole
+from vantage.training.resume import claim
 from vantage.training.saved_model import save_trained
-from vantage.training.settings import TrainSettings, read_settings, settings_of
+from vantage.training.settings import SETTINGS_FILE, LoopSettings, TrainSettings, settings_table
 from vantage.training.sources import OpenedData, OpenOptions, data_fingerprint
 
-SETTINGS_FILE = "settings.json"
+LOOKED_AT = 64  # examples, for how long rows are
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Run:
         device: torch.device | str | None = None,
         report: Reporter | None = None,
         progress: Callable[[int, int], None] | None = None,
+        callbacks: Sequence[Any] = (),
     ):
         self.settings, self.folder = settings, Path(folder)
         self.device = _device(device)
@@ -64,17 +67,24 @@ class Run:
             self.device = torch.device("cuda", self.world.local)
             torch.cuda.set_device(self.device)
         self.report: Reporter = report if report is not None and self.world.first else SilentReporter()
-        self.origin = {"fingerprint": settings.fingerprint(), "data": data_fingerprint(settings.data)}
-        _claim(self.folder, resume, self.origin, self.world)
-        if settings.loop.batch % (self.world.size * settings.loop.accumulate):
-            each = f"{self.world.size} processes and {settings.loop.accumulate} parts"
-            raise BadInput(f"loop.batch = {settings.loop.batch} does not divide among {each}")
+        self.callbacks = Callbacks(callbacks if self.world.first else ())
+        self.origin = {
+            "fingerprint": settings.fingerprint(),
+            "data": data_fingerprint(settings.data),
+            "settings": json.loads(json.dumps(settings_table(settings), default=repr)),
+        }
+        _check_processes(settings, self.world.size)
+        if note := claim(self.folder, resume, settings, self.origin, self.world):
+            self.report.note(note)
         if settings.loop.threads is not None:
             torch.set_num_threads(settings.loop.threads)
         opening = OpenOptions(
             settings.model.reads, settings.seed, settings.loop.batch, _tokenizer(settings), progress=progress
         )
         self.opened: OpenedData = settings.data.open(opening)
+        if self.world.size > 1 and isinstance(self.opened.data, StreamedRows):
+            raise Refused("several processes share out examples by their number: give data with a length, as a list")
+        settings = self.settings = replace(settings, loop=_in_rows(settings.loop, self.opened))
         self.requirements = DataFacts(self.opened.data.vocab, settings.seed, self.opened.classes)
         settings.model.check(self.requirements)
         watch = settings.evaluate.watch
@@ -100,24 +110,61 @@ class Run:
         loss = compiled_loss(logits, smoothing, self.report.note) if s.loop.compile else loss_of(logits, smoothing)
         average = None if s.average is None else s.average.build(learner)
         state = TrainState(
-            learner, self.opened.data, s.optimiser.build(learner), average, logits, loss, self.device, self.world
+            learner,
+            self.opened.data,
+            s.optimiser.build(learner),
+            average,
+            logits,
+            loss,
+            self.device,
+            self.world,
+            self.opened.ahead,
         )
-        return Loop(s, state, self.folder, self.report, self.origin)
+        return Loop(s, state, self.folder, self.report, self.origin, self.callbacks)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that is being trained."""
+        return self.loop.state.learner.core
+
+    def stop(self) -> None:
+        """End the run after the step that is being computed: it is saved, and can go on later."""
+        self.loop.stop = True
 
     def go(self) -> Trained:
-        """Train to the end, or until ``loop.stop`` is set."""
+        """Train to the end, or until ``stop`` is called."""
+        begun = False
+
+        def begin() -> None:
+            nonlocal begun
+            begun = True
+            self.callbacks.tell("on_begin", self)
+
+        try:
+            trained = self._train(begin)
+        except BaseException as e:
+            if begun:
+                self.callbacks.tell("on_error", e)
+            raise
+        if begun:
+            self.callbacks.tell("on_end", trained)
+        return trained
+
+    def _train(self, begin: Callable[[], None]) -> Trained:
         loop, state = self.loop, self.loop.state
-        scores = loop.run()
+        scores = loop.run(begin)
         saved_to = None
         if loop.finished:
             loop.restore_best()
-            if state.average is not None and not self.settings.evaluate.best:  # the best is an average already
+            if state.average is not None and not self.settings.evaluate.keeps_best:  # the best is an average already
                 state.average.take()
             learner = self._gathered()
             if self.world.first:
                 base = self.settings.model.source if isinstance(self.settings.model, Loaded) else None
                 saved_to = save_trained(learner, self.opened, self.folder / "model", base)
             self.world.wait()
+        if self.settings.loop.recompute:
+            recompute_no_more(_blocks(state.learner))
         core = state.learner.eval().core
         if isinstance(core, Model):
             core.tokenizer = self.opened.tokenizer
@@ -135,49 +182,6 @@ class Run:
         return fresh
 
 
-def train(
-    settings: str | Path | Mapping[str, Any] | TrainSettings,
-    changes: Iterable[str] = (),
-    *,
-    out: str | Path | None = None,
-    resume: bool = False,
-    device: torch.device | str | None = None,
-    report: Reporter | None = None,
-) -> Trained:
-    """Train a model as the settings say: a TOML file, the name of a recipe, a nested mapping, or ``TrainSettings``.
-
-    ``changes`` are as on the command line: ``["loop.steps=500"]``. The run lives in the folder ``out`` (default:
-    runs/NAME): its log, its checkpoints, and in the end the model, as ``vt.load`` reads it (an adapter and a recurrent
-    model have loaders of their own, which it names). With ``resume`` it goes on from the last whole checkpoint there,
-    and computes what it would have computed without the pause.
-    """
-    if not isinstance(settings, (str, Path, Mapping, TrainSettings)):
-        raise BadInput(
-            f"settings={settings!r}: give a TOML file, the name of a recipe, a nested mapping or TrainSettings"
-        )
-    if isinstance(changes, str) or not isinstance(changes, Iterable):
-        raise BadInput(f"changes={changes!r}: give a list of words, as in ['loop.steps=500']")
-    changes = list(changes)
-    if not all(isinstance(change, str) for change in changes):
-        raise BadInput(f"changes={changes!r}: give a list of words, as in ['loop.steps=500']")
-    if not isinstance(out, (str, Path, type(None))):
-        raise BadInput(f"out={out!r}: give the name of a folder")
-    table: Mapping[str, Any] | None = None
-    if isinstance(settings, (str, Path)):
-        parsed, table = read_settings(settings, changes)
-        out = Path("runs") / Path(settings).stem if out is None else out
-    elif isinstance(settings, TrainSettings):
-        parsed = settings
-    else:
-        table = dict(settings)
-        parsed = settings_of(dict(settings))
-    if not isinstance(settings, (str, Path)) and changes:
-        raise BadInput("changes are for settings from a file: change the mapping itself")
-    if out is None:
-        raise BadInput("give out=, the folder for the log, the checkpoints and the model")
-    return Run(parsed, out, table=table, resume=resume, device=device, report=report).go()
-
-
 # ---- inside
 
 
@@ -193,26 +197,34 @@ def _device(device: torch.device | str | None) -> torch.device:
     return chosen
 
 
-def _claim(folder: Path, resume: bool, origin: Mapping[str, str], world: World) -> None:
-    """Refuse a folder that holds a run already, unless that run is to go on with the same settings and data."""
-    saved = checkpoint.steps(folder / "checkpoints")
-    if (saved or (folder / "log.jsonl").exists()) and not resume:
-        raise BadInput(f"{folder} holds a run already: go on with it (--resume), or choose another folder (--out)")
-    before = checkpoint.metadata(folder / "checkpoints", saved[-1]) if saved else origin
-    if before.get("fingerprint") != origin["fingerprint"]:
-        raise BadInput(f"{folder} holds a run with other settings: give the same ones, or another folder with --out")
-    if before.get("data", origin["data"]) != origin["data"]:
-        raise BadInput(
-            f"{folder} holds a run on other data: a file that [data] names has changed. Bring it back, or train anew "
-            "in another folder with --out"
-        )
-    if resume and not folder.exists():
-        raise BadInput(f"there is no run in {folder} to go on with")
-    world.wait()
+def _check_processes(settings: TrainSettings, size: int) -> None:
+    """Refuse what several processes cannot divide among them."""
+    batch, accumulate = settings.loop.batch, settings.loop.accumulate
+    if size > 1 and accumulate == "auto":
+        raise Refused("loop.accumulate = 'auto' is for one process: give a number where there are several")
+    if size > 1 and isinstance(settings.model, ModelObject) and settings.model.model is not None:
+        raise Refused("several processes build the model themselves: give its spec, or settings (model.is = 'loaded')")
+    if accumulate != "auto" and batch % (size * accumulate):
+        raise BadInput(f"loop.batch = {batch} does not divide among {size} processes and {accumulate} parts")
+
+
+def _in_rows(loop: LoopSettings, opened: OpenedData) -> LoopSettings:
+    """The settings with a batch in rows, where it was said in tokens."""
+    if loop.batch_tokens is None:
+        return loop
+    if isinstance(opened.data, StreamedRows):
+        raise Refused("a batch in tokens needs data with a length, to see how long rows are: give batch_size, in rows")
+    width = opened.data.batch(range(LOOKED_AT)).tokens.shape[1]
+    rows = max(1, loop.batch_tokens // width)
+    if loop.accumulate != "auto":
+        rows = max(1, rows // loop.accumulate) * loop.accumulate
+    return replace(loop, batch=rows)
 
 
 def _tokenizer(settings: TrainSettings) -> Any:
-    """The tokenizer of a model that is loaded; its weights can wait."""
+    """The tokenizer of a model that is loaded or comes from Python; weights can wait."""
+    if isinstance(settings.model, ModelObject):
+        return settings.model.tokenizer
     if not isinstance(settings.model, Loaded):
         return None
     return tokenizer_of(opened(find(settings.model.source), torch.float32))

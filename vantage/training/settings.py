@@ -10,23 +10,26 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from dataclasses import fields as fields_of
 from importlib import resources
+from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from vantage.checkpoints.spec_json import PartNames, Reader
 from vantage.checkpoints.spec_parts import REGISTRIES, classes_by_place, classes_by_protocol
 from vantage.errors import BadInput, unknown
 from vantage.training.divergence import GuardSettings
+from vantage.training.examples import ExampleData
 from vantage.training.log import ScoreRecord
-from vantage.training.models import MODELS, DataFacts, ModelSection
+from vantage.training.models import MODELS, DataFacts, ModelObject, ModelSection
 from vantage.training.optimise import OPTIMISERS, WSD, AdamW, Average, Constant, Cosine, OptimiserConfig
-from vantage.training.sources import SOURCES, DataSection, PromptFiles, TaskExamples, task_names
+from vantage.training.sources import OBJECT, SOURCES, DataSection, PromptFiles, TaskExamples, task_names
 from vantage.training.tasks import TASKS, KeyLookup, Task
 
+SETTINGS_FILE = "settings.json"  # in the folder of a run
 VOCAB = 8  # stands for that of the data, which are not open yet, where only the rest of a model is checked
 
 
@@ -36,7 +39,8 @@ class LoopSettings:
 
     steps: int = 1000
     batch: int = 64
-    accumulate: int = 1  # parts that a batch is computed in
+    batch_tokens: int | None = None  # instead of batch: as many rows as this many tokens hold, padding included
+    accumulate: int | Literal["auto"] = 1  # parts that a batch is computed in; auto: as few as fit into memory
     clip: float | None = 1.0
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
@@ -45,16 +49,24 @@ class LoopSettings:
     threads: int | None = None  # of the CPU; None: as torch has it
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "accumulate", "threads"):
+        for name in ("steps", "batch", "batch_tokens", "accumulate", "threads"):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if value is not None and value != "auto" and value < 1:
                 raise BadInput(f"{name}={value}: give at least 1")
-        if self.batch % self.accumulate:
+        if self.accumulate != "auto" and self.batch % self.accumulate:
             raise BadInput(f"a batch of {self.batch} does not divide into {self.accumulate} parts")
         if not 0 <= self.smoothing < 1:
             raise BadInput(f"smoothing={self.smoothing}: give a share from 0 up to, not including, 1")
         if self.clip is not None and not self.clip > 0:
             raise BadInput(f"clip={self.clip}: give the largest norm of the gradient, or leave it out")
+
+
+class Best(NamedTuple):
+    """The best figure of the watched set so far, what patience compares with, and how long it has waited."""
+
+    value: float
+    waited: int  # evaluations without a figure that is better than ``reference``
+    reference: float
 
 
 @dataclass(frozen=True)
@@ -64,26 +76,55 @@ class Evaluate:
     every: int = 0  # steps; 0: at the end alone
     watch: str | None = None  # None: the first set
     goal: float | None = None
-    patience: int = 0  # evaluations without a better loss; 0: never stop for that
-    best: bool = False  # the model that is kept is the one with the best loss, not the last
+    patience: int = 0  # evaluations without a better figure; 0: never stop for that
+    best: bool | None = None  # whether the model that is kept is the best one, not the last; None: with patience
+    metric: Literal["loss", "tokens", "exact"] = "loss"  # the figure of the watched set that best and patience mean
+    min_delta: float = 0.0  # what a figure must gain to count as better for patience
 
     def __post_init__(self) -> None:
         if self.every < 0 or self.patience < 0:
             raise BadInput(f"every={self.every}, patience={self.patience}: give numbers of at least 0")
         if self.goal is not None and not 0 < self.goal <= 1:
             raise BadInput(f"goal={self.goal}: give a share of exact rows, above 0 and up to 1")
+        if not (isfinite(self.min_delta) and self.min_delta >= 0):
+            raise BadInput(f"min_delta={self.min_delta}: give the least change that counts, 0 for any")
+        if self.min_delta and not self.patience:
+            raise BadInput("min_delta needs patience: say after how many evaluations without that change to stop")
         if (self.goal is not None or self.patience or self.best) and not self.every:
-            raise BadInput("goal, patience and best need evaluate.every: say after how many steps to look")
+            raise BadInput(
+                "goal, patience and best need evaluate.every (eval_steps= in Python): say after how many steps to look"
+            )
+
+    @property
+    def keeps_best(self) -> bool:
+        return bool(self.patience) if self.best is None else self.best
 
     def watched(self, scores: Sequence[ScoreRecord]) -> ScoreRecord | None:
         named = [s for s in scores if self.watch is None or s.set == self.watch]
         return named[0] if named else None
 
-    def why(self, best: tuple[float, int] | None, scores: Sequence[ScoreRecord]) -> str:
+    def why_enough(self, best: Best | None, scores: Sequence[ScoreRecord]) -> str | None:
+        """Why this is reason to stop before the last step; None: it is not."""
         watched = self.watched(scores)
         if watched is not None and self.goal is not None and watched.exact >= self.goal:
             return f"{watched.exact:.1%} of {watched.set} are exact, and the goal was {self.goal:.1%}"
-        return f"no better loss in {0 if best is None else best[1]} evaluations"
+        if best is None or not self.patience or best.waited < self.patience:
+            return None
+        figure = {"loss": "loss", "tokens": "share of right tokens", "exact": "share of exact rows"}[self.metric]
+        least = f" by more than {self.min_delta:g}" if self.min_delta else ""
+        return f"no better {figure}{least} in {best.waited} evaluations"
+
+    def improved(self, best: Best | None, scores: Sequence[ScoreRecord]) -> Best | None:
+        """The best figure after these scores. With ``waited`` == 0 patience begins anew."""
+        watched = self.watched(scores)
+        if watched is None:
+            return best
+        value = float(getattr(watched, self.metric))
+        if best is None:
+            return Best(value, 0, value)
+        gain = best.reference - value if self.metric == "loss" else value - best.reference
+        top = min(best.value, value) if self.metric == "loss" else max(best.value, value)
+        return Best(top, 0, value) if gain > self.min_delta else Best(top, best.waited + 1, best.reference)
 
 
 @dataclass(frozen=True)
@@ -124,10 +165,14 @@ class TrainSettings:
     def fingerprint(self) -> str:
         """Two runs with the same one compute the same: how often they save does not count, nor how long they go on,
         nor when somebody should be alarmed."""
-        table = {f.name: _as_table(getattr(self, f.name)) for f in fields_of(self) if f.name not in ("save", "guard")}
-        table["model"] = {name: v for name, v in table["model"].items() if name not in self.model.unsaid}
-        table["loop"] = {name: v for name, v in table["loop"].items() if name not in ("steps", "threads")}
-        return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
+        table = settings_table(self)
+        for name in ("save", "guard"):
+            del table[name]
+        for name in ("steps", "threads"):
+            del table["loop"][name]
+        evaluate = table["evaluate"]
+        evaluate["best"] = self.evaluate.best is True  # as it was written when there were two answers
+        return hashlib.sha256(json.dumps(table, sort_keys=True, default=repr).encode()).hexdigest()[:16]
 
 
 # What a section was called when fingerprints were first written: a run that was begun then goes on now.
@@ -138,20 +183,36 @@ FINGERPRINT_NAMES: dict[type, str] = {
     PromptFiles: "Prompts",
     KeyLookup: "Lookup",
 }
+ADDED = {"loop": ("batch_tokens",), "evaluate": ("metric", "min_delta")}  # since fingerprints were first written
+DEFAULTS = {"loop": LoopSettings(), "evaluate": Evaluate()}
 MOST = 4096  # layers, tests, files: entries of any list
 
 
 def read_settings(source: str | Path, changes: Sequence[str] = ()) -> tuple[TrainSettings, dict[str, Any]]:
-    """The settings of a file, or of one that comes with Vantage, with changes as in "loop.steps=500"; and as a
-    table."""
-    table = _file(source)
-    for change in changes:
-        _change(table, change)
+    """The settings of a file, a recipe or a run, with changes as in "loop.steps=500"; and as a table."""
+    table = table_of(source, changes)
     return settings_of(table), table
 
 
+def table_of(source: str | Path, changes: Sequence[str] = ()) -> dict[str, Any]:
+    """The settings of a file, a recipe or the folder of a run, with changes, as a table."""
+    table = _file(source)
+    for change in changes:
+        _change(table, change)
+    return table
+
+
+def run_folder(source: str | Path) -> Path:
+    """Where a run with these settings lives, unless somebody says otherwise; the folder of a run is one itself."""
+    return Path(source) if _is_run(source) else Path("runs") / Path(source).stem
+
+
+def _is_run(source: str | Path) -> bool:
+    return str(source) not in recipes() and (Path(source) / SETTINGS_FILE).is_file()
+
+
 def settings_of(table: dict[str, Any]) -> TrainSettings:
-    """Settings from a nested table."""
+    """Settings from a nested table. A section may be a table, the name of a part, or the part itself."""
     table = {name: _with_part_name(name, section) for name, section in table.items()}
     schedule, loop = table.get("schedule"), table.get("loop", {})
     if isinstance(schedule, dict) and str(schedule.get("is", "")).lower() in ("cosine", "wsd"):
@@ -167,6 +228,7 @@ def _part_names() -> PartNames:
     return PartNames(
         fits=classes_by_protocol()
         | {ModelSection: MODELS, DataSection: SOURCES, Task: TASKS.classes(), OptimiserConfig: OPTIMISERS.classes()},
+        objects={ModelSection: (ModelObject,), DataSection: (ExampleData,)},
         buildable=classes_by_place(),
         error=BadInput,
         loose=True,
@@ -198,6 +260,8 @@ def recipes() -> dict[str, Path]:
 
 def _file(source: str | Path) -> dict[str, Any]:
     path = Path(source)
+    if _is_run(source):
+        return _of_run(path)
     if not path.suffix and not path.is_file():  # a folder of that name is none
         if str(source) not in recipes():
             raise BadInput(f"there is no file {source}, and {unknown('recipe', str(source), recipes())}")
@@ -208,6 +272,20 @@ def _file(source: str | Path) -> dict[str, Any]:
         raise BadInput(f"cannot read {path}: {e.strerror}") from e
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise BadInput(f"{path} is not TOML: {e}") from e
+
+
+def _of_run(folder: Path) -> dict[str, Any]:
+    """The settings that a run was begun with."""
+    try:
+        table = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise BadInput(f"cannot read {folder / SETTINGS_FILE}: {e}") from e
+    if not isinstance(table, dict) or OBJECT in table.values():
+        raise BadInput(
+            f"{folder} holds a run with a model or data from Python: go on with it there, as in "
+            f"vt.train(model, data, out={str(folder)!r}, resume=True)"
+        )
+    return table
 
 
 def _change(table: dict[str, Any], change: str) -> None:
@@ -229,13 +307,33 @@ def _change(table: dict[str, Any], change: str) -> None:
     table[names[-1]] = new
 
 
+def settings_table(settings: TrainSettings) -> dict[str, Any]:
+    """All settings as plain values, defaults included. Options that earlier versions did not have are left out where
+    they are at their defaults: such a run is still the same."""
+    table = {f.name: _as_table(getattr(settings, f.name)) for f in fields_of(settings)}
+    table["model"] = {name: v for name, v in table["model"].items() if name not in settings.model.unsaid}
+    for section, names in ADDED.items():
+        part, defaults = table[section], _as_table(DEFAULTS[section])
+        table[section] = {name: v for name, v in part.items() if name not in names or v != defaults[name]}
+    return table
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested table with the whole name of every value, as in "loop.steps"."""
+    values: dict[str, Any] = {}
+    for name, value in table.items():
+        values |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return values
+
+
 def _as_table(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         name = FINGERPRINT_NAMES.get(type(value), type(value).__name__)
-        return {"is": name} | {f.name: _as_table(getattr(value, f.name)) for f in fields_of(value)}
+        plain = [f.name for f in fields_of(value) if not f.metadata.get(OBJECT)]
+        return {"is": name} | {name: _as_table(getattr(value, name)) for name in plain}
     if isinstance(value, tuple):
         return [_as_table(one) for one in value]
     return value
 
 
-__all__ = ["Evaluate", "LoopSettings", "Save", "TrainSettings", "read_settings", "recipes", "settings_of"]
+__all__ = ["Evaluate", "LoopSettings", "Save", "TrainSettings", "read_settings", "recipes", "settings_of", "table_of"]

@@ -32,6 +32,7 @@ from vantage.training.text.shards import file_checksum
 from vantage.training.text.vocabulary import MASK
 from vantage.training.translate import JointBPE, PairData
 
+OBJECT = "from Python"  # a field that holds an object, which no file of settings can
 FileNames = str | tuple[str, ...]  # a file name, or several; * and ? as in a shell
 
 
@@ -54,6 +55,7 @@ class OpenedData:
     classes: int = 0
     tokenizer: Tokenizer | None = None
     labels: tuple[str, ...] = ()
+    ahead: bool = True  # whether a batch may be made in another thread while the step before is computed
 
 
 class DataSection(Protocol):
@@ -261,7 +263,10 @@ class PromptFiles:
 
 def data_fingerprint(section: DataSection) -> str:
     """The same for two sections whose files hold the same, whatever they are called; empty where there are no files."""
-    values = [getattr(section, f.name) for f in fields_of(section) if f.name in FILES]
+    names = [f.name for f in fields_of(section)]
+    if SAMPLE in names:
+        return str(getattr(section, SAMPLE))
+    values = [getattr(section, name) for name in names if name in FILES]
     sums = [file_checksum(path) for value in values if not isinstance(value, (int, float)) for path in expand(value)]
     return hashlib.sha256("".join(sums).encode()).hexdigest()[:16] if sums else ""
 
@@ -282,6 +287,7 @@ def _check_files(**files: FileNames | float) -> None:
             raise BadInput(f"data.{name}: {e} (on the command line: data.{name}=FILE)") from e
 
 
+SAMPLE = "sample"  # the field with the checksum of examples that come from no file
 FILES = ("files", "valid", "source", "target", "valid_source", "valid_target")  # fields that name some
 SOURCES: tuple[type[Any], ...] = (TaskExamples, Text, Pairs, Labels, PromptFiles)
 
