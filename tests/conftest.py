@@ -4,6 +4,8 @@ import os
 
 from hypothesis import Phase, settings
 
+from tests import sampling
+
 # A deadline for each example would be a timed test, and this suite has none. The examples are drawn from a
 # fixed seed, so that a run can be repeated. The mutation run needs many short runs rather than a long one, and no
 # smaller example of a failure: that there is one is all it asks.
@@ -11,3 +13,14 @@ settings.register_profile("vantage", deadline=None, derandomize=True)
 PHASES = (Phase.explicit, Phase.generate)
 settings.register_profile("mutation", deadline=None, derandomize=True, max_examples=25, phases=PHASES)
 settings.load_profile(os.environ.get("VANTAGE_HYPOTHESIS", "vantage"))
+
+SEED = sampling.choose_seed()  # before any worker is started: they must draw the same
+
+
+def pytest_report_header() -> str:
+    return f"the cells of the matrix are drawn with {sampling.NAME}={SEED}"
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
+        terminalreporter.write_line(f"the same cells again: {sampling.NAME}={SEED} make test")

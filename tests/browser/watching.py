@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
-ROOT = Path(__file__).parents[2]
+from tests import processes
+from tests.processes import ROOT, VANTAGE, start
+
 PAGE = ROOT / "vantage/serve/studio/page"
 AXE = ROOT / "web/node_modules/axe-core/axe.min.js"
 PATIENCE = 60_000  # ms: the machine may be busy with other tests
@@ -50,11 +51,10 @@ class Process:
         assert (PAGE / "index.html").is_file(), "the page is not built: make web"
         folder.mkdir(exist_ok=True)
         self._err = folder / "studio.log"
-        command = [sys.executable, "-m", "vantage", "studio", *models]
         kept = {k: v for k, v in os.environ.items() if not k.startswith("VANTAGE_") or k == "VANTAGE_HOME"}
         with self._err.open("a") as err:
-            self.process = subprocess.Popen(
-                [*command, "--no-browser", "--json", "--port", str(port)],
+            self.process = start(
+                [*VANTAGE, "studio", *models, "--no-browser", "--json", "--port", str(port)],
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
                 stderr=err,
@@ -74,7 +74,7 @@ class Process:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            self.process.wait(20)
+            self.process.wait(processes.PATIENCE)
         finally:
             self.process.kill()
             self.process.wait()

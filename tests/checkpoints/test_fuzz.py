@@ -154,19 +154,19 @@ VALUE = st.one_of(
 RARE = [HealthCheck.too_slow]
 
 
-@settings(max_examples=1000, suppress_health_check=RARE)
+@settings(max_examples=200, suppress_health_check=RARE)
 @given(edits=EDITS)
 def test_gguf_headers(files, edits):
     gguf_survives(files, edits)
 
 
-@settings(max_examples=600, suppress_health_check=RARE)
+@settings(max_examples=120, suppress_health_check=RARE)
 @given(edits=EDITS)
 def test_safetensors_headers(files, edits):
     folder_survives(files, edits)
 
 
-@settings(max_examples=400, suppress_health_check=RARE)
+@settings(max_examples=80, suppress_health_check=RARE)
 @given(key=st.integers(0, 1000), value=VALUE)
 def test_configs(files, key, value):
     config_survives(files, key, value)

@@ -2,92 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-import pty
 import re
-import select
+import signal
 import subprocess
 import sys
-import termios
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.generation.folder import chat_folder, chat_model
+from tests.processes import PATIENCE, terminal
 from vantage.checkpoints.pull import place
 from vantage.cli.chat import HELP, printable
 from vantage.cli.main import main
 from vantage.generation.conversation import Conversation
 
-QUIET = {"TERM": "dumb", "VANTAGE_NATIVE": "0", "PYTHONWARNINGS": "ignore"}  # nothing but the conversation is shown
-PATIENCE = 120.0  # seconds; only a hang takes as long
-
-
-class Terminal:
-    """A process that has a terminal of its own."""
-
-    def __init__(self, args: list[str], home: Path):
-        self.fd, inner = pty.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "vantage", *args],
-            stdin=inner,
-            stdout=inner,
-            stderr=inner,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C reaches it as a signal
-            env={**os.environ, **QUIET, "VANTAGE_HOME": str(home)},
-        )
-        os.close(inner)
-        self.seen = ""
-
-    def type(self, text: str) -> None:
-        os.write(self.fd, text.encode())
-
-    def interrupt(self, wanted: str) -> str:
-        """Ctrl-C at the prompt, again if need be: Python misses one that comes while readline handles a key."""
-        for _ in range(int(PATIENCE)):
-            self.type("\x03")
-            with contextlib.suppress(TimeoutError):
-                return self.until(wanted, 1.0)
-        raise AssertionError(f"{wanted!r} did not come; there was {self.seen[-2000:]!r}")
-
-    def until(self, wanted: str, patience: float = PATIENCE) -> str:
-        """Read until this pattern appears; what came since the last time."""
-        until = time.monotonic() + patience
-        while not (found := re.search(wanted, self.seen)):
-            if time.monotonic() > until:
-                raise TimeoutError(f"{wanted!r} did not come; there was {self.seen[-2000:]!r}")
-            if select.select([self.fd], [], [], 1.0)[0]:
-                with contextlib.suppress(OSError):  # a terminal whose process has gone
-                    self.seen += os.read(self.fd, 65536).decode(errors="replace").replace("\r\n", "\n")
-            elif self.process.poll() is not None:
-                raise AssertionError(f"it has ended, and {wanted!r} did not come: {self.seen[-2000:]!r}")
-        before, self.seen = self.seen[: found.end()], self.seen[found.end() :]
-        return before
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        os.close(self.fd)
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return chat_folder(tmp_path / "model")
-
-
-@contextlib.contextmanager
-def terminal(args: list[str], home: Path) -> Iterator[Terminal]:
-    made = Terminal(args, home)
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 def endless() -> str:
@@ -100,7 +33,7 @@ def endless() -> str:
 
 def test_a_session_on_a_terminal(folder: Path, tmp_path: Path) -> None:
     saved = tmp_path / "talk.vantage"
-    with terminal(["chat", str(folder), "--max-tokens", "4000", "--stats"], tmp_path) as t:
+    with terminal(["chat", str(folder), "--max-tokens", "1000000", "--stats"], tmp_path) as t:
         t.until(r"/help says more\.\n> ")
         t.type(endless() + "\n")
         t.until(r"\n(?s:.{200})")  # it is talking
@@ -142,6 +75,27 @@ def test_a_session_on_a_terminal(folder: Path, tmp_path: Path) -> None:
     remembered = (tmp_path / "chat_history").read_text()
     assert "/reset" in remembered
     assert (tmp_path / "chat_history").stat().st_mode & 0o077 == 0
+
+
+def test_on_a_terminal_it_listens_to_an_interrupt_that_its_parent_ignored(folder: Path, tmp_path: Path) -> None:
+    """As a test runner in the background of a script ignores it: on a terminal Ctrl-C is typed for the chat."""
+    with terminal(["chat", str(folder), "--max-tokens", "1000000"], tmp_path, ignoring={signal.SIGINT}) as t:
+        t.until(r"/help says more\.\n> ")
+        t.interrupt(r"Ctrl-D or /quit leaves\)\n> ")  # before any answer
+        t.type(endless() + "\n")
+        t.until(r"\n(?s:.{200})")
+        t.type("\x03")
+        t.until(r"\[stopped \d+ tokens\]\n> ")
+        t.interrupt(r"Ctrl-D or /quit leaves\)\n> ")  # and after one
+        t.type("\x04")
+        t.until("\n")
+        assert t.process.wait(PATIENCE) == 0
+
+
+def test_standard_input_may_be_closed(folder: Path) -> None:
+    chat = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-m", "vantage", "chat", str(folder)]
+    done = subprocess.run(chat, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_lines_from_a_pipe_are_answered_one_by_one(folder: Path, tmp_path: Path) -> None:

@@ -7,13 +7,12 @@ import csv
 import json
 import os
 import signal
-import subprocess
 import sys
-import time
 
 import pytest
 
 import vantage as vt
+from tests.processes import start, until
 from vantage.cli import compare
 from vantage.cli.main import main
 from vantage.compare.experiment import experiment_of
@@ -174,10 +173,8 @@ def test_extend_killed_and_resumed_gives_the_same_report(book, folder, tmp_path)
     flags = ["--extend", folder, "--text", book, "--times", "1", "2", "--pieces", "2", "--tries", "1", "--needles", "2"]
     flags += ["--scalings", "none", "yarn", "longrope", "--lora-steps", "2", "--lora-length", "32", "--device", "cpu"]
     command = [sys.executable, "-m", "vantage", "compare", *flags, "--out", str(out)]
-    with subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True) as process:
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and not read_results(out / FILE):
-            time.sleep(0.02)
+    with start(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True) as process:
+        until(lambda: read_results(out / FILE))
         os.killpg(process.pid, signal.SIGKILL)
     kept = len(read_results(out / FILE))
     assert 1 <= kept < 3 * 2 * 2 * 4

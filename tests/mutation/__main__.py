@@ -33,6 +33,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import NamedTuple
 
+from tests import sampling
 from tests.mutation.mutants import Mutant, mutants
 
 ROOT = Path(__file__).parents[2]
@@ -246,6 +247,7 @@ def preload() -> None:
     for plugin in entry_points(group="pytest11"):
         plugin.load()
     os.environ["VANTAGE_HYPOTHESIS"] = "mutation"
+    os.environ[sampling.NAME] = sampling.EVERY
     torch.set_num_threads(1)
     gc.freeze()  # pytest collects garbage, and need not look through all of this
 

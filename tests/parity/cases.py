@@ -5,8 +5,15 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.parity.case import Case
+from tests.sampling import draw, marks
+
+OPTIONS = 40  # of the models of a kind, in `make test`
+PUBLISHED = (Path(__file__).parents[2] / "vantage/families/published.toml").read_text(encoding="utf-8")
 
 CASES: tuple[Case, ...] = tuple(
     case
@@ -15,14 +22,18 @@ CASES: tuple[Case, ...] = tuple(
 )
 
 
-def rows(kind: str) -> list[tuple[Case, str]]:
-    """A case of this kind and one of its options."""
-    return [(case, option) for case in CASES if case.kind == kind for option in ("plain", *case.options)]
+def ids(*kinds: str) -> list[str]:
+    return [name for case in CASES if case.kind in kinds for name in case.ids()]
 
 
-def ids(kind: str) -> list[str]:
-    return [name for case in CASES if case.kind == kind for name in case.ids()]
+def rows(*kinds: str) -> list[Any]:
+    """A case of these kinds and one of its options, as parameters of a fixture.
 
-
-ROWS: list[tuple[Case, str]] = rows("decoder")
-IDS: list[str] = ids("decoder")
+    Every family runs as it comes, and so does each row that docs/families.md names; of the other options `make test`
+    runs those that a seed draws.
+    """
+    names = ids(*kinds)
+    always = [name for name in names if name.endswith("-plain") or f"[{name}]" in PUBLISHED]
+    drawn = draw(names, always, OPTIONS)
+    found = [(case, option) for case in CASES if case.kind in kinds for option in ("plain", *case.options)]
+    return [pytest.param(row, id=name, marks=marks(name in drawn)) for row, name in zip(found, names, strict=True)]

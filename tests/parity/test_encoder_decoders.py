@@ -8,7 +8,7 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 import vantage as vt
 from tests.parity.case import VOCAB
-from tests.parity.cases import ids, rows
+from tests.parity.cases import rows
 from tests.parity.rows.marian import MARIAN
 from tests.parity.rows.t5 import FULL as T5
 from vantage.checkpoints.config import Config
@@ -21,7 +21,7 @@ SOURCE = torch.randint(3, VOCAB, MASK.shape, generator=RNG).masked_fill(~MASK, 0
 TOKENS = torch.randint(3, VOCAB, (2, 40), generator=RNG)
 
 
-@pytest.fixture(params=rows("encoder-decoder"), ids=ids("encoder-decoder"))
+@pytest.fixture(params=rows("encoder-decoder"))
 def made(request, tmp_path):
     case, option = request.param
     model = case.make(option)

@@ -10,23 +10,20 @@ from safetensors.torch import load_file, save_file
 
 import vantage as vt
 from tests.parity.case import VOCAB
-from tests.parity.cases import ids, rows
+from tests.parity.cases import rows
 from tests.parity.rows import bert, mpnet, roformer, vit
 from vantage.errors import BadInput, CheckpointError
 
-KINDS = ("encoder", "image")
-ROWS = [row for kind in KINDS for row in rows(kind)]
-IDS = [name for kind in KINDS for name in ids(kind)]
 LENGTHS = (150, 97)  # past the last bucket of distances
 TOKENS = torch.randint(3, VOCAB, (2, 40), generator=torch.Generator().manual_seed(5))
 
 
-@pytest.fixture(params=ROWS, ids=IDS)
+@pytest.fixture(params=rows("encoder", "image"))
 def made(request, tmp_path):
     return make(*request.param, tmp_path)
 
 
-@pytest.fixture(params=rows("encoder"), ids=ids("encoder"))
+@pytest.fixture(params=rows("encoder"))
 def made_for_text(request, tmp_path):
     return make(*request.param, tmp_path)
 

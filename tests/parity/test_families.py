@@ -9,12 +9,12 @@ import torch
 
 import vantage as vt
 from tests.parity.case import VOCAB
-from tests.parity.cases import IDS, ROWS
+from tests.parity.cases import rows
 
 TOKENS = torch.randint(3, VOCAB, (2, 40), generator=torch.Generator().manual_seed(3))
 
 
-@pytest.fixture(params=ROWS, ids=IDS)
+@pytest.fixture(params=rows("decoder"))
 def made(request, tmp_path):
     case, option = request.param
     model = case.make(option)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TEMPLATES = Path(__file__).parent / "templates"
-LEFT_OUT = shutil.ignore_patterns("__pycache__", ".venv", "node_modules", "*.so")
+LEFT_OUT = shutil.ignore_patterns(".venv", "node_modules", "*.so", "*.pyc.*")
 
 
 @dataclass
@@ -23,6 +23,7 @@ class PackageCopy:
 
     @classmethod
     def of(cls, folder: Path) -> PackageCopy:
+        # with its bytecode, which stays good: times of files are copied along; not what another process is writing
         shutil.copytree(ROOT / "vantage", folder / "vantage", ignore=LEFT_OUT)
         return cls(folder)
 

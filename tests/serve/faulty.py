@@ -1,6 +1,7 @@
 """``python -m tests.serve.faulty serve …``: the real server over models in which things go wrong when a file says so.
 
-The file named by FAULTS holds a word. It is taken away when the fault has happened.
+The file named by FAULTS holds a word. It is taken away when the fault has happened; "slow" and "hold", which make steps
+wait for as long as they stand there, are for the test to take away.
 """
 
 from __future__ import annotations
@@ -23,14 +24,18 @@ from vantage.serve import ServedModel
 CONTROL = Path(os.environ["FAULTS"])
 
 
-def due(word: str) -> bool:
+def said(word: str) -> bool:
     try:
-        if CONTROL.read_text() != word:
-            return False
-        CONTROL.unlink()
+        return CONTROL.read_text() == word
     except FileNotFoundError:
         return False
-    return True
+
+
+def due(word: str) -> bool:
+    if said(word):
+        CONTROL.unlink()
+        return True
+    return False
 
 
 def load(served: ServedModel) -> Model:
@@ -52,7 +57,9 @@ def load(served: ServedModel) -> Model:
 
 
 def fault(module, args) -> None:
-    time.sleep(float(os.environ.get("SLOWLY", "0")))
+    while said("hold"):
+        time.sleep(0.01)
+    time.sleep(0.05 if said("slow") else float(os.environ.get("SLOWLY", "0")))
     if args[0].shape[1] > 1:
         return  # prompts pass: the fault is for those that decode
     if due("step"):

@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from signal import Signals
 
 import httpx
 import openai
@@ -18,24 +19,28 @@ import pytest
 
 import vantage as vt
 from tests.generation.folder import chat_model
+from tests.processes import PATIENCE, ROOT, start, until
 from vantage.checkpoints.pull import PullError, place, pull
 
-ROOT = Path(__file__).parents[2]
 KEY = "a-key-for-tests"
 
 
 class Server:
     """``vantage serve`` as a user starts it. ``log()`` gives its lines."""
 
-    def __init__(self, args: Sequence[str], folder: Path, *, module: str, env: dict[str, str]):
+    def __init__(
+        self, args: Sequence[str], folder: Path, *, module: str, env: dict[str, str], ignoring: Collection[Signals] = ()
+    ):
         self._clients: list[openai.OpenAI] = []
         self._err = folder / f"serve-{time.monotonic_ns()}.log"
         command = [sys.executable, "-m", module, "serve", *args, "--port", "0", "--json"]
         kept = [name for name in os.environ if not name.startswith("VANTAGE_") or name == "VANTAGE_HOME"]
         with self._err.open("w") as err:
-            self.process = subprocess.Popen(
+            self.process = start(
                 command,
+                ignoring=ignoring,
                 cwd=ROOT,
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=err,
                 text=True,
@@ -47,24 +52,23 @@ class Server:
         self.url: str = json.loads(line)["url"]
 
     def client(self, key: str = KEY, **options) -> openai.OpenAI:
-        made = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, **{"max_retries": 0, "timeout": 60, **options})
+        made = openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key=key, **{"max_retries": 0, "timeout": PATIENCE, **options}
+        )
         self._clients.append(made)
         return made
 
     def http(self, key: str | None = KEY, **options) -> httpx.Client:
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=60, **options)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=PATIENCE, **options)
 
     def log(self) -> list[dict]:
         return [json.loads(line) for line in self._err.read_text().splitlines() if line.startswith("{")]
 
-    def logged(self, field: str, seconds: float = 10.0) -> dict:
+    def logged(self, field: str) -> dict:
         """The last line that has this field; a line may be written after its answer was read."""
-        deadline = time.monotonic() + seconds
-        while not (found := [line for line in self.log() if field in line]):
-            assert time.monotonic() < deadline, f"no line with {field!r} in the log"
-            time.sleep(0.02)
-        return found[-1]
+        until(lambda: any(field in line for line in self.log()))
+        return [line for line in self.log() if field in line][-1]
 
     def raw_log(self) -> str:
         return self._err.read_text()
@@ -83,7 +87,7 @@ class Server:
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
-    def stop(self, wait: float = 20) -> int:
+    def stop(self, wait: float = PATIENCE) -> int:
         for client in self._clients:
             client.close()
         if self.process.poll() is None:
@@ -121,11 +125,3 @@ def pulled(name: str) -> str:
         except PullError as e:
             pytest.skip(f"{name} is not here and cannot be pulled: {e}")
     return name
-
-
-def until(true, seconds: float = 10) -> None:
-    """Waits for something that happens in another process."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.02)

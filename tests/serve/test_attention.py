@@ -11,7 +11,8 @@ import torch
 
 import vantage as vt
 from tests.generation.folder import chat_model
-from tests.serve.running import KEY, tiny, until
+from tests.processes import PATIENCE, until
+from tests.serve.running import KEY, tiny
 from tests.serve.studios import served
 from vantage.serve import Limits
 from vantage.serve.finished_requests import FinishedChoice, FinishedRequest, FinishedRequests
@@ -167,7 +168,7 @@ def test_looking_waits_in_a_short_queue_and_the_server_goes_on():
     def stand(module, args):
         if args[0].shape[1] > 20:  # the texts that are looked at, not the prompts
             at.set()
-            go.wait(60)
+            go.wait(PATIENCE)
 
     model = copy_sharing_weights(chat_model())
     model.blocks[1].register_forward_pre_hook(stand)
@@ -187,7 +188,7 @@ def test_looking_waits_in_a_short_queue_and_the_server_goes_on():
         assert asked(server, {**CHAT, "max_tokens": 2}, key=None)["usage"]["completion_tokens"] == 2
         go.set()
         for asker in askers:
-            asker.join(30)
+            asker.join(PATIENCE)
         assert found == [200] * 5
         until(lambda: finished_requests.calls == 0)
 

@@ -13,7 +13,8 @@ import httpx
 import openai
 import pytest
 
-from tests.serve.running import serving, tiny, until
+from tests.processes import PATIENCE, until
+from tests.serve.running import serving, tiny
 
 ASK = [{"role": "user", "content": "hello world"}]
 LONG = {"model": "tiny", "messages": ASK, "temperature": 0, "logit_bias": {"0": -100, "1": -100, "2": -100}}
@@ -74,10 +75,10 @@ def test_a_step_that_fails(faulty, control, word, code):
     wanted = faulty.client().chat.completions.create(**LONG, max_tokens=20).choices[0].message.content
     streams = [Stream(faulty, **LONG, max_tokens=1500) for _ in range(3)]
     for stream in streams:
-        stream.begun.wait(20)
+        stream.begun.wait(PATIENCE)
     control.write_text(word)
     for stream in streams:
-        stream.join(30)
+        stream.join(PATIENCE)
         assert stream.error is not None
         assert stream.error.body["code"] == code
         assert "secret" not in str(stream.error)
@@ -93,7 +94,7 @@ def test_a_step_that_fails(faulty, control, word, code):
 
 def test_a_client_that_leaves_frees_its_blocks(faulty):
     for stream in (True, False):
-        with httpx.Client(base_url=faulty.url, timeout=60) as http:
+        with httpx.Client(base_url=faulty.url, timeout=PATIENCE) as http:
             if stream:
                 with http.stream(
                     "POST", "/v1/chat/completions", json={**LONG, "max_tokens": 1500, "stream": True}
@@ -120,7 +121,7 @@ def test_a_stalled_reader_is_cut_off(faulty):
         sock.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         until(lambda: blocks(faulty) > 0)
         assert faulty.client().chat.completions.create(**LONG, max_tokens=10).choices[0].finish_reason == "length"
-        until(lambda: blocks(faulty) == 0, 30)
+        until(lambda: blocks(faulty) == 0)
         until(lambda: faulty.metric("vantage_busy", None) == 0)
     assert faulty.memory() - before < 32 * 2**20
     (line,) = [line for line in faulty.log() if line["event"] == "request" and line.get("finish") == ["cut"]][-1:]
@@ -140,8 +141,9 @@ def test_files_that_vanish_while_loading(folder, faulty, control):
     assert client.completions.create(model="vanishing", prompt="a", max_tokens=2).choices
 
 
-def test_overload_is_refused_at_once(faulty):
+def test_overload_is_refused_at_once(faulty, control):
     """Rows and queue are full: 429 with Retry-After, long before anything has finished."""
+    control.write_text("slow")
     streams = [Stream(faulty, **LONG, max_tokens=300) for _ in range(6)]
     until(lambda: faulty.metric("vantage_busy", None) == 6)
     with pytest.raises(openai.RateLimitError) as caught:
@@ -150,27 +152,37 @@ def test_overload_is_refused_at_once(faulty):
     assert 1 <= int(caught.value.response.headers["retry-after"]) <= 60
     until(lambda: faulty.metric("vantage_queue_waiting", None) == 2)
     assert faulty.metric("vantage_batch_rows", None) == 4
+    control.unlink()
     for stream in streams:
-        stream.join(60)
+        stream.join(PATIENCE)
     assert [stream.finish for stream in streams] == ["length"] * 6
     with pytest.raises(openai.BadRequestError):  # more than could ever run
         faulty.client().chat.completions.create(**LONG, max_tokens=2, n=5)
 
 
-def test_a_time_limit_and_sigterm(folder, control):
-    """What takes too long is ended with its own error. After SIGTERM answers finish, and new requests get 503."""
+def test_a_time_limit(folder, control):
+    """What takes too long is ended with its own error."""
     env = {"FAULTS": str(control), "SLOWLY": "0.003"}
-    args = [f"tiny={tiny(folder)}", "--request-seconds", "4", "--no-share-prefixes"]
+    args = [f"tiny={tiny(folder)}", "--request-seconds", "1", "--no-share-prefixes"]
     with serving(folder, *args, module="tests.serve.faulty", env=env) as server:
         with pytest.raises(openai.InternalServerError) as caught:
             server.client().chat.completions.create(**LONG, max_tokens=3500)
         assert caught.value.status_code == 504
         until(lambda: blocks(server) == 0)
+
+
+def test_sigterm_lets_answers_finish(folder, control):
+    """Meanwhile new requests get 503."""
+    env = {"FAULTS": str(control)}
+    args = [f"tiny={tiny(folder)}", "--no-share-prefixes", "--drain-seconds", str(PATIENCE)]
+    with serving(folder, *args, module="tests.serve.faulty", env=env) as server:
+        control.write_text("slow")
         streams = [Stream(server, **LONG, max_tokens=150) for _ in range(4)]
         for stream in streams:
-            stream.begun.wait(20)
+            stream.begun.wait(PATIENCE)
+        control.write_text("hold")
         server.process.send_signal(signal.SIGTERM)
-        with httpx.Client(base_url=server.url) as http:
+        with httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
             until(lambda: http.get("/health").status_code == 503)
             assert http.get("/health").json() == {"status": "draining"}
         with pytest.raises(openai.InternalServerError) as caught:
@@ -178,10 +190,11 @@ def test_a_time_limit_and_sigterm(folder, control):
         assert caught.value.status_code == 503
         assert caught.value.code == "draining"
         assert "retry-after" in caught.value.response.headers
+        control.unlink()
         for stream in streams:
-            stream.join(30)
+            stream.join(PATIENCE)
         assert [stream.finish for stream in streams] == ["length"] * 4
-        assert server.process.wait(10) == 0
+        assert server.process.wait(PATIENCE) == 0
         assert [line["cut"] for line in server.log() if line["event"] == "stopped"] == [0]
 
 
@@ -191,9 +204,9 @@ def test_sigterm_has_a_limit(folder, control):
     args = [f"tiny={tiny(folder)}", "--drain-seconds", "0.5"]
     with serving(folder, *args, module="tests.serve.faulty", env=env) as server:
         stream = Stream(server, **LONG, max_tokens=3000)
-        stream.begun.wait(20)
+        stream.begun.wait(PATIENCE)
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(10) == 0
-        stream.join(10)
+        assert server.process.wait(PATIENCE) == 0
+        stream.join(PATIENCE)
         assert stream.error is not None
         assert stream.error.body["code"] == "unloaded"

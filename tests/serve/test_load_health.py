@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.serve.running import pulled, serving
 from tests.serve.watching import polled
 
 LONG = "The quick brown fox jumps over the lazy dog, and the sea was calm. " * 110  # some 1,900 tokens
 
 
+@pytest.mark.slow  # it is timed, if only beside a process that does nothing
 def test_health_while_models_load_and_a_long_prompt_is_read(folder):
     """There is room for one model at a time: each request loads one and unloads the other."""
     models = (pulled("smollm2"), pulled("minilm"))

@@ -14,7 +14,8 @@ import openai
 import psutil
 import pytest
 
-from tests.serve.running import KEY, Server, serving, tiny, until
+from tests.processes import PATIENCE, until
+from tests.serve.running import KEY, Server, serving, tiny
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("Ray is not installed: pip install -c constraints.txt -e '.[ray]'", allow_module_level=True)
@@ -29,7 +30,7 @@ FLAGS = ("--on", "ray", "--replicas", "2", "--capacity", "1024", "--preload")
 def spread(folder):
     with serving(folder, f"tiny={tiny(folder)}", *FLAGS, env=KEYS) as server:
         yield server
-        assert server.stop(90) == 0
+        assert server.stop() == 0
 
 
 def streamed(client: openai.OpenAI, messages: list) -> tuple[str, int]:
@@ -142,7 +143,7 @@ def test_only_this_machine_can_talk_to_ray(spread):
         with grpc.insecure_channel(f"127.0.0.1:{at.port}") as channel:
             call = channel.unary_unary("/ray.serve.ASGIService/HandleRequest")
             with pytest.raises(grpc.RpcError) as refused:
-                call(b"", timeout=20)
+                call(b"", timeout=PATIENCE)
         assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
@@ -154,13 +155,13 @@ def test_a_replica_that_is_killed_is_replaced(spread):
     for n in range(6):  # whichever it was, none of these is lost
         assert streamed(client, [said(f"{n} dogs and 3 birds")])[0]
     assert streamed(client, messages)[0] == whole
-    until(lambda: len(replicas(spread)) == 2, 120)
+    until(lambda: len(replicas(spread)) == 2)
 
     def both() -> bool:
         with spread.http() as http:
             return {"front"} < set(_names(http)) and len(_names(http)) == 3
 
-    until(both, 120)
+    until(both)
 
 
 def _names(http: httpx.Client) -> set[str]:
@@ -186,8 +187,8 @@ def test_it_ends_gracefully_with_all_that_it_started(folder):
         server.process.send_signal(signal.SIGTERM)
         reader.join(60)
         assert got[-1] == "length"  # it ran to its end
-        assert server.process.wait(90) == 0
-        end = time.monotonic() + 30
+        assert server.process.wait(PATIENCE) == 0
+        end = time.monotonic() + PATIENCE
         while any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in _alive(started)):
             assert time.monotonic() < end, [p.cmdline() for p in _alive(started)]
             time.sleep(0.1)

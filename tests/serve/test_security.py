@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
-import time
 
 import httpx
 import pytest
 
+from tests.processes import PATIENCE, until
 from tests.serve.running import KEY, serving, tiny
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
@@ -152,7 +152,7 @@ def test_a_request_without_a_body_needs_no_kind_of_body(small):
 
 def _trickle(url: str) -> int:
     """A body that never comes."""
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=PATIENCE)
     connection.putrequest("POST", "/v1/completions")
     connection.putheader("Content-Type", "application/json")
     connection.putheader("Content-Length", "100")
@@ -265,13 +265,11 @@ SCHEMAS = {
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_schemas_that_would_cost_too_much(small, name):
-    """Refused, soon, and without a step for it."""
+    """Refused, and without a step for it."""
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMAS[name]}}
-    began = time.monotonic()
     with small.http() as http:
         answer = http.post("/v1/chat/completions", json={**CHAT, "response_format": form})
     assert answer.status_code == 400, answer.text
-    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "smollm2", "file:///etc/passwd", "tiny\0"])
@@ -289,14 +287,12 @@ PATTERNS = ["((a{1,999}){1,999}){1,999}", "(a|b|ab)*c{500}(x|y|xy)*", "(.*.*.*.*
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_patterns_that_would_take_for_ever(small, pattern):
     """Answered or refused, within the work that a grammar may do, and others are served meanwhile."""
-    began = time.monotonic()
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "string", "pattern": pattern}}}
     with small.http() as http:
         for extra in ({"regex": pattern}, {"response_format": form}):
             answer = http.post("/v1/chat/completions", json={**CHAT, **extra, "max_tokens": 40})
             assert answer.status_code in (200, 400)
         assert http.post("/v1/chat/completions", json=CHAT).status_code == 200
-    assert time.monotonic() - began < 20
 
 
 # ---- what comes out
@@ -323,30 +319,28 @@ def test_errors_give_no_paths_away(small, folder):
 
 
 def test_prefixes_never_cross_keys(real):
-    """The same long prompt: the second time it is there for the key that asked, and for no other.
+    """The same long prompt: the second time it is there for the key that asked, and for no other. What is read anew is
+    counted, not timed: it is what another key could time."""
 
-    Three prompts, and the fastest answer of each kind: whatever else the machine does only makes one slower.
-    """
+    def prefilled() -> float:
+        return real.metric("vantage_tokens_total", kind="prefilled", model="smollm2")
 
     def ask(prompt: str, key: str) -> tuple[int, float]:
+        before = prefilled()
         with real.http(key) as http:
-            began = time.perf_counter()
             said = {"model": "smollm2", "prompt": prompt, "max_tokens": 1, "temperature": 0}
             usage = http.post("/v1/completions", json=said).raise_for_status().json()["usage"]
-            return usage["prompt_tokens_details"]["cached_tokens"], time.perf_counter() - began
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        until(lambda: prefilled() - before >= usage["prompt_tokens"] - cached)  # counted after the answer is sent
+        return cached, prefilled() - before
 
     for key in (KEY, "another-key"):
         ask("a", key)  # the model is there, and so are both keys
-    times: dict[str, list[float]] = {"first": [], "again": [], "other": []}
-    for name in ("Zebras", "Yaks", "Quails"):
-        prompt = f"{name}! The quick brown fox jumps over the lazy dog, and so on. " * 16
-        first, again, other = ask(prompt, KEY), ask(prompt, KEY), ask(prompt, "another-key")
-        assert first[0] < 4  # a beginning that another test had
-        assert again[0] > 180
-        assert other[0] < 4
-        for kind, (_, seconds) in zip(times, (first, again, other), strict=True):
-            times[kind].append(seconds)
-    best = {kind: min(seconds) for kind, seconds in times.items()}
-    assert best["again"] < best["first"] / 3  # sharing shows in the time: it could be measured
-    assert best["again"] < best["other"] / 3  # what the other one waits for is the whole prompt
-    assert best["other"] > best["first"] / 2  # as if nobody had asked before
+    prompt = "Zebras! The quick brown fox jumps over the lazy dog, and so on. " * 16
+    first, again, other = ask(prompt, KEY), ask(prompt, KEY), ask(prompt, "another-key")
+    assert first[0] < 4  # a beginning that another test had
+    assert again[0] > 180
+    assert other[0] < 4
+    assert first[1] > 180
+    assert again[1] < first[1] / 3
+    assert other[1] > first[1] - 4  # as if nobody had asked before

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 
 import vantage as vt
 from tests.generation.folder import chat_model, tokenizer
-from tests.serve.running import pulled, until
+from tests.processes import PATIENCE, until
+from tests.serve.running import pulled
 from tests.serve.studios import running
 from vantage.conformance.scenarios import sharpen
 from vantage.families import load as load_model
@@ -180,20 +181,20 @@ def test_the_page_answers_while_a_text_is_read(tmp_path):
 
     def load(served):
         model = copy_sharing_weights(chat_model())
-        model.blocks[1].register_forward_pre_hook(lambda module, args: (at.set(), go.wait(60))[0])
+        model.blocks[1].register_forward_pre_hook(lambda module, args: (at.set(), go.wait(PATIENCE))[0])
         return model
 
     with running(tmp_path, load=load) as it:
         reader = threading.Thread(target=look, args=(it,))
         reader.start()
         try:
-            assert at.wait(30)
+            assert at.wait(PATIENCE)
             with it.http() as http:
                 assert http.get("/health").status_code == 200
                 assert http.get("/studio/api/models").json()["models"][0]["loaded"]
         finally:
             go.set()
-        reader.join(30)
+        reader.join(PATIENCE)
         until(lambda: it.studio.thread("look tiny").busy == 0)
 
 

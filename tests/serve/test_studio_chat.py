@@ -9,7 +9,8 @@ import torch
 
 import vantage as vt
 from tests.generation.folder import chat_model
-from tests.serve.running import pulled, until
+from tests.processes import PATIENCE, until
+from tests.serve.running import pulled
 from tests.serve.studios import of, running, told
 from vantage.families import load as load_model
 from vantage.generation import Engine
@@ -222,7 +223,7 @@ def held(tmp_path):
 
     def load(served):
         model = copy_sharing_weights(chat_model())
-        model.blocks[0].register_forward_pre_hook(lambda module, args: [go.wait(60)].clear())
+        model.blocks[0].register_forward_pre_hook(lambda module, args: [go.wait(PATIENCE)].clear())
         return model
 
     with running(tmp_path, load=load) as it:
@@ -251,7 +252,7 @@ def test_a_full_queue_is_refused_in_words_and_the_page_still_answers(held):
         assert http.get("/health").json() == {"status": "ok"}
         go.set()
         for asker in askers:
-            asker.join(30)
+            asker.join(PATIENCE)
         assert [events[-1][0] for events in done] == ["done"] * 5
         until(lambda: it.studio.thread("chat tiny").busy == 0)
         assert http.post("/studio/api/chat", json=say("a", 1)).status_code == 200
@@ -283,7 +284,7 @@ def test_who_leaves_the_queue_is_never_answered(held):
             http.post("/studio/api/chat", json=say("b", 1), timeout=0.3)
     until(lambda: it.studio.thread("chat tiny").busy == 1)
     go.set()
-    first.join(30)
+    first.join(PATIENCE)
     until(lambda: it.studio.thread("chat tiny").busy == 0)
     assert len(it.studio.part(conversations.Conversations)) == 1  # the first one's
 

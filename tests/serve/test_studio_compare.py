@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 
 from tests.compare.synthetic import experiment as synthetic
 from tests.compare.synthetic import falls
-from tests.serve.running import until
+from tests.processes import PATIENCE, until
 from tests.serve.studios import Running, of, running, told
 from vantage.compare import background
 from vantage.compare.experiment import Experiment
@@ -182,40 +181,37 @@ def test_stopped_gone_on_with_and_ended_with_the_studio(tmp_path: Path) -> None:
         name = http.post(f"{API}/compare", json=SMALL | {"steps": 800}).json()["id"]
         one = there.get(name)
         assert one is not None
-        until(lambda: one.progress.done > 0, 120)
+        until(lambda: one.progress.done > 0)
         assert http.delete(f"{API}/compare/{name}").json() == {"id": name, "stopped": True}
         assert not one.running
         assert heard(http, name)[-1][1]["code"] == "stopped"
-        assert gone(one._process.pid)
+        until(lambda: has_ended(one._process.pid))
         assert http.post(f"{API}/compare/{name}/resume", json={}).json() == {"id": name}
         assert heard(http, name)[-1] == ("done", {"report": name})
         name = http.post(f"{API}/compare", json=SMALL | {"steps": 200_000}).json()["id"]
         other = there.get(name)
         assert other is not None
-        until(lambda: other.progress.done > 0, 120)
-    assert gone(other._process.pid)
+        until(lambda: other.progress.done > 0)
+    until(lambda: has_ended(other._process.pid))
 
 
 @pytest.mark.slow
 def test_a_study_ends_when_whoever_started_it_is_gone(tmp_path: Path) -> None:
     there = Comparisons(tmp_path)
     one = there.start(Experiment(positions=("none", "rope"), steps=100_000), None)
-    until(lambda: one.progress.total > 0, 120)
+    until(lambda: one.progress.total > 0)
     assert one._process.stdin is not None
     one._process.stdin.close()  # as the system does when a process dies
-    one._process.wait(background.GRACE + 20)
-    assert gone(one._process.pid)
+    one._process.wait(PATIENCE)
+    until(lambda: has_ended(one._process.pid))
 
 
-def gone(group: int) -> bool:
-    """Whether nothing of a process group is left; what has ended may take a moment to go."""
-    end = time.monotonic() + 10
-    while time.monotonic() < end:
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.05)
+def has_ended(group: int) -> bool:
+    """Whether nothing of a process group is left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
     return False
 
 

@@ -12,7 +12,8 @@ import torch
 
 import vantage as vt
 from tests.generation.folder import chat_model
-from tests.serve.running import pulled, until
+from tests.processes import until
+from tests.serve.running import pulled
 from tests.serve.studios import Running, of, running, told
 from vantage.inspect import cost
 from vantage.model.norms import RMSNorm
@@ -113,7 +114,7 @@ def test_it_stops_when_the_reader_leaves(studio: Running) -> None:
         events = told(answer)
         assert next(events)[0] == "point"
         assert studio.studio.thread("measure tiny").busy == 1
-    until(lambda: studio.studio.thread("measure tiny").busy == 0, 20)
+    until(lambda: studio.studio.thread("measure tiny").busy == 0)
 
 
 def test_on_a_real_model(tmp_path: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.serve.running import until
+from tests.processes import PATIENCE, until
 from tests.serve.studios import Running, of, running, told
 from vantage.figures import Figure, Line, Lines
 from vantage.serve.studio.studies import routes
@@ -124,7 +124,7 @@ def test_who_leaves_ends_the_study(studio: Running, monkeypatch: pytest.MonkeyPa
         events = told(answer)
         assert [next(events)[0] for _ in range(3)] == ["progress"] * 3
         assert busy(studio) == 1
-    assert ended.wait(10)
+    assert ended.wait(PATIENCE)
     until(lambda: busy(studio) == 0)
 
 

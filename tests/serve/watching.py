@@ -10,7 +10,8 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tests.serve.running import ROOT, Server
+from tests.processes import ROOT
+from tests.serve.running import Server
 
 BOUND_MS = 100.0
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from vantage.cli.flags import add_dtype, add_sampling, dtype_of, sampling_of
 from vantage.cli.generate import DEFAULT, load
+from vantage.cli.interrupts import reads_a_terminal, stopping
 from vantage.errors import VantageError
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     chat = Chat(args, load(args.model, sampling_of(args), dtype_of(args)))
     if args.load is not None:
         chat.load(args.load)
-    with history() if sys.stdin.isatty() else contextlib.nullcontext():
+    with history() if reads_a_terminal() else contextlib.nullcontext():
         chat.talk()
     return 0
 
@@ -95,7 +96,7 @@ class Chat:
             "draft": Lookup() if args.lookup else None,
         }
         self._conversation: Conversation = Conversation(model, system=args.system, kind=args.cache, **self._options)
-        self._asking = sys.stdin.isatty()
+        self._asking = reads_a_terminal()
         self._verbs: dict[str, Callable[[str], None]] = {
             "/reset": self._reset,
             "/save": self._save,
@@ -203,18 +204,8 @@ def printable(text: str) -> str:
 @contextlib.contextmanager
 def interrupts(stop: Callable[[], None]) -> Iterator[None]:
     """Ctrl-C asks for a stop after the present token; the second one does not wait for it."""
-
-    def once(number: int, frame: object) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        stop()
-
-    before = signal.signal(signal.SIGINT, once)
-    try:
+    with contextlib.suppress(KeyboardInterrupt), stopping(stop, signal.SIGINT):  # what was said is kept all the same
         yield
-    except KeyboardInterrupt:  # what was said is kept all the same
-        pass
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from vantage import __version__
+from vantage.cli.interrupts import listen_on_a_terminal
 from vantage.errors import VantageError
 
 # A verb is a module here with `add(subparsers)`, which describes it, and `run(args) -> int`, which does it.
@@ -77,6 +78,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 all is well, 1 the answer is no, 2 the question was wrong."""
+    _fill_closed_streams()
+    listen_on_a_terminal()
     args = parse(argv)
     try:
         _use_parts([*args.parts, *vars(args).get(f"{args.verb}_parts", [])])
@@ -97,6 +100,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130  # what a shell reports for an interrupt
+
+
+def _fill_closed_streams() -> None:
+    """A process may be started with its standard streams closed. Then nothing is read, and what is written is lost; a
+    file that is opened later must not come by the number of one of them."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 as long as the process runs
 
 
 def _use_parts(sources: Sequence[str]) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vantage.cli.interrupts import stopping
+
 if TYPE_CHECKING:
     from vantage.training import Trained
 
@@ -116,17 +118,14 @@ def _list() -> int:
 def _on_interrupt(training_run: Any) -> Iterator[None]:
     """The first Ctrl-C (or SIGTERM) ends the run after its step, with a checkpoint; the second ends it at once."""
 
-    def stop(number: int, frame: object) -> None:
+    def stop() -> None:
         training_run.loop.stop = True
-        signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
-        os.write(2, b"stopping after this step; once more to stop at once\n")  # print may be in the middle of a line
+        with contextlib.suppress(OSError):  # whoever read it may have gone
+            # not print, which may be in the middle of a line
+            os.write(2, b"stopping after this step; once more to stop at once\n")
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with stopping(stop, signal.SIGINT, signal.SIGTERM):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _print_result(args: argparse.Namespace, trained: Trained) -> None:

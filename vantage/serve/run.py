@@ -23,6 +23,7 @@ from vantage.serve.settings import ServerSettings
 SEND_BYTES = 64 * 1024  # the kernel's buffer for a reader: without a bound it takes megabytes before a stall shows
 LAST_WORDS_S = 2.0  # for answers that were cut, to be sent
 HEADERS_BYTES = 32 * 1024
+ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 class Running(Protocol):
@@ -95,7 +96,9 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def _on_start(app: FastAPI, server: uvicorn.Server, state: Running, ready: Callable[[], Any]) -> None:
-    """Put our signal handlers in the place of uvicorn's once it has put its own: those would stop listening at once."""
+    """Put our signal handlers in the place of uvicorn's once it has put its own: those would stop listening at once.
+    What this process was started to ignore it ignores, as the background of a script ignores SIGINT."""
+    ignored = [number for number in ENDING if signal.getsignal(number) is signal.SIG_IGN]
     inner = app.router.lifespan_context
 
     @contextlib.asynccontextmanager
@@ -109,8 +112,11 @@ def _on_start(app: FastAPI, server: uvicorn.Server, state: Running, ready: Calla
             else:
                 draining.append(loop.create_task(_drain(server, state)))
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop)
+        for number in ENDING:
+            if number in ignored:
+                signal.signal(number, signal.SIG_IGN)
+            else:
+                loop.add_signal_handler(number, stop)
         async with inner(app) as state_of_app:
             starting = loop.create_task(_announce(server, ready))
             yield state_of_app

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.processes import PATIENCE
+
 
 def test_two_processes_do_what_one_does(tmp_path):
     root = Path(__file__).parents[3]
@@ -19,7 +21,7 @@ def test_two_processes_do_what_one_does(tmp_path):
         for rank in range(2)
     ]
     try:
-        said = [process.communicate(timeout=120)[0].decode() for process in running]
+        said = [process.communicate(timeout=PATIENCE)[0].decode() for process in running]
     finally:
         for process in running:
             process.kill()
