@@ -12,6 +12,7 @@ _WHERE = {
     "vantage.model": ("Model", "build", "decoder", "encoder", "encoder_decoder"),
     "vantage.conformance": ("check",),
     "vantage.checkpoints.pull": ("pull",),
+    "vantage.errors": ("ContextWarning",),
     "vantage.families": ("load", "save"),
     "vantage.functional": ("alibi_bias",),
     "vantage.generation": (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterable
 
 
@@ -27,6 +29,22 @@ class LengthExceeded(CacheError):
 
 class CheckpointError(VantageError, ValueError):
     """A checkpoint that cannot be what it says it is. Nothing of it was loaded, and none of it was run."""
+
+
+class ContextWarning(UserWarning):
+    """A text goes past the context that a model was made for, or was ended by the last of its positions."""
+
+
+# whose frames stand between a user and a warning of ours
+INSIDE = ("vantage", "torch", "contextlib")
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """A warning at the line that called Vantage, however deep in it this is."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in INSIDE:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
 
 
 NEAR = 0.6  # how like a known name a mistyped one is before it is suggested (difflib's ratio)

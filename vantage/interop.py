@@ -3,7 +3,8 @@
     vantage.interop.register()
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="vantage")
 
-transformers is imported here and nowhere else in the package, and only when ``register`` is called.
+transformers is imported here and nowhere else in the package, and only when ``register`` is called. (``vt.load`` takes
+its models too; whoever has one has imported it.)
 """
 
 from __future__ import annotations

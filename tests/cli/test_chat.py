@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 def endless() -> str:
     """Words after which the tiny model talks without end."""
     for words in ("the cat", "no!", "hello world", "12 dogs", "birds"):
-        if Conversation(chat_model()).ask(words, max_tokens=400).finish == "length":
+        if Conversation(chat_model()).ask(words, max_tokens=400).finish_reason == "length":
             return words
     raise AssertionError("this model is too terse for the test")
 

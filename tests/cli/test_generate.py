@@ -113,12 +113,17 @@ def test_guessing_ahead_and_searching(vantage, folder):
     plain = vantage(folder, TEXT, "--max-tokens", "8")
     ahead = vantage(folder, TEXT, "--max-tokens", "8", "--lookup", "--stats")
     assert (ahead.returncode, ahead.stdout) == (0, plain.stdout)
-    assert "guessed=" in ahead.stderr
+    assert "accepted" in ahead.stderr
+    assert "projections" in ahead.stderr
     one = json.loads(vantage(folder, TEXT, "--max-tokens", "8", "--beams", "1", "--json").stdout)
     three = json.loads(vantage(folder, TEXT, "--max-tokens", "8", "--beams", "3", "--json").stdout)
     assert one["text"] == plain.stdout.rstrip("\n")  # one beam is greedy
     assert three["score"] >= one["score"] - 1e-4
-    assert vantage(folder, TEXT, "--beams", "3", "--lookup").returncode == 2
+    assert vantage(folder, TEXT, "--beams", "3", "--stats", "--max-tokens", "4").stderr.endswith("calls\n")
+    for option in (["--lookup"], ["-n", "2"], ["--stop", "x"], ["--schema", "{}"], ["--top-p", "0.5"], ["--no-cache"]):
+        refused = vantage(folder, TEXT, "--beams", "3", *option)
+        assert refused.returncode == 2
+        assert "do not go together" in refused.stderr
     assert vantage(folder, TEXT, "--beams", "0").returncode == 2
 
 

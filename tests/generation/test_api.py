@@ -14,6 +14,7 @@ import torch
 import vantage as vt
 from tests.generation.folder import chat_model, tokenizer
 from tests.generation.scenario import Ask, alone, own
+from tests.parity.rows.llama import CASES as LLAMA
 from vantage.checkpoints.pull import place
 from vantage.errors import BadInput
 from vantage.generation import Generation, RequestFailed
@@ -150,7 +151,39 @@ def test_guessing_ahead_gives_the_same_text(model, draft):
     assert [one.tokens for one in ahead] == [one.tokens for one in plain]
     assert [one.text for one in ahead] == [one.text for one in plain]
     assert all(one.guesses.calls < 13 and len(one.logprobs) == len(one.tokens) for one in ahead)
-    assert json.loads(json.dumps(ahead[1].to_json()))["guesses"]["guessed"] >= 1
+    assert json.loads(json.dumps(ahead[1].to_json()))["guesses"]["proposed"] >= 1
+
+
+@pytest.mark.parametrize("draft", [vt.Lookup(), vt.DraftModel(chat_model())], ids=["look-up", "model"])
+def test_guessing_ahead_tells_what_it_took(model, draft):
+    """Counted where it is done: every key is projected for the prompt, the answer or a guess that was wrong."""
+    prompts = [TEXT, TEXT + TEXT]
+    first, second = vt.generate(model, prompts, max_tokens=12, draft=draft, stats=True, ends=False)
+    stats = first.stats
+    assert stats is second.stats  # of the call
+    assert stats.prefilled == len(first.prompt) + len(second.prompt)
+    assert (stats.generated, stats.reused, stats.recomputed) == (24, 0, 0)
+    assert stats.proposed == first.guesses.proposed + second.guesses.proposed > 0
+    assert stats.accepted == first.guesses.accepted + second.guesses.accepted
+    assert stats.calls == 24 - stats.accepted
+    read = stats.prefilled + 24 - 2  # the last token of each answer is not read
+    assert set(stats.projections) == {read + stats.proposed - stats.accepted}
+    assert stats.bytes_held > 0
+    assert {"draft", "prefill", "decode", "pick"} <= stats.milliseconds.keys()
+    assert f"{stats.proposed} tokens proposed, {stats.accepted} accepted" in str(stats)
+    assert json.loads(json.dumps(first.to_json()))["stats"]["accepted"] == stats.accepted
+    assert vt.generate(model, TEXT, max_tokens=2, draft=draft).stats is None
+
+
+def test_a_growing_length_is_counted_with_a_draft():
+    """Where frequencies depend on the length, what is computed again is projected again."""
+    model = own("ntk")
+    plain = vt.generate(model, [1, 2, 3], max_tokens=40)
+    got = vt.generate(model, [1, 2, 3], max_tokens=40, draft=vt.Lookup(shortest=1), stats=True)
+    assert got.tokens == plain.tokens
+    assert got.stats.recomputed > 0
+    wrong = got.stats.proposed - got.stats.accepted
+    assert set(got.stats.projections) == {3 + 39 + wrong + got.stats.recomputed}
 
 
 @pytest.mark.parametrize("options", [{"n": 2}, {"stream": True}, {"batch_invariant": True}, {"cache": False}], ids=str)
@@ -193,12 +226,38 @@ def test_an_encoder_decoder_reads_the_prompt_and_begins_by_itself():
         ("a", {"temperature": -1.0}, "temperature=-1"),
         ("a", {"stop": ""}, "stop string"),
         ("a", {"n": 0}, "n=0"),
+        (5, {}, "prompts=5: give a text"),
+        ([None], {}, "a prompt None: give a text"),
+        (["a", 5], {}, "a prompt 5: give a text"),
+        ({"role": "user", "content": "a"}, {}, "give a text, tokens, messages"),
+        ("a", {"max_tokens": None}, "max_tokens=None: give a whole number"),
+        ("a", {"max_tokens": "5"}, "max_tokens='5': give a whole number"),
+        ("a", {"n": 1.5}, "n=1.5"),
+        ("a", {"temperature": None}, "temperature=None: give a number"),
+        ("a", {"temperature": "hot"}, "temperature='hot'"),
+        ("a", {"stop": 1.5}, "stop=1.5: give strings and tokens"),
     ],
     ids=str,
 )
 def test_bad_input_is_refused(model, prompts, options, says):
     with pytest.raises(BadInput, match=says):
         vt.generate(model, prompts, **options)
+
+
+@pytest.mark.parametrize("call", [vt.generate, vt.beam_search, lambda model, _: vt.Conversation(model)])
+def test_what_is_no_model_is_told_how_to_become_one(call):
+    with pytest.raises(BadInput, match=r"load it first, model = vt.load\('smollm2'\)"):
+        call("smollm2", TEXT)
+    with pytest.raises(BadInput, match="LlamaForCausalLM is a model of transformers: use"):
+        call(LLAMA[0].make("plain"), TEXT)
+    with pytest.raises(BadInput, match="None is no model"):
+        call(None, TEXT)
+
+
+def test_a_long_wrong_prompt_is_shown_in_short(model):
+    with pytest.raises(BadInput) as caught:
+        vt.generate(model, [[1.5] * 1000])
+    assert len(str(caught.value)) < 200
 
 
 def test_answers_fit_a_schema_or_a_pattern(model):

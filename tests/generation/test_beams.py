@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import random
 from pathlib import Path
@@ -12,12 +13,14 @@ import torch
 
 import vantage as vt
 from tests.generation import zoo
+from tests.generation.folder import chat_model, tokenizer
 from tests.parity.case import VOCAB
 from tests.parity.rows.llama import CASES as LLAMA
 from tests.parity.rows.marian import MARIAN
 from tests.parity.rows.t5 import FULL as T5
 from vantage.errors import BadInput
 from vantage.generation import Beams, beam_search
+from vantage.generation.prompts import end_tokens
 from vantage.model import Model
 
 CASES = {"llama": LLAMA[0], "t5": T5, "marian": MARIAN}
@@ -66,14 +69,15 @@ def test_texts_and_scores_are_those_of_transformers(pairs: Any, name: str, part:
         said, source = (prompt[0].tolist(), None) if ours.encoder is None else ([0], prompt)
         stop = torch.randint(3, VOCAB, (ends,), generator=torch.Generator().manual_seed(i + 50)).tolist()
         if ends:  # one that will come
-            stop[0] = beam_search(ours, said, max_tokens=MOST, beams=beams, source=source).best[0].tokens[2 + i % 5]
+            found = beam_search(ours, said, max_tokens=MOST, beams=beams, source=source, ends=False)
+            stop[0] = found.best[0].tokens[2 + i % 5]
         wanted, scores = theirs_of(theirs, prompt, beams, stop)
-        got = beam_search(ours, said, max_tokens=MOST, beams=beams, stop=stop, source=source)
+        got = beam_search(ours, said, max_tokens=MOST, beams=beams, stop=stop, source=source, ends=False)
         assert [list(one.tokens) for one in got.best] == wanted
         assert [one.score for one in got.best] == pytest.approx(
             scores, rel=1e-6, abs=2e-5
         )  # theirs are summed in float32
-        finished |= {one.finish for one in got.best}
+        finished |= {one.finish_reason for one in got.best}
     assert finished == {"stop", "length"}
 
 
@@ -101,7 +105,7 @@ def test_every_cache_finds_the_same(name: str, kind: str) -> None:
 
 
 def test_enough_beams_find_the_best_text_there_is() -> None:
-    model = vt.build(vt.decoder(vocab=5, width=8, layers=1, heads=2), seed=3).double()
+    model = vt.build(vt.decoder(vocab=5, width=8, layers=1, heads=2), seed=3).double().eval()
     got = beam_search(model, [1, 2], max_tokens=3, beams=Beams(125, 5, 0.0))
     every = {}
     with torch.no_grad():
@@ -120,7 +124,7 @@ def test_one_beam_is_greedy() -> None:
         for _ in range(6):
             text.append(int(model(torch.tensor([text]))[0, -1].argmax()))
     assert list(got.best[0].tokens) == text[3:]
-    assert got.best[0].finish == "length"
+    assert got.best[0].finish_reason == "length"
 
 
 @pytest.mark.parametrize(
@@ -135,5 +139,51 @@ def test_bad_input_is_refused() -> None:
     model = zoo.model("plain")
     with pytest.raises(BadInput, match="not at strings"):
         beam_search(model, [1], max_tokens=3, stop="x")  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match="at least 1"):
+    with pytest.raises(BadInput, match="give a text, tokens"):
         beam_search(model, [], max_tokens=3)
+    with pytest.raises(BadInput, match="empty prompt"):
+        beam_search(chat_model(), "", max_tokens=3)
+    with pytest.raises(BadInput, match="max_tokens=0"):
+        beam_search(model, [1], max_tokens=0)
+    with pytest.raises(BadInput, match="no tokenizer"):
+        beam_search(model, "hello")
+
+
+def test_texts_tokens_and_tensors_are_taken_as_generate_takes_them() -> None:
+    model, text = chat_model(), "the cat sat on a mat"
+    tokens = tokenizer().encode(text)
+    got = beam_search(model, text, max_tokens=6, beams=3, ends=False)
+    assert got.prompt == tuple(tokens)
+    assert got.text == str(got) == tokenizer().decode(got.tokens)
+    for same in (tokens, torch.tensor(tokens), tuple(tokens)):
+        assert beam_search(model, same, max_tokens=6, beams=3, ends=False).tokens == got.tokens
+    several = beam_search(model, [text, "a"], max_tokens=6, beams=3, ends=False)
+    assert several[0].tokens == got.tokens
+    assert len(several) == 2
+    messages = [{"role": "user", "content": text}]
+    chat = beam_search(model, text, max_tokens=3, beams=2, chat=True)
+    assert chat.prompt == beam_search(model, messages, max_tokens=3, beams=2).prompt != got.prompt
+    assert beam_search(model, text, max_tokens=6, beams=1, ends=False).tokens == (
+        vt.generate(model, text, max_tokens=6, ends=False).tokens
+    )
+
+
+def test_an_answer_ends_with_the_models_own_end_which_has_no_text() -> None:
+    model = copy.deepcopy(chat_model())
+    free = beam_search(model, "the cat", max_tokens=8, beams=1, ends=False).tokens
+    model.config = {**(model.config or {}), "eos_token_id": free[5]}  # one that will come
+    got = beam_search(model, "the cat", max_tokens=8, beams=1)
+    assert got.finish_reason == "stop"
+    assert got.tokens == free[: len(got.tokens)]
+    assert got.tokens[-1] in end_tokens(model)
+    assert got.text == tokenizer().decode(got.tokens[:-1])
+
+
+def test_an_encoder_decoder_reads_the_prompt_and_begins_by_itself() -> None:
+    model = zoo.model("encoder-decoder")
+    wanted = beam_search(model, [1], max_tokens=6, source=torch.tensor([[5, 6, 7]]))
+    got = beam_search(model, [5, 6, 7], max_tokens=6, start=1)
+    assert got.tokens == wanted.tokens
+    assert got.prompt == (5, 6, 7)
+    with pytest.raises(BadInput, match="decoder_start_token_id"):
+        beam_search(model, [5, 6, 7], max_tokens=6)

@@ -54,7 +54,7 @@ def test_a_turn_computes_its_new_tokens_only(kind: str, draft: Any) -> None:
         turn = talk.ask(words, max_tokens=6 + i)
         new = turn.prompt - turn.reused
         assert turn.reused == held
-        assert turn.computed == written(talk) - before == new + turn.guessed + len(turn.picks) - 1 - turn.kept
+        assert turn.computed == written(talk) - before == new + turn.proposed + len(turn.picks) - 1 - turn.accepted
         assert turn.recomputed == 0
         around = "<|im_end|>\n<|im_start|>user\n" + words + "<|im_end|>\n<|im_start|>assistant\n"
         assert i == 0 or new <= 1 + len(model.tokenizer.encode(around))  # and the last token of the answer before
@@ -93,7 +93,7 @@ def test_a_stop_string_ends_the_answer_and_the_next_turn_is_right() -> None:
     word = free.text[8:10]
     talk = Conversation(model, stop=word)
     turn = talk.ask("the cat", max_tokens=20)
-    assert turn.finish == "stop"
+    assert turn.finish_reason == "stop"
     assert turn.text == free.text[: free.text.index(word)]
     again = talk.ask("no!", max_tokens=5)
     assert 0 < again.reused < turn.prompt + len(turn.picks)  # up to the stop string
@@ -137,13 +137,13 @@ def test_stopping_keeps_what_was_said() -> None:
         said += piece
         if len(said) > 4:
             talk.stop()
-    assert talk.turns[-1].finish == "stopped"
+    assert talk.turns[-1].finish_reason == "stopped"
     assert said == talk.messages[-1]["content"]
     assert whole.startswith(said)
     assert len(said) < len(whole)
     again = talk.ask("no!", max_tokens=4)
     assert again.reused > 0
-    assert again.finish == "length"
+    assert again.finish_reason == "length"
 
 
 def test_leaving_the_loop_and_an_interrupt_keep_what_was_said() -> None:
@@ -155,7 +155,7 @@ def test_leaving_the_loop_and_an_interrupt_keep_what_was_said() -> None:
     assert talk.messages[-1]["content"].startswith(first)
     with pytest.raises(KeyboardInterrupt):
         interrupted(talk)
-    assert talk.turns[-1].finish == "stopped"
+    assert talk.turns[-1].finish_reason == "stopped"
     assert len(talk.messages) == 4
     whole = model.tokenizer.decode([pick.token for pick in talk.turns[-1].picks])
     assert whole.startswith(talk.messages[-1]["content"])
@@ -209,7 +209,7 @@ def test_another_thread_may_stop_it() -> None:
     for _ in talk.stream("the cat", max_tokens=3000):
         seen.set()
     thread.join()
-    assert talk.turns[-1].finish == "stopped"
+    assert talk.turns[-1].finish_reason == "stopped"
 
 
 def test_branches_are_independent() -> None:
@@ -250,7 +250,7 @@ def test_tokens_stay_where_the_template_ends_an_answer_in_another_way() -> None:
     free = talk.branch().ask("the cat", max_tokens=8)
     talk.stops = talk.stops.also([free.tokens[5]])
     first = talk.ask("the cat", max_tokens=8)
-    assert first.finish == "stop"
+    assert first.finish_reason == "stop"
     second = talk.ask("no!", max_tokens=2)
     assert list(talk.tokens[: first.prompt + len(first.tokens) - 1]) == [
         *talk.tokens[: first.prompt],
@@ -287,7 +287,7 @@ def test_a_constraint_holds_for_a_turn() -> None:
     talk = Conversation(chat_model())
     turn = talk.ask("the cat", constraint=regex("(yes|no)!", tokenizer()))
     assert turn.text in ("yes!", "no!")
-    assert turn.finish == "stop"
+    assert turn.finish_reason == "stop"
 
 
 def test_a_window_keeps_what_it_shows_and_an_edit_begins_anew() -> None:
@@ -406,7 +406,7 @@ def test_smollm2_converses() -> None:
     talk = Conversation(model, system="You answer in one short sentence.")
     first = talk.ask("What is the capital of France?", max_tokens=24)
     assert "Paris" in first.text
-    assert first.finish == "stop"
+    assert first.finish_reason == "stop"
     second = talk.ask("And of Italy?", max_tokens=24)
     assert "Rome" in second.text
     assert second.reused == first.prompt + len(first.picks) - 1

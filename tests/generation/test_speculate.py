@@ -76,15 +76,15 @@ def test_greedy_tokens_are_those_of_plain_decoding(name: str, kind: str, draft: 
     row = CachedSequence(model, cache, source=source)
     got = speculative(model, prompt, max_tokens=24, draft=guesses, row=row)
     assert list(got.tokens) == plain(model, prompt, 24, kind, source)
-    assert got.finish == "length"
-    assert got.guessed > 0
-    assert got.kept <= got.guessed
+    assert got.finish_reason == "length"
+    assert got.proposed > 0
+    assert got.accepted <= got.proposed
     # each pass brings one token and the guesses that were right
-    assert got.calls == 24 - got.kept
-    assert got.computed == len(prompt) + got.guessed + 23 - got.kept
+    assert got.calls == 24 - got.accepted
+    assert got.computed == len(prompt) + got.proposed + 23 - got.accepted
     assert row.cache.tokens == (len(prompt) + 23,)
     if draft == "itself" and kind != "quantised":  # the draft's own keys are not rounded
-        assert got.kept == got.guessed
+        assert got.accepted == got.proposed
         assert got.calls < 12 if name != "ntk" else got.calls < 15
     if name == "ntk":
         assert got.recomputed == row.cache.recomputed > 0
@@ -117,8 +117,8 @@ def test_penalties_and_constraints_hold_with_guesses_too(draft: Draft) -> None:
     one = speculative(model, prompt, max_tokens=25, draft=draft, sampling=sampling)
     other = speculative(model, prompt, max_tokens=25, draft=None, sampling=sampling)
     assert one.tokens == other.tokens
-    assert one.guessed > 0
-    assert other.guessed == 0
+    assert one.proposed > 0
+    assert other.proposed == 0
     for a, b in zip(one.picks, other.picks, strict=True):
         assert a.logprob == pytest.approx(b.logprob, abs=1e-9)
     chat = chat_model()
@@ -131,7 +131,7 @@ def test_penalties_and_constraints_hold_with_guesses_too(draft: Draft) -> None:
         sampling=Sampling(temperature=1.0, seed=5),
         constraint=regex("(cat ?|sat ?){2,6}!", chat.tokenizer),
     )
-    assert got.finish == "stop"
+    assert got.finish_reason == "stop"
     assert chat.tokenizer.decode(got.tokens).endswith("!")
 
 
@@ -145,7 +145,7 @@ def test_lookup_gives_the_very_tokens_of_plain_sampling(seed: int) -> None:
         for draft in (Lookup(shortest=1), None)
     )
     assert one.tokens == other.tokens
-    assert one.guessed > 0
+    assert one.proposed > 0
     assert one.seed == other.seed == seed
 
 
@@ -213,7 +213,7 @@ class TableGuesser:
             qs.append(q)
         return Guess(tuple(said[len(tokens) :]), torch.stack(qs))
 
-    def learn(self, guessed: int, kept: int) -> None: ...
+    def learn(self, proposed: int, accepted: int) -> None: ...
 
 
 class TableDraft:
@@ -273,7 +273,7 @@ def sampled(draft: Any, sampling: Sampling, n: int, runs: int) -> tuple[Counter[
         for _ in loop.run():
             pass
         seen[loop.answer().tokens] += 1
-        kept += loop.answer().kept
+        kept += loop.answer().accepted
     return seen, kept
 
 
@@ -333,9 +333,9 @@ def test_it_ends_where_plain_decoding_ends() -> None:
         assert len(ends[0].tokens) < 40
         assert ends[0].text == ends[1].text == (text[: text.index(stop)] if isinstance(stop, str) else ends[0].text)
         assert text.startswith(ends[0].text or "?")
-        assert {end.finish for end in ends} == {"stop"}
+        assert {end.finish_reason for end in ends} == {"stop"}
         assert {row.cache.tokens for row in rows} == {(len(prompt) + len(ends[0].tokens) - 1,)}
-    assert ends[1].kept > 0
+    assert ends[1].accepted > 0
 
 
 def test_a_cache_may_hold_the_front_of_the_prompt() -> None:
@@ -347,7 +347,7 @@ def test_a_cache_may_hold_the_front_of_the_prompt() -> None:
         model, prompt, max_tokens=9, draft=Lookup(shortest=1), row=CachedSequence(model, cache, prompt[:9])
     )
     assert list(got.tokens) == plain(model, prompt, 9, "contiguous")
-    assert got.computed == len(prompt) - 9 + got.guessed + 8 - got.kept
+    assert got.computed == len(prompt) - 9 + got.proposed + 8 - got.accepted
 
 
 def test_long_prompts_are_read_in_pieces() -> None:

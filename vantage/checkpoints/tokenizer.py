@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +72,10 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """The text of some tokens. ``special``: with the special ones written out."""
         return self.backend.decode(list(ids), skip_special_tokens=not special)
+
+    def __repr__(self) -> str:
+        chat = "no chat template" if self.template is None else "with a chat template"
+        return f"<Tokenizer: {len(self):,} tokens, {chat}>"
 
     def __len__(self) -> int:
         return self.backend.get_vocab_size(with_added_tokens=True)
@@ -145,13 +150,47 @@ def from_folder(folder: Path) -> Tokenizer | None:
     return Tokenizer(functools.partial(_read, folder), about)
 
 
+def from_object(tokenizer: object) -> Tokenizer:
+    """Ours as it is; a copy of one of the ``tokenizers`` package or of transformers; or that of a folder."""
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer
+    if isinstance(tokenizer, Backend):
+        return Tokenizer(functools.partial(_copied, tokenizer), About())
+    if isinstance(tokenizer, (str, Path)):
+        if (read := from_folder(Path(tokenizer))) is None:
+            raise BadInput(f"tokenizer={str(tokenizer)!r}: there is no {FILE} in this folder")
+        return read
+    library: Any = sys.modules.get("transformers")
+    if library is None or not isinstance(tokenizer, library.PreTrainedTokenizerBase):
+        raise BadInput(
+            f"tokenizer={tokenizer!r:.80}: give one of transformers or of the tokenizers package, or a folder that "
+            f"holds {FILE}"
+        )
+    theirs: Any = tokenizer
+    if not theirs.is_fast:
+        raise BadInput(f"{type(theirs).__name__} is not built on the tokenizers package: use the model's fast one")
+    template = theirs.chat_template
+    template = template.get("default") if isinstance(template, dict) else template  # several, by name
+    return Tokenizer(
+        functools.partial(_copied, theirs.backend_tokenizer), About(theirs.bos_token, theirs.eos_token, template)
+    )
+
+
+def _copied(backend: Backend) -> Backend:
+    return _whole(Backend.from_str(backend.to_str()))
+
+
 def _read(folder: Path) -> Backend:
     path = inside(folder, FILE)
     try:
         backend = Backend.from_file(str(path))
     except Exception as e:  # it raises bare Exception
         raise CheckpointError(f"{FILE}: {e}") from e
-    # Some files carry the truncation and padding of their training. Here the whole text is always encoded.
+    return _whole(backend)
+
+
+def _whole(backend: Backend) -> Backend:
+    """Some files carry the truncation and padding of their training. Here the whole text is always encoded."""
     backend.no_truncation()
     backend.no_padding()
     return backend

@@ -145,10 +145,19 @@ class Chat:
         print()
         if len(self._conversation.turns) > before:
             turn = self._conversation.turns[-1]
-            if turn.finish != "stop":
-                print(f"[{'stopped' if turn.finish == 'stopped' else 'cut off after'} {len(turn.picks)} tokens]")
+            if turn.finish_reason != "stop":
+                print(f"[{self._cut(turn)}]")
             if self._stats:
                 print(f"[{describe_turn(turn)}]")
+
+    def _cut(self, turn: Answer) -> str:
+        """Why an answer is not whole."""
+        if turn.finish_reason == "stopped":
+            return f"stopped {len(turn.picks)} tokens"
+        context = self._model.context_length
+        full = context is not None and turn.prompt + len(turn.picks) >= context
+        why = f": the model's context of {context:,} tokens is full, and /reset begins anew" if full else ""
+        return f"cut off after {len(turn.picks)} tokens{why}"
 
     # ---- verbs
 
@@ -188,7 +197,7 @@ def describe_turn(turn: Answer) -> str:
     after = turn.seconds - turn.to_first
     speed = f", {(len(turn.picks) - 1) / after:.1f} tokens/s" if after > 0 and len(turn.picks) > 1 else ""
     again = f", {turn.recomputed} computed again" if turn.recomputed else ""
-    guessed = f", {turn.kept} of {turn.guessed} guesses right" if turn.guessed else ""
+    guessed = f", {turn.accepted} of {turn.proposed} guesses right" if turn.proposed else ""
     return (
         f"{turn.prompt} tokens read, {turn.reused} of them reused{again}; "
         f"{len(turn.picks)} generated in {turn.calls} passes"

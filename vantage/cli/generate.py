@@ -84,8 +84,8 @@ def run(args: argparse.Namespace) -> int:
         "batch_invariant": args.batch_invariant,
         "cache": not args.no_cache,
     }
-    if args.beams is not None and (args.beams < 1 or args.lookup or args.temperature or args.n > 1):
-        raise BadInput(f"--beams {args.beams}: give at least 1, and no sampling, --lookup or -n with it")
+    if args.beams is not None:
+        _check_search(args)
     model = load(source, options, dtype_of(args))
     if args.beams is not None:
         return _searched(args, model, prompt)
@@ -95,6 +95,28 @@ def run(args: argparse.Namespace) -> int:
         options["draft"] = Lookup()
     at_once = args.json or args.n > 1 or args.lookup
     return _whole(args, model, prompt, options) if at_once else _streamed(args, model, prompt, options)
+
+
+def _check_search(args: argparse.Namespace) -> None:
+    """What a search for the likeliest text cannot follow is refused."""
+    from vantage.errors import BadInput
+
+    if args.beams < 1:
+        raise BadInput(f"--beams {args.beams}: give at least 1")
+    unfit = {
+        "sampling": args.temperature or args.top_k or args.top_p or args.min_p,
+        "penalties": (args.repetition_penalty, args.presence_penalty, args.frequency_penalty) != (1.0, 0.0, 0.0),
+        "-n": args.n > 1,
+        "--stop": args.stop,
+        "--schema": args.schema,
+        "--regex": args.regex,
+        "--logprobs": args.logprobs is not None,
+        "--lookup": args.lookup,
+        "--batch-invariant": args.batch_invariant,
+        "--no-cache": args.no_cache,
+    }
+    if named := [name for name, wanted in unfit.items() if wanted]:
+        raise BadInput(f"--beams and {named[0]} do not go together: leave one of them out")
 
 
 def _schema(schema: str | None) -> str | None:
@@ -136,13 +158,34 @@ def busy(label: str):
         yield
 
 
+@contextlib.contextmanager
+def notices():
+    """What Python would warn of, a line each on standard error, once the text is out."""
+    import warnings
+
+    from vantage.errors import ContextWarning
+
+    caught: list[warnings.WarningMessage] = []
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", ContextWarning)
+            yield
+    finally:
+        for one in caught:
+            if issubclass(one.category, ContextWarning):
+                print(f"vantage: {one.message}", file=sys.stderr)
+            else:
+                warnings.showwarning(one.message, one.category, one.filename, one.lineno)
+
+
 def _streamed(args: argparse.Namespace, model: Any, prompt: str, options: dict[str, Any]) -> int:
     from vantage.generation import generate
 
     stream = generate(model, prompt, **options, stream=True)
-    for piece in stream:
-        print(piece.text, end="", flush=True)
-    print(flush=True)
+    with notices():
+        for piece in stream:
+            print(piece.text, end="", flush=True)
+        print(flush=True)
     if args.stats:
         print(stream.stats, file=sys.stderr)
     return 0
@@ -151,7 +194,7 @@ def _streamed(args: argparse.Namespace, model: Any, prompt: str, options: dict[s
 def _whole(args: argparse.Namespace, model: Any, prompt: str, options: dict[str, Any]) -> int:
     from vantage.generation import generate
 
-    with busy("generating"):
+    with notices(), busy("generating"):
         result = generate(model, prompt, **options, stats=args.stats)
     answers = result if isinstance(result, list) else [result]
     if args.json:
@@ -161,24 +204,19 @@ def _whole(args: argparse.Namespace, model: Any, prompt: str, options: dict[str,
     for i, answer in enumerate(answers):
         print(f"--- sample {i} (seed {answer.seed})\n{answer}" if len(answers) > 1 else answer)
     if args.stats:
-        print(answers[0].guesses or answers[0].stats, file=sys.stderr)
+        print(answers[0].stats, file=sys.stderr)
     return 0
 
 
 def _searched(args: argparse.Namespace, model: Any, prompt: str) -> int:
     """The best text of a beam search."""
-    from vantage.generation import Beams, Stop, beam_search
-    from vantage.generation.prompts import PromptBatch, end_tokens
+    from dataclasses import asdict
 
-    (row,) = PromptBatch.of(model, prompt, chat=args.chat).rows
-    ends = frozenset(end_tokens(model))
-    with busy("searching"):
-        search = beam_search(model, row, max_tokens=args.max_tokens, beams=Beams(args.beams), stop=Stop(tokens=ends))
-    best = search.best[0]
-    text = model.tokenizer.decode([token for token in best.tokens if token not in ends])
-    print(
-        json.dumps({"text": text, "tokens": best.tokens, "score": best.score}, ensure_ascii=False)
-        if args.json
-        else text
-    )
+    from vantage.generation import beam_search
+
+    with notices(), busy("searching"):
+        result = beam_search(model, prompt, max_tokens=args.max_tokens, beams=args.beams, chat=args.chat)
+    print(json.dumps(asdict(result.best[0]), ensure_ascii=False) if args.json else result)
+    if args.stats:
+        print(f"{result.computed:,} tokens computed in {result.calls:,} calls", file=sys.stderr)
     return 0

@@ -278,12 +278,6 @@ class CallableModel(Subject):
         return self._causal
 
 
-def is_transformers_model(model: object) -> bool:
-    """Whether this is a transformers model. If transformers was never imported, it is not."""
-    library = sys.modules.get("transformers")
-    return library is not None and isinstance(model, library.PreTrainedModel)
-
-
 def callable_facts(
     model: object,
     vocab: int | None,

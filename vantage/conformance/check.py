@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from vantage.checkpoints.transformers_model import is_transformers_model
 from vantage.conformance.adapters import (
     CallableModel,
     NewCache,
@@ -20,7 +21,6 @@ from vantage.conformance.adapters import (
     TransformersModel,
     UserModel,
     callable_facts,
-    is_transformers_model,
 )
 from vantage.conformance.probe import Finding, Probe
 from vantage.conformance.report import CheckRow, Report

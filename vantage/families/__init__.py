@@ -17,7 +17,8 @@ from vantage.checkpoints.folder import CONFIG, Folder, plain_dtype, read_json, w
 from vantage.checkpoints.gguf_names import GGUFTensors
 from vantage.checkpoints.pull import find
 from vantage.checkpoints.tensor_names import RenamedTensors
-from vantage.checkpoints.tokenizer import Tokenizer, from_folder, from_gguf
+from vantage.checkpoints.tokenizer import Tokenizer, from_folder, from_gguf, from_object
+from vantage.checkpoints.transformers_model import TensorsInMemory, is_transformers_model
 from vantage.errors import BadInput, CheckpointError, Refused, unknown
 from vantage.families import built
 from vantage.families.adapter_files import CONFIG as ADAPTER
@@ -46,21 +47,35 @@ def family_of(config: dict[str, Any]) -> Family:
 
 
 def load(
-    source: str | Path,
+    source: Any,
     *,
     device: torch.device | str | None = None,
     dtype: torch.dtype | str | None = None,
     kernel: str = "auto",
+    tokenizer: Any = None,
 ) -> Model:
-    """A model from a folder in the Hugging Face layout, a ``.gguf`` file, or a name that was pulled.
+    """A model from a folder in the Hugging Face layout, a ``.gguf`` file, a name that was pulled, or a transformers
+    model in memory.
+
+        model = vt.load("smollm2", dtype="auto")
+        model = vt.load(AutoModelForCausalLM.from_pretrained(folder), tokenizer=AutoTokenizer.from_pretrained(folder))
 
     ``dtype`` is float32 unless said. "int8" and "int4" quantise the weights of linear maps and embeddings in blocks
     of 32; "auto" keeps the blocks of a GGUF file as they are (Q8_0, Q4_0, Q4_1), which computes the same in less
     memory and time, and is float32 where there are none or the native kernels cannot run. Both are for running, not
     for training or saving.
+
+    A transformers model keeps its own ``dtype`` and ``device`` unless said. No file is written. Weights that lie in
+    memory alike are shared, so that training one model changes the other: embeddings, heads, norms, and linear maps
+    that are stored the same way round. What is laid out otherwise here (q, k and v as one map; gate and up) is copied.
+
+    ``tokenizer``: instead of the checkpoint's own; one of transformers or of the ``tokenizers`` package, or a folder.
     """
+    in_memory = is_transformers_model(source)
+    if in_memory:
+        dtype, device = source.dtype if dtype is None else dtype, source.device if device is None else device
     dtype, how = check_dtype(dtype)
-    checkpoint = opened(find(source), dtype)
+    checkpoint = TensorsInMemory(source) if in_memory else opened(find(_path(source)), dtype)
     family = family_of(checkpoint.config)
     tensors = RenamedTensors(with_prefix(family.unpacked(checkpoint), family.prefix), family.older)
     config = Config(checkpoint.config, tensors=tensors.names())
@@ -75,14 +90,25 @@ def load(
         raise
     except (BadInput, Refused, RuntimeError, ValueError, TypeError, ArithmeticError) as e:
         # the last four are torch's own: a size that overflows, a dropout of 7
-        raise CheckpointError(f"{source}: {e}") from e
+        raise CheckpointError(f"{type(source).__name__ if in_memory else source}: {e}") from e
     model.kernel = kernel
     where = torch.device("cpu" if device is None else device)
     pack = dense if how is None else packer(how, model, checkpoint, tensors, family.prefix, where)
     fill(model, links, tensors, dtype, family, copies, pack)
     model.config = family.saved_as(checkpoint.config)
-    model.tokenizer = tokenizer_of(checkpoint)
+    model.tokenizer = tokenizer_of(checkpoint) if tokenizer is None else from_object(tokenizer)
     return model.to(device).eval() if device is not None else model.eval()
+
+
+def _path(source: object) -> str | Path:
+    if isinstance(source, (str, Path)):
+        return source
+    if isinstance(source, Model):
+        raise BadInput("this is a model of Vantage already: it need not be loaded")
+    raise BadInput(
+        f"a model cannot be loaded from {source!r:.80}: give a folder, a .gguf file, a name that was pulled, or a "
+        "model of transformers"
+    )
 
 
 def opened(path: Path, dtype: torch.dtype) -> Folder | GGUFTensors:
@@ -115,7 +141,9 @@ def _folder(path: Path) -> Folder:
     return checkpoint
 
 
-def tokenizer_of(checkpoint: Folder | GGUFTensors) -> Tokenizer | None:
+def tokenizer_of(checkpoint: Folder | GGUFTensors | TensorsInMemory) -> Tokenizer | None:
+    if isinstance(checkpoint, TensorsInMemory):  # transformers keeps it apart
+        return None
     return from_folder(checkpoint.path) if isinstance(checkpoint, Folder) else from_gguf(checkpoint.file)
 
 

@@ -1,12 +1,13 @@
 """Generation: sampling, stops, the batching engine, and ``generate`` over it."""
 
-from vantage.generation.api import Generation, Piece, Stream, generate
-from vantage.generation.beams import beam_search
+from vantage.generation.api import Stream, generate
+from vantage.generation.beams import BeamResult, beam_search
 from vantage.generation.conversation import Conversation
 from vantage.generation.decode import Answer, speculative
 from vantage.generation.engine import Engine
 from vantage.generation.prefix import Match
 from vantage.generation.request import Event, Output, QueueFull, Request, RequestFailed
+from vantage.generation.results import Generation, Piece
 from vantage.generation.sampling import Constraint, ForkableConstraint, Pick, Picker, Sampling
 from vantage.generation.speculate import DraftModel, Lookup
 from vantage.generation.stats import Stats
@@ -16,6 +17,7 @@ from vantage.model.beam_search import Beams
 __all__ = [
     "Answer",
     "AnswerText",
+    "BeamResult",
     "Beams",
     "Constraint",
     "Conversation",

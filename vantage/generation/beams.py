@@ -1,16 +1,21 @@
-"""Beam search from a prompt, or from what an encoder read."""
+"""Beam search: the likeliest texts that follow a prompt, or what an encoder read."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from vantage.cache import ModelCache
 from vantage.errors import BadInput
+from vantage.generation.answer_options import AnswerOptions, Begin
+from vantage.generation.limits import ContextWatch, GenerationLimits
+from vantage.generation.prompts import PromptBatch, check_model, end_tokens
+from vantage.generation.results import as_html, shown, text_of
+from vantage.generation.sampling import Sampling
 from vantage.generation.stops import Stop
 from vantage.model import Model
 from vantage.model.beam_search import Beams, BeamSearch, Hypothesis, search
@@ -18,55 +23,138 @@ from vantage.spec.parts import EncoderOutput
 
 
 @final
-@dataclass(frozen=True, eq=False)
-class BeamResult:
-    """The best texts, best first, and what finding them took."""
+@dataclass(frozen=True, repr=False)
+class BeamText:
+    """One text that was found. Prints as that."""
 
-    best: tuple[Hypothesis, ...]
-    calls: int
-    computed: int
+    text: str | None  # None: the model has no tokenizer
+    tokens: tuple[int, ...]
+    finish_reason: str  # "stop" or "length"
+    logprob: float  # summed
+    score: float  # by which it is ranked
+
+    def __str__(self) -> str:
+        return text_of(self.text, self.tokens)
+
+    def __repr__(self) -> str:
+        more = (f"score={self.score:.4g}", f"finish_reason={self.finish_reason!r}")
+        return shown("BeamText", self.text, self.tokens, *more)
+
+    def _repr_html_(self) -> str:
+        return as_html(str(self))
+
+
+@final
+@dataclass(frozen=True, eq=False, repr=False)
+class BeamResult:
+    """The best texts, best first, and what finding them took. Prints as the best."""
+
+    best: tuple[BeamText, ...]
+    prompt: tuple[int, ...]
+    calls: int  # forward passes
+    computed: int  # tokens whose keys were computed
+    beyond_context: int  # tokens of the best text that came from past the context the model was made for
     cache: ModelCache
 
+    @property
+    def text(self) -> str | None:
+        return self.best[0].text
 
-@torch.inference_mode()
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return self.best[0].tokens
+
+    @property
+    def finish_reason(self) -> str:
+        return self.best[0].finish_reason
+
+    def __str__(self) -> str:
+        return str(self.best[0])
+
+    def __repr__(self) -> str:
+        return f"<BeamResult: {', '.join(map(repr, self.best))}>"
+
+    def _repr_html_(self) -> str:
+        return as_html(str(self))
+
+
 def beam_search(
     model: Model,
-    tokens: Sequence[int],
+    prompts: Any,
     *,
-    max_tokens: int,
-    beams: Beams = Beams(),
+    max_tokens: int = 128,
+    beams: Beams | int = Beams(),
     stop: Stop | int | Sequence[int] | None = None,
+    ends: bool = True,
+    chat: bool = False,
+    start: int | None = None,
     kind: str = "contiguous",
     source: Tensor | EncoderOutput | None = None,
-) -> BeamResult:
-    """The best continuations of ``tokens``. A text ends with a stop token, which is its last, or after ``max_tokens``.
+) -> Any:
+    """The likeliest texts that go on from prompts, which may be what ``vt.generate`` takes.
+
+        print(vt.beam_search(model, "The capital of France is", max_tokens=16, beams=4))
+
+    Returns a ``BeamResult`` for one prompt and a list for a list. ``beams``: how many texts are kept side by side, or
+    a ``vt.Beams``. A text ends with a ``stop`` token, with the model's own unless ``ends=False``, or after
+    ``max_tokens``. ``chat`` and ``start`` are those of ``vt.generate``; ``kind`` is that of the cache. With a
+    ``source`` for an encoder-decoder, the prompt is what its answer begins with.
 
     Where frequencies depend on the length, the whole search runs at one that holds all of it.
     """
+    check_model(model)
+    beams = Beams(beams) if isinstance(beams, int) else beams
     stop = Stop.of(stop)
     if stop.strings:
         raise BadInput(f"beam search stops at tokens, not at strings: got {list(stop.strings)}")
-    if not tokens or max_tokens < 1:
-        raise BadInput(f"{len(tokens)} tokens to go on from, max_tokens={max_tokens}: give at least 1 of each")
-    cache = model.new_cache(kind=kind, length=_length(model, len(tokens) + max_tokens))
-    device = model.device
+    batch = PromptBatch.of(model, prompts, chat=chat)
+    options = AnswerOptions(max_tokens, Sampling(), stop.also(end_tokens(model) if ends else ()), start=start)
+    context = ContextWatch(GenerationLimits.of(model))
+    results = []
+    for prompt in batch.rows:
+        begin = Begin(prompt, None) if source is not None else options.begin(model, prompt)
+        read = source if begin.source is None else torch.tensor([begin.source], device=model.device)
+        results.append(_search(model, prompt, begin.tokens, read, beams, options, kind, context))
+        context.warn()
+    return batch.one_or_all(results)
+
+
+@torch.inference_mode()
+def _search(
+    model: Model,
+    prompt: tuple[int, ...],
+    tokens: tuple[int, ...],
+    source: Tensor | EncoderOutput | None,
+    beams: Beams,
+    options: AnswerOptions,
+    kind: str,
+    context: ContextWatch,
+) -> BeamResult:
+    if not tokens:
+        raise BadInput("an empty prompt: give at least one token (a beginning-of-text token, if there is nothing)")
+    context.prompt(len(tokens), source.shape[1] if isinstance(source, Tensor) else 0)
+    most = context.limits.cut(len(tokens), options.max_tokens)
+    cache = model.new_cache(kind=kind, length=context.limits.declared(len(tokens) + most))
     calls = computed = 0
 
     def logprobs(newest: list[int]) -> Tensor:
         nonlocal calls, computed, source
-        new = torch.tensor([[token] for token in newest] if newest else [list(tokens)], device=device)
+        new = torch.tensor([[token] for token in newest] if newest else [list(tokens)], device=model.device)
         logits = model.head(model.hidden(new, cache=cache, source=source)[:, -1:])[:, 0]
         calls, computed, source = calls + 1, computed + new.numel(), None
         return logits.double().log_softmax(-1).cpu()
 
-    texts = BeamSearch(beams, stop.tokens, max_tokens)
+    texts = BeamSearch(beams, options.stop.tokens, most)
     search([texts], logprobs, cache.reorder)
-    return BeamResult(tuple(texts.finished[: beams.n_best]), calls, computed, cache)
+    best = tuple(_text(model, one, options.stop.tokens) for one in texts.finished[: beams.n_best])
+    beyond = sum(context.passes(len(tokens) + i) for i in range(len(best[0].tokens)))
+    if best[0].finish_reason == "length":
+        context.ended(len(tokens), len(best[0].tokens), options.max_tokens)
+    return BeamResult(best, prompt, calls, computed, beyond, cache)
 
 
-def _length(model: Model, wanted: int) -> int | None:
-    """The declared length that holds so many tokens, in the doubling steps in which a text would grow."""
-    length = model.spec.original_length
-    while length is not None and length < wanted:
-        length *= 2
-    return length
+def _text(model: Model, one: Hypothesis, ends: frozenset[int]) -> BeamText:
+    """A hypothesis with its text; a stop token has none."""
+    tokens = one.tokens[:-1] if one.tokens[-1] in ends else one.tokens
+    text = None if model.tokenizer is None else model.tokenizer.decode(tokens)
+    return BeamText(text, one.tokens, one.finish, one.logprob, one.score)

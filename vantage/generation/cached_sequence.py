@@ -46,12 +46,18 @@ class CachedSequence:
         self.model, self.cache, self.work = model, cache, WorkCounts()
         self.tokens = list(tokens)
         self._source = source
+        self._earlier = (0,) * len(cache.layers)  # keys projected into caches that were given up
 
     @property
     def room(self) -> int | None:
         """How many more tokens fit the declared length; ``None``: no rule depends on it."""
         length = self.cache.length
         return None if length is None or self.model.spec.original_length is None else length - len(self.tokens)
+
+    @property
+    def projections(self) -> tuple[int, ...]:
+        """Keys projected in each layer so far, counted where the caches took them in."""
+        return tuple(n + layer.store.written for n, layer in zip(self._earlier, self.cache.layers, strict=True))
 
     def feed(self, new: Sequence[int], want: int = 1) -> Tensor:
         """Compute these tokens; the logits (want, V) of the last ones."""
@@ -91,11 +97,17 @@ class CachedSequence:
         if self.model.encoder is not None:
             raise Refused(f"an encoder-decoder cannot grow past its length: make its cache with length={length}")
         if self.tokens:
-            self.cache = self.model.grow(self.cache, self._as_row(), length=length)
+            self._exchange(self.model.grow(self.cache, self._as_row(), length=length))
             self.work.recomputed += len(self.tokens)
         else:
-            self.cache = self.cache.fresh()
+            self._exchange(self.cache.fresh())
             self.cache.length = length
+
+    def _exchange(self, cache: ModelCache) -> None:
+        """Go on with another cache; what the old one took in stays counted, unless both write to one store."""
+        layers = zip(self._earlier, self.cache.layers, cache.layers, strict=True)
+        self._earlier = tuple(n if old.store is new.store else n + old.store.written for n, old, new in layers)
+        self.cache = cache
 
     def _as_row(self) -> Tensor:
         return torch.tensor([self.tokens], device=self.model.device)
@@ -117,7 +129,7 @@ class CachedSequence:
         except CacheError:
             self.work.recomputed += kept
             kept = 0
-            self.cache = self.cache.fresh()
+            self._exchange(self.cache.fresh())
             self.tokens = []
         self.work.reused += kept
         return kept
@@ -128,7 +140,8 @@ class CachedSequence:
             self.cache.crop(len(self.tokens))  # a pass may have been kept without notice
             self.crop(common_length(self.tokens, tokens))
         except CacheError:
-            self.cache, self.tokens = self.cache.fresh(), []
+            self._exchange(self.cache.fresh())
+            self.tokens = []
 
     def fork(self) -> CachedSequence:
         """The same, to go on with independently."""

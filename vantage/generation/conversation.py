@@ -17,7 +17,7 @@ from vantage.checkpoints.tokenizer import Tokenizer
 from vantage.errors import BadInput, CheckpointError
 from vantage.generation.cached_sequence import CachedSequence, new_cache
 from vantage.generation.decode import Answer, DecodeLoop
-from vantage.generation.prompts import end_tokens
+from vantage.generation.prompts import check_model, end_tokens
 from vantage.generation.sampling import Constraint, Picker, Sampling
 from vantage.generation.speculate import Draft
 from vantage.generation.stops import AnswerText, Stop
@@ -111,6 +111,7 @@ class Conversation:
         variables: Mapping[str, Any] | None = None,
         format: ChatFormat | None = None,
     ):
+        check_model(model)
         if model.tokenizer is None:
             raise BadInput("a conversation needs a tokenizer: load a model that has one")
         if model.encoder is not None:
@@ -125,6 +126,9 @@ class Conversation:
         self._pasts = [_Past(list(self.messages), ())]  # before the first turn, and after each
         self._fronts: tuple[_Front, ...] = ()  # of the last answer, the longest first
         self._stopping = False
+
+    def __repr__(self) -> str:
+        return f"<Conversation: {len(self.turns)} turns, {len(self.tokens):,} tokens held>"
 
     # ---- talking
 
@@ -179,6 +183,8 @@ class Conversation:
     ) -> Iterator[DecodeLoop]:
         """Say something, and run the decode loop oneself. Whatever came of it is taken in at the end."""
         begun = time.perf_counter()
+        if not isinstance(text, str):
+            raise BadInput(f"a message {text!r:.80}: give a text")
         messages = [*self.messages, {"role": role, "content": text}]
         rendered, tokens = self._prompt(messages)
         most = self._room(len(tokens), self.max_tokens if max_tokens is None else max_tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,20 +13,23 @@ from torch import Tensor
 
 from vantage.errors import BadInput
 from vantage.generation.cached_sequence import CachedSequence, new_cache
+from vantage.generation.limits import ContextWatch, GenerationLimits
+from vantage.generation.results import as_html, shown
 from vantage.generation.sampling import Constraint, Pick, Picker, Sampling
 from vantage.generation.speculate import Draft, Guess, checked
+from vantage.generation.stats import Counters
 from vantage.generation.stops import AnswerText, Stop
 from vantage.model import Model
 from vantage.spec.parts import EncoderOutput
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Answer:
-    """One answer, and what it took."""
+    """One answer, and what it took. Prints as its text."""
 
     text: str  # nothing, if the model has no tokenizer
-    finish: str  # "stop", "length", or "stopped" by hand
+    finish_reason: str  # "stop", "length", or "stopped" by hand
     picks: tuple[Pick, ...]
     seed: int
     prompt: int  # tokens before the answer
@@ -33,14 +37,24 @@ class Answer:
     computed: int  # tokens whose keys were computed: what is new of the prompt, the answer, and guesses
     recomputed: int  # tokens that had been computed before and had to be again
     calls: int  # forward passes, those of the answer included
-    guessed: int
-    kept: int
+    proposed: int  # tokens that a draft guessed ahead
+    accepted: int  # and those of them that were right
+    beyond_context: int  # tokens that came from past the context the model was made for
     to_first: float  # seconds to the first token
     seconds: float  # and to the end
 
     @property
     def tokens(self) -> tuple[int, ...]:
         return tuple(pick.token for pick in self.picks)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return shown("Answer", self.text, self.tokens, f"finish_reason={self.finish_reason!r}")
+
+    def _repr_html_(self) -> str:
+        return as_html(self.text)
 
 
 class DecodeStep(NamedTuple):
@@ -56,7 +70,8 @@ class DecodeLoop:
     """An answer to a prompt, pass by pass; each pass is at least one token. ``draft=None`` is plain decoding.
 
     The row goes back to where its tokens and the prompt part. The last token of an answer is not put into
-    the row: nobody has asked what follows it. ``begun``: since when its time is counted.
+    the row: nobody has asked what follows it. ``begun``: since when its time is counted. ``context``: told
+    when the text goes past what the model was made for; ``None``: the caller has seen to it that it does not.
     """
 
     def __init__(
@@ -68,6 +83,7 @@ class DecodeLoop:
         draft: Draft | None = None,
         *,
         begun: float | None = None,
+        context: ContextWatch | None = None,
     ):
         self.row, self.prompt, self.picker, self.ending = row, list(prompt), picker, ending
         self.picks: list[Pick] = []  # of the passes that are complete
@@ -76,7 +92,9 @@ class DecodeLoop:
         self._broken = False  # a pass was interrupted, and the ending may know of tokens that nobody saw
         self._longest = 0 if draft is None else draft.tokens
         self._guesser = None if draft is None else draft.start(row.model, picker)
-        self._guessed = self._kept = 0
+        self._proposed = self._accepted = self._beyond = 0
+        self._context = context
+        self.times = Counters()  # of which only those are counted here
         self._begun, self._first = time.perf_counter() if begun is None else begun, 0.0
         self._before = replace(row.work)
         self.reused = row.match(prompt)
@@ -126,34 +144,45 @@ class DecodeLoop:
             work.computed - before.computed,
             work.recomputed - before.recomputed,
             work.calls - before.calls,
-            self._guessed,
-            self._kept,
+            self._proposed,
+            self._accepted,
+            self._beyond,
             self._first,
             time.perf_counter() - self._begun,
         )
 
     def _step(self, pending: list[int]) -> DecodeStep:
         """One pass over what is pending and a guess, and what comes of it."""
-        row, guess = self.row, self._guess(pending)
+        row, timed = self.row, self.times.timed
+        with timed("draft") if self._guesser is not None else contextlib.nullcontext():
+            guess = self._guess(pending)
         n = len(guess.tokens)
-        logits = row.feed([*pending, *guess.tokens], n + 1)
-        picks: list[Pick] = []
-        kept = 0
-        for i in range(n + 1):
-            pick = checked(self.picker, logits[i], guess, i) if i < n else self.picker.pick(logits[i])
-            self.picker.took(pick.token)
-            picks.append(pick)
-            right = i < n and pick.token == guess.tokens[i]
-            kept += right
-            if self.ending.push(pick.token) or not right:
-                break
+        with timed("decode" if self.picks else "prefill"):
+            logits = row.feed([*pending, *guess.tokens], n + 1)
+        with timed("pick"):
+            picks, accepted = self._take(guess, logits)
         if self._guesser is not None:
-            self._guesser.learn(n, kept)
-        self._guessed += n
-        self._kept += kept
+            self._guesser.learn(n, accepted)
+        self._proposed += n
+        self._accepted += accepted
         # the last token is pending in the next step, so it must not be held yet
         row.crop(len(row.tokens) - n + len(picks) - 1)
         return DecodeStep(picks, logits[: len(picks)], self.ending.take())
+
+    def _take(self, guess: Guess, logits_nV: Tensor) -> tuple[list[Pick], int]:
+        """The tokens that come of a pass, up to the first that was guessed wrongly; and how many were right."""
+        picks: list[Pick] = []
+        n, accepted, before = len(guess.tokens), 0, len(self.prompt) + len(self.picks)
+        for i in range(n + 1):
+            pick = checked(self.picker, logits_nV[i], guess, i) if i < n else self.picker.pick(logits_nV[i])
+            self.picker.took(pick.token)
+            picks.append(pick)
+            self._beyond += self._context is not None and self._context.passes(before + i)
+            right = i < n and pick.token == guess.tokens[i]
+            accepted += right
+            if self.ending.push(pick.token) or not right:
+                break
+        return picks, accepted
 
     def _guess(self, pending: Sequence[int]) -> Guess:
         """A guess never crosses the declared length: what lies beyond is computed at another one."""
@@ -182,6 +211,47 @@ def speculative(
     ``row`` may hold the first of the tokens already; a ring in its cache must have a ``draft`` of at
     least the guess's length. A stop token ends the answer and is its last token.
     """
+    context = ContextWatch(GenerationLimits.of(model))
+    loop = decode_loop(
+        model,
+        tokens,
+        max_tokens=max_tokens,
+        draft=draft,
+        sampling=sampling,
+        stop=Stop.of(stop),
+        constraint=constraint,
+        row=row,
+        source=source,
+        context=context,
+    )
+    return run_whole(loop, max_tokens, context)
+
+
+def run_whole(loop: DecodeLoop, max_tokens: int, context: ContextWatch) -> Answer:
+    """Run to the end. What went past the context is told on the way."""
+    for _ in loop.run():
+        context.warn()
+    answer = loop.answer()
+    if answer.finish_reason == "length":
+        context.ended(answer.prompt, len(answer.picks), max_tokens)
+        context.warn()
+    return answer
+
+
+def decode_loop(
+    model: Model,
+    tokens: Sequence[int],
+    *,
+    max_tokens: int,
+    draft: Draft | None,
+    sampling: Sampling,
+    stop: Stop,
+    constraint: Constraint | None,
+    context: ContextWatch,
+    row: CachedSequence | None = None,
+    source: Tensor | EncoderOutput | None = None,
+) -> DecodeLoop:
+    """The loop of one answer, made ready: it ends with the model's last position at the latest."""
     if not tokens or max_tokens < 1:
         raise BadInput(f"{len(tokens)} tokens to go on from, max_tokens={max_tokens}: give at least 1 of each")
     if row is None:
@@ -190,8 +260,8 @@ def speculative(
         raise BadInput(
             f"the cache holds {len(row.tokens)} tokens of {len(tokens)}: at least one must be left to compute"
         )
-    text = AnswerText(Stop.of(stop), model.tokenizer, max_tokens=max_tokens, constraint=constraint)
-    loop = DecodeLoop(row, tokens, Picker(sampling, tokens, vocab=model.spec.vocab, constraint=constraint), text, draft)
-    for _ in loop.run():
-        pass
-    return loop.answer()
+    context.prompt(len(tokens), source.shape[1] if isinstance(source, Tensor) else 0)
+    most = context.limits.cut(len(tokens), max_tokens)
+    text = AnswerText(stop, model.tokenizer, max_tokens=most, constraint=constraint)
+    picker = Picker(sampling, tokens, vocab=model.spec.vocab, constraint=constraint)
+    return DecodeLoop(row, tokens, picker, text, draft, context=context)

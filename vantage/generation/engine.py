@@ -16,7 +16,7 @@ from torch import Tensor
 from vantage.cache import BLOCK
 from vantage.errors import BadInput
 from vantage.generation.block_memory import BlockMemory
-from vantage.generation.limits import GenerationLimits
+from vantage.generation.limits import ContextWatch, GenerationLimits
 from vantage.generation.request import Event, Output, QueueFull, Request, RequestFailed
 from vantage.generation.running_samples import RunningSample
 from vantage.generation.sampling import Constraint, Picker, Sampling, fork_constraint
@@ -70,7 +70,7 @@ class Engine:
         self.model, self._limits = model, GenerationLimits.of(model)
         self._chunk, self._rows, self._queue = chunk, rows, queue
         self._invariant, self._caching = batch_invariant, cache
-        self._counters = Counters()
+        self._counters, self._context = Counters(), ContextWatch(self._limits)
         memory = BlockMemory(
             model,
             capacity=capacity,
@@ -111,6 +111,7 @@ class Engine:
 
         ``source``: what an encoder-decoder reads. ``n``: samples, which share the prompt's keys. ``stop``
         strings need a model with a tokenizer. A ``constraint`` serves one sample; for several it must fork.
+        Past the context that the model was made for it goes on, and says so: see ``vantage.generation.limits``.
         """
         prompt, read = _numbers("tokens", tokens), None if source is None else _numbers("source", source)
         self._check(prompt, read, max_tokens, n)
@@ -120,14 +121,14 @@ class Engine:
         sampling = replace(sampling, seed=seed)
         tokenizer = self.model.tokenizer
         outputs = tuple(Output(i, seed, None if tokenizer is None else "") for i in range(n))
-        max_tokens = self._limits.cut(len(prompt), max_tokens)
+        most = self._limits.cut(len(prompt), max_tokens)
         request = Request(self._ids, prompt, max_tokens, sampling, stop, priority, tenant, read, outputs)
         samples = [
             RunningSample(
                 request,
                 output,
                 Picker(sampling, prompt, vocab=vocab, sample=output.sample, constraint=constraint),
-                AnswerText(stop, tokenizer, max_tokens=max_tokens, constraint=constraint),
+                AnswerText(stop, tokenizer, max_tokens=most, constraint=constraint),
                 list(prompt),
                 chunked=len(prompt),
             )
@@ -137,6 +138,7 @@ class Engine:
         if self._scheduler.waiting >= self._queue:
             raise QueueFull(f"{self._queue} requests are waiting already: try again later, or make the queue longer")
         self._ids += 1
+        self._context.prompt(len(prompt), len(read or ()))
         self._scheduler.add(samples[0])
         return request
 
@@ -157,6 +159,7 @@ class Engine:
             self._scheduler.admit()
         self._decode()
         self._prefill()
+        self._context.warn()
         events, self._events = self._events, []
         return events
 
@@ -305,14 +308,19 @@ class Engine:
                 text, finish = sample.text.take(), sample.text.finish
         except Exception as e:
             return self._fail([sample], e)
+        beyond = self._context.passes(len(sample.tokens))
         sample.tokens.append(pick.token)
         sample.output.picks.append(pick)
         sample.output.finish = finish
         if sample.output.text is not None:
             sample.output.text += text
         self._counters.generated += 1
+        self._counters.beyond_context += beyond
+        sample.output.beyond_context += beyond
         self._events.append(Event(sample.request, sample.output.sample, pick, finish, text, sample.text.ended_by))
         if finish is not None:
+            if finish == "length":
+                self._context.ended(len(sample.request.tokens), len(sample.output.picks), sample.request.max_tokens)
             self._scheduler.finish(sample, keep=not self._invariant)
             self._forget_source(sample.request)
         elif not self._caching:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from numbers import Integral
+from pathlib import Path
+from typing import Any, TypeVar, final
 
+import numpy as np
 from torch import Tensor
 
+from vantage.checkpoints.transformers_model import is_transformers_model
 from vantage.errors import BadInput
 from vantage.model import Model
+
+T = TypeVar("T")
+SHOWN = 80  # letters of a wrong prompt that a message shows
 
 # Tokens with which chat models end a turn. Checkpoints rarely say which of them is theirs.
 TURN_ENDS = (
@@ -37,18 +44,39 @@ class PromptBatch:
     @staticmethod
     def of(model: Model, prompts: Any, *, chat: bool) -> PromptBatch:
         """``prompts``: a text, tokens or a conversation (messages with role and content), or a list of these."""
-        prompts = prompts.tolist() if isinstance(prompts, Tensor) else prompts
-        if isinstance(prompts, str) or (_listed(prompts) and prompts and isinstance(prompts[0], (int, Mapping))):
+        prompts = _plain(prompts)
+        if isinstance(prompts, str) or (_listed(prompts) and prompts and isinstance(prompts[0], (Integral, Mapping))):
             return PromptBatch((_one(model, prompts, chat),), single=True)
         if not _listed(prompts) or not prompts:
-            raise BadInput(f"prompts={prompts!r}: give a text, tokens, messages, or a list of these")
-        return PromptBatch(
-            tuple(_one(model, one.tolist() if isinstance(one, Tensor) else one, chat) for one in prompts), False
-        )
+            raise BadInput(f"prompts={_short(prompts)}: give a text, tokens, messages, or a list of these")
+        return PromptBatch(tuple(_one(model, _plain(one), chat) for one in prompts), False)
+
+    def one_or_all(self, answers: list[T]) -> T | list[T]:
+        """One answer for one prompt, a list for a list."""
+        return answers[0] if self.single else answers
+
+
+def check_model(model: object) -> None:
+    """A name or a model of transformers is not a model yet."""
+    if isinstance(model, (str, Path)):
+        raise BadInput(f"{str(model)!r} is a name, not a model: load it first, model = vt.load({str(model)!r})")
+    if is_transformers_model(model):
+        raise BadInput(f"{type(model).__name__} is a model of transformers: use vt.load(model, tokenizer=tokenizer)")
+    if not isinstance(model, Model):
+        raise BadInput(f"{_short(model)} is no model: give one that vt.load or vt.build returned")
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, (Tensor, np.ndarray)) else value
 
 
 def _listed(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+
+
+def _short(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= SHOWN else shown[: SHOWN - 3] + "..."
 
 
 def _one(model: Model, prompt: Any, chat: bool) -> tuple[int, ...]:
@@ -59,11 +87,13 @@ def _one(model: Model, prompt: Any, chat: bool) -> tuple[int, ...]:
     if _listed(prompt) and prompt and all(isinstance(message, Mapping) for message in prompt):
         tokenizer = _tokenizer(model)
         return tuple(tokenizer.encode(tokenizer.chat(prompt), special=False))
-    if _listed(prompt) and all(isinstance(token, int) and not isinstance(token, bool) for token in prompt):
+    if _listed(prompt) and all(isinstance(token, Integral) and not isinstance(token, bool) for token in prompt):
         if chat:
             raise BadInput("chat=True with tokens: a chat template writes texts, so give a text or messages")
-        return tuple(prompt)
-    raise BadInput(f"a prompt {prompt!r}: give a text, a list of tokens, or a list of messages with role and content")
+        return tuple(map(int, prompt))
+    raise BadInput(
+        f"a prompt {_short(prompt)}: give a text, a list of tokens, or a list of messages with role and content"
+    )
 
 
 def _tokenizer(model: Model) -> Any:

@@ -29,6 +29,7 @@ class Output:
     text: str | None = None  # as far as it is certain; None: the model has no tokenizer
     picks: list[Pick] = field(default_factory=list)
     finish: str | None = None  # "stop", "length", "cancelled" or "error"
+    beyond_context: int = 0  # tokens that came from past the context the model was made for
 
     @property
     def tokens(self) -> list[int]:
@@ -42,7 +43,7 @@ class Request:
 
     id: int
     tokens: tuple[int, ...]
-    max_tokens: int
+    max_tokens: int  # as it was given: the model's positions may end sooner
     sampling: Sampling
     stop: Stop
     priority: int

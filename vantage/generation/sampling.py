@@ -50,6 +50,9 @@ class Sampling:
         _check("top_p", self.top_p, number, lambda x: 0 < x <= 1, "above 0 and up to 1, or None for all")
         _check("min_p", self.min_p, number, lambda x: 0 <= x <= 1, "from 0 to 1, or None for all")
         _check("repetition_penalty", self.repetition_penalty, number, lambda x: 0 < x < math.inf, "above 0; 1 is none")
+        for name in ("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+            if getattr(self, name) is None:
+                raise BadInput(f"{name}=None: give a number, or leave it out")
         for name in ("presence_penalty", "frequency_penalty"):
             _check(name, getattr(self, name), number, math.isfinite, "a finite number; 0 is none")
         _check("seed", self.seed, int, lambda x: 0 <= x < SEEDS, "from 0 to 2**64 - 1, or None to draw one")

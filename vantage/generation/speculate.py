@@ -43,7 +43,7 @@ class Guesser(Protocol):
         """At most so many tokens that may follow these."""
         ...
 
-    def learn(self, guessed: int, kept: int) -> None:
+    def learn(self, proposed: int, accepted: int) -> None:
         """How many of the last guess were right."""
         ...
 
@@ -99,9 +99,10 @@ class _LookupGuesser:
                 return Guess(tuple(tokens[end : end + min(most, self._reach)]))
         return Guess()
 
-    def learn(self, guessed: int, kept: int) -> None:
-        if guessed:
-            self._reach = min(self._draft.tokens, 2 * self._reach) if kept == guessed else max(1, kept + 1)
+    def learn(self, proposed: int, accepted: int) -> None:
+        if proposed:
+            right = accepted == proposed
+            self._reach = min(self._draft.tokens, 2 * self._reach) if right else max(1, accepted + 1)
 
 
 # ---- a smaller model
@@ -148,8 +149,13 @@ class _ModelGuesser:
         self._picker = Picker(replace(sampling, seed=picker.seed), (), vocab=model.spec.vocab)
         self._checked = picker  # whose next step the first guess is for
         self._row = CachedSequence(model, model.new_cache())
+        self._positions = model.max_positions
 
     def guess(self, tokens: Sequence[int], most: int) -> Guess:
+        if self._positions is not None:  # a draft whose own positions end sooner guesses as far as they go
+            most = min(most, self._positions - len(tokens) + 1)
+        if most < 1:
+            return Guess()
         self._row.match(tokens)
         new, guesses, drawn_from = list(tokens[len(self._row.tokens) :]), [], []
         for i in range(most):
@@ -165,7 +171,7 @@ class _ModelGuesser:
             new = [token]
         return Guess(tuple(guesses), torch.stack(drawn_from) if drawn_from else None)
 
-    def learn(self, guessed: int, kept: int) -> None: ...
+    def learn(self, proposed: int, accepted: int) -> None: ...
 
 
 def drawn(p_V: Tensor, u: float) -> int:

@@ -22,6 +22,9 @@ class Counters:
     evictions: int = 0
     steps: int = 0
     calls: int = 0  # forward passes
+    proposed: int = 0  # tokens that a draft guessed ahead
+    accepted: int = 0  # and those of them that were right
+    beyond_context: int = 0  # tokens generated from past the context that the model was made for
     milliseconds: dict[str, float] = field(default_factory=dict)  # by part
 
     @contextlib.contextmanager
@@ -46,6 +49,9 @@ class Stats:
     evictions: int
     steps: int
     calls: int
+    proposed: int
+    accepted: int
+    beyond_context: int
     milliseconds: dict[str, float]
     projections: tuple[int, ...]  # keys projected in each layer, counted where the caches take them in
     bytes_held: int  # keys and values of all blocks in use, and what cross-attention looks at
@@ -58,10 +64,14 @@ class Stats:
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {ms:,.1f} ms" for name, ms in self.milliseconds.items())
+        beyond = f"context      {self.beyond_context:,} tokens generated past it"
+        draft = f"draft        {self.proposed:,} tokens proposed, {self.accepted:,} accepted"
         return "\n".join(
             [
                 f"tokens       {self.prefilled:,} prefilled, {self.reused:,} reused, {self.generated:,} generated, "
                 f"{self.recomputed:,} recomputed",
+                *([beyond] if self.beyond_context else []),
+                *([draft] if "draft" in self.milliseconds else []),
                 f"projections  {max(self.projections):,} keys a layer, in {self.calls:,} calls",
                 f"held         {self.bytes_held:,} bytes, {self.blocks_used:,} blocks used, {self.blocks_free:,} free, "
                 f"{self.prefixes:,} prefixes",

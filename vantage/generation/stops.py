@@ -48,6 +48,8 @@ class Stop:
         """From what a user may say: a string, a token, or several of either."""
         if stop is None or isinstance(stop, Stop):
             return stop or Stop()
+        if not isinstance(stop, (str, int, Iterable)):
+            raise BadInput(f"stop={stop!r}: give strings and tokens")
         several = [stop] if isinstance(stop, (str, int)) else list(stop)
         strings = [one for one in several if isinstance(one, str)]
         tokens = [one for one in several if isinstance(one, int)]

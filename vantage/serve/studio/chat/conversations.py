@@ -92,7 +92,7 @@ class StudioConversation:
             answer = conversation.turns[number]
             place = {"turn": number, "parent": None if turn.origin == self.id else turn.origin}
             turns.append({"role": "user", "text": messages[number]["content"], **place})
-            turns.append({"role": "assistant", "text": answer.text, **place, "finish": answer.finish})
+            turns.append({"role": "assistant", "text": answer.text, **place, "finish": answer.finish_reason})
         self.page_state = {
             "conversation": self.id,
             "model": self.model,

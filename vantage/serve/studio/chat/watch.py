@@ -59,7 +59,7 @@ class ProjectionCounter:
 
     def __init__(self, row: CachedSequence):
         self._row, self._layers = row, len(row.cache.layers)
-        self._cache, self._base = row.cache, written(row)
+        self._base = sum(row.projections)
         self.cached = self.uncached = 0
 
     def passed(self) -> None:
@@ -68,19 +68,10 @@ class ProjectionCounter:
         self.count()
 
     def count(self) -> None:
-        row = self._row
-        if row.cache is not self._cache:  # grown past a declared length: everything was projected again
-            self._cache, self._base = row.cache, 0
-        now = written(row)
-        self.cached += now - self._base
-        self._base = now
+        self.cached = sum(self._row.projections) - self._base
 
     def counts(self) -> dict[str, int]:
         return {"projections_cached": self.cached, "projections_uncached": self.uncached}
-
-
-def written(row: CachedSequence) -> int:
-    return sum(layer.store.written for layer in row.cache.layers)
 
 
 def cache_report(row: CachedSequence, reused: int) -> dict[str, Any]:
