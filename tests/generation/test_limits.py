@@ -24,7 +24,7 @@ CONTEXT = 16
 SIZES = {"vocab": 40, "width": 24, "layers": 2, "heads": 4, "max_length": CONTEXT}
 
 
-def model(position: str = "rope", **changes: Any) -> Model:
+def model(position: Any = "rope", **changes: Any) -> Model:
     return vt.build(vt.decoder(**{**SIZES, **changes}, position=position), seed=0).double().eval()
 
 
@@ -38,6 +38,7 @@ def test_inside_the_context_nothing_is_said() -> None:
         got = vt.generate(model(position), prompt(10), max_tokens=7, stats=True)
         assert (len(got.tokens), got.beyond_context, got.stats.beyond_context) == (7, 0, 0)
         assert "past it" not in str(got.stats)
+    vt.generate(model(vt.Rope(scaling=vt.scaling.DynamicNTK(2.0, CONTEXT))), prompt(10), max_tokens=30)  # made for it
     vt.generate(model("alibi", max_length=None), prompt(10), max_tokens=30)  # made for no length in particular
 
 

@@ -38,7 +38,9 @@ class GenerationLimits:
         if model.training:
             raise BadInput("the model is in training mode: call model.eval() before it generates")
         source = None if model.encoder is None else model.encoder.context_length
-        return GenerationLimits(model.spec.original_length, model.context_length, model.max_positions, source)
+        original, context = model.spec.original_length, model.context_length
+        context = None if context == original else context  # dynamic NTK is made to go on past it
+        return GenerationLimits(original, context, model.max_positions, source)
 
     def declared(self, tokens: int) -> int | None:
         """The length to declare for so many tokens: doubled until they fit, so that growing is seldom."""
