@@ -23,7 +23,7 @@ ALONE = Match(0, "not sought")  # every prompt has a cache of its own
 @torch.inference_mode()
 def drafted(model: Model, batch: PromptBatch, draft: Draft, options: AnswerOptions, *, stats: bool) -> list[Generation]:
     """An answer to each prompt. ``stats``: say what all of them took together."""
-    context, work = ContextWatch(GenerationLimits.of(model)), DraftedWork(len(model.spec.layers))
+    context, work = ContextWatch(GenerationLimits.of(model)), DraftedWork()
     answers: list[Answer] = []
     for prompt, constraint in zip(batch.rows, options.form.each(len(batch.rows)), strict=True):
         tokens, source = options.begin(model, prompt)
@@ -63,8 +63,8 @@ def drafted(model: Model, batch: PromptBatch, draft: Draft, options: AnswerOptio
 class DraftedWork:
     """What several answers took together."""
 
-    def __init__(self, layers: int):
-        self._counters, self._projections, self._bytes = Counters(), [0] * layers, 0
+    def __init__(self) -> None:
+        self._counters, self._projections, self._bytes = Counters(), list[tuple[int, ...]](), 0
 
     def add(self, loop: DecodeLoop, answer: Answer) -> None:
         counters = self._counters
@@ -79,14 +79,14 @@ class DraftedWork:
         counters.beyond_context += answer.beyond_context
         for part, ms in loop.times.milliseconds.items():
             counters.milliseconds[part] = counters.milliseconds.get(part, 0.0) + ms
-        self._projections = [n + more for n, more in zip(self._projections, loop.row.projections, strict=True)]
+        self._projections.append(loop.row.projections)
         self._bytes = max(self._bytes, loop.row.cache.bytes)  # one cache at a time
 
     def stats(self) -> Stats:
         """There is no pool of blocks, and nothing is kept for requests to come."""
         return Stats(
             **asdict(self._counters),
-            projections=tuple(self._projections),
+            projections=tuple(map(sum, zip(*self._projections, strict=True))),
             bytes_held=self._bytes,
             blocks_used=0,
             blocks_free=0,
