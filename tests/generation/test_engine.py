@@ -445,7 +445,7 @@ def test_cancelling_at_any_time_leaves_the_others_and_the_pool_alone(kind):
         same(going, expected, 1e-9)
         engine.cancel(going)  # too late: it stays as it is
         assert going.outputs[0].finish == "length"
-        assert not engine._sources
+        assert not engine._passes._sources
         emptied(engine)
 
 

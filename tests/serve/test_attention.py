@@ -14,9 +14,9 @@ from tests.generation.folder import chat_model
 from tests.processes import PATIENCE, until
 from tests.serve.running import KEY, tiny
 from tests.serve.studios import served
+from vantage.model.shared_copy import copy_sharing_weights
 from vantage.serve import Limits
 from vantage.serve.finished_requests import FinishedChoice, FinishedRequest, FinishedRequests
-from vantage.serve.model_copy import copy_sharing_weights
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "the cat sat"}], "max_tokens": 5, "temperature": 0}
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.serve.environments import python_with
 from tests.serve.running import KEY, serving, tiny
 
 HERE = Path(__file__).parent
@@ -16,18 +16,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def python(request) -> Path:
-    """The interpreter of an environment that has them; made once, and kept where pytest keeps things."""
-    home = Path(request.config.cache.mkdir("clients"))
-    wanted, done = (HERE / "clients.txt").read_text(), home / "done.txt"
-    python = home / "venv" / "bin" / "python"
-    if not done.exists() or done.read_text() != wanted:
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(home / "venv")], check=True)
-        install = [str(python), "-m", "pip", "install", "--quiet", "-r", str(HERE / "clients.txt")]
-        made = subprocess.run(install, capture_output=True, text=True, check=False)
-        if made.returncode:
-            pytest.skip(f"the clients cannot be installed here: {made.stderr[-300:]}")
-        done.write_text(wanted)
-    return python
+    return python_with(request, HERE / "clients.txt", "clients")
 
 
 @pytest.mark.slow

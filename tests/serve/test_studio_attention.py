@@ -16,7 +16,7 @@ from tests.serve.running import pulled
 from tests.serve.studios import running
 from vantage.conformance.scenarios import sharpen
 from vantage.families import load as load_model
-from vantage.serve.model_copy import copy_sharing_weights
+from vantage.model.shared_copy import copy_sharing_weights
 from vantage.serve.studio.attention import read_texts
 
 TEXT = "the cat sat on a mat and said: 12 dogs, 3 birds? no! hello world " * 4

@@ -13,8 +13,8 @@ from tests.serve.running import pulled
 from tests.serve.studios import running
 from tests.serve.test_studio_attention import MODELS, SOURCE, TEXT, check_maps, get, head, look
 from vantage.families import load as load_model
+from vantage.model.shared_copy import copy_sharing_weights
 from vantage.position import Alibi, NoPE, Rope, Sinusoidal, alibi_slopes
-from vantage.serve.model_copy import copy_sharing_weights
 from vantage.serve.studio.encodings import choices
 
 SHORT = "the cat sat on a mat"

@@ -14,7 +14,7 @@ from tests.serve.running import pulled
 from tests.serve.studios import of, running, told
 from vantage.families import load as load_model
 from vantage.generation import Engine
-from vantage.serve.model_copy import copy_sharing_weights
+from vantage.model.shared_copy import copy_sharing_weights
 from vantage.serve.studio import state
 from vantage.serve.studio.chat import conversations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+from pathlib import Path
 from typing import Any
 
 from vantage.cli.progress import Bar
@@ -13,6 +14,7 @@ EXAMPLE = """\
 examples:
   vantage serve                                       smollm2 on http://127.0.0.1:8000
   vantage serve smollm2 minilm tiny=./my-model        several, loaded when first asked for
+  vantage serve smollm2 --lora-modules formal=./a rhymes=./b   two LoRA adapters, each under its name
   vantage serve --host 0.0.0.0 --api-key "$KEY" --allow-host llm.example.org
   vantage serve --config serve.toml --port 9000
   vantage serve --on ray --replicas 4                 copies on the machines of a Ray cluster
@@ -46,7 +48,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         if option.kind is bool:
             about["action"] = argparse.BooleanOptionalAction
         elif option.kind is tuple:
-            about |= {"action": "append", "metavar": "TEXT"}
+            about |= {"action": "extend", "nargs": "+"} if option.several else {"action": "append"}
+            about["metavar"] = "TEXT"
         else:
             about |= {"type": option.kind, "choices": option.choices or None}
             about["metavar"] = None if option.choices else {str: "TEXT", int: "N", float: "SECONDS"}[option.kind]
@@ -65,6 +68,9 @@ def run(args: argparse.Namespace) -> int:
     )
     for served in settings.models:
         _bring(served.source)
+    for adapter in settings.adapters:
+        if not Path(adapter.path).is_dir():
+            raise BadInput(f"the adapter {adapter.name!r}: {adapter.path} is not a folder")
     if settings.on:
         from vantage.serve.on_ray import serve_on_ray
 

@@ -30,6 +30,7 @@ from vantage.model import Model
 from vantage.model.lora import HAS_SOME, LoraLinear, LoraPart, adapted, check_bases, place_of, put_lora, spans_of
 from vantage.model.maps import LINEAR, linear_maps, size_of
 from vantage.model.packed import PackedLinear
+from vantage.model.shared_copy import copy_sharing_weights
 
 BASE = "vantage_base"  # in the safetensors file's metadata: some of the weights that the adapter was made on
 SAMPLES = 16  # of each weight
@@ -102,6 +103,17 @@ def load_adapter(model: Model, folder: str | Path) -> list[str]:
         _check_base(model, stored.metadata[BASE])
     put_lora(model, parts_by_map)
     return [f"{ours}.{part}" if part else ours for ours, parts in parts_by_map.items() for part in parts]
+
+
+def with_adapter(model: Model, folder: str | Path) -> Model:
+    """A model with the adapter of a folder that shares every weight with this one, and whose caches fit both.
+
+    Several adapters so take the memory of one model. The weights they share are frozen.
+    """
+    adapted_model = copy_sharing_weights(model)
+    load_adapter(adapted_model, folder)
+    adapted_model.take_caches_of(model)
+    return adapted_model
 
 
 # ---- which rows of ours a name means

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import final
 
 from vantage.cache import ModelCache, Paged
-from vantage.generation.prefix import Key, Match, Prefixes
+from vantage.generation.prefix import Match, Prefixes, PrefixKey
 from vantage.model import Model
 
 KEPT = 64  # prefixes in a pool that grows
@@ -40,21 +40,25 @@ class BlockMemory:
         row.length = length
         return row
 
-    def find(self, key: Key, tokens: Sequence[int]) -> tuple[Match, ModelCache]:
+    def find(self, key: PrefixKey, tokens: Sequence[int]) -> tuple[Match, ModelCache]:
         """A row that holds as much of these tokens as was computed before."""
         if not self._share:
-            return Match(0, "not sought"), self.new(key[1])
+            return self.unshared(key)
         match, held = self.prefixes.find(key, tokens)
         at = match.tokens - match.tokens % self._cut
         while at and not self.settled(at):
             at -= self._cut
         if held is None or at == 0:
-            return Match(0, match.reason), self.new(key[1])
+            return Match(0, match.reason), self.new(key.length)
         row = held.fork()
         row.crop(at)
         return Match(at, match.reason), row
 
-    def keep(self, key: Key, tokens: Sequence[int], row: ModelCache) -> None:
+    def unshared(self, key: PrefixKey) -> tuple[Match, ModelCache]:
+        """An empty row for a sample that is to compute everything itself."""
+        return Match(0, "not sought"), self.new(key.length)
+
+    def keep(self, key: PrefixKey, tokens: Sequence[int], row: ModelCache) -> None:
         """Take a row over, for requests that begin with its tokens."""
         if not self._share:
             row.free()
@@ -62,7 +66,7 @@ class BlockMemory:
             self.prefixes.keep(key, tokens, row)
             self._bound()
 
-    def keep_blocks(self, key: Key, tokens: Sequence[int], row: ModelCache) -> None:
+    def keep_blocks(self, key: PrefixKey, tokens: Sequence[int], row: ModelCache) -> None:
         """Share what is full of a row that still grows: a part-full block would have to be copied to go on."""
         cut = self._cut if self._cut > 1 else self._block
         at = len(tokens) - len(tokens) % cut

@@ -7,6 +7,7 @@ of the grammar and end in another, and a character may be made of several tokens
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, final
@@ -21,7 +22,7 @@ from vantage.errors import BadInput, Refused
 
 # What a stranger may ask for: a request of this size compiles in well under a second.
 SCHEMA_CHARACTERS, SCHEMA_PARTS, SCHEMA_KEYS = 65_536, 10_000, 512
-REGEX_CHARACTERS = 8_192
+REGEX_CHARACTERS = CHOICE_CHARACTERS = 8_192
 LIMITS = LLParserLimits(
     max_items_in_row=2_000,
     initial_lexer_fuel=1_000_000,  # about 20 ms
@@ -110,6 +111,16 @@ def regex(pattern: str, tokenizer: Tokenizer, *, ends: Sequence[int] = ()) -> Gr
     if whole.endswith("$") and (len(whole) - len(whole[:-1].rstrip("\\"))) % 2 == 1:
         whole = whole[:-1]  # the anchors say what is meant anyway; a `$` behind a backslash is a character
     return _compiled("regex", LLMatcher.grammar_from_regex(whole), tokenizer, ends)
+
+
+def choice(options: Sequence[str], tokenizer: Tokenizer, *, ends: Sequence[int] = ()) -> Grammar:
+    """Answers are one of these texts."""
+    if not options or not all(isinstance(option, str) and option for option in options):
+        raise BadInput("a choice is among texts that are not empty: give at least one")
+    pattern = "|".join(re.sub(r"[\\.+*?()|\[\]{}^$]", r"\\\g<0>", option) for option in options)
+    if len(pattern) > CHOICE_CHARACTERS:
+        raise BadInput(f"a choice among {len(pattern):,} characters: {CHOICE_CHARACTERS:,} is the most")
+    return _compiled("choice", LLMatcher.grammar_from_regex(f"(?:{pattern})"), tokenizer, ends)
 
 
 def _written(schema: object) -> str:

@@ -5,27 +5,25 @@ A step is one pass for all decoding rows together, and one chunk's worth of prom
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import groupby
 from typing import final
 
 import torch
 from torch import Tensor
 
 from vantage.cache import BLOCK
-from vantage.errors import BadInput
+from vantage.errors import BadInput, unknown
 from vantage.generation.block_memory import BlockMemory
+from vantage.generation.forward_passes import ForwardPasses
 from vantage.generation.limits import ContextWatch, GenerationLimits
 from vantage.generation.request import Event, Output, QueueFull, Request, RequestFailed
-from vantage.generation.running_samples import RunningSample
+from vantage.generation.running_samples import RunningSample, by_pass
 from vantage.generation.sampling import Constraint, Picker, Sampling, fork_constraint
 from vantage.generation.scheduler import Scheduler
 from vantage.generation.stats import Counters, Stats
 from vantage.generation.stops import AnswerText, Stop
 from vantage.model import Model
-from vantage.spec.parts import EncoderOutput as Source
-from vantage.spec.positions import Positions
 
 
 @final
@@ -47,6 +45,9 @@ class Engine:
 
     ``cache=False`` computes everything anew for every token, to show what a cache is worth.
 
+    ``adapters``: models by name that ``with_adapter`` made of this one. A request may name one. Requests of all of them
+    share queue, rows and blocks; rows of one adapter are one pass, and prefixes are shared within an adapter only.
+
     One thread at a time: an engine has no locks.
     """
 
@@ -63,11 +64,13 @@ class Engine:
         share_tenants: bool = False,
         batch_invariant: bool = False,
         cache: bool = True,
+        adapters: Mapping[str, Model] | None = None,
     ):
         for name, value in (("chunk", chunk), ("rows", rows), ("queue", queue)):
             if value < 1:
                 raise BadInput(f"{name}={value}: give at least 1")
         self.model, self._limits = model, GenerationLimits.of(model)
+        self._passes = ForwardPasses(model, adapters or {})
         self._chunk, self._rows, self._queue = chunk, rows, queue
         self._invariant, self._caching = batch_invariant, cache
         self._counters, self._context = Counters(), ContextWatch(self._limits)
@@ -88,7 +91,6 @@ class Engine:
             share_tenants=share_tenants,
             chunks_only=batch_invariant,
         )
-        self._sources: dict[int, Source] = {}  # what the encoder made of the sources of requests that run
         self._events: list[Event] = []
         self._ids = 0
 
@@ -106,15 +108,21 @@ class Engine:
         source: Sequence[int] | Tensor | None = None,
         n: int = 1,
         constraint: Constraint | None = None,
+        prompt_logprobs: int | None = None,
+        adapter: str | None = None,
     ) -> Request:
         """Put a request into the queue. Higher ``priority`` goes first, then who came first.
 
         ``source``: what an encoder-decoder reads. ``n``: samples, which share the prompt's keys. ``stop``
         strings need a model with a tokenizer. A ``constraint`` serves one sample; for several it must fork.
+        ``prompt_logprobs``: the log-probability of every token of the prompt, and the n best, in ``prompt_picks``; with
+        it ``max_tokens`` may be 0. ``adapter``: which of the engine's; none: the model as it is.
         Past the context that the model was made for it goes on, and says so: see ``vantage.generation.limits``.
         """
         prompt, read = _numbers("tokens", tokens), None if source is None else _numbers("source", source)
-        self._check(prompt, read, max_tokens, n)
+        self._check(prompt, read, max_tokens, n, scores=prompt_logprobs is not None)
+        if adapter is not None and adapter not in self._passes.adapters:
+            raise BadInput(unknown("adapter", adapter, self._passes.adapters))
         constraints = [constraint, *(fork_constraint(constraint) for _ in range(n - 1))]
         vocab = self.model.spec.vocab
         seed = Picker(sampling, prompt, vocab=vocab).seed
@@ -122,7 +130,9 @@ class Engine:
         tokenizer = self.model.tokenizer
         outputs = tuple(Output(i, seed, None if tokenizer is None else "") for i in range(n))
         most = self._limits.cut(len(prompt), max_tokens)
-        request = Request(self._ids, prompt, max_tokens, sampling, stop, priority, tenant, read, outputs)
+        request = Request(
+            self._ids, prompt, max_tokens, sampling, stop, priority, tenant, read, outputs, prompt_logprobs, adapter
+        )
         samples = [
             RunningSample(
                 request,
@@ -210,8 +220,7 @@ class Engine:
         if self._invariant:
             groups = [[sample] for sample in samples]
         else:
-            samples.sort(key=lambda sample: sample.length or 0)  # stable: by rank within a length
-            groups = [list(group) for _, group in groupby(samples, lambda sample: sample.length)]
+            groups = by_pass(samples)
         for group in groups:
             group = [sample for sample in group if sample.stage == "decode"]  # one before may have taken its blocks
             if group:
@@ -224,8 +233,7 @@ class Engine:
             if cache is None:
                 return
             with self._counters.timed("decode"):
-                tokens = self._tensor([[sample.tokens[-1]] for sample in samples])
-                logits = _wide(self.model(tokens, positions=_onward(samples), cache=cache)[:, -1])
+                logits = self._passes.decode(samples, cache)
         except Exception as e:
             return self._fail(samples, e)
         self._counters.calls += 1
@@ -263,12 +271,10 @@ class Engine:
         return end
 
     def _run_chunk(self, sample: RunningSample, end: int) -> None:
-        start, last = sample.fed, end == len(sample.tokens)
+        start = sample.fed
         try:
             with self._counters.timed("prefill"):
-                tokens = self._tensor([sample.tokens[start:end]])
-                positions = Positions.arange(1, end - start, start)
-                logits = self._last_logits(tokens, positions, sample, last)
+                logits = self._passes.prefill(sample, end)
         except Exception as e:
             return self._fail([sample], e)
         again = max(0, min(end, sample.reached) - start)
@@ -288,15 +294,10 @@ class Engine:
         except Exception as e:
             return self._fail([sample], e)
         for one in samples:
-            self._choose(one, logits)
-
-    def _last_logits(self, tokens: Tensor, positions: Positions, sample: RunningSample, wanted: bool) -> Tensor | None:
-        """Run a chunk. Only its last token goes through the head, if it is the prompt's last."""
-        row, source = sample.held(), self._source(sample)
-        if tokens.shape[1] == 1 and wanted:  # as a decoding row goes: a token computed again gives the same bits
-            return _wide(self.model(tokens, positions=positions, cache=row, source=source)[0, -1])
-        hidden = self.model.hidden(tokens, positions=positions, cache=row, source=source)
-        return _wide(self.model.head(hidden[:, -1:])[0, -1]) if wanted else None
+            if sample.request.max_tokens:
+                self._choose(one, logits)
+            else:
+                self._end_scored(one)
 
     def _choose(self, sample: RunningSample, logits_V: Tensor) -> None:
         """Take a token. What goes wrong here is the request's own."""
@@ -321,13 +322,23 @@ class Engine:
         if finish is not None:
             if finish == "length":
                 self._context.ended(len(sample.request.tokens), len(sample.output.picks), sample.request.max_tokens)
-            self._scheduler.finish(sample, keep=not self._invariant)
-            self._forget_source(sample.request)
+            self._complete(sample)
         elif not self._caching:
             self._scheduler.restart(sample)
             sample.cache = self._memory.new(sample.length)
 
     # ---- ends
+
+    def _complete(self, sample: RunningSample) -> None:
+        self._scheduler.finish(sample, keep=not self._invariant)
+        if sample.request.state == "finished":
+            self._passes.forget(sample.request)
+
+    def _end_scored(self, sample: RunningSample) -> None:
+        """The prompt is scored, and no token was asked for."""
+        sample.output.finish = "length"
+        self._events.append(Event(sample.request, sample.output.sample, None, "length", "", "length"))
+        self._complete(sample)
 
     def _fail(self, samples: list[RunningSample], error: Exception) -> None:
         """A fault ends the requests of its pass. Their rows were rolled back by the cache, and are freed."""
@@ -339,7 +350,7 @@ class Engine:
 
     def _end(self, request: Request, finish: str) -> None:
         self._scheduler.drop(request)
-        self._sources.pop(request.id, None)
+        self._passes.forget(request)
         for output in request.outputs:
             if output.finish is None:
                 output.finish = finish
@@ -347,27 +358,17 @@ class Engine:
 
     # ---- inside
 
-    def _tensor(self, rows: list[list[int]]) -> Tensor:
-        return torch.tensor(rows, device=self.model.device)
-
-    def _source(self, sample: RunningSample) -> Source | None:
-        """What the encoder makes of the source, once for all samples; nothing once the row holds it."""
-        request = sample.request
-        if request.source is None or sample.held().has_memory:
-            return None
-        if request.id not in self._sources:
-            self._sources[request.id] = self.model.encode(self._tensor([list(request.source)]))
-        return self._sources[request.id]
-
-    def _forget_source(self, request: Request) -> None:
-        if request.state == "finished":
-            self._sources.pop(request.id, None)
-
-    def _check(self, prompt: tuple[int, ...], source: tuple[int, ...] | None, max_tokens: int, n: int) -> None:
+    def _check(
+        self, prompt: tuple[int, ...], source: tuple[int, ...] | None, max_tokens: int, n: int, *, scores: bool
+    ) -> None:
         if not prompt:
             raise BadInput("an empty prompt: give at least one token (a beginning-of-text token, if there is nothing)")
-        if max_tokens < 1:
-            raise BadInput(f"max_tokens={max_tokens}: give at least 1")
+        if max_tokens < (0 if scores else 1):
+            raise BadInput(f"max_tokens={max_tokens}: give at least {0 if scores else 1}")
+        if scores and source is not None:
+            raise BadInput(
+                "prompt_logprobs: this model reads its prompt with an encoder, which gives it no probabilities"
+            )
         if not 1 <= n <= self._rows:
             raise BadInput(f"n={n}: give from 1 to {self._rows}, the rows of this engine")
         if (source is None) != (self.model.encoder is None):
@@ -375,25 +376,12 @@ class Engine:
             raise BadInput(f"this model {kind}")
         if source is not None:
             self.model.encoder.embed.tokens.check(torch.tensor([source]))  # pyright: ignore[reportOptionalMemberAccess] (checked above)
-        total = len(prompt) + self._limits.cut(len(prompt), max_tokens) - 1
+        total = len(prompt) + max(1, self._limits.cut(len(prompt), max_tokens)) - 1
         if not self._memory.fits(total):
             raise BadInput(
                 f"a prompt of {len(prompt)} tokens and max_tokens={max_tokens} need {total} tokens of cache, more than "
                 "this engine has in all: make it with a larger capacity, or ask for less"
             )
-
-
-def _onward(samples: list[RunningSample]) -> Positions:
-    """Where each goes on, from the host's own numbers: every fact about them is known on any device."""
-    fed = [sample.fed for sample in samples]
-    if len(set(fed)) == 1:
-        return Positions.arange(len(fed), 1, fed[0])
-    return Positions.onward(torch.tensor(fed), 1)
-
-
-def _wide(logits: Tensor) -> Tensor:
-    """Probabilities are worked out in float32 at least."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _numbers(name: str, tokens: Sequence[int] | Tensor) -> tuple[int, ...]:

@@ -17,7 +17,13 @@ from vantage.cache import ModelCache
 OTHERS = 64  # tenants that are asked, to say why a prefix missed
 GHOSTS = 64  # evicted prefixes that are remembered by their tokens, to say why a prefix missed
 
-Key = tuple[str | None, int | None]  # the tenant, and the declared length: other frequencies, other keys
+
+class PrefixKey(NamedTuple):
+    """Whose prefixes. Other lengths are other frequencies, other adapters other weights: keys and values differ."""
+
+    tenant: str | None
+    length: int | None  # declared
+    adapter: str | None = None
 
 
 @final
@@ -25,7 +31,7 @@ Key = tuple[str | None, int | None]  # the tenant, and the declared length: othe
 class PrefixLeaf:
     """A path and the cache that holds it. ``None`` where the cache was evicted."""
 
-    key: Key
+    key: PrefixKey
     tokens: tuple[int, ...]
     cache: ModelCache | None
 
@@ -130,15 +136,15 @@ class Prefixes:
     """The trees of all tenants, and the order in which their leaves were used."""
 
     def __init__(self) -> None:
-        self._trees: dict[Key, PrefixTree] = {}
+        self._trees: dict[PrefixKey, PrefixTree] = {}
         self._used: OrderedDict[int, PrefixLeaf] = OrderedDict()  # least recently used first
-        self._ghosts: dict[Key, PrefixTree] = {}
+        self._ghosts: dict[PrefixKey, PrefixTree] = {}
         self._ghost_order: OrderedDict[int, PrefixLeaf] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._used)
 
-    def find(self, key: Key, tokens: Sequence[int]) -> tuple[Match, ModelCache | None]:
+    def find(self, key: PrefixKey, tokens: Sequence[int]) -> tuple[Match, ModelCache | None]:
         """What of these tokens is held for this tenant. The cache is the tree's own: fork it."""
         tree = self._trees.get(key)
         at, leaf = tree.match(tokens) if tree else (0, None)
@@ -146,19 +152,19 @@ class Prefixes:
             self._used.move_to_end(id(leaf))
         return Match(at, self._reason(key, tokens, at)), None if leaf is None else leaf.cache
 
-    def _reason(self, key: Key, tokens: Sequence[int], at: int) -> str:
+    def _reason(self, key: PrefixKey, tokens: Sequence[int], at: int) -> str:
         if at == len(tokens):
             return "complete"
         ghosts = self._ghosts.get(key)
         if ghosts and ghosts.match(tokens)[0] > at:
             return "evicted"
-        others = (tree for other, tree in self._trees.items() if other != key and other[1] == key[1])
-        if any(tree.match(tokens)[0] > at for tree in islice(others, OTHERS)):
+        alike = (tree for other, tree in self._trees.items() if other != key and other[1:] == key[1:])
+        if any(tree.match(tokens)[0] > at for tree in islice(alike, OTHERS)):
             return "other tenant"
         seen = bool(self._trees.get(key)) or bool(ghosts)
         return f"differs at token {at}" if seen else "first seen"
 
-    def keep(self, key: Key, tokens: Sequence[int], cache: ModelCache) -> None:
+    def keep(self, key: PrefixKey, tokens: Sequence[int], cache: ModelCache) -> None:
         """Hold this cache, which the tree now owns, for these tokens; or free it if they are held already."""
         leaf = PrefixLeaf(key, tuple(tokens), cache)
         self._used[id(leaf)] = leaf
@@ -201,7 +207,7 @@ class Prefixes:
             _remove(self._ghosts, oldest)
 
 
-def _remove(trees: dict[Key, PrefixTree], leaf: PrefixLeaf) -> None:
+def _remove(trees: dict[PrefixKey, PrefixTree], leaf: PrefixLeaf) -> None:
     """Take a leaf out, and its tenant's tree if that was all."""
     trees[leaf.key].remove(leaf)
     if not trees[leaf.key]:

@@ -50,10 +50,17 @@ class Request:
     tenant: str | None
     source: tuple[int, ...] | None
     outputs: tuple[Output, ...]
+    prompt_logprobs: int | None = None  # None: the prompt is not scored; n: its tokens, and the n best in their place
+    adapter: str | None = None
+    prompt_picks: list[Pick | None] = field(default_factory=list)  # the scores, as far as they have come
     prefix: Match | None = None  # what was found in the prefix tree, and why not more; None: not begun
     error: RequestFailed | None = None
     preemptions: int = 0
     recomputed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.prompt_logprobs is not None:
+            self.prompt_picks.append(None)  # nothing comes before the first token
 
     @property
     def n(self) -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import final
 
 from vantage.cache import ModelCache
-from vantage.generation.prefix import Key
+from vantage.generation.prefix import PrefixKey
 from vantage.generation.request import Output, Request
 from vantage.generation.sampling import Picker
 from vantage.generation.stops import AnswerText
@@ -41,9 +42,20 @@ class RunningSample:
         """How many rows it takes, its siblings' included."""
         return 1 + len(self.siblings)
 
-    def key(self, share_tenants: bool) -> Key:
+    def key(self, share_tenants: bool) -> PrefixKey:
         """Whose prefixes it may use."""
-        return None if share_tenants else self.request.tenant, self.length
+        return PrefixKey(None if share_tenants else self.request.tenant, self.length, self.request.adapter)
+
+    @property
+    def pass_key(self) -> tuple[int, str]:
+        """What rows of one pass have in common: other lengths are other frequencies, other adapters other weights."""
+        return self.length or 0, self.request.adapter or ""
+
+    @property
+    def scoring(self) -> bool:
+        """Tokens of its prompt have no score yet, so all of it must be computed."""
+        request = self.request
+        return request.prompt_logprobs is not None and len(request.prompt_picks) < len(request.tokens)
 
     def held(self) -> ModelCache:
         assert self.cache is not None, "this sample has no row of its own now"
@@ -54,6 +66,12 @@ class RunningSample:
         if self.cache is not None:
             self.cache.free()
         self.cache, self.fed = None, 0
+
+
+def by_pass(samples: Sequence[RunningSample]) -> list[list[RunningSample]]:
+    """Those that can run in one pass together, by rank within it."""
+    ordered = sorted(samples, key=lambda sample: sample.pass_key)
+    return [list(group) for _, group in groupby(ordered, lambda sample: sample.pass_key)]
 
 
 @final

@@ -31,7 +31,7 @@ class Scheduler:
         self._rows, self._share_tenants = rows, share_tenants
         self._waiting: list[RunningSample] = []
         self._active: list[RunningSample] = []
-        self._batches: dict[int | None, JoinedRows] = {}  # by declared length: other lengths are other frequencies
+        self._batches: dict[tuple[int, str], JoinedRows] = {}  # by what the rows of a pass have in common
 
     # ---- looking
 
@@ -82,7 +82,8 @@ class Scheduler:
         sought = (
             sample.tokens[: min(len(sample.tokens) - 1, sample.chunked)] if self._chunks_only else sample.tokens[:-1]
         )
-        match, row = self.memory.find(sample.key(self._share_tenants), sought)
+        key = sample.key(self._share_tenants)
+        match, row = self.memory.unshared(key) if sample.scoring else self.memory.find(key, sought)
         need = len(sample.tokens) + 1 - match.tokens
         while not self.memory.spare(row, need, self._promised()) and self._active:
             below = [other for other in self._active if other.request.priority < sample.request.priority]
@@ -134,8 +135,8 @@ class Scheduler:
         return True
 
     def batch(self, samples: list[RunningSample]) -> tuple[list[RunningSample], ModelCache | None]:
-        """The samples, of one declared length, that can take one token more, with their joined rows."""
-        batch = self._batches.setdefault(samples[0].length, JoinedRows())
+        """The samples, all of one pass, that can take one token more, with their joined rows."""
+        batch = self._batches.setdefault(samples[0].pass_key, JoinedRows())
         samples = list(samples)
         while samples:
             cache = batch.open(samples)
@@ -175,8 +176,8 @@ class Scheduler:
 
     def own(self, sample: RunningSample) -> None:
         """Take a sample's row out of its batch."""
-        if sample.cache is None and sample.length in self._batches:
-            self._batches[sample.length].close()
+        if sample.cache is None and sample.pass_key in self._batches:
+            self._batches[sample.pass_key].close()
 
     def finish(self, sample: RunningSample, *, keep: bool) -> None:
         """A sample is complete; what it computed may serve others."""

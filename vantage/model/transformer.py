@@ -208,6 +208,10 @@ class Model(nn.Module):
             draft=draft,
         )
 
+    def take_caches_of(self, other: Model) -> None:
+        """Caches of the other, which has the same spec, fit this one from now on."""
+        self._owner = other._owner
+
     @torch.no_grad()
     def grow(self, cache: ModelCache, tokens: Tensor, *, length: int, mask: Tensor | None = None) -> ModelCache:
         """A new cache for a longer declared length, with ``tokens`` (all so far) computed again.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -10,6 +11,8 @@ import torch
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
@@ -22,12 +25,16 @@ from vantage.serve.errors import ApiError, bad
 from vantage.serve.finished_requests import FinishedRequests
 from vantage.serve.guard import RequestGuard
 from vantage.serve.logs import ServerLog
+from vantage.serve.memory import give_back_regularly
 from vantage.serve.metrics import Metrics
 from vantage.serve.model_pool import Load, ModelPool
+from vantage.serve.model_responses import routes as model_responses
+from vantage.serve.model_responses.stored import StoredResponses
 from vantage.serve.openapi import describe
 from vantage.serve.settings import ServedModel, ServerSettings
 from vantage.serve.state import ServerState, entry_of
 from vantage.serve.telemetry import Telemetry
+from vantage.serve.validation import explain
 
 
 def create_app(settings: ServerSettings, *, load: Load | None = None, log: ServerLog | None = None) -> FastAPI:
@@ -51,20 +58,24 @@ def assemble(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         if settings.preload:
             await model_pool.preload()
+        giving_back = asyncio.create_task(give_back_regularly(lambda: sum(metrics.requests.values.values())))
         yield
+        giving_back.cancel()
         finished_requests.close()
         await model_pool.close()
 
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     finished_requests = FinishedRequests(settings.limits.attention_requests, settings.limits.attention_tokens)
-    app.state.vantage = ServerState(settings, model_pool, log, metrics, finished_requests)
-    for part in (chat, completions, embeddings, text, attention, status):
+    app.state.vantage = ServerState(
+        settings, model_pool, log, metrics, finished_requests, StoredResponses(settings.limits.stored_responses)
+    )
+    for part in (chat, completions, model_responses, embeddings, text, attention, status):
         app.include_router(part.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(VantageError, _refused)
-    described = describe(app, __version__, [m.name for m in settings.models], keyed=bool(settings.access.keys))
+    described = describe(app, __version__, settings.model_names, keyed=bool(settings.access.keys))
     app.openapi = lambda: described  # FastAPI's own way to replace it
     # the last added is the outermost
     for inner in reversed(within):
@@ -101,14 +112,13 @@ async def _refused(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
-    """The first thing that is wrong, without what was sent."""
+    """The first thing that is wrong. Texts that were sent are not sent back."""
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    where = ".".join(str(part)[:64] for part in first["loc"] if part != "body")[:200]
-    unknown = first["type"] == "extra_forbidden"
-    message = "is not known here" if unknown else first["msg"]
-    code = "unknown_parameter" if unknown else "invalid_value"
-    return _answer(request, bad(f"{where or 'the body'}: {message}"[:500], where or None, code))
+    route = request.scope.get("route")
+    field = route.body_field if isinstance(route, APIRoute) else None
+    model = None if field is None else field.field_info.annotation
+    known = model.model_fields if isinstance(model, type) and issubclass(model, BaseModel) else ()
+    return _answer(request, explain(error.errors(), error.body, known))
 
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:

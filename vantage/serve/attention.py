@@ -20,10 +20,10 @@ from vantage.inspect.reductions import STATS
 from vantage.inspect.select import labels
 from vantage.inspect.sites import sites_of
 from vantage.model import Model
+from vantage.model.shared_copy import copy_sharing_weights
 from vantage.serve.errors import ApiError, bad, failed, late
 from vantage.serve.finished_requests import FinishedChoice
 from vantage.serve.generation_call import unless_client_leaves
-from vantage.serve.model_copy import copy_sharing_weights
 from vantage.serve.openapi import answers
 from vantage.serve.requests import AttentionRequest
 from vantage.serve.responses import AttentionOf

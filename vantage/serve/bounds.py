@@ -9,6 +9,7 @@ from pydantic import AfterValidator, AllowInfNan, BaseModel, ConfigDict, Field, 
 N = 16  # samples of a prompt
 PROMPTS = 16  # prompts of one call to /v1/completions
 STOPS, STOP_CHARACTERS = 4, 256
+CHOICES = 1024  # texts that an answer may be one of
 BIASES = 1024  # entries of logit_bias
 TOP = 20  # log-probabilities beside the chosen token's
 TOKENS = 2**20  # the most that max_tokens may say; the model's context is nearly always less
@@ -19,6 +20,8 @@ NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 MODEL_CHARACTERS, ID_CHARACTERS, USER_CHARACTERS = 256, 128, 512
 TEXT = 2**24  # characters; the limit on bodies is reached first, this one is for those who raise it
 REGEX_CHARACTERS = 8_192
+TOKEN_KEY = r"^[0-9]{1,9}$"
+KEEP = r"^(weights|stats|top[1-9][0-9]{0,2})$"
 FALSE = {"type": "boolean", "const": False}
 
 Whole = Annotated[int, Strict()]
@@ -35,7 +38,7 @@ Object = dict[str, Any]  # a JSON schema or a call's arguments: read by those wh
 def _no(flag: bool) -> bool:
     """``Literal[False]`` would take 0 as well."""
     if flag:
-        raise ValueError("only false can be had here")
+        raise ValueError("false")  # as in: "store is true, and must be false"
     return flag
 
 

@@ -84,7 +84,7 @@ class ChatWriter:
 
 
 ENDPOINT = Endpoint(
-    "chatcmpl", "chat.completion", "chat.completion.chunk", chat_submissions, ChatWriter, lambda body: 1
+    "chatcmpl-", "chat.completion", "chat.completion.chunk", chat_submissions, ChatWriter, lambda body: 1
 )
 
 

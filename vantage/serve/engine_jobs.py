@@ -25,6 +25,8 @@ class Submission:
     tenant: str | None = None
     constraint: Constraint | None = None
     source: tuple[int, ...] | None = None
+    adapter: str | None = None
+    prompt_logprobs: int | None = None  # None: the prompt is not scored
 
     @property
     def prompt_tokens(self) -> int:

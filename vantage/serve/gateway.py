@@ -136,7 +136,7 @@ class Gateway:
     async def _relay(self, scope: Scope, body: bytes, response: _ClientResponse) -> None:
         prefixes = chain(scope[TENANT], scope["path"], body)
         passed_scope = {name: scope[name] for name in PASSED if name in scope} | {ID: scope[ENTRY].id}
-        everywhere = scope["path"] == "/v1/attention"  # one of them has the request that it looks into
+        everywhere = _is_about_an_earlier_request(scope["path"], body)  # one of them has it
         tried: list[str] = []
         for _ in range(max(TRIES, len(self._replicas.names()) if everywhere else 0)):
             loads = {name: self._loads[name] for name in self._replicas.names() if name not in tried}
@@ -236,6 +236,12 @@ class _ClientResponse:
             raise error  # half an answer: the connection is closed
         event = f"data: {json.dumps(error.body(), ensure_ascii=False, separators=(',', ':'))}\n\n"
         await self.send({"type": "http.response.body", "body": event.encode(), "more_body": False})
+
+
+def _is_about_an_earlier_request(path: str, body: bytes) -> bool:
+    """Which replica answered that one is not known here."""
+    goes_on = path == "/v1/responses" and b'"previous_response_id"' in body
+    return goes_on or path == "/v1/attention" or path.startswith("/v1/responses/")
 
 
 def _lost() -> ApiError:

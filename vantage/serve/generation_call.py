@@ -53,7 +53,7 @@ class AnswerWriter(Protocol):
 @final
 @dataclass(frozen=True)
 class Endpoint:
-    """What chats and completions do differently."""
+    """What the routes that generate do differently."""
 
     prefix: str  # of ids
     whole: str  # the ``object`` of an answer
@@ -79,7 +79,7 @@ class GenerationCall:
     writer: AnswerWriter | None = None
 
     def __post_init__(self) -> None:
-        self.id = f"{self.endpoint.prefix}-{secrets.token_hex(12)}"
+        self.id = f"{self.endpoint.prefix}{secrets.token_hex(12)}"
 
     async def updates(self) -> AsyncGenerator[list[ChoiceUpdate]]:
         """Everything from the lease of the model to the last token. Whatever ends it ends the jobs."""

@@ -181,7 +181,7 @@ def _with_cors(send: Send, origin: str) -> Send:
     extra: Iterable[tuple[bytes, bytes]] = (
         (b"access-control-allow-origin", origin.encode()),
         (b"access-control-allow-headers", b"authorization, content-type"),
-        (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
+        (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
         (b"vary", b"Origin"),
     )
 

@@ -10,14 +10,15 @@ import asyncio
 import contextlib
 import gc
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, final
 
 from vantage.checkpoints.pull import find
 from vantage.errors import Refused, VantageError
+from vantage.families.adapters import with_adapter
 from vantage.generation.prompts import end_tokens
 from vantage.model import Model
 from vantage.serve.embedder import Embedder
@@ -54,6 +55,18 @@ class LoadedModel:
     context: int | None
     runner: Worker | Embedder
     bytes: int
+    adapters: Mapping[str, Model] = field(default_factory=dict)  # by the name that requests use
+    adapter: str | None = None  # the one that this stands for: same weights, same runner
+
+    def with_adapter(self, name: str) -> LoadedModel:
+        """What requests for an adapter need."""
+        if isinstance(self.runner, Embedder):
+            raise bad(
+                f"{self.name} makes embeddings, and adapters are for models that generate", "model", "wrong_model"
+            )
+        if name not in self.adapters:
+            raise _adapter_failed(name)
+        return replace(self, name=name, model=self.adapters[name], adapter=name)
 
     @property
     def kind(self) -> str:
@@ -89,6 +102,7 @@ class ModelPool:
     def __init__(self, settings: ServerSettings, log: ServerLog, metrics: Metrics, load: Load):
         self._settings, self._log, self._metrics, self._load = settings, log, metrics, load
         self._slots = {served.name: _Slot(served) for served in settings.models}
+        self._bases = {adapter.name: adapter.base for adapter in settings.adapters}
         self._one = asyncio.Lock()  # one load at a time: two would not know of each other's memory
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="load")
         self._prepare = ThreadPoolExecutor(2, thread_name_prefix="prepare")
@@ -101,7 +115,7 @@ class ModelPool:
     @contextlib.asynccontextmanager
     async def lease(self, name: str) -> AsyncIterator[LoadedModel]:
         """The model, loaded, and not unloaded before this ends."""
-        slot = self._slots.get(name)
+        slot = self._slots.get(self._bases.get(name, name))
         if slot is None:
             raise unknown_model(name)
         if self.draining:
@@ -110,7 +124,8 @@ class ModelPool:
             raise overloaded(5)
         slot.leases += 1
         try:
-            yield await self._get(slot)
+            loaded = await self._get(slot)
+            yield loaded.with_adapter(name) if name in self._bases else loaded
         finally:
             slot.leases -= 1
             slot.used = time.monotonic()
@@ -125,24 +140,24 @@ class ModelPool:
                 pass
 
     def listed(self) -> list[dict[str, Any]]:
-        return [self._card(slot) for slot in self._slots.values()]
+        return [self.card(name) for name in self._settings.model_names]
 
-    def _card(self, slot: _Slot) -> dict[str, Any]:
+    def card(self, name: str) -> dict[str, Any]:
+        base = self._bases.get(name)
+        slot = self._slots.get(name if base is None else base)
+        if slot is None:
+            raise unknown_model(name)
         loaded = slot.loaded
         return {
-            "id": slot.served.name,
+            "id": name,
             "object": "model",
             "created": self.created,
             "owned_by": "vantage",
+            "parent": base,
             "loaded": loaded is not None,
             "kind": None if loaded is None else loaded.kind,
             "context": None if loaded is None else loaded.context,
         }
-
-    def card(self, name: str) -> dict[str, Any]:
-        if name not in self._slots:
-            raise unknown_model(name)
-        return self._card(self._slots[name])
 
     def loaded(self) -> list[LoadedModel]:
         return [slot.loaded for slot in self._slots.values() if slot.loaded is not None]
@@ -195,18 +210,31 @@ class ModelPool:
             raise Refused(f"{served.name} has no tokenizer: a server speaks in texts")
         batching, limits = self._settings.batching, self._settings.limits
         safe_tokenizer, context = SafeTokenizer(model.tokenizer), model.context_length
+        adapters: dict[str, Model] = {}
         runner: Worker | Embedder
         if model.generates:
             context = batching.capacity if context is None else min(context, batching.capacity)
-            runner = Worker(served.name, model, batching, limits.backlog, self._log)
+            adapters = self._adapted(served, model)
+            runner = Worker(served.name, model, batching, limits.backlog, self._log, adapters)
             cache = batching.capacity * _token_bytes(model)
         elif model.spec.embedding.source is not None:
             raise Refused(f"{served.name} reads {model.spec.embedding.source}: a server speaks in texts")
         else:
             runner, cache = Embedder(served.name, model, batching, self._log), 0
-        weights = sum(x.nbytes for x in (*model.parameters(), *model.buffers()))
-        texts, ends = TokenTexts(model.tokenizer), end_tokens(model)
-        return LoadedModel(served.name, model, safe_tokenizer, texts, ends, context, runner, weights + cache)
+        held = {id(x): x.nbytes for one in (model, *adapters.values()) for x in (*one.parameters(), *one.buffers())}
+        texts, ends, size = TokenTexts(model.tokenizer), end_tokens(model), sum(held.values()) + cache
+        return LoadedModel(served.name, model, safe_tokenizer, texts, ends, context, runner, size, adapters)
+
+    def _adapted(self, served: ServedModel, model: Model) -> dict[str, Model]:
+        """The model with each of its adapters. One that cannot be read is left out, and its requests are refused."""
+        adapters: dict[str, Model] = {}
+        for adapter in self._settings.adapters:
+            if adapter.base == served.name:
+                try:
+                    adapters[adapter.name] = with_adapter(model, adapter.path)
+                except Exception as e:
+                    self._log.fault(adapter.name, "load", e)
+        return adapters
 
     async def _room(self, wanted: _Slot, bytes: int) -> None:
         """Unload idle models, the least recently used first, until this many bytes fit."""
@@ -251,6 +279,10 @@ def _not_loaded(name: str, error: Exception) -> ApiError:
     return ApiError(
         500, "model_load_failed", f"{name} could not be loaded, its files {kind}: the server's log says why"
     )
+
+
+def _adapter_failed(name: str) -> ApiError:
+    return ApiError(500, "model_load_failed", f"the adapter {name} could not be loaded: the server's log says why")
 
 
 def _no_room(name: str, *, alone: bool) -> ApiError:

@@ -116,6 +116,22 @@ class AsSchema(StrictModel):
 ResponseFormat = Annotated[AsText | AsObject | AsSchema, Field(discriminator="type")]
 
 
+Regex = Annotated[str, Field(min_length=1, max_length=b.REGEX_CHARACTERS)]
+Choice = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=b.STOP_CHARACTERS)]], Field(min_length=1, max_length=b.CHOICES)
+]
+SchemaOrText = Object | Annotated[str, Field(max_length=b.TEXT)]  # a JSON schema, as it is or written as JSON
+
+
+class StructuredOutputs(StrictModel):
+    """vLLM's name for what an answer is held to: one of these."""
+
+    json_: Annotated[SchemaOrText | None, Field(alias="json")] = None
+    json_object: Flag | None = None
+    regex: Regex | None = None
+    choice: Choice | None = None
+
+
 class StreamOptions(StrictModel):
     include_usage: Flag | None = None
     include_obfuscation: No | None = None
@@ -125,7 +141,7 @@ class StreamOptions(StrictModel):
 
 Stops = Annotated[str, Field(min_length=1, max_length=b.STOP_CHARACTERS)]
 Penalty = Annotated[Number, Field(ge=-2, le=2)]
-BiasKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+BiasKey = Annotated[str, Field(pattern=b.TOKEN_KEY)]
 Bias = Annotated[dict[BiasKey, Annotated[Number, Field(ge=-100, le=100)]], Field(max_length=b.BIASES)]
 MaxTokens = Annotated[Whole, Field(ge=1, le=b.TOKENS)]
 
@@ -146,11 +162,17 @@ class Generates(StrictModel):
     stream: Flag | None = None
     stream_options: StreamOptions | None = None
     user: User | None = None
+    response_format: ResponseFormat | None = None
     # ours
     top_k: Annotated[Whole, Field(ge=1, le=2**20)] | None = None
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[Number, Field(ge=0.1, le=10)] | None = None
-    regex: Annotated[str, Field(min_length=1, max_length=b.REGEX_CHARACTERS)] | None = None
+    regex: Regex | None = None
+    # as vLLM spells them
+    guided_json: SchemaOrText | None = None
+    guided_regex: Regex | None = None
+    guided_choice: Choice | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class ChatRequest(Generates):
@@ -158,7 +180,6 @@ class ChatRequest(Generates):
     max_completion_tokens: MaxTokens | None = None
     logprobs: Flag | None = None
     top_logprobs: Annotated[Whole, Field(ge=0, le=b.TOP)] | None = None
-    response_format: ResponseFormat | None = None
     tools: Annotated[list[Tool], Field(max_length=b.TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: Flag | None = None
@@ -190,9 +211,10 @@ class CompletionRequest(Generates):
         | Annotated[list[TokenPrompt], Field(min_length=1, max_length=b.PROMPTS)]
     )
     logprobs: Annotated[Whole, Field(ge=0, le=b.TOP)] | None = None
+    echo: Flag | None = None  # the prompt before the answer; with logprobs, its scores too
+    max_tokens: Annotated[Whole, Field(ge=0, le=b.TOKENS)] | None = None  # 0: the echo alone
     # only at their neutral value
     best_of: Annotated[Whole, Field(ge=1, le=1)] | None = None
-    echo: No | None = None
     suffix: None = None
 
 
@@ -237,4 +259,4 @@ class AttentionRequest(StrictModel):
     layers: Indices | None = None
     heads: Indices | None = None
     queries: Indices | None = None
-    keep: Annotated[str, Field(pattern=r"^(weights|stats|top[1-9][0-9]{0,2})$")] | None = None  # default: top8
+    keep: Annotated[str, Field(pattern=b.KEEP)] | None = None  # default: top8

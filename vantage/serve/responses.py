@@ -23,6 +23,7 @@ class Card(StrictModel):
     object: Literal["model"]
     created: int
     owned_by: str
+    parent: str | None  # of an adapter: the model it is on
     loaded: bool
     kind: Literal["generate", "embed"] | None  # None: not known before it is loaded
     context: int | None
@@ -96,8 +97,8 @@ class ChatCompletion(StrictModel):
 
 class CompletionLogprobs(StrictModel):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]  # None: the first token of a prompt, which nothing comes before
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 

@@ -50,6 +50,10 @@ def _pieces(path: str, request: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
             own = own or not isinstance(message, dict) or message.get("role") not in ("system", "developer")
             whole = _plain(message)
             yield from ((whole[at : at + PIECE], own) for at in range(0, len(whole), PIECE))
+    elif path == "/v1/responses":
+        for part, own in ((request.get("instructions"), False), (request.get("input"), True)):
+            whole = b"" if part is None else _plain(part)
+            yield from ((whole[at : at + PIECE], own) for at in range(0, len(whole), PIECE))
     elif path == "/v1/completions":
         prompt = request.get("prompt")
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):

@@ -31,7 +31,7 @@ class SafeTokenizer:
         # a token that is not called special but that the template writes (<tool_call>) is one to us;
         # others (runs of blanks) are text
         special = {i: t for i, t in added.items() if t.special or (t.content.strip() and t.content in template)}
-        self._ids = frozenset(special)
+        self.special = frozenset(special)  # tokens that no text becomes
         self._spellings = sorted({t.content for t in special.values() if t.content}, key=len, reverse=True)
         every = "|".join(re.escape(spelling) for spelling in self._spellings)
         self._find = re.compile(f"(?=({every}))") if every else None  # looks ahead: spellings may overlap
@@ -134,7 +134,7 @@ class SafeTokenizer:
             raise bad("this text cannot be encoded with the model's vocabulary") from e
 
     def _sound(self, ids: Sequence[int]) -> None:
-        if not self._ids.isdisjoint(ids):
+        if not self.special.isdisjoint(ids):
             raise bad("this text spells a special token in a way that cannot be written as plain text: change it")
 
 

@@ -7,6 +7,7 @@ One table, ``OPTIONS``, names every setting once. From it come the flags, the en
 from __future__ import annotations
 
 import ipaddress
+import json
 import math
 import os
 import tomllib
@@ -36,6 +37,39 @@ class ServedModel:
         if not name or not source:
             raise BadInput(f"the model {text!r}: give a source, or NAME=SOURCE")
         return ServedModel(name, source)
+
+
+@final
+@dataclass(frozen=True)
+class ServedAdapter:
+    """A LoRA adapter on a served model, which may be asked for by a name of its own."""
+
+    name: str
+    path: str
+    base: str  # the name of the model it is for
+
+    @staticmethod
+    def of(text: str, models: tuple[ServedModel, ...]) -> ServedAdapter:
+        """From ``NAME=PATH``, or JSON with name, path and base_model_name, where several models are served."""
+        if text.lstrip().startswith("{"):
+            try:
+                fields = json.loads(text)
+            except (ValueError, RecursionError) as e:
+                raise BadInput(f"the adapter {text!r} is not JSON: {e}") from e
+        else:
+            name, _, path = text.partition("=")
+            fields = {"name": name, "path": path}
+        if wrong := sorted(set(fields) - {"name", "path", "base_model_name"}):
+            raise BadInput(f"the adapter {text!r}: {wrong[0]} is not name, path or base_model_name")
+        name, path, base = (fields.get(key, "") for key in ("name", "path", "base_model_name"))
+        if not all(isinstance(one, str) for one in (name, path, base)) or not name or not path:
+            raise BadInput(f"the adapter {text!r}: give NAME=PATH")
+        if not models:
+            raise BadInput("no model to serve: name at least one")
+        if not base and len(models) > 1:
+            example = json.dumps({"name": name, "path": path, "base_model_name": next(iter(models)).name})
+            raise BadInput(f"the adapter {name!r}: several models are served, so say for which it is: '{example}'")
+        return ServedAdapter(name, path, base or next(iter(models)).name)
 
 
 @final
@@ -86,6 +120,7 @@ class Limits:
     connections: int = 1024
     attention_requests: int = 16  # finished requests of a key that /v1/attention can look into; 0: none
     attention_tokens: int = 2048  # of such a request
+    stored_responses: int = 256  # of a key that /v1/responses can go on from; 0: none
 
 
 @final
@@ -101,6 +136,7 @@ class Logs:
 @dataclass(frozen=True)
 class ServerSettings:
     models: tuple[ServedModel, ...]
+    adapters: tuple[ServedAdapter, ...] = ()
     host: str = "127.0.0.1"
     port: int = 8000
     preload: bool = False
@@ -114,9 +150,12 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if not self.models:
             raise BadInput("no model to serve: name at least one")
-        names = [model.name for model in self.models]
+        names = self.model_names
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise BadInput(f"two models are called {twice[0]!r}: say NAME=SOURCE to tell them apart")
+        for adapter in self.adapters:
+            if adapter.base not in (known := [model.name for model in self.models]):
+                raise BadInput(f"the adapter {adapter.name!r}: {unknown('model', adapter.base, known)}")
         if self.on:
             address_of(self.on)
         elif self.replicas > 1:
@@ -126,6 +165,11 @@ class ServerSettings:
                 f"host {self.host}: other machines could reach this server, and no API key is set. "
                 "Set --api-key, or say --allow-open if everybody may use it"
             )
+
+    @property
+    def model_names(self) -> list[str]:
+        """What requests may name."""
+        return [*(model.name for model in self.models), *(adapter.name for adapter in self.adapters)]
 
 
 def loopback(host: str) -> bool:
@@ -154,6 +198,7 @@ class Option:
     low: float = -math.inf
     high: float = math.inf
     choices: tuple[str, ...] = ()
+    several: bool = False  # values may follow the flag one after another
 
     @property
     def flag(self) -> str:
@@ -176,6 +221,14 @@ OPTIONS = (
     Option("host", "", "host", str, "address to listen on"),
     Option("port", "", "port", int, "port to listen on; 0: any that is free", 0, 65535),
     Option("preload", "", "preload", bool, "load all models at start instead of when first asked for"),
+    Option(
+        "lora_modules",
+        "",
+        "adapters",
+        tuple,
+        "LoRA adapters, each a model of its own name on the same weights: NAME=PATH …",
+        several=True,
+    ),
     Option("on", "", "on", str, "ray: replicas on the machines of a Ray cluster, which is joined or started"),
     Option("replicas", "", "replicas", int, "copies of the server on that cluster", 1, 4096),
     Option("api_key", "access", "keys", tuple, "a key that requests must bear; may be given again"),
@@ -203,6 +256,9 @@ OPTIONS = (
         "attention_requests", "limits", "attention_requests", int, "finished requests kept for /v1/attention", 0, 1024
     ),
     Option("attention_tokens", "limits", "attention_tokens", int, "the most tokens such a request may have", 1, 2**20),
+    Option(
+        "stored_responses", "limits", "stored_responses", int, "responses of a key that later ones go on from", 0, 2**16
+    ),
     Option("log_prompts", "logs", "prompts", bool, "log what is asked and answered"),
     Option("log_level", "logs", "level", str, "what is logged", choices=LEVELS),
 )
@@ -234,7 +290,9 @@ def read_settings(
         parts[NAMED[name].part][NAMED[name].field] = value
     sections = {part: PARTS[part](**section) for part, section in parts.items() if part}
     chosen = models or listed or (() if default is None else (default,))
-    return ServerSettings(tuple(ServedModel.of(one) for one in chosen), **parts[""], **sections)
+    served = tuple(ServedModel.of(one) for one in chosen)
+    adapters = tuple(ServedAdapter.of(one, served) for one in parts[""].pop("adapters", ()))
+    return ServerSettings(served, adapters, **parts[""], **sections)
 
 
 def _from_file(path: Path) -> dict[str, Any]:

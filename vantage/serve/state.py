@@ -12,6 +12,7 @@ from vantage.serve.finished_requests import FinishedRequests
 from vantage.serve.logs import LogEntry, ServerLog
 from vantage.serve.metrics import Metrics
 from vantage.serve.model_pool import Backend, ModelPool
+from vantage.serve.model_responses.stored import StoredResponses
 from vantage.serve.settings import ServerSettings
 
 ENTRY, TENANT = "vantage.entry", "vantage.tenant"  # in a request's scope
@@ -25,6 +26,7 @@ class ServerState:
     log: ServerLog
     metrics: Metrics
     finished_requests: FinishedRequests  # what /v1/attention can look into
+    stored_responses: StoredResponses  # what /v1/responses can go on from
     abort: Callable[[Any], None] = lambda client: None  # whoever runs the app may know how to cut a connection
 
     @property

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from vantage.errors import BadInput, VantageError
-from vantage.generation import Constraint, Sampling, Stop, constrain
+from vantage.errors import VantageError
+from vantage.generation import Constraint, Sampling, Stop
 from vantage.generation.prompts import start_token
 from vantage.generation.sampling import fork_constraint
 from vantage.serve import tools
+from vantage.serve.answer_formats import AnswerFormat, answer_format, constraint_of
 from vantage.serve.engine_jobs import Submission
 from vantage.serve.errors import ApiError, bad
 from vantage.serve.model_pool import LoadedModel
-from vantage.serve.requests import AsSchema, AsText, ChatRequest, CompletionRequest, Generates, Message
+from vantage.serve.requests import ChatRequest, CompletionRequest, Generates, Message
 
 SOURCE_TOKENS = 512  # what an encoder-decoder says at most, unless told
 
@@ -28,12 +30,23 @@ def chat_submissions(loaded: LoadedModel, body: ChatRequest, tenant: str | None)
     offered = tools.offered(body)
     tokens = chat_tokens(loaded, body.messages, offered)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return _submissions(loaded, body, [tokens], next(iter(limits), None), logprobs, _schema(body, offered), tenant)
+    wanted = answer_format(body, offered, tools.forced(body, offered))
+    return _submissions(loaded, body, [tokens], next(iter(limits), None), logprobs, wanted, tenant)
 
 
 def completion_submissions(loaded: LoadedModel, body: CompletionRequest, tenant: str | None) -> list[Submission]:
+    if body.max_tokens == 0 and not body.echo:
+        raise bad(
+            "max_tokens is 0, so there is no answer: give at least 1, or echo: true to score a prompt", "max_tokens"
+        )
+    if body.echo and loaded.model.encoder is not None:
+        raise bad("echo: this model reads the prompt with an encoder, and an answer does not begin with it", "echo")
     rows = [_prompt(loaded, one) for one in prompts_of(body.prompt)]
-    return _submissions(loaded, body, rows, body.max_tokens, body.logprobs, None, tenant)
+    wanted = answer_format(body)
+    submissions = _submissions(loaded, body, rows, body.max_tokens, body.logprobs, wanted, tenant)
+    if not body.echo or (body.logprobs is None and body.max_tokens != 0):
+        return submissions
+    return [replace(one, prompt_logprobs=body.logprobs or 0) for one in submissions]
 
 
 def prompts_of(limits: Any) -> list[str | list[int]]:
@@ -83,31 +96,18 @@ def _prompt(loaded: LoadedModel, prompt: str | list[int]) -> list[int]:
     return tokens
 
 
-def _schema(body: ChatRequest, offered: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """What the answer must be, as a JSON schema."""
-    wanted = body.response_format
-    formatted = None
-    if isinstance(wanted, AsSchema):
-        formatted = wanted.json_schema.schema_
-    elif wanted is not None and not isinstance(wanted, AsText):
-        formatted = {"type": "object"}
-    if formatted is not None and offered:
-        raise bad("response_format and tools: an answer can be held to one of them", "response_format")
-    return formatted if formatted is not None else tools.forced(body, offered)
-
-
 def _submissions(
     loaded: LoadedModel,
     body: Generates,
     rows: Sequence[list[int]],
     max_tokens: int | None,
     logprobs: int | None,
-    schema: dict[str, Any] | None,
+    wanted: AnswerFormat | None,
     tenant: str | None,
 ) -> list[Submission]:
     try:
         sampling = _sampling(body, logprobs)
-        constraint = _constraint(loaded, schema, body.regex)
+        constraint = constraint_of(loaded, wanted)
         strings = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
         stop = Stop(strings, loaded.ends)
         most = [_most(loaded, len(row), max_tokens) for row in rows]
@@ -123,6 +123,7 @@ def _submissions(
                 tenant,
                 held[i],
                 None if start is None else tuple(row),
+                loaded.adapter,
             )
             for i, row in enumerate(rows)
         ]
@@ -147,25 +148,13 @@ def _sampling(body: Generates, logprobs: int | None) -> Sampling:
     )
 
 
-def _constraint(loaded: LoadedModel, schema: dict[str, Any] | None, regex: str | None) -> Constraint | None:
-    if schema is not None and regex is not None:
-        raise bad("a regex and a schema: an answer can be held to one of them", "regex")
-    tokenizer, ends = loaded.safe_tokenizer.tokenizer, sorted(loaded.ends)
-    try:
-        if schema is not None:
-            return constrain.json_schema(schema, tokenizer, ends=ends)
-        return None if regex is None else constrain.regex(regex, tokenizer, ends=ends)
-    except BadInput as e:
-        raise bad(str(e), "regex" if schema is None else "response_format", "invalid_grammar") from e
-
-
 def _most(loaded: LoadedModel, prompt: int, max_tokens: int | None) -> int:
     """How many tokens may follow."""
     context = loaded.context
     assert context is not None, "a model that generates has one"
     encodes = loaded.model.encoder is not None
     used = 1 if encodes else prompt
-    if prompt >= context or (max_tokens is not None and used + max_tokens > context):
+    if prompt + (max_tokens != 0) > context or (max_tokens is not None and used + max_tokens > context):
         wanted = f"{prompt} in the prompt" + ("" if max_tokens is None else f" and {max_tokens} to come")
         raise bad(
             f"this model's context is {context} tokens, and {wanted} were asked for: shorten one of them",
@@ -173,4 +162,6 @@ def _most(loaded: LoadedModel, prompt: int, max_tokens: int | None) -> int:
             "context_length_exceeded",
         )
     left = context - used
-    return max_tokens or (min(left, SOURCE_TOKENS) if encodes else left)
+    if max_tokens is not None:
+        return max_tokens
+    return min(left, SOURCE_TOKENS) if encodes else left

@@ -22,6 +22,7 @@ ROUTES = frozenset(
         "/v1/chat/completions",
         "/v1/completions",
         "/v1/embeddings",
+        "/v1/responses",
         "/v1/attention",
         "/tokenize",
         "/detokenize",
@@ -37,7 +38,11 @@ def route_of(path: str) -> str:
     """Few values: what a client makes up must not become a label or a line of its own."""
     if path in ROUTES:
         return path
-    fronts = {"/v1/models/": "/v1/models/{model}", "/studio/": "/studio/"}
+    fronts = {
+        "/v1/models/": "/v1/models/{model}",
+        "/v1/responses/": "/v1/responses/{id}",
+        "/studio/": "/studio/",
+    }
     return next((name for front, name in fronts.items() if path.startswith(front)), "other")
 
 
@@ -73,7 +78,7 @@ class Telemetry:
             entry.error = error.code
             if entry.status:
                 raise  # too late for an answer: the connection is closed
-            await reply_error(sent, error)
+            await reply_error(receive, sent, error)
         finally:
             self._note(entry)
 

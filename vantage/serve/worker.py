@@ -8,7 +8,7 @@ import gc
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import final
@@ -39,8 +39,17 @@ class Snapshot:
 class Worker:
     """Submits, steps and delivers. The methods above the line are for the event loop, those below for the thread."""
 
-    def __init__(self, name: str, model: Model, batching: Batching, backlog: int, log: ServerLog):
+    def __init__(
+        self,
+        name: str,
+        model: Model,
+        batching: Batching,
+        backlog: int,
+        log: ServerLog,
+        adapters: Mapping[str, Model] | None = None,
+    ):
         self._name, self._model, self._batching, self._backlog, self._log = name, model, batching, backlog, log
+        self._adapters = adapters or {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._jobs: dict[Request, EngineJob] = {}
@@ -127,6 +136,8 @@ class Worker:
                 source=submission.source,
                 n=submission.n,
                 constraint=submission.constraint,
+                prompt_logprobs=submission.prompt_logprobs,
+                adapter=submission.adapter,
             )
         except Exception as e:
             # what the engine refuses is the request's own doing; the rest is ours
@@ -208,6 +219,7 @@ class Worker:
             queue=b.rows + b.queue + 1,  # seats are counted before: this is never reached
             batch_invariant=b.batch_invariant,
             share_prefixes=b.share_prefixes,
+            adapters=self._adapters,
         )
 
 

@@ -14,10 +14,10 @@ from pydantic_core import to_json
 from vantage.errors import VantageError
 from vantage.figures import Figure
 from vantage.model import Model
+from vantage.model.shared_copy import copy_sharing_weights
 from vantage.serve.errors import ApiError, failed
 from vantage.serve.generation_call import unless_client_leaves
 from vantage.serve.logs import ServerLog
-from vantage.serve.model_copy import copy_sharing_weights
 from vantage.serve.model_pool import LoadedModel, ModelPool
 from vantage.serve.state import state_of
 from vantage.serve.stream import EventStream

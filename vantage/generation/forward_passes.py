@@ -1,0 +1,101 @@
+"""What the engine asks of its model: a token more for rows that decode, a chunk of a prompt, and a prompt's scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from vantage.cache import ModelCache
+from vantage.generation.request import Request
+from vantage.generation.running_samples import RunningSample
+from vantage.generation.sampling import Pick
+from vantage.model import Model
+from vantage.spec.parts import EncoderOutput as Source
+from vantage.spec.positions import Positions
+
+SCORED = 64  # tokens of a prompt whose logits are held at once
+
+
+@final
+class ForwardPasses:
+    """``adapters``: models by name that share this one's weights and caches, each with an adapter on them."""
+
+    def __init__(self, model: Model, adapters: Mapping[str, Model]):
+        self._models: dict[str | None, Model] = {None: model, **adapters}
+        self._sources: dict[int, Source] = {}  # what the encoder made of the sources of requests that run
+
+    @property
+    def adapters(self) -> list[str]:
+        return [name for name in self._models if name is not None]
+
+    def decode(self, samples: Sequence[RunningSample], cache: ModelCache) -> Tensor:
+        """Logits (B, V) after the last token of each sample, all of one adapter."""
+        model = self._model(samples[0].request)
+        tokens = torch.tensor([[sample.tokens[-1]] for sample in samples], device=model.device)
+        return _wide(model(tokens, positions=_onward(samples), cache=cache)[:, -1])
+
+    def prefill(self, sample: RunningSample, end: int) -> Tensor | None:
+        """Run a sample's tokens up to ``end``. The logits (V,) after the last of all, if that was among them."""
+        model, row, start = self._model(sample.request), sample.held(), sample.fed
+        tokens = torch.tensor([sample.tokens[start:end]], device=model.device)
+        positions, source = Positions.arange(1, end - start, start), self._source(sample, model)
+        wanted = end == len(sample.tokens)
+        if tokens.shape[1] == 1 and wanted:  # as a decoding row goes: a token computed again gives the same bits
+            return _wide(model(tokens, positions=positions, cache=row, source=source)[0, -1])
+        hidden = model.hidden(tokens, positions=positions, cache=row, source=source)
+        if sample.request.prompt_logprobs is not None:
+            _score(model, sample.request, hidden[0], start)
+        # only the last token goes through the head
+        return _wide(model.head(hidden[:, -1:])[0, -1]) if wanted else None
+
+    def forget(self, request: Request) -> None:
+        """The request has ended."""
+        self._sources.pop(request.id, None)
+
+    def _model(self, request: Request) -> Model:
+        return self._models[request.adapter]
+
+    def _source(self, sample: RunningSample, model: Model) -> Source | None:
+        """What the encoder makes of the source, once for all samples; nothing once the row holds it."""
+        request = sample.request
+        if request.source is None or sample.held().has_memory:
+            return None
+        if request.id not in self._sources:
+            self._sources[request.id] = model.encode(torch.tensor([list(request.source)], device=model.device))
+        return self._sources[request.id]
+
+
+def _score(model: Model, request: Request, hidden_TD: Tensor, start: int) -> None:
+    """Log-probabilities of the prompt's tokens that follow these hidden states, the first of which stands at ``start``.
+
+    Those that are known are left: a request that was put back is computed again.
+    """
+    prompt, scores, top = request.tokens, request.prompt_picks, request.prompt_logprobs or 0
+    begin, end = len(scores), min(start + len(hidden_TD) + 1, len(prompt))
+    for low in range(begin, end, SCORED):
+        high = min(low + SCORED, end)
+        logits = _wide(model.head(hidden_TD[None, low - 1 - start : high - 1 - start])[0])
+        highest = logits.amax(-1, keepdim=True)
+        logprobs = logits - (highest + (logits - highest).exp().sum(-1, keepdim=True).log())
+        following = torch.tensor(prompt[low:high], device=logits.device)
+        chosen = logprobs.gather(-1, following[:, None])[:, 0].tolist()
+        best = logprobs.topk(min(top, logprobs.shape[-1]))
+        rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        tops = [tuple(zip(ids, values, strict=True)) for ids, values in rows]
+        scores += [Pick(*pick) for pick in zip(prompt[low:high], chosen, tops, strict=True)]
+
+
+def _onward(samples: Sequence[RunningSample]) -> Positions:
+    """Where each goes on, from the host's own numbers: every fact about them is known on any device."""
+    fed = [sample.fed for sample in samples]
+    if len(set(fed)) == 1:
+        return Positions.arange(len(fed), 1, fed[0])
+    return Positions.onward(torch.tensor(fed), 1)
+
+
+def _wide(logits: Tensor) -> Tensor:
+    """Probabilities are worked out in float32 at least."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

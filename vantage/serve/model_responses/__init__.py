@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: conversations that the server remembers, with answers as lists of items."""
