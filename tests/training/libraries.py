@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import struct
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +44,32 @@ class Stops:
             self.run.stop()
 
 
+def stored(data: bytes, header: int = 7, block: int = 2**15) -> Iterator[bytes]:
+    """The records of a file of an offline run: LevelDB's log after a header, in blocks, each piece with 7 bytes before
+    it (checksum, length, kind). wandb itself reads it in Go."""
+    at, whole = header, b""
+    while at + 7 <= len(data):
+        left = block - at % block
+        if left < 7:
+            at += left
+            continue
+        size, kind = struct.unpack("<HB", data[at + 4 : at + 7])
+        whole += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # all of it, or its last piece
+            yield whole
+            whole = b""
+
+
 def wandb(folder: Path) -> dict[str, Any]:
     from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
 
     os.environ["WANDB_MODE"] = "offline"
     trained_twice(folder, "wandb")
     history: list[dict[str, Any]] = []
     ids, config = set(), {}
     for path in sorted((folder / "wandb").glob("offline-run-*/run-*.wandb")):
-        store = DataStore()
-        store.open_for_scan(str(path))
-        while (data := store.scan_data()) is not None:
+        for data in stored(path.read_bytes()):
             record = wandb_internal_pb2.Record()
             record.ParseFromString(data)
             if record.HasField("run"):

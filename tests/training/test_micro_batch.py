@@ -182,3 +182,22 @@ def test_what_accumulate_cannot_be(tmp_path: Path) -> None:
         settings_of(tiny(loop={"accumulate": "some"}))
     with pytest.raises(BadInput, match="accumulate=0: give at least 1"):
         settings_of(tiny(loop={"accumulate": 0}))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_is_measured_and_what_is_chosen_fits(tmp_path: Path) -> None:
+    """With a bound on what the process may take: fewer rows at a time, and the losses of a batch that fits whole."""
+    data = {"is": "task", "task": "copy", "lengths": [200, 200], "test_lengths": [4], "test_examples": 2}
+    said = tiny(model={"width": 256, "layers": 4}, data=data, loop={"batch": 512, "steps": 2})
+    go(tmp_path / "whole", said, device="cuda")
+    most = torch.cuda.max_memory_allocated()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(0.4 * most / torch.cuda.get_device_properties(0).total_memory)
+    try:
+        notes = Notes()
+        said["loop"]["accumulate"] = "auto"
+        go(tmp_path / "pieces", said, device="cuda", report=notes)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert notes.notes[0].startswith("a batch of 512 rows is computed in ")
+    assert losses(tmp_path / "pieces") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)

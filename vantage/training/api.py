@@ -14,7 +14,7 @@ import torch
 from vantage.errors import BadInput
 from vantage.model import Model
 from vantage.spec.model import ModelSpec
-from vantage.training.callbacks import Callbacks
+from vantage.training.callbacks import Callbacks, listed
 from vantage.training.collect import data_section, rows_in_first, tokenizer_of
 from vantage.training.examples import Asked, ExampleData, RowReader, kind_of
 from vantage.training.log import Reporter
@@ -100,7 +100,8 @@ def train(
     report: what is told how the run goes (``vantage.training.Reporter``).
     """
     said = {name: value for name, value in locals().items() if name in PLACES and value is not None}
-    Callbacks(callbacks)  # what is wrong with them is said before anything is done
+    own = listed(callbacks)
+    Callbacks(own)  # what is wrong with them is said before anything is done
     following = trackers(track)
     if isinstance(model, (str, Path, Mapping, TrainSettings)):
         settings, changes, model, data = _settings_first(model, data, settings, changes)
@@ -121,7 +122,6 @@ def train(
             _put(table, PLACES[name], value)
         parsed = settings_of(table)
     folder = _folder(out, settings)
-    callbacks = [*(callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]), *following]
     run = Run(
         parsed,
         folder,
@@ -129,7 +129,7 @@ def train(
         resume=bool(resume),
         device=device,
         report=report,
-        callbacks=callbacks,
+        callbacks=[*following, *own],  # a step is tracked before one of the caller's fails
     )
     return run.go()
 
@@ -161,7 +161,8 @@ def _check(model: Any, settings: Any, out: Any, resume: Any) -> None:
         )
     if model is not None and not isinstance(model, (Model, ModelSpec)):
         raise BadInput(
-            f"model is {kind_of(model)}: give a model of Vantage (vt.build, vt.load), a spec (vt.decoder) or settings"
+            f"model is {kind_of(model)}: give a model of Vantage (vt.build, vt.load), a spec (vt.decoder) or settings. "
+            "vt.load makes one of a model of transformers"
         )
     if not isinstance(out, (str, Path, type(None))):
         raise BadInput(f"out={out!r}: give the name of a folder")

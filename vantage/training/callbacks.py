@@ -25,7 +25,7 @@ class Callbacks:
 
     def __init__(self, callbacks: Iterable[Any] = ()):
         self._methods: dict[str, list[tuple[str, Callable[[Any], Any]]]] = {event: [] for event in EVENTS}
-        for callback in _listed(callbacks):
+        for callback in listed(callbacks):
             for event, method in _methods(callback).items():
                 self._methods[event].append((_name(callback), method))
 
@@ -35,12 +35,13 @@ class Callbacks:
         return f"the callback {stopped[0]} said so" if stopped else None
 
 
-def _listed(callbacks: Any) -> list[Any]:
+def listed(callbacks: Any) -> list[Any]:
+    """Callbacks as a list: one alone needs none."""
     if isinstance(callbacks, (list, tuple)):
         return list(callbacks)
     if isinstance(callbacks, Iterable) and not callable(callbacks) and not isinstance(callbacks, (str, bytes)):
         return list(callbacks)
-    return [callbacks]  # one alone
+    return [callbacks]
 
 
 def _methods(callback: Any) -> dict[str, Callable[[Any], Any]]:

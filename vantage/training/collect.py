@@ -172,7 +172,7 @@ def _check_first(items: _Items, first: Any, reader: RowReader, name: str) -> _It
 
 
 def _first(items: Any) -> Any:
-    return items[0] if hasattr(type(items), "__getitem__") else next(iter(items))
+    return items[0] if _is_indexed(items) else next(iter(items))
 
 
 class _Columns(Sequence[dict[str, Any]]):

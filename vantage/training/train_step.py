@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vantage.errors import Refused
 from vantage.training.batch import Batch
+from vantage.training.compiled import loss_of
 from vantage.training.micro_batch import is_out_of_memory, rows_that_fit
 from vantage.training.optimise import clip
 from vantage.training.settings import TrainSettings
@@ -54,8 +55,13 @@ class TrainStep:
     def choose_rows(self, batch: Batch, before: int | None) -> None:
         """Choose how many rows are computed at a time; no more than ``before``, where the run has had a number."""
         self._seed(0)
-        loss, device = self.state.loss, self.state.device
-        most = rows_that_fit(loss, batch, device, self.state.optimiser.zero_grad)
+        state, loss = self.state, self.state.loss
+        if state.device.type == "cpu":  # what is saved for the way back is looked at, which a compiled graph hides
+            loss = loss_of(state.logits, self.settings.loop.smoothing)
+        try:
+            most = rows_that_fit(loss, batch, state.device, state.optimiser.zero_grad)
+        except torch.OutOfMemoryError as e:
+            raise self._too_large(1) from e
         self.rows = most if before is None else min(most, before)
         if self.rows < len(batch.tokens):
             parts = -(-len(batch.tokens) // self.rows)
@@ -92,10 +98,13 @@ class TrainStep:
 
     def _halve(self, rows: int, error: Exception) -> None:
         if not self.chosen or rows == 1:
-            way = "choose a smaller model, or shorter rows" if rows == 1 else "set loop.accumulate to 'auto'"
-            raise Refused(f"out of memory with {rows} rows at a time: {way}") from error
+            raise self._too_large(rows) from error
         self.rows = -(-rows // 2)
         self.note(f"out of memory with {rows} rows at a time: going on with {self.rows}")
+
+    def _too_large(self, rows: int) -> Refused:
+        way = "choose a smaller model, or shorter rows" if rows == 1 else "set loop.accumulate to 'auto'"
+        return Refused(f"out of memory with {'1 row' if rows == 1 else f'{rows} rows'} at a time: {way}")
 
     def _sync(self, last: bool) -> None:
         """With several processes, gradients are sent with the last part of a batch only."""
