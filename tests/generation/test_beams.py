@@ -143,6 +143,8 @@ def test_bad_input_is_refused() -> None:
         beam_search(model, [], max_tokens=3)
     with pytest.raises(BadInput, match="empty prompt"):
         beam_search(chat_model(), "", max_tokens=3)
+    with pytest.raises(BadInput, match="beams='4': give a number"):
+        beam_search(model, [1], beams="4")  # pyright: ignore[reportArgumentType]
     with pytest.raises(BadInput, match="max_tokens=0"):
         beam_search(model, [1], max_tokens=0)
     with pytest.raises(BadInput, match="no tokenizer"):

@@ -398,6 +398,18 @@ def test_a_forged_conversation_is_refused(tmp_path: Path) -> None:
     assert Conversation.load(tmp_path / "c", talk.model).tokens == talk.tokens
 
 
+@pytest.mark.parametrize("message", [None, 5, ["hello"]], ids=str)
+def test_what_is_no_text_is_refused(message: Any) -> None:
+    talk = Conversation(chat_model())
+    with pytest.raises(BadInput, match="give a text"):
+        talk.ask(message)
+    assert talk.messages == []
+    with pytest.raises(BadInput, match="system=5: give a text"):
+        Conversation(chat_model(), system=5)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(BadInput, match="give vt"):
+        Conversation(chat_model(), draft=vt.Lookup)  # pyright: ignore[reportArgumentType]
+
+
 @pytest.mark.slow
 def test_smollm2_converses() -> None:
     if not place("smollm2").is_dir():

@@ -22,7 +22,7 @@ def test_an_answer_of_a_conversation_prints_as_its_text(model):
     assert str(answer) == answer.text
     assert f"{answer}" == answer.text
     assert repr(answer) == f"<Answer: text={answer.text!r}, 5 tokens, finish_reason='length'>"
-    assert repr(talk) == f"<Conversation: 1 turns, {len(talk.tokens)} tokens held>"
+    assert repr(talk) == f"<Conversation: 1 turn, {len(talk.tokens)} tokens held>"
 
 
 def test_a_generation_shows_itself_in_a_line(model):
@@ -62,3 +62,12 @@ def test_a_stream_says_what_it_is(model):
 def test_a_tokenizer_says_what_it_is():
     assert repr(tokenizer()) == f"<Tokenizer: {len(tokenizer())} tokens, with a chat template>"
     assert "no chat template" in repr(tokenizer(None))
+
+
+def test_an_engine_says_where_it_stands(model):
+    engine = vt.Engine(model)
+    assert repr(engine) == "<Engine: 0 waiting, 0 tokens generated, idle>"
+    engine.submit([5, 6], max_tokens=3)
+    assert repr(engine) == "<Engine: 1 waiting, 0 tokens generated>"
+    engine.run()
+    assert repr(engine) == "<Engine: 0 waiting, 3 tokens generated, idle>"

@@ -10,6 +10,7 @@ from vantage.attention import GroupedQuery, Latent, QKNorm
 from vantage.errors import BadInput, Refused
 from vantage.model import build, decoder, encoder, encoder_decoder
 from vantage.model.norms import LayerNorm, RMSNorm
+from vantage.model.packed import quantise
 from vantage.position import ENCODINGS, T5, Alibi, CoPE, Learned, NoPE, Randomised, Rope, Sinusoidal, scaling
 from vantage.spec.masks import Causal, Everything, Prefix, SameSegment, Window
 from vantage.spec.model import POST, PRE, SANDWICH, Head, ModelSpec, Parallel, Scores
@@ -255,6 +256,10 @@ def test_summary():
     count = sum(p.numel() for p in build(decoder(vocab=1000, width=8, layers=3, heads=2)).parameters())
     assert f"{count:,} parameters" in text
     assert "3 x GroupedQuery" in text
+    model = build(decoder(vocab=64, width=32, layers=1, heads=2))
+    before = model.summary()
+    quantise(model, 8)
+    assert model.summary() == before  # weights count however they are kept
     assert "Alibi" in text
     assert "Window(n=5)" in text
     both = build(encoder_decoder(**SMALL)).summary()

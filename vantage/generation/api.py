@@ -13,7 +13,7 @@ from vantage.generation.prompts import PromptBatch, check_model, end_tokens
 from vantage.generation.request import Output, Request
 from vantage.generation.results import Generation, Piece
 from vantage.generation.sampling import Constraint, Sampling
-from vantage.generation.speculate import Draft
+from vantage.generation.speculate import Draft, check_draft
 from vantage.generation.stats import Stats
 from vantage.generation.stops import Stop
 from vantage.model import Model
@@ -89,7 +89,8 @@ def generate(
     form = answer_form(model, schema, regex, constraint)
     options = AnswerOptions(max_tokens, sampling, until, form, n, start)
     if draft is not None:
-        _check_draft(n, stream, batch_invariant, cache)
+        check_draft(draft)
+        _one_by_one(n, stream, batch_invariant, cache)
         return batch.one_or_all(drafted(model, batch, draft, options, stats=stats))
     engine = Engine(
         model,
@@ -106,7 +107,7 @@ def generate(
     return batch.one_or_all(answers) if n > 1 else batch.one_or_all([samples[0] for samples in answers])
 
 
-def _check_draft(n: int, stream: bool, batch_invariant: bool, cache: bool) -> None:
+def _one_by_one(n: int, stream: bool, batch_invariant: bool, cache: bool) -> None:
     """Guessing ahead runs one sample at a time, on a cache that can go back."""
     unfit = {"n": n > 1, "stream": stream, "batch_invariant": batch_invariant, "cache=False": not cache}
     if named := [name for name, set_ in unfit.items() if set_]:

@@ -104,6 +104,8 @@ def beam_search(
     """
     check_model(model)
     beams = Beams(beams) if isinstance(beams, int) else beams
+    if not isinstance(beams, Beams):
+        raise BadInput(f"beams={beams!r}: give a number, or vt.Beams(...)")
     stop = Stop.of(stop)
     if stop.strings:
         raise BadInput(f"beam search stops at tokens, not at strings: got {list(stop.strings)}")

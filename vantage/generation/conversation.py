@@ -19,7 +19,7 @@ from vantage.generation.cached_sequence import CachedSequence, new_cache
 from vantage.generation.decode import Answer, DecodeLoop
 from vantage.generation.prompts import check_model, end_tokens
 from vantage.generation.sampling import Constraint, Picker, Sampling
-from vantage.generation.speculate import Draft
+from vantage.generation.speculate import Draft, check_draft
 from vantage.generation.stops import AnswerText, Stop
 from vantage.model import Model
 from vantage.spec.fingerprint import stable_repr
@@ -114,6 +114,10 @@ class Conversation:
         check_model(model)
         if model.tokenizer is None:
             raise BadInput("a conversation needs a tokenizer: load a model that has one")
+        if system is not None and not isinstance(system, str):
+            raise BadInput(f"system={system!r:.80}: give a text")
+        if draft is not None:
+            check_draft(draft)
         if model.encoder is not None:
             raise BadInput("an encoder-decoder cannot converse: use vt.generate with a source")
         self.model, self.sampling, self.draft = model, sampling, draft
@@ -128,7 +132,8 @@ class Conversation:
         self._stopping = False
 
     def __repr__(self) -> str:
-        return f"<Conversation: {len(self.turns)} turns, {len(self.tokens):,} tokens held>"
+        turns = len(self.turns)
+        return f"<Conversation: {turns} turn{'s' * (turns != 1)}, {len(self.tokens):,} tokens held>"
 
     # ---- talking
 

@@ -94,6 +94,10 @@ class Engine:
         self._events: list[Event] = []
         self._ids = 0
 
+    def __repr__(self) -> str:
+        waiting, generated = self._scheduler.waiting, self._counters.generated
+        return f"<Engine: {waiting} waiting, {generated:,} tokens generated{', idle' * self.idle}>"
+
     # ---- what a caller does
 
     def submit(

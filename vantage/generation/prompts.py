@@ -85,6 +85,9 @@ def _one(model: Model, prompt: Any, chat: bool) -> tuple[int, ...]:
     if isinstance(prompt, str):
         return tuple(_tokenizer(model).encode(prompt))
     if _listed(prompt) and prompt and all(isinstance(message, Mapping) for message in prompt):
+        for message in prompt:
+            if "role" not in message or not message.keys() & {"content", "tool_calls"}:
+                raise BadInput(f"a message {_short(message)}: give it a role and a content")
         tokenizer = _tokenizer(model)
         return tuple(tokenizer.encode(tokenizer.chat(prompt), special=False))
     if _listed(prompt) and all(isinstance(token, Integral) and not isinstance(token, bool) for token in prompt):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, final
+from typing import Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -48,6 +48,7 @@ class Guesser(Protocol):
         ...
 
 
+@runtime_checkable
 class Draft(Protocol):
     """Where guesses come from; ``tokens`` is the longest guess."""
 
@@ -133,6 +134,14 @@ class DraftModel:
         if len(tokenizers) == 2 and _differ(*tokenizers):
             raise Refused("the draft model's tokens stand for other texts than the model's: use one of the same family")
         return _ModelGuesser(mine, picker)
+
+
+def check_draft(draft: object) -> None:
+    """A model by itself, or a class in the place of an object, is a likely slip."""
+    if isinstance(draft, Model):
+        raise BadInput("draft= is a model: give vt.DraftModel(model)")
+    if isinstance(draft, type) or not isinstance(draft, Draft):
+        raise BadInput(f"draft={draft!r:.80}: give vt.Lookup() or vt.DraftModel(small)")
 
 
 def _differ(a: Tokenizer, b: Tokenizer) -> bool:

@@ -7,6 +7,7 @@ from itertools import groupby
 
 from torch import nn
 
+from vantage.model.packed import PackedWeight
 from vantage.spec.masks import Mask
 from vantage.spec.model import Layer, ModelSpec
 from vantage.spec.parts import Described
@@ -14,7 +15,9 @@ from vantage.spec.parts import Described
 
 def summary(model: nn.Module, spec: ModelSpec) -> str:
     """The parts of each run of equal layers, and the parameters."""
-    lines = [f"{spec.kind}, {sum(p.numel() for p in model.parameters()):,} parameters"]
+    # packed weights are no parameters to torch
+    packed = sum(part.outputs * part.inputs for part in model.modules() if isinstance(part, PackedWeight))
+    lines = [f"{spec.kind}, {sum(p.numel() for p in model.parameters()) + packed:,} parameters"]
     if spec.encoder is not None:
         lines += ["encoder", *_stack(spec.encoder), "decoder"]
     return "\n".join([*lines, *_stack(spec)])
