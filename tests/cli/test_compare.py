@@ -57,6 +57,8 @@ def folder(tmp_path_factory):
         (["--tasks", "text", "--text", "BOOK", "--vocabulary", "byte"], "bytes"),
         (["--tasks", "text", "--text", "BOOK", "--test-lengths", "90000"], "lengths up to"),
         (["--rates", "3"], "learning rates"),
+        (["--score", "token"], "tokens"),
+        (["--first-seed", "-1"], "first_seed=-1"),
         (["--rates", "3"], "between 0 and 1"),
         (["--train-length", "0"], "train_length=0"),
         (["--device", "gpu"], "cpu"),
@@ -101,7 +103,7 @@ def test_resuming_with_other_flags_is_refused(tmp_path, capsys):
     page = (out / "index.html").read_bytes()
     for more, said in (
         (["--seeds", "7"], "seeds is 2, not 7"),
-        (["--tasks", "copy", "--width", "8"], "tasks is ordering, not copy; shape is"),
+        (["--tasks", "reverse", "--width", "8"], "tasks is copy sort, not reverse; shape is"),
         (["--published", "randomized"], "published is"),
         (["--positions", "ropee"], "'rope'"),
         (["nofile.toml"], "nofile.toml"),
@@ -115,7 +117,7 @@ def test_resuming_with_other_flags_is_refused(tmp_path, capsys):
 
 def test_a_folder_that_is_taken_is_refused_before_anything_is_timed(tmp_path, capsys, monkeypatch):
     (tmp_path / "study.json").write_text("{}")
-    monkeypatch.setattr("vantage.compare.run.fit_budget", lambda *args: pytest.fail("it was timed"))
+    monkeypatch.setattr("vantage.compare.run._fit", lambda *args: pytest.fail("it was timed"))
     assert main(["compare", "--out", str(tmp_path)]) == 2
     assert "holds an experiment already" in capsys.readouterr().err
 

@@ -32,7 +32,8 @@ def test_counts_are_equal_and_only_the_feed_forward_layers_differ():
 
 
 def test_the_report_says_how():
-    (note,) = notes(Experiment(equal="parameters", positions=("none", "learned")))
+    lengths = {"train_length": 20, "test_lengths": (20, 100)}
+    (note,) = notes(Experiment(("ordering",), ("none", "learned"), equal="parameters", **lengths))
     assert "none 209; learned 192" in note
     assert "130,496 to 130,624" in note
     assert notes(Experiment()) == []

@@ -12,7 +12,7 @@ import torch
 from tests.processes import PATIENCE, until
 from vantage.compare import example_cache
 from vantage.compare.example_cache import BATCHES, CachedExamples
-from vantage.compare.experiment import task_of
+from vantage.compare.task_names import task_of
 from vantage.training.batch import Batch
 from vantage.training.sequences import Sequences
 

@@ -144,7 +144,7 @@ def test_an_encoding_that_should_hold_and_grows_has_another_shape() -> None:
     [(0.12, "a gain too, same size of effect"), (0.4, "a gain too, larger effect"), (-0.2, "the opposite effect")],
 )
 def test_what_randomised_positions_gain(gain: float, word: str) -> None:
-    skills = {"rope": lambda n: 0.5, "randomised-rope": lambda n: 0.5 + gain, "alibi": lambda n: 0.4}
+    skills = {"rope": lambda n: 0.5, "randomised-rope": lambda n: 0.5 + gain, "alibi": lambda n: 0.9}
     found = compare_with("randomized", experiment(skills, tasks=("parity", "reverse")), 20)
     assert [v.word for v in found] == [word]
     assert "2 pairs" in found[0].why

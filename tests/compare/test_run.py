@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import sys
-import threading
+from dataclasses import asdict
 
 import psutil
 import pytest
@@ -12,14 +14,17 @@ import torch
 
 from tests.processes import PATIENCE, start, until
 from vantage.cli.main import main
+from vantage.compare.budget import Budget
 from vantage.compare.entries import ModelShape
 from vantage.compare.executors import LocalBackend
 from vantage.compare.experiment import Experiment, expand_positions, read_experiment
+from vantage.compare.metadata import experiment_in, report_metadata
 from vantage.compare.results import FILE, read_results
-from vantage.compare.run import SilentObserver, fit_budget, run_experiment
+from vantage.compare.run import SilentObserver, run_experiment
 from vantage.errors import BadInput
 
 SMALL = Experiment(
+    tasks=("ordering",),
     positions=("none", "alibi"),
     train_length=6,
     test_lengths=(6, 12),
@@ -32,7 +37,7 @@ SMALL = Experiment(
 HERE = LocalBackend(torch.device("cpu"), 2)
 FLAGS = [
     *("--positions", "none", "alibi", "--train-length", "6", "--test-lengths", "6", "12", "--seeds", "2"),
-    *("--batch", "8", "--width", "16", "--layers", "1", "--heads", "2"),
+    *("--tasks", "ordering", "--batch", "8", "--width", "16", "--layers", "1", "--heads", "2"),
 ]
 
 
@@ -53,7 +58,7 @@ def numbers(results):
         (["--seeds", "0"], "seeds=0"),
         (["--budget", "soon"], "30m"),
         (["--width", "30"], "multiple"),
-        (["--train-length", "500"], "longest"),
+        (["--tasks", "ordering", "--train-length", "500"], "longest"),
         (["--resume"], "no experiment"),
     ],
 )
@@ -64,14 +69,39 @@ def test_bad_input_is_refused_before_any_training(flags, said, tmp_path, capsys)
     assert not (tmp_path / "out" / FILE).exists()
 
 
-def test_a_budget_too_small_for_one_run_is_refused():
-    with pytest.raises(BadInput, match="minutes or more"):
-        fit_budget(SMALL, 0.01, HERE)
+def test_a_budget_too_small_for_one_run_is_refused(tmp_path):
+    with pytest.raises(BadInput, match="allow"):
+        run_experiment(SMALL, tmp_path, HERE, budget=Budget.from_now(0.01))
+    assert not list(tmp_path.iterdir())
 
 
-def test_a_budget_sets_the_steps():
-    assert fit_budget(Experiment(**{**SMALL.__dict__, "steps": 10**6}), 60, HERE).steps < 10**6
-    assert fit_budget(Experiment(**{**SMALL.__dict__, "steps": 50}), 3600, HERE).steps == 50
+def test_a_budget_with_real_workers(tmp_path):
+    """Timed, planned, trained and reported. A machine that is busy may leave seeds out, which is then said."""
+    wanted = Experiment(**{**SMALL.__dict__, "steps": 60})
+    results = run_experiment(wanted, tmp_path, HERE, budget=Budget.from_now(600))
+    assert experiment_in(tmp_path).steps <= 60
+    assert {r.key.entry for r in results} == {"none", "alibi"}
+
+
+def test_other_seeds_are_other_runs(tmp_path):
+    other = Experiment(**{**SMALL.__dict__, "first_seed": 2, "seeds": 1, "steps": 2})
+    assert {key.seed for key in other.wanted()} == {2}
+    with pytest.raises(BadInput, match="first_seed=-1"):
+        Experiment(**{**SMALL.__dict__, "first_seed": -1})
+
+
+def test_an_experiment_of_an_earlier_version_is_gone_on_with(tmp_path):
+    """It was scored by whole rows, and its fingerprint is what it was."""
+    plain = Experiment(**{**SMALL.__dict__, "tasks": ("copy",), "score": "exact"})
+    fields = {name: value for name, value in asdict(plain).items() if name not in ("score", "first_seed")}
+    before = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+    (tmp_path / "study.json").write_text(json.dumps({"fingerprint": before, "study": fields, "versions": {}}))
+    held = experiment_in(tmp_path)
+    assert held == plain
+    assert held.fingerprint() == before
+    assert held.measures() == {}
+    assert Experiment(**{**plain.__dict__, "score": "auto"}).measures() == {"copy": "tokens"}
+    assert report_metadata(held, tmp_path)["cuts"] == []
 
 
 def test_an_experiment_from_a_file(tmp_path):
@@ -119,27 +149,26 @@ def test_an_experiment_that_is_done_is_not_done_again(whole):
         run_experiment(Experiment(**{**SMALL.__dict__, "steps": 9}), folder, HERE, resume=True)
 
 
-def test_a_worker_that_is_killed_loses_only_its_run(whole, tmp_path):
+def test_a_worker_that_is_killed_loses_only_its_run(tmp_path):
     class Killer(SilentObserver):
+        """Kills a worker that is in the middle of a job, as its first steps are reported."""
+
         def __init__(self):
-            self.done, self.notes = False, []
+            self.kills, self.notes = 0, []
 
-        def chose(self, entry, rate):
-            if not self.done:  # the search has ended: workers are at work
-                self.done = True
-                threading.Thread(target=self.kill).start()
-
-        def kill(self):
-            workers = psutil.Process().children(recursive=True)
-            [p for p in workers if "spawn_main" in " ".join(p.cmdline())][-1].kill()
+        def advanced(self, steps):
+            if not self.notes and self.kills < 3:
+                self.kills += 1
+                workers = psutil.Process().children(recursive=True)
+                [p for p in workers if "spawn_main" in " ".join(p.cmdline())][-1].kill()
 
         def note(self, text):
             self.notes.append(text)
 
-    killer = Killer()
-    results = run_experiment(Experiment(**{**SMALL.__dict__, "steps": 8}), tmp_path, HERE, observer=killer)
-    assert killer.notes == ["a worker died; its runs start again"]
-    assert numbers(results) == numbers(whole[1])
+    killer, long = Killer(), Experiment(**{**SMALL.__dict__, "steps": 200, "seeds": 1})
+    results = run_experiment(long, tmp_path / "killed", HERE, observer=killer)
+    assert set(killer.notes) == {"a worker died; its runs start again"}
+    assert numbers(results) == numbers(run_experiment(long, tmp_path / "plain", HERE))
 
 
 def test_killed_and_resumed_it_gives_the_same_report(whole, tmp_path):

@@ -199,8 +199,8 @@ def test_equal_entries_are_rarely_told_apart() -> None:
     for n in range(experiments):
         rng = np.random.default_rng(n)
         results = []
-        for run in experiment({name: lambda length: 0.7 for name in "abcdef"}, lengths=(20, 40), rows=200):
-            share = float(np.clip(rng.normal(0.7, 0.05), 0, 1))
+        for run in experiment({name: lambda length: 0.85 for name in "abcdef"}, lengths=(20, 40), rows=200):
+            share = float(np.clip(rng.normal(0.85, 0.05), 0, 1))
             scores = tuple(type(s)(s.length, share, share, 1.0, s.rows) for s in run.scores)
             results.append(RunResult(run.key, 1e-3, 1, 1, 1.0, 1.0, False, scores))
         pairs = comparisons(ResultTable(tuple(results), 20), "ordering")

@@ -9,7 +9,7 @@ from tests.recipes.copies import PackageCopy
 CHECK = """
 import tomllib
 from vantage.compare.experiment import Experiment
-from vantage.compare.verdicts import chance_of
+from vantage.compare.learning import chance_of
 from vantage.parts import table
 from vantage.serve.studio.compare.routes import tasks_offered
 from vantage.training.settings import settings_of

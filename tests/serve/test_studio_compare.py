@@ -26,7 +26,8 @@ from vantage.serve.studio.compare.routes import comparisons_in
 
 API = "/studio/api"
 DONE, HALF = "20260102-030405-abcd", "20260102-030406-abcd"
-EXPERIMENT = Experiment(positions=("rope", "alibi"), test_lengths=(20, 40, 60, 80, 100), steps=10)
+LENGTHS = (20, 40, 60, 80, 100)
+EXPERIMENT = Experiment(("ordering",), ("rope", "alibi"), train_length=20, test_lengths=LENGTHS, seeds=3, steps=10)
 SMALL = {
     "tasks": ["ordering"],
     "positions": ["none", "rope"],
@@ -129,7 +130,8 @@ def test_a_link_out_of_the_folder_is_no_report(studio: Running, http: httpx.Clie
 def test_events_of_what_does_not_run_any_more(http: httpx.Client) -> None:
     done = heard(http, DONE)
     assert [name for name, _ in done] == ["curve", "progress", "done"]
-    assert done[-1][1] == {"report": DONE}
+    assert done[-1][1]["report"] == DONE
+    assert done[-1][1]["short"][0].startswith("ordering: beyond the training length alibi has the best mean")
     half = heard(http, HALF)
     assert [name for name, _ in half] == ["curve", "progress", "error"]
     assert "it can be gone on with" in half[-1][1]["message"]
@@ -138,15 +140,15 @@ def test_events_of_what_does_not_run_any_more(http: httpx.Client) -> None:
 
 def test_the_curve_is_that_of_the_results() -> None:
     results = synthetic({"rope": falls(40), "alibi": falls(400)}, seeds=3)
-    made = curves(results, 20)
+    made = curves(results, 20, {})
     panel = asdict(made)["panels"][0]
     by_entry = {line["name"]: dict(zip(line["x"], line["y"], strict=True)) for line in panel["lines"]}
-    for row in rows(results):
+    for row in rows(results, {}):
         assert row.runs == 3
         for at in row.at:
             own = [r.at(at.length).exact for r in results if r.key.entry == row.entry]
-            assert at.exact == pytest.approx(sum(own) / 3)
-            assert by_entry[row.entry][at.length] == pytest.approx(at.exact)
+            assert at.score == pytest.approx(sum(own) / 3)
+            assert by_entry[row.entry][at.length] == pytest.approx(at.score)
     assert all(
         low <= y <= high for ln in panel["lines"] for low, y, high in zip(ln["low"], ln["y"], ln["high"], strict=True)
     )
@@ -163,7 +165,9 @@ def test_a_comparison_runs_and_its_report_is_shown(studio: Running, http: httpx.
     assert again.status_code == 409
     assert f"the comparison {name} runs" in again.json()["error"]["message"]
     events = heard(http, name)
-    assert events[-1] == ("done", {"report": name}), events[-1]
+    assert events[-1][0] == "done", events[-1]
+    assert events[-1][1]["report"] == name
+    assert "no entry learned the task" in events[-1][1]["short"][0]
     last = of(events, "progress")[-1]
     assert last["done"] == last["total"] > 0
     assert {row["entry"]: row["runs"] for row in last["rows"]} == {"none": 1, "rope": 1}
@@ -187,7 +191,7 @@ def test_stopped_gone_on_with_and_ended_with_the_studio(tmp_path: Path) -> None:
         assert heard(http, name)[-1][1]["code"] == "stopped"
         until(lambda: has_ended(one._process.pid))
         assert http.post(f"{API}/compare/{name}/resume", json={}).json() == {"id": name}
-        assert heard(http, name)[-1] == ("done", {"report": name})
+        assert heard(http, name)[-1][0] == "done"
         name = http.post(f"{API}/compare", json=SMALL | {"steps": 200_000}).json()["id"]
         other = there.get(name)
         assert other is not None
@@ -217,7 +221,7 @@ def has_ended(group: int) -> bool:
 
 def test_too_small_a_budget_is_said_when_it_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     background.write_request(tmp_path, Experiment(positions=("rope",), shape=EXPERIMENT.shape), 0.001)
-    with pytest.raises(background.VantageError, match="fewer than 50 are too few"):
+    with pytest.raises(background.VantageError, match="allow several times as much"):
         background.run(tmp_path)
     assert '"event": "note"' in capsys.readouterr().out
 

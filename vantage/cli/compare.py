@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import shlex
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = """\
 examples:
-  vantage compare                                     ordering, seven entries, three seeds: 15 minutes on 2 cores
+  vantage compare                                     copy and sort, six encodings, eight seeds: 14 minutes
   vantage compare --positions all
   vantage compare --tasks copy reverse addition --positions none rope alibi t5 --seeds 5 --budget 2h
   vantage compare --tasks passkey multi-needle lookup --train-length 40 --budget 30m
@@ -38,7 +39,7 @@ grows as runs finish.
 DEFAULT_BUDGET = "14m"
 FIELDS = (
     *("tasks", "positions", "attention", "train_length", "test_lengths", "seeds", "steps", "batch", "rates"),
-    *("search", "test_examples", "equal", "text", "vocabulary"),
+    *("search", "test_examples", "equal", "text", "vocabulary", "score", "first_seed"),
 )
 SHAPE = ("width", "layers", "heads")
 
@@ -52,24 +53,36 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", nargs="?", metavar="EXPERIMENT", help="a TOML file; flags change what it says")
-    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="see docs/tasks.md, or text; default: ordering")
+    parser.add_argument(
+        "--tasks", nargs="+", metavar="TASK", help="see docs/tasks.md, or text; default: copy reverse sort"
+    )
     parser.add_argument("--positions", nargs="+", metavar="NAME", help="encodings, or all, or plain (no random ones)")
     parser.add_argument("--attention", nargs="+", metavar="KIND", help="multi-head, multi-query, grouped-query")
-    parser.add_argument("--train-length", type=int, metavar="N", help="the longest in training; default: 20")
-    parser.add_argument("--test-lengths", type=int, nargs="+", metavar="N", help="default: 1 to 5 times that")
+    parser.add_argument("--train-length", type=int, metavar="N", help="the longest in training; default: 10")
+    parser.add_argument("--test-lengths", type=int, nargs="+", metavar="N", help="default: 1, 1.5, 2 and 4 times that")
     parser.add_argument("--text", nargs="+", metavar="FILE", help="files for the task text, or for --extend")
     parser.add_argument("--vocabulary", metavar="NAME", help="of the text: bytes (default), characters, bpe-4096")
-    parser.add_argument("--seeds", type=int, metavar="N", help="runs of each; default: 3")
-    parser.add_argument("--steps", type=int, metavar="N", help="of each run; without a budget default: 3000")
-    parser.add_argument("--batch", type=int, metavar="N", help="examples of a step; default: 64")
+    parser.add_argument("--seeds", type=int, metavar="N", help="runs of each; default: 8, fewer in a small budget")
+    parser.add_argument(
+        "--steps", type=int, metavar="N", help="of each run; default: 500, of other tasks than those up to 3000"
+    )
+    parser.add_argument("--batch", type=int, metavar="N", help="examples of a step; default: 32")
     parser.add_argument("--rates", type=float, nargs="+", metavar="LR", help="searched for each entry: 0.001 0.003")
     parser.add_argument("--search", type=float, metavar="SHARE", help="of the steps, for each rate; default: 0.25")
     parser.add_argument("--test-examples", type=int, metavar="N", help="of each length; default: 512")
+    parser.add_argument(
+        "--score", metavar="WHAT", help="exact (whole rows), tokens, or auto: tokens where answers are long"
+    )
+    parser.add_argument("--first-seed", type=int, metavar="N", help="repeat an experiment with other seeds; default: 0")
     parser.add_argument("--width", type=int, metavar="N", help="of the models; default: 64")
     parser.add_argument("--layers", type=int, metavar="N", help="default: 2")
     parser.add_argument("--heads", type=int, metavar="N", help="default: 4")
     parser.add_argument("--equal", metavar="WHAT", help="compute (default), or parameters: by feed-forward widths")
-    parser.add_argument("--budget", metavar="TIME", help="such as 90s, 30m or 2h: fewer steps if need be")
+    parser.add_argument(
+        "--budget",
+        metavar="TIME",
+        help="such as 90s, 30m or 2h, for all of it: fewer steps and seeds if need be; default: 14m",
+    )
     parser.add_argument("--out", metavar="FOLDER", default="comparison", help="default: %(default)s")
     parser.add_argument("--resume", action="store_true", help="go on with the experiment in that folder")
     parser.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
@@ -89,10 +102,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
+    started = time.monotonic()  # a budget counts from here: what follows imports torch
     from vantage.cli.compare_show import ExperimentDisplay, show_verdicts
+    from vantage.compare.budget import Budget
     from vantage.compare.metadata import budget_seconds, experiment_in, report_metadata
     from vantage.compare.report import JSON, write_report
-    from vantage.compare.run import fit_budget, refuse_occupied, run_experiment
+    from vantage.compare.run import refuse_occupied, run_experiment
 
     out = Path(args.out)
     if compare_extend.wanted(args, out):
@@ -103,17 +118,13 @@ def run(args: argparse.Namespace) -> int:
     else:
         experiment = _experiment(args)
         refuse_occupied(out)  # before anything is timed
-    with _resumable(out), _backend(args) as backend:
-        if not args.resume:
-            chosen = args.steps is not None or args.file is not None or args.published is not None
-            budget = args.budget or (None if chosen else DEFAULT_BUDGET)
-            if budget is not None:
-                allowed = budget_seconds(budget)
-                print(f"timing a few steps of each entry, to fit {budget}", file=sys.stderr)
-                experiment = fit_budget(experiment, allowed, backend)
-        with ExperimentDisplay() as display:
-            results = run_experiment(experiment, out, backend, resume=args.resume, observer=display)
-    page = write_report(out, report_metadata(experiment, out), results)
+    chosen = args.resume or args.steps is not None or args.file is not None or args.published is not None
+    allowed = args.budget or (None if chosen else DEFAULT_BUDGET)
+    budget = None if allowed is None else Budget(budget_seconds(allowed), started)
+    with _resumable(out), _backend(args) as backend, ExperimentDisplay() as display:
+        results = run_experiment(experiment, out, backend, resume=args.resume, observer=display, budget=budget)
+    experiment = experiment_in(out)  # as it fitted the budget
+    page = write_report(out, report_metadata(experiment, out, results), results)
     if args.json:
         print((out / JSON).read_text())
     else:
@@ -177,7 +188,7 @@ def _plain(value: Any) -> str:
 def _experiment(args: argparse.Namespace) -> Experiment:
     from dataclasses import replace
 
-    from vantage.compare.experiment import Experiment, read_experiment
+    from vantage.compare.experiment import Experiment, default_steps, read_experiment
 
     if args.scale is not None and args.published is None:
         from vantage.errors import BadInput
@@ -188,7 +199,10 @@ def _experiment(args: argparse.Namespace) -> Experiment:
     experiment = (
         _published(args) if args.published else Experiment() if args.file is None else read_experiment(args.file)
     )
-    return replace(experiment, **_changes(experiment, args))
+    changes = _changes(experiment, args)
+    if args.file is None and not args.published and args.steps is None:
+        changes["steps"] = default_steps(changes.get("tasks", experiment.tasks))
+    return replace(experiment, **changes)
 
 
 def _changes(experiment: Experiment, args: argparse.Namespace) -> dict[str, Any]:

@@ -17,22 +17,28 @@ if TYPE_CHECKING:
     from vantage.compare.run import Entry
 
 
-def format_score(task: str, score: TestScore) -> str:
-    """A score as it is shown: a perplexity of text, or the share of rows that are right."""
+def format_score(task: str, score: TestScore, measure: str = "exact") -> str:
+    """A score as it is shown: a perplexity of text, or the share of rows, or of tokens, that are right."""
     if task.startswith(("text", "perplexity")):
         return f"{math.exp(min(score.loss, 700)):.2f}"
-    return f"{score.exact:.1%}"
+    return f"{score.tokens if measure == 'tokens' else score.exact:.1%}"
 
 
-def result_line(result: RunResult) -> str:
+def result_line(result: RunResult, measure: str = "exact") -> str:
     """A finished run in one line."""
-    scores = ", ".join(f"{format_score(result.key.task, s)} at {s.length}" for s in result.scores) or "diverged"
+    scores = ", ".join(f"{format_score(result.key.task, s, measure)} at {s.length}" for s in result.scores)
+    scores = scores or "diverged"
     return f"{result.key.task}: {result.key.entry}, {result.key.seed}: {scores}"
 
 
 def show_verdicts(report: Path) -> None:
-    """What stands beside the papers, and the claims that were measured, in words."""
+    """What was found in short, what stands beside the papers, and the claims that were measured, in words."""
     content: dict[str, Any] = json.loads(report.read_text())
+    print("\nIn short")
+    for sentence in content["short"]:
+        print(f"  {sentence}")
+    for sentence in content["study"]["cuts"]:
+        print(f"  {sentence}")
     for about, verdicts in content["verdicts"].items():
         measured = [one for one in verdicts if one["word"] != "not measured"]
         if not measured or (about == "controls" and len(content["verdicts"]) == 2 and not measured):
@@ -109,7 +115,10 @@ class ExperimentDisplay:
             self._picture.draw(self._group())
             return
         for r in results:
-            print(result_line(r), file=sys.stderr)
+            print(result_line(r, self._measure(r.key.task)), file=sys.stderr)
+
+    def _measure(self, task: str) -> str:
+        return self._experiment.measures().get(task, "exact")
 
     def note(self, text: str) -> None:
         self._picture.note(text)
@@ -129,7 +138,7 @@ class ExperimentDisplay:
         table = Table("task", "entry", "runs", *(f"at {n}" for n in lengths))
         for task, entry in dict.fromkeys((r.key.task, r.key.entry) for r in sorted(self._results, key=lambda r: r.key)):
             own = [r for r in self._results if (r.key.task, r.key.entry) == (task, entry)]
-            table.add_row(task, entry, _runs(own), *(_mean(own, n) for n in lengths))
+            table.add_row(task, entry, _runs(own), *(_mean(own, n, self._measure(task)) for n in lengths))
         return Group(table, self._bar)
 
 
@@ -138,7 +147,7 @@ def _runs(own: list[RunResult]) -> str:
     return f"{len(own)}" + (f", {lost} diverged" if lost else "")
 
 
-def _mean(own: list[RunResult], n: int) -> str:
+def _mean(own: list[RunResult], n: int, measure: str) -> str:
     from dataclasses import replace
 
     scores = [s for r in own if (s := r.at(n)) is not None]
@@ -147,6 +156,7 @@ def _mean(own: list[RunResult], n: int) -> str:
     mean = replace(
         scores[0],
         exact=sum(s.exact for s in scores) / len(scores),
+        tokens=sum(s.tokens for s in scores) / len(scores),
         loss=sum(s.loss for s in scores) / len(scores),
     )
-    return format_score(own[0].key.task, mean)
+    return format_score(own[0].key.task, mean, measure)

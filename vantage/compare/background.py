@@ -16,12 +16,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, final
 
+from vantage.compare.budget import Budget
 from vantage.compare.executors import LocalBackend
 from vantage.compare.experiment import Experiment, experiment_of
+from vantage.compare.jobs import Entry
 from vantage.compare.metadata import experiment_in, report_metadata
 from vantage.compare.report import write_report
 from vantage.compare.results import RunResult
-from vantage.compare.run import EXPERIMENT_FILE, Entry, fit_budget, run_experiment
+from vantage.compare.run import EXPERIMENT_FILE, run_experiment
 from vantage.errors import VantageError
 
 REQUEST_FILE = "order.json"
@@ -70,13 +72,16 @@ def emit(event: str, **fields: Any) -> None:
 
 
 def write_request(folder: Path, experiment: Experiment, budget: float | None) -> None:
+    """A budget counts from now on: the process that does it has yet to be started."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / REQUEST_FILE).write_text(json.dumps({"study": asdict(experiment), "budget": budget}))
+    request = {"study": asdict(experiment), "budget": budget, "asked_at": time.time()}
+    (folder / REQUEST_FILE).write_text(json.dumps(request))
 
 
 def run(folder: Path) -> Path:
     """The whole experiment, and its report."""
     backend = LocalBackend.detect()
+    budget: Budget | None = None
     resume = (folder / EXPERIMENT_FILE).exists()
     if resume:
         experiment = experiment_in(folder)
@@ -84,10 +89,10 @@ def run(folder: Path) -> Path:
         request = json.loads((folder / REQUEST_FILE).read_text())
         experiment = experiment_of(request["study"], str(folder / REQUEST_FILE))
         if request["budget"] is not None:
-            emit("note", text="timing a few steps of each entry, to fit the budget")
-            experiment = fit_budget(experiment, request["budget"], backend)
-    results = run_experiment(experiment, folder, backend, resume=resume, observer=JsonLines())
-    return write_report(folder, report_metadata(experiment, folder), results)
+            budget = Budget(request["budget"], request.get("asked_at", time.time()), time.time)
+    results = run_experiment(experiment, folder, backend, resume=resume, observer=JsonLines(), budget=budget)
+    experiment = experiment_in(folder)  # as it fitted the budget
+    return write_report(folder, report_metadata(experiment, folder, results), results)
 
 
 def _end_with_the_parent() -> None:

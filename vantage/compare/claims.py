@@ -3,8 +3,8 @@
 *Generalises*, *extrapolates*: from the training lengths to those beyond, a model loses less than ``TOLERANCE``: a tenth
 of the rows, or a tenth of the perplexity. A claim **holds** where the whole interval of the paired difference says so,
 **does not hold** where the whole interval says the contrary, and is **not distinguishable** where the interval holds
-both. A model that did not learn the task within its range is no evidence either way: that is **not measured**. It has
-learned a text if its loss is ``TOLERANCE`` below that of the frequencies of the tokens, which need no context.
+both. A model that did not learn the task within its range (``learning``) is no evidence either way: that is **not
+measured**.
 
 Differences are taken seed by seed and averaged over the tasks of the experiment, each of which counts the same; tasks
 that are scored by accuracy and those scored by loss are not mixed.
@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from vantage.compare.learning import guess_level, is_learned
 from vantage.compare.result_table import Part, ResultTable, normalise_name
 from vantage.compare.results import RunResult
 from vantage.compare.statistics import Estimate, Sample, average, difference, estimate
-from vantage.compare.verdicts import Verdict, chance_of, format_effect
+from vantage.compare.verdicts import Verdict, format_effect
 
 TOLERANCE = 0.1
-LEARNED = 0.5  # of the way from chance to perfect, within the training lengths: less has not learned the task
 SLIGHTLY = 0.1
 RELATIVE = ("t5", "shaw", "xl", "kerple", "fire")
 _SEEN = {"accuracy": "by accuracy", "loss": "by perplexity"}
@@ -92,11 +92,7 @@ def _sample(table: ResultTable, task: str, position: str, part: Part) -> Sample 
 
 
 def _learned(table: ResultTable, task: str, sample: Sample, chance: Mapping[str, float]) -> bool:
-    """Whether the task was learned at the training lengths. Larger is better in a sample: a loss is below 0."""
-    floor = chance_of(task, chance)
-    if table.measure(task) == "loss":
-        return floor is None or -sample.mean <= floor - TOLERANCE
-    return sample.mean >= (floor or 0.0) + LEARNED * (1 - (floor or 0.0))
+    return is_learned(sample, guess_level(table, task, chance), table.measure(task))
 
 
 def _apart(

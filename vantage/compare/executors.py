@@ -17,7 +17,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar, final
+from typing import Any, Protocol, Self, final
 
 import torch
 
@@ -28,7 +28,6 @@ from vantage.errors import BadInput
 
 EVERY = 25  # steps between two reports of progress
 ON_A_GPU = 8  # processes: one alone leaves it idle while it makes examples and launches small kernels
-T = TypeVar("T")
 OnSteps = Callable[[int], None]  # called with the number of steps since the last call
 
 
@@ -36,7 +35,7 @@ OnSteps = Callable[[int], None]  # called with the number of steps since the las
 @dataclass(frozen=True)
 class JobFinished:
     job: TrainingJob
-    outcome: Any  # a rate, or results
+    outcome: Any  # a cost, a rate, or results
 
 
 @final
@@ -72,10 +71,6 @@ class ExecutionBackend(Protocol):
 
     def executor(self, on_steps: OnSteps) -> Executor: ...
 
-    def call(self, work: Callable[..., T], *args: Any) -> T:
-        """One call, on a machine such as the jobs get."""
-        ...
-
 
 @final
 @dataclass(frozen=True)
@@ -95,9 +90,6 @@ class LocalBackend:
 
     def executor(self, on_steps: OnSteps) -> Executor:
         return ProcessExecutor(self.device, self.workers, on_steps)
-
-    def call(self, work: Callable[..., T], *args: Any) -> T:
-        return work(*args)
 
 
 def check_workers(workers: int | None) -> None:
@@ -119,10 +111,6 @@ def _device(name: str | None) -> torch.device:
 def check_device(name: str, more: str = " or cuda") -> None:
     if name.partition(":")[0] not in ("cpu", "cuda"):
         raise BadInput(f"device={name!r}: use cpu{more}")
-
-
-def execute(job: TrainingJob, device: torch.device, on_step: jobs.OnStep, cache: Path | None = None) -> Any:
-    return (jobs.search if job.searches else jobs.run)(job, device, on_step, cache)
 
 
 @final
@@ -225,4 +213,4 @@ def _work(job: TrainingJob, device: torch.device, cache: Path) -> Any:
             _steps_queue.put((step - reported) * together)
             reported = step
 
-    return execute(job, device, on_step, cache)
+    return jobs.execute(job, device, on_step, cache)

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,22 +17,17 @@ from vantage.compare.entries import CONTROL, DEFAULT, ModelShape, all_positions,
 from vantage.compare.equal import matched
 from vantage.compare.published import paper
 from vantage.compare.results import Key
-from vantage.errors import BadInput, did_you_mean, unknown
+from vantage.compare.task_names import task_of
+from vantage.errors import BadInput, did_you_mean
 from vantage.training.models import Decoder
 from vantage.training.sequences import Sequences
-from vantage.training.tasks import TASKS, Task, check_lengths, task
+from vantage.training.tasks import Task, check_lengths
 
-# The tasks as an experiment means them: names with the parameters that the papers used.
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "copy-one": ("copy", {"kind": "one"}),
-    "copy-replace": ("copy", {"kind": "replace"}),
-    "copy-twice": ("copy", {"times": 2}),
-    "reverse-twice": ("reverse", {"times": 2}),
-    "addition-reversed": ("addition", {"order": "reversed"}),
-    "scan-actions": ("scan", {"count": "actions"}),
-    "modular-arithmetic-brackets": ("modular-arithmetic", {"brackets": True}),
-}
 EQUAL = ("compute", "parameters")
+SCORES = ("auto", "exact", "tokens")
+# What is compared where nothing else is asked for: docs/compare.md has the pilot runs and the calculation behind it.
+TASKS_BY_DEFAULT = ("copy", "sort")
+STEPS_BY_DEFAULT = 500  # these tasks are learned by then; others get up to what ``Experiment`` says
 SEARCH_SEED = 1_000_003  # no experiment has so many: the search never sees the seeds that are compared
 
 
@@ -40,22 +35,24 @@ SEARCH_SEED = 1_000_003  # no experiment has so many: the search never sees the 
 class Experiment:
     """What is compared. Every entry gets the same data, the same steps and the same search for its learning rate."""
 
-    tasks: tuple[str, ...] = ("ordering",)
+    tasks: tuple[str, ...] = TASKS_BY_DEFAULT
     positions: tuple[str, ...] = DEFAULT
     attention: tuple[str, ...] = ("multi-head",)
-    train_length: int = 20
-    test_lengths: tuple[int, ...] = (20, 40, 60, 80, 100)
-    seeds: int = 3
+    train_length: int = 10
+    test_lengths: tuple[int, ...] = (10, 15, 20, 40)
+    seeds: int = 8
     steps: int = 3000
-    batch: int = 64
+    batch: int = 32
     shape: ModelShape = ModelShape()
     rates: tuple[float, ...] = (1e-3, 3e-3)
     search: float = 0.25  # of the steps, for each rate
-    test_examples: int = 512
+    test_examples: int = 256
     equal: Literal["compute", "parameters"] = "compute"
     text: tuple[str, ...] = ()  # files, for the task "text"
     vocabulary: str = "bytes"  # of the text: bytes, characters, or bpe-4096
     published: tuple[str, ...] = ()  # papers whose numbers are set beside
+    score: Literal["auto", "exact", "tokens"] = "auto"  # auto: tokens where an answer has several, else whole rows
+    first_seed: int = 0  # other numbers repeat an experiment with other weights and examples
 
     def __post_init__(self) -> None:
         for name in ("seeds", "steps", "batch", "train_length", "test_examples"):
@@ -78,6 +75,10 @@ class Experiment:
                 check_entry(position, attention)
         for name in self.published:
             paper(name)
+        if self.score not in SCORES:
+            raise BadInput(f"score={self.score!r}.{did_you_mean(self.score, SCORES)} Use {', '.join(SCORES)}")
+        if not 0 <= self.first_seed < SEARCH_SEED - self.seeds:
+            raise BadInput(f"first_seed={self.first_seed}: give 0 or more, and less than {SEARCH_SEED - self.seeds:,}")
         if self.equal not in EQUAL:
             raise BadInput(f"equal={self.equal!r}.{did_you_mean(self.equal, EQUAL)} Use {' or '.join(EQUAL)}")
         self._check_text()
@@ -144,7 +145,7 @@ class Experiment:
             for reading in (texts.READINGS if name == texts.NAME else (name,))
             for attention in self.attention
             for position in self.positions
-            for seed in range(self.seeds)
+            for seed in range(self.first_seed, self.first_seed + self.seeds)
             if self.fits(name, position)
         ]
 
@@ -158,18 +159,43 @@ class Experiment:
             return True
         if name == texts.NAME:
             return False
+        return self._answer_length(name) == 1
+
+    def _answer_length(self, name: str) -> int:
         at = self.train_length
-        return len(Sequences(task_of(name), "line", (at, at), (at,)).example(0).answer) == 1
+        return len(Sequences(task_of(name), "line", (at, at), (at,)).example(0).answer)
+
+    def measures(self) -> dict[str, str]:
+        """What is scored in a task that is not scored by whole rows."""
+        by_tokens = [name for name in self.tasks if name != texts.NAME and self._scored_by_tokens(name)]
+        return dict.fromkeys(by_tokens, "tokens")
+
+    def _scored_by_tokens(self, name: str) -> bool:
+        return self.score == "tokens" or (self.score == "auto" and self._answer_length(name) > 1)
 
     def entries(self) -> Iterator[tuple[str, str, str]]:
         yield from dict.fromkeys((trained_on(key), key.position, key.attention) for key in self.wanted())
 
     def fingerprint(self) -> str:
         """Of the settings, and of what the files of text hold."""
-        identity = asdict(self) | (
+        identity = {name: value for name, value in asdict(self).items() if value != _BEFORE.get(name)} | (
             {"text": texts.shards(self.text, self.vocabulary).index.fingerprint} if self.text else {}
         )
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+
+
+# Fields that experiments had not always, with what they then had: their fingerprints stay what they were.
+_BEFORE = {"score": "exact", "first_seed": 0}
+
+
+def kept_experiment(fields: dict[str, Any], where: str) -> Experiment:
+    """An experiment as a folder has kept it, perhaps since before some of the fields."""
+    return experiment_of(_BEFORE | fields, where)
+
+
+def default_steps(tasks: Collection[str]) -> int:
+    """Of a run, where nobody asks for a number."""
+    return STEPS_BY_DEFAULT if set(tasks) <= set(TASKS_BY_DEFAULT) else Experiment.steps
 
 
 def trained_on(key: Key) -> str:
@@ -183,15 +209,6 @@ def _matched(experiment: Experiment, name: str) -> dict[tuple[str, str], Decoder
     longest = experiment.longest(name)
     pairs = [(p, a) for a in experiment.attention for p in experiment.positions if experiment.fits(name, p)]
     return matched({(p, a): section(p, a, experiment.shape, longest) for p, a in pairs}, experiment.vocab(name))
-
-
-def task_of(name: str) -> Task:
-    if name in VARIANTS:
-        base, parameters = VARIANTS[name]
-        return task(base, **parameters)
-    if name not in TASKS:
-        raise BadInput(unknown("task", name, [*TASKS, *VARIANTS, texts.NAME]))
-    return task(name)
 
 
 def expand_positions(words: tuple[str, ...]) -> tuple[str, ...]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -16,6 +19,7 @@ from vantage.compare.example_cache import CachedExamples
 from vantage.compare.experiment import SEARCH_SEED, Experiment
 from vantage.compare.results import Key, RunResult, TestScore
 from vantage.compare.stack import Examples, Recipe, Stack, train_in_turn
+from vantage.compare.text import NAME as TEXT
 from vantage.compare.text import READINGS, Reading
 from vantage.model import build
 from vantage.spec.model import ModelSpec
@@ -23,8 +27,10 @@ from vantage.training.evaluate import evaluate
 from vantage.training.memory import keep_freed_memory
 from vantage.training.sequences import Sequences
 
+Entry = tuple[str, str, str]  # task, position, attention
 OnStep = Callable[[int], None]  # called with the number of steps that are done
 WORTH_COMPILING = 1000  # steps: compiling takes as long as some hundred of them
+TIMED_STEPS, TIMED_EXAMPLES = 6, 32  # of a job that is only timed: steps, and tests of each length
 
 
 def _ignore(step: int) -> None: ...
@@ -41,10 +47,15 @@ class TrainingJob:
     attention: str
     seeds: tuple[int, ...] = ()
     rate: float | None = None
+    timed: bool = False  # only a few steps, to see how long they take
+
+    @property
+    def entry(self) -> Entry:
+        return (self.task, self.position, self.attention)
 
     @property
     def searches(self) -> bool:
-        return self.rate is None
+        return self.rate is None and not self.timed
 
     @property
     def models(self) -> int:
@@ -54,6 +65,49 @@ class TrainingJob:
     def steps(self) -> int:
         """Of each model."""
         return max(1, round(self.experiment.steps * self.experiment.search)) if self.searches else self.experiment.steps
+
+
+@dataclass(frozen=True)
+class JobCost:
+    """Seconds on one worker: to set up a job, of one step of it, and of the tests of one model."""
+
+    setup: float
+    step: float
+    test: float
+
+
+def execute(job: TrainingJob, device: torch.device, on_step: OnStep, cache: Path | None = None) -> Any:
+    """What comes of a job: a cost, a learning rate, or results."""
+    if job.timed:
+        return measure_cost(job, device)
+    return (search if job.searches else run)(job, device, on_step, cache)
+
+
+def measure_cost(job: TrainingJob, device: torch.device) -> JobCost:
+    """A few steps and a few tests of this job, timed."""
+    experiment = job.experiment
+    short = replace(experiment, steps=TIMED_STEPS, test_examples=min(TIMED_EXAMPLES, experiment.test_examples))
+    ends: list[float] = []
+    started = time.perf_counter()
+    rates = [experiment.rates[0]] * len(job.seeds)
+    stacks, _ = _train(
+        replace(job, experiment=short), job.seeds, rates, device, lambda step: ends.append(time.perf_counter()), None
+    )
+    trained = time.perf_counter()
+    spent = [after - before for before, after in pairwise([*ends[:-1], trained])]
+    step = statistics.median(spent) if device.type == "cpu" else statistics.mean(spent)  # a GPU is asked ahead of time
+    _operations(stacks[0].base.spec, stacks[0].data[0], stacks[0].recipe)
+    ready = time.perf_counter()
+    _scores(stacks[0], 0, job.task)
+    tested = time.perf_counter()
+    return JobCost(
+        ready - started - TIMED_STEPS * step, step, (tested - ready) * _tests(job, experiment) / _tests(job, short)
+    )
+
+
+def _tests(job: TrainingJob, experiment: Experiment) -> int:
+    """How much is tested: examples of each length, or tokens of a text."""
+    return len(experiment.reading(0).held) if job.task == TEXT else experiment.test_examples
 
 
 def search(job: TrainingJob, device: torch.device, on_step: OnStep = _ignore, cache: Path | None = None) -> float:

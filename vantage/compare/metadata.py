@@ -6,13 +6,15 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from vantage.compare import text as texts
-from vantage.compare.experiment import Experiment, experiment_of
+from vantage.compare.experiment import Experiment, kept_experiment, trained_on
 from vantage.compare.published import paper
+from vantage.compare.results import RunResult
 from vantage.compare.run import EXPERIMENT_FILE
 from vantage.compare.setups import notes
 from vantage.errors import BadInput
@@ -20,20 +22,35 @@ from vantage.errors import BadInput
 TITLE = "Which encoding holds beyond the training length?"
 
 
-def report_metadata(experiment: Experiment, folder: Path) -> dict[str, Any]:
-    """For ``write_report``. A resumed experiment says the same."""
+def report_metadata(experiment: Experiment, folder: Path, results: Sequence[RunResult] | None = None) -> dict[str, Any]:
+    """For ``write_report``. A resumed experiment says the same. ``results``: what there is, if that may not be all."""
+    kept = json.loads((folder / EXPERIMENT_FILE).read_text())
     papers = "; ".join(paper(name).title for name in experiment.published)
     return {
         "title": f"Beside the paper: {papers}" if papers else TITLE,
         "train_length": experiment.train_length,
         "settings": asdict(experiment),
-        "versions": json.loads((folder / EXPERIMENT_FILE).read_text())["versions"],
+        "versions": kept["versions"],
         "command": command(experiment),
         "entries": list(experiment.positions),
         "published": experiment.published,
         "notes": notes(experiment),
+        "cuts": [*kept.get("cuts", ()), *_missing(experiment, results)],
+        "measures": experiment.measures(),
         "chance": _chance(experiment),
     }
+
+
+def _missing(experiment: Experiment, results: Sequence[RunResult] | None) -> list[str]:
+    """What a budget ended before it was trained, in words."""
+    if results is None or len(results) == len(experiment.wanted()):
+        return []
+    finished = {name: {r.key.seed for r in results if trained_on(r.key) == name} for name in experiment.tasks}
+    seeds = ", ".join(f"{name} {len(of)}" for name, of in finished.items())
+    return [
+        f"The budget ended before all {experiment.seeds} seeds were trained. Reported are, of each entry: {seeds}. "
+        "--resume trains the others."
+    ]
 
 
 def _chance(experiment: Experiment) -> dict[str, float]:
@@ -57,7 +74,7 @@ def command(experiment: Experiment) -> str:
         str(experiment.shape.layers),
     ]
     words += ["--heads", str(experiment.shape.heads)]
-    for name in ("rates", "search", "test_examples", "equal", "text", "vocabulary", "published"):
+    for name in ("rates", "search", "test_examples", "equal", "text", "vocabulary", "published", "score", "first_seed"):
         value = getattr(experiment, name)
         if value and (
             experiment.published or value != getattr(Experiment, name)
@@ -73,7 +90,7 @@ def experiment_in(folder: Path) -> Experiment:
         fields = json.loads((folder / EXPERIMENT_FILE).read_text())["study"]
     except (OSError, ValueError, KeyError) as e:
         raise BadInput(f"there is no experiment in {folder} to go on with ({e})") from e
-    return experiment_of(fields, str(folder / EXPERIMENT_FILE))
+    return kept_experiment(fields, str(folder / EXPERIMENT_FILE))
 
 
 def budget_seconds(budget: str) -> float:

@@ -8,6 +8,7 @@ How a row is decided:
 - **Size**: the paper's own best against its worst. The same size, where our interval of that difference holds the
   paper's or ours is within a quarter of it (the paper's has an interval too, and does not say which); else smaller or
   larger. Differences of perplexity are compared as ratios, in nats.
+- A task that no entry of ours learned at the training lengths (``learning``) is not measured.
 - Lengths are matched by how many times the training length they are, within a quarter of that. Test lengths of a task
   without such a row count together, all beyond the training length.
 """
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, Literal
 
+from vantage.compare.learning import task_learning
 from vantage.compare.result_table import ResultTable, is_control, normalise_name, normalise_task
 from vantage.compare.results import RunResult
 from vantage.compare.statistics import (
@@ -161,6 +163,10 @@ def _where(row: PublishedRow, table: ResultTable, task: str) -> list[int]:
     return sorted(near, key=lambda length: abs(length / table.trained(task) - times))[:1]
 
 
+def _unlearned(chosen: Paper, table: ResultTable, task: str) -> bool:
+    return task_learning(table, task, measure=chosen.measure).nobody
+
+
 def _shown(sample: Sample | None, measure: str) -> Estimate | None:
     if sample is None:
         return None
@@ -180,9 +186,18 @@ def _table(chosen: Paper, row: PublishedRow, table: ResultTable) -> list[Verdict
             sample = table.sample(task, entry, where, chosen.measure) if entry and where else None
             if sample is not None:
                 ours[theirs] = sample
-        if ours:
-            verdicts.append(_ordered(chosen, row, ours, f"{row.what} (ours: {task}, {_lengths(where)})"))
+        if not ours:
+            continue
+        what = f"{row.what} (ours: {task}, {_lengths(where)})"
+        decide = _not_learned if _unlearned(chosen, table, task) else _ordered
+        verdicts.append(decide(chosen, row, ours, what))
     return verdicts or [_missing(chosen, row)]
+
+
+def _not_learned(chosen: Paper, row: PublishedRow, ours: Mapping[str, Sample], what: str) -> Verdict:
+    beside = tuple(Beside(name, row.numbers[name], _shown(ours.get(name), chosen.measure)) for name in row.numbers)
+    why = _noted("No entry of ours learned the task at the training lengths, so no order follows from it", row)
+    return Verdict(what, "not measured", why, None, None, beside, chosen.source, row.mark)
 
 
 def _ordered(chosen: Paper, row: PublishedRow, ours: Mapping[str, Sample], what: str) -> Verdict:
@@ -277,7 +292,7 @@ def _rank(chosen: Paper, row: PublishedRow, table: ResultTable) -> list[Verdict]
     tasks: list[dict[str, Sample]] = []
     for task in table.tasks:
         where = table.lengths(task, "beyond")
-        if not where or not any(same_task(one, task) for one in patterns):
+        if not where or not any(same_task(one, task) for one in patterns) or _unlearned(chosen, table, task):
             continue
         named = {theirs: _entry(table, task, theirs) for theirs in row.numbers}
         samples = {n: table.sample(task, entry, where, chosen.measure) for n, entry in named.items() if entry}
@@ -304,7 +319,7 @@ def _rank(chosen: Paper, row: PublishedRow, table: ResultTable) -> list[Verdict]
 def _gain(chosen: Paper, row: PublishedRow, table: ResultTable) -> list[Verdict]:
     """Each randomised entry less the plain one, over all tasks; each by itself and all together."""
     gains: dict[str, list[Sample]] = {}
-    for task in table.counted if table.results else []:
+    for task in [task for task in table.counted if not _unlearned(chosen, table, task)]:
         where = table.lengths(task, "beyond")
         for entry in table.entries(task):
             base = next(

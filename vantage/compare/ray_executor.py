@@ -11,9 +11,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Self, TypeVar, final
+from typing import Any, Self, final
 
 import torch
 
@@ -26,13 +26,11 @@ from vantage.compare.executors import (
     WorkerDied,
     check_device,
     check_workers,
-    execute,
 )
 from vantage.compare.experiment import Experiment
-from vantage.compare.jobs import TrainingJob
+from vantage.compare.jobs import TrainingJob, execute
 from vantage.errors import BadInput, Refused
 
-T = TypeVar("T")
 WAIT_S, POLL_S = 0.5, 1.0  # for a result, and between two questions about progress
 
 
@@ -90,21 +88,9 @@ class RayBackend:
     def executor(self, on_steps: OnSteps) -> Executor:
         return RayExecutor(self, on_steps)
 
-    def call(self, work: Callable[..., T], *args: Any) -> T:
-        remote = self.ray.remote(**self.share(), max_retries=0)(_call)
-        try:
-            return self.ray.get(remote.remote(Origin.here(), work, args))
-        except self.ray.exceptions.RayTaskError as e:
-            raise e.cause from e
-
     def share(self) -> dict[str, float]:
         """Of the cluster, for one job."""
         return {"num_cpus": 0, "num_gpus": 1} if self.device.type == "cuda" else {"num_cpus": 1}
-
-
-def _call(origin: Origin, work: Callable[..., T], args: tuple[Any, ...]) -> T:
-    _prepare_worker(origin)
-    return work(*args)
 
 
 def _prepare_worker(origin: Origin) -> None:

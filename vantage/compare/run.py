@@ -7,33 +7,24 @@ function of the experiment and its key, so it does not matter when, where and be
 from __future__ import annotations
 
 import json
-import math
-import tempfile
-import time
+import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol, final
 
-import torch
-
-from vantage.compare import jobs
+from vantage.compare.budget import Budget, Plan, duration, plan, report_seconds
 from vantage.compare.executors import ExecutionBackend, Executor, JobFinished
 from vantage.compare.experiment import Experiment, trained_on
-from vantage.compare.jobs import TrainingJob
+from vantage.compare.jobs import Entry, JobCost, TrainingJob
 from vantage.compare.report import machine
 from vantage.compare.results import FILE, Key, RunResult, read_results, write_results
-from vantage.compare.text import NAME as TEXT
 from vantage.errors import BadInput, VantageError
 from vantage.files import append_text, write_text
 
 EXPERIMENT_FILE, SEARCHES = "study.json", "searches.jsonl"
-FEWEST = 50  # steps: what is trained for less says nothing
-CALIBRATION = 12  # steps that are timed before a budget is divided
 RETRIES = 3  # of a worker that died
-
-Entry = tuple[str, str, str]  # task, position, attention
 
 
 class Observer(Protocol):
@@ -58,6 +49,10 @@ class WorkersDied(VantageError):
     """A worker died again and again on the same job. What was finished is kept."""
 
 
+class BudgetSpent(VantageError):
+    """The budget ended before there was anything to report. What was finished is kept."""
+
+
 def run_experiment(
     experiment: Experiment,
     folder: Path,
@@ -65,44 +60,85 @@ def run_experiment(
     *,
     resume: bool = False,
     observer: Observer | None = None,
+    budget: Budget | None = None,
 ) -> list[RunResult]:
-    """Every run of the experiment, in the order of its keys."""
+    """Every run of the experiment, in the order of its keys.
+
+    With a budget, what fits: fewer steps and seeds, which the folder's own experiment then has (``experiment_in``), and
+    of those the seeds that were finished in time for every entry of a task.
+    """
     observer = SilentObserver() if observer is None else observer
-    claim_folder(folder, experiment.fingerprint(), {"study": asdict(experiment)}, resume)
-    finished = {result.key: result for result in read_results(folder / FILE)}
+    if not resume:
+        refuse_occupied(folder)
+    with backend.executor(observer.advanced) as executor:
+        queue = _WorkQueue(executor, observer)
+        fitted = Plan(experiment, ())
+        if budget is not None and not resume:
+            fitted = _fit(experiment, budget, backend, queue, observer)
+        experiment = fitted.experiment
+        claim_folder(folder, experiment.fingerprint(), {"study": asdict(experiment), "cuts": fitted.cuts}, resume)
+        finished = {result.key: result for result in read_results(folder / FILE)}
+        _train_missing(experiment, folder, backend, queue, observer, finished, budget)
+    return _comparable(experiment, finished)
+
+
+def _train_missing(
+    experiment: Experiment,
+    folder: Path,
+    backend: ExecutionBackend,
+    queue: _WorkQueue,
+    observer: Observer,
+    finished: dict[Key, RunResult],
+    budget: Budget | None,
+) -> None:
+    """Searches, then runs, until all are done or the budget is spent."""
     rates = _read_searches(folder / SEARCHES)
     todo: dict[Entry, list[int]] = {}
     for key in experiment.wanted():
         if key not in finished and key.seed not in todo.setdefault(_entry(key), []):
             todo[_entry(key)].append(key.seed)
     todo = {entry: seeds for entry, seeds in todo.items() if seeds}
-    searched = [TrainingJob(experiment, *entry) for entry in todo if entry not in rates and len(experiment.rates) > 1]
+    searches = [TrainingJob(experiment, *entry) for entry in todo if entry not in rates and len(experiment.rates) > 1]
     rates |= {entry: experiment.rates[0] for entry in todo if len(experiment.rates) == 1}
-    steps = sum(j.steps * j.models for j in searched) + sum(experiment.steps * len(seeds) for seeds in todo.values())
+    steps = sum(j.steps * j.models for j in searches) + sum(experiment.steps * len(seeds) for seeds in todo.values())
     observer.began(experiment, steps, len(finished))
-    ready = [
-        job
-        for entry, seeds in todo.items()
-        if entry in rates
-        for job in _runs(experiment, entry, seeds, rates, backend)
+
+    report = report_seconds(experiment)
+
+    def spent() -> bool:
+        return budget is not None and budget.left() <= report
+
+    for job, rate in queue.outcomes(searches, spent):
+        rates[job.entry] = rate
+        _write_search(folder / SEARCHES, job.entry, rate)
+        observer.chose(job.entry, rate)
+    searched = all(entry in rates for entry in todo)
+    for _, results in queue.outcomes(_runs(experiment, todo, rates, backend) if searched else (), spent):
+        write_results(folder / FILE, results)
+        finished |= {result.key: result for result in results}
+        observer.finished(results)
+    if len(finished) < len(experiment.wanted()):
+        message = _spent_message(budget, len(finished), len(experiment.wanted()))
+        if not finished:
+            raise BudgetSpent(message)
+        observer.note(message)
+
+
+def _spent_message(budget: Budget | None, finished: int, wanted: int) -> str:
+    assert budget is not None
+    return f"the budget of {duration(budget.seconds)} ended with {finished} of {wanted} runs finished: --resume goes on"
+
+
+def _comparable(experiment: Experiment, finished: Mapping[Key, RunResult]) -> list[RunResult]:
+    """The runs of those seeds that every entry of a task has. Where no seed is whole, those that there are."""
+    wanted = experiment.wanted()
+    missing = {(key.task, key.seed) for key in wanted if key not in finished}
+    whole = {key.task for key in wanted if (key.task, key.seed) not in missing}
+    return [
+        finished[key]
+        for key in wanted
+        if key in finished and ((key.task, key.seed) not in missing or key.task not in whole)
     ]
-    with backend.executor(observer.advanced) as executor:
-        queue = _WorkQueue(executor, observer)
-        for job in [*searched, *ready]:
-            queue.submit(job)
-        for job, outcome in queue.outcomes():
-            entry = (job.task, job.position, job.attention)
-            if job.searches:
-                rates[entry] = outcome
-                _write_search(folder / SEARCHES, entry, outcome)
-                observer.chose(entry, outcome)
-                for one in _runs(experiment, entry, todo[entry], rates, backend):
-                    queue.submit(one)
-            else:
-                write_results(folder / FILE, outcome)
-                finished |= {result.key: result for result in outcome}
-                observer.finished(outcome)
-    return [finished[key] for key in experiment.wanted()]
 
 
 @final
@@ -111,20 +147,19 @@ class _WorkQueue:
 
     def __init__(self, executor: Executor, observer: Observer):
         self._executor, self._observer = executor, observer
-        self._left: set[TrainingJob] = set()
         self._deaths: Counter[TrainingJob] = Counter()
 
-    def submit(self, job: TrainingJob) -> None:
-        self._left.add(job)
-        self._executor.submit(job)
-
-    def outcomes(self) -> Iterator[tuple[TrainingJob, Any]]:
-        """Each job with what came of it: a rate, or results."""
-        while self._left:
+    def outcomes(self, jobs: Iterable[TrainingJob], spent: Callable[[], bool]) -> Iterator[tuple[TrainingJob, Any]]:
+        """Each job with what came of it: a cost, a rate, or results. Ends early when the budget is spent."""
+        left: set[TrainingJob] = set()
+        for job in () if spent() else jobs:
+            left.add(job)
+            self._executor.submit(job)
+        while left and not spent():
             orphaned: list[TrainingJob] = []
             for event in self._executor.events():
                 if isinstance(event, JobFinished):
-                    self._left.discard(event.job)
+                    left.discard(event.job)
                     yield event.job, event.outcome
                 else:
                     orphaned.append(event.job)
@@ -143,74 +178,53 @@ class _WorkQueue:
             self._executor.submit(job)
 
 
-# ---- budgets
-
-
-def fit_budget(experiment: Experiment, seconds: float, backend: ExecutionBackend) -> Experiment:
-    """The experiment with as many steps as fit a budget of time; refused if that is too few to mean anything."""
-    cost, tests = backend.call(_costs, experiment, backend.device)
-    steps = int((0.85 * seconds * backend.workers - tests) / cost)
-    if steps < FEWEST:
-        needed = (FEWEST * cost + tests) / backend.workers / 0.85
+def _fit(
+    experiment: Experiment, budget: Budget, backend: ExecutionBackend, queue: _WorkQueue, observer: Observer
+) -> Plan:
+    """What fits the budget, by a few steps of each entry, timed where it will run."""
+    observer.note(f"timing a few steps of each entry, to fit {duration(budget.seconds)}")
+    timed = [
+        TrainingJob(
+            experiment,
+            *entry,
+            seeds=_together(range(experiment.first_seed, experiment.first_seed + experiment.seeds), backend)[0],
+            timed=True,
+        )
+        for entry in experiment.entries()
+    ]
+    costs: dict[Entry, JobCost] = {job.entry: cost for job, cost in queue.outcomes(timed, lambda: budget.left() <= 0)}
+    if len(costs) < len(timed):
         raise BadInput(
-            f"a budget of {seconds:.0f} s gives each run {max(steps, 0)} steps, and fewer than {FEWEST} are too few "
-            "to mean anything: "
-            f"allow {math.ceil(needed / 60)} minutes or more, or compare fewer encodings, tasks or seeds"
+            f"a budget of {budget.seconds:.0f} s is over before a few steps of each entry could be timed: allow "
+            "several times as much, or compare fewer encodings or tasks"
         )
-    return replace(experiment, steps=min(steps, experiment.steps))
-
-
-def _costs(experiment: Experiment, device: torch.device) -> tuple[float, float]:
-    """Seconds on one worker: of one step of every run, and of all tests."""
-    cost = tests = 0.0
-    for entry in experiment.entries():
-        cost += _step_seconds(experiment, entry, device) * (
-            experiment.seeds + len(experiment.rates) * experiment.search
-        )
-        tests += _test_seconds(experiment, entry, device) * experiment.seeds
-    return cost, tests
-
-
-def _test_seconds(experiment: Experiment, entry: Entry, device: torch.device) -> float:
-    """Of reading a text at every length, which takes longer than steps do; the tests of other tasks are short."""
-    if entry[0] != TEXT:
-        return 0.0
-    started = time.perf_counter()
-    jobs.run(TrainingJob(replace(experiment, steps=1), *entry, seeds=(0,), rate=experiment.rates[0]), device)
-    return time.perf_counter() - started
-
-
-def _step_seconds(experiment: Experiment, entry: Entry, device: torch.device) -> float:
-    """Of one model, on one worker, with examples that are in the cache, as most are: all entries share them."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-
-    def seconds(steps: int, cache: str) -> float:
-        short = replace(experiment, steps=steps, test_lengths=(experiment.train_length,), test_examples=1)
-        job = TrainingJob(short, *entry, seeds=(0,), rate=experiment.rates[0])
-        started = time.perf_counter()
-        jobs.run(job, device, cache=Path(cache))
-        return time.perf_counter() - started
-
-    try:
-        with tempfile.TemporaryDirectory() as cache:
-            few, many = 1, 1 + CALIBRATION
-            for steps in (few, many):  # what the first run of each sets up
-                seconds(steps, cache)
-            return max(seconds(many, cache) - seconds(few, cache), 1e-4) / CALIBRATION
-    finally:
-        torch.set_num_threads(threads)
-
-
-# ---- files
+    # The first job of a worker sets up more than the others do.
+    setup = statistics.median(cost.setup for cost in costs.values())
+    costs = {entry: replace(cost, setup=setup) for entry, cost in costs.items()}
+    fitted = plan(experiment, costs, budget, backend.workers, stacked=backend.device.type == "cuda")
+    for sentence in fitted.cuts:
+        observer.note(sentence)
+    return fitted
 
 
 def _runs(
-    experiment: Experiment, entry: Entry, seeds: list[int], rates: dict[Entry, float], backend: ExecutionBackend
+    experiment: Experiment, todo: Mapping[Entry, list[int]], rates: Mapping[Entry, float], backend: ExecutionBackend
 ) -> list[TrainingJob]:
+    """Seed by seed: when a budget ends them, what is missing are the last seeds of all entries."""
+    runs = [
+        TrainingJob(experiment, *entry, seeds=some, rate=rates[entry])
+        for entry, seeds in todo.items()
+        for some in _together(seeds, backend)
+    ]
+    return sorted(runs, key=lambda job: job.seeds[0])
+
+
+def _together(seeds: Iterable[int], backend: ExecutionBackend) -> list[tuple[int, ...]]:
     """On a GPU all seeds of an entry are one stack; cores share them out."""
-    together = [tuple(seeds)] if backend.device.type == "cuda" else [(seed,) for seed in seeds]
-    return [TrainingJob(experiment, *entry, seeds=some, rate=rates[entry]) for some in together]
+    return [tuple(seeds)] if backend.device.type == "cuda" else [(seed,) for seed in seeds]
+
+
+# ---- files
 
 
 def refuse_occupied(folder: Path) -> None:

@@ -16,6 +16,8 @@ from vantage.compare.text import NAME
 from vantage.errors import BadInput, unknown
 
 SCALES = ("tiny", "small", "paper-like")
+# What a scale has where it says nothing else.
+USUAL = {"score": "exact", "seeds": 3, "batch": 64, "train_length": 20, "test_examples": 512}
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def experiment_for(name: str, scale: str, text: tuple[str, ...] = ()) -> Experim
         raise BadInput(f"{name_of_paper} reads text: name files with --text (the paper's is {setup.reads})")
     if text and not setup.reads:
         raise BadInput(f"{name_of_paper} has no task that reads text: leave --text out")
-    fields = {**setup.scales[scale], "published": [name_of_paper]}
+    fields = {**USUAL, **setup.scales[scale], "published": [name_of_paper]}
     if setup.reads:
         fields |= {"tasks": [NAME], "text": list(text)}
     return experiment_of(fields, f"{name_of_paper} ({scale})")

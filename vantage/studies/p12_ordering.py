@@ -7,10 +7,11 @@ from collections import Counter
 from dataclasses import replace
 
 from vantage.compare.entries import CONTROL, DEFAULT, ModelShape, plain_positions
-from vantage.compare.experiment import Experiment, task_of
+from vantage.compare.experiment import Experiment
+from vantage.compare.learning import chance_of
 from vantage.compare.result_table import ResultTable, is_control
 from vantage.compare.statistics import Sample, difference, estimate
-from vantage.compare.verdicts import chance_of
+from vantage.compare.task_names import task_of
 from vantage.figures import Bars, Figure
 from vantage.studies.shared.findings import conclude, judged
 from vantage.studies.shared.runs import bounds, over_lengths, run_comparison

@@ -7,9 +7,9 @@ from dataclasses import replace
 from vantage.compare.claims import RELATIVE, measure_claims
 from vantage.compare.entries import ModelShape
 from vantage.compare.experiment import Experiment
+from vantage.compare.learning import chance_of
 from vantage.compare.result_table import ResultTable
 from vantage.compare.verdicts import Verdict as Measured
-from vantage.compare.verdicts import chance_of
 from vantage.figures import Bars, Figure
 from vantage.studies.shared.runs import bounds, over_lengths, run_comparison
 from vantage.studies.study import Number, Progress, Result, Values, Verdict

@@ -63,7 +63,7 @@ describe("comparing", () => {
     expect(["14m", "90s", "1.5h", "20", "soon", ""].map(budgetSeconds)).toEqual([840, 90, 5400, 20, null, null]);
   });
   it("has no budget where steps are said", () => {
-    const defaults = { tasks: ["a"], positions: ["b"], attention: ["c"], train_length: 20, test_lengths: [20], seeds: 3, steps: null, budget: "14m" };
+    const defaults = { tasks: ["a"], positions: ["b"], attention: ["c"], train_length: 20, test_lengths: [20], seeds: 3, steps: null, budget: "14m", batch: 32, width: 64, layers: 2, heads: 4, test_examples: 256 };
     const choices = { tasks: [], positions: [], attention: [], defaults };
     expect(filled(choices, {})).toMatchObject({ budget: "14m", steps: null, test_lengths: [20] });
     expect(filled(choices, { steps: "5", test_lengths: "8,16" })).toMatchObject({ budget: null, steps: 5, test_lengths: [8, 16] });

@@ -32,6 +32,7 @@ METADATA: Mapping[str, Any] = {  # what an experiment may say of itself, and wha
     "chance": {},  # by task: what a guess gets, where the task itself does not say it
     "published": (),  # names of papers to set beside
     "notes": (),  # sentences for the head of the page
+    "cuts": (),  # what a budget had no room for, in sentences
     "reach": "training length",  # what lies beyond which the report is about: or "context"
     "samples": ("seed", "seeds"),  # what is paired across entries: or pieces of text
     "runs": "runs",  # what a result is of: or "readings"

@@ -10,10 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
+from vantage.compare.learning import Chance, task_learning
+from vantage.compare.report.summary import summary
 from vantage.compare.result_table import ResultTable
 from vantage.compare.results import RunResult
 from vantage.compare.statistics import Estimate, mean_reciprocal_rank
-from vantage.compare.verdicts import PairedComparison, Verdict, comparisons, rank_entries
+from vantage.compare.verdicts import (
+    PairedComparison,
+    Verdict,
+    comparisons,
+    overall_comparisons,
+    overall_tasks,
+    rank_entries,
+)
 
 COLUMNS = (
     *("task", "position", "attention", "seed", "learning_rate", "steps", "parameters", "operations", "diverged"),
@@ -65,20 +74,33 @@ def _finite(number: float) -> float | str:
 def json_text(table: ResultTable, metadata: Mapping[str, Any], verdicts: Mapping[str, Sequence[Verdict]]) -> str:
     content = {
         "study": metadata,
-        "tasks": {task: _task(table, task) for task in table.tasks},
-        "mean_reciprocal_rank": ranks(table),
+        "short": summary(table, metadata),
+        "tasks": {task: _task(table, task, metadata["chance"]) for task in table.tasks},
+        "overall": {
+            "tasks": overall_tasks(table, metadata["chance"]),
+            "pairs": [_pair(pair) for pair in overall_comparisons(table, metadata["chance"])],
+        },
+        "mean_reciprocal_rank": ranks(table, metadata["chance"]),
         "verdicts": verdicts,
         "runs": [_run(run) for run in sorted(table.results, key=lambda run: run.key)],
     }
     return json.dumps(_plain(content), indent=1, allow_nan=False) + "\n"
 
 
-def ranks(table: ResultTable) -> dict[str, Estimate]:
-    """Mean reciprocal rank over the tasks, beyond the training length."""
-    return mean_reciprocal_rank([samples for task in table.counted if len(samples := table.ranked(task, "beyond")) > 1])
+def ranks(table: ResultTable, chance: Chance | None = None) -> dict[str, Estimate]:
+    """Mean reciprocal rank over the tasks that somebody learned, beyond the training length."""
+    return mean_reciprocal_rank([table.ranked(task, "beyond") for task in ranked_tasks(table, chance)])
 
 
-def _task(table: ResultTable, task: str) -> dict[str, Any]:
+def ranked_tasks(table: ResultTable, chance: Chance | None = None) -> list[str]:
+    return [
+        task
+        for task in table.counted
+        if len(table.ranked(task, "beyond")) > 1 and not task_learning(table, task, chance).nobody
+    ]
+
+
+def _task(table: ResultTable, task: str, chance: Chance) -> dict[str, Any]:
     entries = table.entries(task)
     return {
         "trained_to": table.trained(task),
@@ -86,8 +108,9 @@ def _task(table: ResultTable, task: str) -> dict[str, Any]:
         "lengths": {n: {entry: table.estimate(task, entry, [n]) for entry in entries} for n in table.lengths(task)},
         "within": {entry: table.estimate(task, entry, "within") for entry in entries},
         "beyond": {entry: table.estimate(task, entry, "beyond") for entry in entries},
-        "places": rank_entries(table, task),
-        "pairs": [_pair(pair) for pair in comparisons(table, task)],
+        "learning": task_learning(table, task, chance),
+        "places": rank_entries(table, task, chance=chance),
+        "pairs": [_pair(pair) for pair in comparisons(table, task, chance=chance)],
     }
 
 

@@ -11,13 +11,25 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from vantage.compare.report.data import ranks
+from vantage.compare.learning import guess_level, task_learning
+from vantage.compare.report.data import ranked_tasks, ranks
+from vantage.compare.report.summary import format_estimate, summary
 from vantage.compare.result_table import ResultTable, is_control
 from vantage.compare.statistics import Estimate, estimate
-from vantage.compare.verdicts import PairedComparison, Verdict, chance_of, comparisons, rank_entries
+from vantage.compare.verdicts import (
+    PairedComparison,
+    Verdict,
+    comparisons,
+    overall_comparisons,
+    overall_tasks,
+    rank_entries,
+)
 from vantage.figures import Line, Lines
-from vantage.figures.inline_svg import Reached, interval_text, line_chart, swatch
+from vantage.figures.inline_svg import Reached, line_chart, swatch
 from vantage.figures.palette import report_css, shade
+
+MEASURES = {"exact": "accuracy", "tokens": "token accuracy", "loss": "perplexity"}
+WORTH_DRAWING = 0.01  # of a guess: less lies on the axis
 
 
 @dataclass(frozen=True)
@@ -43,6 +55,7 @@ class TaskSection:
     """Everything that the page says about one task."""
 
     name: str
+    measure: str  # as it is called on the page
     loss: bool
     trained: int
     chart: Markup
@@ -52,6 +65,7 @@ class TaskSection:
     groups: tuple[str, ...]
     grouped: Mapping[str, Mapping[str, Estimate | None]]
     pairs: tuple[PairedComparison, ...]
+    nobody: bool  # learned the task
 
 
 @dataclass(frozen=True)
@@ -73,7 +87,7 @@ def page(table: ResultTable, metadata: Mapping[str, Any], verdicts: Mapping[str,
     environment.filters |= {"ci": _format_interval, "word": lambda word: word.replace(" ", "-").partition(",")[0]}
     template = environment.from_string(folder.joinpath("page.html").read_text(encoding="utf-8"))
     seeds = {run.key.seed for run in table.results}
-    ranked = sorted(ranks(table).items(), key=lambda item: (-item[1].value, item[0]))
+    ranked = sorted(ranks(table, metadata["chance"]).items(), key=lambda item: (-item[1].value, item[0]))
     return template.render(
         metadata=metadata,
         style=Markup(report_css()),
@@ -81,13 +95,16 @@ def page(table: ResultTable, metadata: Mapping[str, Any], verdicts: Mapping[str,
         entries=entries,
         heat=_heat(table, entries),
         ranks=ranked,
+        ranked_tasks=len(ranked_tasks(table, metadata["chance"])),
         verdicts=verdicts,
         seeds=len(seeds),
         runs=sum(run.key.task in table.counted for run in table.results),
         counted=table.counted,
         diverged=sum(run.diverged for run in table.results if run.key.task in table.counted),
         swatches={entry: swatch(style) for entry, style in styles.items()},
-        short=[_short(table, task, metadata["reach"]) for task in table.tasks],
+        short=summary(table, metadata),
+        overall=overall_comparisons(table, metadata["chance"]),
+        overall_tasks=overall_tasks(table, metadata["chance"]),
     )
 
 
@@ -111,15 +128,17 @@ def _task_section(table: ResultTable, task: str, styles: Mapping[str, int], meta
         grouped[entry] = {name: estimate(sample) if sample else None for name, sample in samples.items()}
     return TaskSection(
         name=task,
+        measure=MEASURES[table.measure(task)],
         loss=loss,
         trained=table.trained(task),
         chart=_chart(table, task, styles, metadata, points),
-        lines=tuple(_entry_rows(table, task, entries, styles, metadata["reach"])),
+        lines=tuple(_entry_rows(table, task, entries, styles, metadata)),
         lengths=tuple(lengths),
         points=points,
         groups=groups,
         grouped=grouped,
-        pairs=tuple(comparisons(table, task)),
+        pairs=tuple(comparisons(table, task, chance=metadata["chance"])),
+        nobody=task_learning(table, task, metadata["chance"]).nobody,
     )
 
 
@@ -138,24 +157,26 @@ def _chart(
         if values:
             low, high = [one.low for one in values], [one.high for one in values]
             lines[entry] = Line(entry, list(known), [one.value for one in values], low, high)
-    chance = None if loss else chance_of(task, metadata.get("chance"))
+    guess = None if loss else guess_level(table, task, metadata["chance"])
     panel = Lines(
         task,
         "position in the window" if task.endswith("over position") else "length",
-        "perplexity" if loss else "accuracy",
+        MEASURES[table.measure(task)],
         tuple(lines.values()),
         log_y=loss,
-        marks=() if chance is None else (("chance", chance),),
+        marks=() if guess is None or guess < WORTH_DRAWING else (("chance", guess),),
     )
     reached = "trained to" if metadata["reach"] == "training length" else metadata["reach"]
     return line_chart(panel, [styles[entry] for entry in lines], Reached(reached, table.trained(task)))
 
 
 def _entry_rows(
-    table: ResultTable, task: str, entries: Sequence[str], styles: Mapping[str, int], reach: str
+    table: ResultTable, task: str, entries: Sequence[str], styles: Mapping[str, int], metadata: Mapping[str, Any]
 ) -> list[EntryRow]:
     """From the best down; controls and those without a score at the end."""
-    ranked = {ranking.entry: ranking for ranking in rank_entries(table, task)}
+    ranked = {ranking.entry: ranking for ranking in rank_entries(table, task, chance=metadata["chance"])}
+    nobody = task_learning(table, task, metadata["chance"]).nobody
+    untested = f"nothing beyond the {metadata['reach']}"
     order = [*ranked, *(entry for entry in entries if entry not in ranked)]
     lines = []
     for entry in order:
@@ -169,8 +190,8 @@ def _entry_rows(
                 beyond=table.estimate(task, entry, "beyond"),
                 within=table.estimate(task, entry, "within"),
                 finished=fine.estimate(task, entry, "beyond") if diverged else None,
-                rank=f"{ranking.rank:g}" if ranking else "–",
-                word=ranking.word if ranking else "control" if is_control(entry) else f"nothing beyond the {reach}",
+                rank=f"{ranking.rank:g}" if ranking and not nobody else "–",
+                word=ranking.word if ranking else "control" if is_control(entry) else untested,
                 seeds=len(runs),
                 diverged=diverged,
                 rates=", ".join(f"{rate:g}" for rate in sorted({run.lr for run in runs})),
@@ -179,26 +200,6 @@ def _entry_rows(
             )
         )
     return lines
-
-
-def _short(table: ResultTable, task: str, reach: str) -> str:
-    """A task in one sentence."""
-    ranked = rank_entries(table, task)
-    if not ranked:
-        return f"{task}: nothing was tested beyond the {reach}."
-    first = table.estimate(task, ranked[0].entry, "beyond")
-    level = [ranking.entry for ranking in ranked[1:] if ranking.word.startswith("not")]
-    sentence = f"{task}: beyond the {reach} {ranked[0].entry} has the best mean"
-    sentence += f", {_interval(first, table.measure(task) == 'loss')}" if first else ""
-    if first and first.value == 0 and table.measure(task) != "loss":
-        return f"{task}: beyond the {reach} no entry had anything right."
-    if len(ranked) == 1:
-        return f"{sentence}. It was alone."
-    if len(level) == len(ranked) - 1 > 3:
-        return f"{sentence}. No other is distinguishable from it."
-    if level:
-        return f"{sentence}. Not distinguishable from it: {', '.join(level)}."
-    return f"{sentence}, distinguishable from every other."
 
 
 def _heat(table: ResultTable, entries: Sequence[str]) -> list[tuple[str, list[Cell]]]:
@@ -219,7 +220,7 @@ def _heat(table: ResultTable, entries: Sequence[str]) -> list[tuple[str, list[Ce
                 share = (max(logs) - math.log(max(one.value, 1e-9))) / max(max(logs) - min(logs), 1e-9)
             colour, ink = shade(share)
             text = f"{one.value:.1f}" if loss else f"{one.value:.2f}"
-            cells.append(Cell(text, Markup(f"background:{colour};color:{ink}"), _interval(one, loss)))
+            cells.append(Cell(text, Markup(f"background:{colour};color:{ink}"), format_estimate(one, loss)))
         rows.append((task, cells))
     return rows
 
@@ -236,10 +237,6 @@ def _format_interval(estimate: Estimate | None, loss: bool = False, signed: bool
         return Markup("{} <small>no interval</small>").format(f"{estimate.value:{sign}.{digits}f}")
     ends = f"[{estimate.low:{sign}.{digits}f}, {estimate.high:{sign}.{digits}f}]"
     return Markup("{} <small>{}</small>").format(f"{estimate.value:{sign}.{digits}f}", ends)
-
-
-def _interval(estimate: Estimate, loss: bool) -> str:
-    return interval_text(estimate.value, estimate.low, estimate.high, log=loss)
 
 
 def _big(number: float) -> str:

@@ -201,11 +201,17 @@ export interface CompareDefaults {
   seeds: number;
   steps: number | null;
   budget: string;
+  batch: number;
+  width: number;
+  layers: number;
+  heads: number;
+  test_examples: number;
 }
 
-/** The event `done`: the name of the report. */
+/** The event `done`: the name of the report, and what it says in short. */
 export interface CompareDone {
   report: string;
+  short: string[];
 }
 
 /** The event `progress`. `left_s`: seconds, as far as they are known. The event `curve` is a figure. */
@@ -233,10 +239,11 @@ export interface CompareRequest {
   test_examples?: number;
 }
 
-/** One task and entry: its runs, and the mean score at each length. */
+/** One task and entry: its runs, what is scored there, and the mean score at each length. */
 export interface CompareRow {
   task: string;
   entry: string;
+  measure: "exact" | "tokens";
   runs: number;
   diverged: number;
   at: LengthScore[];
@@ -454,9 +461,10 @@ export interface LayerCacheState {
   reused: number;
 }
 
+/** The share of rows, or of tokens, that are right. */
 export interface LengthScore {
   length: number;
-  exact: number;
+  score: number;
 }
 
 export interface Line {

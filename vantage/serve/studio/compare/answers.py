@@ -18,6 +18,11 @@ class CompareDefaults(StudioAnswer):
     seeds: int
     steps: int | None
     budget: str
+    batch: int
+    width: int
+    layers: int
+    heads: int
+    test_examples: int
 
 
 class CompareChoices(StudioAnswer):
@@ -49,15 +54,18 @@ class ComparisonStopped(StudioAnswer):
 
 
 class LengthScore(StudioAnswer):
+    """The share of rows, or of tokens, that are right."""
+
     length: int
-    exact: float
+    score: float
 
 
 class CompareRow(StudioAnswer):
-    """One task and entry: its runs, and the mean score at each length."""
+    """One task and entry: its runs, what is scored there, and the mean score at each length."""
 
     task: str
     entry: str
+    measure: Literal["exact", "tokens"]
     runs: int
     diverged: int
     at: list[LengthScore]
@@ -74,6 +82,7 @@ class CompareProgress(StudioAnswer):
 
 
 class CompareDone(StudioAnswer):
-    """The event ``done``: the name of the report."""
+    """The event ``done``: the name of the report, and what it says in short."""
 
     report: str
+    short: list[str]

@@ -13,16 +13,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple, final
 
 from vantage.compare.background import REQUEST_FILE, write_request
-from vantage.compare.experiment import Experiment
-from vantage.compare.report import PAGE
+from vantage.compare.experiment import Experiment, kept_experiment
+from vantage.compare.report import JSON, PAGE
+from vantage.compare.report.page import MEASURES
 from vantage.compare.result_table import ResultTable
 from vantage.compare.results import FILE, RunResult, read_results
 from vantage.compare.run import EXPERIMENT_FILE
+from vantage.errors import VantageError
 from vantage.figures import Figure, Line, Lines
 from vantage.serve.errors import ApiError
 from vantage.serve.studio.compare.answers import CompareRow, ComparisonEntry, ComparisonState, LengthScore
@@ -206,15 +208,26 @@ class Comparisons:
 
     def _title(self, name: str) -> str:
         try:
-            settings = self.experiment(name)
+            settings = self.settings(name)
             return f"{', '.join(settings['tasks'])}: {', '.join(settings['positions'])}"
         except (OSError, ValueError, KeyError, TypeError):
             return "a comparison that cannot be read"
 
-    def experiment(self, name: str) -> dict[str, Any]:
+    def settings(self, name: str) -> dict[str, Any]:
         folder = self.folder / name
         file = folder / EXPERIMENT_FILE if (folder / EXPERIMENT_FILE).is_file() else folder / REQUEST_FILE
         return json.loads(file.read_text())["study"]
+
+    def measures(self, name: str) -> dict[str, str]:
+        """What is scored in which task, where it is not whole rows."""
+        try:
+            return kept_experiment(self.settings(name), name).measures()
+        except VantageError:  # it names a part that is not registered now: it can be shown all the same
+            return {}
+
+    def short(self, name: str) -> list[str]:
+        """What a finished report says in a few sentences. Reports of earlier versions have none."""
+        return json.loads((self.folder / name / JSON).read_text()).get("short", [])
 
     def results(self, name: str) -> list[RunResult]:
         return read_results(self.folder / name / FILE)
@@ -223,7 +236,7 @@ class Comparisons:
 # ---- what has been found so far
 
 
-def rows(results: Sequence[RunResult]) -> list[CompareRow]:
+def rows(results: Sequence[RunResult], measures: Mapping[str, str]) -> list[CompareRow]:
     """One for each task and entry: its runs, and the mean score at each length."""
     grouped: dict[tuple[str, str], list[RunResult]] = {}
     for result in sorted(results, key=lambda result: result.key):
@@ -232,31 +245,33 @@ def rows(results: Sequence[RunResult]) -> list[CompareRow]:
         CompareRow(
             task=task,
             entry=entry,
+            measure="tokens" if measures.get(task) == "tokens" else "exact",
             runs=len(runs),
             diverged=sum(run.diverged for run in runs),
-            at=[LengthScore(length=n, exact=mean) for n, mean in _means(runs).items()],
+            at=[LengthScore(length=n, score=mean) for n, mean in _means(runs, measures.get(task)).items()],
         )
         for (task, entry), runs in grouped.items()
     ]
 
 
-def _means(runs: Sequence[RunResult]) -> dict[int, float]:
+def _means(runs: Sequence[RunResult], measure: str | None) -> dict[int, float]:
     lengths = sorted({score.length for run in runs for score in run.scores})
-    scores = {n: [score.exact for run in runs if (score := run.at(n)) is not None] for n in lengths}
+    found = {n: [score for run in runs if (score := run.at(n)) is not None] for n in lengths}
+    scores = {n: [s.tokens if measure == "tokens" else s.exact for s in at] for n, at in found.items()}
     return {n: sum(values) / len(values) for n, values in scores.items()}
 
 
-def curves(results: Sequence[RunResult], train_length: int) -> Figure:
+def curves(results: Sequence[RunResult], train_length: int, measures: Mapping[str, str]) -> Figure:
     """A panel for each task: the score over the length, with its interval where there are seeds enough for one."""
-    table = ResultTable(tuple(results), train_length)
+    table = ResultTable(tuple(results), train_length, measures)
     panels = []
     for task in table.tasks:
         lengths = table.lengths(task)
         lines = tuple(line for entry in table.entries(task) if (line := _line(table, task, entry, lengths)) is not None)
-        label = "perplexity" if table.measure(task) == "loss" else "exact"
+        label = MEASURES[table.measure(task)]
         panels.append(Lines(task, "length", label, lines))
     runs = f"{len(results)} run" + ("s" if len(results) != 1 else "")
-    caption = f"{runs} so far, trained up to length {train_length}: the share of rows that are right in every token."
+    caption = f"{runs} so far, trained up to length {train_length}. Accuracy: rows right in every token."
     return Figure("curves", caption, tuple(panels))
 
 

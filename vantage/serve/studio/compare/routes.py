@@ -10,10 +10,11 @@ from typing import Annotated
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from vantage.compare.entries import DEFAULT, all_positions, attentions
-from vantage.compare.experiment import VARIANTS, Experiment, expand_positions
+from vantage.compare.entries import DEFAULT, ModelShape, all_positions, attentions
+from vantage.compare.experiment import Experiment, default_steps, expand_positions
 from vantage.compare.metadata import budget_seconds
 from vantage.compare.report import CSV, JSON, PAGE, VERDICTS
+from vantage.compare.task_names import VARIANTS
 from vantage.errors import unknown
 from vantage.serve.bounds import Number, StrictModel, Whole
 from vantage.serve.errors import ApiError, bad
@@ -54,18 +55,18 @@ class CompareRequest(StrictModel):
     tasks: Annotated[list[Name], Field(min_length=1, max_length=8)]
     positions: Names
     attention: Annotated[list[Name], Field(min_length=1, max_length=3)] = Field(default_factory=lambda: ["multi-head"])
-    train_length: Annotated[Whole, Field(ge=1, le=512)] = 20
+    train_length: Annotated[Whole, Field(ge=1, le=512)] = Experiment.train_length
     test_lengths: Annotated[list[Length], Field(min_length=1, max_length=16)] = Field(
-        default_factory=lambda: list(Experiment().test_lengths)
+        default_factory=lambda: list(Experiment.test_lengths)
     )
-    seeds: Annotated[Whole, Field(ge=1, le=16)] = 3
+    seeds: Annotated[Whole, Field(ge=1, le=16)] = Experiment.seeds
     steps: Annotated[Whole, Field(ge=1, le=200_000)] | None = None
     budget: Annotated[str, Field(max_length=32)] | Number | None = None  # "15m", or seconds
-    batch: Annotated[Whole, Field(ge=1, le=1024)] = 64
-    width: Annotated[Whole, Field(ge=1, le=512)] = 64
-    layers: Annotated[Whole, Field(ge=1, le=16)] = 2
-    heads: Annotated[Whole, Field(ge=1, le=32)] = 4
-    test_examples: Annotated[Whole, Field(ge=1, le=4096)] = 512
+    batch: Annotated[Whole, Field(ge=1, le=1024)] = Experiment.batch
+    width: Annotated[Whole, Field(ge=1, le=512)] = ModelShape.width
+    layers: Annotated[Whole, Field(ge=1, le=16)] = ModelShape.layers
+    heads: Annotated[Whole, Field(ge=1, le=32)] = ModelShape.heads
+    test_examples: Annotated[Whole, Field(ge=1, le=4096)] = Experiment.test_examples
 
     def experiment(self) -> Experiment:
         for task in self.tasks:
@@ -80,7 +81,7 @@ class CompareRequest(StrictModel):
             train_length=self.train_length,
             test_lengths=tuple(sorted(set(self.test_lengths))),
             seeds=self.seeds,
-            steps=plain.steps if self.steps is None else self.steps,
+            steps=default_steps(self.tasks) if self.steps is None else self.steps,
             batch=self.batch,
             shape=replace(plain.shape, width=self.width, layers=self.layers, heads=self.heads),
             test_examples=self.test_examples,
@@ -127,6 +128,11 @@ async def choices() -> CompareChoices:
             seeds=defaults.seeds,
             steps=None,
             budget=BUDGET,
+            batch=defaults.batch,
+            width=defaults.shape.width,
+            layers=defaults.shape.layers,
+            heads=defaults.shape.heads,
+            test_examples=defaults.test_examples,
         ),
     )
 
@@ -162,7 +168,8 @@ async def events(request: Request, name: str) -> Response:
 
 async def _events(comparisons: Comparisons, name: str) -> AsyncGenerator[Event]:
     """What is new, as often as there is something. Leaving does not stop the comparison: it takes hours."""
-    length = (await asyncio.to_thread(comparisons.experiment, name))["train_length"]
+    length = (await asyncio.to_thread(comparisons.settings, name))["train_length"]
+    measures = await asyncio.to_thread(comparisons.measures, name)
     sent: CompareProgress | None = None
     drawn, table = -1, []
     while True:
@@ -171,9 +178,9 @@ async def _events(comparisons: Comparisons, name: str) -> AsyncGenerator[Event]:
         count = len(await asyncio.to_thread(comparisons.results, name)) if running is None else running.results
         if count != drawn:
             results = await asyncio.to_thread(comparisons.results, name)
-            drawn, table = count, rows(results)
+            drawn, table = count, rows(results, measures)
             if results:
-                yield "curve", curves(results, length)
+                yield "curve", curves(results, length, measures)
         progress = Progress() if running is None else running.progress
         text = message if state == "running" else ""
         new = CompareProgress(
@@ -183,7 +190,7 @@ async def _events(comparisons: Comparisons, name: str) -> AsyncGenerator[Event]:
             sent = new
             yield "progress", new
         if state == "done":
-            yield "done", CompareDone(report=name)
+            yield "done", CompareDone(report=name, short=await asyncio.to_thread(comparisons.short, name))
             return
         if state in ("error", "stopped"):
             yield "error", StreamError(message=message, code=state)

@@ -27,7 +27,7 @@ export interface Filled {
   test_examples: number;
 }
 
-const SIZES = { batch: 64, width: 64, layers: 2, heads: 4, test_examples: 512 };
+const SIZES = ["batch", "width", "layers", "heads", "test_examples"] as const;
 
 /** The form as the address has it. */
 export function filled({ defaults }: CompareChoices, params: Params): Filled {
@@ -43,11 +43,11 @@ export function filled({ defaults }: CompareChoices, params: Params): Filled {
     seeds: read(params["seeds"], defaults.seeds),
     steps,
     budget: params["budget"] ?? (steps === null ? defaults.budget : null),
-    batch: read(params["batch"], SIZES.batch),
-    width: read(params["width"], SIZES.width),
-    layers: read(params["layers"], SIZES.layers),
-    heads: read(params["heads"], SIZES.heads),
-    test_examples: read(params["test_examples"], SIZES.test_examples),
+    batch: read(params["batch"], defaults.batch),
+    width: read(params["width"], defaults.width),
+    layers: read(params["layers"], defaults.layers),
+    heads: read(params["heads"], defaults.heads),
+    test_examples: read(params["test_examples"], defaults.test_examples),
   };
 }
 
@@ -96,7 +96,7 @@ export function NewForm({ choices, params, say, started }: NewFormProps) {
         <Card title="How">
           <Lengths form={form} say={say} />
           <Time form={form} say={say} plain={choices.defaults.budget} />
-          <Sizes form={form} say={say} />
+          <Sizes form={form} say={say} defaults={choices.defaults} />
         </Card>
         <Card title="What it takes">
           <Estimate form={form} />
@@ -184,21 +184,21 @@ function Budget({ value, onChange }: { value: string; onChange: (value: string) 
   );
 }
 
-function Sizes({ form, say }: PartProps) {
-  const own = (Object.keys(SIZES) as (keyof typeof SIZES)[]).some((name) => form[name] !== SIZES[name]);
+function Sizes({ form, say, defaults }: PartProps & { defaults: CompareChoices["defaults"] }) {
+  const own = SIZES.some((name) => form[name] !== defaults[name]);
   return (
     <details open={own}>
       <summary>Sizes of the models</summary>
       <div class="fields cmp-sizes">
-        {(Object.keys(SIZES) as (keyof typeof SIZES)[]).map((name) => (
+        {SIZES.map((name) => (
           <OptionalNumber
             key={name}
             label={name.replace("_", " ")}
             value={form[name]}
             min={1}
             max={{ batch: 1024, width: 512, layers: 16, heads: 32, test_examples: 4096 }[name]}
-            otherwise={String(SIZES[name])}
-            onChange={(value) => say({ [name]: value === SIZES[name] ? null : value })}
+            otherwise={String(defaults[name])}
+            onChange={(value) => say({ [name]: value === defaults[name] ? null : value })}
           />
         ))}
       </div>
@@ -221,7 +221,7 @@ function Estimate({ form }: { form: Filled }) {
       <p class="small muted">
         {seconds === null
           ? "The time that is left is said as soon as the first step has been timed."
-          : "Speed is measured first, and the steps are chosen so that all of it fits into the budget. Learning rates are searched within it."}{" "}
+          : "Speed is measured first, and steps and seeds are chosen so that all of it fits into the budget, the search for learning rates and the report included. What was cut is said."}{" "}
         It runs in a process of its own, one comparison at a time, and goes on when this page is closed.
       </p>
     </>

@@ -9,7 +9,7 @@ import { csv } from "../../lib/csv";
 import { save } from "../../lib/download";
 import { duration, percent, show } from "../../lib/numbers";
 import { useStream } from "../../streams";
-import type { CompareProgress, CompareRow, ComparisonEntry } from "../../generated/api";
+import type { CompareDone, CompareProgress, CompareRow, ComparisonEntry } from "../../generated/api";
 import type { FigureData } from "../../types";
 import { StateTag, when } from "./list";
 import { Report } from "./report";
@@ -19,6 +19,7 @@ export function Watch({ id }: { id: string }) {
   const [progress, setProgress] = useState<CompareProgress | null>(null);
   const [curve, setCurve] = useState<FigureData | null>(null);
   const [done, setDone] = useState(false);
+  const [short, setShort] = useState<string[]>([]);
   const [trouble, setTrouble] = useState<Trouble | null>(null);
   const [since, setSince] = useState<number | null>(null);
   const entry = useAnswer(id, async (signal) => (await get<ComparisonEntry[]>("/compare", { signal })).find((one) => one.name === id) ?? null);
@@ -27,7 +28,10 @@ export function Watch({ id }: { id: string }) {
     stream.run("GET", `/compare/${encodeURIComponent(id)}/events`, undefined, ({ event, data }) => {
       if (event === "progress") setProgress(data as CompareProgress);
       if (event === "curve") setCurve(data as FigureData);
-      if (event === "done") setDone(true);
+      if (event === "done") {
+        setShort((data as CompareDone).short);
+        setDone(true);
+      }
     }, 90);
   useEffect(follow, [id]);
 
@@ -83,6 +87,13 @@ export function Watch({ id }: { id: string }) {
       </Card>
       {(curve || (progress && progress.rows.length > 0)) && (
         <Card title={done ? "Found" : "Found so far"} beside={done ? <span class="small muted">the report below says it in full</span> : null}>
+          {short.length > 0 && (
+            <ul class="cmp-short">
+              {short.map((sentence) => (
+                <li key={sentence}>{sentence}</li>
+              ))}
+            </ul>
+          )}
           {curve && <Figure figure={curve} />}
           {progress && <Scores rows={progress.rows} />}
         </Card>
@@ -112,16 +123,18 @@ function Going({ progress, running }: { progress: CompareProgress; running: bool
   );
 }
 
+const MEASURES: Record<CompareRow["measure"], string> = { exact: "accuracy", tokens: "token accuracy" };
+
 function Scores({ rows }: { rows: CompareRow[] }) {
   const lengths = [...new Set(rows.flatMap((row) => row.at.map((one) => one.length)))].sort((a, b) => a - b);
-  const at = (row: CompareRow, length: number) => row.at.find((one) => one.length === length)?.exact;
-  const table = () => csv([["task", "entry", "runs", "diverged", ...lengths.map((n) => `exact at ${n}`)], ...rows.map((row) => [row.task, row.entry, row.runs, row.diverged, ...lengths.map((n) => at(row, n))])]);
+  const at = (row: CompareRow, length: number) => row.at.find((one) => one.length === length)?.score;
+  const table = () => csv([["task", "entry", "scored by", "runs", "diverged", ...lengths.map((n) => `score at ${n}`)], ...rows.map((row) => [row.task, row.entry, MEASURES[row.measure], row.runs, row.diverged, ...lengths.map((n) => at(row, n))])]);
   if (!rows.length) return null;
   return (
     <div class="stack">
       <div class="scroll table-scroll" tabIndex={0} role="region" aria-label="Scores so far">
         <table>
-          <caption class="hidden">Share of rows that are right, by length</caption>
+          <caption class="hidden">Share of rows, or of tokens, that are right, by length</caption>
           <thead>
             <tr>
               <th scope="col">Entry</th>
@@ -140,7 +153,9 @@ function Scores({ rows }: { rows: CompareRow[] }) {
             {rows.map((row) => (
               <tr key={`${row.task} ${row.entry}`}>
                 <th scope="row">{row.entry}</th>
-                <td>{row.task}</td>
+                <td>
+                  {row.task} <span class="muted">({MEASURES[row.measure]})</span>
+                </td>
                 <td class="number">
                   {row.runs}
                   {row.diverged > 0 && <span class="tag bad"> {row.diverged} diverged</span>}
