@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers
@@ -12,8 +13,10 @@ import vantage as vt
 from tests.generation.folder import CHATML, backend, tokenizer
 from tests.parity.case import VOCAB, Case
 from tests.parity.cases import CASES
+from tests.parity.rows.gemma3 import BASE as GEMMA3
 from tests.parity.rows.gpt2 import CASES as GPT2
 from tests.parity.rows.llama import CASES as LLAMA
+from tests.parity.test_gemma3_images import TOWER
 from vantage.errors import BadInput, CheckpointError, Refused
 
 TOKENS = torch.randint(3, VOCAB, (2, 24), generator=torch.Generator().manual_seed(3))
@@ -58,6 +61,31 @@ def test_every_family_is_what_its_folder_would_be(case: Case, tmp_path: Any) -> 
         assert torch.equal(a, b), name
     assert not ours.training
     assert shares(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "name", ["LlamaForCausalLM", "MixtralForCausalLM", "DeepseekV3ForCausalLM", "GptOssForCausalLM"]
+)
+def test_what_from_pretrained_gives_is_taken(name: str, tmp_path: Any) -> None:
+    """Such a model remembers how its tensors were renamed and joined while they were read."""
+    made = next(case for case in CASES if case.model == name).make("plain")
+    made.save_pretrained(tmp_path)
+    theirs = type(made).from_pretrained(tmp_path, experts_implementation="eager")
+    for (key, a), (_, b) in zip(vt.load(theirs).named_parameters(), vt.load(tmp_path).named_parameters(), strict=True):
+        assert torch.equal(a, b), key
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_text_model_of_one_that_sees_images(tied: bool) -> None:
+    config = transformers.Gemma3Config(
+        text_config={**GEMMA3, "tie_word_embeddings": tied},
+        vision_config=TOWER,
+        mm_tokens_per_image=4,
+        tie_word_embeddings=tied,
+    )
+    theirs = transformers.Gemma3ForConditionalGeneration(config).eval()
+    wanted, got = both(theirs, vt.load(theirs), "decoder")
+    assert float((got - wanted).abs().max() / wanted.abs().max()) < 1e-4
 
 
 def test_weights_that_lie_alike_are_shared() -> None:
@@ -160,10 +188,22 @@ def test_a_transposed_layout_is_copied_and_saved_for_transformers_again(tmp_path
         assert torch.equal(back(TOKENS).logits, theirs(TOKENS).logits)
 
 
-@pytest.mark.parametrize("wrong", [None, 5, ["smollm2"], {"a": torch.zeros(1)}], ids=str)
+@pytest.mark.parametrize("wrong", [None, 5, ["smollm2"], {"a": torch.zeros(1)}, torch.nn.Linear(2, 2)], ids=str)
 def test_what_is_no_checkpoint_is_refused(wrong: Any) -> None:
     with pytest.raises(BadInput, match="a model cannot be loaded from"):
         vt.load(wrong)
+
+
+def test_adapters_of_peft_are_to_be_merged_first() -> None:
+    theirs = LLAMA_CASE.make("plain")
+    wanted, _ = both(theirs, vt.load(theirs), "decoder")
+    wrapped = peft.get_peft_model(theirs, peft.LoraConfig(target_modules=["q_proj"]))
+    for adapted in (wrapped, wrapped.base_model.model):
+        with pytest.raises(BadInput, match="merge_and_unload"):
+            vt.load(adapted)
+    merged = wrapped.merge_and_unload()
+    _, got = both(merged, vt.load(merged), "decoder")
+    assert float((got - wanted).abs().max() / wanted.abs().max()) < 1e-4
 
 
 def test_ours_need_not_be_loaded() -> None:

@@ -33,6 +33,8 @@ class TensorsInMemory:
         self.config |= {"architectures": [self.name], "dtype": plain_dtype(model.dtype)}
         self._tensors = _as_saved(model)
         for name, tensor in self._tensors.items():
+            if ".base_layer." in name:  # peft puts its adapters around a map that it calls so
+                raise BadInput(f"this {self.name} has adapters of peft on it: give what merge_and_unload() returns")
             if tensor.device.type == "meta":
                 raise BadInput(f"{name!r} of this {self.name} has no data (it is on the device 'meta'): load it whole")
 

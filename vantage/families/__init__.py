@@ -105,9 +105,10 @@ def _path(source: object) -> str | Path:
         return source
     if isinstance(source, Model):
         raise BadInput("this is a model of Vantage already: it need not be loaded")
+    what = type(source).__name__ if isinstance(source, torch.nn.Module) else f"{source!r:.80}"
     raise BadInput(
-        f"a model cannot be loaded from {source!r:.80}: give a folder, a .gguf file, a name that was pulled, or a "
-        "model of transformers"
+        f"a model cannot be loaded from {what}: give a folder, a .gguf file, a name that was pulled, or a model of "
+        "transformers (with peft's adapters on it: what its merge_and_unload() returns)"
     )
 
 
