@@ -27,6 +27,10 @@ class LengthExceeded(CacheError):
     """A position past the length that was declared for a rule that depends on it."""
 
 
+class PartError(VantageError, RuntimeError):
+    """A part from outside the package that raised, or returned what it must not. Its cause is the original error."""
+
+
 class CheckpointError(VantageError, ValueError):
     """A checkpoint that cannot be what it says it is. Nothing of it was loaded, and none of it was run."""
 

@@ -19,6 +19,8 @@ from vantage.spec.positions import Positions
 VOCAB = 50
 NAMES = [law.name for law in LAWS]
 CACHED = {"cached-steps", "cached-chunks", "padding-cached", "rollback", "fork"}
+COUNTED = {"cached-counting"}  # asked of models that count positions themselves
+INSIDE = {"positions-not-slots", "attention-formula", "packed"}  # asked of our own models alone
 
 
 def ours(**said: Any) -> vt.Model:

@@ -12,6 +12,8 @@ from torch import Tensor
 import vantage as vt
 from tests.conformance.subjects import (
     CACHED,
+    COUNTED,
+    INSIDE,
     NAMES,
     VOCAB,
     Net,
@@ -41,23 +43,23 @@ def test_a_cached_step_at_position_0_is_caught(sides: str, wrapped: bool):
         report = vt.check(as_callable(model), vocab=VOCAB, new_cache=model.new_cache)
     else:
         report = vt.check(model)
-    assert failed(report) == CACHED, report
+    assert failed(report) == (CACHED if wrapped else CACHED | COUNTED), report
     assert "encoded at position 0" in report["cached-steps"].note
-    exact = "told to stand at 0 it is right" in report["cached-steps"].note
-    assert exact != wrapped
+    assert wrapped or "layer 0, token 8 of row 0, in cached steps" in report["cached-steps"].note
     assert "see cached-steps" in report["cached-chunks"].note
+    assert len(report.faults) == 1
 
 
 @pytest.mark.parametrize(
-    ("built", "says"),
+    ("built", "says", "where"),
     [
-        ((5, 5, 5), "every layer is one too wide"),
-        ((4, 5, 4), "one layer is one too wide"),
-        ((3, 3, 3), "every layer is one too narrow"),
-        ((4, 4, 3), "one layer is one too narrow"),
+        ((5, 5, 5), "one too wide", "layers 0 to 2"),
+        ((4, 5, 4), "one too wide", "layer 1"),
+        ((3, 3, 3), "one too narrow", "layers 0 to 2"),
+        ((4, 4, 3), "one too narrow", "layer 2"),
     ],
 )
-def test_a_window_off_by_one_is_caught(built: tuple[int, ...], says: str):
+def test_a_window_off_by_one_is_caught(built: tuple[int, ...], says: str, where: str):
     spec, declared = with_windows(*built), with_windows(4, 4, 4)
     model = sharpen(vt.build(spec))
 
@@ -69,11 +71,26 @@ def test_a_window_off_by_one_is_caught(built: tuple[int, ...], says: str):
 
     model.spec = declared
     report = vt.check(model, new_cache=new_cache)
-    assert failed(report) == {"window-exact"}, report
+    assert failed(report) == {"attention-formula", "window-exact"}, report
+    assert [fault.name for fault in report.faults] == [f"the window is {says}"]
+    assert report.faults[0].where.startswith(where)
     row = report["window-exact"]
-    assert row.note.startswith("window off by one")
-    assert says in row.note
     assert (row.measured, row.tolerance) == (sum(built) - 3, 9)
+
+
+@pytest.mark.parametrize(
+    ("built", "says"),
+    [
+        ((5, 5, 5), "the window of every layer is one too wide"),
+        ((4, 5, 4), "the window of one layer is one too wide"),
+        ((3, 3, 3), "the window of every layer is one too narrow"),
+    ],
+)
+def test_a_window_off_by_one_is_caught_from_outside(built: tuple[int, ...], says: str):
+    model = sharpen(vt.build(with_windows(*built)))
+    report = vt.check(as_callable(model), new_cache=model.new_cache, window=4, layers=3)
+    assert failed(report) == {"window-exact"}, report
+    assert report["window-exact"].note.startswith(f"window off by one: {says}")
 
 
 def test_a_window_wider_than_its_cache_is_caught_twice():
@@ -81,8 +98,9 @@ def test_a_window_wider_than_its_cache_is_caught_twice():
     for attention in attentions(model):
         attention.scorer.mask = Causal() & Window(5) & SameSegment()
     report = vt.check(model)
-    assert {"window-exact", "cached-steps"} <= failed(report), report
-    assert report["cached-steps"].note.startswith("the cache loses, doubles or overwrites an entry")
+    assert {"attention-formula", "window-exact", "cached-steps"} <= failed(report), report
+    assert [fault.name for fault in report.faults] == ["the window is one too wide"]
+    assert "declares" in report.faults[0].shows
 
 
 class Leaky(Reference):
@@ -91,7 +109,7 @@ class Leaky(Reference):
     name = "leaky"
 
     def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:
-        keys = Positions.of(pair.k.pos.clamp_min(0), order=pair.k.order.clamp_min(0))
+        keys = Positions.of(pair.k.pos.clamp_min(0), order=pair.k.order.clamp_min(0), segment=pair.k.segment)
         return super().__call__(q_BHTd, view, pair.q.against(keys), need)
 
 
@@ -100,9 +118,8 @@ def test_padding_that_leaks_is_caught(window: int | None):
     model = ours(window=window)
     model.kernel = Leaky()
     report = vt.check(model)
-    assert failed(report) == {"padding-left", "padding-right", "padding-cached"}, report
-    assert report["padding-left"].note.startswith("padding leaks")
-    assert report["padding-right"].note.startswith("padding leaks")
+    assert failed(report) == {"attention-formula", "padding-left", "padding-right", "padding-cached"}, report
+    assert [fault.name.split(",")[0] for fault in report.faults] == ["padding is attended"]
 
 
 def test_positions_counted_from_the_padding_are_told_apart_from_a_leak():
@@ -123,7 +140,7 @@ def test_positions_counted_from_the_padding_are_told_apart_from_a_leak():
 def test_a_callable_without_a_cache():
     report = vt.check(as_callable(ours()), vocab=VOCAB)
     assert report.ok, report
-    assert not_applicable(report) == CACHED | {"window-exact", "length-dependent-rope"}
+    assert not_applicable(report) == CACHED | COUNTED | INSIDE | {"window-exact", "length-dependent-rope"}
     assert "pass new_cache=" in report["cached-steps"].note
 
 
@@ -131,7 +148,7 @@ def test_a_callable_with_everything():
     model = ours(window=4)
     report = vt.check(as_callable(model), vocab=VOCAB, new_cache=model.new_cache, window=4, layers=2, max_length=40)
     assert report.ok, report
-    assert not_applicable(report) == {"length-dependent-rope"}
+    assert not_applicable(report) == COUNTED | INSIDE | {"length-dependent-rope"}
     assert report["window-exact"].measured == 6
 
 
@@ -170,15 +187,16 @@ def test_dropout_left_on_is_caught_and_nothing_else_is_judged():
     net.dropout = 0.1
     report = vt.check(net, vocab=VOCAB)
     assert failed(report) == {"repeatable"}
-    assert "dropout is left on" in report["repeatable"].note
+    assert report.faults[0].name == "random numbers are drawn"
+    assert "dropout" in report.faults[0].look
     assert not_applicable(report) == set(NAMES) - {"repeatable"}
 
 
 def test_a_missing_causal_mask_and_leaking_rows_are_caught():
     model = sharpen(vt.build(vt.encoder(vocab=VOCAB, width=32, layers=2, heads=4)))
     report = vt.check(as_callable(model), vocab=VOCAB)
-    assert failed(report) == {"causal"}, report
-    assert "mask is missing" in report["causal"].note
+    assert failed(report) == {"causal", "shorter-row"}, report
+    assert [fault.name for fault in report.faults] == ["the causal mask is missing"]
     assert vt.check(as_callable(model), vocab=VOCAB, causal=False).ok
 
     decoder = ours()

@@ -1,106 +1,28 @@
-"""Ours, a transformers model or a user's own callable: one way to ask all three."""
+"""Our own models and those of transformers, asked the same way; a user's own callable is in ``callables.py``."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vantage.cache import ModelCache
-from vantage.errors import BadInput
+from vantage.conformance.subject import ModelFacts, NewCache, NotApplicable, Subject
+from vantage.conformance.trace import Tracer, declared_length
+from vantage.errors import BadInput, CacheError
 from vantage.model import Model
 from vantage.spec.masks import And, Causal, Everything, Mask, SameSegment, Window
 from vantage.spec.positions import Positions
 
-NewCache = Callable[[int], Any]  # from a number of rows to an empty cache
-UserModel = Callable[[Tensor, Tensor, Any], Tensor]  # (tokens, positions, cache) -> logits
-
-DECLARED = 640  # the length declared for our length-dependent rules where a row does not ask for another
 SMALL = 20_000_000  # parameters of a model that may be copied
 SOURCE = 5  # tokens of the source that an encoder-decoder reads
-
-
-class NotApplicable(Exception):
-    """A row that has nothing to say of this model. The message is the reason."""
-
-
-@runtime_checkable
-class CroppableCache(Protocol):
-    """A cache that can go back: keep the first ``to`` tokens of every row."""
-
-    def crop(self, to: int) -> Any: ...
-
-
-@runtime_checkable
-class ForkableCache(Protocol):
-    """A cache that can be copied."""
-
-    def fork(self) -> Any: ...
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """What a model says of itself."""
-
-    name: str
-    vocab: int
-    device: torch.device
-    limit: int | None = None  # positions it has
-    declares: bool = False  # the length of a context can be declared, so the rule does not change by itself
-    windows: tuple[int | None, ...] = ()  # of each layer; (): none is declared
-    odd_window: str = ""  # why its masks are no plain windows
-    original: int | None = None  # the length past which its RoPE rule changes
-    places_apart: bool = False  # masks count tokens, whatever positions the encodings are given
-    reads_positions: bool = True  # positions can be given at all
-
-    @property
-    def room(self) -> int | None:
-        """Positions at which no rule changes; None: any number."""
-        limits = (self.limit, None if self.declares else self.original)
-        return min((n for n in limits if n is not None), default=None)
-
-
-class Subject(ABC):
-    """A model under test."""
-
-    facts: ModelFacts
-
-    @abstractmethod
-    def run(self, tokens: Tensor, positions: Tensor | None, cache: Any = None, *, length: int | None = None) -> Tensor:
-        """Logits (B, T, V). Positions (B, T), -1 is padding, ``None`` leaves them to the model.
-
-        ``length`` is the declared length of an uncached pass; only our own models know it.
-        """
-
-    @abstractmethod
-    def misplaced(self, tokens: Tensor, positions: Tensor, start: int, cache: Any = None) -> Tensor:
-        """Encodings are given ``positions``; masks count tokens from ``start``. Needs ``facts.places_apart``."""
-
-    @abstractmethod
-    def new_cache(self, batch: int, *, length: int | None = None) -> Any:
-        """Raises ``NotApplicable`` where there is none."""
-
-    @abstractmethod
-    def crop(self, cache: Any, to: int) -> None:
-        """Back to ``to`` tokens. Raises ``NotApplicable`` where it cannot."""
-
-    @abstractmethod
-    def fork(self, cache: Any) -> Any: ...
-
-    @abstractmethod
-    def doubled(self) -> Subject | None:
-        """A copy in float64, where one can be made and is small."""
-
-    @abstractmethod
-    def settled(self, start: int) -> bool:
-        """Whether no token before ``start`` sees one from ``start`` on."""
 
 
 class OwnModel(Subject):
@@ -123,13 +45,14 @@ class OwnModel(Subject):
             original=spec.original_length,
             places_apart=True,
         )
+        self._tracer: Tracer | None = None
+        self._first_row = 0
         self._source = None
         if spec.encoder is not None:
             self._source = torch.arange(SOURCE, device=model.device)[None] % spec.encoder.vocab
 
     def declared(self, length: int | None = None) -> int | None:
-        original = self.facts.original
-        return length if length is not None or original is None else max(original, DECLARED)
+        return declared_length(self.model) if length is None else length
 
     def run(self, tokens: Tensor, positions: Tensor | None, cache: Any = None, *, length: int | None = None) -> Tensor:
         # read on the host, then moved: what the host knows of positions is kept
@@ -141,10 +64,36 @@ class OwnModel(Subject):
         return self._run(tokens, Positions.of(positions.cpu(), order=order).to(self.facts.device), cache, None)
 
     def _run(self, tokens: Tensor, where: Positions | None, cache: ModelCache | None, length: int | None) -> Tensor:
+        with (
+            contextlib.nullcontext()
+            if self._tracer is None or where is None
+            else self._tracer.reading(where, self._first_row)
+        ):
+            return self._pass(tokens, where, cache, length)
+
+    def _pass(self, tokens: Tensor, where: Positions | None, cache: ModelCache | None, length: int | None) -> Tensor:
         fresh = cache is None or not any(cache.tokens)
         source = self._source.expand(len(tokens), -1) if self._source is not None and fresh else None
         declared = self.declared(length) if cache is None else None
         return self.model(tokens, positions=where, cache=cache, length=declared, source=source)
+
+    def packed(self, tokens: Tensor, where: Positions) -> Tensor:
+        """Documents side by side in a row."""
+        return self._run(tokens, where.to(self.facts.device), None, None)
+
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[Tracer]:
+        """Every pass in here is traced."""
+        with Tracer.on(self.model) as tracer:
+            self._tracer = tracer
+            try:
+                yield tracer
+            finally:
+                self._tracer, self._first_row = None, 0
+
+    def row(self, b: int) -> None:
+        """Traces from here on are of rows from the b-th on."""
+        self._first_row = b
 
     def new_cache(self, batch: int, *, length: int | None = None) -> ModelCache:
         if self._new_cache is not None and length is None:
@@ -152,7 +101,10 @@ class OwnModel(Subject):
         return self.model.new_cache(batch, length=self.declared(length))
 
     def crop(self, cache: ModelCache, to: int) -> None:
-        cache.crop(to)
+        try:
+            cache.crop(to)
+        except CacheError as why:  # a ring without a draft: to refuse is right
+            raise NotApplicable(f"this cache does not go back: {_first_line(why)}") from why
 
     def fork(self, cache: ModelCache) -> ModelCache:
         return cache.fork()
@@ -240,73 +192,6 @@ class TransformersModel(Subject):
 
     def settled(self, start: int) -> bool:
         return True
-
-
-class CallableModel(Subject):
-    """A user's callable ``(tokens, positions, cache) -> logits``; a cache is written in place."""
-
-    def __init__(self, model: UserModel, facts: ModelFacts, new_cache: NewCache | None, causal: bool):
-        self.model, self.facts, self._new_cache, self._causal = model, facts, new_cache, causal
-
-    def run(self, tokens: Tensor, positions: Tensor | None, cache: Any = None, *, length: int | None = None) -> Tensor:
-        if positions is None:
-            positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
-        return self.model(tokens, positions, cache)
-
-    def misplaced(self, tokens: Tensor, positions: Tensor, start: int, cache: Any = None) -> Tensor:
-        raise NotApplicable("a callable is given positions only, so nobody knows what its masks count")
-
-    def new_cache(self, batch: int, *, length: int | None = None) -> Any:
-        if self._new_cache is None:
-            raise NotApplicable("no cache to check: pass new_cache=, which takes a number of rows and returns one")
-        return self._new_cache(batch)
-
-    def crop(self, cache: Any, to: int) -> None:
-        if not isinstance(cache, CroppableCache):
-            raise NotApplicable(f"{type(cache).__name__} has no crop(to)")
-        cache.crop(to)
-
-    def fork(self, cache: Any) -> Any:
-        if not isinstance(cache, ForkableCache):
-            raise NotApplicable(f"{type(cache).__name__} has no fork()")
-        return cache.fork()
-
-    def doubled(self) -> None:
-        return None
-
-    def settled(self, start: int) -> bool:
-        return self._causal
-
-
-def callable_facts(
-    model: object,
-    vocab: int | None,
-    window: int | Sequence[int] | None,
-    layers: int | None,
-    max_length: int | None,
-    original_length: int | None,
-    device: torch.device | str | None,
-) -> ModelFacts:
-    """What the user states of a callable, checked."""
-    if vocab is None:
-        raise BadInput(f"{_name(model)} does not say how many tokens it knows: pass vocab=")
-    if isinstance(window, int) and layers is None:
-        raise BadInput(f"window={window} of how many layers? pass layers= as well, or window= with one number a layer")
-    windows = (window,) * (layers or 0) if isinstance(window, int) else tuple(window or ())
-    if layers is not None and windows and len(windows) != layers:
-        raise BadInput(f"{len(windows)} windows for {layers} layers: give one a layer")
-    if any(n < 1 for n in windows):
-        raise BadInput(f"window={window}: a window holds at least 1 token, the token itself")
-    if device is None:
-        weight = next(model.parameters(), None) if isinstance(model, nn.Module) else None
-        device = torch.device("cpu") if weight is None else weight.device
-    where = torch.device(device)
-    return ModelFacts(_name(model), vocab, where, limit=max_length, windows=windows, original=original_length)
-
-
-def _name(model: object) -> str:
-    named = inspect.isroutine(model)
-    return str(model.__qualname__) if named else type(model).__name__
 
 
 def _window(mask: Mask) -> int | None:

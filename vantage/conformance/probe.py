@@ -9,14 +9,16 @@ from math import inf, isfinite
 import torch
 from torch import Tensor
 
-from vantage.conformance.adapters import NotApplicable, Subject
+from vantage.conformance.fault import Fault
 from vantage.conformance.report import Status
+from vantage.conformance.subject import ModelFacts, NotApplicable, Subject
 from vantage.errors import BadInput
 
 # Of the largest logit. Ways to compute the same thing differ by some dozen roundings, and a deep model
 # amplifies them: 16-bit numbers round at 1e-3 (float16) and 8e-3 (bfloat16).
 RELATIVE = {torch.float64: 1e-10, torch.float32: 5e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 ROWS, TOKENS, SHIFT, LEAST = 3, 16, 7, 4
+NOT_FINITE = "some logits are not a number, or infinite on one side only"
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Finding:
     tolerance: float | None = None
     note: str = ""
     unit: str = "logits"
+    fault: Fault | None = None
 
 
 @dataclass
@@ -41,21 +44,22 @@ class Probe:
     relative: float
     dtype: torch.dtype
     was_training: bool = False
-    failed: set[str] = field(default_factory=set)  # the rows that failed so far
+    failed: dict[str, Fault | None] = field(default_factory=dict)  # the rows that failed so far, and why
+    not_finite: Callable[[Probe], Fault] = lambda p: Fault(NOT_FINITE)
 
     @staticmethod
     def of(subject: Subject, relative: float | None, seed: int, dtype: torch.dtype | None, was_training: bool) -> Probe:
         """``dtype``: the coarsest of the model's parameters, where there are any."""
         facts = subject.facts
-        if facts.vocab < 2:
-            raise BadInput(f"vocab={facts.vocab}: the rows change tokens, so there must be at least 2")
+        if _drawn(facts) < 2:
+            raise BadInput(f"vocab={facts.vocab}: the rows change tokens, so there must be at least 2, padding apart")
         # a rule that depends on the length has a row of its own: the others stay where it does not change
         room = TOKENS + SHIFT if facts.room is None else facts.room
         if room < LEAST:
             raise BadInput(f"{facts.name} has {room} positions: the rows need at least {LEAST}")
         width = min(TOKENS, max(LEAST, room * 3 // 4))
         draw = torch.Generator().manual_seed(seed)
-        tokens = torch.randint(facts.vocab, (ROWS, width), generator=draw).to(facts.device)
+        tokens = _without_pad(torch.randint(_drawn(facts), (ROWS, width), generator=draw), facts).to(facts.device)
         logits = subject.run(tokens, _positions(tokens, 0))
         _check_logits(logits, tokens)
         coarse = max((d for d in (dtype, logits.dtype) if d is not None), key=lambda d: torch.finfo(d).eps)
@@ -85,7 +89,9 @@ class Probe:
 
     def changed(self, tokens: Tensor, by: int = 1) -> Tensor:
         """Other tokens, every one of them."""
-        return (tokens + by) % self.subject.facts.vocab
+        facts = self.subject.facts
+        known = tokens if facts.pad is None else tokens - (tokens > facts.pad).long()
+        return _without_pad((known + by) % _drawn(facts), facts)
 
     def positions(self, tokens: Tensor, start: int = 0) -> Tensor:
         return _positions(tokens, start)
@@ -111,6 +117,12 @@ class Probe:
     def step_sizes(self, width: int) -> list[int]:
         return [self.prefill, *[1] * (width - self.prefill)]
 
+    def chunk_sizes(self) -> list[int]:
+        """A prefill, and then chunks of several sizes."""
+        quarter = max(1, self.width // 4)
+        sizes = [quarter + 1, quarter - 1, 1, self.width - 2 * quarter - 1]
+        return [n for n in sizes if n]
+
     def settled(self, sizes: Sequence[int]) -> None:
         """Raises unless tokens may arrive in such pieces."""
         cuts = [sum(sizes[:i]) for i in range(1, len(sizes))]
@@ -119,13 +131,17 @@ class Probe:
 
     # ---- judging
 
-    def judge(self, measured: float, cause: Callable[[], str], note: str = "") -> Finding:
+    def earlier(self, *rows: str) -> Fault | None:
+        """The fault of the first of these rows that failed: what comes after it may fail for the same reason."""
+        return next((fault for row in rows if (fault := self.failed.get(row)) is not None), None)
+
+    def judge(self, measured: float, cause: Callable[[], Fault], note: str = "") -> Finding:
         """``cause`` is asked only if the row fails."""
         if measured <= self.tolerance:
             return Finding("ok", measured, self.tolerance, note)
         if not isfinite(measured):
-            return Finding("failed", inf, self.tolerance, "some logits are not a number, or infinite on one side only")
-        return Finding("failed", measured, self.tolerance, cause())
+            return failure(self.not_finite(self), inf, self.tolerance)
+        return failure(cause(), measured, self.tolerance)
 
 
 def gap(a: Tensor, b: Tensor) -> float:
@@ -140,6 +156,20 @@ def gap(a: Tensor, b: Tensor) -> float:
 def gaps(a_BTV: Tensor, b_BTV: Tensor) -> list[float]:
     """The largest difference at each of the T places."""
     return [gap(a_BTV[:, t], b_BTV[:, t]) for t in range(a_BTV.shape[1])]
+
+
+def failure(fault: Fault, measured: float | None, tolerance: float | None, unit: str = "logits") -> Finding:
+    return Finding("failed", measured, tolerance, str(fault), unit, fault)
+
+
+def _drawn(facts: ModelFacts) -> int:
+    """How many tokens there are besides the padding."""
+    return facts.vocab - (facts.pad is not None)
+
+
+def _without_pad(tokens: Tensor, facts: ModelFacts) -> Tensor:
+    """The padding token is passed over."""
+    return tokens if facts.pad is None else tokens + (tokens >= facts.pad).long()
 
 
 def _positions(tokens: Tensor, start: int) -> Tensor:

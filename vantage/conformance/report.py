@@ -11,6 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from vantage.conformance.fault import Fault
 from vantage.errors import BadInput, unknown
 
 Status = Literal["ok", "failed", "n/a", "info"]
@@ -30,6 +31,7 @@ class CheckRow:
     tolerance: float | None = None
     note: str = ""  # failed: the likely cause; n/a: why not; info: what was found
     unit: str = "logits"  # "tokens" for a reach, where the tolerance is what it should be
+    fault: Fault | None = None  # failed: the fault by name
 
     @property
     def ok(self) -> bool:
@@ -51,6 +53,7 @@ class CheckRow:
             "tolerance": self.tolerance,
             "unit": self.unit,
             "note": self.note,
+            "fault": None if self.fault is None else self.fault.to_json(),
         }
 
 
@@ -73,6 +76,11 @@ class Report:
     def failures(self) -> tuple[CheckRow, ...]:
         return tuple(row for row in self.rows if not row.ok)
 
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """The faults that make rows fail, each name once."""
+        return tuple({row.fault.name: row.fault for row in reversed(self.rows) if row.fault is not None}.values())[::-1]
+
     def __getitem__(self, name: str) -> CheckRow:
         for row in self.rows:
             if row.name == name:
@@ -89,6 +97,7 @@ class Report:
             "ok": self.ok,
             "scale": self.scale if isfinite(self.scale) else None,
             "relative_tolerance": self.relative,
+            "faults": [fault.to_json() for fault in self.faults],
             "rows": [row.to_json() for row in self.rows],
         }
 
@@ -106,14 +115,15 @@ class Report:
                 text.append(f"\n{row.note}", style=STYLE[row.status])
             word = Text(WORD[row.status], style=STYLE[row.status])
             table.add_row(row.name, word, *row.numbers, text)
-        return Group(table, Text(self._tolerance()))
+        return Group(*(Text(line, style=STYLE["failed"]) for line in self._faults()), table, Text(self._tolerance()))
 
     def __str__(self) -> str:
         wide = max(len(row.name) for row in self.rows)
-        lines = [self._heading()]
+        lines = [self._heading(), *self._faults()]
         for row in self.rows:
             numbers = "  ".join(f"{number:>8}" for number in row.numbers)
-            lines.append(f"  {WORD[row.status]:<6}  {row.name:<{wide}}  {numbers}  {row.note}".rstrip())
+            note = f"Fault: {row.fault.name}" if row.fault is not None and row.note == str(row.fault) else row.note
+            lines.append(f"  {WORD[row.status]:<6}  {row.name:<{wide}}  {numbers}  {note}".rstrip())
         return "\n".join([*lines, self._tolerance()])
 
     def _repr_html_(self) -> str:
@@ -123,7 +133,18 @@ class Report:
             cells.append((row.name, WORD[row.status], *row.numbers, text))
         lines = ["".join(f"<td>{html.escape(cell)}</td>" for cell in line) for line in cells]
         body = "".join(f"<tr>{line}</tr>" for line in lines)
-        return f"<p>{html.escape(self._heading())}</p><table>{body}</table><p>{html.escape(self._tolerance())}</p>"
+        faults = "".join(f"<p>{html.escape(str(fault))}</p>" for fault in self.faults)
+        return (
+            f"<p>{html.escape(self._heading())}</p>{faults}<table>{body}</table><p>{html.escape(self._tolerance())}</p>"
+        )
+
+    def _faults(self) -> list[str]:
+        """Every fault in two or three lines: its name and where, what shows it, what to look at."""
+        lines = []
+        for fault in self.faults:
+            lines.append(f"Fault: {fault.name}" + (f" ({fault.where})" if fault.where else ""))
+            lines += [f"  {fault.shows}"] * bool(fault.shows) + [f"  Look at {fault.look}"] * bool(fault.look)
+        return lines
 
     def _heading(self) -> str:
         judged = sum(row.status in ("ok", "failed") for row in self.rows)

@@ -7,8 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vantage.conformance.adapters import NotApplicable
-from vantage.conformance.probe import Finding, Probe, gap
+from vantage.conformance.fault import Fault
+from vantage.conformance.own_rows import known
+from vantage.conformance.probe import Finding, Probe, failure, gap
+from vantage.conformance.subject import NotApplicable
 
 MOST = 512  # tokens of the longest row that is tried
 CLEAR = 16  # an influence this many times above rounding does not fade to nothing one token further back
@@ -37,8 +39,8 @@ def window_exact(p: Probe) -> Finding:
             f"what lies {furthest} back is already down to rounding, so the edge at {reach} cannot be seen: "
             "check a copy with fewer layers, smaller windows or in float64"
         )
-    cause = _cause(furthest, reach, len(windows), row.shape[1] - 1)
-    return Finding("failed", furthest, reach, cause, unit="tokens")
+    fault = known(p) or _cause(furthest, reach, len(windows), row.shape[1] - 1)
+    return failure(fault, furthest, reach, "tokens")
 
 
 def _row(p: Probe, reach: int, layers: int) -> Tensor:
@@ -75,7 +77,7 @@ def _furthest(p: Probe, tokens: Tensor, near: int) -> tuple[int, bool]:
     return low, effect(low) > CLEAR * p.floor
 
 
-def _cause(furthest: int, reach: int, layers: int, tried: int) -> str:
+def _cause(furthest: int, reach: int, layers: int, tried: int) -> Fault:
     off = furthest - reach
     which = "too wide" if off > 0 else "too narrow"
     least = "at least " if furthest == tried else ""
@@ -86,4 +88,5 @@ def _cause(furthest: int, reach: int, layers: int, tried: int) -> str:
     else:
         each = f"the windows of all layers together are {least}{abs(off)} {which}"
     size = "window off by one" if abs(off) in (1, layers) and not least else "window of the wrong size"
-    return f"{size}: {each} (the last token sees {least}{furthest} back; {reach} is declared)"
+    shows = f"the last token sees {least}{furthest} back; {reach} is declared"
+    return Fault(f"{size}: {each}", "", shows, "< and <= in the window: n keys, the token itself included")

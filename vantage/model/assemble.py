@@ -10,17 +10,28 @@ from vantage.attention import NoBias
 from vantage.errors import Refused
 from vantage.model.block import wire
 from vantage.model.linear import dense
+from vantage.model.part_errors import build_part
 from vantage.spec.masks import Everything, SameSegment
 from vantage.spec.model import BuildContext, Layer, ModelSpec
 from vantage.spec.parts import Buildable, Shape
 
 
-def build_shared(part: Buildable, shape: Shape, shared: dict[Any, nn.Module]) -> Any:
-    """Build a part; if its config says it is shared, equal parts of a model are one module."""
+def build_shared(
+    part: Buildable,
+    shape: Shape,
+    shared: dict[Any, nn.Module],
+    *,
+    role: str = "position encoding",
+    layer: int | None = None,
+) -> Any:
+    """Build a part; if its config says it is shared, equal parts of a model are one module.
+
+    ``role`` (of ``part_errors.ROLES``) and ``layer`` name it where it fails.
+    """
     if not part.shared:
-        return part.build(shape)
+        return build_part(role, part, "build()", lambda: part.build(shape), layer)
     if (part, shape) not in shared:
-        shared[part, shape] = part.build(shape)
+        shared[part, shape] = build_part(role, part, "build()", lambda: part.build(shape), layer)
     return shared[part, shape]
 
 
@@ -30,25 +41,32 @@ def assemble_blocks(spec: ModelSpec, shared: dict[Any, nn.Module]) -> nn.ModuleL
 
 
 def _block(index: int, layer: Layer, width: int, shared: dict[Any, nn.Module], read: bool) -> nn.Module:
-    shape = layer.attention.shape(width)
+    attention, cross, ffn = layer.attention, layer.cross, layer.ffn
+    shape = build_part("attention", attention, "shape()", lambda: attention.shape(width), index)
+
+    def built(part: Buildable, role: str) -> Any:
+        return build_shared(part, shape, shared, role=role, layer=index)
+
     context = BuildContext(
         index=index,
         mask=layer.mask,
-        qk=tuple(build_shared(part, shape, shared) for part in layer.qk),
-        bias=NoBias() if layer.bias is None else build_shared(layer.bias, shape, shared),
-        value_bias=None if layer.value_bias is None else build_shared(layer.value_bias, shape, shared),
+        qk=tuple(built(part, "q/k transform") for part in layer.qk),
+        bias=NoBias() if layer.bias is None else built(layer.bias, "score bias"),
+        value_bias=None if layer.value_bias is None else built(layer.value_bias, "value bias"),
         linear=dense,
-        output=tuple(build_shared(part, shape, shared) for part in layer.output),
+        output=tuple(built(part, "output transform") for part in layer.output),
         source=layer.source,
         shared=read,
     )
-    attention = layer.attention.build(width, context)
+    module = build_part("attention", attention, "build()", lambda: attention.build(width, context), index)
     for name, wanted in (("output", bool(layer.output)), ("source", layer.source is not None), ("shared", read)):
-        if wanted and not hasattr(attention, name):
-            raise Refused(f"layer {index}: {type(attention).__name__} has no {name}: use GroupedQuery there")
-    sublayers = [attention]
-    if layer.cross is not None:
+        if wanted and not hasattr(module, name):
+            raise Refused(f"layer {index}: {type(module).__name__} has no {name}: use GroupedQuery there")
+    sublayers = [module]
+    if cross is not None:
         across = BuildContext(index, Everything() & SameSegment(), (), NoBias(), None, dense)
-        sublayers.append(layer.cross.build_cross(width, across))
-    sublayers.append(layer.ffn.build(width))
+        sublayers.append(
+            build_part("cross-attention", cross, "build_cross()", lambda: cross.build_cross(width, across), index)
+        )
+    sublayers.append(build_part("feed-forward layer", ffn, "build()", lambda: ffn.build(width), index))
     return wire(sublayers, layer, width)

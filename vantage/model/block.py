@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from vantage.model.part_errors import build_norm
 from vantage.spec.model import Layer, Parallel, Wiring
 from vantage.spec.native import Program
 from vantage.spec.parts import Context
@@ -16,7 +17,7 @@ class Residual(nn.Module):
         super().__init__()
 
         def norm(wanted: bool) -> nn.Module:
-            return layer.norm.build(width) if wanted else nn.Identity()
+            return build_norm(layer.norm, width) if wanted else nn.Identity()
 
         self.before, self.after, self.outer = norm(wiring.before), norm(wiring.after), norm(wiring.outer)
         self.sublayer, self.normed = sublayer, wiring.normed
@@ -47,7 +48,7 @@ class Side(nn.Module):
 
     def __init__(self, sublayers: list[nn.Module], wiring: Parallel, layer: Layer, width: int):
         super().__init__()
-        norms = [layer.norm.build(width) for _ in range(wiring.norms)]
+        norms = [build_norm(layer.norm, width) for _ in range(wiring.norms)]
         self.norms = nn.ModuleList(norms)
         self.sublayers = nn.ModuleList(sublayers)
         self.dropout = nn.Dropout(layer.dropout)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vantage.errors import BadInput
 from vantage.model.linear import dense
+from vantage.model.part_errors import build_norm
 from vantage.model.token_types import NoTokenTypes, TokenTypes
 from vantage.spec.model import Embedding, Head
 from vantage.spec.native import Program
@@ -30,7 +31,7 @@ class Embed(nn.Module):
         self.tokens: Any = Table(vocab, own, std) if config.source is None else config.source.build(own)
         self.types = TokenTypes(config.types, own) if config.types else NoTokenTypes()
         self.inputs = nn.ModuleList(inputs)
-        self.norm = nn.Identity() if config.norm is None else config.norm.build(own)
+        self.norm = nn.Identity() if config.norm is None else build_norm(config.norm, own)
         self.dropout = nn.Dropout(config.dropout)
         self.project = nn.Identity() if config.width is None else dense(own, width, True)
 

@@ -15,6 +15,7 @@ from vantage.kernels import chooser
 from vantage.model.assemble import assemble_blocks, build_shared
 from vantage.model.ends import Embed, Unembed
 from vantage.model.lowered import NATIVE, WholeSteps
+from vantage.model.part_errors import build_norm, name_failed_part
 from vantage.model.pooling import NoPooler
 from vantage.spec.masks import Everything
 from vantage.spec.model import ModelKind, ModelSpec
@@ -36,8 +37,9 @@ class Model(nn.Module):
         self._owner = object()  # caches remember whose keys they hold
         self.encoder = None if spec.encoder is None else Model(spec.encoder, kernel=kernel)
         shared: dict[Any, nn.Module] = {}
+        shape = spec.layers[0].attention.shape(spec.width)
         inputs = [
-            build_shared(part, spec.layers[0].attention.shape(spec.width), shared) for part in spec.embedding.inputs
+            build_shared(part, shape, shared, role="position added to the embeddings") for part in spec.embedding.inputs
         ]
         self.embed = Embed(spec.embedding, spec.vocab, spec.width, inputs)
         if self.encoder is not None and spec.embedding.shared:
@@ -46,7 +48,7 @@ class Model(nn.Module):
         kept = [layer.cache_shape(spec.width) for layer in spec.layers]
         self._no_caches = [NoCache(() if shape is None else shape.streams) for shape in kept]
         self._no_cross = [NoCache()] * len(kept)
-        self.norm = nn.Identity() if spec.norm is None else spec.norm.build(spec.width)
+        self.norm = nn.Identity() if spec.norm is None else build_norm(spec.norm, spec.width)
         self.head = (
             nn.Identity() if spec.head is None else Unembed(spec.head, spec.vocab, spec.width, self.embed.tokens)
         )
@@ -139,6 +141,26 @@ class Model(nn.Module):
         watch: Watch | None = None,
     ) -> Tensor:
         """The last hidden states (B, T, D), normed, before the head."""
+        arguments = (tokens, positions, cache, mask, length, source, types, watch)
+        if torch.compiler.is_compiling():  # a compiler need not see what happens to errors
+            return self._hidden(*arguments)
+        try:
+            return self._hidden(*arguments)
+        except Exception as error:
+            name_failed_part(self, error)
+            raise
+
+    def _hidden(
+        self,
+        tokens: Tensor,
+        positions: Positions | Tensor | None,
+        cache: ModelCache | None,
+        mask: Tensor | None,
+        length: int | None,
+        source: Tensor | EncoderOutput | None,
+        types: Tensor | None,
+        watch: Watch | None,
+    ) -> Tensor:
         self.embed.tokens.check(tokens)
         pos = self._place(tokens, positions, cache, mask, length)
         memory = self.encode(source) if isinstance(source, Tensor) else source
