@@ -41,7 +41,9 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_run_goes_into_a_folder_of_its_name(settings: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", settings, "loop.steps=4"]) == 0
     shown = capsys.readouterr()
-    assert shown.out == "done: 4 steps; the model is in runs/mine/model, the log in runs/mine\n"
+    done, ask = shown.out.splitlines()
+    assert done == "done: 4 steps; the model is in runs/mine/model, the log in runs/mine"
+    assert ask.startswith("ask it: vantage generate runs/mine ")
     assert "parameters; the run is in runs/mine" in shown.err
     assert "step 4: length 5: loss " in shown.err
     assert len(read_log("runs/mine")[0]) == 4

@@ -91,7 +91,7 @@ def test_dropout_acts_on_what_is_added_and_in_training_only(wiring):
     assert not torch.equal(block(x, here()), block(x, here()))
     if isinstance(layer.wiring, Parallel):
         kept = block(x, here()) == x
-        assert 0.2 < kept.double().mean() < 0.8  # half of what would be added is dropped
+        assert 0.05 < kept.double().mean() < 0.6  # a quarter: both are dropped
 
 
 def test_shared_parts_are_one_module_and_others_are_not():

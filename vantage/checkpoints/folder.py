@@ -17,10 +17,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from vantage.checkpoints.file_names import CONFIG, INDEX, SINGLE
 from vantage.errors import BadInput, CheckpointError
 from vantage.files import SHARD_BYTES
 
-CONFIG, INDEX, SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
 LARGEST_JSON = 64 * 2**20  # a tokenizer's vocabulary takes some megabytes; a config a few kilobytes
 
 

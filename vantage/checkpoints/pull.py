@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 
 from vantage.checkpoints.known_models import KNOWN, KnownModel, Terms, Wheel
+from vantage.checkpoints.run_folder import model_folder
 from vantage.errors import BadInput, CheckpointError, VantageError, unknown
 from vantage.files import settle_folder, sha256_of
 
@@ -50,10 +51,10 @@ def place(name: str) -> Path:
 
 
 def find(source: str | Path) -> Path:
-    """A folder or file that exists, or a model that was pulled under this name."""
+    """A folder or file that exists, or a model that was pulled under this name. Of a training run, its model."""
     path, name = Path(source), str(source)
     if path.exists():
-        return path
+        return model_folder(path)
     if is_name(name):
         if not place(name).is_dir():
             raise BadInput(f"{name} is not on this machine yet: run `vantage pull {name}`")

@@ -61,13 +61,19 @@ class Tokenizer:
             raise BadInput(self.refusal(text, e)) from e
 
     def refusal(self, text: str, error: Exception) -> str:
-        """Why a text could not be encoded: for a vocabulary of characters, by those that it lacks."""
-        lacking = [c for c in dict.fromkeys(text) if self.backend.token_to_id(c) is None]
+        """Why a text could not be encoded: for a vocabulary of characters or words, by those that it lacks."""
+        cut: Any = self.backend.pre_tokenizer
+        pieces = text if cut is None else (piece for piece, _ in cut.pre_tokenize_str(text))
+        lacking = [piece for piece in dict.fromkeys(pieces) if self.backend.token_to_id(piece) is None]
         if "[UNK]" not in str(error) or not lacking:
             return f"this text cannot be encoded: {error}"
         more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
         named = ", ".join(map(repr, lacking[:5]))
-        return f"the vocabulary has no {named}{more}: leave them out, or train with a vocabulary of bytes"
+        added = {token.content for token in self.backend.get_added_tokens_decoder().values()}
+        by_id = sorted(self.backend.get_vocab().items(), key=lambda entry: entry[1])
+        known = [repr(token) for token, _ in by_id if token not in added]
+        rest = f" and {len(known) - 8} more" if len(known) > 8 else ""
+        return f"the vocabulary has no {named}{more}: leave them out. It has {', '.join(known[:8])}{rest}"
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """The text of some tokens. ``special``: with the special ones written out."""

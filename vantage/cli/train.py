@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 from vantage.cli.interrupts import stopping
 
 if TYPE_CHECKING:
-    from vantage.training import Trained
+    from vantage.training import Run, Trained
 
 EXAMPLE = """\
 examples:
   vantage train --list                                the recipes that come with Vantage
   vantage train copy                                  one of them
-  vantage train copy model.position=alibi loop.steps=500 --out runs/copy-alibi
+  vantage train copy model.position=sinusoidal --out runs/a
+  vantage generate runs/a dac                         ask what was trained: a run is a model
   vantage train my-settings.toml
   vantage train my-settings.toml --resume             go on after Ctrl-C, a crash or a kill
   vantage train --resume runs/copy --steps 1200       go on with a run as it was begun; more steps for a finished one
@@ -29,8 +31,9 @@ examples:
   torchrun --nproc-per-node 2 -m vantage train copy   two processes
 
 Settings are a TOML file with the sections model, data, loop, optimiser, schedule, evaluate, save, guard and average;
-KEY=VALUE changes any of them. The run lives in a folder: log.jsonl, TensorBoard's files, checkpoints, and at the end
-the model, as vt.load reads it, and `vantage generate` where it was trained on text. An adapter is read by load_adapter
+KEY=VALUE changes any of them. A recipe says what it reaches and which changes leave that standing (--list); a run with
+another change says so. The run lives in a folder: log.jsonl, TensorBoard's files, checkpoints, and in the end the
+model. vt.load, `vantage generate` and the other verbs take that folder. An adapter is read by load_adapter
 (vantage.families.adapters), a recurrent model by load_recurrent (vantage.families.recurrent), a classifier by
 load_classifier (vantage.training.saved_model).
 """
@@ -64,15 +67,20 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     from vantage.errors import BadInput
     from vantage.training import Run, read_settings
+    from vantage.training.promises import promise_note
 
     if args.list:
         return _list()
     if args.settings is None:
         raise BadInput("give the settings: a TOML file or a recipe (`vantage train --list`)")
     steps = [] if args.steps is None else [f"loop.steps={args.steps}"]
-    settings, table = read_settings(args.settings, [*args.changes, *steps])
+    changes = [*args.changes, *steps]
+    settings, table = read_settings(args.settings, changes)
+    note = promise_note(args.settings, changes)
     if args.check:
         print(settings)
+        if note is not None:
+            print(note, file=sys.stderr)
         return 0
     from vantage.cli.train_show import TrainingDisplay
     from vantage.training.settings import run_folder
@@ -92,11 +100,13 @@ def run(args: argparse.Namespace) -> int:
             progress=display.preparing,
             callbacks=following,
         )
+        if note is not None:
+            training_run.report.note(note)
         with _on_interrupt(training_run):
             trained = training_run.go()
     training_run.world.close()
     if training_run.world.first:
-        _print_result(args, trained)
+        _print_result(args, trained, training_run)
     return 0 if trained.finished else 130
 
 
@@ -105,12 +115,18 @@ def _list() -> int:
     from rich.table import Table
 
     from vantage.training import recipes
+    from vantage.training.promises import promise_of
 
-    table = Table("recipe", "what it shows")
+    table = Table("recipe", "what it shows, and reaches")
     for name, path in recipes().items():
         first = path.read_text().splitlines()[0]
-        table.add_row(name, first.lstrip("# ") if first.startswith("#") else "")
+        lines = [first.lstrip("# ")] if first.startswith("#") else []
+        if (promise := promise_of(name)) is not None:
+            also = f"; also with {promise.also_with}" if promise.holds else ""
+            lines.append(f"Reaches {promise.reaches}{also}.")
+        table.add_row(name, "\n".join(lines))
     Console().print(table)
+    print("With any other change a recipe may not reach what it says; a run says so.")
     return 0
 
 
@@ -128,7 +144,7 @@ def _on_interrupt(training_run: Any) -> Iterator[None]:
         yield
 
 
-def _print_result(args: argparse.Namespace, trained: Trained) -> None:
+def _print_result(args: argparse.Namespace, trained: Trained, training_run: Run) -> None:
     from dataclasses import asdict
 
     if args.json:
@@ -137,6 +153,8 @@ def _print_result(args: argparse.Namespace, trained: Trained) -> None:
         print(json.dumps({"finished": trained.finished, "step": trained.step, "model": folder, "scores": scores}))
     elif trained.finished:
         print(f"done: {trained.step} steps; the model is in {trained.kept}, the log in {trained.folder}")
+        if (prompt := _prompt(training_run, trained)) is not None:
+            print(f"ask it: {shlex.join(['vantage', 'generate', str(trained.folder), prompt])}")
     else:
         device = [] if args.device is None else ["--device", args.device]
         track = [word for name in args.track for word in ("--track", name)]
@@ -144,3 +162,17 @@ def _print_result(args: argparse.Namespace, trained: Trained) -> None:
         more = ["--out", str(trained.folder), *device, *steps, *track, "--resume"]
         words = ["vantage", "train", args.settings, *args.changes, *more]
         print(f"saved after {trained.step} steps; go on with: {shlex.join(words)}")
+
+
+def _prompt(training_run: Run, trained: Trained) -> str | None:
+    """A question of the task, to try the model with; ``None``: it was trained on something else, or cannot generate."""
+    from vantage.model import Model
+    from vantage.training.sequences import HELD_OUT, Sequences
+    from vantage.training.tasks import text_of
+
+    data, model = training_run.opened.data, trained.model
+    if not isinstance(data, Sequences) or training_run.opened.tokenizer is None:
+        return None
+    if not isinstance(model, Model) or not model.generates:
+        return None
+    return text_of(data.task, data.example(HELD_OUT).prompt)

@@ -13,11 +13,13 @@ import torch
 
 from vantage.checkpoints.config import Config
 from vantage.checkpoints.config_size import check_config_size
-from vantage.checkpoints.folder import CONFIG, Folder, plain_dtype, read_json, write_folder
+from vantage.checkpoints.file_names import CONFIG
+from vantage.checkpoints.folder import Folder, plain_dtype, read_json, write_folder
 from vantage.checkpoints.gguf_names import GGUFTensors
 from vantage.checkpoints.pull import find
 from vantage.checkpoints.tensor_names import RenamedTensors
 from vantage.checkpoints.tokenizer import Tokenizer, from_folder, from_gguf, from_object
+from vantage.checkpoints.training_checkpoint import TrainingCheckpoint, is_checkpoint
 from vantage.checkpoints.transformers_model import TensorsInMemory, is_transformers_model
 from vantage.errors import BadInput, CheckpointError, Refused, unknown
 from vantage.families import built
@@ -54,11 +56,15 @@ def load(
     kernel: str = "auto",
     tokenizer: Any = None,
 ) -> Model:
-    """A model from a folder in the Hugging Face layout, a ``.gguf`` file, a name that was pulled, or a transformers
-    model in memory.
+    """A model from a folder in the Hugging Face layout, a ``.gguf`` file, a training run, a name that was pulled, or a
+    transformers model in memory.
 
         model = vt.load("smollm2", dtype="auto")
+        model = vt.load("runs/a")
         model = vt.load(AutoModelForCausalLM.from_pretrained(folder), tokenizer=AutoTokenizer.from_pretrained(folder))
+
+    Of a run, the model that it saved when it finished: its last weights, or with ``evaluate.best`` the best. Of one that
+    has not finished, the best so far or the last checkpoint, and of a folder of checkpoints the last.
 
     ``dtype`` is float32 unless said. "int8" and "int4" quantise the weights of linear maps and embeddings in blocks
     of 32; "auto" keeps the blocks of a GGUF file as they are (Q8_0, Q4_0, Q4_1), which computes the same in less
@@ -112,10 +118,10 @@ def _path(source: object) -> str | Path:
     )
 
 
-def opened(path: Path, dtype: torch.dtype) -> Folder | GGUFTensors:
+def opened(path: Path, dtype: torch.dtype) -> Folder | GGUFTensors | TrainingCheckpoint:
     """Whatever kind of checkpoint this is. Only the kinds that cannot hold code are opened."""
     if path.is_dir():
-        return _folder(path)
+        return TrainingCheckpoint(path) if is_checkpoint(path) else _folder(path)
     if path.suffix != ".gguf":
         raise CheckpointError(
             f"{path} is no .gguf file and no folder; other files may hold code (pickle) and are never opened"
@@ -142,10 +148,10 @@ def _folder(path: Path) -> Folder:
     return checkpoint
 
 
-def tokenizer_of(checkpoint: Folder | GGUFTensors | TensorsInMemory) -> Tokenizer | None:
+def tokenizer_of(checkpoint: Folder | GGUFTensors | TrainingCheckpoint | TensorsInMemory) -> Tokenizer | None:
     if isinstance(checkpoint, TensorsInMemory):  # transformers keeps it apart
         return None
-    return from_folder(checkpoint.path) if isinstance(checkpoint, Folder) else from_gguf(checkpoint.file)
+    return from_gguf(checkpoint.file) if isinstance(checkpoint, GGUFTensors) else from_folder(checkpoint.path)
 
 
 def save(model: Model, folder: str | Path, *, shard_bytes: int = SHARD_BYTES) -> None:

@@ -14,6 +14,8 @@ import torch
 from vantage.checkpoints.config import Config
 from vantage.checkpoints.config_size import check_config_size
 from vantage.checkpoints.folder import Folder, plain_dtype, write_folder
+from vantage.checkpoints.pull import find
+from vantage.checkpoints.tokenizer import from_folder
 from vantage.errors import BadInput, CheckpointError, Refused
 from vantage.families.packing import sound
 from vantage.model import no_weights
@@ -26,11 +28,14 @@ def save_recurrent(model: RecurrentModel, folder: str | Path) -> None:
     """Write a model as a folder that ``load_recurrent`` reads back."""
     config = {"model_type": NAME, "spec_version": VERSION, "spec": asdict(model.spec)}
     write_folder(folder, config | {"dtype": plain_dtype(model.dtype)}, dict(model.named_parameters()))
+    if model.tokenizer is not None:
+        model.tokenizer.save(folder)
 
 
 def load_recurrent(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> RecurrentModel:
-    """The model of a folder. Every key of its config is read, every tensor used and every parameter filled."""
-    checkpoint = Folder(folder)
+    """The model of a folder or of a training run. Every key of its config is read, every tensor used, every
+    parameter filled."""
+    checkpoint = Folder(find(folder))
     if checkpoint.config.get("model_type") != NAME:
         raise CheckpointError(
             f"{folder}: model_type is {checkpoint.config.get('model_type')!r}, wanted {NAME!r}; use load"
@@ -49,6 +54,7 @@ def load_recurrent(folder: str | Path, *, dtype: torch.dtype = torch.float32) ->
     # copied, not mapped: these models are small, and training writes to the weights
     read = {name: sound(checkpoint.get(name), name).to(dtype, copy=True) for name in checkpoint.names()}
     model.load_state_dict(read, assign=True)
+    model.tokenizer = from_folder(checkpoint.path)
     return model.eval()
 
 

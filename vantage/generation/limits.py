@@ -19,6 +19,12 @@ from vantage.errors import BadInput, ContextWarning, Refused, warn
 from vantage.model import Model
 
 
+def check_evaluating(model: Model) -> None:
+    """Dropout, and positions that are drawn at random, are for training alone."""
+    if model.training:
+        raise BadInput("the model is in training mode: call model.eval() before it generates")
+
+
 @final
 @dataclass(frozen=True)
 class GenerationLimits:
@@ -35,8 +41,7 @@ class GenerationLimits:
         """Raises, by name, where a model cannot generate."""
         if (reason := model.spec.why_no_generation) is not None:
             raise Refused(reason)
-        if model.training:
-            raise BadInput("the model is in training mode: call model.eval() before it generates")
+        check_evaluating(model)
         source = None if model.encoder is None else model.encoder.context_length
         original, context = model.spec.original_length, model.context_length
         context = None if context == original else context  # dynamic NTK is made to go on past it

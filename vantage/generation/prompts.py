@@ -116,8 +116,10 @@ def end_tokens(model: Model) -> frozenset[int]:
 
 
 def start_token(model: Model) -> int:
-    """The token with which an encoder-decoder begins its answer."""
+    """The token with which an encoder-decoder begins its answer: as its config says, otherwise its tokenizer's BOS."""
     start = (model.config or {}).get("decoder_start_token_id")
     if not isinstance(start, int):
+        start = None if model.tokenizer is None else model.tokenizer.bos
+    if start is None:
         raise BadInput("this model's config has no decoder_start_token_id: say start=, the token an answer begins with")
     return start

@@ -56,7 +56,8 @@ class Side(nn.Module):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         normed = [norm(x) for norm in self.norms]
         parts = [f(normed[min(i, len(normed) - 1)], ctx) for i, f in enumerate(self.sublayers)]
-        return x + self.dropout(sum(parts[1:], parts[0]))
+        dropped = [self.dropout(part) for part in parts]  # each for itself, as GPT-NeoX and GPT-J do
+        return x + sum(dropped[1:], dropped[0])
 
     def native(self, program: Program, src: int, into: int | None) -> int:
         normed = [program.buffer(f"normed {i}", program.width(src)) for i in range(len(self.norms))]

@@ -42,7 +42,7 @@ class StackOptions:
     bias: bool = field(default=False, metadata=parameter("biases in the linear maps of attention"))
     dropout: float = field(
         default=0.0,
-        metadata=parameter("share dropped after every sublayer and of the attention weights", 0.0, 0.95),
+        metadata=parameter("share dropped in training: embeddings, attention weights, what a sublayer adds", 0.0, 0.95),
     )
 
     def __post_init__(self) -> None:

@@ -19,6 +19,7 @@ from vantage.training.collect import data_section, rows_in_first, tokenizer_of
 from vantage.training.examples import Asked, ExampleData, RowReader, kind_of
 from vantage.training.log import Reporter
 from vantage.training.models import ModelObject
+from vantage.training.promises import promise_note
 from vantage.training.run import Run, Trained
 from vantage.training.sequences import Reads
 from vantage.training.settings import LoopSettings, TrainSettings, run_folder, settings_of, table_of
@@ -109,10 +110,11 @@ def train(
         out = resume if out is None else out
         settings = resume if settings is None and model is None else settings
     _check(model, settings, out, resume)
+    changed = _change_list(changes, settings)
     if isinstance(settings, TrainSettings) and model is None and data is None and not said:
         parsed, table = settings, None
     else:
-        table = _table(settings, _change_list(changes, settings))
+        table = _table(settings, changed)
         if model is not None or data is not None:
             _lay_over(table, model, data, eval_data, tokenizer, max_length)
         elif eval_data is not None or tokenizer is not None or max_length is not None:
@@ -131,6 +133,10 @@ def train(
         report=report,
         callbacks=[*following, *own],  # a step is tracked before one of the caller's fails
     )
+    if isinstance(settings, (str, Path)) and model is None and data is None:
+        asked = [f"{PLACES[name]}={value}" for name, value in said.items()]
+        if (note := promise_note(settings, [*changed, *asked])) is not None:
+            run.report.note(note)
     return run.go()
 
 

@@ -11,10 +11,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import re
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +24,26 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 
+from vantage.checkpoints.run_folder import STATE, folder_name, metadata, steps, verified_metadata
 from vantage.errors import CheckpointError
 from vantage.files import PART, remove_folder, replace_folder, sha256_of
 from vantage.training.distributed import World
 
-STATE = "state.json"
-_NAME = re.compile(r"step-(\d{8,})")
+__all__ = ["STATE", "folder_name", "metadata", "prune", "read", "steps", "verified_metadata", "write"]
 
 
-def folder_name(step: int) -> str:
-    return f"step-{step:08d}"
+def write(
+    folder: Path,
+    step: int,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, Any],
+    world: World,
+    describe: Callable[[Path], None] | None = None,
+) -> Path:
+    """A checkpoint of this step. Until it is whole, nothing else in the folder is touched.
 
-
-def write(folder: Path, step: int, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], world: World) -> Path:
-    """A checkpoint of this step. Until it is whole, nothing else in the folder is touched."""
+    ``describe`` writes into it what it takes to make a model of the tensors.
+    """
     whole = folder / folder_name(step)
     part = whole.with_name(whole.name + PART)
     with _clear_errors(f"the checkpoint of step {step} could not be written", part, world):
@@ -51,19 +56,13 @@ def write(folder: Path, step: int, tensors: Mapping[str, Tensor], metadata: Mapp
             save_parts(dict(tensors), storage_writer=writer, no_dist=world.size == 1)
         world.wait()
         if world.first:
+            if describe is not None:
+                describe(part)
             files = {path.name: _checksum_of(path) for path in sorted(part.iterdir())}
             (part / STATE).write_text(json.dumps({"step": step, "facts": dict(metadata), "files": files}, indent=1))
             replace_folder(part, whole)
         world.wait()
     return whole
-
-
-def steps(folder: Path) -> list[int]:
-    """The steps that have a whole checkpoint, in order."""
-    if not folder.is_dir():
-        return []
-    matches = (_NAME.fullmatch(path.name) for path in folder.iterdir() if path.is_dir())
-    return sorted(int(match[1]) for match in matches if match)
 
 
 def prune(folder: Path, keep: int, world: World) -> None:
@@ -74,27 +73,6 @@ def prune(folder: Path, keep: int, world: World) -> None:
         remove_folder(folder / folder_name(step))
     for left in folder.glob(f"*{PART}"):
         shutil.rmtree(left, ignore_errors=True)
-
-
-def metadata(folder: Path, step: int) -> dict[str, Any]:
-    """What a checkpoint says besides its tensors. Its other files are not looked at."""
-    return _state(folder / folder_name(step), step)[0]
-
-
-def verified_metadata(folder: Path, step: int) -> dict[str, Any]:
-    """What a checkpoint says besides its tensors, after its files have been checked."""
-    here = folder / folder_name(step)
-    metadata, files = _state(here, step)
-    for name, checksum in files.items():
-        path = here / name
-        if not path.is_file():
-            raise _damaged(here, f"{name} is missing")
-        size = path.stat().st_size
-        if size != checksum["bytes"]:
-            raise _damaged(here, f"{name} has {size} bytes and should have {checksum['bytes']}")
-        if sha256_of(path) != checksum["sha256"]:
-            raise _damaged(here, f"{name} is not what was written: its checksum differs")
-    return metadata
 
 
 def read(folder: Path, step: int, into: Mapping[str, Tensor], world: World) -> None:
@@ -116,21 +94,6 @@ def read(folder: Path, step: int, into: Mapping[str, Tensor], world: World) -> N
 
 
 # ---- files
-
-
-def _state(here: Path, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The facts and the files' seals."""
-    try:
-        state = json.loads((here / STATE).read_text())
-        metadata, files = dict(state["facts"]), {str(name): dict(checksum) for name, checksum in state["files"].items()}
-        number, complete = state["step"], all({"bytes", "sha256"} <= set(checksum) for checksum in files.values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-        raise _damaged(here, f"its {STATE} cannot be read ({e})") from e
-    if not complete:
-        raise _damaged(here, f"its {STATE} does not say the size and checksum of every file")
-    if number != step:
-        raise _damaged(here, f"its {STATE} is of step {number}")
-    return metadata, files
 
 
 def _checksum_of(path: Path) -> dict[str, Any]:
@@ -157,10 +120,6 @@ def _is_full(e: BaseException) -> bool:
 def _reason(e: BaseException) -> str:
     lines = [line.strip() for line in str(e).splitlines() if line.strip()]
     return lines[-1] if lines else type(e).__name__
-
-
-def _damaged(here: Path, why: str) -> CheckpointError:
-    return CheckpointError(f"{here} is damaged: {why}. Remove that folder to go on from the checkpoint before it")
 
 
 @contextlib.contextmanager

@@ -72,6 +72,7 @@ class Classifier(nn.Module):
         if pool not in ("mean", "first", "last"):
             raise BadInput(f"pool={pool!r}: use 'mean', 'first' or 'last'")
         self.core, self.pool = model, pool
+        self.labels: tuple[str, ...] = ()  # what the classes are called, once that is known
         self.classes = nn.Linear(model.spec.width, classes)
         nn.init.normal_(self.classes.weight, std=INIT_STD, generator=torch.Generator().manual_seed(seed))
         nn.init.zeros_(self.classes.bias)
@@ -79,6 +80,14 @@ class Classifier(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         hidden = self.core.hidden(batch.tokens, positions=batch.positions)
         return self.classes(self._pooled(hidden, batch.positions))
+
+    @torch.inference_mode()
+    def classify(self, text: str) -> str:
+        """The label of a text, by the tokenizer that the model was trained with. Put it in eval() first."""
+        if self.core.tokenizer is None or not self.labels:
+            raise BadInput("this classifier has no tokenizer or no labels: load one that was trained (load_classifier)")
+        tokens = torch.tensor([self.core.tokenizer.encode(text)], device=self.core.device)
+        return self.labels[int(self(Batch(tokens, tokens)).argmax(-1))]
 
     def _pooled(self, hidden_BTD: Tensor, positions: Positions | None) -> Tensor:
         if positions is None:

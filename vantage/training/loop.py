@@ -50,6 +50,7 @@ class TrainState:
     device: torch.device
     world: World
     ahead: bool = True  # whether the data bear another thread
+    describe: Callable[[Path], None] | None = None  # writes into a checkpoint what vt.load needs to know of the model
 
 
 @dataclass(frozen=True)
@@ -250,12 +251,12 @@ class Loop:
 
     def _track_best(self) -> None:
         """Remember the best figure of the watched set, and the weights that had it if they are wanted."""
-        evaluate, before = self.settings.evaluate, self.best
+        state, evaluate, before = self.state, self.settings.evaluate, self.best
         self.best = evaluate.improved(before, self.scores)
         better = self.best is not None and (before is None or self.best.value != before.value)
         if better and evaluate.keeps_best:
-            checkpoint.write(self.folder / "best", self.step, self._weights(), {}, self.state.world)
-            checkpoint.prune(self.folder / "best", 1, self.state.world)
+            checkpoint.write(self.folder / "best", self.step, self._weights(), {}, state.world, state.describe)
+            checkpoint.prune(self.folder / "best", 1, state.world)
 
     def restore_best(self) -> None:
         """Put the best weights into the model, if those were asked for."""
@@ -314,8 +315,9 @@ class Loop:
         best = None if self.best is None else list(self.best)
         early = self.finished and self.step < self.settings.loop.steps
         metadata = {**self.origin, "best": best, "early": early, "frozen": self._frozen, "rows": self.train_step.rows}
-        where = checkpoint.write(folder, self.step, self.tensors(), metadata, self.state.world)
-        checkpoint.prune(folder, self.settings.save.keep, self.state.world)
+        state = self.state
+        where = checkpoint.write(folder, self.step, self.tensors(), metadata, state.world, state.describe)
+        checkpoint.prune(folder, self.settings.save.keep, state.world)
         self.report.saved(where)
         self._tell("on_save", where)
 

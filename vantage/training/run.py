@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,13 +20,13 @@ from vantage.training.callbacks import Callbacks
 from vantage.training.compiled import compiled_loss, in_precision, loss_of, recompute, recompute_no_more
 from vantage.training.distributed import join, shard
 from vantage.training.example_data import StreamedRows
-from vantage.training.learners import Learner
+from vantage.training.learners import Classifier, Learner
 from vantage.training.log import Reporter, ScoreRecord, SilentReporter
 from vantage.training.loop import Loop, TrainState
 from vantage.training.models import DataFacts, Loaded, ModelObject
 from vantage.training.optimise.tensors import reshard, whole
 from vantage.training.resume import claim
-from vantage.training.saved_model import save_trained
+from vantage.training.saved_model import describe_model, save_trained
 from vantage.training.settings import SETTINGS_FILE, LoopSettings, TrainSettings, settings_table
 from vantage.training.sources import OpenedData, OpenOptions, data_fingerprint
 
@@ -87,6 +88,8 @@ class Run:
         settings = self.settings = replace(settings, loop=_in_rows(settings.loop, self.opened))
         self.requirements = DataFacts(self.opened.data.vocab, settings.seed, self.opened.classes)
         settings.model.check(self.requirements)
+        if self.opened.note:
+            self.report.note(self.opened.note)
         watch = settings.evaluate.watch
         if watch is not None and watch not in self.opened.data.held_out():
             raise BadInput(f"evaluate.watch: {unknown('set', watch, self.opened.data.held_out())}")
@@ -119,6 +122,7 @@ class Run:
             self.device,
             self.world,
             self.opened.ahead,
+            functools.partial(describe_model, learner, self.opened.tokenizer),
         )
         return Loop(s, state, self.folder, self.report, self.origin, self.callbacks)
 
@@ -161,13 +165,14 @@ class Run:
             learner = self._gathered()
             if self.world.first:
                 base = self.settings.model.source if isinstance(self.settings.model, Loaded) else None
-                saved_to = save_trained(learner, self.opened, self.folder / "model", base)
+                saved_to = save_trained(learner, self.opened, self.folder / "model", base, step=loop.step)
             self.world.wait()
         if self.settings.loop.recompute:
             recompute_no_more(_blocks(state.learner))
         core = state.learner.eval().core
-        if isinstance(core, Model):
-            core.tokenizer = self.opened.tokenizer
+        core.tokenizer = self.opened.tokenizer
+        if isinstance(state.learner, Classifier):
+            state.learner.labels = self.opened.labels
         return Trained(core, state.learner, self.folder, loop.step, loop.finished, scores, saved_to)
 
     def _gathered(self) -> Learner:

@@ -10,9 +10,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from vantage.checkpoints.folder import read_json, write_tensors
-from vantage.errors import CheckpointError
-from vantage.families import load, save
+from vantage.checkpoints.file_names import CONFIG
+from vantage.checkpoints.folder import plain_dtype, read_json, write_tensors
+from vantage.checkpoints.pull import find
+from vantage.checkpoints.run_folder import TRAINED
+from vantage.checkpoints.tokenizer import Tokenizer
+from vantage.errors import CheckpointError, Refused
+from vantage.families import built, load, save
 from vantage.families.adapter_files import CONFIG as ADAPTER
 from vantage.families.adapters import load_adapter, save_adapter
 from vantage.families.recurrent import save_recurrent
@@ -24,9 +28,10 @@ from vantage.training.learners import Classifier, Learner
 from vantage.training.sources import OpenedData
 
 LABELS, CLASSES = "classifier.json", "classifier.safetensors"
+TOKENS = ("bos_token_id", "eos_token_id", "decoder_start_token_id")  # of a config, for who generates
 
 
-def save_trained(learner: Learner, opened: OpenedData, folder: Path, base: str | None = None) -> Path:
+def save_trained(learner: Learner, opened: OpenedData, folder: Path, base: str | None = None, *, step: int) -> Path:
     """Write what was trained, in the place of what is there. It is whole or not there at all.
 
     Where it is an adapter, the model it belongs to (``base``) is not written again.
@@ -35,6 +40,8 @@ def save_trained(learner: Learner, opened: OpenedData, folder: Path, base: str |
     shutil.rmtree(part, ignore_errors=True)
     try:
         _write(learner, opened, part, base)
+        if (part / CONFIG).exists():  # a whole model: an adapter's folder is as peft writes it
+            (part / TRAINED).write_text(json.dumps({"step": step}))
         replace_folder(part, folder)
     except (OSError, SafetensorError) as e:
         shutil.rmtree(part, ignore_errors=True)
@@ -48,6 +55,7 @@ def save_trained(learner: Learner, opened: OpenedData, folder: Path, base: str |
 def _write(learner: Learner, opened: OpenedData, folder: Path, base: str | None) -> None:
     core = learner.core
     if isinstance(core, RecurrentModel):
+        core.tokenizer = opened.tokenizer
         save_recurrent(core, folder)
     elif isinstance(core, Model) and adapted(core):
         save_adapter(core, folder, base=base)
@@ -61,16 +69,32 @@ def _write(learner: Learner, opened: OpenedData, folder: Path, base: str | None)
         (folder / LABELS).write_text(json.dumps({"labels": list(opened.labels), "pool": learner.pool}))
 
 
+def describe_model(learner: Learner, tokenizer: Tokenizer | None, folder: Path) -> None:
+    """Write into a checkpoint what it takes to make a model of its tensors. An adapter's are no whole model."""
+    core = learner.core
+    if not isinstance(core, Model) or adapted(core):
+        return
+    try:
+        config = built.config_of(core.spec)
+    except Refused:  # it holds a part that is in no registry: the run can go on, and nobody else can load it
+        return
+    kept = {name: value for name, value in (core.config or {}).items() if name in TOKENS}
+    (folder / CONFIG).write_text(json.dumps(config | kept | {"dtype": plain_dtype(core.dtype)}, indent=2))
+    if tokenizer is not None:
+        tokenizer.save(folder)
+
+
 def load_classifier(folder: str | Path, *, device: torch.device | str | None = None) -> tuple[Classifier, list[str]]:
-    """A classifier that was trained here, and what its classes are called."""
-    folder = Path(folder)
+    """A classifier that was trained here, from its folder or that of its run, and what its classes are called."""
+    folder = find(folder)
     description = read_json(folder, LABELS)
     tensors = load_file(folder / CLASSES)
     if set(tensors) != {"weight", "bias"}:
         raise CheckpointError(f"{folder / CLASSES} holds {sorted(tensors)}; wanted weight and bias")
     learner = Classifier(_core(folder), len(tensors["bias"]), description["pool"])
     learner.classes.load_state_dict(tensors)
-    return learner.to(device).eval(), list(description["labels"])
+    learner.labels = tuple(description["labels"])
+    return learner.to(device).eval(), list(learner.labels)
 
 
 def _core(folder: Path) -> Model:

@@ -15,8 +15,8 @@ from vantage.spec.positions import Positions
 from vantage.training.batch import IGNORE, Batch, random
 from vantage.training.tasks import Example, Task
 
-PAD, START, END, ASK = range(4)  # token ids before the task's own symbols
-SPECIALS = ("<pad>", "<s>", "</s>", "=")
+PAD, START, END, SEPARATOR = range(4)  # token ids before the task's own symbols
+SPECIALS = ("<pad>", "<s>", "</s>", "<sep>")
 HELD_OUT = 1 << 62  # examples from this number on are never trained on
 
 Reads = Literal["line", "ask", "pair", "label", "own"]  # own: a line of its own tokens, of a model that was loaded
@@ -26,9 +26,10 @@ Reads = Literal["line", "ask", "pair", "label", "own"]  # own: a line of its own
 class Sequences:
     """A task's examples, to train on at some lengths and to be tested on at others.
 
-    As a line: ``<s> prompt = answer </s>``, where the answer and the end are asked for. To ask: ``<s> prompt =``, where
-    the answer, which must be one symbol, is asked for at the last place; a model that sees what follows must not be
-    shown it. As a pair: the prompt is the source. As a label: the answer, one symbol again, is the class of the row.
+    As a line: ``<s> prompt <sep> answer </s>``, where the answer and the end are asked for. To ask: ``<s> prompt
+    <sep>``, where the answer, which must be one symbol, is asked for at the last place; a model that sees what follows
+    must not be shown it. As a pair: the prompt is the source. As a label: the answer, one symbol again, is the class
+    of the row. ``task_tokenizer`` writes a prompt in the same way.
     """
 
     task: Task
@@ -84,13 +85,13 @@ class Sequences:
         return Batch(*batch, groups=tuple(e.group for e in examples) if any(e.group for e in examples) else ())
 
     def _lines(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
-        rows = [[START, *_ids(e.prompt), ASK, *_ids(e.answer), END] for e in examples]
+        rows = [[START, *_ids(e.prompt), SEPARATOR, *_ids(e.answer), END] for e in examples]
         targets = [[IGNORE] * (len(e.prompt) + 1) + [*_ids(e.answer), END] for e in examples]
         return _padded([row[:-1] for row in rows], PAD), _padded(targets, IGNORE)
 
     def _questions(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor, Positions]:
         _single(examples)
-        rows = [[START, *_ids(e.prompt), ASK] for e in examples]
+        rows = [[START, *_ids(e.prompt), SEPARATOR] for e in examples]
         targets = [[IGNORE] * (len(e.prompt) + 1) + _ids(e.answer) for e in examples]
         return _padded(rows, PAD), _padded(targets, IGNORE), Positions.rows([len(row) for row in rows])
 

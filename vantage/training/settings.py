@@ -186,6 +186,7 @@ FINGERPRINT_NAMES: dict[type, str] = {
 ADDED = {"loop": ("batch_tokens",), "evaluate": ("metric", "min_delta")}  # since fingerprints were first written
 DEFAULTS = {"loop": LoopSettings(), "evaluate": Evaluate()}
 MOST = 4096  # layers, tests, files: entries of any list
+PROMISE = "promise"  # a section of a recipe that says what it reaches
 
 
 def read_settings(source: str | Path, changes: Sequence[str] = ()) -> tuple[TrainSettings, dict[str, Any]]:
@@ -196,9 +197,10 @@ def read_settings(source: str | Path, changes: Sequence[str] = ()) -> tuple[Trai
 
 def table_of(source: str | Path, changes: Sequence[str] = ()) -> dict[str, Any]:
     """The settings of a file, a recipe or the folder of a run, with changes, as a table."""
-    table = _file(source)
+    table = settings_file(source)
+    table.pop(PROMISE, None)  # for people, and for promises.py: no setting
     for change in changes:
-        _change(table, change)
+        apply_change(table, change)
     return table
 
 
@@ -258,7 +260,8 @@ def recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
-def _file(source: str | Path) -> dict[str, Any]:
+def settings_file(source: str | Path) -> dict[str, Any]:
+    """What a file of settings, a recipe or the folder of a run says."""
     path = Path(source)
     if _is_run(source):
         return _of_run(path)
@@ -288,7 +291,7 @@ def _of_run(folder: Path) -> dict[str, Any]:
     return table
 
 
-def _change(table: dict[str, Any], change: str) -> None:
+def apply_change(table: dict[str, Any], change: str) -> None:
     """KEY=VALUE, where KEY is a path of names and VALUE is TOML, or else a word."""
     key, equals, value = change.partition("=")
     names = [name.strip() for name in key.split(".")]

@@ -14,6 +14,7 @@ from vantage.errors import BadInput, Refused
 from vantage.training.batch import Data
 from vantage.training.checks import at_least_one
 from vantage.training.sequences import Reads, Sequences
+from vantage.training.task_tokenizer import task_tokenizer, why_no_text
 from vantage.training.tasks import TASKS, Task, check_lengths, task
 from vantage.training.text import (
     BPE,
@@ -56,6 +57,7 @@ class OpenedData:
     tokenizer: Tokenizer | None = None
     labels: tuple[str, ...] = ()
     ahead: bool = True  # whether a batch may be made in another thread while the step before is computed
+    note: str = ""  # what a user should know of them
 
 
 class DataSection(Protocol):
@@ -93,9 +95,12 @@ class TaskExamples:
 
     def open(self, opening: OpenOptions) -> OpenedData:
         data = self._sequences(opening.reads, opening.seed)
+        why = why_no_text(data.task.symbols)
+        tokenizer = task_tokenizer(data.task.symbols, opening.reads) if why is None else None
+        note = "" if why is None else f"the model gets no tokenizer, it takes token ids: of the task's symbols, {why}"
         if opening.reads != "label":
-            return OpenedData(data)
-        return OpenedData(data, data.classes, labels=data.task.symbols)
+            return OpenedData(data, tokenizer=tokenizer, note=note)
+        return OpenedData(data, data.classes, tokenizer, data.task.symbols, note=note)
 
     def _sequences(self, reads: Reads, seed: int) -> Sequences:
         if reads == "own":

@@ -12,6 +12,7 @@ import pytest
 from vantage.errors import BadInput
 from vantage.training import Trained, read_settings, recipes, train
 from vantage.training.models import DataFacts
+from vantage.training.promises import promise_of
 from vantage.training.sources import TaskExamples
 
 NEED_FILES = {
@@ -20,6 +21,13 @@ NEED_FILES = {
 }
 QUICKEST = "copy"
 OTHERS = ("sort", "case", "ordering")
+
+
+def promised(name: str) -> tuple[str, ...]:
+    """The changes with which a recipe says that it reaches the same."""
+    promise = promise_of(name)
+    assert promise is not None
+    return promise.holds
 
 
 @pytest.fixture
@@ -110,3 +118,12 @@ def check_exact(trained: Trained) -> None:
     assert trained.scores
     for score in trained.scores:
         assert score.exact > 0.99, score
+
+
+HELD = [(name, held) for name in (QUICKEST, *OTHERS) for held in promised(name) if "=" in held]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "change"), [*HELD, *((name, "seed=1") for name in (QUICKEST, *OTHERS))])
+def test_a_recipe_reaches_its_goal_with_the_changes_that_it_names(name: str, change: str, tmp_path: Path) -> None:
+    check_exact(learn(name, tmp_path, change))

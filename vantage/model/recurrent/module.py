@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ class RecurrentModel(nn.Module):
     def __init__(self, spec: RecurrentSpec):
         super().__init__()
         self.spec = spec
+        self.tokenizer: Any = None  # of what it was trained on
         self.embed = nn.Embedding(spec.vocab, spec.width)
         self.encoder = RecurrentEncoder(spec)
         self.decoder = decoder_of(spec)
@@ -95,6 +97,14 @@ class RecurrentModel(nn.Module):
             over = over | (last == end)
             said.append(last)
         return torch.cat(said, 1)
+
+    def answer(self, text: str, *, max_tokens: int = 128) -> str:
+        """The greedy answer to a text, by the tokenizer that the model was trained with. Put it in eval() first."""
+        if self.tokenizer is None:
+            raise BadInput("this model has no tokenizer: use greedy with token ids")
+        source = torch.tensor([self.tokenizer.encode(text)], device=self.device)
+        start, end = self.tokenizer.bos, self.tokenizer.eos
+        return self.tokenizer.decode(self.greedy(source, max_tokens=max_tokens, start=start, end=end)[0].tolist())
 
     def logits(self, decoded: Decoded) -> Tensor:
         return self.head(self.dropout(decoded.out_BTD))

@@ -31,7 +31,7 @@ from vantage.training.tasks.scan import Scan
 from vantage.training.tasks.sorting import BucketSort, Sort
 from vantage.training.tasks.stack import StackManipulation
 from vantage.training.tasks.strings import DuplicateString, MissingDuplicate, OddsFirst
-from vantage.training.tasks.task import Example, Guessable, Task, check_lengths, words
+from vantage.training.tasks.task import Example, Guessable, Task, check_lengths, spaced, text_of, words
 
 __all__ = [
     "TASKS",
@@ -60,7 +60,9 @@ __all__ = [
     "Task",
     "chance_of",
     "check_lengths",
+    "spaced",
     "task",
+    "text_of",
     "words",
 ]
 

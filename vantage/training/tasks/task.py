@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -53,18 +54,21 @@ class Guessable(Protocol):
 def words(task: Task, example: Example) -> str:
     """An example as one readable line: prompt → answer.
 
-    Symbols stand without spaces between them where every symbol of the task is one character or in angle brackets.
+    ``spaced`` says whether spaces stand between symbols.
     """
-    symbols = task.symbols
-    tight = all(len(symbol) == 1 or symbol.startswith("<") for symbol in symbols)
+    return f"{text_of(task, example.prompt)} → {text_of(task, example.answer)}"
 
-    def line(ids: tuple[int, ...]) -> str:
-        names = [symbols[i] for i in ids]
-        if not tight:
-            return " ".join(names)
-        return "".join(names)
 
-    return f"{line(example.prompt)} → {line(example.answer)}"
+def text_of(task: Task, ids: Iterable[int]) -> str:
+    """Symbols as text: what a person writes to a model that was trained on the task, and reads from it."""
+    return (" " if spaced(task.symbols) else "").join(task.symbols[i] for i in ids)
+
+
+def spaced(symbols: Iterable[str]) -> bool:
+    """Whether spaces stand between symbols. None are needed where each is one character or a word in brackets."""
+    symbols = list(symbols)
+    longer = [symbol for symbol in symbols if len(symbol) > 1]
+    return not all(re.fullmatch("<[^<>]+>", symbol) for symbol in longer) or (bool(longer) and "<" in symbols)
 
 
 def check_lengths(task: Task, lengths: Iterable[int]) -> None:
