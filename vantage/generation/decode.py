@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vantage.errors import BadInput
 from vantage.generation.cached_sequence import CachedSequence, new_cache
-from vantage.generation.limits import ContextWatch, GenerationLimits
+from vantage.generation.limits import ContextWatch, GenerationLimits, check_evaluating
 from vantage.generation.results import as_html, shown
 from vantage.generation.sampling import Constraint, Pick, Picker, Sampling
 from vantage.generation.speculate import Draft, Guess, checked
@@ -85,6 +85,7 @@ class DecodeLoop:
         begun: float | None = None,
         context: ContextWatch | None = None,
     ):
+        check_evaluating(row.model)
         self.row, self.prompt, self.picker, self.ending = row, list(prompt), picker, ending
         self.picks: list[Pick] = []  # of the passes that are complete
         self.text = ""  # of those
