@@ -91,7 +91,7 @@ def test_the_command_line_gives_a_run_more_steps(
     ]
     assert main(["train", "copy", *short, "--steps", "2", "--out", "runs/a"]) == 0
     assert main(["train", "--resume", "runs/a", "--steps", "4", "--device", "cpu"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "done: 4 steps; the model is in runs/a/model, the log in runs/a"
+    assert capsys.readouterr().out.splitlines()[-2] == "done: 4 steps; the model is in runs/a/model, the log in runs/a"
     assert [record.step for record in read_log("runs/a")[0]] == [1, 2, 3, 4]
     assert main(["train", "--resume", "runs/b", "--steps", "4"]) == 2
     assert main(["train", "runs/a"]) == 2
