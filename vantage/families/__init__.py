@@ -63,8 +63,8 @@ def load(
         model = vt.load("runs/a")
         model = vt.load(AutoModelForCausalLM.from_pretrained(folder), tokenizer=AutoTokenizer.from_pretrained(folder))
 
-    Of a run, the model that it saved when it finished: its last weights, or with ``evaluate.best`` the best. Of one that
-    has not finished, the best so far or the last checkpoint, and of a folder of checkpoints the last.
+    Of a run, the model that it saved when it finished: its last weights, or with ``evaluate.best`` the best. Of one
+    that has not finished, the best so far or the last checkpoint, and of a folder of checkpoints the last.
 
     ``dtype`` is float32 unless said. "int8" and "int4" quantise the weights of linear maps and embeddings in blocks
     of 32; "auto" keeps the blocks of a GGUF file as they are (Q8_0, Q4_0, Q4_1), which computes the same in less
