@@ -32,7 +32,7 @@ _WHERE = {
     "vantage.spec.model": ("ModelSpec", "Scores"),
     "vantage.spec.normalisers": ("Argmax", "OffByOne", "Softmax", "Sparsemax", "StickBreaking"),
     "vantage.training": ("train",),
-    "vantage.attention": ("GroupedQuery", "Latent", "OutputGate", "QKNorm"),
+    "vantage.attention": ("GatedConvolution", "GatedDelta", "GroupedQuery", "Latent", "OutputGate", "QKNorm"),
     "vantage.model.experts": ("Experts", "TopK"),
     "vantage.model.feed_forward": ("FeedForward",),
     "vantage.model.norms": ("LayerNorm", "RMSNorm"),

@@ -32,11 +32,20 @@ def spec(kind: str) -> ModelSpec:
         return vt.decoder(vocab=VOCAB, width=24, layers=2, attention=mla)
     if kind == "ntk":  # frequencies that depend on the length
         return vt.decoder(**base, position=vt.Rope(scaling=vt.scaling.DynamicNTK(2.0, 16)))
+    if kind == "fox":  # running sums beside the keys
+        return vt.decoder(**base, kv_heads=2, position="fox")
+    if kind == "shared-keys":  # the second layer reads the first one's
+        shared = vt.decoder(**base, kv_heads=2)
+        return replace(shared, layers=(shared.layers[0], replace(shared.layers[1], source=0)))
+    if kind == "states":  # a state of constant size, and keys
+        hybrid = vt.decoder(**base, kv_heads=2)
+        state = replace(hybrid.layers[0], attention=vt.GatedDelta(4, vt.RMSNorm(), key_heads=2), qk=())
+        return replace(hybrid, layers=(state, hybrid.layers[1]))
     assert kind == "encoder-decoder"
     return vt.encoder_decoder(**base)
 
 
-MODELS = ("plain", "window", "mixed", "latent", "ntk", "encoder-decoder")
+MODELS = ("plain", "window", "mixed", "latent", "ntk", "fox", "shared-keys", "states", "encoder-decoder")
 CASES = [(m, k) for m in MODELS for k in CACHES if k != "ring" or m in ("window", "mixed")]
 
 
@@ -49,7 +58,8 @@ def model(kind: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> Model
 def cache(of: Model, kind: str, batch: int = 1, length: int | None = None, draft: int = 8) -> ModelCache:
     """With room to take ``draft`` tokens back, in a paged cache too."""
     windowed = kind in ("ring", "paged") and any(layer.mask.reach() is not None for layer in of.spec.layers)
-    return of.new_cache(batch, kind=kind, length=length, draft=draft if windowed else None, block=4)
+    back = draft if windowed or of.spec.keeps_states else None
+    return of.new_cache(batch, kind=kind, length=length, draft=back, block=4)
 
 
 def tokens(n: int, rows: int = 1, seed: int = 0) -> torch.Tensor:

@@ -1,7 +1,9 @@
 """Attention modules. Each reads like its formula; position, cache and kernel are handed in."""
 
 from vantage.attention import qk
+from vantage.attention.delta import GatedDelta
 from vantage.attention.gate import OutputGate
+from vantage.attention.gated_convolution import GatedConvolution
 from vantage.attention.grouped import GroupedQuery, GroupedQueryAttention
 from vantage.attention.latent import Latent, LatentAttention
 from vantage.attention.qk import LengthTemperature, QKNorm
@@ -17,6 +19,8 @@ __all__ = [
     "QK_PARTS",
     "Additive",
     "Dot",
+    "GatedConvolution",
+    "GatedDelta",
     "General",
     "GroupedQuery",
     "GroupedQueryAttention",
@@ -35,6 +39,8 @@ ATTENTIONS: Registry[AttentionConfig] = Registry(
         "vantage.attention",
         "grouped",
         "latent",
+        "gated_convolution",
+        "delta",
     ),
     needs=("shape", "cache_shape", "build", "build_cross"),
 )

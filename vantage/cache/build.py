@@ -11,8 +11,12 @@ from vantage.cache.kinds import CacheKind, LayerPlan, LedgerNeed, cache_kind
 from vantage.cache.layer_cache import LayerCache
 from vantage.cache.ledger import Ledger
 from vantage.cache.model_cache import ModelCache
+from vantage.cache.paged import Paged
+from vantage.cache.states import StateRows
 from vantage.cache.stores import Store
 from vantage.errors import BadInput, Refused
+
+BLOCKS = 4  # after so many a row of a pool keeps a state that others may start from
 
 
 def make_cache(
@@ -44,8 +48,15 @@ def make_cache(
         reach = layer.reach
         if reach not in ledgers:
             ledgers[reach] = kind.ledger(LedgerNeed(batch, reach, capacity, draft, block, device))
-        store = Store(kind.codec(layer, dtype), ledgers[reach], layer.stream_shapes(dtype))
-        layers.append(LayerCache(ledgers[reach], store))
+        ledger = ledgers[reach]
+        store = Store(kind.codec(layer, dtype), ledger, layer.stream_shapes(dtype))
+        states = None
+        if layer.states:
+            # rows of a pool are cut where others have begun alike
+            every = BLOCKS * ledger.pool.block if isinstance(ledger, Paged) else None
+            back = max(1, draft or 0)  # one token can always be taken back
+            states = StateRows(layer.states, batch, dtype=dtype, device=ledger.device, draft=back, every=every)
+        layers.append(LayerCache(ledger, store, states))
     source = Contiguous(batch, device=device)  # what cross-attention reads is written once and never taken back
     across = [LayerCache(source, Store(kind.codec(layer, dtype), source)) for layer in cross]
     return ModelCache(layers, across, masks=[layer.mask for layer in plan], owner=owner, length=length)

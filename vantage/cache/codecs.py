@@ -74,6 +74,8 @@ class PlainCodec(Codec):
     dtype: torch.dtype = torch.float32
 
     def streams(self) -> tuple[StreamShape, ...]:
+        if not self.kv_heads:  # a layer that keeps states alone
+            return ()
         return StreamShape(self.key_dim, self.dtype), StreamShape(self.value_dim, self.dtype)
 
     @property
@@ -212,7 +214,7 @@ def read_sizes(saved: Mapping[str, Any]) -> tuple[int, int, int, torch.dtype]:
     sizes, dtype = saved.get("sizes"), DTYPES.get(str(saved.get("dtype")))
     if dtype is None or not isinstance(sizes, list) or len(sizes) != 3:
         damaged(f"a layer keeps {str(dict(saved))[:80]!r}")
-    if not all(isinstance(n, int) and 0 < n < WIDEST for n in sizes):
+    if not all(isinstance(n, int) and 0 < n < WIDEST for n in sizes) and sizes != [0, 0, 0]:  # a layer of states alone
         damaged(f"a layer keeps heads of {str(sizes)[:80]}")
     return sizes[0], sizes[1], sizes[2], dtype
 

@@ -28,6 +28,8 @@ def joined(caches: Sequence[ModelCache]) -> ModelCache:
     ledgers: dict[int, Ledger] = {id(a): Paged.join(b) for a, b in zip(one.ledgers, columns, strict=True)}
     whole = _like(one, ledgers, sum(c.batch for c in caches))
     _remember(whole, [row for memory in memories for row in memory])
+    for states, parts in zip(whole.states, zip(*(c.states for c in caches), strict=True), strict=True):
+        states.rows = [row for part in parts for row in part.rows]
     for cache in caches:
         cache.free()
     whole.recomputed = sum(c.recomputed for c in caches)
@@ -38,9 +40,11 @@ def apart(cache: ModelCache) -> list[ModelCache]:
     columns = [_paged(ledger).split() for ledger in cache.ledgers]
     memory = _memory(cache)
     alone = []
-    for row, remembered in zip(zip(*columns, strict=True), memory, strict=True):
+    for b, (row, remembered) in enumerate(zip(zip(*columns, strict=True), memory, strict=True)):
         one = _like(cache, {id(old): new for old, new in zip(cache.ledgers, row, strict=True)}, 1)
         _remember(one, [remembered])
+        for mine, states in zip(one.states, cache.states, strict=True):
+            mine.rows = [states.rows[b]]
         alone.append(one)
     cache.free()
     return alone
@@ -72,7 +76,7 @@ def _paged(ledger: Ledger) -> Paged:
 def _like(cache: ModelCache, ledgers: dict[int, Ledger], batch: int) -> ModelCache:
     """The same layers on these ledgers, with room for so many rows of memory."""
     new = ledgers | {id(ledger): ledger.fresh(batch) for ledger in cache.cross_ledgers}
-    return cache.like(new, [c.store.fresh(new[id(c.ledger)]) for c in (*cache.layers, *cache.cross)])
+    return cache.like([c.fresh(new[id(c.ledger)]) for c in (*cache.layers, *cache.cross)])
 
 
 # ---- what cross-attention looks at

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import final
 
 from torch import Tensor
 
 from vantage.cache.ledger import Ledger
 from vantage.cache.running import summed
+from vantage.cache.states import NoStates, StateRows
 from vantage.cache.stores import Store
 from vantage.errors import CacheError
-from vantage.spec.parts import Stream, View
+from vantage.spec.parts import StateShape, Stream, View
 from vantage.spec.positions import Positions
 
 
@@ -21,8 +23,14 @@ class LayerCache:
     For inference: gradients are refused. One ``Positions`` object is one pass.
     """
 
-    def __init__(self, ledger: Ledger, store: Store):
+    def __init__(self, ledger: Ledger, store: Store, states: StateRows | None = None):
         self.ledger, self.store = ledger, store
+        self.own_states = states
+
+    @property
+    def states(self) -> StateRows:
+        assert self.own_states is not None, "a layer asks for states that its description does not name"
+        return self.own_states
 
     def append(self, pos: Positions, k_BGTd: Tensor, v_BGTe: Tensor, *streams: Tensor) -> View:
         """Take in new keys and values; return all there is to look at."""
@@ -47,15 +55,32 @@ class LayerCache:
 
     @property
     def bytes(self) -> int:
-        return self.store.bytes
+        return self.store.bytes + (0 if self.own_states is None else self.own_states.bytes)
+
+    def fork(self, ledger: Ledger) -> LayerCache:
+        """The same for a forked ledger."""
+        states = None if self.own_states is None else self.own_states.fork()
+        return LayerCache(ledger, self.store.fork(ledger), states)
+
+    def fresh(self, ledger: Ledger) -> LayerCache:
+        """An empty one for a fresh ledger."""
+        states = None if self.own_states is None else self.own_states.fresh(ledger.batch)
+        return LayerCache(ledger, self.store.fresh(ledger), states)
+
+    def reorder(self, rows: Sequence[int]) -> None:
+        """Row i becomes what row rows[i] was."""
+        self.store.reorder(rows, self.ledger.used)
+        if self.own_states is not None:
+            self.own_states.reorder(rows)
 
 
 @final
 class NoCache:
     """Keeps nothing: what is appended is what there is to see. For training and whole passes."""
 
-    def __init__(self, streams: tuple[Stream, ...] = ()):
+    def __init__(self, streams: tuple[Stream, ...] = (), states: tuple[StateShape, ...] = ()):
         self._streams = streams
+        self.states = NoStates(states)
 
     def append(self, pos: Positions, k_BGTd: Tensor, v_BGTe: Tensor, *streams: Tensor) -> View:
         if not self._streams:

@@ -12,10 +12,9 @@ from torch import Tensor
 from vantage.cache.facts import NextPositions, on_host
 from vantage.cache.join import apart, joined
 from vantage.cache.layer_cache import LayerCache
-from vantage.cache.ledger import Ledger, Savepoint
+from vantage.cache.ledger import Savepoint
 from vantage.cache.paged import Paged
 from vantage.cache.report import CacheReport
-from vantage.cache.stores import Store
 from vantage.errors import CacheError, Refused
 from vantage.spec.masks import Mask
 from vantage.spec.positions import Positions
@@ -41,6 +40,7 @@ class ModelCache:
         self.layers, self.cross = tuple(layers), tuple(cross)
         self.ledgers = tuple({id(c.ledger): c.ledger for c in self.layers}.values())
         self.cross_ledgers = tuple({id(c.ledger): c.ledger for c in self.cross}.values())
+        self.states = tuple(c.own_states for c in self.layers if c.own_states is not None)
         self.masks = tuple(dict.fromkeys(masks))
         self.owner, self.length = owner, length
         self.recomputed = 0
@@ -71,6 +71,8 @@ class ModelCache:
             ledger.commit()
         for cache in (*self.layers, *self.cross):
             cache.store.settle()
+        for states in self.states:
+            states.commit()
         self._savepoints = None
 
     def abandon(self) -> None:
@@ -80,6 +82,8 @@ class ModelCache:
             savepoint.ledger.roll_back(savepoint)
         for cache in (*self.layers, *self.cross):
             cache.store.settle()
+        for states in self.states:
+            states.abandon()
 
     def _check_settled(self, pos: Positions) -> None:
         """Tokens may only follow where nobody before them could have seen them."""
@@ -99,10 +103,23 @@ class ModelCache:
     def crop(self, to: int | Sequence[int]) -> None:
         """Keep only tokens with an order below ``to`` (one for all rows, or one a row). All layers or none."""
         self._idle()
-        for ledger in self.ledgers:
-            ledger.check_crop(to)
+        checked = [ledger.check_crop(to) for ledger in self.ledgers]
+        rows = checked[0]
+        for states in self.states:
+            states.check_crop(rows)
         for ledger in self.ledgers:
             ledger.crop(to)
+        for states in self.states:
+            states.crop(rows)
+
+    def nearest_cut(self, to: int) -> int:
+        """The highest order up to ``to`` that its rows can go back to: ``to`` itself, unless a layer keeps states."""
+        while self.states and to:
+            nearest = min(states.nearest(b, to) for states in self.states for b in range(self.batch))
+            if nearest == to:
+                break
+            to = nearest
+        return to
 
     def reorder(self, index: Sequence[int] | Tensor) -> None:
         """Row i becomes what row index[i] was (beams). There may be more or fewer rows afterwards."""
@@ -110,7 +127,7 @@ class ModelCache:
         ledgers = (*self.ledgers, *self.cross_ledgers)
         rows = ledgers[0].check_index(index)
         for cache in (*self.layers, *self.cross):
-            cache.store.reorder(rows, cache.ledger.used)
+            cache.reorder(rows)
         for ledger in ledgers:
             ledger.reorder(rows)
 
@@ -118,14 +135,14 @@ class ModelCache:
         """An independent cache that holds the same. Paged caches share the memory until one of them writes."""
         self._idle()
         forks = {id(ledger): ledger.fork() for ledger in (*self.ledgers, *self.cross_ledgers)}
-        other = self.like(forks, [c.store.fork(forks[id(c.ledger)]) for c in (*self.layers, *self.cross)])
+        other = self.like([c.fork(forks[id(c.ledger)]) for c in (*self.layers, *self.cross)])
         other.recomputed = self.recomputed
         return other
 
     def fresh(self, batch: int = 1) -> ModelCache:
         """An empty cache of the same arrangement; a paged one takes its blocks from the same pool."""
         new = {id(ledger): ledger.fresh(batch) for ledger in (*self.ledgers, *self.cross_ledgers)}
-        return self.like(new, [c.store.fresh(new[id(c.ledger)]) for c in (*self.layers, *self.cross)])
+        return self.like([c.fresh(new[id(c.ledger)]) for c in (*self.layers, *self.cross)])
 
     @staticmethod
     def join(caches: Sequence[ModelCache]) -> ModelCache:
@@ -147,15 +164,13 @@ class ModelCache:
         self._idle()
         for ledger in (*self.ledgers, *self.cross_ledgers):
             ledger.free()
+        for states in self.states:
+            states.free()
 
-    def like(self, ledgers: dict[int, Ledger], stores: Sequence[Store]) -> ModelCache:
-        """The same layers on other ledgers (by the id of the old ones) and stores."""
-        new = [
-            LayerCache(ledgers[id(old.ledger)], store)
-            for old, store in zip((*self.layers, *self.cross), stores, strict=True)
-        ]
+    def like(self, layers: Sequence[LayerCache]) -> ModelCache:
+        """The same arrangement of these layers, those of cross-attention last."""
         cut = len(self.layers)
-        return ModelCache(new[:cut], new[cut:], masks=self.masks, owner=self.owner, length=self.length)
+        return ModelCache(layers[:cut], layers[cut:], masks=self.masks, owner=self.owner, length=self.length)
 
     def _idle(self) -> None:
         if self._savepoints is not None:

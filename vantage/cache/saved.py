@@ -24,6 +24,7 @@ from vantage.cache.kinds import codec_classes, ledger_classes
 from vantage.cache.layer_cache import LayerCache
 from vantage.cache.ledger import Ledger
 from vantage.cache.model_cache import ModelCache
+from vantage.cache.states import StateRows
 from vantage.cache.stores import Store
 from vantage.errors import BadInput, CacheError, CheckpointError
 from vantage.files import replacing
@@ -74,6 +75,8 @@ def save_cache(
         for i, layer in enumerate(caches):
             streams = layer.store.dump(layer.ledger.kept_places)
             tensors |= {f"{kind}.{i}.{s}": stream for s, stream in enumerate(streams)}
+            if layer.own_states is not None:
+                tensors |= {f"{kind}.{i}.state.{s}": t for s, t in enumerate(layer.own_states.dump())}
     header = {
         "ledgers": [dump.numbers for dump in dumps],
         **{
@@ -82,6 +85,7 @@ def save_cache(
                     "ledger": number[id(c.ledger)],
                     "codec": c.store.codec.dump(),
                     "streams": dump_streams(c.store.streams),
+                    "states": None if c.own_states is None else c.own_states.describe(),
                 }
                 for c in caches
             ]
@@ -213,7 +217,11 @@ def _rebuilt(
                 damaged(f"{kind} {i} does not fit into memory: {e}")
             entries = [_stream(tensor, f"{kind}.{i}.{s}", names) for s in range(len(store.tensors))]
             store.load(entries, ledgers[number].kept_places)
-            layers.append(LayerCache(ledgers[number], store))
+            states = _states(saved, f"{kind}.{i}.state.", tensor, names, ledgers[number])
+            theirs = wanted[kind][i].own_states if kind in wanted else states
+            if (None if states is None else states.shapes) != (None if theirs is None else theirs.shapes):
+                damaged(f"{kind} {i} keeps other states than the model")
+            layers.append(LayerCache(ledgers[number], store, states))
     masks, owner = (like.masks, like.owner) if like is not None else ((), None)
     cache = ModelCache(caches["layers"], caches["cross"], masks=masks, owner=owner, length=header["length"])
     cache.recomputed = header["recomputed"]
@@ -236,6 +244,20 @@ def _layer(saved: Any, ledgers: int) -> tuple[int, Codec, tuple[StreamShape, ...
     if not isinstance(number, int) or not 0 <= number < ledgers:
         damaged("a layer has no ledger")
     return number, _codec(saved.get("codec")), read_streams(saved.get("streams", []))
+
+
+def _states(
+    saved: Any, start: str, tensor: Callable[[str], Tensor], names: set[str], ledger: Ledger
+) -> StateRows | None:
+    """The states of a layer that has some; their tensors have names that begin so."""
+    described = saved.get("states")
+    if described is None:
+        return None
+    if not isinstance(described, dict):
+        damaged("a layer does not describe its states")
+    states = StateRows.from_description(described, ledger.batch, ledger.device)
+    states.load([_stream(tensor, f"{start}{i}", names) for i in range(states.tensor_count)])
+    return states
 
 
 def _codec(saved: Any) -> Codec:

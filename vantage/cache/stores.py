@@ -111,6 +111,8 @@ class Store:
             x = x.to(shape.dtype)
             if shape.running:
                 assert pos is not None, "a sum over a row asks which places are filled"
+                if isinstance(step.write, Copied):  # the sum before may stand in a block that moves with this write
+                    step.write.copy(buffer)
                 x = summed(x, pos) + last_sum(buffer, step.read, x, pos.against(step.view_pos))
             own.append(x)
         return tuple(own)

@@ -24,6 +24,8 @@ from vantage.spec.positions import Positions
 SMALL = 20_000_000  # parameters of a model that may be copied
 SOURCE = 5  # tokens of the source that an encoder-decoder reads
 
+TAKEN_BACK = 16  # tokens that a row of a check may take back
+
 
 class OwnModel(Subject):
     """A ``vantage.Model``. An encoder-decoder reads one fixed source."""
@@ -98,7 +100,8 @@ class OwnModel(Subject):
     def new_cache(self, batch: int, *, length: int | None = None) -> ModelCache:
         if self._new_cache is not None and length is None:
             return self._new_cache(batch)
-        return self.model.new_cache(batch, length=self.declared(length))
+        draft = TAKEN_BACK if self.model.spec.keeps_states else None
+        return self.model.new_cache(batch, length=self.declared(length), draft=draft)
 
     def crop(self, cache: ModelCache, to: int) -> None:
         try:

@@ -35,13 +35,14 @@ NUMBER = {name: i for i, name in enumerate(FACTOR_NAMES)}
 @dataclass(frozen=True)
 class AttentionCase:
     """An attention: its config, what precedes the encoding on q and k, what follows the kernel, whether it is also
-    crossed, and whether the last layer reads the keys of the first."""
+    crossed, whether the last layer reads the keys of the first, and what the other layers have in its place."""
 
     config: AttentionConfig
     qk: tuple[Buildable, ...] = ()
     output: tuple[Buildable, ...] = ()
     cross: bool = False
     shared_keys: bool = False
+    between: AttentionConfig | None = None  # without scores: it has a layer on either side
 
 
 def variants(entry: Entry[T], number: int) -> dict[str, Callable[[], T]]:
@@ -67,8 +68,12 @@ def encodings() -> dict[str, Callable[[], Encoding]]:
 
 
 def attentions() -> dict[str, AttentionCase]:
-    cases = {name: AttentionCase(make()) for name, make in _all(ATTENTIONS, HEADS).items()}
     grouped = GroupedQuery(HEADS, HEADS // 2)
+    cases = {}
+    for name, make in _all(ATTENTIONS, HEADS).items():
+        config = make()
+        scores = config.cache_shape(WIDTH).kv_heads > 0
+        cases[name] = AttentionCase(config) if scores else AttentionCase(grouped, between=config)
     cases["cross"] = AttentionCase(grouped, cross=True)
     cases["shared-keys"] = AttentionCase(grouped, shared_keys=True)
     cases |= {name: AttentionCase(grouped, output=(make(),)) for name, make in _all(OUTPUT_PARTS, HEADS).items()}

@@ -18,6 +18,7 @@ from vantage.cache import CacheKind, ModelCache
 from vantage.conformance.covering import Cell
 from vantage.conformance.factors import FACTOR_NAMES, LAYERS, LENGTH, VOCAB, WIDTH, attentions, caches, encodings, masks
 from vantage.model import Model, build, decoder, encoder
+from vantage.spec.masks import Causal, SameSegment
 from vantage.spec.model import ModelSpec
 from vantage.spec.parts import EncoderOutput
 from vantage.spec.positions import Positions
@@ -48,6 +49,10 @@ def spec_for(cell: Cell, head_dim: int | None = None) -> ModelSpec:
         max_length=LENGTH,
     )
     layers = tuple(replace(layer, qk=(*attention.qk, *layer.qk), output=attention.output) for layer in spec.layers)
+    if attention.between is not None:
+        plain = replace(layers[0], attention=attention.between, mask=Causal() & SameSegment())
+        plain = replace(plain, qk=(), bias=None, value_bias=None)
+        layers = (plain, *layers[1:-1], plain)
     if attention.shared_keys:
         layers = (*layers[:-1], replace(layers[-1], source=0))
     if attention.cross:

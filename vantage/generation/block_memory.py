@@ -51,6 +51,7 @@ class BlockMemory:
         if held is None or at == 0:
             return Match(0, match.reason), self.new(key.length)
         row = held.fork()
+        at = row.nearest_cut(at)
         row.crop(at)
         return Match(at, match.reason), row
 
@@ -72,9 +73,10 @@ class BlockMemory:
         at = len(tokens) - len(tokens) % cut
         if self._share and at:
             fork = row.fork()
-            fork.crop(at)
-            self.prefixes.keep(key, tokens[:at], fork)
-            self._bound()
+            if at := fork.nearest_cut(at):
+                fork.crop(at)
+                self.prefixes.keep(key, tokens[:at], fork)
+                self._bound()
 
     def _bound(self) -> None:
         """A pool that grows never runs out of blocks, so prefixes would be kept for ever."""

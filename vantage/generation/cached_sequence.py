@@ -160,4 +160,5 @@ def common_length(a: Sequence[int], b: Sequence[int]) -> int:
 
 def new_cache(model: Model, kind: str, draft: int, length: int | None = None) -> ModelCache:
     """An empty cache of one row that can take back ``draft`` tokens."""
-    return model.new_cache(kind=kind, length=length, draft=draft if cache_kind(kind).evicts else None)
+    keeps = cache_kind(kind).evicts or model.spec.keeps_states
+    return model.new_cache(kind=kind, length=length, draft=draft if keeps else None)

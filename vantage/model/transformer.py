@@ -46,7 +46,7 @@ class Model(nn.Module):
             self.encoder.embed.tokens = self.embed.tokens
         self.blocks = assemble_blocks(spec, shared)
         kept = [layer.cache_shape(spec.width) for layer in spec.layers]
-        self._no_caches = [NoCache(() if shape is None else shape.streams) for shape in kept]
+        self._no_caches = [NoCache() if shape is None else NoCache(shape.streams, shape.states) for shape in kept]
         self._no_cross = [NoCache()] * len(kept)
         self.norm = nn.Identity() if spec.norm is None else build_norm(spec.norm, spec.width)
         self.head = (

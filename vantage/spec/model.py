@@ -22,6 +22,7 @@ from vantage.spec.parts import (
     Sampler,
     ScoreBias,
     Shape,
+    StateShape,
     Stream,
 )
 from vantage.spec.parts import ValueBias as ValueBiasPart
@@ -82,6 +83,12 @@ class CacheShape:
     value_dim: int
     single: bool = False  # one stream: the value is the front of the key (MLA)
     streams: tuple[Stream, ...] = ()  # what else is kept of each token
+    states: tuple[StateShape, ...] = ()  # of constant size, whatever the length
+
+    @staticmethod
+    def of_states(*states: StateShape) -> CacheShape:
+        """Of a layer that keeps nothing of each token."""
+        return CacheShape(0, 0, 0, states=states)
 
 
 @dataclass
@@ -226,6 +233,11 @@ class ModelSpec:
             raise BadInput(f"layer {i} sees further than layer {source}, whose keys it reads: give it a window")
         if isinstance(layer.bias, KeepsStreams):
             raise BadInput(f"layer {i} reads the keys of layer {source} and keeps nothing: its bias cannot either")
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether some layer keeps a state, which can be taken back only as far as it is asked to."""
+        return any(shape.states for shape, _ in self.caches)
 
     @property
     def caches(self) -> tuple[tuple[CacheShape, Mask], ...]:

@@ -101,6 +101,33 @@ class Stream:
         return torch.promote_types(model, torch.float32) if self.wide else model
 
 
+@dataclass(frozen=True)
+class StateShape:
+    """A state of constant size that a layer keeps of each row, whatever its length."""
+
+    shape: tuple[int, ...]
+    wide: bool = False  # in float32 at least, whatever the model computes in
+
+    def dtype(self, model: torch.dtype) -> torch.dtype:
+        return torch.promote_types(model, torch.float32) if self.wide else model
+
+
+class StateCache(Protocol):
+    """The states of one layer."""
+
+    def read(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
+        """(B, *shape) of each: as they are before these tokens. Zeros where a row holds nothing."""
+        ...
+
+    def wanted(self, pos: Positions) -> tuple[int, ...]:
+        """After which columns of this pass states are to be kept, rising. Padding leaves a state as it is."""
+        ...
+
+    def write(self, pos: Positions, columns: Sequence[int], states: tuple[Tensor, ...]) -> None:
+        """Each state (N, B, *shape) after these N columns."""
+        ...
+
+
 @runtime_checkable
 class KeepsStreams(Protocol):
     """The config of a score bias that keeps more of each token than its key. What it builds has ``keep``."""
@@ -205,7 +232,10 @@ class View(NamedTuple):
 
 
 class Cache(Protocol):
-    """The keys and values of one attention layer."""
+    """The keys and values of one attention layer, and its states if it has any."""
+
+    @property
+    def states(self) -> StateCache: ...
 
     def append(self, pos: Positions, k_BGTd: Tensor, v_BGTe: Tensor, *streams: Tensor) -> View:
         """Take in new keys and values; return all there is to look at, in any arrangement."""

@@ -12,7 +12,7 @@ from vantage.cache.codecs import Codec, PlainCodec, SingleCodec, StreamShape
 from vantage.cache.ledger import Ledger
 from vantage.spec.masks import Mask
 from vantage.spec.model import CacheShape
-from vantage.spec.parts import Stream
+from vantage.spec.parts import StateShape, Stream
 
 
 @final
@@ -26,10 +26,12 @@ class LayerPlan:
     mask: Mask
     single_stream: bool = False  # MLA: the value is the front of the key
     streams: tuple[Stream, ...] = ()  # what else is kept of each token, as it is
+    states: tuple[StateShape, ...] = ()  # of constant size, whatever the length
 
     @staticmethod
     def of(shape: CacheShape, mask: Mask) -> LayerPlan:
-        return LayerPlan(shape.kv_heads, shape.key_dim, shape.value_dim, mask, shape.single, shape.streams)
+        sizes = shape.kv_heads, shape.key_dim, shape.value_dim
+        return LayerPlan(*sizes, mask, shape.single, shape.streams, shape.states)
 
     def stream_shapes(self, dtype: torch.dtype) -> tuple[StreamShape, ...]:
         return tuple(StreamShape.of(stream, dtype) for stream in self.streams)

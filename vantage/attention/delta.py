@@ -1,0 +1,138 @@
+"""The gated delta rule (Yang et al. 2024; Qwen3-Next): each head has one matrix that is read, corrected and let fade.
+
+S ← e^g S; S ← S + k ⊗ β(v - kᵀS); o = qᵀS / √d. The state has the same size whatever the length. Padding leaves it as
+it is, and a document begins with an empty one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vantage.attention.convolution import ShortConvolution, check_goes_forward
+from vantage.errors import BadInput, Refused
+from vantage.spec.model import BuildContext, CacheShape, NormConfig
+from vantage.spec.parts import Context, Shape, StateShape
+from vantage.spec.positions import Positions
+from vantage.spec.registry import Entry
+
+EPS = 1e-6  # under the root of a length
+
+
+@dataclass(frozen=True)
+class GatedDelta:
+    """``key_heads`` heads of queries and keys, shared by ``heads`` of values; a convolution of ``taps`` before them."""
+
+    heads: int
+    norm: NormConfig
+    key_heads: int | None = None  # None: as many as heads
+    key_dim: int | None = None  # None: width / heads
+    value_dim: int | None = None  # None: key_dim
+    taps: int = 4
+
+    def shape(self, width: int) -> Shape:
+        key_heads = self.heads if self.key_heads is None else self.key_heads
+        if self.heads < 1 or key_heads < 1 or self.heads % key_heads:
+            raise BadInput(f"{self.heads} heads over {key_heads} of keys: the second must divide the first")
+        if self.key_dim is None and width % self.heads:
+            raise BadInput(f"width {width} does not divide into {self.heads} heads: change one, or say key_dim=")
+        key_dim = width // self.heads if self.key_dim is None else self.key_dim
+        return Shape(width, self.heads, key_heads, key_dim, self.value_dim or key_dim, 0)
+
+    def cache_shape(self, width: int) -> CacheShape:
+        s = self.shape(width)
+        matrix = StateShape((s.heads, s.key_dim, s.value_dim), wide=True)
+        return CacheShape.of_states(matrix, StateShape((self.taps - 1, _channels(s))))
+
+    def describe(self, width: int) -> tuple[str, ...]:
+        s = self.shape(width)
+        return (f"gated delta rule, {s.heads} × {s.key_dim} × {s.value_dim}",)
+
+    def build(self, width: int, context: BuildContext) -> nn.Module:
+        return GatedDeltaRule(self, self.shape(width), context)
+
+    def build_cross(self, width: int, context: BuildContext) -> nn.Module:
+        raise Refused("a delta rule has no cross-attention: use GroupedQuery there")
+
+
+def _channels(s: Shape) -> int:
+    return 2 * s.kv_heads * s.key_dim + s.heads * s.value_dim
+
+
+class GatedDeltaRule(nn.Module):
+    def __init__(self, config: GatedDelta, shape: Shape, context: BuildContext):
+        super().__init__()
+        check_goes_forward(context, "a delta rule")
+        s = self.state_shape = shape
+        self.index = context.index
+        self.qkv = context.linear(s.width, _channels(s), False)
+        self.gates = context.linear(s.width, s.heads * (s.value_dim + 2), False)  # z, then b and a of each head
+        self.conv = ShortConvolution(_channels(s), config.taps)
+        self.dt_bias = nn.Parameter(torch.ones(s.heads))
+        self.A_log = nn.Parameter(torch.empty(s.heads).uniform_(0.01, 16).log())
+        self.norm = config.norm.build(s.value_dim)
+        self.out = context.linear(s.heads * s.value_dim, s.width, False)
+
+    def forward(self, x_BTD: Tensor, ctx: Context) -> Tensor:
+        s, states = self.state_shape, ctx.caches[self.index].states
+        columns = states.wanted(ctx.pos)
+        matrix, inputs = states.read(x_BTD)
+        mixed, inputs = self.conv(self.qkv(x_BTD), inputs, ctx.pos, columns)
+        keys = s.kv_heads * s.key_dim
+        q, k, v = F.silu(mixed).split((keys, keys, s.heads * s.value_dim), dim=-1)
+        z, b, a = self.gates(x_BTD).split((s.heads * s.value_dim, s.heads, s.heads), dim=-1)
+        g = -self.A_log.float().exp() * F.softplus(a.float() + self.dt_bias)
+        q, k = (_unit(t.unflatten(-1, (s.kv_heads, -1))).repeat_interleave(s.heads // s.kv_heads, 2) for t in (q, k))
+        v = v.unflatten(-1, (s.heads, -1))
+        out, matrices = delta_rule(q, k, v, g, b.sigmoid(), matrix, ctx.pos, columns)
+        states.write(ctx.pos, columns, (matrices, inputs))
+        gated = self.norm(out.to(x_BTD.dtype)) * F.silu(z.unflatten(-1, (s.heads, -1)))
+        return self.out(gated.flatten(2))
+
+
+def delta_rule(
+    q_BTHd: Tensor,
+    k_BTHd: Tensor,
+    v_BTHe: Tensor,
+    g_BTH: Tensor,
+    beta_BTH: Tensor,
+    state_BHde: Tensor,
+    pos: Positions,
+    columns: tuple[int, ...],
+) -> tuple[Tensor, Tensor]:
+    """The outputs (B, T, H, e), and the states (N, B, H, d, e) after these columns. In float32 at least."""
+    wide = state_BHde.dtype
+    q, k, v, g, beta = (t.to(wide) for t in (q_BTHd, k_BTHd, v_BTHe, g_BTH, beta_BTH))
+    q = q * q.shape[-1] ** -0.5
+    filled = pos.filled[..., None, None, None]
+    begins = None if pos.segment is None else (pos.order == pos.segment)[..., None, None, None]
+    state, outputs, kept = state_BHde, [], []
+    for t in range(q.shape[1]):
+        old = state if begins is None else torch.where(begins[:, t], 0, state)
+        faded = old * g[:, t].exp()[..., None, None]
+        missing = v[:, t] - torch.einsum("bhd,bhde->bhe", k[:, t], faded)
+        new = faded + torch.einsum("bhd,bhe->bhde", k[:, t], beta[:, t, :, None] * missing)
+        outputs.append(torch.einsum("bhd,bhde->bhe", q[:, t], new))
+        state = torch.where(filled[:, t], new, state)
+        if t in columns:
+            kept.append(state)
+    return torch.stack(outputs, 1), torch.stack(kept) if kept else state_BHde.new_empty(0)
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + EPS)
+
+
+ENTRY = Entry(
+    "gated-delta",
+    GatedDelta,
+    "Gated delta rule",
+    "One matrix for each head, corrected by every token: the cache has the same size at any length (Yang et al. 2024).",
+    variants={
+        "gated-delta": lambda size: GatedDelta(size.heads, size.norm, key_heads=size.heads // 2, value_dim=6),
+    },
+    compared=False,
+)
