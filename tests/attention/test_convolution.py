@@ -65,7 +65,7 @@ def test_padding_is_no_token(pad):
     for b, row in enumerate(rows):
         alone, state = one(row, nothing(1, 3, 3), Positions.arange(1, row.shape[1]), (row.shape[1] - 1,))
         torch.testing.assert_close(out[b, pos.filled[b]], alone[0])
-        torch.testing.assert_close(states[0, b], state[0, 0])
+        torch.testing.assert_close(states[0][b], state[0][0])
 
 
 def test_lfm2s_layer():

@@ -35,8 +35,8 @@ class ShortConvolution(nn.Module):
 
     def forward(
         self, x_BTC: Tensor, before_BnC: Tensor, pos: Positions, columns: tuple[int, ...]
-    ) -> tuple[Tensor, Tensor]:
-        """The result (B, T, C), and the states (N, B, n - 1, C) after these columns."""
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The result (B, T, C), and the states (B, n - 1, C) after each of these columns."""
         n, count = self.taps, pos.filled.long().cumsum(1)  # tokens of the row up to each column
         if pos.known.empty:
             rank = torch.where(pos.filled, count - 1, x_BTC.shape[1])  # padding goes to a place that is cut off
@@ -52,8 +52,11 @@ class ShortConvolution(nn.Module):
             rank = (pos.order - pos.segment)[..., None]  # in its document
             windows = torch.where((n - 1 - back <= rank)[..., None], windows, 0)
         out = torch.einsum("btnc,cn->btc", windows, self.weight)
-        states = _rows(line, count[:, list(columns), None] + back[: n - 1]).transpose(0, 1)
+        states = [_rows(line, count[:, c, None, None] + back[: n - 1])[:, 0] for c in columns]
         return out if self.bias is None else out + self.bias, states
+
+    def operations(self, tokens: int) -> int:
+        return 2 * tokens * self.weight.numel()
 
 
 def _rows(line_BSC: Tensor, index_BTn: Tensor) -> Tensor:

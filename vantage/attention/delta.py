@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vantage.attention.convolution import ShortConvolution, check_goes_forward
 from vantage.errors import BadInput, Refused
 from vantage.spec.model import BuildContext, CacheShape, NormConfig
+from vantage.spec.operations import PassSize, linear_operations
 from vantage.spec.parts import Context, Shape, StateShape
 from vantage.spec.positions import Positions
 from vantage.spec.registry import Entry
@@ -88,9 +89,20 @@ class GatedDeltaRule(nn.Module):
         q, k = (_unit(t.unflatten(-1, (s.kv_heads, -1))).repeat_interleave(s.heads // s.kv_heads, 2) for t in (q, k))
         v = v.unflatten(-1, (s.heads, -1))
         out, matrices = delta_rule(q, k, v, g, b.sigmoid(), matrix, ctx.pos, columns)
-        states.write(ctx.pos, columns, (matrices, inputs))
+        states.write(ctx.pos, columns, list(zip(matrices, inputs, strict=True)))
         gated = self.norm(out.to(x_BTD.dtype)) * F.silu(z.unflatten(-1, (s.heads, -1)))
         return self.out(gated.flatten(2))
+
+    def mixing_operations(self, size: PassSize) -> dict[str, int]:
+        s, tokens = self.state_shape, size.tokens
+        maps = linear_operations(self.qkv, tokens) + linear_operations(self.gates, tokens)
+        matrix = 2 * tokens * s.heads * s.key_dim * s.value_dim  # a product with the state
+        return {
+            "projections": maps + self.conv.operations(tokens),
+            "scores": 2 * matrix,  # what the state already says of a key, and its correction
+            "weighted sum": matrix,
+            "output": linear_operations(self.out, tokens),
+        }
 
 
 def delta_rule(
@@ -102,8 +114,8 @@ def delta_rule(
     state_BHde: Tensor,
     pos: Positions,
     columns: tuple[int, ...],
-) -> tuple[Tensor, Tensor]:
-    """The outputs (B, T, H, e), and the states (N, B, H, d, e) after these columns. In float32 at least."""
+) -> tuple[Tensor, list[Tensor]]:
+    """The outputs (B, T, H, e), and the states (B, H, d, e) after each of these columns. In float32 at least."""
     wide = state_BHde.dtype
     q, k, v, g, beta = (t.to(wide) for t in (q_BTHd, k_BTHd, v_BTHe, g_BTH, beta_BTH))
     q = q * q.shape[-1] ** -0.5
@@ -119,7 +131,7 @@ def delta_rule(
         state = torch.where(filled[:, t], new, state)
         if t in columns:
             kept.append(state)
-    return torch.stack(outputs, 1), torch.stack(kept) if kept else state_BHde.new_empty(0)
+    return torch.stack(outputs, 1), kept
 
 
 def _unit(x: Tensor) -> Tensor:

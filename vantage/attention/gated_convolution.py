@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from vantage.attention.convolution import ShortConvolution, check_goes_forward
 from vantage.errors import BadInput, Refused
 from vantage.spec.model import BuildContext, CacheShape
+from vantage.spec.operations import PassSize, linear_operations
 from vantage.spec.parts import Context, Shape, StateShape
 from vantage.spec.registry import Entry
 
@@ -54,8 +55,12 @@ class GatedConvolutionMixer(nn.Module):
         states = ctx.caches[self.index].states
         columns = states.wanted(ctx.pos)
         mixed, kept = self.conv(before * x, *states.read(x_BTD), ctx.pos, columns)
-        states.write(ctx.pos, columns, (kept,))
+        states.write(ctx.pos, columns, [(inputs,) for inputs in kept])
         return self.out(after * mixed)
+
+    def mixing_operations(self, size: PassSize) -> dict[str, int]:
+        maps = linear_operations(self.maps, size.tokens) + self.conv.operations(size.tokens)
+        return {"projections": maps, "output": linear_operations(self.out, size.tokens)}
 
 
 ENTRY = Entry(

@@ -12,7 +12,7 @@ from vantage.attention.scorer import Scorer, merge_heads
 from vantage.errors import BadInput, Refused
 from vantage.spec.attention import Pieces, PositionParts, QueriesAndKeys
 from vantage.spec.model import BuildContext, CacheShape, Scores
-from vantage.spec.native import LANES, CannotLower, HeadColumns, Program
+from vantage.spec.native import LANES, CannotLower, HeadColumns, Program, no_native_form
 from vantage.spec.normalisers import Argmax, OffByOne, Softmax, Sparsemax, StickBreaking
 from vantage.spec.operations import AttentionWork, linear_operations, output_operations
 from vantage.spec.parts import Context, Shape, View, chain
@@ -112,12 +112,14 @@ class GroupedQueryAttention(nn.Module):
     # ---- what others ask
 
     def projections(self) -> dict[str, Pieces]:
-        return {"qkv": tuple(zip("qkv", self.widths, strict=True))}
+        return {"qkv": tuple(zip("qkv", self.widths, strict=False))}
 
     def position_parts(self) -> PositionParts:
         return self.scorer.position_parts(self.qk)
 
     def queries_and_keys(self, x_BTD: Tensor) -> QueriesAndKeys:
+        if self.source is not None:
+            raise Refused(f"layer {self.index} reads the keys of layer {self.source}: its scores cannot be taken apart")
         q, k, _ = self.project(x_BTD)
         return QueriesAndKeys(q, k)
 
@@ -136,6 +138,10 @@ class GroupedQueryAttention(nn.Module):
             raise CannotLower(f"heads of {s.key_dim} and {s.value_dim} are no multiples of {LANES}")
         if not isinstance(self.clip, nn.Identity):
             raise CannotLower("clipped projections have no native form")
+        if self.source is not None:
+            raise CannotLower("keys of another layer have no native form")
+        for transform in self.output:
+            raise no_native_form(transform)
         scores = self.scorer.score_form()
         qkv = program.linear(self.qkv, src, None, "qkv")
         queries = HeadColumns(qkv, 0, s.heads, s.key_dim)

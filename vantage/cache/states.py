@@ -22,19 +22,19 @@ from vantage.spec.positions import Positions
 
 
 @final
-class PassStates:
-    """The states of all rows after some columns of one pass."""
+class BatchStates:
+    """The states of all rows after one column of a pass."""
 
-    def __init__(self, ends_BN: Tensor, tensors: tuple[Tensor, ...]):
-        self._ends = ends_BN
-        self._read: list[list[int]] | None = None
-        self.tensors = tensors  # each (N, B, *shape)
+    def __init__(self, ends_B: Tensor, tensors: tuple[Tensor, ...]):
+        self._ends = ends_B
+        self._read: list[int] | None = None
+        self.tensors = tensors  # each (B, *shape)
 
-    def end(self, row: int, column: int) -> int:
+    def end(self, row: int) -> int:
         """The order that follows the last token of this state. Reads a device, once."""
         if self._read is None:
             self._read = self._ends.tolist()
-        return self._read[row][column]
+        return self._read[row]
 
 
 @final
@@ -42,16 +42,15 @@ class PassStates:
 class Snapshot:
     """One row's states after some token."""
 
-    states: PassStates
+    states: BatchStates
     row: int
-    column: int
 
     @property
     def end(self) -> int:
-        return self.states.end(self.row, self.column)
+        return self.states.end(self.row)
 
     def tensor(self, i: int) -> Tensor:
-        return self.states.tensors[i][self.column, self.row]
+        return self.states.tensors[i][self.row]
 
 
 @final
@@ -81,10 +80,9 @@ class StateRows:
         newest = [row[-1] if row else None for row in self.rows]
         first = newest[0]
         if first is not None and all(
-            s is not None and s.states is first.states and s.column == first.column and s.row == b
-            for b, s in enumerate(newest)
+            s is not None and s.states is first.states and s.row == b for b, s in enumerate(newest)
         ):
-            return tuple(t[first.column, : len(newest)] for t in first.states.tensors)
+            return tuple(t[: len(newest)] for t in first.states.tensors)
         return tuple(
             torch.stack([self._zeros(shape) if s is None else s.tensor(i) for s in newest])
             for i, shape in enumerate(self.shapes)
@@ -98,19 +96,17 @@ class StateRows:
             columns |= {c for c in range(width) if (ends + c + 1) % self._every == 0}
         return tuple(sorted(columns))
 
-    def write(self, pos: Positions, columns: Sequence[int], states: tuple[Tensor, ...]) -> None:
-        """Each state (N, B, *shape) after these columns."""
-        if states and torch.is_grad_enabled() and any(t.requires_grad for t in states):
-            raise BadInput("a cache keeps no gradients: use torch.no_grad() with a cache, or no cache to train")
-        wanted = [(len(columns), pos.shape[0], *shape.shape) for shape in self.shapes]
-        if [tuple(t.shape) for t in states] != wanted:
-            raise BadInput(f"states of {[tuple(t.shape) for t in states]} for a cache that takes {wanted}")
-        ends = pos.order.cummax(1).values[:, list(columns)] + 1
-        group = PassStates(ends, states)
-        new = tuple(range(len(columns)))
-        self._pending = [
-            self._trimmed((*row, *(Snapshot(group, b, c) for c in new))) for b, row in enumerate(self.rows)
-        ]
+    def write(self, pos: Positions, columns: Sequence[int], states: Sequence[tuple[Tensor, ...]]) -> None:
+        """After each of these columns the states (B, *shape)."""
+        wanted = [(pos.shape[0], *shape.shape) for shape in self.shapes]
+        for tensors in states:
+            if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+                raise BadInput("a cache keeps no gradients: use torch.no_grad() with a cache, or no cache to train")
+            if [tuple(t.shape) for t in tensors] != wanted:
+                raise BadInput(f"states of {[tuple(t.shape) for t in tensors]} for a cache that takes {wanted}")
+        ends = pos.order.cummax(1).values + 1
+        new = [BatchStates(ends[:, c], tensors) for c, tensors in zip(columns, states, strict=True)]
+        self._pending = [self._trimmed((*row, *(Snapshot(s, b) for s in new))) for b, row in enumerate(self.rows)]
 
     def _trimmed(self, row: tuple[Snapshot, ...]) -> tuple[Snapshot, ...]:
         cut = max(0, len(row) - 1 - self._draft)
@@ -167,8 +163,8 @@ class StateRows:
     @property
     def bytes(self) -> int:
         """What its tensors take, each counted once."""
-        groups = {id(s.states): s.states for row in self.rows for s in row}
-        return sum(t.nbytes for group in groups.values() for t in group.tensors)
+        batches = {id(s.states): s.states for row in self.rows for s in row}
+        return sum(t.nbytes for batch in batches.values() for t in batch.tensors)
 
     def describe(self) -> dict[str, Any]:
         """What JSON can hold: enough for ``from_description``."""
@@ -200,8 +196,8 @@ class StateRows:
             damaged(f"its states are not {wanted}")
         if len(ends) != len(self.rows) or bool((ends < 0).any()):
             damaged("its states do not say where they stand")
-        group = PassStates(ends[:, None], tuple(t[None].to(self._device) for t in states))
-        self.rows = [(Snapshot(group, b, 0),) if int(end) else () for b, end in enumerate(ends)]
+        batch = BatchStates(ends, tuple(t.to(self._device) for t in states))
+        self.rows = [(Snapshot(batch, b),) if int(end) else () for b, end in enumerate(ends)]
 
     @property
     def tensor_count(self) -> int:
@@ -235,5 +231,5 @@ class NoStates:
     def wanted(self, pos: Positions) -> tuple[int, ...]:
         return ()
 
-    def write(self, pos: Positions, columns: Sequence[int], states: tuple[Tensor, ...]) -> None:
+    def write(self, pos: Positions, columns: Sequence[int], states: Sequence[tuple[Tensor, ...]]) -> None:
         pass

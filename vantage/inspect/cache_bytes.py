@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
@@ -43,11 +44,19 @@ def cache_bytes(spec: ModelSpec, settings: CacheSettings) -> int:
 
 def layer_bytes(kept: CacheShape, mask: Mask, settings: CacheSettings) -> int:
     """One layer."""
+    states = 2 * settings.batch * state_bytes(kept, settings.dtype)  # the one before is kept, to take a token back
+    if not kept.kv_heads:
+        return states
     layer = LayerPlan.of(kept, mask)
     need = LedgerNeed(settings.batch, layer.reach, settings.context)
     keys_and_values = codec_bytes(cache_kind(settings.kind).codec(layer, settings.dtype))
     places = cache_kind(settings.kind).bytes(layer, need, settings.dtype) // keys_and_values
-    return places * token_bytes(kept, settings)
+    return places * token_bytes(kept, settings) + states
+
+
+def state_bytes(kept: CacheShape, dtype: torch.dtype) -> int:
+    """What a layer keeps of a row, whatever its length."""
+    return sum(math.prod(state.shape) * state.dtype(dtype).itemsize for state in kept.states)
 
 
 def token_bytes(kept: CacheShape, settings: CacheSettings) -> int:

@@ -11,12 +11,12 @@ from torch import nn
 from vantage.errors import BadInput
 from vantage.figures.html import page_table
 from vantage.inspect import operations as ops
-from vantage.inspect.cache_bytes import CacheSettings, alternatives, cache_bytes, token_bytes
+from vantage.inspect.cache_bytes import CacheSettings, alternatives, cache_bytes, state_bytes, token_bytes
 from vantage.inspect.machine import Machine, floating
 from vantage.inspect.operations import PARTS
 from vantage.inspect.visible import visible
 from vantage.model import Model, empty_model
-from vantage.spec.attention import attentions
+from vantage.spec.attention import TokenMixer, attentions
 from vantage.spec.masks import Mask
 from vantage.spec.model import ModelSpec
 from vantage.spec.operations import PassSize, module_operations, weights_read
@@ -260,6 +260,11 @@ def _pass(name: str, model: Model, size: PassSize, cached: CacheSettings, on: Ma
             sizes["projections"] += (sum(weights.values()) - out) * itemsize
             pairs += size.queries * keys
             visible_pairs += shown
+        for module in (m for m in block.modules() if isinstance(m, TokenMixer)):
+            for part, n in module.mixing_operations(size).items():
+                counts[part] += n
+            sizes["projections"] += sum(p.numel() for p in module.parameters()) * itemsize  # pyright: ignore[reportAttributeAccessIssue] (a module)
+            sizes["scores"] += size.batch * state_bytes(layer.attention.cache_shape(width), cached.dtype)
         ffn = _ffn(block)
         counts["feed-forward"] += module_operations(ffn, size.tokens)
         sizes["feed-forward"] += weights_read(ffn, size.tokens) * itemsize

@@ -40,6 +40,8 @@ def _layer(layer: Layer) -> list[str]:
         *(("q/k ", part) for part in layer.qk),
         ("bias ", layer.bias),
         ("value bias ", layer.value_bias),
+        ("keys and values of layer ", layer.source),
+        *(("output ", part) for part in layer.output),
         ("cross ", layer.cross),
         ("", layer.ffn),
         ("", layer.norm),

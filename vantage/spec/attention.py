@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from vantage.errors import Refused
-from vantage.spec.operations import AttentionWork
+from vantage.spec.operations import AttentionWork, PassSize
 from vantage.spec.parts import QKTransform, ScoreBias, Shape, ValueBias
 
 Pieces = tuple[tuple[str, int], ...]  # the maps in one weight: a name and a number of rows each
@@ -77,6 +77,15 @@ class CountsOperations(Protocol):
 
     def operations(self, work: AttentionWork) -> dict[str, int]:
         """By part: "projections", "scores", "weighted sum", "output". What position multiplies is counted apart."""
+        ...
+
+
+@runtime_checkable
+class TokenMixer(Protocol):
+    """A module in the place of an attention that has no scores: a convolution, a delta rule."""
+
+    def mixing_operations(self, size: PassSize) -> dict[str, int]:
+        """By part, as in ``CountsOperations``."""
         ...
 
 

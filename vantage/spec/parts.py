@@ -123,8 +123,8 @@ class StateCache(Protocol):
         """After which columns of this pass states are to be kept, rising. Padding leaves a state as it is."""
         ...
 
-    def write(self, pos: Positions, columns: Sequence[int], states: tuple[Tensor, ...]) -> None:
-        """Each state (N, B, *shape) after these N columns."""
+    def write(self, pos: Positions, columns: Sequence[int], states: Sequence[tuple[Tensor, ...]]) -> None:
+        """After each of these columns the states (B, *shape)."""
         ...
 
 
