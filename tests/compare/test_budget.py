@@ -255,4 +255,5 @@ def test_a_job_is_timed_by_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_durations_are_said_as_people_do() -> None:
-    assert [duration(s) for s in (59.2, 90, 840, 7200, 86_400)] == ["60 s", "90 s", "14 minutes", "2 hours", "24 hours"]
+    assert [duration(s) for s in (59.2, 90, 150, 300, 840)] == ["60 s", "90 s", "150 s", "5 minutes", "14 minutes"]
+    assert [duration(s) for s in (7200, 9000, 86_400)] == ["2 hours", "2.5 hours", "24 hours"]

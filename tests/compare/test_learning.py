@@ -76,7 +76,7 @@ def test_the_report_says_so_and_names_no_winner(tmp_path: Path, capsys: pytest.C
         assert "ordering: no entry learned the task." in text
         assert "a guess gets 0.50" in text
         assert "So no entry learned the task, and nothing is said about which is better." in text
-        assert "best mean, " not in text
+        assert "has the best mean" not in text
         assert "behind the best" not in text
     assert said["mean_reciprocal_rank"] == {}
     assert said["tasks"]["ordering"]["pairs"] == []
@@ -89,8 +89,8 @@ def test_a_task_that_nobody_learned_has_no_voice_among_the_others(tmp_path: Path
     said = reported(tmp_path, results)
     ordering, *_, parity, together = said["short"]
     assert "parity: no entry learned the task." in parity
-    assert ordering.startswith("even-pairs: beyond the training length none has the best mean, ")
-    assert together.startswith("All 2 tasks together, each counting the same: none has the best mean")
+    assert ordering.startswith("even-pairs: beyond the training length “none” has the best mean, ")
+    assert together.startswith("Both tasks together, each counting the same: “none” has the best mean")
     assert together.endswith("Left out: parity.")
     assert said["overall"]["tasks"] == ["even-pairs", "ordering"]
     assert set(said["mean_reciprocal_rank"]) == set(LEARNED)

@@ -131,7 +131,7 @@ def test_events_of_what_does_not_run_any_more(http: httpx.Client) -> None:
     done = heard(http, DONE)
     assert [name for name, _ in done] == ["curve", "progress", "done"]
     assert done[-1][1]["report"] == DONE
-    assert done[-1][1]["short"][0].startswith("ordering: beyond the training length alibi has the best mean")
+    assert done[-1][1]["short"][0].startswith("ordering: beyond the training length “alibi” has the best mean")
     half = heard(http, HALF)
     assert [name for name, _ in half] == ["curve", "progress", "error"]
     assert "it can be gone on with" in half[-1][1]["message"]

@@ -117,9 +117,9 @@ def _planned(wanted: Experiment, seeds: int, steps: int, budget: Budget) -> Plan
 
 
 def duration(seconds: float) -> str:
-    """In the words of --budget: 90 s, 14 minutes, 2 hours."""
-    if seconds < 100:
+    """In the words of --budget: 90 s, 14 minutes, 2 hours. Rounded up."""
+    if seconds < 60 or (seconds < 600 and seconds % 60):
         return f"{math.ceil(seconds)} s"
-    if seconds < 100 * 60:
+    if seconds < 7200:
         return f"{math.ceil(seconds / 60)} minutes"
     return f"{math.ceil(seconds / 360) / 10:g} hours"

@@ -44,7 +44,7 @@ def _task_sentence(table: ResultTable, task: str, metadata: Mapping[str, Any]) -
     first = table.estimate(task, ranked[0].entry, "beyond")
     if first and first.value == 0 and not loss:
         return f"{task}: beyond the {reach} no entry had anything right."
-    sentence = f"{task}: beyond the {reach} {ranked[0].entry} has the best mean"
+    sentence = f"{task}: beyond the {reach} “{ranked[0].entry}” has the best mean"
     sentence += f", {format_estimate(first, loss)}{UNIT[table.measure(task)]}" if first else ""
     if len(ranked) == 1:
         return f"{sentence}. It was alone."
@@ -83,7 +83,7 @@ def _not_learned(table: ResultTable, task: str, learning: TaskLearning, metadata
         return sentence
     best = (min if loss else max)(known, key=lambda entry: known[entry].value)
     value = f"{format_estimate(known[best], loss)}{UNIT[table.measure(task)]}"
-    sentence += f" Within the {reach} the best mean is that of {best}, {value}"
+    sentence += f" Within the {reach} the best mean is that of “{best}”, {value}"
     if learning.guess is not None:
         guess = f"{perplexity(learning.guess):.2f}" if loss else f"{learning.guess:.2f}"
         sentence += f"; {'the frequencies of the tokens alone give' if loss else 'a guess gets'} {guess}"
@@ -98,7 +98,8 @@ def _overall_sentences(table: ResultTable, metadata: Mapping[str, Any]) -> list[
     best = pairs[0].better
     rest = [entry for entry in dict.fromkeys(pair.worse for pair in pairs) if entry != best]
     left_out = [task for task in table.counted if task not in tasks]
-    sentence = f"All {len(tasks)} tasks together, each counting the same: {best} has the best mean"
+    how_many = "Both" if len(tasks) == 2 else f"All {len(tasks)}"
+    sentence = f"{how_many} tasks together, each counting the same: “{best}” has the best mean"
     sentence += _beside_the_best(best, rest, pairs)
     if left_out:
         sentence += f" Left out: {', '.join(left_out)}."
