@@ -40,7 +40,7 @@ run: env web ## install what is needed, bring the default model and open the stu
 
 test: check web browser ## the checks and every test that is not slow
 	$(NPM) --silent test
-	$(PYTEST) -m "not slow"
+	VANTAGE_HYPOTHESIS=quick $(PYTEST) -m "not slow"
 
 test-all: check web browser ray ## the checks, every test and the mutation run
 	$(NPM) --silent test

@@ -6,13 +6,14 @@ from hypothesis import Phase, settings
 
 from tests import sampling
 
-# A deadline for each example would be a timed test, and this suite has none. The examples are drawn from a
-# fixed seed, so that a run can be repeated. The mutation run needs many short runs rather than a long one, and no
-# smaller example of a failure: that there is one is all it asks.
+# A deadline for each example would be a timed test, and this suite has none. The examples are drawn from a fixed seed,
+# so that a run can be repeated; `make test` draws fewer than `make test-all`. The mutation run needs many short runs
+# rather than a long one, and no smaller example of a failure: that there is one is all it asks.
 settings.register_profile("vantage", deadline=None, derandomize=True)
+settings.register_profile(sampling.QUICK, deadline=None, derandomize=True, max_examples=25)
 PHASES = (Phase.explicit, Phase.generate)
 settings.register_profile("mutation", deadline=None, derandomize=True, max_examples=25, phases=PHASES)
-settings.load_profile(os.environ.get("VANTAGE_HYPOTHESIS", "vantage"))
+settings.load_profile(os.environ.get(sampling.PROFILE, "vantage"))
 
 SEED = sampling.choose_seed()  # before any worker is started: they must draw the same
 

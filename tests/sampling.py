@@ -17,6 +17,8 @@ import pytest
 
 NAME = "VANTAGE_TEST_SEED"
 EVERY = "all"
+PROFILE = "VANTAGE_HYPOTHESIS"  # the profile of hypothesis
+QUICK = "quick"
 
 T = TypeVar("T", bound=Hashable)
 Cell = tuple[str, ...]
@@ -40,6 +42,11 @@ def draw(rows: Sequence[T], always: Collection[T], most: int, seed: str | None =
 def marks(drawn: bool) -> tuple[pytest.MarkDecorator, ...]:
     """For ``pytest.param``: what was not drawn is slow."""
     return () if drawn else (pytest.mark.slow,)
+
+
+def examples(number: int) -> int:
+    """How many examples hypothesis draws for a test that would have so many: all of them in `make test-all`."""
+    return max(10, number // 4) if os.environ.get(PROFILE) == QUICK else number
 
 
 def holding(cells: Iterable[Cell], wanted: Callable[[Pair], bool]) -> set[Cell]:

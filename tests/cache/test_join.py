@@ -22,6 +22,7 @@ from tests.cache.helpers import (
     ragged,
     run,
 )
+from tests.sampling import examples
 from vantage.cache import ModelCache, Paged, Pool
 from vantage.cache.blocks import wanted
 from vantage.errors import BadInput, CacheError, Refused
@@ -346,4 +347,4 @@ class Pools(RuleBasedStateMachine):
 
 
 TestPools = Pools.TestCase
-TestPools.settings = settings(max_examples=60, stateful_step_count=25)
+TestPools.settings = settings(max_examples=examples(60), stateful_step_count=25)

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import vantage as vt
+from tests.sampling import examples
 from vantage import attention, model, position
 from vantage.checkpoints.spec_json import from_json, to_json
 from vantage.checkpoints.spec_parts import classes_by_place, classes_by_protocol
@@ -330,7 +331,7 @@ FUZZED = st.lists(st.tuples(st.sampled_from(PATHS), JUNK), min_size=1, max_size=
 CALM = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
 
 
-@settings(max_examples=150, **CALM)
+@settings(max_examples=examples(150), **CALM)
 @given(FUZZED)
 def test_any_change_is_read_or_refused(folder, changes):
     read_or_refused(folder, changes)

@@ -44,6 +44,7 @@ def test_train_on_a_terminal_listens_to_what_its_parent_ignored(tmp_path: Path) 
     assert len(steps(out / "checkpoints")) == 1
 
 
+@pytest.mark.slow
 def test_compare_on_a_terminal_listens_to_what_its_parent_ignored(tmp_path: Path) -> None:
     small = ["--positions", "none", "rope", "--steps", "1000000", "--seeds", "1", "--workers", "1", "--device", "cpu"]
     with terminal(["compare", *small, "--out", str(tmp_path / "out")], tmp_path, ignoring=BACKGROUND) as t:
@@ -53,6 +54,7 @@ def test_compare_on_a_terminal_listens_to_what_its_parent_ignored(tmp_path: Path
         assert t.process.wait(PATIENCE) == 130
 
 
+@pytest.mark.slow
 def test_the_studio_on_a_terminal_listens_to_what_its_parent_ignored(tmp_path: Path) -> None:
     command = ["studio", f"tiny={tiny(tmp_path)}", "--no-browser", "--port", "0"]
     with terminal(command, tmp_path, ignoring=BACKGROUND) as t:

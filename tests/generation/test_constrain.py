@@ -14,6 +14,7 @@ from llguidance import LLParserLimits
 
 import vantage as vt
 from tests.generation.folder import chat_model, tokenizer
+from tests.sampling import examples
 from vantage.checkpoints.pull import place
 from vantage.checkpoints.tokenizer import About, Tokenizer
 from vantage.errors import BadInput, Refused
@@ -116,7 +117,7 @@ def wider(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.recursive(leaves, wider, max_leaves=5), st.integers(0, 2**32))
 def test_what_a_random_model_says_fits_the_schema(schema: dict[str, Any], seed: int) -> None:
     model = chat_model()
@@ -126,7 +127,7 @@ def test_what_a_random_model_says_fits_the_schema(schema: dict[str, Any], seed: 
     assert fits(json.loads(text), schema), text
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     st.sampled_from(
         [

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.generation import zoo
 from tests.generation.scenario import Ask, alone, bits, counted, emptied, same
+from tests.sampling import examples
 from vantage.generation import Engine, QueueFull, Sampling
 
 BLOCK, CHUNK, CAPACITY, QUEUE = 2, 4, 24, 4
@@ -120,7 +121,7 @@ class Engines(RuleBasedStateMachine):
 
 
 TestEngines = Engines.TestCase
-TestEngines.settings = settings(max_examples=40, stateful_step_count=14)
+TestEngines.settings = settings(max_examples=examples(40), stateful_step_count=14)
 
 
 class ManyEngines(Engines):

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 
 from tests.kernels.helpers import F64, by_hand, call, calls, normal
+from tests.sampling import examples
 from tests.spec.helpers import CAUSAL, EVERYTHING, both, prefix, window
 from vantage.kernels import kernel_named
 from vantage.spec.normalisers import Argmax, Softmax
@@ -19,7 +20,7 @@ def close(a, b, dtype=F64):
 
 
 @given(calls())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_reference_is_attention(c):
     got = c.run(REFERENCE, weights=True)
     out, weights = by_hand(c)
@@ -30,7 +31,7 @@ def test_reference_is_attention(c):
 
 
 @given(calls())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_sdpa_is_the_reference_or_refuses(c):
     wanted = c.run(REFERENCE).out
     if SDPA.refuses(c.need, c.q, c.view) is not None:
@@ -59,7 +60,7 @@ def test_flex_in_float32():
 
 
 @given(calls())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_the_weights_shown_are_the_weights_used(c):
     got = c.run(REFERENCE, weights=True)
     v = c.view.v.repeat_interleave(c.q.shape[1] // c.view.v.shape[1], 1)

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.sampling import examples
 from tests.spec.helpers import (
     CAUSAL,
     EVERYTHING,
@@ -101,14 +102,14 @@ def test_masks_read_the_order_and_never_the_position():
 
 
 @given(masks(), pairs())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_a_mask_means_what_it_says(meant, pair):
     q, k = pair
     assert torch.equal(table(And(meant.mask, Filled()), q, k), brute(meant, q, k))
 
 
 @given(masks(), pairs())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_simplifying_changes_nothing(meant, pair):
     q, k = pair
     simple = (meant.mask & Filled()).simplified(q, k)
@@ -126,7 +127,7 @@ def tokens():
 
 
 @given(masks())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_reach_is_true(meant):
     reach = meant.mask.reach()
     if reach is not None:
@@ -166,7 +167,7 @@ def looks_ahead(meant: Meant, start: int) -> bool:
 
 
 @given(masks(), st.integers(0, LAST))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_settled_is_true(meant, start):
     if meant.mask.settled(start):
         assert not looks_ahead(meant, start)
@@ -260,7 +261,7 @@ def test_plain_causal_is_a_square_of_two_equal_runs():
 
 
 @given(masks(), st.integers(0, LAST))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_what_a_query_sees_changes_at_edges_alone(meant, order):
     edges = meant.mask.edges(torch.tensor([order]))
     assert edges is not None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import atexit
+import contextlib
 import importlib
 import os
 import sys
@@ -77,7 +79,26 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 all is well, 1 the answer is no, 2 the question was wrong."""
+    """Exit codes: 0 all is well, 1 the answer is no, 2 the question was wrong. Without ``argv`` it is the program."""
+    if argv is not None:
+        return _run(argv)
+    codes: list[int] = []
+    atexit.register(_end_at_once, codes)  # before anything else is: so it comes after all that
+    codes.append(_run(None))
+    return codes[0]
+
+
+def _end_at_once(codes: Sequence[int]) -> None:
+    """Everything has been said and every handler for the end has run. Python would now take apart what torch has built,
+    object by object, which is half a second of processor time, and minutes on a machine that is busy."""
+    if codes:  # otherwise it ends with an error of its own
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(codes[0])
+
+
+def _run(argv: Sequence[str] | None) -> int:
     _fill_closed_streams()
     listen_on_a_terminal()
     args = parse(argv)

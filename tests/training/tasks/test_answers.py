@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.sampling import examples
 from tests.training.tasks.oracles import ORACLES, VARIANTS, title
 from vantage.errors import BadInput
 from vantage.training.batch import random
@@ -46,7 +47,7 @@ def test_the_oracle_agrees_at_every_length(variant):
                 check(variant[0], found, found.sample(random(1, index), length), length)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     variant=st.sampled_from(VARIANTS),
     seed=st.integers(0, 2**63 - 1),
