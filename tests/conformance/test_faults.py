@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,12 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
 import vantage as vt
 from tests.conformance.faulty import Broken, OffCache, OffKernel, OffNorm, OwnAttention, OwnMask
 from tests.conformance.subjects import VOCAB, ours
 from vantage.conformance import Report
+from vantage.conformance.matrix import run_matrix
+from vantage.parts import registry
 
 Planted = tuple[Callable[[], Report], Callable[[], Report]]  # with the fault, and beside it without
 
@@ -412,3 +416,17 @@ def test_the_report_begins_with_the_fault():
     assert "the same fault: see positions-not-slots" in report["cached-steps"].note
     written = report.to_json()
     assert written["faults"][0]["name"] == report.faults[0].name  # type: ignore[index]
+
+
+def test_the_matrix_names_the_fault_of_cells_that_fail():
+    vt.register("position", "step-by-slot", Broken, default=lambda n: Broken("step", "slot"))
+    try:
+        report = run_matrix(strength=1, filter="step-by-slot/")
+    finally:
+        registry("position").unregister("step-by-slot")
+    assert not report.ok
+    assert [fault.name for fault in report.faults] == ["the score bias counts slots, not positions"]
+    assert "'step-by-slot' (StepModule)" in report.faults[0].where
+    console = Console(file=io.StringIO(), width=200)
+    console.print(report.table())
+    assert "Fault: the score bias counts slots" in console.file.getvalue()  # type: ignore[attr-defined]

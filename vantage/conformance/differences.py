@@ -90,8 +90,7 @@ class Runs:
             if name not in right or not self._begins_at(right[name], wrong[name]):
                 continue
             module = self.model.get_submodule(name[0])
-            found = attentions(module)
-            if found and (fault := self._attention(_layer_of(name[0]), module)) is not None:
+            if attentions(module) and (fault := self._attention(_layer_of(name[0]), module)) is not None:
                 return fault
             return self._module(name[0], module, right[name], wrong[name])
         return None
@@ -264,14 +263,14 @@ class Runs:
     # ---- inside
 
     def _queries(self, traces: Sequence[PassTrace], layer: int) -> dict[Token, Query]:
-        found = {}
+        queries = {}
         for trace in traces:
             attend = next((a for at, n, a in trace.attends if at == layer and n == 0), None)
             for b, t, token in [] if attend is None else trace.tokens():
                 assert attend is not None
                 order = int(attend.pair.q.order[b, t])
-                found[token] = Query(attend, b, t, order - token[1], token[1])
-        return found
+                queries[token] = Query(attend, b, t, order - token[1], token[1])
+        return queries
 
     def _pairs(self, r: Query, w: Query) -> tuple[list[tuple[int, Tensor, Tensor]], list[tuple[int, Tensor, Tensor]]]:
         """(place, right, wrong) of every key that both see, and of every value."""
@@ -305,18 +304,18 @@ class _Calls:
 
 
 def _by_module(traces: Sequence[PassTrace]) -> dict[tuple[str, int], _Calls]:
-    found: dict[tuple[str, int], _Calls] = {}
+    modules: dict[tuple[str, int], _Calls] = {}
     for trace in traces:
         times: dict[str, int] = {}
         for call in trace.calls:
             key = call.name, times.setdefault(call.name, 0)
             times[call.name] += 1
-            calls = found.setdefault(key, _Calls({}, {}))
+            calls = modules.setdefault(key, _Calls({}, {}))
             for b, t, token in trace.tokens():
                 calls.outputs[token] = call.output[b, t]
                 if call.inputs is not None:
                     calls.inputs[token] = call.inputs[b, t]
-    return found
+    return modules
 
 
 def wrong_kernel(passes: Sequence[tuple[str, PassTrace]], relative: float) -> tuple[float, Fault | None]:

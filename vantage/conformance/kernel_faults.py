@@ -80,11 +80,13 @@ def _by_turns(x_BGSd: Tensor, heads: int) -> Tensor:
 
 # ---- what may be wrong
 
+Mistakes = dict[str, tuple[str, Callable[[], Mistake]]]  # by name: what to look at, and the formula with it
 
-def mistakes(a: Attend) -> dict[str, tuple[str, Callable[[], Mistake]]]:
+
+def mistakes(a: Attend) -> Mistakes:
     """By name: what to look at, and the formula with that mistake."""
-    need, kinds = a.need, _kinds(a.need.mask)
-    likely: dict[str, tuple[str, Callable[[], Mistake]]] = {
+    need = a.need
+    likely: Mistakes = {
         "the scale is applied twice": (
             f"need.scale: it is {need.scale:.3g} and multiplies the scores once",
             lambda: Mistake(scale=need.scale**2),
@@ -116,6 +118,11 @@ def mistakes(a: Attend) -> dict[str, tuple[str, Callable[[], Mistake]]]:
             lambda: Mistake(seen=_later(a, 0)),
         ),
     }
+    return likely | _mistakes_of_heads(a) | _mistakes_of_windows(a) | _mistakes_of_options(a)
+
+
+def _mistakes_of_heads(a: Attend) -> Mistakes:
+    likely: Mistakes = {}
     if a.view.k.shape[1] not in (1, a.q.shape[1]):
         look = "repeat() where repeat_interleave() is meant: query head h uses key/value head h // (H / G)"
         for heads, what in (((True, True), "keys and values"), ((True, False), "keys"), ((False, True), "values")):
@@ -135,6 +142,12 @@ def mistakes(a: Attend) -> dict[str, tuple[str, Callable[[], Mistake]]]:
                 f"casts to {word}: scores and softmax belong in float32",
                 lambda dtype=dtype, stage=stage: Mistake(low=(dtype, stage)),
             )
+    return likely
+
+
+def _mistakes_of_windows(a: Attend) -> Mistakes:
+    need, kinds = a.need, _kinds(a.need.mask)
+    likely: Mistakes = {}
     for n, off, word in ((n, off, word) for n in kinds["windows"] for off, word in ((1, "wide"), (-1, "narrow"))):
         if n + off > 0:
             likely[f"the window is one too {word}"] = (
@@ -148,12 +161,12 @@ def mistakes(a: Attend) -> dict[str, tuple[str, Callable[[], Mistake]]]:
             "segment in the mask",
             lambda: Mistake(seen=_seen(a, _without_documents(need.mask))),
         )
-    return likely | _mistakes_of_options(a)
+    return likely
 
 
-def _mistakes_of_options(a: Attend) -> dict[str, tuple[str, Callable[[], Mistake]]]:
+def _mistakes_of_options(a: Attend) -> Mistakes:
     need = a.need
-    likely: dict[str, tuple[str, Callable[[], Mistake]]] = {}
+    likely: Mistakes = {}
     if need.bias is not None:
         likely["the score bias is ignored"] = ("need.bias", lambda: Mistake(no_bias=True))
         likely["the score bias is added twice"] = ("need.bias", lambda: Mistake(bias=2 * _bias_value(a)))

@@ -12,14 +12,17 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from vantage.conformance.check import check
 from vantage.conformance.covering import Cell, cover, find
 from vantage.conformance.factors import FACTOR_NAMES, NUMBER, RefusalRule, allowed_by, factors, rules
-from vantage.conformance.scenarios import run_cell
-from vantage.errors import BadInput, VantageError
+from vantage.conformance.fault import Fault
+from vantage.conformance.scenarios import Bench, run_cell
+from vantage.errors import BadInput, PartError, VantageError
 
 # Logits are of size 1 to 10. In float64 nothing but rounding may differ; float32 rounds at 1e-7 a
 # hundred times over on the way through three sharp layers.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3}
+NAMED = 4  # failed cells whose fault is looked for
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class MatrixReport:
     filter: str = ""
     results: list[CellResult] = field(default_factory=list)
     refusals: list[RefusedCell] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)  # of the cells that fail, each once
 
     @property
     def failures(self) -> list[CellResult | RefusedCell]:
@@ -81,6 +85,7 @@ class MatrixReport:
                 {**dict(zip(FACTOR_NAMES, r.cell, strict=True)), "error": _number(r.error), "ok": r.ok, "note": r.note}
                 for r in self.results
             ],
+            "faults": [fault.to_json() for fault in self.faults],
             "refused": [{**dict(r.combination), "said": r.message, "ok": r.ok} for r in self.refusals],
         }
 
@@ -113,6 +118,7 @@ class MatrixReport:
                 f"{refused} of {len(self.refusals)} combinations that cannot work are refused with their reason."
             )
         lines += [f"FAILED {r.name}: {r.note if isinstance(r, CellResult) else r.message}" for r in self.failures]
+        lines += [f"Fault: {fault}" for fault in self.faults]
         return Group(table, *(Text(line) for line in lines))
 
 
@@ -153,7 +159,21 @@ def run_matrix(
     for rule, cell in refused:
         report.refusals.append(try_refusal(rule, cell))
         progress(len(cells) + len(report.refusals), total)
+    wrong = [result.cell for result in report.results if not result.ok and isfinite(result.error)]
+    report.faults += name_faults(wrong[:NAMED], dtype, device)
     return report
+
+
+def name_faults(cells: Iterable[Cell], dtype: torch.dtype, device: torch.device | str) -> list[Fault]:
+    """What ``vt.check`` finds in the models of these cells, each fault once."""
+    faults: dict[str, Fault] = {}
+    for cell in cells:
+        bench = Bench.of(cell, dtype, device)
+        report = check(
+            bench.model, new_cache=bench.make_cache if bench.cache is not None and bench.cache.exact else None
+        )
+        faults |= {fault.name: fault for fault in reversed(report.faults)} | faults
+    return list(faults.values())
 
 
 def refused_combinations() -> Iterable[tuple[RefusalRule, Cell]]:
@@ -172,6 +192,8 @@ def refused_combinations() -> Iterable[tuple[RefusalRule, Cell]]:
 def _run(cell: Cell, dtype: torch.dtype, device: torch.device | str) -> CellResult:
     try:
         error = run_cell(cell, dtype, device)
+    except PartError as e:
+        return CellResult(cell, float("inf"), False, str(e))
     except VantageError as e:
         return CellResult(cell, float("inf"), False, f"refused, but no rule says so: {e}")
     except Exception as e:  # a broken part must show as one failed cell, not end the run

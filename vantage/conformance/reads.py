@@ -66,6 +66,9 @@ class Arrangement:
         ]
 
 
+Readings = list[tuple[Arrangement, Tensor]]  # what a part gives for each
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class ReadingPart:
@@ -176,28 +179,27 @@ def wrong_reading(model: Model, part: ReadingPart) -> Fault | None:
     base = part.score(_at(plain, model), _at(plain, model))
     if isinstance(part.part, Mask) and (fault := _wrong_mask(part, part.part, base[..., 0] > 0, model)) is not None:
         return fault
-    asked: list[tuple[Arrangement, Tensor]] = []
+    readings: Readings = []
     for arrangement in Arrangement.all(n):
         if arrangement.stretched and _may_count(part, base, plain, model):
             continue
-        asked.append((arrangement, part.score(*(_at(x, model, arrangement) for x in (arrangement.q, arrangement.k)))))
-    misread = [(a, got) for a, got in asked if _off(part, a, got, base, RIGHT, RIGHT) > _tolerance(base)]
-    return None if not misread else _named(model, part, base, asked, misread)
+        readings.append(
+            (arrangement, part.score(*(_at(x, model, arrangement) for x in (arrangement.q, arrangement.k))))
+        )
+    misread = [(a, got) for a, got in readings if _off(part, a, got, base, RIGHT, RIGHT) > _tolerance(base)]
+    return None if not misread else _named(model, part, base, readings, misread)
 
 
-Asked = list[tuple[Arrangement, Tensor]]
-
-
-def _named(model: Model, part: ReadingPart, base: Tensor, asked: Asked, misread: Asked) -> Fault:
+def _named(model: Model, part: ReadingPart, base: Tensor, readings: Readings, misread: Readings) -> Fault:
     arrangement, got = misread[0]
     off, where = _off(part, arrangement, got, base, RIGHT, RIGHT), where_it_stands(model, part)
     pairs = [(word, how, how) for word, how in READINGS.items()]
     if not part.one_sided:
         pairs += [(word, how, RIGHT) for word, how in READINGS.items()]
         pairs += [(f"{word}, of keys", RIGHT, how) for word, how in READINGS.items()]
-    for explained in (asked, misread):  # best is what explains everything, what is right included
+    for explained in (readings, misread):  # best is what explains everything, what is right included
         for word, q_reads, k_reads in pairs:
-            if all(_off(part, a, given, base, q_reads, k_reads) <= _tolerance(base) for a, given in explained):
+            if all(_off(part, a, got, base, q_reads, k_reads) <= _tolerance(base) for a, got in explained):
                 shows = f"for {arrangement.name} it is {off:.1e} off, and right if {_instead(word)}"
                 return Fault(f"{part.role} {word}", where, shows, part.look)
     places = " and ".join(a.name for a, _ in misread)

@@ -156,7 +156,7 @@ class Report:
     def _tolerance(self) -> str:
         coarse = " Check in float32 for a sharper answer." if self.dtype in ("float16", "bfloat16") else ""
         return (
-            "Numbers are the largest difference of any logit, unless they count tokens. "
+            "Numbers are the largest difference of any logit, unless they count tokens or are a share of an output. "
             f"Allowed is {self.relative:.0e} ({self.dtype}) of the largest logit, {self.scale:.3g}.{coarse}"
         )
 
@@ -166,4 +166,4 @@ def _number(value: float | None, unit: str) -> str:
         return ""
     if not isfinite(value):
         return "none"
-    return f"{value:.1e}" if unit == "logits" else f"{value:.0f} {unit}"
+    return f"{value:.0f} {unit}" if unit == "tokens" else f"{value:.1e}"

@@ -27,6 +27,7 @@ Outcome = tuple[Tensor, Tensor]  # (got, wanted), both (tokens, vocabulary)
 
 ROWS = (11, 6, 9)
 CHUNKS = (5, 3, 1, 1, 1)
+CHECKED_DRAFT = 2  # tokens that ``vt.check`` takes back
 
 
 def spec_for(cell: Cell, head_dim: int | None = None) -> ModelSpec:
@@ -117,6 +118,12 @@ class Bench:
         if self.cache is None:
             return None
         return self.model.new_cache(batch, kind=self.cache, length=LENGTH, draft=draft)
+
+    def make_cache(self, batch: int) -> ModelCache:
+        """The cell's cache for a check, which also takes tokens back."""
+        cache = self.new_cache(batch, draft=CHECKED_DRAFT)
+        assert cache is not None
+        return cache
 
     def alone(self, row: int, tokens: Tensor, pos: Tensor | None = None) -> Tensor:
         """What row ``row`` should give for these tokens (T,): (T, V)."""

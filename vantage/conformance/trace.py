@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vantage.kernels import chooser
 from vantage.model import Model
+from vantage.model.lowered import NATIVE
 from vantage.spec.parts import Attended, Kernel, Need, View
 from vantage.spec.positions import Pair, Positions
 
@@ -78,7 +79,7 @@ class RecordingKernel:
     name = "recording"
 
     def __init__(self, kernel: str | Kernel):
-        self._choose = chooser("auto" if kernel == "native" else kernel)
+        self._choose = chooser("auto" if kernel == NATIVE else kernel)
         self.layer, self.into = -1, PassTrace(torch.empty(0, 0), torch.empty(0, 0))
 
     def refuses(self, need: Need, q: Tensor, view: View) -> str | None:
@@ -114,7 +115,7 @@ class Tracer:
             hooks.append(block.register_forward_pre_hook(lambda module, args, i=i: setattr(kernel, "layer", i)))
         for name, module in model.named_modules():
             if name and not name.startswith("encoder."):
-                hooks.append(module.register_forward_hook(lambda m, args, out, n=name: tracer._keep(n, m, args, out)))
+                hooks.append(module.register_forward_hook(lambda m, args, out, n=name: tracer.keep(n, m, args, out)))
         model.kernel = kernel
         try:
             yield tracer
@@ -132,7 +133,7 @@ class Tracer:
         yield trace
         self.passes.append(trace)
 
-    def _keep(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+    def keep(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
         places = tuple(self._kernel.into.index.shape)
         if not isinstance(output, Tensor) or tuple(output.shape[:2]) != places:
             return

@@ -97,8 +97,8 @@ def _named(
         )
     which = 0 if what == "keys" else 1
     donors = [{t for t, known in search.known.items() if gap(known[which], b) <= near} for _, _, b in wrong]
-    if all({t for t in found if t[0] != row and t[1] == p} for found, (p, _, _) in zip(donors, wrong, strict=True)):
-        others = sorted({t[0] for found in donors for t in found if t[0] != row})
+    if all({t for t in same if t[0] != row and t[1] == p} for same, (p, _, _) in zip(donors, wrong, strict=True)):
+        others = sorted({t[0] for same in donors for t in same if t[0] != row})
         return Fault(
             "rows share a cache",
             search.where,

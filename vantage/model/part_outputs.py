@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vantage.cache import NoCache
 from vantage.kernels import chooser
+from vantage.model.lowered import NATIVE
 from vantage.model.part_errors import built_part, described, from_outside
 from vantage.spec.masks import Causal
 from vantage.spec.parts import BiasInputs, Context, Need, Shape, View, materialise
@@ -55,7 +56,8 @@ def _outside_parts(model: Any, layer: int | None) -> Iterator[tuple[Any, list[Ca
     for module in (*model.embed.modules(), *(m for block in blocks for m in block.modules()), *model.norm.modules()):
         if (part := built_part(module)) is not None:
             yield module, _calls(part.role, module, shape, pos, ctx, model)
-    kernel = model._choose(_need(shape), *_query_and_view(shape, pos, model))
+    choose = chooser("auto" if model.kernel == NATIVE else model.kernel)
+    kernel = choose(_need(shape), *_query_and_view(shape, pos, model))
     if from_outside(kernel):
         q, view = _query_and_view(shape, pos, model)
         wanted = (ROWS, shape.heads, TOKENS, shape.value_dim)
