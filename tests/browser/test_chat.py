@@ -202,6 +202,6 @@ def long_story(port: int, token: str) -> socket.socket:
     """An order for one, on a connection of its own. Closing it ends the work."""
     body = json.dumps({"model": "smollm2", "message": "Tell me a story.", "sampling": {"max_tokens": 2000}}).encode()
     head = f"POST /studio/api/chat HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nX-Vantage-Token: {token}\r\n"
-    sock = socket.create_connection(("127.0.0.1", port), timeout=0.7)
+    sock = socket.create_connection(("127.0.0.1", port), timeout=10)
     sock.sendall(f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
     return sock

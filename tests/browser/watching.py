@@ -20,7 +20,7 @@ from tests.processes import ROOT, VANTAGE, start
 
 PAGE = ROOT / "vantage/serve/studio/page"
 AXE = ROOT / "web/node_modules/axe-core/axe.min.js"
-PATIENCE = 60_000  # ms: the machine may be busy with other tests
+PATIENCE = 180_000  # ms: the machine may be busy with other tests
 WIDE, NARROW = 1280, 390
 ARGS = (
     "--no-sandbox",

@@ -28,7 +28,7 @@ def twin() -> None:
 def asked(host: str, port: int) -> float:
     """Milliseconds, or a number beyond all bounds where the answer is not 200."""
     began = time.perf_counter()
-    connection = http.client.HTTPConnection(host, port, timeout=60)
+    connection = http.client.HTTPConnection(host, port, timeout=300)
     connection.request("GET", "/health")
     answer = connection.getresponse()
     answer.read()

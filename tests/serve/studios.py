@@ -16,6 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from tests.generation.folder import chat_model
+from tests.processes import PATIENCE
 from vantage.serve.app import create_app
 from vantage.serve.logs import ServerLog
 from vantage.serve.run import _bound
@@ -48,7 +49,7 @@ class Running:
     def http(self, token: str | None = "", **headers: str) -> httpx.Client:
         """``token``: the right one unless another is said; ``None``: none."""
         said = {} if token is None else {"X-Vantage-Token": token or self.studio.token}
-        return httpx.Client(base_url=self.url, headers={**said, **headers}, timeout=120)
+        return httpx.Client(base_url=self.url, headers={**said, **headers}, timeout=PATIENCE)
 
     def events(self, path: str, body: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         with self.http() as http, http.stream("POST", f"/studio/api{path}", json=body) as answer:

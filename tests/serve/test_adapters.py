@@ -11,6 +11,7 @@ import torch
 
 import vantage as vt
 from tests.generation.folder import chat_model
+from tests.processes import PATIENCE
 from tests.serve.running import Server, serving, tiny
 from vantage.cli.main import main
 from vantage.errors import BadInput
@@ -96,14 +97,14 @@ def test_all_at_once_as_one_by_one(server):
     gate = threading.Barrier(len(asked))
 
     def ask(i: int) -> None:
-        gate.wait(30)
+        gate.wait(PATIENCE)
         got[i] = answer(server, *asked[i], tokens=16).choices[0].text
 
     threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(asked))]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert [got[i] for i in range(len(asked))] == [wanted[one] for one in asked]
     assert server.metric("vantage_model_loads_total", None) == 1
 

@@ -78,6 +78,7 @@ def test_the_two_recurrent_recipes_differ_in_attention_and_have_as_many_paramete
     assert replace(without, model=with_attention.model) == with_attention
 
 
+@pytest.mark.slow
 def test_the_quickest_recipe_reaches_its_goal(tmp_path: Path) -> None:
     check_exact(learn(QUICKEST, tmp_path))
 
