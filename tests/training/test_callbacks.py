@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 import vantage as vt
 from tests.training.runs import go, losses, same, tiny
 from vantage.errors import BadInput
 from vantage.training import Run, ScoreRecord, StepRecord, read_log
 from vantage.training.checkpoint import steps
+from vantage.training.progress import ProgressBar
 
 
 class Everything:
@@ -122,3 +129,40 @@ def test_what_is_no_callback_is_refused(tmp_path: Path, callback: Any, says: str
     with pytest.raises(BadInput, match=re.escape(says)):
         vt.train(tiny(), out=tmp_path / "run", callbacks=callback)
     assert not (tmp_path / "run").exists()
+
+
+# ---- what is seen while it trains
+
+
+def test_a_terminal_sees_a_bar_and_a_file_sees_nothing() -> None:
+    for terminal in (True, False):
+        console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
+        with ProgressBar(console) as bar:
+            bar.begun(0, 3, "12 parameters")
+            bar.stepped(StepRecord(1, 2.5, 1e-3, 1.0, 8, 0.1))
+            bar.scored([ScoreRecord(1, "eval", 1.25, 0.0, 0.0, 4)])
+            bar.stepped(StepRecord(3, 1.5, 1e-3, 1.0, 8, 0.1))
+            bar.note("stopped early")
+        assert isinstance(console.file, io.StringIO)
+        shown = console.file.getvalue()
+        assert [word in shown for word in ("3/3", "loss 1.5000, eval 1.2500", "stopped early")] == [terminal] * 3
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no pty")
+def test_vt_train_on_a_terminal_shows_it(tmp_path: Path) -> None:
+    import pty
+
+    reader, writer = pty.openpty()
+    call = f"[[1, 2, 3]], steps=3, batch_size=1, out={str(tmp_path / 'run')!r}, device='cpu'"
+    code = f"import vantage as vt; vt.train(vt.decoder(vocab=8, width=8, layers=1, heads=1), {call})"
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "TERM": "xterm", "COLUMNS": "100"}
+    done = subprocess.run([sys.executable, "-c", code], stderr=writer, env=env, timeout=300, check=False)
+    os.close(writer)
+    shown = b""
+    with contextlib.suppress(OSError):  # what a closed terminal ends with
+        while piece := os.read(reader, 4096):
+            shown += piece
+    os.close(reader)
+    assert done.returncode == 0, shown
+    assert b"3/3" in shown
+    assert b"loss " in shown

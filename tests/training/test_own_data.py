@@ -14,10 +14,11 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import vantage as vt
-from tests.training.runs import losses
+from tests.training.runs import losses, tiny
 from vantage.errors import BadInput, Refused
 from vantage.model.lora import Lora, add_lora
 from vantage.training import read_log
+from vantage.training.settings import settings_of
 from vantage.training.sources import TaskExamples
 from vantage.training.tasks import Copy
 from vantage.training.text import BPE, Bytes
@@ -387,6 +388,9 @@ def test_wrong_data_are_named_and_nothing_is_written(tmp_path: Path, data: Any, 
         ({"data": ROWS, "settings": {}}, "there are data and no model"),
         ({"model": "copy", "data": 5}, "after settings comes a list of changes"),
         ({"model": "copy", "settings": "sort"}, "are both settings: give one"),
+        ({"model": settings_of(tiny()), "data": ["loop.steps=3"]}, "change the mapping itself"),
+        ({"model": settings_of(tiny()), "epochs": 2}, "epochs needs examples whose number is known"),
+        ({"model": settings_of(tiny()), "eval_data": ROWS}, "settings have their own"),
         ({"model": "copy", "tokenizer": "bytes"}, "settings have their own"),
         ({"model": SPEC, "data": ROWS, "steps": 3, "epochs": 1}, "give one"),
         ({"model": SPEC, "data": iter(ROWS), "epochs": 1}, "epochs needs examples whose number is known"),

@@ -82,15 +82,9 @@ class TrainingDisplay:
     # ---- the picture
 
     def _draw(self, step: int, steps: int) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from vantage.training.progress import training_bar
 
-        self._bar = Progress(
-            TextColumn("training"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[figures]}"),
-        )
+        self._bar = training_bar()
         self._task = self._bar.add_task("training", total=steps, completed=step, figures="")
         self._picture.draw(self._group())
 

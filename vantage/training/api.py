@@ -19,6 +19,7 @@ from vantage.training.collect import data_section, rows_in_first, tokenizer_of
 from vantage.training.examples import Asked, ExampleData, RowReader, kind_of
 from vantage.training.log import Reporter
 from vantage.training.models import ModelObject
+from vantage.training.progress import ProgressBar
 from vantage.training.promises import promise_note
 from vantage.training.run import Run, Trained
 from vantage.training.sequences import Reads
@@ -98,7 +99,7 @@ def train(
     callbacks: functions called with every StepRecord, or objects with some of on_begin, on_step, on_eval, on_save,
         on_end and on_error. One that returns True ends the training.
     track: "wandb" or "mlflow", or both in a list, where they are installed.
-    report: what is told how the run goes (``vantage.training.Reporter``).
+    report: what is told how the run goes (``vantage.training.Reporter``). Default: a bar, where one is seen.
     """
     said = {name: value for name, value in locals().items() if name in PLACES and value is not None}
     own = listed(callbacks)
@@ -111,7 +112,8 @@ def train(
         settings = resume if settings is None and model is None else settings
     _check(model, settings, out, resume)
     changed = _change_list(changes, settings)
-    if isinstance(settings, TrainSettings) and model is None and data is None and not said:
+    nothing_else = not said and all(one is None for one in (model, data, eval_data, tokenizer, max_length, epochs))
+    if isinstance(settings, TrainSettings) and nothing_else:
         parsed, table = settings, None
     else:
         table = _table(settings, changed)
@@ -124,20 +126,21 @@ def train(
             _put(table, PLACES[name], value)
         parsed = settings_of(table)
     folder = _folder(out, settings)
-    run = Run(
-        parsed,
-        folder,
-        table=None if table is None else _written(table),
-        resume=bool(resume),
-        device=device,
-        report=report,
-        callbacks=[*following, *own],  # a step is tracked before one of the caller's fails
-    )
-    if isinstance(settings, (str, Path)) and model is None and data is None:
-        asked = [f"{PLACES[name]}={value}" for name, value in said.items()]
-        if (note := promise_note(settings, [*changed, *asked])) is not None:
-            run.report.note(note)
-    return run.go()
+    with ProgressBar() as bar:
+        run = Run(
+            parsed,
+            folder,
+            table=None if table is None else _written(table),
+            resume=bool(resume),
+            device=device,
+            report=bar if report is None else report,
+            callbacks=[*following, *own],  # a step is tracked before one of the caller's fails
+        )
+        if isinstance(settings, (str, Path)) and model is None and data is None:
+            asked = [f"{PLACES[name]}={value}" for name, value in said.items()]
+            if (note := promise_note(settings, [*changed, *asked])) is not None:
+                run.report.note(note)
+        return run.go()
 
 
 # ---- what was said, as a table of settings
