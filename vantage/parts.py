@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from vantage.errors import BadInput, unknown
+from vantage.spec.plugins import plugins_wanted
 from vantage.spec.registry import Entry, MatrixSize, Refusal, Registry, parameters
+from vantage.spec.source_names import DeclaredEntry, DeclaredRegistry, Unreadable, declared_registry
 
 C = TypeVar("C", bound=type)
 
@@ -42,6 +44,38 @@ def registry(kind: str) -> Registry[Any]:
         raise BadInput(unknown("kind of part", kind, KINDS))
     module, _, name = KINDS[kind].partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+def _declared(kind: str) -> DeclaredRegistry | None:
+    """A registry as our sources declare it, none of its parts imported. ``None`` where the registry itself must be
+    asked: it is imported by now, or parts come from outside."""
+    if _imported(kind) or plugins_wanted():
+        return None
+    try:
+        return declared_registry(KINDS[kind])
+    except Unreadable:
+        return None
+
+
+def _imported(kind: str) -> bool:
+    return KINDS[kind].partition(":")[0] in sys.modules
+
+
+def known_entries(kind: str) -> Sequence[Entry[Any] | DeclaredEntry] | None:
+    """The parts of a kind, as far as they are known without importing them. ``None``: some are yet to come from
+    outside."""
+    if (declared := _declared(kind)) is not None:
+        return declared.entries
+    return registry(kind).entries() if _imported(kind) else None
+
+
+def check_part_name(kind: str, name: str) -> None:
+    """Refuse a name that no part of this kind has, before anything heavy is imported if that can be."""
+    declared = _declared(kind)
+    if declared is None:
+        registry(kind)[name]
+    elif name not in (names := [entry.name for entry in declared.entries]):
+        raise BadInput(unknown(declared.what, name, names))
 
 
 def register(

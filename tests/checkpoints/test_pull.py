@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -191,11 +192,52 @@ def test_the_command_prints_where_the_model_is(known, capsys):
     assert main(["pull", "other"]) == 2
 
 
-def test_a_folder_that_is_spelled_like_a_name_is_that_folder(tmp_path, monkeypatch):
-    """As `vantage train --out here` leaves one: here/model."""
+@pytest.fixture
+def desk(tmp_path, monkeypatch):
+    """A working folder with a run in it, and no models."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VANTAGE_HOME", str(tmp_path / "home"))
-    assert pulling.to_bring("here/model")
-    (tmp_path / "here" / "model").mkdir(parents=True)
+    (tmp_path / "runs" / "copy-alibi").mkdir(parents=True)
+    (tmp_path / "runs" / "notes.txt").touch()
+    return tmp_path
+
+
+def test_a_folder_that_is_spelled_like_a_name_is_that_folder(desk):
+    """As `vantage train --out here` leaves one: here/model."""
+    (desk / "here" / "model").mkdir(parents=True)
+    assert pulling.find("here/model") == Path("here/model")
+    assert pulling.to_bring("smollm2")
     assert not pulling.to_bring("here/model")
     assert not pulling.to_bring("nowhere")
+
+
+MISSING = [
+    ("runs/nothing-here", r"^runs/nothing-here does not exist\. runs holds: copy-alibi$"),
+    ("runs/copy-aliby", r"Did you mean 'runs/copy-alibi'\? runs holds: copy-alibi$"),
+    ("rnus/copy-alibi", r"does not exist: there is no folder rnus\. .*`vantage pull OWNER/NAME`$"),
+    ("./copy", r"^\./copy does not exist\. This folder holds: runs$"),
+    ("~/no-such-model", r"^~/no-such-model does not exist"),
+    ("model.gguf", r"^model\.gguf does not exist\. This folder holds: runs$"),
+    ("a/b/c", r"does not exist: there is no folder a/b$"),
+    ("rusn", r"^rusn does not exist\. Did you mean 'runs'\? Give a folder"),
+    ("smolm2", r"Did you mean 'smollm2'\?"),
+]
+
+
+@pytest.mark.parametrize(("source", "says"), MISSING, ids=[source for source, _ in MISSING])
+def test_a_path_that_is_not_there_is_said_to_be_missing_and_never_pulled(desk, source, says, capsys, monkeypatch):
+    monkeypatch.setattr(pulling, "_from_hub", lambda *args: pytest.fail("it looked for it on Hugging Face"))
+    with pytest.raises(BadInput, match=says) as caught:
+        vt.load(source)
+    assert f"vantage pull {source}" not in str(caught.value)
+    for command in (["generate", source, "hello"], ["chat", source], ["serve", source], ["studio", source]):
+        assert main(command) == 2
+        shown = capsys.readouterr()
+        assert "does not exist" in shown.err
+        assert f"vantage pull {source}" not in shown.err
+        assert len(shown.err.splitlines()) == 1
+
+
+def test_a_hugging_face_id_that_was_pulled_is_found(desk):
+    pulling.place("owner/name").mkdir(parents=True)
+    assert pulling.find("owner/name") == pulling.place("owner/name")

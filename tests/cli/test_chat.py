@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import signal
 import subprocess
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.generation.folder import chat_folder, chat_model
+import vantage as vt
+from tests.generation.folder import CHATML, chat_folder, chat_model
 from tests.processes import PATIENCE, terminal
 from vantage.checkpoints.pull import place
 from vantage.cli.chat import HELP, printable
@@ -119,7 +121,6 @@ def test_lines_from_a_pipe_are_answered_one_by_one(folder: Path, tmp_path: Path)
     ("args", "says"),
     [
         (["--temperature", "-1"], "temperature=-1"),
-        (["--max-tokens", "0"], "--max-tokens 0"),
         (["--load", "nowhere"], "nowhere"),
         (["--cache", "ring"], "no layer of this model has one"),
     ],
@@ -139,6 +140,44 @@ def test_a_model_cannot_steer_the_terminal() -> None:
 def test_help_names_every_verb() -> None:
     for verb in ("/reset", "/save", "/load", "/stats", "/help", "/quit"):
         assert verb in HELP
+
+
+def test_a_model_without_a_template_is_refused_before_anybody_types(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vt.save(chat_model(template=None), tmp_path / "base")
+    typed = io.StringIO("hello\n")
+    monkeypatch.setattr("sys.stdin", typed)
+    assert main(["chat", str(tmp_path / "base")]) == 2
+    assert typed.tell() == 0  # nothing was read
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert len(shown.err.splitlines()) == 1
+    for words in ("has no chat template", "vantage generate", "vantage chat smollm2"):
+        assert words in shown.err
+
+
+def test_a_template_that_refuses_the_system_message_says_so_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + CHATML
+    vt.save(chat_model(template=strict), tmp_path / "model")
+    typed = io.StringIO("hello\n")
+    monkeypatch.setattr("sys.stdin", typed)
+    assert main(["chat", str(tmp_path / "model"), "--system", "Be brief."]) == 2
+    assert "no system role" in capsys.readouterr().err
+    assert typed.tell() == 0
+    assert main(["chat", str(tmp_path / "model"), "--max-tokens", "2"]) == 0
+
+
+def test_a_line_of_a_pipe_that_is_refused_shows_in_the_exit_code(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("/load nowhere\nthe cat\n"))
+    assert main(["chat", str(folder), "--max-tokens", "2"]) == 2
+    shown = capsys.readouterr()
+    assert "nowhere" in shown.err
+    assert "cut off after 2 tokens" in shown.out  # the others are answered
 
 
 @pytest.mark.slow

@@ -13,8 +13,9 @@ import vantage as vt
 from tests.training.text.real import real
 from vantage.compare.extension import ExtensionSettings, extension_metadata, run_extension
 from vantage.compare.extension.measure import HiddenNumbers, even_depths, hide_numbers, recall, token_losses
-from vantage.compare.extension.rules import RULES, rescaled, search_divisors
+from vantage.compare.extension.rules import rescaled, search_divisors
 from vantage.compare.extension.run import DIVISORS, prepare_texts, wanted
+from vantage.compare.names import SCALING_RULES as RULES
 from vantage.compare.report import write_report
 from vantage.compare.results import FILE, read_results
 from vantage.errors import BadInput, Refused

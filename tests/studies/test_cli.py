@@ -27,6 +27,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     monkeypatch.setattr(registry, "studies", lambda: {one.tag: one for one in every})
     monkeypatch.setattr(registry, "find", lambda tag: next(one for one in every if one.tag == tag))
+    monkeypatch.setattr(registry, "check_tag", str)
 
 
 def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
@@ -145,6 +146,7 @@ def test_all_is_well_when_all_run(monkeypatch, capsys) -> None:
 def test_one_that_breaks_by_its_tag_is_a_fault_of_ours(monkeypatch) -> None:
     """No line for the user would help: the trace shows where."""
     monkeypatch.setattr(registry, "find", lambda tag: study("A92", run=breaks))
+    monkeypatch.setattr(registry, "check_tag", str)
     with pytest.raises(ZeroDivisionError):
         main(["study", "run", "A92"])
 

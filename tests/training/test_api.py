@@ -209,11 +209,6 @@ def test_a_loaded_model_is_tuned_on_prompts_with_lora(tmp_path: Path, base: Path
     assert trained.kept is not None
     assert sorted(p.name for p in trained.kept.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
     assert json.loads((trained.kept / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
-    with pytest.raises(CheckpointError, match="holds an adapter, no whole model") as caught:
-        vt.load(trained.kept)
-    assert f"model = vt.load({str(base)!r})" in str(caught.value)
-    assert f"vantage.families.adapters.load_adapter(model, {str(trained.kept)!r})" in str(caught.value)
-    assert "vantage.model.lora.merge(model)" in str(caught.value)
     with pytest.raises(BadInput, match=r"model\.source: .* holds an adapter"):
         settings_of(tiny(model={"is": "loaded", "source": str(trained.kept)}, data=data))
     tuned = vt.load(base)
@@ -221,6 +216,8 @@ def test_a_loaded_model_is_tuned_on_prompts_with_lora(tmp_path: Path, base: Path
     before = logits(tuned, tokens)
     load_adapter(tuned, trained.kept)
     tuned.eval()
+    assert torch.equal(logits(vt.load(trained.kept), tokens), logits(tuned, tokens))
+    assert torch.equal(logits(vt.load(base, adapter=tmp_path / "run"), tokens), logits(tuned, tokens))
     assert logits(tuned, tokens).equal(logits(trained.model, tokens))
     assert not logits(tuned, tokens).equal(before)
     merge(tuned)

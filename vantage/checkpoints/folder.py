@@ -18,10 +18,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vantage.checkpoints.file_names import CONFIG, INDEX, SINGLE
+from vantage.checkpoints.json_files import inside, read_json
+from vantage.checkpoints.model_folder import METADATA
 from vantage.errors import BadInput, CheckpointError
 from vantage.files import SHARD_BYTES
-
-LARGEST_JSON = 64 * 2**20  # a tokenizer's vocabulary takes some megabytes; a config a few kilobytes
 
 
 class Folder:
@@ -83,49 +83,23 @@ class Folder:
         return self._file(self._home[name]).get_slice(name)
 
 
-def inside(folder: Path, file: str) -> Path:
-    """The path of a file of this folder; refused if it leaves the folder, by name or through a link."""
-    path = folder / file
-    if Path(file).name != file or not path.resolve().is_relative_to(folder.resolve()):
-        raise CheckpointError(f"{file!r} leads out of the folder {folder}: only files in it are opened")
-    if not path.is_file():
-        raise CheckpointError(f"{folder} has no file {file!r}")
-    return path
-
-
-def read_json(folder: Path, file: str) -> dict[str, Any]:
-    path = inside(folder, file)
-    if path.stat().st_size > LARGEST_JSON:
-        raise CheckpointError(f"{file} has {path.stat().st_size:,} bytes, more than any real one")
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, ValueError, RecursionError) as e:
-        raise CheckpointError(f"{file} is not JSON: {e}") from e
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{file}: expected an object with keys, got {type(value).__name__}")
-    return value
-
-
 def write_folder(
     path: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], *, shard_bytes: int = SHARD_BYTES
 ) -> None:
     """Write config.json and safetensors, in shards of at most ``shard_bytes`` if one file would be larger."""
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.glob("*.safetensors")):
-        raise BadInput(f"{folder} already holds safetensors files: choose an empty folder, or remove them")
     shards: list[dict[str, Tensor]] = [{}]
     for name, tensor in tensors.items():
         if shards[-1] and sum(t.nbytes for t in shards[-1].values()) + tensor.nbytes > shard_bytes:
             shards.append({})
         shards[-1][name] = tensor.detach().cpu().contiguous()
-    metadata = {"format": "pt"}  # transformers refuses a file that does not say so
     if len(shards) == 1:
-        write_tensors(shards[0], folder / SINGLE, metadata)
+        write_tensors(shards[0], folder / SINGLE, METADATA)
     else:
         files = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
         for file, shard in zip(files, shards, strict=True):
-            write_tensors(shard, folder / file, metadata)
+            write_tensors(shard, folder / file, METADATA)
         home = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
         total = sum(t.nbytes for shard in shards for t in shard.values())
         _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": home})

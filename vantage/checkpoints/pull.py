@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 
 from vantage.checkpoints.known_models import KNOWN, KnownModel, Terms, Wheel
 from vantage.checkpoints.run_folder import model_folder
-from vantage.errors import BadInput, CheckpointError, VantageError, unknown
+from vantage.errors import BadInput, CheckpointError, VantageError, did_you_mean, nearest, unknown
 from vantage.files import settle_folder, sha256_of
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
@@ -35,6 +35,7 @@ PLAIN = (
 )  # the kinds of files that are taken: none holds code
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.-]+\.gguf)?")
 AT_ONCE = 2**20
+LISTED = 8  # names that a message lists
 
 
 class PullError(VantageError):
@@ -52,17 +53,48 @@ def place(name: str) -> Path:
 
 def find(source: str | Path) -> Path:
     """A folder or file that exists, or a model that was pulled under this name. Of a training run, its model."""
-    path, name = Path(source), str(source)
+    path, name = Path(source).expanduser(), str(source)
     if path.exists():
         return model_folder(path)
-    if is_name(name):
-        if not place(name).is_dir():
-            raise BadInput(f"{name} is not on this machine yet: run `vantage pull {name}`")
+    if is_name(name) and place(name).is_dir():
         return _inside(place(name))
-    raise BadInput(
-        f"{name} does not exist: give a folder in the Hugging Face layout, a .gguf file, "
-        f"or a name to pull ({', '.join(KNOWN)}, or a Hugging Face id)"
-    )
+    if name in KNOWN:
+        raise BadInput(f"{name} is not on this machine yet: run `vantage pull {name}`")
+    raise BadInput(missing(path, name, path_like=_path_like(name)))
+
+
+def missing(path: Path, name: str, *, path_like: bool) -> str:
+    """What to say of a source that is not there: whatever is spelt like a path is a path, and nothing is pulled for
+    it. A Hugging Face id is spelt like one too, so where no folder speaks against that, it is said how one is
+    brought."""
+    if not path_like:
+        near = did_you_mean(name, [*KNOWN, *_names_in(path.parent)])
+        return (
+            f"{name} does not exist.{near} Give a folder in the Hugging Face layout, a .gguf file, "
+            f"or a name to pull ({', '.join(KNOWN)}, or a Hugging Face id)"
+        )
+    if not path.parent.is_dir():
+        ids = ". A model of Hugging Face is brought before it is used: `vantage pull OWNER/NAME`"
+        return f"{name} does not exist: there is no folder {path.parent}{ids if is_name(name) else ''}"
+    names, where = _names_in(path.parent), "This folder" if path.parent == Path() else path.parent
+    near = nearest(path.name, names)
+    hint = "" if near is None else f" Did you mean {str(path.with_name(near))!r}?"
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    held = f"holds: {', '.join(names[:LISTED])}{more}" if names else "holds no model"
+    return f"{name} does not exist.{hint} {where} {held}"
+
+
+def _path_like(name: str) -> bool:
+    return "/" in name or os.sep in name or name.startswith((".", "~")) or name.endswith((".gguf", ".safetensors"))
+
+
+def _names_in(folder: Path) -> list[str]:
+    """What a model might be among the things in a folder."""
+    try:
+        found = sorted(folder.iterdir())
+    except OSError:  # not ours to read
+        return []
+    return [path.name for path in found if path.name[0] != "." and (path.is_dir() or path.suffix == ".gguf")]
 
 
 def is_name(name: str) -> bool:
@@ -70,8 +102,9 @@ def is_name(name: str) -> bool:
 
 
 def to_bring(source: str) -> bool:
-    """Whether this is the name of a model that is not here. A folder of the same spelling is that folder."""
-    return is_name(source) and not Path(source).exists() and not place(source).is_dir()
+    """Whether this is a model of ours that is not here, and that a command may bring unasked. A folder of the same
+    spelling is that folder; and what might be a path that was mistyped is never looked for elsewhere."""
+    return source in KNOWN and not Path(source).exists() and not place(source).is_dir()
 
 
 def pull(name: str, *, accept_terms: bool = False, progress: Progress | None = None) -> Path:

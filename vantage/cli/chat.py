@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vantage.cli.flags import add_dtype, add_sampling, dtype_of, sampling_of
-from vantage.cli.generate import DEFAULT, load
+from vantage.cli.flags import add_sampling, at_least, check_sampling, sampling_of
 from vantage.cli.interrupts import reads_a_terminal, stopping
+from vantage.cli.models import DEFAULT, add_adapter, add_dtype, load_model
 from vantage.errors import VantageError
 
 if TYPE_CHECKING:
@@ -19,11 +21,12 @@ if TYPE_CHECKING:
 
 EXAMPLE = """\
 examples:
-  vantage chat                                        with smollm2
+  vantage chat                                        # with smollm2
   vantage chat ./my-model --system "Answer briefly."
   vantage chat --temperature 0.7 --seed 1 --stats
-  vantage chat --load talk.vantage                    go on where /save left off
-  echo "Why is the sky blue?" | vantage chat          one answer for each line
+  vantage chat --adapter runs/tuned                   # what was trained on top of it
+  vantage chat --load talk.vantage                    # go on where /save left off
+  echo "Why is the sky blue?" | vantage chat          # one answer for each line
 
 Ctrl-C stops an answer and keeps the conversation; Ctrl-D leaves.
 """
@@ -49,10 +52,11 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("model", nargs="?", default=DEFAULT, metavar="MODEL", help="default: %(default)s")
     parser.add_argument("--system", metavar="TEXT", help="the instructions before the conversation")
     parser.add_argument(
-        "--max-tokens", type=int, default=512, metavar="N", help="of an answer, at most; default: %(default)s"
+        "--max-tokens", type=at_least(1), default=512, metavar="N", help="of an answer, at most; default: %(default)s"
     )
     add_sampling(parser)
     add_dtype(parser)
+    add_adapter(parser)
     parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be given again")
     parser.add_argument(
         "--cache",
@@ -69,15 +73,36 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     from vantage.errors import BadInput
+    from vantage.parts import check_part_name
 
-    if args.max_tokens < 1:
-        raise BadInput(f"--max-tokens {args.max_tokens}: give at least 1")
-    chat = Chat(args, load(args.model, sampling_of(args), dtype_of(args)))
+    check_sampling(sampling_of(args))
+    check_part_name("cache", args.cache)
+    if args.load is not None and not Path(args.load).is_file():
+        raise BadInput(f"--load {args.load}: there is no such file; /save FILE writes one")
+    model = load_model(args.model, args.dtype, adapter=args.adapter)
+    check_chat_model(args.model, model)
+    chat = Chat(args, model)
     if args.load is not None:
         chat.load(args.load)
     with history() if reads_a_terminal() else contextlib.nullcontext():
         chat.talk()
-    return 0
+    return 2 if chat.refused and not sys.stdin.isatty() else 0
+
+
+def check_chat_model(source: str, model: Any) -> None:
+    """Refuse a model that cannot converse, before anybody has typed."""
+    from vantage.errors import BadInput
+
+    instead = f'`vantage generate {shlex.quote(source)} "Once upon a time"` goes on from a text'
+    if model.tokenizer is None:
+        raise BadInput(f"{source} has no tokenizer, so one cannot talk with it")
+    if model.encoder is not None:
+        raise BadInput(f"{source} is an encoder-decoder, which reads a source and cannot converse: {instead}")
+    if model.tokenizer.template is None:
+        raise BadInput(
+            f"{source} has no chat template: it was not tuned for conversations, or its tokenizer_config.json lost it. "
+            f"{instead}; `vantage chat {DEFAULT}` talks with one that can"
+        )
 
 
 class Chat:
@@ -96,7 +121,10 @@ class Chat:
             "draft": Lookup() if args.lookup else None,
         }
         self._conversation: Conversation = Conversation(model, system=args.system, kind=args.cache, **self._options)
+        # a template that takes no system message, or is broken, says so now and not once somebody has typed
+        self._conversation.format.render([*self._conversation.messages, {"role": "user", "content": "Hello"}])
         self._asking = reads_a_terminal()
+        self.refused = False  # some line was
         self._verbs: dict[str, Callable[[str], None]] = {
             "/reset": self._reset,
             "/save": self._save,
@@ -121,6 +149,7 @@ class Chat:
                 else:
                     print(f"there is no {verb}: /help lists what there is")
             except VantageError as error:  # the conversation goes on
+                self.refused = True
                 print(f"vantage: {error}", file=sys.stderr)
 
     def _lines(self) -> Iterator[str]:

@@ -6,15 +6,16 @@ import argparse
 import json
 import sys
 
+from vantage.cli.flags import check_device
 from vantage.cli.progress import Bar
 
 EXAMPLE = """\
 examples:
-  vantage check                        every pair of parts
-  vantage check --strength 3           every triple; takes much longer
-  vantage check --filter alibi         only the cells with `alibi` in their name
-  vantage check --device cuda          the parts on a GPU
-  vantage check --json > matrix.json   for a program to read
+  vantage check                        # every pair of parts
+  vantage check --strength 3           # every triple; takes much longer
+  vantage check --filter alibi         # only the cells with `alibi` in their name
+  vantage check --device cuda          # the parts on a GPU
+  vantage check --json > matrix.json   # for a program to read
 
 exit code: 0 when every cell holds, 1 when one fails, 2 for bad input
 """
@@ -47,6 +48,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
+    check_device(args.device)
     from rich.console import Console
 
     from vantage.conformance.matrix import run_matrix

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vantage.cli import compare_extend
+from vantage.cli.flags import at_least, check_device
 
 if TYPE_CHECKING:
     from vantage.compare.executors import ExecutionBackend
@@ -19,19 +20,19 @@ if TYPE_CHECKING:
 
 EXAMPLE = """\
 examples:
-  vantage compare                                     copy and sort, six encodings, eight seeds: 14 minutes
+  vantage compare                                     # copy and sort, six encodings, eight seeds: 14 minutes
   vantage compare --positions all
   vantage compare --tasks copy reverse addition --positions none rope alibi t5 --seeds 5 --budget 2h
   vantage compare --tasks passkey multi-needle lookup --train-length 40 --budget 30m
-  vantage compare --tasks text --text book.txt --train-length 64 --budget 30m      train short, read long
+  vantage compare --tasks text --text book.txt --train-length 64 --budget 30m      # train short, read long
   vantage compare --attention multi-head grouped-query multi-query --positions rope --equal parameters
-  vantage compare --published length-generalization --scale small                  beside the paper's numbers
+  vantage compare --published length-generalization --scale small                  # beside the paper's numbers
   vantage compare --published alibi --scale tiny --text book.txt
   vantage compare --extend smollm2 --text book.txt --context 256 --times 1 2 4 --lora-steps 50
   vantage compare --extend ./my-model --text book.txt --device cuda --lora-steps 400
   vantage compare my-experiment.toml --out reports/mine
-  vantage compare --resume                            go on after any interruption
-  vantage compare --on ray://head.example.org         on a Ray cluster, which `--on ray` starts on this machine
+  vantage compare --resume                            # go on after any interruption
+  vantage compare --on ray://head.example.org         # on a Ray cluster, which `--on ray` starts on this machine
 
 Writes a folder: one self-contained page (index.html), scores.csv, verdicts.csv, report.json, and runs.jsonl, which
 grows as runs finish.
@@ -58,25 +59,31 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     parser.add_argument("--positions", nargs="+", metavar="NAME", help="encodings, or all, or plain (no random ones)")
     parser.add_argument("--attention", nargs="+", metavar="KIND", help="multi-head, multi-query, grouped-query")
-    parser.add_argument("--train-length", type=int, metavar="N", help="the longest in training; default: 10")
-    parser.add_argument("--test-lengths", type=int, nargs="+", metavar="N", help="default: 1, 1.5, 2 and 4 times that")
+    parser.add_argument("--train-length", type=at_least(1), metavar="N", help="the longest in training; default: 10")
+    parser.add_argument(
+        "--test-lengths", type=at_least(1), nargs="+", metavar="N", help="default: 1, 1.5, 2 and 4 times that"
+    )
     parser.add_argument("--text", nargs="+", metavar="FILE", help="files for the task text, or for --extend")
     parser.add_argument("--vocabulary", metavar="NAME", help="of the text: bytes (default), characters, bpe-4096")
-    parser.add_argument("--seeds", type=int, metavar="N", help="runs of each; default: 8, fewer in a small budget")
     parser.add_argument(
-        "--steps", type=int, metavar="N", help="of each run; default: 500, of other tasks than those up to 3000"
+        "--seeds", type=at_least(1), metavar="N", help="runs of each; default: 8, fewer in a small budget"
     )
-    parser.add_argument("--batch", type=int, metavar="N", help="examples of a step; default: 32")
+    parser.add_argument(
+        "--steps", type=at_least(1), metavar="N", help="of each run; default: 500, of other tasks than those up to 3000"
+    )
+    parser.add_argument("--batch", type=at_least(1), metavar="N", help="examples of a step; default: 32")
     parser.add_argument("--rates", type=float, nargs="+", metavar="LR", help="searched for each entry: 0.001 0.003")
     parser.add_argument("--search", type=float, metavar="SHARE", help="of the steps, for each rate; default: 0.25")
-    parser.add_argument("--test-examples", type=int, metavar="N", help="of each length; default: 512")
+    parser.add_argument("--test-examples", type=at_least(1), metavar="N", help="of each length; default: 512")
     parser.add_argument(
         "--score", metavar="WHAT", help="exact (whole rows), tokens, or auto: tokens where answers are long"
     )
-    parser.add_argument("--first-seed", type=int, metavar="N", help="repeat an experiment with other seeds; default: 0")
-    parser.add_argument("--width", type=int, metavar="N", help="of the models; default: 64")
-    parser.add_argument("--layers", type=int, metavar="N", help="default: 2")
-    parser.add_argument("--heads", type=int, metavar="N", help="default: 4")
+    parser.add_argument(
+        "--first-seed", type=at_least(0), metavar="N", help="repeat an experiment with other seeds; default: 0"
+    )
+    parser.add_argument("--width", type=at_least(1), metavar="N", help="of the models; default: 64")
+    parser.add_argument("--layers", type=at_least(1), metavar="N", help="default: 2")
+    parser.add_argument("--heads", type=at_least(1), metavar="N", help="default: 4")
     parser.add_argument("--equal", metavar="WHAT", help="compute (default), or parameters: by feed-forward widths")
     parser.add_argument(
         "--budget",
@@ -86,7 +93,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--out", metavar="FOLDER", default="comparison", help="default: %(default)s")
     parser.add_argument("--resume", action="store_true", help="go on with the experiment in that folder")
     parser.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes; default: one for each core")
+    parser.add_argument("--workers", type=at_least(1), metavar="N", help="processes; default: one for each core")
     parser.add_argument("--on", metavar="WHERE", help="ray, or ray://HOST:PORT: train on the machines of a Ray cluster")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     papers = parser.add_argument_group("a paper's set-up, with its numbers beside")
@@ -103,21 +110,22 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     started = time.monotonic()  # a budget counts from here: what follows imports torch
-    from vantage.cli.compare_show import ExperimentDisplay, show_verdicts
-    from vantage.compare.budget import Budget
-    from vantage.compare.metadata import budget_seconds, experiment_in, report_metadata
-    from vantage.compare.report import JSON, write_report
-    from vantage.compare.run import refuse_occupied, run_experiment
-
     out = Path(args.out)
+    check(args, out)
     if compare_extend.wanted(args, out):
         return compare_extend.run(args, out)
+    from vantage.cli.compare_show import ExperimentDisplay, show_verdicts
+    from vantage.compare.budget import Budget
+    from vantage.compare.metadata import experiment_in, report_metadata
+    from vantage.compare.names import budget_seconds
+    from vantage.compare.report import JSON, write_report
+    from vantage.compare.run import run_experiment
+
     if args.resume:
         experiment = experiment_in(out)
         _same(experiment, args)
     else:
         experiment = _experiment(args)
-        refuse_occupied(out)  # before anything is timed
     chosen = args.resume or args.steps is not None or args.file is not None or args.published is not None
     allowed = args.budget or (None if chosen else DEFAULT_BUDGET)
     budget = None if allowed is None else Budget(budget_seconds(allowed), started)
@@ -131,6 +139,35 @@ def run(args: argparse.Namespace) -> int:
         show_verdicts(out / JSON)
         print(f"the report is {page}")
     return 0
+
+
+def check(args: argparse.Namespace, out: Path) -> None:
+    """Refuse what can be refused without torch, whose import takes seconds."""
+    from vantage.cluster import address_of
+    from vantage.compare.names import EQUAL, EXPERIMENT_FILE, SCALES, budget_seconds, check_names, refuse_occupied
+    from vantage.compare.published import paper
+    from vantage.errors import BadInput, unknown
+    from vantage.files import expand
+
+    check_device(args.device)
+    check_names(args.tasks or (), args.positions or (), args.attention or ())
+    for what, name, known in (("equality", args.equal, EQUAL), ("scale", args.scale, SCALES)):
+        if name is not None and name not in known:
+            raise BadInput(unknown(what, name, known))
+    for name in args.published or ():
+        paper(name)
+    if args.budget is not None:
+        budget_seconds(args.budget)
+    if args.on is not None:
+        address_of(args.on)
+    if args.text:
+        expand(args.text)
+    if args.file is not None and not Path(args.file).is_file():
+        raise BadInput(f"there is no file {args.file}: an experiment is a TOML file, or a set of flags")
+    if args.resume and not (out / EXPERIMENT_FILE).is_file():
+        raise BadInput(f"there is no experiment in {out} to go on with: leave --resume out, or name its folder (--out)")
+    if not args.resume:
+        refuse_occupied(out)
 
 
 @contextlib.contextmanager

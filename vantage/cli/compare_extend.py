@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vantage.cli.flags import at_least
+from vantage.cli.models import check_model, load_model
 from vantage.cli.progress import Bar
 
 if TYPE_CHECKING:
@@ -31,17 +33,23 @@ def add(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--scalings", nargs="+", metavar="NAME", help="none linear ntk dynamic-ntk yarn longrope llama3")
     how.add_argument("--times", type=float, nargs="+", metavar="X", help="multiples of the context; default: 1 2 4 8")
     how.add_argument(
-        "--context", type=int, metavar="N", help="take this for its context, where it is to be a small one"
+        "--context", type=at_least(1), metavar="N", help="take this for its context, where it is to be a small one"
     )
     how.add_argument("--factor", type=float, metavar="X", help="of every scaling; default: the largest of the times")
-    how.add_argument("--pieces", type=int, metavar="N", help="of the text, read by all; default: 3")
-    how.add_argument("--tries", type=int, metavar="N", help="passkeys for each piece and length; default: 2; 0: none")
-    how.add_argument("--needles", type=int, metavar="N", help="numbers hidden at once; default: 4")
-    how.add_argument("--lora-steps", type=int, metavar="N", help="then train each this much and read again; default: 0")
-    how.add_argument("--lora-length", type=int, metavar="N", help="of its rows; default: factor x context, to 16384")
-    how.add_argument("--lora-rank", type=int, metavar="N", help="default: 8")
+    how.add_argument("--pieces", type=at_least(1), metavar="N", help="of the text, read by all; default: 3")
+    how.add_argument(
+        "--tries", type=at_least(0), metavar="N", help="passkeys for each piece and length; default: 2; 0: none"
+    )
+    how.add_argument("--needles", type=at_least(1), metavar="N", help="numbers hidden at once; default: 4")
+    how.add_argument(
+        "--lora-steps", type=at_least(0), metavar="N", help="then train each this much and read again; default: 0"
+    )
+    how.add_argument(
+        "--lora-length", type=at_least(1), metavar="N", help="of its rows; default: factor x context, to 16384"
+    )
+    how.add_argument("--lora-rank", type=at_least(1), metavar="N", help="default: 8")
     how.add_argument("--lora-rate", type=float, metavar="LR", help="default: 2e-4")
-    how.add_argument("--lora-batch", type=int, metavar="N", help="rows of a step; default: 1")
+    how.add_argument("--lora-batch", type=at_least(1), metavar="N", help="rows of a step; default: 1")
 
 
 def wanted(args: argparse.Namespace, out: Path) -> bool:
@@ -61,16 +69,18 @@ def wanted(args: argparse.Namespace, out: Path) -> bool:
 
 
 def run(args: argparse.Namespace, out: Path) -> int:
+    if not args.resume:
+        _check(args)
     from vantage.cli.compare_show import show_verdicts
     from vantage.compare.executors import LocalBackend
     from vantage.compare.extension import extension_metadata, run_extension
     from vantage.compare.extension.run import prepare_texts
+    from vantage.compare.names import EXPERIMENT_FILE
     from vantage.compare.report import JSON, write_report
-    from vantage.compare.run import EXPERIMENT_FILE
 
     device = LocalBackend.detect(args.device).device
     settings = _resumed(out) if args.resume else _settings(args, device.type)
-    model = _load(settings, device)
+    model = load_model(settings.model, settings.dtype, device=device).eval()
     prepared = prepare_texts(settings, model)
     with Bar("readings") as bar:
         results = run_extension(settings, prepared, out, ReadingLines(bar), resume=args.resume)
@@ -109,10 +119,7 @@ class ReadingLines:
 
 def _settings(args: argparse.Namespace, device: str) -> ExtensionSettings:
     from vantage.compare.extension import ExtensionSettings
-    from vantage.errors import BadInput
 
-    if not args.text:
-        raise BadInput("--extend reads a text: name files (--text FILE), as long as the longest pieces together")
     options: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name in OPTIONS
@@ -122,29 +129,28 @@ def _settings(args: argparse.Namespace, device: str) -> ExtensionSettings:
     return ExtensionSettings(args.extend, tuple(args.text), dtype=dtype, **options)
 
 
-def _load(settings: ExtensionSettings, device: Any) -> Any:
-    import torch
+def _check(args: argparse.Namespace) -> None:
+    """Refuse what can be refused without torch."""
+    from vantage.compare.names import SCALING_RULES
+    from vantage.errors import BadInput, unknown
 
-    from vantage.checkpoints.pull import pull, to_bring
-    from vantage.cli.generate import busy
-    from vantage.families import load
-
-    if to_bring(settings.model):
-        with Bar("bytes") as progress:
-            pull(settings.model, progress=progress)
-    with busy(f"loading {settings.model}"):
-        return load(settings.model, device=device, dtype=getattr(torch, settings.dtype)).eval()
+    check_model(args.extend)
+    for name in args.scalings or ():
+        if name not in SCALING_RULES:
+            raise BadInput(unknown("scaling", name, SCALING_RULES))
+    if not args.text:
+        raise BadInput("--extend reads a text: name files (--text FILE), as long as the longest pieces together")
 
 
 def _resumed(out: Path) -> ExtensionSettings:
     from vantage.compare.extension.settings import extension_of
-    from vantage.compare.run import EXPERIMENT_FILE
+    from vantage.compare.names import EXPERIMENT_FILE
 
     return extension_of(json.loads((out / EXPERIMENT_FILE).read_text())["extension"], str(out / EXPERIMENT_FILE))
 
 
 def _begun(out: Path) -> bool:
-    from vantage.compare.run import EXPERIMENT_FILE
+    from vantage.compare.names import EXPERIMENT_FILE
 
     try:
         return "extension" in json.loads((out / EXPERIMENT_FILE).read_text())

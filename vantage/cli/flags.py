@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Callable
 from typing import Any
 
 SAMPLING = (
@@ -33,26 +35,59 @@ def add_sampling(parser: argparse.ArgumentParser, temperature: float = 0.0) -> a
     return how
 
 
-DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
-
-
-def add_dtype(parser: argparse.ArgumentParser) -> None:
-    """How weights are kept."""
-    parser.add_argument(
-        "--dtype",
-        choices=DTYPES,
-        default="auto",
-        help="auto keeps the blocks of a quantised GGUF file and is float32 otherwise; default: %(default)s",
-    )
-
-
-def dtype_of(args: argparse.Namespace) -> Any:
-    """What ``vt.load`` takes."""
-    import torch
-
-    return args.dtype if args.dtype in ("auto", "int8", "int4") else getattr(torch, args.dtype)
-
-
 def sampling_of(args: argparse.Namespace) -> dict[str, Any]:
     """What those flags said, by the names that ``Sampling`` knows."""
     return {name: getattr(args, name) for name in SAMPLING}
+
+
+def check_sampling(options: dict[str, Any]) -> None:
+    """Refuse now what ``Sampling`` refuses."""
+    from vantage.spec.sampling import Sampling
+
+    Sampling(**options)
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """A whole number that is no smaller, for ``type=``."""
+
+    def whole(text: str) -> int:
+        number = int(text)
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{number}: give at least {least}")
+        return number
+
+    whole.__name__ = "int"  # argparse says "invalid int value"
+    return whole
+
+
+def check_device(name: str | None) -> None:
+    """Refuse what is no name of a device; whether this machine has it is torch's to say."""
+    from vantage.errors import BadInput, did_you_mean
+
+    if name is not None and re.fullmatch(r"(cpu|cuda|mps|xpu)(:\d+)?", name) is None:
+        raise BadInput(
+            f"--device {name!r}:{did_you_mean(name, ('cpu', 'cuda'))} use cpu, cuda, or cuda:1 for the second"
+        )
+
+
+MOST = 2**20  # numbers that a range may have
+
+
+def parse_numbers(text: str | None, what: str) -> list[int] | None:
+    """ "0,3,5-8" as numbers; ``None`` stays so."""
+    from vantage.errors import BadInput
+
+    if text is None:
+        return None
+    parsed: list[int] = []
+    for piece in text.split(","):
+        one = re.fullmatch(r"\s*(-?\d+)(?:-(\d+))?\s*", piece)
+        if one is None:
+            raise BadInput(f"{what} {text!r}: write numbers as in 0,3,5-8")
+        if len(piece) > 30:
+            raise BadInput(f"{what} {text[:80]!r}: no number is that large")
+        first, last = int(one[1]), int(one[2] or one[1])
+        if last - first >= MOST:
+            raise BadInput(f"{what} {text[:80]!r}: a range has at most {MOST:,} numbers")
+        parsed += range(first, last + 1)
+    return parsed

@@ -8,19 +8,20 @@ import json
 import sys
 from typing import Any
 
-from vantage.cli.flags import add_dtype, add_sampling, dtype_of, sampling_of
-from vantage.cli.progress import Bar
+from vantage.cli.flags import add_sampling, at_least, check_sampling, sampling_of
+from vantage.cli.models import DEFAULT, add_adapter, add_dtype, busy, is_model, load_model
 
-DEFAULT = "smollm2"
 EXAMPLE = """\
 examples:
   vantage generate "The capital of France is" --max-tokens 8
   vantage generate --chat "Why is the sky blue?" --temperature 0.7 --seed 1
   vantage generate --chat "Name a city" --regex "[A-Z][a-z]+"
   vantage generate ./my-model "Once upon a time" --stop "The end" --stats
+  vantage generate smollm2 "Once upon a time" --adapter runs/tuned
   cat notes.txt | vantage generate - --json
 
-MODEL is a folder in the Hugging Face layout, a .gguf file, or a name that `vantage pull` knows.
+MODEL is a folder in the Hugging Face layout, a folder with an adapter, a .gguf file, or a name that `vantage pull`
+knows.
 """
 
 
@@ -40,11 +41,11 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help=f"the model (default: {DEFAULT}) and the prompt; a prompt of - is read from standard input",
     )
     parser.add_argument(
-        "--max-tokens", type=int, default=128, metavar="N", help="at most so many; default: %(default)s"
+        "--max-tokens", type=at_least(1), default=128, metavar="N", help="at most so many; default: %(default)s"
     )
     parser.add_argument("--chat", action="store_true", help="the prompt is what a user says to a chat model")
     how = add_sampling(parser)
-    how.add_argument("-n", type=int, default=1, metavar="N", help="so many samples; default: %(default)s")
+    how.add_argument("-n", type=at_least(1), default=1, metavar="N", help="so many samples; default: %(default)s")
     parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be given again")
     parser.add_argument("--schema", metavar="JSON", help="answer with JSON that fits this schema; @FILE reads a file")
     parser.add_argument("--regex", metavar="PATTERN", help="answer with a text that matches all of this pattern")
@@ -54,6 +55,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     parser.add_argument("--beams", type=int, metavar="N", help="the likeliest text that a search with N beams finds")
     add_dtype(parser)
+    add_adapter(parser)
     parser.add_argument("--batch-invariant", action="store_true", help="bits that depend on the prompt alone; slower")
     parser.add_argument("--no-cache", action="store_true", help="compute everything anew for every token")
     parser.add_argument("--stats", action="store_true", help="print what was computed, reused and held")
@@ -67,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
     if len(args.words) > 2:
         raise BadInput(f"{len(args.words)} words: give a model and a prompt, the prompt in quotes")
     source, prompt = (DEFAULT, args.words[0]) if len(args.words) == 1 else args.words
+    if len(args.words) == 1 and is_model(prompt):
+        raise BadInput(f'{prompt} is a model: give a prompt too, as in vantage generate {prompt} "Once upon a time"')
     prompt = sys.stdin.read() if prompt == "-" else prompt
     if not prompt:
         raise BadInput("an empty prompt: give some text")
@@ -86,7 +90,8 @@ def run(args: argparse.Namespace) -> int:
     }
     if args.beams is not None:
         _check_search(args)
-    model = load(source, options, dtype_of(args))
+    check_sampling(sampling_of(args) | {"logprobs": args.logprobs})
+    model = load_model(source, args.dtype, adapter=args.adapter)
     if args.beams is not None:
         return _searched(args, model, prompt)
     if args.lookup:
@@ -130,32 +135,6 @@ def _schema(schema: str | None) -> str | None:
         return Path(schema[1:]).read_text(encoding="utf-8")
     except (OSError, ValueError) as e:
         raise BadInput(f"--schema {schema}: the file cannot be read ({e})") from e
-
-
-def load(source: str, options: dict[str, Any], dtype: Any) -> Any:
-    """The model, brought first if it is a name that is not here yet. Bad options are refused before that."""
-    from vantage.checkpoints.pull import pull, to_bring
-    from vantage.families import load as load_model
-    from vantage.generation import Sampling
-
-    Sampling(**{name: options[name] for name in options.keys() & Sampling.__dataclass_fields__.keys()})
-    if to_bring(source):
-        with Bar("bytes") as progress:
-            pull(source, progress=progress)
-    with busy(f"loading {source}"):
-        return load_model(source, dtype=dtype)
-
-
-@contextlib.contextmanager
-def busy(label: str):
-    """A spinner, where standard error is a terminal."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status(label):
-        yield
 
 
 @contextlib.contextmanager

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vantage.cli import inspect_attention, inspect_cost
-from vantage.cli.generate import DEFAULT, load
+from vantage.cli.models import DEFAULT, add_adapter, load_model
 
 if TYPE_CHECKING:
     from vantage.cache import Holding, ModelCache
@@ -19,8 +20,8 @@ examples:
   vantage inspect scores smollm2 --text "The cat sat on the mat" --layer 16 --out scores.svg
   vantage inspect cost smollm2 --context 8192 --batch 4 --machine h200
   vantage inspect extend smollm2 --file book.txt --lengths 2048,4096 --scaling linear:2
-  vantage inspect cache talk.vantage                               a file that /save wrote
-  vantage inspect cache --prompt "The cat sat on the mat"          what reading this leaves behind
+  vantage inspect cache talk.vantage                               # a file that /save wrote
+  vantage inspect cache --prompt "The cat sat on the mat"          # what reading this leaves behind
   vantage inspect cache --prompt "The cat sat" --against "The cat ran"
   vantage inspect cache --model ./gemma --kind ring --prompt "A long text …" --json
 """
@@ -55,17 +56,23 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         default="contiguous",
         help="how keys and values are kept: contiguous, ring, paged, quantised; default: %(default)s",
     )
+    add_adapter(cache)
     cache.add_argument("--json", action="store_true", help="print the result as JSON")
     cache.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     from vantage.errors import BadInput
+    from vantage.parts import check_part_name
 
     if (args.file is None) == (args.prompt is None):
         raise BadInput("give a FILE, or a --prompt for a model to read")
     if args.against is not None and args.prompt is None:
         raise BadInput("--against is compared with a --prompt: give both")
+    if args.prompt is None and not Path(args.file).is_file():
+        raise BadInput(f"there is no file {args.file}: give what /save of `vantage chat` wrote, or a --prompt")
+    if args.prompt is not None:
+        check_part_name("cache", args.kind)
     description = _file(args.file) if args.prompt is None else _prompt(args)
     print(json.dumps(description, ensure_ascii=False) if args.json else _text(description))
     return 0
@@ -83,12 +90,12 @@ def _file(path: str) -> dict[str, Any]:
 
 
 def _prompt(args: argparse.Namespace) -> dict[str, Any]:
+    model = load_model(args.model, adapter=args.adapter)
     import torch
 
     from vantage.generation.cached_sequence import CachedSequence, new_cache
     from vantage.generation.prompts import PromptBatch
 
-    model = load(args.model, {}, "auto")
     if model.encoder is not None:
         from vantage.errors import Refused
 

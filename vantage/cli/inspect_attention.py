@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vantage.cli.flags import add_dtype, dtype_of
-from vantage.cli.generate import DEFAULT, load
+from vantage.cli.flags import at_least, parse_numbers
+from vantage.cli.models import DEFAULT, add_adapter, add_dtype, check_model, load_model
 from vantage.cli.progress import Bar
 from vantage.errors import BadInput
 
@@ -36,15 +36,19 @@ def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     attention.add_argument("--head", metavar="N", help="one head, or several as in 0,3-5; default: all")
     attention.add_argument("--kind", choices=("self", "cross", "encoder"), help="which attention; default: self")
     attention.add_argument("--queries", metavar="N", help="only these queries, as in 0,3-5")
-    attention.add_argument("--steps", type=int, default=0, metavar="N", help="go on for N tokens, through a cache")
     attention.add_argument(
-        "--most", type=int, default=3, metavar="K", help="keys shown of a query; default: %(default)s"
+        "--steps", type=at_least(0), default=0, metavar="N", help="go on for N tokens, through a cache"
+    )
+    attention.add_argument(
+        "--most", type=at_least(1), default=3, metavar="K", help="keys shown of a query; default: %(default)s"
     )
     attention.set_defaults(run=run_attention)
 
     atlas = _parser(what, "atlas", "what every head does", "Every head, measured on a text and sorted by what it does.")
     atlas.add_argument("--layers", metavar="N", help="only these layers, as in 0,3-5")
-    atlas.add_argument("--longest", type=int, default=512, metavar="N", help="tokens read; default: %(default)s")
+    atlas.add_argument(
+        "--longest", type=at_least(1), default=512, metavar="N", help="tokens read; default: %(default)s"
+    )
     atlas.add_argument("--once", action="store_true", help="do not read the text twice (then induction is by chance)")
     atlas.add_argument("--all", action="store_true", help="list heads that are nothing in particular, too")
     atlas.set_defaults(run=run_atlas)
@@ -69,6 +73,7 @@ def _parser(what: Any, name: str, short: str, long: str) -> argparse.ArgumentPar
     parser.add_argument("--out", metavar="FILE", help="a picture: .png, .svg or .html")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     add_dtype(parser)
+    add_adapter(parser)
     return parser
 
 
@@ -94,14 +99,12 @@ def text_of(args: argparse.Namespace) -> str:
 
 def run_attention(args: argparse.Namespace) -> int:
     text = text_of(args)
+    heads, queries = parse_numbers(args.head, "--head"), parse_numbers(args.queries, "--queries")
+    check_model(args.model, args.adapter)
     check_out(args)
     from vantage.inspect import capture
-    from vantage.inspect.select import parse_numbers
 
-    heads, queries = parse_numbers(args.head, "--head"), parse_numbers(args.queries, "--queries")
-    if args.most < 1:
-        raise BadInput(f"--most {args.most}: show at least 1")
-    model = load(args.model, {}, dtype_of(args))
+    model = load_model(args.model, args.dtype, adapter=args.adapter)
     keep = "weights" if args.out else f"top{max(args.most, 8)}"
     kind = args.kind or "self"
     choice = {"layers": args.layer, "heads": heads, "queries": queries, "kinds": kind, "beyond": args.beyond}
@@ -145,13 +148,13 @@ def _looks(seen: Capture, head: int, args: argparse.Namespace) -> list[list[str]
 
 def run_atlas(args: argparse.Namespace) -> int:
     text = text_of(args)
+    layers = parse_numbers(args.layers, "--layers")
+    check_model(args.model, args.adapter)
     check_out(args)
     from vantage.figures.html import table
     from vantage.inspect import atlas, plot_atlas
-    from vantage.inspect.select import parse_numbers
 
-    layers = parse_numbers(args.layers, "--layers")
-    model = load(args.model, {}, dtype_of(args))
+    model = load_model(args.model, args.dtype, adapter=args.adapter)
     with Bar("layers") as bar:
         result = atlas(
             model, text, source=args.source, layers=layers, longest=args.longest, repeat=not args.once, progress=bar
@@ -173,17 +176,17 @@ def run_atlas(args: argparse.Namespace) -> int:
 
 def run_scores(args: argparse.Namespace) -> int:
     text = text_of(args)
-    check_out(args)
-    from vantage.figures.html import table
-    from vantage.inspect import decompose, distinguishable, plot_decomposition, plot_distances
-    from vantage.inspect.select import parse_numbers
-
     heads, queries = parse_numbers(args.heads, "--heads"), parse_numbers(args.queries, "--queries")
     if args.distances and (heads is not None or queries is not None or args.kind not in (None, "self")):
         raise BadInput(
             "--distances looks at every head of a layer's self attention: leave out --heads, --queries, --kind"
         )
-    model = load(args.model, {}, dtype_of(args))
+    check_model(args.model, args.adapter)
+    check_out(args)
+    from vantage.figures.html import table
+    from vantage.inspect import decompose, distinguishable, plot_decomposition, plot_distances
+
+    model = load_model(args.model, args.dtype, adapter=args.adapter)
     if args.distances:
         with Bar("distances") as bar:
             result: Any = distinguishable(

@@ -8,9 +8,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-from vantage.cli.flags import add_dtype, dtype_of
-from vantage.cli.generate import DEFAULT, load
+from vantage.cli.flags import at_least, parse_numbers
 from vantage.cli.inspect_attention import check_out, show_table, text_of, write
+from vantage.cli.models import DEFAULT, add_adapter, add_dtype, check_model, load_model
 from vantage.cli.progress import Bar
 from vantage.errors import BadInput
 
@@ -23,6 +23,9 @@ examples:
   vantage inspect extend smollm2 --file book.txt --lengths 1024 --position none --tries 0 --json
 """
 SCALINGS = "linear:FACTOR, ntk:FACTOR:ORIGINAL, yarn:FACTOR:ORIGINAL, llama3:FACTOR:LOW:HIGH:ORIGINAL or none"
+RULES = {"linear": ("Linear", 1), "ntk": ("DynamicNTK", 2), "yarn": ("YaRN", 2), "llama3": ("Llama3", 4)}
+FLOATS = ("float32", "bfloat16", "float16", "float64")
+MACHINES = ("h200", "h100", "a100", "measure")
 
 
 def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -30,13 +33,18 @@ def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     cost.add_argument(
         "model", nargs="?", default=DEFAULT, metavar="MODEL", help="or a config.json; default: %(default)s"
     )
-    cost.add_argument("--context", type=int, default=2048, metavar="N", help="tokens of a row; default: %(default)s")
-    cost.add_argument("--batch", type=int, default=1, metavar="N", help="rows; default: %(default)s")
-    cost.add_argument("--source", type=int, metavar="N", help="tokens an encoder-decoder reads; default: the context")
+    cost.add_argument(
+        "--context", type=at_least(1), default=2048, metavar="N", help="tokens of a row; default: %(default)s"
+    )
+    cost.add_argument("--batch", type=at_least(1), default=1, metavar="N", help="rows; default: %(default)s")
+    cost.add_argument(
+        "--source", type=at_least(1), metavar="N", help="tokens an encoder-decoder reads; default: the context"
+    )
     cost.add_argument("--kind", default="contiguous", help="of cache; default: %(default)s")
-    cost.add_argument("--weights", metavar="DTYPE", help="of weights and cache: float32, bfloat16, float16, float64")
-    cost.add_argument("--window", type=int, default=4096, metavar="N", help="of the alternative with a window")
-    cost.add_argument("--machine", metavar="NAME", help="h200, h100, a100, or measure: predict the time there")
+    cost.add_argument("--weights", choices=FLOATS, help="of weights and cache; default: as the model has them")
+    cost.add_argument("--window", type=at_least(1), default=4096, metavar="N", help="of the alternative with a window")
+    cost.add_argument("--machine", choices=MACHINES, help="predict the time there; measure: on this one")
+    add_adapter(cost)
     cost.set_defaults(run=run_cost)
 
     extend = _parser(what, "extend", "another position, before and after", "Perplexity over position, and passkeys.")
@@ -46,10 +54,15 @@ def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     extend.add_argument("--position", metavar="NAME", help="another encoding: rope, alibi, none, sinusoidal, …")
     extend.add_argument("--base", type=float, metavar="B", help="another base for RoPE")
     extend.add_argument("--scaling", metavar="RULE", help=f"for RoPE: {SCALINGS}")
-    extend.add_argument("--window", type=int, metavar="N", help="see only so many tokens back; 0 takes a window away")
+    extend.add_argument(
+        "--window", type=at_least(0), metavar="N", help="see only so many tokens back; 0 takes a window away"
+    )
     extend.add_argument("--init", action="store_true", help="let an encoding with weights of its own start untrained")
-    extend.add_argument("--tries", type=int, default=3, metavar="N", help="passkeys a length; default: %(default)s")
+    extend.add_argument(
+        "--tries", type=at_least(0), default=3, metavar="N", help="passkeys a length; default: %(default)s"
+    )
     add_dtype(extend)
+    add_adapter(extend)
     extend.set_defaults(run=run_extend, text=None)
 
 
@@ -66,12 +79,21 @@ def _parser(what: Any, name: str, short: str, long: str) -> argparse.ArgumentPar
 
 
 def run_cost(args: argparse.Namespace) -> int:
+    from vantage.parts import check_part_name
+
+    check_part_name("cache", args.kind)
+    if not args.model.endswith(".json"):
+        check_model(args.model, args.adapter)
+    elif not Path(args.model).is_file():
+        raise BadInput(f"there is no file {args.model}")
+    elif args.adapter is not None:
+        raise BadInput("--adapter goes on a model, and a config.json has no weights: name the model")
     check_out(args)
     from vantage.figures.html import table
     from vantage.inspect import cost, machine, plot_cost
     from vantage.inspect.cost import dtype_for
 
-    subject = _model_or_spec(args.model)
+    subject = _model_or_spec(args.model, args.adapter)
     # not every processor can multiply in bfloat16, and none of them is fast at it: a config is measured in float32
     weights = args.weights or ("float32" if args.machine == "measure" else None)
     named = str(dtype_for(subject, weights)).removeprefix("torch.")
@@ -87,10 +109,10 @@ def run_cost(args: argparse.Namespace) -> int:
     return 0
 
 
-def _model_or_spec(name: str) -> Any:
+def _model_or_spec(name: str, adapter: str | None) -> Any:
     """A model, or only the spec that a config.json describes: its cost needs no weights."""
     if not name.endswith(".json"):
-        return load(name, {}, "auto")
+        return load_model(name, adapter=adapter)
     from vantage.checkpoints.config import Config
     from vantage.families import family_of
 
@@ -126,16 +148,15 @@ def _show_cost(result: Any) -> None:
 
 def run_extend(args: argparse.Namespace) -> int:
     text = text_of(args)
+    lengths = parse_numbers(args.lengths, "--lengths") or []
+    _check_changes(args)
+    check_model(args.model, args.adapter)
     check_out(args)
     from vantage.figures.html import table
     from vantage.inspect import extend, plot_extension, swap
-    from vantage.inspect.select import parse_numbers
 
-    lengths = parse_numbers(args.lengths, "--lengths") or []
-    if args.tries < 0:
-        raise BadInput(f"--tries {args.tries}: give 0 or more")
     changes = _changes(args)
-    before = load(args.model, {}, dtype_of(args))
+    before = load_model(args.model, args.dtype, adapter=args.adapter)
     after = swap(before, init=args.init, **changes)
     change = ", ".join(f"{name} {value}" for name, value in changes.items())
     with Bar("passes") as bar:
@@ -149,6 +170,18 @@ def run_extend(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check_changes(args: argparse.Namespace) -> None:
+    """Refuse what the flags cannot mean."""
+    from vantage.parts import check_part_name
+
+    if all(getattr(args, name) is None for name in ("position", "base", "scaling", "window")):
+        raise BadInput("give what changes: --position, --base, --scaling or --window")
+    if args.position is not None:
+        check_part_name("position", args.position)
+    if args.scaling is not None:
+        scaling_numbers(args.scaling)
+
+
 def _changes(args: argparse.Namespace) -> dict[str, Any]:
     """What ``vt.swap`` takes."""
     changes: dict[str, Any] = {}
@@ -160,8 +193,6 @@ def _changes(args: argparse.Namespace) -> dict[str, Any]:
         changes["scaling"] = parse_scaling(args.scaling)
     if args.window is not None:
         changes["window"] = args.window or None
-    if not changes:
-        raise BadInput("give what changes: --position, --base, --scaling or --window")
     return changes
 
 
@@ -169,12 +200,12 @@ def parse_scaling(text: str) -> Any:
     """ "yarn:4:2048" as the rule it names; "none" as no scaling."""
     from vantage.position import scaling
 
-    rules: dict[str, tuple[int, Any]] = {
-        "linear": (1, scaling.Linear),
-        "ntk": (2, scaling.DynamicNTK),
-        "yarn": (2, scaling.YaRN),
-        "llama3": (4, scaling.Llama3),
-    }
+    named = scaling_numbers(text)
+    return None if named is None else getattr(scaling, named[0])(*named[1])
+
+
+def scaling_numbers(text: str) -> tuple[str, list[float]] | None:
+    """The class and the arguments of such a rule."""
     name, *values = text.split(":")
     if text == "none":
         return None
@@ -182,11 +213,11 @@ def parse_scaling(text: str) -> Any:
         numbers = [float(value) for value in values]
     except ValueError:
         numbers = []
-    if name not in rules or len(numbers) != rules[name][0] or not all(map(math.isfinite, numbers)):
+    if name not in RULES or len(numbers) != RULES[name][1] or not all(map(math.isfinite, numbers)):
         raise BadInput(f"--scaling {text}: write {SCALINGS}")
     if len(numbers) > 1:  # the last is a length
         *others, original = numbers
         if original != int(original):
             raise BadInput(f"--scaling {text}: {original} is a number of tokens, so give a whole one")
         numbers = [*others, int(original)]
-    return rules[name][1](*numbers)
+    return RULES[name][0], numbers

@@ -31,10 +31,14 @@ VERBS = (
 )
 
 EXAMPLE = """\
-example:
+examples:
+  vantage studio                                    # the page, in the browser
+  vantage chat                                      # talk with smollm2, which is brought first (93 MB)
+  vantage generate "The capital of France is"
+  vantage train copy --out runs/copy                # a recipe; `vantage train --list` has the others
   vantage check --filter rope
 
-`vantage VERB --help` says more about a verb and shows an example.
+`vantage VERB --help` says more about a verb and shows examples.
 """
 
 

@@ -9,10 +9,10 @@ from vantage.cli.progress import Bar
 
 EXAMPLE = """\
 examples:
-  vantage pull smollm2                          the default model, 93 MB
-  vantage pull gemma3-270m                      shows its terms
+  vantage pull smollm2                          # the default model, 93 MB
+  vantage pull gemma3-270m                      # shows its terms
   vantage pull gemma3-270m --accept-terms
-  vantage pull HuggingFaceTB/SmolLM2-360M       from Hugging Face, if it can be reached
+  vantage pull HuggingFaceTB/SmolLM2-360M       # from Hugging Face, if it can be reached
   vantage pull Qwen/Qwen3-0.6B-GGUF:Qwen3-0.6B-Q8_0.gguf
 
 Models are kept under VANTAGE_HOME (default: ~/.cache/vantage).

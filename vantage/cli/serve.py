@@ -12,17 +12,18 @@ from vantage.cli.progress import Bar
 
 EXAMPLE = """\
 examples:
-  vantage serve                                       smollm2 on http://127.0.0.1:8000
-  vantage serve smollm2 minilm tiny=./my-model        several, loaded when first asked for
-  vantage serve smollm2 --lora-modules formal=./a rhymes=./b   two LoRA adapters, each under its name
+  vantage serve                                       # smollm2 on http://127.0.0.1:8000
+  vantage serve smollm2 minilm tiny=./my-model        # several, loaded when first asked for
+  vantage serve smollm2 --lora-modules formal=./a rhymes=./b   # two LoRA adapters, each under its name
   vantage serve --host 0.0.0.0 --api-key "$KEY" --allow-host llm.example.org
   vantage serve --config serve.toml --port 9000
-  vantage serve --on ray --replicas 4                 copies on the machines of a Ray cluster
+  vantage serve --on ray --replicas 4                 # copies on the machines of a Ray cluster
 
   curl http://127.0.0.1:8000/v1/chat/completions -H "Content-Type: application/json" \\
     -d '{"model": "smollm2", "messages": [{"role": "user", "content": "Hello"}]}'
 
-MODEL is a folder in the Hugging Face layout, a .gguf file, a name that `vantage pull` knows, or NAME=one of these.
+MODEL is a folder in the Hugging Face layout, a folder with an adapter, a .gguf file, a name that `vantage pull` knows,
+or NAME=one of these.
 Every option may stand in the config file (port = 9000) or in the environment (VANTAGE_PORT=9000);
 options come before the environment, and the environment before the file.
 """

@@ -11,12 +11,13 @@ from vantage.cli.progress import Bar
 
 EXAMPLE = """\
 examples:
-  vantage studio                          with smollm2, in the browser
-  vantage studio smollm2 minilm           several models, loaded when first looked at
+  vantage studio                          # with smollm2, in the browser
+  vantage studio smollm2 minilm           # several models, loaded when first looked at
   vantage studio ./my-model --port 9000
-  vantage studio --no-browser --json      prints the address for a program to read
+  vantage studio --no-browser --json      # prints the address for a program to read
 
-MODEL is a folder in the Hugging Face layout, a .gguf file, a name that `vantage pull` knows, or NAME=one of these.
+MODEL is a folder in the Hugging Face layout, a folder with an adapter, a .gguf file, a name that `vantage pull` knows,
+or NAME=one of these.
 Only this machine can reach the studio. It serves OpenAI's API under /v1 as well.
 """
 DEFAULT = "smollm2"
@@ -47,12 +48,13 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("the studio needs fastapi and uvicorn: pip install 'vantage[serve]'")
     if args.port is not None and not 0 <= args.port <= 65535:
         raise BadInput(f"--port {args.port}: give 0 (any that is free) to 65535")
-    from vantage.serve.run import run_app
     from vantage.serve.settings import Batching, Logs, ServedModel, ServerSettings
-    from vantage.serve.studio import create_studio
 
     models = tuple(ServedModel.of(text) for text in args.models or (DEFAULT,))
     troubles = {served.name: trouble for served in models if (trouble := _bring(served.source)) is not None}
+    from vantage.serve.run import run_app
+    from vantage.serve.studio import create_studio
+
     batching = Batching(rows=8, queue=16, capacity=8192)
     settings = ServerSettings(models, port=_port(args.port), batching=batching, logs=Logs(level="warning"))
     app = create_studio(settings, troubles=troubles)

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 EXAMPLE = """\
 examples:
   vantage study list
-  vantage study run A2                                a worked example, beside the document's numbers
-  vantage study run A12 --set gain=8 --set keys=100   with other parameters
-  vantage study run P4 P5 --figures pictures          figures as PNG, SVG and CSV
-  vantage study all --report studies                  every quick one, as one page: studies/index.html
-  vantage study run T3                                one that trains, by its tag
-  vantage study exercise A2 --out a2.py               something to fill in
+  vantage study run A2                                # a worked example, beside the document's numbers
+  vantage study run A12 --set gain=8 --set keys=100   # with other parameters
+  vantage study run P4 P5 --figures pictures          # figures as PNG, SVG and CSV
+  vantage study all --report studies                  # every quick one, as one page: studies/index.html
+  vantage study run T3                                # one that trains, by its tag
+  vantage study exercise A2 --out a2.py               # something to fill in
   vantage study grade a2.py
 """
 
@@ -97,7 +97,10 @@ def run_list(args: argparse.Namespace) -> int:
 
 
 def run_some(args: argparse.Namespace) -> int:
-    from vantage.studies.registry import find
+    from vantage.studies.registry import check_tag, find
+
+    for tag in args.tags:
+        check_tag(tag)
     from vantage.studies.report import check_report, data, write_report
     from vantage.studies.runner import conduct
 
@@ -200,18 +203,21 @@ def _figures(outcomes: list[Outcome], folder: Path) -> None:
 
 
 def run_exercise(args: argparse.Namespace) -> int:
-    from vantage.studies.exercises import exercises
+    from vantage.studies.exercises.registry import exercises, tags
 
+    if args.tag is None and (args.out is not None or args.answer):
+        raise BadInput(f"name an exercise: there are {', '.join(tags())}")
+    tag = None if args.tag is None else _tag(args.tag, tags())
+    if args.out is not None and Path(args.out).exists():
+        raise BadInput(f"{args.out} is there already, and may be your work: give another name")
     known = exercises()
-    if args.tag is None:
-        if args.out is not None or args.answer:
-            raise BadInput(f"name an exercise: there are {', '.join(known)}")
+    if tag is None:
         if args.json:
             print(json.dumps([{"tag": tag, "title": one.title} for tag, one in known.items()], ensure_ascii=False))
         else:
             print("\n".join(f"{tag:<5} {one.title}" for tag, one in known.items()))
         return 0
-    chosen = known[_tag(args.tag, list(known))]
+    chosen = known[tag]
     code = chosen.answer if args.answer else chosen.starter
     if args.json:
         content = {"tag": chosen.tag, "title": chosen.title, "task": chosen.task, "starter": chosen.starter}
@@ -246,15 +252,15 @@ def _tag(tag: str, known: list[str]) -> str:
 
 
 def run_grade(args: argparse.Namespace) -> int:
-    from dataclasses import asdict
-
-    from vantage.studies.exercises import grade
-
     path = Path(args.file)
     if not path.is_file():
         raise BadInput(f"{args.file} is no file: `vantage study exercise TAG --out FILE` makes one to fill in")
     if args.seconds is not None and not 0 < args.seconds < float("inf"):
         raise BadInput(f"--seconds {args.seconds}: give a time above 0")
+    from dataclasses import asdict
+
+    from vantage.studies.exercises import grade
+
     result = grade(path) if args.seconds is None else grade(path, seconds=args.seconds)
     if args.json:
         print(json.dumps(asdict(result), ensure_ascii=False))

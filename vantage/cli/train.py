@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vantage.cli.flags import check_device
 from vantage.cli.interrupts import stopping
 
 if TYPE_CHECKING:
@@ -20,22 +21,24 @@ if TYPE_CHECKING:
 
 EXAMPLE = """\
 examples:
-  vantage train --list                                the recipes that come with Vantage
-  vantage train copy                                  one of them
+  vantage train --list                                # the recipes, what they reach, and with which changes
+  vantage train copy                                  # one of them
   vantage train copy model.position=sinusoidal --out runs/a
-  vantage generate runs/a dac                         ask what was trained: a run is a model
+  vantage generate runs/a dac                         # ask what was trained: a run is a model
   vantage train my-settings.toml
-  vantage train my-settings.toml --resume             go on after Ctrl-C, a crash or a kill
-  vantage train --resume runs/copy --steps 1200       go on with a run as it was begun; more steps for a finished one
-  vantage train copy --track wandb                    log to Weights & Biases as well; or mlflow
-  torchrun --nproc-per-node 2 -m vantage train copy   two processes
+  vantage train my-settings.toml --resume             # go on after Ctrl-C, a crash or a kill
+  vantage train --resume runs/copy --steps 1200       # go on with a run as it was begun; more steps for a finished one
+  vantage train tune.toml model.source=smollm2 model.lora.rank=8 --out runs/tuned
+  vantage train copy --track wandb                    # log to Weights & Biases as well; or mlflow
+  torchrun --nproc-per-node 2 -m vantage train copy   # two processes
 
 Settings are a TOML file with the sections model, data, loop, optimiser, schedule, evaluate, save, guard and average;
 KEY=VALUE changes any of them. A recipe says what it reaches and which changes leave that standing (--list); a run with
 another change says so. The run lives in a folder: log.jsonl, TensorBoard's files, checkpoints, and in the end the
-model. vt.load, `vantage generate` and the other verbs take that folder. An adapter is read by load_adapter
-(vantage.families.adapters), a recurrent model by load_recurrent (vantage.families.recurrent), a classifier by
-load_classifier (vantage.training.saved_model).
+model. vt.load, `vantage generate` and the other verbs take that folder. A model that is loaded (model.is = "loaded")
+with model.lora gets an adapter, which the other verbs also take as --adapter runs/tuned, and which
+model.adapter=runs/tuned trains on. A recurrent model is read by load_recurrent (vantage.families.recurrent), a
+classifier by load_classifier (vantage.training.saved_model).
 """
 
 
@@ -66,8 +69,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     from vantage.errors import BadInput
-    from vantage.training import Run, read_settings
     from vantage.training.promises import promise_note
+    from vantage.training.tables import check_table, run_folder, table_of
 
     if args.list:
         return _list()
@@ -75,15 +78,20 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("give the settings: a TOML file or a recipe (`vantage train --list`)")
     steps = [] if args.steps is None else [f"loop.steps={args.steps}"]
     changes = [*args.changes, *steps]
-    settings, table = read_settings(args.settings, changes)
+    table = table_of(args.settings, changes)
+    check_table(table)
+    check_device(args.device)
     note = promise_note(args.settings, changes)
+    from vantage.training.settings import settings_of
+
+    settings = settings_of(table)
     if args.check:
         print(settings)
         if note is not None:
             print(note, file=sys.stderr)
         return 0
     from vantage.cli.train_show import TrainingDisplay
-    from vantage.training.settings import run_folder
+    from vantage.training.run import Run
     from vantage.training.track import trackers
 
     following = trackers(args.track)
@@ -114,8 +122,8 @@ def _list() -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from vantage.training import recipes
     from vantage.training.promises import promise_of
+    from vantage.training.tables import recipes
 
     table = Table("recipe", "what it shows, and reaches")
     for name, path in recipes().items():

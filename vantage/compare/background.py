@@ -21,9 +21,10 @@ from vantage.compare.executors import LocalBackend
 from vantage.compare.experiment import Experiment, experiment_of
 from vantage.compare.jobs import Entry
 from vantage.compare.metadata import experiment_in, report_metadata
+from vantage.compare.names import EXPERIMENT_FILE
 from vantage.compare.report import write_report
 from vantage.compare.results import RunResult
-from vantage.compare.run import EXPERIMENT_FILE, run_experiment
+from vantage.compare.run import run_experiment
 from vantage.errors import VantageError
 
 REQUEST_FILE = "order.json"

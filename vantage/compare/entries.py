@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from vantage.attention import ATTENTIONS, GroupedQuery
+from vantage.compare.names import CONTROL, GROUPED, RANDOMISED, all_names, plain_names
 from vantage.errors import BadInput, unknown
 from vantage.position import ENCODINGS, encoding
 from vantage.position.randomised import Randomised
 from vantage.spec.model import AttentionConfig
 from vantage.training.models import Decoder
 
-DEFAULT = ("none", "sinusoidal", "learned", "rope", "t5", "alibi", "none-bidirectional")
-CONTROL = "none-bidirectional"  # a bag of tokens: must stay at chance where order matters
-RANDOMISED = "randomised-"
-
-# Key/value heads, by query heads: the three forms of grouped-query attention.
-GROUPED: dict[str, Callable[[int], int]] = {
-    "multi-head": lambda heads: heads,
-    "multi-query": lambda heads: 1,
-    "grouped-query": lambda heads: max(1, heads // 2),
-}
-
 
 def plain_positions() -> tuple[str, ...]:
     """Every encoding that competes, the usual ones first."""
-    return tuple(dict.fromkeys((*DEFAULT[:-1], *(e.name for e in ENCODINGS.entries() if e.compared))))
+    return plain_names(e.name for e in ENCODINGS.entries() if e.compared)
 
 
 def all_positions() -> tuple[str, ...]:
     """These, the randomised form of those that have one, and the control."""
     plain = plain_positions()
-    randomised = tuple(RANDOMISED + name for name in plain if ENCODINGS[name].randomised)
-    return (*plain, *randomised, CONTROL)
+    return all_names(plain, (name for name in plain if ENCODINGS[name].randomised))
 
 
 def attentions() -> tuple[str, ...]:

@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 from vantage.checkpoints.spec_json import PartNames, Reader
 from vantage.compare import text as texts
-from vantage.compare.entries import CONTROL, DEFAULT, ModelShape, all_positions, check_entry, plain_positions, section
+from vantage.compare.entries import ModelShape, all_positions, check_entry, plain_positions, section
 from vantage.compare.equal import matched
+from vantage.compare.names import ALL, CONTROL, DEFAULT, EQUAL, PLAIN
 from vantage.compare.published import paper
 from vantage.compare.results import Key
 from vantage.compare.task_names import task_of
@@ -23,7 +24,6 @@ from vantage.training.models import Decoder
 from vantage.training.sequences import Sequences
 from vantage.training.tasks import Task, check_lengths
 
-EQUAL = ("compute", "parameters")
 SCORES = ("auto", "exact", "tokens")
 # What is compared where nothing else is asked for: docs/compare.md has the pilot runs and the calculation behind it.
 TASKS_BY_DEFAULT = ("copy", "sort")
@@ -213,7 +213,7 @@ def _matched(experiment: Experiment, name: str) -> dict[tuple[str, str], Decoder
 
 def expand_positions(words: tuple[str, ...]) -> tuple[str, ...]:
     """ "all" stands for every encoding, "plain" for those without random positions."""
-    sets = {"all": all_positions(), "plain": plain_positions(), "default": DEFAULT}
+    sets = {ALL: all_positions(), PLAIN: plain_positions(), "default": DEFAULT}
     names = [name for word in words for name in sets.get(word, (word,))]
     return tuple(dict.fromkeys(names))
 

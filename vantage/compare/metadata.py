@@ -4,7 +4,6 @@ studio say the same."""
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,9 +12,9 @@ from typing import Any
 
 from vantage.compare import text as texts
 from vantage.compare.experiment import Experiment, kept_experiment, trained_on
+from vantage.compare.names import EXPERIMENT_FILE
 from vantage.compare.published import paper
 from vantage.compare.results import RunResult
-from vantage.compare.run import EXPERIMENT_FILE
 from vantage.compare.setups import notes
 from vantage.errors import BadInput
 
@@ -91,11 +90,3 @@ def experiment_in(folder: Path) -> Experiment:
     except (OSError, ValueError, KeyError) as e:
         raise BadInput(f"there is no experiment in {folder} to go on with ({e})") from e
     return kept_experiment(fields, str(folder / EXPERIMENT_FILE))
-
-
-def budget_seconds(budget: str) -> float:
-    """ "90s", "30m" or "2h"."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", budget.strip())
-    if match is None or float(match[1]) <= 0:
-        raise BadInput(f"a budget of {budget[:40]!r}: write it as 90s, 30m or 2h")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]

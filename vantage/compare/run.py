@@ -18,12 +18,13 @@ from vantage.compare.budget import Budget, Plan, duration, plan, report_seconds
 from vantage.compare.executors import ExecutionBackend, Executor, JobFinished
 from vantage.compare.experiment import Experiment, trained_on
 from vantage.compare.jobs import Entry, JobCost, TrainingJob
+from vantage.compare.names import EXPERIMENT_FILE, refuse_occupied
 from vantage.compare.report import machine
 from vantage.compare.results import FILE, Key, RunResult, read_results, write_results
 from vantage.errors import BadInput, VantageError
 from vantage.files import append_text, write_text
 
-EXPERIMENT_FILE, SEARCHES = "study.json", "searches.jsonl"
+SEARCHES = "searches.jsonl"
 RETRIES = 3  # of a worker that died
 
 
@@ -225,14 +226,6 @@ def _together(seeds: Iterable[int], backend: ExecutionBackend) -> list[tuple[int
 
 
 # ---- files
-
-
-def refuse_occupied(folder: Path) -> None:
-    """A folder that holds an experiment, when a new one is wanted there."""
-    if (folder / EXPERIMENT_FILE).exists():
-        raise BadInput(
-            f"{folder} holds an experiment already: go on with it (--resume), or choose another folder (--out)"
-        )
 
 
 def claim_folder(folder: Path, fingerprint: str, settings: Mapping[str, Any], resume: bool) -> None:

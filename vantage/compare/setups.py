@@ -11,11 +11,11 @@ from typing import Any
 
 from vantage.compare.equal import hidden_of, parameters
 from vantage.compare.experiment import Experiment, experiment_of
+from vantage.compare.names import SCALES
 from vantage.compare.published import paper
 from vantage.compare.text import NAME
 from vantage.errors import BadInput, unknown
 
-SCALES = ("tiny", "small", "paper-like")
 # What a scale has where it says nothing else.
 USUAL = {"score": "exact", "seeds": 3, "batch": 64, "train_length": 20, "test_examples": 512}
 

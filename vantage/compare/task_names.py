@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from vantage.compare import text as texts
+from vantage.compare.names import VARIANTS
 from vantage.errors import BadInput, unknown
 from vantage.training.tasks import TASKS, Task, task
-
-# Names with the parameters that the papers used.
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "copy-one": ("copy", {"kind": "one"}),
-    "copy-replace": ("copy", {"kind": "replace"}),
-    "copy-twice": ("copy", {"times": 2}),
-    "reverse-twice": ("reverse", {"times": 2}),
-    "addition-reversed": ("addition", {"order": "reversed"}),
-    "scan-actions": ("scan", {"count": "actions"}),
-    "modular-arithmetic-brackets": ("modular-arithmetic", {"brackets": True}),
-}
 
 
 def task_of(name: str) -> Task:

@@ -20,12 +20,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vantage.checkpoints.pull import home
+from vantage.compare.names import TEXT
 from vantage.compare.results import TestScore
 from vantage.errors import BadInput
 from vantage.training.batch import Batch
 from vantage.training.text import BPE, Bytes, Characters, Shards, TextData, Vocabulary, expand, prepare
 
-NAME = "text"
+NAME = TEXT
 SLIDING, OVER_POSITION = "text, sliding", "text, over position"
 READINGS = (NAME, SLIDING, OVER_POSITION)
 HELD_OUT = 0.1  # of the text, at its end, is read and not trained on

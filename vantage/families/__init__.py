@@ -11,19 +11,18 @@ from typing import Any
 
 import torch
 
+from vantage.checkpoints.adapter_folder import find_adapter, find_with_adapter, is_adapter
 from vantage.checkpoints.config import Config
 from vantage.checkpoints.config_size import check_config_size
-from vantage.checkpoints.file_names import CONFIG
-from vantage.checkpoints.folder import Folder, plain_dtype, read_json, write_folder
+from vantage.checkpoints.folder import Folder, plain_dtype, write_folder
 from vantage.checkpoints.gguf_names import GGUFTensors
-from vantage.checkpoints.pull import find
+from vantage.checkpoints.model_folder import writing_model
 from vantage.checkpoints.tensor_names import RenamedTensors
 from vantage.checkpoints.tokenizer import Tokenizer, from_folder, from_gguf, from_object
 from vantage.checkpoints.training_checkpoint import TrainingCheckpoint, is_checkpoint
 from vantage.checkpoints.transformers_model import TensorsInMemory, is_transformers_model
 from vantage.errors import BadInput, CheckpointError, Refused, unknown
 from vantage.families import built
-from vantage.families.adapter_files import CONFIG as ADAPTER
 from vantage.families.family import Family, copies_of, export, fill, with_prefix
 from vantage.families.packing import check_dtype, dense, packer
 from vantage.families.recurrent import NAME as RECURRENT
@@ -55,6 +54,7 @@ def load(
     dtype: torch.dtype | str | None = None,
     kernel: str = "auto",
     tokenizer: Any = None,
+    adapter: str | Path | None = None,
 ) -> Model:
     """A model from a folder in the Hugging Face layout, a ``.gguf`` file, a training run, a name that was pulled, or a
     transformers model in memory.
@@ -76,12 +76,18 @@ def load(
     that are stored the same way round. What is laid out otherwise here (q, k and v as one map; gate and up) is copied.
 
     ``tokenizer``: instead of the checkpoint's own; one of transformers or of the ``tokenizers`` package, or a folder.
+
+    ``adapter`` is a folder with a LoRA adapter, as peft or our own training wrote it, that is put on the model. A
+    folder that holds nothing but an adapter is loaded with the model that it names.
     """
     in_memory = is_transformers_model(source)
+    path, put_on = Path(), None if adapter is None else find_adapter(adapter)
     if in_memory:
         dtype, device = source.dtype if dtype is None else dtype, source.device if device is None else device
+    else:
+        path, put_on = find_with_adapter(_path(source), adapter)
     dtype, how = check_dtype(dtype)
-    checkpoint = TensorsInMemory(source) if in_memory else opened(find(_path(source)), dtype)
+    checkpoint = TensorsInMemory(source) if in_memory else opened(path, dtype)
     family = family_of(checkpoint.config)
     tensors = RenamedTensors(with_prefix(family.unpacked(checkpoint), family.prefix), family.older)
     config = Config(checkpoint.config, tensors=tensors.names())
@@ -103,7 +109,12 @@ def load(
     fill(model, links, tensors, dtype, family, copies, pack)
     model.config = family.saved_as(checkpoint.config)
     model.tokenizer = tokenizer_of(checkpoint) if tokenizer is None else from_object(tokenizer)
-    return model.to(device).eval() if device is not None else model.eval()
+    model = model if device is None else model.to(device)
+    if put_on is not None:
+        from vantage.families.adapters import load_adapter  # which needs this module
+
+        load_adapter(model, put_on)
+    return model.eval()
 
 
 def _path(source: object) -> str | Path:
@@ -131,13 +142,10 @@ def opened(path: Path, dtype: torch.dtype) -> Folder | GGUFTensors | TrainingChe
 
 def _folder(path: Path) -> Folder:
     """A folder with a ``Model``; of what else may be written to one, it is said how that is loaded."""
-    if (path / ADAPTER).is_file() and not (path / CONFIG).exists():
-        base = read_json(path, ADAPTER).get("base_model_name_or_path")
-        below = repr(base) if isinstance(base, str) else "..."
+    if is_adapter(path):
         raise CheckpointError(
-            f"{path} holds an adapter, no whole model: load the model below it, model = vt.load({below}), and put it "
-            f"on with vantage.families.adapters.load_adapter(model, {str(path)!r}); vantage.model.lora.merge(model) "
-            "makes it part of the weights"
+            f"{path} holds an adapter, no whole model: vt.load({str(path)!r}) puts it on the model below it, "
+            "vantage.model.lora.merge(model) makes it part of the weights, and vt.save writes them"
         )
     checkpoint = Folder(path)
     if checkpoint.config.get("model_type") == RECURRENT:
@@ -154,8 +162,12 @@ def tokenizer_of(checkpoint: Folder | GGUFTensors | TrainingCheckpoint | Tensors
     return from_gguf(checkpoint.file) if isinstance(checkpoint, GGUFTensors) else from_folder(checkpoint.path)
 
 
-def save(model: Model, folder: str | Path, *, shard_bytes: int = SHARD_BYTES) -> None:
-    """Write a model as a folder that ``load`` reads back; transformers as well, if a checkpoint of its was loaded."""
+def save(model: Model, folder: str | Path, *, shard_bytes: int = SHARD_BYTES, overwrite: bool = False) -> None:
+    """Write a model as a folder that ``load`` reads back; transformers as well, if a checkpoint of its was loaded.
+
+    The folder is whole or not there at all. ``overwrite`` replaces a model that was saved there by us; until the new
+    one is whole the old one stays. Whatever else a folder holds is never deleted.
+    """
     if any(isinstance(module, PackedWeight) for module in model.modules()):
         raise BadInput("this model's weights are packed, which a folder cannot hold: load it with dtype=torch.float32")
     if adapted(model):
@@ -165,6 +177,7 @@ def save(model: Model, folder: str | Path, *, shard_bytes: int = SHARD_BYTES) ->
     links = family.links(Config(config), model.spec)
     config["dtype"] = plain_dtype(model.dtype)
     config.pop("torch_dtype", None)
-    write_folder(folder, config, export(model, links), shard_bytes=shard_bytes)
-    if model.tokenizer is not None:
-        model.tokenizer.save(folder)
+    with writing_model(folder, overwrite=overwrite) as written:
+        write_folder(written, config, export(model, links), shard_bytes=shard_bytes)
+        if model.tokenizer is not None:
+            model.tokenizer.save(written)

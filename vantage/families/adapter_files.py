@@ -12,12 +12,12 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from vantage.checkpoints.adapter_folder import CONFIG, WEIGHTS
 from vantage.checkpoints.config import Config
 from vantage.checkpoints.folder import inside, read_json
 from vantage.errors import CheckpointError
 from vantage.families.packing import sound
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 START = "base_model.model."  # how peft begins every name
 NAME = re.compile(re.escape(START) + r"(.+)\.lora_([AB])\.weight")
 LITERAL = re.compile(r"[\w.-]+")

@@ -14,6 +14,7 @@ import torch
 from vantage.checkpoints.config import Config
 from vantage.checkpoints.config_size import check_config_size
 from vantage.checkpoints.folder import Folder, plain_dtype, write_folder
+from vantage.checkpoints.model_folder import writing_model
 from vantage.checkpoints.pull import find
 from vantage.checkpoints.tokenizer import from_folder
 from vantage.errors import BadInput, CheckpointError, Refused
@@ -24,12 +25,14 @@ from vantage.model.recurrent import RecurrentModel, RecurrentSpec
 NAME, VERSION = "vantage-recurrent", 1
 
 
-def save_recurrent(model: RecurrentModel, folder: str | Path) -> None:
+def save_recurrent(model: RecurrentModel, folder: str | Path, *, overwrite: bool = False) -> None:
     """Write a model as a folder that ``load_recurrent`` reads back."""
-    config = {"model_type": NAME, "spec_version": VERSION, "spec": asdict(model.spec)}
-    write_folder(folder, config | {"dtype": plain_dtype(model.dtype)}, dict(model.named_parameters()))
-    if model.tokenizer is not None:
-        model.tokenizer.save(folder)
+    config: dict[str, Any] = {"model_type": NAME, "spec_version": VERSION, "spec": asdict(model.spec)}
+    config["dtype"] = plain_dtype(model.dtype)
+    with writing_model(folder, overwrite=overwrite) as written:
+        write_folder(written, config, dict(model.named_parameters()))
+        if model.tokenizer is not None:
+            model.tokenizer.save(written)
 
 
 def load_recurrent(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> RecurrentModel:

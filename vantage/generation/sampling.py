@@ -10,73 +10,18 @@ import hashlib
 import math
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, final, runtime_checkable
+from typing import Protocol, final, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vantage.errors import BadInput, Refused
+from vantage.spec.sampling import SEEDS, Sampling
 
-SEEDS = 2**64
 AHEAD = (1e-3, 1e-7, 0.0)  # tokens are ranked down to these shares of the best one's probability, if need be to all
-
-
-@final
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are chosen. The default is greedy."""
-
-    temperature: float = 0.0  # 0: greedy
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float = 1.0  # over prompt and output, as in transformers
-    presence_penalty: float = 0.0  # over the output only, as in OpenAI's API
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()  # kept as pairs, so that it can be hashed
-    seed: int | None = None  # None: drawn once per request, and reported
-    logprobs: int | None = None  # None: not reported; n: the chosen token and the n best
-
-    def __post_init__(self) -> None:
-        bias = self.logit_bias
-        pairs = bias.items() if isinstance(bias, Mapping) else bias
-        object.__setattr__(self, "logit_bias", tuple(sorted((token, float(value)) for token, value in pairs)))
-        number = (int, float)
-        _check("temperature", self.temperature, number, lambda x: 0 <= x < math.inf, "0 (greedy) or a positive number")
-        _check("top_k", self.top_k, int, lambda x: x >= 1, "at least 1, or None for all")
-        _check("top_p", self.top_p, number, lambda x: 0 < x <= 1, "above 0 and up to 1, or None for all")
-        _check("min_p", self.min_p, number, lambda x: 0 <= x <= 1, "from 0 to 1, or None for all")
-        _check("repetition_penalty", self.repetition_penalty, number, lambda x: 0 < x < math.inf, "above 0; 1 is none")
-        for name in ("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty"):
-            if getattr(self, name) is None:
-                raise BadInput(f"{name}=None: give a number, or leave it out")
-        for name in ("presence_penalty", "frequency_penalty"):
-            _check(name, getattr(self, name), number, math.isfinite, "a finite number; 0 is none")
-        _check("seed", self.seed, int, lambda x: 0 <= x < SEEDS, "from 0 to 2**64 - 1, or None to draw one")
-        _check("logprobs", self.logprobs, int, lambda x: x >= 0, "0 or more, or None for none")
-        for token, value in self.bias:
-            _check("a token of logit_bias", token, int, lambda x: x >= 0, "a token, 0 or more")
-            _check("logit_bias", value, number, lambda x: x < math.inf, "below infinity; -inf forbids a token")
-
-    @property
-    def bias(self) -> tuple[tuple[int, float], ...]:
-        """``logit_bias`` as it is kept."""
-        assert isinstance(self.logit_bias, tuple)
-        return self.logit_bias
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0
-
-
-def _check(name: str, value: Any, kind: type | tuple[type, ...], good: Callable[[Any], bool], wanted: str) -> None:
-    if value is None:
-        return
-    if not isinstance(value, kind) or isinstance(value, bool) or not good(value):
-        raise BadInput(f"{name}={value!r}: give {wanted}")
 
 
 @final

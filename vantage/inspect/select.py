@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,9 +13,6 @@ from vantage.inspect.sites import KINDS, Site
 from vantage.model import Model
 
 Numbers = int | slice | Iterable[int] | None
-
-
-MOST = 2**20  # numbers that a range on the command line may have
 
 
 def need_model(model: Any) -> None:
@@ -135,21 +131,3 @@ def labels(model: Model, tokens_T: Sequence[int]) -> list[str]:
     if tokenizer is None:
         return [str(n) for n in tokens_T]
     return [tokenizer.decode([n], special=True) or f"[{n}]" for n in tokens_T]
-
-
-def parse_numbers(text: str | None, what: str) -> list[int] | None:
-    """ "0,3,5-8" as the command line writes it; ``None`` stays so."""
-    if text is None:
-        return None
-    parsed: list[int] = []
-    for piece in text.split(","):
-        one = re.fullmatch(r"\s*(-?\d+)(?:-(\d+))?\s*", piece)
-        if one is None:
-            raise BadInput(f"{what} {text!r}: write numbers as in 0,3,5-8")
-        if len(piece) > 30:
-            raise BadInput(f"{what} {text[:80]!r}: no number is that large")
-        first, last = int(one[1]), int(one[2] or one[1])
-        if last - first >= MOST:
-            raise BadInput(f"{what} {text[:80]!r}: a range has at most {MOST:,} numbers")
-        parsed += range(first, last + 1)
-    return parsed

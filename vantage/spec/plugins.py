@@ -47,6 +47,11 @@ def load_plugins() -> None:
             _Once.importing = False
 
 
+def plugins_wanted() -> bool:
+    """Whether there are parts from outside, imported or not. Asking imports none of them."""
+    return bool(os.environ.get(VARIABLE)) or bool(entry_points(group=GROUP))
+
+
 def use_parts(source: str) -> None:
     """Import a file or module of parts now, here and in every process that is started from here."""
     load_plugins()

@@ -6,9 +6,10 @@ import math
 from collections import Counter
 from dataclasses import replace
 
-from vantage.compare.entries import CONTROL, DEFAULT, ModelShape, plain_positions
+from vantage.compare.entries import ModelShape, plain_positions
 from vantage.compare.experiment import Experiment
 from vantage.compare.learning import chance_of
+from vantage.compare.names import CONTROL, DEFAULT
 from vantage.compare.result_table import ResultTable, is_control
 from vantage.compare.statistics import Sample, difference, estimate
 from vantage.compare.task_names import task_of

@@ -31,8 +31,8 @@ def studies() -> dict[str, Study]:
     return {tag: _read(tag, stem) for tag, stem in tags().items()}
 
 
-def find(tag: str) -> Study:
-    """The study of a tag, such as "A2". Upper or lower case; a tag that is not there is refused."""
+def check_tag(tag: str) -> str:
+    """The tag as it is written here. One that no study has is refused; no study is imported."""
     known, wanted = tags(), str(tag).strip().upper()
     if match := TAG.fullmatch(wanted):
         wanted = f"{match[1]}{int(match[2])}"
@@ -40,7 +40,13 @@ def find(tag: str) -> Study:
         near = _near(wanted, known)
         hint = f" Did you mean {near}?" if near else ""
         raise BadInput(f"there is no study {tag!r}.{hint} There are {spans(list(known))}; see `vantage study list`")
-    return _read(wanted, known[wanted])
+    return wanted
+
+
+def find(tag: str) -> Study:
+    """The study of a tag, such as "A2". Upper or lower case; a tag that is not there is refused."""
+    wanted = check_tag(tag)
+    return _read(wanted, tags()[wanted])
 
 
 def _near(wanted: str, known: dict[str, str]) -> str | None:

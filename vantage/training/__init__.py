@@ -1,9 +1,27 @@
-"""Training: settings, data, objectives, the loop, checkpoints."""
+"""Training: settings, data, objectives, the loop, checkpoints.
 
-from vantage.training.api import train
-from vantage.training.log import Reporter, ScoreRecord, StepRecord, read_log
-from vantage.training.run import Run, Trained
-from vantage.training.settings import TrainSettings, read_settings, recipes
+Names are imported when they are first used: tasks and recipes are known without torch, whose import takes seconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vantage.training.api import train
+    from vantage.training.log import Reporter, ScoreRecord, StepRecord, read_log
+    from vantage.training.run import Run, Trained
+    from vantage.training.settings import TrainSettings, read_settings
+    from vantage.training.tables import recipes
+
+_HOME = {
+    **dict.fromkeys(("Reporter", "ScoreRecord", "StepRecord", "read_log"), "vantage.training.log"),
+    **dict.fromkeys(("Run", "Trained"), "vantage.training.run"),
+    **dict.fromkeys(("TrainSettings", "read_settings"), "vantage.training.settings"),
+    "recipes": "vantage.training.tables",
+    "train": "vantage.training.api",
+}
 
 __all__ = [
     "Reporter",
@@ -17,3 +35,9 @@ __all__ = [
     "recipes",
     "train",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

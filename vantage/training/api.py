@@ -23,8 +23,9 @@ from vantage.training.progress import ProgressBar
 from vantage.training.promises import promise_note
 from vantage.training.run import Run, Trained
 from vantage.training.sequences import Reads
-from vantage.training.settings import LoopSettings, TrainSettings, run_folder, settings_of, table_of
-from vantage.training.sources import OBJECT, Text
+from vantage.training.settings import LoopSettings, TrainSettings, settings_of
+from vantage.training.sources import Text
+from vantage.training.tables import OBJECT, run_folder, table_of
 from vantage.training.track import trackers
 
 Settings = str | Path | Mapping[str, Any] | TrainSettings

@@ -20,7 +20,8 @@ from vantage.spec.positions import Positions
 from vantage.training.batch import IGNORE, Batch
 from vantage.training.example_data import IndexedRows, StreamedRows
 from vantage.training.sequences import Reads
-from vantage.training.sources import OBJECT, OpenedData, OpenOptions
+from vantage.training.sources import OpenedData, OpenOptions
+from vantage.training.tables import OBJECT
 
 Asked = Literal["next", "hidden", "answer"]  # the next token, the token under a label, the answer to a source
 WANTED = "token tensors, lists of token ids, dicts with input_ids (labels, attention_mask), or texts with a tokenizer"

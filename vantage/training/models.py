@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 
+from vantage.checkpoints.adapter_folder import find_with_adapter
 from vantage.checkpoints.pull import find
 from vantage.checkpoints.tokenizer import Tokenizer
 from vantage.errors import BadInput, VantageError
@@ -19,7 +20,7 @@ from vantage.spec.model import Head, ModelSpec
 from vantage.spec.options import DecoderOptions, EncoderDecoderOptions, EncoderOptions, StackOptions, changed
 from vantage.training.learners import Classifier, Learner, PairLearner, RecurrentLearner, TokenLearner
 from vantage.training.sequences import Reads
-from vantage.training.sources import OBJECT
+from vantage.training.tables import OBJECT
 
 Options = TypeVar("Options", bound=StackOptions)
 WIDTH, LAYERS, HEADS = 256, 4, 4  # unless said
@@ -182,11 +183,19 @@ class Recurrent:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint to go on from: a folder, a GGUF file or a name that ``vantage pull`` knows. ``lora`` adapts it."""
+    """A checkpoint to go on from: a folder, a GGUF file or a name that ``vantage pull`` knows. ``lora`` puts an adapter
+    on it, and only that is trained; ``adapter`` goes on with one that was trained before."""
 
     source: str
     lora: Lora | None = None
     pool: Literal["mean", "first", "last"] = "last"
+    adapter: str | None = None  # a folder with an adapter that is trained on
+
+    def __post_init__(self) -> None:
+        if self.lora is not None and self.adapter is not None:
+            raise BadInput(
+                "model.lora puts a new adapter on the model and model.adapter one that exists: say one of them"
+            )
 
     @property
     def reads(self) -> Reads:
@@ -194,12 +203,15 @@ class Loaded:
 
     @property
     def unsaid(self) -> frozenset[str]:
-        return frozenset()
+        return frozenset({"adapter"}) if self.adapter is None else frozenset()
 
     def check(self, facts: DataFacts) -> None:
         """Only the names and sizes are looked at: the weights can wait."""
         try:
-            family_of(opened(find(self.source), torch.float32).config)
+            path, _ = find_with_adapter(self.source, self.adapter)
+            if path != find(self.source):
+                raise BadInput(f"{self.source} holds an adapter: say model.source={path} model.adapter={self.source}")
+            family_of(opened(path, torch.float32).config)
         except VantageError as e:
             raise BadInput(f"model.source: {e}") from e
 
@@ -207,7 +219,7 @@ class Loaded:
         return _learner_of(self.model(facts.seed), facts, self.pool)
 
     def model(self, seed: int) -> Model:
-        model = load(self.source)
+        model = load(self.source, adapter=self.adapter)
         if self.lora is not None:
             add_lora(model, self.lora, seed=seed)
         return model

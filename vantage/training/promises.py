@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vantage.errors import BadInput
-from vantage.training.settings import PROMISE, apply_change, settings_file
+from vantage.training.tables import PROMISE, apply_change, settings_file
 
 # How often is saved, when somebody is alarmed and on how many cores: nothing of what is learned.
 ALWAYS = ("save", "guard", "loop.threads")

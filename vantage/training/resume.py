@@ -12,7 +12,8 @@ from vantage.errors import BadInput, VantageError
 from vantage.training import checkpoint
 from vantage.training.distributed import World
 from vantage.training.examples import ExampleData
-from vantage.training.settings import SETTINGS_FILE, TrainSettings, flat, settings_of, settings_table
+from vantage.training.settings import TrainSettings, flat, settings_of, settings_table
+from vantage.training.tables import SETTINGS_FILE
 
 # What decides when a run ends, saves or warns, and not what it computes: it may be changed when a run goes on.
 FREE = ("save", "guard", "loop.steps", "loop.threads", "evaluate.goal", "evaluate.patience", "evaluate.min_delta")

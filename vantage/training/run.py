@@ -27,8 +27,9 @@ from vantage.training.models import DataFacts, Loaded, ModelObject
 from vantage.training.optimise.tensors import reshard, whole
 from vantage.training.resume import claim
 from vantage.training.saved_model import describe_model, save_trained
-from vantage.training.settings import SETTINGS_FILE, LoopSettings, TrainSettings, settings_table
+from vantage.training.settings import LoopSettings, TrainSettings, settings_table
 from vantage.training.sources import OpenedData, OpenOptions, data_fingerprint
+from vantage.training.tables import SETTINGS_FILE
 
 LOOKED_AT = 64  # examples, for how long rows are
 

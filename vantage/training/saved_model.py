@@ -17,8 +17,7 @@ from vantage.checkpoints.run_folder import TRAINED
 from vantage.checkpoints.tokenizer import Tokenizer
 from vantage.errors import CheckpointError, Refused
 from vantage.families import built, load, save
-from vantage.families.adapter_files import CONFIG as ADAPTER
-from vantage.families.adapters import load_adapter, save_adapter
+from vantage.families.adapters import save_adapter
 from vantage.families.recurrent import save_recurrent
 from vantage.files import PART, replace_folder
 from vantage.model import Model
@@ -91,19 +90,7 @@ def load_classifier(folder: str | Path, *, device: torch.device | str | None = N
     tensors = load_file(folder / CLASSES)
     if set(tensors) != {"weight", "bias"}:
         raise CheckpointError(f"{folder / CLASSES} holds {sorted(tensors)}; wanted weight and bias")
-    learner = Classifier(_core(folder), len(tensors["bias"]), description["pool"])
+    learner = Classifier(load(folder), len(tensors["bias"]), description["pool"])
     learner.classes.load_state_dict(tensors)
     learner.labels = tuple(description["labels"])
     return learner.to(device).eval(), list(learner.labels)
-
-
-def _core(folder: Path) -> Model:
-    """The model of a folder, or where that holds an adapter, the model below with the adapter on it."""
-    if not (folder / ADAPTER).exists():
-        return load(folder)
-    base = read_json(folder, ADAPTER).get("base_model_name_or_path")
-    if not isinstance(base, str):
-        raise CheckpointError(f"{folder / ADAPTER} does not say which model the adapter is for")
-    model = load(base)
-    load_adapter(model, folder)
-    return model

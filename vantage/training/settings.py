@@ -9,27 +9,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from dataclasses import fields as fields_of
-from importlib import resources
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from vantage.checkpoints.spec_json import PartNames, Reader
 from vantage.checkpoints.spec_parts import REGISTRIES, classes_by_place, classes_by_protocol
-from vantage.errors import BadInput, unknown
+from vantage.errors import BadInput
 from vantage.training.divergence import GuardSettings
 from vantage.training.examples import ExampleData
 from vantage.training.log import ScoreRecord
 from vantage.training.models import MODELS, DataFacts, ModelObject, ModelSection
 from vantage.training.optimise import OPTIMISERS, WSD, AdamW, Average, Constant, Cosine, OptimiserConfig
-from vantage.training.sources import OBJECT, SOURCES, DataSection, PromptFiles, TaskExamples, task_names
+from vantage.training.sources import SOURCES, DataSection, PromptFiles, TaskExamples, task_names
+from vantage.training.tables import OBJECT, table_of
 from vantage.training.tasks import TASKS, KeyLookup, Task
 
-SETTINGS_FILE = "settings.json"  # in the folder of a run
 VOCAB = 8  # stands for that of the data, which are not open yet, where only the rest of a model is checked
 
 
@@ -186,31 +184,12 @@ FINGERPRINT_NAMES: dict[type, str] = {
 ADDED = {"loop": ("batch_tokens",), "evaluate": ("metric", "min_delta")}  # since fingerprints were first written
 DEFAULTS = {"loop": LoopSettings(), "evaluate": Evaluate()}
 MOST = 4096  # layers, tests, files: entries of any list
-PROMISE = "promise"  # a section of a recipe that says what it reaches
 
 
 def read_settings(source: str | Path, changes: Sequence[str] = ()) -> tuple[TrainSettings, dict[str, Any]]:
     """The settings of a file, a recipe or a run, with changes as in "loop.steps=500"; and as a table."""
     table = table_of(source, changes)
     return settings_of(table), table
-
-
-def table_of(source: str | Path, changes: Sequence[str] = ()) -> dict[str, Any]:
-    """The settings of a file, a recipe or the folder of a run, with changes, as a table."""
-    table = settings_file(source)
-    table.pop(PROMISE, None)  # for people, and for promises.py: no setting
-    for change in changes:
-        apply_change(table, change)
-    return table
-
-
-def run_folder(source: str | Path) -> Path:
-    """Where a run with these settings lives, unless somebody says otherwise; the folder of a run is one itself."""
-    return Path(source) if _is_run(source) else Path("runs") / Path(source).stem
-
-
-def _is_run(source: str | Path) -> bool:
-    return str(source) not in recipes() and (Path(source) / SETTINGS_FILE).is_file()
 
 
 def settings_of(table: dict[str, Any]) -> TrainSettings:
@@ -254,62 +233,6 @@ def _with_part_name(name: str, section: Any) -> Any:
     return section
 
 
-def recipes() -> dict[str, Path]:
-    """The settings that come with Vantage, by name."""
-    folder = Path(str(resources.files("vantage.training"))) / "recipes"
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
-
-
-def settings_file(source: str | Path) -> dict[str, Any]:
-    """What a file of settings, a recipe or the folder of a run says."""
-    path = Path(source)
-    if _is_run(source):
-        return _of_run(path)
-    if not path.suffix and not path.is_file():  # a folder of that name is none
-        if str(source) not in recipes():
-            raise BadInput(f"there is no file {source}, and {unknown('recipe', str(source), recipes())}")
-        path = recipes()[str(source)]
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise BadInput(f"cannot read {path}: {e.strerror}") from e
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise BadInput(f"{path} is not TOML: {e}") from e
-
-
-def _of_run(folder: Path) -> dict[str, Any]:
-    """The settings that a run was begun with."""
-    try:
-        table = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise BadInput(f"cannot read {folder / SETTINGS_FILE}: {e}") from e
-    if not isinstance(table, dict) or OBJECT in table.values():
-        raise BadInput(
-            f"{folder} holds a run with a model or data from Python: go on with it there, as in "
-            f"vt.train(model, data, out={str(folder)!r}, resume=True)"
-        )
-    return table
-
-
-def apply_change(table: dict[str, Any], change: str) -> None:
-    """KEY=VALUE, where KEY is a path of names and VALUE is TOML, or else a word."""
-    key, equals, value = change.partition("=")
-    names = [name.strip() for name in key.split(".")]
-    if not equals or not all(names):
-        raise BadInput(f"{change!r}: write KEY=VALUE, as in loop.steps=500")
-    try:
-        new = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        new = value.strip()
-    for name in names[:-1]:
-        inner = table.get(name, {})
-        if not isinstance(inner, dict):  # a part that was said by its name alone
-            inner = {"is": inner}
-        table[name] = inner
-        table = inner
-    table[names[-1]] = new
-
-
 def settings_table(settings: TrainSettings) -> dict[str, Any]:
     """All settings as plain values, defaults included. Options that earlier versions did not have are left out where
     they are at their defaults: such a run is still the same."""
@@ -339,4 +262,4 @@ def _as_table(value: Any) -> Any:
     return value
 
 
-__all__ = ["Evaluate", "LoopSettings", "Save", "TrainSettings", "read_settings", "recipes", "settings_of", "table_of"]
+__all__ = ["Evaluate", "LoopSettings", "Save", "TrainSettings", "read_settings", "settings_of"]

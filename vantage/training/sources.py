@@ -11,9 +11,11 @@ from typing import Any, ClassVar, Protocol
 from vantage.checkpoints.pull import home
 from vantage.checkpoints.tokenizer import Tokenizer
 from vantage.errors import BadInput, Refused
+from vantage.files import expand
 from vantage.training.batch import Data
 from vantage.training.checks import at_least_one
 from vantage.training.sequences import Reads, Sequences
+from vantage.training.tables import FILES
 from vantage.training.task_tokenizer import task_tokenizer, why_no_text
 from vantage.training.tasks import TASKS, Task, check_lengths, task
 from vantage.training.text import (
@@ -28,12 +30,10 @@ from vantage.training.text import (
     TextData,
     prepare,
 )
-from vantage.training.text.files import expand
 from vantage.training.text.shards import file_checksum
 from vantage.training.text.vocabulary import MASK
 from vantage.training.translate import JointBPE, PairData
 
-OBJECT = "from Python"  # a field that holds an object, which no file of settings can
 FileNames = str | tuple[str, ...]  # a file name, or several; * and ? as in a shell
 
 
@@ -293,7 +293,6 @@ def _check_files(**files: FileNames | float) -> None:
 
 
 SAMPLE = "sample"  # the field with the checksum of examples that come from no file
-FILES = ("files", "valid", "source", "target", "valid_source", "valid_target")  # fields that name some
 SOURCES: tuple[type[Any], ...] = (TaskExamples, Text, Pairs, Labels, PromptFiles)
 
 

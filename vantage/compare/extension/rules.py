@@ -14,7 +14,6 @@ from vantage.position import Rope, angles
 from vantage.position.scaling import DynamicNTK, Linear, Llama3, LongRope, YaRN
 from vantage.spec.model import ModelSpec
 
-RULES = ("none", "linear", "ntk", "dynamic-ntk", "yarn", "longrope", "llama3")
 LOW, HIGH = 1.0, 4.0  # of llama3: as LLaMA 3.1 has them
 MUTATIONS = 5  # of the best divisors so far, tried one after the other
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from vantage.checkpoints.spec_json import PartNames, Reader
-from vantage.compare.extension.rules import RULES
+from vantage.compare.names import SCALING_RULES
 from vantage.errors import BadInput, unknown
 from vantage.training.text import expand
 
@@ -31,7 +31,7 @@ class ExtensionSettings:
     text: tuple[str, ...]
     context: int | None = None  # None: what the model says of itself
     times: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)
-    scalings: tuple[str, ...] = RULES
+    scalings: tuple[str, ...] = SCALING_RULES
     factor: float | None = None
     pieces: int = 3
     tries: int = 2  # passkeys in each piece at each length; 0 leaves retrieval out
@@ -52,8 +52,8 @@ class ExtensionSettings:
             if len(set(getattr(self, name))) < len(getattr(self, name)):
                 raise BadInput(f"{name} = {list(getattr(self, name))} names one of them twice")
         for name in self.scalings:
-            if name not in RULES:
-                raise BadInput(unknown("scaling", name, RULES))
+            if name not in SCALING_RULES:
+                raise BadInput(unknown("scaling", name, SCALING_RULES))
         if not all(0 < one < math.inf for one in self.times):
             raise BadInput(f"times={list(self.times)}: give multiples of the context, as in 1 2 4")
         if self.factor is not None and not 1 <= self.factor < math.inf:

@@ -10,14 +10,13 @@ from pathlib import Path
 from vantage.errors import BadInput, did_you_mean, unknown
 from vantage.files import GIB
 from vantage.studies.exercises.exercise import Check, Exercise, Grade
-from vantage.studies.exercises.registry import exercises
+from vantage.studies.exercises.registry import FIRST_LINE, exercises
 from vantage.studies.sandbox import CLOSED_CONNECTION, CodeFailed, CodeSandbox, ProcessEnded, SandboxProcess
 
 MOST_BYTES = 256 * 1024  # of an answer
 # What a comparison may raise when it is handed a value of an unexpected kind: no reason to stop grading.
 INCOMPARABLE = (TypeError, ValueError, AttributeError, RuntimeError, LookupError, ArithmeticError)
 INCOMPARABLE_WORDS = "what came back is of a kind that cannot be compared with the result"
-FIRST_LINE = re.compile(r"^\ufeff?#\s*vantage exercise\s+([A-Za-z]\d+(?:-[a-z0-9]+)?)\b")
 
 
 def grade(source: str | Path, *, tag: str | None = None, seconds: float = 20.0, memory: int = 4 * GIB) -> Grade:

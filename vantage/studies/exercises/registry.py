@@ -12,6 +12,7 @@ from vantage.studies.exercises.exercise import Exercise
 from vantage.studies.registry import LETTERS
 
 FOLDER = re.compile(rf"([{''.join(LETTERS).lower()}])(\d\d)_[a-z0-9_]+")
+FIRST_LINE = re.compile(r"^\ufeff?#\s*vantage exercise\s+([A-Za-z]\d+(?:-[a-z0-9]+)?)\b")
 
 
 def exercises() -> dict[str, Exercise]:
@@ -23,6 +24,13 @@ def folders() -> list[str]:
     """The names of the folders, in the order of the documents. Nothing is imported."""
     names = [path.name for path in Path(__file__).with_name("tasks").iterdir() if FOLDER.fullmatch(path.name)]
     return sorted(names, key=lambda name: (list(LETTERS).index(name[0].upper()), name))
+
+
+def tags() -> list[str]:
+    """Every tag, in the order of the documents. Nothing is imported: the first line of a starter names its exercise."""
+    starters = [Path(__file__).with_name("tasks") / name / "starter.py" for name in folders()]
+    matches = [FIRST_LINE.match(path.read_text(encoding="utf-8")) for path in starters]
+    return [match[1] for match in matches if match is not None]
 
 
 @cache

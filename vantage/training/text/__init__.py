@@ -1,7 +1,7 @@
 """Text to train on: vocabularies, tokens on disk, and what is made of them."""
 
+from vantage.files import expand
 from vantage.training.text.data import Masked, TextData
-from vantage.training.text.files import expand
 from vantage.training.text.labelled import Labelled, LabelledData, read_labelled
 from vantage.training.text.prepare import prepare
 from vantage.training.text.prompts import PromptData

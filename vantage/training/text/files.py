@@ -4,38 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import glob
 import gzip
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from vantage.errors import BadInput
 
-Files = str | Path | Sequence[str | Path]
 OnBytes = Callable[[int], None]  # how many bytes have been read
 PIECE = 2**18  # characters that are encoded in one go, about
-
-
-def expand(files: Files) -> list[Path]:
-    """The files that these names and patterns stand for, each once: as given, and by name within a pattern."""
-    names = [files] if isinstance(files, (str, Path)) else list(files)
-    paths_found: dict[Path, None] = {}
-    for one in names:
-        paths = [Path(one)]
-        if not paths[0].exists() and glob.has_magic(str(one)):
-            paths = sorted(p for p in map(Path, glob.glob(str(one), recursive=True)) if p.is_file())
-        if not paths or not paths[0].exists():
-            raise BadInput(f"there is no file {str(one)!r}: give a file's name, or a pattern as in 'texts/**/*.txt'")
-        if paths[0].is_dir():
-            raise BadInput(f"{one} is a folder: give a pattern as in '{one}/**/*.txt'")
-        paths_found |= dict.fromkeys(paths)
-    if not paths_found:
-        raise BadInput("no files: give at least one name, or a pattern as in 'texts/**/*.txt'")
-    return list(paths_found)
 
 
 def pieces(path: Path, *, separator: str | None = None, on_bytes: OnBytes | None = None) -> Iterator[tuple[str, bool]]:

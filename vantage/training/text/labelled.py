@@ -11,8 +11,9 @@ import torch
 
 from vantage.checkpoints.tokenizer import Tokenizer
 from vantage.errors import BadInput
+from vantage.files import Files, expand
 from vantage.training.batch import Batch, random
-from vantage.training.text.files import Files, expand, lines, records
+from vantage.training.text.files import lines, records
 from vantage.training.text.rows import Batches, EpochOrder, padded, positions_of
 from vantage.training.text.vocabulary import pad_token
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from vantage.checkpoints.tokenizer import Tokenizer
 from vantage.errors import BadInput, CheckpointError
-from vantage.files import settle_folder
-from vantage.training.text.files import Files, OnBytes, byte_pieces, expand, offset_by, pieces
+from vantage.files import Files, expand, settle_folder
+from vantage.training.text.files import OnBytes, byte_pieces, offset_by, pieces
 from vantage.training.text.shards import INDEX, FileEntry, Index, Shards, file_checksum
 from vantage.training.text.vocabulary import (
     Bytes,

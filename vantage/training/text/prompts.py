@@ -8,8 +8,9 @@ from typing import Any, final
 
 from vantage.checkpoints.tokenizer import Tokenizer
 from vantage.errors import BadInput
+from vantage.files import Files, expand
 from vantage.training.batch import IGNORE, Batch
-from vantage.training.text.files import Files, expand, records
+from vantage.training.text.files import records
 from vantage.training.text.labelled import split
 from vantage.training.text.rows import Batches, EpochOrder, padded
 from vantage.training.text.vocabulary import pad_token

@@ -19,7 +19,8 @@ from tokenizers import Tokenizer as Backend
 from vantage.checkpoints.gguf import GGUF
 from vantage.checkpoints.tokenizer import FILE, About, Tokenizer, from_folder, from_gguf
 from vantage.errors import BadInput
-from vantage.training.text.files import Files, OnBytes, expand, offset_by, pieces
+from vantage.files import Files, expand
+from vantage.training.text.files import OnBytes, offset_by, pieces
 
 START, END, MASK, PAD = "<s>", "</s>", "<mask>", "<pad>"
 BYTES = {f"<0x{byte:02X}>": byte for byte in range(256)}  # the token of a byte has the byte's own number

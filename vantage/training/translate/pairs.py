@@ -12,8 +12,9 @@ from torch import Tensor
 
 from vantage.checkpoints.tokenizer import Tokenizer
 from vantage.errors import BadInput
+from vantage.files import Files, expand
 from vantage.training.batch import IGNORE, Batch
-from vantage.training.text.files import Files, expand, lines
+from vantage.training.text.files import lines
 from vantage.training.text.rows import Batches, EpochOrder, padded
 from vantage.training.text.vocabulary import Vocabulary, pad_token
 from vantage.training.translate.vocabulary import JointBPE

@@ -19,11 +19,11 @@ from typing import IO, Any, NamedTuple, final
 
 from vantage.compare.background import REQUEST_FILE, write_request
 from vantage.compare.experiment import Experiment, kept_experiment
+from vantage.compare.names import EXPERIMENT_FILE
 from vantage.compare.report import JSON, PAGE
 from vantage.compare.report.page import MEASURES
 from vantage.compare.result_table import ResultTable
 from vantage.compare.results import FILE, RunResult, read_results
-from vantage.compare.run import EXPERIMENT_FILE
 from vantage.errors import VantageError
 from vantage.figures import Figure, Line, Lines
 from vantage.serve.errors import ApiError

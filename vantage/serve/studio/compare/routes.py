@@ -10,11 +10,10 @@ from typing import Annotated
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from vantage.compare.entries import DEFAULT, ModelShape, all_positions, attentions
+from vantage.compare.entries import ModelShape, all_positions, attentions
 from vantage.compare.experiment import Experiment, default_steps, expand_positions
-from vantage.compare.metadata import budget_seconds
+from vantage.compare.names import DEFAULT, VARIANTS, budget_seconds
 from vantage.compare.report import CSV, JSON, PAGE, VERDICTS
-from vantage.compare.task_names import VARIANTS
 from vantage.errors import unknown
 from vantage.serve.bounds import Number, StrictModel, Whole
 from vantage.serve.errors import ApiError, bad

@@ -1,0 +1,82 @@
+"""The model that a verb runs: its flags, what can be refused of it before torch is imported, and loading it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from vantage.cli.progress import Bar
+
+DEFAULT = "smollm2"
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
+ADAPTER = "a folder with a LoRA adapter, from peft or `vantage train`, to put on the model"
+
+
+def add_dtype(parser: argparse.ArgumentParser) -> None:
+    """How weights are kept."""
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default="auto",
+        help="auto keeps the blocks of a quantised GGUF file and is float32 otherwise; default: %(default)s",
+    )
+
+
+def add_adapter(parser: argparse.ArgumentParser) -> None:
+    """What was trained on top of the model."""
+    parser.add_argument("--adapter", metavar="PATH", help=ADAPTER)
+
+
+def check_model(source: str, adapter: str | None = None) -> None:
+    """Refuse what is not there. Nothing is brought and nothing loaded yet."""
+    from vantage.checkpoints.adapter_folder import find_adapter, find_with_adapter
+    from vantage.checkpoints.pull import to_bring
+
+    if not to_bring(source):
+        find_with_adapter(source, adapter)
+    elif adapter is not None:
+        find_adapter(adapter)
+
+
+def load_model(source: str, dtype: str = "auto", *, adapter: str | None = None, device: Any = None) -> Any:
+    """The model, brought first if it is a name that is not here yet."""
+    check_model(source, adapter)
+    from vantage.checkpoints.pull import pull, to_bring
+
+    if to_bring(source):
+        with Bar("bytes") as progress:
+            pull(source, progress=progress)
+    with busy(f"loading {source}"):
+        import torch
+
+        from vantage.families import load
+
+        kept = dtype if dtype in ("auto", "int8", "int4") else getattr(torch, dtype)
+        return load(source, dtype=kept, adapter=adapter, device=device)
+
+
+@contextlib.contextmanager
+def busy(label: str) -> Iterator[None]:
+    """A spinner, where standard error is a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(label):
+        yield
+
+
+def is_model(source: str) -> bool:
+    """Whether this is a model's file or folder: a prompt that is one was meant as a model."""
+    from pathlib import Path
+
+    path = Path(source)
+    with contextlib.suppress(OSError):  # a prompt may be longer than any path
+        if path.is_dir():
+            return any((path / name).is_file() for name in ("config.json", "adapter_config.json"))
+        return path.suffix == ".gguf" and path.is_file()
+    return False

@@ -1,0 +1,85 @@
+"""The names and words of an experiment, and what can be refused of them. Nothing here needs torch, so a command can say
+at once that there is no such task."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from vantage.errors import BadInput, unknown
+from vantage.parts import known_entries
+
+# The tasks as an experiment means them: names with the parameters that the papers used.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "copy-one": ("copy", {"kind": "one"}),
+    "copy-replace": ("copy", {"kind": "replace"}),
+    "copy-twice": ("copy", {"times": 2}),
+    "reverse-twice": ("reverse", {"times": 2}),
+    "addition-reversed": ("addition", {"order": "reversed"}),
+    "scan-actions": ("scan", {"count": "actions"}),
+    "modular-arithmetic-brackets": ("modular-arithmetic", {"brackets": True}),
+}
+TEXT = "text"  # the task that reads files
+
+DEFAULT = ("none", "sinusoidal", "learned", "rope", "t5", "alibi", "none-bidirectional")
+CONTROL = "none-bidirectional"  # a bag of tokens: must stay at chance where order matters
+RANDOMISED = "randomised-"
+ALL, PLAIN = "all", "plain"  # every encoding, and those without random positions
+
+# Key/value heads, by query heads: the three forms of grouped-query attention.
+GROUPED: dict[str, Callable[[int], int]] = {
+    "multi-head": lambda heads: heads,
+    "multi-query": lambda heads: 1,
+    "grouped-query": lambda heads: max(1, heads // 2),
+}
+EQUAL = ("compute", "parameters")
+SCALES = ("tiny", "small", "paper-like")
+SCALING_RULES = ("none", "linear", "ntk", "dynamic-ntk", "yarn", "longrope", "llama3")
+
+EXPERIMENT_FILE = "study.json"
+
+
+def plain_names(compared: Iterable[str]) -> tuple[str, ...]:
+    """Every encoding that competes, the usual ones first."""
+    return tuple(dict.fromkeys((*DEFAULT[:-1], *compared)))
+
+
+def all_names(plain: Sequence[str], randomised: Iterable[str]) -> tuple[str, ...]:
+    """These, the randomised form of those that have one, and the control."""
+    return (*plain, *(RANDOMISED + name for name in randomised), CONTROL)
+
+
+def check_names(tasks: Iterable[str] = (), positions: Iterable[str] = (), attentions: Iterable[str] = ()) -> None:
+    """Refuse a name that nothing of ours has. Where parts come from outside, that is left to the experiment."""
+    tasks_known, encodings, kinds = (known_entries(kind) for kind in ("task", "position", "attention"))
+    if tasks_known is None or encodings is None or kinds is None:
+        return
+    plain = plain_names(entry.name for entry in encodings if entry.compared)
+    steady = {entry.name for entry in encodings if not entry.randomised}
+    every = all_names(plain, (name for name in plain if name not in steady))
+    for what, chosen, known, sets in (
+        ("task", tasks, (*(entry.name for entry in tasks_known), *VARIANTS, TEXT), ()),
+        ("position", positions, every, (ALL, PLAIN, "default")),
+        ("attention", attentions, (*GROUPED, *(entry.name for entry in kinds if entry.compared)), ()),
+    ):
+        for name in chosen:
+            if name not in (*known, *sets):
+                raise BadInput(unknown(what, name, known))
+
+
+def refuse_occupied(folder: Path) -> None:
+    """A folder that holds an experiment, when a new one is wanted there."""
+    if (folder / EXPERIMENT_FILE).exists():
+        raise BadInput(
+            f"{folder} holds an experiment already: go on with it (--resume), or choose another folder (--out)"
+        )
+
+
+def budget_seconds(budget: str) -> float:
+    """ "90s", "30m" or "2h"."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", budget.strip())
+    if match is None or float(match[1]) <= 0:
+        raise BadInput(f"a budget of {budget[:40]!r}: write it as 90s, 30m or 2h")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
