@@ -29,7 +29,7 @@ PATIENCE = 300.0  # seconds that a page may take; only a hang takes as long
 # Commands that take long, do not end, want a network or a GPU, or write gigabytes. All others are run.
 NOT_RUN = re.compile(
     r"vantage (studio|serve|chat|compare|pull|convert|check$|study all|study run T|train (?!--list)|inspect extend)"
-    r"|.*--machine measure|.*--device cuda|--help$"
+    r"|vantage generate "Once upon"$|.*--file book.txt|.*--machine measure|.*--device cuda|--help$"
 )
 EXIT_CODES = {"study grade": 1}  # of a starter that nobody has filled in
 
@@ -112,12 +112,18 @@ def commands(text: str) -> list[str]:
 
 def arguments(command: str) -> list[str] | None:
     """What follows ``vantage`` in a command, up to a pipe or a redirection; None where another program is run."""
-    words = shlex.split(command, comments=True)
-    if "vantage" not in words:
-        return None
-    words = words[words.index("vantage") + 1 :]
-    end = next((i for i, word in enumerate(words) if word in ("|", ">", "&&", ";")), len(words))
-    return words[:end]
+    words: list[str] = []
+    for word in [*shlex.split(command, comments=True), ";"]:
+        if word not in ("|", ">", "&&", ";"):
+            words.append(word)
+            continue
+        program = [one for one in words if not re.match(r"[A-Z_]+=", one)]  # variables may be set before it
+        if program[:1] == ["vantage"]:
+            return program[1:]
+        if program[:1] == ["torchrun"]:
+            return program[program.index("vantage") + 1 :]
+        words = []
+    return None
 
 
 def documented() -> list[str]:

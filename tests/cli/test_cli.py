@@ -32,7 +32,7 @@ def test_help_lists_the_verbs_and_an_example() -> None:
     done = vantage("--help")
     assert done.returncode == 0
     assert done.stderr == ""
-    assert "example:" in done.stdout
+    assert "examples:" in done.stdout
     for name in verb_names():
         assert name in done.stdout
 

@@ -117,5 +117,6 @@ def test_the_help_names_what_reads_a_model_that_load_does_not(capsys: pytest.Cap
         main(["train", "--help"])
     said = " ".join(capsys.readouterr().out.split())
     named = re.findall(r"(load_\w+) \(([\w.]+)\)", said)
-    assert {name for name, _ in named} == {"load_adapter", "load_recurrent", "load_classifier"}
+    assert {name for name, _ in named} == {"load_recurrent", "load_classifier"}
     assert all(callable(getattr(importlib.import_module(module), name)) for name, module in named)
+    assert "--adapter runs/tuned" in said
