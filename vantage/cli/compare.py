@@ -144,8 +144,15 @@ def run(args: argparse.Namespace) -> int:
 def check(args: argparse.Namespace, out: Path) -> None:
     """Refuse what can be refused without torch, whose import takes seconds."""
     from vantage.cluster import address_of
-    from vantage.compare.names import EQUAL, EXPERIMENT_FILE, SCALES, budget_seconds, check_names, refuse_occupied
-    from vantage.compare.published import paper
+    from vantage.compare.names import (
+        EQUAL,
+        EXPERIMENT_FILE,
+        SCALES,
+        budget_seconds,
+        check_names,
+        paper_name,
+        refuse_occupied,
+    )
     from vantage.errors import BadInput, unknown
     from vantage.files import expand
 
@@ -155,7 +162,7 @@ def check(args: argparse.Namespace, out: Path) -> None:
         if name is not None and name not in known:
             raise BadInput(unknown(what, name, known))
     for name in args.published or ():
-        paper(name)
+        paper_name(name)
     if args.budget is not None:
         budget_seconds(args.budget)
     if args.on is not None:

@@ -3,8 +3,11 @@ at once that there is no such task."""
 
 from __future__ import annotations
 
+import functools
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +70,19 @@ def check_names(tasks: Iterable[str] = (), positions: Iterable[str] = (), attent
         for name in chosen:
             if name not in (*known, *sets):
                 raise BadInput(unknown(what, name, known))
+
+
+def paper_name(name: str) -> str:
+    """A paper's short name as published.toml spells it: "randomized" is "randomised"."""
+    key = name.lower().replace("randomiz", "randomis").replace("generalis", "generaliz")
+    if key not in _papers():
+        raise BadInput(unknown("published result", name, _papers()))
+    return key
+
+
+@functools.cache
+def _papers() -> tuple[str, ...]:
+    return tuple(tomllib.loads(resources.files("vantage.compare").joinpath("published.toml").read_text()))
 
 
 def refuse_occupied(folder: Path) -> None:

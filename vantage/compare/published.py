@@ -24,6 +24,7 @@ from importlib import resources
 from typing import Any, Literal
 
 from vantage.compare.learning import task_learning
+from vantage.compare.names import paper_name
 from vantage.compare.result_table import ResultTable, is_control, normalise_name, normalise_task
 from vantage.compare.results import RunResult
 from vantage.compare.statistics import (
@@ -37,7 +38,6 @@ from vantage.compare.statistics import (
     p_value,
 )
 from vantage.compare.verdicts import SURE, Beside, Verdict, format_effect
-from vantage.errors import BadInput, unknown
 
 Kind = Literal["table", "change", "rank", "gain", "best"]
 QUARTER = 0.25
@@ -96,10 +96,7 @@ def names() -> tuple[str, ...]:
 
 def paper(name: str) -> Paper:
     """A paper by its short name; "randomized" is "randomised"."""
-    key = name.lower().replace("randomiz", "randomis").replace("generalis", "generaliz")
-    if key not in _papers():
-        raise BadInput(unknown("published result", name, _papers()))
-    return _papers()[key]
+    return _papers()[paper_name(name)]
 
 
 def rows(name: str) -> tuple[PublishedRow, ...]:
