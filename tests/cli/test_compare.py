@@ -66,7 +66,7 @@ def run_compare(*args: str) -> int | str | None:
         (["--tasks", "text", "--text", "BOOK", "--test-lengths", "90000"], "lengths up to"),
         (["--rates", "3"], "learning rates"),
         (["--score", "token"], "tokens"),
-        (["--first-seed", "-1"], "first_seed=-1"),
+        (["--first-seed", "-1"], "--first-seed: -1: give at least 0"),
         (["--rates", "3"], "between 0 and 1"),
         (["--train-length", "0"], "--train-length: 0: give at least 1"),
         (["--device", "gpu"], "cpu"),
