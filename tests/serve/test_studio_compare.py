@@ -270,3 +270,6 @@ def test_choices_are_what_can_be_asked_for(http: httpx.Client) -> None:
     for name in ("tasks", "positions", "attention"):
         assert set(found["defaults"][name]) <= set(found[name])
         assert len(found[name]) > 2
+    assert {"ordering", "parity", "lookup"} <= set(found["controlled"])
+    assert not {"copy", "sort", "addition", "passkey"} & set(found["controlled"])
+    assert found["control"] in found["positions"]

@@ -6,7 +6,7 @@ import { listed, rounded, valuesGone, valuesIn, valuesPatch } from "../src/lib/v
 import { nodes, runs } from "../src/pages/build/block";
 import type { BlockEntry, BuildChoices } from "../src/generated/api";
 import { settingsOf } from "../src/pages/build/settings";
-import { budgetSeconds, filled } from "../src/pages/compare/form";
+import { budgetSeconds, filled, models } from "../src/pages/compare/form";
 import { framed } from "../src/pages/compare/report";
 import { picture } from "../src/pages/positions/move";
 import { indented, opening } from "../src/pages/studies/editor";
@@ -64,7 +64,9 @@ describe("comparing", () => {
   });
   it("has no budget where steps are said", () => {
     const defaults = { tasks: ["a"], positions: ["b"], attention: ["c"], train_length: 20, test_lengths: [20], seeds: 3, steps: null, budget: "14m", batch: 32, width: 64, layers: 2, heads: 4, test_examples: 256 };
-    const choices = { tasks: [], positions: [], attention: [], defaults };
+    const choices = { tasks: [], positions: [], attention: [], control: "bag", controlled: ["order"], defaults };
+    const form = { ...filled(choices, {}), tasks: ["order", "copy"], positions: ["rope", "bag"] };
+    expect(models(form, choices)).toBe(9);
     expect(filled(choices, {})).toMatchObject({ budget: "14m", steps: null, test_lengths: [20] });
     expect(filled(choices, { steps: "5", test_lengths: "8,16" })).toMatchObject({ budget: null, steps: 5, test_lengths: [8, 16] });
   });

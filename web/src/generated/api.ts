@@ -184,11 +184,13 @@ export interface CheckResult {
   words: string;
 }
 
-/** What the form offers. */
+/** What the form offers. `control`: the position that takes part in the tasks of `controlled` alone. */
 export interface CompareChoices {
   tasks: string[];
   positions: string[];
   attention: string[];
+  control: string;
+  controlled: string[];
   defaults: CompareDefaults;
 }
 

@@ -26,11 +26,13 @@ class CompareDefaults(StudioAnswer):
 
 
 class CompareChoices(StudioAnswer):
-    """What the form offers."""
+    """What the form offers. ``control``: the position that takes part in the tasks of ``controlled`` alone."""
 
     tasks: list[str]
     positions: list[str]
     attention: list[str]
+    control: str
+    controlled: list[str]
     defaults: CompareDefaults
 
 

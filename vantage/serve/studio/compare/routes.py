@@ -12,8 +12,9 @@ from pydantic import Field
 
 from vantage.compare.entries import ModelShape, all_positions, attentions
 from vantage.compare.experiment import Experiment, default_steps, expand_positions
-from vantage.compare.names import DEFAULT, VARIANTS, budget_seconds
+from vantage.compare.names import CONTROL, DEFAULT, VARIANTS, budget_seconds
 from vantage.compare.report import CSV, JSON, PAGE, VERDICTS
+from vantage.compare.task_names import has_short_answers
 from vantage.errors import unknown
 from vantage.serve.bounds import Number, StrictModel, Whole
 from vantage.serve.errors import ApiError, bad
@@ -118,6 +119,8 @@ async def choices() -> CompareChoices:
         tasks=list(tasks_offered()),
         positions=list(all_positions()),
         attention=list(attentions()),
+        control=CONTROL,
+        controlled=[name for name in tasks_offered() if has_short_answers(name)],
         defaults=CompareDefaults(
             tasks=list(defaults.tasks),
             positions=list(DEFAULT),

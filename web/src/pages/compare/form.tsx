@@ -99,7 +99,7 @@ export function NewForm({ choices, params, say, started }: NewFormProps) {
           <Sizes form={form} say={say} defaults={choices.defaults} />
         </Card>
         <Card title="What it takes">
-          <Estimate form={form} />
+          <Estimate form={form} choices={choices} />
           <div class="row">
             <Button look="main" disabled={empty || since !== null} onClick={start}>
               Start
@@ -206,8 +206,14 @@ function Sizes({ form, say, defaults }: PartProps & { defaults: CompareChoices["
   );
 }
 
-function Estimate({ form }: { form: Filled }) {
-  const runs = form.tasks.length * form.positions.length * form.attention.length * form.seeds;
+/** How many models are trained: the control answers with one symbol, and is left out of tasks with longer answers. */
+export function models(form: Filled, { control, controlled }: Pick<CompareChoices, "control" | "controlled">): number {
+  const positions = (task: string) => form.positions.filter((name) => name !== control || controlled.includes(task)).length;
+  return form.tasks.reduce((sum, task) => sum + positions(task), 0) * form.attention.length * form.seeds;
+}
+
+function Estimate({ form, choices }: { form: Filled; choices: CompareChoices }) {
+  const runs = models(form, choices);
   const seconds = form.budget === null ? null : budgetSeconds(form.budget);
   return (
     <>
