@@ -18,7 +18,7 @@ from vantage.cache.kinds import LedgerNeed
 from vantage.cache.kinds.contiguous import ContiguousCache
 from vantage.cache.layer_cache import NoCache
 from vantage.cache.ledger import Step
-from vantage.cache.moves import BufferRead
+from vantage.cache.moves import BufferRead, BufferWrite
 from vantage.cache.ring import Ring
 from vantage.kernels.reference import Reference, grouped_matmul
 from vantage.position.rope import Rotation
@@ -261,9 +261,17 @@ class OffLedger(Contiguous):
     """Contiguous, with a mistake."""
 
     mistake = ""
+    went_back = False
+
+    def _crop(self, to: tuple[int, ...]) -> None:
+        super()._crop(to)
+        self.went_back = True
 
     def _append(self, pos: Positions) -> Step:
         step = super()._append(pos)
+        if self.mistake == "stale" and self.went_back:
+            self.went_back = False
+            return replace(step, write=Unwritten())
         n = step.view_pos.shape[1]
         if self.mistake == "loses" and n > 10:
             return replace(step, read=Without(step.read, 0, n), view_pos=step.view_pos.narrow(1, n - 1))
@@ -279,6 +287,13 @@ class OffLedger(Contiguous):
         if self.mistake != "counts one too many" or not self.holding:
             return right
         return NextPositions(right.order + 1, None if right.host is None else right.host + 1)
+
+
+class Unwritten(BufferWrite):
+    """What is there already is left as it is."""
+
+    def put(self, buffer: Tensor, x_BGTw: Tensor) -> None:
+        pass
 
 
 @dataclass(frozen=True)

@@ -175,6 +175,9 @@ OWN: dict[str, Case] = {
         "layer 0",
         "cached-steps",
     ),
+    "a crop that leaves what it took back": Case(
+        cache("stale"), "crop keeps entries that were taken back", "layer 0", "rollback"
+    ),
     "a norm over the batch": Case(norm("batch"), "rows of a batch depend on each other", "before", "rows-independent"),
     "noise": Case(norm("noise"), "random numbers are drawn", "before", "repeatable"),
     "a counter": Case(norm("state"), "something is kept between calls", "before", "repeatable"),

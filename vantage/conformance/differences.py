@@ -143,7 +143,7 @@ class Runs:
         for fault in (
             self._keys_held(r, w, where),
             self._keys_shown(layer, r, w, where),
-            name_wrong_keys(keys, last, *self._pairs(right[last], wrong[last]), self.cached, self.relative),
+            self._wrong_keys(keys, last, right[last], wrong[last]),
             self._query(keys, layer, token, r, w, where),
             self._bias(layer, r, w, where),
             self._scale(r, w, where),
@@ -151,6 +151,14 @@ class Runs:
             if fault is not None:
                 return fault
         return name_kernel_fault(w.attend, where, self.relative)
+
+    def _wrong_keys(self, keys: KeySearch, token: Token, r: Query, w: Query) -> Fault | None:
+        fault = name_wrong_keys(keys, token, *self._pairs(r, w), self.cached, self.relative)
+        if fault is None or not self.taken_back:
+            return fault
+        # without going back all was right: what is wrong now was left behind
+        look = "crop(): what was taken back must be written again, and no longer be shown"
+        return Fault("crop keeps entries that were taken back", fault.where, fault.shows, look)
 
     def _keys_held(self, r: Query, w: Query, where: str) -> Fault | None:
         """Entries that the cache has lost, or has twice."""

@@ -23,7 +23,7 @@ from vantage.spec.masks import Mask, dense, visible
 from vantage.spec.parts import BiasInputs, Shape, StreamSource, materialise
 from vantage.spec.positions import EMPTY, Positions
 
-MOST = 12  # tokens of the plain row
+MOST = 24  # tokens of the plain row
 WIDEST = 72  # and of one that is to show a window
 CALLED = {"query": "queries", "key": "keys"}
 APART = 2  # how far apart positions stand where they are not the order
