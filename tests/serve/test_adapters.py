@@ -218,3 +218,21 @@ def test_a_model_is_not_changed_by_its_adapters(folder, adapters):
     shared = {id(p) for p in model.parameters()}
     assert shared <= {id(p) for p in one.parameters()} & {id(p) for p in two.parameters()}
     assert chat_model().spec == one.spec
+
+
+def test_a_step_is_one_pass_for_each_adapter(folder, adapters):
+    from vantage.families.adapters import with_adapter
+
+    model = vt.load(tiny(folder))
+    named = {name: with_adapter(model, adapters[name]) for name in ("north", "south")}
+    engine = vt.Engine(model, adapters=named)
+    for i, name in enumerate([None, "north", "south"] * 2):
+        engine.submit([5 + i, 6, 7], max_tokens=8, adapter=name)
+    while engine.stats.generated < 6:  # every prompt is computed
+        engine.step()
+    before = engine.stats
+    engine.step()
+    assert engine.stats.generated - before.generated == 6
+    assert engine.stats.calls - before.calls == 3
+    with pytest.raises(BadInput, match="no adapter is called 'east'"):
+        engine.submit([5], max_tokens=1, adapter="east")
