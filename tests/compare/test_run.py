@@ -104,6 +104,12 @@ def test_an_experiment_of_an_earlier_version_is_gone_on_with(tmp_path):
     assert report_metadata(held, tmp_path)["cuts"] == []
 
 
+def test_tokens_are_scored_where_a_guess_has_few_of_them():
+    experiment = Experiment(tasks=("copy", "sort", "copy-one", "ordering"))
+    assert experiment.measures() == {"copy": "tokens", "sort": "tokens"}
+    assert set(Experiment(tasks=("copy-one",), score="tokens").measures()) == {"copy-one"}
+
+
 def test_an_experiment_from_a_file(tmp_path):
     path = tmp_path / "experiment.toml"
     path.write_text('tasks = ["copy"]\npositions = ["plain"]\nseeds = 2\n[shape]\nwidth = 32\n')

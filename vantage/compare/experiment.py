@@ -23,10 +23,12 @@ from vantage.errors import BadInput, did_you_mean
 from vantage.training.models import Decoder
 from vantage.training.sequences import Sequences
 from vantage.training.tasks import Task, check_lengths
+from vantage.training.tasks.guess import guess_score
 
 SCORES = ("auto", "exact", "tokens")
 # What is compared where nothing else is asked for: docs/compare.md has the pilot runs and the calculation behind it.
 TASKS_BY_DEFAULT = ("copy", "sort")
+GUESSABLE = 0.5  # of the tokens: a task where a guess gets more is scored by whole rows
 STEPS_BY_DEFAULT = 500  # these tasks are learned by then; others get up to what ``Experiment`` says
 SEARCH_SEED = 1_000_003  # no experiment has so many: the search never sees the seeds that are compared
 
@@ -51,7 +53,7 @@ class Experiment:
     text: tuple[str, ...] = ()  # files, for the task "text"
     vocabulary: str = "bytes"  # of the text: bytes, characters, or bpe-4096
     published: tuple[str, ...] = ()  # papers whose numbers are set beside
-    score: Literal["auto", "exact", "tokens"] = "auto"  # auto: tokens where an answer has several, else whole rows
+    score: Literal["auto", "exact", "tokens"] = "auto"  # auto: tokens of long answers, else whole rows
     first_seed: int = 0  # other numbers repeat an experiment with other weights and examples
 
     def __post_init__(self) -> None:
@@ -171,7 +173,10 @@ class Experiment:
         return dict.fromkeys(by_tokens, "tokens")
 
     def _scored_by_tokens(self, name: str) -> bool:
-        return self.score == "tokens" or (self.score == "auto" and self._answer_length(name) > 1)
+        """Tokens say more than whole rows, but not where a guess has most of them, as where one token is repeated."""
+        if self.score != "auto":
+            return self.score == "tokens"
+        return self._answer_length(name) > 1 and guess_score(task_of(name), self.train_length).tokens < GUESSABLE
 
     def entries(self) -> Iterator[tuple[str, str, str]]:
         yield from dict.fromkeys((trained_on(key), key.position, key.attention) for key in self.wanted())

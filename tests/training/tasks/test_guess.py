@@ -18,6 +18,11 @@ def test_by_hand() -> None:
     assert parity.tokens == pytest.approx((0.5 + 1) / 2, abs=0.02)
 
 
+def test_the_token_before_is_seen() -> None:
+    """Where one token is repeated, all but the first are known by it."""
+    assert guess_score(task("copy", kind="one"), 10).tokens == pytest.approx((1 / 26 + 10) / 11, abs=0.01)
+
+
 def test_a_task_that_says_nothing_is_counted() -> None:
     """0 is the commonest result of such sums, so a fifth would be too little."""
     assert guess_score(task("modular-arithmetic", brackets=True), 20).exact > 0.22
