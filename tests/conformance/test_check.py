@@ -71,6 +71,13 @@ def test_ours_hold_with_latent_attention():
     assert report.ok, report
 
 
+def test_ours_hold_with_keys_of_another_layer():
+    spec = vt.decoder(vocab=VOCAB, width=32, layers=2, heads=4, kv_heads=2)
+    spec = replace(spec, layers=(spec.layers[0], replace(spec.layers[1], source=0)))
+    report = vt.check(sharpen(vt.build(spec)))
+    assert report.ok, report
+
+
 def test_the_cache_can_be_chosen():
     model = ours(window=4)
     report = vt.check(model, new_cache=lambda batch: model.new_cache(batch, kind="ring", draft=2))

@@ -11,6 +11,7 @@ import torch
 from vantage.conformance.fault import Fault, layers_in_words
 from vantage.conformance.probe import gap
 from vantage.conformance.trace import Attend, PassTrace
+from vantage.errors import Refused
 from vantage.model import Model
 from vantage.model.part_errors import described
 from vantage.spec.attention import HasPositionParts, HasQueriesAndKeys, attentions
@@ -98,7 +99,10 @@ def _scaled_before(trace: PassTrace, attention: Any, attend: Attend, where: str,
     if x is None:
         return None
     module: Any = attention
-    raw, parts = module.queries_and_keys(x), module.position_parts()
+    try:
+        raw, parts = module.queries_and_keys(x), module.position_parts()
+    except Refused:  # it reads another layer's keys
+        return None
     got, transforms = attend.q, parts.qk
     if raw.q.shape != got.shape or module.shape.rotary_dim != got.shape[-1]:
         return None

@@ -11,6 +11,7 @@ from torch import Tensor
 from vantage.conformance.fault import Fault
 from vantage.conformance.probe import gap
 from vantage.conformance.trace import declared_length
+from vantage.errors import Refused
 from vantage.model import Model
 from vantage.spec.attention import HasPositionParts, HasQueriesAndKeys, attentions
 from vantage.spec.parts import chain
@@ -42,7 +43,10 @@ class KeySearch:
         n = 2 * (max(place for _, place in self.known) + 2)
         n = n if limit is None else min(n, limit)
         x = self.inputs[token].expand(1, n, -1)
-        raw = attention.queries_and_keys(x)
+        try:
+            raw = attention.queries_and_keys(x)
+        except Refused:  # it reads another layer's keys
+            return None
         where = Positions.arange(1, n, device=x.device).declare(declared_length(self.model))
         parts: Any = attention.position_parts().qk
         turned = chain(parts, side, raw.q if side == "query" else raw.k, where)
