@@ -13,7 +13,7 @@ from vantage.cache import NoCache
 from vantage.conformance.scenarios import sharpen
 from vantage.errors import BadInput, Refused
 from vantage.position import Forgetting, alibi_slopes
-from vantage.spec.parts import BiasInputs, Stream
+from vantage.spec.parts import BiasInputs, KeptStream
 from vantage.spec.positions import Positions
 
 
@@ -148,7 +148,7 @@ def test_padding_lets_nothing_go():
 def test_what_does_not_fit():
     with pytest.raises(Refused, match="FoX forgets on the way"):
         vt.encoder(vocab=9, width=8, layers=1, heads=2, position="fox")
-    assert Forgetting().streams(SHAPE) == (Stream(2, 2, wide=True, running=True),)
+    assert Forgetting().streams(SHAPE) == (KeptStream(2, 2, wide=True, running=True),)
     cache = model().new_cache()
     k = torch.zeros(1, 2, 3, 8, dtype=F64)
     with pytest.raises(BadInput, match=r"streams \[\] for a cache that takes \[\(1, 2, 3, 2\)\]"):

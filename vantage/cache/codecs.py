@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vantage.cache.dump import damaged
 from vantage.errors import BadInput
-from vantage.spec.parts import Stream
+from vantage.spec.parts import KeptStream
 
 
 class StreamShape(NamedTuple):
@@ -24,7 +24,7 @@ class StreamShape(NamedTuple):
     running: bool = False  # the sum over the row of what is given
 
     @staticmethod
-    def of(stream: Stream, dtype: torch.dtype) -> StreamShape:
+    def of(stream: KeptStream, dtype: torch.dtype) -> StreamShape:
         """For a model of this dtype."""
         return StreamShape(stream.width, stream.dtype(dtype), stream.heads, stream.running)
 

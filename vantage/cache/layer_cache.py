@@ -12,7 +12,7 @@ from vantage.cache.running import summed
 from vantage.cache.states import NoStates, StateRows
 from vantage.cache.stores import Store
 from vantage.errors import CacheError
-from vantage.spec.parts import StateShape, Stream, View
+from vantage.spec.parts import KeptStream, StateShape, View
 from vantage.spec.positions import Positions
 
 
@@ -78,7 +78,7 @@ class LayerCache:
 class NoCache:
     """Keeps nothing: what is appended is what there is to see. For training and whole passes."""
 
-    def __init__(self, streams: tuple[Stream, ...] = (), states: tuple[StateShape, ...] = ()):
+    def __init__(self, streams: tuple[KeptStream, ...] = (), states: tuple[StateShape, ...] = ()):
         self._streams = streams
         self.states = NoStates(states)
 
@@ -92,6 +92,6 @@ class NoCache:
         raise CacheError("nothing is cached here: append first, or use a cache (model.new_cache)")
 
 
-def _kept(x_BGTw: Tensor, stream: Stream, pos: Positions) -> Tensor:
+def _kept(x_BGTw: Tensor, stream: KeptStream, pos: Positions) -> Tensor:
     x = x_BGTw.to(stream.dtype(x_BGTw.dtype))
     return summed(x, pos) if stream.running else x

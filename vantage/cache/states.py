@@ -39,7 +39,7 @@ class BatchStates:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Snapshot:
+class StateSnapshot:
     """One row's states after some token."""
 
     states: BatchStates
@@ -70,8 +70,8 @@ class StateRows:
         self.shapes = shapes
         self._dtype, self._device = dtype, device
         self._draft, self._every = draft, every
-        self.rows: list[tuple[Snapshot, ...]] = [()] * batch
-        self._pending: list[tuple[Snapshot, ...]] | None = None
+        self.rows: list[tuple[StateSnapshot, ...]] = [()] * batch
+        self._pending: list[tuple[StateSnapshot, ...]] | None = None
 
     # ---- a pass
 
@@ -106,9 +106,9 @@ class StateRows:
                 raise BadInput(f"states of {[tuple(t.shape) for t in tensors]} for a cache that takes {wanted}")
         ends = pos.order.cummax(1).values + 1
         new = [BatchStates(ends[:, c], tensors) for c, tensors in zip(columns, states, strict=True)]
-        self._pending = [self._trimmed((*row, *(Snapshot(s, b) for s in new))) for b, row in enumerate(self.rows)]
+        self._pending = [self._trimmed((*row, *(StateSnapshot(s, b) for s in new))) for b, row in enumerate(self.rows)]
 
-    def _trimmed(self, row: tuple[Snapshot, ...]) -> tuple[Snapshot, ...]:
+    def _trimmed(self, row: tuple[StateSnapshot, ...]) -> tuple[StateSnapshot, ...]:
         cut = max(0, len(row) - 1 - self._draft)
         old = row[:cut] if self._every is not None else ()
         return (*(s for s in old if s.end % (self._every or 1) == 0), *row[cut:])
@@ -144,7 +144,7 @@ class StateRows:
     def fork(self) -> StateRows:
         return self.of_rows(self.rows)
 
-    def of_rows(self, rows: Sequence[tuple[Snapshot, ...]]) -> StateRows:
+    def of_rows(self, rows: Sequence[tuple[StateSnapshot, ...]]) -> StateRows:
         """The same arrangement with these rows."""
         other = StateRows(
             self.shapes, len(rows), dtype=self._dtype, device=self._device, draft=self._draft, every=self._every
@@ -197,7 +197,7 @@ class StateRows:
         if len(ends) != len(self.rows) or bool((ends < 0).any()):
             damaged("its states do not say where they stand")
         batch = BatchStates(ends, tuple(t.to(self._device) for t in states))
-        self.rows = [(Snapshot(batch, b),) if int(end) else () for b, end in enumerate(ends)]
+        self.rows = [(StateSnapshot(batch, b),) if int(end) else () for b, end in enumerate(ends)]
 
     @property
     def tensor_count(self) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vantage.errors import Refused
 from vantage.position.angles import wide
 from vantage.spec.operations import AttentionWork
-from vantage.spec.parts import INIT_STD, BiasInputs, Parts, Pointwise, Shape, Stream
+from vantage.spec.parts import INIT_STD, BiasInputs, KeptStream, Parts, Pointwise, Shape
 from vantage.spec.positions import Place, Positions
 from vantage.spec.registry import Entry, Refusal, parameter
 
@@ -40,9 +40,9 @@ class Forgetting:
             raise Refused(NOT_CAUSAL)
         return Parts(bias=self)
 
-    def streams(self, shape: Shape) -> tuple[Stream, ...]:
+    def streams(self, shape: Shape) -> tuple[KeptStream, ...]:
         # a sum over the whole row, of which small differences are taken
-        return (Stream(shape.kv_heads, shape.heads // shape.kv_heads, wide=True, running=True),)
+        return (KeptStream(shape.kv_heads, shape.heads // shape.kv_heads, wide=True, running=True),)
 
     def build(self, shape: Shape) -> nn.Module:
         return ForgetGate(self, shape)

@@ -16,6 +16,7 @@ from vantage.spec.parts import (
     Bounded,
     Buildable,
     KeepsStreams,
+    KeptStream,
     LengthDependent,
     OutputTransform,
     QKTransform,
@@ -23,7 +24,6 @@ from vantage.spec.parts import (
     ScoreBias,
     Shape,
     StateShape,
-    Stream,
 )
 from vantage.spec.parts import ValueBias as ValueBiasPart
 
@@ -82,7 +82,7 @@ class CacheShape:
     key_dim: int
     value_dim: int
     single: bool = False  # one stream: the value is the front of the key (MLA)
-    streams: tuple[Stream, ...] = ()  # what else is kept of each token
+    streams: tuple[KeptStream, ...] = ()  # what else is kept of each token
     states: tuple[StateShape, ...] = ()  # of constant size, whatever the length
 
     @staticmethod

@@ -89,7 +89,7 @@ class ScoreBias(Protocol):
 
 
 @dataclass(frozen=True)
-class Stream:
+class KeptStream:
     """Numbers that a layer keeps of each token besides its key and value. No cache rounds them."""
 
     heads: int
@@ -132,7 +132,7 @@ class StateCache(Protocol):
 class KeepsStreams(Protocol):
     """The config of a score bias that keeps more of each token than its key. What it builds has ``keep``."""
 
-    def streams(self, shape: Shape) -> tuple[Stream, ...]: ...
+    def streams(self, shape: Shape) -> tuple[KeptStream, ...]: ...
 
 
 @runtime_checkable

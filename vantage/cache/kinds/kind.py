@@ -12,7 +12,7 @@ from vantage.cache.codecs import Codec, PlainCodec, SingleCodec, StreamShape
 from vantage.cache.ledger import Ledger
 from vantage.spec.masks import Mask
 from vantage.spec.model import CacheShape
-from vantage.spec.parts import StateShape, Stream
+from vantage.spec.parts import KeptStream, StateShape
 
 
 @final
@@ -25,7 +25,7 @@ class LayerPlan:
     value_dim: int
     mask: Mask
     single_stream: bool = False  # MLA: the value is the front of the key
-    streams: tuple[Stream, ...] = ()  # what else is kept of each token, as it is
+    streams: tuple[KeptStream, ...] = ()  # what else is kept of each token, as it is
     states: tuple[StateShape, ...] = ()  # of constant size, whatever the length
 
     @staticmethod
