@@ -225,8 +225,8 @@ class NoStates:
         self.shapes = shapes
 
     def read(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
-        rows, like = len(x_BTD), {"device": x_BTD.device}
-        return tuple(torch.zeros((rows, *s.shape), dtype=s.dtype(x_BTD.dtype), **like) for s in self.shapes)
+        rows, dtype, device = len(x_BTD), x_BTD.dtype, x_BTD.device
+        return tuple(torch.zeros((rows, *s.shape), dtype=s.dtype(dtype), device=device) for s in self.shapes)
 
     def wanted(self, pos: Positions) -> tuple[int, ...]:
         return ()

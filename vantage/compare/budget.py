@@ -48,7 +48,7 @@ def report_seconds(experiment: Experiment) -> float:
 
 @final
 @dataclass(frozen=True)
-class Plan:
+class BudgetedExperiment:
     """The experiment as it fits, and in words what was cut."""
 
     experiment: Experiment
@@ -57,7 +57,7 @@ class Plan:
 
 def plan(
     experiment: Experiment, costs: Mapping[Entry, JobCost], budget: Budget, workers: int, *, stacked: bool
-) -> Plan:
+) -> BudgetedExperiment:
     """As many steps as fit; fewer seeds where that would be too few. Refused if even that means nothing.
 
     ``stacked``: the seeds of an entry are one job, as on a GPU.
@@ -106,14 +106,14 @@ def _shared_out(seconds: list[float], times: int, workers: int) -> float:
     return times * sum(seconds) / workers + longest * (workers - 1) / workers
 
 
-def _planned(wanted: Experiment, seeds: int, steps: int, budget: Budget) -> Plan:
+def _planned(wanted: Experiment, seeds: int, steps: int, budget: Budget) -> BudgetedExperiment:
     cuts = []
     if steps < wanted.steps:
         cuts.append(f"{steps:,} steps of each run instead of {wanted.steps:,}")
     if seeds < wanted.seeds:
         cuts.append(f"{seeds} seeds instead of {wanted.seeds}")
     sentence = f"The budget of {duration(budget.seconds)} has room for {' and '.join(cuts)}."
-    return Plan(replace(wanted, seeds=seeds, steps=steps), (sentence,) if cuts else ())
+    return BudgetedExperiment(replace(wanted, seeds=seeds, steps=steps), (sentence,) if cuts else ())
 
 
 def duration(seconds: float) -> str:

@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol, final
 
-from vantage.compare.budget import Budget, Plan, duration, plan, report_seconds
+from vantage.compare.budget import Budget, BudgetedExperiment, duration, plan, report_seconds
 from vantage.compare.executors import ExecutionBackend, Executor, JobFinished
 from vantage.compare.experiment import Experiment, trained_on
 from vantage.compare.jobs import Entry, JobCost, TrainingJob
@@ -73,7 +73,7 @@ def run_experiment(
         refuse_occupied(folder)
     with backend.executor(observer.advanced) as executor:
         queue = _WorkQueue(executor, observer)
-        fitted = Plan(experiment, ())
+        fitted = BudgetedExperiment(experiment, ())
         if budget is not None and not resume:
             fitted = _fit(experiment, budget, backend, queue, observer)
         experiment = fitted.experiment
@@ -181,7 +181,7 @@ class _WorkQueue:
 
 def _fit(
     experiment: Experiment, budget: Budget, backend: ExecutionBackend, queue: _WorkQueue, observer: Observer
-) -> Plan:
+) -> BudgetedExperiment:
     """What fits the budget, by a few steps of each entry, timed where it will run."""
     observer.note(f"timing a few steps of each entry, to fit {duration(budget.seconds)}")
     timed = [

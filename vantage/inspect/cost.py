@@ -263,7 +263,7 @@ def _pass(name: str, model: Model, size: PassSize, cached: CacheSettings, on: Ma
         for module in (m for m in block.modules() if isinstance(m, TokenMixer)):
             for part, n in module.mixing_operations(size).items():
                 counts[part] += n
-            sizes["projections"] += sum(p.numel() for p in module.parameters()) * itemsize  # pyright: ignore[reportAttributeAccessIssue] (a module)
+            sizes["projections"] += sum(p.numel() for p in module.parameters()) * itemsize
             sizes["scores"] += size.batch * state_bytes(layer.attention.cache_shape(width), cached.dtype)
         ffn = _ffn(block)
         counts["feed-forward"] += module_operations(ffn, size.tokens)
