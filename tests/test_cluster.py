@@ -79,7 +79,10 @@ def test_a_client_that_fails_by_chance_is_tried_again(fails, with_, asked, monke
 
 
 def test_a_loaded_model_is_not_spread(tmp_path, capsys):
-    assert main(["compare", "--extend", "smollm2", "--text", "x", "--on", "ray", "--out", str(tmp_path)]) == 2
+    text = tmp_path / "x.txt"
+    text.write_text("some words")
+    out = str(tmp_path / "out")
+    assert main(["compare", "--extend", "smollm2", "--text", str(text), "--on", "ray", "--out", out]) == 2
     assert "--on" in capsys.readouterr().err
 
 

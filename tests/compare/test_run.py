@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 
+from tests.cli.running import exit_code
 from tests.processes import PATIENCE, start, until
 from vantage.cli.main import main
 from vantage.compare.budget import Budget
@@ -55,7 +56,7 @@ def numbers(results):
         (["--tasks", "orderin"], "'ordering'"),
         (["--positions", "alibii"], "'alibi'"),
         (["--attention", "multihead"], "'multi-head'"),
-        (["--seeds", "0"], "seeds=0"),
+        (["--seeds", "0"], "at least 1"),
         (["--budget", "soon"], "30m"),
         (["--width", "30"], "multiple"),
         (["--tasks", "ordering", "--train-length", "500"], "longest"),
@@ -63,7 +64,7 @@ def numbers(results):
     ],
 )
 def test_bad_input_is_refused_before_any_training(flags, said, tmp_path, capsys):
-    assert main(["compare", "--out", str(tmp_path / "out"), *flags]) == 2
+    assert exit_code(["compare", "--out", str(tmp_path / "out"), *flags]) == 2
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert said in line
     assert not (tmp_path / "out" / FILE).exists()
@@ -164,9 +165,12 @@ def test_a_worker_that_is_killed_loses_only_its_run(tmp_path):
 
         def advanced(self, steps):
             if not self.notes and self.kills < 3:
-                self.kills += 1
-                workers = psutil.Process().children(recursive=True)
-                [p for p in workers if "spawn_main" in " ".join(p.cmdline())][-1].kill()
+                children = psutil.Process().children(recursive=True)
+                children = [p for p in children if p.status() != psutil.STATUS_ZOMBIE]
+                workers = [p for p in children if "spawn_main" in " ".join(p.cmdline())]
+                self.kills += len(workers[-1:])
+                for worker in workers[-1:]:
+                    worker.kill()
 
         def note(self, text):
             self.notes.append(text)

@@ -163,7 +163,7 @@ def short_chat(context: int) -> Model:
     config = {**(chat_model().config or {}), "max_position_embeddings": context}
     made = vt.build(family_of(config).spec(Config(config)), seed=0)
     made.config, made.tokenizer = config, tokenizer(CHATML)
-    return made
+    return made.eval()
 
 
 def test_a_conversation_stays_inside() -> None:

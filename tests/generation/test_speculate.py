@@ -177,13 +177,19 @@ class Table:
         return self._known[key]
 
 
+class Evaluating:
+    """All that a decode loop asks of the model of such a row."""
+
+    training = False
+
+
 class TableRow:
     """What a decode loop needs of a row."""
 
     room = None
 
     def __init__(self, table: Table):
-        self.model, self.table, self.tokens, self.work = None, table, [], WorkCounts()
+        self.model, self.table, self.tokens, self.work = Evaluating(), table, [], WorkCounts()
 
     def feed(self, new: Sequence[int], want: int = 1) -> torch.Tensor:
         self.tokens += new

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import vantage as vt
+from tests.generation import zoo
 from tests.inspect.models import EACH, model, spec, tokens
 from vantage.cache import CACHES
 from vantage.errors import BadInput, Refused
@@ -65,6 +66,15 @@ def check(of: ModelSpec) -> Cost:
 @pytest.mark.parametrize("which", EACH, ids="-".join)
 def test_every_attention_and_every_encoding(which: tuple[str, str, str]) -> None:
     check(spec(*which))
+
+
+GATED = vt.decoder(**SMALL, kv_heads=2)
+GATED = replace(GATED, layers=tuple(replace(layer, output=(vt.OutputGate(),)) for layer in GATED.layers))
+
+
+@pytest.mark.parametrize("of", [*map(zoo.spec, ("fox", "shared-keys", "states")), GATED])
+def test_what_is_kept_beside_keys_or_in_their_place(of: ModelSpec) -> None:
+    check(of)
 
 
 @pytest.mark.parametrize(

@@ -329,7 +329,7 @@ def test_A16_numbers():
 
 def wrong_normaliser(monkeypatch, change):
     real = reference.normalise
-    monkeypatch.setattr(reference, "normalise", lambda scores, sinks, how: change(real, scores, sinks, how))
+    monkeypatch.setattr(reference, "normalise", lambda scores, sinks, how, pair=None: change(real, scores, sinks, how))
 
 
 def hotter(real, scores, sinks, how):

@@ -99,7 +99,7 @@ class GatedDeltaRule(nn.Module):
         matrix = 2 * tokens * s.heads * s.key_dim * s.value_dim  # a product with the state
         return {
             "projections": maps + self.conv.operations(tokens),
-            "scores": 2 * matrix,  # what the state already says of a key, and its correction
+            "scores": matrix,  # what the state says of a key already; its correction is no product of matrices
             "weighted sum": matrix,
             "output": linear_operations(self.out, tokens),
         }

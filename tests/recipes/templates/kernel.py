@@ -32,7 +32,7 @@ class QueryByQuery:
         return Attended(torch.cat([c.out for c in columns], 2), weights, lse)
 
 
-BIASED = ("shifted", "alibi", "t5", "shaw", "xl", "kerple-log", "kerple-power", "fire", "cope")
+BIASED = ("shifted", "alibi", "t5", "shaw", "xl", "kerple-log", "kerple-power", "fire", "cope", "fox", "bank")
 
 ENTRY = Entry(
     "query-by-query",

@@ -9,7 +9,7 @@ from torch import Tensor
 from vantage.errors import BadInput
 from vantage.spec.masks import Causal, Mask, SameSegment
 from vantage.spec.positions import Place, Positions
-from vantage.spec.registry import Entry
+from vantage.spec.registry import Entry, Refusal
 
 
 @dataclass(frozen=True)
@@ -41,4 +41,5 @@ ENTRY = Entry(
     "Dilated",
     "A query sees itself and every n-th token.",
     variants={"dilated": lambda size: Causal() & Dilated(2) & SameSegment()},
+    refusals=(Refusal({"cache": ("ring",)}, "a ring keeps a window"),),
 )
