@@ -216,10 +216,6 @@ def lost(server: Server, told: Told, stuck: list[str]) -> None:
     assert stuck == []
 
 
-def test_many_clients(folder):
-    check(folder, 10)
-
-
 @pytest.mark.slow
 def test_many_clients_for_a_minute(folder):
     check(folder, 60, slope=12 * MIB)
