@@ -204,5 +204,7 @@ def test_what_cannot_be():
         vt.build(
             vt.decoder(vocab=9, width=8, layers=1, attention=delta, position="none", mask=vt.Causal() & vt.Window(2))
         )
+    with pytest.raises(Refused, match="a delta rule sees all that came before"):  # a new document empties its state
+        vt.build(vt.decoder(vocab=9, width=8, layers=1, attention=delta, position="none", mask=vt.Causal()))
     with pytest.raises(BadInput, match="3 heads over 2 of keys"):
         GatedDelta(3, vt.RMSNorm(), key_heads=2).shape(12)

@@ -7,14 +7,14 @@ from torch import Tensor, nn
 
 from vantage.attention.scorer import NoBias
 from vantage.errors import Refused
-from vantage.spec.masks import causal_window
+from vantage.spec.masks import Causal, SameSegment
 from vantage.spec.model import BuildContext
 from vantage.spec.positions import Positions
 
 
 def check_goes_forward(context: BuildContext, who: str) -> None:
     """What has no scores takes no position, and can only see all that came before in its document."""
-    if causal_window(context.mask) != 0:
+    if context.mask != Causal() & SameSegment():
         raise Refused(f"{who} sees all that came before: give this layer the mask Causal() & SameSegment()")
     if context.qk or context.value_bias is not None or not isinstance(context.bias, NoBias):
         raise Refused(f"{who} has no scores that a position could act on: give this layer none (position='none')")
