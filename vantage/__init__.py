@@ -43,6 +43,7 @@ _WHERE = {
         "Forgetting",
         "Kerple",
         "Learned",
+        "MultiAxisRope",
         "NoPE",
         "Randomised",
         "RelativeBank",

@@ -28,7 +28,7 @@ from vantage.position.t5 import T5Bias
 from vantage.spec.parts import Encoding, Parts, Place, materialise
 from vantage.spec.positions import Positions
 
-NAMES = ["none", "sinusoidal", "learned", "shifted", "rope", "xpos", "alibi", "t5", "shaw", "xl"]
+NAMES = ["none", "sinusoidal", "learned", "shifted", "rope", "mrope", "xpos", "alibi", "t5", "shaw", "xl"]
 NAMES += ["kerple", "fire", "cope", "fox", "bank"]
 
 DEFAULTS = {
@@ -37,6 +37,10 @@ DEFAULTS = {
     "learned": "Learned(max_length=100, extend=None, offset=0)",
     "shifted": "Shifted(anchor=0, base=10000.0)",
     "rope": "Rope(base=10000.0, scaling=None, pairing='halves', share=1.0)",
+    "mrope": (
+        "MultiAxisRope(sections=(), interleaved=False, "
+        "rope=Rope(base=10000.0, scaling=None, pairing='halves', share=1.0))"
+    ),
     "xpos": "XPos(base=10000.0, gamma=0.4, scale_base=512, pairing='adjacent')",
     "alibi": "Alibi(slopes=None)",
     "t5": "T5(buckets=32, max_distance=128, bidirectional=None, shared=True)",

@@ -18,7 +18,7 @@ from vantage.spec.registry import Fit, parameters
 OFFERED: list[dict[str, Any]] = json.loads(Path(__file__).with_name("offered.json").read_text(encoding="utf-8"))
 FIT = Fit(256, 16)
 LEFT_OUT = {("Sinusoidal", "dropout"), ("Rope", "scaling"), ("T5", "shared")}
-LEFT_OUT |= {("YaRN", "mscale"), ("YaRN", "mscale_all_dim")}
+LEFT_OUT |= {("YaRN", "mscale"), ("YaRN", "mscale_all_dim"), ("MultiAxisRope", "sections"), ("MultiAxisRope", "rope")}
 
 
 def test_the_encodings_and_their_parameters():

@@ -18,6 +18,7 @@ class NextPositions(NamedTuple):
 
     order: Tensor  # (B,)
     host: int | None  # the same as a number, where all rows agree and the host knows
+    ahead: Tensor | None = None  # (B,): by how much positions are ahead of the order, once tokens had several axes
 
     @staticmethod
     def read(order_B: Tensor) -> NextPositions:

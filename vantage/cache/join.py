@@ -30,6 +30,10 @@ def joined(caches: Sequence[ModelCache]) -> ModelCache:
     _remember(whole, [row for memory in memories for row in memory])
     for states, parts in zip(whole.states, zip(*(c.states for c in caches), strict=True), strict=True):
         states.rows = [row for part in parts for row in part.rows]
+    if any(c.ahead is not None for c in caches):
+        device = one.ledgers[0].device
+        rows = [torch.zeros(c.batch, dtype=torch.int64, device=device) if c.ahead is None else c.ahead for c in caches]
+        whole.ahead = torch.cat(rows)
     for cache in caches:
         cache.free()
     whole.recomputed = sum(c.recomputed for c in caches)
@@ -45,6 +49,7 @@ def apart(cache: ModelCache) -> list[ModelCache]:
         _remember(one, [remembered])
         for mine, states in zip(one.states, cache.states, strict=True):
             mine.rows = [states.rows[b]]
+        one.ahead = None if cache.ahead is None else cache.ahead[b : b + 1]
         alone.append(one)
     cache.free()
     return alone

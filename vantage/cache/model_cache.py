@@ -44,6 +44,8 @@ class ModelCache:
         self.masks = tuple(dict.fromkeys(masks))
         self.owner, self.length = owner, length
         self.recomputed = 0
+        self.ahead: Tensor | None = None  # (B,): by how much positions are ahead of the order, after several axes
+        self._ahead_after: Tensor | None = None  # the same once the open pass is committed
         self._savepoints: list[Savepoint] | None = None
 
     # ---- a pass
@@ -57,6 +59,7 @@ class ModelCache:
         if self._savepoints is not None:
             raise CacheError("a pass with this cache is already running: finish it, or use cache.fork()")
         self._check_settled(pos)
+        self._ahead_after = self.ahead if pos.axes is None else self._ahead(pos)
         self._savepoints = [ledger.savepoint() for ledger in (*self.ledgers, *self.cross_ledgers)]
         try:
             for ledger in self.ledgers:
@@ -73,6 +76,7 @@ class ModelCache:
             cache.store.settle()
         for states in self.states:
             states.commit()
+        self.ahead = self._ahead_after
         self._savepoints = None
 
     def abandon(self) -> None:
@@ -84,6 +88,12 @@ class ModelCache:
             cache.store.settle()
         for states in self.states:
             states.abandon()
+
+    def _ahead(self, pos: Positions) -> Tensor:
+        """(B,): how far the highest position of each row is ahead of its highest order, after these tokens."""
+        last = self.ledgers[0].next_positions.order - 1
+        highest = last if self.ahead is None else last + self.ahead
+        return torch.maximum(highest, pos.pos.amax(1)) - torch.maximum(last, pos.order.amax(1))
 
     def _check_settled(self, pos: Positions) -> None:
         """Tokens may only follow where nobody before them could have seen them."""
@@ -111,6 +121,11 @@ class ModelCache:
             ledger.crop(to)
         for states in self.states:
             states.crop(rows)
+        if self.ahead is not None:
+            self.ahead = torch.zeros_like(self.ahead)
+            if self.ledgers[0].holding:
+                held = self.ledgers[0].look().view_pos
+                self.ahead = held.pos.amax(1) - held.order.amax(1)
 
     def nearest_cut(self, to: int) -> int:
         """The highest order up to ``to`` that its rows can go back to: ``to`` itself, unless a layer keeps states."""
@@ -130,13 +145,15 @@ class ModelCache:
             cache.reorder(rows)
         for ledger in ledgers:
             ledger.reorder(rows)
+        if self.ahead is not None:
+            self.ahead = self.ahead[torch.tensor(rows, device=self.ahead.device)]
 
     def fork(self) -> ModelCache:
         """An independent cache that holds the same. Paged caches share the memory until one of them writes."""
         self._idle()
         forks = {id(ledger): ledger.fork() for ledger in (*self.ledgers, *self.cross_ledgers)}
         other = self.like([c.fork(forks[id(c.ledger)]) for c in (*self.layers, *self.cross)])
-        other.recomputed = self.recomputed
+        other.recomputed, other.ahead = self.recomputed, self.ahead
         return other
 
     def fresh(self, batch: int = 1) -> ModelCache:
@@ -166,6 +183,7 @@ class ModelCache:
             ledger.free()
         for states in self.states:
             states.free()
+        self.ahead = None
 
     def like(self, layers: Sequence[LayerCache]) -> ModelCache:
         """The same arrangement of these layers, those of cross-attention last."""
@@ -199,8 +217,12 @@ class ModelCache:
 
     @property
     def next_positions(self) -> NextPositions:
-        """Where each row goes on: (B,) on the device, and a number where all rows agree and the host knows."""
-        return self.ledgers[0].next_positions
+        """Where each row goes on: (B,) on the device, and a number where all rows agree and the host knows.
+
+        After tokens with several axes (an image) a row goes on past the highest of all, which ``ahead`` tells.
+        """
+        start = self.ledgers[0].next_positions
+        return start if self.ahead is None else start._replace(ahead=self.ahead)
 
     @property
     def freeable(self) -> int:

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vantage.cache.codecs import INT8, Codec, Int8Codec, StreamShape, dump_streams, read_streams
-from vantage.cache.dump import DumpReader, LedgerDump, damaged
+from vantage.cache.dump import MOST, DumpReader, LedgerDump, damaged, whole_number
 from vantage.cache.kinds import codec_classes, ledger_classes
 from vantage.cache.layer_cache import LayerCache
 from vantage.cache.ledger import Ledger
@@ -93,6 +93,7 @@ def save_cache(
         },
         "length": cache.length,
         "recomputed": cache.recomputed,
+        "ahead": None if cache.ahead is None else cache.ahead.tolist(),
         "fingerprint": asdict(fingerprint),
         "extra": dict(extra or {}),
     }
@@ -225,6 +226,9 @@ def _rebuilt(
     masks, owner = (like.masks, like.owner) if like is not None else ((), None)
     cache = ModelCache(caches["layers"], caches["cross"], masks=masks, owner=owner, length=header["length"])
     cache.recomputed = header["recomputed"]
+    if (ahead := header.get("ahead")) is not None:  # of files since positions have axes
+        rows = DumpReader(LedgerDump({"ahead": ahead}, {})).list("ahead", cache.batch)
+        cache.ahead = torch.tensor([whole_number(n, "ahead", -MOST) for n in rows], device=device)
     return cache
 
 

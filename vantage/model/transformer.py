@@ -304,10 +304,12 @@ class Model(nn.Module):
             return Positions.arange(B, T, device=tokens.device) if mask is None else Positions.from_mask(mask)
         start = cache.next_positions
         if mask is not None:
-            return Positions.from_mask(mask, start.order)
-        if start.host is not None:
-            return Positions.arange(B, T, start.host, device=tokens.device)
-        return Positions.onward(start.order, T)
+            where = Positions.from_mask(mask, start.order)
+        elif start.host is not None:
+            where = Positions.arange(B, T, start.host, device=tokens.device)
+        else:
+            where = Positions.onward(start.order, T)
+        return where if start.ahead is None else where.ahead(start.ahead)
 
     def _check_memory(self, memory: EncoderOutput | None, cache: ModelCache | None, rows: int) -> None:
         if self.encoder is None:

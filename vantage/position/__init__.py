@@ -10,6 +10,7 @@ from vantage.position.fire import Fire
 from vantage.position.forgetting import Forgetting
 from vantage.position.kerple import Kerple
 from vantage.position.learned import Learned
+from vantage.position.mrope import MultiAxisRope
 from vantage.position.none import NoPE
 from vantage.position.randomised import Randomised
 from vantage.position.relative_bank import RelativeBank
@@ -34,6 +35,7 @@ __all__ = [
     "Forgetting",
     "Kerple",
     "Learned",
+    "MultiAxisRope",
     "NoPE",
     "Randomised",
     "RelativeBank",
@@ -89,6 +91,7 @@ ENCODINGS: Registry[Encoding] = Registry(
         "learned",
         "shifted",
         "rope",
+        "mrope",
         "xpos",
         "alibi",
         "t5",

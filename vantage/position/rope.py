@@ -92,7 +92,10 @@ class Rotation(nn.Module):
         return self.turn(k_BGTd, pos)
 
     def turn(self, x_BHTd: Tensor, pos: Positions) -> Tensor:
-        cos, sin = self.tables(pos, x_BHTd.dtype)
+        return self.turn_by(x_BHTd, *self.tables(pos, x_BHTd.dtype))
+
+    def turn_by(self, x_BHTd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """What ``tables`` gave, applied to the share of a head that turns."""
         if self.turned == self.dim:
             return rotate(x_BHTd, cos, sin, self.config.pairing)
         turning, still = x_BHTd.split((self.turned, self.dim - self.turned), dim=-1)

@@ -82,6 +82,7 @@ class Positions:
     segment: Tensor | None = None
     known: Known = field(default_factory=Known)  # an object here would stop torch 2.11's compiler
     length: int | None = None  # the length declared for rules whose frequencies depend on it
+    axes: Tensor | None = None  # (A, B, T), where tokens stand on several axes; ``pos`` is the highest of them
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)  # results worked out once per forward pass
 
     # ---- making them
@@ -154,6 +155,18 @@ class Positions:
         return Positions(pos, order, segment, known)
 
     @staticmethod
+    def of_axes(axes: Tensor, *, starts: Tensor | None = None, segment: Tensor | None = None) -> Positions:
+        """Tokens that stand on several axes (A, B, T), as patches of an image do; -1 on all of them is an empty place.
+
+        Masks go by the rank in the row, from 0 or from ``starts`` (B,): ``cache.next_positions.order``.
+        """
+        if axes.dim() != 3:
+            raise BadInput(f"axes have shape {tuple(axes.shape)}: give (axes, batch, tokens)")
+        pos = axes.amax(0)
+        where = Positions.of(pos, order=Positions.from_mask(pos >= 0, starts).order, segment=segment)
+        return replace(where, axes=axes, known=replace(where.known, first=None, same_rows=False))
+
+    @staticmethod
     def from_mask(mask: Tensor, starts: Tensor | None = None) -> Positions:
         """From a padding mask (B, T), true or 1 where there is a token."""
         real = mask.bool()
@@ -211,7 +224,9 @@ class Positions:
         if device is None or torch.device(device) == self.device:
             return self
         segment = None if self.segment is None else self.segment.to(device)
-        return replace(self, pos=self.pos.to(device), order=self.order.to(device), segment=segment, memo={})
+        axes = None if self.axes is None else self.axes.to(device)
+        pos, order = self.pos.to(device), self.order.to(device)
+        return replace(self, pos=pos, order=order, segment=segment, axes=axes, memo={})
 
     def declare(self, length: int | None) -> Positions:
         """The same positions, in a context of a declared length."""
@@ -224,7 +239,12 @@ class Positions:
         known = replace(known, counts=counts, same_rows=self.segment is None)
         segment = None if self.segment is None else self.segment.expand(batch, -1)
         pos, order = self.pos.expand(batch, -1), self.order.expand(batch, -1)
-        return Positions(pos, order, segment, known, self.length)
+        axes = None if self.axes is None else self.axes.expand(-1, batch, -1)
+        return Positions(pos, order, segment, known, self.length, axes)
+
+    def ahead(self, by_B: Tensor) -> Positions:
+        """The same tokens, each row so much further on for encodings; masks see no difference."""
+        return Positions.of(torch.where(self.filled, self.pos + by_B[:, None], EMPTY), order=self.order)
 
     def narrow(self, start: int, width: int) -> Positions:
         """Columns start … start + width - 1."""
@@ -236,7 +256,8 @@ class Positions:
             known = Known.run(known.first + start, len(pos), width)
         else:
             known = replace(known, counts=Known.read(pos, order).counts)
-        return Positions(pos, order, segment, known, self.length)
+        axes = None if self.axes is None else self.axes[:, :, cut]
+        return Positions(pos, order, segment, known, self.length, axes)
 
 
 class Pair:
