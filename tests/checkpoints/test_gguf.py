@@ -21,6 +21,9 @@ def halves(kind: gguf.GGMLQuantizationType, blocks: int, rng: np.random.Generato
     """Random blocks of a quantised type whose scales are small, finite numbers."""
     _, width = gguf.GGML_QUANT_SIZES[kind]
     data = rng.integers(0, 256, (blocks, width), dtype=np.uint8)
+    if kind.name == "MXFP4":  # an exponent
+        data[:, 0] = rng.integers(100, 140, blocks)
+        return data
     scale_at = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
     for at in scale_at.get(kind.name, (0, 2) if kind.name.endswith("_1") else (0,)):
         data[:, at : at + 2] = rng.normal(size=(blocks, 1)).astype(np.float16).view(np.uint8)

@@ -9,39 +9,71 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from vantage.errors import BadInput
 from vantage.kernels.native import Format, Native, matrix, native
-from vantage.kernels.native.build import SOURCES, CannotBuild, compile_to, find_compiler
-from vantage.model.packed import Packed, PackedLinear, PackedTable, PackedWeight
+from vantage.kernels.native.build import CannotBuild, compile_to, find_compiler
+from vantage.model.packed import QUANTISED, Packed, PackedLinear, PackedTable, PackedWeight
 
 backend = native()
 needs_compiler = pytest.mark.skipif(backend is None, reason="no C++ compiler here")
 
 
-def blocks(kind: str, outputs: int, count: int, seed: int = 0) -> Tensor:
-    """Random GGUF blocks: any bytes for the numbers, finite scales."""
+HALVES = {  # where the half-precision numbers of a GGUF block stand: first byte, and how many
+    "Q8_0": (0, 1), "Q4_0": (0, 1), "Q4_1": (0, 2), "Q5_0": (0, 1), "Q5_1": (0, 2), "IQ4_NL": (0, 1), "IQ4_XS": (0, 1),
+    "Q2_K": (80, 2), "Q3_K": (108, 1), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208, 1),
+}  # fmt: skip
+KINDS = sorted(QUANTISED)
+
+
+def rows(kind: str, outputs: int, inputs: int, seed: int = 0) -> Tensor:
+    """Rows of random GGUF blocks: any bytes for the numbers, finite scales."""
+    size, width = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     draw = torch.Generator().manual_seed(seed)
-    scales = torch.randn((outputs, count, 2 if kind == "Q4_1" else 1), generator=draw).half() * 0.01
-    size = 32 if kind == "Q8_0" else 16
-    numbers = torch.randint(0, 256, (outputs, count, size), generator=draw, dtype=torch.uint8)
-    return torch.cat((scales.view(torch.uint8), numbers), 2)
+    shape = (outputs, inputs // size)
+    raw = torch.randint(0, 256, (*shape, width), generator=draw, dtype=torch.uint8)
+    if kind == "MXFP4":
+        raw[..., 0] = torch.randint(115, 130, shape, generator=draw, dtype=torch.uint8)
+    else:
+        first, count = HALVES[kind]
+        scales = torch.randn((*shape, count), generator=draw).half() * 0.01
+        raw[..., first : first + 2 * count] = scales.view(torch.uint8)
+    return raw.flatten(1)
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
+def packed(kind: str, outputs: int, inputs: int) -> Packed:
+    result = Packed.of_blocks(rows(kind, outputs, inputs), kind)
+    assert result is not None
+    return result
+
+
+def inputs_of(kind: str, blocks: int) -> int:
+    return blocks * GGML_QUANT_SIZES[GGMLQuantizationType[kind]][0]
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("outputs", [1, 16, 40, 64, 100])
 def test_packed_blocks_are_what_gguf_says(kind: str, outputs: int):
-    from gguf.constants import GGMLQuantizationType
-    from gguf.quants import dequantize
+    inputs = inputs_of(kind, 3)
+    want = torch.from_numpy(dequantize(rows(kind, outputs, inputs).numpy(), GGMLQuantizationType[kind]))
+    got = packed(kind, outputs, inputs)
+    torch.testing.assert_close(got.unpack(), want, rtol=0, atol=0)
+    assert backend is not None
+    torch.testing.assert_close(backend.rows(got.matrix(), torch.arange(outputs)), want, rtol=0, atol=0)
 
-    raw = blocks(kind, outputs, 3)
-    want = dequantize(raw.flatten(1).numpy(), GGMLQuantizationType[kind])
-    got = Packed.of_blocks(raw, kind).unpack()
-    # Q4_0 subtracts 8 before it is scaled, and we subtract 8 scales: the same but for the last bit
-    torch.testing.assert_close(got, torch.from_numpy(want), rtol=0, atol=0 if kind != "Q4_0" else 1e-8)
+
+@needs_compiler
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"MXFP4"}))
+def test_a_scale_that_is_no_number_is_noticed(kind: str):
+    raw, (first, _) = rows(kind, 20, inputs_of(kind, 2)), HALVES[kind]
+    raw[19, first : first + 2] = torch.tensor([0, 0x7C], dtype=torch.uint8)  # infinity
+    assert Packed.of_blocks(raw, kind) is None
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -66,11 +98,18 @@ def test_what_cannot_be_quantised_is_refused(bits: int, inputs: int):
         Packed.quantise(torch.zeros(4, inputs), bits)
 
 
+PLAIN = {
+    "dense": (Format.DENSE, torch.float32),
+    "half": (Format.HALF, torch.float16),
+    "bfloat": (Format.BFLOAT, torch.bfloat16),
+}
+
+
 @needs_compiler
 @given(
-    st.sampled_from(["Q8_0", "Q4_0", "Q4_1", "dense"]),
+    st.sampled_from([*KINDS, "dense", "half", "bfloat"]),
     st.integers(1, 150),
-    st.integers(1, 5),
+    st.integers(1, 3),
     st.integers(1, 40),
     st.booleans(),
     st.integers(1, 3),
@@ -78,12 +117,13 @@ def test_what_cannot_be_quantised_is_refused(bits: int, inputs: int):
 def test_products_equal_the_unpacked_weights(kind: str, outputs: int, count: int, m: int, biased: bool, threads: int):
     assert backend is not None
     bias = torch.randn(outputs) if biased else None
-    if kind == "dense":
-        data = weight = torch.randn(outputs, count * 32 - 7)  # any number of inputs
-        format = Format.DENSE
+    if kind in PLAIN:
+        format, dtype = PLAIN[kind]
+        data = torch.randn(outputs, count * 32 - 7).to(dtype)  # any number of inputs
+        weight = data.float()
     else:
-        packed = Packed.of_blocks(blocks(kind, outputs, count), kind)
-        weight, data, format = packed.unpack(), packed.data, packed.format
+        quantised = packed(kind, outputs, inputs_of(kind, count))
+        weight, data, format = quantised.unpack(), quantised.data, quantised.format
     x = torch.randn(m, weight.shape[1])
     what, before = matrix(data, bias, format, weight.shape), torch.get_num_threads()
     try:
@@ -92,7 +132,7 @@ def test_products_equal_the_unpacked_weights(kind: str, outputs: int, count: int
     finally:
         torch.set_num_threads(before)
     want = x.double() @ weight.double().T + (0 if bias is None else bias.double())
-    allowed = 1e-5 * (1 + want.abs()) + (0 if kind == "dense" else rounding(x, weight))
+    allowed = 1e-5 * (1 + want.abs()) + (0 if kind in PLAIN else rounding(x, weight))
     assert ((got - want).abs() <= allowed).all()
 
 
@@ -103,28 +143,39 @@ def rounding(x: Tensor, weight: Tensor) -> Tensor:
 
 
 @needs_compiler
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_row_does_not_depend_on_its_batch(kind: str):
     assert backend is not None
-    packed = Packed.of_blocks(blocks(kind, 200, 5), kind)
-    what, x = matrix(packed.data, None, packed.format, (200, 160)), torch.randn(50, 160)
+    inputs = inputs_of(kind, 3)
+    weight, x = packed(kind, 200, inputs), torch.randn(150, inputs)
+    what = weight.matrix()
     alone = torch.cat([backend.linear(what, row[None]) for row in x])
-    for m in (2, 3, 5, 8, 9, 20, 50):
+    for m in (2, 3, 5, 8, 12, 13, 20, 50, 150):
         assert torch.equal(backend.linear(what, x[:m].contiguous()), alone[:m])
 
 
 @needs_compiler
 def test_an_embedding_is_the_rows():
-    packed = Packed.of_blocks(blocks("Q8_0", 70, 2), "Q8_0")
+    table = packed("Q8_0", 70, 64)
     ids = torch.tensor([[0, 69], [16, 33]])
-    torch.testing.assert_close(PackedTable(PackedWeight(packed))(ids), packed.unpack()[ids], rtol=0, atol=0)
+    torch.testing.assert_close(PackedTable(PackedWeight(table))(ids), table.unpack()[ids], rtol=0, atol=0)
+
+
+@needs_compiler
+def test_a_weight_of_several_kinds_is_one_map():
+    parts = [packed("Q4_K", 40, 512), packed("Q6_K", 24, 512)]
+    both, x, bias = PackedWeight(*parts), torch.randn(5, 512), torch.randn(64)
+    got = PackedLinear(both, bias)(x)
+    each = [PackedLinear(PackedWeight(part), some)(x) for part, some in zip(parts, bias.split((40, 24)), strict=True)]
+    assert torch.equal(got, torch.cat(each, -1))
+    assert torch.equal(both.unpack(torch.float32), torch.cat([part.unpack() for part in parts]))
 
 
 def test_gradients_pass_through_packed_weights():
-    packed = Packed.of_blocks(blocks("Q4_1", 24, 2), "Q4_1")
+    weight = Packed.quantise(torch.randn(24, 64), 4)
     x = torch.randn(3, 64, requires_grad=True)
-    PackedLinear(PackedWeight(packed), torch.zeros(24))(x).sum().backward()
-    torch.testing.assert_close(x.grad, packed.unpack().sum(0).expand(3, 64))
+    PackedLinear(PackedWeight(weight), torch.zeros(24))(x).sum().backward()
+    torch.testing.assert_close(x.grad, weight.unpack().sum(0).expand(3, 64))
 
 
 PROGRAM = """
@@ -226,28 +277,25 @@ def test_older_processors_get_the_same(machine: str, tmp_path: Path):
         pytest.skip("these are x86 processors")
     import ctypes
 
-    source = Path(str(sys.modules["vantage.kernels.native"].__file__)).parent / SOURCES[0]
     out = tmp_path / "old.so"
-    flags = [
-        "-O2",
-        f"-march={machine}",
-        "-std=c++17",
-        "-ffp-contract=off",
-        "-shared",
-        "-fPIC",
-        "-pthread",
-        "-w",
-        "-Wno-psabi",
-    ]
-    subprocess.run([*find_compiler(), *flags, "-o", str(out), str(source)], check=True, timeout=300)
+    compile_to(out, find_compiler(), (f"-march={machine}", "-O1", "-Wno-psabi"))
     old = Native(ctypes.CDLL(str(out)))
-    for kind in ("Q8_0", "Q4_1"):
-        raw = blocks(kind, 40, 3)
-        raw[0, 0, :2] = torch.tensor([3, 0])  # a subnormal scale
-        packed = Packed.of_blocks(raw, kind)
-        x = torch.randn(11, 96)
-        what = matrix(packed.data, None, packed.format, (40, 96))
-        want = x.double() @ packed.unpack().double().T
-        assert ((old.linear(what, x) - want).abs() <= 1e-5 * (1 + want.abs()) + rounding(x, packed.unpack())).all()
+    for kind in KINDS:
+        inputs = inputs_of(kind, 2)
+        raw = rows(kind, 40, inputs)
+        if kind != "MXFP4":
+            at = HALVES[kind][0]
+            raw[0, at : at + 2] = torch.tensor([3, 0])  # a subnormal scale
+        weight = Packed.of_blocks(raw, kind)
+        assert weight is not None
+        again = Packed(torch.empty_like(weight.data), weight.format, 40, inputs)
+        assert old.repack(again.matrix(), raw)
+        assert torch.equal(again.data, weight.data)
+        x, dense = torch.randn(33, inputs), weight.unpack()
+        want = x.double() @ dense.double().T
+        assert torch.equal(old.rows(weight.matrix(), torch.arange(40)), dense)
+        for m in (1, 3, 33):
+            off = (old.linear(weight.matrix(), x[:m].contiguous()) - want[:m]).abs()
+            assert (off <= 1e-5 * (1 + want[:m].abs()) + rounding(x[:m], dense)).all()
     for kind in KINDS_OF_ROWS:
         ranks_as_torch(old, rows_of(kind, 333, 0), 32, 0.5)

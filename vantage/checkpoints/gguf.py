@@ -21,6 +21,7 @@ from gguf.quants import dequantize
 from torch import Tensor
 
 from vantage.errors import BadInput, CheckpointError
+from vantage.model.packed import QUANTISED
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 # What the format allows, and more than any real file has: a header is refused before it is followed further.
@@ -34,10 +35,7 @@ READ = {kind: struct.Struct("<" + code) for kind, code in CODES.items()}
 NUMBERS = {kind: np.dtype("<" + code) for kind, code in CODES.items()}
 WIDTHS = {kind: reader.size for kind, reader in READ.items()} | {BOOL: 1}
 
-KINDS = {
-    GGMLQuantizationType[name]
-    for name in ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
-}
+KINDS = {GGMLQuantizationType[name] for name in ("F32", "F16", "BF16", *sorted(QUANTISED))}
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable
+from itertools import accumulate, groupby, pairwise
 from math import isfinite
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -12,11 +15,11 @@ from vantage.checkpoints.gguf_names import GGUFTensors
 from vantage.checkpoints.links import Link
 from vantage.checkpoints.tensor_names import Tensors
 from vantage.errors import BadInput, CheckpointError
-from vantage.kernels.native import native
+from vantage.kernels.native import WeightMemory, native
 from vantage.model import Model
-from vantage.model.packed import BLOCK, Packed, fits, least_bits
+from vantage.model.packed import Packed, fits, least_bits
 
-Packing = Callable[[Link], Packed | None]  # None: this link's parameters stay plain
+Packing = Callable[[Link], list[Packed] | None]  # None: this link's parameters stay plain
 BITS = {"int8": 8, "int4": 4}
 NAMES = ("auto", *BITS)
 
@@ -35,37 +38,54 @@ def packer(name: str, model: Model, checkpoint: object, tensors: Tensors, prefix
         return dense
     bits = BITS[name]
 
-    def pack(link: Link) -> Packed | None:
+    def pack(link: Link) -> list[Packed] | None:
         if not _one(model, link):
             return None
         (weight,) = link.to_ours([sound(tensors.get(their), their) for their in link.their_names])
-        return Packed.quantise(weight, max(bits, least_bits(link.our_names[0])))
+        return [Packed.quantise(weight, max(bits, least_bits(link.our_names[0])))]
 
     return pack
 
 
 def _as_stored(model: Model, checkpoint: GGUFTensors, prefix: str) -> Packing:
     """The links move whole rows, so they move rows of quantised blocks as well."""
-    stored = set(checkpoint.names())
+    stored, memory = set(checkpoint.names()), WeightMemory()
 
-    def pack(link: Link) -> Packed | None:
+    def pack(link: Link) -> list[Packed] | None:
         names = [name if name in stored else name.removeprefix(prefix) for name in link.their_names]
         if not _one(model, link) or not stored.issuperset(names):
             return None
         blocks = [checkpoint.blocks(name) for name in names]
-        kinds = {kind for kind, _ in blocks}
-        if len(kinds) != 1 or None in kinds:
+        known = [(kind, raw) for kind, raw in blocks if kind is not None]
+        if len(known) < len(blocks):
             return None
-        (rows,) = link.to_ours([raw for _, raw in blocks])
-        outputs, inputs = model.get_parameter(link.our_names[0]).shape
-        kind = kinds.pop()
-        assert kind is not None
-        packed = Packed.of_blocks(rows.reshape(outputs, inputs // BLOCK, -1), kind)
-        if not packed.sound():
-            raise CheckpointError(f"{link.their_names[0]!r} holds NaN or infinity: the file is damaged")
-        return packed
+        return [_packed(raw, kind, link.their_names[0], memory) for kind, raw in _in_our_order(link, known)]
 
     return pack
+
+
+def _in_our_order(link: Link, blocks: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    """The rows of several tensors as the link orders them; those of one kind in a run stay together."""
+    kinds = {kind for kind, _ in blocks}
+    if len(kinds) == 1:
+        (rows,) = link.to_ours([raw for _, raw in blocks])
+        return [(kinds.pop(), rows)]
+    # rows of two kinds are of two lengths: the link is asked where each row goes, by its number
+    starts = [0, *accumulate(len(raw) for _, raw in blocks)]
+    (order,) = link.to_ours([torch.arange(a, b)[:, None] for a, b in pairwise(starts)])
+    pieces: list[tuple[str, Tensor]] = []
+    for number in order[:, 0].tolist():
+        at = bisect(starts, number) - 1
+        kind, raw = blocks[at]
+        pieces.append((kind, raw[number - starts[at]]))
+    return [(kind, torch.stack([row for _, row in run])) for kind, run in groupby(pieces, key=itemgetter(0))]
+
+
+def _packed(rows: Tensor, kind: str, name: str, memory: WeightMemory) -> Packed:
+    packed = Packed.of_blocks(rows, kind, memory)
+    if packed is None:
+        raise CheckpointError(f"{name!r} holds NaN or infinity: the file is damaged")
+    return packed
 
 
 def _one(model: Model, link: Link) -> bool:

@@ -22,7 +22,12 @@ struct RowLocation {  // where a row's tokens stand
     const int32_t* blocks;  // null: one after another
     int32_t block, gone;    // tokens in a block; blocks at the front that were given back
     int64_t held;           // tokens before this call
-    inline int64_t at(int64_t i) const { return blocks ? (int64_t)blocks[i / block - gone] * block + i % block : i; }
+    inline int64_t at(int64_t i) const {
+        if (!blocks) return i;
+        if (block & (block - 1)) return (int64_t)blocks[i / block - gone] * block + i % block;
+        const int shift = __builtin_ctz((unsigned)block);  // a division takes longer than all the rest
+        return ((int64_t)blocks[(i >> shift) - gone] << shift) + (i & (block - 1));
+    }
 };
 
 struct Attention {
@@ -32,6 +37,7 @@ struct Attention {
 };
 
 constexpr int KEYS = 64, PIECE = 128;
+constexpr int STEP = 16;  // heads are a multiple of this
 
 struct Query {  // one query head of one token
     const float* q;
@@ -44,24 +50,98 @@ struct Partial {
     float *top, *total, *out;  // (n), (n), (n, value_dim)
 };
 
+// Scores of a query with WIDTH keys at a time.
+inline void score(const float* q, const float* const* k, int keys, int dim, float* scores) {
+    for (int j = 0; j < keys; j += WIDTH) {
+        floats acc[WIDTH];
+        const floats first = load(q);
+        for (int i = 0; i < WIDTH; i++) acc[i] = first * load(k[j + i]);
+        for (int d = WIDTH; d < dim; d += WIDTH) {
+            const floats x = load(q + d);
+            for (int i = 0; i < WIDTH; i++) acc[i] = fused(x, load(k[j + i] + d), acc[i]);
+        }
+        store(scores + j, sums(acc));
+    }
+}
+
 template <int N>
 void add_values(const float* const* v, int keys, const float* p, float* out, int dim) {  // p: (N, KEYS)
-    for (int d = 0; d < dim; d += 16) {
-        v16 acc[N];
-        for (int n = 0; n < N; n++) acc[n] = load(out + n * dim + d);
+    constexpr int D = STEP / WIDTH;
+    for (int d = 0; d < dim; d += STEP) {
+        floats acc[N][D];
+        for (int n = 0; n < N; n++)
+            for (int i = 0; i < D; i++) acc[n][i] = load(out + n * dim + d + i * WIDTH);
         for (int j = 0; j < keys; j++) {
-            const v16 x = load(v[j] + d);
-            for (int n = 0; n < N; n++) acc[n] = fused(x, all(p[n * KEYS + j]), acc[n]);
+            floats x[D];
+            for (int i = 0; i < D; i++) x[i] = load(v[j] + d + i * WIDTH);
+            for (int n = 0; n < N; n++) {
+                const floats weight = all(p[n * KEYS + j]);
+                for (int i = 0; i < D; i++) acc[n][i] = fused(x[i], weight, acc[n][i]);
+            }
         }
-        for (int n = 0; n < N; n++) store(out + n * dim + d, acc[n]);
+        for (int n = 0; n < N; n++)
+            for (int i = 0; i < D; i++) store(out + n * dim + d + i * WIDTH, acc[n][i]);
     }
+}
+
+inline void add_all_values(const float* const* v, int keys, const float* p, float* out, int dim, int n) {
+    int i = 0;
+    for (; i + 6 <= n; i += 6) add_values<6>(v, keys, p + i * KEYS, out + i * dim, dim);
+    for (; i + 3 <= n; i += 3) add_values<3>(v, keys, p + i * KEYS, out + i * dim, dim);
+    if (n - i == 2) add_values<2>(v, keys, p + i * KEYS, out + i * dim, dim);
+    if (n - i == 1) add_values<1>(v, keys, p + i * KEYS, out + i * dim, dim);
+}
+
+inline floats lanes() {
+    floats v{};
+    for (int i = 0; i < WIDTH; i++) v[i] = (float)i;
+    return v;
+}
+
+// From scores to weights, less than the running maximum; what came before is made smaller where the maximum rises.
+inline void weigh(const Attention& a, const Query& q, int64_t from, int round, float* scores, float* top, float* total,
+                  float* out, int width) {
+    const floats steps = lanes();
+    const float last = (float)(q.index + 1 - from);  // keys from here on are not seen
+    const float first = a.window ? (float)(q.index - a.window + 1 - from) : -1.0f;
+    const bool all_seen = last >= (float)round && first <= 0;
+    floats best = all(-INFINITY);
+    for (int j = 0; j < round; j += WIDTH) {
+        floats x = load(scores + j) * a.scale;
+        if (a.softcap != 0) x = tanh(x / a.softcap) * a.softcap;
+        const floats at = steps + (float)j;
+        if (q.slope != 0) x -= q.slope * ((float)(q.index - from) - at);
+        if (!all_seen) {
+            x = at < last ? x : all(-INFINITY);
+            x = at >= first ? x : all(-INFINITY);
+        }
+        store(scores + j, x);
+        best = max(x, best);
+    }
+    const float highest = greatest(best), high = std::max(*top, highest);
+    if (highest == -INFINITY) {  // nothing of these is seen
+        std::memset(scores, 0, sizeof(float) * round);
+        return;
+    }
+    floats sum_of = all(0);
+    for (int j = 0; j < round; j += WIDTH) {
+        const floats x = load(scores + j);
+        floats e = exp(x - high);
+        if (!all_seen) e = x == -INFINITY ? all(0) : e;
+        store(scores + j, e);
+        sum_of += e;
+    }
+    const float shrink = *top == -INFINITY ? 0.0f : std::exp(*top - high);
+    if (shrink != 1.0f)
+        for (int d = 0; d < width; d += WIDTH) store(out + d, load(out + d) * shrink);
+    *total = *total * shrink + sum(sum_of);
+    *top = high;
 }
 
 // A piece of one key/value head, for n queries that share it: keys [begin, end) are there, and nobody sees others.
 // scratch: n * KEYS floats.
 inline void attend(const Attention& a, const LayerStore& s, const RowLocation& location, int row, int head,
                    const Query* q, int n, int64_t piece, int64_t begin, int64_t end, Partial to, float* scores) {
-    static const v16 steps = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const int dim = s.key_dim, width = s.value_dim;
     const float* keys = s.k + row * s.k_row + head * s.k_head;
     const float* values = s.v + row * s.v_row + head * s.v_head;
@@ -69,65 +149,22 @@ inline void attend(const Attention& a, const LayerStore& s, const RowLocation& l
     std::memset(to.out, 0, sizeof(float) * n * width);
     for (int64_t from = piece * PIECE; from < std::min(end, (piece + 1) * PIECE); from += KEYS) {
         if (from + KEYS <= begin) continue;
-        const int count = (int)std::min<int64_t>(KEYS, end - from), round = (count + 15) / 16 * 16;
+        const int count = (int)std::min<int64_t>(KEYS, end - from), round = (count + STEP - 1) / STEP * STEP;
         const float *k[KEYS], *v[KEYS];
         for (int j = 0; j < round; j++) {
             // places that nobody sees are read all the same, so they are those of a key that is there
             const int64_t at = location.at(std::max(begin, std::min(from + j, end - 1)));
             k[j] = keys + at * dim;
             v[j] = values + at * width;
-            // keys and values come from memory, in pieces of a page or less, too short for the processor to foresee
-            const int64_t ahead = location.at(std::max(begin, std::min(from + KEYS + j, end - 1)));
-            for (int d = 0; d < dim; d += 16) __builtin_prefetch(keys + ahead * dim + d, 0, 2);
-            for (int d = 0; d < width; d += 16) __builtin_prefetch(values + ahead * width + d, 0, 2);
         }
-        for (int j = 0; j < round; j++)
-            for (int i = 0; i < n; i++) {
-                v16 r = all(0);
-                for (int d = 0; d < dim; d += 16) r = fused(load(k[j] + d), load(q[i].q + d), r);
-                scores[i * KEYS + j] = sum(r);
-            }
-        for (int i = 0; i < n; i++) {
-            float* row_scores = scores + i * KEYS;
-            const float last = (float)(q[i].index + 1 - from);  // keys from here on are not seen
-            const float first = a.window ? (float)(q[i].index - a.window + 1 - from) : -1.0f;
-            v16 top = all(-INFINITY);
-            for (int j = 0; j < round; j += 16) {
-                v16 x = load(row_scores + j) * a.scale;
-                if (a.softcap != 0) x = tanh(x / a.softcap) * a.softcap;
-                const v16 at = steps + (float)j;
-                if (q[i].slope != 0) x -= q[i].slope * ((float)(q[i].index - from) - at);
-                x = at < last ? x : all(-INFINITY);
-                x = at >= first ? x : all(-INFINITY);
-                store(row_scores + j, x);
-                top = max(top, x);
-            }
-            const float high = std::max(to.top[i], greatest(top));
-            if (greatest(top) == -INFINITY) {  // nothing of these is seen
-                std::memset(row_scores, 0, sizeof(float) * round);
-                continue;
-            }
-            v16 total = all(0);
-            for (int j = 0; j < round; j += 16) {
-                const v16 x = load(row_scores + j);
-                const v16 e = x == -INFINITY ? all(0) : exp(x - high);
-                store(row_scores + j, e);
-                total += e;
-            }
-            const float shrink = to.top[i] == -INFINITY ? 0.0f : std::exp(to.top[i] - high);
-            if (shrink != 1.0f)
-                for (int d = 0; d < width; d += 16) store(to.out + i * width + d, load(to.out + i * width + d) * shrink);
-            to.total[i] = to.total[i] * shrink + sum(total);
-            to.top[i] = high;
-        }
-        int i = 0;
-        for (; i + 4 <= n; i += 4) add_values<4>(v, count, scores + i * KEYS, to.out + i * width, width);
-        if (n - i == 3) add_values<3>(v, count, scores + i * KEYS, to.out + i * width, width), i = n;
-        for (; i < n; i++) add_values<1>(v, count, scores + i * KEYS, to.out + i * width, width);
+        for (int i = 0; i < n; i++) score(q[i].q, k, round, dim, scores + i * KEYS);
+        for (int i = 0; i < n; i++)
+            weigh(a, q[i], from, round, scores + i * KEYS, to.top + i, to.total + i, to.out + i * width, width);
+        add_all_values(v, count, scores, to.out, width, n);
     }
 }
 
-// The first key a query may see, and one past the last.
+// The first key a query may see.
 inline int64_t first_seen(const Attention& a, int64_t index) {
     return a.window ? std::max<int64_t>(0, index - a.window + 1) : 0;
 }
@@ -137,16 +174,16 @@ inline void join(const Partial* pieces, int count, int i, int width, const float
     float top = sink ? *sink : -INFINITY;
     for (int c = 0; c < count; c++) top = std::max(top, pieces[c].top[i]);
     float total = sink ? std::exp(*sink - top) : 0.0f;
-    for (int d = 0; d < width; d += 16) store(out + d, all(0));
+    for (int d = 0; d < width; d += WIDTH) store(out + d, all(0));
     for (int c = 0; c < count; c++) {
         if (pieces[c].top[i] == -INFINITY) continue;
         const float share = std::exp(pieces[c].top[i] - top);
         total += pieces[c].total[i] * share;
-        for (int d = 0; d < width; d += 16)
+        for (int d = 0; d < width; d += WIDTH)
             store(out + d, load(out + d) + load(pieces[c].out + i * width + d) * share);
     }
     if (total > 0)
-        for (int d = 0; d < width; d += 16) store(out + d, load(out + d) / total);
+        for (int d = 0; d < width; d += WIDTH) store(out + d, load(out + d) / total);
 }
 
 }  // namespace vantage

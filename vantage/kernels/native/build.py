@@ -14,15 +14,20 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from vantage.files import replacing
 
 HERE = Path(__file__).parent
-SOURCES = ("native.cpp", "attend.h", "linear.h", "threads.h", "top.h", "vectors.h")
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=off", "-shared", "-fPIC", "-pthread")
-VERSION = 1  # what vantage_version() answers
+HEADERS = ("attend.h", "formats.h", "linear.h", "repack.h", "threads.h", "top.h", "vectors.h")
+# What is compiled apart, at the same time: a file, and what tells its parts apart.
+UNITS = (("native.cpp", ()), *(("format.cpp", (f"-DVANTAGE_PART={i}",)) for i in (1, 2, 3, 4)))
+FLAGS = ("-O3", "-std=c++17", "-ffp-contract=off", "-fPIC", "-pthread", "-fno-semantic-interposition")
+HERE_AND_NOW = ("-march=native",)  # for the processor that compiles
+VERSION = 2  # what vantage_version() answers
 
 
 class CannotBuild(Exception):
@@ -56,18 +61,29 @@ def find_compiler() -> tuple[str, ...]:
     raise CannotBuild("no C++ compiler was found (install g++ or clang++, or say CXX=)")
 
 
-def compile_to(path: Path, compiler: tuple[str, ...]) -> None:
+def compile_to(path: Path, compiler: tuple[str, ...], machine: tuple[str, ...] = HERE_AND_NOW) -> None:
     """Whoever looks finds a whole library or none."""
     sys.stderr.write("vantage: compiling the native CPU kernels, once for this machine ...\n")
-    with replacing(path) as part:
-        command = [*compiler, *FLAGS, "-o", str(part), str(HERE / SOURCES[0])]
-        try:
-            result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        except subprocess.TimeoutExpired as error:
-            raise CannotBuild(f"{compiler[-1]} took over {error.timeout:.0f} s for the native kernels") from error
-        if result.returncode:
-            last = (result.stderr.strip() or "no message").splitlines()[-1]
-            raise CannotBuild(f"{compiler[-1]} could not compile the native kernels ({last})")
+    with tempfile.TemporaryDirectory() as folder, replacing(path) as part:
+        objects = [Path(folder) / f"{i}.o" for i in range(len(UNITS))]
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            waiting = [
+                pool.submit(_call, [*compiler, *FLAGS, *machine, *flags, "-c", "-o", str(out), str(HERE / source)])
+                for (source, flags), out in zip(UNITS, objects, strict=True)
+            ]
+            for one in waiting:
+                one.result()
+        _call([*compiler, *machine, "-shared", "-pthread", "-o", str(part), *map(str, objects)])
+
+
+def _call(command: list[str]) -> None:
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise CannotBuild(f"{command[0]} took over {error.timeout:.0f} s for the native kernels") from error
+    if result.returncode:
+        last = (result.stderr.strip() or "no message").splitlines()[-1]
+        raise CannotBuild(f"{command[0]} could not compile the native kernels ({last})")
 
 
 def _open(path: Path) -> ctypes.CDLL:
@@ -79,8 +95,8 @@ def _open(path: Path) -> ctypes.CDLL:
 
 def _name(compiler: tuple[str, ...]) -> str:
     """A hash of all that decides what comes out."""
-    digest = hashlib.sha256(" ".join((*compiler, *FLAGS, platform.machine(), _processor())).encode())
-    for source in SOURCES:
+    digest = hashlib.sha256(" ".join((*compiler, *FLAGS, *HERE_AND_NOW, platform.machine(), _processor())).encode())
+    for source in ("native.cpp", "format.cpp", *HEADERS):
         digest.update((HERE / source).read_bytes())
     return f"native-{digest.hexdigest()[:20]}"
 

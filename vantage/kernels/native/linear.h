@@ -1,59 +1,19 @@
-// y = W x (+ y): weights of 4 bits, 8 bits or 32.
+// y = W x (+ y): weights in GGUF's blocks (formats.h), or 16 or 32 bits.
 //
-// Packed weights (PACK4, PACK8) stand in groups of 16 outputs, a vector's width, and blocks of 32 inputs:
-//   per block: 16 half-precision scales, PACK4 then 16 minima; then words of 32 bits, one for each output, that
-//   hold the whole numbers of inputs j and j + 16 in their lower and upper half: PACK4 of four j, PACK8 of two.
-//   w = scale * n (+ minimum). SUPER groups lie side by side block by block, so that a product reads its
-//   weights as one stream.
-// They meet activations of 16 bits with a scale for every block of 32: an error of 1/65,534 of the block's largest,
-// where 8 bits, as others have it, would make 1/254. Sums within a block are whole numbers and exact; blocks are
-// added in order. So an output never depends on the number of rows, threads or neighbours: a row's result is
-// that of the row alone.
+// Quantised weights meet activations of 16 bits with a scale for every block of 32: an error of 1/65,534 of the
+// block's largest, where 8 bits, as others have it, would make 1/254. Sums under one scale are whole numbers and
+// exact; scaled, they are added in the order of the inputs. So an output never depends on the number of rows, threads
+// or neighbours: a row's result is that of the row alone.
 #pragma once
-#include <algorithm>
-#include "vectors.h"
+#include "formats.h"
 
 namespace vantage {
 
-enum Format : int32_t { DENSE = 0, PACK8 = 1, PACK4 = 2 };
-constexpr int AHEAD = 8192;  // bytes
-constexpr int LANES = 16, BLOCK = 32, SUPER = 4;
-
-struct Matrix {
-    const void* data;
-    const float* bias;  // or null
-    int32_t format, outputs, inputs, unused;
-};
-
-#if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int TILE = 12;  // rows of x that one pass over a panel serves
-#else
-constexpr int TILE = 4;
-#endif
-
-struct Eight {
-    static constexpr int BYTES = 2 * LANES + LANES * BLOCK, PAIRS = 2;
-    static constexpr bool MINIMUM = false;
-    static inline const uint8_t* numbers(const uint8_t* block) { return block + 2 * LANES; }
-    static inline i16x pair(i16x words, int t) {  // inputs j and j + 16 of every output, 16 bits each
-        const i32x halves = (i32x)words;
-        return (i16x)(t ? halves >> 8 : (halves << 8) >> 8);
-    }
-};
-
-struct Four {
-    static constexpr int BYTES = 4 * LANES + LANES * BLOCK / 2, PAIRS = 4;
-    static constexpr bool MINIMUM = true;
-    static inline const uint8_t* numbers(const uint8_t* block) { return block + 4 * LANES; }
-    static inline i16x pair(i16x words, int t) { return (words >> 4 * t) & 0x000f000f; }
-};
-
-template <class F>
-inline i16x words(const uint8_t* block, int i) {
-    i16x v;
-    std::memcpy(&v, F::numbers(block) + 64 * i, 64);
-    return v;
-}
+constexpr int AHEAD = 4096;                   // bytes, of weights that will be wanted
+constexpr int PANEL = 2;                      // vectors of outputs that many rows meet at a time
+constexpr int PANEL_INPUTS = 512;             // of a panel: with a tile of rows it fits the first cache
+constexpr int TILE = WIDTH == 8 ? 6 : 12;     // rows that meet a panel at a time: two sums for each in registers
+constexpr int FEW = 12;                       // rows for which weights are unpacked in registers, four at a time
 
 struct Rows {  // the activations of one call
     const float* x;
@@ -64,240 +24,333 @@ struct Rows {  // the activations of one call
     bool add;
 };
 
-struct Rounded {  // the same in 16 bits: for every row and block 16 pairs (j, j + 16), a scale and a sum
-    int32_t* pairs;  // (m, inputs / 2)
-    float* scales;   // (m, inputs / 32)
-    float* sums;     // (m, inputs / 32)
+struct RoundedBlock {  // 32 activations
+    int16_t x[BLOCK];
+    float scale;
+    float sum, sums[2];           // of x times scale: all, and each half
+    int32_t total, totals[2], unused;  // the same in whole numbers
+    inline ints pair(int p) const {
+        int32_t word;
+        std::memcpy(&word, x + 2 * p, 4);
+        return all_ints(word);
+    }
 };
 
-inline void round_row(const float* x, int inputs, const Rounded& to, int row) {
-    const int blocks = inputs / BLOCK;
-    for (int b = 0; b < blocks; b++) {
-        const v16 low = load(x + b * BLOCK), high = load(x + b * BLOCK + LANES);
-        const v16 top = max(max(low, -low), max(high, -high));
+inline void round_row(const float* x, int inputs, RoundedBlock* to) {
+    for (int b = 0; b < inputs / BLOCK; b++, x += BLOCK, to++) {
+        floats top = all(0);
+        for (int i = 0; i < BLOCK; i += WIDTH) top = max(top, max(load(x + i), -load(x + i)));
         const float most = greatest(top), inverse = most > 0 ? 32767.0f / most : 0.0f;
-        // adding and subtracting 3 * 2^22 rounds to the nearest whole number
-        const i16x u = __builtin_convertvector((low * inverse + 12582912.0f) - 12582912.0f, i16x);
-        const i16x v = __builtin_convertvector((high * inverse + 12582912.0f) - 12582912.0f, i16x);
-        const i16x both = (u & 0xffff) | (v << 16);
-        std::memcpy(to.pairs + ((int64_t)row * blocks + b) * LANES, &both, 64);
-        to.scales[(int64_t)row * blocks + b] = most / 32767.0f;
-        to.sums[(int64_t)row * blocks + b] = sum(low + high);
+        ints halves[2] = {};
+        for (int i = 0; i < BLOCK; i += WIDTH) {
+            // adding and subtracting 3 * 2^22 rounds to the nearest whole number
+            const ints n = __builtin_convertvector((load(x + i) * inverse + 12582912.0f) - 12582912.0f, ints);
+            const half_shorts narrow = __builtin_convertvector(n, half_shorts);
+            std::memcpy(to->x + i, &narrow, sizeof narrow);
+            halves[i / (BLOCK / 2)] += n;
+        }
+        to->scale = most / 32767.0f;
+        for (int h = 0; h < 2; h++) {
+            int32_t total = 0;
+            for (int i = 0; i < WIDTH; i++) total += halves[h][i];
+            to->totals[h] = total, to->sums[h] = to->scale * (float)total;
+        }
+        to->total = to->totals[0] + to->totals[1], to->sum = to->scale * (float)to->total;
     }
 }
 
-inline void finish(const Rows& r, int row, int out, int count, v16 acc, const float* bias) {
+inline void finish(const Rows& r, int row, int out, int count, floats acc, const float* bias) {
     float* y = r.y + row * r.ldy + out;
-    if (count == LANES) {
+    if (count >= WIDTH) {
         if (bias) acc += load(bias + out);
         store(y, r.add ? load(y) + acc : acc);
         return;
     }
-    float a[LANES];
-    store(a, acc);
-    for (int i = 0; i < count; i++) y[i] = (r.add ? y[i] : 0.0f) + (bias ? a[i] + bias[out + i] : a[i]);
+    for (int i = 0; i < count; i++) y[i] = (r.add ? y[i] : 0.0f) + (bias ? acc[i] + bias[out + i] : acc[i]);
 }
 
-// What a block adds to an output: its whole number times both scales, and the minimum times the inputs' sum.
-template <class F>
-inline v16 scaled(v16 acc, i16x s, v16 d, v16 low, const Rounded& x, int64_t at) {
-    acc = fused(__builtin_convertvector(s, v16), d * x.scales[at], acc);
-    return F::MINIMUM ? fused(low, all(x.sums[at]), acc) : acc;
+// What the sums begin with: the offset of the numbers, times the activations.
+template <int PARTS>
+inline ints beginning(const RoundedBlock& x, int part, int offset) {
+    return all_ints(-offset * (PARTS == 1 ? x.total : x.totals[part]));
 }
 
-// A few rows: the weights are unpacked in registers. G groups side by side hide the latency of a sum.
+// What a part adds to an output: its whole number times both scales, and the minimum times the inputs' sum.
+template <int PARTS, bool MINIMUM>
+inline floats scaled(floats acc, ints s, floats scale, floats minimum, const RoundedBlock& x, int part) {
+    acc = fused(to_floats(s), scale * x.scale, acc);
+    return MINIMUM ? fused(minimum, all(PARTS == 1 ? x.sum : x.sums[part]), acc) : acc;
+}
+
+// A few rows: the weights are unpacked in registers. G vectors of outputs side by side hide the latency of a sum.
+// lane: the first of them, in its group. ``blocks`` blocks of 32 inputs in a row of x.
 template <class F, int G, int M>
-void few(const Matrix& w, const uint8_t* first, int64_t step, int out, const Rows& r, const Rounded& x) {
-    const int64_t blocks = w.inputs / BLOCK;
-    v16 acc[M][G];
+void few(const Matrix& w, const Groups<F>& groups, int out, const Rows& r, const RoundedBlock* x, int64_t blocks) {
+    const int64_t group = out / LANES, step = groups.step(group);
+    const uint8_t* base[G];
+    int lane[G];
+    for (int g = 0; g < G; g++) {
+        base[g] = groups.first(group) + (out % LANES + g * WIDTH) / LANES * F::BYTES;
+        lane[g] = (out + g * WIDTH) % LANES;
+    }
+    floats acc[M][G];
     for (int m = 0; m < M; m++)
         for (int g = 0; g < G; g++) acc[m][g] = all(0);
-    for (int64_t b = 0; b < blocks; b++) {
-        const uint8_t* base = first + b * step;
-        i16x s[M][G];
-        for (int m = 0; m < M; m++)
-            for (int g = 0; g < G; g++) s[m][g] = i16x{};
-        const int32_t* pairs = x.pairs + b * LANES;
-        for (int i = 0; i < BLOCK / 2 / F::PAIRS; i++)
+    for (int64_t b = 0; b < groups.blocks; b++) {
+        for (int i = 0; i < F::INPUTS / BLOCK; i++, x++) {
+            const uint8_t* numbers[G];
             for (int g = 0; g < G; g++) {
-                const i16x w16 = words<F>(base + g * F::BYTES, i);
-                __builtin_prefetch(F::numbers(base + g * F::BYTES) + 64 * i + AHEAD);  // the stream goes on
-                for (int t = 0; t < F::PAIRS; t++) {
-                    const i16x p = F::pair(w16, t);
-                    for (int m = 0; m < M; m++)
-                        s[m][g] = multiply_pairs(s[m][g], p, pairs[m * blocks * LANES + i * F::PAIRS + t]);
-                }
+                numbers[g] = base[g] + F::SCALES + i * F::NUMBERS + 4 * lane[g];
+                if (g % (LANES / WIDTH) == 0)  // the stream goes on
+                    for (int line = 0; line < F::NUMBERS; line += 4 * LANES) __builtin_prefetch(numbers[g] + line + AHEAD);
             }
-        for (int g = 0; g < G; g++) {
-            const uint16_t* scale = (const uint16_t*)(base + g * F::BYTES);
-            const v16 d = halves(scale), low = F::MINIMUM ? halves(scale + LANES) : all(0);
-            for (int m = 0; m < M; m++) acc[m][g] = scaled<F>(acc[m][g], s[m][g], d, low, x, m * blocks + b);
+            for_each_from<0, F::PARTS>([&](auto part) {
+                ints s[M][G];
+                for (int m = 0; m < M; m++)
+                    for (int g = 0; g < G; g++) s[m][g] = F::OFFSET ? beginning<F::PARTS>(x[m * blocks], part, F::OFFSET) : ints{};
+                for_each_from<part * 16 / F::PARTS, (part + 1) * 16 / F::PARTS>([&](auto p) {
+                    ints a[M];
+                    for (int m = 0; m < M; m++) a[m] = x[m * blocks].pair(p);
+                    for (int g = 0; g < G; g++) {
+                        const ints pair = F::template pair<p>(numbers[g]);
+                        for (int m = 0; m < M; m++) s[m][g] = multiply_pairs(s[m][g], pair, a[m]);
+                    }
+                });
+                for (int g = 0; g < G; g++) {
+                    const int sub = i * F::PARTS + part;
+                    const floats scale = F::scale(base[g], lane[g], sub);
+                    const floats minimum = F::MINIMUM ? F::minimum(base[g], lane[g], sub) : all(0);
+                    for (int m = 0; m < M; m++)
+                        acc[m][g] = scaled<F::PARTS, F::MINIMUM>(acc[m][g], s[m][g], scale, minimum, x[m * blocks], part);
+                }
+            });
         }
+        for (int g = 0; g < G; g++) base[g] += step;
     }
     for (int g = 0; g < G; g++)
-        for (int m = 0; m < M; m++)
-            finish(r, m, out + g * LANES, std::min(LANES, w.outputs - out - g * LANES), acc[m][g], w.bias);
+        for (int m = 0; m < M; m++) finish(r, m, out + g * WIDTH, w.outputs - out - g * WIDTH, acc[m][g], w.bias);
 }
 
-// Many rows: a group is unpacked once into a panel, which then meets TILE rows at a time.
-template <class F>
-void unpack(const Matrix& w, const uint8_t* first, int64_t step, int32_t* panel, float* scales) {
-    for (int b = 0; b < w.inputs / BLOCK; b++) {
-        const uint8_t* base = first + b * step;
-        for (int j = 0; j < BLOCK / 2; j++) {
-            const i16x p = F::pair(words<F>(base, j / F::PAIRS), j % F::PAIRS);
-            std::memcpy(panel + (b * (BLOCK / 2) + j) * LANES, &p, 64);
-        }
-        store(scales + 2 * b * LANES, halves((const uint16_t*)base));
-        store(scales + (2 * b + 1) * LANES, F::MINIMUM ? halves((const uint16_t*)base + LANES) : all(0));
+// Outputs [begin, end), of whole groups.
+template <class F, int M>
+void few_rows(const Matrix& w, int begin, int end, const Rows& r, const RoundedBlock* x, int64_t blocks) {
+    constexpr int G = M == 1 ? 4 : M == 2 ? 2 : 1;
+    const Groups<F> groups(w);
+    for (int out = begin; out < end;) {
+        // vectors that lie side by side end with the super group
+        const int left = (out / LANES / SUPER * SUPER + groups.wide(out / LANES)) * LANES - out;
+        if (left >= G * WIDTH && out + G * WIDTH <= end) few<F, G, M>(w, groups, out, r, x, blocks), out += G * WIDTH;
+        else few<F, 1, M>(w, groups, out, r, x, blocks), out += WIDTH;
     }
 }
 
-template <class F, int M>
-void many(const Matrix& w, const int32_t* panel, const float* scales, int out, const Rows& r, const Rounded& x, int row) {
+// Many rows: some inputs of PANEL vectors of outputs are unpacked once, and meet TILE rows at a time.
+struct Panel {
+    ints pairs[PANEL_INPUTS / 2][PANEL];
+    floats scales[PANEL_INPUTS / 16][PANEL], minima[PANEL_INPUTS / 16][PANEL];
+};
+
+template <class F>
+void unpack(const Groups<F>& groups, int out, int vectors, int64_t begin, int64_t end, Panel& panel) {
+    for (int v = 0; v < vectors; v++) {
+        const int64_t group = (out + v * WIDTH) / LANES;
+        const int lane = (out + v * WIDTH) % LANES;
+        for (int64_t i = begin / BLOCK; i < end / BLOCK; i++) {
+            constexpr int PER = F::INPUTS / BLOCK;
+            const uint8_t* base = groups.first(group) + i / PER * groups.step(group);
+            const uint8_t* numbers = base + F::SCALES + i % PER * F::NUMBERS + 4 * lane;
+            const int64_t at = i - begin / BLOCK;
+            for_each_from<0, 16>([&](auto p) { panel.pairs[at * 16 + p][v] = F::template pair<p>(numbers); });
+            for (int part = 0; part < F::PARTS; part++) {
+                const int sub = (int)(i % PER) * F::PARTS + part;
+                panel.scales[at * F::PARTS + part][v] = F::scale(base, lane, sub);
+                if (F::MINIMUM) panel.minima[at * F::PARTS + part][v] = F::minimum(base, lane, sub);
+            }
+        }
+    }
+}
+
+// total: (M, PANEL), what came before. x: the first of ``count`` blocks of the first row.
+template <int PARTS, bool MINIMUM, int M>
+void meet(const Panel& panel, int count, int offset, const RoundedBlock* x, int64_t blocks, floats (*total)[PANEL]) {
+    constexpr int PAIRS = 16 / PARTS;
+    for (int b = 0; b < count * PARTS; b++) {
+        const int part = PARTS == 1 ? 0 : b % 2;
+        const RoundedBlock* block = x + b / PARTS;
+        ints s[M][PANEL];
+        for (int m = 0; m < M; m++)
+            for (int v = 0; v < PANEL; v++) s[m][v] = beginning<PARTS>(block[m * blocks], part, offset);
+        const ints(*pairs)[PANEL] = panel.pairs + b * PAIRS;
+        for (int p = 0; p < PAIRS; p++) {
+            ints w[PANEL];
+            for (int v = 0; v < PANEL; v++) w[v] = pairs[p][v];
+            for (int m = 0; m < M; m++) {
+                const ints a = block[m * blocks].pair(part * PAIRS + p);
+                for (int v = 0; v < PANEL; v++) s[m][v] = multiply_pairs(s[m][v], w[v], a);
+            }
+        }
+        for (int m = 0; m < M; m++)
+            for (int v = 0; v < PANEL; v++)
+                total[m][v] = scaled<PARTS, MINIMUM>(total[m][v], s[m][v], panel.scales[b][v], panel.minima[b][v],
+                                                     block[m * blocks], part);
+    }
+}
+
+template <int PARTS, bool MINIMUM>
+void meet_some(const Panel& panel, int rows, int count, int offset, const RoundedBlock* x, int64_t blocks,
+               floats (*total)[PANEL]) {
+    static_assert(TILE == 6 || TILE == 12, "every remainder has its case");
+    switch (rows) {
+        case 0: return;
+        case 1: return meet<PARTS, MINIMUM, 1>(panel, count, offset, x, blocks, total);
+        case 2: return meet<PARTS, MINIMUM, 2>(panel, count, offset, x, blocks, total);
+        case 3: return meet<PARTS, MINIMUM, 3>(panel, count, offset, x, blocks, total);
+        case 4: return meet<PARTS, MINIMUM, 4>(panel, count, offset, x, blocks, total);
+        case 5: return meet<PARTS, MINIMUM, 5>(panel, count, offset, x, blocks, total);
+        case TILE: return meet<PARTS, MINIMUM, TILE>(panel, count, offset, x, blocks, total);
+    }
+    meet<PARTS, MINIMUM, 6>(panel, count, offset, x, blocks, total);
+    meet_some<PARTS, MINIMUM>(panel, rows - 6, count, offset, x + 6 * blocks, blocks, total + 6);
+}
+
+// The kinds that there are; compiled once (native.cpp), for all formats.
+#if defined(VANTAGE_PART)
+extern template void meet_some<1, false>(const Panel&, int, int, int, const RoundedBlock*, int64_t, floats (*)[PANEL]);
+extern template void meet_some<1, true>(const Panel&, int, int, int, const RoundedBlock*, int64_t, floats (*)[PANEL]);
+extern template void meet_some<2, false>(const Panel&, int, int, int, const RoundedBlock*, int64_t, floats (*)[PANEL]);
+extern template void meet_some<2, true>(const Panel&, int, int, int, const RoundedBlock*, int64_t, floats (*)[PANEL]);
+#endif
+
+template <class F>
+void many_rows(const Matrix& w, int begin, int end, const Rows& r, const RoundedBlock* x, int64_t blocks, float* room) {
+    const Groups<F> groups(w);
+    Panel& panel = *(Panel*)room;
+    floats(*total)[PANEL] = (floats(*)[PANEL])(room + sizeof(Panel) / sizeof(float));
+    const int last = std::min(end, (w.outputs + WIDTH - 1) / WIDTH * WIDTH);
+    for (int out = begin; out < last; out += PANEL * WIDTH) {
+        const int vectors = std::min(PANEL, (last - out) / WIDTH);
+        if (vectors < PANEL) std::memset((void*)&panel, 0, sizeof panel);
+        for (int m = 0; m < r.m; m++)
+            for (int v = 0; v < PANEL; v++) total[m][v] = all(0);
+        for (int64_t k = 0; k < w.inputs; k += PANEL_INPUTS) {
+            const int64_t upto = std::min<int64_t>(w.inputs, k + PANEL_INPUTS);
+            unpack<F>(groups, out, vectors, k, upto, panel);
+            for (int m = 0; m < r.m; m += TILE)
+                meet_some<F::PARTS, F::MINIMUM>(panel, std::min(TILE, r.m - m), (int)((upto - k) / BLOCK), F::OFFSET,
+                                                x + m * blocks + k / BLOCK, blocks, total + m);
+        }
+        for (int m = 0; m < r.m; m++)
+            for (int v = 0; v < vectors; v++)
+                finish(r, m, out + v * WIDTH, w.outputs - out - v * WIDTH, total[m][v], w.bias);
+    }
+}
+
+template <class F>
+void quantised(const Matrix& w, int begin, int end, const Rows& r, const RoundedBlock* x, float* room) {
     const int64_t blocks = w.inputs / BLOCK;
-    float total[M][LANES] __attribute__((aligned(64)));
-    std::memset(total, 0, sizeof total);
-    for (int64_t b = 0; b < blocks; b++) {
-        i16x s[M];
-        for (int m = 0; m < M; m++) s[m] = i16x{};
-        const int32_t* pairs = x.pairs + (row * blocks + b) * LANES;
-        for (int j = 0; j < BLOCK / 2; j++) {
-            i16x p;
-            std::memcpy(&p, panel + (b * (BLOCK / 2) + j) * LANES, 64);
-            for (int m = 0; m < M; m++) s[m] = multiply_pairs(s[m], p, pairs[m * blocks * LANES + j]);
+    if (r.m > FEW) return many_rows<F>(w, begin, end, r, x, blocks, room);
+    for (int out = begin, next; out < end; out = next) {
+        next = std::min(end, (out / (SUPER * LANES) + 1) * SUPER * LANES);
+        for (int m = 0; m < r.m;) {
+            const int some = r.m - m >= 4 ? 4 : r.m - m >= 2 ? 2 : 1;
+            const Rows rows{r.x + m * r.ldx, r.ldx, r.y + m * r.ldy, r.ldy, some, r.add};
+            if (some == 4) few_rows<F, 4>(w, out, next, rows, x + m * blocks, blocks);
+            else if (some == 2) few_rows<F, 2>(w, out, next, rows, x + m * blocks, blocks);
+            else few_rows<F, 1>(w, out, next, rows, x + m * blocks, blocks);
+            m += some;
         }
-        const v16 d = load(scales + 2 * b * LANES), low = load(scales + (2 * b + 1) * LANES);
-        for (int m = 0; m < M; m++)
-            store(total[m], scaled<F>(load(total[m]), s[m], d, low, x, (row + m) * blocks + b));
-    }
-    for (int m = 0; m < M; m++)
-        finish(r, row + m, out, std::min(LANES, w.outputs - out), load(total[m]), w.bias);
-}
-
-template <class F, int M>
-void few_groups(const Matrix& w, const uint8_t* first, int64_t step, int groups, int out, const Rows& r, const Rounded& x) {
-    constexpr int G = M <= 2 ? 4 : M <= 4 ? 2 : 1;  // 8 running sums
-    int g = 0;
-    for (; g + G <= groups; g += G) few<F, G, M>(w, first + g * F::BYTES, step, out + g * LANES, r, x);
-    for (; g < groups; g++) few<F, 1, M>(w, first + g * F::BYTES, step, out + g * LANES, r, x);
-}
-
-// The groups [begin, end) of a packed matrix; panel: room for inputs / 2 * LANES and inputs / 16 * LANES numbers.
-template <class F>
-void packed(const Matrix& w, int begin, int end, const Rows& r, const Rounded& x, float* panel) {
-    const int groups = (w.outputs + LANES - 1) / LANES, blocks = w.inputs / BLOCK;
-    for (int at = begin; at < end;) {
-        const int super = at / SUPER * SUPER, wide = std::min(SUPER, groups - super);
-        const int n = std::min(end, super + wide) - at, out = at * LANES;
-        const int64_t step = (int64_t)wide * F::BYTES;
-        const uint8_t* first = (const uint8_t*)w.data + (int64_t)super * blocks * F::BYTES + (at - super) * F::BYTES;
-        switch (r.m) {
-            case 1: few_groups<F, 1>(w, first, step, n, out, r, x); break;
-            case 2: few_groups<F, 2>(w, first, step, n, out, r, x); break;
-            case 3: few_groups<F, 3>(w, first, step, n, out, r, x); break;
-            case 4: few_groups<F, 4>(w, first, step, n, out, r, x); break;
-            case 5: few_groups<F, 5>(w, first, step, n, out, r, x); break;
-            case 6: few_groups<F, 6>(w, first, step, n, out, r, x); break;
-            case 7: few_groups<F, 7>(w, first, step, n, out, r, x); break;
-            case 8: few_groups<F, 8>(w, first, step, n, out, r, x); break;
-            default:
-                int32_t* numbers = (int32_t*)panel;
-                float* scales = panel + (int64_t)w.inputs / 2 * LANES;
-                for (int g = 0; g < n; g++) {
-                    unpack<F>(w, first + g * F::BYTES, step, numbers, scales);
-                    int row = 0;
-                    for (; row + TILE <= r.m; row += TILE) many<F, TILE>(w, numbers, scales, out + g * LANES, r, x, row);
-                    for (; row + 4 <= r.m; row += 4) many<F, 4>(w, numbers, scales, out + g * LANES, r, x, row);
-                    for (; row < r.m; row++) many<F, 1>(w, numbers, scales, out + g * LANES, r, x, row);
-                }
-        }
-        at += n;
     }
 }
 
-// Rows of float32 weights as torch keeps them: N outputs at a time against M rows of x.
-template <int N, int M>
+// Rows of weights as torch keeps them, of 32 or 16 bits: N outputs at a time against M rows of x.
+struct Single {
+    typedef float Number;
+    static inline floats vector(const float* p) { return load(p); }
+    static inline float one(float x) { return x; }
+};
+struct HalfPrecision {
+    typedef uint16_t Number;
+    static inline floats vector(const uint16_t* p) { return halves(p); }
+    static inline float one(uint16_t x) { return half(x); }
+};
+struct BrainFloat {
+    typedef uint16_t Number;
+    static inline floats vector(const uint16_t* p) { return bfloats(p); }
+    static inline float one(uint16_t x) {
+        const uint32_t word = (uint32_t)x << 16;
+        float f;
+        std::memcpy(&f, &word, 4);
+        return f;
+    }
+};
+
+template <class T, int N, int M>
 void dense_tile(const Matrix& w, int out, const Rows& r, int row) {
-    const int k = w.inputs, whole = k / LANES * LANES;
-    const float* data = (const float*)w.data + (int64_t)out * k;
-    v16 acc[M][N];
+    const int k = w.inputs, whole = k / WIDTH * WIDTH;
+    const typename T::Number* data = (const typename T::Number*)w.data + (int64_t)out * k;
+    floats acc[M][N];
     for (int m = 0; m < M; m++)
         for (int n = 0; n < N; n++) acc[m][n] = all(0);
-    for (int i = 0; i < whole; i += LANES) {
-        v16 x[M];
+    for (int i = 0; i < whole; i += WIDTH) {
+        floats x[M];
         for (int m = 0; m < M; m++) x[m] = load(r.x + (row + m) * r.ldx + i);
         for (int n = 0; n < N; n++) {
-            const float* p = data + (int64_t)n * k + i;
+            const typename T::Number* p = data + (int64_t)n * k + i;
             __builtin_prefetch(p + 256);
-            const v16 v = load(p);
+            const floats v = T::vector(p);
             for (int m = 0; m < M; m++) acc[m][n] = fused(v, x[m], acc[m][n]);
         }
     }
     for (int m = 0; m < M; m++)
         for (int n = 0; n < N; n++) {
             float total = sum(acc[m][n]);
-            for (int i = whole; i < k; i++) total += data[(int64_t)n * k + i] * r.x[(row + m) * r.ldx + i];
+            for (int i = whole; i < k; i++) total += T::one(data[(int64_t)n * k + i]) * r.x[(row + m) * r.ldx + i];
             if (w.bias) total += w.bias[out + n];
             float* y = r.y + (row + m) * r.ldy + out + n;
             *y = r.add ? *y + total : total;
         }
 }
 
-inline void dense(const Matrix& w, int begin, int end, const Rows& r) {
-    int out = begin * LANES;
-    const int last = std::min(end * LANES, w.outputs);
+template <class T>
+void dense(const Matrix& w, int begin, int end, const Rows& r) {
+    int out = begin;
+    const int last = std::min(end, w.outputs);
     for (; out + 4 <= last; out += 4) {
         int row = 0;
-        for (; row + 4 <= r.m; row += 4) dense_tile<4, 4>(w, out, r, row);
-        for (; row < r.m; row++) dense_tile<4, 1>(w, out, r, row);
+        for (; row + 2 <= r.m; row += 2) dense_tile<T, 4, 2>(w, out, r, row);
+        for (; row < r.m; row++) dense_tile<T, 4, 1>(w, out, r, row);
     }
     for (; out < last; out++)
-        for (int row = 0; row < r.m; row++) dense_tile<1, 1>(w, out, r, row);
+        for (int row = 0; row < r.m; row++) dense_tile<T, 1, 1>(w, out, r, row);
 }
 
-constexpr int SPLIT_ROWS = 32;  // with so many rows for each thread they share out rows, else outputs
-
-// One thread's share. scratch: see scratch_floats.
-inline void linear(const Matrix& w, Rows r, int thread, int threads, float* scratch) {
-    const int groups = (w.outputs + LANES - 1) / LANES;
-    int begin = (int)((int64_t)groups * thread / threads), end = (int)((int64_t)groups * (thread + 1) / threads);
-    if (w.format == DENSE) return dense(w, begin, end, r);
-    if (r.m >= SPLIT_ROWS * threads) {
-        const int first = (int)((int64_t)r.m * thread / threads), last = (int)((int64_t)r.m * (thread + 1) / threads);
-        r.x += first * r.ldx, r.y += first * r.ldy, r.m = last - first;
-        begin = 0, end = groups;
-    }
-    const int64_t blocks = w.inputs / BLOCK;
-    float* room = scratch + (int64_t)w.inputs / 2 * LANES + blocks * 2 * LANES;
-    const Rounded x{(int32_t*)room, room + r.m * blocks * LANES, room + r.m * blocks * (LANES + 1)};
-    for (int m = 0; m < r.m; m++) round_row(r.x + m * r.ldx, w.inputs, x, m);
-    if (w.format == PACK4) packed<Four>(w, begin, end, r, x, scratch);
-    else packed<Eight>(w, begin, end, r, x, scratch);
-}
+// For a panel and the sums of so many rows.
+inline int64_t room_floats(int64_t rows) { return (int64_t)sizeof(Panel) / 4 + rows * PANEL * WIDTH; }
 
 // Row i of the matrix itself, (inputs): an embedding.
 template <class F>
 void unpacked_row(const Matrix& w, int64_t i, float* to) {
-    const int64_t groups = (w.outputs + LANES - 1) / LANES, blocks = w.inputs / BLOCK, g = i / LANES, lane = i % LANES;
-    const int64_t super = g / SUPER * SUPER, wide = std::min<int64_t>(SUPER, groups - super);
-    for (int64_t b = 0; b < blocks; b++) {
-        const uint8_t* base = (const uint8_t*)w.data + (super * blocks + b * wide + g - super) * F::BYTES;
-        float d[LANES], low[LANES];
-        store(d, halves((const uint16_t*)base));
-        store(low, F::MINIMUM ? halves((const uint16_t*)base + LANES) : all(0));
-        for (int j = 0; j < BLOCK / 2; j++) {
-            const i16x both = F::pair(words<F>(base, j / F::PAIRS), j % F::PAIRS);
-            to[b * BLOCK + j] = d[lane] * (float)(int16_t)both[lane] + low[lane];
-            to[b * BLOCK + j + 16] = d[lane] * (float)(both[lane] >> 16) + low[lane];
-        }
+    const Groups<F> groups(w);
+    const int64_t group = i / LANES;
+    const int lane = (int)(i % LANES), first = lane / WIDTH * WIDTH, at = lane % WIDTH;
+    for (int64_t b = 0; b < w.inputs / BLOCK; b++) {
+        constexpr int PER = F::INPUTS / BLOCK;
+        const uint8_t* base = groups.first(group) + b / PER * groups.step(group);
+        const uint8_t* numbers = base + F::SCALES + b % PER * F::NUMBERS + 4 * first;
+        for_each_from<0, 16>([&](auto p) {
+            constexpr int part = p * F::PARTS / 16;
+            const int sub = (int)(b % PER) * F::PARTS + part;
+            const shorts pair = (shorts)F::template pair<p>(numbers);
+            const float scale = F::scale(base, first, sub)[at];
+            const float minimum = F::MINIMUM ? F::minimum(base, first, sub)[at] : 0.0f;
+            for (int h = 0; h < 2; h++)
+                to[b * BLOCK + 2 * p + h] = scale * (float)(pair[2 * at + h] - F::OFFSET) + minimum;
+        });
     }
 }
 
-// A panel with its scales, and the rounded rows.
-inline int64_t scratch_floats(int inputs, int rows) {
-    const int64_t blocks = inputs / BLOCK;
-    return (int64_t)inputs / 2 * LANES + blocks * 2 * LANES + (int64_t)rows * blocks * (LANES + 2) + 64;
-}
+// What is compiled apart for each format, so that it can be compiled at the same time: products and repacking.
+using Product = void(const Matrix& w, int begin, int end, const Rows& r, const RoundedBlock* rounded, float* room);
+using Lookup = void(const Matrix& w, int64_t i, float* to);
 
 }  // namespace vantage

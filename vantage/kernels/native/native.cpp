@@ -1,15 +1,50 @@
 // The native CPU backend: a program of a few kinds of steps over rows of float32, run by several threads.
 // What the steps are is decided in Python (vantage/model/lowered); here is only how they run.
+#include <cstdlib>
+#include <new>
+#include <vector>
 #include "attend.h"
 #include "linear.h"
 #include "threads.h"
 #include "top.h"
 
+namespace vantage {
+
+template void meet_some<1, false>(const Panel&, int, int, int, const RoundedBlock*, int64_t, floats (*)[PANEL]);
+template void meet_some<1, true>(const Panel&, int, int, int, const RoundedBlock*, int64_t, floats (*)[PANEL]);
+template void meet_some<2, false>(const Panel&, int, int, int, const RoundedBlock*, int64_t, floats (*)[PANEL]);
+template void meet_some<2, true>(const Panel&, int, int, int, const RoundedBlock*, int64_t, floats (*)[PANEL]);
+
+struct Kernels {  // of a format (format.cpp)
+    Product* product;
+    Lookup* row;
+    bool (*repack)(const uint8_t* source, const Matrix& w, int64_t begin, int64_t end);
+};
+
+#define VANTAGE_FORMAT(NAME)       \
+    extern Product product_##NAME; \
+    extern Lookup row_##NAME;      \
+    bool repack_##NAME(const uint8_t* source, const Matrix& w, int64_t begin, int64_t end);
+#define VANTAGE_KERNELS(NAME) {product_##NAME, row_##NAME, repack_##NAME}
+VANTAGE_FORMAT(Q8_0) VANTAGE_FORMAT(Q4_0) VANTAGE_FORMAT(Q4_1) VANTAGE_FORMAT(Q5_0) VANTAGE_FORMAT(Q5_1)
+VANTAGE_FORMAT(Q2_K) VANTAGE_FORMAT(Q3_K) VANTAGE_FORMAT(Q4_K) VANTAGE_FORMAT(Q5_K) VANTAGE_FORMAT(Q6_K)
+VANTAGE_FORMAT(IQ4_NL) VANTAGE_FORMAT(IQ4_XS) VANTAGE_FORMAT(MXFP4)
+
+const Kernels KERNELS[] = {  // from Q8_0 on, in the order of Format
+    VANTAGE_KERNELS(Q8_0), VANTAGE_KERNELS(Q4_0), VANTAGE_KERNELS(Q4_1), VANTAGE_KERNELS(Q5_0), VANTAGE_KERNELS(Q5_1),
+    VANTAGE_KERNELS(Q2_K), VANTAGE_KERNELS(Q3_K), VANTAGE_KERNELS(Q4_K), VANTAGE_KERNELS(Q5_K), VANTAGE_KERNELS(Q6_K),
+    VANTAGE_KERNELS(IQ4_NL), VANTAGE_KERNELS(IQ4_XS), VANTAGE_KERNELS(MXFP4)};
+
+inline bool is_quantised(const Matrix& w) { return w.format > BFLOAT; }
+inline const Kernels& kernels(const Matrix& w) { return KERNELS[w.format - Q8_0]; }
+
+}  // namespace vantage
+
 using namespace vantage;
 
 namespace {
 
-enum OpKind : int32_t { NORM, LINEAR, ROPE, APPEND, ATTEND, JOIN, ACTIVATE, ADD, SCALE };
+enum OpKind : int32_t { NORM, LINEAR, ROPE, APPEND, ATTEND, ACTIVATE, ADD, SCALE };
 
 struct Op {
     int32_t kind, dst, src, other;
@@ -38,18 +73,37 @@ struct ProgramCall {
     int64_t n_ops, rows, tokens;
 };
 
-constexpr int QUERY_TOKENS = 8;  // tokens of a prompt that one task takes
+constexpr int QUERY_TOKENS = 8;  // tokens of a prompt that one piece takes
+constexpr int MOST_ROWS = 132;   // that one piece of a product takes: a multiple of every tile
+
+struct Memory {  // of one thread, aligned for vectors
+    float* data = nullptr;
+    int64_t size = 0;
+    void reserve(int64_t floats) {
+        if (size >= floats) return;
+        std::free(data), data = nullptr, size = 0;
+        if (posix_memalign((void**)&data, 64, sizeof(float) * (size_t)floats)) throw std::bad_alloc();
+        size = floats;
+    }
+};
+
+struct Worker {
+    Memory room, rounded, rows;
+    const void* rounded_for = nullptr;  // the step whose rows are rounded, and the first of them
+    int64_t rounded_from = -1;
+};
 
 std::mutex run_lock;
 OpenMP openmp;
 ThreadPool* pool = nullptr;
-std::vector<std::vector<float>> scratch;
-std::vector<float> parts;
+std::vector<Worker> workers;
+Memory parts;                             // what few queries get from each piece of the keys
+std::vector<std::atomic<int>> finished;  // how many pieces of a row and head there are of it
 
 void after_fork() { pool = nullptr; }  // its threads did not come along
 
 void run_on_threads(const Job& job, int threads) {
-    if (threads == 1) return job(0, 1);
+    if (threads == 1) return job(0);
     if (openmp.parallel) return openmp.run(job, threads);
     static const bool once = (pthread_atfork(nullptr, nullptr, after_fork), true);
     (void)once;
@@ -59,17 +113,26 @@ void run_on_threads(const Job& job, int threads) {
 
 // ---- steps
 
-void norm(const Op& op, const ProgramCall& c, int64_t i) {
+// Eight sums side by side, which the compiler can keep in vectors.
+template <class Function>
+double total_of(const float* x, int n, Function f) {
+    double sums[8] = {};
+    int i = 0;
+    for (; i + 8 <= n; i += 8)
+        for (int j = 0; j < 8; j++) sums[j] += f((double)x[i + j]);
+    for (; i < n; i++) sums[0] += f((double)x[i]);
+    return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+}
+
+// Into ``to``, a row of the step's buffer or one of the caller's own.
+void norm(const Op& op, const ProgramCall& c, int64_t i, float* to) {
     const int width = op.n[0];
     const float *w = (const float*)op.p[0], *b = (const float*)op.p[1];
     for (int h = 0; h < op.n[1]; h++) {
         const float* x = c.buffers[op.src].row(i, op.n[3] + (int64_t)h * width);
-        float* y = c.buffers[op.dst].row(i, op.n[4] + (int64_t)h * width);
-        double mean = 0, square = 0;
-        if (op.n[2])
-            for (int k = 0; k < width; k++) mean += x[k];
-        mean /= width;
-        for (int k = 0; k < width; k++) square += (x[k] - mean) * (x[k] - mean);
+        float* y = to + op.n[4] + (int64_t)h * width;
+        const double mean = op.n[2] ? total_of(x, width, [](double v) { return v; }) / width : 0.0;
+        const double square = total_of(x, width, [=](double v) { return (v - mean) * (v - mean); });
         const float shift = (float)mean, size = (float)(1.0 / std::sqrt(square / width + op.f[0]));
         for (int k = 0; k < width; k++)
             y[k] = (x[k] - shift) * size * (w ? w[k] + op.f[1] : 1.0f) + (b ? b[k] : 0.0f);
@@ -154,85 +217,71 @@ void finish(const Op& op, const ProgramCall& c, const std::vector<Partial>& of, 
     }
 }
 
-// Few queries: a task is a piece of the keys of a row and head, and JOIN follows. Pieces lie one after another.
-void attend_few(const Op& op, const ProgramCall& c, int thread, int threads, float* workspace) {
+// Few queries: a piece of the keys of a row and head at a time. Results lie one after another, and who finishes the
+// last piece of a row and head joins them.
+int64_t few_pieces(const Op& op, const ProgramCall& c) { return c.rows * op.n[2] * most_pieces(op, c); }
+
+int64_t partial_floats(const Op& op, const ProgramCall& c, int64_t queries) {
+    return queries * (2 + (int64_t)c.stores[op.n[3]].value_dim);
+}
+
+void attend_few(const Op& op, const ProgramCall& c, int64_t task, std::atomic<int>* finished, float* room) {
     const Attention a = attention(op);
-    const LayerStore& s = c.stores[op.n[3]];
     const int most = (int)(a.heads / a.kv_heads * c.tokens);
-    const int64_t pieces = most_pieces(op, c), stride = most * (2 + (int64_t)s.value_dim);
-    const int64_t tasks = c.rows * a.kv_heads * pieces;
+    const int64_t pieces = most_pieces(op, c), p = task % pieces, row_head = task / pieces;
+    const int64_t row = row_head / a.kv_heads, head = row_head % a.kv_heads, stride = partial_floats(op, c, most);
+    const RowLocation& location = c.places[op.n[4] * c.rows + row];
+    const Span keys = span(op, location, 0, c.tokens);
+    if (p >= keys.count) return;
     std::vector<Query> q(most);
-    for (int64_t task = tasks * thread / threads; task < tasks * (thread + 1) / threads; task++) {
-        const int64_t p = task % pieces, head = task / pieces % a.kv_heads, row = task / pieces / a.kv_heads;
-        const RowLocation& location = c.places[op.n[4] * c.rows + row];
-        const Span keys = span(op, location, 0, c.tokens);
-        if (p >= keys.count) continue;
-        const int n = fill(q, op, c, row, head, 0, c.tokens);
-        attend(a, s, location, (int)row, (int)head, q.data(), n, keys.first + p, keys.begin, keys.end,
-               piece(parts.data() + task * stride, n), workspace);
-    }
+    const int n = fill(q, op, c, row, head, 0, c.tokens);
+    attend(a, c.stores[op.n[3]], location, (int)row, (int)head, q.data(), n, keys.first + p, keys.begin, keys.end,
+           piece(parts.data + task * stride, n), room);
+    if (finished[row_head].fetch_add(1) + 1 < keys.count) return;
+    std::vector<Partial> of(keys.count);
+    for (int64_t i = 0; i < keys.count; i++) of[i] = piece(parts.data + (row_head * pieces + i) * stride, n);
+    finish(op, c, of, (int)keys.count, n, row, head, 0);
 }
 
-void join_few(const Op& op, const ProgramCall& c, int thread, int threads) {
-    const int kv_heads = op.n[2], n = (int)(op.n[1] / kv_heads * c.tokens);
-    const int64_t pieces = most_pieces(op, c), stride = n * (2 + (int64_t)c.stores[op.n[3]].value_dim);
-    std::vector<Partial> of(pieces);
-    for (int64_t rest = thread; rest < c.rows * kv_heads; rest += threads) {
-        const int64_t row = rest / kv_heads;
-        for (int64_t p = 0; p < pieces; p++) of[p] = piece(parts.data() + (rest * pieces + p) * stride, n);
-        const Span keys = span(op, c.places[op.n[4] * c.rows + row], 0, c.tokens);
-        finish(op, c, of, (int)keys.count, n, row, rest % kv_heads, 0);
-    }
-}
+// A prompt: a tile of queries of a row and head at a time. The last tiles look at the most keys, and come first.
+int64_t query_tiles(const ProgramCall& c) { return (c.tokens + QUERY_TOKENS - 1) / QUERY_TOKENS; }
 
-// A prompt: a task is a tile of queries of a row and head. The last tiles look at the most keys: dealt out in turn
-// from the end, the threads finish together.
-void attend_many(const Op& op, const ProgramCall& c, int thread, int threads, float* workspace) {
+void attend_many(const Op& op, const ProgramCall& c, int64_t task, float* room) {
     const Attention a = attention(op);
-    const LayerStore& s = c.stores[op.n[3]];
     const int most = a.heads / a.kv_heads * QUERY_TOKENS;
-    const int64_t tiles = (c.tokens + QUERY_TOKENS - 1) / QUERY_TOKENS, both = c.rows * a.kv_heads;
-    const int64_t stride = most * (2 + (int64_t)s.value_dim);
+    const int64_t both = c.rows * a.kv_heads, stride = partial_floats(op, c, most);
+    const int64_t t0 = (query_tiles(c) - 1 - task / both) * QUERY_TOKENS, t1 = std::min(c.tokens, t0 + QUERY_TOKENS);
+    const int64_t row = task % both / a.kv_heads, head = task % both % a.kv_heads;
+    const RowLocation& location = c.places[op.n[4] * c.rows + row];
+    const Span keys = span(op, location, t0, t1);
     std::vector<Query> q(most);
-    std::vector<Partial> of(most_pieces(op, c));
-    for (int64_t task = thread; task < tiles * both; task += threads) {
-        const int64_t t0 = (tiles - 1 - task / both) * QUERY_TOKENS, t1 = std::min(c.tokens, t0 + QUERY_TOKENS);
-        const int64_t row = task % both / a.kv_heads, head = task % both % a.kv_heads;
-        const RowLocation& location = c.places[op.n[4] * c.rows + row];
-        const Span keys = span(op, location, t0, t1);
-        const int n = fill(q, op, c, row, head, t0, t1);
-        for (int64_t p = 0; p < keys.count; p++) {
-            of[p] = piece(workspace + (int64_t)most * KEYS + p * stride, n);
-            attend(a, s, location, (int)row, (int)head, q.data(), n, keys.first + p, keys.begin, keys.end, of[p],
-                   workspace);
-        }
-        finish(op, c, of, (int)keys.count, n, row, head, t0);
+    std::vector<Partial> of(keys.count);
+    const int n = fill(q, op, c, row, head, t0, t1);
+    for (int64_t p = 0; p < keys.count; p++) {
+        of[p] = piece(room + (int64_t)most * KEYS + p * stride, n);
+        attend(a, c.stores[op.n[3]], location, (int)row, (int)head, q.data(), n, keys.first + p, keys.begin, keys.end,
+               of[p], room);
     }
+    finish(op, c, of, (int)keys.count, n, row, head, t0);
 }
 
-v16 active(v16 x, int kind) {
+floats active(floats x, int kind) {
     switch (kind) {
-        case 0: return max(x, all(0));
+        case 0: return max(all(0), x);
         case 1: {
-            float a[16];
-            store(a, x);
-            for (float& v : a) v = 0.5f * v * (1.0f + std::erf(v * 0.70710678f));
-            return load(a);
+            for (int i = 0; i < WIDTH; i++) x[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678f));
+            return x;
         }
         case 2: return 0.5f * x * (1.0f + tanh(0.79788456f * (x + 0.044715f * x * x * x)));
         default: return x / (1.0f + exp(-x));
     }
 }
 
-// Columns [begin, end) of every row; n0 is a multiple of 16.
-void activate(const Op& op, const ProgramCall& c, int64_t begin, int64_t end) {
-    for (int64_t i = 0; i < c.rows * c.tokens; i++) {
-        const float* x = c.buffers[op.src].row(i);
-        float* y = c.buffers[op.dst].row(i);
-        for (int64_t k = begin; k < end; k += 16) {
-            const v16 value = active(load(x + k), op.n[1]);
-            store(y + k, op.n[2] ? value * load(x + op.n[0] + k) : value);
-        }
+void activate(const Op& op, const ProgramCall& c, int64_t i, float* y) {  // n0 is a multiple of 16
+    const float* x = c.buffers[op.src].row(i);
+    for (int64_t k = 0; k < op.n[0]; k += WIDTH) {
+        const floats value = active(load(x + k), op.n[1]);
+        store(y + k, op.n[2] ? value * load(x + op.n[0] + k) : value);
     }
 }
 
@@ -247,82 +296,174 @@ void scale(const Op& op, const ProgramCall& c, int64_t i) {
     for (int k = 0; k < op.n[0]; k++) x[k] = op.f[1] == 0 ? x[k] * op.f[0] : std::tanh(x[k] * op.f[0] / op.f[1]) * op.f[1];
 }
 
-void step(const Op& op, const ProgramCall& c, int thread, int threads) {
-    const int64_t m = c.rows * c.tokens, begin = m * thread / threads, end = m * (thread + 1) / threads;
-    float* workspace = scratch[thread].data();
-    switch (op.kind) {
-        case LINEAR: {
-            const Buffer &x = c.buffers[op.src], &y = c.buffers[op.dst];
-            linear(*(const Matrix*)op.p[0], {x.data + op.n[1], x.width, y.data, y.width, (int)m, op.n[0] != 0},
-                   thread, threads, workspace);
-            return;
-        }
-        case ATTEND:
-            return few(op, c) ? attend_few(op, c, thread, threads, workspace)
-                              : attend_many(op, c, thread, threads, workspace);
-        case JOIN:
-            if (few(op, c)) join_few(op, c, thread, threads);
-            return;
-        case ACTIVATE: {
-            const int64_t tiles = op.n[0] / 16;
-            return activate(op, c, tiles * thread / threads * 16, tiles * (thread + 1) / threads * 16);
-        }
-        default: break;
+// How a product is cut: some rows, some groups of outputs.
+struct Cut {
+    int64_t rows, row_pieces, columns, column_pieces;
+};
+
+Cut cut(const Matrix& w, int64_t m, int threads) {
+    int64_t rows = m;
+    if (m > 4 * TILE) {  // enough for every thread, and weights that are unpacked for many
+        const int64_t even = (m / (2 * threads) + TILE) / TILE * TILE;
+        rows = std::max<int64_t>(4 * TILE, std::min<int64_t>(even, MOST_ROWS));
     }
-    for (int64_t i = begin; i < end; i++) {
-        switch (op.kind) {
-            case NORM: norm(op, c, i); break;
-            case ROPE: rope(op, c, i); break;
-            case APPEND: append(op, c, i); break;
-            case ADD: add(op, c, i); break;
-            case SCALE: scale(op, c, i); break;
+    const int64_t row_pieces = (m + rows - 1) / rows;
+    const int64_t unit = std::max(LANES, 4 * WIDTH), units = (w.outputs + unit - 1) / unit;
+    int64_t each = units;  // units in a piece
+    if (threads > 1 && row_pieces < 2 * threads) each = units <= 16 * threads ? 1 : units / (8 * threads);
+    return {rows, row_pieces, each * unit, (units + each - 1) / each};
+}
+
+struct Stage {  // a product, an attention, or steps that take row by row
+    const Op *begin, *end;
+    int pieces;
+    Cut cut;
+    const Op* before;  // of a product of few rows: a step that every thread takes for itself, or null
+    int64_t first;     // of an attention: its place in ``finished``
+};
+
+// The rows of a product, rounded where its weights are quantised. They stay with the worker for its next piece.
+const RoundedBlock* prepare(const Stage& stage, const ProgramCall& c, const Matrix& w, int64_t first, Rows& rows,
+                            Worker& worker) {
+    const Op& op = *stage.begin;
+    RoundedBlock* rounded = (RoundedBlock*)worker.rounded.data;
+    const void* source = stage.before ? stage.before : &op;
+    const bool ready = worker.rounded_for == source && worker.rounded_from == first;
+    if (stage.before) {
+        for (int64_t i = 0; i < rows.m && !ready; i++) {
+            float* to = worker.rows.data + i * w.inputs;
+            stage.before->kind == NORM ? norm(*stage.before, c, first + i, to) : activate(*stage.before, c, first + i, to);
         }
+        rows.x = worker.rows.data, rows.ldx = w.inputs;
+    }
+    if (is_quantised(w) && !ready)
+        for (int64_t i = 0; i < rows.m; i++) round_row(rows.x + i * rows.ldx, w.inputs, rounded + i * (w.inputs / BLOCK));
+    worker.rounded_for = source, worker.rounded_from = first;
+    return rounded;
+}
+
+void product(const Stage& stage, const ProgramCall& c, int64_t task, Worker& worker) {
+    const Op& op = *stage.begin;
+    const Cut& cut = stage.cut;
+    const Matrix& w = *(const Matrix*)op.p[0];
+    const Buffer &x = c.buffers[op.src], &y = c.buffers[op.dst];
+    const int64_t first = task / cut.column_pieces * cut.rows, m = std::min(cut.rows, c.rows * c.tokens - first);
+    const int64_t begin = task % cut.column_pieces * cut.columns, end = std::min<int64_t>(begin + cut.columns, w.outputs);
+    Rows rows{x.row(first), x.width, y.row(first, op.n[1]), y.width, (int)m, op.n[0] != 0};
+    const RoundedBlock* rounded = prepare(stage, c, w, first, rows, worker);
+    const int to = (int)((end + LANES - 1) / LANES * LANES);
+    if (is_quantised(w)) kernels(w).product(w, (int)begin, to, rows, rounded, worker.room.data);
+    else if (w.format == DENSE) dense<Single>(w, (int)begin, to, rows);
+    else if (w.format == HALF) dense<HalfPrecision>(w, (int)begin, to, rows);
+    else dense<BrainFloat>(w, (int)begin, to, rows);
+}
+
+void row_step(const Op& op, const ProgramCall& c, int64_t i) {
+    switch (op.kind) {
+        case NORM: return norm(op, c, i, c.buffers[op.dst].row(i));
+        case ROPE: return rope(op, c, i);
+        case APPEND: return append(op, c, i);
+        case ACTIVATE: return activate(op, c, i, c.buffers[op.dst].row(i));
+        case ADD: return add(op, c, i);
+        case SCALE: return scale(op, c, i);
     }
 }
 
-void reserve_scratch(const ProgramCall& c, int threads) {
-    int64_t each = 0, shared = 0;
-    for (int64_t i = 0; i < c.n_ops; i++) {
-        const Op& op = c.ops[i];
+// Whether only the products that follow read what this step writes.
+bool private_to_products(const Op& op) { return (op.kind == NORM || op.kind == ACTIVATE) && op.n[7]; }
+
+bool by_rows(const Op& op) { return op.kind != LINEAR && op.kind != ATTEND; }
+
+std::vector<Stage> stages(const ProgramCall& c, int threads) {
+    std::vector<Stage> all;
+    const Op* own = nullptr;  // what the next products take for themselves
+    const int64_t m = c.rows * c.tokens;
+    int64_t heads = 0;
+    for (const Op* op = c.ops; op < c.ops + c.n_ops;) {
+        Stage stage{op, op + 1, 0, {}, nullptr, heads};
+        if (op->kind == LINEAR) {
+            stage.cut = cut(*(const Matrix*)op->p[0], m, threads);
+            stage.pieces = (int)(stage.cut.row_pieces * stage.cut.column_pieces);
+            stage.before = own;
+        } else if (op->kind == ATTEND) {
+            stage.pieces = (int)(few(*op, c) ? few_pieces(*op, c) : query_tiles(c) * c.rows * op->n[2]);
+            heads += c.rows * op->n[2];
+        } else {
+            const bool alone = m <= FEW;  // who waits for one thread might as well do its work
+            while (stage.end < c.ops + c.n_ops && by_rows(*stage.end) && !(alone && private_to_products(*stage.end)))
+                stage.end++;
+            if (alone && private_to_products(*op)) {
+                own = op, op++;
+                continue;
+            }
+            stage.cut.rows = std::max<int64_t>(1, m / (4 * threads));
+            stage.pieces = (int)((m + stage.cut.rows - 1) / stage.cut.rows);
+        }
+        op = stage.end;
+        if (op < c.ops + c.n_ops && op->kind != LINEAR) own = nullptr;
+        all.push_back(stage);
+    }
+    finished = std::vector<std::atomic<int>>(heads);
+    return all;
+}
+
+void work(const Stage& stage, const ProgramCall& c, int64_t task, Worker& worker) {
+    const Op& op = *stage.begin;
+    if (op.kind == LINEAR) return product(stage, c, task, worker);
+    if (op.kind == ATTEND && few(op, c)) return attend_few(op, c, task, finished.data() + stage.first, worker.room.data);
+    if (op.kind == ATTEND) return attend_many(op, c, task, worker.room.data);
+    const int64_t end = std::min(c.rows * c.tokens, (task + 1) * stage.cut.rows);
+    for (int64_t i = task * stage.cut.rows; i < end; i++)
+        for (const Op* step = stage.begin; step < stage.end; step++) row_step(*step, c, i);
+}
+
+void reserve(const ProgramCall& c, const std::vector<Stage>& all, int threads) {
+    int64_t room = 0, rounded = 0, rows = 0, shared = 0;
+    for (const Stage& stage : all) {
+        const Op& op = *stage.begin;
         if (op.kind == LINEAR) {
-            each = std::max(each, scratch_floats(((const Matrix*)op.p[0])->inputs, (int)(c.rows * c.tokens)));
+            const Matrix& w = *(const Matrix*)op.p[0];
+            room = std::max(room, room_floats(stage.cut.rows));
+            if (stage.before) rows = std::max(rows, stage.cut.rows * w.inputs);
+            if (is_quantised(w))
+                rounded = std::max(rounded, stage.cut.rows * (w.inputs / BLOCK) * (int64_t)sizeof(RoundedBlock) / 4);
         } else if (op.kind == ATTEND) {
             const int64_t n = op.n[1] / op.n[2] * (few(op, c) ? c.tokens : (int64_t)QUERY_TOKENS);
-            const int64_t pieces = most_pieces(op, c), each_piece = n * (2 + (int64_t)c.stores[op.n[3]].value_dim);
-            each = std::max(each, n * KEYS + (few(op, c) ? 0 : pieces * each_piece) + 64);
-            if (few(op, c)) shared = std::max(shared, c.rows * op.n[2] * pieces * each_piece);
+            const int64_t each = partial_floats(op, c, n);
+            room = std::max(room, n * KEYS + (few(op, c) ? 0 : most_pieces(op, c) * each) + 64);
+            if (few(op, c)) shared = std::max(shared, few_pieces(op, c) * each);
         }
     }
-    if ((int)scratch.size() < threads) scratch.resize(threads);
-    for (int i = 0; i < threads; i++)
-        if ((int64_t)scratch[i].size() < each) scratch[i].resize(each);
-    if ((int64_t)parts.size() < shared) parts.resize(shared);
+    if ((int)workers.size() < threads) workers.resize(threads);
+    for (int i = 0; i < threads; i++) {
+        workers[i].room.reserve(room), workers[i].rounded.reserve(rounded), workers[i].rows.reserve(rows);
+        workers[i].rounded_for = nullptr;
+    }
+    parts.reserve(shared);
 }
 
 }  // namespace
 
 extern "C" {
 
-int vantage_version() { return 1; }
+int vantage_version() { return 2; }
 
-// torch's threads instead of ours: GOMP_parallel, omp_get_thread_num and omp_get_num_threads.
-void vantage_use_openmp(void* parallel, void* thread, void* threads) {
+// torch's threads instead of ours: GOMP_parallel and omp_get_thread_num.
+void vantage_use_openmp(void* parallel, void* thread) {
     openmp.parallel = (void (*)(void (*)(void*), void*, unsigned, unsigned))parallel;
     openmp.thread = (int (*)())thread;
-    openmp.threads = (int (*)())threads;
 }
 
 // 0: it ran; 1: no memory.
 int vantage_run(const ProgramCall* call, int threads) try {
     std::lock_guard<std::mutex> one_at_a_time(run_lock);
-    reserve_scratch(*call, threads);
-    Barrier barrier;
+    const std::vector<Stage> all = stages(*call, threads);
+    reserve(*call, all, threads);
+    std::vector<Progress> progress(all.size());
     run_on_threads(
-        [&](int thread, int of) {
-            for (int64_t i = 0; i < call->n_ops; i++) {
-                step(call->ops[i], *call, thread, of);
-                if (i + 1 < call->n_ops) barrier.wait(of);
-            }
+        [&](int thread) {
+            for (size_t i = 0; i < all.size(); i++)
+                progress[i].share(all[i].pieces, [&](int task) { work(all[i], *call, task, workers[thread]); });
         },
         threads);
     return 0;
@@ -340,11 +481,25 @@ int vantage_linear(const Matrix* w, const float* x, float* y, int64_t m, int thr
     return vantage_run(&call, threads);
 }
 
-// Rows of a packed matrix as float32: y (m, inputs).
+// Rows of a quantised matrix as float32: y (m, inputs).
 void vantage_rows(const Matrix* w, const int64_t* ids, int64_t m, float* y) {
-    for (int64_t i = 0; i < m; i++)
-        w->format == PACK4 ? unpacked_row<Four>(*w, ids[i], y + i * w->inputs)
-                           : unpacked_row<Eight>(*w, ids[i], y + i * w->inputs);
+    for (int64_t i = 0; i < m; i++) kernels(*w).row(*w, ids[i], y + i * w->inputs);
+}
+
+// The rows of a GGUF tensor, into the matrix. 0: done; 2: a scale is not finite.
+int vantage_repack(const Matrix* w, const uint8_t* source, int threads) {
+    std::lock_guard<std::mutex> one_at_a_time(run_lock);
+    const int64_t rows = SUPER * LANES, all = (w->outputs + LANES - 1) / LANES * LANES;
+    std::atomic<bool> finite{true};
+    Progress progress;
+    run_on_threads(
+        [&](int) {
+            progress.share((int)((all + rows - 1) / rows), [&](int task) {
+                if (!kernels(*w).repack(source, *w, task * rows, std::min(all, (task + 1) * rows))) finite = false;
+            });
+        },
+        threads);
+    return finite ? 0 : 2;
 }
 
 // The k largest softmax weights of each row of scores (m, n) times scale, and where they stand: both (m, k).
@@ -353,10 +508,12 @@ int vantage_top(const float* scores, int64_t m, int64_t n, int64_t k, float scal
     std::lock_guard<std::mutex> one_at_a_time(run_lock);
     const int64_t each = ranking_size(k);
     std::vector<Ranked> candidates(each * threads);
+    Progress progress;
     run_on_threads(
-        [&](int thread, int of) {
-            for (int64_t i = m * thread / of; i < m * (thread + 1) / of; i++)
+        [&](int thread) {
+            progress.share((int)m, [&](int i) {
                 top_of_row(scores + i * n, n, k, scale, values + i * k, where + i * k, candidates.data() + thread * each);
+            });
         },
         threads);
     return 0;

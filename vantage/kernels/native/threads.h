@@ -1,7 +1,11 @@
-// Threads that run one job together and wait for each other between its steps.
+// Threads that work through the same stages together.
 //
-// They are torch's own where it uses OpenMP: threads of ours beside them would share their cores with torch's, which
-// spin for milliseconds after every operator. Elsewhere they are ours, and spin briefly before they sleep.
+// A stage is cut into pieces, which whoever is free takes from a counter: a thread that is held up by another process
+// costs the piece it holds and no more. The next stage begins when all pieces are done; who waits spins briefly and
+// then sleeps.
+//
+// The threads are torch's own where it uses OpenMP: threads of ours beside them would share their cores with torch's,
+// which spin for milliseconds after every operator. Elsewhere they are ours.
 #pragma once
 #include <pthread.h>
 #include <sched.h>
@@ -10,46 +14,63 @@
 #include <functional>
 #include <mutex>
 #include <thread>
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace vantage {
 
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
 #endif
 }
 
-class Barrier {
+class alignas(64) Progress {  // of one stage
   public:
-    void wait(int n) {
-        if (n == 1) return;
-        const int phase = phase_.load(std::memory_order_acquire);
-        if (arrived_.fetch_add(1, std::memory_order_acq_rel) == n - 1) {
-            arrived_.store(0, std::memory_order_relaxed);
-            phase_.store(phase + 1, std::memory_order_release);
-            return;
+    // Takes pieces until there are none, and returns when all are done.
+    template <class Work>
+    void share(int pieces, Work&& work) {
+        for (int piece; (piece = next_.fetch_add(1, std::memory_order_relaxed)) < pieces;) {
+            work(piece);
+            if (done_.fetch_add(1) + 1 == pieces && asleep_.load()) wake();
         }
-        for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; spins++)
-            spins < 20000 ? relax() : (void)sched_yield();  // whoever we wait for may need this core
+        for (int spins = 0; done_.load(std::memory_order_acquire) < pieces; spins++)
+            spins < 2000 ? relax() : sleep(pieces);
     }
 
   private:
-    std::atomic<int> arrived_{0}, phase_{0};
+#if defined(__linux__)
+    void sleep(int pieces) {
+        asleep_.fetch_add(1);
+        for (int done; (done = done_.load()) < pieces;)
+            syscall(SYS_futex, &done_, FUTEX_WAIT_PRIVATE, done, nullptr, nullptr, 0);
+        asleep_.fetch_sub(1);
+    }
+    void wake() { syscall(SYS_futex, &done_, FUTEX_WAKE_PRIVATE, 1 << 30, nullptr, nullptr, 0); }
+#else
+    void sleep(int) { sched_yield(); }
+    void wake() {}
+#endif
+    std::atomic<int> next_{0}, done_{0}, asleep_{0};
 };
 
-using Job = std::function<void(int thread, int threads)>;
+using Job = std::function<void(int thread)>;
 
 struct OpenMP {  // of the library that torch has loaded
     void (*parallel)(void (*)(void*), void*, unsigned, unsigned) = nullptr;
     int (*thread)() = nullptr;
-    int (*threads)() = nullptr;
 
     void run(const Job& job, int count) const {
         const Team team{this, &job};
         parallel(
             [](void* data) {
                 const Team& team = *(const Team*)data;
-                (*team.job)(team.openmp->thread(), team.openmp->threads());
+                (*team.job)(team.openmp->thread());
             },
             (void*)&team, (unsigned)count, 0);
     }
@@ -74,8 +95,9 @@ class ThreadPool {  // never destroyed: its threads sleep in it until the proces
             turn_.fetch_add(1, std::memory_order_release);
         }
         wake_.notify_all();
-        job(0, threads);
-        while (left_.load(std::memory_order_acquire)) relax();
+        job(0);
+        for (int spins = 0; left_.load(std::memory_order_acquire); spins++)
+            spins < 2000 ? relax() : (void)sched_yield();
     }
     const int threads;
 
@@ -87,7 +109,7 @@ class ThreadPool {  // never destroyed: its threads sleep in it until the proces
                 std::unique_lock<std::mutex> hold(lock_);
                 wake_.wait(hold, [&] { return turn_.load(std::memory_order_acquire) != last_turn; });
             }
-            (*job_)(i, threads);
+            (*job_)(i);
             left_.fetch_sub(1, std::memory_order_acq_rel);
         }
     }

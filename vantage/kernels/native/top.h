@@ -18,12 +18,17 @@ inline int64_t ranking_size(int64_t k) { return 4 * k + 64; }
 // The k best of n scores times scale: their weights, falling, and where they stand. A score of -inf has the weight 0.
 inline void top_of_row(const float* x, int64_t n, int64_t k, float scale, float* values, int32_t* where,
                        Ranked* candidates) {
-    v16 first = all(-INFINITY), second = all(-INFINITY);
+    constexpr int MAXIMA = 32 / WIDTH;
+    floats best[MAXIMA];
+    for (floats& v : best) v = all(-INFINITY);
     int64_t i = 0;
-    for (; i + 32 <= n; i += 32) first = max(load(x + i), first), second = max(load(x + i + 16), second);
+    for (; i + 32 <= n; i += 32)
+        for (int j = 0; j < MAXIMA; j++) best[j] = max(load(x + i + j * WIDTH), best[j]);
     // Thirty-two scores are at least as high as the lowest of these maxima: none below is among the best 32.
-    float floor = k <= 32 && n >= 32 ? lowest(first < second ? first : second) : -INFINITY;
-    float top = greatest(max(first, second));
+    floats low = best[0], high = best[0];
+    for (const floats& v : best) low = min(low, v), high = max(high, v);
+    float floor = k <= 32 && n >= 32 ? lowest(low) : -INFINITY;
+    float top = greatest(high);
     for (; i < n; i++) top = x[i] > top ? x[i] : top;
 
     const int64_t most = ranking_size(k);
@@ -35,9 +40,9 @@ inline void top_of_row(const float* x, int64_t n, int64_t k, float scale, float*
             kept = k, floor = std::max(floor, candidates[k - 1].score);
         }
     };
-    v16 sums = all(0);
-    for (i = 0; i + 16 <= n; i += 16) {
-        const v16 v = load(x + i);
+    floats sums = all(0);
+    for (i = 0; i + WIDTH <= n; i += WIDTH) {
+        const floats v = load(x + i);
         sums += exp((v - top) * scale);
         for (uint32_t rest = reaching(v, floor); rest; rest &= rest - 1) {
             const int lane = __builtin_ctz(rest);

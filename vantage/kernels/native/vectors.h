@@ -1,4 +1,5 @@
-// Sixteen floats at a time, in the compilers' own vector types: one source for AVX-512, AVX2, SSE2 and NEON.
+// Vectors of the processor's own width, in the compilers' vector types: 16 numbers with AVX-512, 8 with AVX2,
+// 4 with NEON, SSE2 and anywhere else. Everything above is written for any width.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -11,151 +12,240 @@
 
 namespace vantage {
 
-typedef float v16 __attribute__((vector_size(64)));
-typedef int32_t i16x __attribute__((vector_size(64)));
-typedef int16_t i32x __attribute__((vector_size(64)));
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+#define VANTAGE_AVX512 1
+constexpr int WIDTH = 16;
+#elif defined(__AVX2__)
+#define VANTAGE_AVX2 1
+constexpr int WIDTH = 8;
+#else
+constexpr int WIDTH = 4;
+#endif
 
-inline v16 load(const float* p) { v16 v; std::memcpy(&v, p, 64); return v; }
-inline void store(float* p, v16 v) { std::memcpy(p, &v, 64); }
-inline v16 all(float x) { return v16{} + x; }
-inline v16 max(v16 a, v16 b) { return a > b ? a : b; }
+typedef float floats __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t ints __attribute__((vector_size(4 * WIDTH)));
+typedef int16_t shorts __attribute__((vector_size(4 * WIDTH)));       // two for each lane of 32 bits
+typedef int16_t half_shorts __attribute__((vector_size(2 * WIDTH)));  // one for each
+
+inline floats load(const float* p) { floats v; std::memcpy(&v, p, sizeof v); return v; }
+inline void store(float* p, floats v) { std::memcpy(p, &v, sizeof v); }
+inline ints load_ints(const void* p) { ints v; std::memcpy(&v, p, sizeof v); return v; }
+inline floats all(float x) { return x - floats{}; }  // x - 0 is x, for every x
+inline ints all_ints(int32_t x) { return ints{} + x; }
+#if defined(VANTAGE_AVX512)
+inline floats max(floats a, floats b) { return (floats)_mm512_max_ps((__m512)a, (__m512)b); }
+inline floats min(floats a, floats b) { return (floats)_mm512_min_ps((__m512)a, (__m512)b); }
+#elif defined(VANTAGE_AVX2)
+inline floats max(floats a, floats b) { return (floats)_mm256_max_ps((__m256)a, (__m256)b); }
+inline floats min(floats a, floats b) { return (floats)_mm256_min_ps((__m256)a, (__m256)b); }
+#else
+inline floats max(floats a, floats b) { return a > b ? a : b; }
+inline floats min(floats a, floats b) { return a < b ? a : b; }
+#endif
+inline floats to_floats(ints x) { return __builtin_convertvector(x, floats); }
 
 // a * b + c, rounded once where the processor can. Compilers are told never to fuse by themselves (-ffp-contract=off):
 // they would here and not there, and the same sum in two loops would differ in its last bit.
-inline v16 fused(v16 a, v16 b, v16 c) {
-#if defined(__AVX512F__)
-    return (v16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__)
-    __m256 x[2], y[2], z[2];
-    std::memcpy(x, &a, 64), std::memcpy(y, &b, 64), std::memcpy(z, &c, 64);
-    x[0] = _mm256_fmadd_ps(x[0], y[0], z[0]), x[1] = _mm256_fmadd_ps(x[1], y[1], z[1]);
-    std::memcpy(&c, x, 64);
-    return c;
+inline floats fused(floats a, floats b, floats c) {
+#if defined(VANTAGE_AVX512)
+    return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(VANTAGE_AVX2) && defined(__FMA__)
+    return (floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #elif defined(__aarch64__)
-    float32x4_t x[4], y[4], z[4];
-    std::memcpy(x, &a, 64), std::memcpy(y, &b, 64), std::memcpy(z, &c, 64);
-    for (int i = 0; i < 4; i++) z[i] = vfmaq_f32(z[i], x[i], y[i]);
-    std::memcpy(&c, z, 64);
-    return c;
+    return (floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
     return a * b + c;
 #endif
 }
 
-inline float sum(v16 v) {  // always the same tree, so that a sum never depends on who else is computed
-#if defined(__AVX512F__)
+inline float sum(floats v) {  // always the same tree, so that a sum never depends on who else is computed
+#if defined(VANTAGE_AVX512)
     return _mm512_reduce_add_ps((__m512)v);
+#elif defined(VANTAGE_AVX2)
+    __m128 x = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+    x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+#else
+    return (v[0] + v[2]) + (v[1] + v[3]);
 #endif
-    float a[16];
-    store(a, v);
-    for (int half = 8; half; half /= 2)
-        for (int i = 0; i < half; i++) a[i] += a[i + half];
-    return a[0];
 }
 
-inline float greatest(v16 v) {
-#if defined(__AVX512F__)
+inline float greatest(floats v) {
+#if defined(VANTAGE_AVX512)
     return _mm512_reduce_max_ps((__m512)v);
-#endif
-    float a[16];
-    store(a, v);
-    float m = a[0];
-    for (int i = 1; i < 16; i++) m = a[i] > m ? a[i] : m;
+#elif defined(VANTAGE_AVX2)
+    __m128 x = _mm_max_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+    x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+#else
+    float m = v[0];
+    for (int i = 1; i < WIDTH; i++) m = v[i] > m ? v[i] : m;
     return m;
+#endif
 }
 
-inline float lowest(v16 v) { return -greatest(-v); }
+inline float lowest(floats v) { return -greatest(-v); }
+
+// The sums of WIDTH vectors, one in each lane: lane i is sum(v[i]), bit for bit.
+inline floats sums(const floats* v) {
+#if defined(VANTAGE_AVX2)
+    // halves of 128 bits first, then pairs: the tree of sum()
+    __m256 t[4];
+    for (int i = 0; i < 4; i++) {
+        const __m256 a = (__m256)v[i], b = (__m256)v[i + 4];
+        t[i] = _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+    }
+    // in every half now (x0 x1 x2 x3) of v[i] below and v[i + 4] above: (x0 + x2) + (x1 + x3)
+    const __m256 a = _mm256_add_ps(_mm256_unpacklo_ps(t[0], t[1]), _mm256_unpackhi_ps(t[0], t[1]));  // a0 b0 a1 b1
+    const __m256 b = _mm256_add_ps(_mm256_unpacklo_ps(t[2], t[3]), _mm256_unpackhi_ps(t[2], t[3]));
+    return (floats)_mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee));
+#else
+    floats out{};
+    for (int i = 0; i < WIDTH; i++) out[i] = sum(v[i]);
+    return out;
+#endif
+}
 
 // One bit for each lane that is at least x.
-inline uint32_t reaching(v16 v, float x) {
-#if defined(__AVX512F__)
+inline uint32_t reaching(floats v, float x) {
+#if defined(VANTAGE_AVX512)
     return _mm512_cmp_ps_mask((__m512)v, _mm512_set1_ps(x), _CMP_GE_OQ);
-#elif defined(__AVX2__)
-    __m256 half[2];
-    std::memcpy(half, &v, 64);
-    const __m256 y = _mm256_set1_ps(x);
-    const int low = _mm256_movemask_ps(_mm256_cmp_ps(half[0], y, _CMP_GE_OQ));
-    return (uint32_t)low | (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(half[1], y, _CMP_GE_OQ)) << 8;
+#elif defined(VANTAGE_AVX2)
+    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps((__m256)v, _mm256_set1_ps(x), _CMP_GE_OQ));
 #else
-    float a[16];
-    store(a, v);
-    uint32_t found = 0;
-    for (int i = 0; i < 16; i++) found |= (uint32_t)(a[i] >= x) << i;
-    return found;
+    uint32_t lanes = 0;
+    for (int i = 0; i < WIDTH; i++) lanes |= (uint32_t)(v[i] >= x) << i;
+    return lanes;
 #endif
 }
 
-// s + a.low * b.low + a.high * b.high in every lane, a and b being pairs of 16-bit numbers and b the same for all.
-inline i16x multiply_pairs(i16x s, i16x a, int32_t b) {
-#if defined(__AVX512VNNI__)
-    return (i16x)_mm512_dpwssd_epi32((__m512i)s, (__m512i)a, _mm512_set1_epi32(b));
-#elif defined(__AVX512BW__)
-    return s + (i16x)_mm512_madd_epi16((__m512i)a, _mm512_set1_epi32(b));
-#elif defined(__AVX2__)
-    __m256i low, high;
-    std::memcpy(&low, &a, 32);
-    std::memcpy(&high, (const char*)&a + 32, 32);
-    const __m256i x = _mm256_set1_epi32(b);
-    low = _mm256_madd_epi16(low, x), high = _mm256_madd_epi16(high, x);
-    i16x v;
-    std::memcpy(&v, &low, 32);
-    std::memcpy((char*)&v + 32, &high, 32);
-    return s + v;
+// s + x, here and now. Left alone the compiler makes all products of a loop before it adds the first, and has no
+// registers for them.
+inline ints add_in_order(ints s, ints x) {
+#if defined(VANTAGE_AVX512)
+    asm("vpaddd %1, %0, %0" : "+v"(s) : "v"(x));
+    return s;
+#elif defined(VANTAGE_AVX2)
+    asm("vpaddd %1, %0, %0" : "+x"(s) : "x"(x));
+    return s;
 #else
-    return s + ((a << 16) >> 16) * (int32_t)(int16_t)b + (a >> 16) * (b >> 16);
+    return s + x;
 #endif
 }
 
-inline v16 bits(i16x x) { v16 v; std::memcpy(&v, &x, 64); return v; }
+// s + a.low * b.low + a.high * b.high in every lane, a and b being pairs of 16-bit numbers.
+inline ints multiply_pairs(ints s, ints a, ints b) {
+#if defined(VANTAGE_AVX512) && defined(__AVX512VNNI__)
+    return (ints)_mm512_dpwssd_epi32((__m512i)s, (__m512i)a, (__m512i)b);
+#elif defined(VANTAGE_AVX512)
+    return add_in_order(s, (ints)_mm512_madd_epi16((__m512i)a, (__m512i)b));
+#elif defined(VANTAGE_AVX2) && defined(__AVXVNNI__)
+    return (ints)_mm256_dpwssd_avx_epi32((__m256i)s, (__m256i)a, (__m256i)b);
+#elif defined(VANTAGE_AVX2)
+    return add_in_order(s, (ints)_mm256_madd_epi16((__m256i)a, (__m256i)b));
+#elif defined(__aarch64__)
+    const int16x8_t x = (int16x8_t)a, y = (int16x8_t)b;
+    const int32x4_t low = vmull_s16(vget_low_s16(x), vget_low_s16(y)), high = vmull_high_s16(x, y);
+    return add_in_order(s, (ints)vpaddq_s32(low, high));
+#elif defined(__SSE2__)
+    return add_in_order(s, (ints)__builtin_ia32_pmaddwd128((shorts)a, (shorts)b));
+#else
+    return s + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+
+// Four bits each, in the upper byte of every 16: the entry of a table of 16 signed bytes, widened to 16 bits.
+inline ints looked_up(ints indices, const int8_t* table) {
+#if defined(VANTAGE_AVX512)
+    const __m512i all = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table));
+    return (ints)_mm512_srai_epi16(_mm512_shuffle_epi8(all, (__m512i)indices), 8);
+#elif defined(VANTAGE_AVX2)
+    const __m256i all = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
+    return (ints)_mm256_srai_epi16(_mm256_shuffle_epi8(all, (__m256i)indices), 8);
+#elif defined(__aarch64__)
+    const uint8x16_t entries = vqtbl1q_u8(vld1q_u8((const uint8_t*)table), (uint8x16_t)indices);
+    return (ints)vshrq_n_s16((int16x8_t)entries, 8);
+#else
+    shorts words = (shorts)indices;
+    for (int i = 0; i < 2 * WIDTH; i++) words[i] = table[(words[i] >> 8) & 15];
+    return (ints)words;
+#endif
+}
+
+inline floats bits(ints x) { floats v; std::memcpy(&v, &x, sizeof v); return v; }
 
 // e^x with an error of 2 units in the last place: 2^n times a polynomial on [-ln2/2, ln2/2] (Cephes' coefficients).
-inline v16 exp(v16 x) {
-    x = x < -87.3f ? all(-87.3f) : x;
-    x = x > 88.0f ? all(88.0f) : x;
-    const v16 t = x * 1.44269504088896341f;
-    const i16x n = __builtin_convertvector(t + (t < 0.0f ? all(-0.5f) : all(0.5f)), i16x);
-    const v16 fn = __builtin_convertvector(n, v16);
-    const v16 r = (x - fn * 0.693359375f) + fn * 2.12194440e-4f;
-    v16 p = all(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    return (p * r * r + r + 1.0f) * bits((n + 127) << 23);
+inline floats exp(floats x) {
+    x = min(all(88.0f), max(all(-87.3f), x));  // in this order what is no number stays so
+    // adding and subtracting 3 * 2^22 rounds to the nearest whole number
+    const floats fn = (x * 1.44269504088896341f + 12582912.0f) - 12582912.0f;
+    const ints n = __builtin_convertvector(fn, ints);
+    const floats r = fused(fn, all(2.12194440e-4f), fused(fn, all(-0.693359375f), x));
+    floats p = all(1.9875691500e-4f);
+    p = fused(p, r, all(1.3981999507e-3f));
+    p = fused(p, r, all(8.3334519073e-3f));
+    p = fused(p, r, all(4.1665795894e-2f));
+    p = fused(p, r, all(1.6666665459e-1f));
+    p = fused(p, r, all(5.0000001201e-1f));
+    return fused(p * r, r, r + 1.0f) * bits((n + 127) << 23);
 }
 
-inline v16 tanh(v16 x) {
-    const v16 e = exp(2.0f * (x > 9.0f ? all(9.0f) : x < -9.0f ? all(-9.0f) : x));
+inline floats tanh(floats x) {
+    const floats e = exp(2.0f * max(all(-9.0f), min(all(9.0f), x)));
     return (e - 1.0f) / (e + 1.0f);
 }
 
-// Sixteen half-precision numbers. Without the instruction: by their bits, subnormal numbers included.
-inline v16 halves(const uint16_t* p) {
-#if defined(__AVX512F__)
-    return (v16)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
-#elif defined(__F16C__) && defined(__AVX__)
-    v16 v;
-    __m256 a = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
-    __m256 b = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)));
-    std::memcpy(&v, &a, 32);
-    std::memcpy((char*)&v + 32, &b, 32);
-    return v;
+inline float half(uint16_t h) {  // by its bits, subnormal numbers included
+    const uint32_t sign = (h & 0x8000u) << 16, size = h & 0x7fffu;
+    uint32_t word = (size << 13) + 0x38000000u;  // the exponent's offset: 15 becomes 127
+    if (size >= 0x7c00u) word += 0x38000000u;    // infinity and NaN
+    float f;
+    if (size < 0x0400u) f = (float)size * 5.9604644775390625e-8f;  // subnormal: multiples of 2^-24
+    else std::memcpy(&f, &word, 4);
+    uint32_t u;
+    std::memcpy(&u, &f, 4);
+    u |= sign;
+    std::memcpy(&f, &u, 4);
+    return f;
+}
+
+// WIDTH half-precision numbers.
+inline floats halves(const void* p) {
+#if defined(VANTAGE_AVX512)
+    return (floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#elif defined(VANTAGE_AVX2) && defined(__F16C__)
+    return (floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#elif defined(__aarch64__)
+    return (floats)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t*)p)));
 #else
-    float out[16];
-    for (int i = 0; i < 16; i++) {
-        const uint32_t h = p[i], sign = (h & 0x8000u) << 16, size = h & 0x7fffu;
-        uint32_t word = (size << 13) + 0x38000000u;  // the exponent's offset: 15 becomes 127
-        if (size >= 0x7c00u) word += 0x38000000u;    // infinity and NaN
-        float f;
-        if (size < 0x0400u) f = (float)size * 5.9604644775390625e-8f;  // subnormal: multiples of 2^-24
-        else std::memcpy(&f, &word, 4);
-        uint32_t u;
-        std::memcpy(&u, &f, 4);
-        u |= sign;
-        std::memcpy(&out[i], &u, 4);
-    }
-    return load(out);
+    uint16_t h[WIDTH];
+    std::memcpy(h, p, sizeof h);
+    floats out{};
+    for (int i = 0; i < WIDTH; i++) out[i] = half(h[i]);
+    return out;
+#endif
+}
+
+// WIDTH numbers of bfloat16: the upper halves of float32.
+inline floats bfloats(const void* p) {
+    typedef uint16_t words __attribute__((vector_size(2 * WIDTH)));
+    words w;
+    std::memcpy(&w, p, sizeof w);
+    return bits(__builtin_convertvector(w, ints) << 16);
+}
+
+// WIDTH signed bytes.
+inline ints signed_bytes(const void* p) {
+#if defined(VANTAGE_AVX512)
+    return (ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
+#elif defined(VANTAGE_AVX2)
+    return (ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p));
+#else
+    int8_t b[WIDTH];
+    std::memcpy(b, p, sizeof b);
+    ints out{};
+    for (int i = 0; i < WIDTH; i++) out[i] = b[i];
+    return out;
 #endif
 }
 

@@ -14,6 +14,7 @@ def lower(blocks: nn.ModuleList, norm: nn.Module, width: int) -> NativeProgram:
     for block in blocks:
         x = program.lower(block, x)
     program.out = program.lower(norm, x)
+    program.mark_private()
     return program
 
 
@@ -21,4 +22,5 @@ def lower_head(head: nn.Module, width: int) -> NativeProgram:
     program = NativeProgram()
     x = program.buffer("x", width)
     program.out = program.lower(head, x)
+    program.mark_private()
     return program

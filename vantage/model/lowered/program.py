@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import takewhile
 from typing import Any, cast
 
 import torch
@@ -77,22 +79,25 @@ class NativeProgram:
         return dst
 
     def linear(self, module: nn.Module, src: int, into: int | None, name: str) -> int:
-        weight = self._matrix(module)
-        dst = self.buffer(name, weight.outputs) if into is None else into
-        self.emit(OpKind.LINEAR, dst, src, n=[into is not None], p=[weight])
+        weights = self._matrices(module)
+        dst = self.buffer(name, sum(weight.outputs for _, weight in weights)) if into is None else into
+        for column, weight in weights:
+            self.emit(OpKind.LINEAR, dst, src, n=[into is not None, column], p=[weight])
         return dst
 
-    def _matrix(self, module: nn.Module) -> Matrix:
+    def _matrices(self, module: nn.Module) -> list[tuple[int, Matrix]]:
+        """The parts of a linear map's weight, and the column where the outputs of each begin."""
         if isinstance(module, PackedLinear):
             if module.weight.device.type != "cpu":
                 raise CannotLower("its weights are not in host memory")
-            self.hold(module.weight.data)
-            return module.weight.matrix(self._held_bias(module.bias))
+            for data in module.weight.buffers():
+                self.hold(data)
+            return list(module.weight.matrices(self._held_bias(module.bias)))
         if not isinstance(module, nn.Linear):
             raise no_native_form(module)
         _need_float32(module.weight)
         self.dense = True
-        return matrix(self.hold(module.weight), self._held_bias(module.bias), Format.DENSE, module.weight.shape)
+        return [(0, matrix(self.hold(module.weight), self._held_bias(module.bias), Format.DENSE, module.weight.shape))]
 
     def _held_bias(self, bias: Tensor | None) -> Tensor | None:
         return None if bias is None else self.hold(bias)
@@ -133,8 +138,7 @@ class NativeProgram:
         numbers = [0, shape.heads, shape.kv_heads, index, index, scores.window]
         factors = [scores.scale, scores.softcap or 0.0]
         slopes = None if scores.slopes is None else torch.tensor(scores.slopes, dtype=torch.float32)
-        for kind in (OpKind.ATTEND, OpKind.JOIN):
-            self.emit(kind, attended, qkv, n=numbers, f=factors, p=[slopes, scores.sinks])
+        self.emit(OpKind.ATTEND, attended, qkv, n=numbers, f=factors, p=[slopes, scores.sinks])
         return attended
 
     def activate(self, src: int, hidden: int, function: Any, *, gated: bool) -> int:
@@ -174,9 +178,35 @@ class NativeProgram:
                 op.p[i] = ctypes.addressof(what)
         self.ops.append(op)
 
+    def mark_private(self) -> None:
+        """Tell the norms and activations that only the products after them read: with few rows every thread takes
+        such a step for itself, which is faster than waiting for the one that takes it for all."""
+        for i, op in enumerate(self.ops):
+            if op.kind not in (OpKind.NORM, OpKind.ACTIVATE) or op.dst in (op.src, self.out):
+                continue
+            rest = self.ops[i + 1 :]
+            products = list(takewhile(partial(_is_product_of, op.dst), rest))
+            written_over = any(product.dst == op.src for product in products)
+            op.n[7] = bool(products) and not written_over and not _read_later(op.dst, rest[len(products) :])
+
     def hold(self, tensor: Tensor) -> Tensor:
         self.tensors.append(tensor)
         return tensor
+
+
+def _is_product_of(buffer: int, op: Op) -> bool:
+    return op.kind == OpKind.LINEAR and op.src == buffer
+
+
+def _read_later(buffer: int, ops: Sequence[Op]) -> bool:
+    """Whether a step reads the buffer before another has written all of it."""
+    for op in ops:
+        if op.src == buffer or (op.kind == OpKind.ADD and op.other == buffer):
+            return True
+        if op.dst == buffer:
+            in_place = op.kind in (OpKind.ROPE, OpKind.SCALE) or (op.kind == OpKind.LINEAR and bool(op.n[0]))
+            return in_place or op.kind not in (OpKind.NORM, OpKind.ACTIVATE, OpKind.ADD)
+    return False
 
 
 def _norm_form(module: nn.Module) -> NormForm:

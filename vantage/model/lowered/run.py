@@ -15,7 +15,7 @@ from vantage.cache import ModelCache
 from vantage.cache.codecs import PlainCodec
 from vantage.cache.ledger import Layout, Ledger
 from vantage.cache.stores import Store
-from vantage.kernels.native import AngleTable, Buffer, LayerStore, Native, Op, ProgramCall, RowLocation
+from vantage.kernels.native import AngleTable, Buffer, LayerStore, Native, Op, ProgramCall, RowLocation, use_huge_pages
 from vantage.model.lowered.lower import lower, lower_head
 from vantage.model.lowered.program import NativeProgram
 from vantage.spec.native import CannotLower
@@ -181,6 +181,8 @@ def _head(model: Any) -> Prepared | None:
 
 def _layer_store(store: Store) -> LayerStore:
     k, v = store.tensors
+    use_huge_pages(k)
+    use_huge_pages(v)
     rows = (0, 0) if store.pooled else (k.stride(0), v.stride(0))
     return LayerStore(k.data_ptr(), v.data_ptr(), k.stride(-3), v.stride(-3), *rows, k.shape[-1], v.shape[-1])
 
