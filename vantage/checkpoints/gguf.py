@@ -8,6 +8,7 @@ strings in arrays are decoded when somebody iterates over them. Weights are dequ
 from __future__ import annotations
 
 import math
+import mmap
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -77,9 +78,10 @@ class GGUF:
         try:
             # A plain view: slicing a memmap itself costs microseconds each time. Private and never written to, but
             # writable: torch takes no other memory without a copy.
-            self._data = np.asarray(np.memmap(self.path, dtype=np.uint8, mode="c"))
+            mapped = np.memmap(self.path, dtype=np.uint8, mode="c")
         except (OSError, ValueError) as e:
             raise CheckpointError(f"{self.path.name} cannot be mapped: {e}") from e
+        self._data, self._map = np.asarray(mapped), mapped.base
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, StoredTensor] = {}
         _Header(self._data, self.path.name).read_into(self.metadata, self.tensors)
@@ -104,6 +106,14 @@ class GGUF:
         stored = self.tensors[name]
         raw = self._data[stored.start : stored.start + stored.nbytes]
         return torch.from_numpy(raw).view(stored.shape[0], -1)
+
+    def forget(self, name: str) -> None:
+        """Give the memory of a tensor's bytes back; who asks for them again gets them from the file."""
+        stored = self.tensors[name]
+        begin = -(-stored.start // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = stored.start + stored.nbytes - begin
+        if isinstance(self._map, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED") and length > 0:
+            self._map.madvise(mmap.MADV_DONTNEED, begin, length)
 
 
 class _Header:

@@ -67,6 +67,10 @@ class GGUFTensors:
             return None, torch.empty(0)
         return stored.kind.name, self._undone(theirs, self.file.rows(theirs))
 
+    def forget(self, name: str) -> None:
+        """Give the memory of a tensor's bytes back: the file still has them."""
+        self.file.forget(self._home[name])
+
     def _undone(self, theirs: str, tensor: Tensor) -> Tensor:
         plain = re.sub(r"^blk\.\d+\.", "", theirs)
         undo = self._arch.undo.get(plain)

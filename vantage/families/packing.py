@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect
 from collections.abc import Callable
 from itertools import accumulate, groupby, pairwise
 from math import isfinite
@@ -59,7 +58,10 @@ def _as_stored(model: Model, checkpoint: GGUFTensors, prefix: str) -> Packing:
         known = [(kind, raw) for kind, raw in blocks if kind is not None]
         if len(known) < len(blocks):
             return None
-        return [_packed(raw, kind, link.their_names[0], memory) for kind, raw in _in_our_order(link, known)]
+        packed = [_packed(raw, kind, link.their_names[0], memory) for kind, raw in _in_our_order(link, known)]
+        for name in names:
+            checkpoint.forget(name)
+        return packed
 
     return pack
 
@@ -73,12 +75,14 @@ def _in_our_order(link: Link, blocks: list[tuple[str, Tensor]]) -> list[tuple[st
     # rows of two kinds are of two lengths: the link is asked where each row goes, by its number
     starts = [0, *accumulate(len(raw) for _, raw in blocks)]
     (order,) = link.to_ours([torch.arange(a, b)[:, None] for a, b in pairwise(starts)])
-    pieces: list[tuple[str, Tensor]] = []
-    for number in order[:, 0].tolist():
-        at = bisect(starts, number) - 1
-        kind, raw = blocks[at]
-        pieces.append((kind, raw[number - starts[at]]))
-    return [(kind, torch.stack([row for _, row in run])) for kind, run in groupby(pieces, key=itemgetter(0))]
+    numbers = order[:, 0]
+    sources = torch.bucketize(numbers, torch.tensor(starts[1:]), right=True)
+    ends = [*((sources[1:] != sources[:-1]).nonzero()[:, 0] + 1).tolist(), len(numbers)]
+    pieces = []
+    for begin, end in pairwise([0, *ends]):
+        at = int(sources[begin])
+        pieces.append((blocks[at][0], blocks[at][1][numbers[begin:end] - starts[at]]))
+    return [(kind, torch.cat([rows for _, rows in run])) for kind, run in groupby(pieces, key=itemgetter(0))]
 
 
 def _packed(rows: Tensor, kind: str, name: str, memory: WeightMemory) -> Packed:

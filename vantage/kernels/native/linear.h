@@ -96,13 +96,16 @@ void few(const Matrix& w, const Groups<F>& groups, int out, const Rows& r, const
     floats acc[M][G];
     for (int m = 0; m < M; m++)
         for (int g = 0; g < G; g++) acc[m][g] = all(0);
+    const int64_t ahead = std::max<int64_t>(1, AHEAD / step) * step;
     for (int64_t b = 0; b < groups.blocks; b++) {
+        for (int g = 0; g < G; g += LANES / WIDTH)
+            for (int line = 0; line < F::SCALES; line += 64) __builtin_prefetch(base[g] + line + ahead);
         for (int i = 0; i < F::INPUTS / BLOCK; i++, x++) {
             const uint8_t* numbers[G];
             for (int g = 0; g < G; g++) {
                 numbers[g] = base[g] + F::SCALES + i * F::NUMBERS + 4 * lane[g];
                 if (g % (LANES / WIDTH) == 0)  // the stream goes on
-                    for (int line = 0; line < F::NUMBERS; line += 4 * LANES) __builtin_prefetch(numbers[g] + line + AHEAD);
+                    for (int line = 0; line < F::NUMBERS; line += 64) __builtin_prefetch(numbers[g] + line + ahead);
             }
             for_each_from<0, F::PARTS>([&](auto part) {
                 ints s[M][G];
