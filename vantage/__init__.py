@@ -26,6 +26,8 @@ _WHERE = {
         "generate",
     ),
     "vantage.inspect": ("capture", "swap"),
+    "vantage.cache.kinds.heavy_hitters": ("HeavyHitterCache",),
+    "vantage.cache.kinds.sinks": ("SinkCache",),
     "vantage.parts": ("register",),
     "vantage.spec.positions": ("Positions",),
     "vantage.spec.masks": ("Causal", "Chunked", "Everything", "Prefix", "SameSegment", "Window"),

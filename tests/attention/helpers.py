@@ -22,6 +22,8 @@ F64 = torch.float64
 class Listing:
     """The simplest cache there is: it puts new keys and values behind the old ones."""
 
+    late = False
+
     def __init__(self) -> None:
         self.held: View | None = None
 
@@ -41,6 +43,8 @@ class Listing:
 
 class Forgetting:
     """Keeps nothing, as in training."""
+
+    late = False
 
     def append(self, pos: Positions, k_BGTd: Tensor, v_BGTe: Tensor) -> View:
         return View(k_BGTd, v_BGTe, pos)

@@ -81,7 +81,7 @@ def test_texts_and_scores_are_those_of_transformers(pairs: Any, name: str, part:
     assert finished == {"stop", "length"}
 
 
-@pytest.mark.parametrize(("name", "kind"), zoo.CASES)
+@pytest.mark.parametrize(("name", "kind"), zoo.EVERY)
 def test_every_cache_finds_the_same(name: str, kind: str) -> None:
     """And each log-probability is that of a whole pass over the text."""
     model = zoo.model(name)

@@ -42,9 +42,12 @@ def alone(model: Model, messages: list[Any], most: int) -> list[int]:
     return tokens[n:]
 
 
-@pytest.mark.parametrize("kind", ["contiguous", "paged", "quantised"])
-@pytest.mark.parametrize("draft", [None, Lookup(shortest=1)], ids=["plain", "lookup"])
-def test_a_turn_computes_its_new_tokens_only(kind: str, draft: Any) -> None:
+TAKES_BACK = ("contiguous", "paged", "quantised", vt.SinkCache(4, 16))
+GUESSED = [(kind, draft) for kind in TAKES_BACK for draft in (None, Lookup(shortest=1))]
+
+
+@pytest.mark.parametrize(("kind", "draft"), [*GUESSED, (vt.HeavyHitterCache(8, 8), None)], ids=repr)
+def test_a_turn_computes_its_new_tokens_only(kind: Any, draft: Any) -> None:
     """K6, counted where keys are taken in."""
     model = chat_model()
     talk = Conversation(model, system="a system", kind=kind, draft=draft)

@@ -11,7 +11,8 @@ from vantage.cache import NoCache
 from vantage.conformance.scenarios import sharpen
 from vantage.errors import BadInput, Refused
 from vantage.position import Forgetting, alibi_slopes
-from vantage.spec.parts import BiasInputs, KeptStream
+from vantage.spec.kept import KeptStream
+from vantage.spec.parts import BiasInputs
 from vantage.spec.positions import Positions
 
 

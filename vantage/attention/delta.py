@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from vantage.attention.convolution import ShortConvolution, check_goes_forward
 from vantage.errors import BadInput, Refused
+from vantage.spec.kept import StateShape
 from vantage.spec.model import BuildContext, CacheShape, NormConfig
 from vantage.spec.operations import PassSize, linear_operations
-from vantage.spec.parts import Context, Shape, StateShape
+from vantage.spec.parts import Context, Shape
 from vantage.spec.positions import Positions
 from vantage.spec.registry import Entry
 

@@ -93,9 +93,10 @@ class GroupedQueryAttention(nn.Module):
 
     def forward(self, x_BTD: Tensor, ctx: Context) -> Tensor:
         q_raw, *keys_and_values = self.project(x_BTD)
-        q = chain(self.qk, "query", q_raw, ctx.pos)
         view = self.keep(x_BTD, ctx, *keys_and_values) if self.source is None else ctx.views[self.source]
-        need = self.scorer.need(q_raw, q, view, ctx.pos, x_BTD)
+        pos = ctx.standing(view)
+        q = chain(self.qk, "query", q_raw, pos)
+        need = self.scorer.need(q_raw, q, view, pos, x_BTD)
         out = ctx.attend("self", self.index, q, view, need)
         for transform in self.output:
             out = transform(out, x_BTD, ctx.pos)
@@ -103,10 +104,12 @@ class GroupedQueryAttention(nn.Module):
 
     def keep(self, x_BTD: Tensor, ctx: Context, k: Tensor, v: Tensor) -> View:
         """Take keys and values into the layer's cache; what there is to look at."""
-        k = chain(self.qk, "key", k, ctx.pos)
-        view = ctx.caches[self.index].append(ctx.pos, k, v, *self.scorer.streams(x_BTD, ctx.pos))
+        cache = ctx.caches[self.index]
+        k = k if cache.late else chain(self.qk, "key", k, ctx.pos)
+        view = cache.append(ctx.pos, k, v, *self.scorer.streams(x_BTD, ctx.pos))
+        view = view._replace(k=chain(self.qk, "key", view.k, view.pos)) if cache.late else view
         if self.shared:
-            ctx.views[self.index] = view
+            ctx.views[self.index] = view.unobserved()
         return view
 
     # ---- what others ask

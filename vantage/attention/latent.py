@@ -88,15 +88,25 @@ class LatentAttention(nn.Module):
     def forward(self, x_BTD: Tensor, ctx: Context) -> Tensor:
         q_raw, latent, k_rot = self.project(x_BTD)
         q_nope, q_rot = q_raw.split((self.config.nope_dim, self.config.rope_dim), dim=-1)
-        q_rot = chain(self.qk, "query", q_rot, ctx.pos)
-        k_rot = chain(self.qk, "key", k_rot, ctx.pos)
-        streams = self.scorer.streams(x_BTD, ctx.pos)
-        kept = ctx.caches[self.index].append(ctx.pos, torch.cat([latent, k_rot], -1), latent, *streams)
+        kept = self.keep(x_BTD, ctx, latent, k_rot)
+        pos = ctx.standing(kept)
+        q_rot = chain(self.qk, "query", q_rot, pos)
         form = self.absorbed if self.absorbs(x_BTD.shape[1], kept.k.shape[2]) else self.expanded
         q, view, up = form(q_nope, q_rot, kept)
-        need = self.scorer.need(q_raw, q, view, ctx.pos, x_BTD)
+        need = self.scorer.need(q_raw, q, view, pos, x_BTD)
         out = ctx.attend("self", self.index, q, view, need)
         return self.out(merge_heads(out if up is None else torch.einsum("bhtr,hvr->bhtv", out, up)))
+
+    def keep(self, x_BTD: Tensor, ctx: Context, latent: Tensor, k_rot: Tensor) -> View:
+        """Take latents and rotary keys into the layer's cache; what there is to look at."""
+        cache = ctx.caches[self.index]
+        k_rot = k_rot if cache.late else chain(self.qk, "key", k_rot, ctx.pos)
+        streams = self.scorer.streams(x_BTD, ctx.pos)
+        kept = cache.append(ctx.pos, torch.cat([latent, k_rot], -1), latent, *streams)
+        if not cache.late:
+            return kept
+        latent, k_rot = kept.k.split((self.config.kv_rank, self.config.rope_dim), dim=-1)
+        return kept._replace(k=torch.cat([latent, chain(self.qk, "key", k_rot, kept.pos)], -1))
 
     def absorbs(self, queries: int, keys: int) -> bool:
         return self.absorbable and self.absorbing_is_cheaper(queries, keys)

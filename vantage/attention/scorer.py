@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 from vantage.errors import Refused
 from vantage.spec.attention import PositionParts
+from vantage.spec.kept import StreamSource
 from vantage.spec.masks import causal_window
 from vantage.spec.model import BuildContext, Scores
 from vantage.spec.native import CannotLower, HasSlopes, ScoreForm, implements, no_native_form
 from vantage.spec.normalisers import Softmax, needs_causal
-from vantage.spec.parts import BiasInputs, Need, Shape, StreamSource, View
+from vantage.spec.parts import BiasInputs, Dense, Need, Pointwise, ScoreBias, Shape, View
 from vantage.spec.positions import Positions
 
 
@@ -38,11 +39,13 @@ class Scorer(nn.Module):
 
     def need(self, q_raw: Tensor, q: Tensor, view: View, pos: Positions, x_BTD: Tensor) -> Need:
         """``pos`` is where the queries stand, ``x`` what they were made of."""
+        inputs = BiasInputs(q_raw, q, view.k, pos, view.pos, self.scale, x_BTD, view.streams, view.own)
+        heads = 1 if view.selected is None else view.selected.heads
         return Need(
             mask=self.mask,
             scale=self.scale,
             softcap=self.scores.softcap,
-            bias=self.bias.at(BiasInputs(q_raw, q, view.k, pos, view.pos, self.scale, x_BTD, view.streams, view.own)),
+            bias=self.bias.at(inputs) if heads == 1 else _bias_by_head(self.bias, inputs, heads),
             sinks=self.sinks,
             normalise=self.scores.normalise,
             dropout=self.scores.dropout if self.training else 0.0,
@@ -66,6 +69,21 @@ class Scorer(nn.Module):
     def position_parts(self, qk: nn.ModuleList) -> PositionParts:
         transforms: list[Any] = list(qk)
         return PositionParts(transforms, self.bias, self.value_bias)
+
+
+def _bias_by_head(bias: ScoreBias, inputs: BiasInputs, heads: int) -> Pointwise | Dense | None:
+    """For a cache whose key/value heads keep keys of their own: each asks at its own positions."""
+
+    def of_head(head: int) -> Pointwise | Dense | None:
+        k = inputs.k[:, head : head + 1].expand_as(inputs.k)
+        return bias.at(inputs._replace(k=k, k_pos=inputs.k_pos.every(heads, head)))
+
+    first = of_head(0)
+    if not isinstance(first, Dense):  # a function of places, which are the kernel's to give
+        return first
+    values = [first.value, *(value.value for head in range(1, heads) if isinstance(value := of_head(head), Dense))]
+    groups = [value.unflatten(1, (heads, -1))[:, head] for head, value in enumerate(values)]
+    return Dense(torch.cat(groups, 1))
 
 
 class NoBias:

@@ -4,7 +4,7 @@ from vantage.cache.build import make_cache
 from vantage.cache.codecs import Codec, Int8Codec, PlainCodec, SingleCodec
 from vantage.cache.contiguous import Contiguous
 from vantage.cache.facts import NextPositions
-from vantage.cache.kinds import CACHES, CacheKind, LayerPlan, LedgerNeed, cache_kind
+from vantage.cache.kinds import CACHES, CacheKind, ForgettingKind, LayerPlan, LedgerNeed, cache_kind
 from vantage.cache.layer_cache import LayerCache, NoCache
 from vantage.cache.ledger import Ledger, Savepoint, Step
 from vantage.cache.model_cache import CachePass, ModelCache
@@ -22,6 +22,7 @@ __all__ = [
     "CacheReport",
     "Codec",
     "Contiguous",
+    "ForgettingKind",
     "Holding",
     "Int8Codec",
     "LayerCache",

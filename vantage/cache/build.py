@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from vantage.cache.contiguous import Contiguous
-from vantage.cache.kinds import CacheKind, LayerPlan, LedgerNeed, cache_kind
+from vantage.cache.kinds import CacheKind, ForgettingKind, LayerPlan, LedgerNeed, cache_kind
 from vantage.cache.layer_cache import LayerCache
 from vantage.cache.ledger import Ledger
 from vantage.cache.model_cache import ModelCache
@@ -42,13 +42,16 @@ def make_cache(
     """
     kind = cache_kind(kind)
     _check(plan, kind, capacity, length, draft)
-    ledgers: dict[int | None, Ledger] = {}
+    ledgers: dict[object, Ledger] = {}
     layers = []
-    for layer in plan:
+    forgets = isinstance(kind, ForgettingKind)
+    for index, layer in enumerate(plan):
         reach = layer.reach
-        if reach not in ledgers:
-            ledgers[reach] = kind.ledger(LedgerNeed(batch, reach, capacity, draft, block, device))
-        ledger = ledgers[reach]
+        shares = index if forgets and kind.own_ledgers else (reach, forgets and layer.kv_heads > 0)
+        if shares not in ledgers:
+            need = LedgerNeed(batch, reach, capacity, draft, block, device, layer.kv_heads)
+            ledgers[shares] = kind.ledger(need)
+        ledger = ledgers[shares]
         store = Store(kind.codec(layer, dtype), ledger, layer.stream_shapes(dtype))
         states = None
         if layer.states:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vantage.cache.dump import damaged
 from vantage.errors import BadInput
-from vantage.spec.parts import KeptStream
+from vantage.spec.kept import KeptStream
 
 
 class StreamShape(NamedTuple):

@@ -134,6 +134,30 @@ class DumpReader:
                 damaged(f"its table {name!r} does not hold positions")
         return Tables(self._tables["pos"].clone(), self._tables["order"].clone(), self._tables.get("segment"))
 
+    def rows(self, times: int) -> DumpReader:
+        """The same, of rows that each stand for so many."""
+        return DumpReader(LedgerDump(dict(self._numbers) | {"batch": self.batch * times}, self._tables))
+
+    def made(self, name: str, classes: Mapping[str, type[Any]]) -> Any:
+        """What is described by its kind and its fields, whole numbers and flags."""
+        fields = dict(value) if isinstance(value := self._numbers.get(name), dict) else {}
+        kind = fields.pop("kind", None)
+        if kind not in classes or not all(
+            isinstance(v, bool) or whole_number(v, name, 0) >= 0 for v in fields.values()
+        ):
+            damaged(f"{name} is {str(value)[:80]!r}")
+        try:
+            return classes[kind](**fields)
+        except TypeError as e:
+            damaged(f"{name}: {e}")
+
+    def scores(self, places: int) -> Tensor:
+        """A finite number for every place, (B, places)."""
+        t = self._tables.get("scores")
+        if t is None or not t.is_floating_point() or tuple(t.shape) != (self.batch, places):
+            damaged("it has no scores of its places")
+        return t if bool(torch.isfinite(t).all()) else damaged("its scores are not finite")
+
     def column(self, name: str) -> Tensor:
         """A number for every row, (B,)."""
         t = self._tables.get(name)

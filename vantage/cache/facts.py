@@ -128,6 +128,12 @@ class Tables:
         for mine, new in self._pairs(pos):
             mine.scatter_(1, index_BT, new.to(mine.dtype))
 
+    def forget(self, at: int) -> None:
+        """Column ``at`` holds nothing, in place."""
+        for table in (self.pos, self.order, self.segment):
+            if table is not None:
+                table[:, at] = EMPTY
+
     def cut(self, at: int, n: int, known: Known, length: int | None) -> Positions:
         """Columns at … at + n - 1 as positions."""
         return self.view(lambda t: t[:, at : at + n], known, length)
@@ -181,6 +187,12 @@ class Ranges:
         """Positions of rows that all run from ``first``."""
         row = self.row(first, n).expand(batch, n)
         return Positions(row, row, None, Known.run(first, batch, n), length)
+
+
+def side_by_side(a: Positions, b: Positions, known: Known) -> Positions:
+    """a's columns, then b's."""
+    segment = None if a.segment is None or b.segment is None else torch.cat([a.segment, b.segment], 1)
+    return Positions(torch.cat([a.pos, b.pos], 1), torch.cat([a.order, b.order], 1), segment, known, b.length)
 
 
 # ---- checks

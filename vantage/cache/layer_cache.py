@@ -12,7 +12,8 @@ from vantage.cache.running import summed
 from vantage.cache.states import NoStates, StateRows
 from vantage.cache.stores import Store
 from vantage.errors import CacheError
-from vantage.spec.parts import KeptStream, StateShape, View
+from vantage.spec.kept import KeptStream, StateShape
+from vantage.spec.parts import View
 from vantage.spec.positions import Positions
 
 
@@ -24,7 +25,7 @@ class LayerCache:
     """
 
     def __init__(self, ledger: Ledger, store: Store, states: StateRows | None = None):
-        self.ledger, self.store = ledger, store
+        self.ledger, self.store, self.late = ledger, store, ledger.late
         self.own_states = states
 
     @property
@@ -40,7 +41,7 @@ class LayerCache:
         step = self.ledger.place(pos)
         own = store.write(step, k_BGTd, v_BGTe, streams, pos)
         k, v, kept = store.read(step)
-        return View(k, v, step.view_pos, kept, own)
+        return View(k, v, step.view_pos, kept, own, step.selected)
 
     def view(self) -> View:
         """Look without appending."""
@@ -77,6 +78,8 @@ class LayerCache:
 @final
 class NoCache:
     """Keeps nothing: what is appended is what there is to see. For training and whole passes."""
+
+    late = False
 
     def __init__(self, streams: tuple[KeptStream, ...] = (), states: tuple[StateShape, ...] = ()):
         self._streams = streams

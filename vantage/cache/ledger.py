@@ -20,6 +20,7 @@ from vantage.cache.moves import BufferRead, BufferWrite
 from vantage.cache.report import Holding, RowHolding, spans
 from vantage.errors import BadInput, CacheError
 from vantage.spec.positions import Positions
+from vantage.spec.selected import Selected
 
 
 @final
@@ -33,6 +34,7 @@ class Step:
     places: int  # how many places a buffer must have
     deferred: bool = False  # the write waits until the pass is committed
     void: bool = False  # the pass failed: a write that still waits is dropped
+    selected: Selected | None = None  # of a ledger that forgets: how what is read is to be seen
 
 
 @final
@@ -64,6 +66,8 @@ class Ledger(ABC):
     """The protocol. All of a pass is checked before any of it is done: what is refused changes nothing."""
 
     kind: ClassVar[str]  # its name in a dump
+    evicts_because = "left the window"
+    late = False  # True: keys are kept as they come and turned when they are read
 
     def __init__(self, batch: int, device: torch.device | str | None):
         if batch < 1:
@@ -189,7 +193,7 @@ class Ledger(ABC):
                 )
                 for pos, order, gone, own in held
             ]
-        return Holding(self.name, tuple(rows))
+        return Holding(self.name, tuple(rows), len(rows) // self.batch, self.evicts_because)
 
     @property
     @abstractmethod

@@ -15,6 +15,7 @@ from vantage.cache.layer_cache import LayerCache
 from vantage.cache.ledger import Savepoint
 from vantage.cache.paged import Paged
 from vantage.cache.report import CacheReport
+from vantage.cache.selective import Selective
 from vantage.errors import CacheError, Refused
 from vantage.spec.masks import Mask
 from vantage.spec.positions import Positions
@@ -41,6 +42,7 @@ class ModelCache:
         self.ledgers = tuple({id(c.ledger): c.ledger for c in self.layers}.values())
         self.cross_ledgers = tuple({id(c.ledger): c.ledger for c in self.cross}.values())
         self.states = tuple(c.own_states for c in self.layers if c.own_states is not None)
+        self._selective = tuple(ledger for ledger in self.ledgers if isinstance(ledger, Selective))
         self.masks = tuple(dict.fromkeys(masks))
         self.owner, self.length = owner, length
         self.recomputed = 0
@@ -49,6 +51,10 @@ class ModelCache:
         self._savepoints: list[Savepoint] | None = None
 
     # ---- a pass
+
+    def widest(self, pos: Positions) -> int:
+        """How many columns of these may make one pass: all, unless each token decides what the next one sees."""
+        return min(ledger.widest(pos) for ledger in self._selective) if self._selective else pos.shape[1]
 
     def step(self, pos: Positions) -> CachePass:
         """``with cache.step(pos): …`` runs one forward pass: all of it is kept, or none."""

@@ -74,6 +74,21 @@ class Scatter(BufferWrite):
 
 
 @final
+@dataclass(eq=False)
+class HeadScatter(BufferWrite):
+    """A place for every token of every row, or of every key/value head of a row."""
+
+    index: Tensor  # (B·heads, T); of a pass that waits it is set when the pass is committed
+    heads: int
+
+    def put(self, buffer: Tensor, x_BGTw: Tensor) -> None:
+        index = self.index.unflatten(0, (-1, self.heads))
+        if self.heads != x_BGTw.shape[1]:
+            index = index.repeat_interleave(x_BGTw.shape[1] // self.heads, 1)
+        buffer.scatter_(2, index[..., None].expand(x_BGTw.shape), x_BGTw.to(buffer.dtype))
+
+
+@final
 @dataclass(frozen=True)
 class Concatenated(BufferRead):
     """Some spans of the buffer, then what the pass brings. With no span: what it brings, without a copy."""

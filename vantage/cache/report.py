@@ -16,7 +16,7 @@ class RowHolding:
 
     order: SpanList  # first and last of every unbroken stretch
     pos: SpanList  # the same in positions, which may differ from the order
-    evicted: int  # tokens that left the window
+    evicted: int  # tokens that were let go of
     shared: int  # tokens that another row or cache holds too
 
     @property
@@ -34,13 +34,19 @@ class RowHolding:
 @final
 @dataclass(frozen=True)
 class Holding:
-    """One layer: its arrangement and what each row holds."""
+    """One layer: its arrangement and what each row holds; where heads keep tokens of their own, each head of a row."""
 
     arrangement: str
     rows: tuple[RowHolding, ...]
+    heads: int = 1
+    because: str = "left the window"  # why tokens were evicted
+
+    def row_name(self, i: int) -> str:
+        """The row, and the head where each has its own."""
+        return f"row {i // self.heads}" + (f", head {i % self.heads}" if self.heads > 1 else "")
 
     def __str__(self) -> str:
-        return "\n".join([self.arrangement, *(f"  row {b}: {row}" for b, row in enumerate(self.rows))])
+        return "\n".join([self.arrangement, *(f"  {self.row_name(i)}: {row}" for i, row in enumerate(self.rows))])
 
 
 @final

@@ -22,6 +22,7 @@ from vantage.cache.facts import (
     joined,
     on_host,
     picked,
+    side_by_side,
     unlike,
 )
 from vantage.cache.ledger import Layout, Ledger, Step
@@ -125,7 +126,7 @@ class Ring(Ledger):
             return new, Step(Scatter(index), Span(0, size), tables.cut(0, size, known, pos.length), self.places)
         if fresh:  # nothing but the chunk to see
             return new, Step(Scatter(index), Concatenated(), pos, self.places, deferred=True)
-        view = _side_by_side(old.tables.cut(0, size, known, None), pos, known)
+        view = side_by_side(old.tables.cut(0, size, known, None), pos, known)
         return new, Step(Scatter(index), Concatenated((Span(0, size),)), view, self.places, deferred=True)
 
     def _undo(self) -> None:
@@ -351,9 +352,3 @@ class Ring(Ledger):
 
     def _shared(self) -> tuple[int, ...]:
         return (0,) * self.batch
-
-
-def _side_by_side(a: Positions, b: Positions, known: Known) -> Positions:
-    """a's columns, then b's."""
-    segment = None if a.segment is None or b.segment is None else torch.cat([a.segment, b.segment], 1)
-    return Positions(torch.cat([a.pos, b.pos], 1), torch.cat([a.order, b.order], 1), segment, known, b.length)

@@ -23,11 +23,14 @@ def last_sum(buffer: Tensor, read: BufferRead, x_BGTw: Tensor, pair: Pair) -> Te
     def newest() -> tuple[Tensor, Tensor]:
         order, new = pair.k.order, pair.q.order
         first = new.masked_fill(new < 0, torch.iinfo(new.dtype).max).amin(1, keepdim=True)
+        if len(order) > len(first):  # heads that keep tokens of their own
+            first = first.repeat_interleave(len(order) // len(first), 0)
         earlier = order.masked_fill(order >= first, -1)
         index = earlier.argmax(1)
         return index[:, None, None, None], (earlier.gather(1, index[:, None]) >= 0)[:, None, :, None]
 
     index, some = pair.once("newest before", newest)
     held = read.get(buffer, x_BGTw)
-    last = held.gather(2, index.expand(-1, held.shape[1], -1, held.shape[3]))
-    return torch.where(some, last, 0)
+    rows = held.reshape(len(index), -1, *held.shape[2:])
+    last = rows.gather(2, index.expand(-1, rows.shape[1], -1, rows.shape[3]))
+    return torch.where(some, last, 0).reshape(len(held), held.shape[1], 1, held.shape[3])

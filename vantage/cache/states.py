@@ -17,7 +17,7 @@ from torch import Tensor
 from vantage.cache.codecs import DTYPES, WIDEST
 from vantage.cache.dump import damaged
 from vantage.errors import BadInput, CacheError
-from vantage.spec.parts import StateShape
+from vantage.spec.kept import StateShape
 from vantage.spec.positions import Positions
 
 

@@ -54,7 +54,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     cache.add_argument(
         "--kind",
         default="contiguous",
-        help="how keys and values are kept: contiguous, ring, paged, quantised; default: %(default)s",
+        help="how keys and values are kept: contiguous, ring, paged, quantised, sinks or heavy-hitters (%(default)s)",
     )
     add_adapter(cache)
     cache.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -135,11 +135,12 @@ def _layer(holding: Holding) -> dict[str, Any]:
             "tokens": row.tokens,
             "shared": row.shared,
             "evicted": row.evicted,
-            "why": "left the window" if row.evicted else None,
+            "why": holding.because if row.evicted else None,
         }
         for row in holding.rows
     ]
-    return {"arrangement": holding.arrangement, "rows": rows}
+    names = {"names": [holding.row_name(i) for i in range(len(rows))]} if holding.heads > 1 else {}
+    return {"arrangement": holding.arrangement, "rows": rows, **names}
 
 
 def parting(tokenizer: Any, a: tuple[int, ...], b: tuple[int, ...]) -> dict[str, Any]:
@@ -206,7 +207,8 @@ def _layers(name: str, layers: list[dict[str, Any]]) -> list[str]:
             gone = f"; {row['evicted']} let go of: {row['why']}" if row["evicted"] else ""
             shared = f"; {row['shared']} shared" if row["shared"] else ""
             moved = f" at positions {_spans(row['positions'])}" if row["positions"] != row["held"] else ""
-            lines.append(f"  row {b}: holds {_spans(row['held'])} ({row['tokens']} tokens){moved}{shared}{gone}")
+            row_name = layer["names"][b] if "names" in layer else f"row {b}"
+            lines.append(f"  {row_name}: holds {_spans(row['held'])} ({row['tokens']} tokens){moved}{shared}{gone}")
     return lines
 
 

@@ -19,8 +19,9 @@ from vantage.conformance.trace import declared_length
 from vantage.model import Model
 from vantage.model.part_errors import described
 from vantage.spec.attention import HasPositionParts, attentions
+from vantage.spec.kept import StreamSource
 from vantage.spec.masks import Mask, dense, visible
-from vantage.spec.parts import BiasInputs, Shape, StreamSource, materialise
+from vantage.spec.parts import BiasInputs, Shape, materialise
 from vantage.spec.positions import EMPTY, Positions
 
 MOST = 24  # tokens of the plain row

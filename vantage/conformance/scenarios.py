@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vantage.attention import GroupedQuery
-from vantage.cache import CacheKind, ModelCache
+from vantage.cache import CacheKind, ForgettingKind, ModelCache
 from vantage.conformance.covering import Cell
 from vantage.conformance.factors import FACTOR_NAMES, LAYERS, LENGTH, VOCAB, WIDTH, attentions, caches, encodings, masks
 from vantage.model import Model, build, decoder, encoder
@@ -63,6 +63,24 @@ def spec_for(cell: Cell, head_dim: int | None = None) -> ModelSpec:
     return replace(spec, layers=layers)
 
 
+def masked(spec: ModelSpec, cache: CacheKind | None) -> ModelSpec:
+    """The model that shows without a cache what this one shows with it: what the cache forgets is masked."""
+    if not isinstance(cache, ForgettingKind) or cache.mask is None:
+        return spec
+    keyed = [layer.attention.cache_shape(spec.width).kv_heads > 0 for layer in spec.layers]
+    layers = (
+        replace(layer, mask=layer.mask & cache.mask) if keys else layer
+        for layer, keys in zip(spec.layers, keyed, strict=True)
+    )
+    return replace(spec, layers=tuple(layers))
+
+
+def measured_by_itself(cache: CacheKind) -> bool:
+    """Whether one pass through the same rounding, or the same forgetting, is the measure. No mask says what goes by
+    weight or by place: ``tests/cache/test_selective.py`` has those written out."""
+    return not cache.exact or (isinstance(cache, ForgettingKind) and cache.mask is None)
+
+
 def sharpen(model: Model, seed: int = 0) -> Model:
     """Weights under which attention is far from uniform, so that a wrong position shows."""
     gen = torch.Generator().manual_seed(seed)
@@ -96,7 +114,8 @@ class Bench:
         part = dict(zip(FACTOR_NAMES, cell, strict=True))
         spec = spec_for(cell, head_dim)
         model = sharpen(build(spec, kernel=part["kernel"])).to(device, dtype)
-        reference = sharpen(build(spec, kernel="reference")).double()
+        cache = caches().get(part["cache"])
+        reference = sharpen(build(masked(spec, cache), kernel="reference")).double()
         gen = torch.Generator().manual_seed(1)
         tokens = torch.randint(VOCAB, (len(ROWS), LENGTH), generator=gen)
         source = source_mask = None
@@ -104,7 +123,7 @@ class Bench:
             source = torch.randint(VOCAB, (len(ROWS), 5), generator=gen)
             source_mask = torch.arange(5) < torch.tensor([[5], [2], [4]])
         stepwise = masks()[part["mask"]].causal
-        return Bench(model, reference, caches().get(part["cache"]), stepwise, tokens, source, source_mask, device)
+        return Bench(model, reference, cache, stepwise, tokens, source, source_mask, device)
 
     # ---- both sides
 
@@ -132,7 +151,7 @@ class Bench:
         where = Positions.of(order if pos is None else pos[None], order=order)
         memory = self.memory(self.reference, [row])
         cache = None
-        if self.cache is not None and not self.cache.exact:  # one pass through the same rounding is the measure
+        if self.cache is not None and measured_by_itself(self.cache):
             cache = self.reference.new_cache(1, kind=self.cache, length=LENGTH)
         length = LENGTH if cache is None else None
         return self.reference(tokens[None], positions=where, length=length, cache=cache, source=memory)[0]

@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from vantage.cache import ModelCache
+from vantage.cache import CacheKind, ModelCache
 from vantage.errors import BadInput
 from vantage.generation.answer_options import AnswerOptions, Begin
 from vantage.generation.limits import ContextWatch, GenerationLimits
@@ -88,7 +88,7 @@ def beam_search(
     ends: bool = True,
     chat: bool = False,
     start: int | None = None,
-    kind: str = "contiguous",
+    kind: str | CacheKind = "contiguous",
     source: Tensor | EncoderOutput | None = None,
 ) -> Any:
     """The likeliest texts that go on from prompts, which may be what ``vt.generate`` takes.
@@ -129,7 +129,7 @@ def _search(
     source: Tensor | EncoderOutput | None,
     beams: Beams,
     options: AnswerOptions,
-    kind: str,
+    kind: str | CacheKind,
     context: ContextWatch,
 ) -> BeamResult:
     if not tokens:

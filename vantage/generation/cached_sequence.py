@@ -13,7 +13,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from vantage.cache import ModelCache, cache_kind
+from vantage.cache import CacheKind, ModelCache, cache_kind
 from vantage.errors import BadInput, CacheError, Refused
 from vantage.model import Model
 from vantage.spec.parts import EncoderOutput
@@ -158,7 +158,7 @@ def common_length(a: Sequence[int], b: Sequence[int]) -> int:
     return low
 
 
-def new_cache(model: Model, kind: str, draft: int, length: int | None = None) -> ModelCache:
+def new_cache(model: Model, kind: str | CacheKind, draft: int, length: int | None = None) -> ModelCache:
     """An empty cache of one row that can take back ``draft`` tokens."""
     keeps = cache_kind(kind).evicts or model.spec.keeps_states
     return model.new_cache(kind=kind, length=length, draft=draft if keeps else None)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, final
 
 import torch
 
-from vantage.cache import ModelCache
+from vantage.cache import CacheKind, ModelCache
 from vantage.cache.saved import Fingerprint, fingerprint, read_cache, save_cache
 from vantage.checkpoints.tokenizer import Tokenizer
 from vantage.errors import BadInput, CheckpointError
@@ -103,7 +103,7 @@ class Conversation:
         model: Model,
         *,
         system: str | None = None,
-        kind: str = "contiguous",
+        kind: str | CacheKind = "contiguous",
         sampling: Sampling = Sampling(),
         stop: Stop | str | int | Sequence[str | int] | None = None,
         max_tokens: int = 512,

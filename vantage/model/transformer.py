@@ -165,6 +165,8 @@ class Model(nn.Module):
         pos = self._place(tokens, positions, cache, mask, length)
         memory = self.encode(source) if isinstance(source, Tensor) else source
         self._check_memory(memory, cache, len(tokens))
+        if cache is not None and cache.widest(pos) < pos.shape[1]:
+            return self._in_pieces(tokens, pos, cache, memory, types, watch)
         if cache is None and watch is None and self.whole_steps.prefers(self):
             cache = self._one_pass(pos)
         with contextlib.nullcontext() if cache is None else cache.step(pos):
@@ -179,6 +181,27 @@ class Model(nn.Module):
             for block in self.blocks:
                 x = block(x, ctx)
             return self.norm(x)
+
+    def _in_pieces(
+        self,
+        tokens: Tensor,
+        pos: Positions,
+        cache: ModelCache,
+        memory: EncoderOutput | None,
+        types: Tensor | None,
+        watch: Watch | None,
+    ) -> Tensor:
+        """One pass after the other, as wide as the cache takes them: each piece is kept, or none of it."""
+        hidden: list[Tensor] = []
+        at, end = 0, pos.shape[1]
+        while at < end:
+            width = cache.widest(rest := pos.narrow(at, end - at))
+            piece = None if types is None else types[:, at : at + width]
+            source = None if hidden else memory
+            part = tokens[:, at : at + width]
+            hidden.append(self._hidden(part, rest.narrow(0, width), cache, None, None, source, piece, watch))
+            at += width
+        return torch.cat(hidden, 1)
 
     def encode(self, source: Tensor, *, mask: Tensor | None = None) -> EncoderOutput:
         """Run the encoder. ``mask`` is a padding mask (B, S)."""
@@ -205,7 +228,8 @@ class Model(nn.Module):
         block: int | None = None,
         draft: int | None = None,
     ) -> ModelCache:
-        """An empty cache for ``batch`` rows: "contiguous", "ring", "paged", "quantised", or a kind of your own.
+        """An empty cache for ``batch`` rows: "contiguous", "ring", "paged", "quantised", "sinks", "heavy-hitters", an
+        object such as ``vt.SinkCache(4, 256)``, or a kind of your own.
 
         ``capacity`` fixes its size in tokens (default: it grows). ``length`` declares how long the
         context may become, for RoPE rules that depend on it; it holds for the cache's life. ``draft``

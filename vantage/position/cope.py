@@ -28,7 +28,8 @@ class CoPE:
 
     max_positions: int = field(default=64, metadata=parameter("counts stop here", 2, 1024))
 
-    shared = False  # no annotation: not a field
+    shared = False  # no annotation: not a field, and so below
+    every_key = True
 
     def __post_init__(self) -> None:
         if self.max_positions < 2:

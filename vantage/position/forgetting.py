@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from vantage.errors import Refused
 from vantage.position.angles import wide
+from vantage.spec.kept import KeptStream
 from vantage.spec.operations import AttentionWork
-from vantage.spec.parts import INIT_STD, BiasInputs, KeptStream, Parts, Pointwise, Shape
+from vantage.spec.parts import INIT_STD, BiasInputs, Parts, Pointwise, Shape
 from vantage.spec.positions import Place, Positions
 from vantage.spec.registry import Entry, Refusal, parameter
 

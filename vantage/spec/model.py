@@ -10,20 +10,18 @@ from torch import nn
 
 from vantage.errors import BadInput
 from vantage.spec.fingerprint import LATER
+from vantage.spec.kept import KeepsStreams, KeptStream, NeedsEveryKey, StateShape
 from vantage.spec.masks import Causal, Mask, SameSegment
 from vantage.spec.normalisers import Normaliser, Softmax
 from vantage.spec.parts import (
     Bounded,
     Buildable,
-    KeepsStreams,
-    KeptStream,
     LengthDependent,
     OutputTransform,
     QKTransform,
     Sampler,
     ScoreBias,
     Shape,
-    StateShape,
 )
 from vantage.spec.parts import ValueBias as ValueBiasPart
 
@@ -84,6 +82,7 @@ class CacheShape:
     single: bool = False  # one stream: the value is the front of the key (MLA)
     streams: tuple[KeptStream, ...] = ()  # what else is kept of each token
     states: tuple[StateShape, ...] = ()  # of constant size, whatever the length
+    every_key: bool = False  # its bias must see every key between a key and a query (CoPE)
 
     @staticmethod
     def of_states(*states: StateShape) -> CacheShape:
@@ -159,6 +158,8 @@ class Layer:
         if self.source is not None:
             return None
         kept = self.attention.cache_shape(width)
+        if isinstance(self.bias, NeedsEveryKey):
+            kept = replace(kept, every_key=self.bias.every_key)
         if isinstance(self.bias, KeepsStreams):
             kept = replace(kept, streams=(*kept.streams, *self.bias.streams(self.attention.shape(width))))
         return kept

@@ -14,9 +14,12 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from vantage.errors import Refused
+from vantage.spec.kept import StateCache
 from vantage.spec.masks import Mask
 from vantage.spec.normalisers import Normaliser, Softmax
 from vantage.spec.positions import Pair, Place, Positions
+from vantage.spec.selected import Selected
 
 INIT_STD = 0.02  # of fresh weights and embeddings (GPT-2)
 
@@ -86,62 +89,6 @@ class ScoreBias(Protocol):
     """Added to the scaled scores: ALiBi, T5, KERPLE, Shaw (pointwise); FIRE, Transformer-XL, CoPE (dense)."""
 
     def at(self, inputs: BiasInputs) -> Pointwise | Dense | None: ...
-
-
-@dataclass(frozen=True)
-class KeptStream:
-    """Numbers that a layer keeps of each token besides its key and value. No cache rounds them."""
-
-    heads: int
-    width: int
-    wide: bool = False  # in float32 at least, whatever the model computes in
-    running: bool = False  # increments are given, and their sum over the row so far is kept
-
-    def dtype(self, model: torch.dtype) -> torch.dtype:
-        return torch.promote_types(model, torch.float32) if self.wide else model
-
-
-@dataclass(frozen=True)
-class StateShape:
-    """A state of constant size that a layer keeps of each row, whatever its length."""
-
-    shape: tuple[int, ...]
-    wide: bool = False  # in float32 at least, whatever the model computes in
-
-    def dtype(self, model: torch.dtype) -> torch.dtype:
-        return torch.promote_types(model, torch.float32) if self.wide else model
-
-
-class StateCache(Protocol):
-    """The states of one layer."""
-
-    def read(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
-        """(B, *shape) of each: as they are before these tokens. Zeros where a row holds nothing."""
-        ...
-
-    def wanted(self, pos: Positions) -> tuple[int, ...]:
-        """After which columns of this pass states are to be kept, rising. Padding leaves a state as it is."""
-        ...
-
-    def write(self, pos: Positions, columns: Sequence[int], states: Sequence[tuple[Tensor, ...]]) -> None:
-        """After each of these columns the states (B, *shape)."""
-        ...
-
-
-@runtime_checkable
-class KeepsStreams(Protocol):
-    """The config of a score bias that keeps more of each token than its key. What it builds has ``keep``."""
-
-    def streams(self, shape: Shape) -> tuple[KeptStream, ...]: ...
-
-
-@runtime_checkable
-class StreamSource(Protocol):
-    """What such a config builds."""
-
-    def keep(self, x_BTD: Tensor, pos: Positions) -> tuple[Tensor, ...]:
-        """For each stream (B, heads, T, width)."""
-        ...
 
 
 class OutputTransform(Protocol):
@@ -229,10 +176,19 @@ class View(NamedTuple):
     pos: Positions  # (B, S)
     streams: tuple[Tensor, ...] = ()  # what else is kept, (B, heads, S, width)
     own: tuple[Tensor, ...] = ()  # the same of the tokens of this pass alone
+    selected: Selected | None = None  # of a cache that forgets
+
+    def unobserved(self) -> View:
+        """For layers that read another's keys: what is forgotten goes by the weights of the layer that made them."""
+        if self.selected is None or self.selected.observe is None:
+            return self
+        return self._replace(selected=replace(self.selected, observe=None))
 
 
 class Cache(Protocol):
     """The keys and values of one attention layer, and its states if it has any."""
+
+    late: bool  # keys are kept before the q/k transforms, which act on what is read
 
     @property
     def states(self) -> StateCache: ...
@@ -320,13 +276,73 @@ class Context:
     watch: Callable[[str, int, View, Need, Attended], None] | None = None  # sees every attention, weights included
     views: dict[int, View] = field(default_factory=dict)  # of this pass, of layers whose keys others read
 
+    def standing(self, view: View) -> Positions:
+        """Where the queries stand: where the pass has them, unless the cache numbers tokens anew."""
+        return self.pos if view.selected is None or view.selected.queries is None else view.selected.queries
+
     def attend(self, site: str, index: int, q: Tensor, view: View, need: Need) -> Tensor:
         """Run the first kernel that can; show the result to whoever watches."""
         need = need if self.watch is None else replace(need, weights=True)
-        attended = self.choose(need, q, view)(q, view, self.pos.against(view.pos), need)
+        if view.selected is None:
+            attended = self.choose(need, q, view)(q, view, self.pos.against(view.pos), need)
+        else:
+            attended = self._attend_selected(q, view, need, view.selected)
         if self.watch is not None:
             self.watch(site, index, view, need, attended)
         return attended.out
+
+    def _attend_selected(self, q: Tensor, view: View, need: Need, selected: Selected) -> Attended:
+        """The same over the keys that a cache has not forgotten."""
+        if self.watch is not None and selected.heads > 1:
+            raise Refused("each head of this cache keeps keys of its own, so weights have no common columns to be seen")
+        mask = need.mask if selected.mask is None else need.mask & selected.mask
+        need = replace(need, mask=mask, weights=need.weights or selected.observe is not None)
+        pos = self.standing(view)
+        if selected.heads == 1:
+            attended = self.choose(need, q, view)(q, view, pos.against(view.pos), need)
+        else:
+            attended = _attend_by_head(self.choose, q, view, pos, need, selected.heads)
+        if selected.observe is not None:
+            assert attended.weights is not None
+            selected.observe(attended.weights)
+        return attended
+
+
+def _attend_by_head(
+    choose: Callable[[Need, Tensor, View], Kernel], q: Tensor, view: View, pos: Positions, need: Need, heads: int
+) -> Attended:
+    """Key/value heads as rows of the batch: each looks at keys of its own."""
+    B, H = q.shape[:2]
+
+    def rows(x: Tensor) -> Tensor:
+        return x.reshape(B * heads, -1, *x.shape[2:])
+
+    bias, sinks = need.bias, need.sinks
+    if isinstance(bias, Dense):
+        bias = Dense(rows(bias.value.expand(B, -1, -1, -1)))
+    elif bias is not None:
+        bias = HeadRows(bias, heads, H // heads)
+    if sinks is not None:
+        sinks = rows((sinks[None, :, None] if sinks.dim() == 1 else sinks).expand(B, H, q.shape[2]))
+    need, q, view = replace(need, bias=bias, sinks=sinks), rows(q), view._replace(k=rows(view.k), v=rows(view.v))
+    where = pos.once(("heads", heads), lambda: pos.repeat(heads))
+    attended = choose(need, q, view)(q, view, where.against(view.pos), need)
+    return Attended(*(None if x is None else x.reshape(B, H, *x.shape[2:]) for x in attended))  # pyright: ignore[reportArgumentType] (the first is never None)
+
+
+@dataclass(frozen=True, eq=False)
+class HeadRows(Pointwise):
+    """A bias for rows that are the key/value heads of a batch, each with ``per`` query heads."""
+
+    inner: Pointwise
+    heads: int
+    per: int
+
+    def __call__(self, b: Tensor, h: Tensor, i: Tensor, q: Place, k: Place) -> Tensor:
+        return self.inner(b // self.heads, b % self.heads * self.per + h, i, q, k)
+
+    def key(self) -> Any:
+        return (HeadRows, self.inner.key(), self.heads, self.per)
 
 
 def chain(transforms: Iterable[Any], side: str, x: Tensor, pos: Positions) -> Tensor:

@@ -242,6 +242,20 @@ class Positions:
         axes = None if self.axes is None else self.axes.expand(-1, batch, -1)
         return Positions(pos, order, segment, known, self.length, axes)
 
+    def repeat(self, times: int) -> Positions:
+        """Every row so many times, one after the other."""
+        counts = None if self.known.counts is None else tuple(n for n in self.known.counts for _ in range(times))
+        pos, order = self.pos.repeat_interleave(times, 0), self.order.repeat_interleave(times, 0)
+        segment = None if self.segment is None else self.segment.repeat_interleave(times, 0)
+        return Positions(pos, order, segment, replace(self.known, counts=counts), self.length)
+
+    def every(self, step: int, first: int) -> Positions:
+        """Rows first, first + step, …: the way back from ``repeat``."""
+        cut = slice(first, None, step)
+        counts = None if self.known.counts is None else self.known.counts[cut]
+        segment = None if self.segment is None else self.segment[cut]
+        return Positions(self.pos[cut], self.order[cut], segment, replace(self.known, counts=counts), self.length)
+
     def ahead(self, by_B: Tensor) -> Positions:
         """The same tokens, each row so much further on for encodings; masks see no difference."""
         return Positions.of(torch.where(self.filled, self.pos + by_B[:, None], EMPTY), order=self.order)

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from vantage.cache.codecs import Codec
-from vantage.cache.kinds.kind import CacheKind, LayerPlan, LedgerNeed
+from vantage.cache.kinds.kind import CacheKind, ForgettingKind, LayerPlan, LedgerNeed
 from vantage.cache.ledger import Ledger
 from vantage.errors import BadInput
 from vantage.spec.registry import Registry, entries_of
 
-__all__ = ["CACHES", "CacheKind", "LayerPlan", "LedgerNeed", "cache_kind", "codec_classes", "ledger_classes"]
+__all__ = [
+    "CACHES",
+    "CacheKind",
+    "ForgettingKind",
+    "LayerPlan",
+    "LedgerNeed",
+    "cache_kind",
+    "codec_classes",
+    "ledger_classes",
+]
 
 CACHES: Registry[CacheKind] = Registry(
     "kind of cache",
@@ -18,6 +27,8 @@ CACHES: Registry[CacheKind] = Registry(
         "ring",
         "paged",
         "quantised",
+        "sinks",
+        "heavy_hitters",
     ),
     needs=("ledgers", "codecs", "exact", "evicts", "refuses", "ledger", "codec", "bytes"),
 )

@@ -10,9 +10,9 @@ import torch
 
 from vantage.cache.codecs import Codec, PlainCodec, SingleCodec, StreamShape
 from vantage.cache.ledger import Ledger
+from vantage.spec.kept import KeptStream, StateShape
 from vantage.spec.masks import Mask
 from vantage.spec.model import CacheShape
-from vantage.spec.parts import KeptStream, StateShape
 
 
 @final
@@ -27,11 +27,12 @@ class LayerPlan:
     single_stream: bool = False  # MLA: the value is the front of the key
     streams: tuple[KeptStream, ...] = ()  # what else is kept of each token, as it is
     states: tuple[StateShape, ...] = ()  # of constant size, whatever the length
+    every_key: bool = False  # its bias must see every key between a key and a query
 
     @staticmethod
     def of(shape: CacheShape, mask: Mask) -> LayerPlan:
         sizes = shape.kv_heads, shape.key_dim, shape.value_dim
-        return LayerPlan(*sizes, mask, shape.single, shape.streams, shape.states)
+        return LayerPlan(*sizes, mask, shape.single, shape.streams, shape.states, shape.every_key)
 
     def stream_shapes(self, dtype: torch.dtype) -> tuple[StreamShape, ...]:
         return tuple(StreamShape.of(stream, dtype) for stream in self.streams)
@@ -59,6 +60,7 @@ class LedgerNeed:
     draft: int | None = None  # tokens that a layer with a window must be able to take back
     block: int | None = None  # tokens of a block, where there are blocks
     device: torch.device | str | None = None
+    kv_heads: int = 1  # of the layer; 0: it keeps states alone, and the ledger its positions
 
 
 @runtime_checkable
@@ -80,4 +82,22 @@ class CacheKind(Protocol):
 
     def bytes(self, layer: LayerPlan, need: LedgerNeed, dtype: torch.dtype) -> int:
         """What the buffers of one layer's keys and values take, for a need with a capacity."""
+        ...
+
+
+COUNTED = "this model counts the keys between a key and a query, and a cache that forgets does not have them all"
+
+
+@runtime_checkable
+class ForgettingKind(Protocol):
+    """A kind that lets go of tokens which the masks of a model would still show."""
+
+    @property
+    def own_ledgers(self) -> bool:
+        """Whether every layer decides for itself what it keeps. If not, layers of one reach share a ledger."""
+        ...
+
+    @property
+    def mask(self) -> Mask | None:
+        """With this mask as well, a pass without a cache gives the same; ``None``: no mask says it."""
         ...

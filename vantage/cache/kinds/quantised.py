@@ -11,8 +11,9 @@ import torch
 from vantage.cache.codecs import Codec, Int8Codec, token_bytes
 from vantage.cache.contiguous import Contiguous
 from vantage.cache.kinds.contiguous import ContiguousCache
-from vantage.cache.kinds.kind import CacheKind, LayerPlan, LedgerNeed
+from vantage.cache.kinds.kind import CacheKind, ForgettingKind, LayerPlan, LedgerNeed
 from vantage.cache.ledger import Ledger
+from vantage.spec.masks import Mask
 from vantage.spec.registry import Entry
 
 
@@ -27,6 +28,14 @@ class QuantisedCache:
     codecs: ClassVar[tuple[type[Codec], ...]] = (Int8Codec,)
     exact: ClassVar[bool] = False
     evicts: ClassVar[bool] = False
+
+    @property
+    def own_ledgers(self) -> bool:
+        return isinstance(self.of, ForgettingKind) and self.of.own_ledgers
+
+    @property
+    def mask(self) -> Mask | None:
+        return self.of.mask if isinstance(self.of, ForgettingKind) else None
 
     def refuses(self, layers: Sequence[LayerPlan]) -> str | None:
         return self.of.refuses(layers)

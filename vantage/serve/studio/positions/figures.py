@@ -20,10 +20,11 @@ from vantage.position.rope import Rotation
 from vantage.position.xpos import FadingRotation
 from vantage.serve.studio.positions.rotary_figures import bands, turned
 from vantage.spec.abilities import CountsKeys, HasBuckets
+from vantage.spec.kept import KeepsStreams
 from vantage.spec.masks import Causal, Everything
 from vantage.spec.native import HasSlopes
 from vantage.spec.normalisers import Softmax
-from vantage.spec.parts import BiasInputs, Encoding, KeepsStreams, Need, Parts, Shape, materialise
+from vantage.spec.parts import BiasInputs, Encoding, Need, Parts, Shape, materialise
 from vantage.spec.positions import Pair, Positions
 
 CELLS = 96  # rows and columns of a heat map: more cannot be told apart on a page

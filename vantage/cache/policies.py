@@ -1,0 +1,214 @@
+"""What a cache that forgets keeps: rules over the entries of a row, and what each asks of a pass.
+
+``SinkWindow`` (StreamingLLM, Xiao et al. 2023) keeps the first tokens and the last ones. ``HeavyHitters`` (H2O, Zhang
+et al. 2023) keeps the tokens that got most weight so far, and the last ones, for each head. Both decide after every
+token: how a prompt is cut makes no difference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeVar, final
+
+import torch
+from torch import Tensor
+
+from vantage.cache.facts import on_host
+from vantage.errors import BadInput
+from vantage.spec.masks import Mask, Prefix, SameSegment, Window
+from vantage.spec.positions import Known, Positions
+
+IntOrTensor = TypeVar("IntOrTensor", int, Tensor)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Entries:
+    """What rows hold, one column for each place, in any arrangement, (R, S)."""
+
+    order: Tensor  # -1 where there is nothing
+    segment: Tensor | None
+    scores: Tensor | None  # the weight that each has got so far
+    next: Tensor  # (R, 1): where the row goes on
+
+    @property
+    def rank(self) -> Tensor:
+        """The rank of each in its document."""
+        return self.order if self.segment is None else self.order - self.segment
+
+    @property
+    def own(self) -> Tensor:
+        """Those of the row's last document."""
+        filled = self.order >= 0
+        if self.segment is None:
+            return filled
+        newest = torch.where(filled, self.segment, -1).amax(1, keepdim=True)
+        return filled & (self.segment == newest)
+
+
+class Policy(Protocol):
+    """A frozen dataclass of numbers, which a saved cache keeps."""
+
+    kind: ClassVar[str]
+    observes: ClassVar[bool]  # wants to see the weights
+    because: ClassVar[str]  # why entries go
+
+    @property
+    def mask(self) -> Mask | None:
+        """What a query does not see though it is still held."""
+        ...
+
+    @property
+    def by_place(self) -> bool:
+        """Whether tokens are numbered by their place among those that a query sees."""
+        ...
+
+    def kept(self, draft: int) -> int:
+        """How many entries a row has at most after a pass."""
+        ...
+
+    def low(self, next: IntOrTensor, draft: int) -> IntOrTensor:
+        """The order below which entries may be gone."""
+        ...
+
+    def stay(self, entries: Entries, draft: int) -> Tensor:
+        """(R, S) bool: which entries stay after a pass."""
+        ...
+
+    def widest(self, pos: Positions, most: int) -> int:
+        """How many columns of these may make one pass, at least 1, for rows that hold ``most`` entries at most."""
+        ...
+
+    def numbers(self, pos: Positions, keys: Positions) -> tuple[Positions, Positions]:
+        """The tokens of a pass and what they look at, where transforms and biases are to see them (``by_place``)."""
+        ...
+
+    def lost(self, to: int, start: int, low: int, document: int) -> str | None:
+        """Why a row that began at ``start`` cannot go back to ``to``; ``None``: it can. Its last document began at
+        ``document``, and below ``low`` entries may be gone."""
+        ...
+
+
+@final
+@dataclass(frozen=True)
+class SinkWindow:
+    """The first ``sinks`` tokens of a document and the last ``window``, the query itself included."""
+
+    sinks: int
+    window: int
+    by_place: bool = False
+
+    kind: ClassVar[str] = "sinks"
+    observes: ClassVar[bool] = False
+    because: ClassVar[str] = "left the window"
+
+    def __post_init__(self) -> None:
+        if self.sinks < 0 or self.window < 1:
+            raise BadInput(f"{self.sinks} sinks and a window of {self.window}: give 0 or more, and 1 or more")
+
+    @property
+    def mask(self) -> Mask:
+        near = Window(self.window)
+        return near | (Prefix(self.sinks) & SameSegment()) if self.sinks else near
+
+    def kept(self, draft: int) -> int:
+        return self.sinks + self.window - 1 + draft
+
+    def low(self, next: IntOrTensor, draft: int) -> IntOrTensor:
+        return next - (self.window - 1 + draft)
+
+    def stay(self, entries: Entries, draft: int) -> Tensor:
+        near = entries.order >= self.low(entries.next, draft)
+        return (near & (entries.order >= 0)) | (entries.own & (entries.rank < self.sinks))
+
+    def widest(self, pos: Positions, most: int) -> int:
+        """Numbers of keys depend on the query, once something lies between the sinks and the window."""
+        full = self.sinks + self.window
+        highest = pos.known.order
+        if not self.by_place or (highest is not None and highest[1] < full):
+            return pos.shape[1]
+        if pos.known.first is not None:
+            return max(1, full - pos.known.first)
+        if not on_host(pos.device):
+            return 1
+        rank = pos.order if pos.segment is None else pos.order - pos.segment
+        late = (rank >= full).any(0).nonzero()
+        return max(1, int(late[0])) if len(late) else pos.shape[1]
+
+    def numbers(self, pos: Positions, keys: Positions) -> tuple[Positions, Positions]:
+        """The tokens of a pass and what they look at, at their places among what the query sees."""
+        full = self.sinks + self.window
+
+        def rank(where: Positions) -> Tensor:
+            return where.order if where.segment is None else where.order - where.segment
+
+        beyond = (rank(pos).amax(1, keepdim=True) - (full - 1)).clamp_min(0)
+
+        def numbered(where: Positions) -> Positions:
+            at = rank(where)
+            near = (at - beyond).clamp_min(0)  # what lies before the window is not seen, wherever it stands
+            number = torch.where(where.filled, torch.where(at < self.sinks, at, near), where.order)
+            known = Known(None, where.known.order, (0, full - 1), where.known.counts, where.known.empty, False)
+            return Positions(number, where.order, where.segment, known, pos.length)
+
+        return numbered(pos), numbered(keys)
+
+    def lost(self, to: int, start: int, low: int, document: int) -> str | None:
+        whole = low <= start or (to >= document and (low <= document + self.sinks or self.low(to, 0) >= low))
+        return None if whole else "what it would see there is gone. Make the cache with a larger draft"
+
+
+@final
+@dataclass(frozen=True)
+class HeavyHitters:
+    """The ``heavy`` entries that got most weight so far, and the last ``recent``."""
+
+    heavy: int
+    recent: int
+
+    kind: ClassVar[str] = "heavy hitters"
+    observes: ClassVar[bool] = True
+    because: ClassVar[str] = "got less weight than others"
+
+    def __post_init__(self) -> None:
+        if self.heavy < 0 or self.recent < 1:
+            raise BadInput(f"{self.heavy} heavy and {self.recent} recent tokens: give 0 or more, and 1 or more")
+
+    @property
+    def mask(self) -> None:
+        return None
+
+    @property
+    def by_place(self) -> bool:
+        return False
+
+    def kept(self, draft: int) -> int:
+        return self.heavy + self.recent
+
+    def low(self, next: IntOrTensor, draft: int) -> IntOrTensor:
+        return next - self.recent
+
+    def stay(self, entries: Entries, draft: int) -> Tensor:
+        """Of a document one entry too many goes: the lightest before the last ones, of equals the oldest."""
+        assert entries.scores is not None
+        own = entries.own
+        full = own.sum(1, keepdim=True) > self.heavy + self.recent
+        candidates = own & (entries.order < self.low(entries.next, draft))
+        scores = entries.scores.masked_fill(~candidates, float("inf"))
+        lightest = candidates & (scores == scores.amin(1, keepdim=True))
+        oldest = torch.where(lightest, entries.order, torch.iinfo(entries.order.dtype).max).argmin(1, keepdim=True)
+        goes = torch.zeros_like(own).scatter(1, oldest, value=True)
+        return own & ~(goes & full)
+
+    def widest(self, pos: Positions, most: int) -> int:
+        """As many as fit; then one at a time, since each decides what the next one sees."""
+        return max(1, min(pos.shape[1], self.heavy + self.recent - most))
+
+    def numbers(self, pos: Positions, keys: Positions) -> tuple[Positions, Positions]:
+        return pos, keys
+
+    def lost(self, to: int, start: int, low: int, document: int) -> str | None:
+        return "later queries have had a say in what is kept. Compute the row again"
+
+
+POLICIES: dict[str, type[Any]] = {policy.kind: policy for policy in (SinkWindow, HeavyHitters)}
