@@ -9,16 +9,17 @@ import llama_cpp as lib
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
+from large_file import large_file
 from smollm2_file import default_file
 from smollm2_text import text
 
 STEPS = 24
 
 
-def setup(task: str = "decode", context: int = 512, rows: int = 1, threads: int = 2) -> None:
+def setup(task: str = "decode", context: int = 512, rows: int = 1, threads: int = 2, large: bool = False) -> None:
     global llama, context_, batch, tokens, vocab, what, n, count
     what, n, count = task, context, rows
-    llama = lib.Llama(default_file(), n_ctx=64, verbose=False)
+    llama = lib.Llama(large_file() if large else default_file(), n_ctx=64, verbose=False)
     params = lib.llama_context_default_params()
     params.n_ctx = max(256, rows * (context + rows * 8 + STEPS + 8))
     params.n_batch = params.n_ubatch = 512

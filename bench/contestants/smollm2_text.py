@@ -7,7 +7,7 @@ TEXT = (
 )
 
 
-def text(repeats: int = 60) -> str:
+def text(repeats: int = 130) -> str:
     """Not the same sentence again and again: each time another word begins it."""
     words = TEXT.split()
     turned = (words[i % len(words) :] + words[: i % len(words)] for i in range(repeats))

@@ -1,4 +1,4 @@
-"""SmolLM2 from its GGUF file with our model: a decode step, a prompt, or a step of several requests at once."""
+"""A GGUF file with our model, SmolLM2's or the larger one: a decode step, a prompt, or a step of several requests."""
 
 import sys
 from pathlib import Path
@@ -9,19 +9,34 @@ import torch
 import vantage as vt
 
 sys.path.insert(0, str(Path(__file__).parent))
+from busy import busy_processes
+from large_file import large_file
 from smollm2_text import text
 
 STEPS = 24
 
 
-def setup(task: str = "decode", context: int = 512, rows: int = 1, dtype: str = "auto") -> None:
-    global model, tokens, what, n, count
-    model, what, n, count = vt.load("smollm2", dtype=dtype), task, context, rows
+def setup(
+    task: str = "decode",
+    context: int = 512,
+    rows: int = 1,
+    dtype: str = "auto",
+    large: bool = False,
+    busy: int = 0,
+    threads: int = 0,
+) -> None:
+    """``busy``: other processes that keep a core busy each, while this one is measured."""
+    global model, tokens, what, n, count, others, own_threads
+    own_threads = threads
+    model = vt.load(large_file() if large else "smollm2", dtype=dtype)
+    what, n, count, others = task, context, rows, busy
     tokens = torch.tensor([model.tokenizer.encode(text())[: context + rows * 8]])
 
 
 @torch.inference_mode()
 def round() -> dict[str, list[float]]:
+    if own_threads:  # the worker sets those of the bench before each round
+        torch.set_num_threads(own_threads)
     if what == "prefill":
         cache = model.new_cache(capacity=n)
         start = perf_counter()
@@ -34,10 +49,11 @@ def round() -> dict[str, list[float]]:
         model.hidden(tokens[:, : n + i * 8], cache=cache)
     cache = caches[0] if count == 1 else type(pool).join(caches)
     token = tokens[0, :count, None].clone()
-    start = perf_counter()
-    for _ in range(STEPS):
-        token = model(token, cache=cache)[:, -1:].argmax(-1)
-        token.tolist()
-    seconds = (perf_counter() - start) / STEPS
+    with busy_processes(others):
+        start = perf_counter()
+        for _ in range(STEPS):
+            token = model(token, cache=cache)[:, -1:].argmax(-1)
+            token.tolist()
+        seconds = (perf_counter() - start) / STEPS
     cache.free()
     return {"seconds": [seconds]}

@@ -1,0 +1,28 @@
+"""A larger file of the kind that most people download, random weights in the shape of Qwen2.5-1.5B in Q4_K_M: decode
+steps and a prompt, against llama.cpp. The file is written first, which takes some minutes once."""
+
+from bench.harness import PEERS, Bench, Contestant, Goal
+
+TASKS = (("decode", 16), ("decode", 512), ("decode", 2048), ("prefill", 512))
+
+
+def contestants(task: str, context: int) -> tuple[Contestant, ...]:
+    params = {"task": task, "context": context, "large": True}
+    return (
+        Contestant(f"vantage {task} {context}", "smollm2_vantage.py", params=params),
+        Contestant(f"llama.cpp {task} {context}", "smollm2_llama_cpp.py", PEERS, params),
+    )
+
+
+BENCH = Bench(
+    name="q4_k_m",
+    title="Random weights of 1.5B in Q4_K_M: a decode step after 16, 512 and 2,048 tokens; a prompt of 512",
+    contestants=tuple(c for task, context in TASKS for c in contestants(task, context)),
+    goals=tuple(
+        Goal(f"vantage {task} {n}", f"llama.cpp {task} {n}", limit)
+        for task, n in TASKS
+        for limit in ((1 / 1.1, 1 / 1.5) if task == "decode" else (1.0, 1 / 1.3))
+    ),
+    rounds=4,
+    warmup=1,
+)
