@@ -30,7 +30,7 @@ NPM := sh web/npm.sh $(VENV)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env types web browser ray run test test-all check format bench clean
+.PHONY: help env types web browser cross ray run test test-all check format bench clean
 
 help: ## say what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -42,7 +42,7 @@ test: check web browser ## the checks and every test that is not slow
 	$(NPM) --silent test
 	VANTAGE_HYPOTHESIS=quick $(PYTEST) -m "not slow"
 
-test-all: check web browser ray ## the checks, every test and the mutation run
+test-all: check web browser ray cross ## the checks, every test and the mutation run
 	$(NPM) --silent test
 	$(PYTEST)
 ifneq ($(MUTATION),)
@@ -80,6 +80,13 @@ browser: ## a Chromium for the browser tests: the machine's, or Debian's where i
 		test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get -qq update && \
 		DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium >/dev/null; \
 	} || echo "There is no Chromium here and none can be installed: the browser tests are skipped."
+
+cross: ## compilers and an emulator for the kernels of other processors: Debian's, where they may be installed
+	@command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null && test -d /usr/include/simde || { \
+		test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get -qq update && \
+		DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends \
+			g++-aarch64-linux-gnu qemu-user libsimde-dev >/dev/null; \
+	} || echo "No cross compiler here and none can be installed: the tests of other processors are skipped."
 
 ray: env ## Ray, for the tests on more than one node
 	@$(BIN)/python -c 'import ray.serve' 2>/dev/null || \

@@ -314,12 +314,20 @@ def commit() -> str | None:
     return finished.stdout.strip()
 
 
+# What the kernels of ours and of the peers are written for, as the kernel of Linux spells it.
+INSTRUCTION_SETS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "amx_int8", "asimd", "asimddp", "i8mm", "sve")
+
+
 def cpu_model() -> str:
+    """The processor's name, and its instruction sets: a figure holds for its kind."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() or "unknown"
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
+    has = (fields.get("flags") or fields.get("Features") or "").split()
+    sets = ", ".join(name for name in INSTRUCTION_SETS if name in has)
+    return fields.get("model name", platform.machine()) + (f" ({sets})" if sets else "")
 
 
 def disturbers(result: Result) -> Sequence[Outcome]:

@@ -4,7 +4,10 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX2__) || defined(__AVX512F__) || defined(__F16C__)
+#if defined(VANTAGE_NO_VECTORS)  // no intrinsics at all, as on a processor that nothing here is written for
+#elif defined(VANTAGE_INTRINSICS)  // AVX-512 where there is none, in plain code: for tests
+#include VANTAGE_INTRINSICS
+#elif defined(__AVX2__) || defined(__AVX512F__) || defined(__F16C__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
@@ -12,7 +15,9 @@
 
 namespace vantage {
 
-#if defined(__AVX512F__) && defined(__AVX512BW__)
+#if defined(VANTAGE_NO_VECTORS)
+constexpr int WIDTH = 4;
+#elif defined(VANTAGE_INTRINSICS) || (defined(__AVX512F__) && defined(__AVX512BW__))
 #define VANTAGE_AVX512 1
 constexpr int WIDTH = 16;
 #elif defined(__AVX2__)
@@ -20,6 +25,11 @@ constexpr int WIDTH = 16;
 constexpr int WIDTH = 8;
 #else
 constexpr int WIDTH = 4;
+#if defined(__aarch64__)
+#define VANTAGE_NEON 1
+#elif defined(__SSE2__)
+#define VANTAGE_SSE2 1
+#endif
 #endif
 
 typedef float floats __attribute__((vector_size(4 * WIDTH)));
@@ -51,7 +61,7 @@ inline floats fused(floats a, floats b, floats c) {
     return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(VANTAGE_AVX2) && defined(__FMA__)
     return (floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#elif defined(__aarch64__)
+#elif defined(VANTAGE_NEON)
     return (floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
     return a * b + c;
@@ -122,7 +132,9 @@ inline uint32_t reaching(floats v, float x) {
 // s + x, here and now. Left alone the compiler makes all products of a loop before it adds the first, and has no
 // registers for them.
 inline ints add_in_order(ints s, ints x) {
-#if defined(VANTAGE_AVX512)
+#if defined(VANTAGE_INTRINSICS)
+    return s + x;
+#elif defined(VANTAGE_AVX512)
     asm("vpaddd %1, %0, %0" : "+v"(s) : "v"(x));
     return s;
 #elif defined(VANTAGE_AVX2)
@@ -135,7 +147,7 @@ inline ints add_in_order(ints s, ints x) {
 
 // s + a.low * b.low + a.high * b.high in every lane, a and b being pairs of 16-bit numbers.
 inline ints multiply_pairs(ints s, ints a, ints b) {
-#if defined(VANTAGE_AVX512) && defined(__AVX512VNNI__)
+#if defined(VANTAGE_AVX512) && (defined(__AVX512VNNI__) || defined(VANTAGE_VNNI))
     return (ints)_mm512_dpwssd_epi32((__m512i)s, (__m512i)a, (__m512i)b);
 #elif defined(VANTAGE_AVX512)
     return add_in_order(s, (ints)_mm512_madd_epi16((__m512i)a, (__m512i)b));
@@ -143,11 +155,11 @@ inline ints multiply_pairs(ints s, ints a, ints b) {
     return (ints)_mm256_dpwssd_avx_epi32((__m256i)s, (__m256i)a, (__m256i)b);
 #elif defined(VANTAGE_AVX2)
     return add_in_order(s, (ints)_mm256_madd_epi16((__m256i)a, (__m256i)b));
-#elif defined(__aarch64__)
+#elif defined(VANTAGE_NEON)
     const int16x8_t x = (int16x8_t)a, y = (int16x8_t)b;
     const int32x4_t low = vmull_s16(vget_low_s16(x), vget_low_s16(y)), high = vmull_high_s16(x, y);
     return add_in_order(s, (ints)vpaddq_s32(low, high));
-#elif defined(__SSE2__)
+#elif defined(VANTAGE_SSE2)
     return add_in_order(s, (ints)__builtin_ia32_pmaddwd128((shorts)a, (shorts)b));
 #else
     return s + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
@@ -162,7 +174,7 @@ inline ints looked_up(ints indices, const int8_t* table) {
 #elif defined(VANTAGE_AVX2)
     const __m256i all = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
     return (ints)_mm256_srai_epi16(_mm256_shuffle_epi8(all, (__m256i)indices), 8);
-#elif defined(__aarch64__)
+#elif defined(VANTAGE_NEON)
     const uint8x16_t entries = vqtbl1q_u8(vld1q_u8((const uint8_t*)table), (uint8x16_t)indices);
     return (ints)vshrq_n_s16((int16x8_t)entries, 8);
 #else
@@ -215,7 +227,7 @@ inline floats halves(const void* p) {
     return (floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
 #elif defined(VANTAGE_AVX2) && defined(__F16C__)
     return (floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
-#elif defined(__aarch64__)
+#elif defined(VANTAGE_NEON)
     return (floats)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t*)p)));
 #else
     uint16_t h[WIDTH];

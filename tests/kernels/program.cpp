@@ -1,0 +1,75 @@
+// The native kernels as a program, without Python: a request on stdin, its result on stdout. For processors that this
+// machine has not, under an emulator.
+#include <cstdio>
+#include "native.cpp"
+
+namespace {
+
+template <class T>
+std::vector<T> take(int64_t count) {
+    std::vector<T> values(count);
+    if (std::fread(values.data(), sizeof(T), count, stdin) != (size_t)count) std::exit(3);
+    return values;
+}
+
+template <class T>
+void give(const std::vector<T>& values) {
+    std::fwrite(values.data(), sizeof(T), values.size(), stdout);
+}
+
+// format, outputs, inputs, rows, bytes of the packed matrix; GGUF blocks; activations. The packed matrix, the product,
+// and the matrix itself.
+void product_request(int threads) {
+    const auto n = take<int32_t>(6);
+    const int64_t outputs = n[1], inputs = n[2], rows = n[3];
+    std::vector<uint8_t> packed(n[4]);
+    const auto blocks = take<uint8_t>(n[5]);
+    const auto x = take<float>(rows * inputs);
+    const Matrix w{packed.data(), nullptr, n[0], (int32_t)outputs, (int32_t)inputs, 0};
+    std::vector<float> y(rows * outputs), dense(outputs * inputs);
+    if (vantage_repack(&w, blocks.data(), threads) || vantage_linear(&w, x.data(), y.data(), rows, threads)) std::exit(4);
+    std::vector<int64_t> ids(outputs);
+    for (int64_t i = 0; i < outputs; i++) ids[i] = i;
+    vantage_rows(&w, ids.data(), outputs, dense.data());
+    give(packed), give(y), give(dense);
+}
+
+// heads, kv_heads, dim, tokens held, new tokens; the cache of keys and of values (kv_heads, all tokens, dim); queries,
+// keys and values of the new tokens side by side. What the queries get.
+void attention_request(int threads) {
+    const auto n = take<int32_t>(5);
+    const int64_t heads = n[0], kv = n[1], dim = n[2], held = n[3], tokens = n[4], all = held + tokens;
+    auto k = take<float>(kv * all * dim), v = take<float>(kv * all * dim);
+    auto qkv = take<float>(tokens * (heads + 2 * kv) * dim);
+    std::vector<float> out(tokens * heads * dim);
+    const Buffer buffers[2] = {{qkv.data(), (heads + 2 * kv) * dim}, {out.data(), heads * dim}};
+    const LayerStore store{k.data(), v.data(), all * dim, all * dim, 0, 0, (int32_t)dim, (int32_t)dim};
+    const RowLocation location{nullptr, 0, 0, held};
+    Op ops[2] = {};
+    ops[0].kind = APPEND;
+    ops[0].n[0] = (int32_t)(heads * dim), ops[0].n[1] = (int32_t)((heads + kv) * dim), ops[0].n[4] = (int32_t)kv;
+    ops[1].kind = ATTEND, ops[1].dst = 1;
+    ops[1].n[1] = (int32_t)heads, ops[1].n[2] = (int32_t)kv, ops[1].f[0] = 0.125f;
+    const ProgramCall call{ops, buffers, nullptr, &store, &location, 2, 1, tokens};
+    if (vantage_run(&call, threads)) std::exit(4);
+    give(out);
+}
+
+// rows, columns, k; scores. The largest weights, and where they stand.
+void top_request(int threads) {
+    const auto n = take<int32_t>(3);
+    const auto scores = take<float>((int64_t)n[0] * n[1]);
+    std::vector<float> values((int64_t)n[0] * n[2]);
+    std::vector<int32_t> where(values.size());
+    if (vantage_top(scores.data(), n[0], n[1], n[2], 0.5f, values.data(), where.data(), threads)) std::exit(4);
+    give(values), give(where);
+}
+
+}  // namespace
+
+int main() {
+    const auto request = take<int32_t>(2);  // what, and how many threads
+    if (request[0] == 0) product_request(request[1]);
+    else if (request[0] == 1) attention_request(request[1]);
+    else top_request(request[1]);
+}

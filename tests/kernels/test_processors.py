@@ -1,0 +1,152 @@
+"""The native kernels on processors that this machine is not: NEON under an emulator, AVX-512 in plain code.
+
+They are compiled as a program without Python (program.cpp), which answers one request for each run. What a processor
+computes is compared with float64; bits are promised within one kind of processor, not across kinds.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
+from torch import Tensor
+
+from tests.kernels.test_native import KINDS, inputs_of, rounding, rows
+from vantage.kernels.native import Format, native
+from vantage.kernels.native.build import HERE as SOURCES
+from vantage.kernels.native.build import UNITS
+from vantage.kernels.packed_layout import size
+from vantage.model.packed import Packed
+
+HERE = Path(__file__).parent
+PLAIN_AVX512 = (f"-I{HERE}", '-DVANTAGE_INTRINSICS="plain_avx512.h"')
+PRODUCT, ATTENTION, TOP = range(3)
+
+
+class Processor(NamedTuple):
+    compiler: str
+    flags: tuple[str, ...]
+    emulator: str | None = None  # which must be there as well
+
+    def missing(self) -> str | None:
+        tools = [self.compiler] if self.emulator is None else [self.compiler, self.emulator]
+        absent = [tool for tool in tools if shutil.which(tool) is None]
+        if not absent and PLAIN_AVX512[-1] in self.flags and not Path("/usr/include/simde").is_dir():
+            absent = ["libsimde-dev"]
+        return f"not here: {', '.join(absent)} (make cross installs it on Debian)" if absent else None
+
+
+PROCESSORS = {
+    "neon": Processor("aarch64-linux-gnu-g++", ("-march=armv8-a", "-static"), "qemu-aarch64"),
+    "avx512": Processor("g++", PLAIN_AVX512),
+    "avx512-vnni": Processor("g++", (*PLAIN_AVX512, "-DVANTAGE_VNNI")),
+    "plain": Processor("g++", ("-DVANTAGE_NO_VECTORS",)),
+}
+
+
+@pytest.fixture(scope="module", params=list(PROCESSORS))
+def program(request, tmp_path_factory) -> list[str]:
+    """The command that runs the kernels of a processor."""
+    processor = PROCESSORS[request.param]
+    if (missing := processor.missing()) is not None:
+        pytest.skip(missing)
+    if processor.emulator is None and platform.machine() != "x86_64":
+        pytest.skip("written for x86-64")
+    folder = tmp_path_factory.mktemp(request.param)
+    common = (
+        processor.compiler,
+        "-O1",
+        "-std=c++17",
+        "-ffp-contract=off",
+        "-pthread",
+        f"-I{SOURCES}",
+        *processor.flags,
+    )
+    units = [("program.cpp", ()), *((name, flags) for name, flags in UNITS if name != "native.cpp")]
+
+    def compile_unit(unit: tuple[int, tuple[str, tuple[str, ...]]]) -> str:
+        i, (name, flags) = unit
+        source = HERE / name if name == "program.cpp" else SOURCES / name
+        out = str(folder / f"{i}.o")
+        subprocess.run([*common, *flags, "-c", "-o", out, str(source)], check=True, timeout=600)
+        return out
+
+    with ThreadPoolExecutor(2) as pool:
+        objects = list(pool.map(compile_unit, enumerate(units)))
+    subprocess.run([*common, "-o", str(folder / "program"), *objects], check=True, timeout=600)
+    return [*([] if processor.emulator is None else [processor.emulator]), str(folder / "program")]
+
+
+def ask(program: list[str], what: int, numbers: list[int], *tensors: Tensor, threads: int = 2) -> bytes:
+    request = np.array([what, threads, *numbers], np.int32).tobytes() + b"".join(t.numpy().tobytes() for t in tensors)
+    return subprocess.run(program, input=request, capture_output=True, check=True, timeout=300).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_products(program: list[str], kind: str):
+    outputs, inputs = 70, inputs_of(kind, 2)
+    raw, format = rows(kind, outputs, inputs), Format[kind]
+    dense = torch.from_numpy(dequantize(raw.numpy(), GGMLQuantizationType[kind]))
+    packed_bytes = size(format, outputs, inputs)
+    alone: Tensor | None = None
+    for m in (33, 1, 2, 4, 7):
+        x = torch.randn(33, inputs, generator=torch.Generator().manual_seed(1))[:m]
+        answer = ask(program, PRODUCT, [int(format), outputs, inputs, m, packed_bytes, raw.numel()], raw, x)
+        y = torch.frombuffer(bytearray(answer[packed_bytes : packed_bytes + 4 * m * outputs]), dtype=torch.float32)
+        y = y.view(m, outputs)
+        unpacked = torch.frombuffer(bytearray(answer[packed_bytes + 4 * m * outputs :]), dtype=torch.float32)
+        assert torch.equal(unpacked.view(outputs, inputs), dense)
+        if native() is not None:  # the layout is the same on every processor
+            here = Packed.of_blocks(raw, kind)
+            assert here is not None
+            assert here.data.numpy().tobytes() == answer[:packed_bytes]
+        want = x.double() @ dense.double().T
+        assert ((y - want).abs() <= 1e-5 * (1 + want.abs()) + rounding(x, dense)).all()
+        if alone is None:
+            alone = y
+        assert torch.equal(y, alone[:m])  # a row's result is that of the row alone
+
+
+@pytest.mark.slow
+def test_attention(program: list[str]):
+    heads, kv, dim, held, tokens = 6, 2, 32, 150, 40
+    draw = torch.Generator().manual_seed(0)
+    k, v = torch.randn(2, kv, held + tokens, dim, generator=draw)
+    qkv = torch.randn(tokens, (heads + 2 * kv) * dim, generator=draw)
+    q, new_k, new_v = qkv.split((heads * dim, kv * dim, kv * dim), 1)
+    for old, new in ((k, new_k), (v, new_v)):
+        old[:, held:] = new.view(tokens, kv, dim).transpose(0, 1)
+    answer = ask(program, ATTENTION, [heads, kv, dim, held, tokens], k, v, qkv)
+    got = torch.frombuffer(bytearray(answer), dtype=torch.float32).view(tokens, heads, dim)
+    scores = torch.einsum(
+        "thd,hsd->hts", q.view(tokens, heads, dim).double(), k.repeat_interleave(heads // kv, 0).double()
+    )
+    hidden = torch.ones(tokens, held + tokens).triu(held + 1).bool()
+    weights = (scores * 0.125).masked_fill(hidden, float("-inf")).softmax(-1)
+    want = torch.einsum("hts,hsd->thd", weights, v.repeat_interleave(heads // kv, 0).double())
+    assert (got - want).abs().max() < 1e-5
+    one = ask(
+        program, ATTENTION, [heads, kv, dim, held + tokens - 1, 1], k, v, qkv[-1:].contiguous()
+    )  # alone: the same bits
+    assert torch.equal(torch.frombuffer(bytearray(one), dtype=torch.float32).view(heads, dim), got[-1])
+
+
+@pytest.mark.slow
+def test_the_largest_weights(program: list[str]):
+    scores = 5 * torch.randn(3, 333, generator=torch.Generator().manual_seed(0))
+    answer = ask(program, TOP, [3, 333, 20], scores)
+    values = torch.frombuffer(bytearray(answer[:240]), dtype=torch.float32).view(3, 20)
+    where = torch.frombuffer(bytearray(answer[240:]), dtype=torch.int32).view(3, 20)
+    want = torch.softmax(scores.double() * 0.5, -1).topk(20, -1)
+    torch.testing.assert_close(values.double(), want.values, rtol=1e-5, atol=1e-30)
+    assert where.tolist() == want.indices.tolist()
