@@ -124,10 +124,10 @@ def test_flex_builds_its_block_mask_once_per_pass(monkeypatch):
 
 @torch.no_grad()
 def test_a_bias_that_layers_share_is_built_once_per_pass(monkeypatch):
-    from vantage.position.alibi import AlibiBias
+    from vantage.spec.forms import Slope
 
-    calls, real = [], AlibiBias.__call__
-    monkeypatch.setattr(AlibiBias, "__call__", lambda self, *a: calls.append(1) or real(self, *a))
+    calls, real = [], Slope.__call__
+    monkeypatch.setattr(Slope, "__call__", lambda self, *a: calls.append(1) or real(self, *a))
     model = sharp(decoder(**SMALL, position=Alibi()))
     model(tokens(2, 6))
     assert len(calls) == 1
@@ -154,9 +154,9 @@ def test_an_equal_bias_of_another_object_is_not_mistaken_for_it():
     pair = pos.against(pos)
     values = []
     for slope in (1.0, 2.0, 3.0):  # the objects are dropped at once, so that ids come again
-        from vantage.position.alibi import AlibiBias
+        from vantage.spec.forms import Slope
 
-        values.append(float(parts.materialise(AlibiBias(torch.tensor([slope])), pair, 1, torch.float32)[0, 0, 2, 0]))
+        values.append(float(parts.materialise(Slope(torch.tensor([slope])), pair, 1, torch.float32)[0, 0, 2, 0]))
     assert values == [-2.0, -4.0, -6.0]
 
 

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from vantage.errors import Refused
 from vantage.spec.attention import PositionParts
+from vantage.spec.forms import HasForm, Slope
 from vantage.spec.kept import StreamSource
 from vantage.spec.masks import causal_window
 from vantage.spec.model import BuildContext, Scores
-from vantage.spec.native import CannotLower, HasSlopes, ScoreForm, implements, no_native_form
+from vantage.spec.native import CannotLower, ScoreForm, implements, no_native_form
 from vantage.spec.normalisers import Softmax, needs_causal
 from vantage.spec.parts import BiasInputs, Dense, Need, Pointwise, ScoreBias, Shape, View
 from vantage.spec.positions import Positions
@@ -61,9 +62,10 @@ class Scorer(nn.Module):
             raise no_native_form(self.value_bias)
         if self.scores.normalise != Softmax():
             raise CannotLower("only a plain softmax has a native form")
-        if not implements(self.bias, HasSlopes):
+        form = cast(HasForm, self.bias).form() if implements(self.bias, HasForm) else self.bias
+        if not (form is None or isinstance(form, Slope)):
             raise no_native_form(self.bias)
-        slopes = cast(HasSlopes, self.bias).native_slopes()
+        slopes = None if form is None else tuple(form.slopes.tolist())
         return ScoreForm(self.scale, self.scores.softcap, window, slopes, self.sinks)
 
     def position_parts(self, qk: nn.ModuleList) -> PositionParts:
@@ -92,7 +94,7 @@ class NoBias:
     def at(self, inputs: BiasInputs) -> None:
         return None
 
-    def native_slopes(self) -> None:
+    def form(self) -> None:
         return None
 
 

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from vantage.errors import BadInput
 from vantage.position.angles import wide
-from vantage.spec.parts import BiasInputs, Parts, Pointwise, Shape, materialise
-from vantage.spec.positions import Place, Positions
+from vantage.spec.forms import Slope
+from vantage.spec.parts import BiasInputs, Parts, Shape, materialise
+from vantage.spec.positions import Positions
 from vantage.spec.registry import Entry, Fit, parameter
 
 
@@ -64,16 +65,6 @@ class Alibi:
         return AlibiSlopes(slopes)
 
 
-@dataclass(frozen=True, eq=False)
-class AlibiBias(Pointwise):
-    """-slopes[h]·|i - j|."""
-
-    slopes: Tensor  # (H,)
-
-    def __call__(self, b: Tensor, h: Tensor, i: Tensor, q: Place, k: Place) -> Tensor:
-        return -self.slopes[h] * (q.pos - k.pos).abs()
-
-
 class AlibiSlopes(nn.Module):
     """Holds the slopes as numbers, so that no change of dtype rounds them."""
 
@@ -81,14 +72,14 @@ class AlibiSlopes(nn.Module):
         super().__init__()
         self.slopes = slopes
 
-    def native_slopes(self) -> tuple[float, ...]:
-        return self.slopes
+    def form(self) -> Slope:
+        return Slope(torch.tensor(self.slopes, dtype=torch.float64))
 
-    def at(self, inputs: BiasInputs) -> AlibiBias:
+    def at(self, inputs: BiasInputs) -> Slope:
         dtype = wide(inputs.q.dtype)
 
-        def make() -> AlibiBias:
-            return AlibiBias(torch.tensor(self.slopes, dtype=dtype, device=inputs.q.device))
+        def make() -> Slope:
+            return Slope(torch.tensor(self.slopes, dtype=dtype, device=inputs.q.device))
 
         return inputs.q_pos.once(("alibi", self.slopes, dtype), make)  # the same object in all layers: it is built once
 
@@ -96,7 +87,7 @@ class AlibiSlopes(nn.Module):
 def alibi_bias(heads: int, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """(H, T, T): the bias of a sequence that starts at 0, on both sides of the diagonal (P10)."""
     pos = Positions.arange(1, length)
-    bias = AlibiBias(torch.tensor(alibi_slopes(heads), dtype=dtype))
+    bias = Slope(torch.tensor(alibi_slopes(heads), dtype=dtype))
     value = materialise(bias, pos.against(pos), heads, dtype)
     assert value is not None
     return value[0]

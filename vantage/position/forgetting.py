@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from vantage.errors import Refused
 from vantage.position.angles import wide
+from vantage.spec.forms import QueryAndKey
 from vantage.spec.kept import KeptStream
 from vantage.spec.operations import AttentionWork
-from vantage.spec.parts import INIT_STD, BiasInputs, Parts, Pointwise, Shape
-from vantage.spec.positions import Place, Positions
+from vantage.spec.parts import INIT_STD, BiasInputs, Parts, Shape
+from vantage.spec.positions import Positions
 from vantage.spec.registry import Entry, Refusal, parameter
 
 NOT_CAUSAL = (
@@ -52,18 +53,6 @@ class Forgetting:
         return 2 * work.rows * work.shape.width
 
 
-@dataclass(frozen=True, eq=False)
-class ForgettingBias(Pointwise):
-    """F of the query less F of the key."""
-
-    at_query: Tensor  # (B, H, T)
-    at_key: Tensor  # (B, H, S)
-
-    def __call__(self, b: Tensor, h: Tensor, i: Tensor, q: Place, k: Place) -> Tensor:
-        assert k.column is not None
-        return self.at_query[b, h, i] - self.at_key[b, h, k.column]
-
-
 class ForgetGate(nn.Module):
     def __init__(self, config: Forgetting, shape: Shape):
         super().__init__()
@@ -77,9 +66,10 @@ class ForgetGate(nn.Module):
         logs = F.logsigmoid(self.gate(x_BTD).to(wide(x_BTD.dtype)))
         return (logs.unflatten(-1, (self.kv_heads, -1)).transpose(1, 2),)
 
-    def at(self, inputs: BiasInputs) -> ForgettingBias:
+    def at(self, inputs: BiasInputs) -> QueryAndKey:
+        """F of the query less F of the key."""
         query, key = (stream.transpose(2, 3).flatten(1, 2) for stream in (*inputs.own, *inputs.streams))
-        return ForgettingBias(query, key)
+        return QueryAndKey(query, -key)
 
 
 ENTRY = Entry(

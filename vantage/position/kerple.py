@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from vantage.errors import BadInput
 from vantage.position.angles import wide
-from vantage.spec.parts import BiasInputs, Parts, Pointwise, Shape
-from vantage.spec.positions import Place
+from vantage.spec.forms import LogDistance, PowerDistance
+from vantage.spec.parts import BiasInputs, Parts, Shape
 from vantage.spec.registry import Entry, parameter
 
 KINDS = ("log", "power")
@@ -40,28 +40,6 @@ class Kerple:
         return LogKernel(shape.heads) if self.kind == "log" else PowerKernel(shape.heads)
 
 
-@dataclass(frozen=True, eq=False)
-class KerpleLog(Pointwise):
-    """-a[h]·log(1 + p[h]·|i - j|)."""
-
-    a: Tensor  # (H,)
-    p: Tensor  # (H,)
-
-    def __call__(self, b: Tensor, h: Tensor, i: Tensor, q: Place, k: Place) -> Tensor:
-        return -self.a[h] * torch.log1p(self.p[h] * (q.pos - k.pos).abs())
-
-
-@dataclass(frozen=True, eq=False)
-class KerplePower(Pointwise):
-    """-a[h]·|i - j|^p[h]."""
-
-    a: Tensor  # (H,)
-    p: Tensor  # (H,)
-
-    def __call__(self, b: Tensor, h: Tensor, i: Tensor, q: Place, k: Place) -> Tensor:
-        return -self.a[h] * (q.pos - k.pos).abs().to(self.p.dtype) ** self.p[h]
-
-
 class LogKernel(nn.Module):
     """a and p are kept positive as softplus(raw); they start uniform in (0, 2) and (0, 1) as in the authors' code."""
 
@@ -70,9 +48,9 @@ class LogKernel(nn.Module):
         self.raw_a = nn.Parameter(_inverse_softplus(_uniform(heads, 2.0)))
         self.raw_p = nn.Parameter(_inverse_softplus(_uniform(heads, 1.0)))
 
-    def at(self, inputs: BiasInputs) -> KerpleLog:
+    def at(self, inputs: BiasInputs) -> LogDistance:
         dtype = wide(self.raw_a.dtype)
-        return KerpleLog(F.softplus(self.raw_a.to(dtype)), F.softplus(self.raw_p.to(dtype)))
+        return LogDistance(F.softplus(self.raw_a.to(dtype)), F.softplus(self.raw_p.to(dtype)))
 
 
 class PowerKernel(nn.Module):
@@ -83,9 +61,9 @@ class PowerKernel(nn.Module):
         self.raw_a = nn.Parameter(_inverse_softplus(_uniform(heads, 1.0)))
         self.raw_p = nn.Parameter(torch.logit(_uniform(heads, 2.0) / 2))
 
-    def at(self, inputs: BiasInputs) -> KerplePower:
+    def at(self, inputs: BiasInputs) -> PowerDistance:
         dtype = wide(self.raw_a.dtype)
-        return KerplePower(F.softplus(self.raw_a.to(dtype)), 2 * torch.sigmoid(self.raw_p.to(dtype)))
+        return PowerDistance(F.softplus(self.raw_a.to(dtype)), 2 * torch.sigmoid(self.raw_p.to(dtype)))
 
 
 def _uniform(heads: int, high: float) -> Tensor:

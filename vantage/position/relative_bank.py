@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vantage.position.angles import need_whole
+from vantage.spec.forms import RowTable
 from vantage.spec.operations import AttentionWork
 from vantage.spec.parts import INIT_STD, BiasInputs, Parts, Pointwise, Shape
 from vantage.spec.positions import Place
@@ -50,6 +52,9 @@ class BankBias(Pointwise):
         distance, last = q.pos - k.pos, self.by_distance.shape[-1] - 1
         value = self.by_distance[b, h, i, distance.clamp(0, last)]
         return torch.where((distance >= 0) & (distance <= last), value, 0.0)
+
+    def form(self) -> RowTable:
+        return RowTable(F.pad(self.by_distance, (1, 1)), first=-1)
 
 
 class BankedDistances(nn.Module):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vantage.errors import BadInput
 from vantage.position.angles import need_whole
+from vantage.spec.forms import RowTable
 from vantage.spec.operations import AttentionWork
 from vantage.spec.parts import BiasInputs, Parts, Pointwise, Shape
 from vantage.spec.positions import Place, Positions
@@ -74,6 +75,9 @@ class ShawBias(Pointwise):
     def __call__(self, b: Tensor, h: Tensor, i: Tensor, q: Place, k: Place) -> Tensor:
         n = self.by_distance.shape[-1] // 2
         return self.by_distance[b, h, i, (k.pos - q.pos).clamp(-n, n) + n]
+
+    def form(self) -> RowTable:
+        return RowTable(self.by_distance.flip(-1), first=-(self.by_distance.shape[-1] // 2))
 
 
 class KeyDistances(nn.Module):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vantage.errors import BadInput
 from vantage.position.angles import need_whole
+from vantage.spec.forms import DistanceTable
 from vantage.spec.parts import BiasInputs, Parts, Pointwise, Shape
 from vantage.spec.positions import Place
 from vantage.spec.registry import Entry, parameter
@@ -76,6 +77,9 @@ class T5Bias(Pointwise):
     def __call__(self, b: Tensor, h: Tensor, i: Tensor, q: Place, k: Place) -> Tensor:
         n = self.lookup.shape[0] // 2
         return self.table[self.lookup[(k.pos - q.pos).clamp(-n, n) + n], h]
+
+    def form(self) -> DistanceTable:
+        return DistanceTable(self.table[self.lookup.flip(0)].T, first=-(self.lookup.shape[0] // 2))
 
 
 class T5Table(nn.Module):

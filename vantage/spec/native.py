@@ -123,10 +123,3 @@ class HasNativeTransform(Protocol):
     """A q/k transform."""
 
     def native_transform(self, program: Program, queries: HeadColumns, keys: HeadColumns) -> None: ...
-
-
-@runtime_checkable
-class HasSlopes(Protocol):
-    """A score bias that is a slope over the distance, one for each head; ``None``: no bias at all."""
-
-    def native_slopes(self) -> tuple[float, ...] | None: ...

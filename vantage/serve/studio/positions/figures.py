@@ -20,9 +20,9 @@ from vantage.position.rope import Rotation
 from vantage.position.xpos import FadingRotation
 from vantage.serve.studio.positions.rotary_figures import bands, turned
 from vantage.spec.abilities import CountsKeys, HasBuckets
+from vantage.spec.forms import HasForm, Slope
 from vantage.spec.kept import KeepsStreams
 from vantage.spec.masks import Causal, Everything
-from vantage.spec.native import HasSlopes
 from vantage.spec.normalisers import Softmax
 from vantage.spec.parts import BiasInputs, Encoding, Need, Parts, Shape, materialise
 from vantage.spec.positions import Pair, Positions
@@ -203,8 +203,9 @@ def added(built: Built) -> list[Figure]:
 def _of_the_bias(built: Built) -> list[Figure]:
     bias_figures = [bias_over_distance(built), bias_map(built)]
     module = built.bias
-    slopes = module.native_slopes() if isinstance(module, HasSlopes) else None
-    if slopes is not None:
+    form = module.form() if isinstance(module, HasForm) else None
+    if isinstance(form, Slope):
+        slopes = tuple(form.slopes.tolist())
         bars = Bars("slopes", "lost a position", words(range(len(slopes))), (("slope", slopes),))
         bias_figures.insert(
             0, Figure("slopes", "What a score loses for each position of distance, head by head.", (bars,))

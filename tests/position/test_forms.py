@@ -1,0 +1,119 @@
+"""Biases that say what they are: the form, evaluated, is the bias, its gradients included."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+
+from tests.position.helpers import SHAPE, bias_of, built, inputs_of, positions, vectors
+from vantage.position import ENCODINGS, T5, Kerple
+from vantage.spec.forms import (
+    DistanceTable,
+    Form,
+    HasForm,
+    LogDistance,
+    PowerDistance,
+    QueryAndKey,
+    RowTable,
+    Slope,
+    form_of,
+)
+from vantage.spec.parts import Pointwise, materialise
+from vantage.spec.positions import Positions
+
+FORMS = {
+    "alibi": Slope,
+    "kerple": LogDistance,
+    "kerple-power": PowerDistance,
+    "t5": DistanceTable,
+    "t5-both": DistanceTable,
+    "shaw": RowTable,
+    "bank": RowTable,
+    "fox": QueryAndKey,
+}
+DENSE = ["fire", "xl", "cope", "shifted"]
+CONFIGS = {name: parts.bias for name in ENCODINGS if (parts := ENCODINGS[name].make(100).parts(causal=True)).bias}
+CONFIGS |= {"kerple-power": Kerple("power"), "t5-both": T5(bidirectional=True)}
+
+
+def value(bias, q_pos: Positions, k_pos: Positions) -> Tensor:
+    made = materialise(bias, q_pos.against(k_pos), SHAPE.heads, torch.float64)
+    assert made is not None
+    return made.expand(q_pos.shape[0], SHAPE.heads, q_pos.shape[1], k_pos.shape[1])
+
+
+def bias_at(part, q_pos: Positions, k_pos: Positions):
+    q, k = vectors(2, 4, q_pos.shape[1], 6, 1), vectors(2, 2, k_pos.shape[1], 6, 2)
+    return part.at(inputs_of(part, q, k, q_pos, k_pos))
+
+
+def test_every_bias_is_in_one_of_the_lists():
+    assert {*FORMS, *DENSE} == set(CONFIGS)
+
+
+@pytest.mark.parametrize("name", FORMS)
+@settings(deadline=None, max_examples=12)
+@given(positions(), positions())
+def test_the_form_is_the_bias(name, q_pos, k_pos):
+    part = built(CONFIGS[name])
+    form = form_of(bias_at(part, q_pos, k_pos))
+    assert isinstance(form, FORMS[name])
+    assert isinstance(form, Form)
+    seen = (q_pos.filled[:, None, :, None] & k_pos.filled[:, None, None, :]).expand(-1, 4, -1, -1)
+    wanted = bias_of(part, q_pos, k_pos)
+    torch.testing.assert_close(value(form, q_pos, k_pos)[seen], wanted[seen])
+
+
+@pytest.mark.parametrize("name", [name for name in FORMS if name != "alibi"])  # it learns nothing
+def test_gradients_go_through_the_form(name):
+    q_pos, k_pos = Positions.arange(2, 5, start=2), Positions.arange(2, 7)
+    grads = []
+    for by_form in (False, True):
+        part = built(CONFIGS[name])
+        bias = bias_at(part, q_pos, k_pos)
+        shown = value(form_of(bias) if by_form else bias, Positions.arange(2, 5, start=2), Positions.arange(2, 7))
+        (shown * vectors(*shown.shape, seed=9)).sum().backward()
+        grads.append([p.grad for p in part.parameters()])
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_what_has_no_form_says_so(name):
+    pos = Positions.arange(2, 4)
+    assert form_of(bias_at(built(CONFIGS[name]), pos, pos)) is None
+
+
+def test_a_module_says_its_form_where_its_inputs_do_not_matter():
+    part = built(CONFIGS["alibi"])
+    assert isinstance(part, HasForm)
+    assert tuple(part.form().slopes.tolist()) == part.slopes
+
+
+@dataclass(frozen=True, eq=False)
+class Mine(Pointwise):
+    """A bias of one's own: 4 less from the third token back on."""
+
+    far: int
+
+    def __call__(self, b, h, i, q, k):
+        return torch.where(q.pos - k.pos < self.far, 0.0, -4.0) + 0.0 * h
+
+    def form(self):
+        return DistanceTable(torch.tensor([[0.0, -4.0]] * 4), first=self.far - 1)
+
+
+@dataclass(frozen=True, eq=False)
+class WithoutForm(Pointwise):
+    def __call__(self, b, h, i, q, k):
+        return 0.0 * h + q.pos % 2
+
+
+def test_a_bias_of_ones_own():
+    pos = Positions.arange(2, 9)
+    form = form_of(Mine(3))
+    assert isinstance(form, DistanceTable)
+    torch.testing.assert_close(value(form, pos, pos), value(Mine(3), pos, pos))
+    assert form_of(WithoutForm()) is None
