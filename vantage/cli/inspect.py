@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vantage.cli import inspect_attention, inspect_cost
+from vantage.cli import inspect_attention, inspect_cost, inspect_kernels
 from vantage.cli.models import DEFAULT, add_adapter, load_model
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ examples:
   vantage inspect scores smollm2 --text "The cat sat on the mat" --layer 16 --out scores.svg
   vantage inspect cost smollm2 --context 8192 --batch 4 --machine h200
   vantage inspect extend smollm2 --file book.txt --lengths 2048,4096 --scaling linear:2
+  vantage inspect kernels smollm2 --context 8192                   # which kernel each layer runs, and why
   vantage inspect cache talk.vantage                               # a file that /save wrote
   vantage inspect cache --prompt "The cat sat on the mat"          # what reading this leaves behind
   vantage inspect cache --prompt "The cat sat" --against "The cat ran"
@@ -31,7 +32,7 @@ CONTEXT = 40  # characters shown before the place where two texts part
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "inspect",
-        help="attention, heads, scores, costs, caches",
+        help="attention, heads, scores, costs, kernels, caches",
         description="Look inside.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -46,6 +47,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     inspect_attention.add(what)
     inspect_cost.add(what)
+    inspect_kernels.add(what)
     cache.add_argument("file", nargs="?", metavar="FILE", help="a saved conversation or cache")
     cache.add_argument("--model", default=DEFAULT, metavar="MODEL", help="which reads the prompt; default: %(default)s")
     cache.add_argument("--prompt", metavar="TEXT", help="read this and show what it leaves behind")

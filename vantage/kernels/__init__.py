@@ -1,5 +1,5 @@
 """Ways to compute attention: one is written out, the others are fast and equal to it."""
 
-from vantage.kernels.select import KERNELS, chooser, kernel_named
+from vantage.kernels.select import KERNELS, chooser, explain, kernel_named
 
-__all__ = ["KERNELS", "chooser", "kernel_named"]
+__all__ = ["KERNELS", "chooser", "explain", "kernel_named"]

@@ -24,6 +24,9 @@ class Reference:
     def refuses(self, need: Need, q: Tensor, view: View) -> str | None:
         return None
 
+    def forms(self, need: Need, q: Tensor, view: View) -> int:
+        return q.shape[0] * q.shape[1] * q.shape[2] * view.k.shape[2]
+
     def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:
         wide = torch.promote_types(q_BHTd.dtype, torch.float32)
         q, k, v = q_BHTd.to(wide), view.k.to(wide), view.v.to(wide)

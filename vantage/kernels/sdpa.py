@@ -9,12 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vantage.spec.masks import Everything, Mask, dense, is_plain_causal, visible
+from vantage.spec.masks import Causal, Everything, Mask, SameSegment, conjuncts, dense, is_plain_causal, visible
 from vantage.spec.normalisers import Softmax
 from vantage.spec.parts import Attended, Need, View, materialise
 from vantage.spec.positions import Pair
 from vantage.spec.registry import Entry, Refusal
 
+AT_EASE = 2**23  # numbers of a mask or bias up to which forming them costs no more than to start another kernel
+UNPLANNED = 4_096  # queries from which on a GPU's attention without a plan is slower than the fused kernel
 PLANNED = 512  # queries from which on a GPU's planned attention is worth its plan, if shapes come again
 
 
@@ -36,6 +38,27 @@ class Sdpa:
         if not isinstance(need.normalise, Softmax):
             return f"sdpa has softmax alone, not {type(need.normalise).__name__}"
         return None
+
+    def forms(self, need: Need, q: Tensor, view: View) -> int:
+        B, H, T, _ = q.shape
+        S = view.k.shape[2]
+        known = view.pos.known
+        rows = 1 if known.same_rows and view.pos.segment is None else B
+        if T == 1:
+            return 0  # one query: whatever is formed is no larger than the keys
+        if need.bias is not None:
+            return rows * H * T * S
+        parts = {part for part in conjuncts(need.mask) if part not in (Everything(), SameSegment())}
+        plain = view.pos.segment is None and known.first is not None and (not parts or (parts == {Causal()} and T == S))
+        return 0 if plain else rows * T * S
+
+    def yields(self, need: Need, q: Tensor, view: View) -> bool:
+        """To a kernel that forms nothing: where a mask or bias would be large, and where torch has no plan for a long
+        row on a GPU: without one its attention is half as fast."""
+        if q.device.type != "cuda" or q.shape[-2] == 1:
+            return False
+        unplanned = q.shape[-2] >= UNPLANNED and q.element_size() == 2 and not plans_pay(q)
+        return unplanned or self.forms(need, q, view) > AT_EASE
 
     def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:
         assert isinstance(need.normalise, Softmax)

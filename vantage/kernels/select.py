@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from vantage.spec.registry import Entry, Registry, entries_of
 KERNELS: Registry[Kernel] = Registry(
     "kernel",
     (
-        *entries_of("vantage.kernels", "sdpa"),
+        *entries_of("vantage.kernels", "sdpa", "fused"),
         flex.COMPILED,
         flex.UNFUSED,
         *entries_of("vantage.kernels", "reference"),
@@ -26,6 +27,38 @@ KERNELS: Registry[Kernel] = Registry(
     needs=("name", "refuses", "__call__"),
     frozen=False,
 )
+
+LARGEST = 2**32  # pairs that a kernel may form at once on a GPU without being asked: 16 GiB in float32
+
+
+@runtime_checkable
+class FormsPairs(Protocol):
+    """A kernel that may form something with a number for each query and key."""
+
+    def forms(self, need: Need, q: Tensor, view: View) -> int:
+        """How many such numbers, a mask's or a bias's or the scores themselves."""
+        ...
+
+
+@runtime_checkable
+class Yields(Protocol):
+    """A kernel that stands back where one that forms nothing is faster."""
+
+    def yields(self, need: Need, q: Tensor, view: View) -> bool: ...
+
+
+class Candidate(NamedTuple):
+    """A kernel that may run by itself, and the two abilities above, looked up once."""
+
+    kernel: AutoKernel
+    forms: Callable[[Need, Tensor, View], int] | None
+    yields: Callable[[Need, Tensor, View], bool] | None
+
+    @staticmethod
+    def of(kernel: AutoKernel) -> Candidate:
+        forms = kernel.forms if isinstance(kernel, FormsPairs) else None
+        return Candidate(kernel, forms, kernel.yields if isinstance(kernel, Yields) else None)
+
 
 Choose = Callable[[Need, Tensor, View], Kernel]
 
@@ -58,26 +91,73 @@ def kernel_named(name: str) -> Kernel:
 
 
 _kernels: dict[str, tuple[Entry[Kernel], Kernel]] = {}
-_automatic: list[AutoKernel] = []  # filled anew whenever a model is to choose by itself
+_automatic: list[Candidate] = []  # filled anew whenever a model is to choose by itself
 
 
-def _all_automatic() -> list[AutoKernel]:
+def _all_automatic() -> list[Candidate]:
     """Kernels from outside first: who adds one wants it used."""
     outside = [entry.name for entry in KERNELS.from_outside()]
     kernels = [kernel_named(name) for name in (*outside, *(name for name in KERNELS if name not in outside))]
-    return [kernel for kernel in kernels if isinstance(kernel, AutoKernel)]
+    return [Candidate.of(kernel) for kernel in kernels if isinstance(kernel, AutoKernel)]
 
 
 def _first_willing(need: Need, q: Tensor, view: View) -> Kernel:
-    for kernel in _automatic or _all_automatic():
-        if not kernel.auto(q.device.type):
+    """The first that does not refuse; where it yields, the first willing one of those that form nothing."""
+    device, yielding = q.device.type, None
+    for candidate in _automatic or _all_automatic():
+        kernel = candidate.kernel
+        if not kernel.auto(device) or (yielding is not None and candidate.forms is not None):
             continue
         why = kernel.refuses(need, q, view)
-        if why is None:
-            return kernel
-        if why == cannot_compile(q.device.type):
-            _say_once(why)
-    raise AssertionError("the reference kernel never refuses")
+        if why is not None:
+            if why == cannot_compile(device):
+                _say_once(why)
+        elif yielding is None and candidate.yields is not None and candidate.yields(need, q, view):
+            yielding = candidate
+        else:
+            return _not_too_large(candidate, need, q, view)
+    assert yielding is not None, "the reference kernel never refuses"
+    return _not_too_large(yielding, need, q, view)
+
+
+def _not_too_large(candidate: Candidate, need: Need, q: Tensor, view: View) -> Kernel:
+    """On a GPU nothing runs unasked that would form too many pairs at once: it would end in the middle."""
+    name = candidate.kernel.name
+    if q.device.type != "cuda" or candidate.forms is None:
+        return candidate.kernel
+    if (formed := candidate.forms(need, q, view)) <= LARGEST:
+        return candidate.kernel
+    why = "; ".join(refusals(need, q, view).values())
+    raise Refused(
+        f"{q.shape[2]:,} queries over {view.k.shape[2]:,} keys would form {formed:,} numbers at once with the kernel "
+        f"{name!r}, more than {LARGEST:,}, and those that form nothing cannot do it: {why}. Use shorter or fewer rows, "
+        f"feed them in chunks through a cache, or say kernel={name!r} to do it all the same"
+    )
+
+
+def refusals(need: Need, q: Tensor, view: View) -> dict[str, str]:
+    """Why the kernels that run by themselves on this device cannot do this, by name."""
+    automatic = [kernel for kernel, *_ in _all_automatic() if kernel.auto(q.device.type)]
+    return {kernel.name: why for kernel in automatic if (why := kernel.refuses(need, q, view)) is not None}
+
+
+def explain(need: Need, q: Tensor, view: View) -> dict[str, str]:
+    """What each kernel that may run by itself on this device would do, by name: "runs", or why not."""
+    chosen, reasons = _first_willing(need, q, view).name, {}
+    for kernel, forms, yields in _all_automatic():
+        if not kernel.auto(q.device.type):
+            continue
+        formed = 0 if forms is None else forms(need, q, view)
+        if kernel.name == chosen:
+            why = "runs"
+        elif (refused := kernel.refuses(need, q, view)) is not None:
+            why = refused
+        elif yields is not None and yields(need, q, view):
+            why = f"yields: it would form {formed:,} numbers" if formed else "yields: without a plan it is slower here"
+        else:
+            why = "not needed: another one comes first"
+        reasons[kernel.name] = why
+    return reasons
 
 
 @functools.cache

@@ -320,14 +320,15 @@ def causal_window(mask: Mask) -> int | None:
 
     ``None``: it says something else. Documents may be kept apart: who asks has one document a row.
     """
-    parts = set(_conjuncts(mask))
+    parts = set(conjuncts(mask))
     windows = [part.n for part in parts if isinstance(part, Window)]
     others = {part for part in parts if not isinstance(part, Window)}
     return min(windows, default=0) if Causal() in others <= {Causal(), SameSegment()} else None
 
 
-def _conjuncts(mask: Mask) -> list[Mask]:
-    return [*_conjuncts(mask.a), *_conjuncts(mask.b)] if isinstance(mask, And) else [mask]
+def conjuncts(mask: Mask) -> list[Mask]:
+    """The masks that must all let through."""
+    return [*conjuncts(mask.a), *conjuncts(mask.b)] if isinstance(mask, And) else [mask]
 
 
 def dense(mask: Mask, pair: Pair) -> Tensor:

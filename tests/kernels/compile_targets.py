@@ -1,0 +1,100 @@
+"""Compiles the fused kernels for GPUs that are not here: ``python -m tests.kernels.compile_targets [CAPABILITY …]``.
+
+Triton needs no device for that, only its own assembler. A process of its own: elsewhere in the tests the same kernels
+are interpreted.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from vantage.kernels.fused_operator import BY_KEY, Plan
+from vantage.kernels.gpu import backward, forward, operators
+
+SHARED = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}  # bytes a block may share
+INTEGERS = {"QP", "KP", "BOUNDS"}
+NUMBERS = {"LSE", "DELTA", "P0", "P1", "SINKS", "G0", "G1"}
+NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+
+def plan(form: int, *, run: bool = True, learned: bool = True) -> Plan:
+    return Plan(
+        form,
+        form in (1, 4, 5),
+        learned,
+        run,
+        0,
+        0,
+        0,
+        0,
+        129,
+        5 * (form == 4),
+        int(not run),
+        1,
+        0,
+        0,
+        0,
+        int(not run),
+        64,
+    )
+
+
+def compile_one(kernel, constants: dict, dtype: torch.dtype, capability: int, warps: int, stages: int):
+    names = kernel.arg_names
+    kinds = {}
+    for name in names:
+        if name in constants:
+            kinds[name] = "constexpr"
+        elif name in INTEGERS:
+            kinds[name] = "*i32"
+        elif name in NUMBERS:
+            kinds[name] = "*fp32"
+        elif name.isupper() and name not in ("T", "S"):
+            kinds[name] = f"*{NAMES[dtype]}"
+        else:
+            kinds[name] = "fp32" if name in ("scale", "cap", "factor") else "i32"
+    values = {(names.index(name),): value for name, value in constants.items()}
+    strides = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name[-1] == "t" and len(name) == 2}
+    source = ASTSource(kernel, kinds, values, strides)
+    options = {"num_warps": warps, "num_stages": stages}
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def compile_all(capability: int, p: Plan, dtype: torch.dtype, width: int, softcap: float = 0.0) -> dict[str, int]:
+    """Bytes that each kernel shares."""
+    q = torch.empty(1, 2, 64, width, dtype=dtype, device="meta")
+    operators.shared_memory = lambda device: SHARED[capability]
+    p = p._replace(block=operators.block_for(q, q))
+    how = operators.constants(q, q[:, :1], q, p, [1.0, softcap, 1.0]) | {"APPROXIMATE": dtype != torch.float32}
+    warps, used = operators.warps(q, q), {}
+    for kernel, held, more in (
+        (forward.attend, 1, {"HAS_SINKS": True, "MERGED": operators.merged(p)}),
+        (backward.query_gradients, 2, {"LEARNED": bool(p.learned) and p.form < BY_KEY}),
+        (backward.key_gradients, 2, {"LEARNED": bool(p.learned) and p.form == BY_KEY}),
+    ):
+        made = compile_one(kernel, how | more, dtype, capability, warps, operators.stages(q, q, p, held))
+        used[made.metadata.name] = made.metadata.shared
+        assert made.metadata.shared <= SHARED[capability], (made.metadata.name, capability, made.metadata.shared)
+    return used
+
+
+def main() -> int:
+    for capability in [int(x) for x in sys.argv[1:]] or sorted(SHARED):
+        for p, dtype, width, softcap in (
+            (plan(0), torch.bfloat16, 128, 0.0),
+            (plan(4), torch.bfloat16, 128, 0.0),
+            (plan(5, run=False), torch.float16, 64, 20.0),
+            (plan(2), torch.float32, 128, 0.0),
+            (plan(6), torch.bfloat16, 256, 0.0),
+        ):
+            print(capability, p.form, dtype, width, compile_all(capability, p, dtype, width, softcap), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

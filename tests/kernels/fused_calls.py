@@ -1,0 +1,196 @@
+"""Calls of the fused kernel, and how far it is from the float64 reference, gradients included."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from vantage.kernels import kernel_named
+from vantage.kernels.fused import Fused
+from vantage.spec.forms import DistanceTable, LogDistance, PowerDistance, QueryAndKey, RowTable, Slope
+from vantage.spec.masks import Causal, Chunked, Everything, Mask, Prefix, SameSegment, Window
+from vantage.spec.normalisers import Softmax
+from vantage.spec.parts import Need, Pointwise, View
+from vantage.spec.positions import EMPTY, Positions
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+MISSING = DEVICE == "cpu" and importlib.util.find_spec("triton") is None
+# relative to the norm, as inputs and outputs are rounded
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+FORMS = ("none", "slope", "log", "power", "table", "row table", "query and key")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes, mask, places, form, and what stands between q·k and the weights."""
+
+    form: str = "none"
+    mask: Mask = Causal()
+    places: str = "run"
+    B: int = 1
+    G: int = 1
+    share: int = 2
+    T: int = 27
+    S: int = 27
+    d: int = 16
+    e: int = 16
+    softcap: float | None = None
+    temperature: float = 1.0
+    sinks: str | None = None  # "head" or "query"
+    lse: bool = False  # the log-sum-exp has a gradient as well
+    width: int = 9  # of a table
+    first: int = -2  # the distance of its first entry
+
+    @property
+    def H(self) -> int:
+        return self.G * self.share
+
+
+def places(case: Case, generator: torch.Generator) -> tuple[Positions, Positions]:
+    B, T, S = case.B, case.T, case.S
+    if case.places == "run":  # the queries are the last of the keys
+        return Positions.arange(B, T, 3 + S - T), Positions.arange(B, S, 3)
+    if case.places == "documents":
+        lengths = [[n for n in (S // 3 - 2 * b, S // 5, S - S // 3 - S // 5 - 1) if n > 0] for b in range(B)]
+        at = Positions.packed(lengths, width=S)
+        return at.narrow(S - T, T), at
+    if case.places == "padded":
+        at = Positions.rows([S - 5 * (b + 1) for b in range(B)], width=S, pad="left")
+        return at.narrow(S - T, T), at
+    if case.places == "blind":  # a row without keys, queries before all keys
+        keys = torch.arange(S).expand(B, S) + T // 2
+        keys = torch.where((torch.arange(B) > 0)[:, None], keys, EMPTY)
+        return Positions.of(torch.arange(T).expand(B, T)), Positions.of(keys)
+    order = torch.stack([torch.randperm(2 * S, generator=generator)[:S].sort().values for _ in range(B)])
+    pos = (3 * order + 1) if case.places == "stretched" else 0.5 * order
+    keys = Positions.of(pos, order=order)
+    queries = keys.narrow(S - T, T)
+    if case.places == "shuffled":  # as a ring keeps them
+        back = torch.randperm(S, generator=generator)
+        keys = Positions.of(order[:, back])
+        queries = Positions.of(order[:, S - T :])
+    return queries, keys
+
+
+def form(case: Case, generator: torch.Generator, dtype: torch.dtype) -> Pointwise | None:
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    B, H, T, S = case.B, case.H, case.T, case.S
+    makes = {
+        "none": lambda: None,
+        "slope": lambda: Slope(normal(H).abs() / 3),
+        "log": lambda: LogDistance(normal(H).abs(), normal(H).abs()),
+        "power": lambda: PowerDistance(normal(H).abs() / 3, normal(H).sigmoid()),
+        "table": lambda: DistanceTable(normal(H, case.width), case.first),
+        "row table": lambda: RowTable(normal(B, H, T, case.width), case.first),
+        "query and key": lambda: QueryAndKey(normal(B, H, T), normal(B, H, S)),
+    }
+    return makes[case.form]()
+
+
+@dataclass
+class Ran:
+    """What came out, and the gradients of everything that went in."""
+
+    out: Tensor
+    lse: Tensor
+    grads: list[Tensor]
+
+
+class Inputs:
+    """Random inputs of a case, rounded to a dtype once, and then wide or not."""
+
+    def __init__(self, case: Case, dtype: torch.dtype, seed: int = 0, device: str = DEVICE):
+        g = torch.Generator().manual_seed(seed)
+        self.case, self.device, self.dtype = case, device, dtype
+        q_pos, k_pos = places(case, g)
+        self.q_pos, self.k_pos = q_pos.to(device), k_pos.to(device)
+        B, H, G, T, S = case.B, case.H, case.G, case.T, case.S
+        shapes = ((B, T, H, case.d), (B, S, G, case.d), (B, S, G, case.e), (B, T, H, case.e))
+        self.q, self.k, self.v, self.grad = (
+            torch.randn(*shape, generator=g).to(device, dtype).transpose(1, 2) for shape in shapes
+        )
+        self.bias = form(case, g, torch.float32)
+        shape = {None: (0,), "head": (H,), "query": (B, H, T)}[case.sinks]
+        self.sinks = torch.randn(*shape, generator=g).to(device)
+        self.grad_lse = torch.randn(B, H, T, generator=g).to(device) if case.lse else None
+
+    def run(self, kernel: object, dtype: torch.dtype | None = None, poison: bool = False) -> Ran:
+        """``poison``: what lies in empty places is NaN."""
+        case = self.case
+        dtype, wide = dtype or self.dtype, torch.float64 if dtype == torch.float64 else torch.float32
+        q, k, v = (x.detach().clone().to(dtype) for x in (self.q, self.k, self.v))
+        if poison:
+            gone = (~self.k_pos.filled)[:, None, :, None]
+            k, v = k.masked_fill(gone, float("nan")), v.masked_fill(gone, float("nan"))
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        bias = self.bias
+        if bias is not None:
+            learned = {f.name: x for f in fields(bias) if isinstance(x := getattr(bias, f.name), Tensor)}  # pyright: ignore[reportArgumentType]
+            learned = {name: x.to(self.device, wide).detach().requires_grad_() for name, x in learned.items()}
+            bias = replace(bias, **learned)  # pyright: ignore[reportArgumentType]
+            leaves += learned.values()
+        sinks = None
+        if case.sinks:
+            sinks = self.sinks.to(wide).detach().requires_grad_()
+            leaves.append(sinks)
+        need = Need(case.mask, case.d**-0.5 * 2, case.softcap, bias, sinks, Softmax(case.temperature), lse=True)
+        view = View(k, v, self.k_pos)
+        assert kernel.refuses(need, q, view) is None, kernel.refuses(need, q, view)
+        got = kernel(q, view, self.q_pos.against(self.k_pos), need)
+        outputs, grads = [got.out], [self.grad.to(dtype)]
+        if self.grad_lse is not None:
+            outputs, grads = [*outputs, got.lse], [*grads, self.grad_lse.to(got.lse.dtype)]
+        return Ran(got.out.detach(), got.lse.detach(), list(torch.autograd.grad(outputs, leaves, grads)))
+
+
+def far_off(
+    case: Case, dtype: torch.dtype, block: int | None, *, seed: int = 0, poison: bool = False
+) -> dict[str, float]:
+    """The relative error of everything that the fused kernel gives."""
+    inputs = Inputs(case, dtype, seed)
+    got, right = inputs.run(Fused(block), poison=poison), inputs.run(kernel_named("reference"), torch.float64)
+    names = ["q", "k", "v", *(["bias"] if case.form != "none" else []), "second", "sinks"]
+    errors = {"out": error(got.out, right.out), "lse": error(got.lse, right.lse)}
+    return errors | {f"{name}.grad": error(a, b) for name, a, b in zip(names, got.grads, right.grads, strict=False)}
+
+
+def error(got: Tensor, right: Tensor) -> float:
+    same = right.isinf() & (got == right.to(got.dtype))
+    got, right = (x.double().masked_fill(same, 0.0) for x in (got, right))
+    return float((got - right).norm() / right.norm().clamp_min(1e-6))
+
+
+MASKS = {
+    "causal": Causal(),
+    "everything": Everything(),
+    "window": Causal() & Window(9),
+    "both sides": Window(7),
+    "chunked": Causal() & Chunked(10),
+    "prefix": Causal() | Prefix(13),
+}
+SMALL = [
+    *(Case(form, mask, B=1 + (n + m) % 2) for n, form in enumerate(FORMS) for m, mask in enumerate(MASKS.values())),
+    *(Case(form, Causal() & SameSegment(), "documents", B=2, T=33, S=33) for form in FORMS),
+    *(Case(form, Causal(), "padded", B=2, T=20, S=30) for form in FORMS),
+    *(Case(form, Causal() & Window(20), "stretched", B=2) for form in FORMS),
+    *(Case(form, Causal(), "shuffled", B=2, T=5, S=30) for form in FORMS),
+    *(Case(form, Causal(), "blind", B=2, T=30, S=18, sinks="head") for form in FORMS),
+    *(Case(form, Causal(), "fractional", B=2) for form in ("slope", "log", "power")),
+    *(Case(form, Causal(), T=19, S=51) for form in FORMS),  # a chunk behind a cache
+    *(Case(form, Causal(), T=1, S=51, share=3) for form in FORMS),
+    *(Case(form, Everything(), T=33, S=20) for form in FORMS),  # across
+    *(Case(form, softcap=1.5, sinks="query", temperature=0.7, lse=True) for form in FORMS),
+    *(Case(form, Causal(), "documents", softcap=1.5, sinks="head", temperature=2.0, B=2) for form in FORMS),
+    Case("table", width=60, first=0),
+    Case("table", width=1, first=4),
+    Case("row table", width=70, first=-10, T=40, S=90),
+    Case("slope", Causal() & Chunked(9) & SameSegment(), "documents", B=2),
+    Case("table", (Causal() | Prefix(6)) & SameSegment(), "documents", B=2),
+    Case("slope", share=1, G=3, d=32, e=16),
+    Case("none", share=4, G=1, d=24, e=40),
+]

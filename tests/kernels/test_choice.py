@@ -1,0 +1,123 @@
+"""What ``kernel="auto"`` takes on a GPU. Tensors are torch's fake ones: they have a device, and nothing is computed."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from vantage.errors import Refused
+from vantage.inspect.kernels import kernel_choices
+from vantage.kernels import chooser, explain, fused
+from vantage.model import build, decoder
+from vantage.spec.forms import Slope
+from vantage.spec.masks import Causal, SameSegment, Window
+from vantage.spec.parts import Dense, Need, View
+from vantage.spec.positions import Positions
+
+
+@pytest.fixture(autouse=True)
+def triton(monkeypatch):
+    """As if Triton were here: whether it is, is another test's question."""
+    monkeypatch.setattr(fused, "cannot_run", lambda device: None)
+
+
+@pytest.fixture
+def fake():
+    with FakeTensorMode():
+        yield
+
+
+def asked(T: int, S: int | None = None, *, batch: int = 4, width: int = 128, grad: bool = False, **need):
+    S = T if S is None else S
+    q = torch.empty(batch, 16, T, width, dtype=torch.bfloat16, device="cuda", requires_grad=grad)
+    k, v = (torch.empty(batch, 16, S, width, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    need = {"mask": Causal() & SameSegment()} | need
+    return Need(scale=0.1, **need), q, View(k, v, Positions.arange(batch, S, device="cuda"))
+
+
+def slopes(value: float = 1.0) -> Slope:
+    return Slope(torch.full((16,), value, device="cuda"))
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize(
+    ("kernel", "lengths", "need"),
+    [
+        ("sdpa", (4096, None), {}),  # trained on: cuDNN, which has a plan
+        ("sdpa", (128, None), {"bias": "slope"}),  # a small bias is soon formed
+        ("fused", (4096, None), {"bias": "slope"}),
+        ("fused", (4096, None), {"mask": Causal() & Window(256)}),
+        ("fused", (4096, 8192), {}),  # a chunk behind a cache
+        ("fused", (4096, None), {"softcap": 20.0}),
+        ("fused", (128, None), {"softcap": 20.0}),
+        ("sdpa", (1, 65_536), {"bias": "slope"}),  # one query: nothing is as large as pairs
+    ],
+)
+def test_what_runs_on_a_gpu(kernel, lengths, need):
+    need = {name: slopes() if value == "slope" else value for name, value in need.items()}
+    asks = asked(*lengths, grad=True, **need)
+    assert chooser("auto")(*asks).name == kernel
+    reasons = explain(*asks)
+    assert [name for name, why in reasons.items() if why == "runs"] == [kernel]
+    assert all(reasons.values())
+
+
+@pytest.mark.usefixtures("fake")
+def test_without_gradients_a_long_row_has_no_plan():
+    with torch.no_grad():
+        assert chooser("auto")(*asked(8192)).name == "fused"
+        assert chooser("auto")(*asked(1024)).name == "sdpa"
+        assert explain(*asked(8192))["sdpa"] == "yields: without a plan it is slower here"
+
+
+@pytest.mark.usefixtures("fake")
+def test_nothing_runs_unasked_that_would_form_too_much():
+    need, q, view = asked(16_384, batch=1)
+    bias = Dense(torch.empty(1, 16, 16_384, 16_384, dtype=torch.bfloat16, device="cuda"))
+    assert bias.value.numel() == 2**32
+    assert chooser("auto")(replace(need, bias=bias), q, view).name == "sdpa"
+    need, q, view = asked(16_385, batch=1, weights=True)
+    with pytest.raises(
+        Refused, match=r"16,385 queries over 16,385 keys would form 4,295,491,600 .* kernel='reference'"
+    ):
+        chooser("auto")(need, q, view)
+    assert chooser("reference")(need, q, view).name == "reference"  # asked for, it runs
+
+
+@pytest.mark.usefixtures("fake")
+def test_compiled_flex_refuses_what_its_indices_cannot_count():
+    need, q, view = asked(16_384, batch=1, bias=Dense(torch.empty(1, 16, 16_384, 16_384, device="cuda")))
+    assert "32 bits" in explain(need, q, view)["flex-compiled"]
+
+
+# ---- asked of a model
+
+
+def small(position: str):
+    return build(decoder(vocab=64, width=128, layers=3, heads=2, position=position))
+
+
+def test_a_model_says_what_each_layer_runs():
+    model = small("alibi")
+    choices = kernel_choices(model, context=100_000, device="cpu")  # nothing is computed
+    assert [choice.site for choice in choices] == ["self 0", "self 1", "self 2"]
+    assert [(choice.kernel, choice.others) for choice in choices] == [
+        ("sdpa", {"reference": "not needed: another one comes first"})
+    ] * 3
+    out = model(torch.zeros(1, 4, dtype=torch.long))  # the model is as it was
+    assert out.isfinite().all()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_here():
+    with pytest.raises(Refused, match="there is no GPU here to ask for"):
+        kernel_choices(small("rope"), device="cuda")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_model_on_a_gpu():
+    choices = kernel_choices(small("alibi"), context=4096, batch=2, dtype=torch.bfloat16, train=True)
+    assert {choice.kernel for choice in choices} == {"fused"}
+    assert choices[0].others["sdpa"] == "yields: it would form 33,554,432 numbers"
+    assert "dense bias" in kernel_choices(small("fire"), context=1024, dtype=torch.bfloat16)[0].others["fused"]

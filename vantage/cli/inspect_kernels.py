@@ -1,0 +1,65 @@
+"""``vantage inspect kernels``: which kernel each layer runs, and what keeps the others from it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+
+from vantage.cli.flags import at_least
+from vantage.cli.models import DEFAULT, add_adapter, check_model, load_model
+
+EXAMPLE = """\
+examples:
+  vantage inspect kernels smollm2 --context 8192
+  vantage inspect kernels runs/a --context 4096 --batch 4 --dtype bfloat16 --train
+"""
+
+
+def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = what.add_parser(
+        "kernels",
+        help="which kernel each layer runs, and why not another",
+        description="Which kernel each layer runs in one pass, and what keeps the others from it. Nothing is computed.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", nargs="?", default=DEFAULT, metavar="MODEL", help="default: %(default)s")
+    parser.add_argument(
+        "--context", type=at_least(1), default=2048, metavar="N", help="tokens of a row; default: %(default)s"
+    )
+    parser.add_argument("--batch", type=at_least(1), default=1, metavar="N", help="rows; default: %(default)s")
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="where; default: a GPU if there is one")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), help="default: as the model has it")
+    parser.add_argument("--train", action="store_true", help="with gradients")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_adapter(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    check_model(args.model, args.adapter)
+    import torch
+
+    from vantage.inspect.kernels import kernel_choices
+
+    choices = kernel_choices(
+        load_model(args.model, adapter=args.adapter),
+        context=args.context,
+        batch=args.batch,
+        device=args.device,
+        dtype=None if args.dtype is None else getattr(torch, args.dtype),
+        train=args.train,
+    )
+    if args.json:
+        print(json.dumps([asdict(choice) for choice in choices], ensure_ascii=False))
+        return 0
+    same: dict[str, list[str]] = {}
+    for choice in choices:
+        same.setdefault(json.dumps([choice.kernel, choice.others]), []).append(choice.site)
+    for text, sites in same.items():
+        kernel, others = json.loads(text)
+        print(f"{sites[0]} to {sites[-1]}: {kernel}" if len(sites) > 1 else f"{sites[0]}: {kernel}")
+        for name, why in others.items():
+            print(f"  {name}: {why}")
+    return 0

@@ -1,0 +1,117 @@
+"""Which kernel each layer of a model would run, and why not another.
+
+Nothing is computed. Tensors are torch's fake ones, which have a shape, a dtype and a device, and kernels are asked, not
+called: a context of 128k takes no memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+
+from vantage.cache import NoCache
+from vantage.errors import Refused
+from vantage.inspect.sites import Site, sites_of
+from vantage.kernels import chooser, explain
+from vantage.model import Model
+from vantage.spec.parts import Attended, Context, Kernel, Need, View
+from vantage.spec.positions import Pair, Positions
+
+
+@final
+@dataclass(frozen=True)
+class KernelChoice:
+    """One attention module. ``others``: why each other kernel does not run, by name."""
+
+    site: str
+    kernel: str
+    others: dict[str, str]
+
+
+@final
+class Asked:
+    """Stands where a kernel would run, and gives an output of its shape."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def refuses(self, need: Need, q: Tensor, view: View) -> str | None:
+        return None
+
+    def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:
+        return Attended(q_BHTd.new_empty(*q_BHTd.shape[:3], view.v.shape[-1]))
+
+
+@final
+class Blocks(nn.Module):
+    """A model between its embedding and its head."""
+
+    def __init__(self, model: Model):
+        super().__init__()
+        self.blocks = model.blocks
+
+    def forward(self, x_BTD: Tensor, pos: Positions) -> Tensor:
+        none = (NoCache(),) * len(self.blocks)
+        ctx = Context(pos, chooser("auto"), none, none)
+        for block in self.blocks:
+            x_BTD = block(x_BTD, ctx)
+        return x_BTD
+
+
+def kernel_choices(
+    model: Model,
+    *,
+    context: int = 2048,
+    batch: int = 1,
+    device: str | None = None,
+    dtype: torch.dtype | None = None,
+    train: bool = False,
+) -> list[KernelChoice]:
+    """What ``kernel="auto"`` takes in one pass over so many tokens, in every layer. ``device=None``: a GPU if there is
+    one."""
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise Refused("there is no GPU here to ask for: leave the device out, or say cpu")
+    if model.encoder is not None:
+        raise Refused("an encoder-decoder reads a source besides its tokens: ask its encoder and decoder one by one")
+    choices: list[KernelChoice] = []
+    sites = sites_of(model)
+    handles = [site.module.register_forward_pre_hook(partial(_ask, site, choices)) for site in sites]
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.set_grad_enabled(train):
+            blocks = Blocks(model)
+            weights = (*blocks.named_parameters(), *blocks.named_buffers())  # each once, whatever shares it
+            state = {name: _fake(x, device, dtype) for name, x in weights}
+            kind = dtype or next(model.parameters()).dtype
+            x = torch.empty(batch, context, model.spec.width, dtype=kind, device=device)
+            functional_call(blocks, state, (x, Positions.arange(batch, context, device=device)))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return choices
+
+
+def _fake(x: Any, device: str, dtype: torch.dtype | None) -> Tensor:
+    """Without a gradient of its own: torch has no autograd for a device that it was not built for."""
+    kind = dtype if dtype is not None and x.is_floating_point() else x.dtype
+    return torch.empty(x.shape, dtype=kind, device=device)
+
+
+def _ask(
+    site: Site, choices: list[KernelChoice], module: nn.Module, args: tuple[Tensor, Context]
+) -> tuple[Tensor, Context]:
+    x, ctx = args
+
+    def choose(need: Need, q: Tensor, view: View) -> Kernel:
+        reasons = explain(need, q, view)
+        name = next(name for name, why in reasons.items() if why == "runs")
+        choices.append(KernelChoice(site.name, name, {other: why for other, why in reasons.items() if other != name}))
+        return Asked(name)
+
+    return x, replace(ctx, choose=choose)

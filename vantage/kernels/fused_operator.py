@@ -1,0 +1,152 @@
+"""The fused kernel as one differentiable operation, for autograd and for torch's compiler. Triton is imported when it
+runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+SLOPE = 1  # the forms by number, as gpu/tiles.py has them
+NUMBERS = 4  # forms below this one have a number or two for each head
+TABLES = (4, 5)  # forms that are a table: one for all, one for each query
+BY_KEY = 6
+
+
+class Plan(NamedTuple):
+    """All that is known before a kernel runs. Whole numbers, as an operator takes a list of them; 1 is true."""
+
+    form: int
+    one_sided: int
+    learned: int  # the bias wants a gradient
+    run: int  # places run on: order and position are arithmetic
+    fractional: int  # positions are float32, carried as int32
+    off: int  # first query less first key, where places run on
+    origin: int  # the first key
+    low: int  # distance of a table's first entry
+    width: int  # of a table
+    banks: int  # tiles of a table's biases, ready made; 0: they are looked up
+    empty: int  # there may be empty places
+    causal: int
+    window: int
+    chunk: int
+    prefix: int
+    segments: int
+    block: int
+
+
+@torch.library.custom_op("vantage::attend", mutates_args=())
+def forward_op(
+    q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor | None], plan: list[int], factors: list[float]
+) -> tuple[Tensor, Tensor]:
+    from vantage.kernels.gpu import operators
+
+    return operators.attend(q, k, v, tensors, plan, factors)
+
+
+@torch.library.custom_op("vantage::attend_back", mutates_args=())
+def backward_op(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    grad: Tensor,
+    grad_lse: Tensor | None,
+    tensors: list[Tensor | None],
+    plan: list[int],
+    factors: list[float],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    from vantage.kernels.gpu import operators
+
+    return operators.attend_back(q, k, v, out, lse, grad, grad_lse, tensors, plan, factors)
+
+
+@forward_op.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, tensors: Any, plan: Any, factors: Any) -> tuple[Tensor, Tensor]:
+    from vantage.kernels.gpu import operators
+
+    return operators.empty_outputs(q, v)
+
+
+@backward_op.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, out: Any, lse: Any, grad: Any, grad_lse: Any, tensors: Any, plan: Any, f: Any):
+    from vantage.kernels.gpu import operators
+
+    return operators.empty_gradients(q, k, v, plan)
+
+
+class FusedAttention(torch.autograd.Function):
+    """q (B, H, T, d), k and v (B, G, S, d or e), two tensors of the bias, sinks, places, tile ranges, plan, factors."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+        q, k, v, *tensors, plan, factors = inputs
+        return _forward()(q, k, v, tensors, plan, factors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        *tensors, plan, factors = inputs
+        ctx.save_for_backward(*tensors, *output)
+        ctx.set_materialize_grads(False)
+        ctx.plan, ctx.factors = plan, factors
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        q, k, v, *tensors, out, lse = ctx.saved_tensors
+        grad, grad_lse = grads
+        if grad is None:
+            grad = torch.zeros_like(out)
+        dq, dk, dv, one, two, delta = _backward()(q, k, v, out, lse, grad, grad_lse, tensors, ctx.plan, ctx.factors)
+        plan, sinks = Plan(*ctx.plan), tensors[2]
+        d_one, d_two, d_sinks = None, None, None
+        if plan.learned or sinks is not None:
+            shared = delta if grad_lse is None else delta - grad_lse
+            to_sink = _weight_of_sinks(sinks, lse)
+            # a row of the scores' gradient adds up to what the sink takes, since weights add up to one
+            row_sums = torch.where(lse == float("-inf"), 0.0, delta - shared * (1 - to_sink))
+            d_one, d_two = _bias_gradients(plan, one, two, row_sums)
+            if sinks is not None:
+                d_sinks = -to_sink * shared
+                d_sinks = d_sinks.sum((0, 2)) if sinks.dim() == 1 else d_sinks
+        return dq, dk, dv, d_one, d_two, d_sinks, None, None, None, None, None, None
+
+
+def _forward() -> Callable[..., tuple[Tensor, Tensor]]:
+    """The operator for a compiler; without one the kernels themselves, which start in half the time."""
+    if torch.compiler.is_compiling():
+        return forward_op
+    from vantage.kernels.gpu import operators
+
+    return operators.attend
+
+
+def _backward() -> Callable[..., tuple[Tensor, ...]]:
+    if torch.compiler.is_compiling():
+        return backward_op
+    from vantage.kernels.gpu import operators
+
+    return operators.attend_back
+
+
+def _weight_of_sinks(sinks: Tensor | None, lse: Tensor) -> Tensor | float:
+    if sinks is None:
+        return 0.0
+    return torch.exp((sinks[None, :, None] if sinks.dim() == 1 else sinks) - lse)
+
+
+def _bias_gradients(plan: Plan, one: Tensor, two: Tensor, row_sums: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """From the sums of the kernels. The last entry of a table gets what is left of a row."""
+    form = plan.form
+    if not plan.learned:
+        return None, None
+    if form == BY_KEY:
+        return row_sums, two
+    if form not in TABLES:
+        return one.sum((0, 2)), None if form == SLOPE else two.sum((0, 2))
+    if form == TABLES[0]:
+        one, row_sums = one.sum((0, 2)), row_sums.sum((0, 2))
+    rest = row_sums - one[..., :-1].sum(-1)
+    return torch.cat((one[..., :-1], rest[..., None]), -1), None

@@ -1,0 +1,202 @@
+"""Launching the kernels, as operators that torch's compiler can carry without looking inside."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import triton  # pyright: ignore[reportMissingImports] (comes with torch for CUDA)
+from torch import Tensor
+
+from vantage.kernels.fused_operator import BY_KEY, NUMBERS, Plan
+from vantage.kernels.gpu import backward, forward
+
+Launch = Any  # triton's kernels: indexed by their grid, then called
+LOG2E = 1.4426950408889634
+MOST_SHARED = 232_448  # bytes that a block may share on Hopper; others have less
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor | None], plan: list[int], factors: list[float]
+) -> tuple[Tensor, Tensor]:
+    """Output (B, H, T, e) and log-sum-exp (B, H, T). ``tensors``: see ``unpack``; ``factors``: see ``units``."""
+    out, lse = empty_outputs(q, v)
+    p = Plan(*plan)
+    one, two, sinks, q_places, k_places, ranges, _ = unpack(tensors, lse)
+    q, k, v = (aligned(x) for x in (q, k, v))
+    B, H, T, _ = q.shape
+    blocks = triton.cdiv(T, p.block)
+    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *sink_strides(sinks))
+    kernel: Launch = forward.attend
+    with on(q):
+        kernel[(blocks * B * H,)](
+            q, k, v, out, lse, one, two, sinks, q_places, k_places, ranges, *strides, T, k.shape[2], blocks,
+            ranges.shape[0], *arguments(p), *units(factors), **constants(q, k, v, p, factors),
+            HAS_SINKS=tensors[2] is not None, MERGED=merged(p), num_warps=warps(q, v),
+            num_stages=stages(q, v, p, 1),
+        )  # fmt: skip
+    return out, lse
+
+
+def attend_back(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    grad: Tensor,
+    grad_lse: Tensor | None,
+    tensors: list[Tensor | None],
+    plan: list[int],
+    factors: list[float],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of q, k and v; two sums of a learned bias; and output times gradient, row by row."""
+    dq, dk, dv, one_sum, two_sum, delta = empty_gradients(q, k, v, plan)
+    p = Plan(*plan)
+    one, two, _, q_places, k_places, key_ranges, query_ranges = unpack(tensors, lse)
+    q, k, v, grad = (aligned(x) for x in (q, k, v, grad))
+    B, H, T, _ = q.shape
+    S, G = k.shape[2], k.shape[1]
+    blocks, key_blocks = triton.cdiv(T, p.block), triton.cdiv(S, p.block)
+    inputs = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *grad.stride()[:3])
+    numbers = (key_ranges.shape[0], *arguments(p), *units(factors), factors[0] * factors[2])
+    how = constants(q, k, v, p, factors) | {"num_warps": warps(q, v), "num_stages": stages(q, v, p, 2)}
+    launch: Launch = backward.dot_rows
+    with on(q):
+        launch[(blocks * B * H,)](
+            out, grad, delta, *out.stride()[:3], *grad.stride()[:3], T, blocks,
+            H=H, E=v.shape[3], E_TILE=how["E_TILE"], BLOCK=p.block,
+        )  # fmt: skip
+        shared = delta if grad_lse is None else delta - grad_lse
+        launch = backward.query_gradients
+        launch[(blocks * B * H,)](
+            q, k, v, grad, lse, shared, dq, one, two, one_sum, two_sum, q_places, k_places, key_ranges,
+            *inputs, *dq.stride()[:3], T, S, blocks, *numbers, **how, LEARNED=p.learned and p.form < BY_KEY,
+        )  # fmt: skip
+        launch = backward.key_gradients
+        launch[(key_blocks * B * G,)](
+            q, k, v, grad, lse, shared, dk, dv, one, two, two_sum, q_places, k_places, query_ranges,
+            *inputs, *dk.stride()[:3], *dv.stride()[:3], T, S, key_blocks, *numbers,
+            **how, LEARNED=p.learned and p.form == BY_KEY,
+        )  # fmt: skip
+    return dq, dk, dv, one_sum, two_sum, delta
+
+
+def merged(p: Plan) -> bool:
+    """Whether masked and full tiles go through one loop: where places are looked up and ranges short, as documents are,
+    that saves filling a pipeline three times. Where places run on it costs more than it saves."""
+    return not p.run and not p.empty
+
+
+def arguments(p: Plan) -> tuple[int, ...]:
+    """What a kernel is told at run time, so that no number of these is compiled for."""
+    return p.off, p.origin, p.low, p.width, p.banks, p.window, p.chunk, p.prefix
+
+
+def units(factors: list[float]) -> tuple[float, float]:
+    """What scores are multiplied by, before and after a softcap, to be in units of log2.
+
+    Of scale, softcap (0: none) and one over the temperature.
+    """
+    scale, softcap, cool = factors
+    return (scale / softcap, softcap * cool * LOG2E) if softcap else (scale * cool * LOG2E, 1.0)
+
+
+def unpack(tensors: list[Tensor | None], other: Tensor) -> list[Tensor]:
+    """Two tensors of the bias, sinks, places of queries and keys, tile ranges of both; ``other`` for ``None``."""
+    return [other if x is None else x for x in tensors]
+
+
+def empty_outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    B, H, T, _ = q.shape
+    out = q.new_empty(B, T, H, v.shape[3]).transpose(1, 2)  # heads of a token side by side, as the output map wants it
+    return out, q.new_empty(B, H, T, dtype=torch.float32)
+
+
+def empty_gradients(
+    q: Tensor, k: Tensor, v: Tensor, plan: list[int]
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    p = Plan(*plan)
+    B, H, T, _ = q.shape
+    dq, dk, dv = (x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2) for x in (q, k, v))
+    delta = q.new_empty(B, H, T, dtype=torch.float32)
+    one, two = q.new_empty(0, dtype=torch.float32), q.new_empty(0, dtype=torch.float32)
+    if p.learned and p.form < NUMBERS:
+        one, two = torch.empty_like(delta), torch.empty_like(delta)
+    elif p.learned and p.form == BY_KEY:
+        two = q.new_empty(B, H, k.shape[2], dtype=torch.float32)
+    elif p.learned:
+        one = q.new_zeros(B, H, T, p.width, dtype=torch.float32)
+    return dq, dk, dv, one, two, delta
+
+
+def constants(q: Tensor, k: Tensor, v: Tensor, p: Plan, factors: list[float]) -> dict[str, Any]:
+    H, D, E = q.shape[1], q.shape[3], v.shape[3]
+    full = q.dtype == torch.float32
+    return {
+        "H": H, "GROUP": H // k.shape[1], "D": D, "E": E, "D_TILE": tile(D), "E_TILE": tile(E), "BLOCK": p.block,
+        "FORM": p.form, "ONE_SIDED": bool(p.one_sided), "RUN": bool(p.run), "FLOAT": bool(p.fractional),
+        "CAUSAL": bool(p.causal), "WINDOW": p.window > 0, "CHUNK": p.chunk > 0, "PREFIX": p.prefix > 0,
+        "SEGMENT": bool(p.segments), "EMPTY": bool(p.empty), "BANKED": p.banks > 0, "SOFTCAP": factors[1] > 0,
+        "PRECISION": "tf32x3" if full else "tf32", "APPROXIMATE": q.is_cuda and not full and not torch.version.hip,
+    }  # fmt: skip
+
+
+def tile(width: int) -> int:
+    return max(16, triton.next_power_of_2(width))
+
+
+def row_bytes(q: Tensor, v: Tensor) -> int:
+    return max(tile(q.shape[3]), tile(v.shape[3])) * q.element_size()
+
+
+def warps(q: Tensor, v: Tensor) -> int:
+    return 4 if row_bytes(q, v) <= 256 else 8
+
+
+def stages(q: Tensor, v: Tensor, p: Plan, held: int) -> int:
+    """How many tiles may be on their way: as many as fit beside the ``held`` ones. Three forward pay, two back, and two
+    forward with ready-made biases, where two programs then fit on one multiprocessor."""
+    most = 3 if held == 1 and not p.banks else 2
+    room = shared_memory(q.device) - p.block * p.block * 4 * held
+    return max(1, min(most, (room // (p.block * row_bytes(q, v)) - held) // 2))
+
+
+def block_for(q: Tensor, v: Tensor) -> int:
+    """Queries and keys of a tile: 64, or as many as fit twice, forward and backward."""
+    fits = [n for n in (64, 32) if 5 * n * row_bytes(q, v) + n * n * 8 <= shared_memory(q.device)]
+    return fits[0] if fits else 16
+
+
+def shared_memory(device: torch.device) -> int:
+    return _shared_memory(device.index or 0) if device.type == "cuda" else MOST_SHARED
+
+
+@functools.cache
+def _shared_memory(index: int) -> int:
+    return torch.cuda.get_device_properties(index).shared_memory_per_block_optin
+
+
+def sink_strides(sinks: Tensor) -> tuple[int, int, int]:
+    """Of sinks (H,) or (B, H, T)."""
+    return (0, sinks.stride(0), 0) if sinks.dim() == 1 else sinks.stride()[:3]  # pyright: ignore[reportReturnType] (three)
+
+
+def aligned(x: Tensor) -> Tensor:
+    """As the copy engine wants it: the last dimension dense, rows at multiples of 16 bytes."""
+    size = x.element_size()
+    rows = all(stride * size % 16 == 0 for stride in x.stride()[:3])
+    if x.stride(3) == 1 and rows and x.stride(2) > 0 and x.data_ptr() % 16 == 0:
+        return x
+    return x.contiguous()
+
+
+def on(x: Tensor) -> AbstractContextManager[object]:
+    """Launched on the tensor's device, with room for the tiles' descriptors from torch's own memory."""
+    if x.device.type != "cuda":
+        return nullcontext()
+    # said again for every launch: Triton keeps it for each thread, and the backward pass has its own
+    triton.set_allocator(lambda size, alignment, stream: torch.empty(size, device=x.device, dtype=torch.int8))
+    return torch.cuda.device(x.device)

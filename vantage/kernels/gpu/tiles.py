@@ -1,0 +1,138 @@
+"""What forward and backward share of a tile: who sees whom, and the bias. Scores are in units of log2."""
+
+from __future__ import annotations
+
+import triton  # pyright: ignore[reportMissingImports] (comes with torch for CUDA)
+import triton.language as tl  # pyright: ignore[reportMissingImports] (the same)
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+# the forms of spec/forms.py, by number
+NONE, SLOPE, LOG, POWER, TABLE, ROW_TABLE, QUERY_AND_KEY = (tl.constexpr(i) for i in range(7))
+
+
+@triton.jit
+def place(PLACES, which: tl.constexpr, row, rows, i, n, FLOAT: tl.constexpr):
+    """Order (0), position (1) or segment (2) of tokens i, -1 behind the last; PLACES is (3, rows, n)."""
+    x = tl.load(PLACES + (which * rows + row).to(tl.int64) * n + i, mask=i < n, other=-1)
+    if FLOAT:
+        x = tl.where(i < n, x.to(tl.float32, bitcast=True), 0.0)
+    return x
+
+
+@triton.jit
+def sees(
+    qo, ko, qs, ks, inside, origin, window, chunk, prefix,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, PREFIX: tl.constexpr,
+    SEGMENT: tl.constexpr, EMPTY: tl.constexpr,
+):  # fmt: skip
+    """Whether queries see keys, from orders and segments that broadcast. ``origin`` is the rank of order 0."""
+    see = inside
+    if CAUSAL:
+        see = see & (ko <= qo)
+    if WINDOW:
+        see = see & (qo - ko < window) & (ko - qo < window)
+    if CHUNK:  # chunks are told apart by where they start
+        see = see & (qo - (qo + origin - qs) % chunk == ko - (ko + origin - ks) % chunk)
+    if PREFIX:
+        see = see | ((ko + origin - ks < prefix) & inside)
+    if SEGMENT:
+        see = see & (qs == ks)
+    if EMPTY:
+        see = see & (qo >= 0) & (ko >= 0)
+    return see
+
+
+@triton.jit
+def scaled(s, scale, cap, SOFTCAP: tl.constexpr, APPROXIMATE: tl.constexpr):
+    """Scores in units of log2, and the derivative of the cap. ``scale`` and ``cap`` are those of ``unit``."""
+    slope = 1.0
+    if SOFTCAP:
+        x = s * scale
+        if APPROXIMATE:
+            t = tl.inline_asm_elementwise(
+                "tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+            )
+        else:
+            e = tl.math.exp2(-2.0 * LOG2E * tl.abs(x))
+            t = (1.0 - e) / (1.0 + e)
+            t = tl.where(x < 0, -t, t)
+        slope = 1.0 - t * t
+        s = t * cap
+    else:
+        s = s * scale
+    return s, slope
+
+
+@triton.jit
+def column(KP, P1, row, rows, at, kj, S, FORM: tl.constexpr, RUN: tl.constexpr, FLOAT: tl.constexpr):
+    """What the bias reads of keys: their positions, or a number each. Loaded before the product, which hides it."""
+    if FORM == QUERY_AND_KEY:
+        x = tl.load(P1 + at * S + kj, mask=kj < S, other=0.0)
+    elif RUN or FORM == NONE:
+        x = kj
+    else:
+        x = place(KP, 1, row, rows, kj, S, FLOAT)
+    return x
+
+
+@triton.jit
+def bias_of(d, P0, P1, at, h, i, T, low, width, FORM: tl.constexpr):
+    """The bias of distances d (they broadcast). ``at`` is the number of the row and head, i are queries."""
+    if FORM == SLOPE:
+        x = -tl.load(P0 + h) * LOG2E * tl.abs(d).to(tl.float32)
+    elif FORM == LOG:
+        x = -tl.load(P0 + h) * tl.math.log2(1.0 + tl.load(P1 + h) * tl.abs(d).to(tl.float32))
+    elif FORM == POWER:
+        far = tl.abs(d).to(tl.float32)
+        raised = tl.math.exp2(tl.load(P1 + h) * tl.math.log2(tl.where(far > 0, far, 1.0)))
+        x = -tl.load(P0 + h) * LOG2E * tl.where(far > 0, raised, 0.0)
+    else:
+        w = tl.minimum(tl.maximum(d - low, 0), width - 1).to(tl.int32)
+        if FORM == TABLE:
+            x = tl.load(P0 + h * width + w) * LOG2E
+        else:
+            x = tl.load(P0 + (at * T + i) * width + w, mask=i < T, other=0.0) * LOG2E
+    return x
+
+
+@triton.jit
+def shift_of(qp, q0, P0, at, h, i, T, width, FORM: tl.constexpr, ONE_SIDED: tl.constexpr):
+    """What every visible key of a query gets alike (far keys, where attention looks back): softmax does not see it, so
+    it is left out of the tiles and put back into the log-sum-exp. One-sided: distances of full tiles are not negative.
+    """
+    x = (i * 0).to(tl.float32)
+    if FORM == SLOPE and ONE_SIDED:
+        x = -tl.load(P0 + h) * LOG2E * (qp - q0).to(tl.float32)
+    elif FORM == TABLE and ONE_SIDED:
+        x = x + tl.load(P0 + h * width + width - 1) * LOG2E
+    elif FORM == ROW_TABLE and ONE_SIDED:
+        x = tl.load(P0 + (at * T + i) * width + width - 1, mask=i < T, other=0.0) * LOG2E
+    elif FORM == QUERY_AND_KEY:
+        x = tl.load(P0 + at * T + i, mask=i < T, other=0.0) * LOG2E
+    return x
+
+
+@triton.jit
+def biased(
+    x, qp, kp, q0, shift, P0, P1, at, h, i, m0, kj, n0, T, off, low, width, banks,
+    BLOCK: tl.constexpr, FORM: tl.constexpr, ONE_SIDED: tl.constexpr, FULL: tl.constexpr, BANKED: tl.constexpr,
+):  # fmt: skip
+    """Scores with their bias, less the query's ``shift``. A full tile of a one-sided form needs hardly anything.
+
+    A banked table has the biases of whole tiles in P1, (H, banks, BLOCK, BLOCK), the first for queries a block behind.
+    """
+    if FORM == QUERY_AND_KEY:
+        x = x + kp * LOG2E
+    elif FORM == SLOPE and FULL and ONE_SIDED:
+        x = x + tl.load(P0 + h) * LOG2E * (kp - q0).to(tl.float32)
+    elif FORM == TABLE and BANKED and not FULL:
+        bank = tl.maximum(tl.minimum((m0 - n0) // BLOCK + off // BLOCK + 1, banks - 1), 0)
+        x = x + tl.load(P1 + ((h * banks + bank) * BLOCK + i - m0) * BLOCK + kj - n0)
+    elif FORM == LOG or FORM == POWER:  # noqa: SIM109
+        x = x + bias_of(qp - kp, P0, P1, at, h, i, T, low, width, FORM)
+    elif FORM > 0 and not (FULL and ONE_SIDED):
+        x = x + bias_of(qp - kp, P0, P1, at, h, i, T, low, width, FORM)
+        if ONE_SIDED:
+            x = x - shift
+    return x
