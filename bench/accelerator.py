@@ -12,7 +12,7 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -217,7 +217,7 @@ def by_hand(task: Task, size: Size, x: Inputs, at: Positions) -> tuple[Callable[
 
     modified = task.softcap is not None or bias is not None
     rows = None if segment is None else size.batch
-    mask = create_block_mask(seen, rows, None, size.length, size.length, device="cuda", _compile=True)
+    mask = torch.compile(create_block_mask)(seen, rows, None, size.length, size.length, device="cuda")
     run = torch.compile(flex_attention, dynamic=False)
     leaves = [x.q, x.k, x.v] + [t for t in vars(bias or object).values() if isinstance(t, Tensor) and t.requires_grad]
     grouped = size.heads != size.kv_heads
@@ -290,24 +290,27 @@ def rates(row: Row, name: str) -> tuple[float, float]:
     return row.operations / forward / 1e9, row.operations * (1 + BACKWARD) / both / 1e9
 
 
-def lines(rows: list[Row]) -> Iterator[str]:
-    best = {row.size: rates(row, "cuDNN") for row in rows if "cuDNN" in row.milliseconds}
-    headings = (("size", -22), ("row", -26), ("kernel", -7), ("ours, ms", 15), ("TFLOP/s", 11), ("share", 11))
-    headings = (*headings, ("Flex", 11), ("first", 7), ("memory", 9))
-    yield " ".join(name.ljust(-width) if width < 0 else name.rjust(width) for name, width in headings)
-    for row in rows:
-        a, b = rates(row, "ours")
-        share = " ".join(f"{x / y:.2f}" for x, y in zip((a, b), best.get(row.size, (float("nan"),) * 2), strict=True))
-        flex = "/".join(f"{x:.0f}" for x in rates(row, "FlexAttention")) if "FlexAttention" in row.milliseconds else "-"
-        ms = "/".join(f"{x:.3f}" for x in row.milliseconds["ours"])
-        yield (
-            f"{row.size:<22} {row.row:<26} {row.kernel:<7} {ms:>15} {f'{a:.0f}/{b:.0f}':>11} {share:>11} {flex:>11} "
-            f"{row.first_call:>6.1f}s {row.extra_memory / 2**20:>6.0f}MiB"
-        )
-        if row.row == "none" and row.size in best:
-            anchor = "/".join(f"{x:.0f}" for x in best[row.size])
-            yield f"{row.size:<22} {'cuDNN without position':<26} {'':<7} {'':>15} {anchor:>11}"
-        yield from (f"    {name} failed: {why}" for name, why in row.failed.items())
+WIDTHS = (-22, -26, -7, 15, 11, 11, 11, 7, 9)
+HEADINGS = ("size", "row", "kernel", "ours, ms", "TFLOP/s", "share", "Flex", "first", "memory")
+
+
+def line(cells: Sequence[str]) -> str:
+    return " ".join(cell.ljust(-n) if n < 0 else cell.rjust(n) for cell, n in zip(cells, WIDTHS, strict=True))
+
+
+def shown(row: Row, best: tuple[float, float]) -> Iterator[str]:
+    """A row as it is printed; ``best``: what cuDNN reached at this size."""
+    forward, both = rates(row, "ours")
+    flex = "/".join(f"{x:.0f}" for x in rates(row, "FlexAttention")) if "FlexAttention" in row.milliseconds else "-"
+    times = "/".join(f"{x:.3f}" for x in row.milliseconds["ours"])
+    share = f"{forward / best[0]:.2f} {both / best[1]:.2f}"
+    memory = f"{row.extra_memory / 2**20:.0f}MiB"
+    speed = f"{forward:.0f}/{both:.0f}"
+    yield line((row.size, row.row, row.kernel, times, speed, share, flex, f"{row.first_call:.1f}s", memory))
+    if "cuDNN" in row.milliseconds:
+        anchor = "/".join(f"{x:.0f}" for x in rates(row, "cuDNN"))
+        yield line((row.size, "cuDNN without position", "", "", anchor, "", "", "", ""))
+    yield from (f"    {name} failed: {why}" for name, why in row.failed.items())
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -319,18 +322,23 @@ def main(argv: list[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("this bench needs a CUDA GPU", file=sys.stderr)
         return 2
-    rows = []
-    for n, size in enumerate(SIZES[: args.sizes]):
-        for task in TASKS:
-            try:
-                rows.append(measure(task, size, flex=not args.no_flex and n < 2))
-            except Exception as e:
-                print(f"{size.name} {task.name}: {type(e).__name__}: {str(e)[:300]}", file=sys.stderr, flush=True)
-            torch.cuda.empty_cache()
-    print("\n".join(lines(rows)))
     versions = {"torch": torch.__version__, "python": platform.python_version(), "gpu": torch.cuda.get_device_name()}
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps({"versions": versions, "rows": [asdict(row) for row in rows]}, indent=1))
+    rows: list[Row] = []
+    print(line(HEADINGS), flush=True)
+    for n, size in enumerate(SIZES[: args.sizes]):
+        best = (float("nan"), float("nan"))
+        for task in TASKS:
+            try:
+                row = measure(task, size, flex=not args.no_flex and n < 2)
+            except Exception as e:
+                print(f"{size.name} {task.name}: {type(e).__name__}: {str(e)[:300]}", file=sys.stderr, flush=True)
+                continue
+            rows.append(row)
+            best = rates(row, "cuDNN") if "cuDNN" in row.milliseconds else best
+            print("\n".join(shown(row, best)), flush=True)  # at once: a run may be cut short
+            args.out.write_text(json.dumps({"versions": versions, "rows": [asdict(row) for row in rows]}, indent=1))
+            torch.cuda.empty_cache()
     return 0
 
 

@@ -194,3 +194,23 @@ SMALL = [
     Case("slope", share=1, G=3, d=32, e=16),
     Case("none", share=4, G=1, d=24, e=40),
 ]
+
+
+def long(forms: tuple[str, ...] = FORMS, mask: Mask = Causal(), places: str = "run", **sizes) -> list[Case]:
+    return [Case(form, mask, places, **sizes) for form in forms]
+
+
+# for a GPU: several tiles of the size that is used there, every width, odd lengths
+LARGE = [
+    *long(B=2, G=2, share=2, T=1000, S=1000, d=128, e=128, width=129, first=0),
+    *long(G=1, share=4, T=300, S=1324, d=64, e=64, width=33, first=-16),
+    *long(
+        mask=Causal() & SameSegment(), places="documents", B=2, G=2, T=1500, S=1500, d=128, e=128, width=129, first=-128
+    ),
+    *long(mask=Everything(), G=2, share=1, T=700, S=900, d=32, e=32, width=65, first=-32),
+    *long(mask=Causal() & Window(200), T=1100, S=1100, d=256, e=256, width=33, first=-16, softcap=5.0, sinks="head"),
+    *long(G=2, share=1, T=600, S=600, d=192, e=128, width=129, first=0, sinks="query", lse=True, temperature=0.8),
+    *long(places="stretched", B=2, T=800, S=800, d=128, e=128, width=129, first=0),
+    *long(places="padded", B=2, T=800, S=900, d=128, e=128, width=129, first=0),
+    *long(mask=Causal() | Prefix(300), T=800, S=800, d=64, e=64, width=129, first=0),
+]

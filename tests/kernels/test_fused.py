@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from tests.kernels.fused_calls import DEVICE, MISSING, SMALL, TOLERANCE, Case, Inputs, far_off
+from tests.kernels.fused_calls import DEVICE, LARGE, MISSING, SMALL, TOLERANCE, Case, Inputs, far_off
 from tests.kernels.helpers import ByDistance, call
 from tests.sampling import examples
 from tests.spec.helpers import masks, pairs
@@ -16,7 +16,7 @@ from vantage.kernels import chooser, kernel_named
 from vantage.kernels.fused import Fused
 from vantage.kernels.mask_flags import MaskFlags, mask_flags
 from vantage.kernels.tile_ranges import tile_ranges
-from vantage.spec.forms import DistanceTable
+from vantage.spec.forms import DistanceTable, Slope
 from vantage.spec.masks import Causal, Chunked, Everything, Filled, Nothing, Prefix, SameSegment, Window, dense, visible
 from vantage.spec.normalisers import Argmax
 from vantage.spec.parts import Dense, Need, View
@@ -54,6 +54,37 @@ def test_it_is_the_reference(case):
 @pytest.mark.parametrize("case", MANY, ids=str)
 def test_it_is_the_reference_everywhere(case):
     check(case)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("case", LARGE, ids=str)
+def test_it_is_the_reference_on_a_gpu(case, dtype):
+    check(case, dtype, block=None)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+def test_more_than_32_bits_can_count():
+    """2.3·10⁹ numbers in each of q, k and v; the last rows of the last head, there and back."""
+    B, H, N, d, last = 8, 16, 140_000, 128, 700
+    q, k, v = (torch.randn(B, N, H, d, device=DEVICE, dtype=torch.bfloat16).transpose(1, 2) for _ in range(3))
+    assert q.numel() > 2**31
+    slopes = torch.rand(H, device=DEVICE)
+    runs = []
+    for cut, kernel in ((slice(None), Fused()), (slice(N - last, None), kernel_named("reference"))):
+        part = slice(None) if isinstance(kernel, Fused) else slice(-1, None)
+        x = [t[part, part, cut].detach() for t in (q, k, v)]
+        x = [(t if isinstance(kernel, Fused) else t.double()).requires_grad_() for t in x]
+        at = Positions.arange(len(x[0]), x[0].shape[2], N - x[0].shape[2], device=DEVICE)
+        need = Need(Causal() & Window(300), d**-0.5, bias=Slope(slopes[part]))
+        out = kernel(x[0], View(x[1], x[2], at), at.against(at), need).out
+        grad = torch.zeros_like(out)
+        grad[-1, -1, -64:] = torch.linspace(-1, 1, 64 * d, device=DEVICE).view(64, d)
+        runs.append([t[-1, -1, -300:].double() for t in (out, *torch.autograd.grad(out, x, grad))])
+    for got, right in zip(*runs, strict=True):
+        assert float((got - right).norm() / right.norm()) < TOLERANCE[torch.bfloat16]
 
 
 @needs_triton
