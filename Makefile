@@ -30,7 +30,7 @@ NPM := sh web/npm.sh $(VENV)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env types web browser cross ray run test test-all check format bench clean
+.PHONY: help env types web browser cross ray triton run test test-all check format bench clean
 
 help: ## say what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -42,7 +42,7 @@ test: check web browser ## the checks and every test that is not slow
 	$(NPM) --silent test
 	VANTAGE_HYPOTHESIS=quick $(PYTEST) -m "not slow"
 
-test-all: check web browser ray cross ## the checks, every test and the mutation run
+test-all: check web browser ray cross triton ## the checks, every test and the mutation run
 	$(NPM) --silent test
 	$(PYTEST)
 ifneq ($(MUTATION),)
@@ -92,6 +92,10 @@ ray: env ## Ray, for the tests on more than one node
 	@$(BIN)/python -c 'import ray.serve' 2>/dev/null || \
 		$(BIN)/python $(PIP) -c constraints.txt --no-build-isolation -e '.[ray]' || \
 		echo "Ray cannot be installed here: its tests are skipped."
+
+triton: env ## Triton, whose interpreter runs the GPU kernels in the tests; torch for CUDA brings its own
+	@$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python $(PIP) triton==3.6.0 || \
+		echo "Triton cannot be installed here: the tests of the fused kernel are skipped."
 
 # torch comes first and by itself, so that the pinned version is the one that is found and nothing pulls another.
 # The build tools come next, so that they are pinned as well: pip would fetch its own into a separate place.

@@ -2,9 +2,15 @@
 
 import os
 
+import torch
 from hypothesis import Phase, settings
 
 from tests import sampling
+
+# Triton asks this once, when it is first imported, and torch may do that anywhere. Without a GPU its kernels are
+# interpreted; with one they run.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # A deadline for each example would be a timed test, and this suite has none. The examples are drawn from a fixed seed,
 # so that a run can be repeated; `make test` draws fewer than `make test-all`. The mutation run needs many short runs

@@ -28,12 +28,6 @@ FEW = [case for n, case in enumerate(SMALL) if n % 13 == 0]
 MANY = [case for case in SMALL if case not in FEW]
 
 
-@pytest.fixture
-def interpreted(monkeypatch):
-    if DEVICE == "cpu":
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
-
-
 def check(case: Case, dtype: torch.dtype = torch.float32, block: int | None = 16) -> None:
     errors = far_off(case, dtype, block, poison=case.places in ("padded", "blind"))
     # sums of a bias's gradient cancel where its terms do not, and in half precision little is left of them
@@ -42,7 +36,6 @@ def check(case: Case, dtype: torch.dtype = torch.float32, block: int | None = 16
 
 
 @needs_triton
-@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("case", FEW, ids=str)
 def test_it_is_the_reference(case):
     check(case)
@@ -50,7 +43,6 @@ def test_it_is_the_reference(case):
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("case", MANY, ids=str)
 def test_it_is_the_reference_everywhere(case):
     check(case)
@@ -88,7 +80,6 @@ def test_more_than_32_bits_can_count():
 
 
 @needs_triton
-@pytest.mark.usefixtures("interpreted")
 def test_gradients_of_a_table_are_equal_from_run_to_run():
     inputs = Inputs(Case("table", T=20, S=20), torch.float32)
     once, again = inputs.run(Fused(16)), inputs.run(Fused(16))
@@ -96,7 +87,32 @@ def test_gradients_of_a_table_are_equal_from_run_to_run():
 
 
 @needs_triton
-@pytest.mark.usefixtures("interpreted")
+def test_what_inference_has_made_is_there_for_training():
+    """Ranges of tiles are kept from pass to pass, and by the positions: neither belongs to inference alone."""
+    inputs = Inputs(Case("slope", T=19, S=23), torch.float32)
+    view = View(inputs.k, inputs.v, inputs.k_pos)
+    with torch.inference_mode():
+        Fused(16)(
+            inputs.q,
+            view,
+            inputs.q_pos.against(inputs.k_pos),
+            Need(Causal(), 1.0, bias=Slope(torch.ones(2).to(DEVICE))),
+        )
+    assert inputs.run(Fused(16)).out.isfinite().all()
+
+
+@needs_triton
+def test_a_second_derivative_is_refused():
+    inputs = Inputs(Case(T=5, S=5), torch.float32)
+    q = inputs.q.clone().requires_grad_()
+    view, pair = View(inputs.k, inputs.v, inputs.k_pos), inputs.q_pos.against(inputs.k_pos)
+    need = Need(Causal(), 1.0)
+    (first,) = torch.autograd.grad((Fused(16)(q, view, pair, need).out ** 2).sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
+
+
+@needs_triton
 def test_without_keys_there_is_nothing():
     q = torch.zeros(2, 2, 3, 16, device=DEVICE)
     view = View(torch.zeros(2, 1, 0, 16, device=DEVICE), torch.zeros(2, 1, 0, 8, device=DEVICE), Positions.arange(2, 0))
@@ -191,7 +207,6 @@ REFUSED = {
 
 
 @needs_triton
-@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_it_refuses_and_why(what):
     c, (changes, why) = call(d_v=8).to(torch.float32), REFUSED[what]
@@ -206,7 +221,6 @@ def replace_view(view: View, device: str) -> View:
 
 
 @needs_triton
-@pytest.mark.usefixtures("interpreted")
 def test_shapes_that_it_refuses():
     def why(d: int, e: int, dtype: torch.dtype) -> str | None:
         q, k, v = (torch.zeros(1, 2, 3, n, dtype=dtype, device=DEVICE) for n in (d, d, e))
@@ -228,7 +242,6 @@ VIEW = View(torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 3, 4), Positions.arange(1
 
 
 @needs_triton
-@pytest.mark.usefixtures("interpreted")
 def test_a_model_with_it_compiles_whole():
     """Without a break, forward and backward, and to the same numbers."""
     from vantage.model import build, decoder

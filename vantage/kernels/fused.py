@@ -63,7 +63,7 @@ class Fused:
         block = self.block or _block(q_BHTd, view.v)
         bias = _bias(None if need.bias is None else form_of(need.bias), flags, pair, cool, block)
         beyond = bias.beyond if flags.one_sided else None
-        places = pair.once(("fused", flags, block, beyond), lambda: _places(pair, flags, block, beyond))
+        places = pair.once(("fused", flags, block, beyond), lambda: _lasting_places(pair, flags, block, beyond))
         out, lse = FusedAttention.apply(
             q_BHTd,
             view.k,
@@ -233,6 +233,16 @@ def _plan(bias: BiasTensors, flags: MaskFlags, pair: Pair, block: int) -> Plan:
 
 def _fractional(pair: Pair) -> bool:
     return pair.q.pos.is_floating_point() or pair.k.pos.is_floating_point()
+
+
+def _lasting_places(
+    pair: Pair, flags: MaskFlags, block: int, beyond: int | None
+) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
+    """Made so that a pass with gradients may keep what one without has made first."""
+    if torch.compiler.is_compiling():
+        return _places(pair, flags, block, beyond)
+    with torch.inference_mode(False):
+        return _places(pair, flags, block, beyond)
 
 
 def _places(

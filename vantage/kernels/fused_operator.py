@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 SLOPE = 1  # the forms by number, as gpu/tiles.py has them
 NUMBERS = 4  # forms below this one have a number or two for each head
@@ -94,6 +95,7 @@ class FusedAttention(torch.autograd.Function):
         ctx.plan, ctx.factors = plan, factors
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         q, k, v, *tensors, out, lse = ctx.saved_tensors
         grad, grad_lse = grads
