@@ -30,7 +30,12 @@ def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("--batch", type=at_least(1), default=1, metavar="N", help="rows; default: %(default)s")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="where; default: a GPU if there is one")
-    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), help="default: as the model has it")
+    parser.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float16", "float32"),
+        default="float32",
+        help="of weights; default: %(default)s",
+    )
     parser.add_argument("--train", action="store_true", help="with gradients")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     add_adapter(parser)
@@ -39,16 +44,13 @@ def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_model(args.model, args.adapter)
-    import torch
-
     from vantage.inspect.kernels import kernel_choices
 
     choices = kernel_choices(
-        load_model(args.model, adapter=args.adapter),
+        load_model(args.model, args.dtype, adapter=args.adapter),  # packed weights cannot be asked
         context=args.context,
         batch=args.batch,
         device=args.device,
-        dtype=None if args.dtype is None else getattr(torch, args.dtype),
         train=args.train,
     )
     if args.json:

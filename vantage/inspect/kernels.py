@@ -20,6 +20,7 @@ from vantage.errors import Refused
 from vantage.inspect.sites import Site, sites_of
 from vantage.kernels import chooser, explain
 from vantage.model import Model
+from vantage.model.packed import PackedLinear
 from vantage.spec.parts import Attended, Context, Kernel, Need, View
 from vantage.spec.positions import Pair, Positions
 
@@ -80,6 +81,8 @@ def kernel_choices(
         raise Refused("there is no GPU here to ask for: leave the device out, or say cpu")
     if model.encoder is not None:
         raise Refused("an encoder-decoder reads a source besides its tokens: ask its encoder and decoder one by one")
+    if any(isinstance(module, PackedLinear) for module in model.modules()):
+        raise Refused("packed weights run native code, which cannot be asked: load the model with dtype=torch.float32")
     choices: list[KernelChoice] = []
     sites = sites_of(model)
     handles = [site.module.register_forward_pre_hook(partial(_ask, site, choices)) for site in sites]

@@ -96,7 +96,7 @@ class FusedAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride] (as wrapped)
         q, k, v, *tensors, out, lse = ctx.saved_tensors
         grad, grad_lse = grads
         if grad is None:
