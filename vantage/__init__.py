@@ -14,6 +14,7 @@ _WHERE = {
     "vantage.checkpoints.pull": ("pull",),
     "vantage.errors": ("ContextWarning",),
     "vantage.families": ("load", "save"),
+    "vantage.families.gguf_files": ("save_gguf",),
     "vantage.functional": ("alibi_bias",),
     "vantage.generation": (
         "Beams",

@@ -52,6 +52,7 @@ REFUSED: dict[str, tuple[str, str]] = {  # the command, what it must say
     "chat: a share": ("chat tiny --top-p 2", "top_p=2.0"),
     "convert: a model": ("convert nowhere.gguf out", "nowhere.gguf does not exist"),
     "convert: a folder": ("convert tiny.gguf tiny", "tiny already holds"),
+    "convert: a type": ("convert tiny other.gguf --type Q4_K_N", "'Q4_K_N'"),
     "check: a device": ("check --device abacus", "'abacus'"),
     "compare: a task": ("compare --tasks cpoy", "Did you mean 'copy'?"),
     "compare: an encoding": ("compare --positions none roep", "Did you mean 'rope'?"),

@@ -21,7 +21,13 @@ from vantage.checkpoints.gguf import GGUF
 from vantage.errors import CheckpointError, unknown
 from vantage.model.packed import QUANTISED
 
-Undo = Callable[[Tensor, Config], Tensor]
+
+@dataclass(frozen=True)
+class Rewriting:
+    """What llama.cpp did to a tensor, both ways; the numbers of heads come from the file's metadata."""
+
+    undo: Callable[[Tensor, Config], Tensor]
+    redo: Callable[[Tensor, Config], Tensor]
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,18 @@ class Architecture:
 
     config: Callable[[Config, GGUF], dict[str, Any]]
     names: Mapping[str, str]  # theirs to Hugging Face's, without the ".weight" or ".bias" behind; {i} is the layer
-    undo: Mapping[str, Undo]  # by their name without the layer: what makes the tensor Hugging Face's again
+    rewritten: Mapping[str, Rewriting]  # by their name without the layer
+
+    def stored_name(self, name: str) -> str | None:
+        """What a file calls a tensor with this name of Hugging Face's; ``None``: it has no place for it."""
+        stem, _, kind = name.rpartition(".")
+        number = re.search(r"\.(\d+)\.", stem)
+        stem = stem if number is None else stem.replace(f".{number[1]}.", ".{i}.", 1)
+        theirs = {ours: theirs for theirs, ours in self.names.items()}.get(stem)
+        return None if theirs is None else f"{theirs.replace('{i}', number[1] if number else '')}.{kind}"
+
+    def rewriting(self, theirs: str) -> Rewriting | None:
+        return self.rewritten.get(re.sub(r"^blk\.\d+\.", "", theirs))
 
 
 class GGUFTensors:
@@ -72,10 +89,9 @@ class GGUFTensors:
         self.file.forget(self._home[name])
 
     def _undone(self, theirs: str, tensor: Tensor) -> Tensor:
-        plain = re.sub(r"^blk\.\d+\.", "", theirs)
-        undo = self._arch.undo.get(plain)
+        rewriting = self._arch.rewriting(theirs)
         try:
-            return tensor if undo is None else undo(tensor, self._metadata)
+            return tensor if rewriting is None else rewriting.undo(tensor, self._metadata)
         except RuntimeError as e:
             raise CheckpointError(f"{self.file.path.name}: {theirs!r} has shape {tuple(tensor.shape)}: {e}") from e
 
@@ -320,35 +336,38 @@ BERT = {
 }
 
 
-def _apart(kind: str) -> Undo:
+def _interleaved(kind: str) -> Rewriting:
     """LLaMA's rows of q and k are stored with the two halves of each head interleaved."""
 
+    def heads(c: Config) -> int:
+        count = c.whole("attention.head_count", low=1)
+        return count if kind == "q" else c.whole("attention.head_count_kv", count, low=1)
+
     def undo(x: Tensor, c: Config) -> Tensor:
-        heads = c.whole("attention.head_count", low=1)
-        heads = heads if kind == "q" else c.whole("attention.head_count_kv", heads, low=1)
-        return x.reshape(heads, -1, 2, *x.shape[1:]).transpose(1, 2).reshape(x.shape)
+        return x.reshape(heads(c), -1, 2, *x.shape[1:]).transpose(1, 2).reshape(x.shape)
 
-    return undo
+    def redo(x: Tensor, c: Config) -> Tensor:
+        return x.reshape(heads(c), 2, -1, *x.shape[1:]).transpose(1, 2).reshape(x.shape)
 
-
-def _less_one(x: Tensor, c: Config) -> Tensor:
-    """Gemma's norms multiply by 1 + w, and the file holds the sum."""
-    return x - 1
+    return Rewriting(undo, redo)
 
 
-def _turned(x: Tensor, c: Config) -> Tensor:
-    """GPT-2 stores its linear maps the other way round; the file has them turned."""
-    return x.transpose(-1, -2)
+# Gemma's norms multiply by 1 + w, and the file holds the sum.
+ONE_MORE = Rewriting(lambda x, c: x - 1, lambda x, c: x + 1)
+# GPT-2 stores its linear maps the other way round; the file has them turned.
+TURNED = Rewriting(lambda x, c: x.transpose(-1, -2), lambda x, c: x.transpose(-1, -2))
 
 
 NORMS = ("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm", "attn_q_norm", "attn_k_norm", "output_norm")
 ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture(_llama, DECODER, {f"attn_{x}.{w}": _apart(x) for x in "qk" for w in ("weight", "bias")}),
+    "llama": Architecture(
+        _llama, DECODER, {f"attn_{x}.{w}": _interleaved(x) for x in "qk" for w in ("weight", "bias")}
+    ),
     "qwen2": Architecture(_qwen2, DECODER, {}),
     "qwen3": Architecture(_qwen3, DECODER | QK_NORM, {}),
-    "gemma3": Architecture(_gemma3, DECODER | QK_NORM | SANDWICH, {f"{norm}.weight": _less_one for norm in NORMS}),
+    "gemma3": Architecture(_gemma3, DECODER | QK_NORM | SANDWICH, {f"{norm}.weight": ONE_MORE for norm in NORMS}),
     "gpt2": Architecture(
-        _gpt2, GPT2, {f"{x}.weight": _turned for x in ("attn_qkv", "attn_output", "ffn_up", "ffn_down")}
+        _gpt2, GPT2, {f"{x}.weight": TURNED for x in ("attn_qkv", "attn_output", "ffn_up", "ffn_down")}
     ),
     "bert": Architecture(_bert, BERT, {}),
 }

@@ -98,18 +98,19 @@ def _split(*patterns: str) -> Any:
 
 
 # How a text is cut before merges are applied. SmolLM and its like take every digit by itself first.
-CUTS: dict[str, Callable[[], Any]] = {
-    "gpt-2": lambda: _split(GPT2),
-    "gpt2": lambda: _split(GPT2),
-    "smollm": lambda: _split(r"\p{N}", GPT2),
-    "starcoder": lambda: _split(r"\p{N}", GPT2),
-    "refact": lambda: _split(r"\p{N}", GPT2),
-    "command-r": lambda: _split(r"\p{N}", GPT2),
-    "qwen2": lambda: _split(QWEN2),
-    "deepseek-r1-qwen": lambda: _split(QWEN2),
-    "llama-bpe": lambda: _split(LLAMA3),
-    "llama3": lambda: _split(LLAMA3),
-    "llama-v3": lambda: _split(LLAMA3),
+DIGIT = r"\p{N}"
+CUTS: dict[str, tuple[str, ...]] = {
+    "gpt-2": (GPT2,),
+    "gpt2": (GPT2,),
+    "smollm": (DIGIT, GPT2),
+    "starcoder": (DIGIT, GPT2),
+    "refact": (DIGIT, GPT2),
+    "command-r": (DIGIT, GPT2),
+    "qwen2": (QWEN2,),
+    "deepseek-r1-qwen": (QWEN2,),
+    "llama-bpe": (LLAMA3,),
+    "llama3": (LLAMA3,),
+    "llama-v3": (LLAMA3,),
 }
 COMPOSED = ("qwen2", "deepseek-r1-qwen")  # their texts are put into Unicode's composed form first
 WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3")  # a word that is a token is not cut at all; BOS comes in front
@@ -125,7 +126,7 @@ def _byte_level(v: GGUFVocabulary, arch: str) -> Tokenizer:
     backend = Tokenizer(model)
     if pre in COMPOSED:
         backend.normalizer = normalizers.NFC()
-    backend.pre_tokenizer = CUTS[pre]()
+    backend.pre_tokenizer = _split(*CUTS[pre])
     backend.decoder = decoders.ByteLevel()
     _surround(backend, v, bos=pre in WHOLE_FIRST)
     return backend

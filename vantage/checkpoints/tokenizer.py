@@ -42,8 +42,9 @@ class About:
 class Tokenizer:
     """``encode`` and ``decode``; ``chat`` writes a conversation out as the model was trained to read it."""
 
-    def __init__(self, make: Callable[[], Backend], about: About):
+    def __init__(self, make: Callable[[], Backend], about: About, gguf: GGUF | None = None):
         self._make, self._about = make, about
+        self.gguf = gguf  # the file that describes it, if one does
 
     @functools.cached_property
     def backend(self) -> Backend:
@@ -216,4 +217,4 @@ def from_gguf(file: GGUF) -> Tokenizer | None:
 
     template = metadata.get("tokenizer.chat_template")
     about = About(token("bos"), token("eos"), template if isinstance(template, str) else None)
-    return Tokenizer(functools.partial(backend_of, file), about)
+    return Tokenizer(functools.partial(backend_of, file), about, file)
