@@ -8,7 +8,7 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from torch import Tensor
 
-from vantage.checkpoints.gguf_mixes import MIXES, SMALLER_BLOCKS, Place, block_size, type_of
+from vantage.checkpoints.gguf_mixes import MIXES, SMALLER_BLOCKS, TensorLocation, block_size, type_of
 from vantage.checkpoints.gguf_quantise import ENCODERS, PLAIN, quantise
 from vantage.errors import BadInput
 
@@ -119,7 +119,7 @@ def test_what_cannot_be_quantised_is_refused():
 
 def types(mix: str, layers: int, name: str, width: int = 512, share: int = 1) -> list[str]:
     return [
-        type_of(f"blk.{i}.{name}.weight", (64, width), MIXES[mix], Place(i, layers, share), tied=False)
+        type_of(f"blk.{i}.{name}.weight", (64, width), MIXES[mix], TensorLocation(i, layers, share), tied=False)
         for i in range(layers)
     ]
 
@@ -136,7 +136,7 @@ def test_more_bits_where_errors_cost_most():
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_output_has_six_bits(tied):
-    place = Place(0, 4, 1)
+    place = TensorLocation(0, 4, 1)
     embedding = type_of("token_embd.weight", (99, 512), MIXES["Q4_K_M"], place, tied=tied)
     assert embedding == ("Q6_K" if tied else "Q4_K")
     assert type_of("output.weight", (99, 512), MIXES["Q4_0"], place, tied=tied) == "Q6_K"
@@ -147,7 +147,7 @@ def test_the_output_has_six_bits(tied):
 @pytest.mark.parametrize(("kind", "smaller"), SMALLER_BLOCKS.items())
 def test_rows_that_are_no_multiple_of_256_fall_back(kind, smaller):
     mix = next(mix for mix in MIXES.values() if mix.base == kind)
-    place = Place(0, 4, 1)
+    place = TensorLocation(0, 4, 1)
     for width, wanted in ((512, kind), (576, smaller), (600, "F16")):
         assert type_of("blk.0.attn_q.weight", (64, width), mix, place, tied=False) == wanted
 
@@ -158,4 +158,4 @@ def test_vectors_norms_and_positions_stay_as_they_are():
         ("blk.0.attn_q.bias", (512,)),
         ("position_embd.weight", (9, 512)),
     ):
-        assert type_of(name, shape, MIXES["Q4_K_M"], Place(0, 4, 1), tied=False) == "F32"
+        assert type_of(name, shape, MIXES["Q4_K_M"], TensorLocation(0, 4, 1), tied=False) == "F32"

@@ -13,7 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from vantage.kernels.fused_operator import BY_KEY, Plan
+from vantage.kernels.fused_operator import BY_KEY, FusedPlan
 from vantage.kernels.gpu import backward, forward, operators
 
 SHARED = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}  # bytes a block may share
@@ -22,8 +22,8 @@ NUMBERS = {"LSE", "DELTA", "P0", "P1", "SINKS", "G0", "G1"}
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
-def plan(form: int, *, run: bool = True, learned: bool = True) -> Plan:
-    return Plan(
+def plan(form: int, *, run: bool = True, learned: bool = True) -> FusedPlan:
+    return FusedPlan(
         form,
         form in (1, 4, 5),
         learned,
@@ -65,7 +65,7 @@ def compile_one(kernel, constants: dict, dtype: torch.dtype, capability: int, wa
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
-def compile_all(capability: int, p: Plan, dtype: torch.dtype, width: int, softcap: float = 0.0) -> dict[str, int]:
+def compile_all(capability: int, p: FusedPlan, dtype: torch.dtype, width: int, softcap: float = 0.0) -> dict[str, int]:
     """Bytes that each kernel shares."""
     q = torch.empty(1, 2, 64, width, dtype=dtype, device="meta")
     operators.shared_memory = lambda device: SHARED[capability]

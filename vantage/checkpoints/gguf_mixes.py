@@ -15,7 +15,7 @@ from vantage.errors import BadInput, unknown
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorLocation:
     """Where a tensor stands in the model."""
 
     layer: int
@@ -34,7 +34,7 @@ class Place:
         return self.first or self.layer >= 7 * self.layers // 8 or (self.layer - eighth) % 3 == 2
 
 
-Rule = Callable[[Place], str]
+Rule = Callable[[TensorLocation], str]
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def block_size(kind: str) -> int:
     return 1 if kind in PLAIN else 256 if kind.endswith("_K") else 32
 
 
-def type_of(name: str, shape: tuple[int, ...], mix: Mix, place: Place, *, tied: bool) -> str:
+def type_of(name: str, shape: tuple[int, ...], mix: Mix, place: TensorLocation, *, tied: bool) -> str:
     """The type of a tensor. ``tied``: the embedding is the output as well."""
     if len(shape) < 2 or NOT_QUANTISED.search(name):
         return "F32"

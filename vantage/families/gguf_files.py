@@ -12,7 +12,7 @@ from torch import Tensor
 from vantage.attention import GroupedQuery
 from vantage.checkpoints.config import Config
 from vantage.checkpoints.gguf_metadata import attention_of, frequency_divisors, metadata_from
-from vantage.checkpoints.gguf_mixes import MIXES, Place, check_gguf, type_of
+from vantage.checkpoints.gguf_mixes import MIXES, TensorLocation, check_gguf, type_of
 from vantage.checkpoints.gguf_names import ARCHITECTURES, GGUFTensors
 from vantage.checkpoints.gguf_tokens import copied, tokens_metadata
 from vantage.checkpoints.gguf_write import write_gguf
@@ -115,7 +115,7 @@ def _tensors(model: Model, arch: str, family: Family, metadata: dict[str, Any]) 
 def _type(name: str, tensors: dict[str, Tensor], mix: str, spec: ModelSpec) -> str:
     attention = attention_of(spec.layers[0])
     layer = int(name.split(".")[1]) if name.startswith("blk.") else 0
-    place = Place(layer, len(spec.layers), attention.heads // (attention.kv_heads or attention.heads))
+    place = TensorLocation(layer, len(spec.layers), attention.heads // (attention.kv_heads or attention.heads))
     return type_of(name, tuple(tensors[name].shape), MIXES[mix], place, tied="output.weight" not in tensors)
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vantage.kernels.fused_operator import FusedAttention, Plan
+from vantage.kernels.fused_operator import FusedAttention, FusedPlan
 from vantage.kernels.mask_flags import MaskFlags, mask_flags
 from vantage.kernels.tile_ranges import TileRanges, tile_ranges
 from vantage.spec.forms import (
@@ -208,9 +208,9 @@ def _block(q: Tensor, v: Tensor) -> int:
     return block_for(q, v)
 
 
-def _plan(bias: BiasTensors, flags: MaskFlags, pair: Pair, block: int) -> Plan:
+def _plan(bias: BiasTensors, flags: MaskFlags, pair: Pair, block: int) -> FusedPlan:
     run = _runs(pair)
-    return Plan(
+    return FusedPlan(
         form=bias.form,
         one_sided=bias.beyond is not None and flags.one_sided,
         learned=_learns(*(x for x in (bias.one, bias.two) if x is not None)),

@@ -16,7 +16,7 @@ TABLES = (4, 5)  # forms that are a table: one for all, one for each query
 BY_KEY = 6
 
 
-class Plan(NamedTuple):
+class FusedPlan(NamedTuple):
     """All that is known before a kernel runs. Whole numbers, as an operator takes a list of them; 1 is true."""
 
     form: int
@@ -102,7 +102,7 @@ class FusedAttention(torch.autograd.Function):
         if grad is None:
             grad = torch.zeros_like(out)
         dq, dk, dv, one, two, delta = _backward()(q, k, v, out, lse, grad, grad_lse, tensors, ctx.plan, ctx.factors)
-        plan, sinks = Plan(*ctx.plan), tensors[2]
+        plan, sinks = FusedPlan(*ctx.plan), tensors[2]
         d_one, d_two, d_sinks = None, None, None
         if plan.learned or sinks is not None:
             shared = delta if grad_lse is None else delta - grad_lse
@@ -139,7 +139,7 @@ def _weight_of_sinks(sinks: Tensor | None, lse: Tensor) -> Tensor | float:
     return torch.exp((sinks[None, :, None] if sinks.dim() == 1 else sinks) - lse)
 
 
-def _bias_gradients(plan: Plan, one: Tensor, two: Tensor, row_sums: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def _bias_gradients(plan: FusedPlan, one: Tensor, two: Tensor, row_sums: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """From the sums of the kernels. The last entry of a table gets what is left of a row."""
     form = plan.form
     if not plan.learned:

@@ -10,7 +10,7 @@ import torch
 import triton  # pyright: ignore[reportMissingImports] (comes with torch for CUDA)
 from torch import Tensor
 
-from vantage.kernels.fused_operator import BY_KEY, NUMBERS, Plan
+from vantage.kernels.fused_operator import BY_KEY, NUMBERS, FusedPlan
 from vantage.kernels.gpu import backward, forward
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
@@ -23,7 +23,7 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Output (B, H, T, e) and log-sum-exp (B, H, T). ``tensors``: see ``unpack``; ``factors``: see ``units``."""
     out, lse = empty_outputs(q, v)
-    p = Plan(*plan)
+    p = FusedPlan(*plan)
     one, two, sinks, q_places, k_places, ranges, _ = unpack(tensors, lse)
     q, k, v = (aligned(x) for x in (q, k, v))
     B, H, T, _ = q.shape
@@ -54,7 +54,7 @@ def attend_back(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k and v; two sums of a learned bias; and output times gradient, row by row."""
     dq, dk, dv, one_sum, two_sum, delta = empty_gradients(q, k, v, plan)
-    p = Plan(*plan)
+    p = FusedPlan(*plan)
     one, two, _, q_places, k_places, key_ranges, query_ranges = unpack(tensors, lse)
     q, k, v, grad = (aligned(x) for x in (q, k, v, grad))
     B, H, T, _ = q.shape
@@ -84,13 +84,13 @@ def attend_back(
     return dq, dk, dv, one_sum, two_sum, delta
 
 
-def merged(p: Plan) -> bool:
+def merged(p: FusedPlan) -> bool:
     """Whether masked and full tiles go through one loop: where places are looked up and ranges short, as documents are,
     that saves filling a pipeline three times. Where places run on it costs more than it saves."""
     return not p.run and not p.empty
 
 
-def arguments(p: Plan) -> tuple[int, ...]:
+def arguments(p: FusedPlan) -> tuple[int, ...]:
     """What a kernel is told at run time, so that no number of these is compiled for."""
     return p.off, p.origin, p.low, p.width, p.banks, p.window, p.chunk, p.prefix
 
@@ -118,7 +118,7 @@ def empty_outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def empty_gradients(
     q: Tensor, k: Tensor, v: Tensor, plan: list[int]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    p = Plan(*plan)
+    p = FusedPlan(*plan)
     B, H, T, _ = q.shape
     dq, dk, dv = (x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2) for x in (q, k, v))
     delta = q.new_empty(B, H, T, dtype=torch.float32)
@@ -132,7 +132,7 @@ def empty_gradients(
     return dq, dk, dv, one, two, delta
 
 
-def constants(q: Tensor, k: Tensor, v: Tensor, p: Plan, factors: list[float]) -> dict[str, Any]:
+def constants(q: Tensor, k: Tensor, v: Tensor, p: FusedPlan, factors: list[float]) -> dict[str, Any]:
     H, D, E = q.shape[1], q.shape[3], v.shape[3]
     full = q.dtype == torch.float32
     return {
@@ -156,7 +156,7 @@ def warps(q: Tensor, v: Tensor) -> int:
     return 4 if row_bytes(q, v) <= 256 else 8
 
 
-def stages(q: Tensor, v: Tensor, p: Plan, held: int) -> int:
+def stages(q: Tensor, v: Tensor, p: FusedPlan, held: int) -> int:
     """How many tiles may be on their way: as many as fit beside the ``held`` ones. Three forward pay, two back, and two
     forward with ready-made biases, where two programs then fit on one multiprocessor."""
     most = 3 if held == 1 and not p.banks else 2
