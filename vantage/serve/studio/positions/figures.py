@@ -16,6 +16,7 @@ from torch import Tensor
 from vantage.errors import BadInput
 from vantage.figures import Bars, Figure, Heat, Line, Lines
 from vantage.kernels.reference import masked_scores, normalise
+from vantage.position.mrope import AxisRotation
 from vantage.position.rope import Rotation
 from vantage.position.xpos import FadingRotation
 from vantage.serve.studio.positions.rotary_figures import bands, turned
@@ -150,7 +151,8 @@ def figures(encoding: Encoding, size: FigureSize) -> list[Figure]:
         all_figures.append(drawn(built.parts.sampler, size))
     if built.inputs:
         all_figures += added(built)
-    for module in built.qk:
+    for part in built.qk:
+        module = part.rotation if isinstance(part, AxisRotation) else part  # on text, where all axes are alike
         if isinstance(module, (Rotation, FadingRotation)):
             all_figures += [*bands(module, size.length), *turned(module, size.spread(CELLS), size.length)]
     if built.bias is not None:
