@@ -171,6 +171,8 @@ def test_a_cache_shows_what_a_full_pass_shows(kind: str, cache: str) -> None:
     assert seen.error is not None
     assert seen.error < 1e-12
     assert seen.queries(1)[0].tolist() == list(range(24))
+    if cache in zoo.SMALL:  # what it has forgotten a full pass still shows
+        return
     if whole is None:  # frequencies are those of the declared length
         with capturing(of, keep="weights") as whole:
             of.hidden(x, length=32)
