@@ -245,10 +245,6 @@ class Contiguous(Ledger):
         return self._capacity
 
     @property
-    def pooled(self) -> bool:
-        return False
-
-    @property
     def tokens(self) -> tuple[int, ...]:
         state = self._state
         if state.tables is None:

@@ -221,9 +221,9 @@ class Ledger(ABC):
         """How many tokens a row can hold; ``None``: it grows."""
 
     @property
-    @abstractmethod
     def pooled(self) -> bool:
         """Whether rows share a pool: buffers are (G, places, w), else (B, G, places, w)."""
+        return False
 
     @property
     @abstractmethod
@@ -297,3 +297,30 @@ class Ledger(ABC):
     @abstractmethod
     def _shared(self) -> tuple[int, ...]:
         """Tokens of each row that another row or cache holds too."""
+
+
+class FixedSizeLedger(Ledger):
+    """A row has as many places as it will ever have, and one more, where empty places are written and nobody reads."""
+
+    _size: int
+
+    @abstractmethod
+    def _limits(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """The first position, the lowest that is held and the next one, of every row. May read a device."""
+
+    @property
+    def places(self) -> int:
+        return self._size + 1
+
+    @property
+    def used(self) -> int:
+        return self.places
+
+    @property
+    def capacity(self) -> int | None:
+        return self._size
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        starts, _, ends = self._limits()
+        return tuple(end - start for start, end in zip(starts, ends, strict=True))

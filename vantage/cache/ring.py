@@ -25,7 +25,7 @@ from vantage.cache.facts import (
     side_by_side,
     unlike,
 )
-from vantage.cache.ledger import Layout, Ledger, Step
+from vantage.cache.ledger import FixedSizeLedger, Layout, Step
 from vantage.cache.moves import BufferWrite, Concatenated, Places, Scatter, Span
 from vantage.errors import BadInput, CacheError
 from vantage.spec.positions import EMPTY, Known, Positions
@@ -54,7 +54,7 @@ class _Mixed:
 
 
 @final
-class Ring(Ledger):
+class Ring(FixedSizeLedger):
     """A window of ``window`` tokens and ``draft`` more that can be taken back.
 
     Up to draft + 1 tokens at a time are written in place and the view is the ring itself. More are
@@ -313,27 +313,6 @@ class Ring(Ledger):
     @property
     def name(self) -> str:
         return f"ring, window {self._window}" + (f" and draft {self._draft}" if self._draft else "")
-
-    @property
-    def places(self) -> int:
-        return self._size + 1  # the last is where empty places are written, and is never read
-
-    @property
-    def used(self) -> int:
-        return self.places
-
-    @property
-    def capacity(self) -> int | None:
-        return self._size
-
-    @property
-    def pooled(self) -> bool:
-        return False
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        starts, _, ends = self._limits()
-        return tuple(end - start for start, end in zip(starts, ends, strict=True))
 
     @property
     def next_positions(self) -> NextPositions:

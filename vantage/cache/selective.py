@@ -25,7 +25,7 @@ from vantage.cache.facts import (
     side_by_side,
     unlike,
 )
-from vantage.cache.ledger import Layout, Ledger, Step
+from vantage.cache.ledger import FixedSizeLedger, Layout, Step
 from vantage.cache.moves import Concatenated, HeadScatter, Span
 from vantage.cache.policies import POLICIES, Entries, Policy
 from vantage.errors import BadInput, CacheError, Refused
@@ -59,7 +59,7 @@ class _Pass:
 
 
 @final
-class Selective(Ledger):
+class Selective(FixedSizeLedger):
     """``heads``: how many key/value heads decide for themselves what they keep; 1: they decide together.
 
     ``draft`` tokens can be taken back where the rule is a window. In every row the order goes on by one.
@@ -313,27 +313,6 @@ class Selective(Ledger):
     @property
     def name(self) -> str:
         return str(self._policy) + (f", draft {self._draft}" if self._draft else "")
-
-    @property
-    def places(self) -> int:
-        return self._size + 1  # the last is where empty places are written, and is never read
-
-    @property
-    def used(self) -> int:
-        return self.places
-
-    @property
-    def capacity(self) -> int | None:
-        return self._size
-
-    @property
-    def pooled(self) -> bool:
-        return False
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        starts, _, ends = self._limits()
-        return tuple(end - start for start, end in zip(starts, ends, strict=True))
 
     @property
     def next_positions(self) -> NextPositions:

@@ -22,24 +22,22 @@ HUGE_PAGE = 2**21
 
 
 class Format(IntEnum):
-    """How a matrix is kept; see formats.h. All but the first three are GGUF's, with their names."""
+    """How a matrix is kept; see formats.h. All but the first are GGUF's, with their names."""
 
     DENSE = 0  # float32
-    HALF = 1
-    BFLOAT = 2
-    Q8_0 = 3
-    Q4_0 = 4
-    Q4_1 = 5
-    Q5_0 = 6
-    Q5_1 = 7
-    Q2_K = 8
-    Q3_K = 9
-    Q4_K = 10
-    Q5_K = 11
-    Q6_K = 12
-    IQ4_NL = 13
-    IQ4_XS = 14
-    MXFP4 = 15
+    Q8_0 = 1
+    Q4_0 = 2
+    Q4_1 = 3
+    Q5_0 = 4
+    Q5_1 = 5
+    Q2_K = 6
+    Q3_K = 7
+    Q4_K = 8
+    Q5_K = 9
+    Q6_K = 10
+    IQ4_NL = 11
+    IQ4_XS = 12
+    MXFP4 = 13
 
 
 class OpKind(IntEnum):

@@ -1,7 +1,7 @@
 """Compiles the native kernels on first use and keeps the result.
 
-They are plain C++ without torch's headers: a few seconds once for each machine and version. The library is
-built for the processor it runs on, so its name carries what the processor can do.
+They are plain C++ without torch's headers: half a minute of processor time, once for each machine and
+version. The library is built for the processor it runs on, so its name carries what the processor can do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEADERS = ("attend.h", "formats.h", "linear.h", "repack.h", "threads.h", "top.h"
 # What is compiled apart, at the same time: a file, and what tells its parts apart.
 UNITS = (("native.cpp", ()), *(("format.cpp", (f"-DVANTAGE_PART={i}",)) for i in (1, 2, 3, 4)))
 FLAGS = ("-O3", "-std=c++17", "-ffp-contract=off", "-fPIC", "-pthread", "-fno-semantic-interposition")
-HERE_AND_NOW = ("-march=native",)  # for the processor that compiles
+THIS_PROCESSOR = ("-march=native",)  # for the processor that compiles
 VERSION = 2  # what vantage_version() answers
 
 
@@ -61,7 +61,7 @@ def find_compiler() -> tuple[str, ...]:
     raise CannotBuild("no C++ compiler was found (install g++ or clang++, or say CXX=)")
 
 
-def compile_to(path: Path, compiler: tuple[str, ...], machine: tuple[str, ...] = HERE_AND_NOW) -> None:
+def compile_to(path: Path, compiler: tuple[str, ...], machine: tuple[str, ...] = THIS_PROCESSOR) -> None:
     """Whoever looks finds a whole library or none."""
     sys.stderr.write("vantage: compiling the native CPU kernels, once for this machine ...\n")
     with tempfile.TemporaryDirectory() as folder, replacing(path) as part:
@@ -95,7 +95,7 @@ def _open(path: Path) -> ctypes.CDLL:
 
 def _name(compiler: tuple[str, ...]) -> str:
     """A hash of all that decides what comes out."""
-    digest = hashlib.sha256(" ".join((*compiler, *FLAGS, *HERE_AND_NOW, platform.machine(), _processor())).encode())
+    digest = hashlib.sha256(" ".join((*compiler, *FLAGS, *THIS_PROCESSOR, platform.machine(), _processor())).encode())
     for source in ("native.cpp", "format.cpp", *HEADERS):
         digest.update((HERE / source).read_bytes())
     return f"native-{digest.hexdigest()[:20]}"

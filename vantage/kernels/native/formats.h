@@ -17,7 +17,7 @@
 namespace vantage {
 
 enum Format : int32_t {
-    DENSE, HALF, BFLOAT, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4
+    DENSE, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4
 };
 
 constexpr int LANES = 16, BLOCK = 32, SUPER = 4;

@@ -1,4 +1,4 @@
-// y = W x (+ y): weights in GGUF's blocks (formats.h), or 16 or 32 bits.
+// y = W x (+ y): weights in GGUF's blocks (formats.h), or in float32.
 //
 // Quantised weights meet activations of 16 bits with a scale for every block of 32: an error of 1/65,534 of the
 // block's largest, where 8 bits, as others have it, would make 1/254. Sums under one scale are whole numbers and
@@ -71,7 +71,7 @@ inline void finish(const Rows& r, int row, int out, int count, floats acc, const
 
 // What the sums begin with: the offset of the numbers, times the activations.
 template <int PARTS>
-inline ints beginning(const RoundedBlock& x, int part, int offset) {
+inline ints initial_sum(const RoundedBlock& x, int part, int offset) {
     return all_ints(-offset * (PARTS == 1 ? x.total : x.totals[part]));
 }
 
@@ -110,7 +110,7 @@ void few(const Matrix& w, const Groups<F>& groups, int out, const Rows& r, const
             for_each_from<0, F::PARTS>([&](auto part) {
                 ints s[M][G];
                 for (int m = 0; m < M; m++)
-                    for (int g = 0; g < G; g++) s[m][g] = F::OFFSET ? beginning<F::PARTS>(x[m * blocks], part, F::OFFSET) : ints{};
+                    for (int g = 0; g < G; g++) s[m][g] = F::OFFSET ? initial_sum<F::PARTS>(x[m * blocks], part, F::OFFSET) : ints{};
                 for_each_from<part * 16 / F::PARTS, (part + 1) * 16 / F::PARTS>([&](auto p) {
                     ints a[M];
                     for (int m = 0; m < M; m++) a[m] = x[m * blocks].pair(p);
@@ -175,14 +175,14 @@ void unpack(const Groups<F>& groups, int out, int vectors, int64_t begin, int64_
 
 // total: (M, PANEL), what came before. x: the first of ``count`` blocks of the first row.
 template <int PARTS, bool MINIMUM, int M>
-void meet(const Panel& panel, int count, int offset, const RoundedBlock* x, int64_t blocks, floats (*total)[PANEL]) {
+void multiply_panel(const Panel& panel, int count, int offset, const RoundedBlock* x, int64_t blocks, floats (*total)[PANEL]) {
     constexpr int PAIRS = 16 / PARTS;
     for (int b = 0; b < count * PARTS; b++) {
         const int part = PARTS == 1 ? 0 : b % 2;
         const RoundedBlock* block = x + b / PARTS;
         ints s[M][PANEL];
         for (int m = 0; m < M; m++)
-            for (int v = 0; v < PANEL; v++) s[m][v] = beginning<PARTS>(block[m * blocks], part, offset);
+            for (int v = 0; v < PANEL; v++) s[m][v] = initial_sum<PARTS>(block[m * blocks], part, offset);
         const ints(*pairs)[PANEL] = panel.pairs + b * PAIRS;
         for (int p = 0; p < PAIRS; p++) {
             ints w[PANEL];
@@ -200,28 +200,28 @@ void meet(const Panel& panel, int count, int offset, const RoundedBlock* x, int6
 }
 
 template <int PARTS, bool MINIMUM>
-void meet_some(const Panel& panel, int rows, int count, int offset, const RoundedBlock* x, int64_t blocks,
+void multiply_rows(const Panel& panel, int rows, int count, int offset, const RoundedBlock* x, int64_t blocks,
                floats (*total)[PANEL]) {
     static_assert(TILE == 6 || TILE == 12, "every remainder has its case");
     switch (rows) {
         case 0: return;
-        case 1: return meet<PARTS, MINIMUM, 1>(panel, count, offset, x, blocks, total);
-        case 2: return meet<PARTS, MINIMUM, 2>(panel, count, offset, x, blocks, total);
-        case 3: return meet<PARTS, MINIMUM, 3>(panel, count, offset, x, blocks, total);
-        case 4: return meet<PARTS, MINIMUM, 4>(panel, count, offset, x, blocks, total);
-        case 5: return meet<PARTS, MINIMUM, 5>(panel, count, offset, x, blocks, total);
-        case TILE: return meet<PARTS, MINIMUM, TILE>(panel, count, offset, x, blocks, total);
+        case 1: return multiply_panel<PARTS, MINIMUM, 1>(panel, count, offset, x, blocks, total);
+        case 2: return multiply_panel<PARTS, MINIMUM, 2>(panel, count, offset, x, blocks, total);
+        case 3: return multiply_panel<PARTS, MINIMUM, 3>(panel, count, offset, x, blocks, total);
+        case 4: return multiply_panel<PARTS, MINIMUM, 4>(panel, count, offset, x, blocks, total);
+        case 5: return multiply_panel<PARTS, MINIMUM, 5>(panel, count, offset, x, blocks, total);
+        case TILE: return multiply_panel<PARTS, MINIMUM, TILE>(panel, count, offset, x, blocks, total);
     }
-    meet<PARTS, MINIMUM, 6>(panel, count, offset, x, blocks, total);
-    meet_some<PARTS, MINIMUM>(panel, rows - 6, count, offset, x + 6 * blocks, blocks, total + 6);
+    multiply_panel<PARTS, MINIMUM, 6>(panel, count, offset, x, blocks, total);
+    multiply_rows<PARTS, MINIMUM>(panel, rows - 6, count, offset, x + 6 * blocks, blocks, total + 6);
 }
 
 // The kinds that there are; compiled once (native.cpp), for all formats.
 #if defined(VANTAGE_PART)
-extern template void meet_some<1, false>(const Panel&, int, int, int, const RoundedBlock*, int64_t, floats (*)[PANEL]);
-extern template void meet_some<1, true>(const Panel&, int, int, int, const RoundedBlock*, int64_t, floats (*)[PANEL]);
-extern template void meet_some<2, false>(const Panel&, int, int, int, const RoundedBlock*, int64_t, floats (*)[PANEL]);
-extern template void meet_some<2, true>(const Panel&, int, int, int, const RoundedBlock*, int64_t, floats (*)[PANEL]);
+extern template void multiply_rows<1, false>(const Panel&, int, int, int, const RoundedBlock*, int64_t, floats (*)[PANEL]);
+extern template void multiply_rows<1, true>(const Panel&, int, int, int, const RoundedBlock*, int64_t, floats (*)[PANEL]);
+extern template void multiply_rows<2, false>(const Panel&, int, int, int, const RoundedBlock*, int64_t, floats (*)[PANEL]);
+extern template void multiply_rows<2, true>(const Panel&, int, int, int, const RoundedBlock*, int64_t, floats (*)[PANEL]);
 #endif
 
 template <class F>
@@ -239,7 +239,7 @@ void many_rows(const Matrix& w, int begin, int end, const Rows& r, const Rounded
             const int64_t upto = std::min<int64_t>(w.inputs, k + PANEL_INPUTS);
             unpack<F>(groups, out, vectors, k, upto, panel);
             for (int m = 0; m < r.m; m += TILE)
-                meet_some<F::PARTS, F::MINIMUM>(panel, std::min(TILE, r.m - m), (int)((upto - k) / BLOCK), F::OFFSET,
+                multiply_rows<F::PARTS, F::MINIMUM>(panel, std::min(TILE, r.m - m), (int)((upto - k) / BLOCK), F::OFFSET,
                                                 x + m * blocks + k / BLOCK, blocks, total + m);
         }
         for (int m = 0; m < r.m; m++)
@@ -265,32 +265,11 @@ void quantised(const Matrix& w, int begin, int end, const Rows& r, const Rounded
     }
 }
 
-// Rows of weights as torch keeps them, of 32 or 16 bits: N outputs at a time against M rows of x.
-struct Single {
-    typedef float Number;
-    static inline floats vector(const float* p) { return load(p); }
-    static inline float one(float x) { return x; }
-};
-struct HalfPrecision {
-    typedef uint16_t Number;
-    static inline floats vector(const uint16_t* p) { return halves(p); }
-    static inline float one(uint16_t x) { return half(x); }
-};
-struct BrainFloat {
-    typedef uint16_t Number;
-    static inline floats vector(const uint16_t* p) { return bfloats(p); }
-    static inline float one(uint16_t x) {
-        const uint32_t word = (uint32_t)x << 16;
-        float f;
-        std::memcpy(&f, &word, 4);
-        return f;
-    }
-};
-
-template <class T, int N, int M>
+// Rows of float32 weights as torch keeps them: N outputs at a time against M rows of x.
+template <int N, int M>
 void dense_tile(const Matrix& w, int out, const Rows& r, int row) {
     const int k = w.inputs, whole = k / WIDTH * WIDTH;
-    const typename T::Number* data = (const typename T::Number*)w.data + (int64_t)out * k;
+    const float* data = (const float*)w.data + (int64_t)out * k;
     floats acc[M][N];
     for (int m = 0; m < M; m++)
         for (int n = 0; n < N; n++) acc[m][n] = all(0);
@@ -298,33 +277,32 @@ void dense_tile(const Matrix& w, int out, const Rows& r, int row) {
         floats x[M];
         for (int m = 0; m < M; m++) x[m] = load(r.x + (row + m) * r.ldx + i);
         for (int n = 0; n < N; n++) {
-            const typename T::Number* p = data + (int64_t)n * k + i;
+            const float* p = data + (int64_t)n * k + i;
             __builtin_prefetch(p + 256);
-            const floats v = T::vector(p);
+            const floats v = load(p);
             for (int m = 0; m < M; m++) acc[m][n] = fused(v, x[m], acc[m][n]);
         }
     }
     for (int m = 0; m < M; m++)
         for (int n = 0; n < N; n++) {
             float total = sum(acc[m][n]);
-            for (int i = whole; i < k; i++) total += T::one(data[(int64_t)n * k + i]) * r.x[(row + m) * r.ldx + i];
+            for (int i = whole; i < k; i++) total += data[(int64_t)n * k + i] * r.x[(row + m) * r.ldx + i];
             if (w.bias) total += w.bias[out + n];
             float* y = r.y + (row + m) * r.ldy + out + n;
             *y = r.add ? *y + total : total;
         }
 }
 
-template <class T>
-void dense(const Matrix& w, int begin, int end, const Rows& r) {
+inline void dense(const Matrix& w, int begin, int end, const Rows& r) {
     int out = begin;
     const int last = std::min(end, w.outputs);
     for (; out + 4 <= last; out += 4) {
         int row = 0;
-        for (; row + 2 <= r.m; row += 2) dense_tile<T, 4, 2>(w, out, r, row);
-        for (; row < r.m; row++) dense_tile<T, 4, 1>(w, out, r, row);
+        for (; row + 2 <= r.m; row += 2) dense_tile<4, 2>(w, out, r, row);
+        for (; row < r.m; row++) dense_tile<4, 1>(w, out, r, row);
     }
     for (; out < last; out++)
-        for (int row = 0; row < r.m; row++) dense_tile<T, 1, 1>(w, out, r, row);
+        for (int row = 0; row < r.m; row++) dense_tile<1, 1>(w, out, r, row);
 }
 
 // For a panel and the sums of so many rows.
@@ -352,7 +330,7 @@ void unpacked_row(const Matrix& w, int64_t i, float* to) {
     }
 }
 
-// What is compiled apart for each format, so that it can be compiled at the same time: products and repacking.
+// Compiled apart for each format (format.cpp): a product, and a row of the matrix itself.
 using Product = void(const Matrix& w, int begin, int end, const Rows& r, const RoundedBlock* rounded, float* room);
 using Lookup = void(const Matrix& w, int64_t i, float* to);
 

@@ -10,10 +10,10 @@
 
 namespace vantage {
 
-template void meet_some<1, false>(const Panel&, int, int, int, const RoundedBlock*, int64_t, floats (*)[PANEL]);
-template void meet_some<1, true>(const Panel&, int, int, int, const RoundedBlock*, int64_t, floats (*)[PANEL]);
-template void meet_some<2, false>(const Panel&, int, int, int, const RoundedBlock*, int64_t, floats (*)[PANEL]);
-template void meet_some<2, true>(const Panel&, int, int, int, const RoundedBlock*, int64_t, floats (*)[PANEL]);
+template void multiply_rows<1, false>(const Panel&, int, int, int, const RoundedBlock*, int64_t, floats (*)[PANEL]);
+template void multiply_rows<1, true>(const Panel&, int, int, int, const RoundedBlock*, int64_t, floats (*)[PANEL]);
+template void multiply_rows<2, false>(const Panel&, int, int, int, const RoundedBlock*, int64_t, floats (*)[PANEL]);
+template void multiply_rows<2, true>(const Panel&, int, int, int, const RoundedBlock*, int64_t, floats (*)[PANEL]);
 
 struct Kernels {  // of a format (format.cpp)
     Product* product;
@@ -35,7 +35,7 @@ const Kernels KERNELS[] = {  // from Q8_0 on, in the order of Format
     VANTAGE_KERNELS(Q2_K), VANTAGE_KERNELS(Q3_K), VANTAGE_KERNELS(Q4_K), VANTAGE_KERNELS(Q5_K), VANTAGE_KERNELS(Q6_K),
     VANTAGE_KERNELS(IQ4_NL), VANTAGE_KERNELS(IQ4_XS), VANTAGE_KERNELS(MXFP4)};
 
-inline bool is_quantised(const Matrix& w) { return w.format > BFLOAT; }
+inline bool is_quantised(const Matrix& w) { return w.format != DENSE; }
 inline const Kernels& kernels(const Matrix& w) { return KERNELS[w.format - Q8_0]; }
 
 }  // namespace vantage
@@ -353,9 +353,7 @@ void product(const Stage& stage, const ProgramCall& c, int64_t task, Worker& wor
     const RoundedBlock* rounded = prepare(stage, c, w, first, rows, worker);
     const int to = (int)((end + LANES - 1) / LANES * LANES);
     if (is_quantised(w)) kernels(w).product(w, (int)begin, to, rows, rounded, worker.room.data);
-    else if (w.format == DENSE) dense<Single>(w, (int)begin, to, rows);
-    else if (w.format == HALF) dense<HalfPrecision>(w, (int)begin, to, rows);
-    else dense<BrainFloat>(w, (int)begin, to, rows);
+    else dense(w, (int)begin, to, rows);
 }
 
 void row_step(const Op& op, const ProgramCall& c, int64_t i) {
