@@ -51,6 +51,7 @@ _WHERE = {
         "Randomised",
         "RelativeBank",
         "Rope",
+        "SSMax",
         "Shaw",
         "Shifted",
         "Sinusoidal",

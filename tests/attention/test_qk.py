@@ -5,6 +5,7 @@ import torch
 
 from tests.attention.helpers import F64, attention, check_gradients, run, vectors
 from vantage.attention import GroupedQuery, LengthTemperature, QKNorm
+from vantage.errors import BadInput
 from vantage.model.norms import LayerNorm, RMSNorm
 from vantage.spec.parts import Parts, Shape
 from vantage.spec.positions import Positions
@@ -42,6 +43,41 @@ def test_length_temperature_is_llama_4s():
     part = LengthTemperature().build(Shape(8, 2, 1, 4, 4, 4))
     ours = part.query(torch.ones(1, 1, len(positions), 1), Positions.of(positions))
     torch.testing.assert_close(ours[0, 0, :, 0], theirs)
+
+
+def factor_of(part: LengthTemperature, *positions: int) -> list[float]:
+    module, pos = part.build(Shape(8, 2, 1, 4, 4, 4)), Positions.of(torch.tensor(positions))
+    return module.query(torch.ones(1, 1, len(positions), 1), pos).flatten().tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "at_8191", "at_16383"),
+    [("llama4", 1.0693, 1.1099), ("ministral3", 1.0, 1.0693), ("inkling", 1.0, 1.0693), ("self-extend", 1.0, 1.0769)],
+)
+def test_the_kinds_of_length_temperature_at_the_end_of_a_length(kind, at_8191, at_16383):
+    assert factor_of(LengthTemperature(0.1, 8192.0, kind), 8191, 16383) == pytest.approx([at_8191, at_16383], abs=5e-5)
+
+
+def test_ministral_3s_temperature_is_transformers():
+    from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
+
+    positions = torch.arange(0, 400, 7)
+    theirs = get_llama_4_attn_scale(positions[None], 0.3, 64)
+    ours = factor_of(LengthTemperature(0.3, 64.0, "ministral3"), *positions.tolist())
+    torch.testing.assert_close(torch.tensor(ours), theirs.flatten())
+
+
+def test_inklings_temperature_is_transformers_on_rows_without_padding():
+    positions = torch.arange(0, 400, 7)
+    theirs = 1.0 + 0.3 * torch.log(((positions + 1).float() / 64).clamp(min=1.0))  # modeling_inkling
+    ours = factor_of(LengthTemperature(0.3, 64.0, "inkling"), *positions.tolist())
+    torch.testing.assert_close(torch.tensor(ours), theirs)
+
+
+@pytest.mark.parametrize("wrong", [{"kind": "llama5"}, {"floor": 0.0}, {"floor": 1.0, "kind": "self-extend"}])
+def test_a_length_temperature_that_cannot_be(wrong):
+    with pytest.raises(BadInput, match=r"llama4|above 1"):
+        LengthTemperature(**wrong)
 
 
 def test_norms_belong_to_a_layer_and_the_temperature_to_none():

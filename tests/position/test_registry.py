@@ -29,7 +29,7 @@ from vantage.spec.parts import Encoding, Parts, Place, materialise
 from vantage.spec.positions import Positions
 
 NAMES = ["none", "sinusoidal", "learned", "shifted", "rope", "mrope", "xpos", "alibi", "t5", "shaw", "xl"]
-NAMES += ["kerple", "fire", "cope", "fox", "bank"]
+NAMES += ["kerple", "fire", "cope", "fox", "bank", "ssmax"]
 
 DEFAULTS = {
     "none": "NoPE()",
@@ -51,6 +51,10 @@ DEFAULTS = {
     "cope": "CoPE(max_positions=64)",
     "fox": "Forgetting(bias=4.0)",
     "bank": "RelativeBank(extent=128, curves=16)",
+    "ssmax": (
+        "SSMax(inner=Rope(base=10000.0, scaling=None, pairing='halves', share=1.0), "
+        "scale=0.168, biased=True, window=None)"
+    ),
 }
 
 # every bias, by name, as it is built into a causal model
@@ -221,7 +225,7 @@ def test_t5_bias_by_hand():
 
 def test_everything_that_is_exported_is_there():
     names = {type(encoding(name, max_length=9)).__name__ for name in NAMES} | {"Randomised", "encoding", "components"}
-    names |= {"ENCODINGS", "SAMPLERS", "SCORE_PARTS"}
+    names |= {"ENCODINGS", "SAMPLERS", "SCORE_PARTS", "LogTemperature"}
     names |= {"alibi_bias", "alibi_slopes", "permutation", "scaling", "sinusoid", "t5_bucket"}
     assert set(position.__all__) == names
     assert all(getattr(position, name) is not None for name in names)
@@ -231,7 +235,7 @@ def test_everything_that_is_exported_is_there():
 @pytest.mark.parametrize("causal", [True, False])
 def test_nothing_is_read_back_from_a_device(name, causal):
     """On the meta device there are no numbers: reading one, or mixing in a tensor of the host, would fail."""
-    if name in ("cope", "fox") and not causal:
+    if name in ("cope", "fox", "ssmax") and not causal:
         return  # refused
     parts = encoding(name, max_length=100).parts(causal=causal)
     pos = Positions.of(torch.tensor([[3, 1, 2], [5, -1, 4]], device="meta"), bounds=(0, 9))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from vantage.errors import BadInput, unknown
 from vantage.spec.abilities import Effect
+from vantage.spec.fingerprint import LATER
 from vantage.spec.model import NormConfig
 from vantage.spec.native import HeadColumns, Program
 from vantage.spec.parts import Shape
@@ -50,14 +54,34 @@ class QKNormed(nn.Module):
         program.norm_heads(self.k_norm, keys)
 
 
+# What late queries are multiplied by, a function of the position p and of scale a and floor L.
+GROWTHS: dict[str, Callable[[Tensor, float, float], Tensor]] = {
+    "llama4": lambda p, a, L: 1 + a * torch.log1p(torch.floor((p + 1) / L)),
+    "ministral3": lambda p, a, L: 1 + a * torch.log1p(torch.floor(p / L)),  # and Mistral 4
+    "inkling": lambda p, a, L: 1 + a * torch.log(((p + 1) / L).clamp_min(1.0)),
+    "self-extend": lambda p, a, L: (torch.log1p(p) / math.log(L)).clamp_min(1.0),  # a is not read
+}
+
+
 @dataclass(frozen=True)
 class LengthTemperature:
-    """Sharpen late queries (LLaMA-4's NoPE layers): q · (1 + scale · log(1 + ⌊(pos + 1) / floor⌋))."""
+    """Sharpen late queries, by a factor that grows with the logarithm of the position: 1 up to ``floor`` at least.
+
+    ``kind`` is whose: LLaMA-4's layers without positions, 1 + scale · log(1 + ⌊(pos + 1) / floor⌋), or one of the
+    others in ``GROWTHS``.
+    """
 
     scale: float = 0.1
     floor: float = 8192.0
+    kind: str = field(default="llama4", metadata=LATER)
 
     effect = Effect("temperature", linear=True)  # no annotation: not a field
+
+    def __post_init__(self) -> None:
+        if self.kind not in GROWTHS:
+            raise BadInput(unknown("kind of temperature", self.kind, GROWTHS))
+        if self.floor <= (1 if self.kind == "self-extend" else 0):  # whose logarithm is divided by
+            raise BadInput(f"floor={self.floor}: give the length from which queries sharpen, above 1")
 
     @property
     def shared(self) -> bool:
@@ -76,8 +100,8 @@ class _LengthTemperature(nn.Module):
         self.config = config
 
     def query(self, q_BHTd: Tensor, pos: Positions) -> Tensor:
-        steps = torch.floor((pos.pos + 1).to(torch.float32) / self.config.floor)
-        factor = 1 + self.config.scale * torch.log1p(steps)
+        growth, position = GROWTHS[self.config.kind], pos.pos.clamp_min(0).to(torch.float32)
+        factor = growth(position, self.config.scale, self.config.floor)
         return q_BHTd * factor[:, None, :, None].to(q_BHTd.dtype)
 
     def key(self, k_BGTd: Tensor, pos: Positions) -> Tensor:
@@ -96,7 +120,10 @@ TEMPERATURE_ENTRY = Entry(
     "length-temperature",
     LengthTemperature,
     "Length temperature",
-    "Late queries are sharpened (LLaMA-4's layers without positions).",
+    "Late queries are sharpened by the logarithm of their position (LLaMA-4, Ministral 3, Inkling, Self-Extend).",
     components={"qk": (LengthTemperature,)},
-    variants={},
+    variants={
+        "length-temperature": lambda size: LengthTemperature(0.5, 4.0),
+        "self-extend-temperature": lambda size: LengthTemperature(0.5, 4.0, "self-extend"),
+    },
 )

@@ -18,6 +18,7 @@ from vantage.position.rope import Rope, permutation
 from vantage.position.shaw import Shaw
 from vantage.position.shifted import Shifted
 from vantage.position.sinusoidal import Sinusoidal, sinusoid
+from vantage.position.ssmax import LogTemperature, SSMax
 from vantage.position.t5 import T5, t5_bucket
 from vantage.position.xl import TransformerXL
 from vantage.position.xpos import XPos
@@ -35,11 +36,13 @@ __all__ = [
     "Forgetting",
     "Kerple",
     "Learned",
+    "LogTemperature",
     "MultiAxisRope",
     "NoPE",
     "Randomised",
     "RelativeBank",
     "Rope",
+    "SSMax",
     "Shaw",
     "Shifted",
     "Sinusoidal",
@@ -102,6 +105,7 @@ ENCODINGS: Registry[Encoding] = Registry(
         "cope",
         "forgetting",
         "relative_bank",
+        "ssmax",
     ),
     needs=("parts",),
     check=_check,
