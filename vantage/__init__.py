@@ -27,6 +27,7 @@ _WHERE = {
         "generate",
     ),
     "vantage.inspect": ("capture", "swap"),
+    "vantage.interventions": ("Edit", "trace", "tracing"),
     "vantage.cache.kinds.heavy_hitters": ("HeavyHitterCache",),
     "vantage.cache.kinds.sinks": ("SinkCache",),
     "vantage.parts": ("register",),
@@ -64,6 +65,7 @@ _HOME = {name: module for module, names in _WHERE.items() for name in names}
 _MODULES = {
     "functional": "vantage.functional",
     "inspect": "vantage.inspect",
+    "interventions": "vantage.interventions",
     "scaling": "vantage.position.scaling",
     "studies": "vantage.studies",
 }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from vantage.attention.scorer import Scorer, merge_heads
-from vantage.spec.attention import Pieces, PositionParts
+from vantage.attention.scorer import Scorer, head_outputs, merge_heads
+from vantage.spec.attention import ActivationColumns, Pieces, PositionParts
 from vantage.spec.model import BuildContext, Scores
 from vantage.spec.operations import AttentionWork, linear_operations
 from vantage.spec.parts import Context, Shape, View, chain
@@ -50,6 +50,16 @@ class CrossAttention(nn.Module):
     def projections(self) -> dict[str, Pieces]:
         s = self.shape
         return {"kv": (("k", s.kv_heads * s.key_dim), ("v", s.kv_heads * s.value_dim))}
+
+    def activations(self) -> dict[str, ActivationColumns]:
+        s = self.shape
+        keys, values = s.kv_heads * s.key_dim, s.kv_heads * s.value_dim
+        return {
+            "q": ActivationColumns("q", 0, s.heads * s.key_dim, s.heads),
+            "k": ActivationColumns("kv", 0, keys, s.kv_heads),
+            "v": ActivationColumns("kv", keys, values, s.kv_heads),
+            "heads": head_outputs(s),
+        }
 
     def position_parts(self) -> PositionParts:
         return self.scorer.position_parts(self.qk)

@@ -13,7 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vantage.attention.convolution import ShortConvolution, check_goes_forward
+from vantage.attention.scorer import head_outputs
 from vantage.errors import BadInput, Refused
+from vantage.spec.attention import ActivationColumns
 from vantage.spec.kept import StateShape
 from vantage.spec.model import BuildContext, CacheShape, NormConfig
 from vantage.spec.operations import PassSize, linear_operations
@@ -93,6 +95,17 @@ class GatedDeltaRule(nn.Module):
         states.write(ctx.pos, columns, list(zip(matrices, inputs, strict=True)))
         gated = self.norm(out.to(x_BTD.dtype)) * F.silu(z.unflatten(-1, (s.heads, -1)))
         return self.out(gated.flatten(2))
+
+    def activations(self) -> dict[str, ActivationColumns]:
+        """Queries, keys and values stand before the convolution, heads after norm and gate."""
+        s = self.state_shape
+        keys, values = s.kv_heads * s.key_dim, s.heads * s.value_dim
+        return {
+            "q": ActivationColumns("qkv", 0, keys, s.kv_heads),
+            "k": ActivationColumns("qkv", keys, keys, s.kv_heads),
+            "v": ActivationColumns("qkv", 2 * keys, values, s.heads),
+            "heads": head_outputs(s),
+        }
 
     def mixing_operations(self, size: PassSize) -> dict[str, int]:
         s, tokens = self.state_shape, size.tokens

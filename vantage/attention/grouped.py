@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from vantage.attention.cross import CrossAttention
-from vantage.attention.scorer import Scorer, merge_heads
+from vantage.attention.scorer import Scorer, head_outputs, merge_heads
 from vantage.errors import BadInput, Refused
-from vantage.spec.attention import Pieces, PositionParts, QueriesAndKeys
+from vantage.spec.attention import ActivationColumns, Pieces, PositionParts, QueriesAndKeys
 from vantage.spec.model import BuildContext, CacheShape, Scores
 from vantage.spec.native import LANES, CannotLower, HeadColumns, Program, no_native_form
 from vantage.spec.normalisers import Argmax, OffByOne, Softmax, Sparsemax, StickBreaking
@@ -116,6 +116,12 @@ class GroupedQueryAttention(nn.Module):
 
     def projections(self) -> dict[str, Pieces]:
         return {"qkv": tuple(zip("qkv", self.widths, strict=False))}
+
+    def activations(self) -> dict[str, ActivationColumns]:
+        firsts = (sum(self.widths[:i]) for i in range(len(self.widths)))
+        columns = zip("qkv", firsts, self.widths, self.counts, strict=False)
+        projected = {name: ActivationColumns("qkv", first, width, heads) for name, first, width, heads in columns}
+        return projected | {"heads": head_outputs(self.shape)}
 
     def position_parts(self) -> PositionParts:
         return self.scorer.position_parts(self.qk)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vantage.attention.scorer import Scorer, merge_heads
+from vantage.attention.scorer import Scorer, head_outputs, merge_heads
 from vantage.errors import BadInput, Refused
-from vantage.spec.attention import PositionParts, QueriesAndKeys
+from vantage.spec.attention import ActivationColumns, PositionParts, QueriesAndKeys
 from vantage.spec.model import BuildContext, CacheShape, NormConfig, Scores
 from vantage.spec.operations import AttentionWork, linear_operations
 from vantage.spec.parts import INIT_STD, Context, Shape, View, chain
@@ -131,6 +131,15 @@ class LatentAttention(nn.Module):
         return torch.cat([q_nope, q_rot], -1), kept._replace(k=k, v=v), None
 
     # ---- what others ask
+
+    def activations(self) -> dict[str, ActivationColumns]:
+        """Keys and values are made of the latent, which stands before its norm, with the rotary key behind it."""
+        c, s = self.config, self.shape
+        return {
+            "q": ActivationColumns("q_up", 0, s.heads * s.key_dim, s.heads),
+            "latent": ActivationColumns("kv_down", 0, c.kv_rank + c.rope_dim, 0),
+            "heads": head_outputs(s),
+        }
 
     def position_parts(self) -> PositionParts:
         return self.scorer.position_parts(self.qk)

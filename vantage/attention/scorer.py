@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vantage.errors import Refused
-from vantage.spec.attention import PositionParts
+from vantage.spec.attention import ActivationColumns, PositionParts
 from vantage.spec.forms import HasForm, Slope
 from vantage.spec.kept import StreamSource
 from vantage.spec.masks import causal_window
@@ -96,6 +96,11 @@ class NoBias:
 
     def form(self) -> None:
         return None
+
+
+def head_outputs(shape: Shape) -> ActivationColumns:
+    """What each head gives to the output map, ``out``."""
+    return ActivationColumns("out", 0, shape.heads * shape.value_dim, shape.heads, given=True)
 
 
 def merge_heads(x_BHTd: Tensor) -> Tensor:

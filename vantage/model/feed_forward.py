@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vantage.errors import BadInput, unknown
 from vantage.model.gelu import gelu
 from vantage.model.linear import dense
-from vantage.spec.attention import Pieces
+from vantage.spec.attention import ActivationColumns, Pieces
 from vantage.spec.native import Program
 from vantage.spec.parts import Context
 
@@ -50,12 +50,16 @@ class PlainFeedForward(nn.Module):
     def __init__(self, config: FeedForward, width: int):
         super().__init__()
         self.act = ACTIVATIONS[config.activation]
+        self.hidden = config.hidden
         self.up = dense(width, config.hidden, config.bias)
         self.down = dense(config.hidden, width, config.bias)
 
     def forward(self, x: Tensor, ctx: Context | None = None) -> Tensor:
         hidden = self.up(x)
         return self.down(gelu(hidden) if self.act is F.gelu else self.act(hidden))
+
+    def activations(self) -> dict[str, ActivationColumns]:
+        return {"neurons": ActivationColumns("down", 0, self.hidden, 0, given=True)}
 
     def native(self, program: Program, src: int, into: int | None) -> int:
         hidden = program.linear(self.up, src, None, "hidden")
@@ -77,6 +81,9 @@ class GatedFeedForward(nn.Module):
 
     def projections(self) -> dict[str, Pieces]:
         return {"gate_up": (("gate", self.hidden), ("up", self.hidden))}
+
+    def activations(self) -> dict[str, ActivationColumns]:
+        return {"neurons": ActivationColumns("down", 0, self.hidden, 0, given=True)}
 
     def native(self, program: Program, src: int, into: int | None) -> int:
         both = program.linear(self.gate_up, src, None, "hidden")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vantage.spec.model import NormConfig
-from vantage.spec.native import NormForm
+from vantage.spec.native import HasNormForm, NormForm, implements
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,13 @@ class LayerNorm:
 
     def build(self, width: int) -> nn.Module:
         return nn.LayerNorm(width, self.eps, bias=self.bias)
+
+
+def norm_form(module: nn.Module) -> NormForm | None:
+    """What a norm computes, as data; ``None``: it does not say."""
+    if isinstance(module, nn.LayerNorm):  # torch's own
+        return NormForm(True, module.eps, 0.0, module.weight, module.bias)
+    return cast(HasNormForm, module).norm_form() if implements(module, HasNormForm) else None
 
 
 NORMS: dict[str, NormConfig] = {"rms": RMSNorm(), "layer": LayerNorm()}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vantage.cache import CacheKind, LayerPlan, ModelCache, NoCache, make_cache
-from vantage.errors import BadInput, CacheError
+from vantage.errors import BadInput, CacheError, Refused
 from vantage.kernels import chooser
 from vantage.model.assemble import assemble_blocks, build_shared
 from vantage.model.ends import Embed, Unembed
@@ -181,6 +181,20 @@ class Model(nn.Module):
             for block in self.blocks:
                 x = block(x, ctx)
             return self.norm(x)
+
+    def hidden_from(
+        self, x_BTD: Tensor, layer: int, *, positions: Positions | None = None, source: EncoderOutput | None = None
+    ) -> Tensor:
+        """The last hidden states (B, T, D), normed, from what goes into a layer; no cache, no earlier layer."""
+        for i, later in enumerate(self.spec.layers[layer:], layer):
+            if later.source is not None and later.source < layer:
+                raise Refused(f"layer {i} reads the keys of layer {later.source}: begin there, or at the embeddings")
+        pos = Positions.arange(*x_BTD.shape[:2], device=x_BTD.device) if positions is None else positions
+        self._check_memory(source, None, len(x_BTD))
+        ctx = Context(pos, self._choose, *self._caches(None), memory=source)
+        for block in self.blocks[layer:]:
+            x_BTD = block(x_BTD, ctx)
+        return self.norm(x_BTD)
 
     def _in_pieces(
         self,

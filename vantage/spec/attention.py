@@ -36,6 +36,23 @@ class HasProjections(Protocol):
         ...
 
 
+class ActivationColumns(NamedTuple):
+    """Where one of a module's activations lies: some columns of what a child returns, or of what it is given."""
+
+    child: str
+    first: int
+    width: int
+    heads: int  # that these columns are; 0: they are not heads
+    given: bool = False  # to the child, as its input
+
+
+@runtime_checkable
+class HasActivations(Protocol):
+    """Needed to read and replace what is inside it by name (``vt.trace``): queries, keys, heads, neurons."""
+
+    def activations(self) -> dict[str, ActivationColumns]: ...
+
+
 class PositionParts(NamedTuple):
     """The modules that act on position inside an attention."""
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vantage.kernels.native import Format, Matrix, Op, OpKind, matrix
 from vantage.model.feed_forward import ACTIVATIONS
+from vantage.model.norms import norm_form
 from vantage.model.packed import PackedLinear
 from vantage.spec.native import (
     LANES,
@@ -21,9 +22,7 @@ from vantage.spec.native import (
     CannotLower,
     HasNativeForm,
     HasNativeTransform,
-    HasNormForm,
     HeadColumns,
-    NormForm,
     ScoreForm,
     implements,
     no_native_form,
@@ -109,7 +108,8 @@ class NativeProgram:
         self._norm(module, heads.buffer, heads.buffer, heads.head_dim, heads.heads, heads.column)
 
     def _norm(self, module: nn.Module, src: int, dst: int, width: int, heads: int, column: int) -> None:
-        form = _norm_form(module)
+        if (form := norm_form(module)) is None:
+            raise no_native_form(module)
         _need_float32(form.weight)
         numbers = [width, heads, LAYER if form.centred else RMS, column, column]
         self.emit(OpKind.NORM, dst, src, n=numbers, f=[form.eps, form.offset], p=[form.weight, form.bias])
@@ -207,14 +207,6 @@ def _read_later(buffer: int, ops: Sequence[Op]) -> bool:
             in_place = op.kind in (OpKind.ROPE, OpKind.SCALE) or (op.kind == OpKind.LINEAR and bool(op.n[0]))
             return in_place or op.kind not in (OpKind.NORM, OpKind.ACTIVATE, OpKind.ADD)
     return False
-
-
-def _norm_form(module: nn.Module) -> NormForm:
-    if isinstance(module, nn.LayerNorm):  # torch's own
-        return NormForm(True, module.eps, 0.0, module.weight, module.bias)
-    if not implements(module, HasNormForm):
-        raise no_native_form(module)
-    return cast(HasNormForm, module).norm_form()
 
 
 def _need_float32(tensor: Tensor) -> None:
