@@ -43,6 +43,7 @@ _WHERE = {
     "vantage.position": (
         "Alibi",
         "CoPE",
+        "DualChunk",
         "Fire",
         "Forgetting",
         "Kerple",
@@ -53,6 +54,7 @@ _WHERE = {
         "RelativeBank",
         "Rope",
         "SSMax",
+        "SelfExtend",
         "Shaw",
         "Shifted",
         "Sinusoidal",

@@ -103,7 +103,7 @@ def test_a_need_carries_everything_a_layer_was_built_with():
     q_raw, q, k = vectors(1, 4, 2, 4), vectors(1, 4, 2, 4, seed=1), vectors(1, 2, 5, 4)
     x, own, kept = vectors(1, 2, 8), (vectors(1, 1, 2, 1),), (vectors(1, 1, 5, 1),)
     need = scorer.need(q_raw, q, View(k, k, k_pos, kept, own), q_pos, x)
-    assert bias.inputs == BiasInputs(q_raw, q, k, q_pos, k_pos, 0.5, x, kept, own)
+    assert bias.inputs == BiasInputs(q_raw, q, k, q_pos, k_pos, 0.5, x, kept, own, 2.0)
     assert need.bias == "a bias"
     assert need.value_bias == "a value bias"
     assert need.mask == Causal() & Window(3)

@@ -49,7 +49,7 @@ def some_cells():
     every = [list(factor) for factor in (encodings(), attentions(), mask_cases())]
     rows = zip(*map(cycle, every), strict=True)
     fits = allowed_by(rules())
-    cells = [(e, a, m, "none", "reference", "full") for e, a, m in islice(rows, 30)]
+    cells = [(e, a, m, "none", "reference", "full") for e, a, m in islice(rows, max(map(len, every)))]
     chosen = [cell if fits(dict(enumerate(cell))) else (*cell[:2], "causal", *cell[3:]) for cell in cells]
     assert all(value in {c[i] for c in chosen} for i, values in enumerate(every) for value in values)
     return chosen

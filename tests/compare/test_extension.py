@@ -21,6 +21,7 @@ from vantage.compare.results import FILE, read_results
 from vantage.errors import BadInput, Refused
 from vantage.inspect import swap
 from vantage.model.lora import adapted
+from vantage.position import DualChunk, SelfExtend
 from vantage.position.scaling import DynamicNTK, Linear, Llama3, LongRope, YaRN
 from vantage.training.text import Bytes
 
@@ -83,8 +84,11 @@ def test_a_scaling_is_the_one_that_swap_puts_there(model, rule):
         "llama3": Llama3(factor, 1.0, 4.0, CONTEXT),
     }
     new = rescaled(model, rule, factor, CONTEXT, divisors)
+    moved = {"self-extend": SelfExtend(7, 154), "dual-chunk": DualChunk(240, 20)}
     if rule == "none":
         other = model
+    elif rule in moved:
+        other = swap(model, moved[rule])
     elif rule == "ntk":
         other = swap(model, base=10000 * factor ** (16 / 14))
     else:
@@ -179,7 +183,7 @@ def facts(how, model):
 def test_every_reading_is_there(whole, model):
     folder, results, told, how = whole
     assert [r.key for r in results] == wanted(how)
-    assert told.total == 7 * 2 * 2
+    assert told.total == 9 * 2 * 2
     assert {r.key.task for r in results} == {"perplexity", "perplexity, over position", "passkey", "multi-needle"}
     for r in results:
         ends = [160, 320, 640] if r.key.task.endswith("position") else [320, 640]
@@ -204,7 +208,7 @@ def test_the_report_says_what_it_is(whole, model, tmp_path):
     page = write_report(tmp_path, facts(how, model), results).read_text()
     for said in (
         "which scaling reads on beyond a context of 320",
-        "56 readings: 3 tasks, 14 entries, 2 pieces of text".replace("56", str(3 * 14 * 2)),
+        "108 readings: 3 tasks, 18 entries, 2 pieces of text",
         "context 320",
         "multi-needle: accuracy",
         "after 2 steps of rank 8",

@@ -65,7 +65,7 @@ def bias_of(
     inputs = inputs if x is None else inputs._replace(x=x)
     inputs = inputs if not streams else inputs._replace(streams=streams, own=own)
     value = materialise(module.at(inputs), q_pos.against(k_pos), shape.heads, q.dtype)
-    assert value is not None
+    value = q.new_zeros(1) if value is None else value  # a rule that changes nothing here
     return value.expand(B, shape.heads, T, S)
 
 

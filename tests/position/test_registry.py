@@ -23,13 +23,25 @@ from tests.position.helpers import (
 )
 from vantage import position
 from vantage.errors import BadInput
-from vantage.position import ENCODINGS, T5, Kerple, Learned, NoPE, Randomised, Rope, encoding, scaling
+from vantage.position import (
+    ENCODINGS,
+    T5,
+    DualChunk,
+    Kerple,
+    Learned,
+    NoPE,
+    Randomised,
+    Rope,
+    SelfExtend,
+    encoding,
+    scaling,
+)
 from vantage.position.t5 import T5Bias
 from vantage.spec.parts import Encoding, Parts, Place, materialise
 from vantage.spec.positions import Positions
 
 NAMES = ["none", "sinusoidal", "learned", "shifted", "rope", "mrope", "xpos", "alibi", "t5", "shaw", "xl"]
-NAMES += ["kerple", "fire", "cope", "fox", "bank", "ssmax"]
+NAMES += ["kerple", "fire", "cope", "fox", "bank", "ssmax", "self-extend", "dual-chunk"]
 
 DEFAULTS = {
     "none": "NoPE()",
@@ -55,12 +67,19 @@ DEFAULTS = {
         "SSMax(inner=Rope(base=10000.0, scaling=None, pairing='halves', share=1.0), "
         "scale=0.168, biased=True, window=None)"
     ),
+    "self-extend": (
+        "SelfExtend(group=4, window=128, rope=Rope(base=10000.0, scaling=None, pairing='halves', share=1.0))"
+    ),
+    "dual-chunk": (
+        "DualChunk(chunk=192, local=16, rope=Rope(base=10000.0, scaling=None, pairing='halves', share=1.0))"
+    ),
 }
 
 # every bias, by name, as it is built into a causal model
 BIASES = {
     name: parts.bias for name in NAMES if (parts := encoding(name, max_length=100).parts(causal=True)).bias is not None
 }
+BIASES |= {"self-extend": SelfExtend(2, 4), "dual-chunk": DualChunk(6, 2)}
 BIASES |= {"kerple-power": Kerple("power"), "t5-both": T5(bidirectional=True)}
 POINTWISE = ["alibi", "t5", "t5-both", "shaw", "kerple", "kerple-power", "fox", "bank"]
 RELATIVE = [*POINTWISE, "shifted", "xl"]  # FIRE looks at the length too, CoPE at what is said
@@ -204,11 +223,11 @@ def test_positions_of_which_the_host_knows_nothing_give_the_same(name):
 @pytest.mark.parametrize("name", BIASES)
 def test_every_bias_works_in_bfloat16(name):
     part = built(BIASES[name], dtype=torch.bfloat16)
-    q, k = (vectors(2, h, 3, 6, h, torch.bfloat16) for h in (4, 2))
-    pos = Positions.rows([3, 2])
+    q, k = (vectors(2, h, 9, 6, h, torch.bfloat16) for h in (4, 2))
+    pos = Positions.rows([9, 7])
     value = materialise(part.at(inputs_of(part, q, k, pos, pos)), pos.against(pos), 4, torch.bfloat16)
     assert value.dtype == torch.bfloat16
-    exact = bias_of(part.double(), Positions.rows([3, 2]), Positions.rows([3, 2]), q=q.double(), k=k.double())
+    exact = bias_of(part.double(), Positions.rows([9, 7]), Positions.rows([9, 7]), q=q.double(), k=k.double())
     torch.testing.assert_close(value.double(), exact.double(), atol=0.1, rtol=0.1)
 
 
@@ -235,10 +254,12 @@ def test_everything_that_is_exported_is_there():
 @pytest.mark.parametrize("causal", [True, False])
 def test_nothing_is_read_back_from_a_device(name, causal):
     """On the meta device there are no numbers: reading one, or mixing in a tensor of the host, would fail."""
-    if name in ("cope", "fox", "ssmax") and not causal:
+    if name in ("cope", "fox", "ssmax", "self-extend", "dual-chunk") and not causal:
         return  # refused
-    parts = encoding(name, max_length=100).parts(causal=causal)
-    pos = Positions.of(torch.tensor([[3, 1, 2], [5, -1, 4]], device="meta"), bounds=(0, 9))
+    parts = encoding(BIASES[name] if name in ("self-extend", "dual-chunk") else name, max_length=100).parts(
+        causal=causal
+    )
+    pos = Positions.of(torch.tensor([[3, 1, 2], [5, -1, 4]], device="meta"), bounds=(0, 99))
     q, k = (torch.zeros(2, heads, 3, 6, device="meta") for heads in (4, 2))
     with torch.device("meta"):
         inputs, qk = [[p.build(SHAPE) for p in group] for group in (parts.inputs, parts.qk)]

@@ -40,12 +40,13 @@ class Scorer(nn.Module):
 
     def need(self, q_raw: Tensor, q: Tensor, view: View, pos: Positions, x_BTD: Tensor) -> Need:
         """``pos`` is where the queries stand, ``x`` what they were made of."""
-        inputs = BiasInputs(q_raw, q, view.k, pos, view.pos, self.scale, x_BTD, view.streams, view.own)
+        softcap, streams, own = self.scores.softcap, view.streams, view.own
+        inputs = BiasInputs(q_raw, q, view.k, pos, view.pos, self.scale, x_BTD, streams, own, softcap)
         heads = 1 if view.selected is None else view.selected.heads
         return Need(
             mask=self.mask,
             scale=self.scale,
-            softcap=self.scores.softcap,
+            softcap=softcap,
             bias=self.bias.at(inputs) if heads == 1 else _bias_by_head(self.bias, inputs, heads),
             sinks=self.sinks,
             normalise=self.scores.normalise,

@@ -30,7 +30,12 @@ OTHERS = (  # of an experiment that trains its models: none of them means anythi
 def add(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("context extension of a loaded model")
     how.add_argument("--extend", metavar="MODEL", help="read texts beyond its context, under scalings of its RoPE")
-    how.add_argument("--scalings", nargs="+", metavar="NAME", help="none linear ntk dynamic-ntk yarn longrope llama3")
+    how.add_argument(
+        "--scalings",
+        nargs="+",
+        metavar="NAME",
+        help="none linear ntk dynamic-ntk yarn longrope llama3 self-extend dual-chunk",
+    )
     how.add_argument("--times", type=float, nargs="+", metavar="X", help="multiples of the context; default: 1 2 4 8")
     how.add_argument(
         "--context", type=at_least(1), metavar="N", help="take this for its context, where it is to be a small one"

@@ -39,7 +39,7 @@ GROUPED: dict[str, Callable[[int], int]] = {
 }
 EQUAL = ("compute", "parameters")
 SCALES = ("tiny", "small", "paper-like")
-SCALING_RULES = ("none", "linear", "ntk", "dynamic-ntk", "yarn", "longrope", "llama3")
+SCALING_RULES = ("none", "linear", "ntk", "dynamic-ntk", "yarn", "longrope", "llama3", "self-extend", "dual-chunk")
 
 EXPERIMENT_FILE = "study.json"
 

@@ -200,6 +200,7 @@ class _Splitter:
                 torch.zeros_like(recorded.x[:, rows]),
                 call.view.streams,
                 tuple(stream[:, :, rows] for stream in call.view.own),
+                call.need.softcap,
             )
         )
         alone = torch.zeros_like(whole) if silent is None else self.dense_bias(silent, cut=False)

@@ -155,7 +155,7 @@ def _curve(recorded: RecordedPass, upto: int, pairs: int, seed: int, progress: P
         keys = Positions.arange(pairs, width, start, q.device).declare(upto)
         transforms = [(module, last, keys) for _, module in recorded.transforms]
         whole = recorded.transformed(QueriesAndKeys(q, k.expand(-1, -1, width, -1)), transforms)
-        bias = recorded.bias.at(BiasInputs(q, whole.q, whole.k, last, keys, need.scale, x))
+        bias = recorded.bias.at(BiasInputs(q, whole.q, whole.k, last, keys, need.scale, x, softcap=need.softcap))
         scores = masked_scores(whole.q, whole.k, Pair(last, keys), replace(need, bias=bias))
         curves.append(scores[:, :, 0])
         if progress is not None:

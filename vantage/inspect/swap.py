@@ -19,7 +19,7 @@ from vantage.position.scaling import Rule
 from vantage.spec.attention import Attention, HasPositionParts, ability, attentions
 from vantage.spec.masks import And, Everything, Mask, Or, Window
 from vantage.spec.model import Layer, ModelSpec
-from vantage.spec.parts import Buildable, Encoding, Parts, Shape
+from vantage.spec.parts import Buildable, Encoding, Parts, Shape, TurnsWith
 
 
 class _Keep:
@@ -157,7 +157,13 @@ def _turned(layers: list[Layer], chosen: set[int], base: float | None, scaling: 
 
     if not any(isinstance(part, Rope) for i in chosen for part in layers[i].qk):
         raise Refused("base= and scaling= change RoPE, and no chosen layer has it: give position= instead")
-    return [replace(layer, qk=tuple(map(change, layer.qk))) if i in chosen else layer for i, layer in enumerate(layers)]
+    return [turned_layer(layer, change) if i in chosen else layer for i, layer in enumerate(layers)]
+
+
+def turned_layer(layer: Layer, change: Callable[[Buildable], Buildable]) -> Layer:
+    """With its rotation changed, and whatever goes by that."""
+    bias = layer.bias.turning_with(change(layer.bias.turns_with)) if isinstance(layer.bias, TurnsWith) else layer.bias
+    return replace(layer, qk=tuple(map(change, layer.qk)), bias=bias)
 
 
 def _windowed(mask: Mask, window: int | None) -> Mask:

@@ -6,6 +6,7 @@ from vantage.errors import BadInput
 from vantage.position import scaling
 from vantage.position.alibi import Alibi, alibi_bias, alibi_slopes
 from vantage.position.cope import CoPE
+from vantage.position.dual_chunk import DualChunk
 from vantage.position.fire import Fire
 from vantage.position.forgetting import Forgetting
 from vantage.position.kerple import Kerple
@@ -15,6 +16,7 @@ from vantage.position.none import NoPE
 from vantage.position.randomised import Randomised
 from vantage.position.relative_bank import RelativeBank
 from vantage.position.rope import Rope, permutation
+from vantage.position.self_extend import SelfExtend
 from vantage.position.shaw import Shaw
 from vantage.position.shifted import Shifted
 from vantage.position.sinusoidal import Sinusoidal, sinusoid
@@ -32,6 +34,7 @@ __all__ = [
     "T5",
     "Alibi",
     "CoPE",
+    "DualChunk",
     "Fire",
     "Forgetting",
     "Kerple",
@@ -43,6 +46,7 @@ __all__ = [
     "RelativeBank",
     "Rope",
     "SSMax",
+    "SelfExtend",
     "Shaw",
     "Shifted",
     "Sinusoidal",
@@ -106,6 +110,8 @@ ENCODINGS: Registry[Encoding] = Registry(
         "forgetting",
         "relative_bank",
         "ssmax",
+        "self_extend",
+        "dual_chunk",
     ),
     needs=("parts",),
     check=_check,

@@ -111,17 +111,21 @@ class Rotation(nn.Module):
         for heads in (queries, keys):
             program.rotate(self, heads, self.turned, adjacent=self.config.pairing == "adjacent")
 
+    def rates(self, pos: Positions) -> tuple[Tensor, float]:
+        """The frequency of each pair in a context of these positions, and what cos and sin are multiplied by."""
+        rule = self.config.rule
+        length = context_length(pos) if rule.depends_on_length else None
+        at = length, pos.device
+        if at not in self._rates:
+            with torch.inference_mode(False):  # they serve training as well
+                self._rates[at] = rule.frequencies(self.turned, self.config.base, length, pos.device)
+        return self._rates[at]
+
     def tables(self, pos: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and signed sin, (R, 1, T, turned), made once for all layers of a forward pass."""
 
         def make() -> tuple[Tensor, Tensor]:
-            rule = self.config.rule
-            length = context_length(pos) if rule.depends_on_length else None
-            at = length, pos.device
-            if at not in self._rates:
-                with torch.inference_mode(False):  # they serve training as well
-                    self._rates[at] = rule.frequencies(self.turned, self.config.base, length, pos.device)
-            freq, factor = self._rates[at]
+            freq, factor = self.rates(pos)
             make_tables = _opaque if torch.compiler.is_compiling() else turns
             return make_tables(rows(pos), freq, factor, self.config.pairing, dtype)
 

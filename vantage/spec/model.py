@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 from torch import nn
 
 from vantage.errors import BadInput
+from vantage.spec.abilities import effect_of
 from vantage.spec.fingerprint import LATER
 from vantage.spec.kept import KeepsStreams, KeptStream, NeedsEveryKey, StateShape
 from vantage.spec.masks import Causal, Mask, SameSegment
@@ -22,6 +23,7 @@ from vantage.spec.parts import (
     Sampler,
     ScoreBias,
     Shape,
+    TurnsWith,
 )
 from vantage.spec.parts import ValueBias as ValueBiasPart
 
@@ -152,6 +154,18 @@ class Layer:
     dropout: float = 0.0
     output: tuple[Buildable, ...] = field(default=(), metadata=LATER)  # between the kernel and the output map: a gate
     source: int | None = field(default=None, metadata=LATER)  # whose keys and values it reads; None: it makes its own
+
+    def __post_init__(self) -> None:
+        if isinstance(self.bias, TurnsWith):
+            self._check_turned(self.bias.turns_with)
+
+    def _check_turned(self, rotation: Buildable) -> None:
+        """Whether the bias can turn queries and keys on: nothing but a factor may stand behind their rotation."""
+        if rotation not in self.qk:
+            raise BadInput(f"{self.bias} moves what {rotation} has turned, and the layer's qk is {self.qk}: add it")
+        for part in self.qk[self.qk.index(rotation) + 1 :]:
+            if not effect_of(part).linear:
+                raise BadInput(f"{self.bias} moves what {rotation} has turned: {part} cannot stand behind that")
 
     def cache_shape(self, width: int) -> CacheShape | None:
         """What it keeps of each token; ``None``: nothing, it reads another layer's."""

@@ -83,6 +83,7 @@ class BiasInputs(NamedTuple):
     x: Tensor | None = None  # (B, T, D): the hidden state that the queries were made of
     streams: tuple[Tensor, ...] = ()  # what it keeps of each key: (B, heads, S, width)
     own: tuple[Tensor, ...] = ()  # the same of the queries' own tokens: (B, heads, T, width)
+    softcap: float | None = None  # what caps a score before the bias is added
 
 
 class ScoreBias(Protocol):
@@ -126,6 +127,18 @@ class LengthDependent(Protocol):
     @property
     def original_length(self) -> int | None:
         """Up to this length the rule stays as it is; ``None``: it never changes."""
+        ...
+
+
+@runtime_checkable
+class TurnsWith(Protocol):
+    """A score bias that reads what a rotation of the same layer has turned, and must know by how much."""
+
+    @property
+    def turns_with(self) -> Buildable: ...
+
+    def turning_with(self, rope: Any) -> Buildable:
+        """The same bias for another rotation."""
         ...
 
 

@@ -1,7 +1,8 @@
-"""A loaded model under another scaling of RoPE, and a brief search for LongRoPE's divisors."""
+"""A loaded model under another rule for RoPE's positions, and a brief search for LongRoPE's divisors."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -10,9 +11,9 @@ from torch import Tensor
 
 from vantage.errors import Refused
 from vantage.model import Model, empty_model
-from vantage.position import Rope, angles
+from vantage.position import DualChunk, Rope, SelfExtend, angles
 from vantage.position.scaling import DynamicNTK, Linear, Llama3, LongRope, YaRN
-from vantage.spec.model import ModelSpec
+from vantage.spec.model import Layer, ModelSpec
 
 LOW, HIGH = 1.0, 4.0  # of llama3: as LLaMA 3.1 has them
 MUTATIONS = 5  # of the best divisors so far, tried one after the other
@@ -30,11 +31,14 @@ def rotated_dims(spec: ModelSpec) -> int:
 def rescaled(model: Model, rule: str, factor: float, context: int, divisors: Sequence[float] = ()) -> Model:
     """The same weights under a scaling, as modules of their own: what is put around them leaves the first alone."""
     dim = rotated_dims(model.spec)
-    change = _rope_change(rule, factor, context, dim, tuple(divisors))
-    layers = tuple(
-        replace(layer, qk=tuple(change(part) if isinstance(part, Rope) else part for part in layer.qk))
-        for layer in model.spec.layers
-    )
+    if rule in REMAPPINGS:
+        layers = tuple(_remapped(layer, REMAPPINGS[rule](factor, context)) for layer in model.spec.layers)
+    else:
+        change = _rope_change(rule, factor, context, dim, tuple(divisors))
+        layers = tuple(
+            replace(layer, qk=tuple(change(part) if isinstance(part, Rope) else part for part in layer.qk))
+            for layer in model.spec.layers
+        )
     longest = max(model.spec.max_length or 0, round(factor * context))
     new = empty_model(replace(model.spec, layers=layers, max_length=longest))
     new.load_state_dict(model.state_dict(keep_vars=True), assign=True)
@@ -42,6 +46,32 @@ def rescaled(model: Model, rule: str, factor: float, context: int, divisors: Seq
         raise Refused("this model's weights cannot be shared under another scaling: load it in float32")
     new.kernel, new.tokenizer, new.config = model.kernel, model.tokenizer, model.config
     return new.train(model.training)
+
+
+def _self_extend(factor: float, context: int) -> SelfExtend:
+    """Half of the context as it is, and groups so large that the rest ends where the context does."""
+    group = max(1, math.ceil(2 * factor - 1))
+    return SelfExtend(group, max(1, context // 2 // group) * group)
+
+
+def _dual_chunk(factor: float, context: int) -> DualChunk:
+    """With the authors' sizes: chunks of three quarters of the context, and a sixteenth of it kept across borders."""
+    return DualChunk(3 * context // 4, context // 16)
+
+
+REMAPPINGS: dict[str, Callable[[float, int], SelfExtend | DualChunk]] = {
+    "self-extend": _self_extend,
+    "dual-chunk": _dual_chunk,
+}
+
+
+def _remapped(layer: Layer, rule: SelfExtend | DualChunk) -> Layer:
+    rope = next((part for part in layer.qk if isinstance(part, Rope)), None)
+    if rope is None:
+        return layer
+    if layer.bias is not None:
+        raise Refused(f"this layer has a bias already ({layer.bias}), and {rule.describe()} is one: leave it out")
+    return replace(layer, bias=rule.turning_with(rope))
 
 
 def _rope_change(
