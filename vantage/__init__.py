@@ -34,7 +34,7 @@ _WHERE = {
     "vantage.spec.positions": ("Positions",),
     "vantage.spec.masks": ("Causal", "Chunked", "Everything", "Prefix", "SameSegment", "Window"),
     "vantage.spec.model": ("ModelSpec", "Scores"),
-    "vantage.spec.normalisers": ("Argmax", "OffByOne", "Softmax", "Sparsemax", "StickBreaking"),
+    "vantage.spec.normalisers": ("Argmax", "Entmax15", "OffByOne", "Sigmoid", "Softmax", "Sparsemax", "StickBreaking"),
     "vantage.training": ("train",),
     "vantage.attention": ("GatedConvolution", "GatedDelta", "GroupedQuery", "Latent", "OutputGate", "QKNorm"),
     "vantage.model.experts": ("Experts", "TopK"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import vantage as vt
 from vantage.compare.experiment import Experiment, experiment_of
 from vantage.compare.published import paper
 from vantage.compare.setups import SCALES, experiment_for, reductions, setup_of
@@ -69,3 +70,15 @@ def test_what_is_reduced_is_worked_out():
 def test_bad_choices_are_refused(name, scale, text, said):
     with pytest.raises(BadInput, match=said):
         experiment_for(name, scale, text)
+
+
+def test_a_normaliser_competes_as_multi_head_attention_with_it():
+    from vantage.compare.entries import ModelShape, attentions, section
+    from vantage.compare.names import check_names
+
+    assert {"off-by-one", "sparsemax", "entmax", "sigmoid", "stick-breaking"} <= set(attentions())
+    assert not {"softmax", "argmax"} & set(attentions())
+    assert section("rope", "entmax", ModelShape(), 40).attention == vt.GroupedQuery(
+        4, scores=vt.Scores(normalise=vt.Entmax15())
+    )
+    check_names(attentions=["entmax"])

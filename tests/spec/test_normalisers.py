@@ -8,9 +8,9 @@ from torch import Tensor
 
 import vantage as vt
 from tests.position.helpers import F64, vectors
-from vantage.errors import Refused
+from vantage.errors import BadInput, Refused
 from vantage.spec.masks import Causal
-from vantage.spec.normalisers import NORMALISERS, Argmax, OffByOne, Softmax, Sparsemax, StickBreaking
+from vantage.spec.normalisers import NORMALISERS, Argmax, Entmax15, OffByOne, Sigmoid, Softmax, Sparsemax, StickBreaking
 from vantage.spec.positions import Pair, Positions
 
 INF = float("inf")
@@ -28,6 +28,9 @@ def pair_of(queries: int, keys: int) -> Pair:
         (OffByOne(), [0.4871, 0.2955, 0.1087]),
         (Sparsemax(), [0.75, 0.25, 0.0]),
         (Argmax(), [1.0, 0.0, 0.0]),
+        (Entmax15(), [0.6712, 0.3240, 0.0048]),
+        (Sigmoid(), [0.5990, 0.4754, 0.2500]),
+        (Sigmoid(length=3), [0.5990, 0.4754, 0.2500]),
     ],
 )
 def test_the_worked_numbers(normaliser, weights):
@@ -85,6 +88,32 @@ def test_sparsemax_is_the_nearest_point_of_the_simplex():
         assert (best <= (scores - other).square().sum(-1) + 1e-12).all()
 
 
+@pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
+def test_entmax_is_the_root_that_bisection_finds(scale):
+    scores = scale * vectors(2, 3, 4, 9)
+    scores[0, 0, 0, :4] = 2.0  # equals
+    scores[0, 0, 1, 2:] = -INF
+    half = scores / 2
+    low, high = half.amax(-1, keepdim=True) - 1, half.amax(-1, keepdim=True)
+    for _ in range(80):
+        middle = (low + high) / 2
+        over = (half - middle).clamp_min(0).square().sum(-1, keepdim=True) > 1
+        low, high = torch.where(over, middle, low), torch.where(over, high, middle)
+    weights, tau = Entmax15()(scores)
+    torch.testing.assert_close(weights, (half - low).clamp_min(0).square())
+    torch.testing.assert_close(tau, low[..., 0])
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 4, dtype=F64))
+
+
+def test_what_sigmoid_counts_is_what_a_query_sees():
+    scores = torch.tensor([[1.5, 1.0, 0.0, 2.0]], dtype=F64)[None, None]
+    hidden = scores.masked_fill(torch.tensor([False, False, False, True]), -INF)
+    torch.testing.assert_close(Sigmoid()(hidden)[0][..., :3], Sigmoid()(SCORES)[0])
+    assert Sigmoid()(hidden)[0][..., 3] == 0
+    with pytest.raises(BadInput, match="length=0"):
+        Sigmoid(0)
+
+
 @pytest.mark.parametrize("name", NORMALISERS)
 def test_a_row_that_sees_nothing_is_zero(name):
     scores = torch.full((1, 1, 2, 3), -INF, dtype=F64)
@@ -94,7 +123,7 @@ def test_a_row_that_sees_nothing_is_zero(name):
     assert weights.isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["softmax", "off-by-one", "sparsemax", "stick-breaking"])
+@pytest.mark.parametrize("name", ["softmax", "off-by-one", "sparsemax", "entmax", "sigmoid", "stick-breaking"])
 def test_gradients(name):
     normaliser = NORMALISERS[name].make()
     scores = vectors(1, 2, 3, 5).requires_grad_()

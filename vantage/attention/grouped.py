@@ -13,7 +13,7 @@ from vantage.errors import BadInput, Refused
 from vantage.spec.attention import ActivationColumns, Pieces, PositionParts, QueriesAndKeys
 from vantage.spec.model import BuildContext, CacheShape, Scores
 from vantage.spec.native import LANES, CannotLower, HeadColumns, Program, no_native_form
-from vantage.spec.normalisers import Argmax, OffByOne, Softmax, Sparsemax, StickBreaking
+from vantage.spec.normalisers import Argmax, Entmax15, OffByOne, Sigmoid, Softmax, Sparsemax, StickBreaking
 from vantage.spec.operations import AttentionWork, linear_operations, output_operations
 from vantage.spec.parts import Context, Shape, View, chain
 from vantage.spec.registry import Entry, MatrixSize, Refusal
@@ -182,6 +182,8 @@ ENTRY = Entry(
         "hard": _with_scores(normalise=Argmax()),
         "off-by-one": _with_scores(normalise=OffByOne()),
         "sparsemax": _with_scores(normalise=Sparsemax()),
+        "entmax": _with_scores(normalise=Entmax15()),
+        "sigmoid": _with_scores(normalise=Sigmoid()),
         "stick-breaking": _with_scores(normalise=StickBreaking()),
     },
     refusals=(

@@ -58,7 +58,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--tasks", nargs="+", metavar="TASK", help="see docs/tasks.md, or text; default: copy reverse sort"
     )
     parser.add_argument("--positions", nargs="+", metavar="NAME", help="encodings, or all, or plain (no random ones)")
-    parser.add_argument("--attention", nargs="+", metavar="KIND", help="multi-head, multi-query, grouped-query")
+    parser.add_argument(
+        "--attention",
+        nargs="+",
+        metavar="KIND",
+        help="multi-head, multi-query, grouped-query, entmax, …",
+    )
     parser.add_argument("--train-length", type=at_least(1), metavar="N", help="the longest in training; default: 10")
     parser.add_argument(
         "--test-lengths", type=at_least(1), nargs="+", metavar="N", help="default: 1, 1.5, 2 and 4 times that"

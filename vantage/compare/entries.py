@@ -10,7 +10,8 @@ from vantage.compare.names import CONTROL, GROUPED, RANDOMISED, all_names, plain
 from vantage.errors import BadInput, unknown
 from vantage.position import ENCODINGS, encoding
 from vantage.position.randomised import Randomised
-from vantage.spec.model import AttentionConfig
+from vantage.spec.model import AttentionConfig, Scores
+from vantage.spec.normalisers import NORMALISERS
 from vantage.training.models import Decoder
 
 
@@ -26,7 +27,9 @@ def all_positions() -> tuple[str, ...]:
 
 
 def attentions() -> tuple[str, ...]:
-    return (*GROUPED, *(entry.name for entry in ATTENTIONS.entries() if entry.compared))
+    """Multi-head attention and its forms, the other kinds, and multi-head attention with another normaliser."""
+    others = (*ATTENTIONS.entries(), *NORMALISERS.entries())
+    return (*GROUPED, *(entry.name for entry in others if entry.compared))
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ def section(position: str, attention: str, shape: ModelShape, longest: int) -> D
 def _attention(name: str, heads: int) -> AttentionConfig:
     if name in GROUPED:
         return GroupedQuery(heads, GROUPED[name](heads))
+    if name in NORMALISERS:
+        return GroupedQuery(heads, scores=Scores(normalise=NORMALISERS[name].make()))
     return ATTENTIONS[name].make(heads)
 
 

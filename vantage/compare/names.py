@@ -56,16 +56,18 @@ def all_names(plain: Sequence[str], randomised: Iterable[str]) -> tuple[str, ...
 
 def check_names(tasks: Iterable[str] = (), positions: Iterable[str] = (), attentions: Iterable[str] = ()) -> None:
     """Refuse a name that nothing of ours has. Where parts come from outside, that is left to the experiment."""
-    tasks_known, encodings, kinds = (known_entries(kind) for kind in ("task", "position", "attention"))
-    if tasks_known is None or encodings is None or kinds is None:
+    kinds = ("task", "position", "attention", "normaliser")
+    tasks_known, encodings, modules, normalisers = (known_entries(kind) for kind in kinds)
+    if tasks_known is None or encodings is None or modules is None or normalisers is None:
         return
     plain = plain_names(entry.name for entry in encodings if entry.compared)
     steady = {entry.name for entry in encodings if not entry.randomised}
     every = all_names(plain, (name for name in plain if name not in steady))
+    attending = (*GROUPED, *(entry.name for entry in (*modules, *normalisers) if entry.compared))
     for what, chosen, known, sets in (
         ("task", tasks, (*(entry.name for entry in tasks_known), *VARIANTS, TEXT), ()),
         ("position", positions, every, (ALL, PLAIN, "default")),
-        ("attention", attentions, (*GROUPED, *(entry.name for entry in kinds if entry.compared)), ()),
+        ("attention", attentions, attending, ()),
     ):
         for name in chosen:
             if name not in (*known, *sets):

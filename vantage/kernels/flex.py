@@ -13,7 +13,7 @@ from torch.nn.attention import flex_attention as flex_module
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, create_block_mask, flex_attention
 
 from vantage.spec.masks import Everything, Mask, visible
-from vantage.spec.normalisers import Softmax
+from vantage.spec.normalisers import NOT_SOFTMAX, Softmax
 from vantage.spec.parts import Attended, Dense, Need, View
 from vantage.spec.positions import Pair, Place, Positions
 from vantage.spec.registry import Entry, Refusal
@@ -174,7 +174,12 @@ UNFUSED = Entry(
     "FlexAttention, unfused",
     "torch's FlexAttention without its compiler, to check with.",
     default=lambda number: Flex(compiled=False),
-    refusals=(Refusal({"attention": ("hard", "off-by-one", "sparsemax", "stick-breaking")}, "flex has softmax alone"),),
+    refusals=(
+        Refusal(
+            {"attention": NOT_SOFTMAX},
+            "flex has softmax alone",
+        ),
+    ),
 )
 COMPILED = Entry(
     "flex-compiled",

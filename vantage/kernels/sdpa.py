@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vantage.spec.masks import Causal, Everything, Mask, SameSegment, conjuncts, dense, is_plain_causal, visible
-from vantage.spec.normalisers import Softmax
+from vantage.spec.normalisers import NOT_SOFTMAX, Softmax
 from vantage.spec.parts import Attended, Need, View, materialise
 from vantage.spec.positions import Pair
 from vantage.spec.registry import Entry, Refusal
@@ -128,6 +128,9 @@ ENTRY = Entry(
     refusals=(
         Refusal({"attention": ("softcap",)}, "sdpa has no softcap"),
         Refusal({"attention": ("sinks",)}, "sdpa has no sinks"),
-        Refusal({"attention": ("hard", "off-by-one", "sparsemax", "stick-breaking")}, "sdpa has softmax alone"),
+        Refusal(
+            {"attention": NOT_SOFTMAX},
+            "sdpa has softmax alone",
+        ),
     ),
 )

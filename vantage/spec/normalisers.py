@@ -89,6 +89,57 @@ class Sparsemax:
 
 
 @dataclass(frozen=True)
+class Entmax15:
+    """max(s/2 - τ, 0)² with a sum of 1: between softmax and sparsemax, with exact zeros (Peters et al. 2019)."""
+
+    def __call__(
+        self, scores_BHTS: Tensor, sinks: Tensor | None = None, pair: Pair | None = None
+    ) -> tuple[Tensor, Tensor]:
+        _no_sinks(self, sinks)
+        seen, top = scores_BHTS > float("-inf"), _highest(scores_BHTS, None)
+        half = ((scores_BHTS - top) / 2).clamp_min(-2)  # what lies 1 below the highest gets nothing
+        tau = _entmax_threshold(half.detach())
+        above = torch.where(seen, half - tau, 0).clamp_min(0)
+        # one step of Newton's: it changes τ by rounding alone, and is what τ's gradient comes from
+        tau = tau + (above.square().sum(-1, keepdim=True) - 1) / (2 * above.sum(-1, keepdim=True).clamp_min(0.5))
+        weights = torch.where(seen, half - tau, 0).clamp_min(0).square()
+        return weights, torch.where(seen.any(-1), (tau + top / 2).squeeze(-1), float("-inf"))
+
+
+def _entmax_threshold(half: Tensor) -> Tensor:
+    """τ with Σ max(half - τ, 0)² = 1: for each number n of highest scores the τ that would fit, and the last n whose
+    own scores all lie above it."""
+    ranked = half.sort(-1, descending=True).values
+    n = torch.arange(1, half.shape[-1] + 1, device=half.device, dtype=half.dtype)
+    mean, square = ranked.cumsum(-1) / n, ranked.square().cumsum(-1) / n
+    tau = mean - ((1 / n - (square - mean.square())).clamp_min(0)).sqrt()
+    support = (tau <= ranked).sum(-1, keepdim=True)
+    return tau.gather(-1, support - 1)
+
+
+@dataclass(frozen=True)
+class Sigmoid:
+    """σ(s - ln n): every key by itself, with no sum to 1 (Ramapuram et al. 2024).
+
+    n is how many keys the query sees, so that a cache changes nothing, or ``length``, the one of training.
+    """
+
+    length: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.length is not None and self.length < 1:
+            raise BadInput(f"length={self.length}: its logarithm is taken, so give 1 or more, or None for what is seen")
+
+    def __call__(
+        self, scores_BHTS: Tensor, sinks: Tensor | None = None, pair: Pair | None = None
+    ) -> tuple[Tensor, Tensor]:
+        _no_sinks(self, sinks)
+        seen = (scores_BHTS > float("-inf")).sum(-1, keepdim=True)
+        n = seen.clamp_min(1) if self.length is None else torch.full_like(seen, self.length)
+        return torch.sigmoid(scores_BHTS - n.to(scores_BHTS.dtype).log()), torch.zeros_like(scores_BHTS[..., 0])
+
+
+@dataclass(frozen=True)
 class StickBreaking:
     """Each key, the nearest first, takes the share σ(s) of what the nearer ones left (Tan et al. 2024).
 
@@ -114,6 +165,10 @@ class StickBreaking:
         return weights, torch.zeros_like(scores[..., 0])
 
 
+# Forms of attention in the conformance matrix whose weights are no softmax: kernels that are made for one refuse them.
+NOT_SOFTMAX = ("hard", "off-by-one", "sparsemax", "entmax", "sigmoid", "stick-breaking")
+
+
 def needs_causal(normaliser: object) -> bool:
     """Whether it can only be used where no query sees a later key."""
     return getattr(normaliser, "causal", False)
@@ -133,10 +188,12 @@ def _no_sinks(who: object, sinks: Tensor | None) -> None:
 NORMALISERS: Registry[Normaliser] = Registry(
     "normaliser",
     (
-        Entry("softmax", Softmax, "Softmax", "exp(s) over the sum of them."),
-        Entry("argmax", Argmax, "Argmax", "Hard attention: all weight on the highest score."),
+        Entry("softmax", Softmax, "Softmax", "exp(s) over the sum of them.", compared=False),
+        Entry("argmax", Argmax, "Argmax", "Hard attention: all weight on the highest score.", compared=False),
         Entry("off-by-one", OffByOne, "Off by one", "A softmax that may attend to nothing: 1 is added to the sum."),
         Entry("sparsemax", Sparsemax, "Sparsemax", "The nearest point of the simplex: low scores get exactly 0."),
+        Entry("entmax", Entmax15, "Entmax 1.5", "Between softmax and sparsemax: a smooth curve with exact zeros."),
+        Entry("sigmoid", Sigmoid, "Sigmoid", "Every key by itself: σ(s - ln n), with no sum to 1."),
         Entry("stick-breaking", StickBreaking, "Stick-breaking", "Nearest first, each takes a share of what is left."),
     ),
     needs=("__call__",),
