@@ -76,12 +76,12 @@ def heat(axes: Axes, matrix: Tensor, *, title: str = "", signed: bool = False, s
 def token_ticks(axes: Axes, queries: list[str], keys: list[str]) -> None:
     """Tokens along the sides, where they can be read."""
     if 0 < len(keys) <= LABELS:
-        axes.set_xticks(range(len(keys)), [_plain(t) for t in keys], rotation=90, fontsize=7)
+        axes.set_xticks(range(len(keys)), [plain_token(t) for t in keys], rotation=90, fontsize=7)
     if 0 < len(queries) <= LABELS:
-        axes.set_yticks(range(len(queries)), [_plain(t) for t in queries], fontsize=7)
+        axes.set_yticks(range(len(queries)), [plain_token(t) for t in queries], fontsize=7)
 
 
-def _plain(token: str) -> str:
+def plain_token(token: str) -> str:
     """A token that no font stumbles over and no formula is made of."""
     shown = token.replace("\n", "\\n").replace(" ", "␣") or "∅"
     return "".join(c if c.isprintable() and ord(c) < 0x2500 else "□" for c in shown.replace("␣", "_")).replace(
