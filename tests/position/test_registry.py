@@ -41,7 +41,7 @@ from vantage.spec.parts import Encoding, Parts, Place, materialise
 from vantage.spec.positions import Positions
 
 NAMES = ["none", "sinusoidal", "learned", "shifted", "rope", "mrope", "xpos", "alibi", "t5", "shaw", "xl"]
-NAMES += ["kerple", "fire", "cope", "fox", "bank", "ssmax", "self-extend", "dual-chunk"]
+NAMES += ["kerple", "fire", "cope", "fox", "bank", "ssmax", "lerope", "fope", "self-extend", "dual-chunk"]
 
 DEFAULTS = {
     "none": "NoPE()",
@@ -67,6 +67,8 @@ DEFAULTS = {
         "SSMax(inner=Rope(base=10000.0, scaling=None, pairing='halves', share=1.0), "
         "scale=0.168, biased=True, window=None)"
     ),
+    "lerope": "LeRope(rope=Rope(base=10000.0, scaling=None, pairing='halves', share=1.0))",
+    "fope": "FoPE(length=512, spread=0.1, base=10000.0, pairing='halves', slow='still')",
     "self-extend": (
         "SelfExtend(group=4, window=128, rope=Rope(base=10000.0, scaling=None, pairing='halves', share=1.0))"
     ),

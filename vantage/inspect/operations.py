@@ -29,8 +29,8 @@ def attention(module: Any, layer: Layer, shape: Shape, size: PassSize, keys: int
     work = AttentionWork(shape, size, keys, width)
     parts = module.operations(work) if counts else {}
     if not module.crosses:
-        biases = (b for b in (layer.bias, layer.value_bias) if b is not None)
-        parts["position"] = sum(b.operations(work) for b in biases if isinstance(b, MultipliesMatrices))
+        acting = (part for part in (layer.bias, layer.value_bias, *layer.qk) if part is not None)
+        parts["position"] = sum(part.operations(work) for part in acting if isinstance(part, MultipliesMatrices))
     return parts
 
 

@@ -8,9 +8,11 @@ from vantage.position.alibi import Alibi, alibi_bias, alibi_slopes
 from vantage.position.cope import CoPE
 from vantage.position.dual_chunk import DualChunk
 from vantage.position.fire import Fire
+from vantage.position.fope import FoPE
 from vantage.position.forgetting import Forgetting
 from vantage.position.kerple import Kerple
 from vantage.position.learned import Learned
+from vantage.position.lerope import LeRope
 from vantage.position.mrope import MultiAxisRope
 from vantage.position.none import NoPE
 from vantage.position.randomised import Randomised
@@ -36,8 +38,10 @@ __all__ = [
     "CoPE",
     "DualChunk",
     "Fire",
+    "FoPE",
     "Forgetting",
     "Kerple",
+    "LeRope",
     "Learned",
     "LogTemperature",
     "MultiAxisRope",
@@ -110,6 +114,8 @@ ENCODINGS: Registry[Encoding] = Registry(
         "forgetting",
         "relative_bank",
         "ssmax",
+        "lerope",
+        "fope",
         "self_extend",
         "dual_chunk",
     ),

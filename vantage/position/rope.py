@@ -170,6 +170,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
     if pairing == "halves" and torch.compiler.is_compiling():
         turned: Tensor = _Turn.apply(x, cos, sin)
         return turned
+    return rotate_by(x, cos, sin, pairing)
+
+
+def rotate_by(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
+    """The same for tables that are learned: gradients reach them however it is run."""
     if pairing == "halves":
         partner = x.roll(x.shape[-1] // 2, -1)
     else:

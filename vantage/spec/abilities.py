@@ -17,7 +17,7 @@ from vantage.spec.positions import Positions
 
 @runtime_checkable
 class MultipliesMatrices(Protocol):
-    """The config of a score or value bias that multiplies matrices."""
+    """The config of a score bias, a value bias or a q/k transform that multiplies matrices."""
 
     def operations(self, work: AttentionWork) -> int:
         """Two for a multiply and an add, over one attention in one pass."""

@@ -16,10 +16,12 @@ from torch import Tensor
 from vantage.errors import BadInput
 from vantage.figures import Bars, Figure, Heat, Line, Lines
 from vantage.kernels.reference import masked_scores, normalise
+from vantage.position.fope import FourierMix
+from vantage.position.lerope import LearnedRotation
 from vantage.position.mrope import AxisRotation
 from vantage.position.rope import Rotation
 from vantage.position.xpos import FadingRotation
-from vantage.serve.studio.positions.rotary_figures import bands, turned
+from vantage.serve.studio.positions.rotary_figures import bands, mixed, turned
 from vantage.spec.abilities import CountsKeys, HasBuckets
 from vantage.spec.forms import HasForm, Slope
 from vantage.spec.kept import KeepsStreams
@@ -153,7 +155,10 @@ def figures(encoding: Encoding, size: FigureSize) -> list[Figure]:
     if built.inputs:
         all_figures += added(built)
     for part in built.qk:
-        module = part.rotation if isinstance(part, AxisRotation) else part  # on text, where all axes are alike
+        # on text, where all axes are alike, and with the frequencies that learning begins with
+        module = part.rotation if isinstance(part, (AxisRotation, LearnedRotation)) else part
+        if isinstance(module, FourierMix):
+            all_figures.append(mixed(module, size.spread(CELLS)))
         if isinstance(module, (Rotation, FadingRotation)):
             all_figures += [*bands(module, size.length), *turned(module, size.spread(CELLS), size.length)]
     if built.bias is not None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vantage.figures import Figure, Heat, Line, Lines
 from vantage.position.angles import frequencies
+from vantage.position.fope import FourierMix
 from vantage.position.rope import Rotation, join
 from vantage.position.scaling import Default
 from vantage.position.xpos import FadingRotation
@@ -90,6 +91,18 @@ def _single_pairs(module: Rotation | FadingRotation, length: int) -> Figure:
         lines.append(Line(f"pair {pair}", distance.tolist(), (q @ k.transpose(-1, -2))[0, 0, 0].flip(0).tolist()))
     panel = Lines("single pairs", "distance", "product", tuple(lines))
     return Figure("waves", "What single pairs say about the distance: fast ones repeat, slow ones tell far.", (panel,))
+
+
+@torch.no_grad()
+def mixed(module: FourierMix, at: Tensor) -> Figure:
+    """What each pair of the first head has in the place of its cosine and sine."""
+    ticks, across = tuple(map(str, at.tolist())), tuple(map(str, range(module.dim // 2)))
+    panels = (
+        Heat(name, "pair", "position", _rows(table[0, 0]), across, ticks, diverging=True)
+        for name, table in zip(("cosines", "sines"), module.tables(Positions.of(at), torch.float64), strict=True)
+    )
+    caption = "Mixes of the cosines and sines of all frequencies, as learning begins. Slow pairs stand still."
+    return Figure("mixes", caption, tuple(panels))
 
 
 def _turning(module: Any) -> int:
