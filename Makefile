@@ -13,6 +13,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PEERS := bench/.venv
 PEERS_READY := $(PEERS)/.ready
+LENS := bench/.lens
 PIP := -m pip --disable-pip-version-check --quiet install
 
 # One thread for each worker: two workers of two threads each would fight for two cores. Each begins with a half of the
@@ -30,7 +31,7 @@ NPM := sh web/npm.sh $(VENV)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env types web browser cross ray triton run test test-all check format bench clean
+.PHONY: help env types web browser cross ray triton lens run test test-all check format bench clean
 
 help: ## say what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -42,7 +43,7 @@ test: check web browser ## the checks and every test that is not slow
 	$(NPM) --silent test
 	VANTAGE_HYPOTHESIS=quick $(PYTEST) -m "not slow"
 
-test-all: check web browser ray cross triton ## the checks, every test and the mutation run
+test-all: check web browser ray cross triton lens ## the checks, every test and the mutation run
 	$(NPM) --silent test
 	$(PYTEST)
 ifneq ($(MUTATION),)
@@ -61,11 +62,11 @@ format: env ## let ruff put the code in order
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: env $(PEERS_READY) ## measure against the peers: make bench NAME="forward decode" ROUNDS=20
+bench: env $(PEERS_READY) lens ## measure against the peers: make bench NAME="forward decode" ROUNDS=20
 	$(BIN)/python -m bench $(NAME) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 clean: ## remove what make made, the environments included
-	rm -rf $(VENV) $(PEERS) web/node_modules $(dir $(PAGE)) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS) $(LENS) web/node_modules $(dir $(PAGE)) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find vantage tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 env: $(READY) ## only the environment
@@ -96,6 +97,13 @@ ray: env ## Ray, for the tests on more than one node
 triton: env ## Triton, whose interpreter runs the GPU kernels in the tests; torch for CUDA brings its own
 	@$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python $(PIP) triton==3.6.0 || \
 		echo "Triton cannot be installed here: the tests of the fused kernel are skipped."
+
+lens: ## TransformerLens in an environment of its own, which the tests and the bench of interventions compare with
+	@$(LENS)/bin/python -c 'import transformer_lens' 2>/dev/null || { \
+		$(PYTHON) -m venv $(LENS) && \
+		$(LENS)/bin/python $(PIP) $(TORCH_FROM) $$(grep '^torch==' bench/transformer_lens.txt) && \
+		$(LENS)/bin/python $(PIP) -r bench/transformer_lens.txt; \
+	} || echo "TransformerLens cannot be installed here: its tests are skipped."
 
 # torch comes first and by itself, so that the pinned version is the one that is found and nothing pulls another.
 # The build tools come next, so that they are pinned as well: pip would fetch its own into a separate place.

@@ -31,6 +31,7 @@ from bench.stats import Ratio, Summary, flat, ratio, summarise
 HERE = Path(__file__).parent
 OURS = Path(sys.executable)
 PEERS = HERE / ".venv" / "bin" / "python"
+LENS = HERE / ".lens" / "bin" / "python"  # of TransformerLens, made by `make lens`
 RESULTS = HERE / "results"
 
 # A waiting worker that takes more of one core than this is disturbing the one that works.

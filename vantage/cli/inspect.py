@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vantage.cli import inspect_attention, inspect_cost, inspect_kernels
+from vantage.cli import inspect_attention, inspect_cost, inspect_interventions, inspect_kernels
 from vantage.cli.models import DEFAULT, add_adapter, load_model
 
 if TYPE_CHECKING:
@@ -18,6 +18,10 @@ examples:
   vantage inspect attention smollm2 --text "The cat sat. The cat sat." --layer 18 --head 6 --out head.png
   vantage inspect atlas smollm2 --file book.txt --out atlas.html
   vantage inspect scores smollm2 --text "The cat sat on the mat" --layer 16 --out scores.svg
+  vantage inspect lens smollm2 --text "The capital of France is" --target " Paris" --out lens.png
+  vantage inspect attribute smollm2 --text "The capital of France is" --target " Paris" --against " London"
+  vantage inspect ablate smollm2 --text "The capital of France is" --target " Paris" --layers 16-20
+  vantage inspect patch smollm2 --text "John gave it to" --corrupted "Mary gave it to" --target " Mary"
   vantage inspect cost smollm2 --context 8192 --batch 4 --machine h200
   vantage inspect extend smollm2 --file book.txt --lengths 2048,4096 --scaling linear:2
   vantage inspect kernels smollm2 --context 8192                   # which kernel each layer runs, and why
@@ -32,7 +36,7 @@ CONTEXT = 40  # characters shown before the place where two texts part
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "inspect",
-        help="attention, heads, scores, costs, kernels, caches",
+        help="attention, heads, scores, lens, attribution, ablation, patching, costs, kernels, caches",
         description="Look inside.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -46,6 +50,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     inspect_attention.add(what)
+    inspect_interventions.add(what)
     inspect_cost.add(what)
     inspect_kernels.add(what)
     cache.add_argument("file", nargs="?", metavar="FILE", help="a saved conversation or cache")

@@ -28,10 +28,11 @@ examples:
   vantage inspect scores --file book.txt --layer 16 --distances
 """
 LONGEST = 200  # rows of a table that are printed
+LEFT = ("kinds", "looks at", "position", "head")  # columns of words
 
 
 def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    attention = _parser(what, "attention", "where queries look", "The attention weights of a model on a text.")
+    attention = reading_parser(what, "attention", "where queries look", "The attention weights of a model on a text.")
     _layer(attention)
     attention.add_argument("--head", metavar="N", help="one head, or several as in 0,3-5; default: all")
     attention.add_argument("--kind", choices=("self", "cross", "encoder"), help="which attention; default: self")
@@ -44,7 +45,9 @@ def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     attention.set_defaults(run=run_attention)
 
-    atlas = _parser(what, "atlas", "what every head does", "Every head, measured on a text and sorted by what it does.")
+    atlas = reading_parser(
+        what, "atlas", "what every head does", "Every head, measured on a text and sorted by what it does."
+    )
     atlas.add_argument("--layers", metavar="N", help="only these layers, as in 0,3-5")
     atlas.add_argument(
         "--longest", type=at_least(1), default=512, metavar="N", help="tokens read; default: %(default)s"
@@ -53,7 +56,9 @@ def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     atlas.add_argument("--all", action="store_true", help="list heads that are nothing in particular, too")
     atlas.set_defaults(run=run_atlas)
 
-    scores = _parser(what, "scores", "what scores are made of", "Scores before the softmax: content and position.")
+    scores = reading_parser(
+        what, "scores", "what scores are made of", "Scores before the softmax: content and position."
+    )
     _layer(scores)
     scores.add_argument("--heads", metavar="N", help="only these heads, as in 0,3-5")
     scores.add_argument("--queries", metavar="N", help="only these queries, as in 0,3-5")
@@ -62,9 +67,10 @@ def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     scores.set_defaults(run=run_scores)
 
 
-def _parser(what: Any, name: str, short: str, long: str) -> argparse.ArgumentParser:
+def reading_parser(what: Any, name: str, short: str, long: str, example: str = EXAMPLE) -> argparse.ArgumentParser:
+    """A verb that reads a text with a model."""
     parser = what.add_parser(
-        name, help=short, description=long, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
+        name, help=short, description=long, epilog=example, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="?", default=DEFAULT, metavar="MODEL", help="default: %(default)s")
     parser.add_argument("--text", metavar="TEXT", help="what the model reads (an encoder-decoder: says)")
@@ -86,12 +92,14 @@ def text_of(args: argparse.Namespace) -> str:
     """The text of --text or --file; files that cannot be read are bad input."""
     if (args.text is None) == (args.file is None):
         raise BadInput("give something to read: --text TEXT or --file FILE")
-    if args.text is not None:
-        return args.text
+    return read_text(args.file) if args.text is None else args.text
+
+
+def read_text(name: str) -> str:
     try:
-        return Path(args.file).read_text(encoding="utf-8")
+        return Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
-        raise BadInput(f"{args.file}: {e}") from e
+        raise BadInput(f"{name}: {e}") from e
 
 
 # ---- attention
@@ -239,7 +247,7 @@ def show_table(title: str, header: list[str], rows: list[list[Any]]) -> None:
     print(title)
     drawn = Table(box=None, pad_edge=False)
     for i, name in enumerate(header):
-        drawn.add_column(name, justify="left" if i == 0 or name in ("kinds", "looks at") else "right")
+        drawn.add_column(name, justify="left" if i == 0 or name in LEFT or name.startswith("would follow") else "right")
     for row in rows[:LONGEST]:
         drawn.add_row(*(Text(_cell(value)) for value in row))
     Console(width=None if sys.stdout.isatty() else 200).print(drawn)

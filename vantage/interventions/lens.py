@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from vantage.interventions.targets import read_token
 from vantage.interventions.trace import LIMIT, trace
 from vantage.model import Model
 
+LEAST = -1e4  # a log-probability that counts as 0: no product with infinity
 RIDGE = 1e-3  # of the mean square of what is mapped: how much a fitted map is held to be the identity
 
 
@@ -171,8 +171,8 @@ def logit_lens(
         shares = final if n > last else _log_shares(model, x if tuned is None else tuned(n, x))
         best = shares.topk(top, -1)
         facts = {"tokens": best.indices, "probabilities": best.values.exp()}
-        facts["entropy"] = -(shares.exp() * shares).sum(-1)
-        facts["divergence"] = (final.exp() * (final - shares)).sum(-1)
+        facts["entropy"] = torch.special.entr(shares.exp()).sum(-1)
+        facts["divergence"] = torch.where(final > LEAST, final.exp() * (final - shares.clamp_min(LEAST)), 0).sum(-1)
         if wanted is not None:
             own = shares[:, wanted]
             facts |= {"target": own, "rank": (shares > own[:, None]).sum(-1)}
@@ -200,5 +200,4 @@ def logit_lens(
 def _log_shares(model: Model, x_1TD: Tensor) -> Tensor:
     """(T, V): log-probabilities, of what the last norm and the head make of this."""
     logits = model.head(model.norm(x_1TD.to(model.dtype)))[0]
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-    return wide.clamp_min(math.log(torch.finfo(wide.dtype).tiny))  # a softcap or a mask may give -inf
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)

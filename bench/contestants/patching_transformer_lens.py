@@ -1,0 +1,49 @@
+"""The same sweep by TransformerLens, float32 from the same GGUF file, its weights as they are."""
+
+import os
+import sys
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["WANDB_MODE"] = "disabled"
+sys.path.insert(0, str(Path(__file__).parent))
+from patching_prompts import prompts
+from smollm2_file import default_file
+
+
+def setup() -> None:
+    global bridge, clean, corrupted, target, against
+    from transformer_lens.model_bridge import TransformerBridge
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    file = Path(default_file())
+    options = {"gguf_file": file.name}
+    plain = AutoModelForCausalLM.from_pretrained(
+        file.parent, dtype=torch.float32, attn_implementation="eager", **options
+    )
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, **options)
+    rows = prompts(lambda text: tokenizer(text, add_special_tokens=False)["input_ids"])
+    clean, corrupted = torch.tensor([rows[0]]), torch.tensor([rows[1]])
+    target, against = rows[2:]
+    folder = Path(os.environ.get("TMPDIR", "/tmp")) / "vantage-bench-smollm2"
+    plain.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    bridge = TransformerBridge.boot_transformers(
+        str(folder), hf_model=plain.eval(), device="cpu", tokenizer=AutoTokenizer.from_pretrained(folder)
+    )
+
+
+@torch.inference_mode()
+def round() -> dict[str, list[float]]:
+    from transformer_lens import patching
+
+    start = perf_counter()
+    _, cache = bridge.run_with_cache(clean)
+    done = patching.get_act_patch_resid_pre(
+        bridge, corrupted, cache, lambda logits: logits[0, -1, target] - logits[0, -1, against]
+    )
+    assert done.shape == (30, 30)
+    return {"seconds": [perf_counter() - start]}
