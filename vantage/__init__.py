@@ -30,6 +30,7 @@ _WHERE = {
     "vantage.interventions": ("Edit", "trace", "tracing"),
     "vantage.cache.kinds.heavy_hitters": ("HeavyHitterCache",),
     "vantage.cache.kinds.sinks": ("SinkCache",),
+    "vantage.cache.kinds.tova": ("TovaCache",),
     "vantage.parts": ("register",),
     "vantage.spec.positions": ("Positions",),
     "vantage.spec.masks": ("Causal", "Chunked", "Everything", "Prefix", "SameSegment", "Window"),

@@ -22,6 +22,7 @@ from vantage.spec.positions import Pair
 
 SINKS, WINDOW = 2, 3
 HEAVY, RECENT = 3, 2
+SIZE = 5
 KINDS = {
     "sinks": SinkCache(SINKS, WINDOW),
     "by place": SinkCache(SINKS, WINDOW, by_place=True),
@@ -134,6 +135,21 @@ class HeaviestAndLast(Rule):
             self.scores[key] += weight
         if len(self.scores) > HEAVY + RECENT:
             del self.scores[min((key for key in self.scores if key <= i - RECENT), key=self.scores.__getitem__)]
+
+
+class LastGiven(Rule):
+    """TOVA: past the budget the one that the last query gave least weight goes, but not that query itself."""
+
+    def __init__(self) -> None:
+        self.cache: list[int] = []
+
+    def sees(self, i: int) -> list[int]:
+        self.cache.append(i)
+        return list(self.cache)
+
+    def weighed(self, i: int, keys: list[int], weights: list[float]) -> None:
+        if len(keys) > SIZE:
+            self.cache.remove(min((w, key) for w, key in zip(weights, keys, strict=True) if key != i)[1])
 
 
 RULES = {"sinks": FirstAndLast, "by place": ByPlace, "heavy hitters": HeaviestAndLast}

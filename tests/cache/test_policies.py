@@ -8,7 +8,7 @@ import torch
 from tests.cache.forgetting_rules import SINKS, WINDOW
 from vantage.cache.kinds.heavy_hitters import HeavyHitterCache
 from vantage.cache.kinds.sinks import SinkCache
-from vantage.cache.policies import Entries, HeavyHitters, SinkWindow
+from vantage.cache.policies import Entries, HeavyHitters, LastWeights, SinkWindow
 from vantage.errors import BadInput
 from vantage.spec.masks import Causal
 from vantage.spec.positions import Known, Positions
@@ -33,6 +33,22 @@ def test_the_lightest_goes_and_of_equals_the_oldest():
     assert stay.tolist() == [[True, True, False, True, True], [True, True, True, True, False]]
     few = HeavyHitters(3, 2).stay(entries, 0)
     assert few.all()
+
+
+def test_the_last_query_that_there_is_decides():
+    """The weights of earlier ones are forgotten; a row without a token in this pass keeps what it had."""
+    policy = LastWeights(2)
+    weights = torch.tensor([[[0.9, 0.1, 0.0], [0.2, 0.3, 0.5]]] * 3)
+    filled = torch.tensor([[True, True], [True, False], [False, False]])
+    old = torch.full((3, 3), 7.0)
+    wanted = [[0.2, 0.3, 0.5], [0.9, 0.1, 0.0], [7.0, 7.0, 7.0]]
+    assert torch.equal(policy.weighed(old, weights, filled), torch.tensor(wanted))
+    entries = Entries(torch.tensor([[0, 1, 2]] * 3), None, torch.tensor(wanted), torch.full((3, 1), 3))
+    assert policy.stay(entries, 0).tolist() == [[False, True, True], [True, False, True], [False, True, True]]
+    assert [policy.widest(Positions.arange(1, 9), most) for most in (0, 1, 2)] == [2, 1, 1]
+    assert policy.lost(1, 0, 0, 0) is not None
+    with pytest.raises(BadInput, match="a size of 0"):
+        LastWeights(0)
 
 
 def test_sinks_of_the_last_document_stay():

@@ -1,8 +1,8 @@
 """What a cache that forgets keeps: rules over the entries of a row, and what each asks of a pass.
 
 ``SinkWindow`` (StreamingLLM, Xiao et al. 2023) keeps the first tokens and the last ones. ``HeavyHitters`` (H2O, Zhang
-et al. 2023) keeps the tokens that got most weight so far, and the last ones, for each head. Both decide after every
-token: how a prompt is cut makes no difference.
+et al. 2023) keeps the tokens that got most weight so far, and the last ones, for each head; ``LastWeights`` (TOVA, Oren
+et al. 2024) those that the last query gave most. All decide after every token: how a prompt is cut makes no difference.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Entries:
 
     order: Tensor  # -1 where there is nothing
     segment: Tensor | None
-    scores: Tensor | None  # the weight that each has got so far
+    scores: Tensor | None  # what the policy made of the weights that each has got
     next: Tensor  # (R, 1): where the row goes on
 
     @property
@@ -73,6 +73,10 @@ class Policy(Protocol):
 
     def stay(self, entries: Entries, draft: int) -> Tensor:
         """(R, S) bool: which entries stay after a pass."""
+        ...
+
+    def weighed(self, scores_RS: Tensor, weights_RTS: Tensor, filled_RT: Tensor) -> Tensor:
+        """The scores after a pass, of the weights that its queries gave; -1 places are not ``filled``."""
         ...
 
     def widest(self, pos: Positions, most: int) -> int:
@@ -120,6 +124,9 @@ class SinkWindow:
     def stay(self, entries: Entries, draft: int) -> Tensor:
         near = entries.order >= self.low(entries.next, draft)
         return (near & (entries.order >= 0)) | (entries.own & (entries.rank < self.sinks))
+
+    def weighed(self, scores_RS: Tensor, weights_RTS: Tensor, filled_RT: Tensor) -> Tensor:
+        return scores_RS
 
     def widest(self, pos: Positions, most: int) -> int:
         """Numbers of keys depend on the query, once something lies between the sinks and the window."""
@@ -190,15 +197,11 @@ class HeavyHitters:
 
     def stay(self, entries: Entries, draft: int) -> Tensor:
         """Of a document one entry too many goes: the lightest before the last ones, of equals the oldest."""
-        assert entries.scores is not None
-        own = entries.own
-        full = own.sum(1, keepdim=True) > self.heavy + self.recent
-        candidates = own & (entries.order < self.low(entries.next, draft))
-        scores = entries.scores.masked_fill(~candidates, float("inf"))
-        lightest = candidates & (scores == scores.amin(1, keepdim=True))
-        oldest = torch.where(lightest, entries.order, torch.iinfo(entries.order.dtype).max).argmin(1, keepdim=True)
-        goes = torch.zeros_like(own).scatter(1, oldest, value=True)
-        return own & ~(goes & full)
+        candidates = entries.own & (entries.order < self.low(entries.next, draft))
+        return _without_the_lightest(entries, candidates, self.heavy + self.recent)
+
+    def weighed(self, scores_RS: Tensor, weights_RTS: Tensor, filled_RT: Tensor) -> Tensor:
+        return scores_RS + weights_RTS.sum(1)
 
     def widest(self, pos: Positions, most: int) -> int:
         """As many as fit; then one at a time, since each decides what the next one sees."""
@@ -211,4 +214,66 @@ class HeavyHitters:
         return "later queries have had a say in what is kept. Compute the row again"
 
 
-POLICIES: dict[str, type[Any]] = {policy.kind: policy for policy in (SinkWindow, HeavyHitters)}
+@final
+@dataclass(frozen=True)
+class LastWeights:
+    """The last query and the ``size`` - 1 entries that it gave most weight."""
+
+    size: int
+
+    kind: ClassVar[str] = "last weights"
+    observes: ClassVar[bool] = True
+    because: ClassVar[str] = "got less weight than others"
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise BadInput(f"a size of {self.size}: give 1 token or more")
+
+    @property
+    def mask(self) -> None:
+        return None
+
+    @property
+    def by_place(self) -> bool:
+        return False
+
+    def kept(self, draft: int) -> int:
+        return self.size
+
+    def low(self, next: IntOrTensor, draft: int) -> IntOrTensor:
+        return next - 1
+
+    def stay(self, entries: Entries, draft: int) -> Tensor:
+        """Of a document one entry too many goes: the lightest but for the query itself, of equals the oldest."""
+        candidates = entries.own & (entries.order < self.low(entries.next, draft))
+        return _without_the_lightest(entries, candidates, self.size)
+
+    def weighed(self, scores_RS: Tensor, weights_RTS: Tensor, filled_RT: Tensor) -> Tensor:
+        last = torch.where(filled_RT, torch.arange(filled_RT.shape[1], device=filled_RT.device), -1).amax(1)
+        got = weights_RTS.gather(1, last.clamp_min(0)[:, None, None].expand(-1, 1, weights_RTS.shape[2]))[:, 0]
+        return torch.where((last >= 0)[:, None], got, scores_RS)
+
+    def widest(self, pos: Positions, most: int) -> int:
+        """As many as fit; then one at a time, since each decides what the next one sees."""
+        return max(1, min(pos.shape[1], self.size - most))
+
+    def numbers(self, pos: Positions, keys: Positions) -> tuple[Positions, Positions]:
+        return pos, keys
+
+    def lost(self, to: int, start: int, low: int, document: int) -> str | None:
+        return "later queries have had a say in what is kept. Compute the row again"
+
+
+def _without_the_lightest(entries: Entries, candidates: Tensor, size: int) -> Tensor:
+    """Those of the last document; where they are more than ``size``, the candidate of the lowest score is gone."""
+    assert entries.scores is not None
+    own = entries.own
+    full = own.sum(1, keepdim=True) > size
+    scores = entries.scores.masked_fill(~candidates, float("inf"))
+    lightest = candidates & (scores == scores.amin(1, keepdim=True))
+    oldest = torch.where(lightest, entries.order, torch.iinfo(entries.order.dtype).max).argmin(1, keepdim=True)
+    goes = torch.zeros_like(own).scatter(1, oldest, value=True)
+    return own & ~(goes & full)
+
+
+POLICIES: dict[str, type[Any]] = {policy.kind: policy for policy in (SinkWindow, HeavyHitters, LastWeights)}

@@ -137,14 +137,15 @@ class Selective(FixedSizeLedger):
         return step
 
     def _observe(self, weights_BHTS: Tensor) -> None:
-        """Every entry gets the weights of this pass, over its queries and the query heads that read it."""
-        state = self._state
+        """The policy gets the weights of this pass, summed over the query heads that read an entry."""
+        state, opened = self._state, self._pass
         assert state is not None
+        assert opened is not None
         assert state.scores is not None
-        got = weights_BHTS.detach().unflatten(1, (self._heads, -1)).sum((2, 3)).flatten(0, 1)
+        got = weights_BHTS.detach().unflatten(1, (self._heads, -1)).sum(2).flatten(0, 1)
         scores = state.scores.to(torch.promote_types(state.scores.dtype, got.dtype))
-        got = torch.nn.functional.pad(got, (0, scores.shape[1] - got.shape[1]))
-        self._state = replace(state, scores=scores + got)
+        got = torch.nn.functional.pad(got, (0, scores.shape[1] - got.shape[2]))
+        self._state = replace(state, scores=self._policy.weighed(scores, got, opened.pos.filled))
 
     def _done(self) -> None:
         """What the policy lets stay; a wide pass is written now."""

@@ -29,6 +29,7 @@ CACHES: Registry[CacheKind] = Registry(
         "quantised",
         "sinks",
         "heavy_hitters",
+        "tova",
     ),
     needs=("ledgers", "codecs", "exact", "evicts", "refuses", "ledger", "codec", "bytes"),
 )
