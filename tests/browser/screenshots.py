@@ -37,7 +37,7 @@ CONTEXT = [0.7499, 0.6624]
 
 
 def chat(page: Page) -> None:
-    page.get_by_role("button", name="Why is the sky blue?").click()
+    page.get_by_role("button", name="Why is the sky blue?", exact=True).click()
     expect(page.get_by_role("button", name="Stop")).to_have_count(0)
     expect(page.locator("[data-token]").nth(30)).to_be_attached()
 

@@ -49,7 +49,7 @@ def thousands(text: str) -> float:
 def talk(reader: Visit) -> Page:
     """A conversation of one short turn, with the likeliest tokens."""
     page = reader.go("chat?temperature=0&max_tokens=12")
-    expect(page.get_by_role("button", name=ASK)).to_be_enabled()
+    expect(page.get_by_role("button", name=ASK, exact=True)).to_be_enabled()
     say(page, ASK)
     answered(page)
     return page
@@ -57,8 +57,8 @@ def talk(reader: Visit) -> Page:
 
 def test_an_answer_streams_and_is_watched(reader):
     page = reader.go("chat?max_tokens=40&seed=3")
-    expect(page.get_by_role("button", name=ASK)).to_be_enabled()
-    page.get_by_role("button", name=ASK).click()
+    expect(page.get_by_role("button", name=ASK, exact=True)).to_be_enabled()
+    page.get_by_role("button", name=ASK, exact=True).click()
     expect(page.get_by_role("button", name="Stop").first).to_be_visible()
     expect(tokens(page).nth(2)).to_be_attached()
     early = tokens(page).count()
@@ -70,7 +70,7 @@ def test_an_answer_streams_and_is_watched(reader):
     expect(held).to_have_attribute(
         "aria-label", re.compile(r"Cache of 30 layers: \d+ positions held, 0 of them reused")
     )
-    cached, uncached = (thousands(fact(page, name)) for name in ("with the cache", "Without it"))
+    cached, uncached = (thousands(fact(page, name)) for name in ("with the cache", "Without the cache"))
     assert 0 < 10 * cached < uncached
     # attention lies over the words of the question as well
     assert page.locator(".chat-bubble [style*=background]").count() > 0
@@ -121,7 +121,7 @@ def test_pictures_are_saved(talk):
 
 def test_a_turn_is_stopped_and_the_next_one_reuses_it(reader):
     page = reader.go("chat?max_tokens=400")
-    expect(page.get_by_role("button", name=ASK)).to_be_enabled()
+    expect(page.get_by_role("button", name=ASK, exact=True)).to_be_enabled()
     say(page, "Tell me a long story about a lighthouse.")
     expect(tokens(page).nth(3)).to_be_attached()
     page.get_by_role("button", name="Stop").first.click()
@@ -169,16 +169,29 @@ def test_the_address_holds_the_conversation(reader, talk):
 
 def test_a_text_too_long_is_refused_in_words(reader):
     page = reader.go("chat")
-    expect(page.get_by_role("button", name=ASK)).to_be_enabled()
+    expect(page.get_by_role("button", name=ASK, exact=True)).to_be_enabled()
     say(page, "word " * 9000)
     expect(page.get_by_role("alert")).to_contain_text("context is 8,192")
+    expect(page.get_by_label("Message", exact=True)).to_have_value(re.compile("^(word ){9000}$"))
     expect(page.get_by_role("button", name="Stop")).to_have_count(0)
     reader.errors.clear()  # the browser notes a 400 by itself
 
 
+def test_a_long_message_shows_its_progress_and_can_be_stopped(reader):
+    page = reader.go("chat?max_tokens=4")
+    expect(page.get_by_role("button", name=ASK, exact=True)).to_be_enabled()
+    say(page, "word " * 6000)
+    expect(page.get_by_text(re.compile(r"Reading: [\d,]+ of 6,\d+ tokens"))).to_be_visible()
+    expect(page.get_by_role("progressbar", name="The message is read")).to_be_visible()
+    page.get_by_role("button", name="Stop").first.click()
+    expect(page.get_by_role("button", name="Stop")).to_have_count(0)
+    expect(page.get_by_text("Nothing has been said yet")).to_be_visible()
+    expect(page.get_by_label("Message", exact=True)).to_have_value("word " * 6000)
+
+
 def test_a_full_queue_is_said_and_can_be_waited_for(reader, studio):
     page = reader.go("chat?max_tokens=4")
-    expect(page.get_by_role("button", name=ASK)).to_be_enabled()
+    expect(page.get_by_role("button", name=ASK, exact=True)).to_be_enabled()
     token = page.locator("meta[name=vantage-token]").get_attribute("content")
     with contextlib.ExitStack() as others:
         for _ in range(20):  # other readers, each with a long story, until no more are let in
@@ -192,6 +205,7 @@ def test_a_full_queue_is_said_and_can_be_waited_for(reader, studio):
         alert = page.get_by_role("alert")
         expect(alert).to_contain_text(re.compile("busy|full|wait", re.IGNORECASE))
         expect(page.get_by_role("button", name="Stop")).to_have_count(0)
+        expect(page.get_by_label("Message", exact=True)).to_have_value(ASK)  # nothing that was typed is lost
     alert.get_by_role("button", name="Retry").click()
     answered(page)
     assert tokens(page).count() > 0

@@ -54,7 +54,7 @@ class Process:
         kept = {k: v for k, v in os.environ.items() if not k.startswith("VANTAGE_") or k == "VANTAGE_HOME"}
         with self._err.open("a") as err:
             self.process = start(
-                [*VANTAGE, "studio", *models, "--no-browser", "--json", "--port", str(port)],
+                [*VANTAGE, "studio", *models, "--no-browser", "--json", "--port", str(port), "--folder", str(folder)],
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
                 stderr=err,

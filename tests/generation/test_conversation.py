@@ -16,9 +16,9 @@ from tests.generation import zoo
 from tests.generation.folder import CHATML, chat_model, tokenizer
 from vantage.checkpoints.pull import place
 from vantage.errors import BadInput, CacheError, CheckpointError
-from vantage.generation import Sampling, generate
+from vantage.generation import Pick, Sampling, generate
 from vantage.generation.constrain import regex
-from vantage.generation.conversation import Conversation
+from vantage.generation.conversation import Conversation, PastTurn
 from vantage.generation.speculate import Lookup
 from vantage.model import Model
 
@@ -63,6 +63,47 @@ def test_a_turn_computes_its_new_tokens_only(kind: Any, draft: Any) -> None:
         assert i == 0 or new <= 1 + len(model.tokenizer.encode(around))  # and the last token of the answer before
         held = turn.prompt + len(turn.picks) - 1
         assert talk.cache.tokens == (held,) == (len(talk.tokens),)
+
+
+def test_turns_of_another_process_are_recalled_with_their_tokens() -> None:
+    model = chat_model()
+    talk = Conversation(model, system="a system")
+    past = []
+    for words, most in zip(WORDS, (6, 40, 3, 6, 6), strict=True):
+        turn = talk.ask(words, max_tokens=most)
+        held = talk.tokens[: turn.prompt]
+        ended_by = {"stop": "stop token", "length": "length"}[turn.finish_reason]
+        past.append(PastTurn(words, turn.text, (*held, *turn.tokens), turn.prompt, ended_by))
+        other = Conversation(model, system="a system")
+        other.recall(past)
+        assert other.messages == talk.messages
+        assert [answer.text for answer in other.turns] == [answer.text for answer in talk.turns]
+        branch = talk.branch()
+        said, again = branch.ask("and?", max_tokens=5), other.ask("and?", max_tokens=5)
+        assert again.tokens == said.tokens
+        assert other.tokens == branch.tokens
+        assert (again.reused, again.recomputed) == (0, 0)
+    with pytest.raises(BadInput, match="none of this model's"):
+        other.recall([PastTurn("a", "b", (1, 10**6), 1, "length")])
+
+
+def test_an_answer_may_begin_with_given_tokens() -> None:
+    model = chat_model()
+    talk = Conversation(model)
+    free = talk.branch().ask("hello", max_tokens=6)
+    begun = [Pick(token, 0.0) for token in free.tokens[:3]]
+    with talk.answering("hello", max_tokens=6, beginning=begun) as loop, torch.inference_mode():
+        assert loop.text == model.tokenizer.decode(free.tokens[:3])
+        assert loop.unread == free.prompt + 3 - 1
+        list(loop.run())
+    assert talk.turns[-1].tokens == free.tokens
+    assert talk.turns[-1].text == free.text
+    end = [Pick(model.tokenizer.eos, 0.0), *begun]
+    with (
+        pytest.raises(BadInput, match="after one that ends it"),
+        talk.answering("hello", max_tokens=6, beginning=end),
+    ):
+        pass
 
 
 def test_answers_are_those_of_the_whole_conversation() -> None:
@@ -334,7 +375,7 @@ def test_what_cannot_converse_is_refused() -> None:
 CHILD = """
 import sys
 from tests.generation.folder import chat_model
-from vantage.generation.conversation import Conversation
+from vantage.generation.conversation import Conversation, PastTurn
 for kind in ("contiguous", "paged", "quantised"):
     talk = Conversation.load(f"{sys.argv[1]}/{kind}", chat_model())
     turn = talk.ask("answer", max_tokens=9)

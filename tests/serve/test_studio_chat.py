@@ -17,6 +17,7 @@ from vantage.generation import Engine
 from vantage.model.shared_copy import copy_sharing_weights
 from vantage.serve.studio import state
 from vantage.serve.studio.chat import conversations
+from vantage.serve.studio.chat import running as answers_running
 
 EVENTS = ["start", "prompt", "token", "done"]
 
@@ -34,8 +35,8 @@ def say(message: str, tokens: int = 6, **more) -> dict:
 def ids(it, events) -> list[int]:
     """The tokens of a whole turn, prompt included."""
     (start,) = of(events, "start")
-    talk = it.studio.part(conversations.Conversations).get(start["conversation"])
-    tokens = list(talk.turns[start["turn"]].tokens)
+    transcript = it.studio.part(conversations.Conversations).transcript(start["conversation"])
+    tokens = list(transcript.turns[start["turn"]].past.tokens)
     assert [token["id"] for token in of(events, "token")] == tokens[start["prompt_tokens"] :]
     return tokens
 
@@ -148,7 +149,7 @@ def check_distribution(it, events, model, off: float = 1e-4) -> None:
         assert [one["id"] for one in top[:5]] == cut.indices.tolist()
         assert [one["p_sampled"] for one in top[:5]] == pytest.approx((cut.values / cut.values.sum()).tolist(), abs=off)
         assert [one["p_sampled"] for one in top[5:]] == [0.0] * 15
-        assert code(http.post("/studio/api/distribution", json={**body, "index": 0})) == "logits_not_kept"
+        assert http.post("/studio/api/distribution", json={**body, "index": 0}).json() == {"top": None}
 
 
 def test_distributions_are_the_models(tiny):
@@ -198,7 +199,8 @@ def test_a_branch_says_what_a_fresh_conversation_would(tiny):
 # ---- leaving, waiting, and being refused
 
 
-def test_a_reader_that_leaves_frees_the_desk_and_keeps_what_was_said(tiny):
+def test_a_reader_that_leaves_frees_the_desk_and_keeps_what_was_said(tiny, monkeypatch):
+    monkeypatch.setattr(answers_running, "UNREAD_S", 0.0)
     with tiny.http() as http, http.stream("POST", "/studio/api/chat", json=say("hello", 3000)) as answer:
         seen = []
         for name, said in told(answer):
@@ -334,17 +336,19 @@ def test_few_conversations_and_few_logits_are_kept(tiny, monkeypatch):
     monkeypatch.setattr(conversations, "CONVERSATIONS", 2)
     at = [of(tiny.events("/chat", say(word)), "start")[0] for word in ("a", "b", "c")]
     with tiny.http() as http:
-        statuses = [http.get(f"/studio/api/chat/{one['conversation']}").status_code for one in at]
-        assert statuses == [404, 200, 200]
+        seen = [http.get(f"/studio/api/chat/{one['conversation']}").json() for one in at]
+        # the first has lost its cache, and is read from its file
+        assert [len(one["turns"]) for one in seen] == [2, 2, 2]
+        assert [bool(one["cache"]["layers"]) for one in seen] == [False, True, True]
         monkeypatch.setattr(conversations, "LOGIT_BYTES", 3 * 4 * chat_model().spec.vocab)
         events = tiny.events("/chat", say("hello"))
         start = of(events, "start")[0]
         body = {"conversation": start["conversation"]}
         kept = [
-            http.post("/studio/api/distribution", json={**body, "index": token["index"]}).status_code
+            http.post("/studio/api/distribution", json={**body, "index": token["index"]}).json()["top"] is not None
             for token in of(events, "token")
         ]
-    assert kept == [404, 404, 404, 200, 200, 200]
+    assert kept == [False, False, False, True, True, True]
 
 
 def test_text_stays_text(tiny):

@@ -76,6 +76,11 @@ def test_every_answer_in_json_is_a_model() -> None:
         "attention/{id}/heads",
         "chat",
         "chat/{conversation}",  # to be deleted
+        "chat/{conversation}/events",
+        "chat/{conversation}/stop",
+        "conversations",  # to be deleted
+        "conversations/export",
+        "conversations/keeping",
         "compare/{name}/events",
         "cost/measure",
         "reports/{name}/",

@@ -6,8 +6,10 @@ vocabulary takes longer to set up than a small model takes to load.
 
 from __future__ import annotations
 
+import codecs
 import functools
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +30,25 @@ FILE, SETTINGS, SPECIAL, TEMPLATE = (
     "special_tokens_map.json",
     "chat_template.jinja",
 )
+
+
+HALF = "\ufffd"  # what a decoder writes for bytes that are no character, or none yet
+
+
+@functools.cache
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's way of writing bytes as printable characters."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [b for b in range(256) if b not in shown]
+    return {chr(b): b for b in shown} | {chr(256 + i): b for i, b in enumerate(hidden)}
+
+
+def _written_bytes(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeDecodeError)
+    return f"⟨{error.object[error.start : error.end].hex(' ').upper()}⟩", error.end
+
+
+codecs.register_error("vantage.bytes", _written_bytes)
 
 
 @dataclass(frozen=True)
@@ -79,6 +100,23 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """The text of some tokens. ``special``: with the special ones written out."""
         return self.backend.decode(list(ids), skip_special_tokens=not special)
+
+    def token_bytes(self, token: int) -> bytes:
+        """What one token stands for; a character may be in several of them."""
+        written = self.backend.id_to_token(token) or ""
+        alphabet = _byte_alphabet() if type(self.backend.decoder).__name__ == "ByteLevel" else {}
+        if written and all(c in alphabet for c in written):
+            return bytes(alphabet[c] for c in written)
+        if re.fullmatch(r"<0x[0-9A-F]{2}>", written):
+            return bytes.fromhex(written[3:5])
+        return self.decode([token], special=True).encode("utf-8")
+
+    def label(self, token: int) -> str:
+        """One token as a reader would write it. Bytes that are no whole character are written as ⟨F0 9F⟩."""
+        text = self.decode([token], special=True)
+        if HALF not in text:
+            return text
+        return self.token_bytes(token).decode("utf-8", "vantage.bytes")
 
     def __repr__(self) -> str:
         chat = "no chat template" if self.template is None else "with a chat template"

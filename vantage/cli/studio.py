@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import json
 import sys
+from pathlib import Path
 
 from vantage.cli.progress import Bar
 
@@ -36,6 +37,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--port", type=int, metavar="N", help=f"port to listen on; default: {PORT}, or another one if that is taken"
     )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        metavar="DIR",
+        help="where conversations and reports lie; default: ~/.cache/vantage/studio",
+    )
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
     parser.add_argument("--json", action="store_true", help="print the address as JSON once the studio runs")
     parser.set_defaults(run=run, rest="models")
@@ -48,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("the studio needs fastapi and uvicorn: pip install 'vantage[serve]'")
     if args.port is not None and not 0 <= args.port <= 65535:
         raise BadInput(f"--port {args.port}: give 0 (any that is free) to 65535")
-    from vantage.serve.settings import Batching, Logs, ServedModel, ServerSettings
+    from vantage.serve.settings import Batching, Limits, Logs, ServedModel, ServerSettings
 
     models = tuple(ServedModel.of(text) for text in args.models or (DEFAULT,))
     troubles = {served.name: trouble for served in models if (trouble := _bring(served.source)) is not None}
@@ -56,8 +63,11 @@ def run(args: argparse.Namespace) -> int:
     from vantage.serve.studio import create_studio
 
     batching = Batching(rows=8, queue=16, capacity=8192)
-    settings = ServerSettings(models, port=_port(args.port), batching=batching, logs=Logs(level="warning"))
-    app = create_studio(settings, troubles=troubles)
+    limits = Limits(body_bytes=16 * 2**20)  # a conversation that is imported
+    settings = ServerSettings(
+        models, port=_port(args.port), batching=batching, limits=limits, logs=Logs(level="warning")
+    )
+    app = create_studio(settings, troubles=troubles, folder=args.folder)
     run_app(app, settings, ready=lambda url: _tell(f"{url}/studio/", as_json=args.json, browser=not args.no_browser))
     return 0
 

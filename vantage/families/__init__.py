@@ -30,6 +30,7 @@ from vantage.files import SHARD_BYTES
 from vantage.model import Model, empty_model
 from vantage.model.lora import adapted
 from vantage.model.packed import PackedWeight
+from vantage.spec.model import ModelKind
 
 
 @functools.cache
@@ -115,6 +116,15 @@ def load(
 
         load_adapter(model, put_on)
     return model.eval()
+
+
+def model_kind(source: str | Path) -> ModelKind:
+    """What kind of model stands there (decoder, encoder, …), by its config alone."""
+    path, _ = find_with_adapter(_path(source), None)
+    checkpoint = opened(path, torch.float32)
+    family = family_of(checkpoint.config)
+    tensors = RenamedTensors(with_prefix(family.unpacked(checkpoint), family.prefix), family.older)
+    return family.spec(Config(checkpoint.config, tensors=tensors.names())).kind
 
 
 def _path(source: object) -> str | Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from vantage.errors import BadInput, CheckpointError
 from vantage.generation.cached_sequence import CachedSequence, new_cache
 from vantage.generation.decode import Answer, DecodeLoop
 from vantage.generation.prompts import check_model, end_tokens
-from vantage.generation.sampling import Constraint, Picker, Sampling
+from vantage.generation.sampling import Constraint, Pick, Picker, Sampling
 from vantage.generation.speculate import Draft, check_draft
 from vantage.generation.stops import AnswerText, Stop
 from vantage.model import Model
@@ -84,6 +85,27 @@ class _Past(NamedTuple):
 
     messages: list[Message]
     fronts: tuple[_Front, ...]
+
+
+@final
+@dataclass(frozen=True)
+class PastTurn:
+    """A message and its answer, as another process may have kept them: enough to go on with the same tokens.
+
+    ``tokens``: all of the conversation, up to the end of the answer; ``prompt``: how many of them came before it.
+    ``ended_by``: "stop token", "stop string", "length", or ``None``: broken off. ``intact``: the tokens are the text's.
+    """
+
+    message: str
+    text: str
+    tokens: tuple[int, ...]
+    prompt: int
+    ended_by: str | None
+    intact: bool = True
+
+    @property
+    def finish_reason(self) -> str:
+        return {None: "stopped", "length": "length"}.get(self.ended_by, "stop")
 
 
 _UNKNOWN = "\0"  # in no text that a template writes: what ends so is never gone on from
@@ -185,8 +207,12 @@ class Conversation:
         max_tokens: int | None = None,
         sampling: Sampling | None = None,
         constraint: Constraint | None = None,
+        beginning: Sequence[Pick] = (),
     ) -> Iterator[DecodeLoop]:
-        """Say something, and run the decode loop oneself. Whatever came of it is taken in at the end."""
+        """Say something, and run the decode loop oneself. Whatever came of it is taken in at the end.
+
+        ``beginning``: tokens that the answer begins with.
+        """
         begun = time.perf_counter()
         if not isinstance(text, str):
             raise BadInput(f"a message {text!r:.80}: give a text")
@@ -201,7 +227,7 @@ class Conversation:
             constraint=constraint,
         )
         ending = AnswerText(self.stops, self.model.tokenizer, max_tokens=most, constraint=constraint)
-        loop = DecodeLoop(self._row, tokens, picker, ending, self.draft, begun=begun)
+        loop = DecodeLoop(self._row, tokens, picker, ending, self.draft, begun=begun, beginning=beginning)
         self._stopping = False
         try:
             yield loop
@@ -215,17 +241,40 @@ class Conversation:
         loop.flush()
         if not loop.picks:
             return
-        written, ended_by = rendered + self.format.quote(loop.text), loop.ending.ended_by
-        if not loop.intact or ended_by == "stop string":  # its tokens stand for no known text
+        self._take_in(messages, rendered, tokens, loop.answer(), loop.ending.ended_by, loop.intact)
+
+    def _take_in(
+        self,
+        messages: list[Message],
+        rendered: str,
+        tokens: list[int],
+        answer: Answer,
+        ended_by: str | None,
+        intact: bool,
+    ) -> None:
+        written = rendered + self.format.quote(answer.text)
+        if not intact or ended_by == "stop string":  # its tokens stand for no known text
             self._fronts = (_Front(tokens, written + _UNKNOWN),)
         elif ended_by == "stop token":  # it stands for itself, unless the template ends an answer otherwise
             end = self.model.tokenizer.decode(tokens[-1:], special=True)
             self._fronts = (_Front(tokens, written + end), _Front(tokens[:-1], written))
         else:
             self._fronts = (_Front(tokens, written),)
-        self.messages = [*messages, {"role": "assistant", "content": loop.text}]
-        self.turns.append(loop.answer())
+        self.messages = [*messages, {"role": "assistant", "content": answer.text}]
+        self.turns.append(answer)
         self._pasts.append(_Past(list(self.messages), self._fronts))
+
+    def recall(self, turns: Sequence[PastTurn]) -> None:
+        """Take in turns that were said in another process. Nothing is computed: the next message pays for all of it."""
+        vocab = self.model.spec.vocab
+        for past in turns:
+            tokens = list(past.tokens)
+            if not 0 < past.prompt < len(tokens) or not all(0 <= token < vocab for token in tokens):
+                raise BadInput("this conversation's tokens are none of this model's: start a new one")
+            messages = [*self.messages, {"role": "user", "content": past.message}]
+            picks = tuple(Pick(token, math.nan) for token in tokens[past.prompt :])
+            answer = Answer(past.text, past.finish_reason, picks, 0, past.prompt, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
+            self._take_in(messages, self.format.render(messages), tokens, answer, past.ended_by, past.intact)
 
     def stop(self) -> None:
         """End the answer that is under way after its present token. For signal handlers and other threads."""

@@ -72,6 +72,7 @@ class DecodeLoop:
     The row goes back to where its tokens and the prompt part. The last token of an answer is not put into
     the row: nobody has asked what follows it. ``begun``: since when its time is counted. ``context``: told
     when the text goes past what the model was made for; ``None``: the caller has seen to it that it does not.
+    ``beginning``: tokens that the answer begins with, whatever the model would have written.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class DecodeLoop:
         *,
         begun: float | None = None,
         context: ContextWatch | None = None,
+        beginning: Sequence[Pick] = (),
     ):
         check_evaluating(row.model)
         self.row, self.prompt, self.picker, self.ending = row, list(prompt), picker, ending
@@ -98,7 +100,11 @@ class DecodeLoop:
         self.times = Counters()  # of which only those are counted here
         self._begun, self._first = time.perf_counter() if begun is None else begun, 0.0
         self._before = replace(row.work)
-        self.reused = row.match(prompt)
+        for pick in beginning:
+            self._push(pick)
+        self.text = ending.take() if beginning else ""
+        self._given = [*self.prompt, *(pick.token for pick in self.picks)]  # what the first pass ends with
+        self.reused = row.match(self._given)
 
     @property
     def intact(self) -> bool:
@@ -106,15 +112,21 @@ class DecodeLoop:
         return not self._broken
 
     def read(self, chunk: int) -> Iterator[int]:
-        """Compute the prompt but for its last token, so many tokens at a time; how many are done after each."""
-        last, start = len(self.prompt) - 1, len(self.row.tokens)
+        """Compute the prompt, and what the answer begins with, but for the last token: so many tokens at a time; how
+        many are done after each."""
+        last, start = len(self._given) - 1, len(self.row.tokens)
         for at in range(start, last, chunk):
-            self.row.feed(self.prompt[at : min(at + chunk, last)])
+            self.row.feed(self._given[at : min(at + chunk, last)])
             yield len(self.row.tokens) - start
+
+    @property
+    def unread(self) -> int:
+        """Tokens that ``read`` has still to compute."""
+        return max(0, len(self._given) - 1 - len(self.row.tokens))
 
     def run(self) -> Iterator[DecodeStep]:
         """The answer, or what is left of it."""
-        pending = self.prompt[len(self.row.tokens) :]
+        pending = self._given[len(self.row.tokens) :]
         while self.ending.ended_by is None:
             self._broken = True
             step = self._step(pending)
@@ -151,6 +163,14 @@ class DecodeLoop:
             self._first,
             time.perf_counter() - self._begun,
         )
+
+    def _push(self, pick: Pick) -> None:
+        """A token that the answer begins with."""
+        if self.ending.ended_by is not None:
+            raise BadInput("the answer is to begin with more tokens after one that ends it: leave those out")
+        self.picker.took(pick.token)
+        self.ending.push(pick.token)
+        self.picks.append(pick)
 
     def _step(self, pending: list[int]) -> DecodeStep:
         """One pass over what is pending and a guess, and what comes of it."""

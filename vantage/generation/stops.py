@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, final
 
+from vantage.checkpoints.tokenizer import HALF
 from vantage.errors import BadInput
 from vantage.generation.sampling import Constraint
 
-HALF = "\ufffd"  # what a decoder writes for bytes that are no character, or none yet
 PATIENCE = 8  # tokens that a character may be waited for; it has 4 bytes at most
 
 

@@ -130,4 +130,4 @@ def labels(model: Model, tokens_T: Sequence[int]) -> list[str]:
     tokenizer = model.tokenizer
     if tokenizer is None:
         return [str(n) for n in tokens_T]
-    return [tokenizer.decode([n], special=True) or f"[{n}]" for n in tokens_T]
+    return [tokenizer.label(n) or f"[{n}]" for n in tokens_T]

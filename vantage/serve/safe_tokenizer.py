@@ -157,24 +157,10 @@ class TokenTexts:
     """What single tokens say, for log-probabilities: as text, and as the bytes that the text may be half of."""
 
     def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer, self._backend = tokenizer, tokenizer.backend
-        self._byte_level = type(self._backend.decoder).__name__ == "ByteLevel"
-        self._bytes = _byte_alphabet() if self._byte_level else {}
+        self._tokenizer = tokenizer
 
     def text(self, token: int) -> str:
         return self._tokenizer.decode([token], special=True)
 
     def bytes(self, token: int) -> list[int]:
-        written = self._backend.id_to_token(token) or ""
-        if written and self._byte_level and all(c in self._bytes for c in written):
-            return [self._bytes[c] for c in written]
-        if re.fullmatch(r"<0x[0-9A-F]{2}>", written):
-            return [int(written[3:5], 16)]
-        return list(self.text(token).encode("utf-8"))
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's way of writing bytes as printable characters."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [b for b in range(256) if b not in shown]
-    return {chr(b): b for b in shown} | {chr(256 + i): b for i, b in enumerate(hidden)}
+        return list(self._tokenizer.token_bytes(token))

@@ -23,8 +23,10 @@ export const connected = signal(true);
 
 let token = "";
 
+const TOKEN = 'meta[name="vantage-token"]';
+
 export function readToken(): void {
-  token = document.querySelector<HTMLMetaElement>('meta[name="vantage-token"]')?.content ?? "";
+  token = document.querySelector<HTMLMetaElement>(TOKEN)?.content ?? "";
 }
 
 export interface Options {
@@ -128,6 +130,24 @@ export function refusal(status: number, body: string): Trouble {
 }
 
 async function send(method: string, path: string, body: unknown, patience: Patience): Promise<Response> {
+  const used = token;
+  try {
+    return await sendOnce(method, path, body, patience);
+  } catch (error) {
+    if (!(error instanceof Trouble) || error.code !== "wrong_token") throw error;
+    if (token === used) token = await servedToken(patience.signal);
+    if (token === used) throw error;
+    return sendOnce(method, path, body, patience);
+  }
+}
+
+/** The token of the page as it is served now: another one after a restart of the server. */
+async function servedToken(signal: AbortSignal): Promise<string> {
+  const page = await (await fetch("/studio/", { signal, cache: "no-store" })).text();
+  return new DOMParser().parseFromString(page, "text/html").querySelector<HTMLMetaElement>(TOKEN)?.content ?? token;
+}
+
+async function sendOnce(method: string, path: string, body: unknown, patience: Patience): Promise<Response> {
   const headers: Record<string, string> = { "X-Vantage-Token": token };
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const response = await fetch(BASE + path, {
@@ -172,6 +192,9 @@ export const post = <T>(path: string, body: unknown, options: Options = {}): Pro
 
 export const remove = (path: string, options: Options = {}): Promise<void> =>
   ask("DELETE", path, undefined, options, async (response) => void (await response.text()));
+
+export const text = (path: string, options: Options = {}): Promise<string> =>
+  ask("GET", path, undefined, options, (response) => response.text());
 
 export interface Bytes {
   buffer: ArrayBuffer;

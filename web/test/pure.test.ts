@@ -10,7 +10,7 @@ import { byteSize, compact, duration, percent, show } from "../src/lib/numbers";
 import { bin, extent, makeScale, ticks } from "../src/lib/scale";
 import { sorted } from "../src/lib/sort";
 import { grouped, pickKeys, stacked } from "../src/lib/stack";
-import { locate, tints, visible } from "../src/lib/tokens";
+import { locate, pieces, tints, visible } from "../src/lib/tokens";
 import { encoded, file } from "../src/pages/attention/side";
 import { href, parse, read } from "../src/router";
 
@@ -159,6 +159,11 @@ describe("tokens", () => {
     expect(locate(tokens, " the sky ", 4)).toEqual([5, 7]);
     expect(locate(tokens, "Warum", 0)).toBeNull();
     expect(locate(tokens, "  ", 0)).toBeNull();
+  });
+  it("that are parts of a character stand together", () => {
+    const bytes = ["a", " ⟨F0 9F⟩", "⟨99⟩", "⟨82⟩", "!", "⟨E4⟩"];
+    expect(pieces(bytes, 0, 6).map((piece) => piece.text)).toEqual(["a", " 🙂", "!", "⟨E4⟩"]);
+    expect(locate(bytes, "🙂!", 0)).toEqual([1, 5]);
   });
   it("can be seen", () => expect([visible(" a"), visible("\n"), visible("")]).toEqual(["·a", "⏎", "∅"]));
   it("are tinted by weight, whatever the first one takes", () => {

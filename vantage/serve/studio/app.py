@@ -31,15 +31,17 @@ def create_studio(
     folder: Path | None = None,
     troubles: Mapping[str, str] | None = None,
 ) -> FastAPI:
-    """The studio as an ASGI application. ``folder``: where reports lie. ``troubles``: models that are known not to be
-    there, and why."""
+    """The studio as an ASGI application.
+
+    ``folder``: where conversations and reports lie. ``troubles``: models that are known not to be there, and why.
+    """
     _check(settings)
     token = secrets.token_urlsafe(32)
     check = Middleware(TokenCheck, token=token)
     app = assemble(settings, load=load, log=log, within=[check])
     state: ServerState = app.state.vantage
-    names = tuple(served.name for served in settings.models)
-    studio = Studio(state.model_pool, state.log, token=token, folder=folder or home() / "studio", names=names)
+    sources = {served.name: served.source for served in settings.models}
+    studio = Studio(state.model_pool, state.log, token=token, folder=folder or home() / "studio", sources=sources)
     studio.troubles.update(troubles or {})
     app.state.studio = studio
     for router in routers():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, final
 
 from fastapi import APIRouter, Request
 
+from vantage.errors import VantageError
+from vantage.families import model_kind
 from vantage.inspect.select import labels
 from vantage.inspect.swap import is_position
 from vantage.model import Model
@@ -29,7 +31,7 @@ class TokensRequest(StrictModel):
 
 
 class ModelEntry(StudioAnswer):
-    """A model. What is not loaded yet says nothing about itself; ``error``: why it could not be loaded."""
+    """A model. What is not loaded yet says at most its kind; ``error``: why it could not be loaded."""
 
     name: str
     loaded: bool
@@ -62,8 +64,9 @@ class TokensAnswer(StudioAnswer):
 async def models(request: Request) -> ModelList:
     """What can be asked for."""
     studio = studio_of(request)
+    kinds = await call(request, studio.part(ModelKinds).all, thread="kinds")
     loaded = {one.name: one for one in studio.model_pool.loaded()}
-    entries = [model_entry(studio, name, loaded.get(name)) for name in studio.names]
+    entries = [model_entry(studio, name, loaded.get(name), kinds[name]) for name in studio.names]
     return ModelList(default=studio.default, models=entries)
 
 
@@ -86,9 +89,32 @@ async def tokens(request: Request, body: TokensRequest) -> TokensAnswer:
     return await call(request, read, thread="tokens")
 
 
-def model_entry(studio: Studio, name: str, loaded: LoadedModel | None) -> ModelEntry:
+@final
+class ModelKinds:
+    """What kind each model is, by its config: a page need not load an encoder to know that it cannot chat."""
+
+    def __init__(self, studio: Studio):
+        self._studio = studio
+        self._kinds: dict[str, ModelKind | None] = {}
+
+    def all(self) -> dict[str, ModelKind | None]:
+        for name, source in self._studio.sources.items():
+            if name not in self._kinds and name not in self._studio.troubles:
+                self._kinds[name] = _kind(source)
+        return {name: self._kinds.get(name) for name in self._studio.names}
+
+
+def _kind(source: str) -> ModelKind | None:
+    """``None``: it cannot be told, and loading will say why."""
+    try:
+        return model_kind(source)
+    except (VantageError, OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def model_entry(studio: Studio, name: str, loaded: LoadedModel | None, kind: ModelKind | None = None) -> ModelEntry:
     if loaded is None:
-        return ModelEntry(name=name, loaded=False, error=studio.troubles.get(name))
+        return ModelEntry(name=name, loaded=False, error=studio.troubles.get(name), kind=kind)
     model, spec = loaded.model, loaded.model.spec
     shape = spec.layers[0].attention.shape(spec.width)
     return ModelEntry(

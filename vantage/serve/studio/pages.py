@@ -13,6 +13,7 @@ from vantage.serve.studio import models
 
 PAGES = (
     "chat",
+    "conversations",
     "attention",
     "positions",
     "cost",

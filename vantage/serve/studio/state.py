@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, final
 
@@ -25,18 +25,21 @@ from vantage.serve.studio.answers import StreamError, StudioAnswer
 from vantage.serve.studio.worker_thread import WorkerThread
 
 T = TypeVar("T")
-Event = tuple[str, StudioAnswer | Figure]  # its name, and what it carries
+Carried = StudioAnswer | Figure | bytes  # bytes: JSON already
+Event = tuple[str, Carried]  # its name, and what it carries
 PING, PING_S = ": still at work\n\n", 10.0  # a comment, which readers of events skip
 WAITING = 4  # calls that may wait for one thread
 
 
 @final
 class Studio:
-    """One studio. ``folder`` is where reports lie; ``default``: the model that the page begins with."""
+    """One studio. ``folder`` is where conversations and reports lie; ``sources``: where each model comes from, by its
+    name; ``default``: the model that the page begins with."""
 
-    def __init__(self, model_pool: ModelPool, log: ServerLog, *, token: str, folder: Path, names: tuple[str, ...]):
-        self.model_pool, self.log, self.token, self.folder, self.names = model_pool, log, token, folder, names
-        self.default = names[0]
+    def __init__(self, model_pool: ModelPool, log: ServerLog, *, token: str, folder: Path, sources: Mapping[str, str]):
+        self.model_pool, self.log, self.token, self.folder, self.sources = model_pool, log, token, folder, sources
+        self.names = tuple(sources)
+        self.default = self.names[0]
         self.troubles: dict[str, str] = {}  # why a model is not there, by its name
         self.closing: list[Callable[[], object]] = []  # called when the studio ends
         self._threads: dict[str, WorkerThread] = {}
@@ -197,6 +200,7 @@ async def _never_silent(events: AsyncGenerator[Event]) -> AsyncGenerator[Event |
                 await next_one
 
 
-def written(name: str, data: StudioAnswer | Figure) -> str:
+def written(name: str, data: Carried) -> str:
     """One event, on one line: JSON has line breaks as escapes."""
-    return f"event: {name}\ndata: {to_json(data, inf_nan_mode='null').decode()}\n\n"
+    body = data if isinstance(data, bytes) else to_json(data, inf_nan_mode="null")
+    return f"event: {name}\ndata: {body.decode()}\n\n"

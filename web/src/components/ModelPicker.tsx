@@ -12,7 +12,7 @@ export interface ModelPickerProps {
   value: string;
   onChange: (name: string) => void;
   label?: string;
-  /** Which of the models may be chosen here; those not loaded yet always may. */
+  /** Which of the models may be chosen here; those of an unknown kind always may. */
   fits?: (model: Model) => boolean;
 }
 
@@ -37,11 +37,11 @@ export function ModelPicker({ value, onChange, label = "Model", fits }: ModelPic
     return <Busy words="Asking which models there are" since={performance.now()} />;
   }
   const name = value || known.default;
-  const options = known.models.map((model) => ({
-    value: model.name,
-    label: model.loaded ? model.name : `${model.name} (not loaded)`,
-    disabled: model.loaded && fits !== undefined && !fits(model),
-  }));
+  const options = known.models.map((model) => {
+    const unfit = model.kind !== null && fits !== undefined && !fits(model);
+    const note = unfit ? ` (${model.kind})` : model.loaded ? "" : " (not loaded)";
+    return { value: model.name, label: model.name + note, disabled: unfit };
+  });
   if (!chosen) options.unshift({ value: name, label: `${name} (unknown)`, disabled: true });
   const loading = loadingModel.value;
   return (

@@ -8,12 +8,24 @@ export interface AnswerCost {
   ms_first: number;
 }
 
+/** An answer of a conversation, with everything before it: the very tokens. */
+export interface AnswerPoint {
+  conversation: string;
+  turn: number;
+}
+
+/** An answer. `written`: what was watched at its last tokens. */
 export interface AssistantTurn {
   role: "assistant";
   text: string;
   turn: number;
   parent: string | null;
   finish: string;
+  prompt_tokens: number;
+  reused_tokens: number;
+  seed: number;
+  cost: AnswerCost;
+  written: ChatToken[];
 }
 
 export interface AtlasAnswer {
@@ -58,9 +70,17 @@ export interface BlockEntry {
   stack: "encoder" | "decoder";
 }
 
+/** Where a conversation left another one. */
+export interface BranchOrigin {
+  conversation: string;
+  turn: number;
+}
+
+/** Where a branch begins. `token`: the turn's answer as it was, up to this token, which is another one now. */
 export interface BranchPoint {
   conversation: string;
   turn: number;
+  token?: ForcedToken | null;
 }
 
 /** A model as code, as a spec and in numbers. `why_not`: why there is no way to train it, where there is none. */
@@ -135,28 +155,36 @@ export interface CacheState {
   bytes: number;
 }
 
-/** The event `done`. */
+/**
+ * The event `done`. `turns`: how many the conversation has now. What was stopped before its first token is
+ * none.
+ */
 export interface ChatDone {
   finish: string;
+  turns: number;
   usage: TokenUsage;
   cost: AnswerCost;
   text: string;
 }
 
+/** `turn`: how many turns the page shows; where the conversation has others by now, the message is refused. */
 export interface ChatMessage {
   model: string;
   message: string;
   conversation?: string | null;
+  turn?: number | null;
   branch_of?: BranchPoint | null;
   system?: string | null;
   sampling?: SamplingFields;
   watch?: Watch | null;
 }
 
-/** The event `start`. */
+/** The event `start`. `message`: what is answered, for a reader who comes later. */
 export interface ChatStart {
   conversation: string;
   turn: number;
+  message: string;
+  seed: number;
   prompt_tokens: number;
   reused_tokens: number;
   tokens: string[];
@@ -275,14 +303,47 @@ export interface ContextBytes {
   bytes: number;
 }
 
-/** A conversation so far. */
+/**
+ * A conversation so far. `writing`: an answer is on its way, and can be followed.
+ *
+ * `problem`: why nothing more can be said in it.
+ */
 export interface ConversationAnswer {
   conversation: string;
   model: string;
   system: string | null;
+  origin: ConversationOrigin | null;
   turns: (UserTurn | AssistantTurn)[];
   tokens: string[];
   cache: CacheState;
+  writing: boolean;
+  problem: string | null;
+}
+
+/** A conversation in the list. `updated`: seconds since 1970; `kept`: in a file, over restarts. */
+export interface ConversationEntry {
+  conversation: string;
+  model: string;
+  title: string;
+  turns: number;
+  updated: number;
+  origin: ConversationOrigin | null;
+  kept: boolean;
+  writing: boolean;
+}
+
+/** All conversations, the newest first. `keeping`: new turns are written to files in `folder`. */
+export interface ConversationList {
+  keeping: boolean;
+  folder: string;
+  problem: string | null;
+  conversations: ConversationEntry[];
+}
+
+/** Where a conversation left another one. */
+export interface ConversationOrigin {
+  conversation: string;
+  turn: number;
 }
 
 export interface CostAnswer {
@@ -305,8 +366,9 @@ export interface CostRequest {
   dtype?: "float64" | "float32" | "bfloat16" | "float16" | null;
 }
 
+/** `top`: null where the token was written too long ago, and its numbers are not kept. */
 export interface DistributionAnswer {
-  top: TokenChoice[];
+  top: TokenChoice[] | null;
 }
 
 export interface DistributionRequest {
@@ -403,6 +465,12 @@ export interface Figure {
   panels: (Lines | Bars | Heat | Histogram)[];
 }
 
+/** A token that is written in the place of another. `index`: its number in the conversation. */
+export interface ForcedToken {
+  index: number;
+  id: number;
+}
+
 /** `held`: what kept the code within bounds while it ran. */
 export interface GradeAnswer {
   passed: boolean;
@@ -445,6 +513,16 @@ export interface Histogram {
   samples: [string, number[]][];
   bins: number;
   kind: "histogram";
+}
+
+/** `conversation`: its id here; `new`: it was not here yet. */
+export interface ImportedConversation {
+  conversation: string;
+  new: boolean;
+}
+
+export interface Keeping {
+  keeping: boolean;
 }
 
 /** Of latent attention. What is none is a head's width. */
@@ -521,7 +599,7 @@ export interface ModelEncoding {
   position: EncodingValues | null;
 }
 
-/** A model. What is not loaded yet says nothing about itself; `error`: why it could not be loaded. */
+/** A model. What is not loaded yet says at most its kind; `error`: why it could not be loaded. */
 export interface ModelEntry {
   name: string;
   loaded: boolean;
@@ -613,9 +691,11 @@ export interface ReadTextAnswer {
   ms: number;
 }
 
+/** What to read: a text, or in its place an answer of a conversation. */
 export interface ReadTextRequest {
   model: string;
-  text: string;
+  text?: string;
+  answer?: AnswerPoint | null;
   source?: string | null;
   position?: EncodingRequest | null;
 }
@@ -628,6 +708,34 @@ export interface SamplingFields {
   min_p?: number | null;
   seed?: number | null;
   max_tokens?: number | null;
+}
+
+/** A whole conversation, as it is exported and imported. */
+export interface SavedConversation {
+  format?: string;
+  id: string;
+  model: string;
+  fingerprint: string;
+  title: string;
+  system: string | null;
+  origin: BranchOrigin | null;
+  created: number;
+  turns: SavedTurn[];
+}
+
+/** A message and its answer in a file. `tokens`: all of the conversation, up to the end of the answer. */
+export interface SavedTurn {
+  message: string;
+  text: string;
+  tokens: number[];
+  prompt: number;
+  ended_by: string | null;
+  intact?: boolean;
+  origin: string;
+  seed: number;
+  reused: number;
+  cost: AnswerCost;
+  written: ChatToken[];
 }
 
 /** A term of one query's scores, by key. `of`: what it comes from, content or position. */

@@ -7,27 +7,51 @@ export function visible(token: string): string {
   return token.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replace(/^ /, "·").replace(/ /g, "·");
 }
 
+const BYTES = /(?:⟨[0-9A-F]{2}(?: [0-9A-F]{2})*⟩)+/g;
+
+/** The text of some tokens. A character may lie in several of them, which are then written as its bytes: ⟨F0 9F⟩⟨99 82⟩. */
+export const joined = (tokens: string[]): string =>
+  tokens.join("").replace(BYTES, (run) => {
+    const bytes = (run.match(/[0-9A-F]{2}/g) ?? []).map((byte) => Number.parseInt(byte, 16));
+    const text = new TextDecoder().decode(new Uint8Array(bytes));
+    return text.includes("\ufffd") ? run : text;
+  });
+
+/** Some tokens as text that can be shown: those that are parts of one character stand together. */
+export interface Piece {
+  from: number;
+  to: number;
+  text: string;
+}
+
+const half = (token: string | undefined): boolean => token?.includes("⟨") ?? false;
+
+export function pieces(tokens: string[], from: number, to: number): Piece[] {
+  const found: Piece[] = [];
+  for (let index = from; index < to; ) {
+    let next = index + 1;
+    if (half(tokens[index])) while (next < to && half(tokens[next])) next += 1;
+    found.push({ from: index, to: next, text: joined(tokens.slice(index, next)) });
+    index = next;
+  }
+  return found;
+}
+
 /** The tokens from `from` on whose text together is (or holds) `text`: [first, last + 1], or null where it is not. */
 export function locate(tokens: string[], text: string, from: number): [number, number] | null {
   const wanted = text.trim();
   if (!wanted) return null;
-  let joined = "";
-  const starts: number[] = [];
-  for (let index = from; index < tokens.length; index += 1) {
-    starts.push(joined.length);
-    joined += tokens[index] ?? "";
-  }
-  const at = joined.lastIndexOf(wanted);
+  const all = pieces(tokens, from, tokens.length);
+  const at = all.map((piece) => piece.text).join("").lastIndexOf(wanted);
   if (at < 0) return null;
-  const end = at + wanted.length;
-  let first = -1;
-  let last = -1;
-  starts.forEach((start, index) => {
-    const stop = starts[index + 1] ?? joined.length;
-    if (first < 0 && stop > at) first = index;
-    if (start < end) last = index;
-  });
-  return first < 0 ? null : [from + first, from + last + 1];
+  let start = 0;
+  let found: [number, number] | null = null;
+  for (const piece of all) {
+    const stop = start + piece.text.length;
+    if (stop > at && start < at + wanted.length) found = [found?.[0] ?? piece.from, piece.to];
+    start = stop;
+  }
+  return found;
 }
 
 /** How strong each token is tinted, 0 to 1. The first token often takes most of the weight and says little: it does not set the scale. */

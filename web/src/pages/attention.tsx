@@ -3,7 +3,7 @@ import { useEffect, useState } from "preact/hooks";
 import { Button, Select, Tabs, TextField } from "../components/controls";
 import { Card, PageHead } from "../components/state";
 import { duration } from "../lib/numbers";
-import { put, route, useParam } from "../router";
+import { href, put, read, route, useParam } from "../router";
 import "./attention.css";
 import { OtherEncoding, OwnEncoding } from "./attention/beside";
 import { SideCard } from "./attention/card";
@@ -101,6 +101,29 @@ function TextCard({ side, text, source, beside }: TextCardProps) {
       });
   };
   const data = side.capture.data;
+  const { conversation, turn } = route.value.params;
+  if (conversation) {
+    return (
+      <Card>
+        <p>
+          Answer {read(turn, 0) + 1} of{" "}
+          <a href={href("chat", { conversation, model: route.value.params.model })}>a conversation</a>, with everything the
+          model read before it, token by token.
+        </p>
+        <div class="row apart end">
+          <div class="row end">
+            <Button onClick={() => put({ conversation: null, turn: null, query: null, b_query: null, from: null })}>
+              Look at a text of your own
+            </Button>
+            <Select label="Side by side with" value={beside} options={BESIDE} onChange={putBeside} />
+          </div>
+          <span class="small muted numeric" role="status">
+            {data && `${data.length} tokens, read in ${duration(data.ms)}`}
+          </span>
+        </div>
+      </Card>
+    );
+  }
   return (
     <Card>
       {paired && <TextField label="Source" rows={2} value={draftSource} onChange={setDraftSource} onSubmit={look} />}

@@ -2,17 +2,23 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Button, Check } from "../components/controls";
 import { ModelPicker, useModel } from "../components/ModelPicker";
+import { Trouble } from "../api";
 import { Card, PageHead, Problem } from "../components/state";
 import { tints } from "../lib/tokens";
 import { put, route, useParam } from "../router";
 import type { Model } from "../types";
 import "./chat.css";
 import { SettingsCard, useSettings } from "./chat/settings";
+import { ConversationsCard } from "./chat/conversations";
+import { draft, giveBack, sent } from "./chat/drafts";
 import {
   branches,
   current,
   failure,
-  restore,
+  lookElsewhere,
+  type Message,
+  moved,
+  open,
   type Sampling,
   say,
   show,
@@ -39,6 +45,7 @@ const findToken = (conversation: Conversation | null, index: number | null): Cha
 export default function Page() {
   const [name, setName] = useParam("model", "");
   const model = useModel(name);
+  const able = model?.kind === "decoder";
   const settings = useSettings();
   const [pointed, setPointed] = useState<number | null>(null);
   const [pinned] = useParam("token", -1);
@@ -46,12 +53,21 @@ export default function Page() {
   const conversation = current.value;
   const wanted = route.value.params.conversation ?? "";
   useEffect(() => {
-    if (wanted && wanted !== current.peek()?.id && !writing.peek()) void restore(wanted);
+    if (wanted && wanted !== current.peek()?.id) void open(wanted);
     if (!wanted && current.peek()?.id && !writing.peek()) current.value = null;
+    if (!wanted && !writing.peek() && sent.peek()) giveBack(); // loaded again before its answer had begun
   }, [wanted]);
+  useElsewhere();
 
-  const send = (text: string, instead?: number) => {
-    if (model) void say({ text, model: model.name, ...settings, instead });
+  const send = (text: string, more: Partial<Message> = {}) => {
+    if (model) void say({ text, model: model.name, ...settings, ...more });
+  };
+  const again = (turn: number, text: string) =>
+    send(text, { instead: turn, sampling: { ...settings.sampling, seed: anotherSeed() } });
+  const force = (index: number, id: number) => {
+    const turn = conversation?.exchanges.findIndex((one) => one.written.some((token) => token.index === index)) ?? -1;
+    const exchange = conversation?.exchanges[turn];
+    if (exchange) send(exchange.message, { instead: turn, token: { index, id } });
   };
   const newest = conversation?.exchanges.at(-1)?.written.at(-1) ?? null;
   const chosen = findToken(conversation, pointed) ?? findToken(conversation, pinned < 0 ? null : pinned);
@@ -86,14 +102,20 @@ export default function Page() {
                   setPointed(null); // the keys count, though the pointer may rest on another token
                   put({ token: index });
                 }}
-                onInstead={(turn, text) => send(text, turn)}
+                onInstead={(turn, text) => send(text, { instead: turn })}
+                onAgain={again}
               />
             ) : (
-              <Welcome disabled={!model} onPick={(text) => send(text)} />
+              <Welcome disabled={!able} onPick={(text) => send(text)} />
             )}
+            {model && !able && <Problem trouble={new Trouble("refused", cannotChat(model), "Choose another model.")} />}
+            {conversation?.problem && (
+              <Problem trouble={new Trouble("refused", conversation.problem, "It can be read and exported.")} />
+            )}
+            {moved.value && conversation && <Moved conversation={conversation} onBranch={send} />}
             {failure.value && <Problem trouble={failure.value.trouble} retry={failure.value.again ?? undefined} />}
             {token && conversation && <AttentionWords attention={token.attention} tokens={conversation.tokens} />}
-            <Composer disabled={!model} onSend={send} />
+            <Composer disabled={!able || Boolean(conversation?.problem)} onSend={(text) => send(text)} />
             {conversation && conversation.tokens.length > 0 && (
               <>
                 <Check label="Show every token the model reads" value={every} onChange={setEvery} />
@@ -102,12 +124,76 @@ export default function Page() {
             )}
           </Card>
         </div>
-        <Watch conversation={conversation} token={token} model={model} sampling={settings.sampling} pinned={chosen !== null} />
-        <div class="chat-set">
+        <Watch
+          conversation={conversation}
+          token={token}
+          model={model}
+          sampling={settings.sampling}
+          pinned={chosen !== null}
+          onForce={force}
+        />
+        <div class="stack wide chat-set">
           <SettingsCard model={model} begun={conversation !== null} />
+          <ConversationsCard />
         </div>
       </div>
     </>
+  );
+}
+
+const anotherSeed = (): number => 1 + Math.floor(Math.random() * 99_999);
+
+const cannotChat = (model: Model): string =>
+  `${model.name} is an ${model.kind}: it reads texts, and writes no answers to them.`;
+
+/** When the reader comes back to this tab, another one may have gone on with the conversation. */
+function useElsewhere(): void {
+  useEffect(() => {
+    const look = () => {
+      if (document.visibilityState === "visible") void lookElsewhere();
+    };
+    addEventListener("focus", look);
+    document.addEventListener("visibilitychange", look);
+    return () => {
+      removeEventListener("focus", look);
+      document.removeEventListener("visibilitychange", look);
+    };
+  }, []);
+}
+
+interface MovedProps {
+  conversation: Conversation;
+  onBranch: (text: string, more: Partial<Message>) => void;
+}
+
+/** Nothing is merged: the reader chooses what to see, or says the message where this tab has stopped. */
+function Moved({ conversation, onBranch }: MovedProps) {
+  const elsewhere = moved.value;
+  const shown = conversation.exchanges.length;
+  const text = draft.value.trim();
+  return (
+    <div class="problem" role="alert">
+      <div>
+        <p>
+          {elsewhere?.writing
+            ? "An answer is being written in this conversation, in another tab."
+            : `This conversation has gone on in another tab: it has ${elsewhere?.turns} messages there, ${shown} here.`}
+        </p>
+        <p class="muted small">Your message is still in the box.</p>
+      </div>
+      <div class="row">
+        <Button onClick={() => void open(conversation.id)}>Show it as it is now</Button>
+        <Button
+          disabled={!text}
+          onClick={() => {
+            draft.value = "";
+            onBranch(text, { instead: shown });
+          }}
+        >
+          Send as a branch
+        </Button>
+      </div>
+    </div>
   );
 }
 
@@ -117,9 +203,10 @@ interface WatchProps {
   model: Model | null;
   sampling: Sampling;
   pinned: boolean;
+  onForce: (index: number, id: number) => void;
 }
 
-function Watch({ conversation, token, model, sampling, pinned }: WatchProps) {
+function Watch({ conversation, token, model, sampling, pinned, onForce }: WatchProps) {
   const exchange = conversation?.exchanges.at(-1);
   return (
     <div class="stack wide chat-watch">
@@ -130,6 +217,7 @@ function Watch({ conversation, token, model, sampling, pinned }: WatchProps) {
           sampling={sampling}
           pinned={pinned}
           onRelease={() => put({ token: null })}
+          onForce={onForce}
         />
       ) : (
         <Card title="Next token">
@@ -184,7 +272,7 @@ function Welcome({ disabled, onPick }: { disabled: boolean; onPick: (text: strin
   return (
     <div class="stack">
       <p class="muted">Nothing has been said yet. Write below, or begin with one of these:</p>
-      <div class="row">
+      <div class="row" role="group" aria-label="Begin with">
         {EXAMPLES.map((text) => (
           <Button key={text} little disabled={disabled} onClick={() => onPick(text)}>
             {text}
@@ -196,13 +284,13 @@ function Welcome({ disabled, onPick }: { disabled: boolean; onPick: (text: strin
 }
 
 function Composer({ disabled, onSend }: { disabled: boolean; onSend: (text: string) => void }) {
-  const [text, setText] = useState("");
+  const text = draft.value;
   const area = useRef<HTMLTextAreaElement>(null);
   const busy = writing.value !== null;
   const send = () => {
     if (!text.trim() || disabled || busy) return;
+    draft.value = "";
     onSend(text);
-    setText("");
     area.current?.focus();
   };
   return (
@@ -221,7 +309,7 @@ function Composer({ disabled, onSend }: { disabled: boolean; onSend: (text: stri
         placeholder="Write a message"
         title="Enter sends it, Shift+Enter begins a new line"
         value={text}
-        onInput={(event) => setText(event.currentTarget.value)}
+        onInput={(event) => (draft.value = event.currentTarget.value)}
         onKeyDown={(event) => {
           if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
             event.preventDefault();

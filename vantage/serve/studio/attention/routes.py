@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vantage.inspect.decompose import split_scores
 from vantage.inspect.decomposition import Decomposition
+from vantage.model import Model
 from vantage.position import Rope, XPos
 from vantage.serve.bounds import ModelName, StrictModel, Text
 from vantage.serve.errors import bad
@@ -29,7 +30,9 @@ from vantage.serve.studio.attention.answers import (
     site_kind,
 )
 from vantage.serve.studio.attention.read_texts import SIZE, ReadText, ReadTexts, read_text
-from vantage.serve.studio.state import call, studio_of
+from vantage.serve.studio.chat.conversations import Conversations, digest
+from vantage.serve.studio.chat.transcripts import ConversationId, Count
+from vantage.serve.studio.state import Studio, call, studio_of
 from vantage.serve.studio.swapped_models import EncodingRequest
 
 router = APIRouter(prefix="/studio/api/attention")
@@ -41,9 +44,19 @@ At = Annotated[int, Query(ge=0, lt=2**31)]
 T = TypeVar("T")
 
 
+class AnswerPoint(StrictModel):
+    """An answer of a conversation, with everything before it: the very tokens."""
+
+    conversation: ConversationId
+    turn: Count
+
+
 class ReadTextRequest(StrictModel):
+    """What to read: a text, or in its place an answer of a conversation."""
+
     model: ModelName
-    text: Text
+    text: Text = ""
+    answer: AnswerPoint | None = None
     source: Text | None = None
     position: EncodingRequest | None = None  # another encoding than its own
 
@@ -59,7 +72,7 @@ async def read(request: Request, body: ReadTextRequest) -> ReadTextAnswer:
         raise bad(f"{body.model} {wanted}", "source")
 
     def run() -> tuple[ReadText, float]:
-        ids = loaded.safe_tokenizer.encode(body.text)
+        ids = loaded.safe_tokenizer.encode(body.text) if body.answer is None else _answer(studio, body.answer, model)
         source = None if body.source is None else loaded.safe_tokenizer.encode(body.source)
         began = time.perf_counter()
         return read_text(body.model, model, ids, source, body.position), 1e3 * (time.perf_counter() - began)
@@ -75,6 +88,16 @@ async def read(request: Request, body: ReadTextRequest) -> ReadTextAnswer:
         position=text.position,
         ms=round(ms, 3),
     )
+
+
+def _answer(studio: Studio, at: AnswerPoint, model: Model) -> list[int]:
+    """The tokens of a conversation up to the end of an answer."""
+    transcript = studio.part(Conversations).transcript(at.conversation)
+    if at.turn >= len(transcript.turns):
+        raise bad(f"there is no answer {at.turn + 1} in this conversation: it has {len(transcript.turns)}", "turn")
+    if transcript.fingerprint != digest(model):
+        raise bad(f"this conversation was written with another model, {transcript.model}: choose that one", "model")
+    return list(transcript.turns[at.turn].past.tokens)
 
 
 async def _of(request: Request, id: str, ask: Callable[[ReadText], T]) -> T:

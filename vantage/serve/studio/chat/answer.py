@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
+from pydantic_core import to_json
 from torch import Tensor
 
 from vantage.errors import BadInput
-from vantage.generation import Sampling
-from vantage.generation.conversation import ContextFull
+from vantage.generation import Detokeniser, Pick, Picker, Sampling
+from vantage.generation.conversation import ContextFull, PastTurn
 from vantage.generation.decode import DecodeLoop
-from vantage.generation.sampling import Picker
 from vantage.inspect.select import labels
 from vantage.model import Model
 from vantage.serve.errors import bad
 from vantage.serve.logprobs import LEAST
+from vantage.serve.studio.chat.answers import EVENTS
 from vantage.serve.studio.chat.conversations import Conversations, StudioConversation
+from vantage.serve.studio.chat.transcripts import StudioTurn
 from vantage.serve.studio.chat.watch import AttentionWatch, ProjectionCounter, cache_report
 
 CHUNK = 128  # prompt tokens between two looks whether the reader is still there
 LIKELY = 12  # tokens of the distribution beside each token
 
-Event = tuple[str, dict[str, Any]]  # its name, and the fields of its model in answers.py
+Event = tuple[str, bytes]  # its name, and what it carries as JSON: the fields of its model in answers.py
 
 
 def likely(model: Model, sampling: Sampling, logits_V: Tensor, count: int) -> list[dict[str, Any]]:
@@ -42,12 +45,27 @@ def likely(model: Model, sampling: Sampling, logits_V: Tensor, count: int) -> li
     ]
 
 
+def event(name: str, fields: dict[str, Any]) -> Event:
+    return name, to_json(EVENTS[name].model_validate(fields), inf_nan_mode="null")
+
+
+@final
+@dataclass(frozen=True)
+class BegunToken:
+    """A token that an answer begins with: taken over from another one, or forced. ``watched``: what is known of it."""
+
+    id: int
+    logprob: float
+    watched: dict[str, Any]
+
+
 @final
 @dataclass(eq=False)
 class WatchedAnswer:
     """One answer on its way, in the worker thread of its model.
 
-    ``layer``: whose attention is watched; "mean": of all.
+    ``layer``: whose attention is watched; "mean": of all. ``beginning``: what the answer begins with. ``stopping``: set
+    by others, to end it after its present token.
     """
 
     conversations: Conversations
@@ -56,7 +74,10 @@ class WatchedAnswer:
     sampling: Sampling
     most: int
     layer: int | str | None
+    stopping: threading.Event
+    beginning: tuple[BegunToken, ...] = ()
     loop: DecodeLoop | None = None
+    written: list[bytes] = field(default_factory=list)
 
     @torch.inference_mode()
     def run(self) -> Generator[Event]:
@@ -66,24 +87,62 @@ class WatchedAnswer:
         watch = (
             None if self.layer is None else AttentionWatch(model, self.layer if isinstance(self.layer, int) else None)
         )
+        cost: dict[str, Any] = {}
         with contextlib.ExitStack() as stack:
-            stack.callback(self._keep)  # the last of all: after the conversation has taken the answer in
+            stack.callback(lambda: self._keep(cost))  # the last of all: after the conversation has taken the answer in
             loop = self.loop = self._begin(stack)
             counter = ProjectionCounter(loop.row)
-            self._show(loop)
-            yield "start", self._start(loop, counter)
-            total = len(loop.prompt) - 1 - len(loop.row.tokens)
+            cost |= {**counter.counts(), "ms_total": 0.0, "ms_first": 0.0}
+            self.talk.cache = cache_report(loop.row, loop.reused)
+            self.conversations.put(self.talk)
+            yield event("start", self._start(loop, counter))
+            total = loop.unread
             for done in loop.read(CHUNK):  # natively, since nobody watches these
                 counter.count()
-                yield "prompt", {"done": done, "total": total}
-            for event in self._write(loop, watch, counter):
+                yield event("prompt", {"done": done, "total": total})
+                if self.stopping.is_set():
+                    break
+            for name, fields in self._tokens(loop, watch, counter):
                 first_ms = first_ms or 1e3 * (time.perf_counter() - began)
-                yield event
-        times = {"ms_total": round(1e3 * (time.perf_counter() - began), 3), "ms_first": round(first_ms, 3)}
-        yield "done", self._done(loop, {**counter.counts(), **times})
+                total_ms = 1e3 * (time.perf_counter() - began)
+                cost |= {**counter.counts(), "ms_total": round(total_ms, 3), "ms_first": round(first_ms, 3)}
+                self.written.append(fields)
+                yield name, fields
+        yield event("done", self._done(loop, cost))
+
+    def _tokens(self, loop: DecodeLoop, watch: AttentionWatch | None, counter: ProjectionCounter) -> Iterator[Event]:
+        yield from self._begun(loop)
+        if not self.stopping.is_set():
+            yield from self._write(loop, watch, counter)
+
+    def _begun(self, loop: DecodeLoop) -> Iterator[Event]:
+        """The tokens that the answer begins with, as if they were written now."""
+        model = loop.row.model
+        assert model.tokenizer is not None
+        text = Detokeniser(model.tokenizer)
+        for number, token in enumerate(self.beginning):
+            fields = {
+                "top": [],
+                "attention": [],
+                "cache": self.talk.cache,
+                "cost": {"projections_cached": 0, "projections_uncached": 0},
+                "ms": 0.0,
+                **token.watched,
+                "index": len(loop.prompt) + number,
+                "id": token.id,
+                "text": text.push(token.id),
+                "token": labels(model, [token.id])[0],
+                "logprob": token.logprob,
+            }
+            yield event("token", fields)
 
     def _begin(self, stack: contextlib.ExitStack) -> DecodeLoop:
-        answering = self.talk.conversation.answering(self.message, sampling=self.sampling, max_tokens=self.most)
+        answering = self.talk.conversation.answering(
+            self.message,
+            sampling=self.sampling,
+            max_tokens=self.most + len(self.beginning),
+            beginning=[Pick(token.id, token.logprob) for token in self.beginning],
+        )
         try:
             return stack.enter_context(answering)
         except ContextFull as e:
@@ -119,24 +178,29 @@ class WatchedAnswer:
                 "cache": cache_report(loop.row, loop.reused),
                 "cost": counter.counts(),
             }
-            yield "token", {**token, "ms": round(1e3 * (time.perf_counter() - began), 3)}
+            yield event("token", {**token, "ms": round(1e3 * (time.perf_counter() - began), 3)})
+            if self.stopping.is_set():
+                return
 
-    def _keep(self) -> None:
+    def _keep(self, cost: dict[str, Any]) -> None:
         """The answer, whole or broken off, is a turn. What was stopped before its first token did not happen."""
         loop = self.loop
-        if loop is not None:
-            if loop.picks:
-                self.talk.take([*loop.prompt, *(pick.token for pick in loop.picks)])
-            self._show(loop)
-
-    def _show(self, loop: DecodeLoop) -> None:
-        self.talk.show(cache_report(loop.row, loop.reused))
+        if loop is None:
+            return
+        if loop.picks:
+            tokens = (*loop.prompt, *(pick.token for pick in loop.picks))
+            past = PastTurn(self.message, loop.text, tokens, len(loop.prompt), loop.ending.ended_by, intact=loop.intact)
+            seed = loop.picker.seed
+            self.talk.take(StudioTurn(past, self.talk.id, seed, loop.reused, dict(cost), tuple(self.written)))
+        self.talk.cache = cache_report(loop.row, loop.reused)
         self.conversations.put(self.talk)
 
     def _start(self, loop: DecodeLoop, counter: ProjectionCounter) -> dict[str, Any]:
         return {
             "conversation": self.talk.id,
             "turn": len(self.talk.turns),
+            "message": self.message,
+            "seed": loop.picker.seed,
             "prompt_tokens": len(loop.prompt),
             "reused_tokens": loop.reused,
             "tokens": labels(loop.row.model, loop.prompt),
@@ -151,4 +215,11 @@ class WatchedAnswer:
             "total_tokens": len(loop.prompt) + len(loop.picks),
             "reused_tokens": loop.reused,
         }
-        return {"finish": loop.ending.finish, "usage": usage, "cost": cost, "text": loop.text}
+        finish = loop.ending.finish or "stopped"
+        return {
+            "finish": finish,
+            "turns": len(self.talk.turns),
+            "usage": usage,
+            "cost": cost,
+            "text": loop.text,
+        }

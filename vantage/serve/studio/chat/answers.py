@@ -53,10 +53,12 @@ class AnswerCost(StudioAnswer):
 
 
 class ChatStart(StudioAnswer):
-    """The event ``start``."""
+    """The event ``start``. ``message``: what is answered, for a reader who comes later."""
 
     conversation: str
     turn: int
+    message: str
+    seed: int
     prompt_tokens: int
     reused_tokens: int
     tokens: list[str]
@@ -94,9 +96,11 @@ class TokenUsage(StudioAnswer):
 
 
 class ChatDone(StudioAnswer):
-    """The event ``done``."""
+    """The event ``done``. ``turns``: how many the conversation has now. What was stopped before its first token is
+    none."""
 
     finish: str
+    turns: int
     usage: TokenUsage
     cost: AnswerCost
     text: str
@@ -112,26 +116,77 @@ class UserTurn(StudioAnswer):
 
 
 class AssistantTurn(StudioAnswer):
+    """An answer. ``written``: what was watched at its last tokens."""
+
     role: Literal["assistant"]
     text: str
     turn: int
     parent: str | None
     finish: str
+    prompt_tokens: int
+    reused_tokens: int
+    seed: int
+    cost: AnswerCost
+    written: list[ChatToken]
+
+
+class ConversationOrigin(StudioAnswer):
+    """Where a conversation left another one."""
+
+    conversation: str
+    turn: int
 
 
 class ConversationAnswer(StudioAnswer):
-    """A conversation so far."""
+    """A conversation so far. ``writing``: an answer is on its way, and can be followed.
+
+    ``problem``: why nothing more can be said in it.
+    """
 
     conversation: str
     model: str
     system: str | None
+    origin: ConversationOrigin | None
     turns: list[UserTurn | AssistantTurn]
     tokens: list[str]
     cache: CacheState
+    writing: bool
+    problem: str | None
+
+
+class ConversationEntry(StudioAnswer):
+    """A conversation in the list. ``updated``: seconds since 1970; ``kept``: in a file, over restarts."""
+
+    conversation: str
+    model: str
+    title: str
+    turns: int
+    updated: float
+    origin: ConversationOrigin | None
+    kept: bool
+    writing: bool
+
+
+class ConversationList(StudioAnswer):
+    """All conversations, the newest first. ``keeping``: new turns are written to files in ``folder``."""
+
+    keeping: bool
+    folder: str
+    problem: str | None
+    conversations: list[ConversationEntry]
+
+
+class ImportedConversation(StudioAnswer):
+    """``conversation``: its id here; ``new``: it was not here yet."""
+
+    conversation: str
+    new: bool
 
 
 class DistributionAnswer(StudioAnswer):
-    top: list[TokenChoice]
+    """``top``: null where the token was written too long ago, and its numbers are not kept."""
+
+    top: list[TokenChoice] | None
 
 
 EVENTS: dict[str, type[StudioAnswer]] = {

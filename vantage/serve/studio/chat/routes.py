@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import secrets
+import threading
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from vantage.generation import Sampling
+from vantage.inspect.select import labels
 from vantage.model import Model
-from vantage.serve.bounds import ModelName, Number, StrictModel, Text, Whole
-from vantage.serve.errors import bad
+from vantage.serve.bounds import ModelName, Number, StrictModel, Text, Token, Whole
+from vantage.serve.errors import ApiError, bad
+from vantage.serve.logprobs import LEAST
 from vantage.serve.model_pool import LoadedModel
-from vantage.serve.studio.chat.answer import WatchedAnswer, likely
-from vantage.serve.studio.chat.answers import EVENTS, ConversationAnswer, DistributionAnswer
-from vantage.serve.studio.chat.conversations import Conversations, StudioConversation
-from vantage.serve.studio.state import Event, call, sse, studio_of, work
+from vantage.serve.studio.chat.answer import BegunToken, Event, WatchedAnswer, likely
+from vantage.serve.studio.chat.answers import ConversationAnswer, DistributionAnswer
+from vantage.serve.studio.chat.conversations import NO_CACHE, Conversations, StudioConversation, digest
+from vantage.serve.studio.chat.running import RunningAnswers, moved
+from vantage.serve.studio.chat.transcripts import ConversationId, Count, Transcript
+from vantage.serve.studio.state import Studio, call, sse, studio_of
 
 router = APIRouter(prefix="/studio/api")
 LISTED = 20  # tokens of a distribution that was asked for
 ANSWER = 512  # tokens, unless told
 
-Conversation = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 Layer = Annotated[Whole, Field(ge=0, lt=4096)] | Literal["mean"]
 
 
@@ -42,9 +48,19 @@ class SamplingFields(StrictModel):
         return Sampling(self.temperature or 0.0, self.top_k, self.top_p, self.min_p, seed=self.seed)
 
 
+class ForcedToken(StrictModel):
+    """A token that is written in the place of another. ``index``: its number in the conversation."""
+
+    index: Count
+    id: Token
+
+
 class BranchPoint(StrictModel):
-    conversation: Conversation
-    turn: Annotated[Whole, Field(ge=0, lt=2**31)]
+    """Where a branch begins. ``token``: the turn's answer as it was, up to this token, which is another one now."""
+
+    conversation: ConversationId
+    turn: Count
+    token: ForcedToken | None = None
 
 
 class WatchedLayer(StrictModel):
@@ -60,9 +76,12 @@ class Watch(StrictModel):
 
 
 class ChatMessage(StrictModel):
+    """``turn``: how many turns the page shows; where the conversation has others by now, the message is refused."""
+
     model: ModelName
     message: Text
-    conversation: Conversation | None = None
+    conversation: ConversationId | None = None
+    turn: Count | None = None
     branch_of: BranchPoint | None = None
     system: Text | None = None
     sampling: SamplingFields = SamplingFields()
@@ -70,14 +89,14 @@ class ChatMessage(StrictModel):
 
 
 class DistributionRequest(StrictModel):
-    conversation: Conversation
-    index: Annotated[Whole, Field(ge=0, lt=2**31)]
+    conversation: ConversationId
+    index: Count
     sampling: SamplingFields = SamplingFields()
 
 
 @router.post("/chat")
 async def chat(request: Request, body: ChatMessage) -> Response:
-    """Say something. The answer is a stream of events. A reader that leaves stops it; what was said so far stays."""
+    """Say something. The answer is a stream of events, which goes on for a while when its reader leaves."""
     studio = studio_of(request)
     if body.conversation is not None and body.branch_of is not None:
         raise bad("conversation and branch_of: go on with one, or branch from one", "branch_of")
@@ -87,61 +106,148 @@ async def chat(request: Request, body: ChatMessage) -> Response:
             f"{body.model} is an {loaded.model.kind} and cannot converse: choose a decoder", "model", "wrong_model"
         )
     model = await studio.model(body.model, "chat")
-    conversations, how = studio.part(Conversations), body.sampling
+    conversations, stopping = studio.part(Conversations), threading.Event()
+    id = body.conversation or secrets.token_hex(8)
     layer = None if body.watch is None else body.watch.layer
-    most = how.max_tokens or ANSWER
+    most = body.sampling.max_tokens or ANSWER
 
     def answered() -> Iterator[Event]:  # all of it in the thread: the turn before this one may still be on its way
-        conversation = _conversation(conversations, loaded, model, body)
-        answer = WatchedAnswer(conversations, conversation, body.message, how.sampling, most, layer)
+        talk, beginning = _conversation(conversations, loaded, model, body, id)
+        answer = WatchedAnswer(
+            conversations, talk, body.message, body.sampling.sampling, most, layer, stopping, beginning
+        )
         with contextlib.closing(answer.run()) as events:
-            for name, fields in events:
-                yield name, EVENTS[name].model_validate(fields)
+            yield from events
 
-    return await sse(request, work(request, answered, thread=f"chat {body.model}"))
+    running = studio.part(RunningAnswers).start(id, answered, stopping, f"chat {body.model}")
+    return await sse(request, running.follow())
 
 
 @router.get("/chat/{conversation}")
-async def shown(request: Request, conversation: Conversation) -> ConversationAnswer:
-    return ConversationAnswer.model_validate(studio_of(request).part(Conversations).get(conversation).page_state)
+async def shown(request: Request, conversation: ConversationId) -> ConversationAnswer:
+    studio = studio_of(request)
+    conversations = studio.part(Conversations)
+    transcript = await call(request, lambda: conversations.transcript(conversation), thread="conversations")
+    model, problem = await _model_of(studio, transcript)
+
+    def read() -> ConversationAnswer:
+        live = conversations.live(conversation)
+        last = transcript.turns[-1].past.tokens if transcript.turns else ()
+        trouble = problem
+        if model is not None and transcript.fingerprint != digest(model):
+            trouble = f"{transcript.model} is another model now than the one this conversation was written with."
+        fields = {
+            "conversation": conversation,
+            "model": transcript.model,
+            "system": transcript.system,
+            "origin": None if transcript.origin is None else transcript.origin.model_dump(),
+            "turns": transcript.shown_turns(),
+            "tokens": labels(model, last) if model is not None and trouble is None else [],
+            "cache": NO_CACHE if live is None else live.cache,
+            "writing": conversation in studio.part(RunningAnswers),
+            "problem": trouble,
+        }
+        return ConversationAnswer.model_validate(fields)
+
+    return await call(request, read, thread="conversations")
 
 
-@router.delete("/chat/{conversation}")
-async def forget(request: Request, conversation: Conversation) -> Response:
-    studio_of(request).part(Conversations).drop(conversation)
+async def _model_of(studio: Studio, transcript: Transcript) -> tuple[Model | None, str | None]:
+    """The model of a conversation, or why it cannot be had."""
+    try:
+        await studio.loaded(transcript.model)
+        return await studio.model(transcript.model, "chat"), None
+    except ApiError as e:
+        if e.code == "model_not_found":
+            start = f"vantage studio {transcript.model}"
+            return None, f"This conversation was with {transcript.model}, which is not here: start `{start}` to go on."
+        return None, e.message
+
+
+@router.get("/chat/{conversation}/events")
+async def follow(request: Request, conversation: ConversationId) -> Response:
+    """The answer that is being written, from its first event on. Where none is, no event comes."""
+    running = studio_of(request).part(RunningAnswers).get(conversation)
+    return Response(media_type="text/event-stream") if running is None else await sse(request, running.follow())
+
+
+@router.post("/chat/{conversation}/stop")
+async def stop(request: Request, conversation: ConversationId) -> Response:
+    """End the answer that is being written after its present token. Its stream then comes to its end."""
+    running = studio_of(request).part(RunningAnswers).get(conversation)
+    if running is not None:
+        running.stop()
     return Response(status_code=204)
 
 
 @router.post("/distribution")
 async def distribution(request: Request, body: DistributionRequest) -> DistributionAnswer:
     """What could have come at a token that was written, under other settings."""
-    conversations = studio_of(request).part(Conversations)
-    talk, logits = conversations.get(body.conversation), conversations.logits(body.conversation, body.index)
+    studio = studio_of(request)
+    conversations = studio.part(Conversations)
+    logits = conversations.logits(body.conversation, body.index)
+    live = conversations.live(body.conversation)
+    if logits is None or live is None:
+        return DistributionAnswer(top=None)
 
     def read() -> DistributionAnswer:
-        top = likely(talk.conversation.model, body.sampling.sampling, logits, LISTED)
+        top = likely(live.conversation.model, body.sampling.sampling, logits, LISTED)
         return DistributionAnswer.model_validate({"top": top})
 
     return await call(request, read, thread="tokens")
 
 
 def _conversation(
-    conversations: Conversations, loaded: LoadedModel, model: Model, body: ChatMessage
-) -> StudioConversation:
-    """The conversation that goes on here: an old one, a branch of one, or a new one."""
+    conversations: Conversations, loaded: LoadedModel, model: Model, body: ChatMessage, id: str
+) -> tuple[StudioConversation, tuple[BegunToken, ...]]:
+    """The conversation that goes on here (an old one, a branch of one, or a new one), and how its answer begins."""
     at = body.conversation or (body.branch_of and body.branch_of.conversation)
     if at is None:
-        return StudioConversation.new(body.model, model, loaded.safe_tokenizer, body.system)
-    talk = conversations.get(at)
-    if talk.model != body.model:
-        raise bad(f"this conversation was begun with {talk.model}: go on with that, or start a new one", "model")
-    if body.system is not None and body.system != talk.system:
+        return StudioConversation.new(id, body.model, model, loaded.safe_tokenizer, body.system), ()
+    talk = conversations.resume(at, model, loaded.safe_tokenizer)
+    if talk.transcript.model != body.model:
+        name = talk.transcript.model
+        raise bad(f"this conversation was begun with {name}: go on with that, or start a new one", "model")
+    if body.system is not None and body.system != talk.transcript.system:
         raise bad("a conversation keeps its system message: start a new one for another", "system")
-    if talk.conversation.model is not model:
-        raise bad("the model was loaded anew since this conversation began: start a new one", "conversation")
     if body.branch_of is None:
-        return talk
-    branch = talk.branch(body.branch_of.turn)
-    inherited = talk.turns[body.branch_of.turn - 1].tokens if body.branch_of.turn else ()
-    conversations.inherit_logits(branch.id, talk.id, len(inherited))
-    return branch
+        if body.turn is not None and body.turn != len(talk.turns):
+            raise moved(f"this conversation has {len(talk.turns)} messages by now, and this page shows {body.turn}")
+        return talk, ()
+    turn, forced = body.branch_of.turn, body.branch_of.token
+    branch = talk.branch(id, turn)
+    before = len(talk.turns[turn - 1].past.tokens) if turn else 0
+    beginning: tuple[BegunToken, ...] = ()
+    if forced is not None:
+        beginning = _beginning(talk, turn, forced, body.message, model.spec.vocab)
+        before = forced.index + 1
+    conversations.inherit_logits(branch.id, talk.id, before)
+    return branch, beginning
+
+
+def _beginning(
+    talk: StudioConversation, turn: int, forced: ForcedToken, message: str, vocab: int
+) -> tuple[BegunToken, ...]:
+    """A turn's answer up to a token, and another one in the place of that."""
+    if turn >= len(talk.turns) or talk.turns[turn].past.message != message:
+        raise bad("a token can be forced in the answer to the message that was sent, and to no other", "token")
+    old = talk.turns[turn]
+    past = old.past
+    if not past.prompt <= forced.index < len(past.tokens):
+        raise bad(f"token {forced.index} is not in this answer: {past.prompt} to {len(past.tokens) - 1} are", "index")
+    if forced.id >= vocab:
+        raise bad(f"there is no token {forced.id}: the vocabulary has {vocab:,}", "id")
+    watched = {one["index"]: one for one in old.watched_tokens()}
+    begun = []
+    for index in range(past.prompt, forced.index + 1):
+        known = watched.get(index, {})
+        token = forced.id if index == forced.index else past.tokens[index]
+        begun.append(BegunToken(token, _logprob(known, token), known))
+    return tuple(begun)
+
+
+def _logprob(watched: dict[str, Any], token: int) -> float:
+    if watched.get("id") == token:
+        return watched["logprob"]
+    likely_ones = {one["id"]: one["p_raw"] for one in watched.get("top", ())}
+    return math.log(likely_ones[token]) if likely_ones.get(token) else LEAST

@@ -61,13 +61,14 @@ export interface SideOptions {
   asked?: EncodingInfo;
 }
 
-/** The text as a side's model reads it. */
+/** The text as a side's model reads it; or, where the address names one, an answer of a conversation. */
 function useCapture(model: Model | null, text: string, source: string, asked: EncodingInfo | undefined): Answer<ReadTextAnswer> {
+  const { conversation, turn } = route.value.params;
   const body: ReadTextRequest | null =
-    model && text.trim()
+    model && (conversation || text.trim())
       ? {
           model: model.name,
-          text,
+          ...(conversation ? { answer: { conversation, turn: read(turn, 0) } } : { text }),
           ...(model.kind === "encoder-decoder" ? { source } : {}),
           ...(asked?.name ? { position: { name: asked.name, values: asked.values } } : {}),
         }

@@ -1,9 +1,11 @@
 // What was said, token by token, with the attention of one token laid over it.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Button } from "../../components/controls";
-import { Busy } from "../../components/state";
-import { locate, visible } from "../../lib/tokens";
+import { Busy, Meter } from "../../components/state";
+import { locate, pieces, visible } from "../../lib/tokens";
 import type { ChatToken } from "../../generated/api";
+import { href } from "../../router";
+import { editing } from "./drafts";
 import type { Exchange, Conversation } from "./store";
 import { stop, writing } from "./store";
 
@@ -21,9 +23,11 @@ export interface TranscriptProps extends TintProps {
   onPoint: (index: number | null) => void;
   onChoose: (index: number) => void;
   onInstead: (turn: number, text: string) => void;
+  /** Another answer to the same message. */
+  onAgain: (turn: number, text: string) => void;
 }
 
-export function Transcript({ conversation, tints, chosen, onPoint, onChoose, onInstead }: TranscriptProps) {
+export function Transcript({ conversation, tints, chosen, onPoint, onChoose, onInstead, onAgain }: TranscriptProps) {
   const busy = writing.value;
   const end = useRef<HTMLLIElement>(null);
   const count = conversation.exchanges.at(-1)?.written.length ?? 0;
@@ -41,35 +45,68 @@ export function Transcript({ conversation, tints, chosen, onPoint, onChoose, onI
               conversation={conversation}
               tints={tints}
               chosen={chosen}
-              locked={busy !== null}
+              locked={busy !== null || conversation.problem !== null}
+              turn={turn}
               onInstead={(text) => onInstead(turn, text)}
             />
             <div class="chat-answer">
               <div class="chat-who">{conversation.model}</div>
               <AnswerText exchange={exchange} tints={tints} chosen={chosen} onPoint={onPoint} onChoose={onChoose} />
               {last && busy ? (
-                <Busy words={busy.phase} since={busy.since} stop={stop} />
+                <>
+                  <Busy words={busy.phase} since={busy.since} stop={stop} />
+                  {busy.share !== null && <Meter share={busy.share} label="The message is read" />}
+                </>
               ) : (
-                <div class="row small muted chat-after">
-                  {exchange.finish && exchange.finish !== "stop" && (
-                    <span class="tag warn">{finishWords(exchange.finish)}</span>
-                  )}
-                  <Button
-                    little
-                    look="quiet"
-                    disabled={busy !== null}
-                    label={`Answer again (message ${turn + 1}, as a branch)`}
-                    onClick={() => onInstead(turn, exchange.message)}
-                  >
-                    Answer again
-                  </Button>
-                </div>
+                <After
+                  conversation={conversation}
+                  exchange={exchange}
+                  turn={turn}
+                  locked={busy !== null || conversation.problem !== null}
+                  onAgain={() => onAgain(turn, exchange.message)}
+                />
               )}
             </div>
           </li>
         );
       })}
     </ol>
+  );
+}
+
+interface AfterProps {
+  conversation: Conversation;
+  exchange: Exchange;
+  turn: number;
+  locked: boolean;
+  onAgain: () => void;
+}
+
+/** What can be done with an answer. */
+function After({ conversation, exchange, turn, locked, onAgain }: AfterProps) {
+  return (
+    <div class="row small muted chat-after">
+      {exchange.finish && exchange.finish !== "stop" && <span class="tag warn">{finishWords(exchange.finish)}</span>}
+      <Button
+        little
+        look="quiet"
+        disabled={locked}
+        label={`Answer again (message ${turn + 1}, as a branch, with another seed)`}
+        onClick={onAgain}
+      >
+        Answer again
+      </Button>
+      {conversation.id && (
+        <a
+          class="button quiet little"
+          href={href("attention", { model: conversation.model, conversation: conversation.id, turn })}
+          aria-label={`Look at this in Attention (answer ${turn + 1})`}
+        >
+          Look at this in Attention
+        </a>
+      )}
+      {exchange.seed !== null && <span class="numeric">seed {exchange.seed}</span>}
+    </div>
   );
 }
 
@@ -80,17 +117,18 @@ interface QuestionProps extends TintProps {
   exchange: Exchange;
   conversation: Conversation;
   locked: boolean;
+  turn: number;
   onInstead: (text: string) => void;
 }
 
-function Question({ exchange, conversation, tints, chosen, locked, onInstead }: QuestionProps) {
-  const [editing, setEditing] = useState(false);
-  if (editing) {
+function Question({ exchange, conversation, tints, chosen, locked, turn, onInstead }: QuestionProps) {
+  const edited = editing.value;
+  if (edited?.turn === turn) {
     const send = (text: string) => {
-      setEditing(false);
+      editing.value = null;
       onInstead(text);
     };
-    return <Editor text={exchange.message} locked={locked} onSend={send} onLeave={() => setEditing(false)} />;
+    return <Editor text={edited.text} locked={locked} onSend={send} onLeave={() => (editing.value = null)} />;
   }
   const place = exchange.promptTokens
     ? locate(conversation.tokens.slice(0, exchange.promptTokens), exchange.message, exchange.from)
@@ -99,18 +137,15 @@ function Question({ exchange, conversation, tints, chosen, locked, onInstead }: 
     <div class="chat-question">
       <div class="chat-bubble">
         {place
-          ? conversation.tokens.slice(...place).map((token, offset) => {
-              const index = place[0] + offset;
-              return (
-                <span
-                  key={index}
-                  class={`chat-token ${index === chosen ? "chosen" : ""}`}
-                  style={tint(tints.get(index))}
-                >
-                  {token}
-                </span>
-              );
-            })
+          ? pieces(conversation.tokens, ...place).map(({ from, to, text }) => (
+              <span
+                key={from}
+                class={`chat-token ${chosen !== null && from <= chosen && chosen < to ? "chosen" : ""}`}
+                style={tint(Math.max(...Array.from({ length: to - from }, (_, at) => tints.get(from + at) ?? 0)))}
+              >
+                {text}
+              </span>
+            ))
           : exchange.message}
       </div>
       <Button
@@ -118,7 +153,7 @@ function Question({ exchange, conversation, tints, chosen, locked, onInstead }: 
         look="quiet"
         disabled={locked}
         label="Edit this message, as a branch"
-        onClick={() => setEditing(true)}
+        onClick={() => (editing.value = { text: exchange.message, turn })}
       >
         Edit
       </Button>
@@ -160,9 +195,9 @@ function Editor({ text, locked, onSend, onLeave }: EditorProps) {
           Send as a branch
         </Button>
         <Button little onClick={onLeave}>
-          Leave it
+          Cancel
         </Button>
-        <span class="small muted">The old one stays; the cache is forked before this message.</span>
+        <span class="small muted">The conversation as it is stays; this begins a branch of it.</span>
       </div>
     </form>
   );

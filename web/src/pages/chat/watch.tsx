@@ -19,9 +19,11 @@ export interface DistributionProps {
   sampling: Sampling;
   pinned: boolean;
   onRelease: () => void;
+  /** Write this token there instead, and go on as a branch. */
+  onForce: (index: number, id: number) => void;
 }
 
-export function DistributionCard({ conversation, token, sampling, pinned, onRelease }: DistributionProps) {
+export function DistributionCard({ conversation, token, sampling, pinned, onRelease, onForce }: DistributionProps) {
   const root = useRef<HTMLDivElement>(null);
   const live = writing.value !== null && !pinned;
   const body = { conversation: conversation.id, index: token.index, sampling };
@@ -31,9 +33,9 @@ export function DistributionCard({ conversation, token, sampling, pinned, onRele
     80,
   );
   // An answer for another token may still stand while the right one is on its way.
-  const fresh = asked.since === null && asked.data !== null && !asked.trouble;
-  const top = fresh && asked.data ? asked.data.top.slice(0, 12) : token.top;
-  const forgotten = asked.trouble?.code === "logits_not_kept" || asked.trouble?.code === "conversation_not_found";
+  const fresh = asked.since === null && !asked.trouble ? asked.data : null;
+  const top = fresh?.top?.slice(0, 12) ?? token.top;
+  const forgotten = fresh?.top === null || asked.trouble?.code === "conversation_not_found";
   return (
     <Card
       title="Next token"
@@ -47,10 +49,23 @@ export function DistributionCard({ conversation, token, sampling, pinned, onRele
     >
       <p class="small muted">
         At token {token.index}, <q class="mono">{visible(token.token)}</q> was written ({duration(token.ms)}). The solid
-        bar is the chance with the settings, the thin one the model's own.
+        bar is the chance with the settings, the thin one the model's own. Choose another one to write it there instead.
       </p>
-      <div ref={root}>
+      <div ref={root} class="chat-choices">
         <Distribution top={top} written={token.id} />
+        <ul aria-label="Write another token here">
+          {top.map((one) => (
+            <li key={one.id}>
+              <button
+                type="button"
+                disabled={writing.value !== null || one.id === token.id || conversation.problem !== null}
+                aria-label={`Write ${visible(one.text)} at token ${token.index}, as a branch`}
+                title={one.id === token.id ? "This one was written" : "Write this one here, and go on as a branch"}
+                onClick={() => onForce(token.index, one.id)}
+              />
+            </li>
+          ))}
+        </ul>
       </div>
       {forgotten && (
         <p class="small muted">
@@ -64,7 +79,7 @@ export function DistributionCard({ conversation, token, sampling, pinned, onRele
         csv={() =>
           csv([
             ["id", "token", "p_raw", "p_sampled"],
-            ...top.map((one) => [one.id, one.text, one.p_raw, one.p_sampled]),
+            ...top.map((one) => [one.id, visible(one.text), one.p_raw, one.p_sampled]),
           ])
         }
       />
@@ -271,11 +286,11 @@ export function CostCard({ exchange }: { exchange: Exchange }) {
       <Facts
         facts={[
           { name: "Keys computed, with the cache", value: compact(cost.projections_cached) },
-          { name: "Without it, as counted", value: compact(cost.projections_uncached) },
-          { name: "The cache saved", value: saved ? saved.toFixed(saved < 10 ? 1 : 0) : "–", unit: "times the work" },
+          { name: "Without the cache it would be", value: compact(cost.projections_uncached) },
+          { name: "Work saved", value: saved ? saved.toFixed(saved < 10 ? 1 : 0) : "–", unit: "times" },
           { name: "Tokens written", value: written.length },
-          { name: "A token takes", value: mean ? duration(mean) : "–" },
-          { name: "To the first one", value: cost.ms_first ? duration(cost.ms_first) : "–" },
+          { name: "Time for a token", value: mean ? duration(mean) : "–" },
+          { name: "Until the first token", value: cost.ms_first ? duration(cost.ms_first) : "–" },
         ]}
       />
     </Card>

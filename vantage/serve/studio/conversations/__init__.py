@@ -1,0 +1,1 @@
+"""The list of conversations, beside the Chat page."""
