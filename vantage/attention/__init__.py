@@ -5,6 +5,7 @@ from vantage.attention.delta import GatedDelta
 from vantage.attention.gate import OutputGate
 from vantage.attention.gated_convolution import GatedConvolution
 from vantage.attention.grouped import GroupedQuery, GroupedQueryAttention
+from vantage.attention.kimi_delta import KimiDelta
 from vantage.attention.latent import Latent, LatentAttention
 from vantage.attention.qk import LengthTemperature, QKNorm
 from vantage.attention.recurrent import Additive, Dot, General, RecurrentAttention
@@ -24,6 +25,7 @@ __all__ = [
     "General",
     "GroupedQuery",
     "GroupedQueryAttention",
+    "KimiDelta",
     "Latent",
     "LatentAttention",
     "LengthTemperature",
@@ -41,6 +43,7 @@ ATTENTIONS: Registry[AttentionConfig] = Registry(
         "latent",
         "gated_convolution",
         "delta",
+        "kimi_delta",
     ),
     needs=("shape", "cache_shape", "build", "build_cross"),
 )

@@ -89,7 +89,7 @@ class GatedDeltaRule(nn.Module):
         q, k, v = F.silu(mixed).split((keys, keys, s.heads * s.value_dim), dim=-1)
         z, b, a = self.gates(x_BTD).split((s.heads * s.value_dim, s.heads, s.heads), dim=-1)
         g = -self.A_log.float().exp() * F.softplus(a.float() + self.dt_bias)
-        q, k = (_unit(t.unflatten(-1, (s.kv_heads, -1))).repeat_interleave(s.heads // s.kv_heads, 2) for t in (q, k))
+        q, k = (unit(t.unflatten(-1, (s.kv_heads, -1))).repeat_interleave(s.heads // s.kv_heads, 2) for t in (q, k))
         v = v.unflatten(-1, (s.heads, -1))
         out, matrices = delta_rule(q, k, v, g, b.sigmoid(), matrix, ctx.pos, columns)
         states.write(ctx.pos, columns, list(zip(matrices, inputs, strict=True)))
@@ -123,22 +123,26 @@ def delta_rule(
     q_BTHd: Tensor,
     k_BTHd: Tensor,
     v_BTHe: Tensor,
-    g_BTH: Tensor,
+    g: Tensor,
     beta_BTH: Tensor,
     state_BHde: Tensor,
     pos: Positions,
     columns: tuple[int, ...],
 ) -> tuple[Tensor, list[Tensor]]:
-    """The outputs (B, T, H, e), and the states (B, H, d, e) after each of these columns. In float32 at least."""
+    """The outputs (B, T, H, e), and the states (B, H, d, e) after each of these columns. In float32 at least.
+
+    ``g``: one for each head (B, T, H), or for each channel of the keys (B, T, H, d).
+    """
     wide = state_BHde.dtype
-    q, k, v, g, beta = (t.to(wide) for t in (q_BTHd, k_BTHd, v_BTHe, g_BTH, beta_BTH))
+    q, k, v, g, beta = (t.to(wide) for t in (q_BTHd, k_BTHd, v_BTHe, g, beta_BTH))
+    g = g[..., None] if g.dim() == 3 else g
     q = q * q.shape[-1] ** -0.5
     filled = pos.filled[..., None, None, None]
     begins = None if pos.segment is None else (pos.order == pos.segment)[..., None, None, None]
     state, outputs, kept = state_BHde, [], []
     for t in range(q.shape[1]):
         old = state if begins is None else torch.where(begins[:, t], 0, state)
-        faded = old * g[:, t].exp()[..., None, None]
+        faded = old * g[:, t].exp()[..., None]
         missing = v[:, t] - torch.einsum("bhd,bhde->bhe", k[:, t], faded)
         new = faded + torch.einsum("bhd,bhe->bhde", k[:, t], beta[:, t, :, None] * missing)
         outputs.append(torch.einsum("bhd,bhde->bhe", q[:, t], new))
@@ -148,7 +152,7 @@ def delta_rule(
     return torch.stack(outputs, 1), kept
 
 
-def _unit(x: Tensor) -> Tensor:
+def unit(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + EPS)
 
 
