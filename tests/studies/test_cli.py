@@ -52,7 +52,7 @@ def as_json(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> An
 def test_the_list(capsys) -> None:
     assert main(["study", "list"]) == 0
     shown = capsys.readouterr().out
-    assert [line.split()[0] for line in shown.splitlines() if line[:1] in "APTK"] == list(registry.tags())
+    assert [line.split()[0] for line in shown.splitlines() if line[:1] in "APTKI"] == list(registry.tags())
     assert "trains" in shown
     assert "needs smollm2" in shown
     told = as_json(capsys, "list")

@@ -9,8 +9,14 @@ from pathlib import Path
 from vantage.errors import BadInput, nearest
 from vantage.studies.study import Study
 
-FILE = re.compile(r"([aptk])(\d\d)_[a-z0-9_]+\.py")
-LETTERS = {"A": "Attention", "P": "Position", "T": "Transformer", "K": "Cached generation"}  # in this order
+FILE = re.compile(r"([aptki])(\d\d)_[a-z0-9_]+\.py")
+LETTERS = {  # in this order
+    "A": "Attention",
+    "P": "Position",
+    "T": "Transformer",
+    "K": "Cached generation",
+    "I": "Interventions",
+}
 TAG = re.compile(rf"([{''.join(LETTERS)}])0*(\d+)")
 
 

@@ -24,6 +24,8 @@ SOURCES = {
     "S2": "Understanding language models (NLP notes)",
     "S3": "Positional encoding (a course week)",
     "S4": "Attention exploration (CS224N, assignment 4)",
+    "S5": "In-context learning and induction heads (Olsson et al. 2022)",
+    "S6": "Efficient streaming language models with attention sinks (Xiao et al. 2023)",
 }
 VERDICTS = {"agrees": "agrees", "erratum": "erratum", "mixed": "agrees in part"}
 MOST_ROWS = 60  # of a figure's numbers in the page; longer tables are in the JSON

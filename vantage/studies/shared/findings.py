@@ -27,6 +27,11 @@ def interval(samples: Sequence[float]) -> tuple[float, float]:
     return middle - half, middle + half
 
 
+def more_in_pairs(high: Sequence[float], low: Sequence[float]) -> bool:
+    """Whether the first of each pair is larger in the mean, by more than the interval of their differences."""
+    return interval([a - b for a, b in zip(high, low, strict=True)])[0] > 0
+
+
 def compared(
     what: str, ours: Value, document: Value, *, within: float = 0.0, interval: tuple[float, float] | None = None
 ) -> Number:

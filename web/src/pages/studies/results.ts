@@ -21,4 +21,5 @@ export const GROUPS: [string, string][] = [
   ["P", "Position"],
   ["T", "Transformers"],
   ["K", "The cache"],
+  ["I", "Interventions"],
 ];
