@@ -31,7 +31,7 @@ NPM := sh web/npm.sh $(VENV)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env types web browser cross ray triton lens run test test-all check format bench clean
+.PHONY: help env types web kernels browser cross ray triton lens run test test-all check format bench clean
 
 help: ## say what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -66,7 +66,7 @@ bench: env $(PEERS_READY) lens ## measure against the peers: make bench NAME="fo
 	$(BIN)/python -m bench $(NAME) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 clean: ## remove what make made, the environments included
-	rm -rf $(VENV) $(PEERS) $(LENS) web/node_modules $(dir $(PAGE)) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS) $(LENS) web/node_modules $(dir $(PAGE)) vantage/kernels/native/built build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find vantage tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 env: $(READY) ## only the environment
@@ -75,6 +75,9 @@ types: env ## write the page's types from the models of the studio's API
 	$(BIN)/python -m vantage.serve.studio.types
 
 web: $(PAGE) ## build the studio's page, where its sources have changed
+
+kernels: env ## build the native CPU kernels ahead, for the wheel: Linux on x86-64 and, with a cross compiler, aarch64
+	$(BIN)/python -m vantage.kernels.native.built_ahead
 
 browser: ## a Chromium for the browser tests: the machine's, or Debian's where it may be installed
 	@command -v chromium || command -v chromium-browser || command -v google-chrome || { \

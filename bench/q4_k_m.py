@@ -3,20 +3,23 @@ steps and a prompt, against llama.cpp. The file is written first, which takes so
 
 from bench.harness import PEERS, Bench, Contestant, Goal
 
-TASKS = (("decode", 16), ("decode", 512), ("decode", 2048), ("prefill", 512))
+TASKS = (("decode", 16), ("decode", 512), ("decode", 2048), ("decode", 8000), ("prefill", 512))
 
 
 def contestants(task: str, context: int) -> tuple[Contestant, ...]:
     params = {"task": task, "context": context, "large": True}
-    return (
+    both = (
         Contestant(f"vantage {task} {context}", "smollm2_vantage.py", params=params),
         Contestant(f"llama.cpp {task} {context}", "smollm2_llama_cpp.py", PEERS, params),
     )
+    if task == "decode":
+        return both
+    return (*both, Contestant(f"vantage fast {task} {context}", "smollm2_vantage.py", params={**params, "fast": True}))
 
 
 BENCH = Bench(
     name="q4_k_m",
-    title="Random weights of 1.5B in Q4_K_M: a decode step after 16, 512 and 2,048 tokens; a prompt of 512",
+    title="Random weights of 1.5B in Q4_K_M: a decode step after 16, 512, 2,048 and 8,000 tokens; a prompt of 512",
     contestants=tuple(c for task, context in TASKS for c in contestants(task, context)),
     goals=tuple(
         Goal(f"vantage {task} {n}", f"llama.cpp {task} {n}", limit)

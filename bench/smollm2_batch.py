@@ -11,5 +11,5 @@ BENCH = Bench(
         Contestant("vantage", "smollm2_vantage.py", params=PARAMS),
         Contestant("llama.cpp", "smollm2_llama_cpp.py", PEERS, PARAMS),
     ),
-    goals=(Goal("vantage", "llama.cpp", 1 / 2),),
+    goals=(Goal("vantage", "llama.cpp", 1 / 1.5),),
 )

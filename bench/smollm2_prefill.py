@@ -10,6 +10,7 @@ def contestants(length: int) -> tuple[Contestant, ...]:
     return (
         Contestant(f"vantage {length}", "smollm2_vantage.py", params=params),
         Contestant(f"llama.cpp {length}", "smollm2_llama_cpp.py", PEERS, params),
+        Contestant(f"vantage fast {length}", "smollm2_vantage.py", params={**params, "fast": True}),
     )
 
 

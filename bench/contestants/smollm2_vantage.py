@@ -24,11 +24,12 @@ def setup(
     large: bool = False,
     busy: int = 0,
     threads: int = 0,
+    fast: bool = False,
 ) -> None:
-    """``busy``: other processes that keep a core busy each, while this one is measured."""
+    """``busy``: other processes that keep a core busy each, while this one is measured. ``fast``: prompts in 8 bits."""
     global model, tokens, what, n, count, others, own_threads
     own_threads = threads
-    model = vt.load(large_file() if large else "smollm2", dtype=dtype)
+    model = vt.load(large_file() if large else "smollm2", dtype=dtype, fast=fast)
     what, n, count, others = task, context, rows, busy
     tokens = torch.tensor([model.tokenizer.encode(text())[: context + rows * 8]])
 

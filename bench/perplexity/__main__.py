@@ -13,7 +13,14 @@ import torch
 
 import vantage as vt
 
-WAYS: dict[str, torch.dtype | str] = {"float32": torch.float32, "auto": "auto", "int8": "int8", "int4": "int4"}
+WAYS: dict[str, tuple[torch.dtype | str, str | None]] = {  # weights; keys and values
+    "float32": (torch.float32, None),
+    "auto, keys and values float32": ("auto", None),
+    "auto, keys and values float16": ("auto", "float16"),
+    "auto, keys and values int8": ("auto", "int8"),
+    "int8": ("int8", "auto"),
+    "int4": ("int4", "auto"),
+}
 
 
 @torch.inference_mode()
@@ -37,13 +44,14 @@ def main() -> None:
     tokens = vt.load(args.model).tokenizer.encode(args.file.read_text(encoding="utf-8"))
     windows = torch.tensor(tokens[: args.windows * args.window]).view(-1, args.window)
     first: tuple[float, torch.Tensor] | None = None
-    for name, dtype in WAYS.items():
+    for name, (dtype, kv_dtype) in WAYS.items():
         model = vt.load(args.model, dtype=dtype)
+        model.kv_dtype = kv_dtype
         nats, best = loss(model, windows)
         first = first or (nats, best)
         agree = (best == first[1]).float().mean()
         print(
-            f"{name:8s} perplexity {math.exp(nats):8.4f}  against float32 {math.exp(nats - first[0]) - 1:+.3%}  "
+            f"{name:30s} perplexity {math.exp(nats):8.4f}  against float32 {math.exp(nats - first[0]) - 1:+.3%}  "
             f"same best token {agree:.2%}",
             flush=True,
         )

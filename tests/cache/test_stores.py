@@ -221,8 +221,12 @@ def test_it_counts_the_tokens_it_was_given(make):
         pos, x = Positions.arange(2, width, start=start), torch.randn(2, 1, width, 2)
         cache.append(pos, x, x)
         assert cache.store.written == seen
-        other.store.enter(other.ledger.place(pos), 2 * width)  # a kernel writes by itself
-        assert other.store.written == seen
+        other.store.enter(other.ledger.place(pos), 2 * width, "native")  # a kernel writes by itself
+        assert (other.store.written, cache.store.paths, other.store.paths) == (
+            seen,
+            {"modules": seen},
+            {"native": seen},
+        )
 
 
 def test_it_counts_how_often_its_buffers_became_other_ones():

@@ -55,7 +55,7 @@ def packed_of(model) -> dict[str, PackedWeight]:
     return {name: m for name, m in modules if isinstance(m, PackedWeight)}
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_1"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_1", "F16", "BF16"])
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "gemma3", "gpt2", "bert"])
 def test_blocks_stay_and_mean_what_they_meant(arch, kind, tmp_path, monkeypatch):
     file = quantised(tmp_path / "x.gguf", arch, kind, monkeypatch)
@@ -91,6 +91,26 @@ def test_a_file_of_several_kinds_stays_in_its_blocks(tmp_path, monkeypatch):
         cache = kept.new_cache(batch=len(TOKENS))
         steps = torch.cat([kept(TOKENS[:, i : i + 1], cache=cache) for i in range(TOKENS.shape[1])], 1)
     assert float((got - want).abs().max() / want.abs().max()) < 5e-3
+    assert torch.equal(steps, got)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_folders_16_bits_stay_and_run_natively(dtype, tmp_path):
+    """The folder's numbers to the bit, no float32 copy of them, and the same bits however tokens arrive."""
+    vt.save(vt.build(vt.decoder(vocab=70, width=64, layers=2, heads=4, kv_heads=2)).to(dtype), tmp_path)
+    kept, plain = vt.load(tmp_path, dtype="auto"), vt.load(tmp_path)
+    weights, parameters = packed_of(kept), dict(plain.named_parameters(remove_duplicate=False))
+    assert sorted(weights) == sorted(name for name, w in parameters.items() if w.ndim == 2)
+    for name, packed in weights.items():
+        assert packed.formats == [Format.F16 if dtype is torch.float16 else Format.BF16]
+        assert torch.equal(packed.unpack(torch.float32), parameters[name])
+        assert sum(data.nbytes for data in packed.buffers()) <= 2 * -(-packed.outputs // 16) * 16 * packed.inputs
+    kept.kernel, kept.kv_dtype = "native", None  # it refuses what it cannot run; nothing else is rounded
+    with torch.inference_mode():
+        got, want = kept(TOKENS), plain(TOKENS)
+        cache = kept.new_cache(batch=len(TOKENS))
+        steps = torch.cat([kept(part, cache=cache) for part in TOKENS.split([5, 1, 1, 5], 1)], 1)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
     assert torch.equal(steps, got)
 
 

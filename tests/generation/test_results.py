@@ -7,6 +7,8 @@ import pytest
 import vantage as vt
 from tests.generation.folder import chat_model, tokenizer
 from tests.generation.scenario import own
+from vantage.kernels.native import native
+from vantage.model.packed import quantise
 
 TEXT = "the cat sat on a mat"
 
@@ -71,3 +73,20 @@ def test_an_engine_says_where_it_stands(model):
     assert repr(engine) == "<Engine: 1 waiting, 0 tokens generated>"
     engine.run()
     assert repr(engine) == "<Engine: 0 waiting, 3 tokens generated, idle>"
+
+
+@pytest.mark.skipif(native() is None, reason="no C++ compiler here")
+@pytest.mark.parametrize("draft", [None, vt.Lookup()])
+def test_stats_say_which_path_computed_how_many_tokens(draft):
+    model = vt.build(vt.decoder(vocab=64, width=64, layers=2, heads=4, kv_heads=2)).eval()
+    quantise(model, 4)
+    prompt = list(range(20))
+    stats = vt.generate(model, prompt, max_tokens=4, draft=draft, stats=True).stats
+    assert stats.paths == {"native": max(stats.projections)}
+    assert f"path         {max(stats.projections)} tokens native" in str(stats)
+    model.fast = True
+    fast = vt.generate(model, prompt, max_tokens=4, draft=draft, stats=True).stats.paths
+    assert sum(fast.values()) == max(stats.projections)
+    assert fast.keys() <= {"native", "native fast"}
+    model.kernel = "reference"
+    assert vt.generate(model, prompt, max_tokens=4, draft=draft, stats=True).stats.paths.keys() == {"modules"}

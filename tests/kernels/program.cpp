@@ -17,40 +17,46 @@ void give(const std::vector<T>& values) {
     std::fwrite(values.data(), sizeof(T), values.size(), stdout);
 }
 
-// format, outputs, inputs, rows, bytes of the packed matrix; GGUF blocks; activations. The packed matrix, the product,
+// format, outputs, inputs, rows, bytes of the packed matrix and of the blocks, fast; GGUF blocks; activations. The packed matrix, the product,
 // and the matrix itself.
 void product_request(int threads) {
-    const auto n = take<int32_t>(6);
+    const auto n = take<int32_t>(7);
     const int64_t outputs = n[1], inputs = n[2], rows = n[3];
     std::vector<uint8_t> packed(n[4]);
     const auto blocks = take<uint8_t>(n[5]);
     const auto x = take<float>(rows * inputs);
     const Matrix w{packed.data(), nullptr, n[0], (int32_t)outputs, (int32_t)inputs, 0};
     std::vector<float> y(rows * outputs), dense(outputs * inputs);
-    if (vantage_repack(&w, blocks.data(), threads) || vantage_linear(&w, x.data(), y.data(), rows, threads)) std::exit(4);
+    if (vantage_repack(&w, blocks.data(), threads) || vantage_linear(&w, x.data(), y.data(), rows, threads, n[6])) std::exit(4);
     std::vector<int64_t> ids(outputs);
     for (int64_t i = 0; i < outputs; i++) ids[i] = i;
     vantage_rows(&w, ids.data(), outputs, dense.data());
     give(packed), give(y), give(dense);
 }
 
-// heads, kv_heads, dim, tokens held, new tokens; the cache of keys and of values (kv_heads, all tokens, dim); queries,
-// keys and values of the new tokens side by side. What the queries get.
+// heads, kv_heads, dim, tokens held, new tokens, in which form they are kept; the cache of keys and of values (kv_heads,
+// all tokens, dim); queries, keys and values of the new tokens side by side. What the queries get.
 void attention_request(int threads) {
-    const auto n = take<int32_t>(5);
+    const auto n = take<int32_t>(6);
     const int64_t heads = n[0], kv = n[1], dim = n[2], held = n[3], tokens = n[4], all = held + tokens;
     auto k = take<float>(kv * all * dim), v = take<float>(kv * all * dim);
+    std::vector<float> k_scale(kv * all), v_scale(kv * all);
+    for (int64_t i = 0; i < kv * all; i++) {  // in place: a number takes no more room than in float32
+        const std::vector<float> key(k.begin() + i * dim, k.begin() + (i + 1) * dim), value(v.begin() + i * dim, v.begin() + (i + 1) * dim);
+        if (n[5] == HALVES) keep(key.data(), dim, (uint16_t*)k.data() + i * dim, nullptr), keep(value.data(), dim, (uint16_t*)v.data() + i * dim, nullptr);
+        if (n[5] == BYTES) keep(key.data(), dim, (int8_t*)k.data() + i * dim, &k_scale[i]), keep(value.data(), dim, (int8_t*)v.data() + i * dim, &v_scale[i]);
+    }
     auto qkv = take<float>(tokens * (heads + 2 * kv) * dim);
     std::vector<float> out(tokens * heads * dim);
     const Buffer buffers[2] = {{qkv.data(), (heads + 2 * kv) * dim}, {out.data(), heads * dim}};
-    const LayerStore store{k.data(), v.data(), all * dim, all * dim, 0, 0, (int32_t)dim, (int32_t)dim};
+    const LayerStore store{k.data(), v.data(), k_scale.data(), v_scale.data(), all * dim, all * dim, 0, 0, (int32_t)dim, (int32_t)dim, n[5], 0};
     const RowLocation location{nullptr, 0, 0, held};
     Op ops[2] = {};
     ops[0].kind = APPEND;
     ops[0].n[0] = (int32_t)(heads * dim), ops[0].n[1] = (int32_t)((heads + kv) * dim), ops[0].n[4] = (int32_t)kv;
     ops[1].kind = ATTEND, ops[1].dst = 1;
     ops[1].n[1] = (int32_t)heads, ops[1].n[2] = (int32_t)kv, ops[1].f[0] = 0.125f;
-    const ProgramCall call{ops, buffers, nullptr, &store, &location, 2, 1, tokens};
+    const ProgramCall call{ops, buffers, nullptr, &store, &location, 2, 1, tokens, 0};
     if (vantage_run(&call, threads)) std::exit(4);
     give(out);
 }

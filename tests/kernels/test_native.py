@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,9 +18,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vantage.errors import BadInput
-from vantage.kernels.native import Format, Native, matrix, native
+from vantage.kernels.native import FEW, Format, Native, built_ahead, matrix, native
 from vantage.kernels.native.build import CannotBuild, compile_to, find_compiler
-from vantage.model.packed import QUANTISED, Packed, PackedLinear, PackedTable, PackedWeight
+from vantage.model.packed import PACKED_TYPES, Packed, PackedLinear, PackedTable, PackedWeight
 
 backend = native()
 needs_compiler = pytest.mark.skipif(backend is None, reason="no C++ compiler here")
@@ -28,11 +30,18 @@ HALVES = {  # where the half-precision numbers of a GGUF block stand: first byte
     "Q8_0": (0, 1), "Q4_0": (0, 1), "Q4_1": (0, 2), "Q5_0": (0, 1), "Q5_1": (0, 2), "IQ4_NL": (0, 1), "IQ4_XS": (0, 1),
     "Q2_K": (80, 2), "Q3_K": (108, 1), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208, 1),
 }  # fmt: skip
-KINDS = sorted(QUANTISED)
+KINDS = sorted(PACKED_TYPES)
+SIXTEEN = {"F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def rows(kind: str, outputs: int, inputs: int, seed: int = 0) -> Tensor:
     """Rows of random GGUF blocks: any bytes for the numbers, finite scales."""
+    if kind in SIXTEEN:
+        return (
+            torch.randn((outputs, inputs), generator=torch.Generator().manual_seed(seed))
+            .to(SIXTEEN[kind])
+            .view(torch.uint8)
+        )
     size, width = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     draw = torch.Generator().manual_seed(seed)
     shape = (outputs, inputs // size)
@@ -53,7 +62,7 @@ def packed(kind: str, outputs: int, inputs: int) -> Packed:
 
 
 def inputs_of(kind: str, blocks: int) -> int:
-    return blocks * GGML_QUANT_SIZES[GGMLQuantizationType[kind]][0]
+    return blocks * max(32, GGML_QUANT_SIZES[GGMLQuantizationType[kind]][0])
 
 
 @needs_compiler
@@ -70,9 +79,10 @@ def test_packed_blocks_are_what_gguf_says(kind: str, outputs: int):
 
 @needs_compiler
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"MXFP4"}))
-def test_a_scale_that_is_no_number_is_noticed(kind: str):
-    raw, (first, _) = rows(kind, 20, inputs_of(kind, 2)), HALVES[kind]
-    raw[19, first : first + 2] = torch.tensor([0, 0x7C], dtype=torch.uint8)  # infinity
+def test_a_number_that_is_not_finite_is_noticed(kind: str):
+    raw, (first, _) = rows(kind, 20, inputs_of(kind, 2)), HALVES.get(kind, (0, 1))
+    infinity = torch.tensor(float("inf"), dtype=SIXTEEN.get(kind, torch.float16))
+    raw[19, first : first + 2] = infinity.view(1).view(torch.uint8)
     assert Packed.of_blocks(raw, kind) is None
 
 
@@ -124,7 +134,7 @@ def test_products_equal_the_unpacked_weights(kind: str, outputs: int, count: int
     finally:
         torch.set_num_threads(before)
     want = x.double() @ weight.double().T + (0 if bias is None else bias.double())
-    allowed = 1e-5 * (1 + want.abs()) + (0 if kind == "dense" else rounding(x, weight))
+    allowed = 1e-5 * (1 + want.abs()) + (0 if kind in ("dense", *SIXTEEN) else rounding(x, weight))
     assert ((got - want).abs() <= allowed).all()
 
 
@@ -132,6 +142,20 @@ def rounding(x: Tensor, weight: Tensor) -> Tensor:
     """The most that 16 bits for each block of 32 activations can change, (m, outputs): half a step of every one."""
     steps = x.double().unflatten(1, (-1, 32)).abs().amax(2) / 32767
     return 0.5 * steps @ weight.double().unflatten(1, (-1, 32)).abs().sum(2).T
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("m", [12, 13, 50])
+def test_fast_products_of_many_rows_err_by_8_bits(kind: str, m: int):
+    assert backend is not None
+    weight = packed(kind, 100, inputs_of(kind, 3))
+    x, dense = torch.randn(m, weight.inputs), weight.unpack()
+    exact, fast = backend.linear(weight.matrix(), x), backend.linear(weight.matrix(), x, fast=True)
+    differs = m > FEW and backend.has_fast(weight.matrix())
+    assert torch.equal(fast, exact) != differs
+    off = (fast - x.double() @ dense.double().T).abs()
+    assert (off <= 1e-5 * (1 + exact.abs()) + rounding(x, dense) * (32767 / 127 if differs else 1)).all()
 
 
 @needs_compiler
@@ -171,7 +195,9 @@ def test_gradients_pass_through_packed_weights():
 
 
 PROGRAM = """
-import torch, warnings, vantage as vt
+import pathlib, sys, torch, warnings, vantage as vt
+from vantage.kernels.native import built_ahead
+built_ahead.FOLDER = pathlib.Path(sys.argv[1])
 warnings.simplefilter("always")
 m = vt.build(vt.decoder(vocab=64, width=64, layers=2, heads=4)).eval()
 tokens = torch.arange(10)[None]
@@ -186,9 +212,10 @@ print(len([w for w in said if "torch's own operators" in str(w.message)]), str(s
 """
 
 
-def run(**environment: str) -> str:
+def run(built: Path = Path("nothing"), **environment: str) -> str:
+    """``built``: the folder of libraries that were built ahead."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", PROGRAM, str(built)],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
@@ -248,6 +275,19 @@ def test_without_a_compiler_all_works_and_is_said_once(tmp_path: Path):
     assert said.startswith("1 no C++ compiler was found")
 
 
+@needs_compiler
+@pytest.mark.skipif(sys.platform != "linux", reason="libraries are built ahead for Linux")
+def test_without_a_compiler_a_library_that_was_built_ahead_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The one that runs here, under the name of the plainest target of this machine."""
+    monkeypatch.setattr(built_ahead, "FOLDER", tmp_path)
+    name = [name for name, target in built_ahead.TARGETS.items() if target.machine == platform.machine()][-1]
+    library = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/native-" in line)
+    shutil.copy(library, built_ahead.library_path(name))
+    assert run(tmp_path, PATH=str(tmp_path), CXX="", VANTAGE_HOME=str(tmp_path)).split() == ["0"]
+    built_ahead.library_path(name).rename(tmp_path / f"{name}-{'0' * 12}.so")  # built from other sources
+    assert run(tmp_path, PATH=str(tmp_path), CXX="", VANTAGE_HOME=str(tmp_path)).startswith("1 no C++ compiler")
+
+
 def test_it_can_be_turned_off():
     assert run(VANTAGE_NATIVE="0").startswith("1 VANTAGE_NATIVE=0")
 
@@ -275,7 +315,7 @@ def test_older_processors_get_the_same(machine: str, tmp_path: Path):
     for kind in KINDS:
         inputs = inputs_of(kind, 2)
         raw = rows(kind, 40, inputs)
-        if kind != "MXFP4":
+        if kind in HALVES:
             at = HALVES[kind][0]
             raw[0, at : at + 2] = torch.tensor([3, 0])  # a subnormal scale
         weight = Packed.of_blocks(raw, kind)

@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 import vantage as vt
+from vantage.cache import CacheKind
+from vantage.cache.kinds.quantised import QuantisedCache
 from vantage.conformance.scenarios import sharpen
-from vantage.errors import Refused
+from vantage.errors import BadInput, Refused
 from vantage.kernels.native import native
 from vantage.model.lowered import run as lowered_run
 from vantage.model.packed import quantise
@@ -55,7 +57,11 @@ def made(of: vt.ModelSpec) -> vt.Model:
 
 @torch.inference_mode()
 def both(
-    model: vt.Model, tokens: torch.Tensor, chunks: list[int], kind: str = "contiguous", allowed: float = 1e-4
+    model: vt.Model,
+    tokens: torch.Tensor,
+    chunks: list[int],
+    kind: str | CacheKind = "contiguous",
+    allowed: float = 1e-4,
 ) -> None:
     """The same chunks, with whole steps and without."""
     found = []
@@ -104,16 +110,67 @@ def test_one_thread_or_three_give_the_same_bits(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("kind", ["contiguous", "paged"])
 @pytest.mark.parametrize("options", [{}, {"window": 70}, {"position": "alibi"}], ids=str)
-def test_packed_weights_give_the_same_bits_however_tokens_arrive(kind: str, options: dict):
+@pytest.mark.parametrize("kv_dtype", [None, "float16", "int8"])
+def test_packed_weights_give_the_same_bits_however_tokens_arrive(kind: str, options: dict, kv_dtype: str | None):
     """One pass without a cache, chunks of any size, token by token: cached equals uncached to the last bit."""
     model, tokens = made(spec(**options)), torch.randint(50, (2, 300))
     quantise(model, 4)
+    model.kv_dtype = kv_dtype
+    model.kernel = "native"  # which refuses what it cannot run
     with torch.inference_mode():
         whole = model(tokens)
         for chunks in ([300], [150, 1, 1, 48, 100], [1] * 20 + [280], [299, 1], [7, 3, 290]):
             cache = model.new_cache(2, kind=kind)
             parts = [model(part, cache=cache) for part in tokens.split(chunks, 1)]
             assert torch.equal(torch.cat(parts, 1), whole), chunks
+
+
+@pytest.mark.parametrize(("kv_dtype", "bytes_each"), [(None, 4), ("float16", 2), ("int8", 1 + 4 / 16)])
+@pytest.mark.parametrize("packed", [False, True])
+def test_keys_and_values_in_fewer_bits(kv_dtype: str | None, bytes_each: float, packed: bool):
+    """Native steps, modules with a cache and modules without one round alike; and the cache is as small as that."""
+    model, tokens = made(spec()), torch.randint(50, (2, 40))
+    if packed:
+        quantise(model, 8)
+        assert model.kv_dtype == "float16"  # unless said
+    else:
+        assert model.kv_dtype is None
+    model.kv_dtype = kv_dtype
+    allowed = 1e-4 if not packed and kv_dtype is None else 1e-2  # a rounding may fall the other way
+    both(model, tokens, [4, 3, *[1] * 33], allowed=allowed)
+    with torch.inference_mode():
+        cache = model.new_cache(2, capacity=40)
+        cached = torch.cat([model(part, cache=cache) for part in tokens.split([5, 35], 1)], 1)
+        model.kernel = "reference"
+        torch.testing.assert_close(model(tokens), cached, rtol=allowed, atol=allowed)
+    assert cache.bytes == 2 * 2 * 40 * 2 * 2 * 16 * bytes_each  # layers, rows, tokens, heads, keys and values of 16
+
+
+def test_a_precision_that_there_is_not_is_refused():
+    with pytest.raises(BadInput, match=r'kv_dtype=\'int4\': give "float16", "int8", "auto", or None'):
+        made(spec()).kv_dtype = "int4"
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_a_quantised_cache_runs_natively(bits: int):
+    both(made(spec()), torch.randint(50, (2, 12)), [4, 3, 1, 1, 1, 2], QuantisedCache(bits=bits), allowed=1e-2)
+
+
+def test_a_fast_prompt_takes_another_path_and_steps_do_not():
+    model, tokens = made(spec()), torch.randint(50, (1, 60))
+    quantise(model, 4)
+    has_fast = lowered_run.Lowered(model, native())._has_fast
+    with torch.inference_mode():
+        exact, caches = model(tokens), [model.new_cache() for _ in range(2)]
+        steps = torch.cat([model(part, cache=caches[0]) for part in tokens.split([12] * 5, 1)], 1)
+        model.fast = True
+        fast = torch.cat([model(part, cache=caches[1]) for part in tokens.split([50, 1, 9], 1)], 1)
+        assert torch.equal(model(tokens[:, :12]), exact[:, :12])
+    assert torch.equal(steps, exact)
+    assert torch.equal(fast, exact) == (not has_fast)  # where the processor has no such instructions all is as ever
+    assert float((fast - exact).norm() / exact.norm()) < 0.05
+    ran = [cache.layers[0].store.paths for cache in caches]
+    assert ran == [{"native": 60}, {"native fast": 50, "native": 10} if has_fast else {"native": 60}]
 
 
 def test_rows_of_a_paged_batch_give_the_bits_they_give_alone():
@@ -174,7 +231,7 @@ def test_calls_that_are_not_for_it():
         with pytest.raises(Refused, match="padding"):
             model(tokens, cache=model.new_cache(2), mask=torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]]))
         with pytest.raises(Refused, match="padding"):
-            model(tokens, cache=model.new_cache(2, kind="quantised"))
+            model(tokens, cache=model.new_cache(2, kind="heavy-hitters"))
     model.double()
     with torch.inference_mode(), pytest.raises(Refused, match="float32"):
         model(tokens, cache=model.new_cache(2))

@@ -1,7 +1,7 @@
 """Caches: a ledger (where things go) times a store (what is kept), one of each arrangement for a whole model."""
 
 from vantage.cache.build import make_cache
-from vantage.cache.codecs import Codec, Int8Codec, PlainCodec, SingleCodec
+from vantage.cache.codecs import ROUNDING, Codec, HalfCodec, Int8Codec, PlainCodec, SingleCodec, rounded
 from vantage.cache.contiguous import Contiguous
 from vantage.cache.facts import NextPositions
 from vantage.cache.kinds import CACHES, CacheKind, ForgettingKind, LayerPlan, LedgerNeed, cache_kind
@@ -17,12 +17,14 @@ from vantage.cache.stores import Store
 __all__ = [
     "BLOCK",
     "CACHES",
+    "ROUNDING",
     "CacheKind",
     "CachePass",
     "CacheReport",
     "Codec",
     "Contiguous",
     "ForgettingKind",
+    "HalfCodec",
     "Holding",
     "Int8Codec",
     "LayerCache",
@@ -43,4 +45,5 @@ __all__ = [
     "Store",
     "cache_kind",
     "make_cache",
+    "rounded",
 ]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from vantage.cache.codecs import rounded
 from vantage.cache.contiguous import Contiguous
 from vantage.cache.kinds import CacheKind, ForgettingKind, LayerPlan, LedgerNeed, cache_kind
 from vantage.cache.layer_cache import LayerCache
@@ -32,13 +33,15 @@ def make_cache(
     cross: Sequence[LayerPlan] = (),
     draft: int | None = None,
     block: int | None = None,
+    kv_dtype: str | None = None,
 ) -> ModelCache:
     """A cache for a model.
 
     ``kind``: a kind by name ("contiguous", "ring", "paged", "quantised", or one that was registered) or as an object.
     ``capacity``: tokens a row can hold, or ``None`` to grow. ``draft``: how many tokens a windowed layer must be able
     to take back, 0 for a ring if not said; a paged cache lets go of what left the window only if it is said.
-    ``block``: tokens per block of a paged cache, or ``None`` for its own default.
+    ``block``: tokens per block of a paged cache, or ``None`` for its own default. ``kv_dtype``: "float16" or "int8" for
+    keys and values in fewer bits than ``dtype`` has, where the kind does not say so itself.
     """
     kind = cache_kind(kind)
     _check(plan, kind, capacity, length, draft)
@@ -52,7 +55,7 @@ def make_cache(
             need = LedgerNeed(batch, reach, capacity, draft, block, device, layer.kv_heads)
             ledgers[shares] = kind.ledger(need)
         ledger = ledgers[shares]
-        store = Store(kind.codec(layer, dtype), ledger, layer.stream_shapes(dtype))
+        store = Store(rounded(kind.codec(layer, dtype), kv_dtype), ledger, layer.stream_shapes(dtype))
         states = None
         if layer.states:
             # rows of a pool are cut where others have begun alike

@@ -132,18 +132,11 @@ class SingleCodec(Codec):
         return streams[0], streams[0][..., : self.value_dim]
 
 
-@final
-@dataclass(frozen=True)
-class Int8Codec(Codec):
-    """Another codec's streams in 8 bits: whole numbers from -127 to 127 and one scale per token and head.
+class RoundingCodec(Codec):
+    """Another codec's streams in fewer bits."""
 
-    The scale is absmax / 127, so what is read differs from what was written by at most
-    absmax / 254, where absmax is the largest magnitude of that token and head; the rounding of
-    ``dtype`` itself comes on top. The scale is kept in float32, or in float64 for a float64 model.
-    """
-
-    kind = "int8"
     of: PlainCodec | SingleCodec
+    mark: ClassVar[str]  # in a dump, where "kind" is that of the codec inside
 
     @property
     def kv_heads(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride] (read only, as in a frozen dataclass)
@@ -162,12 +155,47 @@ class Int8Codec(Codec):
         return self.of
 
     def dump(self) -> dict[str, Any]:
-        return {**self.of.dump(), INT8: True}
+        return {**self.of.dump(), self.mark: True}
+
+
+@final
+@dataclass(frozen=True)
+class HalfCodec(RoundingCodec):
+    """Half precision: 11 bits of every number."""
+
+    kind = mark = "half"
+    of: PlainCodec | SingleCodec
+
+    @classmethod
+    def from_dump(cls, saved: Mapping[str, Any]) -> HalfCodec:
+        return HalfCodec(_inside(saved))
+
+    def streams(self) -> tuple[StreamShape, ...]:
+        return tuple(StreamShape(s.width, torch.float16) for s in self.of.streams())
+
+    def encode(self, k_BGTd: Tensor, v_BGTe: Tensor) -> tuple[Tensor, ...]:
+        return tuple(x.to(torch.float16) for x in self.of.encode(k_BGTd, v_BGTe))
+
+    def decode(self, streams: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        return self.of.decode([x.to(self.of.dtype) for x in streams])
+
+
+@final
+@dataclass(frozen=True)
+class Int8Codec(RoundingCodec):
+    """8 bits: whole numbers from -127 to 127 and one scale per token and head.
+
+    The scale is absmax / 127, so what is read differs from what was written by at most
+    absmax / 254, where absmax is the largest magnitude of that token and head; the rounding of
+    ``dtype`` itself comes on top. The scale is kept in float32, or in float64 for a float64 model.
+    """
+
+    kind = mark = "int8"
+    of: PlainCodec | SingleCodec
 
     @classmethod
     def from_dump(cls, saved: Mapping[str, Any]) -> Int8Codec:
-        inside = EXACT.get(str(saved.get("kind")))
-        return damaged(f"8 bits of {saved.get('kind')!r}") if inside is None else Int8Codec(inside.from_dump(saved))
+        return Int8Codec(_inside(saved))
 
     @property
     def scale_dtype(self) -> torch.dtype:
@@ -191,8 +219,22 @@ class Int8Codec(Codec):
         return self.of.decode([(n * s).to(self.of.dtype) for n, s in zip(streams[::2], streams[1::2], strict=True)])
 
 
+def _inside(saved: Mapping[str, Any]) -> PlainCodec | SingleCodec:
+    inside = EXACT.get(str(saved.get("kind")))
+    return damaged(f"fewer bits of {saved.get('kind')!r}") if inside is None else inside.from_dump(saved)
+
+
+ROUNDING: dict[str, type[HalfCodec] | type[Int8Codec]] = {"float16": HalfCodec, "int8": Int8Codec}
+
+
+def rounded(codec: Codec, kv_dtype: str | None) -> Codec:
+    """In this precision; a codec that rounds already stays what it is, and so does one that keeps nothing."""
+    if kv_dtype is None or not isinstance(codec, (PlainCodec, SingleCodec)) or not codec.kv_heads:
+        return codec
+    return ROUNDING[kv_dtype](codec)
+
+
 EXACT: dict[str, type[PlainCodec] | type[SingleCodec]] = {PlainCodec.kind: PlainCodec, SingleCodec.kind: SingleCodec}
-INT8 = "int8"  # in a dump: "kind" is that of the codec inside
 DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float64, torch.float32, torch.float16, torch.bfloat16)}
 WIDEST = 2**20  # heads and dimensions in a dump: more is no real model
 
@@ -206,7 +248,7 @@ def token_bytes(codec: Codec, streams: Sequence[StreamShape] = ()) -> int:
 def dump_sizes(codec: Codec, dtype: torch.dtype) -> dict[str, Any]:
     """A codec that is known by its sizes and a dtype."""
     sizes = [codec.kv_heads, codec.key_dim, codec.value_dim]
-    return {"kind": codec.kind, "sizes": sizes, "dtype": str(dtype).removeprefix("torch."), INT8: False}
+    return {"kind": codec.kind, "sizes": sizes, "dtype": str(dtype).removeprefix("torch."), Int8Codec.mark: False}
 
 
 def read_sizes(saved: Mapping[str, Any]) -> tuple[int, int, int, torch.dtype]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
+import torch
 from torch import Tensor
 
+from vantage.cache.codecs import Codec
 from vantage.cache.ledger import Ledger
 from vantage.cache.running import summed
 from vantage.cache.states import NoStates, StateRows
@@ -81,11 +83,15 @@ class NoCache:
 
     late = False
 
-    def __init__(self, streams: tuple[KeptStream, ...] = (), states: tuple[StateShape, ...] = ()):
-        self._streams = streams
+    def __init__(
+        self, streams: tuple[KeptStream, ...] = (), states: tuple[StateShape, ...] = (), codec: Codec | None = None
+    ):
+        self._streams, self._codec = streams, codec  # what a cache would round is rounded here as well
         self.states = NoStates(states)
 
     def append(self, pos: Positions, k_BGTd: Tensor, v_BGTe: Tensor, *streams: Tensor) -> View:
+        if self._codec is not None and not (k_BGTd.requires_grad and torch.is_grad_enabled()):
+            k_BGTd, v_BGTe = self._codec.decode(self._codec.encode(k_BGTd, v_BGTe))
         if not self._streams:
             return View(k_BGTd, v_BGTe, pos)
         own = tuple(_kept(x, s, pos) for x, s in zip(streams, self._streams, strict=True))

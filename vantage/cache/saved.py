@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vantage.cache.codecs import INT8, Codec, Int8Codec, StreamShape, dump_streams, read_streams
+from vantage.cache.codecs import ROUNDING, Codec, StreamShape, dump_streams, read_streams
 from vantage.cache.dump import MOST, DumpReader, LedgerDump, damaged, whole_number
 from vantage.cache.kinds import codec_classes, ledger_classes
 from vantage.cache.layer_cache import LayerCache
@@ -270,7 +270,8 @@ def _codec(saved: Any) -> Codec:
     if kind not in classes:
         damaged(f"a layer keeps {str(saved)[:80]!r}")
     try:
-        return (Int8Codec if fields.get(INT8) else classes[kind]).from_dump(fields)
+        rounds = next((codec for codec in ROUNDING.values() if fields.get(codec.mark)), None)
+        return (rounds or classes[kind]).from_dump(fields)
     except BadInput as e:
         damaged(str(e))
 

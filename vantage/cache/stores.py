@@ -16,6 +16,8 @@ from vantage.cache.running import last_sum, summed
 from vantage.errors import BadInput, CacheError
 from vantage.spec.positions import Positions
 
+MODULES = "modules"  # a path: module by module
+
 
 @final
 class Store:
@@ -35,6 +37,7 @@ class Store:
         ]
         self._places = ledger.places
         self.written = 0  # tokens whose keys were projected and kept here, by every cache that shares this store
+        self.paths: dict[str, int] = {}  # those tokens by who computed them: the modules, or a kernel of its own
         self.version = 0  # how often the buffers have become other ones
         self._last: Step | None = None  # the last step written
         self._waiting: tuple[Step, tuple[Tensor, ...]] | None = None  # a deferred write
@@ -69,10 +72,10 @@ class Store:
         if (k_BGTd.requires_grad or v_BGTe.requires_grad) and torch.is_grad_enabled():
             raise BadInput("a cache keeps no gradients: use torch.no_grad() with a cache, or no cache to train")
 
-    def enter(self, step: Step, tokens: int) -> list[Tensor]:
+    def enter(self, step: Step, tokens: int, path: str) -> list[Tensor]:
         """The buffers, with room for a pass of so many tokens, for a kernel that writes into them itself."""
         buffers = self._open(step)
-        self.written += tokens
+        self._count(tokens, path)
         if isinstance(step.write, Copied):
             for buffer in buffers:
                 step.write.copy(buffer)
@@ -97,13 +100,17 @@ class Store:
         assert step.write is not None
         own = self._sums(step, streams, pos) if self.streams else ()
         entries = (*self.codec.encode(k_BGTd, v_BGTe), *own)
-        self.written += k_BGTd.shape[0] * k_BGTd.shape[2]
+        self._count(k_BGTd.shape[0] * k_BGTd.shape[2], MODULES)
         if step.deferred:
             self._waiting = (step, entries)
         else:
             for buffer, x in zip(self._buffers, entries, strict=True):
                 step.write.put(buffer, x)
         return own
+
+    def _count(self, tokens: int, path: str) -> None:
+        self.written += tokens
+        self.paths[path] = self.paths.get(path, 0) + tokens
 
     def _sums(self, step: Step, streams: Sequence[Tensor], pos: Positions | None) -> tuple[Tensor, ...]:
         own = []

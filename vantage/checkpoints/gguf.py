@@ -22,7 +22,7 @@ from gguf.quants import dequantize
 from torch import Tensor
 
 from vantage.errors import BadInput, CheckpointError
-from vantage.model.packed import QUANTISED
+from vantage.model.packed import PACKED_TYPES
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 # What the format allows, and more than any real file has: a header is refused before it is followed further.
@@ -36,7 +36,7 @@ READ = {kind: struct.Struct("<" + code) for kind, code in CODES.items()}
 NUMBERS = {kind: np.dtype("<" + code) for kind, code in CODES.items()}
 WIDTHS = {kind: reader.size for kind, reader in READ.items()} | {BOOL: 1}
 
-KINDS = {GGMLQuantizationType[name] for name in ("F32", "F16", "BF16", *sorted(QUANTISED))}
+KINDS = {GGMLQuantizationType[name] for name in ("F32", *sorted(PACKED_TYPES))}
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 from vantage.checkpoints.config import Config
 from vantage.checkpoints.gguf import GGUF
 from vantage.errors import CheckpointError, unknown
-from vantage.model.packed import QUANTISED
+from vantage.model.packed import PACKED_TYPES
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ class GGUFTensors:
         return self._undone(self._home[name], self.file.get(self._home[name], self._dtype))
 
     def blocks(self, name: str) -> tuple[str | None, Tensor]:
-        """A quantised matrix as rows of its blocks, and its type; no type where it is not one. Undoing what llama.cpp
-        changed moves whole rows of a matrix, or turns it twice."""
+        """A matrix as rows of its blocks or of 16-bit numbers, and its type; no type where it has none of these.
+        Undoing what llama.cpp changed moves whole rows of a matrix, or turns it twice."""
         theirs = self._home[name]
         stored = self.file.tensors[theirs]
-        if stored.kind.name not in QUANTISED or len(stored.shape) != 2:
+        if stored.kind.name not in PACKED_TYPES or len(stored.shape) != 2:
             return None, torch.empty(0)
         return stored.kind.name, self._undone(theirs, self.file.rows(theirs))
 

@@ -56,6 +56,7 @@ def load(
     kernel: str = "auto",
     tokenizer: Any = None,
     adapter: str | Path | None = None,
+    fast: bool = False,
 ) -> Model:
     """A model from a folder in the Hugging Face layout, a ``.gguf`` file, a training run, a name that was pulled, or a
     transformers model in memory.
@@ -68,9 +69,12 @@ def load(
     that has not finished, the best so far or the last checkpoint, and of a folder of checkpoints the last.
 
     ``dtype`` is float32 unless said. "int8" and "int4" quantise the weights of linear maps and embeddings in blocks
-    of 32; "auto" keeps the blocks of a GGUF file as they are (Q8_0, Q4_0, Q4_1), which computes the same in less
-    memory and time, and is float32 where there are none or the native kernels cannot run. Both are for running, not
+    of 32; "auto" keeps the blocks of a GGUF file and weights of 16 bits as they are, which computes the same in less
+    memory and time, and is float32 where there are none or the native kernels cannot run. All are for running, not
     for training or saving.
+
+    ``fast``: where weights are packed, prompts may meet them in 8 bits. That is sooner, but a prompt is no longer
+    computed as its tokens one by one would be. It can be changed at any time (``model.fast``); ``stats`` tell what ran.
 
     A transformers model keeps its own ``dtype`` and ``device`` unless said. No file is written. Weights that lie in
     memory alike are shared, so that training one model changes the other: embeddings, heads, norms, and linear maps
@@ -104,7 +108,7 @@ def load(
     except (BadInput, Refused, RuntimeError, ValueError, TypeError, ArithmeticError) as e:
         # the last four are torch's own: a size that overflows, a dropout of 7
         raise CheckpointError(f"{type(source).__name__ if in_memory else source}: {e}") from e
-    model.kernel = kernel
+    model.kernel, model.fast = kernel, fast
     where = torch.device("cpu" if device is None else device)
     pack = dense if how is None else packer(how, model, checkpoint, tensors, family.prefix, where)
     fill(model, links, tensors, dtype, family, copies, pack)

@@ -1,4 +1,4 @@
-"""Weights that stay quantised, or become so, while a checkpoint is loaded."""
+"""Weights that stay quantised or in 16 bits, or become quantised, while a checkpoint is loaded."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from operator import itemgetter
 import torch
 from torch import Tensor
 
+from vantage.checkpoints.folder import Folder
 from vantage.checkpoints.gguf_names import GGUFTensors
 from vantage.checkpoints.links import Link
 from vantage.checkpoints.tensor_names import Tensors
@@ -21,6 +22,7 @@ from vantage.model.packed import Packed, fits, least_bits
 Packing = Callable[[Link], list[Packed] | None]  # None: this link's parameters stay plain
 BITS = {"int8": 8, "int4": 4}
 NAMES = ("auto", *BITS)
+SIXTEEN = {torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 def dense(link: Link) -> None:
@@ -29,12 +31,16 @@ def dense(link: Link) -> None:
 
 
 def packer(name: str, model: Model, checkpoint: object, tensors: Tensors, prefix: str, device: torch.device) -> Packing:
-    """ "auto": what the file holds in blocks stays in them, where the native kernels can run; "int8" and "int4":
+    """ "auto": what the file holds in blocks or 16 bits stays so, where the native kernels can run; "int8" and "int4":
     every linear map is quantised."""
     if name == "auto":
-        if isinstance(checkpoint, GGUFTensors) and device.type == "cpu" and native() is not None:
-            return _as_stored(model, checkpoint, prefix)
-        return dense
+        if device.type != "cpu" or not isinstance(checkpoint, (GGUFTensors, Folder)) or native() is None:
+            return dense
+        return (
+            _as_stored(model, checkpoint, prefix)
+            if isinstance(checkpoint, GGUFTensors)
+            else _sixteen_bits(model, tensors)
+        )
     bits = BITS[name]
 
     def pack(link: Link) -> list[Packed] | None:
@@ -62,6 +68,24 @@ def _as_stored(model: Model, checkpoint: GGUFTensors, prefix: str) -> Packing:
         for name in names:
             checkpoint.forget(name)
         return packed
+
+    return pack
+
+
+def _sixteen_bits(model: Model, tensors: Tensors) -> Packing:
+    """Half precision and bfloat16 of a folder stay what they are, where one weight is made of one of them."""
+    memory = WeightMemory()
+
+    def pack(link: Link) -> list[Packed] | None:
+        if not _one(model, link):
+            return None
+        theirs = [tensors.get(name) for name in link.their_names]
+        kinds = {theirs.dtype for theirs in theirs}
+        if len(kinds) > 1 or not kinds <= SIXTEEN.keys():
+            return None
+        (weight,) = link.to_ours(theirs)
+        rows = weight.contiguous().view(torch.uint8)
+        return [_packed(rows, SIXTEEN[weight.dtype], link.their_names[0], memory)]
 
     return pack
 

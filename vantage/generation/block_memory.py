@@ -7,6 +7,7 @@ from typing import final
 
 from vantage.cache import ModelCache, Paged
 from vantage.generation.prefix import Match, Prefixes, PrefixKey
+from vantage.generation.stats import paths_of
 from vantage.model import Model
 
 KEPT = 64  # prefixes in a pool that grows
@@ -128,6 +129,11 @@ class BlockMemory:
             pool = layer.ledger.pool  # pyright: ignore[reportAttributeAccessIssue] (every ledger here is paged)
             total += (pool.blocks - pool.free) * pool.block * layer.store.token_bytes
         return total
+
+    @property
+    def paths(self) -> dict[str, int]:
+        """Tokens by the path that computed them."""
+        return paths_of(self._empty)
 
     @property
     def projections(self) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ comes after the first difference.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from vantage.cache import CacheKind, ModelCache, cache_kind
 from vantage.errors import BadInput, CacheError, Refused
+from vantage.generation.stats import paths_of
 from vantage.model import Model
 from vantage.spec.parts import EncoderOutput
 
@@ -47,6 +49,7 @@ class CachedSequence:
         self.tokens = list(tokens)
         self._source = source
         self._earlier = (0,) * len(cache.layers)  # keys projected into caches that were given up
+        self._earlier_paths = Counter[str]()
 
     @property
     def room(self) -> int | None:
@@ -58,6 +61,11 @@ class CachedSequence:
     def projections(self) -> tuple[int, ...]:
         """Keys projected in each layer so far, counted where the caches took them in."""
         return tuple(n + layer.store.written for n, layer in zip(self._earlier, self.cache.layers, strict=True))
+
+    @property
+    def paths(self) -> Counter[str]:
+        """Tokens by the path that computed them."""
+        return self._earlier_paths + Counter(paths_of(self.cache))
 
     def feed(self, new: Sequence[int], want: int = 1) -> Tensor:
         """Compute these tokens; the logits (want, V) of the last ones."""
@@ -105,6 +113,8 @@ class CachedSequence:
 
     def _exchange(self, cache: ModelCache) -> None:
         """Go on with another cache; what the old one took in stays counted, unless both write to one store."""
+        if self.cache.layers[0].store is not cache.layers[0].store:
+            self._earlier_paths = self.paths
         layers = zip(self._earlier, self.cache.layers, cache.layers, strict=True)
         self._earlier = tuple(n if old.store is new.store else n + old.store.written for n, old, new in layers)
         self.cache = cache

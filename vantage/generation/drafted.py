@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from typing import final
 
@@ -65,6 +66,7 @@ class DraftedWork:
 
     def __init__(self) -> None:
         self._counters, self._projections, self._bytes = Counters(), list[tuple[int, ...]](), 0
+        self._paths = Counter[str]()
 
     def add(self, loop: DecodeLoop, answer: Answer) -> None:
         counters = self._counters
@@ -80,6 +82,7 @@ class DraftedWork:
         for part, ms in loop.times.milliseconds.items():
             counters.milliseconds[part] = counters.milliseconds.get(part, 0.0) + ms
         self._projections.append(loop.row.projections)
+        self._paths += loop.row.paths
         self._bytes = max(self._bytes, loop.row.cache.bytes)  # one cache at a time
 
     def stats(self) -> Stats:
@@ -91,4 +94,5 @@ class DraftedWork:
             blocks_used=0,
             blocks_free=0,
             prefixes=0,
+            paths=dict(self._paths),
         )

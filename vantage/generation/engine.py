@@ -201,6 +201,7 @@ class Engine:
             blocks_used=memory.blocks_used,
             blocks_free=memory.blocks_free,
             prefixes=len(memory.prefixes),
+            paths=memory.paths,
         )
 
     def forget(self) -> None:

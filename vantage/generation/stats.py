@@ -8,6 +8,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, final
 
+from vantage.cache import ModelCache
+
+
+def paths_of(cache: ModelCache) -> dict[str, int]:
+    """Tokens that a cache took in, by the path that computed them."""
+    return dict(max((layer.store for layer in cache.layers), key=lambda store: store.written).paths)
+
 
 @final
 @dataclass
@@ -58,12 +65,14 @@ class Stats:
     blocks_used: int
     blocks_free: int  # of those allocated; a growing pool allocates more when it needs them
     prefixes: int  # caches kept for requests to come
+    paths: dict[str, int]  # tokens computed by "native" steps, by "native fast" ones, and module by module ("modules")
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {ms:,.1f} ms" for name, ms in self.milliseconds.items())
+        paths = ", ".join(f"{tokens:,} tokens {name}" for name, tokens in self.paths.items())
         beyond = f"context      {self.beyond_context:,} tokens generated past it"
         draft = f"draft        {self.proposed:,} tokens proposed, {self.accepted:,} accepted"
         return "\n".join(
@@ -73,6 +82,7 @@ class Stats:
                 *([beyond] if self.beyond_context else []),
                 *([draft] if "draft" in self.milliseconds else []),
                 f"projections  {max(self.projections):,} keys a layer, in {self.calls:,} calls",
+                f"path         {paths or 'none'}",
                 f"held         {self.bytes_held:,} bytes, {self.blocks_used:,} blocks used, {self.blocks_free:,} free, "
                 f"{self.prefixes:,} prefixes",
                 f"events       {self.preemptions:,} preemptions, {self.evictions:,} evictions",

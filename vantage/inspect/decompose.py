@@ -6,6 +6,8 @@ positions is put at rest (position 0): for RoPE, the turned product less the one
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
@@ -51,13 +53,24 @@ def decompose(
         raise BadInput(f"tokens of shape {tuple(tokens.shape)}: scores are taken apart for one row of tokens")
     site = _one_site(model, kind, layer)
     read = read_source(model, source)
-    with recording([site]) as passes:
+    with recording([site]) as passes, _unrounded(model):
         model.hidden(tokens, source=read)
     decomposition = split_scores(passes[site.name], heads, queries, bands=bands)
     own_labels = labels(model, tokens[0].tolist())
     of_keys = own_labels if read is None or site.kind == "self" else labels(model, read[0].tolist())
     of_queries = of_keys if site.kind == "encoder" else own_labels
     return decomposition.named([of_queries[r] for r in decomposition.queries], of_keys)
+
+
+@contextlib.contextmanager
+def _unrounded(model: Model) -> Iterator[None]:
+    """Keys in the model's own precision: parts add up to what they were made of."""
+    kv_dtype = model.kv_dtype
+    model.kv_dtype = None
+    try:
+        yield
+    finally:
+        model.kv_dtype = kv_dtype
 
 
 @torch.inference_mode()

@@ -1,7 +1,7 @@
 """How quantised weights are laid out for the native kernels, in torch: ``kernels/native/formats.h`` says it in C++.
 
 What a GGUF block holds for one output stands there side by side for 16, and the bits of its numbers in words of 32
-bits: inputs 2p and 2p + 1 at the same place of the lower and the upper half.
+bits: inputs 2p and 2p + 1 at the same place of the lower and the upper half. Numbers of 16 bits stand as they are.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Form(NamedTuple):
     minimum: bool = False
     offset: int = 0
     table: tuple[int, ...] | None = None
+    number: torch.dtype | None = None  # of 16 bits, as they are: no scales
 
     @property
     def inputs(self) -> int:
@@ -48,7 +49,7 @@ class Form(NamedTuple):
     @property
     def scales(self) -> int:
         """Bytes before the numbers, of a group of outputs."""
-        return LANES * (2 * (1 + self.minimum) + self.factors)
+        return 0 if self.number else LANES * (2 * (1 + self.minimum) + self.factors)
 
     @property
     def bytes(self) -> int:
@@ -66,13 +67,15 @@ FORMS = {
     Format.Q3_K: Form(2, 1, share=16, wide=True, offset=4),
     Format.Q4_K: Form(4, wide=True, minimum=True),
     Format.Q5_K: Form(4, 1, wide=True, minimum=True),
-    Format.Q6_K: Form(4, 2, share=16, wide=True, offset=32),
+    Format.Q6_K: Form(6, share=16, wide=True, offset=32),
     Format.IQ4_NL: Form(4, table=IQ4),
     Format.IQ4_XS: Form(4, wide=True, table=IQ4),
     Format.MXFP4: Form(4, table=E2M1),
+    Format.F16: Form(16, number=torch.float16),
+    Format.BF16: Form(16, number=torch.bfloat16),
 }
 
-# Bytes of a block in a GGUF file.
+# Bytes of so many inputs in a GGUF file.
 BLOCK_BYTES = {
     Format.Q8_0: 34,
     Format.Q4_0: 18,
@@ -87,6 +90,8 @@ BLOCK_BYTES = {
     Format.IQ4_NL: 18,
     Format.IQ4_XS: 136,
     Format.MXFP4: 17,
+    Format.F16: 64,
+    Format.BF16: 64,
 }
 
 
@@ -110,6 +115,9 @@ def unpack(data: Tensor, format: Format, outputs: int, inputs: int) -> Tensor:
     """The weights, float32 (outputs, inputs)."""
     form, groups = FORMS[format], -(-outputs // LANES)
     blocks = _separate(data.view(-1, form.bytes), groups, inputs // form.inputs)  # (groups, K, bytes)
+    if form.number:
+        numbers = blocks.contiguous().view(form.number).float().unflatten(2, (form.inputs, LANES))
+        return numbers.flatten(1, 2).transpose(1, 2).flatten(0, 1)[:outputs]
     head, body = blocks[..., : form.scales], blocks[..., form.scales :]
     apart = body.unflatten(2, (form.inputs // BLOCK, -1)).split(
         [LANES * BLOCK * bits // 8 for bits in (form.low, form.high)], 3
@@ -157,10 +165,23 @@ def _words(numbers: Tensor, bits: int) -> Tensor:
 
 def _numbers(body: Tensor, bits: int) -> Tensor:
     """The other way: (…, bytes) to (…, 32, lanes)."""
+    if bits == 6:
+        return _six_bits(body)
     words = body.contiguous().view(torch.int32).unflatten(-1, (-1, 1, 1, LANES))
     per = 16 // bits
     shifts = bits * torch.arange(per, device=body.device)[:, None] + torch.tensor([0, 16], device=body.device)
     return ((words >> shifts[..., None]) & ((1 << bits) - 1)).flatten(-4, -2)
+
+
+def _six_bits(body: Tensor) -> Tensor:
+    """Eight pairs in three words: at the lower and upper end of each half, and two in the four bits between them."""
+    three = body.contiguous().view(torch.int32).unflatten(-1, (2, 3, 1, LANES))
+    halves = three >> torch.tensor([[0], [16]], device=body.device)  # (…, 2, 3, halves, lanes)
+    low, between, high = halves & 63, (halves >> 6) & 15, (halves >> 10) & 63
+    ends = torch.stack((low, high), -3).flatten(-4, -3)  # six pairs
+    seventh = between[..., 0, :, :] | (between[..., 1, :, :] & 3) << 4
+    eighth = between[..., 2, :, :] | (between[..., 1, :, :] >> 2) << 4
+    return torch.cat((ends, torch.stack((seventh, eighth), -3)), -3).flatten(-4, -2)
 
 
 def _interleave(blocks_gKb: Tensor) -> Tensor:

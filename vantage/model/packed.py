@@ -1,9 +1,9 @@
-"""Linear maps and embeddings whose weights stay quantised, in the blocks of a GGUF file.
+"""Linear maps and embeddings whose weights stay as a file has them: in the blocks of a GGUF file, or in 16 bits.
 
 Numbers and scales are only reordered (``kernels/packed_layout.py``), so the weights are exactly what the file says. On
-a CPU the product runs in the native kernels, which round what comes in to 16 bits with a scale for each block of 32
-(``kernels/native/linear.h``) and return float32. Anywhere else the weights are unpacked first, and the product is one
-of the activations' own dtype.
+a CPU the product runs in the native kernels, which round what meets quantised weights to 16 bits with a scale for each
+block of 32 (``kernels/native/linear.h``) and return float32. Anywhere else the weights are unpacked first, and the
+product is one of the activations' own dtype.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from vantage.kernels.packed_layout import BLOCK, BLOCK_BYTES, FORMS, pack, size,
 from vantage.model.ends import Table, check_tokens
 from vantage.model.linear import replace_module
 
-QUANTISED = frozenset(format.name for format in FORMS)  # GGUF's types that stay in their blocks
+PACKED_TYPES = frozenset(format.name for format in FORMS)  # GGUF's types that stay as they are in the file
 
 
 @final
 @dataclass(frozen=True)
 class Packed:
-    """A quantised matrix (outputs, inputs)."""
+    """A matrix (outputs, inputs), quantised or in 16 bits."""
 
     data: Tensor  # bytes
     format: Format
@@ -37,7 +37,7 @@ class Packed:
 
     @staticmethod
     def of_blocks(rows_Nb: Tensor, kind: str, memory: WeightMemory | None = None) -> Packed | None:
-        """From the rows of a GGUF tensor of this type, bytes; ``None``: a scale is NaN or infinity."""
+        """From the rows of a GGUF tensor of this type, bytes; ``None``: it holds NaN or infinity."""
         format, backend = Format[kind], native()
         if backend is None:
             raise BadInput(f"blocks of {kind} need the native kernels, which are not there: unpack them to float32")

@@ -9,16 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vantage.cache import CacheKind, LayerPlan, ModelCache, NoCache, make_cache
+from vantage.cache import ROUNDING, CacheKind, LayerPlan, ModelCache, NoCache, make_cache, rounded
 from vantage.errors import BadInput, CacheError, Refused
 from vantage.kernels import chooser
 from vantage.model.assemble import assemble_blocks, build_shared
 from vantage.model.ends import Embed, Unembed
 from vantage.model.lowered import NATIVE, WholeSteps
+from vantage.model.packed import PackedWeight
 from vantage.model.part_errors import build_norm, name_failed_part
 from vantage.model.pooling import NoPooler
 from vantage.spec.masks import Everything
-from vantage.spec.model import ModelKind, ModelSpec
+from vantage.spec.model import CacheShape, ModelKind, ModelSpec
 from vantage.spec.parts import Attended, Cache, Context, EncoderOutput, Kernel, Need, View
 from vantage.spec.positions import Positions
 
@@ -45,9 +46,12 @@ class Model(nn.Module):
         if self.encoder is not None and spec.embedding.shared:
             self.encoder.embed.tokens = self.embed.tokens
         self.blocks = assemble_blocks(spec, shared)
+        self._kv_dtype: str | None = "auto"
+        self.fast = False  # whether native code may compute a prompt sooner, and not to the bits of its steps
         kept = [layer.cache_shape(spec.width) for layer in spec.layers]
         self._no_caches = [NoCache() if shape is None else NoCache(shape.streams, shape.states) for shape in kept]
         self._no_cross = [NoCache()] * len(kept)
+        self._rounding_caches: dict[tuple[str, torch.dtype], list[NoCache]] = {}
         self.norm = nn.Identity() if spec.norm is None else build_norm(spec.norm, spec.width)
         self.head = (
             nn.Identity() if spec.head is None else Unembed(spec.head, spec.vocab, spec.width, self.embed.tokens)
@@ -65,6 +69,23 @@ class Model(nn.Module):
         self._choose = chooser("auto" if kernel == NATIVE else kernel)
         self._kernel = kernel
         self.whole_steps = WholeSteps(kernel)
+
+    @property
+    def kv_dtype(self) -> str | None:
+        """The precision that keys and values are read in, from a cache or without one: "float16", "int8" (with a scale
+        for each token and head), or ``None`` for the model's own. Can be set at any time, for caches made from then on;
+        "auto", as at first, is float16 with packed weights on a CPU."""
+        if self._kv_dtype == "auto":
+            packed = isinstance(self.embed.tokens.weight, PackedWeight) and self.device.type == "cpu"
+            return "float16" if packed and self.causal else None
+        return self._kv_dtype
+
+    @kv_dtype.setter
+    def kv_dtype(self, kv_dtype: str | None) -> None:
+        if kv_dtype not in ("auto", None, *ROUNDING):
+            known = ", ".join(f'"{name}"' for name in ROUNDING)
+            raise BadInput(f'kv_dtype={kv_dtype!r}: give {known}, "auto", or None for the model\'s own')
+        self._kv_dtype = kv_dtype
 
     # ---- what everybody asks of a model
 
@@ -266,6 +287,7 @@ class Model(nn.Module):
             dtype=self.dtype,
             block=block,
             draft=draft,
+            kv_dtype=self.kv_dtype,
         )
 
     def take_caches_of(self, other: Model) -> None:
@@ -360,15 +382,34 @@ class Model(nn.Module):
         elif memory is not None and len(memory.hidden) != rows:
             raise BadInput(f"the source has {len(memory.hidden)} rows, the tokens {rows}: give one for each")
 
+    def _keeping_nothing(self) -> Sequence[Cache]:
+        """For a pass without a cache, which rounds as a cache would."""
+        kv_dtype = self.kv_dtype
+        if kv_dtype is None:
+            return self._no_caches
+        key = kv_dtype, self.dtype
+        if key not in self._rounding_caches:
+            shapes = [layer.cache_shape(self.spec.width) for layer in self.spec.layers]
+            self._rounding_caches[key] = [_no_cache(shape, *key) for shape in shapes]
+        return self._rounding_caches[key]
+
     def _caches(self, cache: ModelCache | None) -> tuple[Sequence[Cache], Sequence[Cache]]:
         if cache is None:
-            return self._no_caches, self._no_cross
+            return self._keeping_nothing(), self._no_cross
         # one for each layer that keeps something, wanted by the layer's number
         own, across = iter(cache.layers), iter(cache.cross)
         layers, every = self.spec.layers, cache.layers
         if len(every) < len(layers):
             every = [_next(own, layer.source is None) for layer in layers]
         return every, [_next(across, layer.cross is not None) for layer in layers] if cache.cross else self._no_cross
+
+
+def _no_cache(shape: CacheShape | None, kv_dtype: str, dtype: torch.dtype) -> NoCache:
+    if shape is None:
+        return NoCache()
+    exact = LayerPlan.of(shape, Everything()).codec(dtype)
+    codec = rounded(exact, kv_dtype)
+    return NoCache(shape.streams, shape.states, None if codec is exact else codec)
 
 
 def _next(caches: Iterator[Cache], some: bool) -> Cache:

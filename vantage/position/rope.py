@@ -83,6 +83,7 @@ class Rotation(nn.Module):
         self.config, self.dim = config, dim
         self.turned = int(dim * config.share)
         self._rates: dict[Any, tuple[Tensor, float]] = {}  # by length and device: the same for every step
+        self._steps: tuple[Any, Any, Any] = (None, None, None)  # the last tables for single steps: which, of what
         need_even(self.turned, f"RoPE (share {config.share} of {dim})")
 
     def query(self, q_BHTd: Tensor, pos: Positions) -> Tensor:
@@ -126,10 +127,26 @@ class Rotation(nn.Module):
 
         def make() -> tuple[Tensor, Tensor]:
             freq, factor = self.rates(pos)
-            make_tables = _opaque if torch.compiler.is_compiling() else turns
-            return make_tables(rows(pos), freq, factor, self.config.pairing, dtype)
+            if torch.compiler.is_compiling():
+                return _opaque(rows(pos), freq, factor, self.config.pairing, dtype)
+            first = pos.known.first
+            if first is None or pos.shape[1] != 1:
+                return turns(rows(pos), freq, factor, self.config.pairing, dtype)
+            # a step: tables of a few positions in a row, of which the next steps take theirs
+            block, of, tables = self._steps
+            if block != (first // STEPS, dtype) or of is not freq:
+                start = first - first % STEPS
+                with torch.inference_mode(False):
+                    ahead = torch.arange(start, start + STEPS, device=pos.device)[None]
+                    tables = turns(ahead, freq, factor, self.config.pairing, dtype)
+                self._steps = (first // STEPS, dtype), freq, tables
+            cos, sin = tables
+            return cos.narrow(2, first % STEPS, 1), sin.narrow(2, first % STEPS, 1)
 
         return pos.once((self.config, self.turned, dtype), make)
+
+
+STEPS = 32  # positions in a row whose tables are made together, once steps come one by one
 
 
 def turns(pos_RT: Tensor, freq_k: Tensor, factor: float, pairing: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ from vantage.errors import VantageError
 from vantage.kernels.native.build import CannotBuild, load
 
 HUGE_PAGE = 2**21
+FEW = 12  # rows that are computed as one is, whoever asks for fast products; see linear.h
 
 
 class Format(IntEnum):
@@ -38,6 +39,8 @@ class Format(IntEnum):
     IQ4_NL = 11
     IQ4_XS = 12
     MXFP4 = 13
+    F16 = 14
+    BF16 = 15
 
 
 class OpKind(IntEnum):
@@ -75,16 +78,28 @@ class AngleTable(ctypes.Structure):
     _fields_: ClassVar = [("cos", c_void_p), ("sin", c_void_p), ("same", c_int64)]
 
 
+class Kept(IntEnum):
+    """In which form keys and values are kept; see attend.h."""
+
+    FLOATS = 0
+    HALVES = 1
+    BYTES = 2  # with a scale for each token and head
+
+
 class LayerStore(ctypes.Structure):
     _fields_: ClassVar = [
         ("k", c_void_p),
         ("v", c_void_p),
+        ("k_scale", c_void_p),
+        ("v_scale", c_void_p),
         ("k_head", c_int64),
         ("v_head", c_int64),
         ("k_row", c_int64),
         ("v_row", c_int64),
         ("key_dim", c_int32),
         ("value_dim", c_int32),
+        ("kept", c_int32),
+        ("unused", c_int32),
     ]
 
 
@@ -94,7 +109,7 @@ class RowLocation(ctypes.Structure):
 
 class ProgramCall(ctypes.Structure):
     _fields_: ClassVar = [(name, c_void_p) for name in ("ops", "buffers", "tables", "stores", "places")] + [
-        (name, c_int64) for name in ("n_ops", "rows", "tokens")
+        (name, c_int64) for name in ("n_ops", "rows", "tokens", "fast")
     ]
 
 
@@ -104,9 +119,11 @@ class Native:
     def __init__(self, library: ctypes.CDLL):
         self._run, self._linear, self._rows = library.vantage_run, library.vantage_linear, library.vantage_rows
         self._run.argtypes = [ctypes.POINTER(ProgramCall), c_int]
-        self._linear.argtypes = [ctypes.POINTER(Matrix), c_void_p, c_void_p, c_int64, c_int]
+        self._linear.argtypes = [ctypes.POINTER(Matrix), c_void_p, c_void_p, c_int64, c_int, c_int]
         self._rows.argtypes = [ctypes.POINTER(Matrix), c_void_p, c_int64, c_void_p]
         self._rows.restype = None
+        self._has_bytes = library.vantage_has_bytes
+        self._has_bytes.argtypes = [ctypes.POINTER(Matrix)]
         self._repack = library.vantage_repack
         self._repack.argtypes = [ctypes.POINTER(Matrix), c_void_p, c_int]
         self._top = library.vantage_top
@@ -116,12 +133,16 @@ class Native:
     def run(self, call: ProgramCall) -> None:
         _check(self._run(call, torch.get_num_threads()))
 
-    def linear(self, matrix: Matrix, x: Tensor) -> Tensor:
-        """(…, inputs) to (…, outputs)."""
+    def linear(self, matrix: Matrix, x: Tensor, *, fast: bool = False) -> Tensor:
+        """(…, inputs) to (…, outputs). ``fast``: of many rows activations may be rounded to 8 bits."""
         y = x.new_empty((*x.shape[:-1], matrix.outputs))
         m = x.numel() // matrix.inputs
-        _check(self._linear(matrix, x.data_ptr(), y.data_ptr(), m, torch.get_num_threads()))
+        _check(self._linear(matrix, x.data_ptr(), y.data_ptr(), m, torch.get_num_threads(), fast))
         return y
+
+    def has_fast(self, matrix: Matrix) -> bool:
+        """Whether ``fast`` makes a difference for this matrix on this processor."""
+        return bool(self._has_bytes(matrix))
 
     def rows(self, matrix: Matrix, ids: Tensor) -> Tensor:
         """Rows (…) of the matrix, (…, inputs)."""

@@ -4,6 +4,9 @@
 // with a running maximum (Milakov and Gimelshein 2018); pieces are then joined in order (Dao et al. 2023, "flash
 // decoding"). What a query gets is always computed in the same steps, whether it comes alone or in a prompt, in a
 // batch or not, on one thread or many: the same bits.
+//
+// Keys and values are kept in float32, in half precision, or in 8 bits with a scale for each token and head; a scale is
+// multiplied to a score or a weight, once for each key.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -11,11 +14,15 @@
 
 namespace vantage {
 
-struct LayerStore {  // the keys and values of one layer, in floats
-    float *k, *v;
-    int64_t k_head, v_head;  // from one key/value head to the next
-    int64_t k_row, v_row;    // from one row of the batch to the next; 0: all rows share a pool
+enum Kept : int32_t { FLOATS, HALVES, BYTES };  // in which form: float32, half precision, or 8 bits with a scale
+
+struct LayerStore {  // the keys and values of one layer
+    void *k, *v;
+    float *k_scale, *v_scale;  // of 8 bits: one for each token and head
+    int64_t k_head, v_head;    // from one key/value head to the next, in numbers
+    int64_t k_row, v_row;      // from one row of the batch to the next; 0: all rows share a pool
     int32_t key_dim, value_dim;
+    int32_t kept, unused;
 };
 
 struct RowLocation {  // where a row's tokens stand
@@ -50,22 +57,42 @@ struct Partial {
     float *top, *total, *out;  // (n), (n), (n, value_dim)
 };
 
+// WIDTH numbers as they are kept, widened. A scale comes later, and once for each key.
+inline floats widened(const float* p) { return load(p); }
+inline floats widened(const uint16_t* p) { return halves(p); }
+inline floats widened(const int8_t* p) { return to_floats(signed_bytes(p)); }
+
+// A key or a value as it is kept, and the scale of 8 bits.
+inline void keep(const float* x, int dim, float* to, float*) { std::memcpy(to, x, sizeof(float) * dim); }
+inline void keep(const float* x, int dim, uint16_t* to, float*) {
+    for (int d = 0; d < dim; d += WIDTH) store_halves(to + d, load(x + d));
+}
+inline void keep(const float* x, int dim, int8_t* to, float* scale) {
+    floats top = all(0);
+    for (int d = 0; d < dim; d += WIDTH) top = max(top, max(load(x + d), -load(x + d)));
+    *scale = greatest(top) / 127.0f;
+    const float by = std::max(*scale, 1.17549435e-38f);  // a head of zeros has a scale of 0
+    // adding and subtracting 3 * 2^22 rounds to the nearest whole number
+    for (int d = 0; d < dim; d++) to[d] = (int8_t)((x[d] / by + 12582912.0f) - 12582912.0f);
+}
+
 // Scores of a query with WIDTH keys at a time.
-inline void score(const float* q, const float* const* k, int keys, int dim, float* scores) {
+template <class T>
+void score(const float* q, const T* const* k, int keys, int dim, float* scores) {
     for (int j = 0; j < keys; j += WIDTH) {
         floats acc[WIDTH];
         const floats first = load(q);
-        for (int i = 0; i < WIDTH; i++) acc[i] = first * load(k[j + i]);
+        for (int i = 0; i < WIDTH; i++) acc[i] = first * widened(k[j + i]);
         for (int d = WIDTH; d < dim; d += WIDTH) {
             const floats x = load(q + d);
-            for (int i = 0; i < WIDTH; i++) acc[i] = fused(x, load(k[j + i] + d), acc[i]);
+            for (int i = 0; i < WIDTH; i++) acc[i] = fused(x, widened(k[j + i] + d), acc[i]);
         }
         store(scores + j, sums(acc));
     }
 }
 
-template <int N>
-void add_values(const float* const* v, int keys, const float* p, float* out, int dim) {  // p: (N, KEYS)
+template <int N, class T>
+void add_values(const T* const* v, int keys, const float* p, float* out, int dim) {  // p: (N, KEYS)
     constexpr int D = STEP / WIDTH;
     for (int d = 0; d < dim; d += STEP) {
         floats acc[N][D];
@@ -73,7 +100,7 @@ void add_values(const float* const* v, int keys, const float* p, float* out, int
             for (int i = 0; i < D; i++) acc[n][i] = load(out + n * dim + d + i * WIDTH);
         for (int j = 0; j < keys; j++) {
             floats x[D];
-            for (int i = 0; i < D; i++) x[i] = load(v[j] + d + i * WIDTH);
+            for (int i = 0; i < D; i++) x[i] = widened(v[j] + d + i * WIDTH);
             for (int n = 0; n < N; n++) {
                 const floats weight = all(p[n * KEYS + j]);
                 for (int i = 0; i < D; i++) acc[n][i] = fused(x[i], weight, acc[n][i]);
@@ -84,7 +111,8 @@ void add_values(const float* const* v, int keys, const float* p, float* out, int
     }
 }
 
-inline void add_all_values(const float* const* v, int keys, const float* p, float* out, int dim, int n) {
+template <class T>
+void add_all_values(const T* const* v, int keys, const float* p, float* out, int dim, int n) {
     int i = 0;
     for (; i + 6 <= n; i += 6) add_values<6>(v, keys, p + i * KEYS, out + i * dim, dim);
     for (; i + 3 <= n; i += 3) add_values<3>(v, keys, p + i * KEYS, out + i * dim, dim);
@@ -138,30 +166,68 @@ inline void weigh(const Attention& a, const Query& q, int64_t from, int round, f
     *top = high;
 }
 
+// What many queries read of some keys, widened once for all of them.
+template <class T>
+const float* const* widen(const T* const* from, int count, int dim, float* room, const float** to) {
+    for (int j = 0; j < count; j++, room += dim) {
+        for (int d = 0; d < dim; d += WIDTH) store(room + d, widened(from[j] + d));
+        to[j] = room;
+    }
+    return to;
+}
+
+inline void multiply(float* x, const float* by, int count) {
+    for (int j = 0; j < count; j += WIDTH) store(x + j, load(x + j) * load(by + j));
+}
+
+constexpr int WIDEN_FOR = 8;  // queries for which it pays to widen once
+
+// Floats that ``attend`` wants beside n * KEYS for the scores.
+inline int64_t widened_floats(const LayerStore& s) { return s.kept == FLOATS ? 0 : (int64_t)KEYS * (s.key_dim + s.value_dim); }
+
 // A piece of one key/value head, for n queries that share it: keys [begin, end) are there, and nobody sees others.
-// scratch: n * KEYS floats.
-inline void attend(const Attention& a, const LayerStore& s, const RowLocation& location, int row, int head,
-                   const Query* q, int n, int64_t piece, int64_t begin, int64_t end, Partial to, float* scores) {
+// scores: n * KEYS floats; room: widened_floats().
+template <class T>
+void attend_kept(const Attention& a, const LayerStore& s, const RowLocation& location, int row, int head,
+                 const Query* q, int n, int64_t piece, int64_t begin, int64_t end, Partial to, float* scores, float* room) {
+    constexpr bool SCALED = sizeof(T) == 1, NARROW = sizeof(T) < sizeof(float);
     const int dim = s.key_dim, width = s.value_dim;
-    const float* keys = s.k + row * s.k_row + head * s.k_head;
-    const float* values = s.v + row * s.v_row + head * s.v_head;
+    const int64_t k_first = row * s.k_row + head * s.k_head, v_first = row * s.v_row + head * s.v_head;
+    const T *keys = (const T*)s.k + k_first, *values = (const T*)s.v + v_first;
+    const bool widens = NARROW && n >= WIDEN_FOR;
     for (int i = 0; i < n; i++) to.top[i] = -INFINITY, to.total[i] = 0;
     std::memset(to.out, 0, sizeof(float) * n * width);
     for (int64_t from = piece * PIECE; from < std::min(end, (piece + 1) * PIECE); from += KEYS) {
         if (from + KEYS <= begin) continue;
         const int count = (int)std::min<int64_t>(KEYS, end - from), round = (count + STEP - 1) / STEP * STEP;
-        const float *k[KEYS], *v[KEYS];
+        const T *k[KEYS], *v[KEYS];
+        float k_scale[KEYS], v_scale[KEYS];
         for (int j = 0; j < round; j++) {
             // places that nobody sees are read all the same, so they are those of a key that is there
             const int64_t at = location.at(std::max(begin, std::min(from + j, end - 1)));
             k[j] = keys + at * dim;
             v[j] = values + at * width;
+            if (SCALED) k_scale[j] = s.k_scale[k_first / dim + at], v_scale[j] = s.v_scale[v_first / width + at];
         }
-        for (int i = 0; i < n; i++) score(q[i].q, k, round, dim, scores + i * KEYS);
-        for (int i = 0; i < n; i++)
+        const float* wide[KEYS];
+        if (widens) widen(k, round, dim, room, wide);
+        for (int i = 0; i < n; i++) {
+            widens ? score(q[i].q, wide, round, dim, scores + i * KEYS) : score(q[i].q, k, round, dim, scores + i * KEYS);
+            if (SCALED) multiply(scores + i * KEYS, k_scale, round);
+        }
+        for (int i = 0; i < n; i++) {
             weigh(a, q[i], from, round, scores + i * KEYS, to.top + i, to.total + i, to.out + i * width, width);
-        add_all_values(v, count, scores, to.out, width, n);
+            if (SCALED) multiply(scores + i * KEYS, v_scale, round);
+        }
+        if (widens) add_all_values(widen(v, count, width, room + KEYS * dim, wide), count, scores, to.out, width, n);
+        else add_all_values(v, count, scores, to.out, width, n);
     }
+}
+
+inline void attend(const Attention& a, const LayerStore& s, const RowLocation& location, int row, int head,
+                   const Query* q, int n, int64_t piece, int64_t begin, int64_t end, Partial to, float* scores, float* room) {
+    const auto run = s.kept == FLOATS ? attend_kept<float> : s.kept == HALVES ? attend_kept<uint16_t> : attend_kept<int8_t>;
+    run(a, s, location, row, head, q, n, piece, begin, end, to, scores, room);
 }
 
 // The first key a query may see.

@@ -1,7 +1,8 @@
 """Compiles the native kernels on first use and keeps the result.
 
 They are plain C++ without torch's headers: half a minute of processor time, once for each machine and
-version. The library is built for the processor it runs on, so its name carries what the processor can do.
+version. The library is built for the processor it runs on, so its name carries what the processor can do. Where there
+is no compiler, one that was built ahead is taken (built_ahead.py).
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from pathlib import Path
 from vantage.files import replacing
 
 HERE = Path(__file__).parent
-HEADERS = ("attend.h", "formats.h", "linear.h", "repack.h", "threads.h", "top.h", "vectors.h")
+HEADERS = ("attend.h", "bytes.h", "formats.h", "linear.h", "repack.h", "sixteen.h", "threads.h", "top.h", "vectors.h")
 # What is compiled apart, at the same time: a file, and what tells its parts apart.
 UNITS = (("native.cpp", ()), *(("format.cpp", (f"-DVANTAGE_PART={i}",)) for i in (1, 2, 3, 4)))
 FLAGS = ("-O3", "-std=c++17", "-ffp-contract=off", "-fPIC", "-pthread", "-fno-semantic-interposition")
 THIS_PROCESSOR = ("-march=native",)  # for the processor that compiles
-VERSION = 2  # what vantage_version() answers
+VERSION = 3  # what vantage_version() answers
 
 
 class CannotBuild(Exception):
@@ -35,11 +36,22 @@ class CannotBuild(Exception):
 
 
 def load() -> ctypes.CDLL:
-    """The library, compiled if need be. Raises ``CannotBuild``."""
+    """The library, compiled if need be, or built ahead. Raises ``CannotBuild``."""
     if os.environ.get("VANTAGE_NATIVE") == "0":
         raise CannotBuild("VANTAGE_NATIVE=0 turns the native kernels off")
     if os.name != "posix":
         raise CannotBuild("the native kernels are written for Linux and macOS")
+    try:
+        return _compiled()
+    except CannotBuild:
+        from vantage.kernels.native.built_ahead import find_library  # which needs this module
+
+        if (ahead := find_library(processor_features())) is None:
+            raise
+        return _open(ahead)
+
+
+def _compiled() -> ctypes.CDLL:
     compiler = find_compiler()
     home = Path(os.environ.get("VANTAGE_HOME") or Path.home() / ".cache" / "vantage") / "native"
     path = home / f"{_name(compiler)}.so"
@@ -47,6 +59,7 @@ def load() -> ctypes.CDLL:
         home.mkdir(parents=True, exist_ok=True)
         with _alone(home / "lock"):
             if not path.exists():
+                sys.stderr.write("vantage: compiling the native CPU kernels, once for this machine ...\n")
                 compile_to(path, compiler)
         return _open(path)
     except OSError as error:
@@ -63,7 +76,6 @@ def find_compiler() -> tuple[str, ...]:
 
 def compile_to(path: Path, compiler: tuple[str, ...], machine: tuple[str, ...] = THIS_PROCESSOR) -> None:
     """Whoever looks finds a whole library or none."""
-    sys.stderr.write("vantage: compiling the native CPU kernels, once for this machine ...\n")
     with tempfile.TemporaryDirectory() as folder, replacing(path) as part:
         objects = [Path(folder) / f"{i}.o" for i in range(len(UNITS))]
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -95,14 +107,24 @@ def _open(path: Path) -> ctypes.CDLL:
 
 def _name(compiler: tuple[str, ...]) -> str:
     """A hash of all that decides what comes out."""
-    digest = hashlib.sha256(" ".join((*compiler, *FLAGS, *THIS_PROCESSOR, platform.machine(), _processor())).encode())
+    what = " ".join((*compiler, *FLAGS, *THIS_PROCESSOR, platform.machine(), _processor()))
+    return f"native-{source_digest(what)[:20]}"
+
+
+def source_digest(beside: str = "") -> str:
+    """Of the sources, and of what else decides what comes out."""
+    digest = hashlib.sha256(beside.encode())
     for source in ("native.cpp", "format.cpp", *HEADERS):
         digest.update((HERE / source).read_bytes())
-    return f"native-{digest.hexdigest()[:20]}"
+    return digest.hexdigest()
+
+
+def processor_features() -> frozenset[str]:
+    """What this processor can do, in Linux's words."""
+    return frozenset(_processor().partition(":")[2].split())
 
 
 def _processor() -> str:
-    """What this processor can do, in the kernel's words."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith(("flags", "Features")):

@@ -1,12 +1,15 @@
 // The kernels of some formats. Compiled once for every group of them (VANTAGE_PART), at the same time.
-#include "linear.h"
+#include "bytes.h"
 #include "repack.h"
+#include "sixteen.h"
 
 namespace vantage {
 
 #define VANTAGE_FORMAT(NAME)                                                                            \
     extern Product product_##NAME;                                                                      \
     extern Lookup row_##NAME;                                                                           \
+    extern ByteProduct* const bytes_##NAME;                                                             \
+    ByteProduct* const bytes_##NAME = byte_product<Form##NAME>();                                       \
     bool repack_##NAME(const uint8_t* source, const Matrix& w, int64_t begin, int64_t end);             \
     void product_##NAME(const Matrix& w, int begin, int end, const Rows& r, const RoundedBlock* x, float* room) { \
         quantised<Form##NAME>(w, begin, end, r, x, room);                                               \
@@ -14,6 +17,20 @@ namespace vantage {
     void row_##NAME(const Matrix& w, int64_t i, float* to) { unpacked_row<Form##NAME>(w, i, to); }      \
     bool repack_##NAME(const uint8_t* source, const Matrix& w, int64_t begin, int64_t end) {            \
         return repack<Form##NAME, NAME>(source, w, begin, end);                                         \
+    }
+
+#define VANTAGE_SIXTEEN(NAME)                                                                           \
+    extern Product product_##NAME;                                                                      \
+    extern Lookup row_##NAME;                                                                           \
+    extern ByteProduct* const bytes_##NAME;                                                             \
+    ByteProduct* const bytes_##NAME = nullptr;                                                          \
+    bool repack_##NAME(const uint8_t* source, const Matrix& w, int64_t begin, int64_t end);             \
+    void product_##NAME(const Matrix& w, int begin, int end, const Rows& r, const RoundedBlock*, float* room) { \
+        sixteen<Form##NAME>(w, begin, end, r, room);                                                    \
+    }                                                                                                   \
+    void row_##NAME(const Matrix& w, int64_t i, float* to) { sixteen_row<Form##NAME>(w, i, to); }       \
+    bool repack_##NAME(const uint8_t* source, const Matrix& w, int64_t begin, int64_t end) {            \
+        return repack_sixteen<Form##NAME>(source, w, begin, end);                                       \
     }
 
 #if VANTAGE_PART == 1
@@ -25,6 +42,8 @@ VANTAGE_FORMAT(MXFP4)
 VANTAGE_FORMAT(Q5_0)
 VANTAGE_FORMAT(Q5_1)
 VANTAGE_FORMAT(IQ4_NL)
+VANTAGE_SIXTEEN(F16)
+VANTAGE_SIXTEEN(BF16)
 #elif VANTAGE_PART == 3
 VANTAGE_FORMAT(Q4_K)
 VANTAGE_FORMAT(Q6_K)

@@ -5,7 +5,8 @@
 //   all 256 inputs, and a byte for every 16 or 32 of them;
 //   then for every 32 inputs words of 32 bits, one for each output, with the lower bits of the numbers, and words
 //   with their higher bits. Inputs 2p and 2p + 1 stand at the same place of a word's lower and upper half: shifted and
-//   masked, a word is the pair of 16-bit numbers that multiply_pairs takes.
+//   masked, a word is the pair of 16-bit numbers that multiply_pairs takes. Of 6 bits eight pairs stand in three words:
+//   at the lower and at the upper end of each half, and the last two in the 4 bits that are left between them.
 // SUPER groups lie side by side block by block, so that a product reads its weights as one stream.
 //
 //   w = scale * (n - OFFSET), or scale * n + minimum, or scale * TABLE[n].
@@ -17,7 +18,7 @@
 namespace vantage {
 
 enum Format : int32_t {
-    DENSE, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4
+    DENSE, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4, F16, BF16
 };
 
 constexpr int LANES = 16, BLOCK = 32, SUPER = 4;
@@ -50,6 +51,7 @@ struct Form {
     // The numbers of inputs 2P and 2P + 1 of WIDTH outputs. numbers: of these 32 inputs and the first of the outputs.
     template <int P>
     static inline ints pair(const uint8_t* numbers) {
+        if constexpr (LOW == 6) return six_bits<P % 8>(numbers + 4 * LANES * 3 * (P / 8));
         constexpr int PER = 16 / LOW, AT = LOW * (P % PER);
         const ints word = load_ints(numbers + 4 * LANES * (P / PER));
         if constexpr (TABLE != 0) {
@@ -59,7 +61,8 @@ struct Form {
             return AT ? (ints)((shorts)word >> 8) : (ints)(((shorts)word << 8) >> 8);
         } else {
             constexpr int32_t MASK = (1 << LOW) - 1;
-            const ints low = shifted<AT>(word) & (MASK << 16 | MASK);
+            // at the upper end of a half nothing stands above that would have to be masked
+            const ints low = AT + LOW == 16 ? (ints)((words)word >> AT) : shifted<AT>(word) & (MASK << 16 | MASK);
             if constexpr (HIGH == 0) return low;
             constexpr int PER_HIGH = HIGH ? 16 / HIGH : 1, AT_HIGH = HIGH * (P % PER_HIGH);
             constexpr int32_t TOP = ((1 << HIGH) - 1) << LOW;
@@ -83,6 +86,13 @@ struct Form {
     }
 
   private:
+    template <int P>
+    static inline ints six_bits(const uint8_t* three) {
+        const auto word = [&](int i) { return load_ints(three + 4 * LANES * i); };
+        if constexpr (P < 6) return P % 2 ? (ints)((words)word(P / 2) >> 10) : word(P / 2) & 0x003f003f;
+        const ints low = (word(P == 6 ? 0 : 2) >> 6) & 0x000f000f;
+        return low | ((word(1) >> (P == 6 ? 2 : 4)) & 0x00300030);
+    }
     template <int BY>
     static inline ints shifted(ints x) {
         if constexpr (BY >= 0) return x >> BY;
@@ -99,7 +109,7 @@ using FormQ2_K = Form<2, 0, 16, true, true, 0>;
 using FormQ3_K = Form<2, 1, 16, true, false, 4>;
 using FormQ4_K = Form<4, 0, 32, true, true, 0>;
 using FormQ5_K = Form<4, 1, 32, true, true, 0>;
-using FormQ6_K = Form<4, 2, 16, true, false, 32>;
+using FormQ6_K = Form<6, 0, 16, true, false, 32>;
 using FormIQ4_NL = Form<4, 0, 32, false, false, 0, 1>;
 using FormIQ4_XS = Form<4, 0, 32, true, false, 0, 1>;
 using FormMXFP4 = Form<4, 0, 32, false, false, 0, 2>;

@@ -4,6 +4,7 @@
 #include <new>
 #include <vector>
 #include "attend.h"
+#include "bytes.h"
 #include "linear.h"
 #include "threads.h"
 #include "top.h"
@@ -18,24 +19,27 @@ template void multiply_rows<2, true>(const Panel&, int, int, int, const RoundedB
 struct Kernels {  // of a format (format.cpp)
     Product* product;
     Lookup* row;
+    ByteProduct* const* bytes;  // which is null where there is none
     bool (*repack)(const uint8_t* source, const Matrix& w, int64_t begin, int64_t end);
 };
 
 #define VANTAGE_FORMAT(NAME)       \
     extern Product product_##NAME; \
     extern Lookup row_##NAME;      \
+    extern ByteProduct* const bytes_##NAME; \
     bool repack_##NAME(const uint8_t* source, const Matrix& w, int64_t begin, int64_t end);
-#define VANTAGE_KERNELS(NAME) {product_##NAME, row_##NAME, repack_##NAME}
+#define VANTAGE_KERNELS(NAME) {product_##NAME, row_##NAME, &bytes_##NAME, repack_##NAME}
 VANTAGE_FORMAT(Q8_0) VANTAGE_FORMAT(Q4_0) VANTAGE_FORMAT(Q4_1) VANTAGE_FORMAT(Q5_0) VANTAGE_FORMAT(Q5_1)
 VANTAGE_FORMAT(Q2_K) VANTAGE_FORMAT(Q3_K) VANTAGE_FORMAT(Q4_K) VANTAGE_FORMAT(Q5_K) VANTAGE_FORMAT(Q6_K)
-VANTAGE_FORMAT(IQ4_NL) VANTAGE_FORMAT(IQ4_XS) VANTAGE_FORMAT(MXFP4)
+VANTAGE_FORMAT(IQ4_NL) VANTAGE_FORMAT(IQ4_XS) VANTAGE_FORMAT(MXFP4) VANTAGE_FORMAT(F16) VANTAGE_FORMAT(BF16)
 
 const Kernels KERNELS[] = {  // from Q8_0 on, in the order of Format
     VANTAGE_KERNELS(Q8_0), VANTAGE_KERNELS(Q4_0), VANTAGE_KERNELS(Q4_1), VANTAGE_KERNELS(Q5_0), VANTAGE_KERNELS(Q5_1),
     VANTAGE_KERNELS(Q2_K), VANTAGE_KERNELS(Q3_K), VANTAGE_KERNELS(Q4_K), VANTAGE_KERNELS(Q5_K), VANTAGE_KERNELS(Q6_K),
-    VANTAGE_KERNELS(IQ4_NL), VANTAGE_KERNELS(IQ4_XS), VANTAGE_KERNELS(MXFP4)};
+    VANTAGE_KERNELS(IQ4_NL), VANTAGE_KERNELS(IQ4_XS), VANTAGE_KERNELS(MXFP4), VANTAGE_KERNELS(F16), VANTAGE_KERNELS(BF16)};
 
-inline bool is_quantised(const Matrix& w) { return w.format != DENSE; }
+inline bool is_packed(const Matrix& w) { return w.format != DENSE; }
+inline bool rounds_activations(const Matrix& w) { return w.format != DENSE && w.format < F16; }
 inline const Kernels& kernels(const Matrix& w) { return KERNELS[w.format - Q8_0]; }
 
 }  // namespace vantage
@@ -71,6 +75,7 @@ struct ProgramCall {
     const LayerStore* stores;
     const RowLocation* places;  // (ledgers, rows)
     int64_t n_ops, rows, tokens;
+    int64_t fast;  // many rows may be rounded to 8 bits
 };
 
 constexpr int QUERY_TOKENS = 8;  // tokens of a prompt that one piece takes
@@ -89,8 +94,9 @@ struct Memory {  // of one thread, aligned for vectors
 
 struct Worker {
     Memory room, rounded, rows;
-    const void* rounded_for = nullptr;  // the step whose rows are rounded, and the first of them
-    int64_t rounded_from = -1;
+    const void* prepared_for = nullptr;  // the step whose rows are ready, the first of them, and whether they are rounded
+    int64_t prepared_from = -1;
+    int has_rounded = 0;  // to so many bits
 };
 
 std::mutex run_lock;
@@ -161,10 +167,16 @@ void append(const Op& op, const ProgramCall& c, int64_t i) {
     const RowLocation& location = c.places[op.n[3] * c.rows + row];
     const int64_t at = location.at(location.held + i % c.tokens);
     for (int g = 0; g < op.n[4]; g++) {
-        std::memcpy(s.k + row * s.k_row + g * s.k_head + at * s.key_dim,
-                    c.buffers[op.src].row(i, op.n[0] + (int64_t)g * s.key_dim), sizeof(float) * s.key_dim);
-        std::memcpy(s.v + row * s.v_row + g * s.v_head + at * s.value_dim,
-                    c.buffers[op.src].row(i, op.n[1] + (int64_t)g * s.value_dim), sizeof(float) * s.value_dim);
+        const int64_t k_first = row * s.k_row + g * s.k_head, v_first = row * s.v_row + g * s.v_head;
+        const float *k = c.buffers[op.src].row(i, op.n[0] + (int64_t)g * s.key_dim),
+                    *v = c.buffers[op.src].row(i, op.n[1] + (int64_t)g * s.value_dim);
+        const auto write = [&](auto* keys, auto* values, float* k_scale, float* v_scale) {
+            keep(k, s.key_dim, keys + k_first + at * s.key_dim, k_scale);
+            keep(v, s.value_dim, values + v_first + at * s.value_dim, v_scale);
+        };
+        if (s.kept == FLOATS) write((float*)s.k, (float*)s.v, nullptr, nullptr);
+        else if (s.kept == HALVES) write((uint16_t*)s.k, (uint16_t*)s.v, nullptr, nullptr);
+        else write((int8_t*)s.k, (int8_t*)s.v, s.k_scale + k_first / s.key_dim + at, s.v_scale + v_first / s.value_dim + at);
     }
 }
 
@@ -236,7 +248,7 @@ void attend_few(const Op& op, const ProgramCall& c, int64_t task, std::atomic<in
     std::vector<Query> q(most);
     const int n = fill(q, op, c, row, head, 0, c.tokens);
     attend(a, c.stores[op.n[3]], location, (int)row, (int)head, q.data(), n, keys.first + p, keys.begin, keys.end,
-           piece(parts.data + task * stride, n), room);
+           piece(parts.data + task * stride, n), room, room + (int64_t)most * KEYS);
     if (finished[row_head].fetch_add(1) + 1 < keys.count) return;
     std::vector<Partial> of(keys.count);
     for (int64_t i = 0; i < keys.count; i++) of[i] = piece(parts.data + (row_head * pieces + i) * stride, n);
@@ -257,10 +269,11 @@ void attend_many(const Op& op, const ProgramCall& c, int64_t task, float* room) 
     std::vector<Query> q(most);
     std::vector<Partial> of(keys.count);
     const int n = fill(q, op, c, row, head, t0, t1);
+    float *wide = room + (int64_t)most * KEYS, *partials = wide + widened_floats(c.stores[op.n[3]]);
     for (int64_t p = 0; p < keys.count; p++) {
-        of[p] = piece(room + (int64_t)most * KEYS + p * stride, n);
+        of[p] = piece(partials + p * stride, n);
         attend(a, c.stores[op.n[3]], location, (int)row, (int)head, q.data(), n, keys.first + p, keys.begin, keys.end,
-               of[p], room);
+               of[p], room, wide);
     }
     finish(op, c, of, (int)keys.count, n, row, head, t0);
 }
@@ -322,13 +335,21 @@ struct Stage {  // a product, an attention, or steps that take row by row
     int64_t first;     // of an attention: its place in ``finished``
 };
 
+bool takes_bytes(const Matrix& w, const ProgramCall& c) {
+    return c.fast && c.rows * c.tokens > FEW && rounds_activations(w) && *kernels(w).bytes;
+}
+
+template <class Block>
+void round_rows(const Rows& rows, int inputs, float* to) {
+    for (int64_t i = 0; i < rows.m; i++) round_row(rows.x + i * rows.ldx, inputs, (Block*)to + i * (inputs / BLOCK));
+}
+
 // The rows of a product, rounded where its weights are quantised. They stay with the worker for its next piece.
-const RoundedBlock* prepare(const Stage& stage, const ProgramCall& c, const Matrix& w, int64_t first, Rows& rows,
+void prepare(const Stage& stage, const ProgramCall& c, const Matrix& w, int64_t first, Rows& rows,
                             Worker& worker) {
     const Op& op = *stage.begin;
-    RoundedBlock* rounded = (RoundedBlock*)worker.rounded.data;
     const void* source = stage.before ? stage.before : &op;
-    const bool ready = worker.rounded_for == source && worker.rounded_from == first;
+    const bool ready = worker.prepared_for == source && worker.prepared_from == first;
     if (stage.before) {
         for (int64_t i = 0; i < rows.m && !ready; i++) {
             float* to = worker.rows.data + i * w.inputs;
@@ -336,10 +357,14 @@ const RoundedBlock* prepare(const Stage& stage, const ProgramCall& c, const Matr
         }
         rows.x = worker.rows.data, rows.ldx = w.inputs;
     }
-    if (is_quantised(w) && !ready)
-        for (int64_t i = 0; i < rows.m; i++) round_row(rows.x + i * rows.ldx, w.inputs, rounded + i * (w.inputs / BLOCK));
-    worker.rounded_for = source, worker.rounded_from = first;
-    return rounded;
+    if (!ready) worker.has_rounded = 0;
+    const int bits = !rounds_activations(w) ? 0 : takes_bytes(w, c) ? 8 : 16;
+    if (bits && worker.has_rounded != bits) {
+        bits == 8 ? round_rows<RoundedBytes>(rows, w.inputs, worker.rounded.data)
+                  : round_rows<RoundedBlock>(rows, w.inputs, worker.rounded.data);
+        worker.has_rounded = bits;
+    }
+    worker.prepared_for = source, worker.prepared_from = first;
 }
 
 void product(const Stage& stage, const ProgramCall& c, int64_t task, Worker& worker) {
@@ -350,9 +375,11 @@ void product(const Stage& stage, const ProgramCall& c, int64_t task, Worker& wor
     const int64_t first = task / cut.column_pieces * cut.rows, m = std::min(cut.rows, c.rows * c.tokens - first);
     const int64_t begin = task % cut.column_pieces * cut.columns, end = std::min<int64_t>(begin + cut.columns, w.outputs);
     Rows rows{x.row(first), x.width, y.row(first, op.n[1]), y.width, (int)m, op.n[0] != 0};
-    const RoundedBlock* rounded = prepare(stage, c, w, first, rows, worker);
+    prepare(stage, c, w, first, rows, worker);
+    const float* rounded = worker.rounded.data;
     const int to = (int)((end + LANES - 1) / LANES * LANES);
-    if (is_quantised(w)) kernels(w).product(w, (int)begin, to, rows, rounded, worker.room.data);
+    if (takes_bytes(w, c)) (*kernels(w).bytes)(w, (int)begin, to, rows, (const RoundedBytes*)rounded, worker.room.data);
+    else if (is_packed(w)) kernels(w).product(w, (int)begin, to, rows, (const RoundedBlock*)rounded, worker.room.data);
     else dense(w, (int)begin, to, rows);
 }
 
@@ -423,19 +450,20 @@ void reserve(const ProgramCall& c, const std::vector<Stage>& all, int threads) {
             const Matrix& w = *(const Matrix*)op.p[0];
             room = std::max(room, room_floats(stage.cut.rows));
             if (stage.before) rows = std::max(rows, stage.cut.rows * w.inputs);
-            if (is_quantised(w))
+            if (rounds_activations(w))
                 rounded = std::max(rounded, stage.cut.rows * (w.inputs / BLOCK) * (int64_t)sizeof(RoundedBlock) / 4);
         } else if (op.kind == ATTEND) {
             const int64_t n = op.n[1] / op.n[2] * (few(op, c) ? c.tokens : (int64_t)QUERY_TOKENS);
             const int64_t each = partial_floats(op, c, n);
-            room = std::max(room, n * KEYS + (few(op, c) ? 0 : most_pieces(op, c) * each) + 64);
+            const int64_t partials = few(op, c) ? 0 : most_pieces(op, c) * each;
+            room = std::max(room, n * KEYS + widened_floats(c.stores[op.n[3]]) + partials + 64);
             if (few(op, c)) shared = std::max(shared, few_pieces(op, c) * each);
         }
     }
     if ((int)workers.size() < threads) workers.resize(threads);
     for (int i = 0; i < threads; i++) {
         workers[i].room.reserve(room), workers[i].rounded.reserve(rounded), workers[i].rows.reserve(rows);
-        workers[i].rounded_for = nullptr;
+        workers[i].prepared_for = nullptr;
     }
     parts.reserve(shared);
 }
@@ -444,7 +472,7 @@ void reserve(const ProgramCall& c, const std::vector<Stage>& all, int threads) {
 
 extern "C" {
 
-int vantage_version() { return 2; }
+int vantage_version() { return 3; }
 
 // torch's threads instead of ours: GOMP_parallel and omp_get_thread_num.
 void vantage_use_openmp(void* parallel, void* thread) {
@@ -469,17 +497,20 @@ int vantage_run(const ProgramCall* call, int threads) try {
     return 1;
 }
 
+// Whether a prompt of this matrix's kind can be computed with 8 bits.
+int vantage_has_bytes(const Matrix* w) { return rounds_activations(*w) && *kernels(*w).bytes; }
+
 // One product: y (m, outputs) = x (m, inputs) W.
-int vantage_linear(const Matrix* w, const float* x, float* y, int64_t m, int threads) {
+int vantage_linear(const Matrix* w, const float* x, float* y, int64_t m, int threads, int fast) {
     Op op{};
     op.kind = LINEAR, op.dst = 1, op.src = 0;
     op.p[0] = w;
     const Buffer buffers[2] = {{const_cast<float*>(x), w->inputs}, {y, w->outputs}};
-    const ProgramCall call{&op, buffers, nullptr, nullptr, nullptr, 1, m, 1};
+    const ProgramCall call{&op, buffers, nullptr, nullptr, nullptr, 1, m, 1, fast};
     return vantage_run(&call, threads);
 }
 
-// Rows of a quantised matrix as float32: y (m, inputs).
+// Rows of a packed matrix as float32: y (m, inputs).
 void vantage_rows(const Matrix* w, const int64_t* ids, int64_t m, float* y) {
     for (int64_t i = 0; i < m; i++) kernels(*w).row(*w, ids[i], y + i * w->inputs);
 }

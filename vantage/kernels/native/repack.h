@@ -152,6 +152,19 @@ inline uint32_t even_bytes(uint64_t bytes) {
 // BITS bits of 32 numbers, shifted down by FROM, as words of one output; LANES words apart.
 template <int BITS, int FROM>
 inline void write_words(const uint8_t* numbers, uint8_t* to) {
+    if constexpr (BITS == 6) {
+        for (int i = 0; i < 2; i++, numbers += 16, to += 4 * LANES * 3) {
+            uint32_t three[3] = {};
+            for (int h = 0; h < 2; h++) {  // the halves: of every pair one number
+                const auto number = [&](int p) { return (uint32_t)numbers[2 * p + h]; };
+                const uint32_t between[3] = {number(6) & 15, number(6) >> 4 | number(7) >> 4 << 2, number(7) & 15};
+                for (int w = 0; w < 3; w++)
+                    three[w] |= (number(2 * w) | between[w] << 6 | number(2 * w + 1) << 10) << 16 * h;
+            }
+            for (int w = 0; w < 3; w++) std::memcpy(to + 4 * LANES * w, three + w, 4);
+        }
+        return;
+    }
     constexpr int PER = 16 / BITS;  // pairs in a word
     for (int i = 0; i < BLOCK / 2 / PER; i++) {
         uint32_t word = 0;

@@ -10,7 +10,6 @@
 #include <pthread.h>
 #include <sched.h>
 #include <atomic>
-#include <condition_variable>
 #include <functional>
 #include <mutex>
 #include <thread>
@@ -88,13 +87,12 @@ class ThreadPool {  // never destroyed: its threads sleep in it until the proces
         for (int i = 1; i < threads; i++) std::thread([this, i] { serve(i); }).detach();
     }
     void run(const Job& job) {
-        {
-            std::lock_guard<std::mutex> hold(lock_);
-            job_ = &job;
-            left_.store(threads - 1);
-            turn_.fetch_add(1, std::memory_order_release);
-        }
-        wake_.notify_all();
+        pthread_mutex_lock(&lock_);
+        job_ = &job;
+        left_.store(threads - 1);
+        turn_.fetch_add(1, std::memory_order_release);
+        pthread_mutex_unlock(&lock_);
+        pthread_cond_broadcast(&wake_);
         job(0);
         for (int spins = 0; left_.load(std::memory_order_acquire); spins++)
             spins < 2000 ? relax() : (void)sched_yield();
@@ -106,15 +104,17 @@ class ThreadPool {  // never destroyed: its threads sleep in it until the proces
         for (int last_turn = 0;; last_turn++) {
             for (int spins = 0; spins < 20000 && turn_.load(std::memory_order_acquire) == last_turn; spins++) relax();
             if (turn_.load(std::memory_order_acquire) == last_turn) {
-                std::unique_lock<std::mutex> hold(lock_);
-                wake_.wait(hold, [&] { return turn_.load(std::memory_order_acquire) != last_turn; });
+                pthread_mutex_lock(&lock_);
+                while (turn_.load(std::memory_order_acquire) == last_turn) pthread_cond_wait(&wake_, &lock_);
+                pthread_mutex_unlock(&lock_);
             }
             (*job_)(i);
             left_.fetch_sub(1, std::memory_order_acq_rel);
         }
     }
-    std::mutex lock_;
-    std::condition_variable wake_;
+    // those of C: the wait of std::condition_variable is a symbol that only newer systems have
+    pthread_mutex_t lock_ = PTHREAD_MUTEX_INITIALIZER;
+    pthread_cond_t wake_ = PTHREAD_COND_INITIALIZER;
     std::atomic<int> turn_{0}, left_{0};
     const Job* job_ = nullptr;
 };

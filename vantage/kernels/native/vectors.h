@@ -35,6 +35,7 @@ constexpr int WIDTH = 4;
 typedef float floats __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t ints __attribute__((vector_size(4 * WIDTH)));
 typedef int16_t shorts __attribute__((vector_size(4 * WIDTH)));       // two for each lane of 32 bits
+typedef uint16_t words __attribute__((vector_size(4 * WIDTH)));       // the same without a sign
 typedef int16_t half_shorts __attribute__((vector_size(2 * WIDTH)));  // one for each
 
 inline floats load(const float* p) { floats v; std::memcpy(&v, p, sizeof v); return v; }
@@ -221,6 +222,35 @@ inline float half(uint16_t h) {  // by its bits, subnormal numbers included
     return f;
 }
 
+inline uint16_t to_half(float f) {  // to the nearest, of two the even one
+    uint32_t u;
+    std::memcpy(&u, &f, 4);
+    const uint16_t sign = (uint16_t)(u >> 16 & 0x8000u);
+    u &= 0x7fffffffu;
+    if (u > 0x7f800000u) return sign | 0x7e00u;
+    if (u >= 0x477ff000u) return sign | 0x7c00u;  // 65,520 and more
+    if (u < 0x38800000u) {                        // subnormal: multiples of 2^-24
+        const float steps = std::fabs(f) * 16777216.0f;
+        return (uint16_t)(sign | (uint32_t)((steps + 12582912.0f) - 12582912.0f));
+    }
+    return (uint16_t)(sign | (u + 0xfffu + (u >> 13 & 1) - 0x38000000u) >> 13);
+}
+
+// WIDTH numbers, as half precision.
+inline void store_halves(void* p, floats v) {
+#if defined(VANTAGE_AVX512)
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(VANTAGE_AVX2) && defined(__F16C__)
+    _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(VANTAGE_NEON)
+    vst1_u16((uint16_t*)p, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)v)));
+#else
+    uint16_t h[WIDTH];
+    for (int i = 0; i < WIDTH; i++) h[i] = to_half(v[i]);
+    std::memcpy(p, h, sizeof h);
+#endif
+}
+
 // WIDTH half-precision numbers.
 inline floats halves(const void* p) {
 #if defined(VANTAGE_AVX512)
@@ -240,8 +270,8 @@ inline floats halves(const void* p) {
 
 // WIDTH numbers of bfloat16: the upper halves of float32.
 inline floats bfloats(const void* p) {
-    typedef uint16_t words __attribute__((vector_size(2 * WIDTH)));
-    words w;
+    typedef uint16_t half_words __attribute__((vector_size(2 * WIDTH)));
+    half_words w;
     std::memcpy(&w, p, sizeof w);
     return bits(__builtin_convertvector(w, ints) << 16);
 }

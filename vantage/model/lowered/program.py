@@ -55,6 +55,7 @@ class NativeProgram:
     rotations: list[AngleTables] = field(default_factory=list)
     attentions: list[LoweredAttention] = field(default_factory=list)
     out: int = 0  # the buffer of the result
+    quantised: list[Matrix] = field(default_factory=list)
     dense: bool = False  # some weights are plain float32: for many rows torch's own products are faster
 
     def width(self, buffer: int) -> int:
@@ -91,7 +92,9 @@ class NativeProgram:
                 raise CannotLower("its weights are not in host memory")
             for data in module.weight.buffers():
                 self.hold(data)
-            return list(module.weight.matrices(self._held_bias(module.bias)))
+            weights = list(module.weight.matrices(self._held_bias(module.bias)))
+            self.quantised += [weight for _, weight in weights]
+            return weights
         if not isinstance(module, nn.Linear):
             raise no_native_form(module)
         _need_float32(module.weight)

@@ -5,43 +5,58 @@ from __future__ import annotations
 import ctypes
 import weakref
 from ctypes import c_int32
-from operator import eq, is_not
+from itertools import chain
+from operator import is_not
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vantage.cache import ModelCache
-from vantage.cache.codecs import PlainCodec
+from vantage.cache.codecs import Codec, HalfCodec, Int8Codec, PlainCodec
 from vantage.cache.ledger import Layout, Ledger
 from vantage.cache.stores import Store
-from vantage.kernels.native import AngleTable, Buffer, LayerStore, Native, Op, ProgramCall, RowLocation, use_huge_pages
+from vantage.kernels.native import FEW as FEW_ROWS
+from vantage.kernels.native import (
+    AngleTable,
+    Buffer,
+    Kept,
+    LayerStore,
+    Native,
+    Op,
+    ProgramCall,
+    RowLocation,
+    use_huge_pages,
+)
 from vantage.model.lowered.lower import lower, lower_head
 from vantage.model.lowered.program import NativeProgram
 from vantage.spec.native import CannotLower
 from vantage.spec.positions import Positions
 
+NATIVE, NATIVE_FAST = "native", "native fast"  # paths: whole steps, and those that round a prompt to 8 bits
 FEW = 8  # rows up to which our product with plain float32 weights is as fast as torch's
 
 
 class Contents:
     """Which modules, parameters and buffers a model holds, to see at each step whether one was exchanged.
 
-    A step may take less than a millisecond, so there is no loop in Python: a few microseconds for a small model.
+    A step may take a few milliseconds, so there is no loop in Python, and as little memory as can be is looked at:
+    after a step all of it must come from far away.
     """
 
     def __init__(self, model: Any):
         lowered = [module for part in (model.blocks, model.norm, model.head) for module in part.modules()]
-        self._children = [module._modules for module in (model, *lowered) if module._modules]
-        self._children_then = [dict(children) for children in self._children]
-        entries = [(held, name) for m in lowered for held in (m._parameters, m._buffers) for name in held]
-        self._holders, self._names = [held for held, _ in entries], [name for _, name in entries]
-        self._tensors_then = [held[name] for held, name in entries]
+        children = [module._modules for module in (model, *lowered) if module._modules]
+        tensors = [held for module in lowered for held in (module._parameters, module._buffers) if held]
+        self._holders: list[dict[str, Any]] = [*children, *tensors]
+        self._held = self._now()
 
     def changed(self) -> bool:
-        if not all(map(eq, self._children, self._children_then)):  # modules are equal to themselves alone
-            return True
-        return any(map(is_not, map(dict.get, self._holders, self._names), self._tensors_then))
+        now = self._now()
+        return len(now) != len(self._held) or any(map(is_not, now, self._held))
+
+    def _now(self) -> list[Any]:
+        return [*chain.from_iterable(map(dict.values, self._holders))]
 
 
 class Lowered:
@@ -52,6 +67,7 @@ class Lowered:
         self._body = Prepared(lower(model.blocks, model.norm, model.spec.width))
         self._head = _head(model)
         self._contents = Contents(model)
+        self._has_fast = any(native.has_fast(weight) for weight in self._body.program.quantised)
         self._last_stores: tuple[list[tuple[weakref.ref[Store], int]], ctypes.Array[LayerStore]] | None = None
         self._hooks = [
             hooks
@@ -59,7 +75,9 @@ class Lowered:
             if child is not model
             for hooks in (child._forward_hooks, child._forward_pre_hooks)
         ]
-        self._tensors = [*self._body.program.tensors, *(() if self._head is None else self._head.program.tensors)]
+        read = [*self._body.program.tensors, *(() if self._head is None else self._head.program.tensors)]
+        # what moves is memory: of the many tensors that share a piece of it, one is asked
+        self._tensors = [*{tensor.untyped_storage().data_ptr(): tensor for tensor in read}.values()]
         self._addresses = [*map(Tensor.data_ptr, self._tensors)]
 
     @property
@@ -76,28 +94,32 @@ class Lowered:
         """Whether somebody's hook waits for a module to run."""
         return any(self._hooks)
 
-    def hidden(self, x_BTD: Tensor, pos: Positions, cache: ModelCache) -> Tensor | None:
-        """The hidden states, with the cache written, inside an open pass; ``None``: not for this call."""
+    def hidden(self, x_BTD: Tensor, pos: Positions, cache: ModelCache, *, fast: bool) -> Tensor | None:
+        """The hidden states, with the cache written, inside an open pass; ``None``: not for this call.
+
+        ``fast``: a prompt may go another way than a step does.
+        """
         program = self._body.program
         B, T = pos.shape
         layouts = self._layouts(pos, cache)
         if layouts is None or (program.dense and B * T > FEW):
             return None
-        stores = self._stores(pos, cache)
+        fast = fast and self._has_fast and B * T > FEW_ROWS
+        stores = self._stores(pos, cache, NATIVE_FAST if fast else NATIVE)
         locations, _keep = _locations(layouts, B)  # the tables of blocks must live until the program has run
         tables = (AngleTable * len(program.rotations))()
         angles = [module.tables(pos, torch.float32) for module in program.rotations]
         for table, (cos, sin) in zip(tables, angles, strict=True):
             table.cos, table.sin, table.same = cos.data_ptr(), sin.data_ptr(), int(len(cos) == 1)
-        return self._body.run(self._native, x_BTD, tables, stores, locations)
+        return self._body.run(self._native, x_BTD, tables, stores, locations, fast=fast)
 
-    def _stores(self, pos: Positions, cache: ModelCache) -> ctypes.Array[LayerStore]:
+    def _stores(self, pos: Positions, cache: ModelCache, path: str) -> ctypes.Array[LayerStore]:
         """Make room in every layer's store, and say where its keys and values are. Mostly that is where they were."""
         steps = {ledger: ledger.place(pos) for ledger in cache.ledgers}
         tokens = pos.shape[0] * pos.shape[1]
         layers = [cache.layers[attention.index] for attention in self._body.program.attentions]
         for layer in layers:
-            layer.store.enter(steps[layer.ledger], tokens)
+            layer.store.enter(steps[layer.ledger], tokens, path)
         now = [layer.store for layer in layers]
         if self._last_stores is None or any(
             ref() is not store or version != store.version
@@ -118,13 +140,14 @@ class Lowered:
         if pos.known.empty or pos.segment is not None:
             return None
         by_ledger: dict[Ledger, Layout | None] = {ledger: ledger.layout() for ledger in cache.ledgers}
-        layouts = []
-        for attention in self._body.program.attentions:
+        layouts, seen = [], [] if self._last_stores is None else self._last_stores[0]
+        for i, attention in enumerate(self._body.program.attentions):
             layer = cache.layers[attention.index]
-            layout, codec = by_ledger[layer.ledger], layer.store.codec
-            if layout is None or not isinstance(codec, PlainCodec) or codec.dtype is not torch.float32:
+            layout = by_ledger[layer.ledger]
+            if layout is None or (attention.needs_run and not layout.run):
                 return None
-            if attention.needs_run and not layout.run:
+            known = i < len(seen) and seen[i][0]() is layer.store  # the form of a store stays what it is
+            if not known and _kept_form(layer.store.codec) is None:
                 return None
             layouts.append(layout)
         return layouts
@@ -148,6 +171,8 @@ class Prepared:
         tables: ctypes.Array[AngleTable] | None,
         stores: ctypes.Array[LayerStore] | None,
         locations: ctypes.Array[RowLocation] | None,
+        *,
+        fast: bool = False,
     ) -> Tensor:
         B, T, _ = x_BTD.shape
         # what comes in is written over, and what goes out belongs to the caller
@@ -157,9 +182,8 @@ class Prepared:
         self._buffers[0].data = x.data_ptr()
         self._buffers[self._out].data = out.data_ptr()
         addresses = [None if a is None else ctypes.addressof(a) for a in (tables, stores, locations)]
-        native.run(
-            ProgramCall(ctypes.addressof(self._ops), ctypes.addressof(self._buffers), *addresses, len(self._ops), B, T)
-        )
+        steps = ctypes.addressof(self._ops), ctypes.addressof(self._buffers)
+        native.run(ProgramCall(*steps, *addresses, len(self._ops), B, T, fast))
         return out
 
     def _reserve(self, rows: int) -> None:
@@ -179,23 +203,32 @@ def _head(model: Any) -> Prepared | None:
         return None
 
 
+def _kept_form(codec: Codec) -> Kept | None:
+    """The kernels' name for the form of keys and values; ``None``: not one of theirs."""
+    if not isinstance(codec.exact, PlainCodec) or codec.exact.dtype is not torch.float32:
+        return None
+    forms = {PlainCodec: Kept.FLOATS, HalfCodec: Kept.HALVES, Int8Codec: Kept.BYTES}
+    return forms.get(type(codec))
+
+
 def _layer_store(store: Store) -> LayerStore:
-    k, v = store.tensors
+    kept = _kept_form(store.codec)
+    assert kept is not None
+    k, v = store.tensors[:: 2 if kept is Kept.BYTES else 1]
+    scales = [x.data_ptr() for x in store.tensors[1::2]] if kept is Kept.BYTES else [None, None]
     use_huge_pages(k)
     use_huge_pages(v)
     rows = (0, 0) if store.pooled else (k.stride(0), v.stride(0))
-    return LayerStore(k.data_ptr(), v.data_ptr(), k.stride(-3), v.stride(-3), *rows, k.shape[-1], v.shape[-1])
+    sizes = k.stride(-3), v.stride(-3), *rows, k.shape[-1], v.shape[-1]
+    return LayerStore(k.data_ptr(), v.data_ptr(), *scales, *sizes, kept, 0)
 
 
 def _locations(layouts: list[Layout], rows: int) -> tuple[ctypes.Array[RowLocation], list[object]]:
     """For every layer the locations of every row. Layers that share a ledger share its tables of blocks."""
-    locations = (RowLocation * (len(layouts) * rows))()
-    by_layout: dict[int, tuple[ctypes.Array[RowLocation], list[object]]] = {}
-    size = ctypes.sizeof(RowLocation) * rows
-    for i, layout in enumerate(layouts):
-        if id(layout) not in by_layout:
-            by_layout[id(layout)] = _rows(layout, rows)
-        ctypes.memmove(ctypes.addressof(locations) + i * size, by_layout[id(layout)][0], size)
+    by_layout = {id(layout): _rows(layout, rows) for layout in {id(layout): layout for layout in layouts}.values()}
+    bytes_of = {layout: bytes(locations) for layout, (locations, _) in by_layout.items()}
+    whole = b"".join([bytes_of[id(layout)] for layout in layouts])
+    locations = (RowLocation * (len(layouts) * rows)).from_buffer_copy(whole)
     return locations, [table for _, tables in by_layout.values() for table in tables]
 
 

@@ -11,13 +11,11 @@ from torch import Tensor
 from vantage.cache import ModelCache
 from vantage.errors import Refused
 from vantage.kernels.native import native
-from vantage.model.lowered.run import Lowered
+from vantage.model.lowered.run import NATIVE, Lowered
 from vantage.model.packed import PackedWeight
 from vantage.spec.native import CannotLower
 from vantage.spec.parts import Kernel
 from vantage.spec.positions import Positions
-
-NATIVE = "native"
 
 
 class WholeSteps:
@@ -31,9 +29,9 @@ class WholeSteps:
 
     def hidden(self, model: Any, x_BTD: Tensor, pos: Positions, cache: ModelCache) -> Tensor | None:
         """The model's last hidden states, if a whole step could make them."""
-        why = "this pass is one for torch: padding, documents, or a cache that is not plain float32"
+        why = "this pass is one for torch: padding, documents, or a cache of another form than float32, float16 or int8"
         if (lowered := self._ready(model, x_BTD)) is not None:
-            if (hidden := lowered.hidden(x_BTD, pos, cache)) is not None:
+            if (hidden := lowered.hidden(x_BTD, pos, cache, fast=model.fast)) is not None:
                 self._last_hidden = weakref.ref(hidden)
                 return hidden
         elif self._wanted:

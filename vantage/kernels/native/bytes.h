@@ -1,0 +1,143 @@
+// The faster product of many rows: activations of 8 bits with a scale for every block of 32, as llama.cpp has them.
+//
+// A product then takes half the instructions, and errs by 1/254 of a block's largest activation. So a prompt is no
+// longer computed as a single row is (linear.h): only who asks for it gets it. Weights of up to 6 bits without a sign
+// can be met so; all others, and processors without such instructions, keep 16 bits.
+#pragma once
+#include "linear.h"
+
+namespace vantage {
+
+#if defined(VANTAGE_AVX512) || defined(VANTAGE_AVX2)
+constexpr bool HAS_BYTES = true;
+#else
+constexpr bool HAS_BYTES = false;
+#endif
+
+struct RoundedBytes {  // 32 activations; of every four in the order 0, 2, 1, 3
+    int8_t x[BLOCK];
+    float scale;
+    float sum, sums[2];  // as in RoundedBlock
+    int32_t total, totals[2], unused;
+    inline ints four(int g) const {
+        int32_t word;
+        std::memcpy(&word, x + 4 * g, 4);
+        return all_ints(word);
+    }
+};
+static_assert(sizeof(RoundedBytes) <= sizeof(RoundedBlock), "they lie in the same place");
+
+inline void round_row(const float* x, int inputs, RoundedBytes* to) {
+    constexpr int PLACE[4] = {0, 2, 1, 3};
+    for (int b = 0; b < inputs / BLOCK; b++, x += BLOCK, to++) {
+        floats top = all(0);
+        for (int i = 0; i < BLOCK; i += WIDTH) top = max(top, max(load(x + i), -load(x + i)));
+        const float most = greatest(top), inverse = most > 0 ? 127.0f / most : 0.0f;
+        to->scale = most / 127.0f;
+        for (int h = 0; h < 2; h++) {
+            int32_t total = 0;
+            for (int i = h * BLOCK / 2; i < (h + 1) * BLOCK / 2; i++) {
+                const int32_t n = (int32_t)((x[i] * inverse + 12582912.0f) - 12582912.0f);
+                to->x[i / 4 * 4 + PLACE[i % 4]] = (int8_t)n;
+                total += n;
+            }
+            to->totals[h] = total, to->sums[h] = to->scale * (float)total;
+        }
+        to->total = to->totals[0] + to->totals[1], to->sum = to->scale * (float)to->total;
+    }
+}
+
+// s + the sums of pairs of products, in words of 16 bits: a without, b with a sign.
+inline ints multiply_bytes(ints s, ints a, ints b) {
+#if defined(VANTAGE_AVX512)
+    return (ints)_mm512_add_epi16((__m512i)s, _mm512_maddubs_epi16((__m512i)a, (__m512i)b));
+#elif defined(VANTAGE_AVX2)
+    const ints x = (ints)_mm256_maddubs_epi16((__m256i)a, (__m256i)b);
+    asm("vpaddw %1, %0, %0" : "+x"(s) : "x"(x));  // in order, as add_in_order()
+    return s;
+#else
+    (void)a, (void)b;
+    return s;
+#endif
+}
+
+template <class F>
+struct ByteForm {
+    static constexpr int MOST = (1 << (F::LOW + F::HIGH)) - 1;
+    static constexpr bool FITS = HAS_BYTES && F::TABLE == 0 && F::LOW + F::HIGH <= 6;
+    static constexpr int GROUPS = 8 / F::PARTS;  // fours that share a scale
+    static constexpr int HELD = std::min(GROUPS, 32767 / (2 * MOST * 127));  // whose sums fit 16 bits
+};
+
+template <class F, int M>
+void multiply_byte_panel(const Panel& panel, int count, const RoundedBytes* x, int64_t blocks, floats (*total)[PANEL]) {
+    constexpr int GROUPS = ByteForm<F>::GROUPS, HELD = ByteForm<F>::HELD;
+    const ints ones = all_ints(0x00010001);
+    for (int b = 0; b < count * F::PARTS; b++) {
+        const int part = F::PARTS == 1 ? 0 : b % 2;
+        const RoundedBytes* block = x + b / F::PARTS;
+        ints s[M][PANEL];
+        for (int m = 0; m < M; m++)
+            for (int v = 0; v < PANEL; v++)
+                s[m][v] = all_ints(-F::OFFSET * (F::PARTS == 1 ? block[m * blocks].total : block[m * blocks].totals[part]));
+        for (int from = 0; from < GROUPS; from += HELD) {
+            ints words[M][PANEL] = {};
+            for (int g = from; g < from + HELD; g++) {
+                ints w[PANEL];
+                for (int v = 0; v < PANEL; v++) w[v] = panel.pairs[b * GROUPS + g][v];
+                for (int m = 0; m < M; m++) {
+                    const ints a = block[m * blocks].four(part * GROUPS + g);
+                    for (int v = 0; v < PANEL; v++) words[m][v] = multiply_bytes(words[m][v], w[v], a);
+                }
+            }
+            for (int m = 0; m < M; m++)
+                for (int v = 0; v < PANEL; v++) s[m][v] = multiply_pairs(s[m][v], words[m][v], ones);
+        }
+        for (int m = 0; m < M; m++)
+            for (int v = 0; v < PANEL; v++) {
+                const RoundedBytes& row = block[m * blocks];
+                total[m][v] = fused(to_floats(s[m][v]), panel.scales[b][v] * row.scale, total[m][v]);
+                if (F::MINIMUM) total[m][v] = fused(panel.minima[b][v], all(F::PARTS == 1 ? row.sum : row.sums[part]), total[m][v]);
+            }
+    }
+}
+
+template <class F>
+void byte_rows(const Matrix& w, int begin, int end, const Rows& r, const RoundedBytes* x, float* room) {
+    constexpr int STEP = ByteForm<F>::HELD < ByteForm<F>::GROUPS ? TILE / 2 : TILE;  // two sums for each need more registers
+    const Groups<F> groups(w);
+    const int64_t blocks = w.inputs / BLOCK;
+    Panel& panel = *(Panel*)room;
+    floats(*total)[PANEL] = (floats(*)[PANEL])(room + sizeof(Panel) / sizeof(float));
+    const int last = std::min(end, (w.outputs + WIDTH - 1) / WIDTH * WIDTH);
+    for (int out = begin; out < last; out += PANEL * WIDTH) {
+        const int vectors = std::min(PANEL, (last - out) / WIDTH);
+        if (vectors < PANEL) std::memset((void*)&panel, 0, sizeof panel);
+        for (int m = 0; m < r.m; m++)
+            for (int v = 0; v < PANEL; v++) total[m][v] = all(0);
+        for (int64_t k = 0; k < w.inputs; k += PANEL_INPUTS) {
+            const int64_t upto = std::min<int64_t>(w.inputs, k + PANEL_INPUTS);
+            const int count = (int)((upto - k) / BLOCK);
+            unpack<F>(groups, out, vectors, k, upto, panel);
+            for (int i = 0; i < count * 8; i++)  // four inputs in a word: in place, as what is read comes later
+                for (int v = 0; v < vectors; v++) panel.pairs[i][v] = panel.pairs[2 * i][v] | panel.pairs[2 * i + 1][v] << 8;
+            const RoundedBytes* first = x + k / BLOCK;
+            int m = 0;
+            for (; m + STEP <= r.m; m += STEP) multiply_byte_panel<F, STEP>(panel, count, first + m * blocks, blocks, total + m);
+            for (; m < r.m; m++) multiply_byte_panel<F, 1>(panel, count, first + m * blocks, blocks, total + m);
+        }
+        for (int m = 0; m < r.m; m++)
+            for (int v = 0; v < vectors; v++)
+                finish(r, m, out + v * WIDTH, w.outputs - out - v * WIDTH, total[m][v], w.bias);
+    }
+}
+
+using ByteProduct = void(const Matrix& w, int begin, int end, const Rows& r, const RoundedBytes* rounded, float* room);
+
+template <class F>
+constexpr ByteProduct* byte_product() {
+    if constexpr (ByteForm<F>::FITS) return byte_rows<F>;
+    else return nullptr;
+}
+
+}  // namespace vantage
