@@ -41,6 +41,15 @@ inline __m512 _mm512_cvtph_ps(__m256i a) {
     return (__m512)r;
 }
 
+inline __m256i _mm512_cvtps_ph(__m512 a, int) {
+    const Floats512 v = (Floats512)a;
+    uint16_t h[16];
+    for (int i = 0; i < 16; i++) h[i] = simde_float16_as_uint16(simde_float16_from_float32(v[i]));
+    __m256i r;
+    std::memcpy(&r, h, 32);
+    return r;
+}
+
 inline __m512i _mm512_cvtepi8_epi32(__m128i a) {
     int8_t b[16];
     std::memcpy(b, &a, 16);

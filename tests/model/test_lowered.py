@@ -146,6 +146,26 @@ def test_keys_and_values_in_fewer_bits(kv_dtype: str | None, bytes_each: float, 
     assert cache.bytes == 2 * 2 * 40 * 2 * 2 * 16 * bytes_each  # layers, rows, tokens, heads, keys and values of 16
 
 
+@pytest.mark.parametrize("kv_dtype", ["float16", "int8"])
+@pytest.mark.parametrize(
+    "options",
+    [{"attention": vt.Latent(4, 16, 16, 16, 16, vt.RMSNorm())}, {"position": "alibi"}, {"window": 5}],
+    ids=("latent", "alibi", "window"),
+)
+def test_every_cache_rounds_as_a_pass_without_one(kv_dtype: str, options: dict):
+    """In float64, where no rounding falls the other way."""
+    model, tokens = made(spec(**options)).double().eval(), torch.randint(50, (2, 14))
+    with torch.inference_mode():
+        exact = model(tokens)
+        model.kv_dtype = kv_dtype
+        want = model(tokens)
+        assert not torch.allclose(want, exact, rtol=1e-9, atol=1e-9)
+        for kind in ("contiguous", "paged", "ring" if "window" in options else "contiguous"):
+            cache = model.new_cache(2, kind=kind)
+            got = torch.cat([model(part, cache=cache) for part in tokens.split([5, 1, 8], 1)], 1)
+            torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
 def test_a_precision_that_there_is_not_is_refused():
     with pytest.raises(BadInput, match=r'kv_dtype=\'int4\': give "float16", "int8", "auto", or None'):
         made(spec()).kv_dtype = "int4"

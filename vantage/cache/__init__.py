@@ -1,6 +1,6 @@
 """Caches: a ledger (where things go) times a store (what is kept), one of each arrangement for a whole model."""
 
-from vantage.cache.build import make_cache
+from vantage.cache.build import make_cache, no_caches
 from vantage.cache.codecs import ROUNDING, Codec, HalfCodec, Int8Codec, PlainCodec, SingleCodec, rounded
 from vantage.cache.contiguous import Contiguous
 from vantage.cache.facts import NextPositions
@@ -45,5 +45,6 @@ __all__ = [
     "Store",
     "cache_kind",
     "make_cache",
+    "no_caches",
     "rounded",
 ]

@@ -9,13 +9,14 @@ import torch
 from vantage.cache.codecs import rounded
 from vantage.cache.contiguous import Contiguous
 from vantage.cache.kinds import CacheKind, ForgettingKind, LayerPlan, LedgerNeed, cache_kind
-from vantage.cache.layer_cache import LayerCache
+from vantage.cache.layer_cache import LayerCache, NoCache
 from vantage.cache.ledger import Ledger
 from vantage.cache.model_cache import ModelCache
 from vantage.cache.paged import Paged
 from vantage.cache.states import StateRows
 from vantage.cache.stores import Store
 from vantage.errors import BadInput, Refused
+from vantage.spec.model import ModelSpec
 
 BLOCKS = 4  # after so many a row of a pool keeps a state that others may start from
 
@@ -66,6 +67,20 @@ def make_cache(
     source = Contiguous(batch, device=device)  # what cross-attention reads is written once and never taken back
     across = [LayerCache(source, Store(kind.codec(layer, dtype), source)) for layer in cross]
     return ModelCache(layers, across, masks=[layer.mask for layer in plan], owner=owner, length=length)
+
+
+def no_caches(spec: ModelSpec, kv_dtype: str | None, dtype: torch.dtype) -> list[NoCache]:
+    """For a pass without a cache: one for each layer, which rounds keys and values as a cache of ``kv_dtype`` would."""
+    caches = []
+    for layer in spec.layers:
+        shape = layer.cache_shape(spec.width)
+        if shape is None:
+            caches.append(NoCache())
+        else:
+            codec = LayerPlan.of(shape, layer.mask).codec(dtype)
+            rounds = None if kv_dtype is None else rounded(codec, kv_dtype)
+            caches.append(NoCache(shape.streams, shape.states, rounds))
+    return caches
 
 
 def _check(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vantage.cache import ROUNDING, CacheKind, LayerPlan, ModelCache, NoCache, make_cache, rounded
+from vantage.cache import ROUNDING, CacheKind, LayerPlan, ModelCache, NoCache, make_cache, no_caches
 from vantage.errors import BadInput, CacheError, Refused
 from vantage.kernels import chooser
 from vantage.model.assemble import assemble_blocks, build_shared
@@ -19,7 +19,7 @@ from vantage.model.packed import PackedWeight
 from vantage.model.part_errors import build_norm, name_failed_part
 from vantage.model.pooling import NoPooler
 from vantage.spec.masks import Everything
-from vantage.spec.model import CacheShape, ModelKind, ModelSpec
+from vantage.spec.model import ModelKind, ModelSpec
 from vantage.spec.parts import Attended, Cache, Context, EncoderOutput, Kernel, Need, View
 from vantage.spec.positions import Positions
 
@@ -48,10 +48,8 @@ class Model(nn.Module):
         self.blocks = assemble_blocks(spec, shared)
         self._kv_dtype: str | None = "auto"
         self.fast = False  # whether native code may compute a prompt sooner, and not to the bits of its steps
-        kept = [layer.cache_shape(spec.width) for layer in spec.layers]
-        self._no_caches = [NoCache() if shape is None else NoCache(shape.streams, shape.states) for shape in kept]
-        self._no_cross = [NoCache()] * len(kept)
-        self._rounding_caches: dict[tuple[str, torch.dtype], list[NoCache]] = {}
+        self._no_caches: dict[Any, list[NoCache]] = {None: no_caches(spec, None, torch.float32)}
+        self._no_cross = [NoCache()] * len(spec.layers)
         self.norm = nn.Identity() if spec.norm is None else build_norm(spec.norm, spec.width)
         self.head = (
             nn.Identity() if spec.head is None else Unembed(spec.head, spec.vocab, spec.width, self.embed.tokens)
@@ -385,13 +383,10 @@ class Model(nn.Module):
     def _keeping_nothing(self) -> Sequence[Cache]:
         """For a pass without a cache, which rounds as a cache would."""
         kv_dtype = self.kv_dtype
-        if kv_dtype is None:
-            return self._no_caches
-        key = kv_dtype, self.dtype
-        if key not in self._rounding_caches:
-            shapes = [layer.cache_shape(self.spec.width) for layer in self.spec.layers]
-            self._rounding_caches[key] = [_no_cache(shape, *key) for shape in shapes]
-        return self._rounding_caches[key]
+        how = None if kv_dtype is None else (kv_dtype, self.dtype)
+        if how not in self._no_caches:
+            self._no_caches[how] = no_caches(self.spec, kv_dtype, self.dtype)
+        return self._no_caches[how]
 
     def _caches(self, cache: ModelCache | None) -> tuple[Sequence[Cache], Sequence[Cache]]:
         if cache is None:
@@ -402,14 +397,6 @@ class Model(nn.Module):
         if len(every) < len(layers):
             every = [_next(own, layer.source is None) for layer in layers]
         return every, [_next(across, layer.cross is not None) for layer in layers] if cache.cross else self._no_cross
-
-
-def _no_cache(shape: CacheShape | None, kv_dtype: str, dtype: torch.dtype) -> NoCache:
-    if shape is None:
-        return NoCache()
-    exact = LayerPlan.of(shape, Everything()).codec(dtype)
-    codec = rounded(exact, kv_dtype)
-    return NoCache(shape.streams, shape.states, None if codec is exact else codec)
 
 
 def _next(caches: Iterator[Cache], some: bool) -> Cache:

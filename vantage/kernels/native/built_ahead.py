@@ -24,7 +24,7 @@ AVX2 = frozenset(["avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe"])
 AVX512 = AVX2 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])
 
 
-class Target(NamedTuple):
+class KernelTarget(NamedTuple):
     """A kind of processor."""
 
     machine: str  # as platform.machine() calls it
@@ -34,17 +34,17 @@ class Target(NamedTuple):
 
 
 TARGETS = {  # the best first
-    "x86_64-avx512-vnni": Target(
+    "x86_64-avx512-vnni": KernelTarget(
         "x86_64", "g++", ("-march=x86-64-v4", "-mavx512vnni"), AVX512 | frozenset(["avx512_vnni"])
     ),
-    "x86_64-avx512": Target("x86_64", "g++", ("-march=x86-64-v4",), AVX512),
-    "x86_64-avx2": Target("x86_64", "g++", ("-march=x86-64-v3",), AVX2),
-    "x86_64-plain": Target("x86_64", "g++", ("-march=x86-64",)),
-    "aarch64-neon": Target("aarch64", "aarch64-linux-gnu-g++", ("-march=armv8-a",)),
+    "x86_64-avx512": KernelTarget("x86_64", "g++", ("-march=x86-64-v4",), AVX512),
+    "x86_64-avx2": KernelTarget("x86_64", "g++", ("-march=x86-64-v3",), AVX2),
+    "x86_64-plain": KernelTarget("x86_64", "g++", ("-march=x86-64",)),
+    "aarch64-neon": KernelTarget("aarch64", "aarch64-linux-gnu-g++", ("-march=armv8-a",)),
 }
 
 
-def compiler_of(target: Target) -> str | None:
+def compiler_of(target: KernelTarget) -> str | None:
     """The machine's own where it is that machine, otherwise one for it."""
     names = [target.compiler, "g++"] if platform.machine() == target.machine else [f"{target.machine}-linux-gnu-g++"]
     return next((path for name in names if (path := shutil.which(name))), None)
