@@ -29,6 +29,7 @@ _WHERE = {
     "vantage.inspect": ("capture", "swap"),
     "vantage.interventions": ("Edit", "trace", "tracing"),
     "vantage.cache.kinds.heavy_hitters": ("HeavyHitterCache",),
+    "vantage.cache.kinds.low_bit": ("LowBitCache",),
     "vantage.cache.kinds.sinks": ("SinkCache",),
     "vantage.cache.kinds.tova": ("TovaCache",),
     "vantage.parts": ("register",),

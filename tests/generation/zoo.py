@@ -46,8 +46,9 @@ def spec(kind: str) -> ModelSpec:
 
 
 MODELS = ("plain", "window", "mixed", "latent", "ntk", "fox", "shared-keys", "states", "encoder-decoder")
-EVERY = [(m, k) for m in MODELS for k in CACHES if k != "ring" or m in ("window", "mixed")]
-CASES = [(m, k) for m, k in EVERY if k != "heavy-hitters"]  # which take tokens back
+KINDS = [kind for kind in CACHES if kind != "low-bit"]  # as quantised, only coarser
+EVERY = [(m, k) for m in MODELS for k in KINDS if k != "ring" or m in ("window", "mixed")]
+CASES = [(m, k) for m, k in EVERY if k not in ("heavy-hitters", "tova")]  # which take tokens back
 
 SMALL = {"sinks": vt.SinkCache(2, 7)}  # so that it forgets
 

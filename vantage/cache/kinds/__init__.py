@@ -27,6 +27,7 @@ CACHES: Registry[CacheKind] = Registry(
         "ring",
         "paged",
         "quantised",
+        "low_bit",
         "sinks",
         "heavy_hitters",
         "tova",
