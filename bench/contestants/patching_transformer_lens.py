@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 from time import perf_counter
 
@@ -28,11 +29,14 @@ def setup() -> None:
     rows = prompts(lambda text: tokenizer(text, add_special_tokens=False)["input_ids"])
     clean, corrupted = torch.tensor([rows[0]]), torch.tensor([rows[1]])
     target, against = rows[2:]
-    folder = Path(os.environ.get("TMPDIR", "/tmp")) / "vantage-bench-smollm2"
-    plain.save_pretrained(folder)
+    # the bridge takes the weights from the model in memory, and the rest from a folder
+    folder = tempfile.mkdtemp(prefix="vantage-bench-")
+    if hasattr(plain.config, "quantization_config"):  # of the file: these weights are float32
+        del plain.config.quantization_config
+    plain.config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     bridge = TransformerBridge.boot_transformers(
-        str(folder), hf_model=plain.eval(), device="cpu", tokenizer=AutoTokenizer.from_pretrained(folder)
+        folder, hf_model=plain.eval(), device="cpu", tokenizer=AutoTokenizer.from_pretrained(folder)
     )
 
 

@@ -65,8 +65,8 @@ def plot_attribution(attribution: Attribution) -> Figure:
     by_feed_forward = [attribution.total(n, "neurons", "feed-forward") for n in layers]
     grid[2].barh([n - 0.2 for n in layers], by_attention, height=0.4, label="attention")
     grid[2].barh([n + 0.2 for n in layers], by_feed_forward, height=0.4, label="feed-forward")
-    grid[2].invert_yaxis()
+    grid[2].set_ylim(attribution.layers - 0.5, -0.5)
     grid[2].set_title("by layer", fontsize=9)
-    grid[2].legend(fontsize=7)
+    grid[2].legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.06))
     figure.suptitle(f"{attribution.measure}: {attribution.logit:.2f}")
     return figure
