@@ -236,7 +236,7 @@ def test_all_heads_and_the_atlas_of_another_encoding(small, visit):
         tables.append(side.locator(".att-atlas tbody tr td:nth-child(4)").all_inner_texts())
     assert tables[0] != tables[1]
     with page.expect_download() as coming:
-        sides(page)[1].get_by_role("button", name="CSV").click()
+        sides(page)[1].get_by_role("button", name="CSV", exact=True).click()
     assert coming.value.suggested_filename == "atlas-none.csv"
     check_looks(reader)
 
@@ -289,14 +289,16 @@ def test_every_kind_of_attention(small, visit):
 
 
 def test_an_encoder_looks_both_ways(small, visit):
-    page = visit(small).go(f"attention?model=encoder&text={SENTENCE.strip().replace(' ', '+')}&view=heat")
+    page = visit(small).go(
+        f"attention?model=encoder&text={SENTENCE.strip().replace(' ', '+')}&view=heat&layer=0&head=0"
+    )
     read(page)
     table = rows(page, "Download attention-self-0-0 as CSV")
     assert any(int(row["key"]) > int(row["query"]) for row in table)
 
 
 def test_two_thousand_tokens_are_smooth(small, visit):
-    page = visit(small).go("attention?model=tiny&view=heat")
+    page = visit(small).go("attention?model=tiny&view=heat&layer=0&head=0")
     read(page)
     page.get_by_label("Text").fill(SENTENCE * 115)
     page.get_by_role("button", name="Look").click()
@@ -338,5 +340,6 @@ def test_a_text_too_long_is_refused_in_words(small, visit):
     page.get_by_role("button", name="Look").click()
     alert = page.get_by_role("alert")
     expect(alert).to_contain_text("4,096")
+    expect(page.locator("svg[data-chart]")).to_have_count(0)  # nor does the old picture stand under the new text
     expect(alert.get_by_role("button", name="Retry")).to_be_visible()
     reader.errors.clear()  # the browser notes a 400 by itself

@@ -92,13 +92,15 @@ def started(folder: Path, *models: str, port: int = 0) -> Iterator[Process]:
 
 
 class Visit:
-    """One reader: a page of its own, and what its console said."""
+    """One reader: a page of its own, and what its console said. ``first``: who was never here is offered the tour."""
 
-    def __init__(self, browser: Browser, url: str, *, width: int = WIDE, theme: Any = "light"):
+    def __init__(self, browser: Browser, url: str, *, width: int = WIDE, theme: Any = "light", first: bool = False):
         self.url = url
         self._context = browser.new_context(
             viewport={"width": width, "height": 900}, color_scheme=theme, accept_downloads=True
         )
+        if not first:
+            self._context.add_init_script("localStorage.setItem('vantage-tour', 'seen')")
         self.page: Page = self._context.new_page()
         self.page.set_default_timeout(PATIENCE)
         self.page.set_default_navigation_timeout(PATIENCE)

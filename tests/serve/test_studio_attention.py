@@ -172,8 +172,16 @@ def test_few_texts_are_kept_and_none_that_is_too_large(studio, monkeypatch):
         answer = http.post("/studio/api/attention", json={"model": "tiny", "text": "cat " * 101})
     assert answer.status_code == 400
     assert "shorten it" in answer.json()["error"]["message"]
-    kept = [look(studio, text="cat " * 60)["id"] for _ in range(2)]
+    kept = [look(studio, text="cat " * n)["id"] for n in (60, 61)]
     assert [get(studio, f"{id}/head?layer=0&head=0").status_code for id in kept] == [404, 200]
+
+
+def test_a_text_that_was_read_is_not_read_again(studio):
+    """A page that is loaded again asks for the same; another text or encoding is another one."""
+    first = look(studio, text="the cat sat")
+    assert look(studio, text="the cat sat")["id"] == first["id"]
+    assert look(studio, text="the cat sat", position={"name": "alibi"})["id"] != first["id"]
+    assert look(studio, text="the cat sa")["id"] != first["id"]
 
 
 def test_the_page_answers_while_a_text_is_read(tmp_path):

@@ -67,7 +67,7 @@ def test_every_kind_takes_what_inspect_says(http: httpx.Client) -> None:
         assert row["bytes_per_token"] == whole[0].cache_a_token
     own = [line for line in found["figures"][0]["panels"][0]["lines"] if line["look"] == "solid"]
     assert [line["name"] for line in own] == ["this shape"]
-    assert own[0]["y"] == found["table"][0]["bytes_at"]
+    assert own[0]["y"] == [size / 2**20 for size in found["table"][0]["bytes_at"]]
     batches = found["figures"][0]["panels"][1]["lines"][1]
     assert batches["y"] == [n * batches["y"][0] for n in batches["x"]]
 

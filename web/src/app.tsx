@@ -6,8 +6,9 @@ import { Button } from "./components/controls";
 import { Busy, Problem } from "./components/state";
 import { asTrouble } from "./hooks";
 import { refreshModels } from "./models";
-import { href, lastHref, route } from "./router";
+import { href, lastHref, missing, route } from "./router";
 import { type Choice, choice } from "./theme";
+import { Tour, TourButton } from "./tour";
 
 interface PageEntry {
   id: string;
@@ -72,14 +73,19 @@ export function App() {
             ))}
           </ul>
         </nav>
-        <ThemeSwitch />
+        <div class="row">
+          <TourButton />
+          <ThemeSwitch />
+        </div>
       </header>
       <div class="content">
         <Gone />
+        <Lost />
         <main ref={main} tabIndex={-1} id="main">
           {page ? <PageRoom key={page.id} entry={page} /> : <Unknown name={route.value.page} />}
         </main>
       </div>
+      <Tour />
     </div>
   );
 }
@@ -112,7 +118,7 @@ function PageRoom({ entry }: { entry: PageEntry }) {
         setTrouble(
           new Trouble(
             "gone",
-            "This page could not be brought.",
+            "This page could not be loaded.",
             "Is `vantage studio` still running? Start it again, then reload.",
           ),
         );
@@ -155,6 +161,21 @@ class Fence extends Component<{ children: ComponentChildren }, { error: Error | 
     );
     return <Problem trouble={asTrouble(trouble)} retry={() => this.setState({ error: null })} />;
   }
+}
+
+/** A link whose text stayed in the browser that it was made in. */
+function Lost() {
+  if (!missing.value.length) return null;
+  return (
+    <div class="banner" role="status">
+      <span>
+        This link is to a long text, which stayed in the browser where the link was made. What you see is the page without it.
+      </span>
+      <Button little onClick={() => (missing.value = [])}>
+        Close
+      </Button>
+    </div>
+  );
 }
 
 /** Stands at the top while the server does not answer, and asks every few seconds whether it is back. */

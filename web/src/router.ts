@@ -11,17 +11,65 @@ export interface Route {
 
 export const HOME = "chat";
 
+// An address of forty thousand characters is none that anybody can hand on. What is longer than this stays in the
+// browser, under a short name that the address has in its place.
+const LONGEST = 1500;
+const KEPT = 24;
+const NAME = /^~[0-9a-z]{6,14}$/;
+const PREFIX = "vantage-text";
+
+/** Texts of a link that are not in this browser. */
+export const missing = signal<string[]>([]);
+
+function shortName(text: string): string {
+  let [a, b] = [0x811c9dc5, 0x1b873593];
+  for (let index = 0; index < text.length; index += 1) {
+    const code = text.charCodeAt(index);
+    a = Math.imul(a ^ code, 0x01000193);
+    b = Math.imul(b ^ code, 0x85ebca6b) + index;
+  }
+  return `~${(a >>> 0).toString(36)}${(b >>> 0).toString(36)}`;
+}
+
+function shortened(text: string): string {
+  if (text.length <= LONGEST || typeof localStorage === "undefined") return text;
+  const name = shortName(text);
+  try {
+    const order = (JSON.parse(localStorage.getItem(PREFIX) ?? "[]") as string[]).filter((one) => one !== name);
+    for (const old of order.splice(KEPT - 1)) localStorage.removeItem(PREFIX + old);
+    localStorage.setItem(PREFIX + name, text);
+    localStorage.setItem(PREFIX, JSON.stringify([name, ...order]));
+    return name;
+  } catch {
+    return text; // a browser that keeps nothing
+  }
+}
+
+function restored(name: string): string | null {
+  try {
+    return localStorage.getItem(PREFIX + name);
+  } catch {
+    return null;
+  }
+}
+
 export function parse(hash: string): Route {
   const [path = "", query = ""] = hash.replace(/^#\/?/, "").split(/\?(.*)/s);
   const params: Params = {};
-  for (const [name, value] of new URLSearchParams(query)) params[name] = value;
+  const lost: string[] = [];
+  for (const [name, value] of new URLSearchParams(query)) {
+    const text = NAME.test(value) ? restored(value) : value;
+    if (text === null) lost.push(name);
+    else params[name] = text;
+  }
+  if (lost.length || missing.peek().length) missing.value = lost;
   return { page: path.replace(/\/+$/, "") || HOME, params };
 }
 
 export function href(page: string, params: Record<string, Scalar | null | undefined> = {}): string {
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(params)) {
-    if (value !== null && value !== undefined && value !== "") query.set(name, String(value));
+    if (value !== null && value !== undefined && value !== "") query.set(name, shortened(String(value)));
   }
   const text = query.toString();
   return `#/${page}${text ? `?${text}` : ""}`;

@@ -64,7 +64,7 @@ describe("comparing", () => {
   });
   it("has no budget where steps are said", () => {
     const defaults = { tasks: ["a"], positions: ["b"], attention: ["c"], train_length: 20, test_lengths: [20], seeds: 3, steps: null, budget: "14m", batch: 32, width: 64, layers: 2, heads: 4, test_examples: 256 };
-    const choices = { tasks: [], positions: [], attention: [], control: "bag", controlled: ["order"], defaults };
+    const choices = { tasks: [], positions: [], attention: [], control: "bag", about: {}, controlled: ["order"], defaults };
     const form = { ...filled(choices, {}), tasks: ["order", "copy"], positions: ["rope", "bag"] };
     expect(models(form, choices)).toBe(9);
     expect(filled(choices, {})).toMatchObject({ budget: "14m", steps: null, test_lengths: [20] });

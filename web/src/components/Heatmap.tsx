@@ -9,7 +9,8 @@ import { paint } from "../theme";
 import { Button } from "./controls";
 import { Downloads } from "./heatmap/Downloads";
 import { frameOf, paintScene } from "./heatmap/drawing";
-import { Levels } from "./heatmap/levels";
+import { Legend } from "./heatmap/Legend";
+import { Levels, type Scale } from "./heatmap/levels";
 import { useMoving } from "./heatmap/moving";
 
 export interface HeatmapProps {
@@ -18,8 +19,8 @@ export interface HeatmapProps {
   top: number;
   /** The value that stands for 1: what is said and saved is divided by it. */
   one?: number;
-  /** Takes the square root first, so that small weights can be seen. */
-  root?: boolean;
+  /** How values become colours. */
+  scale?: Scale;
   label: string;
   rowName: (row: number) => string;
   columnName: (column: number) => string;
@@ -38,11 +39,11 @@ export interface HeatmapProps {
 }
 
 export function Heatmap(props: HeatmapProps) {
-  const { matrix, top, one = 1, root = false, label, rowName, columnName, format = percent, picked = null } = props;
+  const { matrix, top, one = 1, scale = "linear", label, rowName, columnName, format = percent, picked = null } = props;
   const [room, width] = useWidth<HTMLDivElement>();
   const canvas = useRef<HTMLCanvasElement>(null);
   const colours = paint.value;
-  const levels = useLevels(matrix, top, root, colours.ramp);
+  const levels = useLevels(matrix, top, scale, colours.ramp);
   const frame = frameOf(matrix, props, width, props.maxHeight ?? 620);
   const { w, h, edge } = frame;
   const { view, cell, zoom, whole, handlers } = useMoving(canvas, matrix, frame, props.onPick);
@@ -72,6 +73,7 @@ export function Heatmap(props: HeatmapProps) {
           {...handlers}
         />
       </div>
+      <Legend scale={scale} format={(share) => format((share * top) / one)} />
       <div class="bar">
         <span class="numeric" role="status">
           {words || <span class="muted">Point at a cell, or use the arrow keys.</span>}
@@ -86,15 +88,22 @@ export function Heatmap(props: HeatmapProps) {
           <Button little look="quiet" onClick={whole} disabled={view.zoom <= 1} label="Whole matrix">
             Whole
           </Button>
-          {props.name && <Downloads {...{ matrix, one, rowName, columnName, levels }} name={props.name} title={label} column={props.column} />}
+          {props.name && (
+            <Downloads
+              {...{ matrix, one, levels, scale, labels: props, format, top }}
+              name={props.name}
+              title={label}
+              column={props.column}
+            />
+          )}
         </span>
       </div>
     </div>
   );
 }
 
-function useLevels(matrix: Matrix, top: number, root: boolean, ramp: string[]): Levels {
-  const levels = useMemo(() => new Levels(matrix, top, root, ramp), [matrix, top, root, ramp]);
+function useLevels(matrix: Matrix, top: number, scale: Scale, ramp: string[]): Levels {
+  const levels = useMemo(() => new Levels(matrix, top, scale, ramp), [matrix, top, scale, ramp]);
   useEffect(() => {
     // The finest picture is needed once the reader zooms in. Made when nothing else is going on, it costs nobody a wait.
     const idle = requestIdleCallback(() => levels.picture(0), { timeout: 4000 });

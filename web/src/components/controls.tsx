@@ -3,6 +3,7 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import type { Parameter, Value } from "../types";
 import { show } from "../lib/numbers";
+import { explained, TERMS } from "../terms";
 import { WideNumber } from "./numbers";
 
 export interface ButtonProps {
@@ -58,7 +59,9 @@ export function Field({ label, help, wrong, beside, id, children }: FieldProps) 
   return (
     <div class="field">
       <div class="label">
-        <label for={id}>{label}</label>
+        <label for={id} title={explained(label)} class={TERMS[label] ? "explained" : undefined}>
+          {label}
+        </label>
         {beside !== undefined && <span class="muted numeric">{beside}</span>}
       </div>
       {children}
@@ -262,14 +265,17 @@ export function Check({
   value,
   onChange,
   disabled,
+  title,
 }: {
   label: string;
   value: boolean;
   onChange: (value: boolean) => void;
   disabled?: boolean;
+  /** What it is, when the pointer rests on it. */
+  title?: string;
 }) {
   return (
-    <label class="check">
+    <label class="check" title={title}>
       <input
         type="checkbox"
         checked={value}

@@ -4,13 +4,19 @@ import { useEffect, useState } from "preact/hooks";
 import { connected, Trouble } from "../api";
 import { Button } from "./controls";
 
+/** With a capital letter and a full stop, where there is none. */
+export const sentence = (text: string): string => {
+  const whole = `${text.charAt(0).toUpperCase()}${text.slice(1)}`;
+  return /[.!?…]$/.test(whole) || !whole ? whole : `${whole}.`;
+};
+
 export function Problem({ trouble, retry }: { trouble: Trouble; retry?: () => void }) {
   if (trouble.kind === "stopped") return null;
   const reload = trouble.kind === "stale";
   return (
     <div class="problem" role="alert">
       <div>
-        <p>{trouble.message}</p>
+        <p>{sentence(trouble.message)}</p>
         {trouble.advice && <p class="muted small">{trouble.advice}</p>}
       </div>
       {reload ? (

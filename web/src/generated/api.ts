@@ -212,13 +212,18 @@ export interface CheckResult {
   words: string;
 }
 
-/** What the form offers. `control`: the position that takes part in the tasks of `controlled` alone. */
+/**
+ * What the form offers. `control`: the position that takes part in the tasks of `controlled` alone.
+ *
+ * `about`: what each name stands for, where that is known.
+ */
 export interface CompareChoices {
   tasks: string[];
   positions: string[];
   attention: string[];
   control: string;
   controlled: string[];
+  about: Record<string, string>;
   defaults: CompareDefaults;
 }
 

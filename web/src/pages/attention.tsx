@@ -71,9 +71,9 @@ function OtherModel({ text, source, view }: { text: string; source: string; view
 }
 
 /** The right side begins anew: with what the left one shows. */
-function putBeside(compare: string): void {
+function putBeside(compare: string, { layer, head }: Side): void {
   const right = Object.keys(route.peek().params).filter((name) => name.startsWith("b_"));
-  put({ ...Object.fromEntries(right.map((name) => [name, null])), compare: compare || null });
+  put({ ...Object.fromEntries(right.map((name) => [name, null])), layer, head, compare: compare || null });
 }
 
 interface TextCardProps {
@@ -115,7 +115,7 @@ function TextCard({ side, text, source, beside }: TextCardProps) {
             <Button onClick={() => put({ conversation: null, turn: null, query: null, b_query: null, from: null })}>
               Look at a text of your own
             </Button>
-            <Select label="Side by side with" value={beside} options={BESIDE} onChange={putBeside} />
+            <Select label="Side by side with" value={beside} options={BESIDE} onChange={(next) => putBeside(next, side)} />
           </div>
           <span class="small muted numeric" role="status">
             {data && `${data.length} tokens, read in ${duration(data.ms)}`}
@@ -140,7 +140,7 @@ function TextCard({ side, text, source, beside }: TextCardProps) {
           <Button look="main" onClick={look} disabled={!draft.trim() || (!changed && side.capture.since !== null)}>
             Look
           </Button>
-          <Select label="Side by side with" value={beside} options={BESIDE} onChange={putBeside} />
+          <Select label="Side by side with" value={beside} options={BESIDE} onChange={(next) => putBeside(next, side)} />
         </div>
         <span class="small muted numeric" role="status">
           {data && `${data.length} tokens, read in ${duration(data.ms)}`}

@@ -31,7 +31,7 @@ import type { ChatToken } from "../generated/api";
 import { EveryToken, Transcript } from "./chat/transcript";
 import { AttentionWords, CacheCard, CostCard, DistributionCard } from "./chat/watch";
 
-const EXAMPLES = ["Why is the sky blue?", "Write two lines about the sea.", "Count from one to ten in words."];
+const EXAMPLES = ["Why is the sky blue?", "What is the capital of France?", "Name three fruits."];
 
 const findToken = (conversation: Conversation | null, index: number | null): ChatToken | null => {
   if (!conversation || index === null) return null;

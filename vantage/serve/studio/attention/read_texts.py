@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -56,6 +56,7 @@ class ReadText:
     source: list[int] | None
     inputs: Inputs
     position: EncodingInfo
+    asked: tuple[Any, ...] = ()  # what was to be read, and by which model: asked again, it is this one
     fresh: list[Tensor] = field(default_factory=list)
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     _near: OrderedDict[tuple[str, int], RecordedPass] = field(default_factory=OrderedDict)
@@ -144,16 +145,25 @@ def _lines(met: RecordedPass, heads: list[int] | None) -> Iterator[Tensor]:
         yield AllWeights().of(tile, width)["weights"].float()
 
 
+def asked_for(
+    model: Model, ids: list[int], source: list[int] | None, position: EncodingRequest | None
+) -> tuple[Any, ...]:
+    """By which a text that was read is known again."""
+    return (model, tuple(ids), source and tuple(source), position and position.model_dump_json())
+
+
 def read_text(
     name: str, model: Model, ids: list[int], source: list[int] | None, position: EncodingRequest | None
 ) -> ReadText:
     """Read a text, with another encoding where one is named."""
+    asked = asked_for(model, ids, source, position)
     if position is None:
-        return ReadText(name, model, ids, source, read(model, ids, source), encoding_info(model))
+        return ReadText(name, model, ids, source, read(model, ids, source), encoding_info(model), asked)
     check(model, ids, source)  # before a table of that many positions is made
     other = swapped_model(model, position, max(len(ids), len(source or ())))
     inputs = read(other.model, ids, source)
-    return ReadText(name, other.model, ids, source, inputs, encoding_info(model, position, other), other.fresh)
+    info = encoding_info(model, position, other)
+    return ReadText(name, other.model, ids, source, inputs, info, asked, other.fresh)
 
 
 @torch.inference_mode()
@@ -216,6 +226,14 @@ class ReadTexts:
                 len(self._texts) > TEXTS or sum(one.bytes for one in self._texts.values()) > BYTES
             ):
                 self._texts.popitem(last=False)
+
+    def find(self, asked: tuple[Any, ...]) -> ReadText | None:
+        """One that was read before, by the same model with the same encoding: a page may have been loaded again."""
+        with self._lock:
+            found = next((text for text in self._texts.values() if text.asked == asked), None)
+            if found is not None:
+                self._texts.move_to_end(found.id)
+            return found
 
     def get(self, id: str) -> ReadText:
         with self._lock:

@@ -26,13 +26,17 @@ class CompareDefaults(StudioAnswer):
 
 
 class CompareChoices(StudioAnswer):
-    """What the form offers. ``control``: the position that takes part in the tasks of ``controlled`` alone."""
+    """What the form offers. ``control``: the position that takes part in the tasks of ``controlled`` alone.
+
+    ``about``: what each name stands for, where that is known.
+    """
 
     tasks: list[str]
     positions: list[str]
     attention: list[str]
     control: str
     controlled: list[str]
+    about: dict[str, str]
     defaults: CompareDefaults
 
 

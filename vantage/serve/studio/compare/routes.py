@@ -10,12 +10,14 @@ from typing import Annotated
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
+from vantage.attention import ATTENTIONS
 from vantage.compare.entries import ModelShape, all_positions, attentions
 from vantage.compare.experiment import Experiment, default_steps, expand_positions
 from vantage.compare.names import CONTROL, DEFAULT, VARIANTS, budget_seconds
 from vantage.compare.report import CSV, JSON, PAGE, VERDICTS
 from vantage.compare.task_names import has_short_answers
 from vantage.errors import unknown
+from vantage.position import ENCODINGS
 from vantage.serve.bounds import Number, StrictModel, Whole
 from vantage.serve.errors import ApiError, bad
 from vantage.serve.studio.answers import StreamError
@@ -121,6 +123,7 @@ async def choices() -> CompareChoices:
         attention=list(attentions()),
         control=CONTROL,
         controlled=[name for name in tasks_offered() if has_short_answers(name)],
+        about=_about(),
         defaults=CompareDefaults(
             tasks=list(defaults.tasks),
             positions=list(DEFAULT),
@@ -137,6 +140,12 @@ async def choices() -> CompareChoices:
             test_examples=defaults.test_examples,
         ),
     )
+
+
+def _about() -> dict[str, str]:
+    """Encodings, attentions and tasks in a sentence each, from their entries."""
+    entries = [entry for registry in (ENCODINGS, ATTENTIONS, TASKS) for entry in registry.entries()]
+    return {entry.name: " ".join(filter(None, (entry.title and f"{entry.title}:", entry.summary))) for entry in entries}
 
 
 @router.get("/compare")

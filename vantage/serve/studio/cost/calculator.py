@@ -21,6 +21,7 @@ from vantage.spec.model import AttentionConfig, ModelSpec
 
 VOCAB = 32_000  # where nobody says another: it counts for the head alone
 WINDOW = 4096
+MIB = 2**20
 BATCHES = tuple(2**i for i in range(9))
 
 
@@ -154,18 +155,18 @@ def _operations(costs: Cost) -> list[PartOperations]:
 
 def _sizes_figure(ways: Sequence[CacheChoice], contexts: Sequence[int], batch: int, dtype: torch.dtype) -> Figure:
     over = tuple(
-        Line(k.name, list(contexts), [k.bytes(n, batch, dtype) for n in contexts], look=_look(k)) for k in ways
+        Line(k.name, list(contexts), [k.bytes(n, batch, dtype) / MIB for n in contexts], look=_look(k)) for k in ways
     )
     at = max(contexts)
     rows = [n for n in BATCHES if n <= max(64, batch)]
-    wide = tuple(Line(k.name, rows, [k.bytes(at, n, dtype) for n in rows], look=_look(k)) for k in ways)
-    caption = f"Bytes that keys and values take: over the context for a batch of {batch}, and over the batch at {at:,}."
+    wide = tuple(Line(k.name, rows, [k.bytes(at, n, dtype) / MIB for n in rows], look=_look(k)) for k in ways)
+    caption = f"MiB that keys and values take: over the context for a batch of {batch}, and over the batch at {at:,}."
     return Figure(
         "cache",
         caption,
         (
-            Lines("over the context", "tokens", "bytes", over, log_x=True, log_y=True),
-            Lines("over the batch", "rows", "bytes", wide, log_x=True, log_y=True),
+            Lines("over the context", "tokens", "MiB", over, log_x=True, log_y=True),
+            Lines("over the batch", "rows", "MiB", wide, log_x=True, log_y=True),
         ),
     )
 

@@ -2,15 +2,21 @@
 import { blobOf, escaped, save } from "../../lib/download";
 import type { Matrix } from "../../lib/matrix";
 import { Button } from "../controls";
-import type { Levels } from "./levels";
+import { paint } from "../../theme";
+import { frameOf, type Labels, paintScene } from "./drawing";
+import { marksOf } from "./Legend";
+import { type Levels, type Scale, shade } from "./levels";
 
 export interface DownloadsProps {
   matrix: Matrix;
   one: number;
-  rowName: (row: number) => string;
-  columnName: (column: number) => string;
+  /** The value that gets the last colour. */
+  top: number;
+  scale: Scale;
+  labels: Labels;
+  format: (value: number) => string;
   name: string;
-  /** What the picture shows; an SVG carries it as its title. */
+  /** What the picture shows; it stands over it. */
   title: string;
   /** A column that says the same in every row of the table. */
   column?: { name: string; value: string };
@@ -18,24 +24,50 @@ export interface DownloadsProps {
 }
 
 const MOST_ROWS = 1_000_000;
+const WIDE = 1000;
+const HEAD = 34; // over the picture, for its title
+const FOOT = 48; // beneath it, for what the colours stand for
 
-export function Downloads({ matrix, one, rowName, columnName, name, title, column, levels }: DownloadsProps) {
-  const asPng = () => {
-    const picture = levels.picture(0);
-    const factor = Math.max(1, Math.floor(1200 / Math.max(picture.width, picture.height)));
-    const big = document.createElement("canvas");
-    big.width = picture.width * factor;
-    big.height = picture.height * factor;
-    const context = big.getContext("2d");
-    if (!context) return;
-    context.imageSmoothingEnabled = false;
-    context.drawImage(picture, 0, 0, big.width, big.height);
-    void blobOf(big).then((blob) => save(`${name}.png`, blob));
-  };
+/** The whole matrix with its names or numbers beside it, its title and what its colours stand for. */
+function drawn({ matrix, levels, labels, title, scale, format, top, one }: DownloadsProps): HTMLCanvasElement {
+  const frame = frameOf(matrix, labels, WIDE, 900);
+  const plate = document.createElement("canvas");
+  const view = { x: 0, y: 0, zoom: 1 };
+  paintScene(plate, { matrix, levels, view, frame, cell: null, picked: null, labels, colours: paint.value });
+  const ratio = devicePixelRatio || 1;
+  const canvas = document.createElement("canvas");
+  canvas.width = plate.width;
+  canvas.height = plate.height + (HEAD + FOOT) * ratio;
+  const context = canvas.getContext("2d");
+  if (!context) return canvas;
+  const { surface, text, ramp } = paint.value;
+  context.fillStyle = surface;
+  context.fillRect(0, 0, canvas.width, canvas.height);
+  context.drawImage(plate, 0, HEAD * ratio);
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.fillStyle = text;
+  context.font = "14px system-ui, sans-serif";
+  context.fillText(title, 8, 22);
+  const [left, right, y] = [frame.edge.left, frame.edge.left + Math.min(320, frame.w), canvas.height / ratio - FOOT + 12];
+  const colours = context.createLinearGradient(left, 0, right, 0);
+  ramp.forEach((stop, at) => colours.addColorStop(at / (ramp.length - 1), stop));
+  context.fillStyle = colours;
+  context.fillRect(left, y, right - left, 10);
+  context.fillStyle = text;
+  context.font = "11px system-ui, sans-serif";
+  context.textAlign = "center";
+  for (const mark of marksOf(scale)) context.fillText(format((mark * top) / one), left + (right - left) * shade(scale, mark), y + 24);
+  return canvas;
+}
+
+export function Downloads(props: DownloadsProps) {
+  const { matrix, one, labels, name, title, column } = props;
+  const { rowLabel = String, columnLabel = String } = labels;
+  const asPng = () => void blobOf(drawn(props)).then((blob) => save(`${name}.png`, blob));
   const asSvg = () => {
-    const picture = levels.picture(0);
+    const picture = drawn(props);
     const size = `width="${picture.width}" height="${picture.height}"`;
-    const image = `<image ${size} style="image-rendering:pixelated" href="${picture.toDataURL()}"/>`;
+    const image = `<image ${size} href="${picture.toDataURL()}"/>`;
     save(`${name}.svg`, `<svg xmlns="http://www.w3.org/2000/svg" ${size}><title>${escaped(title)}</title>${image}</svg>`, "image/svg+xml");
   };
   const asCsv = () => {
@@ -46,7 +78,7 @@ export function Downloads({ matrix, one, rowName, columnName, name, title, colum
       for (let c = 0; c < matrix.columns; c += 1) {
         const value = matrix.values[r * matrix.columns + c] ?? 0;
         if (value > 0)
-          rows.push(`${r},${c},${quote(rowName(r))},${quote(columnName(c))},${(value / one).toPrecision(5)}${last}`);
+          rows.push(`${r},${c},${quote(rowLabel(r))},${quote(columnLabel(c))},${(value / one).toPrecision(5)}${last}`);
       }
     }
     save(`${name}.csv`, rows.join("\r\n"), "text/csv");

@@ -2,6 +2,13 @@
 import { table } from "../../lib/colour";
 import { coarser, type Matrix } from "../../lib/matrix";
 
+/** How a share of the largest value becomes a share of the colours. Small weights are to be seen as well. */
+export type Scale = "linear" | "root" | "log";
+const DECADES = 3; // that the logarithm shows: from a thousandth on
+
+export const shade = (scale: Scale, share: number): number =>
+  scale === "root" ? Math.sqrt(share) : scale === "log" ? Math.max(0, 1 + Math.log10(Math.max(share, 1e-9)) / DECADES) : share;
+
 /** The matrix at one size after another, each half of the one before. Each is made when it is first looked at. */
 export class Levels {
   private readonly matrices: Matrix[];
@@ -12,7 +19,7 @@ export class Levels {
   constructor(
     matrix: Matrix,
     private readonly top: number,
-    private readonly root: boolean,
+    private readonly scale: Scale,
     stops: string[],
   ) {
     this.matrices = [matrix];
@@ -27,11 +34,11 @@ export class Levels {
   }
 
   picture(level: number): HTMLCanvasElement {
-    return (this.pictures[level] ??= colour(this.matrix(level), this.top, this.root, this.colours));
+    return (this.pictures[level] ??= colour(this.matrix(level), this.top, this.scale, this.colours));
   }
 }
 
-function colour(matrix: Matrix, top: number, root: boolean, colours: Uint32Array): HTMLCanvasElement {
+function colour(matrix: Matrix, top: number, scale: Scale, colours: Uint32Array): HTMLCanvasElement {
   const canvas = document.createElement("canvas");
   canvas.width = Math.max(1, matrix.columns);
   canvas.height = Math.max(1, matrix.rows);
@@ -43,8 +50,7 @@ function colour(matrix: Matrix, top: number, root: boolean, colours: Uint32Array
   // 4096 steps from value to colour: a table is faster than a square root for every cell.
   const steps = new Uint32Array(4097);
   for (let index = 0; index <= 4096; index += 1) {
-    const share = root ? Math.sqrt(index / 4096) : index / 4096;
-    steps[index] = colours[Math.round(share * 255)] ?? 0;
+    steps[index] = colours[Math.round(shade(scale, index / 4096) * 255)] ?? 0;
   }
   const factor = 4096 / (top || 1);
   for (let index = 0; index < values.length; index += 1) {

@@ -10,7 +10,10 @@ import { put, useParam } from "../../router";
 import { AtlasView, HeadsView } from "./heads";
 import { LinesView } from "./lines";
 import { ScoresView } from "./scores";
+import { HeadWords } from "./words";
 import { file, heading, ONE, type Side, type SiteKind, title, useHead } from "./side";
+
+const LONG = 64; // tokens: over so many the weights are small, and a logarithm shows them
 
 const KINDS: Record<SiteKind, string> = { self: "self-attention", cross: "cross-attention", encoder: "encoder" };
 
@@ -27,8 +30,8 @@ export interface SideCardProps {
 
 export function SideCard({ side, view, name, pick, children }: SideCardProps) {
   const { capture } = side;
-  // Where an encoding was refused, the picture of the one before it would stand under the wrong name.
-  const shown = capture.data && !(side.encoding?.swapped && capture.trouble);
+  // Where a text or an encoding was refused, the picture of the one before it would stand under the wrong name.
+  const shown = capture.data && !capture.trouble;
   return (
     <Card title={name ? `${name}: ${heading(side)}` : undefined}>
       <Controls side={side} view={view} pick={pick} />
@@ -36,7 +39,8 @@ export function SideCard({ side, view, name, pick, children }: SideCardProps) {
       {capture.trouble && <Problem trouble={capture.trouble} retry={capture.retry} />}
       {capture.since !== null && <Busy words="The model reads the text" since={capture.since} />}
       {!capture.data && !capture.trouble && capture.since === null && <Empty>The model is not ready yet.</Empty>}
-      {shown && <SideView side={side} view={view} />}
+      {shown && side.seeking && <Busy words="Looking for a head worth seeing" since={performance.now()} />}
+      {shown && !side.seeking && <SideView side={side} view={view} />}
     </Card>
   );
 }
@@ -105,12 +109,13 @@ function MatrixView({ side, view }: { side: Side; view: string }) {
     <>
       {answer.trouble && <Problem trouble={answer.trouble} retry={answer.retry} />}
       {answer.since !== null && !fits && <Busy words="Bringing this head" since={answer.since} />}
+      {matrix && fits && <HeadWords side={side} matrix={matrix} />}
       {matrix && fits && view === "heat" && (
         <Heatmap
           matrix={matrix}
           top={ONE}
           one={ONE}
-          root
+          scale={side.keys.length > LONG ? "log" : "root"}
           label={`Heat map of ${title(side)}`}
           rowName={(row) => `${visible(side.queries[row] ?? "")} (${row})`}
           columnName={(column) => `${visible(side.keys[column] ?? "")} (${column})`}

@@ -12,7 +12,9 @@ import type { Matrix } from "../../lib/matrix";
 import { show } from "../../lib/numbers";
 import { sorted } from "../../lib/sort";
 import { href, put, route, useParam } from "../../router";
+import { explained } from "../../terms";
 import { paint } from "../../theme";
+import { AtlasMap } from "./map";
 import { encoded, file, type Side, useAtlas, useSmall } from "./side";
 
 export function HeadsView({ side }: { side: Side }) {
@@ -138,6 +140,7 @@ export function AtlasView({ side }: { side: Side }) {
       {answer.since !== null && <Busy words="Measuring every head" since={answer.since} />}
       {answer.data && (
         <>
+          <AtlasMap side={side} heads={heads} table={() => atlasCsv(side, heads)} />
           <div class="row end apart">
             <Select
               label="Show"
@@ -192,7 +195,7 @@ function AtlasHead({ by, down, onSort }: { by: string; down: boolean; onSort: (o
             <button
               type="button"
               class="att-sort"
-              title={help}
+              title={explained(name) ?? explained(id) ?? help}
               onClick={() => onSort(by === id && !down ? `-${id}` : id)}
             >
               {name}
@@ -223,7 +226,7 @@ function AtlasRow({ head, side, mixed }: { head: HeadEntry; side: Side; mixed: b
         </a>
       </td>
       <td>
-        {head.label}
+        <span title={explained(head.label)}>{head.label}</span>
         {mixed && <span class="muted"> ({head.kind})</span>}
       </td>
       <td class="number">{show(round(head.entropy))}</td>

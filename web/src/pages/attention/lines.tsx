@@ -59,8 +59,8 @@ function linesCsv(side: Side, all: Link[]): string {
   const rows = all.map((link) => [
     link.row,
     link.column,
-    side.queries[link.row],
-    side.keys[link.column],
+    visible(side.queries[link.row] ?? ""),
+    visible(side.keys[link.column] ?? ""),
     (link.weight / ONE).toPrecision(5),
   ]);
   return csv(encoded(side, [["query", "key", "query token", "key token", "weight"], ...rows]));

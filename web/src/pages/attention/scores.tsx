@@ -81,7 +81,7 @@ export function ScoresView({ side }: { side: Side }) {
 }
 
 function scoresCsv(side: Side, { keys, score, parts }: ScoresAnswer): string {
-  const rows = keys.map((token, key) => [key, token, score[key], ...parts.map((part) => part.values[key])]);
+  const rows = keys.map((token, key) => [key, visible(token), score[key], ...parts.map((part) => part.values[key])]);
   return csv(encoded(side, [["key", "token", "score", ...parts.map((part) => part.name)], ...rows]));
 }
 

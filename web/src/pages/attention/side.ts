@@ -5,7 +5,7 @@ import { type Answer, useAnswer } from "../../hooks";
 import { slug, spoken } from "../../lib/encoding";
 import { type Matrix, weights } from "../../lib/matrix";
 import { put, route, read } from "../../router";
-import type { AtlasAnswer, AttentionSite, EncodingInfo, ReadTextAnswer, ReadTextRequest, ScoresAnswer } from "../../generated/api";
+import type { AtlasAnswer, AttentionSite, EncodingInfo, HeadEntry, ReadTextAnswer, ReadTextRequest, ScoresAnswer } from "../../generated/api";
 import type { Model } from "../../types";
 
 export type SiteKind = AttentionSite["kind"];
@@ -32,6 +32,8 @@ export interface Side {
   query: number;
   /** The query that was chosen, if one was. */
   chosen: number | null;
+  /** No head was asked for, and one worth seeing is being looked for. */
+  seeking: boolean;
   set: (changes: Partial<Record<"model" | "kind" | "layer" | "head" | "query", string | number | null>>) => void;
 }
 
@@ -101,15 +103,17 @@ export function useSide(
   const answer = useCapture(model, text, source, asked);
   const data = answer.data;
   const settled = answer.since === null && !answer.trouble;
+  const sought = useSought(!prefix && !params["compare"] && !SEEN.some((one) => params[one] !== undefined), data, settled);
   const kinds = [...new Set(data?.sites.map((site) => site.kind) ?? [])];
   const wanted = param("kind", "self") as SiteKind;
   const kind = kinds.includes(wanted) ? wanted : (kinds[0] ?? "self");
   const sites = data?.sites.filter((site) => site.kind === kind) ?? [];
   const layers = sites.map((site) => site.layer);
-  const layer = clamp(param("layer", 0), 0, (layers.at(-1) ?? 0) || 0);
+  const layer = clamp(param("layer", sought.head?.layer ?? 0), 0, (layers.at(-1) ?? 0) || 0);
   const heads = sites.find((site) => site.layer === layer)?.heads ?? 1;
   const queries = (kind === "encoder" ? data?.source_tokens : data?.tokens) ?? data?.tokens ?? [];
   const keys = (kind === "self" ? data?.tokens : data?.source_tokens) ?? data?.tokens ?? [];
+  const head = clamp(param("head", sought.head?.head ?? 0), 0, heads - 1);
   const query = clamp(param("query", queries.length - 1), 0, Math.max(0, queries.length - 1));
   return {
     prefix,
@@ -121,14 +125,43 @@ export function useSide(
     kinds,
     layer,
     layers,
-    head: clamp(param("head", 0), 0, heads - 1),
+    head,
+    seeking: sought.seeking,
     heads,
     queries,
     keys,
     query,
     chosen: params[key("query")] === undefined ? null : query,
-    set: (changes) => put(Object.fromEntries(Object.entries(changes).map(([name, value]) => [key(name), value]))),
+    set: (changes) => {
+      // A head that was found stays when something else is changed.
+      const here = sought.head && !("model" in changes) ? { layer, head } : {};
+      put(Object.fromEntries(Object.entries({ ...here, ...changes }).map(([name, value]) => [key(name), value])));
+    },
   };
+}
+
+const SEEN = ["layer", "head", "kind"];
+const MEASURED = 256; // tokens: what the atlas reads of a text; a longer one takes too long to be asked unasked
+
+/** The clearest head of a kind, where nobody asked for one: `find` in the address, or an induction head. */
+function useSought(wanted: boolean, data: ReadTextAnswer | null, settled: boolean): { head: HeadEntry | null; seeking: boolean } {
+  const fits = wanted && data !== null && data.length > 1 && data.length <= MEASURED;
+  const atlas = useAnswer(fits && settled ? `/attention/${data.id}/atlas` : null, (signal) =>
+    get<AtlasAnswer>(`/attention/${data?.id}/atlas`, { signal, seconds: 120 }),
+  );
+  const kind = route.value.params["find"] ?? "induction";
+  return {
+    head: fits && atlas.data ? clearest(atlas.data.heads, kind) : null,
+    seeking: fits && !atlas.data && !atlas.trouble,
+  };
+}
+
+/** The head with the largest share of a kind; where no head has one, of the text's own kinds. */
+export function clearest(heads: HeadEntry[], kind: string): HeadEntry | null {
+  const own = heads.filter((head) => head.kind === "self");
+  const by = (name: string) => [...own].sort((a, b) => (b.shares[name] ?? 0) - (a.shares[name] ?? 0))[0] ?? null;
+  const best = by(kind);
+  return best && (best.shares[kind] ?? 0) > 0 ? best : by("previous");
 }
 
 /** What is seen, in words. */
@@ -186,8 +219,8 @@ export function useSmall(side: Side): Answer<Small> {
   });
 }
 
-export function useAtlas(side: Side): Answer<AtlasAnswer> {
-  return useOf(side, "atlas", (path, signal) => get(path, { signal, seconds: 120 }));
+export function useAtlas(side: Side, wanted = true): Answer<AtlasAnswer> {
+  return useOf(side, wanted ? "atlas" : null, (path, signal) => get(path, { signal, seconds: 120 }));
 }
 
 export function useScores(side: Side): Answer<ScoresAnswer> {

@@ -6,7 +6,7 @@ import { Card } from "../../components/state";
 import { valuesGone, valuesPatch } from "../../lib/values";
 import { go, put, route } from "../../router";
 import type { BuildChoices } from "../../generated/api";
-import { EXPERTS, inAddress, LATENT, type OptionName, type Settings } from "./settings";
+import { EXPERTS, inAddress, LATENT, type OptionName, PLAIN, type Settings } from "./settings";
 
 interface PartProps {
   choices: BuildChoices;
@@ -120,7 +120,7 @@ function Attention({ choices, settings }: PartProps) {
   const more = settings.head_width !== null || settings.softcap !== null || settings.sinks || settings.bias;
   return (
     <Group title="Attention">
-      <Select label="Kind of attention" value={settings.attention} options={attentions} onChange={(kind) => say("attention", kind, defaults.attention)} />
+      <Select label="Kind of attention" value={settings.attention} options={attentions} onChange={(kind) => say("attention", kind, PLAIN)} />
       <div class="bld-fields">
         <Option {...parts} name="heads" label="Heads" />
         {settings.attention === "grouped-query" && <Option {...parts} name="kv_heads" label="Key/value heads" otherwise="as heads" />}

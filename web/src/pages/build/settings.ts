@@ -35,11 +35,14 @@ function optionsOf({ defaults, options }: BuildChoices, params: Params, kind: Se
   return found as Partial<Settings>;
 }
 
+/** As many key/value heads as heads: that is what a form that says nothing builds. */
+export const PLAIN = "multi-head";
+
 /** What the server is asked. Fields of a kind of attention that is not chosen are left out: they would be refused. */
 export function settingsOf(choices: BuildChoices, params: Params): Settings {
   const { defaults, positions } = choices;
   const kind = read(params["kind"], defaults.kind);
-  const attention = read(params["attention"], defaults.attention);
+  const attention = read(params["attention"], params["kv_heads"] === undefined ? PLAIN : defaults.attention);
   const name = read(params["position"], defaults.position.name);
   const encoding = positions.find((one) => one.name === name);
   const optional = (field: keyof Settings): number | null => number(params, field, null);

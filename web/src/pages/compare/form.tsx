@@ -1,7 +1,7 @@
 // What to compare. Everything filled in stands in the address, so that a study can be handed on as a link.
-import { useState } from "preact/hooks";
+import { useRef, useState } from "preact/hooks";
 import type { CompareChoices, ComparisonStarted } from "../../generated/api";
-import { post, type Trouble } from "../../api";
+import { post, Trouble } from "../../api";
 import { Button, Check, NumberField, Select, TextField } from "../../components/controls";
 import { OptionalNumber } from "../../components/numbers";
 import { Busy, Card, Facts, Problem } from "../../components/state";
@@ -26,6 +26,9 @@ export interface Filled {
   heads: number;
   test_examples: number;
 }
+
+/** Enough to see curves part, and no more: a first impression, not a result. */
+const TASTE = { tasks: ["copy"], positions: ["none", "rope", "alibi"], attention: ["multi-head"], seeds: 1, steps: null, budget: "30s" };
 
 const SIZES = ["batch", "width", "layers", "heads", "test_examples"] as const;
 
@@ -69,10 +72,21 @@ export function NewForm({ choices, params, say, started }: NewFormProps) {
   const form = filled(choices, params);
   const [since, setSince] = useState<number | null>(null);
   const [trouble, setTrouble] = useState<Trouble | null>(null);
+  const root = useRef<HTMLDivElement>(null);
   const start = () => {
+    // What a field does not take never reached the form: the old value would be started.
+    const wrong = root.current?.querySelector<HTMLElement>('[aria-invalid="true"], .wrong-note');
+    if (wrong) {
+      wrong.focus();
+      setTrouble(new Trouble("refused", "One of the fields is not filled in correctly.", "It is marked; correct it, then start."));
+      return;
+    }
+    run(form);
+  };
+  const run = (what: Filled) => {
     setSince(performance.now());
     setTrouble(null);
-    post<ComparisonStarted>("/compare", form, { seconds: 60 }).then(
+    post<ComparisonStarted>("/compare", what, { seconds: 60 }).then(
       ({ id }) => started(id),
       (error: unknown) => {
         setTrouble(asTrouble(error));
@@ -82,14 +96,14 @@ export function NewForm({ choices, params, say, started }: NewFormProps) {
   };
   const empty = !form.tasks.length || !form.positions.length || !form.attention.length || !form.test_lengths.length;
   return (
-    <div class="grid aside">
+    <div class="grid aside" ref={root}>
       <div class="stack wide">
         <Card title="What to compare">
-          <Many legend="Positions" all={choices.positions} chosen={form.positions} onChange={(list) => say({ positions: list.join(",") || "," })} />
-          <Many legend="Attention" all={choices.attention} chosen={form.attention} onChange={(list) => say({ attention: list.join(",") || "," })} />
+          <Many legend="Positions" all={choices.positions} about={choices.about} chosen={form.positions} onChange={(list) => say({ positions: list.join(",") || "," })} />
+          <Many legend="Attention" all={choices.attention} about={choices.about} chosen={form.attention} onChange={(list) => say({ attention: list.join(",") || "," })} />
         </Card>
         <Card title="On which tasks">
-          <Many legend="Tasks" all={choices.tasks} chosen={form.tasks} onChange={(list) => say({ tasks: list.join(",") || "," })} />
+          <Many legend="Tasks" all={choices.tasks} about={choices.about} chosen={form.tasks} onChange={(list) => say({ tasks: list.join(",") || "," })} />
         </Card>
       </div>
       <div class="stack">
@@ -104,6 +118,13 @@ export function NewForm({ choices, params, say, started }: NewFormProps) {
             <Button look="main" disabled={empty || since !== null} onClick={start}>
               Start
             </Button>
+            <Button
+              disabled={since !== null}
+              title={`${TASTE.positions.join(", ")} on ${TASTE.tasks.join(", ")}, small, within half a minute`}
+              onClick={() => run({ ...form, ...TASTE })}
+            >
+              Try it for 30 seconds
+            </Button>
             {since !== null && <Busy words="Starting" since={since} />}
           </div>
           {empty && <p class="small wrong-note">Choose at least one task, one position and one kind of attention.</p>}
@@ -114,7 +135,7 @@ export function NewForm({ choices, params, say, started }: NewFormProps) {
   );
 }
 
-function Many({ legend, all, chosen, onChange }: { legend: string; all: string[]; chosen: string[]; onChange: (chosen: string[]) => void }) {
+function Many({ legend, all, about, chosen, onChange }: { legend: string; all: string[]; about: Record<string, string>; chosen: string[]; onChange: (chosen: string[]) => void }) {
   const unknown = chosen.filter((name) => !all.includes(name));
   return (
     <fieldset>
@@ -123,7 +144,7 @@ function Many({ legend, all, chosen, onChange }: { legend: string; all: string[]
       </legend>
       <div class="cmp-many">
         {all.map((name) => (
-          <Check key={name} label={name} value={chosen.includes(name)} onChange={(on) => onChange(all.filter((one) => (one === name ? on : chosen.includes(one))))} />
+          <Check key={name} label={name} title={about[name]} value={chosen.includes(name)} onChange={(on) => onChange(all.filter((one) => (one === name ? on : chosen.includes(one))))} />
         ))}
       </div>
       {unknown.length > 0 && <p class="wrong-note">Not here: {unknown.join(", ")}</p>}

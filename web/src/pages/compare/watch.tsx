@@ -3,7 +3,7 @@ import { useEffect, useState } from "preact/hooks";
 import { get, post, remove, type Trouble } from "../../api";
 import { Button } from "../../components/controls";
 import { Figure } from "../../components/Figure";
-import { Busy, Card, Empty, Facts, Meter, Problem } from "../../components/state";
+import { Busy, Card, Empty, Facts, Meter, Problem, sentence } from "../../components/state";
 import { asTrouble, useAnswer } from "../../hooks";
 import { csv } from "../../lib/csv";
 import { save } from "../../lib/download";
@@ -86,7 +86,7 @@ export function Watch({ id }: { id: string }) {
         </div>
       </Card>
       {(curve || (progress && progress.rows.length > 0)) && (
-        <Card title={done ? "Found" : "Found so far"} beside={done ? <span class="small muted">the report below says it in full</span> : null}>
+        <Card title={done ? "Results" : "Results so far"} beside={done ? <span class="small muted">the report below says it in full</span> : null}>
           {short.length > 0 && (
             <ul class="cmp-short">
               {short.map((sentence) => (
@@ -103,8 +103,6 @@ export function Watch({ id }: { id: string }) {
     </div>
   );
 }
-
-const sentence = (text: string): string => `${text.charAt(0).toUpperCase()}${text.slice(1)}.`.replace(/\.\.$/, ".");
 
 function Going({ progress, running }: { progress: CompareProgress; running: boolean }) {
   const share = progress.total ? progress.done / progress.total : 0;

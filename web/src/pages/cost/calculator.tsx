@@ -15,17 +15,20 @@ import type { CostAnswer } from "../../generated/api";
 import { ShapeForm, useShape } from "./shape";
 
 const LONGEST = Array.from({ length: 11 }, (_, index) => 2 ** (index + 10));
+/** The first of the lengths that a context fits into. */
+const roomOf = (context: number): number => LONGEST.find((n) => n >= context) ?? 2 ** 20;
 const DTYPES = ["bfloat16", "float16", "float32", "float64"];
 
 export function Calculator() {
   const [of, setOf] = useParam("of", "model");
   const [name, setName] = useParam("model", "");
-  const [longest, setLongest] = useParam("context", 131_072);
+  const [asked, setLongest] = useParam("context", 0);
   const [batch, setBatch] = useParam("batch", 1);
   const [dtype, setDtype] = useParam("dtype", "bfloat16");
   const model = useModel(name);
   const shape = useShape();
   const own = of !== "shape";
+  const longest = asked || (own ? roomOf(model?.context ?? 8192) : 131_072);
   const contexts = LONGEST.filter((n) => n <= longest);
   const about = own ? { model: model?.name } : { shape };
   const body = { ...about, contexts: contexts.length ? contexts : [1024], batch: Math.round(batch), dtype };

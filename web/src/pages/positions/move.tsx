@@ -1,5 +1,5 @@
 // One token moved to another position: what one query's scores and weights were, and what they become.
-import { post } from "../../api";
+import { get, post } from "../../api";
 import { NumberField, Select, Slider, TextField } from "../../components/controls";
 import { Figure } from "../../components/Figure";
 import { ModelPicker, useModel } from "../../components/ModelPicker";
@@ -8,8 +8,9 @@ import { useDraft } from "../../draft";
 import { useAnswer, useSettled } from "../../hooks";
 import { percent, show } from "../../lib/numbers";
 import { visible } from "../../lib/tokens";
-import { put, useParam } from "../../router";
-import type { TokenMoveAnswer, TokensAnswer } from "../../generated/api";
+import { put, route, useParam } from "../../router";
+import { clearest } from "../attention/side";
+import type { AtlasAnswer, ReadTextAnswer, TokenMoveAnswer, TokensAnswer } from "../../generated/api";
 import type { BarsPanel, FigureData, Num } from "../../types";
 import { Track } from "./track";
 
@@ -49,17 +50,35 @@ interface MovingProps {
   tokens: string[];
 }
 
+/**
+ * Where the address names no move: the head that looks most clearly at the token before, and that token moved away to
+ * the front. What is named in the address stays.
+ */
+function useMoveThatMatters(model: string, text: string, last: number) {
+  const { params } = route.value;
+  const named = ["layer", "head", "token", "to"].some((name) => params[name] !== undefined);
+  const ask = named || last < 2 || last > 256 ? null : JSON.stringify({ model, text });
+  const atlas = useAnswer(ask, async (signal) => {
+    const { id } = await post<ReadTextAnswer>("/attention", JSON.parse(ask ?? "{}"), { signal, seconds: 120 });
+    return get<AtlasAnswer>(`/attention/${id}/atlas`, { signal, seconds: 120 });
+  });
+  const best = ask && atlas.data ? clearest(atlas.data.heads, "previous") : null;
+  const here = { layer: best?.layer ?? 3, head: best?.head ?? 1 };
+  return { ...here, here: best ? here : {}, token: best ? last - 1 : 1, moved: best !== null };
+}
+
 const within = (value: number, most: number): number => Math.min(Math.max(0, value), most);
 
 function Moving({ model, layers, heads, text, tokens }: MovingProps) {
   const last = tokens.length - 1;
-  const [layer, setLayer] = useParam("layer", 3);
-  const [head, setHead] = useParam("head", 1);
+  const found = useMoveThatMatters(model, text, last);
+  const [layer, setLayer] = useParam("layer", found.layer);
+  const [head, setHead] = useParam("head", found.head);
   const [askedQuery, setQuery] = useParam("query", -1);
-  const [askedToken] = useParam("token", 1);
+  const [askedToken] = useParam("token", found.token);
   const query = askedQuery < 0 ? last : within(askedQuery, last);
   const token = within(askedToken, last);
-  const [to, setTo] = useParam("to", token);
+  const [to, setTo] = useParam("to", found.moved ? 0 : token);
   const which = { layer: within(layer, layers - 1), head: within(head, heads - 1), query };
   const body = { model, text, ...which, moved: { token, to: Math.max(0, Math.round(to)) } };
   const answer = useAnswer(JSON.stringify(body), (signal) => post<TokenMoveAnswer>("/positions/drag", body, { signal, seconds: 60 }), 120);
@@ -67,9 +86,9 @@ function Moving({ model, layers, heads, text, tokens }: MovingProps) {
   return (
     <>
       <Card title="The line of positions" beside={answer.since !== null ? <Busy words="The model reads" since={answer.since} /> : null}>
-        <Track tokens={tokens} token={token} to={body.moved.to} query={query} onMove={(next, place) => put({ token: next === 1 ? null : next, to: place === next ? null : place })} />
+        <Track tokens={tokens} token={token} to={body.moved.to} query={query} onMove={(next, place) => put({ ...found.here, token: next, to: place })} />
         <div class="pos-controls">
-          <Select label="Token to move" value={String(token)} options={names} onChange={(next) => put({ token: next === "1" ? null : next, to: null })} />
+          <Select label="Token to move" value={String(token)} options={names} onChange={(next) => put({ ...found.here, token: next, to: next })} />
           <NumberField label="Its position" value={body.moved.to} min={0} max={1_000_000} step={1} onChange={(next) => setTo(Math.round(next))} />
           <Select label="Query" value={String(query)} options={names} onChange={(next) => setQuery(Number(next) === last ? -1 : Number(next))} help="the token whose attention is shown" />
           <Slider label="Layer" value={which.layer} min={0} max={layers - 1} onChange={setLayer} />

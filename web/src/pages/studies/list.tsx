@@ -3,6 +3,7 @@ import { Check, Select, TextField } from "../../components/controls";
 import { Empty } from "../../components/state";
 import { duration } from "../../lib/numbers";
 import { href, useParam } from "../../router";
+import { TERMS } from "../../terms";
 import type { StudyEntry } from "../../generated/api";
 import { GROUPS, results, VERDICTS } from "./results";
 
@@ -25,7 +26,7 @@ export function StudyList({ studies }: { studies: StudyEntry[] }) {
     <div class="stack wide">
       <div class="stu-filter">
         <TextField label="Find" value={words} onChange={setWords} placeholder="a word or a tag" />
-        <Select label="Document" value={source} options={[{ value: "all", label: "all" }, ...sources]} onChange={setSource} />
+        <Select label="Document" value={source} options={[{ value: "all", label: "all" }, ...sources.map((one) => ({ value: one, label: TERMS[one] ? `${one}: ${TERMS[one]}` : one }))]} onChange={setSource} />
         <Check label="Only what takes about two seconds" value={quick} onChange={setQuick} />
       </div>
       <p class="small muted" role="status">
