@@ -20,7 +20,7 @@ from vantage.cache.facts import (
     picked,
     unlike,
 )
-from vantage.cache.ledger import Layout, Ledger, Step
+from vantage.cache.ledger import Extension, Layout, Ledger, Step
 from vantage.cache.moves import Span
 from vantage.errors import BadInput, CacheError
 from vantage.spec.positions import Known, Positions
@@ -81,12 +81,7 @@ class Contiguous(Ledger):
     def _append(self, pos: Positions) -> Step:
         state, width = self._state, pos.shape[1]
         end = state.n + width
-        if self._capacity is not None and end > self._capacity:
-            raise CacheError(
-                f"this cache is full: it has {self._capacity} places, holds {state.n} and {width} more were wanted; "
-                f"make it with capacity={end} or more, or capacity=None to grow"
-            )
-        places = self._places if end <= self._places else max(LEAST, 2 * self._places, end)
+        places = self._room(end)
         if self._runs_on(pos):
             assert pos.known.first is not None
             origin = pos.known.first - state.n
@@ -99,6 +94,16 @@ class Contiguous(Ledger):
             view = new.tables.cut(0, end, new.known, pos.length)
         self._before, self._state, self._places = state, new, places
         return Step(Span(state.n, width), Span(skip, end - skip), view, places)
+
+    def _room(self, end: int) -> int:
+        """How many places there must be for so many columns; raises where there cannot be."""
+        if self._capacity is not None and end > self._capacity:
+            held = self._state.n
+            raise CacheError(
+                f"this cache is full: it has {self._capacity} places, holds {held} and {end - held} more were wanted; "
+                f"make it with capacity={end} or more, or capacity=None to grow"
+            )
+        return self._places if end <= self._places else max(LEAST, 2 * self._places, end)
 
     def _runs_on(self, pos: Positions) -> bool:
         """Whether all is a plain run with these positions too."""
@@ -142,6 +147,18 @@ class Contiguous(Ledger):
 
     def _layout(self) -> Layout | None:
         return None if self._state.tables is not None else Layout((self._before.n,) * self.batch, run=True)
+
+    @property
+    def extensible(self) -> bool:
+        return self._state.tables is None and self._state.n > 0
+
+    def extend(self, tokens: int) -> Extension:
+        self.commit()
+        state, end = self._state, self._state.n + tokens
+        self._places = self._room(end)
+        self._state = self._before = self._run(state.first, end)
+        self._changed()
+        return Extension(Layout((state.n,) * self.batch, run=True), state.first, self._places)
 
     # ---- between passes
 

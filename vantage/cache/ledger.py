@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vantage.cache.dump import DumpReader, LedgerDump
 from vantage.cache.facts import NextPositions
-from vantage.cache.moves import BufferRead, BufferWrite
+from vantage.cache.moves import BlockCopies, BufferRead, BufferWrite
 from vantage.cache.report import Holding, RowHolding, spans
 from vantage.errors import BadInput, CacheError
 from vantage.spec.positions import Positions
@@ -51,6 +51,17 @@ class Layout:
     blocks: tuple[tuple[int, ...], ...] | None = None
     block: int = 0
     gone: tuple[int, ...] = ()  # blocks at the front of each row that were given back
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Extension:
+    """Tokens that a ledger holds from now on, and that a kernel will write by itself."""
+
+    layout: Layout
+    first: int  # the position of each row's token 0
+    places: int  # how many places a buffer must have
+    copies: BlockCopies | None = None  # to be done before anything is written
 
 
 @final
@@ -131,6 +142,17 @@ class Ledger(ABC):
     def layout(self) -> Layout | None:
         """Where the open pass stands; ``None``: only its reads and writes know."""
         return None if self._step is None else self._layout()
+
+    # ---- several steps at once
+
+    @property
+    def extensible(self) -> bool:
+        """Whether ``extend`` works: every row is one plain run, in an arrangement that kernels can write in place."""
+        return False
+
+    def extend(self, tokens: int) -> Extension:
+        """Hold so many tokens more in every row, which a kernel will write. What is too much can be cropped."""
+        raise CacheError(f"a cache that is {self.name} takes tokens in passes only")
 
     # ---- between passes
 

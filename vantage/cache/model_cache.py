@@ -12,7 +12,7 @@ from torch import Tensor
 from vantage.cache.facts import NextPositions, on_host
 from vantage.cache.join import apart, joined
 from vantage.cache.layer_cache import LayerCache
-from vantage.cache.ledger import Savepoint
+from vantage.cache.ledger import Extension, Savepoint
 from vantage.cache.paged import Paged
 from vantage.cache.report import CacheReport
 from vantage.cache.selective import Selective
@@ -113,6 +113,34 @@ class ModelCache:
                         "Give all tokens that see each other in one pass (a whole prefix, a whole document), "
                         "or use no cache"
                     )
+
+    # ---- several steps at once
+
+    @property
+    def extensible(self) -> bool:
+        """Whether ``extend`` works: every row is one plain run, and nothing is kept but keys and values in place."""
+        plain = not self.cross and not self.states and self.ahead is None
+        return plain and all(ledger.extensible for ledger in self.ledgers)
+
+    def extend(self, tokens: int, path: str) -> list[Extension]:
+        """Hold so many tokens more in every row, which a kernel will write: one extension for each ledger.
+
+        ``path``: what they are computed by, for who counts them.
+        """
+        self._idle()
+        before, extensions = self.tokens, list[Extension]()
+        try:
+            for ledger in self.ledgers:
+                extensions.append(ledger.extend(tokens))
+        except BaseException:
+            for ledger, extension in zip(self.ledgers, extensions, strict=False):
+                ledger.crop([extension.first + n for n in before])
+            raise
+        by_ledger = {id(ledger): extension for ledger, extension in zip(self.ledgers, extensions, strict=True)}
+        for layer in self.layers:
+            extension = by_ledger[id(layer.ledger)]
+            layer.store.extend(extension.places, extension.copies, tokens * self.batch, path)
+        return extensions
 
     # ---- between passes
 

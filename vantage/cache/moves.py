@@ -136,21 +136,29 @@ class PoolPlaces(BufferWrite):
 
 @final
 @dataclass(frozen=True, eq=False)
-class Copied(BufferWrite):
-    """Copy whole blocks first (they were shared, or their row moves), then write."""
+class BlockCopies:
+    """Whole blocks that are copied before a row is written: they were shared, or their row moves."""
 
     source: Tensor  # (n,) blocks
     target: Tensor
     block: int
+
+    def run(self, buffer: Tensor) -> None:
+        blocks = buffer.unflatten(1, (-1, self.block))
+        blocks.index_copy_(1, self.target, blocks.index_select(1, self.source))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Copied(BufferWrite):
+    """Copy blocks first, then write."""
+
+    copies: BlockCopies
     then: BufferWrite
 
     def put(self, buffer: Tensor, x_BGTw: Tensor) -> None:
-        self.copy(buffer)
+        self.copies.run(buffer)
         self.then.put(buffer, x_BGTw)
-
-    def copy(self, buffer: Tensor) -> None:
-        blocks = buffer.unflatten(1, (-1, self.block))
-        blocks.index_copy_(1, self.target, blocks.index_select(1, self.source))
 
 
 @final

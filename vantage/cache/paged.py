@@ -27,8 +27,8 @@ from vantage.cache.facts import (
     picked,
     unlike,
 )
-from vantage.cache.ledger import Layout, Ledger, Step
-from vantage.cache.moves import Copied
+from vantage.cache.ledger import Extension, Layout, Ledger, Step
+from vantage.cache.moves import BlockCopies, Copied
 from vantage.cache.paged_moves import BlockMoves
 from vantage.cache.paged_state import PagedState, dump_rows, read_rows, read_state, together
 from vantage.cache.pool import Pool
@@ -103,9 +103,8 @@ class Paged(Ledger):
         write = self._moves.write(
             new, pos.shape[1], counts, lambda: self._tokens(pos) if token_BT is None else token_BT
         )
-        if todo.copies:
-            source, target = torch.tensor(todo.copies, device=self.device).unbind(1)
-            write = Copied(source, target, self.pool.block, write)
+        if (copies := self._copies(todo)) is not None:
+            write = Copied(copies, write)
         hidden = [0 if self._window is None else max(0, row.tokens - self._window + 1) for row in state.rows]
         read, view = self._moves.read(new, hidden, pos.length, self.gather)
         self._before, self._plan = state, todo
@@ -174,12 +173,38 @@ class Paged(Ledger):
             tuple(row.gone for row in state.rows),
         )
 
+    @property
+    def extensible(self) -> bool:
+        return self._state.tables is None and self._state.longest > 0
+
+    def extend(self, tokens: int) -> Extension:
+        self.commit()
+        state = self._state
+        todo = plan(self.pool, state.rows, (tokens,) * self.batch)
+        # what is given back here may be written again by later work only, which waits for what is under way
+        self.pool.release(todo.left)
+        rows = todo.rows
+        held = tuple(row.tokens for row in state.rows)
+        layout = Layout(held, True, tuple(r.blocks for r in rows), self.pool.block, tuple(r.gone for r in rows))
+        if self._draft is not None and self._window is not None:  # twice as many tokens as that may be taken back
+            rows = let_go(self.pool, rows, self._window - 1 + self._draft + 2 * tokens)
+        self._state = self._before = PagedState.run(rows, state.first)
+        self._plan = Plan(rows)
+        self._changed()
+        return Extension(layout, state.first, self.places, self._copies(todo))
+
+    def _copies(self, todo: Plan) -> BlockCopies | None:
+        if not todo.copies:
+            return None
+        source, target = torch.tensor(todo.copies, device=self.device).unbind(1)
+        return BlockCopies(source, target, self.pool.block)
+
     # ---- between passes
 
     def _kept(self, to: Sequence[int]) -> list[int]:
         """How many tokens of each row have an order below ``to``. May read a device."""
-        upto = self.next_positions
-        ends = upto.order.tolist() if upto.host is None else [upto.host] * self.batch
+        state = self._state
+        ends = [state.first + state.longest] * self.batch if state.next_B is None else state.next_B.tolist()
         return [
             min(max(limit - (end - row.tokens), 0), row.tokens)
             for limit, end, row in zip(to, ends, self._state.rows, strict=True)
@@ -196,16 +221,21 @@ class Paged(Ledger):
 
     def _crop(self, to: tuple[int, ...]) -> None:
         state, kept = self._state, self._kept(to)
-        lost = [row.tokens - n for row, n in zip(state.rows, kept, strict=True)]
         even = len(set(kept)) == 1
         tables = state.tables
-        if tables is None and not even:
+        if even and tables is None:  # a plain run stays one, and no device is asked
+            rows = cropped(self.pool, state.rows, kept)
+            self._state = self._before = PagedState.run(rows, state.first if any(kept) else 0)
+            self._plan = Plan(rows)
+            return
+        lost = [row.tokens - n for row, n in zip(state.rows, kept, strict=True)]
+        if tables is None:
             tables = self._tables(self._ranges.run(0, self.batch, 1, None))
         end_B = self.next_positions.order - torch.tensor(lost, device=self.device)
         end_B = torch.where(torch.tensor(kept, device=self.device) > 0, end_B, 0)
         rows = cropped(self.pool, state.rows, kept)
-        if tables is None or not any(kept):
-            self._state = PagedState.run(rows, state.first if any(kept) else 0)
+        if not any(kept):
+            self._state = PagedState.run(rows, 0)
         else:
             limit = torch.tensor(to, device=self.device)[:, None]
             tables = tables.keep(tables.order < limit)

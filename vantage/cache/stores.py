@@ -11,7 +11,7 @@ from torch import Tensor
 from vantage.cache.codecs import Codec, StreamShape, token_bytes
 from vantage.cache.dump import damaged
 from vantage.cache.ledger import Ledger, Step
-from vantage.cache.moves import Copied
+from vantage.cache.moves import BlockCopies, Copied
 from vantage.cache.running import last_sum, summed
 from vantage.errors import BadInput, CacheError
 from vantage.spec.positions import Positions
@@ -78,8 +78,19 @@ class Store:
         self._count(tokens, path)
         if isinstance(step.write, Copied):
             for buffer in buffers:
-                step.write.copy(buffer)
+                step.write.copies.run(buffer)
         return buffers
+
+    def extend(self, places: int, copies: BlockCopies | None, tokens: int, path: str) -> None:
+        """Room for so many tokens that a kernel will write, outside any pass."""
+        if self._waiting is not None:
+            self.settle()
+        if places > self._places:
+            self._grow(places)
+        self._count(tokens, path)
+        if copies is not None:
+            for buffer in self._buffers:
+                copies.run(buffer)
 
     def _open(self, step: Step) -> list[Tensor]:
         if step is self._last:
@@ -119,7 +130,7 @@ class Store:
             if shape.running:
                 assert pos is not None, "a sum over a row asks which places are filled"
                 if isinstance(step.write, Copied):  # the sum before may stand in a block that moves with this write
-                    step.write.copy(buffer)
+                    step.write.copies.run(buffer)
                 x = summed(x, pos) + last_sum(buffer, step.read, x, pos.against(step.view_pos))
             own.append(x)
         return tuple(own)

@@ -103,6 +103,13 @@ class BlockMemory:
         ledgers = [ledger for ledger in row.ledgers if isinstance(ledger, Paged)]
         return all(ledger.pool.grows or ledger.wants(tokens) + reserve <= ledger.pool.free for ledger in ledgers)
 
+    def spare_for(self, rows: Sequence[ModelCache], tokens: int) -> bool:
+        """Whether each of these rows can take so many tokens."""
+        for i, pool in enumerate(self._pools):
+            if not pool.grows and sum(row.ledgers[i].wants(tokens) for row in rows) > pool.free:  # pyright: ignore[reportAttributeAccessIssue] (every ledger here is paged)
+                return False
+        return True
+
     def could_spare(self, row: ModelCache, tokens: int, reserve: int, others: Sequence[ModelCache]) -> bool:
         """The same, if all prefixes were let go and only these others stayed."""
         for i, ledger in enumerate(row.ledgers):

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from vantage.cache import BLOCK
-from vantage.errors import BadInput, unknown
+from vantage.errors import BadInput, Refused, unknown
 from vantage.generation.block_memory import BlockMemory
 from vantage.generation.forward_passes import ForwardPasses
 from vantage.generation.limits import ContextWatch, GenerationLimits
 from vantage.generation.request import Event, Output, QueueFull, Request, RequestFailed
+from vantage.generation.run_ahead import Flight, RunAhead
 from vantage.generation.running_samples import RunningSample, by_pass
-from vantage.generation.sampling import Constraint, Picker, Sampling, fork_constraint
+from vantage.generation.sampling import Constraint, Pick, Picker, Sampling, fork_constraint
 from vantage.generation.scheduler import Scheduler
 from vantage.generation.stats import Counters, Stats
 from vantage.generation.stops import AnswerText, Stop
@@ -91,6 +92,7 @@ class Engine:
             share_tenants=share_tenants,
             chunks_only=batch_invariant,
         )
+        self._ahead = RunAhead(self._passes, self._scheduler, self._limits)
         self._events: list[Event] = []
         self._ids = 0
 
@@ -228,8 +230,17 @@ class Engine:
             groups = by_pass(samples)
         for group in groups:
             group = [sample for sample in group if sample.stage == "decode"]  # one before may have taken its blocks
-            if group:
+            if not group:
+                continue
+            try:
+                flight = self._ahead.next(group) if self._caching else None
+            except Exception as e:
+                self._fail(group, e)
+                continue
+            if flight is None:
                 self._run_batch(group)
+            else:
+                self._land(flight)
 
     def _run_batch(self, samples: list[RunningSample]) -> None:
         try:
@@ -243,10 +254,29 @@ class Engine:
             return self._fail(samples, e)
         self._counters.calls += 1
         for sample in samples:
-            sample.fed += 1
-            sample.reached = max(sample.reached, sample.fed)
+            sample.feed()
         for sample, row in zip(samples, logits, strict=True):
             self._choose(sample, row)
+
+    def _land(self, flight: Flight) -> None:
+        """Take the tokens that the device has chosen."""
+        with self._counters.timed("decode"):
+            chosen = flight.pending.read()
+        self._counters.calls += flight.steps
+        landing = [flight.lands_on(i) for i in range(len(flight.samples))]
+        complete = False
+        try:
+            with self._counters.timed("pick"):
+                for tokens, logprobs, fine in zip(*chosen, strict=True):
+                    rows = zip(flight.samples, landing, tokens, logprobs, fine, strict=True)
+                    for sample, lands, token, logprob, good in rows:
+                        if lands and sample.stage == "decode":
+                            sample.feed()
+                            self._take(sample, Pick(token, logprob), fine=good)
+            complete = True
+        finally:
+            if not complete:  # interrupted: rows hold more than was taken
+                self._ahead.clear(self._scheduler.ready("decode"))
 
     def _prefill(self) -> None:
         """Prompts by rank, until a chunk's worth of tokens is done."""
@@ -309,9 +339,18 @@ class Engine:
         try:
             with self._counters.timed("pick"):
                 pick = sample.picker.pick(logits_V)
-                sample.picker.took(pick.token)
-                sample.text.push(pick.token)
-                text, finish = sample.text.take(), sample.text.finish
+        except Exception as e:
+            return self._fail([sample], e)
+        self._take(sample, pick)
+
+    def _take(self, sample: RunningSample, pick: Pick, *, fine: bool = True) -> None:
+        """A token has come. ``fine``: it was chosen from numbers."""
+        try:
+            if not fine:
+                raise Refused("the model's logits are not finite: its weights or its input are damaged")
+            sample.picker.took(pick.token)
+            sample.text.push(pick.token)
+            text, finish = sample.text.take(), sample.text.finish
         except Exception as e:
             return self._fail([sample], e)
         beyond = self._context.passes(len(sample.tokens))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor
@@ -15,6 +15,10 @@ from vantage.generation.sampling import Pick
 from vantage.model import Model
 from vantage.spec.parts import EncoderOutput as Source
 from vantage.spec.positions import Positions
+from vantage.spec.sampling import RowChoice
+
+if TYPE_CHECKING:
+    from vantage.model.lowered.gpu_steps import Pending
 
 SCORED = 64  # tokens of a prompt whose logits are held at once
 
@@ -36,6 +40,22 @@ class ForwardPasses:
         model = self._model(samples[0].request)
         tokens = torch.tensor([[sample.tokens[-1]] for sample in samples], device=model.device)
         return _wide(model(tokens, positions=_onward(samples), cache=cache)[:, -1])
+
+    def decode_ahead(
+        self, samples: Sequence[RunningSample], steps: int, choices: Sequence[RowChoice], *, go_on: bool
+    ) -> Pending | None:
+        """So many tokens for each sample, chosen by the device; ``None``: it cannot.
+
+        ``go_on``: from those that it chose last, which the host has not seen.
+        """
+        tokens = None if go_on else [sample.tokens[-1] for sample in samples]
+        model = self._model(samples[0].request)
+        return model.steps_ahead(tokens, [sample.held() for sample in samples], steps, choices)
+
+    def runs_ahead(self, samples: Sequence[RunningSample]) -> bool:
+        """Whether the device may choose tokens by itself."""
+        model = self._model(samples[0].request)
+        return model.device.type == "cuda" and model.whole_steps.runs_on_gpu(model)
 
     def prefill(self, sample: RunningSample, end: int) -> Tensor | None:
         """Run a sample's tokens up to ``end``. The logits (V,) after the last of all, if that was among them."""

@@ -61,6 +61,11 @@ class RunningSample:
         assert self.cache is not None, "this sample has no row of its own now"
         return self.cache
 
+    def feed(self) -> None:
+        """Its last token has been computed."""
+        self.fed += 1
+        self.reached = max(self.reached, self.fed)
+
     def free(self) -> None:
         """Give the row up."""
         if self.cache is not None:

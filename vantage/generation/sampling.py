@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vantage.errors import BadInput, Refused
-from vantage.spec.sampling import SEEDS, Sampling
+from vantage.spec.sampling import SEEDS, RowChoice, Sampling
 
 AHEAD = (1e-3, 1e-7, 0.0)  # tokens are ranked down to these shares of the best one's probability, if need be to all
 
@@ -126,6 +126,20 @@ class Picker:
             self.constraint.take(token)
         self._output[token] += 1
         self.step += 1
+
+    def choice(self, steps: int, coming: int = 0) -> RowChoice | None:
+        """What a device needs to choose so many tokens by itself, after those that are on their way.
+
+        ``None``: the host must see each of them first, for penalties, a bias, a constraint or the likeliest others.
+        """
+        s = self.sampling
+        penalties = s.repetition_penalty != 1 or s.presence_penalty or s.frequency_penalty
+        if penalties or self._bias or self.constraint is not None or s.logprobs:
+            return None
+        steps_to_come = () if s.greedy else range(self.step + coming, self.step + coming + steps)
+        uniforms = [uniform(self.seed, self.sample, step) for step in steps_to_come]
+        top_p = 1.0 if s.top_p is None else float(s.top_p)
+        return RowChoice(float(s.temperature), s.top_k or 0, top_p, float(s.min_p or 0.0), uniforms)
 
     # ---- inside
 

@@ -44,6 +44,11 @@ class Scheduler:
         """Requests that have not begun."""
         return len({sample.request.id for sample in self._waiting if sample.request.prefix is None})
 
+    @property
+    def others_wait(self) -> bool:
+        """Whether a prompt waits to be computed."""
+        return bool(self._waiting) or any(sample.stage == "prefill" for sample in self._active)
+
     def has(self, request: Request) -> bool:
         return any(sample.request is request for sample in (*self._active, *self._waiting))
 
@@ -134,6 +139,10 @@ class Scheduler:
                 return False
         return True
 
+    def spare(self, samples: list[RunningSample], tokens: int) -> bool:
+        """Whether the blocks that nobody uses are enough for so many tokens more of each of these."""
+        return self.memory.spare_for([sample.held() for sample in samples], tokens)
+
     def batch(self, samples: list[RunningSample]) -> tuple[list[RunningSample], ModelCache | None]:
         """The samples, all of one pass, that can take one token more, with their joined rows."""
         batch = self._batches.setdefault(samples[0].pass_key, JoinedRows())
@@ -179,9 +188,15 @@ class Scheduler:
         if sample.cache is None and sample.pass_key in self._batches:
             self._batches[sample.pass_key].close()
 
+    def crop_back(self, sample: RunningSample) -> None:
+        """Its row holds what the sample has taken, where more was computed ahead."""
+        self.own(sample)
+        if sample.held().tokens[0] > sample.fed:
+            sample.held().crop(sample.fed)
+
     def finish(self, sample: RunningSample, *, keep: bool) -> None:
         """A sample is complete; what it computed may serve others."""
-        self.own(sample)
+        self.crop_back(sample)
         if keep:
             self.memory.keep(sample.key(self._share_tenants), sample.tokens[: sample.fed], sample.held())
             sample.cache = None

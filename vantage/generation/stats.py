@@ -65,7 +65,7 @@ class Stats:
     blocks_used: int
     blocks_free: int  # of those allocated; a growing pool allocates more when it needs them
     prefixes: int  # caches kept for requests to come
-    paths: dict[str, int]  # tokens computed by "native" steps, by "native fast" ones, and module by module ("modules")
+    paths: dict[str, int]  # tokens computed by "native" steps, by "native fast" ones, by a "graph", or by "modules"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

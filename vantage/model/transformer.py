@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,10 @@ from vantage.spec.masks import Everything
 from vantage.spec.model import ModelKind, ModelSpec
 from vantage.spec.parts import Attended, Cache, Context, EncoderOutput, Kernel, Need, View
 from vantage.spec.positions import Positions
+from vantage.spec.sampling import RowChoice
+
+if TYPE_CHECKING:
+    from vantage.model.lowered.gpu_steps import Pending
 
 Watch = Callable[[str, int, View, Need, Attended], None]
 
@@ -141,6 +145,10 @@ class Model(nn.Module):
         ``source`` is what an encoder-decoder reads: tokens, or what ``encode`` returned; once a cache
         holds it, leave it out. A model of images takes those (B, C, H, W) in the place of tokens.
         """
+        if cache is not None and tokens.shape[-1] == 1 and mask is None and source is None and types is None:
+            step = self._step_on_gpu(tokens, positions, cache, length)
+            if step is not None:
+                return step
         hidden = self.hidden(
             tokens, positions=positions, cache=cache, mask=mask, length=length, source=source, types=types
         )
@@ -248,6 +256,31 @@ class Model(nn.Module):
         """A cache for this pass alone, where whole steps are the way to run and would take it."""
         plain = pos.known.first is not None and self.causal
         return self.new_cache(pos.shape[0], capacity=pos.shape[1], length=pos.length) if plain else None
+
+    def steps_ahead(
+        self, tokens: Sequence[int] | None, caches: Sequence[ModelCache], steps: int, choices: Sequence[RowChoice]
+    ) -> Pending | None:
+        """On a GPU, so many tokens for each row, each from the one before and chosen there; ``.read()`` waits for them.
+
+        Every row has a cache of its own, all over one pool. ``tokens``: the last one of every row; ``None``: those that
+        the last call for the same rows chose. The caches hold all of them but the last at once. ``None`` comes back,
+        and nothing has changed, where these rows, their caches or this model cannot: take one step after the other.
+        """
+        if not self.whole_steps.runs_on_gpu(self):
+            return None
+        for cache in caches:
+            cache.belongs_to(self._owner)
+        return self.whole_steps.steps_ahead(self, tokens, caches, steps, choices)
+
+    def _step_on_gpu(
+        self, tokens: Tensor, positions: Positions | Tensor | None, cache: ModelCache, length: int | None
+    ) -> Tensor | None:
+        """The logits of a step that runs as a graph, where it does."""
+        if tokens.device.type != "cuda" or not self.whole_steps.runs_on_gpu(self):
+            return None
+        self.embed.tokens.check(tokens)
+        pos = self._place(tokens, positions, cache, None, length)
+        return self.whole_steps.step_on_gpu(self, tokens, pos, cache)
 
     # ---- caches
 

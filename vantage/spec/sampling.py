@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from vantage.errors import BadInput
 
@@ -58,6 +58,16 @@ class Sampling:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+
+class RowChoice(NamedTuple):
+    """How a row of a batch chooses its next tokens, for a device that chooses them itself."""
+
+    temperature: float  # 0: the likeliest
+    top_k: int  # 0: all
+    top_p: float  # 1: all
+    min_p: float  # 0: all
+    uniforms: Sequence[float]  # one for each step; none where it takes the likeliest
 
 
 def _check(name: str, value: Any, kind: type | tuple[type, ...], good: Callable[[Any], bool], wanted: str) -> None:

@@ -35,9 +35,14 @@ class CannotBuild(Exception):
     """Why there is no native library here."""
 
 
+def enabled() -> bool:
+    """Whether whole steps are wanted at all."""
+    return os.environ.get("VANTAGE_NATIVE") != "0"
+
+
 def load() -> ctypes.CDLL:
     """The library, compiled if need be, or built ahead. Raises ``CannotBuild``."""
-    if os.environ.get("VANTAGE_NATIVE") == "0":
+    if not enabled():
         raise CannotBuild("VANTAGE_NATIVE=0 turns the native kernels off")
     if os.name != "posix":
         raise CannotBuild("the native kernels are written for Linux and macOS")

@@ -7,24 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vantage.kernels.native import Format, Matrix, Op, OpKind, matrix
 from vantage.model.feed_forward import ACTIVATIONS
+from vantage.model.lowered.buffers import ProgramBuffers
 from vantage.model.norms import norm_form
 from vantage.model.packed import PackedLinear
 from vantage.spec.native import (
     LANES,
     AngleTables,
     CannotLower,
-    HasNativeForm,
-    HasNativeTransform,
     HeadColumns,
     ScoreForm,
-    implements,
     no_native_form,
 )
 from vantage.spec.parts import Shape
@@ -44,39 +42,18 @@ class LoweredAttention:
 
 
 @dataclass
-class NativeProgram:
+class NativeProgram(ProgramBuffers):
     """Steps, and what they hold on to. ``tensors`` are read where they lie, so they must stay there."""
 
     ops: list[Op] = field(default_factory=list)
-    widths: list[int] = field(default_factory=list)  # of the buffers
-    names: dict[tuple[str, int], int] = field(default_factory=dict)
     tensors: list[Tensor] = field(default_factory=list)
     matrices: list[Matrix] = field(default_factory=list)
     rotations: list[AngleTables] = field(default_factory=list)
     attentions: list[LoweredAttention] = field(default_factory=list)
-    out: int = 0  # the buffer of the result
     quantised: list[Matrix] = field(default_factory=list)
     dense: bool = False  # some weights are plain float32: for many rows torch's own products are faster
 
-    def width(self, buffer: int) -> int:
-        return self.widths[buffer]
-
-    def buffer(self, name: str, width: int) -> int:
-        if (name, width) not in self.names:
-            self.names[name, width] = len(self.widths)
-            self.widths.append(width)
-        return self.names[name, width]
-
     # ---- modules
-
-    def lower(self, module: nn.Module, src: int, into: int | None = None) -> int:
-        if isinstance(module, nn.Identity):
-            return src
-        if implements(module, HasNativeForm):
-            return cast(HasNativeForm, module).native(self, src, into)
-        dst = self.buffer("normed", self.widths[src])
-        self.norm(module, src, dst)
-        return dst
 
     def linear(self, module: nn.Module, src: int, into: int | None, name: str) -> int:
         weights = self._matrices(module)
@@ -116,11 +93,6 @@ class NativeProgram:
         _need_float32(form.weight)
         numbers = [width, heads, LAYER if form.centred else RMS, column, column]
         self.emit(OpKind.NORM, dst, src, n=numbers, f=[form.eps, form.offset], p=[form.weight, form.bias])
-
-    def transform(self, module: nn.Module, queries: HeadColumns, keys: HeadColumns) -> None:
-        if not implements(module, HasNativeTransform):
-            raise no_native_form(module)
-        cast(HasNativeTransform, module).native_transform(self, queries, keys)
 
     # ---- single steps
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import weakref
 from ctypes import c_int32
-from itertools import chain
-from operator import is_not
 from typing import Any
 
 import torch
@@ -30,33 +28,12 @@ from vantage.kernels.native import (
 )
 from vantage.model.lowered.lower import lower, lower_head
 from vantage.model.lowered.program import NativeProgram
+from vantage.model.lowered.watch import ModelWatch
 from vantage.spec.native import CannotLower
 from vantage.spec.positions import Positions
 
 NATIVE, NATIVE_FAST = "native", "native fast"  # paths: whole steps, and those that round a prompt to 8 bits
 FEW = 8  # rows up to which our product with plain float32 weights is as fast as torch's
-
-
-class Contents:
-    """Which modules, parameters and buffers a model holds, to see at each step whether one was exchanged.
-
-    A step may take a few milliseconds, so there is no loop in Python, and as little memory as can be is looked at:
-    after a step all of it must come from far away.
-    """
-
-    def __init__(self, model: Any):
-        lowered = [module for part in (model.blocks, model.norm, model.head) for module in part.modules()]
-        children = [module._modules for module in (model, *lowered) if module._modules]
-        tensors = [held for module in lowered for held in (module._parameters, module._buffers) if held]
-        self._holders: list[dict[str, Any]] = [*children, *tensors]
-        self._held = self._now()
-
-    def changed(self) -> bool:
-        now = self._now()
-        return len(now) != len(self._held) or any(map(is_not, now, self._held))
-
-    def _now(self) -> list[Any]:
-        return [*chain.from_iterable(map(dict.values, self._holders))]
 
 
 class Lowered:
@@ -66,19 +43,10 @@ class Lowered:
         self._native = native
         self._body = Prepared(lower(model.blocks, model.norm, model.spec.width))
         self._head = _head(model)
-        self._contents = Contents(model)
         self._has_fast = any(native.has_fast(weight) for weight in self._body.program.quantised)
         self._last_stores: tuple[list[tuple[weakref.ref[Store], int]], ctypes.Array[LayerStore]] | None = None
-        self._hooks = [
-            hooks
-            for child in model.modules()
-            if child is not model
-            for hooks in (child._forward_hooks, child._forward_pre_hooks)
-        ]
-        read = [*self._body.program.tensors, *(() if self._head is None else self._head.program.tensors)]
-        # what moves is memory: of the many tensors that share a piece of it, one is asked
-        self._tensors = [*{tensor.untyped_storage().data_ptr(): tensor for tensor in read}.values()]
-        self._addresses = [*map(Tensor.data_ptr, self._tensors)]
+        head = () if self._head is None else self._head.program.tensors
+        self._watch = ModelWatch(model, [*self._body.program.tensors, *head])
 
     @property
     def dense(self) -> bool:
@@ -87,12 +55,11 @@ class Lowered:
 
     def stale(self) -> bool:
         """Whether a weight has moved or a module was exchanged."""
-        moved = [*map(Tensor.data_ptr, self._tensors)] != self._addresses
-        return moved or self._contents.changed()
+        return self._watch.changed()
 
     def watched(self) -> bool:
         """Whether somebody's hook waits for a module to run."""
-        return any(self._hooks)
+        return self._watch.hooked()
 
     def hidden(self, x_BTD: Tensor, pos: Positions, cache: ModelCache, *, fast: bool) -> Tensor | None:
         """The hidden states, with the cache written, inside an open pass; ``None``: not for this call.

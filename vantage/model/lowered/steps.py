@@ -1,9 +1,11 @@
-"""When a model's steps run as a whole: with a cache, on a CPU, where every part has a native form."""
+"""When a model's steps run as a whole: with a cache, where every part has a native form for the device."""
 
 from __future__ import annotations
 
+import importlib.util
 import weakref
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,21 +13,28 @@ from torch import Tensor
 from vantage.cache import ModelCache
 from vantage.errors import Refused
 from vantage.kernels.native import native
+from vantage.kernels.native.build import enabled
 from vantage.model.lowered.run import NATIVE, Lowered
 from vantage.model.packed import PackedWeight
 from vantage.spec.native import CannotLower
 from vantage.spec.parts import Kernel
 from vantage.spec.positions import Positions
+from vantage.spec.sampling import RowChoice
+
+if TYPE_CHECKING:
+    from vantage.model.lowered.gpu_steps import GpuSteps, Pending
 
 
 class WholeSteps:
     """kernel="auto" takes whole steps where it can, kernel="native" refuses where it cannot, any other never does."""
 
     def __init__(self, kernel: str | Kernel):
+        self._kernel = kernel
         self._wanted, self._must = kernel in ("auto", NATIVE), kernel == NATIVE
         self._lowered: Lowered | None = None
         self._last_hidden: weakref.ref[Tensor] | None = None  # what the last whole step gave
         self._why_not: str | None = None  # said by the model's parts: it stays so until the model changes
+        self._gpu: GpuSteps | None = None
 
     def hidden(self, model: Any, x_BTD: Tensor, pos: Positions, cache: ModelCache) -> Tensor | None:
         """The model's last hidden states, if a whole step could make them."""
@@ -76,3 +85,65 @@ class WholeSteps:
             self._lowered = Lowered(model, backend)
         except CannotLower as why:
             self._why_not = str(why)
+
+    # ---- on a GPU
+
+    def step_on_gpu(self, model: Any, tokens_B1: Tensor, pos: Positions, cache: ModelCache) -> Tensor | None:
+        """The logits (B, 1, V) after one token a row, which the cache takes in; ``None``: not for this step."""
+        steps = self._ready_on_gpu(model, cache)
+        if steps is None:
+            return None
+        cache.begin(pos)
+        try:
+            logits = steps.logits(tokens_B1, pos, cache)
+        except BaseException:
+            cache.abandon()
+            raise
+        cache.abandon() if logits is None else cache.commit()
+        return logits
+
+    def steps_ahead(
+        self,
+        model: Any,
+        tokens: Sequence[int] | None,
+        caches: Sequence[ModelCache],
+        steps: int,
+        choices: Sequence[RowChoice],
+    ) -> Pending | None:
+        """So many tokens for each row, each chosen from the one before on the device. ``None``: not for these rows."""
+        gpu = self._ready_on_gpu(model, caches[0])
+        return None if gpu is None else gpu.ahead(tokens, caches, steps, choices)
+
+    def runs_on_gpu(self, model: Any) -> bool:
+        """Whether this model's steps could be graphs: it is on a GPU, and every part has a form there."""
+        if model.device.type != "cuda" or self._kernel != "auto" or torch.is_grad_enabled() or model.training:
+            return False
+        if torch.compiler.is_compiling():
+            return False
+        if self._gpu is not None and self._gpu.stale():
+            self._gpu = None
+        if self._gpu is None and self._why_not is None:
+            self._lower_for_gpu(model)
+        return self._gpu is not None and not self._gpu.watched()
+
+    def _ready_on_gpu(self, model: Any, cache: ModelCache) -> GpuSteps | None:
+        return self._gpu if self.runs_on_gpu(model) and self._gpu is not None and self._gpu.takes(cache) else None
+
+    def _lower_for_gpu(self, model: Any) -> None:
+        try:
+            if model.encoder is not None:
+                raise CannotLower("cross-attention has no native form")
+            if not enabled():
+                raise CannotLower("VANTAGE_NATIVE=0")
+            if importlib.util.find_spec("triton") is None:
+                raise CannotLower("Triton is not installed")
+            from vantage.model.lowered.gpu_steps import GpuSteps
+
+            self._gpu = GpuSteps(model)
+        except CannotLower as why:
+            self._why_not = str(why)
+
+    @property
+    def why_not(self) -> str | None:
+        """What of the model has no native form, once that was tried."""
+        return self._why_not

@@ -1,0 +1,93 @@
+"""Compiles the kernels of a decoding step for GPUs that are not here.
+
+python -m tests.kernels.compile_steps [CAPABILITY …]
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from vantage.kernels.gpu import choose, decode, product
+
+CAPABILITIES = (80, 89, 90, 100, 120)
+POINTERS = {
+    "x": "T", "w": "T", "bias": "T", "gain": "T", "out": "T", "qkv": "T", "stores": "i64", "held": "i32", "pos": "i32",
+    "gone": "i32", "table": "i32", "cos": "fp32", "sin": "fp32", "q_gain": "T", "k_gain": "T", "slopes": "fp32",
+    "sinks": "T", "sums": "fp32", "highest": "fp32", "totals": "fp32", "arrived": "i32", "logits": "fp32",
+    "best": "fp32", "at": "i32", "total": "fp32", "settings": "fp64", "weights": "fp64", "top_k": "i32",
+    "uniforms": "fp64", "tokens": "i32", "taken": "i32", "out_tokens": "i32", "out_logprobs": "fp32",
+    "out_status": "i32",
+}  # fmt: skip
+FLOATS = {"eps", "offset", "factor", "scale", "cap", "q_eps", "q_offset", "k_eps", "k_offset"}
+TYPES = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
+
+
+def compile_one(kernel: Any, constants: dict[str, Any], dtype: str, capability: int, warps: int = 4) -> Any:
+    names = kernel.arg_names
+    kinds = {}
+    for name in names:
+        if name in constants:
+            kinds[name] = "constexpr"
+        elif name in POINTERS:
+            kinds[name] = "*" + POINTERS[name].replace("T", dtype)
+        else:
+            kinds[name] = "fp32" if name in FLOATS else "i32"
+    values = {(names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(kernel, kinds, values, {})
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
+
+
+def compile_all(capability: int, dtype: str) -> list[str]:
+    """The names of the kernels that were compiled."""
+    dependent = capability >= 90
+    precision = "ieee" if dtype == "fp32" else "tf32"
+    one = {"NORM": True, "BIAS": True, "ADD": True, "FUNCTION": 3, "GATED": True, "BLOCK_N": 4, "BLOCK_K": 512}
+    one["DEPENDENT"] = dependent
+    heads = {
+        "H": 8,
+        "G": 2,
+        "D": 64,
+        "E": 64,
+        "GROUP_TILE": 16,
+        "D_TILE": 64,
+        "E_TILE": 64,
+        "SPLITS": 8,
+        "KEYS": 64,
+        "LEAST": 128,
+        "STAGES": 3,
+    }
+    plain = dict.fromkeys(("Q_NORM", "K_NORM", "Q_GAIN", "K_GAIN", "SOFTCAP", "SLOPES", "SINKS", "WINDOW"), False)
+    full = dict.fromkeys(plain, True)
+    how = {"PRECISION": precision, "TYPE": TYPES[dtype], "DEPENDENT": dependent}
+    cases = [
+        (product.product, one),
+        (product.product, one | {"NORM": False, "GATED": False, "FUNCTION": 1, "BLOCK_K": 1024}),
+        (product._norm_kernel, {"BIAS": True, "GAIN": True, "CENTRED": True, "WIDTH": 512, "DEPENDENT": dependent}),
+        (product._activate_kernel, {"FUNCTION": 2, "GATED": True, "BLOCK": 1024, "DEPENDENT": dependent}),
+        (decode.attend, heads | plain | how | {"PAGED": False, "TURN": 1}),
+        (decode.attend, heads | full | how | {"PAGED": True, "TURN": 2}),
+        (choose.scan, {"CHUNK": 4096}),
+        (choose.weigh, {"CHUNK": 4096, "CHUNKS": 32}),
+        (choose.choose, {"CHUNKS": 32, "BLOCK": 16384}),
+    ]
+    return [
+        compile_one(kernel, constants, dtype, capability, 32 if kernel is choose.choose else 4).metadata.name
+        for kernel, constants in cases
+    ]
+
+
+def main() -> int:
+    for capability in [int(x) for x in sys.argv[1:]] or CAPABILITIES:
+        for dtype in TYPES if capability == 90 else ("bf16",):
+            print(capability, dtype, *compile_all(capability, dtype), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""Tokens that a GPU computes and chooses before the host sees the first of them.
+
+Several steps of the same samples are launched together, and the next ones before the last are read: so the device never
+waits for the host. What was computed past the end of an answer is taken back from its row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+from vantage.generation.forward_passes import ForwardPasses
+from vantage.generation.limits import GenerationLimits
+from vantage.generation.running_samples import RunningSample
+from vantage.generation.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from vantage.model.lowered.gpu_steps import Pending
+
+MOST, FEW = 16, 4  # tokens of a row that are launched together; few while a prompt waits
+LEAST_LEFT = 4  # of the longest answer: with fewer to come nothing more is launched before these are read
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Flight:
+    """Steps under way."""
+
+    samples: list[RunningSample]
+    ends: list[int]  # tokens that each row holds after them
+    steps: int
+    pending: Pending
+
+    def lands_on(self, i: int) -> bool:
+        """Whether sample i still stands where these steps left it: it may have ended or been put back."""
+        sample = self.samples[i]
+        return sample.stage == "decode" and sample.cache is not None and sample.fed == self.ends[i] - self.steps
+
+
+@final
+class RunAhead:
+    """The flights of an engine, one for each group of samples that share a pass."""
+
+    def __init__(self, passes: ForwardPasses, scheduler: Scheduler, limits: GenerationLimits):
+        self._passes, self._scheduler, self._limits = passes, scheduler, limits
+        self._flights: dict[tuple[int, str], Flight] = {}
+
+    def next(self, samples: list[RunningSample]) -> Flight | None:
+        """Steps to be read now, with the next ones already launched; ``None``: the host must choose these tokens."""
+        key = samples[0].pass_key
+        flight = self._flights.pop(key, None) or self._launch(samples, None)
+        if flight is None:
+            return None
+        if flight.samples == samples and not self._scheduler.others_wait:
+            follow = self._launch(samples, flight)
+            if follow is not None:
+                self._flights[key] = follow
+        return flight
+
+    def clear(self, samples: Sequence[RunningSample]) -> None:
+        """Nothing is under way any more, and every row holds what its sample has taken."""
+        self._flights.clear()
+        for sample in samples:
+            if sample.stage == "decode":
+                self._scheduler.crop_back(sample)
+
+    def _launch(self, samples: list[RunningSample], after: Flight | None) -> Flight | None:
+        if not self._passes.runs_ahead(samples):
+            return None
+        fed = [sample.fed for sample in samples] if after is None else after.ends
+        coming = 0 if after is None else after.steps
+        steps = self._steps(samples, fed, coming)
+        choices = [choice for sample in samples if (choice := sample.picker.choice(steps, coming)) is not None]
+        if steps < 1 or len(choices) < len(samples):
+            return None
+        for sample in samples:
+            self._scheduler.own(sample)
+        while steps > 1 and not self._scheduler.spare(samples, steps):
+            steps //= 2
+        if not self._scheduler.spare(samples, steps):
+            return None
+        pending = self._passes.decode_ahead(samples, steps, choices, go_on=after is not None)
+        return None if pending is None else Flight(samples, [n + steps for n in fed], steps, pending)
+
+    def _steps(self, samples: Sequence[RunningSample], fed: Sequence[int], coming: int) -> int:
+        """How many tokens may be computed at once: within the positions there are, and not far past all answers."""
+        ends = [n for n in (self._limits.table, samples[0].length) if n is not None]
+        room = [end - n for n in fed for end in ends]
+        left = max(sample.text.left for sample in samples) - coming
+        if coming and left < LEAST_LEFT:
+            return 0
+        return min(FEW if self._scheduler.others_wait else MOST, left, *room)

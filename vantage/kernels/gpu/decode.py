@@ -1,0 +1,342 @@
+"""Attention of one new token a row over a cache that stays where it is, in one pass.
+
+A program takes one group of heads of one row and a share of its keys; the program that finishes last puts the shares
+together, in their order. The new token's key and value are turned, written to the cache and seen by the program of the
+last share. Where keys and values stand is read from the device, so that one CUDA graph serves every cache and length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton  # pyright: ignore[reportMissingImports] (comes with torch for CUDA)
+import triton.language as tl  # pyright: ignore[reportMissingImports] (the same)
+from torch import Tensor
+
+Launch = Any  # triton's kernels: indexed by their grid, then called
+LOG2E = 1.4426950408889634
+ADDRESS = 8  # numbers that say where a layer's keys and values are: see ``store_numbers``
+NO_TURN, HALVES, ADJACENT = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """RoPE by tables (positions, turned) of cosines and signed sines."""
+
+    cos: Tensor
+    sin: Tensor
+    turned: int
+    pairing: int
+
+
+@dataclass(frozen=True)
+class HeadNorm:
+    """A norm of every head's query or key."""
+
+    gain: Tensor | None
+    eps: float
+    offset: float
+
+
+@dataclass(frozen=True)
+class RowState:
+    """Where the rows of a step stand, all on the device and int32. A row that is not in use holds -1."""
+
+    held: Tensor  # (B,): tokens before this one
+    pos: Tensor  # (B,): the position of this one
+    gone: Tensor  # (B,): blocks at the front that were given back
+    table: Tensor  # (B, blocks)
+    block: int  # tokens in a block; 0: rows own their places
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Room for the shares of a row's keys, which all layers use in turn."""
+
+    sums: Tensor  # (B, splits, H, e) float32
+    highest: Tensor  # (B, splits, H)
+    totals: Tensor  # (B, splits, H)
+    arrived: Tensor  # (B, G) int32, 0 between passes
+
+    @staticmethod
+    def make(rows: int, splits: int, heads: int, kv_heads: int, width: int, device: torch.device) -> Workspace:
+        sizes = (rows, splits, heads)
+        return Workspace(
+            torch.empty((*sizes, width), device=device),
+            torch.empty(sizes, device=device),
+            torch.empty(sizes, device=device),
+            torch.zeros((rows, kv_heads), dtype=torch.int32, device=device),
+        )
+
+
+@triton.jit
+def _turned(x, at, d, inside, cos, sin, gain, size, offset, D, turned, NORM: tl.constexpr, GAIN: tl.constexpr,
+            TURN: tl.constexpr):  # fmt: skip
+    """x (…, DIM) at ``at``, normed by ``size`` and turned. ``d``: which dimension each is."""
+    v = tl.load(x + at + d, mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        v *= size
+        if GAIN:
+            v *= offset + tl.load(gain + d, mask=d < D, other=0.0).to(tl.float32)
+    if TURN:
+        if TURN == 1:
+            partner = tl.where(d < turned // 2, d + turned // 2, d - turned // 2)
+        else:
+            partner = d ^ 1
+        partner = tl.where(d < turned, partner, d)
+        c = tl.load(cos + d, mask=d < turned, other=1.0)
+        s = tl.load(sin + d, mask=d < turned, other=0.0)
+        w = tl.load(x + at + partner, mask=inside, other=0.0).to(tl.float32)
+        if NORM:
+            w *= size
+            if GAIN:
+                w *= offset + tl.load(gain + partner, mask=d < D, other=0.0).to(tl.float32)
+        v = v * c + w * s
+    return v
+
+
+@triton.jit
+def _scored(s, distance, slope, scale, cap, SOFTCAP: tl.constexpr, SLOPES: tl.constexpr):
+    """Scores in units of log2."""
+    s *= scale
+    if SOFTCAP:
+        s = cap * (2.0 * tl.sigmoid(2.0 * s / cap) - 1.0)
+    if SLOPES:
+        s -= slope * distance
+    return s * 1.4426950408889634
+
+
+@triton.jit
+def _combine(
+    out, sums, highest, totals, sinks, b, h, active, H: tl.constexpr, E: tl.constexpr, E_TILE: tl.constexpr,
+    SPLITS: tl.constexpr, SINKS: tl.constexpr,
+):  # fmt: skip
+    """The output of one head from all shares of its keys, which other programs have written."""
+    i = tl.arange(0, SPLITS)
+    e = tl.arange(0, E_TILE)
+    at = (b * SPLITS + i) * H + h
+    parts = tl.load(
+        sums + at[:, None].to(tl.int64) * E + e[None, :], mask=(i < active)[:, None] & (e < E)[None, :], other=0.0,
+        cache_modifier=".cg",
+    )  # fmt: skip
+    high = tl.load(highest + at, mask=i < active, other=float("-inf"), cache_modifier=".cg")
+    part_totals = tl.load(totals + at, mask=i < active, other=0.0, cache_modifier=".cg")
+    m = tl.max(high, 0)
+    weight = tl.exp2(high - m)
+    total = tl.sum(part_totals * weight, 0)
+    if SINKS:
+        total += tl.exp2(tl.load(sinks + h).to(tl.float32) * 1.4426950408889634 - m)
+    y = tl.sum(parts * weight[:, None], 0) / total
+    tl.store(out + b.to(tl.int64) * (H * E) + h * E + e, y.to(out.dtype.element_ty), mask=e < E)
+
+
+@triton.jit
+def _ask(pointer):
+    """Bring what is there nearer, without waiting for it."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointer.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def attend(
+    qkv, out, stores, held, pos, gone, table, cos, sin, q_gain, k_gain, slopes, sinks, sums, highest, totals, arrived,
+    layer, qkv_stride, table_width, block, scale, cap, window, q_eps, q_offset, k_eps, k_offset, turned,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, GROUP_TILE: tl.constexpr, D_TILE: tl.constexpr,
+    E_TILE: tl.constexpr, SPLITS: tl.constexpr, KEYS: tl.constexpr, LEAST: tl.constexpr, STAGES: tl.constexpr,
+    PAGED: tl.constexpr, TURN: tl.constexpr,
+    Q_NORM: tl.constexpr, K_NORM: tl.constexpr, Q_GAIN: tl.constexpr, K_GAIN: tl.constexpr, SOFTCAP: tl.constexpr,
+    SLOPES: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr, TYPE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    b, g, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    GROUP: tl.constexpr = H // G
+    n = tl.load(held + b)
+    place = tl.load(pos + b).to(tl.int64) * turned
+    numbers = stores + layer * 8
+    k_base = tl.load(numbers).to(tl.pointer_type(TYPE))
+    v_base = tl.load(numbers + 1).to(tl.pointer_type(TYPE))
+    k_base += b * tl.load(numbers + 2) + g * tl.load(numbers + 3)
+    v_base += b * tl.load(numbers + 4) + g * tl.load(numbers + 5)
+    k_base = tl.multiple_of(k_base, 16)
+    v_base = tl.multiple_of(v_base, 16)
+    missing = 0
+    if PAGED:
+        missing = tl.load(gone + b)
+    blocks = table + b.to(tl.int64) * table_width - missing
+    first = 0
+    if WINDOW:
+        first = tl.maximum(0, n + 1 - window)
+    count = n - first
+    share = tl.maximum(tl.cdiv(tl.cdiv(count, SPLITS), KEYS) * KEYS, LEAST)
+    active = tl.maximum(1, tl.cdiv(count, share))
+    if n < 0 or split >= active:
+        return
+    start = first + split * share
+    end = tl.minimum(start + share, n)
+    if DEPENDENT:  # what was kept before this step can be asked for while the kernel before still runs
+        asked = tl.minimum(start + tl.arange(0, LEAST), tl.maximum(end - 1, start)).to(tl.int64)
+        if PAGED:
+            asked = tl.load(blocks + asked // block).to(tl.int64) * block + asked % block
+        _ask(k_base + asked * D)
+        _ask(v_base + asked * E)
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+    r = tl.arange(0, GROUP_TILE)
+    h = g * GROUP + r
+    d = tl.arange(0, D_TILE)
+    e = tl.arange(0, E_TILE)
+    mine = r < GROUP
+    row = b.to(tl.int64) * qkv_stride
+    inside = mine[:, None] & (d < D)[None, :]
+    q_at = row + h[:, None] * D
+    size = tl.zeros((GROUP_TILE, 1), tl.float32)
+    if Q_NORM:
+        raw = tl.load(qkv + q_at + d[None, :], mask=inside, other=0.0).to(tl.float32)
+        size = tl.rsqrt(tl.sum(raw * raw, 1) / D + q_eps)[:, None]
+    q = _turned(
+        qkv, q_at, d[None, :], inside, cos + place, sin + place, q_gain, size, q_offset, D, turned, Q_NORM, Q_GAIN,
+        TURN,
+    ).to(TYPE)  # fmt: skip
+    slope = tl.zeros((GROUP_TILE, 1), tl.float32)
+    if SLOPES:
+        slope = tl.load(slopes + h, mask=mine, other=0.0)[:, None]
+
+    m = tl.full((GROUP_TILE,), float("-inf"), tl.float32)
+    total = tl.zeros((GROUP_TILE,), tl.float32)
+    acc = tl.zeros((GROUP_TILE, E_TILE), tl.float32)
+    for begin in tl.range(start, end, KEYS, num_stages=STAGES):
+        j = begin + tl.arange(0, KEYS)
+        there = j < end
+        slot = j.to(tl.int64)
+        if PAGED:
+            slot = tl.load(blocks + j // block, mask=there, other=0).to(tl.int64) * block + j % block
+        k = tl.load(k_base + slot[:, None] * D + d[None, :], mask=there[:, None] & (d < D)[None, :], other=0.0)
+        v = tl.load(v_base + slot[:, None] * E + e[None, :], mask=there[:, None] & (e < E)[None, :], other=0.0)
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        s = _scored(s, (n - j).to(tl.float32)[None, :], slope, scale, cap, SOFTCAP, SLOPES)
+        s = tl.where(there[None, :], s, float("-inf"))
+        higher = tl.maximum(m, tl.max(s, 1))
+        p = tl.exp2(s - higher[:, None])
+        fade = tl.exp2(m - higher)
+        total = total * fade + tl.sum(p, 1)
+        acc = acc * fade[:, None] + tl.dot(p.to(TYPE), v, input_precision=PRECISION)
+        m = higher
+
+    if split == active - 1:  # the new token
+        new_slot = n.to(tl.int64)
+        if PAGED:
+            new_slot = tl.load(blocks + n // block).to(tl.int64) * block + n % block
+        k_at = row + H * D + g * D
+        new_size = 0.0
+        if K_NORM:
+            new_raw = tl.load(qkv + k_at + d, mask=d < D, other=0.0).to(tl.float32)
+            new_size = tl.rsqrt(tl.sum(new_raw * new_raw, 0) / D + k_eps)
+        new_k = _turned(
+            qkv, k_at, d, d < D, cos + place, sin + place, k_gain, new_size, k_offset, D, turned, K_NORM, K_GAIN, TURN
+        ).to(TYPE)
+        new_v = tl.load(qkv + row + H * D + G * D + g * E + e, mask=e < E, other=0.0).to(TYPE)
+        tl.store(k_base + new_slot * D + d, new_k, mask=d < D)
+        tl.store(v_base + new_slot * E + e, new_v, mask=e < E)
+        new_s = tl.sum(q.to(tl.float32) * new_k.to(tl.float32)[None, :], 1)
+        new_s = _scored(new_s, 0.0, 0.0, scale, cap, SOFTCAP, False)
+        new_m = tl.maximum(m, new_s)
+        new_p = tl.exp2(new_s - new_m)
+        new_fade = tl.exp2(m - new_m)
+        total = total * new_fade + new_p
+        acc = acc * new_fade[:, None] + new_p.to(TYPE).to(tl.float32)[:, None] * new_v.to(tl.float32)[None, :]
+        m = new_m
+
+    to = out + b.to(tl.int64) * (H * E) + h[:, None] * E + e[None, :]
+    kept = mine[:, None] & (e < E)[None, :]
+    if active > 1:
+        mine_at = (b * SPLITS + split) * H + h
+        tl.store(sums + mine_at[:, None].to(tl.int64) * E + e[None, :], acc, mask=kept)
+        tl.store(highest + mine_at, m, mask=mine)
+        tl.store(totals + mine_at, total, mask=mine)
+        tl.debug_barrier()
+        before = tl.atomic_add(arrived + b * G + g, 1, sem="acq_rel")
+        if before < active - 1:
+            return
+        tl.store(arrived + b * G + g, 0)
+        for one in range(GROUP):
+            _combine(
+                out, sums, highest, totals, sinks, b, g * GROUP + one, active, H, E, E_TILE, SPLITS, SINKS
+            )  # fmt: skip
+        return
+    if SINKS:
+        total += tl.exp2(tl.load(sinks + h, mask=mine, other=0.0).to(tl.float32) * 1.4426950408889634 - m)
+    tl.store(to, (acc / total[:, None]).to(out.dtype.element_ty), mask=kept)
+
+
+def splits_for(rows: int, kv_heads: int, processors: int) -> int:
+    """Into how many shares a row's keys are cut: enough for every processor, a power of two.
+
+    It depends on the bucket of rows alone, so that a row's sums do not depend on its neighbours within one bucket.
+    """
+    wanted = max(1, 2 * processors // (rows * kv_heads))
+    return min(64, 1 << (wanted.bit_length() - 1))
+
+
+def store_numbers(k: Tensor, v: Tensor) -> list[int]:
+    """Where a layer's keys and values are: addresses, and strides of rows (0 in a pool) and heads."""
+    strides = [(t.stride(0) if t.dim() == 4 else 0, t.stride(-3)) for t in (k, v)]
+    return [k.data_ptr(), v.data_ptr(), *strides[0], *strides[1], 0, 0]
+
+
+TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+
+
+def decode(
+    qkv: Tensor,
+    out: Tensor,
+    stores: Tensor,
+    layer: int,
+    rows: RowState,
+    work: Workspace,
+    *,
+    heads: int,
+    kv_heads: int,
+    key_dim: int,
+    value_dim: int,
+    scale: float,
+    softcap: float | None = None,
+    window: int = 0,
+    slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    rotation: Rotation | None = None,
+    q_norm: HeadNorm | None = None,
+    k_norm: HeadNorm | None = None,
+    keys: int = 128,
+    least: int = 128,
+    warps: int = 4,
+    dependent: bool = False,
+) -> None:
+    """out (B, heads · value_dim) from qkv (B, queries | keys | values). ``stores``: (layers, ADDRESS) int64."""
+    B, splits = len(qkv), work.sums.shape[1]
+    nothing = rows.held
+    q_gain, q_eps, q_offset = (None, 0.0, 0.0) if q_norm is None else (q_norm.gain, q_norm.eps, q_norm.offset)
+    k_gain, k_eps, k_offset = (None, 0.0, 0.0) if k_norm is None else (k_norm.gain, k_norm.eps, k_norm.offset)
+    cos, sin = (nothing, nothing) if rotation is None else (rotation.cos, rotation.sin)
+    optional = (cos, sin, q_gain, k_gain, slopes, sinks)
+    extra = {"launch_pdl": True} if dependent else {}
+    if qkv.dtype is torch.float32 or key_dim > 128:
+        keys = keys // 2  # what a block may share is used up sooner
+    kernel: Launch = attend
+    kernel[(B, kv_heads, splits)](
+        qkv, out, stores, rows.held, rows.pos, rows.gone, rows.table,
+        *(nothing if t is None else t for t in optional), work.sums, work.highest, work.totals, work.arrived,
+        layer, qkv.stride(0), rows.table.shape[1], max(rows.block, 1), scale, softcap or 1.0, window,
+        q_eps, q_offset, k_eps, k_offset, 0 if rotation is None else rotation.turned,
+        H=heads, G=kv_heads, D=key_dim, E=value_dim, GROUP_TILE=max(16, triton.next_power_of_2(heads // kv_heads)),
+        D_TILE=max(16, triton.next_power_of_2(key_dim)), E_TILE=max(16, triton.next_power_of_2(value_dim)),
+        SPLITS=splits, KEYS=keys, LEAST=max(least, keys), STAGES=3, PAGED=rows.block > 0,
+        TURN=NO_TURN if rotation is None else rotation.pairing,
+        Q_NORM=q_norm is not None, K_NORM=k_norm is not None, Q_GAIN=q_gain is not None, K_GAIN=k_gain is not None,
+        SOFTCAP=softcap is not None, SLOPES=slopes is not None, SINKS=sinks is not None, WINDOW=window > 0,
+        PRECISION="ieee" if qkv.dtype is torch.float32 else "tf32", TYPE=TYPES[qkv.dtype], DEPENDENT=dependent,
+        num_warps=warps, **extra,
+    )  # fmt: skip

@@ -1,0 +1,230 @@
+"""A program for a GPU under construction: the same modules say the same steps as for a CPU, kept as data.
+
+For a few rows, norms and activations become a part of the products beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vantage.model.feed_forward import ACTIVATIONS
+from vantage.model.lowered.buffers import ProgramBuffers
+from vantage.model.norms import norm_form
+from vantage.spec.native import (
+    AngleTables,
+    CannotLower,
+    HeadColumns,
+    NormForm,
+    ScoreForm,
+    no_native_form,
+)
+from vantage.spec.parts import Shape
+
+# The kernels know activations by these numbers.
+FUNCTIONS = {ACTIVATIONS[name]: i for i, name in enumerate(("relu", "gelu", "gelu_tanh", "silu"))}
+NO_FUNCTION = -1
+
+
+@dataclass(frozen=True, eq=False)
+class LinearStep:
+    src: int
+    dst: int
+    weight: Tensor
+    bias: Tensor | None
+    add: bool  # to what is in ``dst``
+    norm: NormForm | None = None  # of ``src``, first
+    function: int = NO_FUNCTION  # of the result, last
+    gated: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class NormStep:
+    src: int
+    dst: int
+    form: NormForm
+
+
+@dataclass(frozen=True, eq=False)
+class ActivateStep:
+    src: int
+    dst: int
+    function: int
+    gated: bool
+
+
+@dataclass(frozen=True, eq=False)
+class AddStep:
+    dst: int
+    a: int
+    b: int
+
+
+@dataclass(frozen=True, eq=False)
+class ScaleStep:
+    dst: int
+    factor: float
+    softcap: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """How queries and keys are rotated."""
+
+    tables: AngleTables
+    turned: int
+    adjacent: bool
+
+
+@dataclass(frozen=True, eq=False)
+class AttendStep:
+    src: int
+    dst: int
+    index: int  # of the layer
+    shape: Shape
+    scores: ScoreForm
+    turn: Turn | None
+    q_norm: NormForm | None
+    k_norm: NormForm | None
+
+
+GpuStep = LinearStep | NormStep | ActivateStep | AddStep | ScaleStep | AttendStep
+
+
+@dataclass
+class GpuProgram(ProgramBuffers):
+    """Steps over buffers of the model's own type."""
+
+    dtype: torch.dtype = torch.float32
+    steps: list[GpuStep] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)  # read where they lie, so they must stay there
+    _turns: dict[int, Turn] = field(default_factory=dict)  # by the column of the heads, until they attend
+    _norms: dict[int, NormForm] = field(default_factory=dict)
+
+    @property
+    def attentions(self) -> list[AttendStep]:
+        return [step for step in self.steps if isinstance(step, AttendStep)]
+
+    def linear(self, module: nn.Module, src: int, into: int | None, name: str) -> int:
+        if not isinstance(module, nn.Linear):
+            raise no_native_form(module)
+        if module.weight.dtype is not self.dtype or not module.weight.is_contiguous():
+            raise CannotLower(f"weights of {module.weight.dtype} in a model of {self.dtype}")
+        dst = self.buffer(name, module.out_features) if into is None else into
+        self._hold(module.weight, module.bias)
+        self.steps.append(LinearStep(src, dst, module.weight, module.bias, into is not None))
+        return dst
+
+    def norm(self, module: nn.Module, src: int, dst: int) -> None:
+        form = _form(module)
+        self._hold(form.weight, form.bias)
+        self.steps.append(NormStep(src, dst, form))
+
+    def norm_heads(self, module: nn.Module, heads: HeadColumns) -> None:
+        form = _form(module)
+        if form.centred or form.bias is not None or heads.column in self._turns:
+            raise CannotLower(f"{type(module).__name__} of single heads has no form on a GPU")
+        self._hold(form.weight)
+        self._norms[heads.column] = form
+
+    def rotate(self, tables: AngleTables, heads: HeadColumns, turned: int, *, adjacent: bool) -> None:
+        if heads.column in self._turns:
+            raise CannotLower("two rotations of one head have no form on a GPU")
+        self._turns[heads.column] = Turn(tables, turned, adjacent)
+
+    def attend(self, qkv: int, index: int, shape: Shape, scores: ScoreForm) -> int:
+        if index != len(self.attentions):
+            raise CannotLower("its layers do not stand in order")
+        q_turn, k_turn = (self._turns.pop(column, None) for column in (0, shape.heads * shape.key_dim))
+        q_norm, k_norm = (self._norms.pop(column, None) for column in (0, shape.heads * shape.key_dim))
+        if (q_turn is None) != (k_turn is None) or (
+            q_turn is not None and k_turn is not None and q_turn.tables is not k_turn.tables
+        ):
+            raise CannotLower("queries and keys that are turned differently have no form on a GPU")
+        self._hold(scores.sinks)
+        attended = self.buffer("attended", shape.heads * shape.value_dim)
+        self.steps.append(AttendStep(qkv, attended, index, shape, scores, q_turn, q_norm, k_norm))
+        return attended
+
+    def activate(self, src: int, hidden: int, function: Any, *, gated: bool) -> int:
+        if function not in FUNCTIONS:
+            raise CannotLower("this activation has no native form")
+        dst = self.buffer("active", hidden)
+        self.steps.append(ActivateStep(src, dst, FUNCTIONS[function], gated))
+        return dst
+
+    def add(self, dst: int, a: int, b: int) -> None:
+        self.steps.append(AddStep(dst, a, b))
+
+    def scale(self, buffer: int, factor: float, softcap: float | None) -> None:
+        self.steps.append(ScaleStep(buffer, factor, softcap))
+
+    def _hold(self, *tensors: Tensor | None) -> None:
+        self.tensors += [t for t in tensors if t is not None]
+
+    # ---- fewer steps
+
+    def joined(self) -> list[GpuStep]:
+        """The same with norms and activations inside the products, where nobody else reads what they make."""
+        steps = list(self.steps)
+        for i, step in enumerate(self.steps):
+            rest = steps[i + 1 :]
+            if isinstance(step, NormStep) and not step.form.centred and step.form.bias is None:
+                readers = _readers(step.dst, rest, self.out)
+                if readers is None or any(not isinstance(rest[r], LinearStep) for r in readers):
+                    continue
+                if any(_writes(other) == step.src for other in rest[: readers[-1]]):
+                    continue
+                for r in readers:
+                    steps[i + 1 + r] = replace(rest[r], src=step.src, norm=step.form)
+                steps[i] = AddStep(-1, 0, 0)
+            elif isinstance(step, ActivateStep):
+                before = steps[i - 1]
+                readers = _readers(step.src, rest, self.out)
+                if isinstance(before, LinearStep) and before.dst == step.src and not before.add and readers == []:
+                    steps[i - 1] = replace(before, dst=step.dst, function=step.function, gated=step.gated)
+                    steps[i] = AddStep(-1, 0, 0)
+        return [step for step in steps if not (isinstance(step, AddStep) and step.dst < 0)]
+
+
+def _form(module: nn.Module) -> NormForm:
+    if (form := norm_form(module)) is None:
+        raise no_native_form(module)
+    return form
+
+
+def _writes(step: GpuStep) -> int:
+    return step.dst
+
+
+def _reads(step: GpuStep) -> tuple[int, ...]:
+    if isinstance(step, AddStep):
+        return step.a, step.b
+    if isinstance(step, ScaleStep) or (isinstance(step, LinearStep) and step.add):
+        return (step.dst, *((step.src,) if isinstance(step, LinearStep) else ()))
+    return (step.src,)
+
+
+def _readers(buffer: int, steps: Sequence[GpuStep], out: int) -> list[int] | None:
+    """Which of these steps read a buffer before another writes it; ``None``: it is read at the end."""
+    readers = []
+    for i, step in enumerate(steps):
+        if buffer in _reads(step):
+            readers.append(i)
+        if _writes(step) == buffer:
+            return readers
+    return None if buffer == out else readers
+
+
+def lower_for_gpu(model: Any) -> GpuProgram:
+    """Buffer 0 is the embedded token, (rows, width); the last step leaves the logits in the buffer ``out``."""
+    program = GpuProgram(dtype=model.dtype)
+    x = program.buffer("x", model.spec.width)
+    for block in model.blocks:
+        x = program.lower(block, x)
+    program.out = program.lower(model.head, program.lower(model.norm, x))
+    return program
