@@ -192,6 +192,11 @@ class Engine:
         return self._scheduler.idle and not self._events
 
     @property
+    def prompts_wait(self) -> bool:
+        """Whether a prompt is yet to be computed, or the rest of one."""
+        return self._scheduler.prompts_wait
+
+    @property
     def stats(self) -> Stats:
         """What has been done and what is held, now."""
         memory = self._memory

@@ -52,7 +52,7 @@ class RunAhead:
         flight = self._flights.pop(key, None) or self._launch(samples, None)
         if flight is None:
             return None
-        if flight.samples == samples and not self._scheduler.others_wait:
+        if flight.samples == samples and not self._scheduler.prompts_wait:
             follow = self._launch(samples, flight)
             if follow is not None:
                 self._flights[key] = follow
@@ -90,4 +90,4 @@ class RunAhead:
         left = max(sample.text.left for sample in samples) - coming
         if coming and left < LEAST_LEFT:
             return 0
-        return min(FEW if self._scheduler.others_wait else MOST, left, *room)
+        return min(FEW if self._scheduler.prompts_wait else MOST, left, *room)

@@ -45,7 +45,7 @@ class Scheduler:
         return len({sample.request.id for sample in self._waiting if sample.request.prefix is None})
 
     @property
-    def others_wait(self) -> bool:
+    def prompts_wait(self) -> bool:
         """Whether a prompt waits to be computed."""
         return bool(self._waiting) or any(sample.stage == "prefill" for sample in self._active)
 

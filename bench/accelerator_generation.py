@@ -1,0 +1,223 @@
+"""``python -m bench.accelerator_generation``: tokens a second on a GPU, as a share of what reading the weights allows.
+
+LLaMA shapes of 1B and 8B with random weights in bfloat16. A step is bound by the bytes it must read, weights and keys
+and values, at the bandwidth that a plain copy reaches in the same run. ``--gpt-fast FOLDER``: its published model code
+(``model.py``) beside ours, compiled, at batch 1. Results go to ``bench/results``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import platform
+import random
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import vantage as vt
+from vantage.generation.engine import Engine
+from vantage.model import Model
+from vantage.spec.sampling import RowChoice, Sampling
+
+RESULTS = Path(__file__).parent / "results"
+SHAPES = {"1B": (2048, 8192, 16), "8B": (4096, 14336, 32)}
+HEADS, KV_HEADS, VOCAB = 32, 8, 128_256
+STEPS, ROUNDS = 32, 7
+ALONE = ((1, 512), (1, 8192), (8, 512), (64, 512), (256, 512))  # rows, and tokens that each holds
+DRAWN = {"greedy": Sampling(), "temperature": Sampling(1.0, seed=1), "top-p 0.9": Sampling(0.8, top_p=0.9, seed=1)}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement: medians, and the lowest and highest."""
+
+    model: str
+    what: str
+    tokens_per_second: float
+    lowest: float
+    highest: float
+    bound: float | None = None  # what the bandwidth allows
+    first_call: float | None = None  # seconds: compiling and capturing
+
+    def __str__(self) -> str:
+        share = "" if self.bound is None else f"  {self.tokens_per_second / self.bound:.2f} of {self.bound:,.0f}"
+        first = "" if self.first_call is None else f"  first call {self.first_call:.1f} s"
+        spread = f"({self.lowest:,.0f} to {self.highest:,.0f})"
+        return f"{self.model:4} {self.what:44} {self.tokens_per_second:10,.0f} tokens/s {spread:24}{share}{first}"
+
+
+def model_of(name: str) -> Model:
+    width, hidden, layers = SHAPES[name]
+    ffn = vt.FeedForward(hidden, "silu", gated=True)
+    spec = vt.decoder(
+        vocab=VOCAB, width=width, layers=layers, heads=HEADS, kv_heads=KV_HEADS, ffn=ffn, position=vt.Rope(base=5e5)
+    )
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device("cuda"):
+        model = vt.build(spec, seed=0)
+    torch.set_default_dtype(torch.float32)
+    return model.to("cuda", torch.bfloat16).eval()
+
+
+def bandwidth() -> float:
+    """Bytes a second that a plain copy reads and writes."""
+    x = torch.empty(2**31, dtype=torch.uint8, device="cuda")
+    y = torch.empty_like(x)
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    y.copy_(x)
+    begin.record()
+    for _ in range(10):
+        y.copy_(x)
+    end.record()
+    torch.cuda.synchronize()
+    return 20 * x.nbytes / (begin.elapsed_time(end) / 1e3)
+
+
+def bytes_of_a_step(model: Model, rows: int, held: int) -> int:
+    skipped = 0 if model.spec.head is not None and model.spec.head.tied else model.embed.tokens.weight.nbytes
+    weights = sum(p.nbytes for p in model.parameters()) - skipped
+    width = model.spec.width // HEADS
+    return weights + rows * held * len(model.blocks) * KV_HEADS * width * 2 * 2
+
+
+def steps(name: str, model: Model, rows: int, held: int, speed: float) -> Row:
+    """Steps of rows that hold as much, one call after the other."""
+    empty = model.new_cache(1, kind="paged", capacity=rows * (held + STEPS * (ROUNDS + 2)), block=16)
+    caches = [empty.fresh(1) for _ in range(rows)]
+    prompt = torch.randint(VOCAB, (1, held), device="cuda")
+    for cache in caches:
+        model.hidden(prompt, cache=cache)
+    choices = [RowChoice(0.0, 0, 1.0, 0.0, ())] * rows
+    begun = time.perf_counter()
+    pending = model.steps_ahead([1] * rows, caches, STEPS, choices)
+    assert pending is not None, "these shapes run as graphs"
+    pending.read()
+    first = time.perf_counter() - begun
+    rates = []
+    for _ in range(ROUNDS):
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        pending = model.steps_ahead(None, caches, STEPS, choices)
+        assert pending is not None
+        pending.read()
+        rates.append(rows * STEPS / (time.perf_counter() - begun))
+    bound = rows * speed / bytes_of_a_step(model, rows, held + STEPS * ROUNDS // 2)
+    what = f"{rows} rows, {held:,} tokens held"
+    return Row(name, what, statistics.median(rates), min(rates), max(rates), bound, first)
+
+
+def generated(name: str, model: Model) -> Row:
+    """``vt.generate`` of one prompt, its prompt not counted."""
+    prompt, rates = [5] * 512, []
+    vt.generate(model, prompt, max_tokens=8)
+    for _ in range(3):
+        times = []
+        for tokens in (1, 513):
+            begun = time.perf_counter()
+            vt.generate(model, prompt, max_tokens=tokens, ends=False)
+            times.append(time.perf_counter() - begun)
+        rates.append(512 / (times[1] - times[0]))
+    return Row(name, "vt.generate, one prompt of 512", statistics.median(rates), min(rates), max(rates))
+
+
+def served(name: str, model: Model, rows: int, how: str) -> Row:
+    """The engine with all rows decoding, 128 to 2,048 tokens held, choosing included."""
+    engine = Engine(model, rows=rows, capacity=rows * 2432, chunk=4096)
+    draw = random.Random(0)
+    for _ in range(rows):
+        prompt = [draw.randrange(VOCAB) for _ in range(draw.randint(128, 2048))]
+        engine.submit(prompt, max_tokens=320, sampling=DRAWN[how])
+    while engine.prompts_wait:
+        engine.step()
+    engine.step()
+    rates = []
+    for _ in range(4):  # without waiting in between: steps are always under way
+        begun, before = time.perf_counter(), engine.stats.generated
+        while engine.stats.generated < before + 64 * rows and not engine.idle:
+            engine.step()
+        rates.append((engine.stats.generated - before) / (time.perf_counter() - begun))
+    return Row(name, f"engine, {rows} rows, {how}", statistics.median(rates), min(rates), max(rates))
+
+
+def gpt_fast(name: str, folder: Path) -> Row | None:
+    """Its model code compiled with a static cache, at batch 1."""
+    where = importlib.util.spec_from_file_location("gpt_fast_model", folder / "model.py")
+    if where is None or where.loader is None or not (folder / "model.py").exists():
+        print(f"gpt-fast is not in {folder}", file=sys.stderr)
+        return None
+    code: Any = importlib.util.module_from_spec(where)
+    where.loader.exec_module(code)
+    width, hidden, layers = SHAPES[name]
+    args = code.ModelArgs(
+        block_size=2048, vocab_size=VOCAB, n_layer=layers, n_head=HEADS, dim=width, intermediate_size=hidden,
+        n_local_heads=KV_HEADS,
+    )  # fmt: skip
+    with torch.device("cuda"):
+        model = code.Transformer(args).to(torch.bfloat16).eval()
+        model.setup_caches(1, 1024)
+    call = torch.compile(model, mode="reduce-overhead", fullgraph=True)
+    token, position = torch.tensor([[1]], device="cuda"), torch.tensor([512], device="cuda")
+    for _ in range(5):
+        call(token, position)
+    rates = []
+    for _ in range(ROUNDS):
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        for _ in range(STEPS):
+            token = call(token, position)[:, -1:].argmax(-1)
+            position = position + 1
+        torch.cuda.synchronize()
+        rates.append(STEPS / (time.perf_counter() - begun))
+    return Row(name, "gpt-fast, batch 1", statistics.median(rates), min(rates), max(rates))
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.accelerator_generation", description=__doc__)
+    parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--gpt-fast", type=Path, help="a folder with gpt-fast's model.py")
+    parser.add_argument("--no-engine", action="store_true", help="single steps alone")
+    out = RESULTS / "accelerator_generation.json"
+    parser.add_argument("--out", type=Path, default=out, help="the JSON; default: %(default)s")
+    args = parser.parse_args(argv)
+    if not torch.cuda.is_available():
+        print("this bench needs a CUDA GPU", file=sys.stderr)
+        return 2
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    versions = {"torch": torch.__version__, "python": platform.python_version(), "gpu": torch.cuda.get_device_name()}
+    rows: list[Row] = []
+
+    def keep(row: Row | None) -> None:
+        if row is not None:
+            rows.append(row)
+            print(row, flush=True)
+            args.out.write_text(json.dumps({"versions": versions, "rows": [asdict(one) for one in rows]}, indent=1))
+
+    with torch.inference_mode():
+        speed = bandwidth()
+        print(f"a copy moves {speed / 1e12:.2f} TB/s", flush=True)
+        for name in args.models:
+            model = model_of(name)
+            for count, held in ALONE[: 5 if name == "1B" else 4]:
+                keep(steps(name, model, count, held, speed))
+            keep(generated(name, model))
+            if not args.no_engine:
+                for count in (64, 256) if name == "1B" else (64,):
+                    keep(served(name, model, count, "greedy"))
+                keep(served(name, model, 64, "temperature"))
+                keep(served(name, model, 64, "top-p 0.9"))
+            del model
+            torch.cuda.empty_cache()
+            if args.gpt_fast is not None:
+                keep(gpt_fast(name, args.gpt_fast))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""Generation on a GPU: the tokens of the CPU, whatever comes and goes meanwhile. Needs a GPU."""
+
+import random
+
+import pytest
+import torch
+
+import vantage as vt
+from vantage.generation.engine import Engine
+from vantage.generation.stops import Stop
+from vantage.spec.sampling import Sampling
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+MODELS = {
+    "rope": {"position": "rope", "kv_heads": 2},
+    "alibi": {"position": "alibi"},
+    "learned": {"position": "learned", "max_length": 400},
+    "window": {"position": "rope", "window": 24},
+    "t5": {"position": "t5"},  # has no form as a graph: step by step
+}
+CHOICES = {
+    "greedy": {},
+    "temperature": {"temperature": 1.0, "seed": 3},
+    "top-p": {"temperature": 0.8, "top_p": 0.9, "seed": 5},
+    "top-k and min-p": {"temperature": 0.9, "top_k": 20, "min_p": 0.02, "seed": 8},
+    "penalty": {"temperature": 0.7, "repetition_penalty": 1.2, "seed": 2},
+}
+PROMPTS = [[1, 2, 3, 4, 5], [7] * 30, [9, 8, 7, 6, 5, 4, 3, 2, 1], list(range(60))]
+
+
+@pytest.fixture(autouse=True)
+def full_float32():
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def pair(name):
+    spec = vt.decoder(vocab=211, width=128, layers=3, heads=4, **MODELS[name])
+    return vt.build(spec, seed=1).eval(), vt.build(spec, seed=1).eval().cuda()
+
+
+@pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_same_tokens_as_on_a_cpu(name, choice):
+    cpu, gpu = pair(name)
+    want = vt.generate(cpu, PROMPTS, max_tokens=50, **choice)
+    got = vt.generate(gpu, PROMPTS, max_tokens=50, stats=True, **choice)
+    assert [a.tokens for a in got] == [a.tokens for a in want]
+    if name != "t5":
+        assert got[0].stats.paths["graph"] > 100
+
+
+@pytest.mark.parametrize("name", ["rope", "window"])
+def test_batch_invariant_gives_the_same_bits(name):
+    _, gpu = pair(name)
+    together = vt.generate(gpu, PROMPTS, max_tokens=40, batch_invariant=True, logprobs=0)
+    alone = [vt.generate(gpu, prompt, max_tokens=40, batch_invariant=True, logprobs=0) for prompt in PROMPTS]
+    assert [answer.logprobs for answer in together] == [answer.logprobs for answer in alone]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_arrivals_cancellations_and_preemptions(seed):
+    """Few blocks, so that rows are put back; stops in the middle of what was computed ahead; prefixes shared."""
+    cpu, gpu = pair("rope")
+    draw = random.Random(seed)
+    engine = Engine(gpu, rows=6, capacity=400, chunk=32)
+    running, cancelled = [], set()
+    for _ in range(40):
+        if len(running) < 14 and draw.random() < 0.5:
+            base = [3] * 20 if draw.random() < 0.5 else []
+            prompt = base + [draw.randrange(211) for _ in range(draw.randint(1, 40))]
+            stop = Stop(tokens=frozenset({draw.randrange(211)}))
+            running.append((engine.submit(prompt, max_tokens=draw.randint(1, 60), stop=stop), prompt, stop))
+        if running and draw.random() < 0.1:
+            request = draw.choice(running)[0]
+            if request.state != "finished":
+                cancelled.add(request.id)
+                engine.cancel(request)
+        engine.step()
+    engine.run()
+    for request, prompt, stop in running:
+        tokens = request.outputs[0].tokens
+        want = vt.generate(cpu, prompt, max_tokens=request.max_tokens, stop=list(stop.tokens), ends=False).tokens
+        assert list(tokens) == list(want)[: len(tokens)]
+        assert request.id in cancelled or len(tokens) == len(want)
+    engine.forget()
+    assert engine.stats.blocks_used == 0
+
+
+def test_a_model_that_gives_no_numbers_fails_its_request_alone():
+    _, gpu = pair("rope")
+    with torch.no_grad():
+        gpu.blocks[0].steps[1].sublayer.down.weight[0, 0] = float("nan")
+    with pytest.raises(Exception, match="damaged"):
+        vt.generate(gpu, [1, 2, 3], max_tokens=8)
+
+
+def test_sampled_engine_rows_equal_runs_alone():
+    _, gpu = pair("rope")
+    engine = Engine(gpu, rows=8)
+    choices = [Sampling(0.9, top_k=30, seed=i) for i in range(len(PROMPTS))]
+    pairs = zip(PROMPTS, choices, strict=True)
+    requests = [engine.submit(prompt, max_tokens=30, sampling=sampling) for prompt, sampling in pairs]
+    engine.run()
+    for i, (request, prompt) in enumerate(zip(requests, PROMPTS, strict=True)):
+        alone = vt.generate(gpu, prompt, max_tokens=30, temperature=0.9, top_k=30, seed=i, ends=False)
+        assert tuple(request.outputs[0].tokens) == alone.tokens
