@@ -114,6 +114,5 @@ ENTRY = Entry(
     "RoPE whose cosines and sines are learned mixes over all frequencies; slow pairs stand still (Hua et al. 2024).",
     variants={
         "fope": lambda size: FoPE(length=size.length),
-        "fope-doubled": lambda size: FoPE(length=9, slow="doubled"),
     },
 )

@@ -92,7 +92,7 @@ ENTRY = Entry(
     SSMax,
     "SSMax",
     "RoPE, with queries that sharpen as the logarithm of the keys they see: s·ln n + b, learned (Nakanishi 2025).",
-    variants={"ssmax": lambda size: SSMax(), "ssmax-window": lambda size: SSMax(biased=False, window=size.reach)},
+    variants={"ssmax": lambda size: SSMax(window=2 * size.reach)},
     refusals=(Refusal({"mask": ("prefix", "bidirectional")}, "SSMax counts what came before"),),
     randomised=False,  # it counts, wherever tokens stand
 )

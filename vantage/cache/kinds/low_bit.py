@@ -62,5 +62,5 @@ ENTRY = Entry(
     LowBitCache,
     title="Low bit",
     summary="Contiguous, in 4, 3 or 2 bits: keys turned by a Hadamard matrix, to the best levels (TurboQuant).",
-    variants={"low-bit": lambda size: LowBitCache(), "low-bit-3-2": lambda size: LowBitCache(key_bits=3, value_bits=2)},
+    variants={"low-bit": lambda size: LowBitCache(value_bits=3)},
 )
