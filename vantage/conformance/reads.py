@@ -18,6 +18,7 @@ from vantage.conformance.probe import gap
 from vantage.conformance.trace import declared_length
 from vantage.model import Model
 from vantage.model.part_errors import described
+from vantage.spec.abilities import CountsTokens
 from vantage.spec.attention import HasPositionParts, attentions
 from vantage.spec.kept import StreamSource
 from vantage.spec.masks import Mask, dense, visible
@@ -209,7 +210,9 @@ def _named(model: Model, part: ReadingPart, base: Tensor, readings: Readings, mi
 
 
 def _may_count(part: ReadingPart, base: Tensor, plain: Tensor, model: Model) -> bool:
-    """Masks read order, and so may a bias that looks at the keys themselves (CoPE counts them)."""
+    """Masks read order, and so may what counts the keys: a bias that looks at them (CoPE), or a part that says so."""
+    if isinstance(part.part, CountsTokens) and part.part.counts_tokens:
+        return True
     if part.other is None:
         return isinstance(part.part, Mask)
     return gap(part.other(_at(plain, model), _at(plain, model)), base) > _tolerance(base)

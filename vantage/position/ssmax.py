@@ -47,6 +47,8 @@ class LogTemperature:
 
 
 class CountedTemperature(nn.Module):
+    counts_tokens = True
+
     def __init__(self, config: LogTemperature, heads: int):
         super().__init__()
         self.window = config.window

@@ -92,3 +92,10 @@ class CountsKeys(Protocol):
     def counts(self, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> Tensor:
         """(B, H, T, S): how far away each query counts each key to be."""
         ...
+
+
+@runtime_checkable
+class CountsTokens(Protocol):
+    """A q/k transform that goes by how many tokens a query sees: by the order that masks read, not by positions."""
+
+    counts_tokens: bool
