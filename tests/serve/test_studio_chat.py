@@ -381,7 +381,8 @@ def test_with_smollm2(tmp_path):
         (start,), (done,) = of(first, "start"), of(first, "done")
         model = copy_sharing_weights(next(one.model for one in it.studio.model_pool.loaded() if one.name == "smollm2"))
         check_attention(it, first, model, 3)
-        check_distribution(it, first, model, off=1e-3)  # 30 layers, by another path than whole steps
+        # 30 layers by another path than whole steps: a key between two 16-bit numbers may become the other one
+        check_distribution(it, first, model, off=3e-3)
         held = of(first, "token")[-1]["cache"]["layers"]
         assert len(held) == 30
         second = it.events("/chat", {**body, "message": "Why?", "conversation": start["conversation"]})
