@@ -115,7 +115,7 @@ def test_attention_of_a_new_token(case, paged, dtype):
     decode.decode(
         qkv, out, stores, 0, rows, work, heads=H, kv_heads=G, key_dim=D, value_dim=D, scale=D**-0.5, softcap=softcap,
         window=window, slopes=slopes, sinks=sinks, q_norm=head_norm, k_norm=head_norm, keys=32, least=32,
-        rotation=decode.Rotation(cos, sin, turned, pairing) if pairing else None,
+        rotation=decode.RopeTables(cos, sin, turned, pairing) if pairing else None,
     )  # fmt: skip
 
     def prepared(x: Tensor, m: int) -> Tensor:

@@ -20,7 +20,7 @@ from vantage.cache.facts import (
     picked,
     unlike,
 )
-from vantage.cache.ledger import Extension, Layout, Ledger, Step
+from vantage.cache.ledger import Layout, Ledger, LedgerExtension, Step
 from vantage.cache.moves import Span
 from vantage.errors import BadInput, CacheError
 from vantage.spec.positions import Known, Positions
@@ -152,13 +152,13 @@ class Contiguous(Ledger):
     def extensible(self) -> bool:
         return self._state.tables is None and self._state.n > 0
 
-    def extend(self, tokens: int) -> Extension:
+    def extend(self, tokens: int) -> LedgerExtension:
         self.commit()
         state, end = self._state, self._state.n + tokens
         self._places = self._room(end)
         self._state = self._before = self._run(state.first, end)
         self._changed()
-        return Extension(Layout((state.n,) * self.batch, run=True), state.first, self._places)
+        return LedgerExtension(Layout((state.n,) * self.batch, run=True), state.first, self._places)
 
     # ---- between passes
 

@@ -55,7 +55,7 @@ class Layout:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Extension:
+class LedgerExtension:
     """Tokens that a ledger holds from now on, and that a kernel will write by itself."""
 
     layout: Layout
@@ -150,7 +150,7 @@ class Ledger(ABC):
         """Whether ``extend`` works: every row is one plain run, in an arrangement that kernels can write in place."""
         return False
 
-    def extend(self, tokens: int) -> Extension:
+    def extend(self, tokens: int) -> LedgerExtension:
         """Hold so many tokens more in every row, which a kernel will write. What is too much can be cropped."""
         raise CacheError(f"a cache that is {self.name} takes tokens in passes only")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from vantage.cache.facts import NextPositions, on_host
 from vantage.cache.join import apart, joined
 from vantage.cache.layer_cache import LayerCache
-from vantage.cache.ledger import Extension, Savepoint
+from vantage.cache.ledger import LedgerExtension, Savepoint
 from vantage.cache.paged import Paged
 from vantage.cache.report import CacheReport
 from vantage.cache.selective import Selective
@@ -122,13 +122,13 @@ class ModelCache:
         plain = not self.cross and not self.states and self.ahead is None
         return plain and all(ledger.extensible for ledger in self.ledgers)
 
-    def extend(self, tokens: int, path: str) -> list[Extension]:
+    def extend(self, tokens: int, path: str) -> list[LedgerExtension]:
         """Hold so many tokens more in every row, which a kernel will write: one extension for each ledger.
 
         ``path``: what they are computed by, for who counts them.
         """
         self._idle()
-        before, extensions = self.tokens, list[Extension]()
+        before, extensions = self.tokens, list[LedgerExtension]()
         try:
             for ledger in self.ledgers:
                 extensions.append(ledger.extend(tokens))

@@ -27,7 +27,7 @@ from vantage.cache.facts import (
     picked,
     unlike,
 )
-from vantage.cache.ledger import Extension, Layout, Ledger, Step
+from vantage.cache.ledger import Layout, Ledger, LedgerExtension, Step
 from vantage.cache.moves import BlockCopies, Copied
 from vantage.cache.paged_moves import BlockMoves
 from vantage.cache.paged_state import PagedState, dump_rows, read_rows, read_state, together
@@ -177,7 +177,7 @@ class Paged(Ledger):
     def extensible(self) -> bool:
         return self._state.tables is None and self._state.longest > 0
 
-    def extend(self, tokens: int) -> Extension:
+    def extend(self, tokens: int) -> LedgerExtension:
         self.commit()
         state = self._state
         todo = plan(self.pool, state.rows, (tokens,) * self.batch)
@@ -191,7 +191,7 @@ class Paged(Ledger):
         self._state = self._before = PagedState.run(rows, state.first)
         self._plan = Plan(rows)
         self._changed()
-        return Extension(layout, state.first, self.places, self._copies(todo))
+        return LedgerExtension(layout, state.first, self.places, self._copies(todo))
 
     def _copies(self, todo: Plan) -> BlockCopies | None:
         if not todo.copies:

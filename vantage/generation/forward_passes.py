@@ -18,7 +18,7 @@ from vantage.spec.positions import Positions
 from vantage.spec.sampling import RowChoice
 
 if TYPE_CHECKING:
-    from vantage.model.lowered.gpu_steps import Pending
+    from vantage.model.lowered.step_graph import Pending
 
 SCORED = 64  # tokens of a prompt whose logits are held at once
 

@@ -16,7 +16,7 @@ from vantage.generation.running_samples import RunningSample
 from vantage.generation.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from vantage.model.lowered.gpu_steps import Pending
+    from vantage.model.lowered.step_graph import Pending
 
 MOST, FEW = 16, 4  # tokens of a row that are launched together; few while a prompt waits
 LEAST_LEFT = 4  # of the longest answer: with fewer to come nothing more is launched before these are read

@@ -25,7 +25,7 @@ from vantage.spec.positions import Positions
 from vantage.spec.sampling import RowChoice
 
 if TYPE_CHECKING:
-    from vantage.model.lowered.gpu_steps import Pending
+    from vantage.model.lowered.step_graph import Pending
 
 Watch = Callable[[str, int, View, Need, Attended], None]
 

@@ -22,7 +22,7 @@ NO_TURN, HALVES, ADJACENT = 0, 1, 2
 
 
 @dataclass(frozen=True)
-class Rotation:
+class RopeTables:
     """RoPE by tables (positions, turned) of cosines and signed sines."""
 
     cos: Tensor
@@ -307,7 +307,7 @@ def decode(
     window: int = 0,
     slopes: Tensor | None = None,
     sinks: Tensor | None = None,
-    rotation: Rotation | None = None,
+    rotation: RopeTables | None = None,
     q_norm: HeadNorm | None = None,
     k_norm: HeadNorm | None = None,
     keys: int = 128,

@@ -86,7 +86,7 @@ def product(
     tl.store(out + n, y.to(out.dtype.element_ty), mask=n < N)
 
 
-class Tile(NamedTuple):
+class ProductTile(NamedTuple):
     """How a product is cut up."""
 
     outputs: int
@@ -94,14 +94,14 @@ class Tile(NamedTuple):
     warps: int
 
 
-def tile_for(inputs: int, outputs: int, *, gated: bool, normed: bool) -> Tile:
+def tile_for(inputs: int, outputs: int, *, gated: bool, normed: bool) -> ProductTile:
     """As measured on an H200, for widths from 2,048 to 14,336."""
     width = triton.next_power_of_2(inputs)
     if gated:
-        return Tile(4, min(512, width), 2)
+        return ProductTile(4, min(512, width), 2)
     if normed:
-        return Tile(8, min(1024, width), 4) if outputs <= 4096 else Tile(16, min(512, width), 4)
-    return Tile(4, min(1024, width), 4)
+        return ProductTile(8, min(1024, width), 4) if outputs <= 4096 else ProductTile(16, min(512, width), 4)
+    return ProductTile(4, min(1024, width), 4)
 
 
 def multiply(
@@ -117,7 +117,7 @@ def multiply(
     function: int = NONE,
     gated: bool = False,
     dependent: bool = False,
-    tile: Tile | None = None,
+    tile: ProductTile | None = None,
 ) -> None:
     """x (1, K) by w (N, K), or (2N, K) where gated, into out (1, N). ``gain``: the weight of an RMS norm of x."""
     inputs, outputs = x.shape[1], out.shape[1]

@@ -22,7 +22,8 @@ from vantage.spec.positions import Positions
 from vantage.spec.sampling import RowChoice
 
 if TYPE_CHECKING:
-    from vantage.model.lowered.gpu_steps import GpuSteps, Pending
+    from vantage.model.lowered.gpu_steps import GpuSteps
+    from vantage.model.lowered.step_graph import Pending
 
 
 class WholeSteps:

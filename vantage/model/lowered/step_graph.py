@@ -1,0 +1,331 @@
+"""One step of a lowered model for so many rows over buffers of its own, as a CUDA graph where there is a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vantage.kernels.gpu import choose, decode, product
+from vantage.model.lowered.gpu_program import (
+    ActivateStep,
+    AddStep,
+    AttendStep,
+    GpuProgram,
+    GpuStep,
+    LinearStep,
+    NormStep,
+    ScaleStep,
+)
+from vantage.spec.native import NormForm
+from vantage.spec.positions import Known, Positions
+from vantage.spec.sampling import RowChoice
+
+MOST_AHEAD = 64  # steps whose tokens fit the buffers
+
+
+class Chosen(NamedTuple):
+    """What the rows chose in several steps."""
+
+    tokens: list[list[int]]  # by step, then by row
+    logprobs: list[list[float]]
+    fine: list[list[bool]]  # False: its logits were not finite
+
+
+@dataclass
+class Pending:
+    """Steps under way: ``read`` waits for them."""
+
+    tokens: Tensor
+    logprobs: Tensor
+    status: Tensor
+    done: torch.cuda.Event | None
+    rows: int
+
+    def read(self) -> Chosen:
+        if self.done is not None:
+            self.done.synchronize()
+        cut = slice(0, self.rows)
+        status = self.status[:, cut].tolist()
+        fine = [[s == choose.CHOSEN for s in row] for row in status]
+        return Chosen(self.tokens[:, cut].tolist(), self.logprobs[:, cut].tolist(), fine)
+
+
+class GraphShape(NamedTuple):
+    """What a graph is made for. Everything else is read from the device."""
+
+    rows: int
+    ledgers: tuple[int, ...]  # of each layer, which one it belongs to
+    blocks: tuple[int, ...]  # of each ledger: tokens in a block, 0 where rows own their places
+    table: int  # blocks of a row
+    angles: int  # positions of the tables of rotations
+    length: int | None
+
+
+class RowPlaces(NamedTuple):
+    """Where the rows of a step stand, for one ledger."""
+
+    held: Sequence[int]  # tokens before it
+    blocks: Sequence[Sequence[int]] | None  # of each row, in a pool
+    block: int
+    gone: Sequence[int]
+
+
+class StepGraph:
+    """One step for so many rows over buffers of its own, captured where there is a GPU."""
+
+    def __init__(self, model: Any, program: GpuProgram, shape: GraphShape, rotations: dict[int, decode.RopeTables]):
+        self._model, self._program, self._shape, self._rotations = model, program, shape, rotations
+        device, rows = model.device, shape.rows
+        self._device = device
+        with torch.inference_mode(False), torch.no_grad():  # its buffers serve callers in both modes
+            self._make(device, rows)
+            self._launch = self._capture(self._step)
+            self._launch_choice: Callable[[], None] | None = None
+
+    def _make(self, device: torch.device, rows: int) -> None:
+        program, shape = self._program, self._shape
+        on_gpu = device.type == "cuda"
+        # all whole numbers of a step in one block, which one copy fills; the last tokens at its end
+        ints = 5 * rows + len(shape.blocks) * rows * (1 + shape.table)
+        self._staged = torch.zeros(ints, dtype=torch.int32, pin_memory=on_gpu)
+        self._ints = torch.zeros(ints, dtype=torch.int32, device=device)
+        self._ints[:rows] = -1
+        self._staged_floats = torch.zeros(rows * (3 + MOST_AHEAD), dtype=torch.float64, pin_memory=on_gpu)
+        floats = torch.zeros(rows * (3 + MOST_AHEAD), dtype=torch.float64, device=device)
+        self._floats = floats
+        self._copied: torch.cuda.Event | None = None  # when what was staged is on the device
+        self.held, self.pos, top_k, taken = self._ints[: 4 * rows].view(4, rows)
+        self.tokens = self._ints[ints - rows :]
+        self._row_states = [
+            decode.RowState(self.held, self.pos, gone, table, block)
+            for block, (gone, table) in zip(shape.blocks, self._per_ledger(self._ints), strict=True)
+        ]
+        settings, uniforms = floats[: 3 * rows].view(rows, 3), floats[3 * rows :].view(MOST_AHEAD, rows)
+        self._choices = choose.Choices.over(settings, top_k, uniforms, taken)
+        self._stores = torch.zeros((len(shape.ledgers), decode.ADDRESS), dtype=torch.int64, device=device)
+        self._numbers: np.ndarray | None = None
+        self._buffers = [torch.empty((rows, width), dtype=program.dtype, device=device) for width in program.widths]
+        self.logits = torch.zeros((rows, program.widths[program.out]), dtype=torch.float32, device=device)
+        processors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 4
+        self._workspaces: dict[tuple[int, int, int], decode.Workspace] = {}
+        for step in program.attentions:
+            s = step.shape
+            key = s.heads, s.kv_heads, s.value_dim
+            if key not in self._workspaces:
+                splits = decode.splits_for(rows, s.kv_heads, processors)
+                self._workspaces[key] = decode.Workspace.make(rows, splits, *key, device)
+        self._single = rows == 1
+        self._dependent = self._single and product.supports_dependent_launch(device)
+        self._steps = program.joined() if self._single else program.steps
+        self._slopes = [_slopes(step, device) for step in program.attentions]
+
+    def _per_ledger(self, ints: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """For each ledger the blocks that are gone (rows,), and the table of the others (rows, blocks)."""
+        rows, table = self._shape.rows, self._shape.table
+        parts = ints[4 * rows : len(ints) - rows].view(len(self._shape.blocks), rows * (1 + table))
+        return [(part[:rows], part[rows:].view(rows, table)) for part in parts]
+
+    # ---- what the host says
+
+    def place(
+        self,
+        places: Sequence[RowPlaces],
+        stores: np.ndarray,
+        positions: Sequence[int] | None = None,
+        tokens: Sequence[int] | None = None,
+        choices: Sequence[RowChoice] = (),
+        steps: int = 0,
+    ) -> None:
+        """Where every row stands before this step; and, for rows that choose by themselves, how they do it."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        rows, used, ints = self._shape.rows, len(places[0].held), self._staged.numpy()
+        ints[: 4 * rows] = 0
+        ints[:rows] = -1
+        ints[:used] = places[0].held
+        if positions is not None:
+            ints[rows : rows + used] = positions
+        for place, (gone, table) in zip(places, self._per_ledger(self._staged), strict=True):
+            if place.blocks is not None:
+                gone.numpy()[:used] = place.gone
+                for line, blocks in zip(table.numpy(), place.blocks, strict=False):
+                    line[: len(blocks)] = blocks
+        end = len(ints) - rows
+        if tokens is not None:
+            ints[end : end + used] = tokens
+            end = len(ints)
+        if choices:
+            ints[2 * rows : 2 * rows + used] = [choice.top_k for choice in choices]
+            self._set_choices(choices, steps)
+        self._ints[:end].copy_(self._staged[:end], non_blocking=True)
+        if self._device.type == "cuda":
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+        if stores is not self._numbers:
+            self._stores.copy_(torch.from_numpy(stores))
+            self._numbers = stores
+
+    def _set_choices(self, choices: Sequence[RowChoice], steps: int) -> None:
+        rows, floats = self._shape.rows, self._staged_floats.numpy()
+        settings = floats[: 3 * len(choices)].reshape(-1, 3)
+        settings[:] = [(choice.temperature, choice.top_p, choice.min_p) for choice in choices]
+        end = 3 * rows
+        if settings[:, 0].any():
+            end += steps * rows
+            uniforms = floats[3 * rows : end].reshape(steps, rows)
+            for b, choice in enumerate(choices):
+                uniforms[:, b] = choice.uniforms[:steps] if choice.temperature else 0.0
+        self._floats[:end].copy_(self._staged_floats[:end], non_blocking=True)
+
+    def set_positions(self, pos_B: Tensor) -> None:
+        self.pos[: len(pos_B)].copy_(pos_B)
+
+    # ---- what the device does
+
+    def run(self) -> None:
+        self._launch()
+
+    def choose(self) -> None:
+        if self._launch_choice is None:
+            self._launch_choice = self._capture(self._choose)
+        self._launch_choice()
+
+    def read(self, steps: int, rows: int) -> Pending:
+        """What was chosen, on its way to the host."""
+        choices = self._choices
+        device = [t[:steps] for t in (choices.tokens, choices.logprobs, choices.status)]
+        if self._device.type != "cuda":
+            tokens, logprobs, status = (t.clone() for t in device)
+            return Pending(tokens, logprobs, status, None, rows)
+        host = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in device]
+        for target, source in zip(host, device, strict=True):
+            target.copy_(source, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+        tokens, logprobs, status = host
+        return Pending(tokens, logprobs, status, done, rows)
+
+    def _capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        """As a graph, after a first run with no row in use, in which every kernel is compiled."""
+        if self._device.type != "cuda":
+            return run
+        held = self.held.clone()
+        self.held.fill_(-1)
+        stream = torch.cuda.Stream(self._device)
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            run()
+        torch.cuda.current_stream(self._device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+        self.held.copy_(held)
+        return graph.replay
+
+    def _step(self) -> None:
+        model, rows = self._model, self._shape.rows
+        pos = self.pos[:, None].to(torch.int64)
+        where = Positions(pos, pos, known=Known(pos=(0, 0), order=(0, 0), counts=(1,) * rows, empty=False))
+        x = model.embed(self.tokens[:, None], where.declare(self._shape.length), None)
+        self._buffers[0].copy_(x[:, 0])
+        for step in self._steps:
+            self._do(step)
+        self.logits.copy_(self._buffers[self._program.out])
+
+    def _choose(self) -> None:
+        choose.choose_tokens(self.logits, self._choices, self.tokens, self.held, self.pos)
+
+    def _do(self, step: GpuStep) -> None:
+        buffers = self._buffers
+        match step:
+            case LinearStep():
+                self._linear(step)
+            case NormStep():
+                product.norm(buffers[step.src], buffers[step.dst], **_norm(step.form), dependent=self._dependent)
+            case ActivateStep():
+                x, out = buffers[step.src], buffers[step.dst]
+                product.activate(x, out, step.function, gated=step.gated, dependent=self._dependent)
+            case AddStep():
+                torch.add(buffers[step.a], buffers[step.b], out=buffers[step.dst])
+            case ScaleStep():
+                buffer = buffers[step.dst]
+                if step.factor != 1.0:
+                    buffer.mul_(step.factor)
+                if step.softcap is not None:
+                    buffer.copy_(step.softcap * torch.tanh(buffer / step.softcap))
+            case AttendStep():
+                self._attend(step)
+
+    def _linear(self, step: LinearStep) -> None:
+        x, out = self._buffers[step.src], self._buffers[step.dst]
+        if self._single:
+            norm = step.norm
+            product.multiply(
+                x,
+                step.weight,
+                out,
+                bias=step.bias,
+                gain=None if norm is None else norm.weight,
+                eps=0.0 if norm is None else norm.eps,
+                offset=0.0 if norm is None else norm.offset,
+                add=step.add,
+                function=step.function,
+                gated=step.gated,
+                dependent=self._dependent,
+            )
+        elif step.add:
+            if step.bias is not None:
+                out.add_(step.bias)
+            torch.addmm(out, x, step.weight.T, out=out)
+        elif step.bias is not None:
+            torch.addmm(step.bias, x, step.weight.T, out=out)
+        else:
+            torch.mm(x, step.weight.T, out=out)
+
+    def _attend(self, step: AttendStep) -> None:
+        s, scores, turn = step.shape, step.scores, step.turn
+        decode.decode(
+            self._buffers[step.src],
+            self._buffers[step.dst],
+            self._stores,
+            step.index,
+            self._row_states[self._shape.ledgers[step.index]],
+            self._workspaces[s.heads, s.kv_heads, s.value_dim],
+            heads=s.heads,
+            kv_heads=s.kv_heads,
+            key_dim=s.key_dim,
+            value_dim=s.value_dim,
+            scale=scores.scale,
+            softcap=scores.softcap,
+            window=scores.window,
+            slopes=self._slopes[step.index],
+            sinks=scores.sinks,
+            rotation=None if turn is None else self._rotations[id(turn.tables)],
+            q_norm=_head_norm(step.q_norm),
+            k_norm=_head_norm(step.k_norm),
+            dependent=self._dependent,
+        )
+
+
+def _norm(form: NormForm) -> dict[str, Any]:
+    return {
+        "gain": form.weight,
+        "bias": form.bias,
+        "eps": form.eps,
+        "offset": form.offset,
+        "centred": form.centred,
+    }
+
+
+def _head_norm(form: NormForm | None) -> decode.HeadNorm | None:
+    return None if form is None else decode.HeadNorm(form.weight, form.eps, form.offset)
+
+
+def _slopes(step: AttendStep, device: torch.device) -> Tensor | None:
+    slopes = step.scores.slopes
+    return None if slopes is None else torch.tensor(slopes, dtype=torch.float32, device=device)
