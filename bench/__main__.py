@@ -13,8 +13,8 @@ from rich.console import Console
 from bench.harness import RESULTS, Bench, BenchError, run, write
 from bench.table import show
 
-# The files of bench/ that are not benches; accelerator needs a GPU and is run by its own name.
-MACHINERY = {"__init__", "__main__", "accelerator", "harness", "stats", "table", "worker"}
+# The files of bench/ that are not benches; those of the accelerator need a GPU and are run by their own names.
+MACHINERY = {"__init__", "__main__", "accelerator", "accelerator_generation", "harness", "stats", "table", "worker"}
 
 LOG_WIDTH = 140  # of a file or a pipe, where rich would guess 80
 

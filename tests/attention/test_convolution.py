@@ -11,6 +11,7 @@ import vantage as vt
 from tests.attention.helpers import F64, context, vectors
 from vantage.attention.convolution import ShortConvolution
 from vantage.attention.gated_convolution import GatedConvolution
+from vantage.cache.build import no_caches
 from vantage.errors import BadInput
 from vantage.spec.positions import Positions
 
@@ -82,7 +83,7 @@ def test_lfm2s_layer():
         ours.out.weight.copy_(theirs.out_proj.weight)
         ours.out.bias.copy_(theirs.out_proj.bias)
         x = vectors(2, 8, 12)
-        got = ours(x, context(Positions.arange(2, 8), caches=model._no_caches))
+        got = ours(x, context(Positions.arange(2, 8), caches=no_caches(model.spec, None, model.dtype)))
         torch.testing.assert_close(got, theirs(x))
 
 

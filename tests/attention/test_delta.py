@@ -14,6 +14,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
 import vantage as vt
 from tests.attention.helpers import F64, context, vectors
 from vantage.attention.delta import GatedDelta, delta_rule
+from vantage.cache.build import no_caches
 from vantage.conformance.scenarios import sharpen
 from vantage.errors import BadInput, CacheError, Refused
 from vantage.spec.positions import Positions
@@ -89,7 +90,7 @@ def test_qwen3_nexts_layer():
         ours.norm.weight.copy_(theirs.norm.weight)
         ours.out.weight.copy_(theirs.out_proj.weight)
         x = vectors(2, T, D).float()
-        got = ours(x, context(Positions.arange(2, T), caches=model._no_caches))
+        got = ours(x, context(Positions.arange(2, T), caches=no_caches(model.spec, None, model.dtype)))
         torch.testing.assert_close(got, theirs(x), atol=2e-5, rtol=2e-4)
 
 

@@ -16,6 +16,7 @@ from transformers.models.kimi_linear.modeling_kimi_linear import (
 import vantage as vt
 from tests.attention.helpers import F64, context, vectors
 from vantage.attention.delta import delta_rule
+from vantage.cache.build import no_caches
 from vantage.conformance.scenarios import sharpen
 from vantage.errors import BadInput, Refused
 from vantage.spec.positions import Positions
@@ -82,7 +83,7 @@ def test_kimi_linears_layer():
         ours.norm.weight.copy_(theirs.o_norm.weight)
         ours.out.weight.copy_(theirs.o_proj.weight)
         x = vectors(2, T, D).float()
-        got = ours(x, context(Positions.arange(2, T), caches=model._no_caches))
+        got = ours(x, context(Positions.arange(2, T), caches=no_caches(model.spec, None, model.dtype)))
         torch.testing.assert_close(got, theirs(x), atol=2e-5, rtol=2e-4)
 
 

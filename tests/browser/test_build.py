@@ -29,6 +29,7 @@ def test_the_code_makes_what_is_shown(reader):
     code = page.get_by_role("region", name="Python that makes this model")
     expect(code).to_contain_text("width=64")
     page.get_by_label("Encoding", exact=True).select_option("alibi")
+    page.get_by_label("Kind of attention").select_option("grouped-query")
     page.get_by_label("Key/value heads").fill("2")
     expect(page).to_have_url(re.compile("position=alibi.*kv_heads=2"))
     expect(code).to_contain_text("alibi")

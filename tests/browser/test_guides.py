@@ -72,6 +72,7 @@ def test_attention_opens_on_a_head_worth_seeing_and_says_what_it_does(reader):
     page.get_by_role("tab", name="Atlas").click()
     table = page.get_by_role("region", name="Atlas of heads")
     shares = {}
+    expect(table.locator("tbody tr").first).to_be_visible()
     for row in table.locator("tbody tr").all():
         cells = row.locator("td").all_inner_texts()
         shares[int(cells[0]), int(cells[1])] = 0.0 if cells[8] == "–" else float(cells[8])

@@ -100,7 +100,7 @@ class Visit:
             viewport={"width": width, "height": 900}, color_scheme=theme, accept_downloads=True
         )
         if not first:
-            self._context.add_init_script("localStorage.setItem('vantage-tour', 'seen')")
+            self._context.add_init_script("try { localStorage.setItem('vantage-tour', 'seen') } catch {}")
         self.page: Page = self._context.new_page()
         self.page.set_default_timeout(PATIENCE)
         self.page.set_default_navigation_timeout(PATIENCE)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from vantage.conformance.scenarios import run_cell
 from vantage.errors import BadInput
 from vantage.position.rope import Rotation
 from vantage.spec.masks import Filled, Window
+from vantage.spec.positions import Positions
 
 REFUSED = Path(__file__).with_name("refused.txt")
 FACTORS, allowed = factors(), allowed_by(rules())
@@ -126,7 +126,7 @@ def test_a_key_at_position_zero_in_cached_steps_is_caught(monkeypatch):
 
     def wrong(self, k, pos):
         if pos.shape[1] == 1:
-            pos = replace(pos, pos=torch.zeros_like(pos.pos), memo={})
+            pos = Positions.of(torch.zeros_like(pos.pos), order=pos.order)
         return right(self, k, pos)
 
     monkeypatch.setattr(Rotation, "key", wrong)

@@ -25,7 +25,9 @@ except Refused as e:
     assert "query-by-query has no biases" in str(e)
 
 report = run_matrix(strength=1, filter="/query-by-query/")
-assert report.results and all(result.ok for result in report.results), report.results
+biased = "query-by-query has no biases"  # such cells are refused, in words
+assert report.results and all(result.ok or biased in result.note for result in report.results), report.results
+assert any(result.ok for result in report.results)
 assert any("`query-by-query` | `QueryByQuery`" in line for line in table("kernel", KERNELS))
 print("found everywhere")
 """

@@ -55,11 +55,11 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("the studio needs fastapi and uvicorn: pip install 'vantage[serve]'")
     if args.port is not None and not 0 <= args.port <= 65535:
         raise BadInput(f"--port {args.port}: give 0 (any that is free) to 65535")
-    print("vantage: the studio is starting", file=sys.stderr, flush=True)  # what follows takes seconds
     from vantage.serve.settings import Batching, Limits, Logs, ServedModel, ServerSettings
 
     models = tuple(ServedModel.of(text) for text in args.models or (DEFAULT,))
     troubles = {served.name: trouble for served in models if (trouble := _bring(served.source)) is not None}
+    print("vantage: the studio is starting", file=sys.stderr, flush=True)  # what follows takes seconds
     from vantage.serve.run import run_app
     from vantage.serve.studio import create_studio
 

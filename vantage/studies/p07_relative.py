@@ -26,7 +26,11 @@ TEXT = StudyText.beside(__file__)
 VOCAB, WIDTH, HEADS, COUNT = 11, 16, 2, 12
 LONGEST = 4096
 ABSOLUTE = ("sinusoidal", "learned")
-NEITHER = ("fire",)  # divides the distance by the query's own position
+NEITHER = {
+    "fire": "it divides by the query's position",
+    "ssmax": "it counts from the first position",
+    "fope": "it adds several waves, which is no rotation",
+}
 MOVED = 1e-3  # a change above this is one
 LOST = 1000 * ROUNDING  # what float64 loses of an angle some thousands of positions out
 LEARNED, ROTARY, OTHER = "learned absolute", "RoPE", "sinusoidal"
@@ -54,7 +58,7 @@ def run(values: Values, progress: Progress) -> Result:
     for name, change in changes.items():
         what = f"{name}: change of the output when the text begins at {shift}"
         if name in NEITHER:
-            numbers.append(Number(f"{what} (it divides by the query's position)", change))
+            numbers.append(Number(f"{what} ({NEITHER[name]})", change))
         elif name in ABSOLUTE:
             numbers.append(judged(what, change, change > MOVED, "absolute"))
         else:

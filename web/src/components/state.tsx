@@ -4,11 +4,8 @@ import { useEffect, useState } from "preact/hooks";
 import { connected, Trouble } from "../api";
 import { Button } from "./controls";
 
-/** With a capital letter and a full stop, where there is none. */
-export const sentence = (text: string): string => {
-  const whole = `${text.charAt(0).toUpperCase()}${text.slice(1)}`;
-  return /[.!?…]$/.test(whole) || !whole ? whole : `${whole}.`;
-};
+/** With a full stop, where there is none. It may begin with a name, which is left as it is. */
+export const sentence = (text: string): string => (/[.!?…]$/.test(text) || !text ? text : `${text}.`);
 
 export function Problem({ trouble, retry }: { trouble: Trouble; retry?: () => void }) {
   if (trouble.kind === "stopped") return null;
