@@ -71,8 +71,11 @@ def test_steps_ahead_are_greedy_decoding(options):
     steps = steps_of(model)
     prompts = [[1, 2, 3, 4, 5], [9, 8]]
     caches = rows_of(model, prompts)
-    first = steps.ahead([p[-1] for p in prompts], caches, 2, [GREEDY] * 2).read()
-    second = steps.ahead(None, caches, 2, [GREEDY] * 2).read()
+    launched = steps.ahead([p[-1] for p in prompts], caches, 2, [GREEDY] * 2)
+    other = rows_of(model, [[4, 4, 4], [7, 7]])
+    steps.ahead([1, 2], other, 1, [GREEDY] * 2)  # others use the same graph meanwhile
+    second = steps.ahead(launched, caches, 2, [GREEDY] * 2).read()
+    first = launched.read()
     texts = [list(p) for p in prompts]
     for tokens, logprobs in zip([*first.tokens, *second.tokens], [*first.logprobs, *second.logprobs], strict=True):
         for text, token, logprob in zip(texts, tokens, logprobs, strict=True):

@@ -18,7 +18,7 @@ from vantage.generation.block_memory import BlockMemory
 from vantage.generation.forward_passes import ForwardPasses
 from vantage.generation.limits import ContextWatch, GenerationLimits
 from vantage.generation.request import Event, Output, QueueFull, Request, RequestFailed
-from vantage.generation.run_ahead import Flight, RunAhead
+from vantage.generation.run_ahead import LaunchedSteps, RunAhead
 from vantage.generation.running_samples import RunningSample, by_pass
 from vantage.generation.sampling import Constraint, Pick, Picker, Sampling, fork_constraint
 from vantage.generation.scheduler import Scheduler
@@ -238,14 +238,14 @@ class Engine:
             if not group:
                 continue
             try:
-                flight = self._ahead.next(group) if self._caching else None
+                launched = self._ahead.next(group) if self._caching else None
             except Exception as e:
                 self._fail(group, e)
                 continue
-            if flight is None:
+            if launched is None:
                 self._run_batch(group)
             else:
-                self._land(flight)
+                self._take_steps(launched)
 
     def _run_batch(self, samples: list[RunningSample]) -> None:
         try:
@@ -263,19 +263,19 @@ class Engine:
         for sample, row in zip(samples, logits, strict=True):
             self._choose(sample, row)
 
-    def _land(self, flight: Flight) -> None:
+    def _take_steps(self, launched: LaunchedSteps) -> None:
         """Take the tokens that the device has chosen."""
         with self._counters.timed("decode"):
-            chosen = flight.pending.read()
-        self._counters.calls += flight.steps
-        landing = [flight.lands_on(i) for i in range(len(flight.samples))]
+            chosen = launched.pending.read()
+        self._counters.calls += launched.steps
+        apply = [launched.apply_to(i) for i in range(len(launched.samples))]
         complete = False
         try:
             with self._counters.timed("pick"):
                 for tokens, logprobs, fine in zip(*chosen, strict=True):
-                    rows = zip(flight.samples, landing, tokens, logprobs, fine, strict=True)
-                    for sample, lands, token, logprob, good in rows:
-                        if lands and sample.stage == "decode":
+                    rows = zip(launched.samples, apply, tokens, logprobs, fine, strict=True)
+                    for sample, applies, token, logprob, good in rows:
+                        if applies and sample.stage == "decode":
                             sample.feed()
                             self._take(sample, Pick(token, logprob), fine=good)
             complete = True

@@ -42,13 +42,13 @@ class ForwardPasses:
         return _wide(model(tokens, positions=_onward(samples), cache=cache)[:, -1])
 
     def decode_ahead(
-        self, samples: Sequence[RunningSample], steps: int, choices: Sequence[RowChoice], *, go_on: bool
+        self, samples: Sequence[RunningSample], steps: int, choices: Sequence[RowChoice], after: Pending | None
     ) -> Pending | None:
         """So many tokens for each sample, chosen by the device; ``None``: it cannot.
 
-        ``go_on``: from those that it chose last, which the host has not seen.
+        ``after``: from those that are under way, which the host has not seen.
         """
-        tokens = None if go_on else [sample.tokens[-1] for sample in samples]
+        tokens = [sample.tokens[-1] for sample in samples] if after is None else after
         model = self._model(samples[0].request)
         return model.steps_ahead(tokens, [sample.held() for sample in samples], steps, choices)
 

@@ -24,7 +24,7 @@ LEAST_LEFT = 4  # of the longest answer: with fewer to come nothing more is laun
 
 @final
 @dataclass(frozen=True, eq=False)
-class Flight:
+class LaunchedSteps:
     """Steps under way."""
 
     samples: list[RunningSample]
@@ -32,40 +32,48 @@ class Flight:
     steps: int
     pending: Pending
 
-    def lands_on(self, i: int) -> bool:
-        """Whether sample i still stands where these steps left it: it may have ended or been put back."""
+    def apply_to(self, i: int) -> bool:
+        """Whether sample i still stands where these steps began: it may have ended or been put back."""
         sample = self.samples[i]
         return sample.stage == "decode" and sample.cache is not None and sample.fed == self.ends[i] - self.steps
 
 
 @final
 class RunAhead:
-    """The flights of an engine, one for each group of samples that share a pass."""
+    """What an engine has launched and not yet read, for each group of samples that share a pass."""
 
     def __init__(self, passes: ForwardPasses, scheduler: Scheduler, limits: GenerationLimits):
         self._passes, self._scheduler, self._limits = passes, scheduler, limits
-        self._flights: dict[tuple[int, str], Flight] = {}
+        self._launched: list[LaunchedSteps] = []
 
-    def next(self, samples: list[RunningSample]) -> Flight | None:
+    def next(self, samples: list[RunningSample]) -> LaunchedSteps | None:
         """Steps to be read now, with the next ones already launched; ``None``: the host must choose these tokens."""
-        key = samples[0].pass_key
-        flight = self._flights.pop(key, None) or self._launch(samples, None)
-        if flight is None:
+        steps = self._of(samples) or self._launch(samples, None)
+        if steps is None:
             return None
-        if flight.samples == samples and not self._scheduler.prompts_wait:
-            follow = self._launch(samples, flight)
-            if follow is not None:
-                self._flights[key] = follow
-        return flight
+        if steps.samples == samples and not self._scheduler.prompts_wait:
+            following = self._launch(samples, steps)
+            if following is not None:
+                self._launched.append(following)
+        return steps
+
+    def _of(self, samples: list[RunningSample]) -> LaunchedSteps | None:
+        """What is under way for any of these, taken out of the list; what nobody waits for any more goes as well."""
+        mine = {id(sample) for sample in samples}
+        self._launched = [one for one in self._launched if any(one.apply_to(i) for i in range(len(one.samples)))]
+        for i, one in enumerate(self._launched):
+            if any(id(sample) in mine for sample in one.samples):
+                return self._launched.pop(i)
+        return None
 
     def clear(self, samples: Sequence[RunningSample]) -> None:
         """Nothing is under way any more, and every row holds what its sample has taken."""
-        self._flights.clear()
+        self._launched.clear()
         for sample in samples:
             if sample.stage == "decode":
                 self._scheduler.crop_back(sample)
 
-    def _launch(self, samples: list[RunningSample], after: Flight | None) -> Flight | None:
+    def _launch(self, samples: list[RunningSample], after: LaunchedSteps | None) -> LaunchedSteps | None:
         if not self._passes.runs_ahead(samples):
             return None
         fed = [sample.fed for sample in samples] if after is None else after.ends
@@ -80,8 +88,8 @@ class RunAhead:
             steps //= 2
         if not self._scheduler.spare(samples, steps):
             return None
-        pending = self._passes.decode_ahead(samples, steps, choices, go_on=after is not None)
-        return None if pending is None else Flight(samples, [n + steps for n in fed], steps, pending)
+        pending = self._passes.decode_ahead(samples, steps, choices, None if after is None else after.pending)
+        return None if pending is None else LaunchedSteps(samples, [n + steps for n in fed], steps, pending)
 
     def _steps(self, samples: Sequence[RunningSample], fed: Sequence[int], coming: int) -> int:
         """How many tokens may be computed at once: within the positions there are, and not far past all answers."""

@@ -258,13 +258,13 @@ class Model(nn.Module):
         return self.new_cache(pos.shape[0], capacity=pos.shape[1], length=pos.length) if plain else None
 
     def steps_ahead(
-        self, tokens: Sequence[int] | None, caches: Sequence[ModelCache], steps: int, choices: Sequence[RowChoice]
+        self, tokens: Sequence[int] | Pending, caches: Sequence[ModelCache], steps: int, choices: Sequence[RowChoice]
     ) -> Pending | None:
         """On a GPU, so many tokens for each row, each from the one before and chosen there; ``.read()`` waits for them.
 
-        Every row has a cache of its own, all over one pool. ``tokens``: the last one of every row; ``None``: those that
-        the last call for the same rows chose. The caches hold all of them but the last at once. ``None`` comes back,
-        and nothing has changed, where these rows, their caches or this model cannot: take one step after the other.
+        Every row has a cache of its own, all over one pool. ``tokens``: the last one of every row, or what an earlier
+        call for the same rows returned, to go on from there. The caches hold all of them but the last at once. ``None``
+        comes back, and nothing has changed, where these rows, their caches or this model cannot.
         """
         if not self.whole_steps.runs_on_gpu(self):
             return None

@@ -65,15 +65,15 @@ class GpuSteps:
         layouts = self._layouts(pos, cache)
         if layouts is None or pos.known.pos is None:
             return None
+        places = [RowPlaces(one.held, one.blocks, one.block, one.gone) for one in layouts]
+        graph = self._graph(places, pos.known.pos[1], cache)
+        if graph is None:
+            return None
         steps = {ledger: ledger.place(pos) for ledger in cache.ledgers}
         rows = len(tokens_B1)
         for attention in self.program.attentions:
             layer = cache.layers[attention.index]
             layer.store.enter(steps[layer.ledger], rows, GRAPH)
-        places = [RowPlaces(one.held, one.blocks, one.block, one.gone) for one in layouts]
-        graph = self._graph(places, pos.known.pos[1], cache)
-        if graph is None:
-            return None
         graph.place(places, self._stores(cache))
         graph.set_positions(pos.pos[:, 0])
         graph.tokens[:rows].copy_(tokens_B1[:, 0])
@@ -81,12 +81,12 @@ class GpuSteps:
         return graph.logits[:rows].clone()[:, None]
 
     def ahead(
-        self, tokens: Sequence[int] | None, caches: Sequence[ModelCache], steps: int, choices: Sequence[RowChoice]
+        self, tokens: Sequence[int] | Pending, caches: Sequence[ModelCache], steps: int, choices: Sequence[RowChoice]
     ) -> Pending | None:
         """So many steps of rows that each have a cache of their own, which hold the tokens from now on.
 
-        ``tokens``: the last of every row; ``None``: those that the last call chose. ``None`` comes back, and nothing
-        has changed, where this cannot be done.
+        ``tokens``: the last of every row, or an earlier call for the same rows, to go on from what it chose. ``None``
+        comes back, and nothing has changed, where this cannot be done.
         """
         one = caches[0]
         able = steps <= MOST_AHEAD and all(cache.extensible and cache.batch == 1 for cache in caches)
@@ -100,7 +100,10 @@ class GpuSteps:
             for cache, start in zip(caches, first, strict=True):
                 cache.crop(start)
             return None
-        graph.place(places, self._stores(one), first, tokens, choices, steps)
+        known = None if isinstance(tokens, Pending) else tokens
+        graph.place(places, self._stores(one), first, known, choices, steps)
+        if isinstance(tokens, Pending):
+            graph.tokens[: len(caches)].copy_(tokens.last)
         for _ in range(steps):
             graph.run()
             graph.choose()

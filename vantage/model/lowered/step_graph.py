@@ -45,6 +45,7 @@ class Pending:
     status: Tensor
     done: torch.cuda.Event | None
     rows: int
+    last: Tensor  # (rows,) on the device: where the next steps go on
 
     def read(self) -> Chosen:
         if self.done is not None:
@@ -197,18 +198,18 @@ class StepGraph:
 
     def read(self, steps: int, rows: int) -> Pending:
         """What was chosen, on its way to the host."""
-        choices = self._choices
+        choices, last = self._choices, self.tokens[:rows].clone()
         device = [t[:steps] for t in (choices.tokens, choices.logprobs, choices.status)]
         if self._device.type != "cuda":
             tokens, logprobs, status = (t.clone() for t in device)
-            return Pending(tokens, logprobs, status, None, rows)
+            return Pending(tokens, logprobs, status, None, rows, last)
         host = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in device]
         for target, source in zip(host, device, strict=True):
             target.copy_(source, non_blocking=True)
         done = torch.cuda.Event()
         done.record()
         tokens, logprobs, status = host
-        return Pending(tokens, logprobs, status, done, rows)
+        return Pending(tokens, logprobs, status, done, rows, last)
 
     def _capture(self, run: Callable[[], None]) -> Callable[[], None]:
         """As a graph, after a first run with no row in use, in which every kernel is compiled."""

@@ -36,6 +36,7 @@ class WholeSteps:
         self._last_hidden: weakref.ref[Tensor] | None = None  # what the last whole step gave
         self._why_not: str | None = None  # said by the model's parts: it stays so until the model changes
         self._gpu: GpuSteps | None = None
+        self._why_not_on_gpu: str | None = None
 
     def hidden(self, model: Any, x_BTD: Tensor, pos: Positions, cache: ModelCache) -> Tensor | None:
         """The model's last hidden states, if a whole step could make them."""
@@ -106,7 +107,7 @@ class WholeSteps:
     def steps_ahead(
         self,
         model: Any,
-        tokens: Sequence[int] | None,
+        tokens: Sequence[int] | Pending,
         caches: Sequence[ModelCache],
         steps: int,
         choices: Sequence[RowChoice],
@@ -123,7 +124,7 @@ class WholeSteps:
             return False
         if self._gpu is not None and self._gpu.stale():
             self._gpu = None
-        if self._gpu is None and self._why_not is None:
+        if self._gpu is None and self._why_not_on_gpu is None:
             self._lower_for_gpu(model)
         return self._gpu is not None and not self._gpu.watched()
 
@@ -142,9 +143,4 @@ class WholeSteps:
 
             self._gpu = GpuSteps(model)
         except CannotLower as why:
-            self._why_not = str(why)
-
-    @property
-    def why_not(self) -> str | None:
-        """What of the model has no native form, once that was tried."""
-        return self._why_not
+            self._why_not_on_gpu = str(why)
