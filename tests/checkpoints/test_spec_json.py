@@ -73,6 +73,7 @@ OTHERS = {
     "parallel": vt.decoder(**SMALL, wiring="parallel", tied=True, kv_heads=1),
     "experts": experts(vt.TopK(2)),
     "shared-expert": experts(vt.TopK(1, "sigmoid", renormalise=False), shared=vt.FeedForward(16), weigh_input=True),
+    "gated-expert": experts(vt.TopK(2), shared=vt.FeedForward(16), shared_gate=True),
     "groups": experts(GroupLimited(2, 4, 2, "sigmoid", best=2, bias=True, renormalise=True, scale=2.5)),
     "clamped": vt.decoder(**SMALL, ffn=ClampedSwiGLU(24)),
     "randomised": vt.decoder(**SMALL, position=vt.Randomised(vt.Sinusoidal(), high=64)),

@@ -76,6 +76,11 @@ def test_cache_bytes_are_the_published_ones():
         ("BERT", "cache bytes a token", "none"),
         ("PaLM", "norm", "LayerNorm, 1 before parts side by side"),
         ("GPT-OSS", "attention", "sinks"),
+        ("Qwen3-Next", "position", "36 × no position; 12 × q/k norm, then RoPE"),
+        ("Qwen3-Next", "attention", "12 × grouped-query, 16 / 2 × 256, Causal, gated output"),
+        # 36 matrices of 32 × 128 × 128 in float32, and 3 inputs of 8,192 channels in float16
+        ("Qwen3-Next", "cache bytes a token", "24,576, and 77,266,944 once for each text"),
+        ("Qwen3-Next", "feed-forward", "beside gated silu, 512 behind a gate"),
         (
             "Grok-2",
             "feed-forward",

@@ -63,6 +63,7 @@ def test_names():
         (lambda: FeedForward(0), "hidden=0: a feed-forward layer needs at least 1"),
         (lambda: built(Experts(FeedForward(4), 3, TopK(4))), "4 of 3 experts: choose from 1 to 3"),
         (lambda: built(Experts(FeedForward(4), 3, TopK(0))), "0 of 3 experts"),
+        (lambda: Experts(FeedForward(4), 3, TopK(1), shared_gate=True), "there is none: give shared="),
         (lambda: TopK(1, score="tanh"), "score='tanh': use 'softmax' or 'sigmoid'"),
     ],
 )
@@ -98,6 +99,15 @@ def test_experts(score, renormalise, top_k, shared):
     x = vectors(2, 3, 6)
     with torch.no_grad():
         torch.testing.assert_close(part(x), by_hand(part, x))
+
+
+def test_a_shared_expert_behind_a_gate():
+    part, x = built(Experts(FeedForward(4), 4, TopK(2), FeedForward(5), shared_gate=True)), vectors(2, 3, 6)
+    gate, shared = (x @ part.shared_gate.weight.T).sigmoid(), part.shared(x)
+    with torch.no_grad():
+        torch.testing.assert_close(part(x), by_hand(part, x) + (gate - 1) * shared)
+        plain = Experts(FeedForward(4), 4, TopK(2), FeedForward(5)).build(6)
+        assert part.operations(3) == plain.operations(3) + 2 * 3 * 6
 
 
 def test_an_expert_that_nobody_chose_does_nothing():

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch.overrides import TorchFunctionMode
 
 VOCAB = 67
 
@@ -35,6 +36,17 @@ class Case:
             model = getattr(transformers, self.model)(config).eval()
             sharpen(model)
         return model
+
+
+class Float64(TorchFunctionMode):
+    """What is rounded to float32 inside a model of float64 (a delta rule's products, which add up) is not."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        wide = {torch.float32: torch.float64}
+        func = torch.Tensor.double if func is torch.Tensor.float else func
+        args = tuple(wide.get(a, a) if isinstance(a, torch.dtype) else a for a in args)
+        kwargs = {key: wide.get(v, v) if isinstance(v, torch.dtype) else v for key, v in (kwargs or {}).items()}
+        return func(*args, **kwargs)
 
 
 def sharpen(model: Any) -> None:

@@ -181,6 +181,35 @@ class Parted(Link):
         return replace(self, our=our, their=fill(self.their, letter, number))
 
 
+@dataclass(frozen=True)
+class Regrouped(Link):
+    """Several of ours are several of theirs: the same rows, in another order and cut elsewhere."""
+
+    our: tuple[str, ...]
+    their: tuple[str, ...]
+    our_sizes: tuple[int, ...]
+    their_sizes: tuple[int, ...]
+    rows: Rows  # of all of them, one after the other
+
+    @property
+    def our_names(self) -> tuple[str, ...]:
+        return self.our
+
+    @property
+    def their_names(self) -> tuple[str, ...]:
+        return self.their
+
+    def to_ours(self, theirs: Sequence[Tensor]) -> list[Tensor]:
+        return list(self.rows.ours(torch.cat(list(theirs))).split(self.our_sizes))
+
+    def to_theirs(self, ours: Sequence[Tensor]) -> list[Tensor]:
+        return list(self.rows.theirs(torch.cat(list(ours))).split(self.their_sizes))
+
+    def at(self, letter: str, number: int) -> Link:
+        our, their = (tuple(fill(name, letter, number) for name in names) for names in (self.our, self.their))
+        return replace(self, our=our, their=their)
+
+
 def same(names: dict[str, str], *changes: Change) -> list[Link]:
     """Plain correspondences, ours to theirs."""
     return [Same(our, their, changes) for our, their in names.items()]

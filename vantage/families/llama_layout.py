@@ -50,6 +50,7 @@ def model(
     tied: bool = False,
     embedding: Embedding = Embedding(),
     softcap: float | None = None,
+    scale: float = 1.0,
 ) -> ModelSpec:
     """The whole around the layers. ``tied`` is what the family does when its config is silent."""
     return ModelSpec(
@@ -58,7 +59,7 @@ def model(
         tuple(layers),
         embedding=embedding,
         norm=norm,
-        head=Head(tied=c.flag("tie_word_embeddings", tied), softcap=softcap),
+        head=Head(tied=c.flag("tie_word_embeddings", tied), scale=scale, softcap=softcap),
         max_length=c.whole("max_position_embeddings", None, low=1),
     )
 
@@ -79,12 +80,13 @@ def window(c: Config, *, used: bool = True, silent: int | None = None) -> int | 
     return width if used else None
 
 
-def layer_types(c: Config, silent: Sequence[str]) -> tuple[str, ...]:
+def layer_types(c: Config, silent: Sequence[str], known: Sequence[str] = (FULL, SLIDING)) -> tuple[str, ...]:
     """What each layer is, or ``silent`` where the config does not say."""
     kinds = c.names("layer_types", tuple(silent))
     for kind in kinds:
-        if kind not in (FULL, SLIDING):
-            raise CheckpointError(f"config.json: layer_types holds {kind!r}; wanted {FULL!r} or {SLIDING!r}")
+        if kind not in known:
+            wanted = " or ".join(map(repr, known))
+            raise CheckpointError(f"config.json: layer_types holds {kind!r}; wanted {wanted}")
     if len(kinds) != len(silent):
         raise CheckpointError(f"config.json: layer_types names {len(kinds)} layers, num_hidden_layers is {len(silent)}")
     return kinds

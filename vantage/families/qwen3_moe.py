@@ -24,9 +24,12 @@ def spec(c: Config) -> ModelSpec:
     return llama_layout.model(c, [Layer(attention, ffn, norm, mask, qk) for ffn in feed_forwards(c)], norm)
 
 
-def feed_forwards(c: Config) -> list[FeedForwardConfig]:
-    """The feed-forward part of each layer. transformers 5 writes the number of experts under another name."""
-    router = TopK(c.whole("num_experts_per_tok", 8, low=1), renormalise=c.flag("norm_topk_prob", False))
+def feed_forwards(c: Config, *, renormalise: bool = False) -> list[FeedForwardConfig]:
+    """The feed-forward part of each layer. transformers 5 writes the number of experts under another name.
+
+    ``renormalise`` is what the family does when its config is silent.
+    """
+    router = TopK(c.whole("num_experts_per_tok", 8, low=1), renormalise=c.flag("norm_topk_prob", renormalise))
     count = c.whole("num_experts", c.whole("num_local_experts", 128))
     dense = llama_layout.feed_forward(c)
     sparse = Experts(llama_layout.feed_forward(c, "moe_intermediate_size"), count, router)

@@ -12,6 +12,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,9 @@ from the families (`python -m vantage.families.table > docs/families.md`): each 
 the family makes of the published config of one size, listed below.
 
 Where layers differ, their number stands in front. Heads are query / key-value heads times their width; masks also keep
-documents apart. Cache bytes are those of one token in all layers, in float16 or bfloat16. The test compares logits (an
-encoder's outputs) with transformers, or with the paper's equations where transformers has no such model.
+documents apart. Cache bytes are those of one token in all layers, in float16 or bfloat16; what layers keep whatever the
+length of a text is counted once. The test compares logits (an encoder's outputs) with transformers, or with the paper's
+equations where transformers has no such model.
 
 """
 
@@ -72,7 +74,7 @@ def position(spec: ModelSpec) -> str:
     def of(layer: Layer) -> str:
         shape, parts = layer.attention.shape(spec.width), [*layer.qk, layer.bias, layer.value_bias]
         words = ", then ".join(describe(part) for part in parts if part is not None)
-        decoupled = shape.rotary_dim < shape.key_dim
+        decoupled = words and shape.rotary_dim < shape.key_dim
         return f"{words} (on {shape.rotary_dim} of {shape.key_dim} dimensions)" if decoupled else words
 
     inputs = [describe(part) for part in spec.embedding.inputs]
@@ -83,7 +85,7 @@ def position(spec: ModelSpec) -> str:
 def attention(spec: ModelSpec) -> str:
     def of(layer: Layer) -> str:
         heads, *scores = _describe_heads(layer.attention, spec.width)
-        return ", ".join([heads, sees(layer.mask), *scores])
+        return ", ".join([heads, sees(layer.mask), *scores, *(describe(part) for part in layer.output)])
 
     return by_layer(spec, of) + ("; cross-attention" if any(layer.cross for layer in spec.layers) else "")
 
@@ -124,12 +126,18 @@ def cache_bytes(spec: ModelSpec) -> str:
         part = sum(size for size, reach in sizes if reach == limit)
         words.append(f"{'all' if part == total else f'{part:,}'} of it for {limit:,} tokens at most")
     across = sum(bytes_kept(layer.cross.cache_shape(spec.width)) for layer in spec.layers if layer.cross is not None)
-    return ", ".join([*words, *([f"and {across:,} for each source token"] if across else [])])
+    state = sum(bytes_of_states(shape) for shape, _ in spec.caches)
+    words += [f"and {across:,} for each source token"] if across else []
+    return ", ".join([*words, *([f"and {state:,} once for each text"] if state else [])])
 
 
 def bytes_kept(kept: CacheShape) -> int:
     beside = sum(s.heads * s.width * s.dtype(torch.float16).itemsize for s in kept.streams)
     return HALF * kept.kv_heads * (kept.key_dim + (0 if kept.single else kept.value_dim)) + beside
+
+
+def bytes_of_states(kept: CacheShape) -> int:
+    return sum(prod(state.shape) * state.dtype(torch.float16).itemsize for state in kept.states)
 
 
 def by_layer(spec: ModelSpec, of: Callable[[Layer], str]) -> str:

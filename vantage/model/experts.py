@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vantage.errors import BadInput
 from vantage.model.linear import dense
 from vantage.model.summary import describe
+from vantage.spec.fingerprint import LATER
 from vantage.spec.model import FeedForwardConfig
 from vantage.spec.operations import module_operations, weights_of
 from vantage.spec.parts import Context
@@ -83,9 +84,15 @@ class Experts:
     shared: FeedForwardConfig | None = None
     weigh_input: bool = False  # the weight multiplies what goes in instead of what comes out (LLaMA-4)
     scale: float = 1.0  # of the sum of all of them (Grok-2)
+    shared_gate: bool = field(default=False, metadata=LATER)  # the shared one's output is weighed by σ(w x) (Qwen)
+
+    def __post_init__(self) -> None:
+        if self.shared_gate and self.shared is None:
+            raise BadInput("shared_gate=True weighs the shared expert, and there is none: give shared=")
 
     def describe(self) -> str:
-        shared = "" if self.shared is None else f", beside {describe(self.shared)}"
+        gated = " behind a gate" if self.shared_gate else ""
+        shared = "" if self.shared is None else f", beside {describe(self.shared)}{gated}"
         return f"{describe(self.router)} of {self.count} experts ({describe(self.expert)}){shared}"
 
     def build(self, width: int) -> nn.Module:
@@ -99,6 +106,7 @@ class _Experts(nn.Module):
         self.router = config.router.build(width, config.count)
         self.experts = nn.ModuleList(config.expert.build(width) for _ in range(config.count))
         self.shared = None if config.shared is None else config.shared.build(width)
+        self.shared_gate = dense(width, 1, False) if config.shared_gate else None
 
     def forward(self, x_BTD: Tensor, ctx: Context | None = None) -> Tensor:
         x = x_BTD.flatten(0, -2)
@@ -110,11 +118,13 @@ class _Experts(nn.Module):
             expert_out = expert(x[token] * weight) if self.weigh_input else expert(x[token]) * weight
             out = out.index_add(0, token, expert_out)
         if self.shared is not None:
-            out = out + self.shared(x)
+            shared = self.shared(x)
+            out = out + (shared if self.shared_gate is None else self.shared_gate(x).sigmoid() * shared)
         return (out if self.scale == 1.0 else out * self.scale).view_as(x_BTD)
 
     def operations(self, tokens: int) -> int:
-        shared = 0 if self.shared is None else module_operations(self.shared, tokens)
+        beside = (part for part in (self.shared, self.shared_gate) if part is not None)
+        shared = sum(module_operations(part, tokens) for part in beside)
         return module_operations(self.router, tokens) + self.k * module_operations(self.experts[0], tokens) + shared
 
     def weights_read(self, tokens: int) -> int:
