@@ -56,6 +56,20 @@ def beside(page: Page) -> None:
     expect(page.get_by_role("application").locator("visible=true")).to_have_count(2)
 
 
+def guessed(page: Page) -> None:
+    expect(page.get_by_role("region", name="Part by part")).to_be_visible()
+
+
+def ablated(page: Page) -> None:
+    expect(page.locator("[data-answer=after]")).to_be_visible()
+    page.get_by_role("button", name="Try every head").click()
+    expect(page.get_by_text("Largest effects")).to_be_visible()
+
+
+def patched(page: Page) -> None:
+    expect(page.get_by_text("Largest effects")).to_be_visible()
+
+
 def drawn(page: Page) -> None:
     expect(page.locator("svg[data-chart]").first).to_be_visible()
 
@@ -107,6 +121,9 @@ PLACES: dict[str, tuple[str, Callable[[Page], None]]] = {
     "attention": ("attention?layer=5&head=2&query=20", attention),
     "attention-heat": ("attention?view=heat&layer=3&head=1", mapped),
     "attention-encodings": ("attention?view=heat&layer=3&head=1&compare=encoding", beside),
+    "lens": ("lens?stage=24", guessed),
+    "lens-ablation": ("lens?view=ablation&layer=23&head=4", ablated),
+    "lens-patching": ("lens?view=patching&patched=true", patched),
     "positions": ("positions?encoding=rope-yarn&p.factor=8", drawn),
     "positions-alibi": ("positions?encoding=alibi&heads=8", drawn),
     "positions-move": ("positions?view=move&token=1&to=19&query=7", drawn),

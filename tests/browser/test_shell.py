@@ -14,6 +14,7 @@ from tests.serve.running import tiny
 PAGES = {
     "chat": "Chat",
     "attention": "Attention",
+    "lens": "Lens",
     "positions": "Positions",
     "cost": "Cache & cost",
     "compare": "Compare",

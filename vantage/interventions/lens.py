@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vantage.errors import BadInput
 from vantage.figures.html import page_table
+from vantage.inspect.capture import Progress
 from vantage.inspect.select import Numbers, labels, numbers
 from vantage.interventions.targets import read_token
 from vantage.interventions.trace import LIMIT, trace
@@ -147,6 +148,7 @@ def logit_lens(
     top: int = 5,
     source: Any = None,
     limit: int = LIMIT,
+    progress: Progress | None = None,
 ) -> LogitLens:
     """What the model's own last norm and head make of the residual stream before the first block and after each one.
 
@@ -178,6 +180,8 @@ def logit_lens(
             facts |= {"target": own, "rank": (shares > own[:, None]).sum(-1)}
         for fact, value in facts.items():
             kept.setdefault(fact, []).append(value.cpu())
+        if progress is not None:
+            progress(n + 1, len(names))
     joined = {fact: torch.stack(values) for fact, values in kept.items()}
     words = labels(model, joined["tokens"].flatten().tolist())
     rows = [tuple(words[i : i + top]) for i in range(0, len(words), top)]

@@ -19,6 +19,7 @@ interface PageEntry {
 export const PAGES: PageEntry[] = [
   { id: "chat", title: "Chat", load: () => import("./pages/chat") },
   { id: "attention", title: "Attention", load: () => import("./pages/attention") },
+  { id: "lens", title: "Lens", load: () => import("./pages/lens") },
   { id: "positions", title: "Positions", load: () => import("./pages/positions") },
   { id: "cost", title: "Cache & cost", load: () => import("./pages/cost") },
   { id: "compare", title: "Compare", load: () => import("./pages/compare") },

@@ -20,6 +20,12 @@ export const TERMS: Record<string, string> = {
   diagonal: "Follows the source along, token by token.",
   last: "Looks at the end of the source.",
   mixed: "None of the other kinds by a clear margin.",
+  // the lens
+  "Residual stream": "The vector of one token on its way through the layers. Every part reads it and adds something to it.",
+  "Logit lens": "The model's last norm and its head, used on the vector after every layer: what it would write if it ended there.",
+  Ablation: "A part is taken away (its output set to 0, or to its mean over the text): what the model loses shows what the part does.",
+  Patching: "The model reads one text with one activation taken from another text: where that changes the answer, the difference is kept.",
+  "KL to the end": "How far a guess is from what the model says in the end, in nats; 0 means the same.",
   // the documents of the studies
   S0: "Attention mechanisms, RoPE, NoPE, transformer architecture (a CS 182 discussion)",
   S1: "Transformers II (a CS 189 discussion)",

@@ -24,6 +24,13 @@ class StreamError(StudioAnswer):
     code: str | None
 
 
+class WorkProgress(StudioAnswer):
+    """The event ``progress`` of work that takes its time."""
+
+    share: float
+    doing: str
+
+
 class EncodingEntry(StudioAnswer):
     """A position encoding that can be chosen, with what may be said about it."""
 

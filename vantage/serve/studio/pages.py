@@ -15,6 +15,7 @@ PAGES = (
     "chat",
     "conversations",
     "attention",
+    "lens",
     "positions",
     "cost",
     "compare",

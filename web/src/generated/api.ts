@@ -1,5 +1,35 @@
 // Written by `make types` (vantage/serve/studio/types.py) from the models of the studio's API. Do not edit.
 
+export interface AblateHeadsRequest {
+  model: string;
+  text: string;
+  how?: "zero" | "mean";
+  target?: string | null;
+  against?: string | null;
+}
+
+export interface AblateRequest {
+  model: string;
+  text: string;
+  part: "head" | "attention" | "feed_forward" | "layer";
+  layer: number;
+  head?: number;
+  how?: "zero" | "mean";
+  tokens?: number;
+}
+
+/**
+ * How a model goes on with a text, and how it does without one of its parts. `moved`: half the sum of what the
+ * probabilities of the next token changed by.
+ */
+export interface AblationAnswer {
+  part: string;
+  before: string;
+  after: string;
+  candidates: CandidatePair[];
+  moved: number;
+}
+
 /** Of a whole answer, with its time: all of it, and up to the first token. */
 export interface AnswerCost {
   projections_cached: number;
@@ -153,6 +183,13 @@ export interface CacheCost {
 export interface CacheState {
   layers: LayerCacheState[];
   bytes: number;
+}
+
+/** A token that may come next, with its probability in both cases. */
+export interface CandidatePair {
+  text: string;
+  before: number;
+  after: number;
 }
 
 /**
@@ -552,6 +589,29 @@ export interface LengthScore {
   score: number;
 }
 
+/**
+ * The best guesses after each block, (stages, tokens, guesses); the first stage is the embedding.
+ *
+ * `target`: the log-probability of the target, `rank`: how many tokens are likelier; null without a target.
+ */
+export interface LensAnswer {
+  tokens: string[];
+  stages: string[];
+  guesses: string[][][];
+  probabilities: number[][][];
+  entropy: number[][];
+  divergence: number[][];
+  target: number[][] | null;
+  rank: number[][] | null;
+  ms: number;
+}
+
+export interface LensRequest {
+  model: string;
+  text: string;
+  target?: string | null;
+}
+
 export interface Line {
   name: string;
   x: number[];
@@ -666,6 +726,15 @@ export interface PartOperations {
   flops: number;
   decode: number;
   bytes: number;
+}
+
+export interface PatchRequest {
+  model: string;
+  clean: string;
+  corrupted: string;
+  activation?: "residual_before" | "attention" | "feed_forward" | "heads";
+  target?: string | null;
+  against?: string | null;
 }
 
 export interface PerplexityPair {
@@ -807,12 +876,6 @@ export interface StudyEntry {
   needs: string[];
 }
 
-/** The event `progress`. */
-export interface StudyProgress {
-  share: number;
-  doing: string;
-}
-
 export interface StudyRequest {
   values?: Record<string, number | string>;
 }
@@ -833,6 +896,25 @@ export interface SwapRequest {
   text: string;
   position: EncodingRequest;
   tokens?: number;
+}
+
+/** One intervention in every layer and position or head. `goal`: measured on the other text, of patching. */
+export interface SweepAnswer {
+  by: "positions" | "heads";
+  measure: string;
+  before: number;
+  goal: number | null;
+  layers: number[];
+  cells: number[];
+  figure: Figure;
+  top: SweepCell[];
+}
+
+export interface SweepCell {
+  layer: number;
+  cell: number;
+  label: string;
+  effect: number;
 }
 
 export interface TextPair {
@@ -894,10 +976,49 @@ export interface UserTurn {
   parent: string | null;
 }
 
+/** One token's vector, from the embedding to the last block. `note`: why nothing is told of a logit. */
+export interface VectorAnswer {
+  token: string;
+  measure: string | null;
+  logit: number | null;
+  steps: VectorStep[];
+  figures: Figure[];
+  note: string | null;
+}
+
+export interface VectorRequest {
+  model: string;
+  text: string;
+  position: number;
+  target?: string | null;
+}
+
+/**
+ * One part's turn on the residual stream of one token.
+ *
+ * `size`: how long the vector is that it adds; `length`: how long the stream is afterwards; `guess`: what the
+ * model would write then. `adds`: to the target's logit, by the direct way; null where that is no sum.
+ */
+export interface VectorStep {
+  layer: number | null;
+  part: "embedding" | "attention" | "feed-forward";
+  size: number;
+  length: number;
+  guess: string;
+  probability: number;
+  adds: number | null;
+}
+
 export interface Watch {
   attention?: WatchedLayer | number | "mean" | null;
 }
 
 export interface WatchedLayer {
   layer?: number | "mean";
+}
+
+/** The event `progress` of work that takes its time. */
+export interface WorkProgress {
+  share: number;
+  doing: string;
 }

@@ -21,13 +21,6 @@ class StudyEntry(StudioAnswer):
     needs: list[str]
 
 
-class StudyProgress(StudioAnswer):
-    """The event ``progress``."""
-
-    share: float
-    doing: str
-
-
 class StudyResult(StudioAnswer):
     """The event ``result``."""
 

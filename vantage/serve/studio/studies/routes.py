@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import queue
-import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +12,7 @@ from pydantic import Field
 from vantage.errors import BadInput, unknown
 from vantage.serve.bounds import Number, StrictModel, Whole
 from vantage.serve.errors import ApiError
+from vantage.serve.studio.progress_events import progress_events
 from vantage.serve.studio.state import Event, call, sse, studio_of, work
 from vantage.serve.studio.studies.answers import (
     CheckResult,
@@ -21,7 +20,6 @@ from vantage.serve.studio.studies.answers import (
     ExerciseEntry,
     GradeAnswer,
     StudyEntry,
-    StudyProgress,
     StudyResult,
 )
 from vantage.studies.registry import find, studies
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
 router = APIRouter(prefix="/studio/api")
 
 THREADS = ("studies a", "studies b")  # so many run at once; the others wait, or are refused
-BEAT_S = 1.0  # a reader hears at least so often, and one that left is noticed
 CODE = 256 * 1024  # characters of an answer; the grader has its own limit in bytes
 
 Name = Annotated[str, Field(min_length=1, max_length=64)]
@@ -47,10 +44,6 @@ class StudyRequest(StrictModel):
 
 class GradeRequest(StrictModel):
     code: Annotated[str, Field(max_length=CODE)]
-
-
-class ReaderLeft(Exception):
-    """Nobody waits for the result any more."""
 
 
 @router.get("/studies")
@@ -90,41 +83,8 @@ def _study(tag: str) -> Study:
 
 
 def run_events(study: Study, values: dict[str, Value]) -> Iterator[Event]:
-    """A study as events. It runs in a thread; whoever closes this ends it the next time it says how far it is."""
-    news: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
-    left = threading.Event()
-
-    def progress(share: float, doing: str) -> None:
-        if left.is_set():
-            raise ReaderLeft
-        news.put(("progress", StudyProgress(share=min(1.0, max(0.0, float(share))), doing=doing)))
-
-    def go() -> None:
-        try:
-            news.put(("result", _result(conduct(study, values, progress))))
-        except BaseException as e:  # every end is told: the reader waits for one
-            news.put(e)
-
-    thread = threading.Thread(target=go, name=f"study-{study.tag}", daemon=True)
-    last: Event = ("progress", StudyProgress(share=0.0, doing="starting"))
-    yield last
-    thread.start()
-    try:
-        while True:
-            try:
-                new = news.get(timeout=BEAT_S)
-            except queue.Empty:
-                yield last
-                continue
-            if isinstance(new, BaseException):
-                raise new
-            last = new
-            yield new
-            if new[0] == "result":
-                return
-    finally:
-        left.set()
-        thread.join()  # the place is free when it has ended
+    """A study as events. Whoever closes this ends it the next time it says how far it is."""
+    return progress_events(lambda report: ("result", _result(conduct(study, values, report))), f"study-{study.tag}")
 
 
 def _result(outcome: Outcome) -> StudyResult:

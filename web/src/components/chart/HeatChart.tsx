@@ -109,7 +109,13 @@ function Written({
   );
 }
 
-export function HeatChart({ panel, width }: { panel: HeatPanel; width: number }) {
+export interface HeatChartProps {
+  panel: HeatPanel;
+  width: number;
+  choose?: (row: number, column: number) => void;
+}
+
+export function HeatChart({ panel, width, choose }: HeatChartProps) {
   const colours = paint.value;
   const rows = panel.values.length;
   const columns = panel.values[0]?.length ?? 0;
@@ -173,6 +179,7 @@ export function HeatChart({ panel, width }: { panel: HeatPanel; width: number })
         return y * columns + x;
       }}
       stop={stop}
+      choose={choose && ((index) => choose(Math.floor(index / columns), index % columns))}
       summary={`Heat map of ${rows} by ${columns} values.`}
       body={(box) => (
         <g>

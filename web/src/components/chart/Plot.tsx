@@ -104,6 +104,8 @@ export interface PlotProps {
   stop: (index: number, box: Box) => Stop | null;
   /** How far the up and down keys go; 0: not at all. */
   stride?: number;
+  /** A click on a place, or Enter where the cursor stands. */
+  choose?: (index: number) => void;
   /** Said to who cannot see it. */
   summary: string;
 }
@@ -120,15 +122,21 @@ export function Plot(props: PlotProps) {
   const height = box.bottom + bottom + (xLabel ? 18 : 0);
   const stop = cursor === null || cursor >= props.stops ? null : props.stop(cursor, box);
 
-  const follow = (event: PointerEvent) => {
+  const under = (event: MouseEvent): number | null => {
     const frame = svg.current?.getBoundingClientRect();
-    if (!frame || !props.stops) return;
+    if (!frame || !props.stops) return null;
     const scale = width / frame.width;
-    setCursor(props.near((event.clientX - frame.left) * scale, (event.clientY - frame.top) * scale, box));
+    return props.near((event.clientX - frame.left) * scale, (event.clientY - frame.top) * scale, box);
+  };
+  const follow = (event: PointerEvent) => setCursor(under(event));
+  const click = (event: MouseEvent) => {
+    const at = under(event);
+    if (at !== null) props.choose?.(at);
   };
   const step = (event: KeyboardEvent) => {
     const by = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: props.stride ?? 0, ArrowUp: -(props.stride ?? 0) }[event.key];
     if (event.key === "Escape") setCursor(null);
+    if (event.key === "Enter" && cursor !== null) props.choose?.(cursor);
     if (!by || !props.stops) return;
     event.preventDefault();
     setCursor((old) => (old === null ? 0 : Math.min(props.stops - 1, Math.max(0, old + by))));
@@ -144,8 +152,10 @@ export function Plot(props: PlotProps) {
         height={height}
         role="group"
         aria-roledescription="chart"
-        aria-label={`${title || props.summary}. ${props.summary} Arrow keys read the values.`}
+        aria-label={`${title || props.summary}. ${props.summary} Arrow keys read the values${props.choose ? ", Enter chooses one" : ""}.`}
+        style={props.choose ? "cursor: pointer" : undefined}
         tabindex={0}
+        onClick={click}
         onPointerMove={follow}
         onPointerDown={follow}
         onPointerLeave={() => setCursor(null)}

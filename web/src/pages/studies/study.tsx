@@ -9,7 +9,7 @@ import { valuesGone, valuesIn, valuesPatch } from "../../lib/values";
 import { go, href, put, route, useParam } from "../../router";
 import { useStream } from "../../streams";
 import { Outcome } from "./outcome";
-import type { StudyEntry, StudyProgress, StudyResult } from "../../generated/api";
+import type { StudyEntry, StudyResult, WorkProgress } from "../../generated/api";
 import { keep, results } from "./results";
 
 export function StudyView({ studies, tag }: { studies: StudyEntry[]; tag: string }) {
@@ -48,7 +48,7 @@ function Body({ study }: { study: StudyEntry }) {
   const values = valuesIn(study.parameters, route.value.params);
   const [ran] = useParam("ran", false);
   const stream = useStream();
-  const [doing, setDoing] = useState<StudyProgress | null>(null);
+  const [doing, setDoing] = useState<WorkProgress | null>(null);
   const result = results.value[study.tag] ?? null;
   const run = () => {
     setDoing(null);
@@ -58,7 +58,7 @@ function Body({ study }: { study: StudyEntry }) {
       `/studies/${encodeURIComponent(study.tag)}`,
       { values },
       ({ event, data }) => {
-        if (event === "progress") setDoing(data as StudyProgress);
+        if (event === "progress") setDoing(data as WorkProgress);
         if (event === "result") keep(study.tag, data as StudyResult);
       },
       120,
