@@ -31,7 +31,8 @@ NPM := sh web/npm.sh $(VENV)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env types web kernels browser cross ray triton lens run test test-all check format bench clean
+.PHONY: help env types web kernels browser cross ray triton lens run test test-all check format bench dist release \
+	clean
 
 help: ## say what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -43,7 +44,7 @@ test: check web browser ## the checks and every test that is not slow
 	$(NPM) --silent test
 	VANTAGE_HYPOTHESIS=quick $(PYTEST) -m "not slow"
 
-test-all: check web browser ray cross triton lens ## the checks, every test and the mutation run
+test-all: check web browser ray cross triton lens kernels ## the checks, every test and the mutation run
 	$(NPM) --silent test
 	$(PYTEST)
 ifneq ($(MUTATION),)
@@ -61,6 +62,12 @@ check: env ## ruff, basedpyright and import-linter
 format: env ## let ruff put the code in order
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+dist: env web cross kernels ## the wheels, the source archive and the bill of materials, in dist/
+	$(BIN)/python tools/dist.py
+
+release: env ## check the tree, run every test, make dist and tag the version; nothing is uploaded
+	$(BIN)/python tools/release.py
 
 bench: env $(PEERS_READY) lens ## measure against the peers: make bench NAME="forward decode" ROUNDS=20
 	$(BIN)/python -m bench $(NAME) $(if $(ROUNDS),--rounds $(ROUNDS))

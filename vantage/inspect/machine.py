@@ -11,6 +11,7 @@ import torch
 
 from vantage.errors import BadInput, Refused, unknown
 from vantage.figures.html import page_table
+from vantage.spec.devices import best_device
 
 TERA = 1e12
 SIDE, COPIED = 1024, 2**26  # of what measures a processor: a square's side, and bytes
@@ -71,8 +72,8 @@ def measured(dtype: str = "float32", device: str | None = None, size: int | None
 
     ``size``: the side of the square. A GPU needs a large one: a small product is over before it is under way.
     """
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    kind, gpu = floating(dtype), device.startswith("cuda")
+    device = device or best_device()
+    kind, gpu = floating(dtype), device.startswith(("cuda", "mps"))
     size = size or (GPU_SIDE if gpu else SIDE)
     # Random numbers: a product of equal ones takes less power, and a GPU then runs faster than on any real work.
     a, b = (torch.randn(size, size, device=device).to(kind) for _ in range(2))
@@ -105,3 +106,5 @@ def floating(name: torch.dtype | str) -> torch.dtype:
 def _wait(device: str) -> None:
     if device.startswith("cuda"):
         torch.cuda.synchronize()
+    elif device.startswith("mps"):
+        torch.mps.synchronize()

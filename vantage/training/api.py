@@ -96,7 +96,7 @@ def train(
     out: the folder of the run. Default: runs/NAME after a recipe or file, else runs/train-1, -2, and so on.
     resume: go on from the last checkpoint in that folder, to the bit; more steps make a finished run longer. A run from
         settings needs nothing else: vt.train(resume="runs/copy", steps=2000).
-    device: "cpu" or "cuda". Default: cuda where there is one.
+    device: "cpu", "cuda" or "mps". Default: a GPU where torch finds one.
     callbacks: functions called with every StepRecord, or objects with some of on_begin, on_step, on_eval, on_save,
         on_end and on_error. One that returns True ends the training.
     track: "wandb" or "mlflow", or both in a list, where they are installed.

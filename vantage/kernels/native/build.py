@@ -22,6 +22,11 @@ from pathlib import Path
 
 from vantage.files import replacing
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 HERE = Path(__file__).parent
 HEADERS = ("attend.h", "bytes.h", "formats.h", "linear.h", "repack.h", "sixteen.h", "threads.h", "top.h", "vectors.h")
 # What is compiled apart, at the same time: a file, and what tells its parts apart.
@@ -139,9 +144,8 @@ def _processor() -> str:
 
 @contextlib.contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """One process compiles, the others wait for it."""
-    import fcntl
-
+    """One process compiles, the others wait for it; where files cannot be locked so, each compiles for itself."""
     with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
