@@ -81,5 +81,5 @@ def test_a_narrow_table_is_projected():
     assert embed.tokens.weight.shape == (5, 6)
     assert model(TOKENS, types=TYPES).shape == (2, 3, 8)
     x = embed.tokens.weight[TOKENS] + embed.types.table[TYPES]
-    pos = model._place(TOKENS, None, None, None, None)
+    pos = model.place(TOKENS, None, None, None, None)
     torch.testing.assert_close(embed(TOKENS, pos, TYPES), x @ embed.project.weight.T + embed.project.bias)

@@ -179,5 +179,5 @@ def test_the_embedding_may_be_scaled_and_the_logits_capped_as_in_gemma():
         got = model(tokens())
         logits = model.hidden(tokens()) @ model.embed.tokens.weight.T * 0.5
         torch.testing.assert_close(got, 30 * torch.tanh(logits / 30))
-        x = model.embed(tokens(), model._place(tokens(), None, None, None, None))
+        x = model.embed(tokens(), model.place(tokens(), None, None, None, None))
         torch.testing.assert_close(x, model.embed.tokens.weight[tokens()] * 32**0.5)

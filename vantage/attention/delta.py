@@ -88,7 +88,8 @@ class GatedDeltaRule(nn.Module):
         keys = s.kv_heads * s.key_dim
         q, k, v = F.silu(mixed).split((keys, keys, s.heads * s.value_dim), dim=-1)
         z, b, a = self.gates(x_BTD).split((s.heads * s.value_dim, s.heads, s.heads), dim=-1)
-        g = -self.A_log.float().exp() * F.softplus(a.float() + self.dt_bias)
+        wide = matrix.dtype
+        g = -self.A_log.to(wide).exp() * F.softplus(a.to(wide) + self.dt_bias)
         q, k = (unit(t.unflatten(-1, (s.kv_heads, -1))).repeat_interleave(s.heads // s.kv_heads, 2) for t in (q, k))
         v = v.unflatten(-1, (s.heads, -1))
         out, matrices = delta_rule(q, k, v, g, b.sigmoid(), matrix, ctx.pos, columns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
@@ -49,6 +49,14 @@ class GroupedQuery:
     def cache_shape(self, width: int) -> CacheShape:
         s = self.shape(width)
         return CacheShape(s.kv_heads, s.key_dim, s.value_dim)
+
+    def divided(self, ranks: int, width: int) -> GroupedQuery:
+        """Query heads and their keys; with fewer key heads than processes, some have the same one."""
+        s = self.shape(width)
+        if s.heads % ranks or (s.kv_heads % ranks and ranks % s.kv_heads):
+            raise Refused(f"{s.heads} heads over {s.kv_heads} key/value heads do not divide among {ranks} processes")
+        kv_heads = max(1, s.kv_heads // ranks)
+        return replace(self, heads=s.heads // ranks, kv_heads=kv_heads, head_dim=s.key_dim, value_dim=s.value_dim)
 
     def describe(self, width: int) -> tuple[str, ...]:
         s = self.shape(width)

@@ -81,8 +81,9 @@ class KimiDeltaRule(nn.Module):
         mixed, inputs = self.conv(self.qkv(x_BTD), inputs, ctx.pos, columns)
         q, k, v = (t.unflatten(-1, (s.heads, -1)) for t in F.silu(mixed).chunk(3, dim=-1))
         decay, gate = self.low(x_BTD).chunk(2, dim=-1)
-        rate = F.softplus(self.decay(decay).float() + self.dt_bias).unflatten(-1, (s.heads, -1))
-        g = -self.A_log.float().exp()[:, None] * rate
+        wide = matrix.dtype
+        rate = F.softplus(self.decay(decay).to(wide) + self.dt_bias).unflatten(-1, (s.heads, -1))
+        g = -self.A_log.to(wide).exp()[:, None] * rate
         out, matrices = delta_rule(unit(q), unit(k), v, g, self.beta(x_BTD).sigmoid(), matrix, ctx.pos, columns)
         states.write(ctx.pos, columns, list(zip(matrices, inputs, strict=True)))
         gated = self.norm(out.to(x_BTD.dtype)) * self.gate(gate).sigmoid().unflatten(-1, (s.heads, -1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,12 @@ class Latent:
 
     def cache_shape(self, width: int) -> CacheShape:
         return CacheShape(1, self.kv_rank + self.rope_dim, self.kv_rank, single=True)
+
+    def divided(self, ranks: int, width: int) -> Latent:
+        """Heads; the latent is every process's."""
+        if self.heads % ranks:
+            raise Refused(f"{self.heads} heads do not divide among {ranks} processes")
+        return replace(self, heads=self.heads // ranks)
 
     def describe(self, width: int) -> tuple[str, ...]:
         latent, key_dim = self.cache_shape(width).key_dim, self.shape(width).key_dim

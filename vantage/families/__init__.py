@@ -24,12 +24,13 @@ from vantage.checkpoints.transformers_model import TensorsInMemory, is_transform
 from vantage.errors import BadInput, CheckpointError, Refused, unknown
 from vantage.families import built
 from vantage.families.family import Family, copies_of, export, fill, with_prefix
-from vantage.families.packing import check_dtype, dense, packer
+from vantage.families.packing import BITS, check_dtype, dense, packer
 from vantage.families.recurrent import NAME as RECURRENT
 from vantage.files import SHARD_BYTES
 from vantage.model import Model, empty_model
 from vantage.model.lora import adapted
 from vantage.model.packed import PackedWeight
+from vantage.parallel import TensorParallel
 from vantage.spec.model import ModelKind
 
 
@@ -57,6 +58,7 @@ def load(
     tokenizer: Any = None,
     adapter: str | Path | None = None,
     fast: bool = False,
+    tensor_parallel: bool = False,
 ) -> Model:
     """A model from a folder in the Hugging Face layout, a ``.gguf`` file, a training run, a name that was pulled, or a
     transformers model in memory.
@@ -82,6 +84,9 @@ def load(
 
     ``tokenizer``: instead of the checkpoint's own; one of transformers or of the ``tokenizers`` package, or a folder.
 
+    ``tensor_parallel``: every process of ``torch.distributed`` has a share of the heads and columns, reads no more of
+    the files than that, and calls the model with the same tokens; ``save`` writes it whole. "auto" is float32 then.
+
     ``adapter`` is a folder with a LoRA adapter, as peft or our own training wrote it, that is put on the model. A
     folder that holds nothing but an adapter is loaded with the model that it names.
     """
@@ -92,6 +97,9 @@ def load(
     else:
         path, put_on = find_with_adapter(_path(source), adapter)
     dtype, how = check_dtype(dtype)
+    if tensor_parallel:
+        _check_shared(how, put_on)
+        how = None
     checkpoint = TensorsInMemory(source) if in_memory else opened(path, dtype)
     family = family_of(checkpoint.config)
     tensors = RenamedTensors(with_prefix(family.unpacked(checkpoint), family.prefix), family.older)
@@ -102,7 +110,8 @@ def load(
         links = family.links(config, spec)
         copies = copies_of(family, config, spec, tensors)
         config.settle()
-        model = empty_model(spec)
+        parallel = TensorParallel(spec) if tensor_parallel else None
+        model = empty_model(spec if parallel is None else parallel.own)
     except CheckpointError:
         raise
     except (BadInput, Refused, RuntimeError, ValueError, TypeError, ArithmeticError) as e:
@@ -111,7 +120,8 @@ def load(
     model.kernel, model.fast = kernel, fast
     where = torch.device("cpu" if device is None else device)
     pack = dense if how is None else packer(how, model, checkpoint, tensors, family.prefix, where)
-    fill(model, links, tensors, dtype, family, copies, pack)
+    fill(model, links, tensors, dtype, family, copies, pack, parallel)
+    model = model if parallel is None else parallel.connect(model)
     model.config = family.saved_as(checkpoint.config)
     model.tokenizer = tokenizer_of(checkpoint) if tokenizer is None else from_object(tokenizer)
     model = model if device is None else model.to(device)
@@ -120,6 +130,14 @@ def load(
 
         load_adapter(model, put_on)
     return model.eval()
+
+
+def _check_shared(how: str | None, adapter: object) -> None:
+    """What a share of a model cannot be."""
+    if how in BITS:
+        raise Refused(f"dtype={how!r} packs whole weights, which no process of several has: use a torch dtype")
+    if adapter is not None:
+        raise Refused("an adapter is put on a whole model: merge it, save that, and load the folder over processes")
 
 
 def model_kind(source: str | Path) -> ModelKind:
@@ -180,8 +198,15 @@ def save(model: Model, folder: str | Path, *, shard_bytes: int = SHARD_BYTES, ov
     """Write a model as a folder that ``load`` reads back; transformers as well, if a checkpoint of its was loaded.
 
     The folder is whole or not there at all. ``overwrite`` replaces a model that was saved there by us; until the new
-    one is whole the old one stays. Whatever else a folder holds is never deleted.
+    one is whole the old one stays. Whatever else a folder holds is never deleted. A model that lies over processes is
+    put together and written by the first of them; all of them call this.
     """
+    if model.parallel is not None:
+        whole = model.parallel.whole(model)
+        if model.parallel.wire.rank == 0:
+            save(whole, folder, shard_bytes=shard_bytes, overwrite=overwrite)
+        model.parallel.wire.wait()
+        return
     if any(isinstance(module, PackedWeight) for module in model.modules()):
         raise BadInput("this model's weights are packed, which a folder cannot hold: load it with dtype=torch.float32")
     if adapted(model):

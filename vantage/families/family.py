@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from vantage.checkpoints.config import Config
-from vantage.checkpoints.links import Link
+from vantage.checkpoints.links import Joined, Link, Same
 from vantage.checkpoints.tensor_names import Tensors
 from vantage.errors import CheckpointError
 from vantage.families.packing import Packing, dense, sound
-from vantage.model import Model
+from vantage.model import Model, empty_model
 from vantage.model.packed import put
 from vantage.model.wide import widen
+from vantage.parallel import TensorParallel
 from vantage.spec.model import ModelSpec
 
 
@@ -88,23 +89,41 @@ def fill(
     family: Family,
     copies: Copies,
     packing: Packing = dense,
+    parallel: TensorParallel | None = None,
 ) -> None:
-    """Check the accounts, then put the checkpoint's tensors where they belong."""
+    """Check the accounts, then put the checkpoint's tensors where they belong: all of them, or this process's share."""
     aliases = _aliases(model)
-    balance(model, links, tensors, family.ignored, copies)
+    balance(model if parallel is None else empty_model(parallel.spec), links, tensors, family.ignored, copies)
     check_copies(tensors, copies)
     for link in links:
         if (packed := packing(link)) is not None:
             put(model, aliases[link.our_names[0]], packed)
             continue
-        theirs = [sound(tensors.get(name), name) for name in link.their_names]
         kept = family.dtype_of(link, dtype)
-        for name, value in zip(link.our_names, link.to_ours(theirs), strict=True):
+        values = _whole(link, tensors) if parallel is None else _share(link, tensors, parallel)
+        for name, value in zip(link.our_names, values, strict=True):
             parameter = nn.Parameter(value.to(kept).contiguous(), requires_grad=True)
             for alias in aliases[name]:
                 _put(model, alias, parameter)
         if kept != dtype:
             widen(model, link.our_names)
+
+
+def _whole(link: Link, tensors: Tensors) -> list[Tensor]:
+    return link.to_ours([sound(tensors.get(name), name) for name in link.their_names])
+
+
+def _share(link: Link, tensors: Tensors, parallel: TensorParallel) -> list[Tensor]:
+    """What this process has of a link's parameters. Tensors are mapped, so where rows stay rows no others are read."""
+    wire, cut = parallel.wire, parallel.cuts[link.our_names[0]]
+    if isinstance(link, Joined) and len(cut.maps) == len(link.their) and link.dim == cut.dim:
+        mapped = zip(link.their, cut.maps, strict=True)
+        starts = [(name, m.start(wire.rank, wire.size) - m.first, m.own) for name, m in mapped]
+        parts = [sound(tensors.get(name).narrow(cut.dim, start, own), name) for name, start, own in starts]
+        return [torch.cat(parts, cut.dim)]
+    if isinstance(link, Same) and not link.changes:
+        return [sound(parallel.take(link.our, tensors.get(link.their)), link.their)]
+    return [parallel.take(name, value) for name, value in zip(link.our_names, _whole(link, tensors), strict=True)]
 
 
 def check_copies(tensors: Tensors, copies: Copies) -> None:

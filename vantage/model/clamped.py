@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from vantage.errors import BadInput
+from vantage.model.feed_forward import columns_each
 from vantage.model.linear import dense
 from vantage.spec.parts import Context
 
@@ -32,6 +33,9 @@ class ClampedSwiGLU:
 
     def describe(self) -> str:
         return f"clamped SwiGLU, {self.hidden:,}"
+
+    def divided(self, ranks: int, width: int) -> ClampedSwiGLU:
+        return replace(self, hidden=columns_each(self.hidden, ranks))
 
     def build(self, width: int) -> nn.Module:
         return _ClampedSwiGLU(self, width)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from vantage.errors import BadInput
+from vantage.errors import BadInput, Refused
 from vantage.model.linear import dense
 from vantage.model.summary import describe
+from vantage.spec.abilities import Divisible
 from vantage.spec.fingerprint import LATER
 from vantage.spec.model import FeedForwardConfig
 from vantage.spec.operations import module_operations, weights_of
@@ -94,6 +95,14 @@ class Experts:
         gated = " behind a gate" if self.shared_gate else ""
         shared = "" if self.shared is None else f", beside {describe(self.shared)}{gated}"
         return f"{describe(self.router)} of {self.count} experts ({describe(self.expert)}){shared}"
+
+    def divided(self, ranks: int, width: int) -> Experts:
+        """A share of every expert: whichever are chosen, all processes have as much to do."""
+        parts = {"expert": self.expert} if self.shared is None else {"expert": self.expert, "shared": self.shared}
+        for name, part in parts.items():
+            if not isinstance(part, Divisible):
+                raise Refused(f"{type(part).__name__}, the {name} of these experts, does not say how it is divided")
+        return replace(self, **{name: cast(Divisible, part).divided(ranks, width) for name, part in parts.items()})
 
     def build(self, width: int) -> nn.Module:
         return _Experts(self, width)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vantage.errors import BadInput, unknown
+from vantage.errors import BadInput, Refused, unknown
 from vantage.model.gelu import gelu
 from vantage.model.linear import dense
 from vantage.spec.attention import ActivationColumns, Pieces
@@ -42,8 +42,18 @@ class FeedForward:
     def describe(self) -> str:
         return f"{'gated ' if self.gated else ''}{self.activation}, {self.hidden:,}"
 
+    def divided(self, ranks: int, width: int) -> FeedForward:
+        return replace(self, hidden=columns_each(self.hidden, ranks))
+
     def build(self, width: int) -> nn.Module:
         return (GatedFeedForward if self.gated else PlainFeedForward)(self, width)
+
+
+def columns_each(hidden: int, ranks: int) -> int:
+    """How many of a hidden layer's columns each of so many processes has."""
+    if hidden % ranks:
+        raise Refused(f"a hidden layer of {hidden} does not divide among {ranks} processes")
+    return hidden // ranks
 
 
 class PlainFeedForward(nn.Module):

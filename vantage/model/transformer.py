@@ -39,6 +39,7 @@ class Model(nn.Module):
         self.tokenizer: Any = None
         self.config: dict[str, Any] | None = None  # of the checkpoint it came from
         self.kernel = kernel
+        self.parallel: Any = None  # the ``TensorParallel`` that this is a share of, where other processes have the rest
         self._owner = object()  # caches remember whose keys they hold
         self.encoder = None if spec.encoder is None else Model(spec.encoder, kernel=kernel)
         shared: dict[Any, nn.Module] = {}
@@ -189,15 +190,15 @@ class Model(nn.Module):
         watch: Watch | None,
     ) -> Tensor:
         self.embed.tokens.check(tokens)
-        pos = self._place(tokens, positions, cache, mask, length)
+        pos = self.place(tokens, positions, cache, mask, length)
         memory = self.encode(source) if isinstance(source, Tensor) else source
-        self._check_memory(memory, cache, len(tokens))
+        self.check_memory(memory, cache, len(tokens))
         if cache is not None and cache.widest(pos) < pos.shape[1]:
             return self._in_pieces(tokens, pos, cache, memory, types, watch)
         if cache is None and watch is None and self.whole_steps.prefers(self):
             cache = self._one_pass(pos)
         with contextlib.nullcontext() if cache is None else cache.step(pos):
-            ctx = Context(pos, self._choose, *self._caches(cache), memory=memory, watch=watch)
+            ctx = self.context(pos, cache, memory, watch)
             x = self.embed(tokens, pos, types)
             if (
                 cache is not None
@@ -205,9 +206,13 @@ class Model(nn.Module):
                 and (done := self.whole_steps.hidden(self, x, pos, cache)) is not None
             ):
                 return done
-            for block in self.blocks:
-                x = block(x, ctx)
-            return self.norm(x)
+            return self.run(x, ctx)
+
+    def run(self, x_BTD: Tensor, ctx: Context, first: int = 0) -> Tensor:
+        """From what goes into layer ``first`` to the last hidden states (B, T, D), normed."""
+        for block in self.blocks[first:] if first else self.blocks:
+            x_BTD = block(x_BTD, ctx)
+        return self.norm(x_BTD)
 
     def hidden_from(
         self, x_BTD: Tensor, layer: int, *, positions: Positions | None = None, source: EncoderOutput | None = None
@@ -217,11 +222,8 @@ class Model(nn.Module):
             if later.source is not None and later.source < layer:
                 raise Refused(f"layer {i} reads the keys of layer {later.source}: begin there, or at the embeddings")
         pos = Positions.arange(*x_BTD.shape[:2], device=x_BTD.device) if positions is None else positions
-        self._check_memory(source, None, len(x_BTD))
-        ctx = Context(pos, self._choose, *self._caches(None), memory=source)
-        for block in self.blocks[layer:]:
-            x_BTD = block(x_BTD, ctx)
-        return self.norm(x_BTD)
+        self.check_memory(source, None, len(x_BTD))
+        return self.run(x_BTD, self.context(pos, None, source), layer)
 
     def _in_pieces(
         self,
@@ -249,7 +251,7 @@ class Model(nn.Module):
         if self.encoder is None:
             raise BadInput("this model has no encoder: leave source out")
         self.encoder.embed.tokens.check(source)
-        pos = self.encoder._place(source, None, None, mask, None)
+        pos = self.encoder.place(source, None, None, mask, None)
         return EncoderOutput(self.encoder.hidden(source, positions=pos), pos)
 
     def _one_pass(self, pos: Positions) -> ModelCache | None:
@@ -279,7 +281,7 @@ class Model(nn.Module):
         if tokens.device.type != "cuda" or not self.whole_steps.runs_on_gpu(self):
             return None
         self.embed.tokens.check(tokens)
-        pos = self._place(tokens, positions, cache, None, length)
+        pos = self.place(tokens, positions, cache, None, length)
         return self.whole_steps.step_on_gpu(self, tokens, pos, cache)
 
     # ---- caches
@@ -347,9 +349,13 @@ class Model(nn.Module):
 
         return summary(self, self.spec)
 
-    # ---- inside
+    def context(
+        self, pos: Positions, cache: ModelCache | None, memory: EncoderOutput | None = None, watch: Watch | None = None
+    ) -> Context:
+        """What every layer of a pass gets besides its input."""
+        return Context(pos, self._choose, *self._caches(cache), memory=memory, watch=watch)
 
-    def _place(
+    def place(
         self,
         tokens: Tensor,
         positions: Positions | Tensor | None,
@@ -388,6 +394,20 @@ class Model(nn.Module):
             positions = positions.expand(B)
         return positions.to(tokens.device).declare(length)
 
+    def check_memory(self, memory: EncoderOutput | None, cache: ModelCache | None, rows: int) -> None:
+        """Refuse a source that is missing, or one too many."""
+        if self.encoder is None:
+            if memory is not None:
+                raise BadInput("this model has no encoder: leave source out")
+        elif memory is None and (cache is None or not cache.has_memory):
+            raise BadInput("this model reads a source: pass source=, or a cache that already holds one")
+        elif memory is not None and cache is not None and cache.has_memory:
+            raise CacheError("this cache already holds a source: leave source out, or start with a new cache")
+        elif memory is not None and len(memory.hidden) != rows:
+            raise BadInput(f"the source has {len(memory.hidden)} rows, the tokens {rows}: give one for each")
+
+    # ---- inside
+
     def _next(self, tokens: Tensor, cache: ModelCache | None, mask: Tensor | None) -> Positions:
         """Each row goes on where it stopped."""
         B, T = self.embed.tokens.size(tokens)
@@ -401,17 +421,6 @@ class Model(nn.Module):
         else:
             where = Positions.onward(start.order, T)
         return where if start.ahead is None else where.ahead(start.ahead)
-
-    def _check_memory(self, memory: EncoderOutput | None, cache: ModelCache | None, rows: int) -> None:
-        if self.encoder is None:
-            if memory is not None:
-                raise BadInput("this model has no encoder: leave source out")
-        elif memory is None and (cache is None or not cache.has_memory):
-            raise BadInput("this model reads a source: pass source=, or a cache that already holds one")
-        elif memory is not None and cache is not None and cache.has_memory:
-            raise CacheError("this cache already holds a source: leave source out, or start with a new cache")
-        elif memory is not None and len(memory.hidden) != rows:
-            raise BadInput(f"the source has {len(memory.hidden)} rows, the tokens {rows}: give one for each")
 
     def _keeping_nothing(self) -> Sequence[Cache]:
         """For a pass without a cache, which rounds as a cache would."""

@@ -58,6 +58,10 @@ class Alibi:
     def parts(self, *, causal: bool) -> Parts:
         return Parts(bias=self)
 
+    def of_heads(self, first: int, count: int, heads: int) -> Alibi:
+        slopes = alibi_slopes(heads) if self.slopes is None else self.slopes
+        return Alibi(slopes[first : first + count])
+
     def build(self, shape: Shape) -> nn.Module:
         slopes = alibi_slopes(shape.heads) if self.slopes is None else self.slopes
         if len(slopes) != shape.heads:

@@ -6,13 +6,31 @@ A part that lacks one is treated as it comes: it multiplies no matrices, it is c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, final, runtime_checkable
+from typing import Any, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from vantage.spec.operations import AttentionWork
 from vantage.spec.positions import Positions
+
+
+@runtime_checkable
+class Divisible(Protocol):
+    """The config of an attention or a feed-forward layer whose heads or columns may lie over several processes."""
+
+    def divided(self, ranks: int, width: int) -> Any:
+        """What each of so many has of it, in a model of this width: the sum of what they give is what it gives."""
+        ...
+
+
+@runtime_checkable
+class DividesByHead(Protocol):
+    """A part that treats heads differently though it learns nothing of them (ALiBi's slopes)."""
+
+    def of_heads(self, first: int, count: int, heads: int) -> Any:
+        """The part for these of so many heads."""
+        ...
 
 
 @runtime_checkable

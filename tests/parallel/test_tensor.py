@@ -1,0 +1,167 @@
+"""Tensor parallel: heads and columns over processes give what one process gives, forward and gradients, in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import vantage as vt
+from tests.parallel.processes import in_processes
+from tests.parallel.tensor_cells import FEEDS, decoded, gaps, loaded, spec_of
+from vantage.conformance.factors import attentions, encodings
+from vantage.errors import CheckpointError, Refused
+from vantage.model import empty_model
+from vantage.parallel.parameter_cut import parameter_cuts
+from vantage.parallel.tensor import divided
+from vantage.spec.parts import BiasInputs, Parts, Pointwise, Shape
+from vantage.spec.positions import Place
+
+TOLERANCE = 1e-10
+STATES = ("gated-convolution", "gated-delta", "kimi-delta")  # which have no tensor parallel form yet
+QUICK = [
+    ("alibi", "multi-query", "plain"),  # one key head for all; slopes that nobody learns; biases
+    ("rope", "latent", "experts"),
+    ("t5", "sinks", "gated"),
+]
+EVERY = [
+    *((encoding, "grouped", "gated") for encoding in encodings()),
+    *(("rope", attention, "plain") for attention in attentions() if attention not in STATES),
+    *(("fire", "grouped", feed) for feed in FEEDS),
+]
+
+
+def equal(processes: int, cells: list[tuple[str, str, str]]) -> None:
+    for found in in_processes(processes, gaps, cells, limit=600):
+        wrong = [(cell, gap) for cell, gap in zip(cells, found, strict=True) if max(gap[:3]) > TOLERANCE or gap[3]]
+        assert not wrong, wrong[:5]
+
+
+def test_logits_gradients_and_their_norm_are_those_of_one_process() -> None:
+    equal(2, QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 4])  # with 4 there are fewer key heads than processes
+def test_every_part_is_equal_over_processes(processes: int) -> None:
+    # the encoder of `cross` has two heads
+    equal(processes, [cell for cell in EVERY if processes == 2 or cell[1] != "cross"])
+
+
+@pytest.mark.slow
+def test_each_process_caches_its_own_heads() -> None:
+    cells = [("rope", "grouped", "gated"), ("fox", "grouped", "gated"), ("alibi", "latent", "experts")]
+    for worst in in_processes(2, decoded, [*cells, ("rope", "cross", "plain")]):
+        assert max(worst) < TOLERANCE, worst
+
+
+# ---- what a process has
+
+
+def test_shares_are_a_half_and_together_the_whole() -> None:
+    spec = spec_of(("rope", "grouped", "gated"))
+    whole = empty_model(spec)
+    cuts = parameter_cuts(whole, empty_model(divided(spec, 0, 2)))
+    assert {cut.inside for name, cut in cuts.items() if cut.maps} == {True}
+    for name, p in whole.named_parameters():
+        cut, full = cuts[name], torch.arange(p.numel()).view(p.shape)
+        again = torch.full_like(full, -1)
+        for rank in range(2):
+            cut.put(cut.take(full, rank, 2), again, rank, 2)
+        assert torch.equal(again, full), name
+    inner = [name for name, cut in cuts.items() if cut.inside]
+    assert all(cuts[name].maps or name.endswith("bias") for name in inner)  # of an output map alone
+
+
+def test_fewer_key_heads_than_processes_are_held_by_several() -> None:
+    spec = vt.decoder(vocab=9, width=32, layers=1, heads=4, kv_heads=2)
+    cuts = parameter_cuts(empty_model(spec), empty_model(divided(spec, 0, 4)))
+    (q, k, v) = next(cut.maps for cut in cuts.values() if len(cut.maps) == 3)
+    assert (q.shards, k.shards, v.shards) == (4, 2, 2)
+    assert [k.start(rank, 4) - k.first for rank in range(4)] == [0, 0, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        (
+            lambda: vt.decoder(vocab=9, width=24, layers=1, heads=3),
+            "3 heads over 3 key/value heads do not divide among 2",
+        ),
+        (lambda: vt.decoder(vocab=9, width=32, layers=1, heads=4, ffn=vt.FeedForward(9)), "a hidden layer of 9"),
+        (lambda: spec_of(("none", "gated-delta", "gated")), "GatedDelta"),
+    ],
+)
+def test_what_does_not_divide_is_refused_by_name(spec, why: str) -> None:
+    with pytest.raises(Refused, match=why):
+        divided(spec(), 0, 2)
+
+
+@dataclass(frozen=True, eq=False)
+class LaterHeadsLower(Pointwise):
+    def __call__(self, b: Tensor, h: Tensor, i: Tensor, q: Place, k: Place) -> Tensor:
+        return -1.0 * h + 0.0 * (q.pos - k.pos)
+
+
+class LaterHeads(nn.Module):
+    def at(self, inputs: BiasInputs) -> Pointwise:
+        return LaterHeadsLower()
+
+
+@dataclass(frozen=True)
+class LaterHeadsPosition:
+    shared = True
+
+    def parts(self, *, causal: bool) -> Parts:
+        return Parts(bias=self)
+
+    def build(self, shape: Shape) -> nn.Module:
+        return LaterHeads()
+
+
+def test_a_part_that_knows_heads_apart_and_does_not_say_so_is_refused() -> None:
+    spec = vt.decoder(vocab=9, width=32, layers=1, heads=4, position=LaterHeadsPosition())
+    with pytest.raises(Refused, match="LaterHeadsPosition has something for each head"):
+        divided(spec, 0, 2)
+
+
+# ---- files
+
+
+def saved(folder: Path) -> Path:
+    spec = vt.decoder(vocab=31, width=64, layers=2, heads=4, kv_heads=2, position="rope", tied=True)
+    vt.save(vt.build(spec, seed=1), folder)
+    return folder
+
+
+def test_each_loads_its_share_and_all_of_them_save_a_normal_folder(tmp_path: Path) -> None:
+    source = saved(tmp_path / "model")
+    for gap, mine, every in in_processes(2, loaded, str(source), str(tmp_path / "again")):
+        assert gap < 1e-5
+        table = 31 * 64 * 4
+        assert mine - table < 0.51 * (every - table)  # norms are everybody's
+
+
+def damaged_share(source: str) -> str:
+    try:
+        vt.load(source, tensor_parallel=True)
+    except CheckpointError as e:
+        return str(e)
+    return ""
+
+
+@pytest.mark.slow
+def test_a_process_looks_at_no_other_share(tmp_path: Path) -> None:
+    source = saved(tmp_path / "model")
+    file = source / "model.safetensors"
+    tensors = load_file(file)
+    name = next(name for name, x in tensors.items() if name.endswith("down.weight"))
+    tensors[name][:, -1] = float("nan")  # columns of the second process
+    save_file(tensors, file, {"format": "pt"})
+    first, second = in_processes(2, damaged_share, str(source))
+    assert first == ""
+    assert "NaN" in second

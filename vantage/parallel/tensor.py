@@ -1,0 +1,188 @@
+"""Tensor parallel: heads and feed-forward columns over processes, every one of which sees all tokens.
+
+A process builds an ordinary model from a narrower spec. Which part of each parameter it holds follows from the shapes
+of the whole and of the narrow model, and from what modules say of maps that lie side by side in one weight; no name of
+a parameter is known here. A sublayer gives a sum over heads or columns, so one sum over the processes makes it whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from vantage.errors import Refused
+from vantage.model import Model, empty_model
+from vantage.model.linear import replace_module
+from vantage.parallel.head_probe import check_heads
+from vantage.parallel.parameter_cut import parameter_cuts, sublayers
+from vantage.parallel.wire import Wire
+from vantage.spec.abilities import DividesByHead, Divisible
+from vantage.spec.model import Layer, ModelSpec
+
+
+class TensorParallel:
+    """A model of this spec over the processes of a group. ``own`` is the spec of what this process has of it."""
+
+    def __init__(self, spec: ModelSpec, group: dist.ProcessGroup | None = None):
+        self.wire, self.spec = Wire(group), spec
+        self.own = divided(spec, self.wire.rank, self.wire.size)
+        self.cuts = parameter_cuts(empty_model(spec), empty_model(self.own))
+
+    # ---- from the whole to shares
+
+    def take(self, name: str, whole: Tensor) -> Tensor:
+        """This process's share of a parameter."""
+        return self.cuts[name].take(whole, self.wire.rank, self.wire.size)
+
+    def cut(self, model: Model) -> Model:
+        """This process's share of a whole model, which every process has alike."""
+        share = empty_model(self.own, model.kernel)
+        put_parameters(share, {name: self.take(name, p.detach()).clone() for name, p in model.named_parameters()})
+        share.tokenizer, share.config = model.tokenizer, model.config
+        return self.connect(share).train(model.training)
+
+    def connect(self, share: Model) -> Model:
+        """From now on the sublayers of this share sum up with those of the other processes."""
+        wire = self.wire
+
+        def enter(module: nn.Module, arguments: Any) -> Any:
+            return wire.entered(arguments[0]), *arguments[1:]
+
+        def leave(module: nn.Module, arguments: Any, out: Any) -> Tensor:
+            return wire.summed(out)
+
+        for sublayer in sublayers(share):
+            sublayer.register_forward_pre_hook(enter)
+            sublayer.register_forward_hook(leave)
+        if share.encoder is not None:  # what cross-attention reads of it enters every decoder layer
+            share.encoder.norm.register_forward_hook(lambda module, arguments, out: wire.entered(cast(Tensor, out)))
+        if wire.rank:
+            self._add_biases_once(share)
+        share.parallel = self
+        return share
+
+    def _add_biases_once(self, share: Model) -> None:
+        """The bias of a map whose inputs are cut would be added by every process: all but the first leave it out."""
+        for name, cut in self.cuts.items():
+            owner = name.rpartition(".")[0]
+            linear = share.get_submodule(owner)
+            if cut.dim == 1 and cut.maps and isinstance(linear, nn.Linear) and linear.bias is not None:
+                replace_module(share, owner, LinearWithoutBias(linear.weight, linear.bias))
+
+    # ---- training
+
+    def sum_gradients(self, share: Model) -> None:
+        """Bring together what the processes know of a gradient: of what all have inside a sublayer, or some of them."""
+        wire = self.wire
+        for name, p in share.named_parameters():
+            cut = self.cuts[name]
+            if not cut.inside or not p.requires_grad:
+                continue
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            if not cut.maps:
+                wire.sum(p.grad)
+            for m, own in zip(cut.maps, cut.split(p.grad), strict=True):
+                if m.shards < wire.size:
+                    at = m.start(wire.rank, wire.size) - m.first
+                    every = own.new_zeros([m.whole if d == cut.dim else n for d, n in enumerate(own.shape)])
+                    every.narrow(cut.dim, at, m.own).copy_(own)
+                    own.copy_(wire.sum(every).narrow(cut.dim, at, m.own))
+
+    def norm(self, gradients: Mapping[str, Tensor], others: Iterable[Tensor] = ()) -> Tensor:
+        """The norm of all gradients together, by the names of the parameters; what several have counts once.
+
+        ``others`` are gradients of what all have alike and is no parameter of the model.
+        """
+        total = torch.zeros((), dtype=torch.float64)
+        for name, gradient in gradients.items():
+            cut = self.cuts[name]
+            parts = zip(cut.split(gradient), (m.shards for m in cut.maps), strict=True) if cut.maps else [(gradient, 1)]
+            total += sum(part.double().square().sum().cpu() * (shards / self.wire.size) for part, shards in parts)
+        total += sum(g.double().square().sum().cpu() / self.wire.size for g in others)
+        return self.wire.sum(total).sqrt()
+
+    # ---- from shares to the whole
+
+    def whole_tensor(self, name: str, share: Tensor) -> Tensor:
+        """A parameter, or something of its shape, put together from the shares of all processes."""
+        cut = self.cuts[name]
+        if not cut.maps:
+            return share
+        whole = torch.empty(cut.shape, dtype=share.dtype, device=share.device)
+        for rank, part in enumerate(self.wire.gather_parts(share)):
+            cut.put(part, whole, rank, self.wire.size)
+        return whole
+
+    @torch.no_grad()
+    def whole(self, share: Model) -> Model:
+        """The whole model, on every process: one that is saved as any other."""
+        model = empty_model(self.spec, share.kernel)
+        put_parameters(model, {name: self.whole_tensor(name, p.detach()) for name, p in share.named_parameters()})
+        model.tokenizer, model.config = share.tokenizer, share.config
+        return model.train(share.training)
+
+
+class LinearWithoutBias(nn.Module):
+    """A linear map that keeps its bias and does not add it: another process does."""
+
+    def __init__(self, weight: Tensor, bias: Tensor):
+        super().__init__()
+        self.weight, self.bias = weight, bias  # parameters, both
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight)
+
+
+def divided(spec: ModelSpec, rank: int, ranks: int) -> ModelSpec:
+    """What one of so many processes has of a model."""
+    if ranks == 1:
+        return spec
+    layers = tuple(_divided_layer(i, layer, spec.width, rank, ranks) for i, layer in enumerate(spec.layers))
+    return replace(spec, layers=layers, encoder=None if spec.encoder is None else divided(spec.encoder, rank, ranks))
+
+
+def _divided_layer(index: int, layer: Layer, width: int, rank: int, ranks: int) -> Layer:
+    parts: dict[str, Any] = {"attention": layer.attention, "ffn": layer.ffn}
+    if layer.cross is not None:
+        parts["cross"] = layer.cross
+    for name, part in parts.items():
+        if not isinstance(part, Divisible):
+            raise Refused(
+                f"layer {index}: {type(part).__name__} ({name}) does not say how it divides among processes: "
+                "it has no tensor parallel form"
+            )
+    shares = {name: cast(Divisible, part).divided(ranks, width) for name, part in parts.items()}
+    heads, own = layer.attention.shape(width).heads, shares["attention"].shape(width).heads
+    check_heads(index, layer, width)
+
+    def of_heads(part: Any) -> Any:
+        return part.of_heads(rank * own, own, heads) if isinstance(part, DividesByHead) else part
+
+    return replace(
+        layer,
+        **shares,
+        bias=of_heads(layer.bias),
+        value_bias=of_heads(layer.value_bias),
+        qk=tuple(of_heads(part) for part in layer.qk),
+        output=tuple(of_heads(part) for part in layer.output),
+    )
+
+
+def put_parameters(
+    model: nn.Module, values: Mapping[str, Tensor], wrap: Callable[[Tensor], Any] = nn.Parameter
+) -> None:
+    """Put these where a model without weights has parameters of their names, tied ones everywhere."""
+    aliases: dict[int, list[str]] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        aliases.setdefault(id(p), []).append(name)
+    for names in aliases.values():
+        parameter = wrap(values[names[0]].contiguous())
+        for name in names:
+            owner, _, last = name.rpartition(".")
+            setattr(model.get_submodule(owner), last, parameter)
