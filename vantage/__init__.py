@@ -39,6 +39,7 @@ _WHERE = {
     "vantage.spec.normalisers": ("Argmax", "Entmax15", "OffByOne", "Sigmoid", "Softmax", "Sparsemax", "StickBreaking"),
     "vantage.training": ("train",),
     "vantage.attention": (
+        "Differential",
         "GatedConvolution",
         "GatedDelta",
         "GroupedQuery",
@@ -46,6 +47,8 @@ _WHERE = {
         "Latent",
         "OutputGate",
         "QKNorm",
+        "SharedIndexer",
+        "TopKIndexer",
     ),
     "vantage.model.experts": ("Experts", "TopK"),
     "vantage.model.feed_forward": ("FeedForward",),

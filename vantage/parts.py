@@ -27,6 +27,7 @@ KINDS = {
     "scaling": "vantage.position.scaling:SCALINGS",
     "attention": "vantage.attention:ATTENTIONS",
     "output": "vantage.attention:OUTPUT_PARTS",
+    "indexer": "vantage.attention:INDEXERS",
     "mask": "vantage.spec.mask_registry:MASKS",
     "cache": "vantage.cache.kinds:CACHES",
     "kernel": "vantage.kernels:KERNELS",

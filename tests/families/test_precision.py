@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 import vantage as vt
 from tests.parity.cases import CASES
-from tests.parity.rows import deepseek, gpt_oss, t5
+from tests.parity.rows import deepseek, deepseek_v32, gpt_oss, t5
 from vantage.families import families
 from vantage.model.wide import WideLinear
 
@@ -70,6 +70,13 @@ def test_in_float16_alone(case, step, dtype, tmp_path):
     assert all(step in name for name in wide)
 
 
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_what_an_indexer_weighs_its_heads_by(dtype, tmp_path):
+    wide = check(deepseek_v32.CASES[0], dtype, tmp_path)
+    assert any("weights_proj" in name for name in wide) == (dtype == torch.float16)
+    assert any("e_score_correction_bias" in name for name in wide)
+
+
 def test_float32_and_float64_have_nothing_to_keep(tmp_path):
     t5.FULL.make("plain").save_pretrained(tmp_path)
     for dtype in (torch.float32, torch.float64):
@@ -90,6 +97,8 @@ def test_every_step_that_a_family_names_is_in_its_table():
     named = {name: f.wide + f.wide_in_float16 for name, f in families().items() if f.wide or f.wide_in_float16}
     assert named == {
         "deepseek_v3": ("e_score_correction_bias",),
+        "deepseek_v32": ("e_score_correction_bias", "weights_proj"),
+        "glm_moe_dsa": ("e_score_correction_bias", "weights_proj"),
         "t5": ("wo",),
         "gpt_oss": ("input_layernorm", "post_attention_layernorm", "norm"),
     }

@@ -25,6 +25,6 @@ def test_a_later_field_shows_only_where_it_is_used():
 
 def test_a_spec_without_later_fields_reads_as_repr():
     spec = vt.decoder(vocab=9, width=8, layers=2, heads=2, position="rope", mask=Causal())
-    assert stable_repr(spec) == repr(spec).replace(", output=(), source=None", "")
+    assert stable_repr(spec) == repr(spec).replace(", output=(), source=None, indexer=None", "")
     gated = replace(spec, layers=(replace(spec.layers[0], output=(vt.OutputGate(),)), spec.layers[1]))
     assert "OutputGate(per='number'" in stable_repr(gated)

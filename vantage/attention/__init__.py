@@ -1,10 +1,12 @@
 """Attention modules. Each reads like its formula; position, cache and kernel are handed in."""
 
-from vantage.attention import qk
+from vantage.attention import indexer, qk
 from vantage.attention.delta import GatedDelta
+from vantage.attention.differential import Differential
 from vantage.attention.gate import OutputGate
 from vantage.attention.gated_convolution import GatedConvolution
 from vantage.attention.grouped import GroupedQuery, GroupedQueryAttention
+from vantage.attention.indexer import SharedIndexer, TopKIndexer
 from vantage.attention.kimi_delta import KimiDelta
 from vantage.attention.latent import Latent, LatentAttention
 from vantage.attention.qk import LengthTemperature, QKNorm
@@ -16,9 +18,11 @@ from vantage.spec.registry import Registry, entries_of
 
 __all__ = [
     "ATTENTIONS",
+    "INDEXERS",
     "OUTPUT_PARTS",
     "QK_PARTS",
     "Additive",
+    "Differential",
     "Dot",
     "GatedConvolution",
     "GatedDelta",
@@ -33,6 +37,8 @@ __all__ = [
     "OutputGate",
     "QKNorm",
     "RecurrentAttention",
+    "SharedIndexer",
+    "TopKIndexer",
 ]
 
 ATTENTIONS: Registry[AttentionConfig] = Registry(
@@ -44,6 +50,7 @@ ATTENTIONS: Registry[AttentionConfig] = Registry(
         "gated_convolution",
         "delta",
         "kimi_delta",
+        "differential",
     ),
     needs=("shape", "cache_shape", "build", "build_cross"),
 )
@@ -52,4 +59,8 @@ QK_PARTS: Registry[Buildable] = Registry("q/k part", (qk.NORM_ENTRY, qk.TEMPERAT
 # What stands between the kernel and the output map.
 OUTPUT_PARTS: Registry[Buildable] = Registry(
     "output part", entries_of("vantage.attention", "gate"), needs=("build", "shared")
+)
+# What chooses the keys that a query attends to.
+INDEXERS: Registry[Buildable] = Registry(
+    "indexer", (indexer.ENTRY, indexer.SHARED_ENTRY), needs=("build", "shared", "every_key")
 )

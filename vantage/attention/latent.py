@@ -80,26 +80,31 @@ class LatentAttention(nn.Module):
         nn.init.normal_(self.v_up, std=INIT_STD)
         self.out = context.linear(c.heads * c.value_dim, D, c.bias)
         self.qk = nn.ModuleList(context.qk)  # pyright: ignore[reportArgumentType] (every transform is a module)
-        self.scorer = Scorer(c.scores, shape, context)
+        self.scorer = Scorer(c.scores, shape, context, c.q_rank)
         self.absorbable = context.value_bias is None  # it adds to a head's values, which the absorbed form never makes
 
-    def project(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def low(self, x_BTD: Tensor) -> Tensor:
+        """What queries are made of: x in a small form, or x itself."""
+        return self.q_norm(self.q_down(x_BTD))
+
+    def project(self, x_BTD: Tensor, low: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, H, T, nope + rope), the latent (B, 1, T, r) and the shared key (B, 1, T, rope), not yet rotated."""
         B, T, _ = x_BTD.shape
         c = self.config
-        q = self.q_up(self.q_norm(self.q_down(x_BTD))).view(B, T, c.heads, -1).transpose(1, 2)
+        q = self.q_up(low).view(B, T, c.heads, -1).transpose(1, 2)
         latent, k_rot = self.kv_down(x_BTD).split((c.kv_rank, c.rope_dim), dim=-1)
         return q, self.kv_norm(latent)[:, None], k_rot[:, None]
 
     def forward(self, x_BTD: Tensor, ctx: Context) -> Tensor:
-        q_raw, latent, k_rot = self.project(x_BTD)
+        low = self.low(x_BTD)
+        q_raw, latent, k_rot = self.project(x_BTD, low)
         q_nope, q_rot = q_raw.split((self.config.nope_dim, self.config.rope_dim), dim=-1)
         kept = self.keep(x_BTD, ctx, latent, k_rot)
         pos = ctx.standing(kept)
         q_rot = chain(self.qk, "query", q_rot, pos)
         form = self.absorbed if self.absorbs(x_BTD.shape[1], kept.k.shape[2]) else self.expanded
         q, view, up = form(q_nope, q_rot, kept)
-        need = self.scorer.need(q_raw, q, view, pos, x_BTD)
+        need = self.scorer.need(q_raw, q, view, pos, x_BTD, low)
         out = ctx.attend("self", self.index, q, view, need)
         return self.out(merge_heads(out if up is None else torch.einsum("bhtr,hvr->bhtv", out, up)))
 
@@ -152,7 +157,7 @@ class LatentAttention(nn.Module):
 
     def queries_and_keys(self, x_BTD: Tensor) -> QueriesAndKeys:
         """In the expanded form, which has keys of every head."""
-        q, latent, k_rot = self.project(x_BTD)
+        q, latent, k_rot = self.project(x_BTD, self.low(x_BTD))
         k_nope = torch.einsum("bsr,hnr->bhsn", latent[:, 0], self.k_up)
         return QueriesAndKeys(q, torch.cat([k_nope, k_rot.expand(-1, self.config.heads, -1, -1)], -1))
 

@@ -7,23 +7,31 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from vantage.errors import Refused
+from vantage.attention.indexer import choice_of
+from vantage.errors import BadInput, Refused
 from vantage.spec.attention import ActivationColumns, PositionParts
 from vantage.spec.forms import HasForm, Slope
+from vantage.spec.indexing import Indexer, IndexerInputs
 from vantage.spec.kept import StreamSource
 from vantage.spec.masks import causal_window
 from vantage.spec.model import BuildContext, Scores
 from vantage.spec.native import CannotLower, ScoreForm, implements, no_native_form
 from vantage.spec.normalisers import Softmax, needs_causal
-from vantage.spec.parts import BiasInputs, Dense, Need, Pointwise, ScoreBias, Shape, View
-from vantage.spec.positions import Positions
+from vantage.spec.parts import BiasInputs, Dense, Need, Pointwise, ScoreBias, Shape, View, materialise
+from vantage.spec.positions import Pair, Positions
 
 
 class Scorer(nn.Module):
-    """From queries and keys to a ``Need``. Holds the biases and the sinks."""
+    """From queries and keys to a ``Need``. Holds the biases, the sinks and the indexer.
 
-    def __init__(self, scores: Scores, shape: Shape, context: BuildContext):
+    ``rank``: of the small form that latent attention makes its queries of.
+    """
+
+    def __init__(self, scores: Scores, shape: Shape, context: BuildContext, rank: int | None = None):
         super().__init__()
+        if context.indexer is not None and context.indexer.rank not in (None, rank):
+            made = "from x: rank=None" if rank is None else f"of rank {rank}"
+            raise BadInput(f"an indexer of rank {context.indexer.rank} in a layer whose queries are made {made}")
         if needs_causal(scores.normalise) and not context.mask.causal:
             raise Refused(f"{type(scores.normalise).__name__} needs causal attention: use another normaliser here")
         self.scores = scores
@@ -32,30 +40,47 @@ class Scorer(nn.Module):
         self.bias = context.bias
         self.value_bias = context.value_bias
         self.keeps = isinstance(context.bias, StreamSource)
+        self.indexer, self.index = context.indexer, context.index
+        self.indexer_streams = 0 if context.indexer is None else context.indexer.kept
         self.sinks = nn.Parameter(torch.zeros(shape.heads)) if scores.sinks else None
 
     def streams(self, x_BTD: Tensor, pos: Positions) -> tuple[Tensor, ...]:
-        """What the bias wants kept of these tokens."""
-        return cast(StreamSource, self.bias).keep(x_BTD, pos) if self.keeps else ()
+        """What the indexer and the bias want kept of these tokens."""
+        sources = (self.indexer if self.indexer_streams else None, self.bias if self.keeps else None)
+        return tuple(x for source in sources if source is not None for x in cast(StreamSource, source).keep(x_BTD, pos))
 
-    def need(self, q_raw: Tensor, q: Tensor, view: View, pos: Positions, x_BTD: Tensor) -> Need:
-        """``pos`` is where the queries stand, ``x`` what they were made of."""
-        softcap, streams, own = self.scores.softcap, view.streams, view.own
+    def need(
+        self, q_raw: Tensor, q: Tensor, view: View, pos: Positions, x_BTD: Tensor, low: Tensor | None = None
+    ) -> Need:
+        """``pos`` is where the queries stand, ``x`` what they were made of, ``low`` its small form if there is one."""
+        n, softcap = self.indexer_streams, self.scores.softcap
+        streams, own = view.streams[n:], view.own[n:]
         inputs = BiasInputs(q_raw, q, view.k, pos, view.pos, self.scale, x_BTD, streams, own, softcap)
         heads = 1 if view.selected is None else view.selected.heads
+        bias = self.bias.at(inputs) if heads == 1 else _bias_by_head(self.bias, inputs, heads)
+        if self.indexer is not None:
+            pair = pos.against(view.pos)
+            given = IndexerInputs(x_BTD, low, view.streams[:n], pair, self.mask)
+            bias = _of_chosen(bias, self.chosen(self.indexer, given), pair, q)
         return Need(
             mask=self.mask,
             scale=self.scale,
             softcap=softcap,
-            bias=self.bias.at(inputs) if heads == 1 else _bias_by_head(self.bias, inputs, heads),
+            bias=bias,
             sinks=self.sinks,
             normalise=self.scores.normalise,
             dropout=self.scores.dropout if self.training else 0.0,
             value_bias=self.value_bias,
         )
 
+    def chosen(self, indexer: Indexer, inputs: IndexerInputs) -> Tensor | None:
+        """Held for the rest of the pass: later layers may follow."""
+        return inputs.pair.once(choice_of(self.index), lambda: indexer.choose(inputs))
+
     def score_form(self) -> ScoreForm:
         """For the native kernels."""
+        if self.indexer is not None:
+            raise CannotLower("an indexer has no native form")
         window = causal_window(self.mask)
         if window is None:
             raise CannotLower(f"the mask {self.mask} has no native form")
@@ -78,7 +103,7 @@ def _bias_by_head(bias: ScoreBias, inputs: BiasInputs, heads: int) -> Pointwise 
     """For a cache whose key/value heads keep keys of their own: each asks at its own positions."""
 
     def of_head(head: int) -> Pointwise | Dense | None:
-        k = inputs.k[:, head : head + 1].expand_as(inputs.k)
+        k = inputs.k.unflatten(1, (heads, -1))[:, head].repeat(1, heads, 1, 1)
         return bias.at(inputs._replace(k=k, k_pos=inputs.k_pos.every(heads, head)))
 
     first = of_head(0)
@@ -87,6 +112,19 @@ def _bias_by_head(bias: ScoreBias, inputs: BiasInputs, heads: int) -> Pointwise 
     values = [first.value, *(value.value for head in range(1, heads) if isinstance(value := of_head(head), Dense))]
     groups = [value.unflatten(1, (heads, -1))[:, head] for head, value in enumerate(values)]
     return Dense(torch.cat(groups, 1))
+
+
+def _of_chosen(
+    bias: Pointwise | Dense | None, chosen_BTS: Tensor | None, pair: Pair, q: Tensor
+) -> Pointwise | Dense | None:
+    """The bias, and -inf at the keys that were not chosen. A query that chose nothing sees nothing anyway."""
+    if chosen_BTS is None:
+        return bias
+    heads, dtype = q.shape[1], torch.promote_types(q.dtype, torch.float32)
+    left_out = ~chosen_BTS & chosen_BTS.any(-1, keepdim=True)
+    hidden = torch.zeros(left_out.shape, dtype=dtype, device=q.device).masked_fill(left_out, float("-inf"))[:, None]
+    value = materialise(bias, pair, heads, dtype)
+    return Dense((hidden if value is None else value + hidden).expand(-1, heads, -1, -1))
 
 
 class NoBias:

@@ -126,6 +126,7 @@ class Joined(Link):
     their: tuple[str, ...]
     sizes: tuple[int, ...]
     dim: int = 0
+    orders: tuple[Rows, ...] = ()  # of the rows of each; none: all as they stand
 
     @property
     def our_names(self) -> tuple[str, ...]:
@@ -136,10 +137,13 @@ class Joined(Link):
         return self.their
 
     def to_ours(self, theirs: Sequence[Tensor]) -> list[Tensor]:
+        if self.orders:
+            theirs = [order.ours(x) for order, x in zip(self.orders, theirs, strict=True)]
         return [torch.cat(list(theirs), self.dim)]
 
     def to_theirs(self, ours: Sequence[Tensor]) -> list[Tensor]:
-        return list(ours[0].split(self.sizes, self.dim))
+        pieces = list(ours[0].split(self.sizes, self.dim))
+        return [order.theirs(x) for order, x in zip(self.orders, pieces, strict=True)] if self.orders else pieces
 
     def at(self, letter: str, number: int) -> Link:
         their = tuple(fill(name, letter, number) for name in self.their)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vantage.attention import ATTENTIONS, OUTPUT_PARTS, QK_PARTS
+from vantage.attention import ATTENTIONS, INDEXERS, OUTPUT_PARTS, QK_PARTS
 from vantage.model.experts import RouterConfig
 from vantage.model.parts import FEED_FORWARDS, INPUTS, NORM_PARTS, ROUTERS, TRANSFORMS
 from vantage.position import ENCODINGS, SAMPLERS, SCORE_PARTS, components
@@ -43,11 +43,11 @@ def classes_by_protocol() -> dict[Any, tuple[type, ...]]:
 def classes_by_place() -> dict[str, tuple[type, ...]]:
     """``Buildable`` says too little: what may stand there goes by the field's name."""
     by_place = _components()
-    for registry in (QK_PARTS, SCORE_PARTS, OUTPUT_PARTS):
+    for registry in (QK_PARTS, SCORE_PARTS, OUTPUT_PARTS, INDEXERS):
         for entry in registry.entries():
             for place, classes in (entry.components or {}).items():
                 by_place[place] = (*by_place.get(place, ()), *classes)
-    return {place: by_place.get(place, ()) for place in ("inputs", "qk", "bias", "value_bias", "output")}
+    return {place: by_place.get(place, ()) for place in ("inputs", "qk", "bias", "value_bias", "output", "indexer")}
 
 
 def _components() -> dict[str, tuple[type, ...]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from vantage.attention import ATTENTIONS, OUTPUT_PARTS, QK_PARTS, GroupedQuery
+from vantage.attention import ATTENTIONS, INDEXERS, OUTPUT_PARTS, QK_PARTS, GroupedQuery, SharedIndexer
 from vantage.cache import CACHES, CacheKind
 from vantage.kernels import KERNELS
 from vantage.model.norms import RMSNorm
@@ -35,7 +35,8 @@ NUMBER = {name: i for i, name in enumerate(FACTOR_NAMES)}
 @dataclass(frozen=True)
 class AttentionCase:
     """An attention: its config, what precedes the encoding on q and k, what follows the kernel, whether it is also
-    crossed, whether the last layer reads the keys of the first, and what the other layers have in its place."""
+    crossed, whether the last layer reads the keys of the first, what the other layers have in its place, and what
+    chooses the keys in the first layer and in the others."""
 
     config: AttentionConfig
     qk: tuple[Buildable, ...] = ()
@@ -43,6 +44,7 @@ class AttentionCase:
     cross: bool = False
     shared_keys: bool = False
     between: AttentionConfig | None = None  # without scores: it has a layer on either side
+    indexers: tuple[Buildable, Buildable] | None = None
 
 
 def variants(entry: Entry[T], number: int) -> dict[str, Callable[[], T]]:
@@ -77,6 +79,10 @@ def attentions() -> dict[str, AttentionCase]:
     cases["cross"] = AttentionCase(grouped, cross=True)
     cases["shared-keys"] = AttentionCase(grouped, shared_keys=True)
     cases |= {name: AttentionCase(grouped, output=(make(),)) for name, make in _all(OUTPUT_PARTS, HEADS).items()}
+    for name, make in _all(INDEXERS, HEADS).items():
+        indexer = make()
+        cases[name] = AttentionCase(grouped, indexers=(indexer, indexer))
+        cases[f"{name}-shared"] = AttentionCase(grouped, indexers=(indexer, SharedIndexer(0)))
     return cases | {name: AttentionCase(grouped, qk=(make(),)) for name, make in _all(QK_PARTS, HEADS).items()}
 
 

@@ -54,6 +54,9 @@ def spec_for(cell: Cell, head_dim: int | None = None) -> ModelSpec:
         plain = replace(layers[0], attention=attention.between, mask=Causal() & SameSegment())
         plain = replace(plain, qk=(), bias=None, value_bias=None)
         layers = (plain, *layers[1:-1], plain)
+    if attention.indexers is not None:
+        first, others = attention.indexers
+        layers = tuple(replace(layer, indexer=others if i else first) for i, layer in enumerate(layers))
     if attention.shared_keys:
         layers = (*layers[:-1], replace(layers[-1], source=0))
     if attention.cross:

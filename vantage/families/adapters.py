@@ -148,10 +148,11 @@ def _their_places(model: Model) -> dict[str, MapRows]:
 def _of_link(link: Link, ours: str, outputs: int, pieces: Mapping[tuple[int, int], str]) -> dict[str, MapRows]:
     if isinstance(link, Joined) and link.dim == 0:
         places, at = dict[str, MapRows](), 0
-        for name, rows in zip(link.their, link.sizes, strict=True):
+        orders = link.orders or (None,) * len(link.their)
+        for name, rows, order in zip(link.their, link.sizes, orders, strict=True):
             span = (at, at + rows)
             module = name.removesuffix(".weight")
-            places[module] = MapRows(ours, pieces.get(span, module.rpartition(".")[2]), *span)
+            places[module] = MapRows(ours, pieces.get(span, module.rpartition(".")[2]), *span, order)
             at += rows
         return places
     if isinstance(link, Same) and all(isinstance(change, (Transpose, Rows)) for change in link.changes):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from vantage.attention import Latent
@@ -39,19 +40,23 @@ def spec(c: Config) -> ModelSpec:
     return model(c, rope(c, pairing="adjacent"), router, mlp_bias=c.flag("mlp_bias", False))
 
 
-def model(c: Config, turn: Rope, router: RouterConfig, *, mlp_bias: bool) -> ModelSpec:
-    """What V2 and V3 share."""
+def model(
+    c: Config, turn: Rope, router: RouterConfig, *, mlp_bias: bool, experts_in: Sequence[bool] | None = None
+) -> ModelSpec:
+    """What V2 and V3 share. ``experts_in``: which layers have experts; ``None``: all but the first few."""
     dense = llama_layout.feed_forward(c, bias=mlp_bias)
     expert = llama_layout.feed_forward(c, "moe_intermediate_size")
     shared = replace(expert, hidden=expert.hidden * c.whole("n_shared_experts", low=1), bias=mlp_bias)
     experts = Experts(expert, c.whole("n_routed_experts", low=1), router, shared)
     norm = RMSNorm(c.number("rms_norm_eps", 1e-6))
-    first = c.whole("first_k_dense_replace", 0)
+    if experts_in is None:
+        first = c.whole("first_k_dense_replace", 0)
+        experts_in = [i >= first for i in range(llama_layout.count(c))]
     layer = Layer(attention(c, turn), dense, norm, qk=(turn,))
     c.must_be("moe_layer_freq", 1)
     # how it was trained and spread over machines
     c.inert("aux_loss_alpha", "seq_aux", "ep_size", "pretraining_tp", "output_router_logits", "router_aux_loss_coef")
-    layers = [layer if i < first else replace(layer, ffn=experts) for i in range(llama_layout.count(c))]
+    layers = [replace(layer, ffn=experts) if has_experts else layer for has_experts in experts_in]
     return llama_layout.model(c, layers, norm)
 
 

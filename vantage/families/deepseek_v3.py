@@ -11,9 +11,16 @@ from vantage.spec.model import ModelSpec
 
 
 def spec(c: Config) -> ModelSpec:
+    pairing = "adjacent" if c.flag("rope_interleave", True) else "halves"
+    return model(c, rope(c, pairing=pairing), router(c), mlp_bias=False)
+
+
+def router(c: Config) -> GroupLimited:
     c.must_be("topk_method", "noaux_tc")
     c.must_be("scoring_func", "sigmoid")
-    router = GroupLimited(
+    # layers that guess the tokens after the next one, for drafting: no part of the logits
+    c.inert("num_nextn_predict_layers", "num_mtp_layers")
+    return GroupLimited(
         c.whole("num_experts_per_tok", low=1),
         c.whole("n_group", low=1),
         c.whole("topk_group", low=1),
@@ -23,10 +30,6 @@ def spec(c: Config) -> ModelSpec:
         renormalise=c.flag("norm_topk_prob", True),
         scale=c.number("routed_scaling_factor", 1.0),
     )
-    # layers that guess the tokens after the next one, for drafting: no part of the logits
-    c.inert("num_nextn_predict_layers", "num_mtp_layers")
-    pairing = "adjacent" if c.flag("rope_interleave", True) else "halves"
-    return model(c, rope(c, pairing=pairing), router, mlp_bias=False)
 
 
 # layer 61 of the published checkpoints, behind the last (60), is the drafting layer

@@ -85,7 +85,8 @@ def position(spec: ModelSpec) -> str:
 def attention(spec: ModelSpec) -> str:
     def of(layer: Layer) -> str:
         heads, *scores = _describe_heads(layer.attention, spec.width)
-        return ", ".join([heads, sees(layer.mask), *scores, *(describe(part) for part in layer.output)])
+        beside = [*layer.output, *(() if layer.indexer is None else (layer.indexer,))]
+        return ", ".join([heads, sees(layer.mask), *scores, *(describe(part) for part in beside)])
 
     return by_layer(spec, of) + ("; cross-attention" if any(layer.cross for layer in spec.layers) else "")
 

@@ -30,6 +30,8 @@ def attention(module: Any, layer: Layer, shape: Shape, size: PassSize, keys: int
     parts = module.operations(work) if counts else {}
     if not module.crosses:
         acting = (part for part in (layer.bias, layer.value_bias, *layer.qk) if part is not None)
+        if layer.indexer is not None and isinstance(layer.indexer, MultipliesMatrices):
+            parts["scores"] = parts.get("scores", 0) + layer.indexer.operations(work)
         parts["position"] = sum(part.operations(work) for part in acting if isinstance(part, MultipliesMatrices))
     return parts
 
@@ -58,7 +60,7 @@ def _linears(module: nn.Module) -> list[nn.Linear]:
 
 def uncounted(block: nn.Module, layer: Layer) -> list[str]:
     """Parts of a layer that do not say what they multiply, or that are not ours."""
-    parts = [layer.bias, layer.value_bias, *layer.qk]
+    parts = [layer.bias, layer.value_bias, layer.indexer, *layer.qk]
     silent = [p for p in parts if p is not None and not isinstance(p, MultipliesMatrices)]
     odd = [p for p in silent if not type(p).__module__.startswith("vantage.")]
     return [type(p).__name__ for p in [*odd, *(m for m in attentions(block) if not isinstance(m, CountsOperations))]]

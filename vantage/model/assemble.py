@@ -57,11 +57,14 @@ def _block(index: int, layer: Layer, width: int, shared: dict[Any, nn.Module], r
         output=tuple(built(part, "output transform") for part in layer.output),
         source=layer.source,
         shared=read,
+        indexer=None if layer.indexer is None else built(layer.indexer, "indexer"),
     )
     module = build_part("attention", attention, "build()", lambda: attention.build(width, context), index)
-    for name, wanted in (("output", bool(layer.output)), ("source", layer.source is not None), ("shared", read)):
-        if wanted and not hasattr(module, name):
-            raise Refused(f"layer {index}: {type(module).__name__} has no {name}: use GroupedQuery there")
+    wanted = {"output": layer.output, "source": layer.source is not None, "shared": read, "scorer": layer.indexer}
+    for name, value in wanted.items():
+        if value and not hasattr(module, name):
+            what = "indexer" if name == "scorer" else name  # which a scorer asks
+            raise Refused(f"layer {index}: {type(module).__name__} has no {what}: use GroupedQuery there")
     sublayers = [module]
     if cross is not None:
         across = BuildContext(index, Everything() & SameSegment(), (), NoBias(), None, dense)

@@ -32,6 +32,7 @@ ROLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "score bias": ("position", ("at",)),
     "value bias": ("position", ("at",)),
     "output transform": ("attention", ("forward",)),
+    "indexer": ("indexer", ("choose",)),
     "attention": ("attention", ("forward",)),
     "cross-attention": ("attention", ("forward",)),
     "feed-forward layer": ("feed-forward", ("forward",)),

@@ -42,6 +42,7 @@ def _layer(layer: Layer) -> list[str]:
         ("value bias ", layer.value_bias),
         ("keys and values of layer ", layer.source),
         *(("output ", part) for part in layer.output),
+        ("indexer ", layer.indexer),
         ("cross ", layer.cross),
         ("", layer.ffn),
         ("", layer.norm),

@@ -11,6 +11,7 @@ from torch import nn
 from vantage.errors import BadInput
 from vantage.spec.abilities import effect_of
 from vantage.spec.fingerprint import LATER
+from vantage.spec.indexing import FollowsLayer, Indexer
 from vantage.spec.kept import KeepsStreams, KeptStream, NeedsEveryKey, StateShape
 from vantage.spec.masks import Causal, Mask, SameSegment
 from vantage.spec.normalisers import Normaliser, Softmax
@@ -84,7 +85,7 @@ class CacheShape:
     single: bool = False  # one stream: the value is the front of the key (MLA)
     streams: tuple[KeptStream, ...] = ()  # what else is kept of each token
     states: tuple[StateShape, ...] = ()  # of constant size, whatever the length
-    every_key: bool = False  # its bias must see every key between a key and a query (CoPE)
+    every_key: bool = False  # it must see every key before a query that its mask shows (CoPE, an indexer)
 
     @staticmethod
     def of_states(*states: StateShape) -> CacheShape:
@@ -105,6 +106,7 @@ class BuildContext:
     output: tuple[OutputTransform, ...] = ()
     source: int | None = None  # the layer whose keys and values it reads; None: it has its own
     shared: bool = False  # a later layer reads its keys and values
+    indexer: Indexer | None = None
 
 
 class AttentionConfig(Protocol):
@@ -154,6 +156,7 @@ class Layer:
     dropout: float = 0.0
     output: tuple[Buildable, ...] = field(default=(), metadata=LATER)  # between the kernel and the output map: a gate
     source: int | None = field(default=None, metadata=LATER)  # whose keys and values it reads; None: it makes its own
+    indexer: Buildable | None = field(default=None, metadata=LATER)  # chooses the keys that a query attends to
 
     def __post_init__(self) -> None:
         if isinstance(self.bias, TurnsWith):
@@ -172,10 +175,11 @@ class Layer:
         if self.source is not None:
             return None
         kept = self.attention.cache_shape(width)
-        if isinstance(self.bias, NeedsEveryKey):
-            kept = replace(kept, every_key=self.bias.every_key)
-        if isinstance(self.bias, KeepsStreams):
-            kept = replace(kept, streams=(*kept.streams, *self.bias.streams(self.attention.shape(width))))
+        for part in (self.indexer, self.bias):  # in this order
+            if isinstance(part, NeedsEveryKey):
+                kept = replace(kept, every_key=kept.every_key or part.every_key)
+            if isinstance(part, KeepsStreams):
+                kept = replace(kept, streams=(*kept.streams, *part.streams(self.attention.shape(width))))
         return kept
 
 
@@ -233,6 +237,8 @@ class ModelSpec:
         for i, layer in enumerate(self.layers):
             if layer.source is not None:
                 self._check_source(i, layer, layer.source)
+            if isinstance(layer.indexer, FollowsLayer):
+                self._check_indexer(i, layer, layer.indexer.layer)
 
     def _check_source(self, i: int, layer: Layer, source: int) -> None:
         """Whether layer i can read the keys and values of that layer."""
@@ -246,8 +252,21 @@ class ModelSpec:
         mine, theirs = layer.mask.reach(), other.mask.reach()
         if theirs is not None and (mine is None or mine > theirs):
             raise BadInput(f"layer {i} sees further than layer {source}, whose keys it reads: give it a window")
-        if isinstance(layer.bias, KeepsStreams):
-            raise BadInput(f"layer {i} reads the keys of layer {source} and keeps nothing: its bias cannot either")
+        for what, part in (("bias", layer.bias), ("indexer", layer.indexer)):
+            if isinstance(part, KeepsStreams):
+                raise BadInput(
+                    f"layer {i} reads the keys of layer {source} and keeps nothing: its {what} cannot either"
+                )
+
+    def _check_indexer(self, i: int, layer: Layer, other: int) -> None:
+        """Whether layer i can attend to what that layer has chosen."""
+        if not 0 <= other < i:
+            raise BadInput(f"layer {i} follows the indexer of layer {other}: give an earlier layer, from 0 to {i - 1}")
+        indexer = self.layers[other].indexer
+        if indexer is None or isinstance(indexer, FollowsLayer):
+            raise BadInput(f"layer {i} follows the indexer of layer {other}, which has none of its own")
+        if layer.mask != self.layers[other].mask:
+            raise BadInput(f"layer {i} follows the indexer of layer {other}, which sees other keys: give both one mask")
 
     @property
     def keeps_states(self) -> bool:

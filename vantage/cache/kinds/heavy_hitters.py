@@ -11,7 +11,7 @@ import torch
 from vantage.cache.codecs import Codec, PlainCodec, SingleCodec, token_bytes
 from vantage.cache.contiguous import Contiguous
 from vantage.cache.kinds.contiguous import ContiguousCache
-from vantage.cache.kinds.kind import COUNTED, LayerPlan, LedgerNeed
+from vantage.cache.kinds.kind import EVERY_KEY, LayerPlan, LedgerNeed
 from vantage.cache.ledger import Ledger
 from vantage.cache.policies import HeavyHitters
 from vantage.cache.selective import Selective
@@ -45,7 +45,7 @@ class HeavyHitterCache:
 
     def refuses(self, layers: Sequence[LayerPlan]) -> str | None:
         if any(layer.every_key for layer in layers):
-            return COUNTED
+            return EVERY_KEY
         if not all(layer.mask.causal for layer in layers if layer.kv_heads):
             return NOT_CAUSAL
         if any(stream.heads % layer.kv_heads for layer in layers for stream in layer.streams if layer.kv_heads):
@@ -75,7 +75,8 @@ ENTRY = Entry(
     summary="The tokens that got most weight so far, head by head, and the last ones (H2O).",
     variants={"heavy-hitters": lambda size: HeavyHitterCache(3, 2)},
     refusals=(
-        Refusal({"encoding": ("cope",)}, COUNTED),
+        Refusal({"encoding": ("cope",)}, EVERY_KEY),
+        Refusal({"attention": ("indexer", "indexer-shared")}, EVERY_KEY),
         Refusal({"mask": ("prefix", "bidirectional")}, NOT_CAUSAL),
         Refusal({"kernel": ("sdpa", "flex")}, "hand back"),
         Refusal({"scenario": ("rollback",)}, "later queries have had a say in what is kept"),

@@ -27,7 +27,7 @@ class LayerPlan:
     single_stream: bool = False  # MLA: the value is the front of the key
     streams: tuple[KeptStream, ...] = ()  # what else is kept of each token, as it is
     states: tuple[StateShape, ...] = ()  # of constant size, whatever the length
-    every_key: bool = False  # its bias must see every key between a key and a query
+    every_key: bool = False  # it must see every key before a query
 
     @staticmethod
     def of(shape: CacheShape, mask: Mask) -> LayerPlan:
@@ -85,7 +85,7 @@ class CacheKind(Protocol):
         ...
 
 
-COUNTED = "this model counts the keys between a key and a query, and a cache that forgets does not have them all"
+EVERY_KEY = "this model looks at every key before a query, and a cache that forgets does not have them all"
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ import torch
 from vantage.cache.codecs import Codec, PlainCodec, SingleCodec, token_bytes
 from vantage.cache.contiguous import Contiguous
 from vantage.cache.kinds.contiguous import ContiguousCache
-from vantage.cache.kinds.kind import COUNTED, LayerPlan, LedgerNeed
+from vantage.cache.kinds.kind import EVERY_KEY, LayerPlan, LedgerNeed
 from vantage.cache.ledger import Ledger
 from vantage.cache.policies import SinkWindow
 from vantage.cache.selective import Selective
@@ -49,7 +49,7 @@ class SinkCache:
 
     def refuses(self, layers: Sequence[LayerPlan]) -> str | None:
         if any(layer.every_key for layer in layers):
-            return COUNTED
+            return EVERY_KEY
         if self.by_place and not all(layer.mask.causal for layer in layers if layer.kv_heads):
             return NOT_CAUSAL
         return None
@@ -80,7 +80,8 @@ ENTRY = Entry(
         "sinks-by-place": lambda size: SinkCache(2, size.reach, by_place=True),
     },
     refusals=(
-        Refusal({"encoding": ("cope",)}, COUNTED),
+        Refusal({"encoding": ("cope",)}, EVERY_KEY),
+        Refusal({"attention": ("indexer", "indexer-shared")}, EVERY_KEY),
         Refusal({"cache": ("sinks-by-place",), "mask": ("prefix", "bidirectional")}, NOT_CAUSAL),
     ),
 )

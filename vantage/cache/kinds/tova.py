@@ -12,7 +12,7 @@ from vantage.cache.codecs import Codec, PlainCodec, SingleCodec, token_bytes
 from vantage.cache.contiguous import Contiguous
 from vantage.cache.kinds.contiguous import ContiguousCache
 from vantage.cache.kinds.heavy_hitters import NOT_CAUSAL
-from vantage.cache.kinds.kind import COUNTED, LayerPlan, LedgerNeed
+from vantage.cache.kinds.kind import EVERY_KEY, LayerPlan, LedgerNeed
 from vantage.cache.ledger import Ledger
 from vantage.cache.policies import LastWeights
 from vantage.cache.selective import Selective
@@ -44,7 +44,7 @@ class TovaCache:
 
     def refuses(self, layers: Sequence[LayerPlan]) -> str | None:
         if any(layer.every_key for layer in layers):
-            return COUNTED
+            return EVERY_KEY
         return None if all(layer.mask.causal for layer in layers if layer.kv_heads) else NOT_CAUSAL
 
     def ledger(self, need: LedgerNeed) -> Ledger:
@@ -70,7 +70,8 @@ ENTRY = Entry(
     summary="The tokens that the last query gave most weight, for all heads of a layer together.",
     variants={"tova": lambda size: TovaCache(5)},
     refusals=(
-        Refusal({"encoding": ("cope",)}, COUNTED),
+        Refusal({"encoding": ("cope",)}, EVERY_KEY),
+        Refusal({"attention": ("indexer", "indexer-shared")}, EVERY_KEY),
         Refusal({"mask": ("prefix", "bidirectional")}, NOT_CAUSAL),
         Refusal({"kernel": ("sdpa", "flex")}, "hand back"),
         Refusal({"scenario": ("rollback",)}, "later queries have had a say in what is kept"),

@@ -140,7 +140,7 @@ def _attention(form: BuildSettings) -> AttentionConfig | None:
         head, m = form.head_width or form.width // form.heads, form.latent
         sizes = (m.kv_rank, m.nope_dim or head, m.rope_dim, m.value_dim or head)
         return Latent(form.heads, *sizes, norm=NORMS[form.norm], q_rank=m.q_rank, bias=form.bias, scores=scores)
-    if form.attention not in FORMS:  # one from outside, which has sizes and scores of its own
+    if form.attention not in FORMS:  # it has sizes and scores of its own
         if form.head_width is not None or scores != Scores():
             raise Refused(
                 f"{form.attention} has its own head width and scores: leave head_width, softcap and sinks out"

@@ -61,8 +61,10 @@ def _fields() -> dict[str, Any]:
 
 
 def attentions() -> list[str]:
-    """The kinds that the form offers: ours in its own words, and those from outside by their names."""
-    return [*FORMS, *(entry.name for entry in ATTENTIONS.from_outside())]
+    """The kinds that the form offers: two of ours in its own words, and all that a number of heads can make by their
+    names."""
+    outside = ATTENTIONS.from_outside()
+    return [*FORMS, *(entry.name for entry in ATTENTIONS.entries() if entry.compared or entry in outside)]
 
 
 FormOptions: Any = create_model("FormOptions", __base__=StrictModel, **_fields())
