@@ -14,6 +14,7 @@ READY := $(VENV)/.ready
 PEERS := bench/.venv
 PEERS_READY := $(PEERS)/.ready
 LENS := bench/.lens
+DOCS := tools/.docs
 PIP := -m pip --disable-pip-version-check --quiet install
 
 # One thread for each worker: two workers of two threads each would fight for two cores. Each begins with a half of the
@@ -31,8 +32,8 @@ NPM := sh web/npm.sh $(VENV)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env types web kernels browser cross ray triton lens run test test-all check format bench dist release \
-	clean
+.PHONY: help env types web kernels browser cross ray triton lens run test test-all check format bench docs docs-env \
+	dist release clean
 
 help: ## say what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -44,7 +45,7 @@ test: check web browser ## the checks and every test that is not slow
 	$(NPM) --silent test
 	VANTAGE_HYPOTHESIS=quick $(PYTEST) -m "not slow"
 
-test-all: check web browser ray cross triton lens kernels ## the checks, every test and the mutation run
+test-all: check web browser ray cross triton lens kernels docs-env ## the checks, every test and the mutation run
 	$(NPM) --silent test
 	$(PYTEST)
 ifneq ($(MUTATION),)
@@ -63,6 +64,10 @@ format: env ## let ruff put the code in order
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+docs: docs-env ## build the site from docs/ into site/, without a network; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
 dist: env web cross kernels ## the wheels, the source archive and the bill of materials, in dist/
 	$(BIN)/python tools/dist.py
 
@@ -73,7 +78,7 @@ bench: env $(PEERS_READY) lens ## measure against the peers: make bench NAME="fo
 	$(BIN)/python -m bench $(NAME) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 clean: ## remove what make made, the environments included
-	rm -rf $(VENV) $(PEERS) $(LENS) web/node_modules $(dir $(PAGE)) vantage/kernels/native/built build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS) $(LENS) $(DOCS) site web/node_modules $(dir $(PAGE)) vantage/kernels/native/built build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find vantage tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 env: $(READY) ## only the environment
@@ -114,6 +119,11 @@ lens: ## TransformerLens in an environment of its own, which the tests and the b
 		$(LENS)/bin/python $(PIP) $(TORCH_FROM) $$(grep '^torch==' bench/transformer_lens.txt) && \
 		$(LENS)/bin/python $(PIP) -r bench/transformer_lens.txt; \
 	} || echo "TransformerLens cannot be installed here: its tests are skipped."
+
+docs-env: ## what builds the site, in an environment of its own
+	@$(DOCS)/bin/python -c 'import material' 2>/dev/null || { \
+		$(PYTHON) -m venv $(DOCS) && $(DOCS)/bin/python $(PIP) -r tools/docs_requirements.txt; \
+	} || echo "mkdocs-material cannot be installed here: the test of the site is skipped."
 
 # torch comes first and by itself, so that the pinned version is the one that is found and nothing pulls another.
 # The build tools come next, so that they are pinned as well: pip would fetch its own into a separate place.

@@ -22,7 +22,7 @@ from vantage.compare.names import check_names
 from vantage.training.tables import check_table, recipes, table_of
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODELS = ("smollm2", "minilm")
 NEEDS_A_SERVER = "base_url="  # in a block: it is only compiled
 PATIENCE = 300.0  # seconds that a page may take; only a hang takes as long
