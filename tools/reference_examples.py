@@ -22,6 +22,8 @@ for norm in (vt.RMSNorm(), vt.LayerNorm()):
     vt.build(vt.decoder(vocab=64, width=32, layers=1, heads=4, ffn=experts, norm=norm))
 
 # ---- Attention
+from dataclasses import replace
+
 import torch
 import vantage as vt
 
@@ -29,6 +31,7 @@ norm = vt.RMSNorm()
 attentions = [
     vt.GroupedQuery(heads=4, kv_heads=1),
     vt.Latent(heads=4, kv_rank=16, nope_dim=8, rope_dim=8, value_dim=8, norm=norm),
+    vt.Differential(heads=4),
     vt.GatedDelta(heads=4, norm=norm),
     vt.KimiDelta(heads=4, norm=norm),
     vt.GatedConvolution(taps=3),
@@ -44,7 +47,10 @@ for normalise in [*normalisers, vt.StickBreaking()]:
     vt.build(
         vt.decoder(vocab=64, width=32, layers=1, attention=vt.GroupedQuery(heads=4, scores=scores), position="none")
     )
-print(vt.QKNorm(norm), vt.OutputGate())  # parts of a layer: on queries and keys, and on the output
+
+layer = vt.decoder(vocab=64, width=32, layers=1, heads=4).layers[0]
+chosen = replace(layer, indexer=vt.TopKIndexer(keep=4, heads=2, head_dim=8))  # each query attends to its 4 best keys
+print(chosen, vt.SharedIndexer(0), vt.QKNorm(norm), vt.OutputGate())  # parts of a layer
 
 # ---- Position
 import torch
