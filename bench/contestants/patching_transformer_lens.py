@@ -15,8 +15,9 @@ from patching_prompts import prompts
 from smollm2_file import default_file
 
 
-def setup() -> None:
-    global bridge, clean, corrupted, target, against
+def setup(layers: list[int]) -> None:
+    global bridge, clean, corrupted, target, against, index
+    import pandas
     from transformer_lens.model_bridge import TransformerBridge
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -29,6 +30,7 @@ def setup() -> None:
     rows = prompts(lambda text: tokenizer(text, add_special_tokens=False)["input_ids"])
     clean, corrupted = torch.tensor([rows[0]]), torch.tensor([rows[1]])
     target, against = rows[2:]
+    index = pandas.DataFrame([(n, at) for n in layers for at in range(len(rows[0]))], columns=["layer", "pos"])
     # the bridge takes the weights from the model in memory, and the rest from a folder
     folder = tempfile.mkdtemp(prefix="vantage-bench-")
     if hasattr(plain.config, "quantization_config"):  # of the file: these weights are float32
@@ -46,8 +48,14 @@ def round() -> dict[str, list[float]]:
 
     start = perf_counter()
     _, cache = bridge.run_with_cache(clean)
-    done = patching.get_act_patch_resid_pre(
-        bridge, corrupted, cache, lambda logits: logits[0, -1, target] - logits[0, -1, against]
+    done = patching.generic_activation_patch(
+        bridge,
+        corrupted,
+        cache,
+        lambda logits: logits[0, -1, target] - logits[0, -1, against],
+        patch_setter=patching.layer_pos_patch_setter,
+        activation_name="resid_pre",
+        index_df=index,
     )
-    assert done.shape == (30, 30)
+    assert done.shape == (len(index),)
     return {"seconds": [perf_counter() - start]}

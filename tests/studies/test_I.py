@@ -7,7 +7,7 @@ import torch
 
 from tests.serve.running import pulled
 from vantage.model import build, decoder
-from vantage.studies import i01_induction_heads, i02_first_token
+from vantage.studies import i01_induction_heads, i02_first_token, i03_moved_fact
 from vantage.studies.registry import find
 from vantage.studies.shared.models import smollm2
 from vantage.studies.study import Number, Result, silent
@@ -71,3 +71,37 @@ def test_I2_a_model_without_training_rests_on_nothing(monkeypatch: pytest.Monkey
     pulled("smollm2")
     untrained(monkeypatch, i02_first_token)
     assert run("I2", texts=3, tokens=20).verdict == "mixed"
+
+
+@pytest.mark.slow
+def test_I3_a_fact_is_bound_by_the_order_of_its_words() -> None:
+    pulled("smollm2")
+    result = run("I3")
+    assert result.verdict == "erratum", result.words  # that distance costs is what came out otherwise
+    torn, moved = number(result, "lost, the asked one torn"), number(result, "lost, the asked one moved")
+    assert torn.interval is not None
+    assert moved.interval is not None
+    assert torn.interval[0] > max(0.5, moved.interval[1])
+    assert len(result.figures) == 3
+
+
+def test_I3_a_model_without_training_binds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pulled("smollm2")
+    untrained(monkeypatch, i03_moved_fact)
+    assert run("I3", prompts=4).verdict == "mixed"
+
+
+def test_I3_only_numbers_of_one_sentence_change() -> None:
+    pulled("smollm2")
+    told = i03_moved_fact._told(smollm2(), seed=3, asked=1)
+    plain = i03_moved_fact._plain(told)
+    start = told.starts[told.asked]
+    inside = range(start, start + told.length)
+    assert smollm2().tokenizer.decode(told.tokens[start : start + told.length]).startswith(" The secret word of")
+    moved = i03_moved_fact._moved(told, told.asked, 100)
+    torn = i03_moved_fact._torn(told, told.asked, 0)
+    for n in range(len(told.tokens)):
+        assert plain[n] - moved[n] == (100 if n in inside else 0)
+        assert (torn[n] != plain[n]) == (n in inside)
+    assert sorted(torn.tolist()) == plain.tolist()
+    assert told.tokens.count(told.answer) == 1  # it is told once, and asked for at the end

@@ -31,7 +31,7 @@ from vantage.studies.shared.findings import compared, conclude, held, interval, 
 from vantage.studies.shared.models import smollm2
 from vantage.studies.study import Number, Parameter
 
-LAST = {"A": 17, "P": 14, "T": 4, "K": 6, "I": 2}
+LAST = {"A": 17, "P": 14, "T": 4, "K": 6, "I": 3}
 DOCUMENTED = [f"{letter}{n}" for letter, last in LAST.items() for n in range(1, last + 1)]
 
 # ---- which there are
@@ -51,7 +51,7 @@ def test_a_study_says_all_that_it_has_to(tag: str) -> None:
     assert one.statement.strip()
     assert len(one.explanation.split("\n\n")) == 2
     assert all(len(part) > 150 for part in one.explanation.split("\n\n"))
-    assert set(one.sources) <= ({"S5", "S6"} if tag[0] == "I" else {"S0", "S1", "S2", "S3", "S4"})
+    assert set(one.sources) <= ({"S5", "S6", "S7"} if tag[0] == "I" else {"S0", "S1", "S2", "S3", "S4"})
     assert one.sources
     assert 0 < one.seconds <= (25 if not one.trains else 3600)
     assert set(one.needs) <= set(KNOWN)
@@ -89,7 +89,7 @@ def test_an_unknown_tag_is_refused_with_the_nearest_one(asked: str, near: str) -
     with pytest.raises(BadInput, match=re.escape(near)) as caught:
         vt.studies.find(asked)
     assert asked in str(caught.value)
-    assert "A1 to A17, P1 to P14, T1 to T4, K1 to K6, I1 to I2" in str(caught.value)
+    assert "A1 to A17, P1 to P14, T1 to T4, K1 to K6, I1 to I3" in str(caught.value)
 
 
 def test_a_file_that_does_not_import_is_no_secret(tmp_path, monkeypatch) -> None:

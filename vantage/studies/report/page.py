@@ -26,6 +26,7 @@ SOURCES = {
     "S4": "Attention exploration (CS224N, assignment 4)",
     "S5": "In-context learning and induction heads (Olsson et al. 2022)",
     "S6": "Efficient streaming language models with attention sinks (Xiao et al. 2023)",
+    "S7": "Lost in the middle: how language models use long contexts (Liu et al. 2023)",
 }
 VERDICTS = {"agrees": "agrees", "erratum": "erratum", "mixed": "agrees in part"}
 MOST_ROWS = 60  # of a figure's numbers in the page; longer tables are in the JSON

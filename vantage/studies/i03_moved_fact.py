@@ -1,0 +1,191 @@
+"""I3: a fact that is asked for, with the position numbers of its words changed and no word."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vantage.figures import Bars, Figure, Lines
+from vantage.figures.chart import Line
+from vantage.model import Model
+from vantage.spec.positions import Positions
+from vantage.studies.shared.findings import conclude, held, interval, mean, more_in_pairs
+from vantage.studies.shared.models import smollm2
+from vantage.studies.study import Number, Progress, Result, Values
+from vantage.studies.text import StudyText
+
+TEXT = StudyText.beside(__file__)
+NAMES = (" Anna", " Ben", " Carl", " Emma", " Jack", " Lucy", " Mark", " Paul", " Rose", " Sarah", " Tom", " Mary")
+THINGS = (" apples", " books", " cats", " cars", " dogs", " flowers", " games", " horses", " music", " birds", " bread")
+SENTENCES = 3
+STEPS = (0.125, 0.5, 2.0)  # of the distance, for the line
+
+
+@dataclass(frozen=True)
+class Told:
+    """A text that tells facts of as many tokens each and asks for one. ``starts``: where each sentence begins."""
+
+    tokens: list[int]
+    starts: list[int]
+    length: int  # of a sentence
+    asked: int
+    other: int
+    answer: int
+    wrong: list[int]  # what the other sentences say
+
+
+def run(values: Values, progress: Progress) -> Result:
+    model, count, distance = smollm2(), int(values["prompts"]), int(values["distance"])
+    lost: dict[str, list[float]] = {}
+    before, by_place = list[float](), [list[float]() for _ in range(SENTENCES)]
+    away = {round(step * distance): ([], []) for step in STEPS}
+    for n in range(count):
+        progress(n / count, f"text {n + 1} of {count}")
+        told = _told(model, n, asked=n % SENTENCES)
+        changes = {
+            "the asked one moved": _moved(told, told.asked, distance),
+            "another moved": _moved(told, told.other, distance),
+            "the asked one torn": _torn(told, told.asked, n),
+            "another torn": _torn(told, told.other, n),
+        }
+        far = [_moved(told, which, step) for step in away for which in (told.asked, told.other)]
+        whole, *others = _measured(model, told, [_plain(told), *changes.values(), *far])
+        before.append(whole)
+        for name, value in zip(changes, others, strict=False):
+            lost.setdefault(name, []).append(whole - value)
+        for (own, control), first, second in zip(
+            away.values(), others[len(changes) :: 2], others[len(changes) + 1 :: 2], strict=True
+        ):
+            own.append(whole - first)
+            control.append(whole - second)
+        for place in range(SENTENCES):
+            there = _told(model, n, asked=place)
+            by_place[place].append(_measured(model, there, [_plain(there)])[0])
+    later = [last - first for last, first in zip(by_place[-1], by_place[0], strict=True)]
+    right = [
+        held("the model answers from the text", interval(before)[0] > 0),
+        held(
+            "torn, the asked sentence costs more than another",
+            more_in_pairs(lost["the asked one torn"], lost["another torn"]),
+        ),
+        held("tearing costs more than moving", more_in_pairs(lost["the asked one torn"], lost["the asked one moved"])),
+    ]
+    slips = [
+        held(
+            "moved away, it costs more than another", more_in_pairs(lost["the asked one moved"], lost["another moved"])
+        ),
+    ]
+    also = [Number("how far the answer is ahead", mean(before), interval=interval(before))]
+    also += [Number(f"lost, {name}", mean(some), interval=interval(some)) for name, some in lost.items()]
+    also.append(Number("further ahead, told last and not first", mean(later), interval=interval(later)))
+    words = TEXT.conclusion(
+        before=mean(before),
+        distance=distance,
+        moved=mean(lost["the asked one moved"]),
+        moved_other=mean(lost["another moved"]),
+        torn=mean(lost["the asked one torn"]),
+        torn_other=mean(lost["another torn"]),
+        later=mean(later),
+        later_low=interval(later)[0],
+        later_high=interval(later)[1],
+    )
+    return conclude(words, [*right, *also], [_bars(lost), _distances(away), _places(by_place)], slips)
+
+
+def _told(model: Model, seed: int, asked: int) -> Told:
+    """The same facts for the same seed; the asked one, which is always the same, stands at the place ``asked``."""
+    drawn = random.Random(seed)
+    names, things = drawn.sample(NAMES, SENTENCES), drawn.sample(THINGS, SENTENCES)
+    encode = model.tokenizer.encode
+    rows = [encode(f" The secret word of{name} is{thing}.") for name, thing in zip(names, things, strict=True)]
+    lengths = {len(row) for row in rows}
+    assert len(lengths) == 1, "names and things are one token each"
+    order = list(range(1, SENTENCES))
+    order.insert(asked, 0)  # fact 0 is asked for
+    begin, end = encode("Listen."), encode(f" Remember: the secret word of{names[0]} is")
+    tokens, starts = list(begin), list[int]()
+    for fact in order:
+        starts.append(len(tokens))
+        tokens += rows[fact]
+    other = (asked + 1) % SENTENCES
+    answer, *wrong = (encode(thing)[0] for thing in things)
+    return Told([*tokens, *end], starts, lengths.pop(), asked, other, answer, wrong)
+
+
+def _plain(told: Told) -> Tensor:
+    return torch.arange(len(told.tokens))
+
+
+def _moved(told: Told, sentence: int, distance: int) -> Tensor:
+    """(T,): positions with one sentence further back, as a whole."""
+    pos = _plain(told)
+    start = told.starts[sentence]
+    pos[start : start + told.length] -= distance
+    return pos
+
+
+def _torn(told: Told, sentence: int, seed: int) -> Tensor:
+    """(T,): positions with those of one sentence exchanged, none at its place."""
+    drawn, pos, start = random.Random(seed), _plain(told), told.starts[sentence]
+    places = list(range(told.length))
+    while any(place == n for n, place in enumerate(places)):
+        drawn.shuffle(places)
+    pos[start : start + told.length] = start + torch.tensor(places)
+    return pos
+
+
+@torch.inference_mode()
+def _measured(model: Model, told: Told, positions: list[Tensor]) -> list[float]:
+    """The log-probability of the answer, less the mean of those of the other sentences' words, with each of these."""
+    pos = torch.stack(positions)
+    pos = pos - pos.min()  # numbers begin at 0; a rotation knows only differences
+    order = _plain(told).expand_as(pos)
+    rows = torch.tensor([told.tokens]).expand(len(pos), -1)
+    hidden = model.hidden(rows, positions=Positions.of(pos, order=order))
+    logs = model.head(hidden[:, -1:])[:, 0].float().log_softmax(-1)
+    return (logs[:, told.answer] - logs[:, told.wrong].mean(-1)).tolist()
+
+
+def _bars(lost: dict[str, list[float]]) -> Figure:
+    ends = [interval(some) for some in lost.values()]
+    label = "lost, nats"
+    low, high = [low for low, _ in ends], [high for _, high in ends]
+    means = [mean(some) for some in lost.values()]
+    bars = Bars("Position numbers of one sentence changed", label, tuple(lost), ((label, means),), (low,), (high,))
+    return Figure("moved", TEXT.caption("moved"), (bars,))
+
+
+def _distances(away: dict[int, tuple[list[float], list[float]]]) -> Figure:
+    def line(name: str, which: int) -> Line:
+        samples = [pair[which] for pair in away.values()]
+        ends = [interval(some) for some in samples]
+        return Line(
+            name, [float(step) for step in away], [mean(some) for some in samples],
+            [low for low, _ in ends], [high for _, high in ends],
+        )  # fmt: skip
+
+    lines = (line("the asked sentence", 0), line("another", 1))
+    panel = Lines("Moved away", "positions", "lost, nats", lines, log_x=True)
+    return Figure("distances", TEXT.caption("distances"), (panel,))
+
+
+def _places(by_place: list[list[float]]) -> Figure:
+    ends = [interval(some) for some in by_place]
+    line = Line(
+        "the answer", [float(n) for n in range(SENTENCES)], [mean(some) for some in by_place],
+        [low for low, _ in ends], [high for _, high in ends],
+    )  # fmt: skip
+    panel = Lines("Told at another place", "place of its sentence", "ahead by, nats", (line,))
+    return Figure("told", TEXT.caption("told"), (panel,))
+
+
+STUDY = TEXT.study(
+    "I3",
+    run,
+    (TEXT.parameter("prompts", 20, 2, 200), TEXT.parameter("distance", 256, 8, 2048)),
+    seconds=25.0,
+    needs=("smollm2",),
+)
