@@ -32,7 +32,7 @@ NPM := sh web/npm.sh $(VENV)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env types web kernels browser cross ray triton lens run test test-all check format bench docs docs-env \
+.PHONY: help env types web kernels browser cross ray triton lens run test test-all check format bench bench-compare docs docs-env \
 	dist release clean
 
 help: ## say what there is to make
@@ -73,6 +73,9 @@ dist: env web cross kernels ## the wheels, the source archive and the bill of ma
 
 release: env ## check the tree, run every test, make dist and tag the version; nothing is uploaded
 	$(BIN)/python tools/release.py
+
+bench-compare: env ## flag what fell by more than 10 % since the results kept for this kind of machine; KEEP=1 keeps the last ones
+	$(BIN)/python -m bench.compare $(if $(KEEP),--keep)
 
 bench: env $(PEERS_READY) lens ## measure against the peers: make bench NAME="forward decode" ROUNDS=20
 	$(BIN)/python -m bench $(NAME) $(if $(ROUNDS),--rounds $(ROUNDS))

@@ -14,7 +14,20 @@ from bench.harness import RESULTS, Bench, BenchError, run, write
 from bench.table import show
 
 # The files of bench/ that are not benches; those of the accelerator need a GPU and are run by their own names.
-MACHINERY = {"__init__", "__main__", "accelerator", "accelerator_generation", "harness", "stats", "table", "worker"}
+MACHINERY = {
+    *(
+        "__init__",
+        "__main__",
+        "accelerator",
+        "accelerator_generation",
+        "compare",
+        "harness",
+        "readme",
+        "stats",
+        "table",
+    ),
+    "worker",
+}
 
 LOG_WIDTH = 140  # of a file or a pipe, where rich would guess 80
 
