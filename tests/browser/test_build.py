@@ -47,6 +47,24 @@ def test_the_code_makes_what_is_shown(reader):
     check_looks(reader)
 
 
+def test_normalisers_and_a_delta_rule(reader):
+    page = reader.go("build?width=64&layers=2&heads=4&vocab=100&normaliser=sparsemax")
+    code = page.get_by_role("region", name="Python that makes this model")
+    expect(code).to_contain_text("Sparsemax")
+    page.get_by_label("Weights by").select_option("stick-breaking")
+    expect(code).to_contain_text("StickBreaking")
+    page.get_by_label("Encoding", exact=True).select_option("none")
+    page.get_by_label("Kind of attention").select_option("kimi-delta")
+    page.get_by_label("Rank of decays").fill("8")
+    page.get_by_label("Convolution taps").fill("3")
+    expect(code).to_contain_text("rank=8")
+    expect(page.get_by_label("Weights by")).to_have_count(0)
+    spec = made(saved(page, "Download model.py").decode())
+    assert (spec.layers[0].attention.rank, spec.layers[0].attention.taps) == (8, 3)
+    assert fact(page, "parameters") == f"{sum(p.numel() for p in vt.build(spec).parameters()):,}"
+    check_looks(reader)
+
+
 def test_a_link_with_a_layer_pattern(reader):
     page = reader.go("build?layers=6&window=32&full_every=3&show=train")
     expect(page.locator(".bld-block")).to_have_count(2)

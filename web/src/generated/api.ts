@@ -131,6 +131,7 @@ export interface BuildChoices {
   kinds: ("decoder" | "encoder" | "encoder_decoder")[];
   positions: EncodingEntry[];
   attentions: string[];
+  normalisers: NormaliserEntry[];
   options: Record<string, OptionEntry>;
   tasks: string[];
   defaults: BuildSettings;
@@ -161,6 +162,8 @@ export interface BuildSettings {
   head_width: number | null;
   attention: string;
   latent: LatentSizes | null;
+  delta: DeltaSizes | null;
+  normaliser: string;
   softcap: number | null;
   sinks: boolean;
   position: EncodingRequest;
@@ -406,6 +409,12 @@ export interface CostRequest {
   contexts?: number[];
   batch?: number;
   dtype?: "float64" | "float32" | "bfloat16" | "float16" | null;
+}
+
+/** Of Kimi delta attention (KDA). `rank`: of the maps to the decays and the gate; none: a head's width. */
+export interface DeltaSizes {
+  rank: number | null;
+  taps: number;
 }
 
 /** `top`: null where the token was written too long ago, and its numbers are not kept. */
@@ -684,6 +693,13 @@ export interface ModelEntry {
 export interface ModelList {
   default: string;
   models: ModelEntry[];
+}
+
+/** What makes weights of scores. */
+export interface NormaliserEntry {
+  name: string;
+  title: string;
+  about: string;
 }
 
 /** One thing that was found, beside what the document says about it (None: it says nothing). */

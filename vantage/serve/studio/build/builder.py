@@ -10,8 +10,9 @@ from typing import Any, Final, final
 import torch
 
 from vantage.attention import ATTENTIONS, GroupedQuery, Latent
+from vantage.attention.kimi_delta import KimiDelta
 from vantage.checkpoints.spec_json import to_json
-from vantage.errors import BadInput, Refused, VantageError
+from vantage.errors import BadInput, Refused, VantageError, unknown
 from vantage.inspect.cost import parameters
 from vantage.model import decoder, empty_model, encoder, encoder_decoder
 from vantage.model.experts import Experts, TopK
@@ -25,11 +26,13 @@ from vantage.serve.studio.build.settings import (
     FORMS,
     OPTIONS,
     BuildSettings,
+    DeltaSizes,
     FormOptions,
 )
 from vantage.serve.studio.cost.calculator import CacheChoice
 from vantage.serve.studio.encodings import make_encoding
 from vantage.spec.model import AttentionConfig, Layer, ModelSpec, Parallel, Scores, Wiring
+from vantage.spec.normalisers import NORMALISERS
 from vantage.spec.options import StackOptions
 from vantage.spec.parts import Encoding
 from vantage.spec.registry import Fit
@@ -133,7 +136,15 @@ def _article(kind: str) -> str:
 
 def _attention(form: BuildSettings) -> AttentionConfig | None:
     """``None``: heads, kv_heads and bias say it all."""
-    scores, groups = Scores(softcap=form.softcap, sinks=form.sinks), form.groups
+    if form.normaliser not in NORMALISERS:
+        raise BadInput(unknown("normaliser", form.normaliser, NORMALISERS))
+    normalise = NORMALISERS[form.normaliser].make()
+    scores, groups = Scores(softcap=form.softcap, sinks=form.sinks, normalise=normalise), form.groups
+    if form.attention == "kimi-delta":
+        if scores != Scores() or form.bias:
+            raise Refused("a delta rule has no scores and no biases: leave softcap, sinks, normaliser and biases out")
+        sizes = form.delta or DeltaSizes()
+        return KimiDelta(form.heads, NORMS[form.norm], form.head_width, sizes.rank, sizes.taps)
     if form.latent is not None:
         if form.head_width is None and form.width % form.heads:
             raise BadInput(f"width {form.width} does not divide into {form.heads} heads: change one, or say head_width")
@@ -143,7 +154,8 @@ def _attention(form: BuildSettings) -> AttentionConfig | None:
     if form.attention not in FORMS:  # it has sizes and scores of its own
         if form.head_width is not None or scores != Scores():
             raise Refused(
-                f"{form.attention} has its own head width and scores: leave head_width, softcap and sinks out"
+                f"{form.attention} has its own head width and scores: leave head_width, softcap, sinks and normaliser "
+                "out"
             )
         return ATTENTIONS[form.attention].make(form.heads)
     if form.head_width is None and scores == Scores():

@@ -15,6 +15,7 @@ from vantage.serve.studio.build.settings import (
     BuildSettings,
     Word,
     attentions,
+    normalisers,
     offered_options,
 )
 from vantage.serve.studio.encodings import choices as encodings
@@ -35,6 +36,7 @@ async def choices() -> BuildChoices:
         kinds=list(typing.get_args(Word)),
         positions=positions,
         attentions=attentions(),
+        normalisers=normalisers(),
         options=offered_options(),
         tasks=list(TASKS),
         defaults=BuildSettings(),

@@ -17,13 +17,14 @@ from vantage.serve.bounds import Flag, Number, StrictModel, Whole
 from vantage.serve.errors import bad
 from vantage.serve.studio.answers import EncodingEntry, StudioAnswer
 from vantage.serve.studio.swapped_models import EncodingRequest
+from vantage.spec.normalisers import NORMALISERS
 from vantage.spec.options import DecoderOptions, EncoderDecoderOptions, EncoderOptions, StackOptions
 from vantage.spec.registry import parameters
 from vantage.training.tasks import TASKS
 
 Size = Annotated[Whole, Field(ge=1, le=65_536)]
 Word = Literal["decoder", "encoder", "encoder_decoder"]
-FORMS = ("multi-head", "grouped-query", "multi-query", "latent")  # of attention, in the form's own words
+FORMS = ("multi-head", "grouped-query", "multi-query", "latent", "kimi-delta")  # of attention, with fields of the form
 
 OPTIONS: dict[str, type[StackOptions]] = {
     "decoder": DecoderOptions,
@@ -83,6 +84,13 @@ class LatentSizes(StrictModel):
     q_rank: Size | None = None
 
 
+class DeltaSizes(StrictModel):
+    """Of Kimi delta attention (KDA). ``rank``: of the maps to the decays and the gate; none: a head's width."""
+
+    rank: Size | None = None
+    taps: Annotated[Whole, Field(ge=2, le=16)] = 4
+
+
 class ExpertMixture(StrictModel):
     """Experts in the place of one feed-forward layer."""
 
@@ -99,6 +107,8 @@ class BuildSettings(FormOptions):
     head_width: Annotated[Whole, Field(ge=1, le=1024)] | None = None
     attention: Annotated[str, Field(max_length=64)] = "grouped-query"
     latent: LatentSizes | None = None
+    delta: DeltaSizes | None = None
+    normaliser: Annotated[str, Field(max_length=64)] = "softmax"
     softcap: Annotated[Number, Field(gt=0, le=1000)] | None = None
     sinks: Flag = False
     position: EncodingRequest = EncodingRequest(name="rope")
@@ -123,6 +133,8 @@ class BuildSettings(FormOptions):
             raise bad(
                 "latent attention needs its sizes, and no other has them: say attention and latent alike", "latent"
             )
+        if self.delta is not None and self.attention != "kimi-delta":
+            raise bad("delta has the sizes of Kimi delta attention: say attention kimi-delta, or leave it out", "delta")
         if self.attention not in (offered := attentions()):
             raise bad(unknown("attention", self.attention, offered), "attention")
         if self.attention == "grouped-query":
@@ -152,15 +164,28 @@ class OptionEntry(StudioAnswer):
     kinds: list[Word]
 
 
+class NormaliserEntry(StudioAnswer):
+    """What makes weights of scores."""
+
+    name: str
+    title: str
+    about: str
+
+
 class BuildChoices(StudioAnswer):
     """What the form offers, and what it begins with."""
 
     kinds: list[Word]
     positions: list[EncodingEntry]
     attentions: list[str]
+    normalisers: list[NormaliserEntry]
     options: dict[str, OptionEntry]
     tasks: list[str]
     defaults: BuildSettings
+
+
+def normalisers() -> list[NormaliserEntry]:
+    return [NormaliserEntry(name=one.name, title=one.title, about=one.summary) for one in NORMALISERS.entries()]
 
 
 def offered_options() -> dict[str, OptionEntry]:

@@ -6,7 +6,7 @@ import { Card } from "../../components/state";
 import { valuesGone, valuesPatch } from "../../lib/values";
 import { go, put, route } from "../../router";
 import type { BuildChoices } from "../../generated/api";
-import { EXPERTS, inAddress, LATENT, type OptionName, PLAIN, type Settings } from "./settings";
+import { EXPERTS, inAddress, LATENT, type OptionName, PLAIN, type Settings, TAPS } from "./settings";
 
 interface PartProps {
   choices: BuildChoices;
@@ -115,9 +115,10 @@ function Position({ choices: { positions, defaults }, settings }: PartProps) {
 }
 
 function Attention({ choices, settings }: PartProps) {
-  const { attentions, defaults } = choices;
+  const { attentions, defaults, normalisers } = choices;
   const parts = { choices, settings };
-  const more = settings.head_width !== null || settings.softcap !== null || settings.sinks || settings.bias;
+  const scored = settings.delta === null;
+  const more = settings.head_width !== null || settings.softcap !== null || settings.sinks || settings.bias || settings.normaliser !== defaults.normaliser;
   return (
     <Group title="Attention">
       <Select label="Kind of attention" value={settings.attention} options={attentions} onChange={(kind) => say("attention", kind, PLAIN)} />
@@ -134,16 +135,26 @@ function Attention({ choices, settings }: PartProps) {
           <OptionalNumber label="Query latent" value={settings.latent.q_rank} min={1} max={65_536} otherwise="none" onChange={(value) => say("q_rank", value, null)} />
         </div>
       )}
+      {settings.delta && (
+        <>
+          <div class="bld-fields">
+            <OptionalNumber label="Rank of decays" value={settings.delta.rank} min={1} max={65_536} otherwise="a head's width" onChange={(value) => say("rank", value, null)} />
+            <NumberField label="Convolution taps" value={settings.delta.taps} min={2} max={16} step={1} onChange={(value) => say("taps", value, TAPS)} />
+          </div>
+          <p class="small muted">A delta rule keeps a state of one size at any length. It has no scores, so no position acts on them: choose none, or one added at the input.</p>
+        </>
+      )}
       <details class="bld-inner" open={more}>
         <summary>More</summary>
         <div class="stack">
           <div class="bld-fields">
             <OptionalNumber label="Head width" value={settings.head_width} min={1} max={1024} otherwise="width / heads" onChange={(value) => say("head_width", value, null)} />
-            <OptionalNumber label="Soft cap" value={settings.softcap} min={0.001} max={1000} whole={false} otherwise="none" onChange={(value) => say("softcap", value, null)} />
+            {scored && <Select label="Weights by" value={settings.normaliser} options={normalisers.map((one) => ({ value: one.name, label: one.title }))} help={normalisers.find((one) => one.name === settings.normaliser)?.about} onChange={(value) => say("normaliser", value, defaults.normaliser)} />}
+            {scored && <OptionalNumber label="Soft cap" value={settings.softcap} min={0.001} max={1000} whole={false} otherwise="none" onChange={(value) => say("softcap", value, null)} />}
           </div>
           <div class="chips">
             <Option {...parts} name="bias" label="Biases" />
-            <Check label="Sinks" value={settings.sinks} onChange={(sinks) => say("sinks", sinks, defaults.sinks)} />
+            {scored && <Check label="Sinks" value={settings.sinks} onChange={(sinks) => say("sinks", sinks, defaults.sinks)} />}
           </div>
         </div>
       </details>

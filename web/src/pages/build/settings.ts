@@ -11,6 +11,7 @@ export type OptionName = {
 }[keyof Settings];
 
 export const LATENT = { kv_rank: 128, rope_dim: 32 };
+export const TAPS = 4;
 export const EXPERTS = { count: 8, k: 2 };
 
 const number = (params: Params, name: string, plain: number | null): number | null => numberIn(params[name], plain);
@@ -65,8 +66,11 @@ export function settingsOf(choices: BuildChoices, params: Params): Settings {
             value_dim: number(params, "value_dim", null),
             q_rank: number(params, "q_rank", null),
           },
-    softcap: optional("softcap"),
-    sinks: read(params["sinks"], defaults.sinks),
+    delta: attention === "kimi-delta" ? { rank: number(params, "rank", null), taps: read(params["taps"], TAPS) } : null,
+    // A delta rule has no scores.
+    softcap: attention === "kimi-delta" ? null : optional("softcap"),
+    sinks: attention === "kimi-delta" ? defaults.sinks : read(params["sinks"], defaults.sinks),
+    normaliser: attention === "kimi-delta" ? defaults.normaliser : read(params["normaliser"], defaults.normaliser),
     position: { name, values: encoding ? valuesIn(encoding.parameters, params) : {} },
     full_every: optional("full_every"),
     full_position: params["full_every"] ? read(params["full_position"], defaults.full_position) : "same",
