@@ -45,6 +45,7 @@ _WHERE = {
         "GroupedQuery",
         "KimiDelta",
         "Latent",
+        "Mamba2",
         "OutputGate",
         "QKNorm",
         "SharedIndexer",
@@ -52,6 +53,7 @@ _WHERE = {
     ),
     "vantage.model.experts": ("Experts", "TopK"),
     "vantage.model.feed_forward": ("FeedForward",),
+    "vantage.model.no_feed_forward": ("NoFeedForward",),
     "vantage.model.norms": ("LayerNorm", "RMSNorm"),
     "vantage.position": (
         "Alibi",

@@ -9,6 +9,7 @@ from vantage.attention.grouped import GroupedQuery, GroupedQueryAttention
 from vantage.attention.indexer import SharedIndexer, TopKIndexer
 from vantage.attention.kimi_delta import KimiDelta
 from vantage.attention.latent import Latent, LatentAttention
+from vantage.attention.mamba import Mamba2
 from vantage.attention.qk import LengthTemperature, QKNorm
 from vantage.attention.recurrent import Additive, Dot, General, RecurrentAttention
 from vantage.attention.scorer import NoBias
@@ -33,6 +34,7 @@ __all__ = [
     "Latent",
     "LatentAttention",
     "LengthTemperature",
+    "Mamba2",
     "NoBias",
     "OutputGate",
     "QKNorm",
@@ -51,6 +53,7 @@ ATTENTIONS: Registry[AttentionConfig] = Registry(
         "delta",
         "kimi_delta",
         "differential",
+        "mamba",
     ),
     needs=("shape", "cache_shape", "build", "build_cross"),
 )

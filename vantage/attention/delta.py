@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vantage.attention.convolution import ShortConvolution, check_goes_forward
 from vantage.attention.scorer import head_outputs
+from vantage.attention.token_steps import over_tokens
 from vantage.errors import BadInput, Refused
 from vantage.spec.attention import ActivationColumns
 from vantage.spec.kept import StateShape
@@ -138,19 +139,14 @@ def delta_rule(
     q, k, v, g, beta = (t.to(wide) for t in (q_BTHd, k_BTHd, v_BTHe, g, beta_BTH))
     g = g[..., None] if g.dim() == 3 else g
     q = q * q.shape[-1] ** -0.5
-    filled = pos.filled[..., None, None, None]
-    begins = None if pos.segment is None else (pos.order == pos.segment)[..., None, None, None]
-    state, outputs, kept = state_BHde, [], []
-    for t in range(q.shape[1]):
-        old = state if begins is None else torch.where(begins[:, t], 0, state)
-        faded = old * g[:, t].exp()[..., None]
+
+    def token(t: int, state: Tensor) -> tuple[Tensor, Tensor]:
+        faded = state * g[:, t].exp()[..., None]
         missing = v[:, t] - torch.einsum("bhd,bhde->bhe", k[:, t], faded)
         new = faded + torch.einsum("bhd,bhe->bhde", k[:, t], beta[:, t, :, None] * missing)
-        outputs.append(torch.einsum("bhd,bhde->bhe", q[:, t], new))
-        state = torch.where(filled[:, t], new, state)
-        if t in columns:
-            kept.append(state)
-    return torch.stack(outputs, 1), kept
+        return new, torch.einsum("bhd,bhde->bhe", q[:, t], new)
+
+    return over_tokens(token, state_BHde, pos, columns)
 
 
 def unit(x: Tensor) -> Tensor:

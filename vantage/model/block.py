@@ -16,8 +16,10 @@ class Residual(nn.Module):
     def __init__(self, sublayer: nn.Module, wiring: Wiring, layer: Layer, width: int):
         super().__init__()
 
+        bare = bool(getattr(sublayer, "adds_nothing", False))
+
         def norm(wanted: bool) -> nn.Module:
-            return build_norm(layer.norm, width) if wanted else nn.Identity()
+            return build_norm(layer.norm, width) if wanted and not bare else nn.Identity()
 
         self.before, self.after, self.outer = norm(wiring.before), norm(wiring.after), norm(wiring.outer)
         self.sublayer, self.normed = sublayer, wiring.normed

@@ -5,6 +5,7 @@ from __future__ import annotations
 from vantage.model.clamped import ClampedSwiGLU
 from vantage.model.experts import Experts, RouterConfig, TopK
 from vantage.model.feed_forward import FeedForward, named
+from vantage.model.no_feed_forward import NoFeedForward
 from vantage.model.norms import NORMS, LayerNorm, RMSNorm
 from vantage.model.patches import Patches
 from vantage.model.pooling import First, Pooler, Transform
@@ -28,6 +29,7 @@ FEED_FORWARDS: Registry[FeedForwardConfig] = Registry(
         Entry("dense", FeedForward, "Dense"),
         Entry("clamped-swiglu", ClampedSwiGLU, "Clamped SwiGLU"),
         Entry("experts", Experts, "Mixture of experts"),
+        Entry("none", NoFeedForward, "No feed-forward layer"),
     ),
     needs=("build",),
 )
