@@ -3,8 +3,10 @@
 #   make run PYTHON=python3.12         another Python
 #   make run TORCH_FROM="--index-url https://download.pytorch.org/whl/cpu"
 #                                      torch without CUDA, where the default wheel would bring gigabytes of it
+#   make test TORCH=2.11.0             another torch than the tested one
 
 PYTHON ?= python3
+TORCH ?= $(shell sed -n 's/^torch==//p' constraints.txt)
 TORCH_FROM ?=
 WORKERS ?= 2
 
@@ -134,9 +136,10 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Vantage needs Python 3.11 or later: make PYTHON=/path/to/python"; exit 1; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python $(PIP) -c constraints.txt $(TORCH_FROM) torch
-	$(BIN)/python $(PIP) -c constraints.txt hatchling editables
-	$(BIN)/python $(PIP) -c constraints.txt --no-build-isolation -e '.[test,dev]'
+	sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(VENV)/constraints.txt
+	$(BIN)/python $(PIP) -c $(VENV)/constraints.txt $(TORCH_FROM) torch
+	$(BIN)/python $(PIP) -c $(VENV)/constraints.txt hatchling editables
+	$(BIN)/python $(PIP) -c $(VENV)/constraints.txt --no-build-isolation -e '.[test,dev]'
 	touch $@
 
 $(PEERS_READY): bench/requirements.txt

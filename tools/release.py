@@ -70,9 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     except Refused as refusal:
         print(f"release: {refusal}", file=sys.stderr)
         return 1
-    print(
-        f"Tagged v{version}. To publish: git push origin v{version} && python -m twine upload dist/*.whl dist/*.tar.gz"
-    )
+    print(f"Tagged v{version}. To publish it, push the tag (git push origin v{version}) and attach the files in dist/.")
     return 0
 
 

@@ -1,0 +1,29 @@
+# docker build --target cpu -t vantage .          for a processor
+# docker build --target cuda -t vantage:cuda .    for an NVIDIA GPU
+# docker run -p 8000:8000 -v models:/models vantage serve /models/model.gguf --host 0.0.0.0 --api-key KEY
+
+FROM python:3.12-slim AS build
+RUN apt-get update && apt-get install -y --no-install-recommends make g++ && rm -rf /var/lib/apt/lists/*
+WORKDIR /vantage
+COPY . .
+RUN make dist TORCH_FROM="--index-url https://download.pytorch.org/whl/cpu"
+
+FROM python:3.12-slim AS base
+ENV VANTAGE_HOME=/models/.vantage PYTHONUNBUFFERED=1
+COPY --from=build /vantage/dist /dist
+COPY --from=build /vantage/constraints.txt /dist/constraints.txt
+RUN useradd --create-home vantage && mkdir /models && chown vantage /models
+VOLUME /models
+EXPOSE 8000
+ENTRYPOINT ["vantage"]
+CMD ["--help"]
+
+FROM base AS cuda
+RUN pip install --no-cache-dir -c /dist/constraints.txt torch && \
+    pip install --no-cache-dir -c /dist/constraints.txt "$(ls /dist/*manylinux*_$(uname -m).whl)[serve,hub]"
+USER vantage
+
+FROM base AS cpu
+RUN pip install --no-cache-dir -c /dist/constraints.txt --index-url https://download.pytorch.org/whl/cpu torch && \
+    pip install --no-cache-dir -c /dist/constraints.txt "$(ls /dist/*manylinux*_$(uname -m).whl)[serve,hub]"
+USER vantage
