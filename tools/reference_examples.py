@@ -17,6 +17,7 @@ assert reader(tokens).shape == (1, 10, 32)
 pair = vt.build(vt.encoder_decoder(vocab=64, width=32, layers=1, heads=4))
 assert pair(tokens, source=tokens).shape == (1, 10, 64)
 
+alone = vt.build(vt.decoder(vocab=64, width=32, layers=1, heads=4, ffn=vt.NoFeedForward()))  # attention and nothing else
 experts = vt.Experts(vt.FeedForward(16), count=4, router=vt.TopK(2))
 for norm in (vt.RMSNorm(), vt.LayerNorm()):
     vt.build(vt.decoder(vocab=64, width=32, layers=1, heads=4, ffn=experts, norm=norm))
@@ -34,6 +35,7 @@ attentions = [
     vt.Differential(heads=4),
     vt.GatedDelta(heads=4, norm=norm),
     vt.KimiDelta(heads=4, norm=norm),
+    vt.Mamba2(heads=4, norm=norm, state_dim=8),
     vt.GatedConvolution(taps=3),
 ]
 for attention in attentions:
