@@ -5,7 +5,7 @@ import torch
 
 from tests.attention.helpers import F64, Listing, attention, check_gradients, run, vectors
 from vantage.attention import GroupedQuery, LengthTemperature, QKNorm
-from vantage.errors import BadInput
+from vantage.errors import BadInput, Refused
 from vantage.model.norms import LayerNorm, RMSNorm
 from vantage.position import T5, Alibi, CoPE, Fire, Kerple, Rope, Shaw, Shifted, TransformerXL, XPos
 from vantage.spec.masks import Causal, Everything, Window
@@ -215,6 +215,20 @@ def test_gradcheck_through_an_encoding(encoding):
         return run(m, x)
 
     check_gradients(module, call, vectors(1, 3, 4))
+
+
+def test_values_are_normed_and_keys_are_not():
+    """Scaled input: scores change, the values that are weighted do not."""
+    module, plain = attention(GroupedQuery(2, 1, value_norm=RMSNorm(0.0)), 4), attention(GroupedQuery(2, 1), 4)
+    plain.load_state_dict(module.state_dict(), strict=False)
+    x = vectors(1, 1, 4)  # one token: its weight is 1 whatever its score
+    v = plain.project(x)[2]
+    torch.testing.assert_close(run(module, 7 * x), run(module, x))
+    normed = v / v.square().mean(-1, keepdim=True).sqrt() * module.value_norm.weight
+    heads = normed.expand(-1, 2, -1, -1).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(run(module, x), module.out(heads))
+    with pytest.raises(Refused, match="value_norm is for self-attention only"):
+        GroupedQuery(2, value_norm=RMSNorm()).build_cross(4, None)
 
 
 @pytest.mark.parametrize("clip", [0.0, -1.0])

@@ -30,6 +30,7 @@ from vantage.families import table
 from vantage.model.clamped import ClampedSwiGLU
 from vantage.model.routers import GroupLimited
 from vantage.spec import masks
+from vantage.spec.altup import AltUp
 from vantage.spec.model import ModelSpec
 
 TOKENS = torch.randint(0, VOCAB, (2, 20), generator=torch.Generator().manual_seed(7))
@@ -73,6 +74,9 @@ OTHERS = {
     "parallel": vt.decoder(**SMALL, wiring="parallel", tied=True, kv_heads=1),
     "experts": experts(vt.TopK(2)),
     "shared-expert": experts(vt.TopK(1, "sigmoid", renormalise=False), shared=vt.FeedForward(16), weigh_input=True),
+    "altup": replace(vt.decoder(**SMALL, wiring="sandwich"), altup=AltUp(19, 4, 2)),
+    "sparse": vt.decoder(**SMALL, ffn=vt.FeedForward(24, sparsity=0.5)),
+    "value-norm": vt.decoder(vocab=19, width=16, attention=vt.GroupedQuery(4, value_norm=vt.RMSNorm()), layers=1),
     "gated-expert": experts(vt.TopK(2), shared=vt.FeedForward(16), shared_gate=True),
     "groups": experts(GroupLimited(2, 4, 2, "sigmoid", best=2, bias=True, renormalise=True, scale=2.5)),
     "clamped": vt.decoder(**SMALL, ffn=ClampedSwiGLU(24)),

@@ -4,7 +4,7 @@ import pytest
 
 from tests.parity.cases import CASES
 from vantage.checkpoints.config import Config
-from vantage.errors import CheckpointError
+from vantage.errors import BadInput, CheckpointError
 from vantage.families import families
 
 BASE = {case.family: case.base for case in CASES}
@@ -26,11 +26,16 @@ BASE = {case.family: case.base for case in CASES}
         ("cohere2", {"sliding_window": None}, "no sliding_window is in use"),
         ("exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern is 'LLLG'; wanted a whole number"),
         ("ministral3", {"rope_parameters": {"rope_theta": 1e6}}, "'original_max_position_embeddings' is missing"),
+        ("gemma3n_text", {"num_kv_shared_layers": 6}, "no earlier layer is 'full_attention' or 'sliding_attention'"),
+        ("gemma3n_text", {"num_kv_shared_layers": 4}, "no earlier layer is 'full_attention'"),
+        ("gemma3n_text", {"activation_sparsity_pattern": [0.5]}, "activation_sparsity_pattern speaks of 1 layers"),
+        ("gemma3n_text", {"intermediate_size": [56]}, "intermediate_size speaks of 1 layers, num_hidden_layers is 6"),
+        ("gemma3n_text", {"altup_active_idx": 4}, "active=4: there are 4 streams"),
         ("ministral3", {"layer_types": ["full_attention"] * 3}, "'layer_types' may change the model"),
     ],
 )
 def test_a_config_that_says_otherwise(family, changes, says):
-    with pytest.raises(CheckpointError, match=says):
+    with pytest.raises((CheckpointError, BadInput), match=says):
         read(family, {**BASE[family], **changes})
 
 
@@ -41,7 +46,7 @@ def read(family, values):
     config.settle()
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "lfm2", "cohere2", "exaone4", "ministral3"])
+@pytest.mark.parametrize("family", ["qwen3_next", "lfm2", "cohere2", "exaone4", "gemma3n_text", "ministral3"])
 def test_a_key_of_no_known_meaning(family):
     read(family, BASE[family])
     with pytest.raises(CheckpointError, match="'invented' may change the model"):

@@ -78,6 +78,15 @@ def test_cache_bytes_are_the_published_ones():
         ("GPT-OSS", "attention", "sinks"),
         ("Qwen3-Next", "position", "36 × no position; 12 × q/k norm, then RoPE"),
         ("Qwen3-Next", "attention", "12 × grouped-query, 16 / 2 × 256, Causal, gated output"),
+        (
+            "Gemma 3n",
+            "attention",
+            "12 × grouped-query, 8 / 2 × 256, Causal & Window(512), normed values, keys of an earlier",
+        ),
+        ("Gemma 3n", "norm", "RMSNorm before and after; 4 streams (AltUp), a residual of rank 64"),
+        ("Gemma 3n", "feed-forward", "10 × gated gelu_tanh, 16,384, 95% of the gates 0; 25 × gated gelu_tanh, 16,384"),
+        # 20 of 35 layers keep keys, of which 16 see 512 tokens
+        ("Gemma 3n", "cache bytes a token", "40,960, 32,768 of it for 512 tokens at most"),
         # 36 matrices of 32 × 128 × 128 in float32, and 3 inputs of 8,192 channels in float16
         ("Qwen3-Next", "cache bytes a token", "24,576, and 77,266,944 once for each text"),
         ("Qwen3-Next", "feed-forward", "beside gated silu, 512 behind a gate"),

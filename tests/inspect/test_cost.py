@@ -22,6 +22,7 @@ from vantage.model import Model
 from vantage.model.patches import Patches
 from vantage.model.pooling import First
 from vantage.model.routers import GroupLimited
+from vantage.spec.altup import AltUp
 from vantage.spec.masks import Causal, Chunked, Mask, Prefix, SameSegment, Window
 from vantage.spec.model import Embedding, Head, ModelSpec
 from vantage.spec.operations import PassSize
@@ -88,8 +89,19 @@ def test_what_is_kept_beside_keys_or_in_their_place(of: ModelSpec) -> None:
         vt.decoder(**SMALL, ffn=vt.Experts(vt.FeedForward(16), 4, vt.TopK(1, bias=True))),
         vt.decoder(**SMALL, ffn=vt.Experts(vt.FeedForward(16), 4, GroupLimited(2, groups=2))),
         replace(vt.decoder(**SMALL), embedding=Embedding(width=16)),
+        replace(vt.decoder(**SMALL, wiring="sandwich"), altup=AltUp(19, 6, streams=3, rank=5)),
     ],
-    ids=["encoder", "encoder-decoder", "window", "parallel", "experts", "one expert", "groups", "narrow table"],
+    ids=[
+        "encoder",
+        "encoder-decoder",
+        "window",
+        "parallel",
+        "experts",
+        "one expert",
+        "groups",
+        "narrow table",
+        "altup",
+    ],
 )
 def test_every_shape_of_model(of: ModelSpec) -> None:
     check(of)

@@ -43,6 +43,18 @@ def test_gated(activation):
     assert part.down.bias is None
 
 
+def test_sparse_gates():
+    """A gate counts by what it is above the mean and so many deviations: 1.6449 of them for 95 %."""
+    part, x = built(FeedForward(64, "gelu", sparsity=0.95)), vectors(2, 3, 6)
+    gate, up = (x @ part.gate_up.weight.T).chunk(2, -1)
+    cut = gate.mean(-1, keepdim=True) + 1.6448536269514722 * gate.std(-1, keepdim=True, unbiased=False)
+    wanted = FORMULAS["gelu"]((gate - cut).clamp_min(0)) * up @ part.down.weight.T
+    torch.testing.assert_close(part(x), wanted)
+    assert 0 < ((gate - cut) > 0).double().mean() < 0.15
+    plain = built(FeedForward(64, "gelu"))
+    assert not torch.allclose(plain(x), part(x))
+
+
 def test_names():
     assert named("relu", 12) == FeedForward(48, "relu", gated=False, bias=True)
     assert named("gelu", 12) == FeedForward(48, "gelu", gated=False, bias=True)
@@ -63,6 +75,8 @@ def test_names():
         (lambda: FeedForward(0), "hidden=0: a feed-forward layer needs at least 1"),
         (lambda: built(Experts(FeedForward(4), 3, TopK(4))), "4 of 3 experts: choose from 1 to 3"),
         (lambda: built(Experts(FeedForward(4), 3, TopK(0))), "0 of 3 experts"),
+        (lambda: FeedForward(4, sparsity=1.0), "sparsity=1.0: use a share"),
+        (lambda: FeedForward(4, sparsity=0.5, gated=False), "in a gated layer"),
         (lambda: Experts(FeedForward(4), 3, TopK(1), shared_gate=True), "there is none: give shared="),
         (lambda: TopK(1, score="tanh"), "score='tanh': use 'softmax' or 'sigmoid'"),
     ],

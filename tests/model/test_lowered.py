@@ -16,6 +16,7 @@ from vantage.errors import BadInput, Refused
 from vantage.kernels.native import native
 from vantage.model.lowered import run as lowered_run
 from vantage.model.packed import quantise
+from vantage.spec.altup import AltUp
 from vantage.spec.model import POST, SANDWICH, Head, Parallel, Wiring
 
 pytestmark = pytest.mark.skipif(native() is None, reason="no C++ compiler here")
@@ -216,6 +217,9 @@ REFUSED = {
     "narrow heads": (spec(width=32), "are no multiples of 16"),
     "temperature": (spec(attention=vt.GroupedQuery(4, scores=vt.Scores(normalise=vt.Softmax(0.5)))), "plain softmax"),
     "clipped": (spec(attention=vt.GroupedQuery(4, clip=3.0)), "clipped"),
+    "normed values": (spec(attention=vt.GroupedQuery(4, value_norm=vt.RMSNorm())), "a norm of values"),
+    "sparse gates": (layered(ffn=vt.FeedForward(32, sparsity=0.5)), "sparse gates"),
+    "streams": (replace(spec(wiring="sandwich"), altup=AltUp(50, 16)), "AltUpBlock has no native form"),
     "latent": (spec(attention=vt.Latent(4, 16, 16, 16, 16, vt.RMSNorm())), "Latent"),
     "experts": (layered(ffn=vt.Experts(vt.FeedForward(32), 4, vt.TopK(2))), "has no native form"),
 }

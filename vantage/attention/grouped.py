@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
@@ -11,7 +11,8 @@ from vantage.attention.cross import CrossAttention
 from vantage.attention.scorer import Scorer, head_outputs, merge_heads
 from vantage.errors import BadInput, Refused
 from vantage.spec.attention import ActivationColumns, Pieces, PositionParts, QueriesAndKeys
-from vantage.spec.model import BuildContext, CacheShape, Scores
+from vantage.spec.fingerprint import LATER
+from vantage.spec.model import BuildContext, CacheShape, NormConfig, Scores
 from vantage.spec.native import LANES, CannotLower, HeadColumns, Program, no_native_form
 from vantage.spec.normalisers import Argmax, Entmax15, OffByOne, Sigmoid, Softmax, Sparsemax, StickBreaking
 from vantage.spec.operations import AttentionWork, linear_operations, output_operations
@@ -31,6 +32,7 @@ class GroupedQuery:
     out_bias: bool = False
     scores: Scores = Scores()
     clip: float | None = None  # q, k and v are cut off at this size (MPT)
+    value_norm: NormConfig | None = field(default=None, metadata=LATER)  # of each value head (Gemma 3n)
 
     def __post_init__(self) -> None:
         if self.clip is not None and self.clip <= 0:
@@ -61,7 +63,8 @@ class GroupedQuery:
     def describe(self, width: int) -> tuple[str, ...]:
         s = self.shape(width)
         kind = {1: "multi-query", s.heads: "multi-head"}.get(s.kv_heads, "grouped-query")
-        return f"{kind}, {s.heads} / {s.kv_heads} × {s.key_dim}", *self.scores.describe()
+        normed = () if self.value_norm is None else ("normed values",)
+        return f"{kind}, {s.heads} / {s.kv_heads} × {s.key_dim}", *normed, *self.scores.describe()
 
     def build(self, width: int, context: BuildContext) -> nn.Module:
         return GroupedQueryAttention(self, self.shape(width), context)
@@ -69,6 +72,8 @@ class GroupedQuery:
     def build_cross(self, width: int, context: BuildContext) -> nn.Module:
         if self.clip is not None:
             raise Refused("clip is for self-attention only; leave it out for cross-attention")
+        if self.value_norm is not None:
+            raise Refused("value_norm is for self-attention only; leave it out for cross-attention")
         return CrossAttention(self.shape(width), self.scores, context, bias=self.bias, out_bias=self.out_bias)
 
 
@@ -88,6 +93,8 @@ class GroupedQueryAttention(nn.Module):
         self.qkv = context.linear(shape.width, sum(self.widths), config.bias)
         self.biased = config.bias and config.clip is None  # a clip is not linear
         self.clip = nn.Identity() if config.clip is None else nn.Hardtanh(-config.clip, config.clip)
+        own_norm = config.value_norm if own else None
+        self.value_norm = nn.Identity() if own_norm is None else own_norm.build(shape.value_dim)
         self.out = context.linear(shape.heads * shape.value_dim, shape.width, config.out_bias)
         self.qk = nn.ModuleList(context.qk)  # pyright: ignore[reportArgumentType] (every transform is a module)
         self.scorer = Scorer(config.scores, shape, context)
@@ -114,7 +121,7 @@ class GroupedQueryAttention(nn.Module):
         """Take keys and values into the layer's cache; what there is to look at."""
         cache = ctx.caches[self.index]
         k = k if cache.late else chain(self.qk, "key", k, ctx.pos)
-        view = cache.append(ctx.pos, k, v, *self.scorer.streams(x_BTD, ctx.pos))
+        view = cache.append(ctx.pos, k, self.value_norm(v), *self.scorer.streams(x_BTD, ctx.pos))
         view = view._replace(k=chain(self.qk, "key", view.k, view.pos)) if cache.late else view
         if self.shared:
             ctx.views[self.index] = view.unobserved()
@@ -155,6 +162,8 @@ class GroupedQueryAttention(nn.Module):
             raise CannotLower(f"heads of {s.key_dim} and {s.value_dim} are no multiples of {LANES}")
         if not isinstance(self.clip, nn.Identity):
             raise CannotLower("clipped projections have no native form")
+        if not isinstance(self.value_norm, nn.Identity):
+            raise CannotLower("a norm of values has no native form")
         if self.source is not None:
             raise CannotLower("keys of another layer have no native form")
         for transform in self.output:
@@ -184,6 +193,7 @@ ENTRY = Entry(
         "multi-query": lambda size: GroupedQuery(size.heads, 1),
         "grouped": _with_scores(),
         "wide-values": lambda size: GroupedQuery(size.heads, size.heads // 2, value_dim=12),
+        "value-norm": lambda size: GroupedQuery(size.heads, size.heads // 2, value_norm=size.norm),
         "softcap": _with_scores(softcap=2.0),
         "sinks": _with_scores(sinks=True),
         "temperature": _with_scores(normalise=Softmax(0.5)),

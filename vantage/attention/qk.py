@@ -24,6 +24,7 @@ class QKNorm:
     """Normalise each query and key head (Qwen-3, Gemma 3): two norms of the head's width."""
 
     norm: NormConfig
+    keys: bool = field(default=True, metadata=LATER)  # False where a layer reads another's, which are normed
 
     effect = Effect("q/k norm", positional=False)  # no annotation: not a field
 
@@ -32,10 +33,11 @@ class QKNorm:
         return False
 
     def describe(self) -> str:
-        return "q/k norm"
+        return "q/k norm" if self.keys else "q norm"
 
     def build(self, shape: Shape) -> nn.Module:
-        return QKNormed(self.norm.build(shape.rotary_dim), self.norm.build(shape.rotary_dim))
+        keys = self.norm.build(shape.rotary_dim) if self.keys else nn.Identity()
+        return QKNormed(self.norm.build(shape.rotary_dim), keys)
 
 
 class QKNormed(nn.Module):
@@ -51,7 +53,8 @@ class QKNormed(nn.Module):
 
     def native_transform(self, program: Program, queries: HeadColumns, keys: HeadColumns) -> None:
         program.norm_heads(self.q_norm, queries)
-        program.norm_heads(self.k_norm, keys)
+        if not isinstance(self.k_norm, nn.Identity):
+            program.norm_heads(self.k_norm, keys)
 
 
 # What late queries are multiplied by, a function of the position p and of scale a and floor L.

@@ -60,10 +60,10 @@ def layer_kinds(c: Config) -> tuple[str, ...]:
     )
 
 
-def ropes(c: Config) -> dict[str, Rope]:
+def ropes(c: Config, *, longest: int = 131_072) -> dict[str, Rope]:
     """For each kind of layer, from ``rope_parameters`` or (before transformers 5) from three separate keys."""
     rope_config, scaling = c.part("rope_parameters"), c.part("rope_scaling")
-    longest = c.whole("max_position_embeddings", 131_072, low=1)
+    longest = c.whole("max_position_embeddings", longest, low=1)
     bases = {
         llama_layout.FULL: c.number("rope_theta", 1_000_000.0),
         llama_layout.SLIDING: c.number("rope_local_base_freq", 10_000.0),

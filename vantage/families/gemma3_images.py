@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from vantage.checkpoints.config import Config
-from vantage.checkpoints.links import Joined, Link, Same
+from vantage.checkpoints.links import Link
 from vantage.errors import CheckpointError
 from vantage.families import gemma3
 from vantage.families.family import Family
+from vantage.families.module_links import renamed
 from vantage.spec.model import ModelSpec
 
 
@@ -31,22 +32,19 @@ def spec(c: Config) -> ModelSpec:
 
 
 def links(c: Config, spec: ModelSpec) -> list[Link]:
-    return [under("language_model.", link) for link in gemma3.links(c, spec)]
+    return [renamed(link, lambda name: f"language_model.{name}") for link in gemma3.links(c, spec)]
 
 
-def under(prefix: str, link: Link) -> Link:
-    """The same link with a prefix on their names."""
-    if isinstance(link, Joined):
-        return replace(link, their=tuple(prefix + name for name in link.their))
-    assert isinstance(link, Same)
-    return replace(link, their=prefix + link.their)
-
-
-def text_config(config: dict[str, Any]) -> dict[str, Any]:
+def text_config(config: dict[str, Any], architecture: str, family: str) -> dict[str, Any]:
     """The config of the text model alone."""
     outer = {key: config[key] for key in ("tie_word_embeddings", "transformers_version") if key in config}
-    kind = {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
-    return {**config["text_config"], **outer, **kind}
+    return {**config["text_config"], **outer, "architectures": [architecture], "model_type": family}
 
 
-FAMILY = Family("gemma3", spec, links, ignored=("vision_tower.", "multi_modal_projector."), saved_as=text_config)
+FAMILY = Family(
+    "gemma3",
+    spec,
+    links,
+    ignored=("vision_tower.", "multi_modal_projector."),
+    saved_as=lambda config: text_config(config, "Gemma3ForCausalLM", "gemma3_text"),
+)

@@ -86,7 +86,8 @@ def attention(spec: ModelSpec) -> str:
     def of(layer: Layer) -> str:
         heads, *scores = _describe_heads(layer.attention, spec.width)
         beside = [*layer.output, *(() if layer.indexer is None else (layer.indexer,))]
-        return ", ".join([heads, sees(layer.mask), *scores, *(describe(part) for part in beside)])
+        shared = [] if layer.source is None else ["keys of an earlier layer"]
+        return ", ".join([heads, sees(layer.mask), *scores, *(describe(part) for part in beside), *shared])
 
     return by_layer(spec, of) + ("; cross-attention" if any(layer.cross for layer in spec.layers) else "")
 
@@ -109,7 +110,7 @@ def norm(spec: ModelSpec) -> str:
         places = {"before": wiring.before, "after": wiring.after, "after the sum": wiring.outer}
         return f"{name} {' and '.join(place for place, used in places.items() if used)}"
 
-    return by_layer(spec, of)
+    return by_layer(spec, of) + ("" if spec.altup is None else f"; {spec.altup.describe()}")
 
 
 def feed_forward(spec: ModelSpec) -> str:

@@ -16,6 +16,7 @@ from vantage.inspect.machine import Machine, floating
 from vantage.inspect.operations import PARTS
 from vantage.inspect.visible import visible
 from vantage.model import Model, empty_model
+from vantage.model.altup import AltUpBlock
 from vantage.spec.attention import TokenMixer, attentions
 from vantage.spec.masks import Mask
 from vantage.spec.model import ModelSpec
@@ -265,6 +266,9 @@ def _pass(name: str, model: Model, size: PassSize, cached: CacheSettings, on: Ma
                 counts[part] += n
             sizes["projections"] += sum(p.numel() for p in module.parameters()) * itemsize
             sizes["scores"] += size.batch * state_bytes(layer.attention.cache_shape(width), cached.dtype)
+        if isinstance(block, AltUpBlock):
+            counts["projections"] += block.operations_beside(size.tokens)
+            sizes["projections"] += sum(p.numel() for part in block.beside() for p in part.parameters()) * itemsize
         ffn = _ffn(block)
         counts["feed-forward"] += module_operations(ffn, size.tokens)
         sizes["feed-forward"] += weights_read(ffn, size.tokens) * itemsize

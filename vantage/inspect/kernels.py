@@ -92,7 +92,7 @@ def kernel_choices(
             weights = (*blocks.named_parameters(), *blocks.named_buffers())  # each once, whatever shares it
             state = {name: _fake(x, device, dtype) for name, x in weights}
             kind = dtype or next(model.parameters()).dtype
-            x = torch.empty(batch, context, model.spec.width, dtype=kind, device=device)
+            x = torch.empty(batch, context, model.spec.residual_width, dtype=kind, device=device)
             functional_call(blocks, state, (x, Positions.arange(batch, context, device=device)))
     finally:
         for handle in handles:

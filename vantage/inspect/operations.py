@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from vantage.model import Model
+from vantage.model.altup import StreamsEnd
 from vantage.model.pooling import First, Pooler
 from vantage.spec.abilities import MultipliesMatrices
 from vantage.spec.attention import CountsOperations, attentions
@@ -43,12 +44,14 @@ def head(model: Model, size: PassSize) -> int:
     module: Any = model.head
     one_a_row = isinstance(config.transform, (First, Pooler))
     tokens = size.batch if one_a_row else size.tokens
-    return sum(linear_operations(m, tokens) for m in (module.linear, *_linears(module.transform)))
+    linears = sum(linear_operations(m, tokens) for m in (module.linear, *_linears(module.transform)))
+    return linears + (model.norm.operations(tokens) if isinstance(model.norm, StreamsEnd) else 0)
 
 
 def embedding(model: Model, size: PassSize) -> int:
     embed: Any = model.embed
     total = linear_operations(embed.project, size.tokens)
+    total += 0 if embed.streams is None else embed.streams.operations(size.tokens)
     if model.spec.embedding.source is not None:  # patches: a convolution, all but the class token
         total += 2 * embed.tokens.weight.numel() * size.batch * (size.queries - 1)
     return total

@@ -29,6 +29,7 @@ from torch import nn
 from vantage.errors import BadInput, unknown
 from vantage.inspect.select import need_model
 from vantage.model import Model
+from vantage.model.altup import AltUpBlock
 from vantage.model.block import Chain, Side
 from vantage.spec.attention import ActivationColumns, Attention, HasActivations
 from vantage.spec.parts import Context
@@ -92,7 +93,7 @@ def _shortened(names: Iterable[str]) -> list[str]:
 def _of_block(model: Model, prefix: str, block: nn.Module) -> Iterator[Activation]:
     at = partial(Activation, model=model)
     yield at(f"{prefix}residual_before", block, "given", TOKENS)
-    if isinstance(block, Chain):
+    if isinstance(block, Chain | AltUpBlock):
         steps: list[Any] = list(block.steps)
         for step in steps[:-1]:
             yield from _of_attention(model, prefix, step.sublayer, step.after)

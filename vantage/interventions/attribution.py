@@ -147,6 +147,8 @@ def _check_sums(model: Model) -> None:
         raise Refused(
             "this model's head transforms what it is given before its last map: its logits are no sum of parts"
         )
+    if model.spec.altup is not None:
+        raise Refused("this model has several residual streams (AltUp), which every layer mixes: its logits are no sum")
     for n, block in enumerate(model.blocks):
         for step in block.steps if isinstance(block, Chain) else ():
             assert isinstance(step, Residual)

@@ -8,6 +8,7 @@ from torch import nn
 
 from vantage.attention import NoBias
 from vantage.errors import Refused
+from vantage.model.altup import AltUpBlock
 from vantage.model.block import wire
 from vantage.model.linear import dense
 from vantage.model.part_errors import build_part
@@ -37,7 +38,11 @@ def build_shared(
 
 def assemble_blocks(spec: ModelSpec, shared: dict[Any, nn.Module]) -> nn.ModuleList:
     read = {layer.source for layer in spec.layers}
-    return nn.ModuleList(_block(i, layer, spec.width, shared, i in read) for i, layer in enumerate(spec.layers))
+    blocks = [_block(i, layer, spec.width, shared, i in read) for i, layer in enumerate(spec.layers)]
+    if spec.altup is not None:
+        parts = enumerate(zip(blocks, spec.layers, strict=True))
+        blocks = [AltUpBlock(block, spec.altup, layer, spec.width, i) for i, (block, layer) in parts]
+    return nn.ModuleList(blocks)
 
 
 def _block(index: int, layer: Layer, width: int, shared: dict[Any, nn.Module], read: bool) -> nn.Module:

@@ -34,6 +34,7 @@ class Embed(nn.Module):
         self.norm = nn.Identity() if config.norm is None else build_norm(config.norm, own)
         self.dropout = nn.Dropout(config.dropout)
         self.project = nn.Identity() if config.width is None else dense(own, width, True)
+        self.streams: nn.Module | None = None  # which see the tokens once more (AltUp)
 
     def forward(self, tokens: Tensor, pos: Positions, types_BT: Tensor | None = None) -> Tensor:
         x = self.tokens(tokens)
@@ -41,7 +42,8 @@ class Embed(nn.Module):
         x = self.types(x, types_BT)
         for part in self.inputs:
             x = part(x, pos)
-        return self.project(self.dropout(self.norm(x)))
+        x = self.project(self.dropout(self.norm(x)))
+        return x if self.streams is None else self.streams(x, tokens)
 
     def _scale(self, x: Tensor) -> Tensor | float:
         return torch.full((), self.scale, dtype=x.dtype, device=x.device) if self.rounded else self.scale

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from statistics import NormalDist
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,7 +14,8 @@ from vantage.errors import BadInput, Refused, unknown
 from vantage.model.gelu import gelu
 from vantage.model.linear import dense
 from vantage.spec.attention import ActivationColumns, Pieces
-from vantage.spec.native import Program
+from vantage.spec.fingerprint import LATER
+from vantage.spec.native import CannotLower, Program
 from vantage.spec.parts import Context
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -32,15 +34,19 @@ class FeedForward:
     activation: str = "silu"
     gated: bool = True
     bias: bool = False
+    sparsity: float = field(default=0.0, metadata=LATER)  # about this share of the gates is 0 (Gemma 3n)
 
     def __post_init__(self) -> None:
+        if not 0.0 <= self.sparsity < 1.0 or (self.sparsity and not self.gated):
+            raise BadInput(f"sparsity={self.sparsity}: use a share from 0 up to, not including, 1, in a gated layer")
         if self.activation not in ACTIVATIONS:
             raise BadInput(unknown("activation", self.activation, ACTIVATIONS))
         if self.hidden < 1:
             raise BadInput(f"hidden={self.hidden}: a feed-forward layer needs at least 1")
 
     def describe(self) -> str:
-        return f"{'gated ' if self.gated else ''}{self.activation}, {self.hidden:,}"
+        sparse = f", {self.sparsity:.0%} of the gates 0" if self.sparsity else ""
+        return f"{'gated ' if self.gated else ''}{self.activation}, {self.hidden:,}{sparse}"
 
     def divided(self, ranks: int, width: int) -> FeedForward:
         return replace(self, hidden=columns_each(self.hidden, ranks))
@@ -81,12 +87,13 @@ class GatedFeedForward(nn.Module):
     def __init__(self, config: FeedForward, width: int):
         super().__init__()
         self.act = ACTIVATIONS[config.activation]
-        self.hidden = config.hidden
+        self.hidden, self.sparsity = config.hidden, config.sparsity
         self.gate_up = dense(width, 2 * config.hidden, config.bias)
         self.down = dense(config.hidden, width, config.bias)
 
     def forward(self, x: Tensor, ctx: Context | None = None) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
+        gate = gate if self.sparsity == 0.0 else above_share(gate, self.sparsity)
         return self.down(self.act(gate) * up)
 
     def projections(self) -> dict[str, Pieces]:
@@ -96,9 +103,17 @@ class GatedFeedForward(nn.Module):
         return {"neurons": ActivationColumns("down", 0, self.hidden, 0, given=True)}
 
     def native(self, program: Program, src: int, into: int | None) -> int:
+        if self.sparsity:
+            raise CannotLower("sparse gates have no native form")
         both = program.linear(self.gate_up, src, None, "hidden")
         active = program.activate(both, self.hidden, self.act, gated=True)
         return program.linear(self.down, active, into, "fed forward")
+
+
+def above_share(x: Tensor, share: float) -> Tensor:
+    """What each number is above the rest: the share of them that would lie below, if they were normal, becomes 0."""
+    deviations = NormalDist().inv_cdf(share)
+    return F.relu(x - x.mean(-1, keepdim=True) - deviations * x.std(-1, keepdim=True, unbiased=False))
 
 
 # the names that papers use: activation, and whether it is gated

@@ -27,6 +27,7 @@ def _stack(spec: ModelSpec) -> list[str]:
     lines = [f"  vocabulary {spec.vocab:,}, width {spec.width}"]
     source = () if spec.embedding.source is None else (spec.embedding.source,)
     lines += [f"  input: {brief(part)}" for part in (*source, *spec.embedding.inputs)]
+    lines += [] if spec.altup is None else [f"  streams: {brief(spec.altup)}"]
     for layer, run in groupby(spec.layers):
         first, *rest = _layer(layer)
         lines += [f"  {sum(1 for _ in run)} x {first}", *(f"      {line}" for line in rest)]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from vantage.cache import ROUNDING, CacheKind, LayerPlan, ModelCache, NoCache, make_cache, no_caches
 from vantage.errors import BadInput, CacheError, Refused
 from vantage.kernels import chooser
+from vantage.model.altup import StreamsBegin, StreamsEnd
 from vantage.model.assemble import assemble_blocks, build_shared
 from vantage.model.ends import Embed, Unembed
 from vantage.model.lowered import NATIVE, WholeSteps
@@ -48,6 +49,8 @@ class Model(nn.Module):
             build_shared(part, shape, shared, role="position added to the embeddings") for part in spec.embedding.inputs
         ]
         self.embed = Embed(spec.embedding, spec.vocab, spec.width, inputs)
+        if spec.altup is not None and spec.norm is not None:
+            self.embed.streams = StreamsBegin(spec.altup, spec.norm, spec.width, len(spec.layers))
         if self.encoder is not None and spec.embedding.shared:
             self.encoder.embed.tokens = self.embed.tokens
         self.blocks = assemble_blocks(spec, shared)
@@ -56,6 +59,8 @@ class Model(nn.Module):
         self._no_caches: dict[Any, list[NoCache]] = {None: no_caches(spec, None, torch.float32)}
         self._no_cross = [NoCache()] * len(spec.layers)
         self.norm = nn.Identity() if spec.norm is None else build_norm(spec.norm, spec.width)
+        if spec.altup is not None:
+            self.norm = StreamsEnd(spec.altup, self.norm, spec.width)
         self.head = (
             nn.Identity() if spec.head is None else Unembed(spec.head, spec.vocab, spec.width, self.embed.tokens)
         )

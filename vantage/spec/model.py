@@ -10,6 +10,7 @@ from torch import nn
 
 from vantage.errors import BadInput
 from vantage.spec.abilities import effect_of
+from vantage.spec.altup import AltUp
 from vantage.spec.fingerprint import LATER
 from vantage.spec.indexing import FollowsLayer, Indexer
 from vantage.spec.kept import KeepsStreams, KeptStream, NeedsEveryKey, StateShape
@@ -227,6 +228,7 @@ class ModelSpec:
     max_length: int | None = None
     encoder: ModelSpec | None = None
     pooler: TransformConfig | None = None  # model.pooler: one vector a row; no part of a forward pass
+    altup: AltUp | None = field(default=None, metadata=LATER)  # several residual streams (Gemma 3n)
 
     def __post_init__(self) -> None:
         for name, n in (("vocab", self.vocab), ("width", self.width), ("layers", len(self.layers))):
@@ -234,6 +236,8 @@ class ModelSpec:
                 raise BadInput(f"{name}={n}: a model needs at least 1")
         if self.embedding.shared and (self.encoder is None or self.encoder.vocab != self.vocab):
             raise BadInput("embedding.shared needs an encoder with the decoder's vocabulary")
+        if self.altup is not None and (self.embedding.source is not None or self.norm is None):
+            raise BadInput("AltUp begins with tokens and ends with a norm: leave embedding.source out and give norm=")
         for i, layer in enumerate(self.layers):
             if layer.source is not None:
                 self._check_source(i, layer, layer.source)
@@ -267,6 +271,11 @@ class ModelSpec:
             raise BadInput(f"layer {i} follows the indexer of layer {other}, which has none of its own")
         if layer.mask != self.layers[other].mask:
             raise BadInput(f"layer {i} follows the indexer of layer {other}, which sees other keys: give both one mask")
+
+    @property
+    def residual_width(self) -> int:
+        """Of what goes from layer to layer: the width, or that of all streams."""
+        return self.width if self.altup is None else self.altup.width(self.width, len(self.layers))
 
     @property
     def keeps_states(self) -> bool:
