@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.attention.helpers import F64, check_gradients, sharpen, vectors
-from vantage.errors import BadInput
+from vantage.errors import BadInput, Refused
 from vantage.model.experts import Experts, TopK
 from vantage.model.feed_forward import ACTIVATIONS, FeedForward, named
 
@@ -53,6 +53,8 @@ def test_sparse_gates():
     assert 0 < ((gate - cut) > 0).double().mean() < 0.15
     plain = built(FeedForward(64, "gelu"))
     assert not torch.allclose(plain(x), part(x))
+    with pytest.raises(Refused, match="no tensor parallel form"):
+        FeedForward(64, sparsity=0.95).divided(2, 6)
 
 
 def test_names():

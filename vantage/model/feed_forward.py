@@ -49,6 +49,8 @@ class FeedForward:
         return f"{'gated ' if self.gated else ''}{self.activation}, {self.hidden:,}{sparse}"
 
     def divided(self, ranks: int, width: int) -> FeedForward:
+        if self.sparsity:
+            raise Refused("sparse gates go by the mean of all of them, which no process has: no tensor parallel form")
         return replace(self, hidden=columns_each(self.hidden, ranks))
 
     def build(self, width: int) -> nn.Module:
