@@ -6,14 +6,18 @@ import csv
 import io
 import re
 import statistics
+import threading
+import time
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.watching import WIDE, check_looks, saved
 from tests.generation.folder import chat_model
+from tests.processes import until
 from tests.serve.studios import running
 from tests.serve.test_studio_attention import both_ways
+from vantage.serve.studio.attention import routes
 
 REDRAW_MS, SLACK = 50, 3  # the machine is shared with other tests
 SENTENCE = "the cat sat on a mat and said: 12 dogs, 3 birds? no! "
@@ -37,6 +41,29 @@ def sides(page: Page) -> tuple[Locator, Locator]:
 
 def rows(page: Page, button: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(saved(page, button).decode())))
+
+
+def test_reading_says_how_far_it_is_and_stops(visit, small, monkeypatch):
+    real = routes.read_text
+
+    def slowly(*args):
+        def report(share, doing):
+            args[-1](share, doing)
+            time.sleep(1.0)
+
+        return real(*args[:-1], report)
+
+    monkeypatch.setattr(routes, "read_text", slowly)
+    page = visit(small).go("attention?layer=0&head=0&text=the+cat+sat")
+    expect(page.get_by_role("status").filter(has_text="1 of 2 layers")).to_be_visible()
+    page.get_by_role("button", name="Stop").click()
+    until(lambda: not any(thread.name == "studio-read" for thread in threading.enumerate()))
+    expect(page.get_by_text("tokens, read in")).to_have_count(0)
+    monkeypatch.undo()
+    page.get_by_role("button", name="Read it").click()
+    read(page)
+    page.get_by_role("tab", name="Atlas").click()
+    expect(page.get_by_role("region", name="Atlas of heads")).to_be_visible()
 
 
 def test_lines(reader):

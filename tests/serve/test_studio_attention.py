@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ import vantage as vt
 from tests.generation.folder import chat_model, tokenizer
 from tests.processes import PATIENCE, until
 from tests.serve.running import pulled
-from tests.serve.studios import running
+from tests.serve.studios import of, running, told
 from vantage.conformance.scenarios import sharpen
 from vantage.families import load as load_model
 from vantage.model.shared_copy import copy_sharing_weights
@@ -232,3 +235,37 @@ def test_with_smollm2(tmp_path):
                 )
         told = get(it, f"{seen['id']}/scores?layer=29&head=8&query=40").raise_for_status().json()
         assert sum(part["name"].startswith("rotation") for part in told["parts"]) == 8
+
+
+def test_reading_and_the_atlas_report_on_their_way(tmp_path: Path) -> None:
+    with running(tmp_path) as studio:
+        events = studio.events("/attention/events", {"model": "tiny", "text": "the cat sat on a mat"})
+        found = of(events, "result")[0]
+        assert [progress["doing"] for progress in of(events, "progress")] == [
+            "starting",
+            "1 of 2 layers",
+            "2 of 2 layers",
+        ]
+        with studio.http() as http:
+            body = {"model": "tiny", "text": "the cat sat on a mat"}
+            again = http.post("/studio/api/attention", json=body).json()
+            assert again["id"] == found["id"]  # kept by model, text and position
+            with http.stream("GET", f"/studio/api/attention/{found['id']}/atlas/events") as answer:
+                atlas = list(told(answer))
+            assert of(atlas, "result")[0] == http.get(f"/studio/api/attention/{found['id']}/atlas").json()
+        assert len(of(atlas, "progress")) > 1
+        refused = studio.events("/attention/events", {"model": "tiny", "text": ""})
+        assert "the text is empty" in of(refused, "error")[0]["message"]
+
+
+def test_the_start_waits_for_nothing_that_only_training_needs() -> None:
+    code = (
+        "import sys\n"
+        "from vantage.serve import ServedModel, ServerSettings\n"
+        "from vantage.serve.studio import create_studio\n"
+        "create_studio(ServerSettings((ServedModel('tiny', 'nowhere'),)))\n"
+        "unwanted = ('torch.distributed.fsdp', 'torch.distributed.tensor', 'sympy', 'matplotlib', 'pandas')\n"
+        "print([name for name in unwanted if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

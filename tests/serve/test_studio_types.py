@@ -72,6 +72,8 @@ def test_every_answer_in_json_is_a_model() -> None:
         else:
             assert issubclass(answer, StudioAnswer), route.path
     assert plain == {
+        "attention/events",
+        "attention/{id}/atlas/events",
         "attention/{id}/head",
         "attention/{id}/heads",
         "chat",

@@ -1,7 +1,23 @@
 // A stream of events that a page starts, follows and may stop. Leaving the page stops it.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { type Event, events, type Trouble } from "./api";
+import { type Event, events, Trouble } from "./api";
+import type { WorkProgress } from "./generated/api";
 import { asTrouble } from "./hooks";
+
+/** The result of work that reports on its way (events `progress` and `result`). */
+export async function resultOf<T>(
+  method: "GET" | "POST",
+  path: string,
+  body: unknown,
+  signal: AbortSignal | undefined,
+  progress: (now: WorkProgress) => void,
+): Promise<T> {
+  for await (const { event, data } of events(method, path, body, { signal })) {
+    if (event === "progress") progress(data as WorkProgress);
+    if (event === "result") return data as T;
+  }
+  throw new Trouble("broken", "The server ended without a result.", "Retry.");
+}
 
 export interface Stream {
   /** When it began (performance.now), or null where none runs. */

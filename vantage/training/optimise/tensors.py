@@ -1,14 +1,18 @@
-"""Tensors that may be sharded: gathered, spread like another, and their gathered copies dropped."""
+"""Tensors that may be sharded: gathered, spread like another, and their gathered copies dropped.
+
+torch's sharding takes most of a second to import, so it is imported when the first tensor is looked at: whoever only
+reads settings, as the studio does at its start, need not wait for it.
+"""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def like(target: Tensor, value: Tensor) -> Tensor:
     """The value, sharded as the target is."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
     if not isinstance(target, DTensor):
         return whole(value)
     if isinstance(value, DTensor):
@@ -19,6 +23,8 @@ def like(target: Tensor, value: Tensor) -> Tensor:
 
 def whole(value: Tensor) -> Tensor:
     """The value, gathered if it is sharded."""
+    from torch.distributed.tensor import DTensor
+
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
@@ -27,6 +33,8 @@ def reshard(model: nn.Module) -> None:
 
     Whoever writes to the shards, or asks the model for its parameters, would meet the copies instead.
     """
+    from torch.distributed.fsdp import FSDPModule
+
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

@@ -29,6 +29,7 @@ from vantage.model import Model
 from vantage.serve.errors import ApiError, bad
 from vantage.serve.studio.answers import EncodingInfo
 from vantage.serve.studio.attention.answers import AttentionSite, site_kind
+from vantage.serve.studio.progress_events import Report
 from vantage.serve.studio.state import Studio
 from vantage.serve.studio.swapped_models import EncodingRequest, encoding_info, swapped_model
 from vantage.spec.parts import Context
@@ -129,9 +130,10 @@ class ReadText:
             )
         return "No encoding acts in this layer: these scores are content alone, and only the mask knows the order."
 
-    def atlas(self) -> Atlas:
+    def atlas(self, report: Report | None = None) -> Atlas:
         if self._atlas is None:
-            self._atlas = atlas(self.model, self.ids, source=self.source, longest=MEASURED)
+            progress = report and (lambda done, of: report(done / of, f"{done} of {of}"))
+            self._atlas = atlas(self.model, self.ids, source=self.source, longest=MEASURED, progress=progress)
         return self._atlas
 
 
@@ -153,22 +155,27 @@ def asked_for(
 
 
 def read_text(
-    name: str, model: Model, ids: list[int], source: list[int] | None, position: EncodingRequest | None
+    name: str,
+    model: Model,
+    ids: list[int],
+    source: list[int] | None,
+    position: EncodingRequest | None,
+    report: Report | None = None,
 ) -> ReadText:
     """Read a text, with another encoding where one is named."""
     asked = asked_for(model, ids, source, position)
     if position is None:
-        return ReadText(name, model, ids, source, read(model, ids, source), encoding_info(model), asked)
+        return ReadText(name, model, ids, source, read(model, ids, source, report), encoding_info(model), asked)
     check(model, ids, source)  # before a table of that many positions is made
     other = swapped_model(model, position, max(len(ids), len(source or ())))
-    inputs = read(other.model, ids, source)
+    inputs = read(other.model, ids, source, report)
     info = encoding_info(model, position, other)
     return ReadText(name, other.model, ids, source, inputs, info, asked, other.fresh)
 
 
 @torch.inference_mode()
-def read(model: Model, ids: list[int], source: list[int] | None) -> Inputs:
-    """Run the model over a text once, and keep what went into each attention."""
+def read(model: Model, ids: list[int], source: list[int] | None, report: Report | None = None) -> Inputs:
+    """Run the model over a text once, and keep what went into each attention. It reports at each of them."""
     check(model, ids, source)
     tokens, read_from = read_tokens(model, ids), read_source(model, source)
     sites = sites_of(model)
@@ -176,6 +183,8 @@ def read(model: Model, ids: list[int], source: list[int] | None) -> Inputs:
 
     def enter(module: nn.Module, args: tuple[Tensor, Context]) -> None:
         inputs[id(module)] = args
+        if report is not None:
+            report(len(inputs) / (len(sites) + 1), f"{len(inputs)} of {len(sites)} layers")
 
     handles = [site.module.register_forward_pre_hook(enter) for site in sites]
     try:

@@ -14,6 +14,7 @@ from typing import Annotated, TypeVar
 from fastapi import APIRouter, Path, Query, Request, Response
 from torch import Tensor
 
+from vantage.inspect import Atlas
 from vantage.inspect.decompose import split_scores
 from vantage.inspect.decomposition import Decomposition
 from vantage.model import Model
@@ -32,7 +33,8 @@ from vantage.serve.studio.attention.answers import (
 from vantage.serve.studio.attention.read_texts import SIZE, ReadText, ReadTexts, asked_for, read_text
 from vantage.serve.studio.chat.conversations import Conversations, digest
 from vantage.serve.studio.chat.transcripts import ConversationId, Count
-from vantage.serve.studio.state import Studio, call, studio_of
+from vantage.serve.studio.progress_events import Report, progress_events
+from vantage.serve.studio.state import Event, Studio, call, sse, studio_of, work
 from vantage.serve.studio.swapped_models import EncodingRequest
 
 router = APIRouter(prefix="/studio/api/attention")
@@ -64,6 +66,23 @@ class ReadTextRequest(StrictModel):
 @router.post("")
 async def read(request: Request, body: ReadTextRequest) -> ReadTextAnswer:
     """Read a text. What comes back names the sites whose maps can be had."""
+    run = await _reading(request, body)
+    return await call(request, lambda: run(None), model=body.model)
+
+
+@router.post("/events")
+async def read_events(request: Request, body: ReadTextRequest) -> Response:
+    """The same as events: ``progress``, layer by layer, then ``result``. A reader that leaves ends it."""
+    run = await _reading(request, body)
+
+    def events() -> Iterator[Event]:
+        return progress_events(lambda report: ("result", run(report)), "studio-read")
+
+    return await sse(request, work(request, events, model=body.model))
+
+
+async def _reading(request: Request, body: ReadTextRequest) -> Callable[[Report | None], ReadTextAnswer]:
+    """A function that reads the text, for the model's thread. A text that was read before is not read again."""
     studio = studio_of(request)
     loaded = await studio.loaded(body.model)
     model = await studio.model(body.model)
@@ -73,26 +92,26 @@ async def read(request: Request, body: ReadTextRequest) -> ReadTextAnswer:
 
     texts = studio.part(ReadTexts)
 
-    def run() -> tuple[ReadText, float]:
+    def run(report: Report | None) -> ReadTextAnswer:
         ids = loaded.safe_tokenizer.encode(body.text) if body.answer is None else _answer(studio, body.answer, model)
         source = None if body.source is None else loaded.safe_tokenizer.encode(body.source)
         began = time.perf_counter()
-        kept = texts.find(asked_for(model, ids, source, body.position))
-        if kept is not None:
-            return kept, 1e3 * (time.perf_counter() - began)
-        return read_text(body.model, model, ids, source, body.position), 1e3 * (time.perf_counter() - began)
+        text = texts.find(asked_for(model, ids, source, body.position))
+        if text is None:
+            text = read_text(body.model, model, ids, source, body.position, report)
+        ms = 1e3 * (time.perf_counter() - began)
+        texts.put(text)
+        return ReadTextAnswer(
+            id=text.id,
+            tokens=text.words("self"),
+            source_tokens=None if text.source is None else text.words("cross"),
+            length=len(text.ids),
+            sites=text.sites(),
+            position=text.position,
+            ms=round(ms, 3),
+        )
 
-    text, ms = await call(request, run, model=body.model)
-    texts.put(text)
-    return ReadTextAnswer(
-        id=text.id,
-        tokens=text.words("self"),
-        source_tokens=None if text.source is None else text.words("cross"),
-        length=len(text.ids),
-        sites=text.sites(),
-        position=text.position,
-        ms=round(ms, 3),
-    )
+    return run
 
 
 def _answer(studio: Studio, at: AnswerPoint, model: Model) -> list[int]:
@@ -134,7 +153,21 @@ async def head(request: Request, id: Id, layer: At, head: At, kind: SiteKind = "
 @router.get("/{id}/atlas")
 async def heads_by_kind(request: Request, id: Id) -> AtlasAnswer:
     """Every head, measured on the first tokens of the text and sorted by what it does."""
-    atlas = await _of(request, id, lambda text: text.atlas())
+    return await _of(request, id, lambda text: _atlas_answer(text.atlas()))
+
+
+@router.get("/{id}/atlas/events")
+async def heads_by_kind_events(request: Request, id: Id) -> Response:
+    """The same as events: ``progress``, then ``result``. A reader that leaves ends it."""
+    text = studio_of(request).part(ReadTexts).get(id)
+
+    def events() -> Iterator[Event]:
+        return progress_events(lambda report: ("result", _atlas_answer(text.atlas(report))), "studio-atlas")
+
+    return await sse(request, work(request, events, model=text.name))
+
+
+def _atlas_answer(atlas: Atlas) -> AtlasAnswer:
     heads = [
         HeadEntry(
             kind=site_kind(one.site),

@@ -4,6 +4,7 @@ import { Select, Slider } from "../../components/controls";
 import { Heatmap } from "../../components/Heatmap";
 import { ModelPicker } from "../../components/ModelPicker";
 import { Busy, Card, Empty, Problem } from "../../components/state";
+import { Progress } from "./progress";
 import { spoken } from "../../lib/encoding";
 import { visible } from "../../lib/tokens";
 import { put, useParam } from "../../router";
@@ -37,9 +38,9 @@ export function SideCard({ side, view, name, pick, children }: SideCardProps) {
       <Controls side={side} view={view} pick={pick} />
       {children}
       {capture.trouble && <Problem trouble={capture.trouble} retry={capture.retry} />}
-      {capture.since !== null && <Busy words="The model reads the text" since={capture.since} />}
+      <Progress of={capture} words="The model reads the text" again="Read it" />
       {!capture.data && !capture.trouble && capture.since === null && <Empty>The model is not ready yet.</Empty>}
-      {shown && side.seeking && <Busy words="Looking for a head worth seeing" since={performance.now()} />}
+      {shown && side.seeking && <Progress of={side.seeking} words="Looking for a head worth seeing" again="Look" />}
       {shown && !side.seeking && <SideView side={side} view={view} />}
     </Card>
   );

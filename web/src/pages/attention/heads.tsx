@@ -15,6 +15,7 @@ import { href, put, route, useParam } from "../../router";
 import { explained } from "../../terms";
 import { paint } from "../../theme";
 import { AtlasMap } from "./map";
+import { Progress } from "./progress";
 import { encoded, file, type Side, useAtlas, useSmall } from "./side";
 
 export function HeadsView({ side }: { side: Side }) {
@@ -137,7 +138,7 @@ export function AtlasView({ side }: { side: Side }) {
   return (
     <>
       {answer.trouble && <Problem trouble={answer.trouble} retry={answer.retry} />}
-      {answer.since !== null && <Busy words="Measuring every head" since={answer.since} />}
+      <Progress of={answer} words="Measuring every head" again="Measure" />
       {answer.data && (
         <>
           <AtlasMap side={side} heads={heads} table={() => atlasCsv(side, heads)} />

@@ -1,11 +1,13 @@
 // One side of the attention page: which model, encoding, layer and head, and the text as that model read it.
-import { bytes, get, post } from "../../api";
+import { signal } from "@preact/signals";
+import { bytes, get } from "../../api";
 import { useModel } from "../../components/ModelPicker";
 import { type Answer, useAnswer } from "../../hooks";
 import { slug, spoken } from "../../lib/encoding";
 import { type Matrix, weights } from "../../lib/matrix";
 import { put, route, read } from "../../router";
-import type { AtlasAnswer, AttentionSite, EncodingInfo, HeadEntry, ReadTextAnswer, ReadTextRequest, ScoresAnswer } from "../../generated/api";
+import { resultOf } from "../../streams";
+import type { AtlasAnswer, AttentionSite, EncodingInfo, HeadEntry, ReadTextAnswer, ReadTextRequest, ScoresAnswer, WorkProgress } from "../../generated/api";
 import type { Model } from "../../types";
 
 export type SiteKind = AttentionSite["kind"];
@@ -19,7 +21,7 @@ export interface Side {
   model: Model | null;
   /** With which encoding, where that is of interest: beside another one. */
   encoding: EncodingInfo | null;
-  capture: Answer<ReadTextAnswer>;
+  capture: Reported<ReadTextAnswer>;
   kind: SiteKind;
   kinds: SiteKind[];
   layer: number;
@@ -33,8 +35,33 @@ export interface Side {
   /** The query that was chosen, if one was. */
   chosen: number | null;
   /** No head was asked for, and one worth seeing is being looked for. */
-  seeking: boolean;
+  seeking: Reported<AtlasAnswer> | null;
   set: (changes: Partial<Record<"model" | "kind" | "layer" | "head" | "query", string | number | null>>) => void;
+}
+
+/** What is being read or measured, by what was asked: how far it is, and how it is stopped. */
+interface Going extends WorkProgress {
+  stop: () => void;
+}
+const going = signal<Record<string, Going>>({});
+
+/** Work that reports on its way, and that the reader may stop. `outer`: it also ends with whoever asked. */
+function reported<T>(key: string, method: "GET" | "POST", path: string, body: unknown, outer?: AbortSignal): Promise<T> {
+  const controller = new AbortController();
+  const stop = () => controller.abort();
+  outer?.addEventListener("abort", stop);
+  const progress = (now: WorkProgress) => (going.value = { ...going.peek(), [key]: { ...now, stop } });
+  progress({ share: 0, doing: "" });
+  return resultOf<T>(method, path, body, controller.signal, progress).finally(() => {
+    outer?.removeEventListener("abort", stop);
+    const { [key]: _, ...rest } = going.peek();
+    going.value = rest;
+  });
+}
+
+/** An answer with how far it is. */
+export interface Reported<T> extends Answer<T> {
+  going: Going | null;
 }
 
 // The same text and model is read once, whichever side asks. A few stay; the server keeps a few as well.
@@ -45,7 +72,7 @@ function capture(body: ReadTextRequest, signal: AbortSignal): Promise<ReadTextAn
   let found = captures.get(key);
   if (!found) {
     // Another encoding is asked for by one side alone, so it may be stopped: a slider asks for many on its way.
-    found = post<ReadTextAnswer>("/attention", body, { seconds: 120, signal: body.position ? signal : undefined });
+    found = reported<ReadTextAnswer>(key, "POST", "/attention/events", body, body.position ? signal : undefined);
     captures.set(key, found);
     found.catch(() => captures.delete(key));
     for (const old of captures.keys()) {
@@ -64,7 +91,7 @@ export interface SideOptions {
 }
 
 /** The text as a side's model reads it; or, where the address names one, an answer of a conversation. */
-function useCapture(model: Model | null, text: string, source: string, asked: EncodingInfo | undefined): Answer<ReadTextAnswer> {
+function useCapture(model: Model | null, text: string, source: string, asked: EncodingInfo | undefined): Reported<ReadTextAnswer> {
   const { conversation, turn } = route.value.params;
   const body: ReadTextRequest | null =
     model && (conversation || text.trim())
@@ -75,8 +102,9 @@ function useCapture(model: Model | null, text: string, source: string, asked: En
           ...(asked?.name ? { position: { name: asked.name, values: asked.values } } : {}),
         }
       : null;
+  const key = body && JSON.stringify(body);
   const answer = useAnswer(
-    body && JSON.stringify(body),
+    key,
     (signal) => (body ? capture(body, signal) : Promise.reject(new Error("no model"))),
     asked ? 250 : 0,
   );
@@ -84,7 +112,7 @@ function useCapture(model: Model | null, text: string, source: string, asked: En
     captures.clear();
     answer.retry();
   };
-  return { ...answer, retry };
+  return { ...answer, retry, going: (key && going.value[key]) || null };
 }
 
 export function useSide(
@@ -144,15 +172,16 @@ const SEEN = ["layer", "head", "kind"];
 const MEASURED = 256; // tokens: what the atlas reads of a text; a longer one takes too long to be asked unasked
 
 /** The clearest head of a kind, where nobody asked for one: `find` in the address, or an induction head. */
-function useSought(wanted: boolean, data: ReadTextAnswer | null, settled: boolean): { head: HeadEntry | null; seeking: boolean } {
+function useSought(wanted: boolean, data: ReadTextAnswer | null, settled: boolean): { head: HeadEntry | null; seeking: Reported<AtlasAnswer> | null } {
   const fits = wanted && data !== null && data.length > 1 && data.length <= MEASURED;
-  const atlas = useAnswer(fits && settled ? `/attention/${data.id}/atlas` : null, (signal) =>
-    get<AtlasAnswer>(`/attention/${data?.id}/atlas`, { signal, seconds: 120 }),
+  const key = `${data?.id} sought`;
+  const atlas = useAnswer(fits && settled ? `/attention/${data.id}/atlas/events` : null, (signal) =>
+    reported<AtlasAnswer>(key, "GET", `/attention/${data?.id}/atlas/events`, undefined, signal),
   );
   const kind = route.value.params["find"] ?? "induction";
   return {
     head: fits && atlas.data ? clearest(atlas.data.heads, kind) : null,
-    seeking: fits && !atlas.data && !atlas.trouble,
+    seeking: fits && !atlas.data && !atlas.trouble ? { ...atlas, going: going.value[key] ?? null } : null,
   };
 }
 
@@ -219,8 +248,10 @@ export function useSmall(side: Side): Answer<Small> {
   });
 }
 
-export function useAtlas(side: Side, wanted = true): Answer<AtlasAnswer> {
-  return useOf(side, wanted ? "atlas" : null, (path, signal) => get(path, { signal, seconds: 120 }));
+export function useAtlas(side: Side, wanted = true): Reported<AtlasAnswer> {
+  const key = `${side.capture.data?.id} atlas`;
+  const answer = useOf(side, wanted ? "atlas/events" : null, (path, signal) => reported<AtlasAnswer>(key, "GET", path, undefined, signal));
+  return { ...answer, going: going.value[key] ?? null };
 }
 
 export function useScores(side: Side): Answer<ScoresAnswer> {
