@@ -15,7 +15,9 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +83,15 @@ def bandwidth() -> float:
 
 
 def bytes_of_a_step(model: Model, rows: int, held: int) -> int:
-    skipped = 0 if model.spec.head is not None and model.spec.head.tied else model.embed.tokens.weight.nbytes
-    weights = sum(p.nbytes for p in model.parameters()) - skipped
+    tied = model.spec.head is not None and model.spec.head.tied
+    skipped = 0 if tied else sum(t.nbytes for t in _tensors(model.embed.tokens))
+    weights = sum(t.nbytes for t in _tensors(model)) - skipped
     width = model.spec.width // HEADS
     return weights + rows * held * len(model.blocks) * KV_HEADS * width * 2 * 2
+
+
+def _tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    return chain(module.parameters(), module.buffers())
 
 
 def steps(name: str, model: Model, rows: int, held: int, speed: float) -> Row:
@@ -129,20 +136,24 @@ def generated(name: str, model: Model) -> Row:
 
 def served(name: str, model: Model, rows: int, how: str) -> Row:
     """The engine with all rows decoding, 128 to 2,048 tokens held, choosing included."""
-    engine = Engine(model, rows=rows, capacity=rows * 2432, chunk=4096)
+    engine = Engine(model, rows=rows, capacity=rows * 2832, chunk=4096)
     draw = random.Random(0)
+    requests = []
     for _ in range(rows):
         prompt = [draw.randrange(VOCAB) for _ in range(draw.randint(128, 2048))]
-        engine.submit(prompt, max_tokens=320, sampling=DRAWN[how])
+        request = engine.submit(prompt, max_tokens=720, sampling=DRAWN[how])
+        requests.append(request)
     while engine.prompts_wait:
         engine.step()
-    engine.step()
+    for _ in range(4):
+        engine.step()
     rates = []
-    for _ in range(4):  # without waiting in between: steps are always under way
+    for _ in range(5):  # without waiting in between: steps are always under way
         begun, before = time.perf_counter(), engine.stats.generated
-        while engine.stats.generated < before + 64 * rows and not engine.idle:
+        while engine.stats.generated < before + 64 * rows:
             engine.step()
         rates.append((engine.stats.generated - before) / (time.perf_counter() - begun))
+    assert not any(request.outputs[0].finish for request in requests), "rows ended while they were measured"
     return Row(name, f"engine, {rows} rows, {how}", statistics.median(rates), min(rates), max(rates))
 
 

@@ -52,6 +52,17 @@ def test_the_same_tokens_as_on_a_cpu(name, choice):
         assert got[0].stats.paths["graph"] > 100
 
 
+@pytest.mark.parametrize("name", ["rope", "alibi"])
+def test_a_text_grows_past_the_first_table_of_blocks(name):
+    """A row with more than 64 blocks takes another graph, in the middle of steps that are under way."""
+    cpu, gpu = pair(name)
+    prompts = [[(7 * i + 3 * j) % 211 for i in range(n)] for j, n in enumerate((1000, 990, 40))]
+    want = vt.generate(cpu, prompts, max_tokens=80, ends=False)
+    got = vt.generate(gpu, prompts, max_tokens=80, ends=False, stats=True)
+    assert [a.tokens for a in got] == [a.tokens for a in want]
+    assert got[0].stats.paths["graph"] > 200
+
+
 @pytest.mark.parametrize("name", ["rope", "window"])
 def test_batch_invariant_gives_the_same_bits(name):
     _, gpu = pair(name)

@@ -8,23 +8,29 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from vantage.kernels.gpu import choose, decode, product
+from vantage.kernels.gpu import choose, decode, packed, product
+from vantage.kernels.gpu.packed import Blocks
+from vantage.kernels.native import Format
 
 CAPABILITIES = (80, 89, 90, 100, 120)
 POINTERS = {
     "x": "T", "w": "T", "bias": "T", "gain": "T", "out": "T", "qkv": "T", "stores": "i64", "held": "i32", "pos": "i32",
     "gone": "i32", "table": "i32", "cos": "fp32", "sin": "fp32", "q_gain": "T", "k_gain": "T", "slopes": "fp32",
     "sinks": "T", "sums": "fp32", "highest": "fp32", "totals": "fp32", "arrived": "i32", "logits": "fp32",
-    "best": "fp32", "at": "i32", "total": "fp32", "settings": "fp64", "weights": "fp64", "top_k": "i32",
+    "best": "fp32", "at": "i32", "total": "fp32", "settings": "fp64", "weights": "i64", "top_k": "i32",
     "uniforms": "fp64", "tokens": "i32", "taken": "i32", "out_tokens": "i32", "out_logprobs": "fp32",
-    "out_status": "i32",
+    "out_status": "i32", "masses": "i64", "floor_masses": "i64", "floor_keys": "i64", "prefixes": "i64", "here": "i64",
+    "above": "i64", "masses_above": "i64", "goals": "fp64", "fronts": "i64", "kept": "i32", "ties": "i32",
+    "masses_of_fronts": "i64", "numbers": "i64", "scales": "fp32", "squares": "fp32", "words": "i32", "halves": "fp16",
+    "factors": "i8", "ids": "i64",
 }  # fmt: skip
-FLOATS = {"eps", "offset", "factor", "scale", "cap", "q_eps", "q_offset", "k_eps", "k_offset"}
+FLOATS = {"eps", "offset", "factor", "scale", "cap", "q_eps", "q_offset", "k_eps", "k_offset", "unit"}
 TYPES = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
 
 
@@ -36,6 +42,8 @@ def compile_one(kernel: Any, constants: dict[str, Any], dtype: str, capability: 
             kinds[name] = "constexpr"
         elif name in POINTERS:
             kinds[name] = "*" + POINTERS[name].replace("T", dtype)
+            if name == "sums" and "prefixes" in names:
+                kinds[name] = "*i64"
         else:
             kinds[name] = "fp32" if name in FLOATS else "i32"
     values = {(names.index(name),): value for name, value in constants.items()}
@@ -65,6 +73,8 @@ def compile_all(capability: int, dtype: str) -> list[str]:
     plain = dict.fromkeys(("Q_NORM", "K_NORM", "Q_GAIN", "K_GAIN", "SOFTCAP", "SLOPES", "SINKS", "WINDOW"), False)
     full = dict.fromkeys(plain, True)
     how = {"PRECISION": precision, "TYPE": TYPES[dtype], "DEPENDENT": dependent}
+    chunks = {"CHUNK": 1024, "CHUNKS": 128}
+    digits = {"BITS": 11, "BINS": 2048}
     cases = [
         (product.product, one),
         (product.product, one | {"NORM": False, "GATED": False, "FUNCTION": 1, "BLOCK_K": 1024}),
@@ -72,14 +82,26 @@ def compile_all(capability: int, dtype: str) -> list[str]:
         (product._activate_kernel, {"FUNCTION": 2, "GATED": True, "BLOCK": 1024, "DEPENDENT": dependent}),
         (decode.attend, heads | plain | how | {"PAGED": False, "TURN": 1}),
         (decode.attend, heads | full | how | {"PAGED": True, "TURN": 2}),
-        (choose.scan, {"CHUNK": 4096}),
-        (choose.weigh, {"CHUNK": 4096, "CHUNKS": 32}),
-        (choose.choose, {"CHUNKS": 32, "BLOCK": 16384}),
+        (choose.scan, {"CHUNK": 1024}),
+        (choose.weigh, chunks),
+        *((choose.settle, {"SEARCH": search, "CHUNKS": 128}) for search in range(3)),
+        *((choose.descend, {"SEARCH": search, "SHIFT": 10, "CHUNK": 1024} | digits) for search in range(3)),
+        *((choose.narrow, {"SEARCH": search} | digits) for search in range(3)),
+        (choose.gather_mass, {"SEARCH": 0, "CHUNK": 1024}),
+        (choose.count_ties, {"CHUNK": 1024}),
+        *((choose.choose, {"DRAWS": draws} | chunks) for draws in (False, True)),
     ]
-    return [
-        compile_one(kernel, constants, dtype, capability, 32 if kernel is choose.choose else 4).metadata.name
-        for kernel, constants in cases
-    ]
+    for format in (Format.Q8_0, Format.Q4_K, Format.Q5_1, Format.Q6_K, Format.Q3_K, Format.IQ4_XS):
+        form = Blocks(torch.empty(0, dtype=torch.uint8), format, 64, 1024).constants
+        signed = form["LOW"] == 8 or form["TABLE"]
+        row = {"NORM": True, "BIAS": True, "ADD": True, "TILE": 64, "PARTS_OF_ROW": 4, "ASM": True, "SIGNED": signed}
+        row["STAGES"] = 2
+        cases += [
+            (packed.product, form | row),
+            (packed.unpack, form | {"GATHER": True, "ROWS": 1, "TILE": 1024}),
+        ]
+    cases.append((packed.arrange, {"NORM": True, "FUNCTION": 3, "GATED": True, "OPERANDS": 2, "DEPENDENT": dependent}))
+    return [compile_one(kernel, constants, dtype, capability).metadata.name for kernel, constants in cases]
 
 
 def main() -> int:

@@ -184,7 +184,7 @@ def test_tokens_are_chosen_as_the_host_chooses_them(ties):
     tokens = torch.zeros(rows, dtype=torch.int32, device=DEVICE)
     held, pos = torch.full_like(tokens, 5), torch.full_like(tokens, 9)
     held[0] = -1 if ties else 5  # a row that is not in use
-    choose.choose_tokens(logits.to(DEVICE), choices, tokens, held, pos, block=512)
+    choose.choose_tokens(logits.to(DEVICE), choices, tokens, held, pos, chunk=128)
     for b in range(int(ties), rows):
         pick = pickers[b].pick(logits[b])
         assert int(tokens[b]) == int(choices.tokens[0, b]) == pick.token

@@ -9,6 +9,7 @@ import torch
 import vantage as vt
 from tests.kernels.fused_calls import DEVICE, MISSING
 from vantage.cache import ModelCache
+from vantage.model.packed import quantise
 from vantage.spec.native import CannotLower
 from vantage.spec.positions import Positions
 from vantage.spec.sampling import RowChoice
@@ -20,6 +21,7 @@ MODELS = {
     "alibi": {"position": "alibi"},
     "learned": {"position": "learned", "max_length": 64},
     "window": {"position": "rope", "window": 4},
+    "bias": {"position": "rope", "bias": True},
     "layer-norm": {"position": "none", "norm": "layer", "ffn": "gelu", "bias": True},
 }
 
@@ -61,6 +63,24 @@ def test_a_step_gives_the_logits_of_a_whole_pass(options):
     for row, prompt in zip(logits, prompts, strict=True):
         torch.testing.assert_close(row[0], last_logits(model, prompt), rtol=1e-4, atol=1e-5)
     assert cache.tokens == (7, 3)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@torch.inference_mode()
+def test_weights_in_blocks(bits):
+    """One row meets the blocks as they are, several an unpacked copy; the host's kernels round activations as well."""
+    model = vt.build(vt.decoder(vocab=61, width=64, layers=2, heads=2, kv_heads=1, **MODELS["bias"]), seed=1).eval()
+    quantise(model, bits)
+    model.to(DEVICE).kv_dtype = None
+    steps = steps_of(model)
+    for prompts in ([[1, 2, 3, 4, 5]], [[1, 2, 3, 4, 5], [9, 8, 7]]):
+        cache = ModelCache.join(rows_of(model, prompts)) if len(prompts) > 1 else rows_of(model, prompts)[0]
+        pos = Positions.onward(torch.tensor([len(p) - 1 for p in prompts]), 1).to(DEVICE)
+        cache.begin(pos)
+        logits = steps.logits(torch.tensor([[p[-1]] for p in prompts], device=DEVICE), pos, cache)
+        cache.commit()
+        for row, prompt in zip(logits, prompts, strict=True):
+            torch.testing.assert_close(row[0], last_logits(model, prompt), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("options", [MODELS["rope"], MODELS["window"]], ids=["rope", "window"])

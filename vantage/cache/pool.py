@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 from typing import NamedTuple, final
+
+import numpy as np
 
 from vantage.errors import BadInput, CacheError
 
@@ -158,10 +159,6 @@ class Pool:
         return free
 
     def _gaps(self) -> list[Gap]:
-        gaps, start = [], 0
-        for free, blocks in groupby(self._uses, lambda uses: uses == 0):
-            n = len(list(blocks))
-            if free:
-                gaps.append(Gap(start, n))
-            start += n
-        return gaps
+        free = np.concatenate(([False], np.asarray(self._uses) == 0, [False]))
+        edges = np.flatnonzero(free[1:] != free[:-1]).tolist()  # where a gap begins, and where it ends
+        return [Gap(start, end - start) for start, end in zip(edges[::2], edges[1::2], strict=True)]

@@ -24,7 +24,7 @@ from vantage.checkpoints.transformers_model import TensorsInMemory, is_transform
 from vantage.errors import BadInput, CheckpointError, Refused, unknown
 from vantage.families import built
 from vantage.families.family import Family, copies_of, export, fill, with_prefix
-from vantage.families.packing import BITS, check_dtype, dense, packer
+from vantage.families.packing import BITS, check_dtype, dense, own_dtype, packer
 from vantage.families.recurrent import NAME as RECURRENT
 from vantage.files import SHARD_BYTES
 from vantage.model import Model, empty_model
@@ -72,8 +72,8 @@ def load(
 
     ``dtype`` is float32 unless said. "int8" and "int4" quantise the weights of linear maps and embeddings in blocks
     of 32; "auto" keeps the blocks of a GGUF file and weights of 16 bits as they are, which computes the same in less
-    memory and time, and is float32 where there are none or the native kernels cannot run. All are for running, not
-    for training or saving.
+    memory and time, and is float32 where there are none or the native kernels cannot run. On a GPU these compute in
+    bfloat16 ("auto" of a folder: in what its config says). All are for running, not for training or saving.
 
     ``fast``: where weights are packed, prompts may meet them in 8 bits. That is sooner, but a prompt is no longer
     computed as its tokens one by one would be. It can be changed at any time (``model.fast``); ``stats`` tell what ran.
@@ -96,11 +96,14 @@ def load(
         dtype, device = source.dtype if dtype is None else dtype, source.device if device is None else device
     else:
         path, put_on = find_with_adapter(_path(source), adapter)
-    dtype, how = check_dtype(dtype)
+    where = torch.device("cpu" if device is None else device)
+    dtype, how = check_dtype(dtype, where)
     if tensor_parallel:
         _check_shared(how, put_on)
         how = None
     checkpoint = TensorsInMemory(source) if in_memory else opened(path, dtype)
+    if how == "auto" and where.type == "cuda" and isinstance(checkpoint, Folder):
+        dtype = own_dtype(checkpoint.config, torch.float32)
     family = family_of(checkpoint.config)
     tensors = RenamedTensors(with_prefix(family.unpacked(checkpoint), family.prefix), family.older)
     config = Config(checkpoint.config, tensors=tensors.names())
@@ -118,10 +121,12 @@ def load(
         # the last four are torch's own: a size that overflows, a dropout of 7
         raise CheckpointError(f"{type(source).__name__ if in_memory else source}: {e}") from e
     model.kernel, model.fast = kernel, fast
-    where = torch.device("cpu" if device is None else device)
     pack = dense if how is None else packer(how, model, checkpoint, tensors, family.prefix, where)
     fill(model, links, tensors, dtype, family, copies, pack, parallel)
     model = model if parallel is None else parallel.connect(model)
+    for module in model.modules():
+        if isinstance(module, PackedWeight):
+            module.to(dtype)
     model.config = family.saved_as(checkpoint.config)
     model.tokenizer = tokenizer_of(checkpoint) if tokenizer is None else from_object(tokenizer)
     model = model if device is None else model.to(device)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import accumulate, groupby, pairwise
 from math import isfinite
 from operator import itemgetter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from vantage.checkpoints.tensor_names import Tensors
 from vantage.errors import BadInput, CheckpointError
 from vantage.kernels.native import WeightMemory, native
 from vantage.model import Model
-from vantage.model.packed import Packed, fits, least_bits
+from vantage.model.packed import Packed, fits, gpu_reads, least_bits
 
 Packing = Callable[[Link], list[Packed] | None]  # None: this link's parameters stay plain
 BITS = {"int8": 8, "int4": 4}
@@ -34,13 +35,11 @@ def packer(name: str, model: Model, checkpoint: object, tensors: Tensors, prefix
     """ "auto": what the file holds in blocks or 16 bits stays so, where the native kernels can run; "int8" and "int4":
     every linear map is quantised."""
     if name == "auto":
-        if device.type != "cpu" or not isinstance(checkpoint, (GGUFTensors, Folder)) or native() is None:
+        if native() is None or not _reads_blocks(device):
             return dense
-        return (
-            _as_stored(model, checkpoint, prefix)
-            if isinstance(checkpoint, GGUFTensors)
-            else _sixteen_bits(model, tensors)
-        )
+        if isinstance(checkpoint, GGUFTensors):
+            return _as_stored(model, checkpoint, prefix, sixteen=device.type == "cpu")
+        return _sixteen_bits(model, tensors) if isinstance(checkpoint, Folder) and device.type == "cpu" else dense
     bits = BITS[name]
 
     def pack(link: Link) -> list[Packed] | None:
@@ -52,8 +51,12 @@ def packer(name: str, model: Model, checkpoint: object, tensors: Tensors, prefix
     return pack
 
 
-def _as_stored(model: Model, checkpoint: GGUFTensors, prefix: str) -> Packing:
-    """The links move whole rows, so they move rows of quantised blocks as well."""
+def _reads_blocks(device: torch.device) -> bool:
+    return device.type == "cpu" or (device.type == "cuda" and gpu_reads(()))
+
+
+def _as_stored(model: Model, checkpoint: GGUFTensors, prefix: str, *, sixteen: bool) -> Packing:
+    """The links move whole rows, so they move rows of quantised blocks as well. ``sixteen``: and rows of 16 bits."""
     stored, memory = set(checkpoint.names()), WeightMemory()
 
     def pack(link: Link) -> list[Packed] | None:
@@ -62,7 +65,7 @@ def _as_stored(model: Model, checkpoint: GGUFTensors, prefix: str) -> Packing:
             return None
         blocks = [checkpoint.blocks(name) for name in names]
         known = [(kind, raw) for kind, raw in blocks if kind is not None]
-        if len(known) < len(blocks):
+        if len(known) < len(blocks) or (not sixteen and any(kind in SIXTEEN.values() for kind, _ in known)):
             return None
         packed = [_packed(raw, kind, link.their_names[0], memory) for kind, raw in _in_our_order(link, known)]
         for name in names:
@@ -130,10 +133,16 @@ def sound(tensor: Tensor, name: str) -> Tensor:
     return tensor
 
 
-def check_dtype(dtype: torch.dtype | str | None) -> tuple[torch.dtype, str | None]:
+def check_dtype(dtype: torch.dtype | str | None, device: torch.device) -> tuple[torch.dtype, str | None]:
     """What is computed in, and how weights are packed."""
     if isinstance(dtype, str):
         if dtype not in NAMES:
             raise BadInput(f"dtype={dtype!r}: give a torch dtype, or one of {', '.join(map(repr, NAMES))}")
-        return torch.float32, dtype
+        return torch.bfloat16 if device.type == "cuda" else torch.float32, dtype
     return dtype or torch.float32, None
+
+
+def own_dtype(config: Mapping[str, Any], otherwise: torch.dtype) -> torch.dtype:
+    """What a folder's config says that its weights are."""
+    name = config.get("dtype") or config.get("torch_dtype")
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}.get(str(name), otherwise)

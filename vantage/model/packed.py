@@ -2,15 +2,17 @@
 
 Numbers and scales are only reordered (``kernels/packed_layout.py``), so the weights are exactly what the file says. On
 a CPU the product runs in the native kernels, which round what meets quantised weights to 16 bits with a scale for each
-block of 32 (``kernels/native/linear.h``) and return float32. Anywhere else the weights are unpacked first, and the
-product is one of the activations' own dtype.
+block of 32 (``kernels/native/linear.h``) and return float32. On a GPU a single token meets the blocks as they are
+(``kernels/gpu/packed.py``); for more, and anywhere else, one matrix at a time is unpacked, and the product is one of
+the activations' own dtype.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import importlib.util
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +23,9 @@ from vantage.kernels.native import Format, Matrix, WeightMemory, matrix, native
 from vantage.kernels.packed_layout import BLOCK, BLOCK_BYTES, FORMS, pack, size, unpack
 from vantage.model.ends import Table, check_tokens
 from vantage.model.linear import replace_module
+
+if TYPE_CHECKING:
+    from vantage.kernels.gpu.packed import Blocks
 
 PACKED_TYPES = frozenset(format.name for format in FORMS)  # GGUF's types that stay as they are in the file
 
@@ -73,6 +78,21 @@ class Packed:
         """For the native kernels."""
         return matrix(self.data, bias, self.format, (self.outputs, self.inputs))
 
+    def blocks(self) -> Blocks:
+        """For the kernels of a GPU."""
+        from vantage.kernels.gpu.packed import Blocks
+
+        return Blocks(self.data, self.format, self.outputs, self.inputs)
+
+
+def _buffer_name(i: int) -> str:
+    return f"data{i or ''}"
+
+
+def gpu_reads(formats: Iterable[Format]) -> bool:
+    """Whether a GPU's kernels read weights of these formats: blocks of all kinds, where there is Triton."""
+    return importlib.util.find_spec("triton") is not None and all(FORMS[format].number is None for format in formats)
+
 
 class PackedWeight(nn.Module):
     """Holds a packed matrix, or several one below the other, as buffers: a file may keep q and k in 4 bits, v in 6."""
@@ -82,24 +102,36 @@ class PackedWeight(nn.Module):
         self._shapes = [(part.format, part.outputs, part.inputs) for part in parts]
         self.outputs, self.inputs = sum(part.outputs for part in parts), parts[0].inputs
         for i, part in enumerate(parts):
-            self.register_buffer(f"data{i or ''}", part.data)
+            self.register_buffer(_buffer_name(i), part.data)
+        # holds nothing but the dtype that a model is moved to, as its other tensors are
+        self.register_buffer("_like", torch.empty(0), persistent=False)
 
     @property
     def parts(self) -> list[Packed]:
-        return [Packed(data, *shape) for data, shape in zip(self.buffers(), self._shapes, strict=True)]
+        return [Packed(self._buffers[_buffer_name(i)], *shape) for i, shape in enumerate(self._shapes)]  # pyright: ignore[reportArgumentType] (never None)
 
     @property
     def formats(self) -> list[Format]:
         return [format for format, _, _ in self._shapes]
 
     def unpack(self, dtype: torch.dtype) -> Tensor:
-        parts = [part.unpack() for part in self.parts]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(dtype)
+        if self.on_gpu:
+            from vantage.kernels.gpu.packed import unpacked
+
+            parts = [unpacked(part.blocks(), dtype) for part in self.parts]
+        else:
+            parts = [part.unpack().to(dtype) for part in self.parts]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     @property
     def dtype(self) -> torch.dtype:
         """Of what is computed with it."""
-        return torch.float32
+        return self.get_buffer("_like").dtype
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the kernels for a GPU read it."""
+        return self.device.type == "cuda" and gpu_reads(self.formats)
 
     @property
     def device(self) -> torch.device:
@@ -132,11 +164,24 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         backend = native() if self.weight.runs_natively(x) else None
+        if backend is None and self.weight.on_gpu and x.numel() == self.weight.inputs and not x.requires_grad:
+            return self._one_token(x)
         if backend is None:
             return F.linear(x, self.weight.unpack(x.dtype), self.bias)
         x = x.contiguous()
         products = [backend.linear(part, x) for _, part in self.weight.matrices(self.bias)]
         return products[0] if len(products) == 1 else torch.cat(products, -1)
+
+    def _one_token(self, x: Tensor) -> Tensor:
+        from vantage.kernels.gpu.packed import arranged, multiply
+
+        out = x.new_empty((*x.shape[:-1], self.weight.outputs))
+        column, flat = 0, out.view(-1)
+        for part in self.weight.parts:
+            end, row = column + part.outputs, arranged(x.reshape(-1), part.format)
+            multiply(row, part.blocks(), flat[column:end], bias=None if self.bias is None else self.bias[column:end])
+            column = end
+        return out
 
     def extra_repr(self) -> str:
         names = ", ".join(format.name for format in self.weight.formats)
@@ -159,12 +204,19 @@ class PackedTable(nn.Module):
         check_tokens(tokens_BT, self.num_embeddings)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        backend = native() if self.weight.device.type == "cpu" else None
+        weight = self.weight
+        if weight.on_gpu:
+            from vantage.kernels.gpu.packed import unpacked
+
+            (part,) = weight.parts
+            rows = unpacked(part.blocks(), weight.dtype, tokens_BT.reshape(-1).contiguous())
+            return rows.view(*tokens_BT.shape, weight.inputs)
+        backend = native() if weight.device.type == "cpu" else None
         if backend is None:
-            return F.embedding(tokens_BT, self.weight.unpack(torch.float32))
-        (_, table), *others = self.weight.matrices()
+            return F.embedding(tokens_BT, weight.unpack(weight.dtype))
+        (_, table), *others = weight.matrices()
         assert not others, "a table is one tensor of a file"
-        return backend.rows(table, tokens_BT.to(torch.int64).contiguous())
+        return backend.rows(table, tokens_BT.to(torch.int64).contiguous()).to(weight.dtype)
 
 
 def fits(model: nn.Module, names: Sequence[str]) -> bool:

@@ -104,7 +104,7 @@ class Model(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What it computes and caches in. Packed weights compute in float32."""
+        """What it computes and caches in. Packed weights compute in float32 on a CPU, in bfloat16 on a GPU."""
         return self.embed.tokens.weight.dtype
 
     @property

@@ -126,11 +126,11 @@ def multiply(
     kernel[(triton.cdiv(outputs, tile.outputs),)](
         x, w, x if bias is None else bias, x if gain is None else gain, out, inputs, outputs, eps, offset,
         NORM=gain is not None, BIAS=bias is not None, ADD=add, FUNCTION=function, GATED=gated, BLOCK_N=tile.outputs,
-        BLOCK_K=tile.inputs, DEPENDENT=dependent, num_warps=tile.warps, **_launch(dependent),
+        BLOCK_K=tile.inputs, DEPENDENT=dependent, num_warps=tile.warps, **dependent_option(dependent),
     )  # fmt: skip
 
 
-def _launch(dependent: bool) -> dict[str, bool]:
+def dependent_option(dependent: bool) -> dict[str, bool]:
     """Without the option where it is not wanted: not every version of Triton knows it."""
     return {"launch_pdl": True} if dependent else {}
 
@@ -175,7 +175,7 @@ def norm(
     kernel[(rows,)](
         x, x if gain is None else gain, x if bias is None else bias, out, 1, width, x.stride(0), 0, eps, offset,
         BIAS=bias is not None, GAIN=gain is not None, CENTRED=centred, WIDTH=triton.next_power_of_2(width),
-        DEPENDENT=dependent, num_warps=4 if width <= 4096 else 8, **_launch(dependent),
+        DEPENDENT=dependent, num_warps=4 if width <= 4096 else 8, **dependent_option(dependent),
     )  # fmt: skip
 
 
@@ -201,7 +201,7 @@ def activate(x: Tensor, out: Tensor, function: int, *, gated: bool, dependent: b
     kernel: Launch = _activate_kernel
     kernel[(rows, triton.cdiv(hidden, 1024))](
         x, out, hidden, x.stride(0), FUNCTION=function, GATED=gated, BLOCK=1024, DEPENDENT=dependent, num_warps=4,
-        **_launch(dependent),
+        **dependent_option(dependent),
     )  # fmt: skip
 
 

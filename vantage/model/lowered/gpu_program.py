@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vantage.model.feed_forward import ACTIVATIONS
 from vantage.model.lowered.buffers import ProgramBuffers
 from vantage.model.norms import norm_form
+from vantage.model.packed import PackedLinear, gpu_reads
 from vantage.spec.native import (
     AngleTables,
     CannotLower,
@@ -25,6 +26,9 @@ from vantage.spec.native import (
 )
 from vantage.spec.parts import Shape
 
+if TYPE_CHECKING:
+    from vantage.kernels.gpu.packed import Blocks
+
 # The kernels know activations by these numbers.
 FUNCTIONS = {ACTIVATIONS[name]: i for i, name in enumerate(("relu", "gelu", "gelu_tanh", "silu"))}
 NO_FUNCTION = -1
@@ -34,10 +38,12 @@ NO_FUNCTION = -1
 class LinearStep:
     src: int
     dst: int
-    weight: Tensor
+    weight: Tensor | Blocks
     bias: Tensor | None
     add: bool  # to what is in ``dst``
+    column: int = 0  # of ``dst``, where its outputs begin
     norm: NormForm | None = None  # of ``src``, first
+    input: ActivateStep | None = None  # what is made of ``src``, first; for weights in blocks
     function: int = NO_FUNCTION  # of the result, last
     gated: bool = False
 
@@ -110,6 +116,8 @@ class GpuProgram(ProgramBuffers):
         return [step for step in self.steps if isinstance(step, AttendStep)]
 
     def linear(self, module: nn.Module, src: int, into: int | None, name: str) -> int:
+        if isinstance(module, PackedLinear):
+            return self._packed(module, src, into, name)
         if not isinstance(module, nn.Linear):
             raise no_native_form(module)
         if module.weight.dtype is not self.dtype or not module.weight.is_contiguous():
@@ -117,6 +125,19 @@ class GpuProgram(ProgramBuffers):
         dst = self.buffer(name, module.out_features) if into is None else into
         self._hold(module.weight, module.bias)
         self.steps.append(LinearStep(src, dst, module.weight, module.bias, into is not None))
+        return dst
+
+    def _packed(self, module: PackedLinear, src: int, into: int | None, name: str) -> int:
+        weight, column = module.weight, 0
+        if not gpu_reads(weight.formats):
+            raise CannotLower("weights of 16 bits laid out for a CPU have no form on a GPU: load them with device=")
+        dst = self.buffer(name, weight.outputs) if into is None else into
+        for part in weight.parts:
+            end = column + part.outputs
+            bias = None if module.bias is None else module.bias[column:end]
+            self._hold(part.data, module.bias)
+            self.steps.append(LinearStep(src, dst, part.blocks(), bias, into is not None, column))
+            column = end
         return dst
 
     def norm(self, module: nn.Module, src: int, dst: int) -> None:
@@ -172,23 +193,37 @@ class GpuProgram(ProgramBuffers):
         """The same with norms and activations inside the products, where nobody else reads what they make."""
         steps = list(self.steps)
         for i, step in enumerate(self.steps):
-            rest = steps[i + 1 :]
             if isinstance(step, NormStep) and not step.form.centred and step.form.bias is None:
-                readers = _readers(step.dst, rest, self.out)
-                if readers is None or any(not isinstance(rest[r], LinearStep) for r in readers):
-                    continue
-                if any(_writes(other) == step.src for other in rest[: readers[-1]]):
-                    continue
-                for r in readers:
-                    steps[i + 1 + r] = replace(rest[r], src=step.src, norm=step.form)
-                steps[i] = AddStep(-1, 0, 0)
+                for r in self._products_of(step, i, steps):
+                    steps[r] = replace(steps[r], src=step.src, norm=step.form)
+                    steps[i] = _NOTHING
             elif isinstance(step, ActivateStep):
                 before = steps[i - 1]
-                readers = _readers(step.src, rest, self.out)
-                if isinstance(before, LinearStep) and before.dst == step.src and not before.add and readers == []:
+                if not isinstance(before, LinearStep):
+                    continue
+                if not isinstance(before.weight, Tensor):
+                    for r in self._products_of(step, i, steps, blocks=True):
+                        steps[r] = replace(steps[r], src=step.src, input=step)
+                        steps[i] = _NOTHING
+                elif before.dst == step.src and not before.add and _readers(step.src, steps[i + 1 :], self.out) == []:
                     steps[i - 1] = replace(before, dst=step.dst, function=step.function, gated=step.gated)
-                    steps[i] = AddStep(-1, 0, 0)
-        return [step for step in steps if not (isinstance(step, AddStep) and step.dst < 0)]
+                    steps[i] = _NOTHING
+        return [step for step in steps if step is not _NOTHING]
+
+    def _products_of(
+        self, step: NormStep | ActivateStep, i: int, steps: Sequence[GpuStep], *, blocks: bool = False
+    ) -> list[int]:
+        """The products that read what this step makes, if they are all that do and could make it themselves."""
+        rest = steps[i + 1 :]
+        readers = _readers(step.dst, rest, self.out) or []
+        products = [one for r in readers if isinstance(one := rest[r], LinearStep)]
+        if len(products) < len(readers) or (blocks and any(isinstance(one.weight, Tensor) for one in products)):
+            return []
+        overwritten = any(_writes(other) == step.src for other in rest[: max(readers, default=0)])
+        return [] if overwritten else [i + 1 + r for r in readers]
+
+
+_NOTHING = AddStep(-1, 0, 0)
 
 
 def _form(module: nn.Module) -> NormForm:

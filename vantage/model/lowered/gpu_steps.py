@@ -20,6 +20,7 @@ from vantage.cache.contiguous import Contiguous
 from vantage.cache.ledger import Layout
 from vantage.cache.stores import Store
 from vantage.kernels.gpu import decode
+from vantage.kernels.gpu.choose import Searches
 from vantage.model.lowered.gpu_program import Turn, lower_for_gpu
 from vantage.model.lowered.step_graph import MOST_AHEAD, GraphShape, Pending, RowPlaces, StepGraph
 from vantage.model.lowered.watch import ModelWatch
@@ -104,9 +105,10 @@ class GpuSteps:
         graph.place(places, self._stores(one), first, known, choices, steps)
         if isinstance(tokens, Pending):
             graph.tokens[: len(caches)].copy_(tokens.last)
+        searches = _searches(choices)
         for _ in range(steps):
             graph.run()
-            graph.choose()
+            graph.choose(searches)
         return graph.read(steps, len(caches))
 
     # ---- before a step
@@ -165,6 +167,12 @@ class GpuSteps:
                     tables[id(turn.tables)] = _rotation(turn, where)
             self._angles[positions, length] = tables
         return self._angles[positions, length]
+
+
+def _searches(choices: Sequence[RowChoice]) -> Searches:
+    """What any of these rows needs."""
+    drawn = [choice for choice in choices if choice.temperature]
+    return Searches(bool(drawn), any(choice.top_k for choice in drawn), any(choice.top_p < 1.0 for choice in drawn))
 
 
 def _rotation(turn: Turn, where: Positions) -> decode.RopeTables:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vantage.kernels.gpu import choose, decode, product
+from vantage.kernels.gpu import choose, decode, packed, product
 from vantage.model.lowered.gpu_program import (
     ActivateStep,
     AddStep,
@@ -86,7 +86,7 @@ class StepGraph:
         with torch.inference_mode(False), torch.no_grad():  # its buffers serve callers in both modes
             self._make(device, rows)
             self._launch = self._capture(self._step)
-            self._launch_choice: Callable[[], None] | None = None
+            self._launch_choice: dict[choose.Searches, Callable[[], None]] = {}
 
     def _make(self, device: torch.device, rows: int) -> None:
         program, shape = self._program, self._shape
@@ -121,6 +121,7 @@ class StepGraph:
                 splits = decode.splits_for(rows, s.kv_heads, processors)
                 self._workspaces[key] = decode.Workspace.make(rows, splits, *key, device)
         self._single = rows == 1
+        self._rows: dict[tuple[int, int], packed.Row] = {}  # of the weight in blocks that is being multiplied
         self._dependent = self._single and product.supports_dependent_launch(device)
         self._steps = program.joined() if self._single else program.steps
         self._slopes = [_slopes(step, device) for step in program.attentions]
@@ -191,10 +192,10 @@ class StepGraph:
     def run(self) -> None:
         self._launch()
 
-    def choose(self) -> None:
-        if self._launch_choice is None:
-            self._launch_choice = self._capture(self._choose)
-        self._launch_choice()
+    def choose(self, searches: choose.Searches) -> None:
+        if searches not in self._launch_choice:
+            self._launch_choice[searches] = self._capture(lambda: self._choose(searches))
+        self._launch_choice[searches]()
 
     def read(self, steps: int, rows: int) -> Pending:
         """What was chosen, on its way to the host."""
@@ -238,8 +239,8 @@ class StepGraph:
             self._do(step)
         self.logits.copy_(self._buffers[self._program.out])
 
-    def _choose(self) -> None:
-        choose.choose_tokens(self.logits, self._choices, self.tokens, self.held, self.pos)
+    def _choose(self, searches: choose.Searches) -> None:
+        choose.choose_tokens(self.logits, self._choices, self.tokens, self.held, self.pos, searches)
 
     def _do(self, step: GpuStep) -> None:
         buffers = self._buffers
@@ -263,12 +264,18 @@ class StepGraph:
                 self._attend(step)
 
     def _linear(self, step: LinearStep) -> None:
-        x, out = self._buffers[step.src], self._buffers[step.dst]
+        x, out, weight = self._buffers[step.src], self._buffers[step.dst], step.weight
+        if not isinstance(weight, Tensor):
+            out = out[:, step.column : step.column + weight.outputs]
+        if self._single and not isinstance(weight, Tensor):
+            return self._packed(step, weight, x[0], out[0])
+        if not isinstance(weight, Tensor):
+            weight = packed.unpacked(weight, x.dtype)  # its memory is the next one's
+        norm = step.norm
         if self._single:
-            norm = step.norm
             product.multiply(
                 x,
-                step.weight,
+                weight,
                 out,
                 bias=step.bias,
                 gain=None if norm is None else norm.weight,
@@ -279,14 +286,35 @@ class StepGraph:
                 gated=step.gated,
                 dependent=self._dependent,
             )
-        elif step.add:
+            return
+        if step.add:
             if step.bias is not None:
                 out.add_(step.bias)
-            torch.addmm(out, x, step.weight.T, out=out)
+            torch.addmm(out, x, weight.T, out=out)
         elif step.bias is not None:
-            torch.addmm(step.bias, x, step.weight.T, out=out)
+            torch.addmm(step.bias, x, weight.T, out=out)
         else:
-            torch.mm(x, step.weight.T, out=out)
+            torch.mm(x, weight.T, out=out)
+
+    def _packed(self, step: LinearStep, weight: packed.Blocks, x: Tensor, out: Tensor) -> None:
+        """The parts of one weight follow each other, and share what was made of the row."""
+        norm, key = step.norm, (step.src, packed.order_of(weight.format))
+        if step.column == 0:
+            self._rows.clear()
+        if key not in self._rows:
+            gain, offset = (None, 0.0) if norm is None else (norm.weight, norm.offset)
+            function, gated = (product.NONE, False) if step.input is None else (step.input.function, step.input.gated)
+            self._rows[key] = packed.arranged(
+                x,
+                weight.format,
+                gain=gain,
+                offset=offset,
+                function=function,
+                gated=gated,
+                dependent=self._dependent,
+            )
+        eps = None if norm is None else norm.eps
+        packed.multiply(self._rows[key], weight, out, bias=step.bias, eps=eps, add=step.add)
 
     def _attend(self, step: AttendStep) -> None:
         s, scores, turn = step.shape, step.scores, step.turn

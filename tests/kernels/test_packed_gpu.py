@@ -1,0 +1,51 @@
+"""Weights in blocks on a GPU, or in Triton's interpreter: the numbers that the file says, and products with them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.kernels.fused_calls import DEVICE, MISSING
+from tests.kernels.test_native import SIXTEEN, inputs_of, needs_compiler, rows
+from vantage.model.packed import PACKED_TYPES, Packed
+
+pytestmark = [pytest.mark.skipif(MISSING, reason="needs Triton: pip install triton"), needs_compiler]
+KINDS = sorted(PACKED_TYPES - SIXTEEN.keys())
+
+
+def blocks_of(kind: str, outputs: int, inputs: int):
+    from vantage.kernels.gpu.packed import Blocks
+
+    packed = Packed.of_blocks(rows(kind, outputs, inputs), kind)
+    assert packed is not None
+    return packed.unpack().to(DEVICE), Blocks(packed.data.to(DEVICE), packed.format, outputs, inputs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("outputs", [40, 150])
+def test_unpacked_weights_are_what_the_file_says(kind: str, outputs: int):
+    from vantage.kernels.gpu.packed import unpacked
+
+    want, blocks = blocks_of(kind, outputs, inputs_of(kind, 2))
+    torch.testing.assert_close(unpacked(blocks, torch.float32), want, rtol=1e-6, atol=1e-7)
+    ids = torch.tensor([outputs - 1, 0, 17, 17], device=DEVICE)
+    torch.testing.assert_close(unpacked(blocks, torch.float32, ids), want[ids], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("outputs", "count", "tile"), [(40, 2, 4), (70, 3, 16), (16, 1, 64)])
+def test_a_product_with_blocks(kind: str, outputs: int, count: int, tile: int):
+    """Whole tiles, a part of one, and more than there is."""
+    from vantage.kernels.gpu.packed import PackedTile, arranged, multiply
+
+    inputs = inputs_of(kind, count)
+    weight, blocks = blocks_of(kind, outputs, inputs)
+    draw = torch.Generator().manual_seed(inputs)
+    x, gain, bias = (torch.randn(n, generator=draw).to(DEVICE) for n in (inputs, inputs, outputs))
+    before = torch.randn(outputs, generator=draw).to(DEVICE)
+    out = before.clone()
+    row = arranged(x, blocks.format, gain=gain, offset=1.0)
+    multiply(row, blocks, out, bias=bias, eps=1e-5, add=True, tile=PackedTile(tile, 4))
+    wide = x.double() * torch.rsqrt((x.double() ** 2).mean() + 1e-5) * (1 + gain.double())
+    want = weight.double() @ wide + bias.double() + before.double()
+    assert float((out - want).abs().max()) < 2e-5 * float((weight.double().abs() @ wide.abs()).max())
