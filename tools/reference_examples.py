@@ -17,7 +17,7 @@ assert reader(tokens).shape == (1, 10, 32)
 pair = vt.build(vt.encoder_decoder(vocab=64, width=32, layers=1, heads=4))
 assert pair(tokens, source=tokens).shape == (1, 10, 64)
 
-alone = vt.build(vt.decoder(vocab=64, width=32, layers=1, heads=4, ffn=vt.NoFeedForward()))  # attention and nothing else
+alone = vt.build(vt.decoder(vocab=64, width=32, layers=1, heads=4, ffn=vt.NoFeedForward()))  # attention alone
 experts = vt.Experts(vt.FeedForward(16), count=4, router=vt.TopK(2))
 for norm in (vt.RMSNorm(), vt.LayerNorm()):
     vt.build(vt.decoder(vocab=64, width=32, layers=1, heads=4, ffn=experts, norm=norm))
