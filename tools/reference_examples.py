@@ -52,7 +52,8 @@ for normalise in [*normalisers, vt.StickBreaking()]:
 
 layer = vt.decoder(vocab=64, width=32, layers=1, heads=4).layers[0]
 chosen = replace(layer, indexer=vt.TopKIndexer(keep=4, heads=2, head_dim=8))  # each query attends to its 4 best keys
-print(chosen, vt.SharedIndexer(0), vt.QKNorm(norm), vt.OutputGate())  # parts of a layer
+alone = replace(layer, ffn=vt.NoFeedForward())  # attention and nothing else
+print(chosen, alone, vt.SharedIndexer(0), vt.QKNorm(norm), vt.OutputGate())  # parts of a layer
 
 # ---- Position
 import torch
@@ -91,7 +92,8 @@ with torch.inference_mode():
     cache = model.new_cache(batch=1)
     pieces = torch.cat([model(tokens[:, :8], cache=cache), model(tokens[:, 8:], cache=cache)], dim=1)
     torch.testing.assert_close(pieces, model(tokens))
-    kinds = [vt.SinkCache(2, 8), vt.HeavyHitterCache(4, 4), vt.TovaCache(8), vt.LowBitCache(key_bits=4, value_bits=4)]
+    kinds = [vt.SinkCache(2, 8), vt.HeavyHitterCache(4, 4), vt.TovaCache(8), vt.SnapKVCache(size=8, window=2)]
+    kinds += [vt.LowBitCache(key_bits=4, value_bits=4)]
     for kind in kinds:
         assert model(tokens, cache=model.new_cache(batch=1, kind=kind)).shape == (1, 12, 64)
 

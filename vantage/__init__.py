@@ -31,6 +31,7 @@ _WHERE = {
     "vantage.cache.kinds.heavy_hitters": ("HeavyHitterCache",),
     "vantage.cache.kinds.low_bit": ("LowBitCache",),
     "vantage.cache.kinds.sinks": ("SinkCache",),
+    "vantage.cache.kinds.snapkv": ("SnapKVCache",),
     "vantage.cache.kinds.tova": ("TovaCache",),
     "vantage.parts": ("register",),
     "vantage.spec.positions": ("Positions",),

@@ -28,7 +28,9 @@ def on_cpu(view: View) -> View:
     return View(view.k.cpu(), view.v.cpu(), pos)
 
 
-@pytest.mark.parametrize("kind", [k for k in CACHES if k not in ("quantised", "low-bit", "heavy-hitters", "tova")])
+@pytest.mark.parametrize(
+    "kind", [k for k in CACHES if k not in ("quantised", "low-bit", "heavy-hitters", "tova", "snapkv")]
+)
 def test_the_same_as_on_the_host(kind):
     cache = make_cache(PLAN, batch=2, kind=kind, device="cuda", dtype=F64, block=4)
     oracle = Oracle([[], []])

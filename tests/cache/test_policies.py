@@ -39,10 +39,10 @@ def test_the_last_query_that_there_is_decides():
     """The weights of earlier ones are forgotten; a row without a token in this pass keeps what it had."""
     policy = LastWeights(2)
     weights = torch.tensor([[[0.9, 0.1, 0.0], [0.2, 0.3, 0.5]]] * 3)
-    filled = torch.tensor([[True, True], [True, False], [False, False]])
+    pos = Positions.of(torch.tensor([[0, 1], [0, -1], [-1, -1]]))
     old = torch.full((3, 3), 7.0)
     wanted = [[0.2, 0.3, 0.5], [0.9, 0.1, 0.0], [7.0, 7.0, 7.0]]
-    assert torch.equal(policy.weighed(old, weights, filled), torch.tensor(wanted))
+    assert torch.equal(policy.weighed(old, weights, pos), torch.tensor(wanted))
     entries = Entries(torch.tensor([[0, 1, 2]] * 3), None, torch.tensor(wanted), torch.full((3, 1), 3))
     assert policy.stay(entries, 0).tolist() == [[False, True, True], [True, False, True], [False, True, True]]
     assert [policy.widest(Positions.arange(1, 9), most) for most in (0, 1, 2)] == [2, 1, 1]

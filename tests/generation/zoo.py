@@ -48,7 +48,7 @@ def spec(kind: str) -> ModelSpec:
 MODELS = ("plain", "window", "mixed", "latent", "ntk", "fox", "shared-keys", "states", "encoder-decoder")
 KINDS = [kind for kind in CACHES if kind != "low-bit"]  # as quantised, only coarser
 EVERY = [(m, k) for m in MODELS for k in KINDS if k != "ring" or m in ("window", "mixed")]
-CASES = [(m, k) for m, k in EVERY if k not in ("heavy-hitters", "tova")]  # which take tokens back
+CASES = [(m, k) for m, k in EVERY if k not in ("heavy-hitters", "tova", "snapkv")]  # which take tokens back
 
 SMALL = {"sinks": vt.SinkCache(2, 7)}  # so that it forgets
 

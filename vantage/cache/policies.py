@@ -2,15 +2,18 @@
 
 ``SinkWindow`` (StreamingLLM, Xiao et al. 2023) keeps the first tokens and the last ones. ``HeavyHitters`` (H2O, Zhang
 et al. 2023) keeps the tokens that got most weight so far, and the last ones, for each head; ``LastWeights`` (TOVA, Oren
-et al. 2024) those that the last query gave most. All decide after every token: how a prompt is cut makes no difference.
+et al. 2024) those that the last query gave most. These decide after every token; ``ObservedByLast`` (SnapKV, Li et al.
+2024) once in a while, by the queries of a window. How a prompt is cut makes no difference to any.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar, final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vantage.cache.facts import on_host
@@ -75,8 +78,8 @@ class Policy(Protocol):
         """(R, S) bool: which entries stay after a pass."""
         ...
 
-    def weighed(self, scores_RS: Tensor, weights_RTS: Tensor, filled_RT: Tensor) -> Tensor:
-        """The scores after a pass, of the weights that its queries gave; -1 places are not ``filled``."""
+    def weighed(self, scores_RS: Tensor, weights_RTS: Tensor, pos: Positions) -> Tensor:
+        """The scores after a pass, of the weights that its queries gave."""
         ...
 
     def widest(self, pos: Positions, most: int) -> int:
@@ -125,7 +128,7 @@ class SinkWindow:
         near = entries.order >= self.low(entries.next, draft)
         return (near & (entries.order >= 0)) | (entries.own & (entries.rank < self.sinks))
 
-    def weighed(self, scores_RS: Tensor, weights_RTS: Tensor, filled_RT: Tensor) -> Tensor:
+    def weighed(self, scores_RS: Tensor, weights_RTS: Tensor, pos: Positions) -> Tensor:
         return scores_RS
 
     def widest(self, pos: Positions, most: int) -> int:
@@ -165,47 +168,31 @@ class SinkWindow:
         return None if whole else "what it would see there is gone. Make the cache with a larger draft"
 
 
-@final
-@dataclass(frozen=True)
-class HeavyHitters:
-    """The ``heavy`` entries that got most weight so far, and the last ``recent``."""
+class ByWeight(ABC):
+    """What policies share that go by the weights of the queries so far."""
 
-    heavy: int
-    recent: int
-
-    kind: ClassVar[str] = "heavy hitters"
     observes: ClassVar[bool] = True
     because: ClassVar[str] = "got less weight than others"
 
-    def __post_init__(self) -> None:
-        if self.heavy < 0 or self.recent < 1:
-            raise BadInput(f"{self.heavy} heavy and {self.recent} recent tokens: give 0 or more, and 1 or more")
-
     @property
-    def mask(self) -> None:
+    def mask(self) -> Mask | None:
         return None
 
     @property
     def by_place(self) -> bool:
         return False
 
-    def kept(self, draft: int) -> int:
-        return self.heavy + self.recent
+    @property
+    @abstractmethod
+    def limit(self) -> int:
+        """How many entries of a document there may be while a pass runs."""
 
-    def low(self, next: IntOrTensor, draft: int) -> IntOrTensor:
-        return next - self.recent
-
-    def stay(self, entries: Entries, draft: int) -> Tensor:
-        """Of a document one entry too many goes: the lightest before the last ones, of equals the oldest."""
-        candidates = entries.own & (entries.order < self.low(entries.next, draft))
-        return _without_the_lightest(entries, candidates, self.heavy + self.recent)
-
-    def weighed(self, scores_RS: Tensor, weights_RTS: Tensor, filled_RT: Tensor) -> Tensor:
-        return scores_RS + weights_RTS.sum(1)
+    @abstractmethod
+    def low(self, next: IntOrTensor, draft: int) -> IntOrTensor: ...
 
     def widest(self, pos: Positions, most: int) -> int:
-        """As many as fit; then one at a time, since each decides what the next one sees."""
-        return max(1, min(pos.shape[1], self.heavy + self.recent - most))
+        """As many as fit. What is decided after them the next ones must see."""
+        return max(1, min(pos.shape[1], self.limit - most))
 
     def numbers(self, pos: Positions, keys: Positions) -> tuple[Positions, Positions]:
         return pos, keys
@@ -213,29 +200,59 @@ class HeavyHitters:
     def lost(self, to: int, start: int, low: int, document: int) -> str | None:
         return "later queries have had a say in what is kept. Compute the row again"
 
+    def candidates(self, entries: Entries) -> Tensor:
+        """Those of the last document that may go: none of the last ones."""
+        return entries.own & (entries.order < self.low(entries.next, 0))
+
 
 @final
 @dataclass(frozen=True)
-class LastWeights:
-    """The last query and the ``size`` - 1 entries that it gave most weight."""
+class HeavyHitters(ByWeight):
+    """The ``heavy`` entries that got most weight so far, and the last ``recent``. Each token decides."""
+
+    heavy: int
+    recent: int
+
+    kind: ClassVar[str] = "heavy hitters"
+
+    def __post_init__(self) -> None:
+        if self.heavy < 0 or self.recent < 1:
+            raise BadInput(f"{self.heavy} heavy and {self.recent} recent tokens: give 0 or more, and 1 or more")
+
+    @property
+    def limit(self) -> int:
+        return self.heavy + self.recent
+
+    def kept(self, draft: int) -> int:
+        return self.limit
+
+    def low(self, next: IntOrTensor, draft: int) -> IntOrTensor:
+        return next - self.recent
+
+    def stay(self, entries: Entries, draft: int) -> Tensor:
+        """Of a document one entry too many goes: the lightest before the last ones, of equals the oldest."""
+        return _without_the_lightest(entries, self.candidates(entries), self.limit)
+
+    def weighed(self, scores_RS: Tensor, weights_RTS: Tensor, pos: Positions) -> Tensor:
+        return scores_RS + weights_RTS.sum(1)
+
+
+@final
+@dataclass(frozen=True)
+class LastWeights(ByWeight):
+    """The last query and the ``size`` - 1 entries that it gave most weight. Each token decides."""
 
     size: int
 
     kind: ClassVar[str] = "last weights"
-    observes: ClassVar[bool] = True
-    because: ClassVar[str] = "got less weight than others"
 
     def __post_init__(self) -> None:
         if self.size < 1:
             raise BadInput(f"a size of {self.size}: give 1 token or more")
 
     @property
-    def mask(self) -> None:
-        return None
-
-    @property
-    def by_place(self) -> bool:
-        return False
+    def limit(self) -> int:
+        return self.size
 
     def kept(self, draft: int) -> int:
         return self.size
@@ -245,23 +262,62 @@ class LastWeights:
 
     def stay(self, entries: Entries, draft: int) -> Tensor:
         """Of a document one entry too many goes: the lightest but for the query itself, of equals the oldest."""
-        candidates = entries.own & (entries.order < self.low(entries.next, draft))
-        return _without_the_lightest(entries, candidates, self.size)
+        return _without_the_lightest(entries, self.candidates(entries), self.size)
 
-    def weighed(self, scores_RS: Tensor, weights_RTS: Tensor, filled_RT: Tensor) -> Tensor:
-        last = torch.where(filled_RT, torch.arange(filled_RT.shape[1], device=filled_RT.device), -1).amax(1)
+    def weighed(self, scores_RS: Tensor, weights_RTS: Tensor, pos: Positions) -> Tensor:
+        columns = torch.arange(pos.shape[1], device=pos.device)
+        last = torch.where(pos.filled, columns, -1).amax(1)
         got = weights_RTS.gather(1, last.clamp_min(0)[:, None, None].expand(-1, 1, weights_RTS.shape[2]))[:, 0]
         return torch.where((last >= 0)[:, None], got, scores_RS)
 
-    def widest(self, pos: Positions, most: int) -> int:
-        """As many as fit; then one at a time, since each decides what the next one sees."""
-        return max(1, min(pos.shape[1], self.size - most))
 
-    def numbers(self, pos: Positions, keys: Positions) -> tuple[Positions, Positions]:
-        return pos, keys
+@final
+@dataclass(frozen=True)
+class ObservedByLast(ByWeight):
+    """Of ``size`` + ``window`` entries ``size`` stay: the last ``window``, and those that the queries of these gave
+    most weight, averaged over ``pool`` neighbours. Then ``window`` more tokens come before it decides again."""
 
-    def lost(self, to: int, start: int, low: int, document: int) -> str | None:
-        return "later queries have had a say in what is kept. Compute the row again"
+    size: int
+    window: int
+    pool: int
+
+    kind: ClassVar[str] = "observed by the last"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.window < self.size:
+            raise BadInput(f"a window of {self.window} in a size of {self.size}: give 1 or more, and more than that")
+        if self.pool < 1 or self.pool % 2 == 0:
+            raise BadInput(f"pool={self.pool}: give an odd number of neighbours, the entry itself included")
+
+    @property
+    def limit(self) -> int:
+        return self.size + self.window
+
+    def kept(self, draft: int) -> int:
+        return self.limit - 1
+
+    def low(self, next: IntOrTensor, draft: int) -> IntOrTensor:
+        return next - self.window
+
+    def stay(self, entries: Entries, draft: int) -> Tensor:
+        """Of equals the oldest stays."""
+        assert entries.scores is not None
+        own, may_go = entries.own, self.candidates(entries)
+        oldest = torch.where(own, entries.order, torch.iinfo(entries.order.dtype).max).argsort(dim=1)
+        scores = torch.where(may_go, entries.scores, 0).gather(1, oldest)
+        pooled = F.avg_pool1d(scores[:, None], self.pool, 1, self.pool // 2)[:, 0]
+        pooled = pooled.masked_fill(~may_go.gather(1, oldest), float("-inf"))
+        heaviest = pooled.argsort(dim=1, descending=True, stable=True)[:, : self.size - self.window]
+        heavy = torch.zeros_like(own).scatter(1, oldest.gather(1, heaviest), value=True)
+        full = own.sum(1, keepdim=True) >= self.limit
+        return own & torch.where(full, heavy | ~may_go, own)
+
+    def weighed(self, scores_RS: Tensor, weights_RTS: Tensor, pos: Positions) -> Tensor:
+        """What the last ``window`` queries before a decision give; what was given before the last one is forgotten."""
+        rank = pos.order if pos.segment is None else pos.order - pos.segment
+        counts = pos.filled & (rank >= self.size)
+        begins = (counts & ((rank - self.size) % self.window == 0)).any(1, keepdim=True)
+        return torch.where(begins, 0, scores_RS) + (weights_RTS * counts[..., None]).sum(1)
 
 
 def _without_the_lightest(entries: Entries, candidates: Tensor, size: int) -> Tensor:
@@ -276,4 +332,6 @@ def _without_the_lightest(entries: Entries, candidates: Tensor, size: int) -> Te
     return own & ~(goes & full)
 
 
-POLICIES: dict[str, type[Any]] = {policy.kind: policy for policy in (SinkWindow, HeavyHitters, LastWeights)}
+POLICIES: dict[str, type[Any]] = {
+    policy.kind: policy for policy in (SinkWindow, HeavyHitters, LastWeights, ObservedByLast)
+}

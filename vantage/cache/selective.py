@@ -145,7 +145,7 @@ class Selective(FixedSizeLedger):
         got = weights_BHTS.detach().unflatten(1, (self._heads, -1)).sum(2).flatten(0, 1)
         scores = state.scores.to(torch.promote_types(state.scores.dtype, got.dtype))
         got = torch.nn.functional.pad(got, (0, scores.shape[1] - got.shape[2]))
-        self._state = replace(state, scores=self._policy.weighed(scores, got, opened.pos.filled))
+        self._state = replace(state, scores=self._policy.weighed(scores, got, opened.pos))
 
     def _done(self) -> None:
         """What the policy lets stay; a wide pass is written now."""
@@ -170,6 +170,8 @@ class Selective(FixedSizeLedger):
             tables.forget(size)
         low = torch.maximum(state.low, policy.low(state.next, self._draft))
         most = min(state.most + (opened.pos.shape[1] if opened.wide else 0), policy.kept(self._draft))
+        if on_host(self.device):
+            most = int((tables.order[:, :size] >= 0).sum(1).amax())
         return replace(state, tables=tables, low=low, most=most)
 
     def _entries(self, state: _Held, where: Positions) -> Entries:

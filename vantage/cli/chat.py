@@ -61,7 +61,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--cache",
         default="contiguous",
-        help="contiguous, ring, paged, quantised, low-bit, sinks, heavy-hitters or tova (%(default)s)",
+        help="contiguous, ring, paged, quantised, low-bit, sinks, heavy-hitters, tova or snapkv (%(default)s)",
     )
     parser.add_argument(
         "--lookup", action="store_true", help="guess from the text so far: faster where an answer repeats it"

@@ -61,7 +61,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     cache.add_argument(
         "--kind",
         default="contiguous",
-        help="contiguous, ring, paged, quantised, low-bit, sinks, heavy-hitters or tova (%(default)s)",
+        help="contiguous, ring, paged, quantised, low-bit, sinks, heavy-hitters, tova or snapkv (%(default)s)",
     )
     add_adapter(cache)
     cache.add_argument("--json", action="store_true", help="print the result as JSON")

@@ -302,7 +302,7 @@ class Model(nn.Module):
         draft: int | None = None,
     ) -> ModelCache:
         """An empty cache for ``batch`` rows: "contiguous", "ring", "paged", "quantised", "sinks", "heavy-hitters",
-        "tova", an object such as ``vt.SinkCache(4, 256)``, or a kind of your own.
+        "tova", "snapkv", an object such as ``vt.SinkCache(4, 256)``, or a kind of your own.
 
         ``capacity`` fixes its size in tokens (default: it grows). ``length`` declares how long the
         context may become, for RoPE rules that depend on it; it holds for the cache's life. ``draft``

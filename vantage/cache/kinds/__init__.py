@@ -31,6 +31,7 @@ CACHES: Registry[CacheKind] = Registry(
         "sinks",
         "heavy_hitters",
         "tova",
+        "snapkv",
     ),
     needs=("ledgers", "codecs", "exact", "evicts", "refuses", "ledger", "codec", "bytes"),
 )

@@ -85,9 +85,6 @@ class CacheKind(Protocol):
         ...
 
 
-EVERY_KEY = "this model looks at every key before a query, and a cache that forgets does not have them all"
-
-
 @runtime_checkable
 class ForgettingKind(Protocol):
     """A kind that lets go of tokens which the masks of a model would still show."""

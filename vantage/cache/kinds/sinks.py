@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-import torch
-
-from vantage.cache.codecs import Codec, PlainCodec, SingleCodec, token_bytes
-from vantage.cache.contiguous import Contiguous
-from vantage.cache.kinds.contiguous import ContiguousCache
-from vantage.cache.kinds.kind import EVERY_KEY, LayerPlan, LedgerNeed
-from vantage.cache.ledger import Ledger
+from vantage.cache.kinds.forgetting import NEEDS_EVERY_KEY, ForgettingCache
 from vantage.cache.policies import SinkWindow
-from vantage.cache.selective import Selective
-from vantage.spec.masks import Mask
 from vantage.spec.registry import Entry, Refusal
 
-NOT_CAUSAL = "places in a cache that forgets are known one token after the other, and so need causal attention"
+BY_PLACE = "places in a cache that forgets are known one token after the other, and so need causal attention"
 
 
 @final
 @dataclass(frozen=True)
-class SinkCache:
+class SinkCache(ForgettingCache):
     """A query sees the first ``sinks`` tokens of its document and the last ``window``, itself included.
 
     ``by_place``: tokens stand at their places among those (the paper), so that no distance is ever longer than sinks
@@ -34,39 +25,11 @@ class SinkCache:
     window: int = 1024
     by_place: bool = False
 
-    ledgers: ClassVar[tuple[type[Ledger], ...]] = (Selective, Contiguous)
-    codecs: ClassVar[tuple[type[Codec], ...]] = (PlainCodec, SingleCodec)
-    exact: ClassVar[bool] = True
-    evicts: ClassVar[bool] = True
     own_ledgers: ClassVar[bool] = False
+    by_head: ClassVar[bool] = False
+    not_causal: ClassVar[str] = BY_PLACE
 
-    def __post_init__(self) -> None:
-        self._policy()
-
-    @property
-    def mask(self) -> Mask | None:
-        return None if self.by_place else self._policy().mask
-
-    def refuses(self, layers: Sequence[LayerPlan]) -> str | None:
-        if any(layer.every_key for layer in layers):
-            return EVERY_KEY
-        if self.by_place and not all(layer.mask.causal for layer in layers if layer.kv_heads):
-            return NOT_CAUSAL
-        return None
-
-    def ledger(self, need: LedgerNeed) -> Ledger:
-        if not need.kv_heads:
-            return ContiguousCache().ledger(need)
-        return Selective(need.batch, self._policy(), draft=need.draft or 0, device=need.device)
-
-    def codec(self, layer: LayerPlan, dtype: torch.dtype) -> Codec:
-        return layer.codec(dtype)
-
-    def bytes(self, layer: LayerPlan, need: LedgerNeed, dtype: torch.dtype) -> int:
-        places = Selective(need.batch, self._policy(), draft=need.draft or 0).places
-        return need.batch * places * token_bytes(self.codec(layer, dtype))
-
-    def _policy(self) -> SinkWindow:
+    def policy(self) -> SinkWindow:
         return SinkWindow(self.sinks, self.window, self.by_place)
 
 
@@ -80,8 +43,7 @@ ENTRY = Entry(
         "sinks-by-place": lambda size: SinkCache(2, size.reach, by_place=True),
     },
     refusals=(
-        Refusal({"encoding": ("cope",)}, EVERY_KEY),
-        Refusal({"attention": ("indexer", "indexer-shared")}, EVERY_KEY),
-        Refusal({"cache": ("sinks-by-place",), "mask": ("prefix", "bidirectional")}, NOT_CAUSAL),
+        *NEEDS_EVERY_KEY,
+        Refusal({"cache": ("sinks-by-place",), "mask": ("prefix", "bidirectional")}, BY_PLACE),
     ),
 )

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-import torch
-
-from vantage.cache.codecs import Codec, PlainCodec, SingleCodec, token_bytes
-from vantage.cache.contiguous import Contiguous
-from vantage.cache.kinds.contiguous import ContiguousCache
-from vantage.cache.kinds.heavy_hitters import NOT_CAUSAL
-from vantage.cache.kinds.kind import EVERY_KEY, LayerPlan, LedgerNeed
-from vantage.cache.ledger import Ledger
+from vantage.cache.kinds.forgetting import BY_WEIGHT, ForgettingCache
 from vantage.cache.policies import LastWeights
-from vantage.cache.selective import Selective
-from vantage.spec.masks import Mask
-from vantage.spec.registry import Entry, Refusal
+from vantage.spec.registry import Entry
 
 
 @final
 @dataclass(frozen=True)
-class TovaCache:
+class TovaCache(ForgettingCache):
     """``size`` tokens: past that, each new one drives out the one that it gave least weight, over all heads. It stays
     itself until the next one comes.
 
@@ -32,34 +22,10 @@ class TovaCache:
 
     size: int = 1024
 
-    ledgers: ClassVar[tuple[type[Ledger], ...]] = (Selective, Contiguous)
-    codecs: ClassVar[tuple[type[Codec], ...]] = (PlainCodec, SingleCodec)
-    exact: ClassVar[bool] = True
-    evicts: ClassVar[bool] = True
     own_ledgers: ClassVar[bool] = True
-    mask: ClassVar[Mask | None] = None  # no mask knows the weights
+    by_head: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        self._policy()
-
-    def refuses(self, layers: Sequence[LayerPlan]) -> str | None:
-        if any(layer.every_key for layer in layers):
-            return EVERY_KEY
-        return None if all(layer.mask.causal for layer in layers if layer.kv_heads) else NOT_CAUSAL
-
-    def ledger(self, need: LedgerNeed) -> Ledger:
-        if not need.kv_heads:
-            return ContiguousCache().ledger(need)
-        return Selective(need.batch, self._policy(), device=need.device)
-
-    def codec(self, layer: LayerPlan, dtype: torch.dtype) -> Codec:
-        return layer.codec(dtype)
-
-    def bytes(self, layer: LayerPlan, need: LedgerNeed, dtype: torch.dtype) -> int:
-        places = Selective(need.batch, self._policy()).places
-        return need.batch * places * token_bytes(self.codec(layer, dtype))
-
-    def _policy(self) -> LastWeights:
+    def policy(self) -> LastWeights:
         return LastWeights(self.size)
 
 
@@ -69,11 +35,5 @@ ENTRY = Entry(
     title="TOVA",
     summary="The tokens that the last query gave most weight, for all heads of a layer together.",
     variants={"tova": lambda size: TovaCache(5)},
-    refusals=(
-        Refusal({"encoding": ("cope",)}, EVERY_KEY),
-        Refusal({"attention": ("indexer", "indexer-shared")}, EVERY_KEY),
-        Refusal({"mask": ("prefix", "bidirectional")}, NOT_CAUSAL),
-        Refusal({"kernel": ("sdpa", "flex")}, "hand back"),
-        Refusal({"scenario": ("rollback",)}, "later queries have had a say in what is kept"),
-    ),
+    refusals=BY_WEIGHT,
 )
