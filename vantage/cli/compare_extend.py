@@ -85,7 +85,7 @@ def run(args: argparse.Namespace, out: Path) -> int:
 
     device = LocalBackend.detect(args.device).device
     settings = _resumed(out) if args.resume else _settings(args, device.type)
-    model = load_model(settings.model, settings.dtype, device=device).eval()
+    model = load_model(settings.model, settings.dtype, device=str(device)).eval()
     prepared = prepare_texts(settings, model)
     with Bar("readings") as bar:
         results = run_extension(settings, prepared, out, ReadingLines(bar), resume=args.resume)

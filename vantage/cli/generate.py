@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from vantage.cli.flags import add_sampling, at_least, check_sampling, sampling_of
-from vantage.cli.models import DEFAULT, add_adapter, add_dtype, busy, is_model, load_model
+from vantage.cli.models import DEFAULT, add_adapter, add_device, add_dtype, busy, is_model, load_model
 
 EXAMPLE = """\
 examples:
@@ -55,6 +55,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     parser.add_argument("--beams", type=int, metavar="N", help="the likeliest text that a search with N beams finds")
     add_dtype(parser)
+    add_device(parser)
     add_adapter(parser)
     parser.add_argument("--batch-invariant", action="store_true", help="bits that depend on the prompt alone; slower")
     parser.add_argument("--no-cache", action="store_true", help="compute everything anew for every token")
@@ -91,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     if args.beams is not None:
         _check_search(args)
     check_sampling(sampling_of(args) | {"logprobs": args.logprobs})
-    model = load_model(source, args.dtype, adapter=args.adapter)
+    model = load_model(source, args.dtype, adapter=args.adapter, device=args.device)
     if args.beams is not None:
         return _searched(args, model, prompt)
     if args.lookup:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vantage.cli.flags import at_least, parse_numbers
-from vantage.cli.models import DEFAULT, add_adapter, add_dtype, check_model, load_model
+from vantage.cli.models import DEFAULT, add_adapter, add_device, add_dtype, check_model, load_model
 from vantage.cli.progress import Bar
 from vantage.errors import BadInput
 
@@ -79,6 +79,7 @@ def reading_parser(what: Any, name: str, short: str, long: str, example: str = E
     parser.add_argument("--out", metavar="FILE", help="a picture: .png, .svg or .html")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     add_dtype(parser)
+    add_device(parser)
     add_adapter(parser)
     return parser
 
@@ -112,7 +113,7 @@ def run_attention(args: argparse.Namespace) -> int:
     check_out(args)
     from vantage.inspect import capture
 
-    model = load_model(args.model, args.dtype, adapter=args.adapter)
+    model = load_model(args.model, args.dtype, adapter=args.adapter, device=args.device)
     keep = "weights" if args.out else f"top{max(args.most, 8)}"
     kind = args.kind or "self"
     choice = {"layers": args.layer, "heads": heads, "queries": queries, "kinds": kind, "beyond": args.beyond}
@@ -162,7 +163,7 @@ def run_atlas(args: argparse.Namespace) -> int:
     from vantage.figures.html import table
     from vantage.inspect import atlas, plot_atlas
 
-    model = load_model(args.model, args.dtype, adapter=args.adapter)
+    model = load_model(args.model, args.dtype, adapter=args.adapter, device=args.device)
     with Bar("layers") as bar:
         result = atlas(
             model, text, source=args.source, layers=layers, longest=args.longest, repeat=not args.once, progress=bar
@@ -194,7 +195,7 @@ def run_scores(args: argparse.Namespace) -> int:
     from vantage.figures.html import table
     from vantage.inspect import decompose, distinguishable, plot_decomposition, plot_distances
 
-    model = load_model(args.model, args.dtype, adapter=args.adapter)
+    model = load_model(args.model, args.dtype, adapter=args.adapter, device=args.device)
     if args.distances:
         with Bar("distances") as bar:
             result: Any = distinguishable(

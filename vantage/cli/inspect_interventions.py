@@ -170,7 +170,7 @@ def run_patch(args: argparse.Namespace) -> int:
 def _model(args: argparse.Namespace) -> Any:
     check_model(args.model, args.adapter)
     check_out(args)
-    return load_model(args.model, args.dtype, adapter=args.adapter)
+    return load_model(args.model, args.dtype, adapter=args.adapter, device=args.device)
 
 
 def _target(args: argparse.Namespace) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from vantage.cli.flags import check_device
 from vantage.cli.progress import Bar
 
 DEFAULT = "smollm2"
@@ -23,6 +24,11 @@ def add_dtype(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="auto keeps the blocks of a quantised GGUF file and is float32 otherwise; default: %(default)s",
     )
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Where the model runs."""
+    parser.add_argument("--device", default="auto", help="cpu or cuda; default: cuda where there is one")
 
 
 def add_adapter(parser: argparse.ArgumentParser) -> None:
@@ -41,8 +47,9 @@ def check_model(source: str, adapter: str | None = None) -> None:
         find_adapter(adapter)
 
 
-def load_model(source: str, dtype: str = "auto", *, adapter: str | None = None, device: Any = None) -> Any:
-    """The model, brought first if it is a name that is not here yet."""
+def load_model(source: str, dtype: str = "auto", *, adapter: str | None = None, device: str | None = None) -> Any:
+    """The model, brought first if it is a name that is not here yet. ``device``: "auto", a name, or ``None``: a CPU."""
+    check_device(None if device == "auto" else device)
     check_model(source, adapter)
     from vantage.checkpoints.pull import pull, to_bring
 
@@ -53,9 +60,11 @@ def load_model(source: str, dtype: str = "auto", *, adapter: str | None = None, 
         import torch
 
         from vantage.families import load
+        from vantage.spec.devices import generation_device
 
+        where = None if device is None else generation_device(device)
         kept = dtype if dtype in ("auto", "int8", "int4") else getattr(torch, dtype)
-        return load(source, dtype=kept, adapter=adapter, device=device)
+        return load(source, dtype=kept, adapter=adapter, device=where)
 
 
 @contextlib.contextmanager

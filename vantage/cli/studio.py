@@ -8,6 +8,8 @@ import json
 import sys
 from pathlib import Path
 
+from vantage.cli.flags import check_device
+from vantage.cli.models import add_device
 from vantage.cli.progress import Bar
 
 EXAMPLE = """\
@@ -43,6 +45,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         metavar="DIR",
         help="where conversations and reports lie; default: ~/.cache/vantage/studio",
     )
+    add_device(parser)
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
     parser.add_argument("--json", action="store_true", help="print the address as JSON once the studio runs")
     parser.set_defaults(run=run, rest="models")
@@ -55,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("the studio needs fastapi and uvicorn: pip install 'vantage[serve]'")
     if args.port is not None and not 0 <= args.port <= 65535:
         raise BadInput(f"--port {args.port}: give 0 (any that is free) to 65535")
+    check_device(None if args.device == "auto" else args.device)
     from vantage.serve.settings import Batching, Limits, Logs, ServedModel, ServerSettings
 
     models = tuple(ServedModel.of(text) for text in args.models or (DEFAULT,))
@@ -63,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     from vantage.serve.run import run_app
     from vantage.serve.studio import create_studio
 
-    batching = Batching(rows=8, queue=16, capacity=8192)
+    batching = Batching(rows=8, queue=16, capacity=8192, device=args.device)
     limits = Limits(body_bytes=16 * 2**20)  # a conversation that is imported
     settings = ServerSettings(
         models, port=_port(args.port), batching=batching, limits=limits, logs=Logs(level="warning")

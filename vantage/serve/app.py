@@ -31,10 +31,11 @@ from vantage.serve.model_pool import Load, ModelPool
 from vantage.serve.model_responses import routes as model_responses
 from vantage.serve.model_responses.stored import StoredResponses
 from vantage.serve.openapi import describe
-from vantage.serve.settings import ServedModel, ServerSettings
+from vantage.serve.settings import Batching, ServedModel, ServerSettings
 from vantage.serve.state import ServerState, entry_of
 from vantage.serve.telemetry import Telemetry
 from vantage.serve.validation import explain
+from vantage.spec.devices import generation_device
 
 
 def create_app(settings: ServerSettings, *, load: Load | None = None, log: ServerLog | None = None) -> FastAPI:
@@ -52,7 +53,7 @@ def assemble(
     """The application, with room for more. ``within``: what a request passes after the guard."""
     log = log or ServerLog(settings.logs)
     metrics = Metrics()
-    model_pool = ModelPool(settings, log, metrics, load or _loader(settings.batching.dtype))
+    model_pool = ModelPool(settings, log, metrics, load or _loader(settings.batching))
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -85,11 +86,12 @@ def assemble(
     return app
 
 
-def _loader(dtype: str) -> Load:
+def _loader(batching: Batching) -> Load:
+    dtype, device = batching.dtype, generation_device(batching.device)
     kept: Any = dtype if dtype in ("auto", "int8", "int4") else getattr(torch, dtype)
 
     def load(served: ServedModel) -> Model:
-        return load_model(served.source, dtype=kept)
+        return load_model(served.source, dtype=kept, device=device)
 
     return load
 

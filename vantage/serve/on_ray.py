@@ -53,6 +53,13 @@ def cores_each(machines: Iterable[float], replicas: int) -> int:
     raise Refused(f"{replicas} replicas want a core each, and the Ray cluster has {sum(available)}: ask for fewer")
 
 
+def _gpus(settings: ServerSettings) -> int:
+    """Of a replica: one, where the cluster has any and models may run on it."""
+    wanted = settings.batching.device
+    has_any = ray_part("ray").cluster_resources().get("GPU", 0) > 0
+    return int(wanted.startswith("cuda") or (wanted == "auto" and has_any))
+
+
 @contextlib.contextmanager
 def _deployed(settings: ServerSettings, cores: int) -> Iterator[Any]:
     """A handle to the replicas, all of them up."""
@@ -69,7 +76,7 @@ def _deployed(settings: ServerSettings, cores: int) -> Iterator[Any]:
         Replica,
         name=DEPLOYMENT,
         num_replicas=settings.replicas,
-        ray_actor_options={"num_cpus": cores},
+        ray_actor_options={"num_cpus": cores, "num_gpus": _gpus(settings)},
         max_ongoing_requests=settings.limits.connections + 64,  # its own queue refuses, long before
         health_check_period_s=HEALTH_S,
         health_check_timeout_s=SLOW_S,

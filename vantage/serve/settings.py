@@ -103,6 +103,7 @@ class Batching:
     batch_invariant: bool = False
     share_prefixes: bool = True  # within one key
     dtype: str = "auto"
+    device: str = "auto"  # cuda where there is one, otherwise cpu
 
 
 @final
@@ -242,6 +243,7 @@ OPTIONS = (
     Option("batch_invariant", "batching", "batch_invariant", bool, "the same bits whatever else runs; slower"),
     Option("share_prefixes", "batching", "share_prefixes", bool, "keep what was computed for later requests of a key"),
     Option("dtype", "batching", "dtype", str, "how weights are kept", choices=DTYPES),
+    Option("device", "batching", "device", str, "where models run: auto is cuda where there is one, otherwise cpu"),
     Option("body_bytes", "limits", "body_bytes", int, "the largest body of a request", 1024, 2**30),
     Option("body_seconds", "limits", "body_s", float, "a body must arrive within", 0.1, 3600),
     Option("request_seconds", "limits", "request_s", float, "a request must be answered within", 0.1, 86400),

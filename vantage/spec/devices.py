@@ -1,8 +1,10 @@
-"""Which device is taken where nobody names one."""
+"""Which device is taken: the one that is named, or the best that is here."""
 
 from __future__ import annotations
 
 import torch
+
+from vantage.errors import BadInput
 
 
 def best_device() -> str:
@@ -10,3 +12,24 @@ def best_device() -> str:
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def chosen_device(device: torch.device | str | None = None) -> torch.device:
+    """The device of this name, if it is here; the best one where none is named."""
+    if device is None:
+        device = best_device()
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as e:
+        raise BadInput(f"device={device!r}: torch knows no such device; use cpu, cuda or mps") from e
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise BadInput(f"device={device!r}: there is no GPU here that torch can use; leave it out, or use cpu")
+    return chosen
+
+
+def generation_device(device: str = "auto") -> torch.device:
+    """Where a model generates: "auto" is a CUDA GPU where there is one, otherwise the processor. Apple's GPUs have no
+    float64, which drawing tokens needs, and are taken only when they are named."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return chosen_device(device)

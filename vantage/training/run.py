@@ -16,7 +16,7 @@ from vantage.checkpoints.pull import find
 from vantage.errors import BadInput, Refused, unknown
 from vantage.families import opened, tokenizer_of
 from vantage.model import Model
-from vantage.spec.devices import best_device
+from vantage.spec.devices import chosen_device
 from vantage.training.callbacks import Callbacks
 from vantage.training.compiled import compiled_loss, in_precision, loss_of, recompute, recompute_no_more
 from vantage.training.distributed import join, shard
@@ -64,7 +64,7 @@ class Run:
         callbacks: Sequence[Any] = (),
     ):
         self.settings, self.folder = settings, Path(folder)
-        self.device = _device(device)
+        self.device = chosen_device(device)
         self.world = join(self.device)
         if self.device.type == "cuda":
             self.device = torch.device("cuda", self.world.local)
@@ -190,18 +190,6 @@ class Run:
 
 
 # ---- inside
-
-
-def _device(device: torch.device | str | None) -> torch.device:
-    if device is None:
-        device = best_device()
-    try:
-        chosen = torch.device(device)
-    except RuntimeError as e:
-        raise BadInput(f"device={device!r}: torch knows no such device; use cpu, cuda or mps") from e
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise BadInput(f"device={device!r}: there is no GPU here that torch can use; leave it out, or use cpu")
-    return chosen
 
 
 def _check_processes(settings: TrainSettings, size: int) -> None:
