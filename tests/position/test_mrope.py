@@ -220,6 +220,16 @@ def test_joined_split_and_saved(tmp_path):
 
 
 @torch.no_grad()
+def test_a_model_that_was_loaded_turns_by_axes(tmp_path):
+    """It is built without memory and then filled: which pair goes by which axis is no weight."""
+    m = model()
+    vt.save(m, tmp_path / "saved")
+    again = vt.load(tmp_path / "saved", dtype=torch.float64)
+    wanted = m(TOKENS, positions=Positions.of_axes(ONWARD))
+    assert torch.equal(again(TOKENS, positions=Positions.of_axes(ONWARD)), wanted)
+
+
+@torch.no_grad()
 def test_a_pass_that_fails_leaves_the_next_position_where_it_was():
     m, cache = parts_for("contiguous")
     m(TOKENS[:, :2], cache=cache)

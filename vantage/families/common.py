@@ -38,15 +38,17 @@ def rope(
     return Rope(base if theta is None else theta, rule, pairing, share if turned is None else turned)
 
 
-def rope_rule(rope_config: Config, config: Config, longest: int | None) -> scaling.Rule | None:
-    """The frequency rule that a config names."""
+def rope_rule(
+    rope_config: Config, config: Config, longest: int | None, plain: tuple[str, ...] = ("default",)
+) -> scaling.Rule | None:
+    """The frequency rule that a config names; ``plain`` are the names of none."""
     rope_config.inert("type" if "rope_type" in rope_config else "rope_type")
     kind = rope_config.choice(
         "rope_type" if "rope_type" in rope_config else "type",
-        {k: k for k in ("default", "linear", "dynamic", "yarn", "longrope", "su", "llama3", "proportional")},
+        {k: k for k in (*plain, "linear", "dynamic", "yarn", "longrope", "su", "llama3", "proportional")},
         "default",
     )
-    if kind == "default":
+    if kind in plain:
         return None
     if kind == "linear":
         return scaling.Linear(rope_config.number("factor"))

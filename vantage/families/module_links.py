@@ -53,5 +53,10 @@ def renamed(link: Link, name: Callable[[str], str]) -> Link:
     return replace(link, their=name(link.their))
 
 
+def in_language_model(name: str) -> str:
+    """A tensor of a text model by the name it has in a model that reads images as well."""
+    return f"model.language_model.{name.removeprefix('model.')}" if name.startswith("model.") else name
+
+
 def kinds(bias: bool) -> tuple[str, ...]:
     return ("weight", "bias") if bias else ("weight",)

@@ -19,10 +19,10 @@ def spec(c: Config) -> ModelSpec:
     return llama_layout.model(c, [replace(layer, mask=mask) for mask in masks(c)], norm)
 
 
-def masks(c: Config) -> tuple[Mask, ...]:
+def masks(c: Config, *, below: int = 28) -> tuple[Mask, ...]:
     """Sliding from layer ``max_window_layers`` up, unless ``layer_types`` says it layer by layer."""
     width = llama_layout.window(c, used=c.flag("use_sliding_window", False), silent=4096)
-    below = c.whole("max_window_layers", 28)
+    below = c.whole("max_window_layers", below)
     slides = [width is not None and i >= below for i in range(llama_layout.count(c))]
     return llama_layout.masks(
         llama_layout.layer_types(c, [llama_layout.SLIDING if s else llama_layout.FULL for s in slides]), width

@@ -77,9 +77,8 @@ class AxisRotation(nn.Module):
     def __init__(self, config: MultiAxisRope, rotation: Rotation):
         super().__init__()
         self.config, self.rotation = config, rotation
-        axes = torch.tensor(axis_of_pairs(rotation.turned // 2, config.sections, config.interleaved))
-        self.axis_of_dim: Tensor
-        self.register_buffer("axis_of_dim", join(axes, axes, config.rope.pairing), persistent=False)
+        # no tensor: a model that is filled from a checkpoint is built without memory
+        self.axis_of_pair = axis_of_pairs(rotation.turned // 2, config.sections, config.interleaved)
         self.count = len(config.sections) or AXES
 
     def query(self, q_BHTd: Tensor, pos: Positions) -> Tensor:
@@ -108,7 +107,8 @@ class AxisRotation(nn.Module):
         # rules that depend on the length still go by the highest axis, which ``known`` tells of
         along = [Positions(axis, pos.order, pos.segment, pos.known, pos.length) for axis in axes_ABT]
         cos, sin = (torch.stack(side) for side in zip(*(self.rotation.tables(p, dtype) for p in along), strict=True))
-        index = self.axis_of_dim.expand(1, *cos.shape[1:])
+        axes = torch.tensor(self.axis_of_pair, device=cos.device)
+        index = join(axes, axes, self.config.rope.pairing).expand(1, *cos.shape[1:])
         return cos.gather(0, index)[0], sin.gather(0, index)[0]
 
 
