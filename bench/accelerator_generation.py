@@ -25,7 +25,10 @@ import torch
 
 import vantage as vt
 from vantage.generation.engine import Engine
+from vantage.kernels.native import Format
+from vantage.kernels.packed_layout import FORMS, size
 from vantage.model import Model
+from vantage.model.packed import Packed, fits, put
 from vantage.spec.sampling import RowChoice, Sampling
 
 RESULTS = Path(__file__).parent / "results"
@@ -33,6 +36,7 @@ SHAPES = {"1B": (2048, 8192, 16), "8B": (4096, 14336, 32)}
 HEADS, KV_HEADS, VOCAB = 32, 8, 128_256
 STEPS, ROUNDS = 32, 7
 ALONE = ((1, 512), (1, 8192), (8, 512), (64, 512), (256, 512))  # rows, and tokens that each holds
+BLOCKS = (Format.Q8_0, Format.Q4_0, Format.Q4_K, Format.Q6_K)
 DRAWN = {"greedy": Sampling(), "temperature": Sampling(1.0, seed=1), "top-p 0.9": Sampling(0.8, top_p=0.9, seed=1)}
 
 
@@ -68,6 +72,25 @@ def model_of(name: str) -> Model:
     return model.to("cuda", torch.bfloat16).eval()
 
 
+def put_blocks(model: Model, format: Format) -> None:
+    """Random weights in blocks of a format in the place of every linear map; embeddings and heads in 8 bits."""
+    names: dict[torch.Tensor, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    for parameter, owners in names.items():
+        if not fits(model, owners):
+            continue
+        kind = Format.Q8_0 if owners[0].startswith(("embed", "head")) else format
+        form, (outputs, inputs) = FORMS[kind], parameter.shape
+        data = torch.randint(256, (size(kind, outputs, inputs),), dtype=torch.uint8, device="cuda")
+        halves = 16 * (1 + form.minimum)
+        small = torch.full((halves,), 1e-3, dtype=torch.float16, device="cuda")
+        data.view(-1, form.bytes)[:, : 2 * halves] = small.view(torch.uint8)  # scales that are numbers
+        put(model, owners, [Packed(data, kind, outputs, inputs)])
+    model.to("cuda", torch.bfloat16)
+    torch.cuda.empty_cache()
+
+
 def bandwidth() -> float:
     """Bytes a second that a plain copy reads and writes."""
     x = torch.empty(2**31, dtype=torch.uint8, device="cuda")
@@ -94,7 +117,7 @@ def _tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
     return chain(module.parameters(), module.buffers())
 
 
-def steps(name: str, model: Model, rows: int, held: int, speed: float) -> Row:
+def steps(name: str, model: Model, rows: int, held: int, speed: float, note: str = "") -> Row:
     """Steps of rows that hold as much, one call after the other."""
     empty = model.new_cache(1, kind="paged", capacity=rows * (held + STEPS * (ROUNDS + 2)), block=16)
     caches = [empty.fresh(1) for _ in range(rows)]
@@ -116,7 +139,7 @@ def steps(name: str, model: Model, rows: int, held: int, speed: float) -> Row:
         pending.read()
         rates.append(rows * STEPS / (time.perf_counter() - begun))
     bound = rows * speed / bytes_of_a_step(model, rows, held + STEPS * ROUNDS // 2)
-    what = f"{rows} rows, {held:,} tokens held"
+    what = f"{rows} rows, {held:,} tokens held{note}"
     return Row(name, what, statistics.median(rates), min(rates), max(rates), bound, first)
 
 
@@ -223,6 +246,9 @@ def main(argv: list[str] | None = None) -> int:
                     keep(served(name, model, count, "greedy"))
                 keep(served(name, model, 64, "temperature"))
                 keep(served(name, model, 64, "top-p 0.9"))
+            for format in BLOCKS:
+                put_blocks(model := model_of(name), format)
+                keep(steps(name, model, 1, 512, speed, f", {format.name}"))
             del model
             torch.cuda.empty_cache()
             if args.gpt_fast is not None:

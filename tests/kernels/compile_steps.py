@@ -97,7 +97,7 @@ def compile_all(capability: int, dtype: str) -> list[str]:
         row = {"NORM": True, "BIAS": True, "ADD": True, "TILE": 64, "PARTS_OF_ROW": 4, "ASM": True, "SIGNED": signed}
         row["STAGES"] = 2
         cases += [
-            (packed.product, form | row),
+            (packed.product, form | row | {"DEPENDENT": dependent}),
             (packed.unpack, form | {"GATHER": True, "ROWS": 1, "TILE": 1024}),
         ]
     cases.append((packed.arrange, {"NORM": True, "FUNCTION": 3, "GATED": True, "OPERANDS": 2, "DEPENDENT": dependent}))

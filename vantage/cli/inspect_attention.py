@@ -79,7 +79,7 @@ def reading_parser(what: Any, name: str, short: str, long: str, example: str = E
     parser.add_argument("--out", metavar="FILE", help="a picture: .png, .svg or .html")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     add_dtype(parser)
-    add_device(parser)
+    add_device(parser, "cpu")  # a GPU's figures were never compared with a CPU's on one
     add_adapter(parser)
     return parser
 

@@ -26,9 +26,10 @@ def add_dtype(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_device(parser: argparse.ArgumentParser) -> None:
+def add_device(parser: argparse.ArgumentParser, default: str = "auto") -> None:
     """Where the model runs."""
-    parser.add_argument("--device", default="auto", help="cpu or cuda; default: cuda where there is one")
+    words = "cuda where there is one" if default == "auto" else default
+    parser.add_argument("--device", default=default, help=f"cpu or cuda; default: {words}")
 
 
 def add_adapter(parser: argparse.ArgumentParser) -> None:

@@ -148,9 +148,11 @@ def product(
     SHARE: tl.constexpr, WIDE: tl.constexpr, MINIMUM: tl.constexpr, NIBBLES: tl.constexpr, OFFSET: tl.constexpr,
     TABLE: tl.constexpr, SIGNED: tl.constexpr, INPUTS: tl.constexpr, SCALES: tl.constexpr, BYTES: tl.constexpr,
     TILE: tl.constexpr, STAGES: tl.constexpr, PARTS_OF_ROW: tl.constexpr, ASM: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """out (N) = row · wᵀ + bias, or with ADD that more, for the 16 outputs of one group. A tile is so many shares: the
-    inputs that have a scale in common."""
+    inputs that have a scale in common. DEPENDENT: it is launched while the row is arranged, by few programs; what comes
+    after it must not be launched early, or takes the place of its own programs."""
     group = tl.program_id(0)
     lane = tl.arange(0, 16)
     PARTS: tl.constexpr = INPUTS // 32
@@ -159,6 +161,8 @@ def product(
     OPERANDS: tl.constexpr = 4 if LOW == 6 else 8 // LOW  # of a word
     SHARES: tl.constexpr = 32 // SHARE  # of a part of 32 inputs
     first, stride = _blocks_of(group, groups, K // INPUTS, BYTES)
+    if DEPENDENT:
+        tl.extra.cuda.gdc_wait()
     result = tl.zeros((TILE, 16), tl.float32)
     for start in tl.range(0, K // SHARE, TILE, num_stages=STAGES):
         unit = start + tl.arange(0, TILE)
@@ -398,6 +402,7 @@ def multiply(
     bias: Tensor | None = None,
     eps: float | None = None,
     add: bool = False,
+    dependent: bool = False,
     tile: PackedTile | None = None,
 ) -> None:
     """A row by a matrix in blocks (N, K), into out (N). ``eps``: of the norm, if the row was arranged with one."""
@@ -408,7 +413,8 @@ def multiply(
         *row, *blocks.views, out if bias is None else bias, out, blocks.inputs, blocks.outputs, blocks.groups, parts,
         eps or 0.0, NORM=eps is not None, BIAS=bias is not None, ADD=add, **blocks.constants,
         SIGNED=form.low == 8 or form.table is not None, TILE=tile.shares, PARTS_OF_ROW=triton.next_power_of_2(parts),
-        STAGES=tile.stages, ASM=out.is_cuda and torch.version.hip is None, num_warps=tile.warps,
+        STAGES=tile.stages, ASM=out.is_cuda and torch.version.hip is None, DEPENDENT=dependent, num_warps=tile.warps,
+        **dependent_option(dependent),
     )  # fmt: skip
 
 

@@ -314,7 +314,7 @@ class StepGraph:
                 dependent=self._dependent,
             )
         eps = None if norm is None else norm.eps
-        packed.multiply(self._rows[key], weight, out, bias=step.bias, eps=eps, add=step.add)
+        packed.multiply(self._rows[key], weight, out, bias=step.bias, eps=eps, add=step.add, dependent=self._dependent)
 
     def _attend(self, step: AttendStep) -> None:
         s, scores, turn = step.shape, step.scores, step.turn
