@@ -91,3 +91,14 @@ def parse_numbers(text: str | None, what: str) -> list[int] | None:
             raise BadInput(f"{what} {text[:80]!r}: a range has at most {MOST:,} numbers")
         parsed += range(first, last + 1)
     return parsed
+
+
+def add_tensor_parallel(parser: argparse.ArgumentParser, verb: str) -> None:
+    """A model over several processes."""
+    parser.add_argument(
+        "--tensor-parallel",
+        type=at_least(1),
+        default=1,
+        metavar="N",
+        help=f"heads and columns over N processes: torchrun --nproc-per-node N -m vantage {verb} … --tensor-parallel N",
+    )

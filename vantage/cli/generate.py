@@ -8,7 +8,7 @@ import json
 import sys
 from typing import Any
 
-from vantage.cli.flags import add_sampling, at_least, check_sampling, sampling_of
+from vantage.cli.flags import add_sampling, add_tensor_parallel, at_least, check_sampling, sampling_of
 from vantage.cli.models import DEFAULT, add_adapter, add_device, add_dtype, busy, is_model, load_model
 
 EXAMPLE = """\
@@ -19,6 +19,7 @@ examples:
   vantage generate ./my-model "Once upon a time" --stop "The end" --stats
   vantage generate smollm2 "Once upon a time" --adapter runs/tuned
   cat notes.txt | vantage generate - --json
+  torchrun --nproc-per-node 2 -m vantage generate ./my-model "Once upon a time" --tensor-parallel 2
 
 MODEL is a folder in the Hugging Face layout, a folder with an adapter, a .gguf file, or a name that `vantage pull`
 knows.
@@ -57,6 +58,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     add_dtype(parser)
     add_device(parser)
     add_adapter(parser)
+    add_tensor_parallel(parser, "generate")
     parser.add_argument("--batch-invariant", action="store_true", help="bits that depend on the prompt alone; slower")
     parser.add_argument("--no-cache", action="store_true", help="compute everything anew for every token")
     parser.add_argument("--stats", action="store_true", help="print what was computed, reused and held")
@@ -92,7 +94,25 @@ def run(args: argparse.Namespace) -> int:
     if args.beams is not None:
         _check_search(args)
     check_sampling(sampling_of(args) | {"logprobs": args.logprobs})
-    model = load_model(source, args.dtype, adapter=args.adapter, device=args.device)
+    if args.tensor_parallel == 1:
+        return _go_on(args, source, prompt, options)
+    from vantage.cli.processes import same_in_all
+
+    if args.device not in (None, "auto", "cpu"):
+        raise BadInput(
+            f"--tensor-parallel with --device {args.device}: over processes it generates on CPUs only so far"
+        )
+    with same_in_all(args.tensor_parallel) as group:
+        args.stats = args.stats and group.first
+        if options["seed"] is None:
+            options["seed"] = group.seed()
+        return _go_on(args, source, prompt, options)
+
+
+def _go_on(args: argparse.Namespace, source: str, prompt: str, options: dict[str, Any]) -> int:
+    shared = args.tensor_parallel > 1
+    device = "cpu" if shared else args.device
+    model = load_model(source, args.dtype, adapter=args.adapter, device=device, tensor_parallel=shared)
     if args.beams is not None:
         return _searched(args, model, prompt)
     if args.lookup:

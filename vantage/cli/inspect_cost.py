@@ -19,6 +19,7 @@ examples:
   vantage inspect cost smollm2 --context 8192 --batch 4
   vantage inspect cost config.json --context 131072 --machine h200 --out cost.html
   vantage inspect cost smollm2 --context 2048 --machine measure --weights float32
+  vantage inspect cost config.json --context 131072 --mesh tensor=4,context=2
   vantage inspect extend smollm2 --file book.txt --lengths 2048,4096 --scaling linear:2
   vantage inspect extend smollm2 --file book.txt --lengths 1024 --position none --tries 0 --json
 """
@@ -44,6 +45,9 @@ def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     cost.add_argument("--weights", choices=FLOATS, help="of weights and cache; default: as the model has them")
     cost.add_argument("--window", type=at_least(1), default=4096, metavar="N", help="of the alternative with a window")
     cost.add_argument("--machine", choices=MACHINES, help="predict the time there; measure: on this one")
+    cost.add_argument(
+        "--mesh", metavar="AXES", help="over several devices, as in tensor=4,context=2: memory and bytes sent of each"
+    )
     add_adapter(cost)
     cost.set_defaults(run=run_cost)
 
@@ -100,13 +104,24 @@ def run_cost(args: argparse.Namespace) -> int:
     on = None if args.machine is None else machine(args.machine, named)  # measured as the cost is told
     options = {"context": args.context, "batch": args.batch, "source": args.source, "window": args.window}
     result = cost(subject, dtype=weights, kind=args.kind, machine=on, **options)
+    mesh = None if args.mesh is None else _mesh_cost(args, subject, named)
     if args.json:
-        print(json.dumps(result.to_dict(), ensure_ascii=False))
+        print(json.dumps(result.to_dict() | ({} if mesh is None else {"mesh": mesh.to_dict()}), ensure_ascii=False))
     else:
         _show_cost(result)
+        if mesh is not None:
+            show_table(f"each of {mesh.mesh.devices} devices ({args.mesh})", mesh.header, mesh.rows())
     if args.out:
         write(plot_cost(result), args.out, repr(result), table(result.header, result.rows()))
     return 0
+
+
+def _mesh_cost(args: argparse.Namespace, subject: Any, dtype: str) -> Any:
+    from vantage.inspect.mesh_cost import MeshShape, mesh_cost
+    from vantage.spec.model import ModelSpec
+
+    spec = subject if isinstance(subject, ModelSpec) else subject.spec
+    return mesh_cost(spec, MeshShape.read(args.mesh), context=args.context, batch=args.batch, dtype=dtype)
 
 
 def _model_or_spec(name: str, adapter: str | None) -> Any:

@@ -48,7 +48,14 @@ def check_model(source: str, adapter: str | None = None) -> None:
         find_adapter(adapter)
 
 
-def load_model(source: str, dtype: str = "auto", *, adapter: str | None = None, device: str | None = None) -> Any:
+def load_model(
+    source: str,
+    dtype: str = "auto",
+    *,
+    adapter: str | None = None,
+    device: str | None = None,
+    tensor_parallel: bool = False,
+) -> Any:
     """The model, brought first if it is a name that is not here yet. ``device``: "auto", a name, or ``None``: a CPU."""
     check_device(None if device == "auto" else device)
     check_model(source, adapter)
@@ -65,7 +72,7 @@ def load_model(source: str, dtype: str = "auto", *, adapter: str | None = None, 
 
         where = None if device is None else generation_device(device)
         kept = dtype if dtype in ("auto", "int8", "int4") else getattr(torch, dtype)
-        return load(source, dtype=kept, adapter=adapter, device=where)
+        return load(source, dtype=kept, adapter=adapter, device=where, tensor_parallel=tensor_parallel)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vantage.cli.flags import check_device
+from vantage.cli.flags import add_tensor_parallel, check_device
 from vantage.cli.interrupts import stopping
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ examples:
   vantage train tune.toml model.source=smollm2 model.lora.rank=8 --out runs/tuned
   vantage train copy --track wandb                    # log to Weights & Biases as well; or mlflow
   torchrun --nproc-per-node 2 -m vantage train copy   # two processes
+  torchrun --nproc-per-node 2 -m vantage train copy --tensor-parallel 2   # each with a half of the heads and columns
 
 Settings are a TOML file with the sections model, data, loop, optimiser, schedule, evaluate, save, guard and average;
 KEY=VALUE changes any of them. A recipe says what it reaches and which changes leave that standing (--list); a run with
@@ -61,6 +62,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--track", action="append", default=[], metavar="NAME", help="wandb or mlflow: log there as well"
     )
     parser.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
+    add_tensor_parallel(parser, "train")
     parser.add_argument("--check", action="store_true", help="read and check the settings, print them, train nothing")
     parser.add_argument("--list", action="store_true", help="list the recipes that come with Vantage")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -91,13 +93,14 @@ def run(args: argparse.Namespace) -> int:
             print(note, file=sys.stderr)
         return 0
     from vantage.cli.train_show import TrainingDisplay
+    from vantage.parallel.group import ending_together
     from vantage.training.run import Run
     from vantage.training.track import trackers
 
     following = trackers(args.track)
     out = Path(args.out) if args.out else run_folder(args.settings)
 
-    with TrainingDisplay(out) as display:
+    with ending_together(), TrainingDisplay(out) as display:
         training_run = Run(
             settings,
             out,
@@ -107,12 +110,13 @@ def run(args: argparse.Namespace) -> int:
             report=display,
             progress=display.preparing,
             callbacks=following,
+            tensor_parallel=args.tensor_parallel,
         )
         if note is not None:
             training_run.report.note(note)
         with _on_interrupt(training_run):
             trained = training_run.go()
-    training_run.world.close()
+        training_run.world.close()
     if training_run.world.first:
         _print_result(args, trained, training_run)
     return 0 if trained.finished else 130

@@ -53,7 +53,8 @@ def write(
         world.wait()
         writer = HuggingFaceStorageWriter(str(part), save_distributed=True)
         with _quiet():
-            save_parts(dict(tensors), storage_writer=writer, no_dist=world.size == 1)
+            if world.first or world.size > 1:  # else all have the same
+                save_parts(dict(tensors), storage_writer=writer, no_dist=world.size == 1)
         world.wait()
         if world.first:
             if describe is not None:

@@ -16,22 +16,36 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from vantage.errors import BadInput, Refused
+from vantage.parallel.group import join_group, leave_group, processes
 
 
 @dataclass(frozen=True)
 class World:
-    """The processes of this run: which one this is, and how many there are."""
+    """The processes of this run: which one this is, and how many there are that each have rows of their own.
+
+    ``peers`` of them have the same rows, and a share of the model each (tensor parallel).
+    """
 
     rank: int = 0
     size: int = 1
     local: int = 0
+    peers: int = 1
 
     @property
     def first(self) -> bool:
         return self.rank == 0
 
+    @property
+    def several(self) -> bool:
+        return self.size * self.peers > 1
+
+    @property
+    def part(self) -> int:
+        """Which rows this one has."""
+        return self.rank // self.peers
+
     def wait(self) -> None:
-        if self.size > 1:
+        if self.several:
             dist.barrier()
 
     def total(self, values: Tensor) -> Tensor:
@@ -42,30 +56,35 @@ class World:
 
     def agree(self, word: bool, device: torch.device) -> bool:
         """Whether any process says so. One that stops alone would leave the others waiting."""
-        return bool(self.total(torch.tensor(float(word), device=device)) > 0) if self.size > 1 else word
+        if not self.several:
+            return word
+        votes = torch.tensor(float(word), device=device)
+        dist.all_reduce(votes)
+        return bool(votes > 0)
 
     def share(self, indices: Sequence[int]) -> Sequence[int]:
         """The examples of a batch that this process makes."""
         if len(indices) % self.size:
             raise BadInput(f"a batch of {len(indices)} does not divide among {self.size} processes")
         each = len(indices) // self.size
-        return indices[self.rank * each : (self.rank + 1) * each]
+        return indices[self.part * each : (self.part + 1) * each]
 
     def close(self) -> None:
         """Leave together: one that goes while another still sends can be aborted by its own threads."""
-        if self.size > 1 and dist.is_initialized():
-            dist.barrier()
-            dist.destroy_process_group()
+        if self.several:
+            leave_group()
 
 
-def join(device: torch.device) -> World:
-    """The world that ``torchrun`` has made, or this process alone."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+def join(device: torch.device, peers: int = 1) -> World:
+    """The world that ``torchrun`` has made, or this process alone. ``peers``: so many share each model."""
+    size = processes()
+    if peers not in (1, size):
+        way = f"torchrun --nproc-per-node {peers} -m vantage train"
+        raise BadInput(f"tensor parallel over {peers} processes, and there are {size}: start as many, with {way}")
     if size == 1:
         return World()
-    if not dist.is_initialized():
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    return World(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")))
+    join_group(device.type)
+    return World(dist.get_rank(), size // peers, int(os.environ.get("LOCAL_RANK", "0")), peers)
 
 
 def shard(

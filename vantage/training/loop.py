@@ -34,6 +34,7 @@ from vantage.training.memory import keep_freed_memory
 from vantage.training.optimise import Averaged, Optimiser
 from vantage.training.optimise.tensors import reshard, whole
 from vantage.training.settings import Best, TrainSettings
+from vantage.training.tensor_shares import TensorShares
 from vantage.training.train_step import StepResult, TrainStep
 
 
@@ -50,6 +51,7 @@ class TrainState:
     device: torch.device
     world: World
     ahead: bool = True  # whether the data bear another thread
+    shares: TensorShares | None = None  # where the model lies over processes
     describe: Callable[[Path], None] | None = None  # writes into a checkpoint what vt.load needs to know of the model
 
 
@@ -166,7 +168,7 @@ class Loop:
         s = self.settings
         every = (s.evaluate.every, s.save.every)
         last = self.step >= s.loop.steps
-        return last or self.stop or self.state.world.size > 1 or any(n and self.step % n == 0 for n in every)
+        return last or self.stop or self.state.world.several or any(n and self.step % n == 0 for n in every)
 
     def _after_step(self, log: TrainLog | None) -> bool:
         """What happens between two steps; whether this was the last."""
@@ -178,7 +180,7 @@ class Loop:
             try:
                 self._evaluate(log)
             except Exception:
-                if self.state.world.size == 1:  # of several, one alone would wait for the others for ever
+                if not self.state.world.several:  # of several, one alone would wait for the others for ever
                     self.save()  # whatever is wrong with a test, what was trained is kept
                 raise
             why = self._why_enough()
@@ -255,7 +257,8 @@ class Loop:
         self.best = evaluate.improved(before, self.scores)
         better = self.best is not None and (before is None or self.best.value != before.value)
         if better and evaluate.keeps_best:
-            checkpoint.write(self.folder / "best", self.step, self._weights(), {}, state.world, state.describe)
+            weights = self._stored(self._weights())
+            checkpoint.write(self.folder / "best", self.step, weights, {}, state.world, state.describe)
             checkpoint.prune(self.folder / "best", 1, state.world)
 
     def restore_best(self) -> None:
@@ -263,7 +266,7 @@ class Loop:
         saved = checkpoint.steps(self.folder / "best") if self.settings.evaluate.keeps_best else []
         if saved:
             checkpoint.verified_metadata(self.folder / "best", saved[-1])
-            checkpoint.read(self.folder / "best", saved[-1], self._weights(), self.state.world)
+            self._read(self.folder / "best", saved[-1], self._weights())
 
     def _why_enough(self) -> str | None:
         return self.settings.evaluate.why_enough(self.best, self.scores)
@@ -278,7 +281,7 @@ class Loop:
         try:
             self.ended = self.callbacks.tell(event, value) or self.ended
         except Exception:
-            if event == "on_step" and self.state.world.size == 1:
+            if event == "on_step" and not self.state.world.several:
                 self.save()
             raise
 
@@ -310,13 +313,26 @@ class Loop:
             tensors |= {f"average.{name}": t for name, t in state.average.state_tensors().items()}
         return tensors
 
+    def _stored(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """As a checkpoint has them: whole, wherever the model lies."""
+        return tensors if self.state.shares is None else self.state.shares.whole(tensors)
+
+    def _read(self, folder: Path, step: int, into: dict[str, Tensor]) -> None:
+        shares, world = self.state.shares, self.state.world
+        if shares is None:
+            checkpoint.read(folder, step, into, world)
+            return
+        stored = shares.room(into)
+        checkpoint.read(folder, step, stored, world)
+        shares.take(stored, into)
+
     def save(self) -> None:
         folder = self.folder / "checkpoints"
         best = None if self.best is None else list(self.best)
         early = self.finished and self.step < self.settings.loop.steps
         metadata = {**self.origin, "best": best, "early": early, "frozen": self._frozen, "rows": self.train_step.rows}
         state = self.state
-        where = checkpoint.write(folder, self.step, self.tensors(), metadata, state.world, state.describe)
+        where = checkpoint.write(folder, self.step, self._stored(self.tensors()), metadata, state.world, state.describe)
         checkpoint.prune(folder, self.settings.save.keep, state.world)
         self.report.saved(where)
         self._tell("on_save", where)
@@ -333,7 +349,7 @@ class Loop:
                 f"{folder} is of a run that adapts another model: the one that is loaded has changed since. Bring it "
                 "back, or train anew in another folder with --out"
             )
-        checkpoint.read(folder, saved[-1], self.tensors(), self.state.world)
+        self._read(folder, saved[-1], self.tensors())
         best = metadata.get("best")
         # earlier versions wrote two numbers: patience compared with the best itself
         self.best = (

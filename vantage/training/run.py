@@ -19,7 +19,7 @@ from vantage.model import Model
 from vantage.spec.devices import chosen_device
 from vantage.training.callbacks import Callbacks
 from vantage.training.compiled import compiled_loss, in_precision, loss_of, recompute, recompute_no_more
-from vantage.training.distributed import join, shard
+from vantage.training.distributed import World, join, shard
 from vantage.training.example_data import StreamedRows
 from vantage.training.learners import Classifier, Learner
 from vantage.training.log import Reporter, ScoreRecord, SilentReporter
@@ -31,6 +31,7 @@ from vantage.training.saved_model import describe_model, save_trained
 from vantage.training.settings import LoopSettings, TrainSettings, settings_table
 from vantage.training.sources import OpenedData, OpenOptions, data_fingerprint
 from vantage.training.tables import SETTINGS_FILE
+from vantage.training.tensor_shares import TensorShares
 
 LOOKED_AT = 64  # examples, for how long rows are
 
@@ -62,10 +63,11 @@ class Run:
         report: Reporter | None = None,
         progress: Callable[[int, int], None] | None = None,
         callbacks: Sequence[Any] = (),
+        tensor_parallel: int = 1,
     ):
         self.settings, self.folder = settings, Path(folder)
         self.device = chosen_device(device)
-        self.world = join(self.device)
+        self.world = join(self.device, tensor_parallel)
         if self.device.type == "cuda":
             self.device = torch.device("cuda", self.world.local)
             torch.cuda.set_device(self.device)
@@ -76,7 +78,7 @@ class Run:
             "data": data_fingerprint(settings.data),
             "settings": json.loads(json.dumps(settings_table(settings), default=repr)),
         }
-        _check_processes(settings, self.world.size)
+        _check_processes(settings, self.world)
         if note := claim(self.folder, resume, settings, self.origin, self.world):
             self.report.note(note)
         if settings.loop.threads is not None:
@@ -103,6 +105,7 @@ class Run:
     def _loop(self) -> Loop:
         s = self.settings
         learner = s.model.learner(self.requirements).to(self.device)
+        shares = None if self.world.peers == 1 else TensorShares(learner, s)
         blocks = _blocks(learner)
         if s.loop.recompute:
             if not blocks:
@@ -124,6 +127,7 @@ class Run:
             self.device,
             self.world,
             self.opened.ahead,
+            shares,
             functools.partial(describe_model, learner, self.opened.tokenizer),
         )
         return Loop(s, state, self.folder, self.report, self.origin, self.callbacks)
@@ -179,9 +183,11 @@ class Run:
 
     def _gathered(self) -> Learner:
         """The learner, whole: with several processes its weights are collected in a new one."""
-        learner = self.loop.state.learner
-        if self.world.size == 1:
+        learner, shares = self.loop.state.learner, self.loop.state.shares
+        if not self.world.several:
             return learner
+        if shares is not None:
+            return shares.whole_learner(self.settings.model.learner(self.requirements))
         reshard(learner)
         state = {name: whole(value).cpu() for name, value in learner.state_dict().items()}
         fresh = self.settings.model.learner(self.requirements)
@@ -192,12 +198,12 @@ class Run:
 # ---- inside
 
 
-def _check_processes(settings: TrainSettings, size: int) -> None:
+def _check_processes(settings: TrainSettings, world: World) -> None:
     """Refuse what several processes cannot divide among them."""
-    batch, accumulate = settings.loop.batch, settings.loop.accumulate
-    if size > 1 and accumulate == "auto":
+    batch, accumulate, size = settings.loop.batch, settings.loop.accumulate, world.size
+    if world.several and accumulate == "auto":
         raise Refused("loop.accumulate = 'auto' is for one process: give a number where there are several")
-    if size > 1 and isinstance(settings.model, ModelObject) and settings.model.model is not None:
+    if world.several and isinstance(settings.model, ModelObject) and settings.model.model is not None:
         raise Refused("several processes build the model themselves: give its spec, or settings (model.is = 'loaded')")
     if accumulate != "auto" and batch % (size * accumulate):
         raise BadInput(f"loop.batch = {batch} does not divide among {size} processes and {accumulate} parts")

@@ -74,7 +74,7 @@ def describe_model(learner: Learner, tokenizer: Tokenizer | None, folder: Path) 
     if not isinstance(core, Model) or adapted(core):
         return
     try:
-        config = built.config_of(core.spec)
+        config = built.config_of(core.spec if core.parallel is None else core.parallel.spec)
     except Refused:  # it holds a part that is in no registry: the run can go on, and nobody else can load it
         return
     kept = {name: value for name, value in (core.config or {}).items() if name in TOKENS}

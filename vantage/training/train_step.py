@@ -45,7 +45,7 @@ class TrainStep:
             count = int(world.total(torch.tensor(count, device=state.device)))
         targets = max(count, 1)
         loss = self._gradient(step, batches, targets)
-        norm = clip(state.learner.parameters(), s.loop.clip)
+        norm = clip(state.learner.parameters(), s.loop.clip) if state.shares is None else state.shares.clip(s.loop.clip)
         state.optimiser.step(s.schedule.at(step))
         state.optimiser.zero_grad()
         if state.average is not None:
@@ -113,5 +113,5 @@ class TrainStep:
             learner.set_requires_gradient_sync(last)
 
     def _seed(self, step: int) -> None:
-        key = f"{self.settings.seed} {step} {self.state.world.rank}".encode()
+        key = f"{self.settings.seed} {step} {self.state.world.part}".encode()
         torch.manual_seed(int.from_bytes(hashlib.sha256(key).digest()[:7], "little"))
