@@ -88,7 +88,7 @@ def gaps(cells: list[tuple[str, ...]]) -> list[tuple[float, float, str]]:
 
 CUTS, EXCHANGES = ("contiguous", "zigzag"), ("gather", "ring")
 NAMES = ("encoding", "attention", "mask", "cut", "exchange", "where")
-STATES = ("gated-delta", "kimi-delta", "gated-convolution")
+STATES = tuple(name for name, case in attentions().items() if case.between is not None)
 
 # What is refused, and the words of the refusal: all that a cut or an exchange cannot do. docs/scale.md repeats it.
 REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
@@ -97,7 +97,11 @@ REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
         {"attention": ("hard", "sparsemax", "entmax", "sigmoid", "stick-breaking"), "exchange": ("ring",)},
         "a ring merges by the log-sum-exp",
     ),
-    ({"encoding": ("fox",), "exchange": ("ring",)}, "keeps sums over the whole row"),
+    ({"encoding": ("fox",), "exchange": ("ring",)}, "keeps more of each token than its key and value"),
+    (
+        {"attention": ("indexer", "indexer-shared"), "exchange": ("ring",)},
+        "keeps more of each token than its key and value",
+    ),
     (
         {"encoding": ("shifted", "xl", "fire", "cope", "self-extend", "dual-chunk"), "exchange": ("ring",)},
         "exists as a whole only",

@@ -18,11 +18,13 @@ from vantage.errors import CheckpointError, Refused
 from vantage.model import empty_model
 from vantage.parallel.parameter_cut import parameter_cuts
 from vantage.parallel.tensor import divided
+from vantage.spec.abilities import Divisible
 from vantage.spec.parts import BiasInputs, Parts, Pointwise, Shape
 from vantage.spec.positions import Place
 
 TOLERANCE = 1e-10
-STATES = ("gated-convolution", "gated-delta", "kimi-delta")  # which have no tensor parallel form yet
+# those that have a tensor parallel form
+DIVISIBLE = [n for n, case in attentions().items() if isinstance(case.between or case.config, Divisible)]
 QUICK = [
     ("alibi", "multi-query", "plain"),  # one key head for all; slopes that nobody learns; biases
     ("rope", "latent", "experts"),
@@ -30,7 +32,7 @@ QUICK = [
 ]
 EVERY = [
     *((encoding, "grouped", "gated") for encoding in encodings()),
-    *(("rope", attention, "plain") for attention in attentions() if attention not in STATES),
+    *(("rope", attention, "plain") for attention in DIVISIBLE),
     *(("fire", "grouped", feed) for feed in FEEDS),
 ]
 

@@ -199,7 +199,7 @@ class OwnCache:
     def append(self, pos: Positions, k_BGTd: Tensor, v_BGTe: Tensor, *streams: Tensor) -> View:
         if streams:
             raise Refused(
-                "this layer keeps sums over the whole row beside its keys, which a ring never has in one place; "
+                "this layer keeps more of each token than its key and value, and a ring sends those round alone; "
                 "use exchange='gather'"
             )
         return self.inner.append(pos, k_BGTd, v_BGTe)
