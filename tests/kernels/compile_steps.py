@@ -14,8 +14,8 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from vantage.kernels.gpu import choose, decode, packed, product
-from vantage.kernels.gpu.packed import Blocks
+from vantage.kernels.gpu import choose, decode, packed, packed_product, product
+from vantage.kernels.gpu.packed import DeviceBlocks
 from vantage.kernels.native import Format
 
 CAPABILITIES = (80, 89, 90, 100, 120)
@@ -92,15 +92,17 @@ def compile_all(capability: int, dtype: str) -> list[str]:
         *((choose.choose, {"DRAWS": draws} | chunks) for draws in (False, True)),
     ]
     for format in (Format.Q8_0, Format.Q4_K, Format.Q5_1, Format.Q6_K, Format.Q3_K, Format.IQ4_XS):
-        form = Blocks(torch.empty(0, dtype=torch.uint8), format, 64, 1024).constants
+        form = DeviceBlocks(torch.empty(0, dtype=torch.uint8), format, 64, 1024).constants
         signed = form["LOW"] == 8 or form["TABLE"]
         row = {"NORM": True, "BIAS": True, "ADD": True, "TILE": 64, "PARTS_OF_ROW": 4, "ASM": True, "SIGNED": signed}
         row["STAGES"] = 2
         cases += [
-            (packed.product, form | row | {"DEPENDENT": dependent}),
+            (packed_product.product, form | row | {"DEPENDENT": dependent}),
             (packed.unpack, form | {"GATHER": True, "ROWS": 1, "TILE": 1024}),
         ]
-    cases.append((packed.arrange, {"NORM": True, "FUNCTION": 3, "GATED": True, "OPERANDS": 2, "DEPENDENT": dependent}))
+    cases.append(
+        (packed_product.arrange, {"NORM": True, "FUNCTION": 3, "GATED": True, "OPERANDS": 2, "DEPENDENT": dependent})
+    )
     return [compile_one(kernel, constants, dtype, capability).metadata.name for kernel, constants in cases]
 
 

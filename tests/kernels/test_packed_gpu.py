@@ -14,11 +14,11 @@ KINDS = sorted(PACKED_TYPES - SIXTEEN.keys())
 
 
 def blocks_of(kind: str, outputs: int, inputs: int):
-    from vantage.kernels.gpu.packed import Blocks
+    from vantage.kernels.gpu.packed import DeviceBlocks
 
     packed = Packed.of_blocks(rows(kind, outputs, inputs), kind)
     assert packed is not None
-    return packed.unpack().to(DEVICE), Blocks(packed.data.to(DEVICE), packed.format, outputs, inputs)
+    return packed.unpack().to(DEVICE), DeviceBlocks(packed.data.to(DEVICE), packed.format, outputs, inputs)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -36,7 +36,7 @@ def test_unpacked_weights_are_what_the_file_says(kind: str, outputs: int):
 @pytest.mark.parametrize(("outputs", "count", "tile"), [(40, 2, 4), (70, 3, 16), (16, 1, 64)])
 def test_a_product_with_blocks(kind: str, outputs: int, count: int, tile: int):
     """Whole tiles, a part of one, and more than there is."""
-    from vantage.kernels.gpu.packed import PackedTile, arranged, multiply
+    from vantage.kernels.gpu.packed_product import PackedTile, arranged, multiply
 
     inputs = inputs_of(kind, count)
     weight, blocks = blocks_of(kind, outputs, inputs)

@@ -3,8 +3,8 @@
 Numbers and scales are only reordered (``kernels/packed_layout.py``), so the weights are exactly what the file says. On
 a CPU the product runs in the native kernels, which round what meets quantised weights to 16 bits with a scale for each
 block of 32 (``kernels/native/linear.h``) and return float32. On a GPU a single token meets the blocks as they are
-(``kernels/gpu/packed.py``); for more, and anywhere else, one matrix at a time is unpacked, and the product is one of
-the activations' own dtype.
+(``kernels/gpu/packed_product.py``); for more, and anywhere else, one matrix at a time is unpacked, and the product is
+one of the activations' own dtype.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vantage.model.ends import Table, check_tokens
 from vantage.model.linear import replace_module
 
 if TYPE_CHECKING:
-    from vantage.kernels.gpu.packed import Blocks
+    from vantage.kernels.gpu.packed import DeviceBlocks
 
 PACKED_TYPES = frozenset(format.name for format in FORMS)  # GGUF's types that stay as they are in the file
 
@@ -78,11 +78,11 @@ class Packed:
         """For the native kernels."""
         return matrix(self.data, bias, self.format, (self.outputs, self.inputs))
 
-    def blocks(self) -> Blocks:
+    def blocks(self) -> DeviceBlocks:
         """For the kernels of a GPU."""
-        from vantage.kernels.gpu.packed import Blocks
+        from vantage.kernels.gpu.packed import DeviceBlocks
 
-        return Blocks(self.data, self.format, self.outputs, self.inputs)
+        return DeviceBlocks(self.data, self.format, self.outputs, self.inputs)
 
 
 def _buffer_name(i: int) -> str:
@@ -173,7 +173,7 @@ class PackedLinear(nn.Module):
         return products[0] if len(products) == 1 else torch.cat(products, -1)
 
     def _one_token(self, x: Tensor) -> Tensor:
-        from vantage.kernels.gpu.packed import arranged, multiply
+        from vantage.kernels.gpu.packed_product import arranged, multiply
 
         out = x.new_empty((*x.shape[:-1], self.weight.outputs))
         column, flat = 0, out.view(-1)

@@ -27,7 +27,7 @@ from vantage.spec.native import (
 from vantage.spec.parts import Shape
 
 if TYPE_CHECKING:
-    from vantage.kernels.gpu.packed import Blocks
+    from vantage.kernels.gpu.packed import DeviceBlocks
 
 # The kernels know activations by these numbers.
 FUNCTIONS = {ACTIVATIONS[name]: i for i, name in enumerate(("relu", "gelu", "gelu_tanh", "silu"))}
@@ -38,7 +38,7 @@ NO_FUNCTION = -1
 class LinearStep:
     src: int
     dst: int
-    weight: Tensor | Blocks
+    weight: Tensor | DeviceBlocks
     bias: Tensor | None
     add: bool  # to what is in ``dst``
     column: int = 0  # of ``dst``, where its outputs begin

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vantage.kernels.gpu import choose, decode, packed, product
+from vantage.kernels.gpu import choose, decode, packed, packed_product, product
 from vantage.model.lowered.gpu_program import (
     ActivateStep,
     AddStep,
@@ -121,7 +121,9 @@ class StepGraph:
                 splits = decode.splits_for(rows, s.kv_heads, processors)
                 self._workspaces[key] = decode.Workspace.make(rows, splits, *key, device)
         self._single = rows == 1
-        self._rows: dict[tuple[int, int], packed.Row] = {}  # of the weight in blocks that is being multiplied
+        self._rows: dict[
+            tuple[int, int], packed_product.ArrangedRow
+        ] = {}  # of the weight in blocks that is being multiplied
         self._dependent = self._single and product.supports_dependent_launch(device)
         self._steps = program.joined() if self._single else program.steps
         self._slopes = [_slopes(step, device) for step in program.attentions]
@@ -296,15 +298,15 @@ class StepGraph:
         else:
             torch.mm(x, weight.T, out=out)
 
-    def _packed(self, step: LinearStep, weight: packed.Blocks, x: Tensor, out: Tensor) -> None:
+    def _packed(self, step: LinearStep, weight: packed.DeviceBlocks, x: Tensor, out: Tensor) -> None:
         """The parts of one weight follow each other, and share what was made of the row."""
-        norm, key = step.norm, (step.src, packed.order_of(weight.format))
+        norm, key = step.norm, (step.src, packed_product.order_of(weight.format))
         if step.column == 0:
             self._rows.clear()
         if key not in self._rows:
             gain, offset = (None, 0.0) if norm is None else (norm.weight, norm.offset)
             function, gated = (product.NONE, False) if step.input is None else (step.input.function, step.input.gated)
-            self._rows[key] = packed.arranged(
+            self._rows[key] = packed_product.arranged(
                 x,
                 weight.format,
                 gain=gain,
@@ -314,7 +316,9 @@ class StepGraph:
                 dependent=self._dependent,
             )
         eps = None if norm is None else norm.eps
-        packed.multiply(self._rows[key], weight, out, bias=step.bias, eps=eps, add=step.add, dependent=self._dependent)
+        packed_product.multiply(
+            self._rows[key], weight, out, bias=step.bias, eps=eps, add=step.add, dependent=self._dependent
+        )
 
     def _attend(self, step: AttendStep) -> None:
         s, scores, turn = step.shape, step.scores, step.turn
