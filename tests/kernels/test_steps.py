@@ -163,34 +163,38 @@ SAMPLINGS = [
 ]
 
 
+@pytest.mark.parametrize("samplings", [SAMPLINGS, SAMPLINGS[5:]], ids=["several rows", "one row"])
 @pytest.mark.parametrize("ties", [False, True])
-def test_tokens_are_chosen_as_the_host_chooses_them(ties):
+def test_tokens_are_chosen_as_the_host_chooses_them(ties, samplings):
     """The same logits and seed give the same token and log-probability; with equal logits too."""
     from vantage.kernels.gpu import choose
 
-    V, rows = 300, len(SAMPLINGS)
+    V, rows = 300, len(samplings)
     torch.manual_seed(0)
     logits = torch.randn(rows, V) * 3
     logits = logits.round() if ties else logits
-    pickers = [Picker(sampling, (), vocab=V) for sampling in SAMPLINGS]
-    settings = [(s.temperature, s.top_p or 1.0, s.min_p or 0.0) for s in SAMPLINGS]
+    pickers = [Picker(sampling, (), vocab=V) for sampling in samplings]
+    settings = [(s.temperature, s.top_p or 1.0, s.min_p or 0.0) for s in samplings]
     uniforms = [[uniform(picker.seed, 0, step) for picker in pickers] for step in range(2)]
     choices = choose.Choices.over(
         torch.tensor(settings, dtype=torch.float64, device=DEVICE),
-        torch.tensor([s.top_k or 0 for s in SAMPLINGS], dtype=torch.int32, device=DEVICE),
+        torch.tensor([s.top_k or 0 for s in samplings], dtype=torch.int32, device=DEVICE),
         torch.tensor(uniforms, dtype=torch.float64, device=DEVICE),
         torch.zeros(rows, dtype=torch.int32, device=DEVICE),
     )
     tokens = torch.zeros(rows, dtype=torch.int32, device=DEVICE)
     held, pos = torch.full_like(tokens, 5), torch.full_like(tokens, 9)
-    held[0] = -1 if ties else 5  # a row that is not in use
-    choose.choose_tokens(logits.to(DEVICE), choices, tokens, held, pos, chunk=128)
-    for b in range(int(ties), rows):
-        pick = pickers[b].pick(logits[b])
-        assert int(tokens[b]) == int(choices.tokens[0, b]) == pick.token
-        assert float(choices.logprobs[0, b]) == pytest.approx(pick.logprob, abs=1e-4)
-    assert held.tolist() == [-1 if ties else 6] + [6] * (rows - 1)
-    assert pos.tolist() == [9 if ties else 10] + [10] * (rows - 1)
+    unused = ties and rows > 1
+    held[0] = -1 if unused else 5  # a row that is not in use
+    for step in range(2):
+        choose.choose_tokens(logits.to(DEVICE), choices, tokens, held, pos, chunk=128)
+        for b in range(int(unused), rows):
+            pick = pickers[b].pick(logits[b])
+            assert int(tokens[b]) == int(choices.tokens[step, b]) == pick.token
+            assert float(choices.logprobs[step, b]) == pytest.approx(pick.logprob, abs=1e-4)
+            pickers[b].took(pick.token)
+    assert held.tolist() == [-1 if unused else 7] + [7] * (rows - 1)
+    assert pos.tolist() == [9 if unused else 11] + [11] * (rows - 1)
 
 
 def test_logits_that_are_no_numbers_are_told():
