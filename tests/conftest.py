@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 import torch
 from hypothesis import Phase, settings
 
@@ -21,11 +22,23 @@ PHASES = (Phase.explicit, Phase.generate)
 settings.register_profile("mutation", deadline=None, derandomize=True, max_examples=25, phases=PHASES)
 settings.load_profile(os.environ.get(sampling.PROFILE, "vantage"))
 
+STORIES = ("browser", "recipes")  # folders whose tests are all sampled
 SEED = sampling.choose_seed()  # before any worker is started: they must draw the same
 
 
 def pytest_report_header() -> str:
-    return f"the cells of the matrix are drawn with {sampling.NAME}={SEED}"
+    return f"the cells of the matrix and the sampled tests are drawn with {sampling.NAME}={SEED}"
+
+
+@pytest.hookimpl(tryfirst=True)  # before those that are slow are left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the tests that are sampled, those that are not drawn are slow."""
+    sampled = {
+        item.nodeid: item for item in items if item.get_closest_marker("sampled") or item.path.parent.name in STORIES
+    }
+    drawn = sampling.draw(sorted(sampled), (), len(sampled) // 4)
+    for name in sampled.keys() - drawn:
+        sampled[name].add_marker(pytest.mark.slow)
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

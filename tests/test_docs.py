@@ -58,6 +58,7 @@ def interpreter() -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("page", with_blocks("python"), ids=lambda page: page.name)
 def test_the_python_of_a_page_runs_as_pasted(page: Path, interpreter: subprocess.Popen[str], tmp_path: Path) -> None:
     """All blocks of a page in order, in an interpreter that has imported nothing."""
@@ -160,6 +161,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("page", with_blocks("sh"), ids=lambda page: page.name)
 def test_the_commands_of_a_page_run(page: Path, desk: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """In their order, in one folder; those that take seconds."""

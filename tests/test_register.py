@@ -164,6 +164,7 @@ def good(ended: subprocess.CompletedProcess[str]) -> str:
     return ended.stdout
 
 
+@pytest.mark.sampled
 def test_an_installed_package_works_everywhere(package, tmp_path):
     assert good(run(tmp_path, "-c", USE, path=package)) == "used everywhere\n"
     unknown = run(tmp_path, "-c", "import vantage as vt; vt.load('saved')")
@@ -172,6 +173,7 @@ def test_an_installed_package_works_everywhere(package, tmp_path):
     assert "mine.attention:Halved" in unknown.stderr
 
 
+@pytest.mark.sampled
 def test_it_is_trained_and_compared(package, tmp_path):
     (tmp_path / "run.toml").write_text(SETTINGS)
     good(run(tmp_path, "-m", "vantage", "train", "run.toml", "--out", "trained", path=package))
@@ -180,6 +182,7 @@ def test_it_is_trained_and_compared(package, tmp_path):
     assert "fading" in (tmp_path / "compared" / "index.html").read_text()
 
 
+@pytest.mark.sampled
 def test_the_studio_offers_it(package, tmp_path):
     assert good(run(tmp_path, "-c", STUDIO, path=package)) == "offered\n"
 
@@ -190,6 +193,7 @@ vt.save(vt.build(vt.decoder(vocab=9, width=16, layers=1, heads=2, position="fadi
 """
 
 
+@pytest.mark.sampled
 def test_a_plain_file_is_named(file, tmp_path):
     cost = ("-m", "vantage", "inspect", "cost", "saved", "--context", "8")
     good(run(tmp_path, "-c", SAVE, VANTAGE_PARTS=str(file)))

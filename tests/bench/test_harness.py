@@ -100,6 +100,7 @@ def test_contestants_take_turns(tmp_path: Path) -> None:
     assert result.ratio("a", "b").value == pytest.approx(1 / 3)
 
 
+@pytest.mark.sampled
 def test_an_interleaved_run_of_the_same_work(tmp_path: Path) -> None:
     """The self-test pair with small matrices, both in this interpreter: from workers to table and file."""
     small = {"size": 32, "repeats": 2}

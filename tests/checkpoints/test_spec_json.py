@@ -99,6 +99,7 @@ def same_outputs(spec, folder, dtype=torch.float64):
     return loaded
 
 
+@pytest.mark.sampled
 def test_every_spec_of_the_conformance_matrix():
     count = 0
     for cell in cells():

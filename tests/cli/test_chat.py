@@ -33,6 +33,7 @@ def endless() -> str:
     raise AssertionError("this model is too terse for the test")
 
 
+@pytest.mark.sampled
 def test_a_session_on_a_terminal(folder: Path, tmp_path: Path) -> None:
     saved = tmp_path / "talk.vantage"
     with terminal(["chat", str(folder), "--max-tokens", "1000000", "--stats"], tmp_path) as t:
@@ -79,6 +80,7 @@ def test_a_session_on_a_terminal(folder: Path, tmp_path: Path) -> None:
     assert (tmp_path / "chat_history").stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.sampled
 def test_on_a_terminal_it_listens_to_an_interrupt_that_its_parent_ignored(folder: Path, tmp_path: Path) -> None:
     """As a test runner in the background of a script ignores it: on a terminal Ctrl-C is typed for the chat."""
     with terminal(["chat", str(folder), "--max-tokens", "1000000"], tmp_path, ignoring={signal.SIGINT}) as t:

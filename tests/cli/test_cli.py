@@ -88,6 +88,7 @@ def test_bad_input_is_one_clear_line_and_exit_code_2(args: list[str], says: str)
     assert "--help" in done.stderr
 
 
+@pytest.mark.sampled
 def test_check_prints_the_table_and_succeeds(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--filter", "rope/grouped"]) == 0
     shown = capsys.readouterr()
@@ -96,6 +97,7 @@ def test_check_prints_the_table_and_succeeds(capsys: pytest.CaptureFixture[str])
     assert shown.err == ""
 
 
+@pytest.mark.sampled
 def test_check_fails_when_a_cell_fails_and_names_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,6 +106,7 @@ def test_check_fails_when_a_cell_fails_and_names_it(
     assert re.search("FAILED .*/window/ring/reference/.*: off by", capsys.readouterr().out)
 
 
+@pytest.mark.sampled
 def test_check_json_is_all_there_is_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--json", "--filter", "rope/grouped"]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -113,6 +116,7 @@ def test_check_json_is_all_there_is_on_standard_output(capsys: pytest.CaptureFix
     assert all(encoding.endswith("rope") and attention == "grouped" for encoding, attention in cells)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("args", "says"), [(["--filter", "rpoe"], "'rpoe'"), (["--device", "abacus"], "'abacus'")])
 def test_a_refusal_is_one_line_and_exit_code_2(args: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", *args]) == 2
@@ -141,6 +145,7 @@ atexit.register(os.mkdir, "at the end")
 """
 
 
+@pytest.mark.sampled
 def test_when_all_is_said_nothing_is_taken_apart(tmp_path: Path) -> None:
     """Python's own end goes through every object, and on a busy machine that took minutes after the table. Handlers for
     the end run all the same, and nothing that was printed is lost."""

@@ -104,6 +104,7 @@ SMALL = ["--steps", "6", "--seeds", "2", "--batch", "4", "--width", "16", "--lay
 SMALL += ["--test-examples", "8", "--rates", "0.001", "--workers", "1"]
 
 
+@pytest.mark.sampled
 def test_resuming_with_other_flags_is_refused(tmp_path, capsys):
     out = tmp_path / "out"
     flags = ["--positions", "none", "rope", "--train-length", "8", "--test-lengths", "8", "16"]
@@ -150,6 +151,7 @@ def test_an_interrupt_says_how_to_go_on(tmp_path, capsys, monkeypatch):
     assert f"vantage compare --resume --out '{tmp_path}/an experiment'" in capsys.readouterr().err
 
 
+@pytest.mark.sampled
 def test_a_papers_set_up_with_its_numbers_beside(book, tmp_path, capsys):
     out = tmp_path / "out"
     flags = ["--published", "alibi", "--text", book, "--train-length", "16", "--positions", "sinusoidal", "alibi"]
@@ -178,6 +180,7 @@ def test_a_papers_set_up_with_its_numbers_beside(book, tmp_path, capsys):
     assert compare._experiment(parser.parse_args(again[1:])) == experiment_of(report["study"]["settings"], "report")
 
 
+@pytest.mark.sampled
 def test_extend_killed_and_resumed_gives_the_same_report(book, folder, tmp_path):
     out, plain = tmp_path / "killed", tmp_path / "plain"
     flags = ["--extend", folder, "--text", book, "--times", "1", "2", "--pieces", "2", "--tries", "1", "--needles", "2"]

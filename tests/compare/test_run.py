@@ -76,6 +76,7 @@ def test_a_budget_too_small_for_one_run_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.sampled
 def test_a_budget_with_real_workers(tmp_path):
     """Timed, planned, trained and reported. A machine that is busy may leave seeds out, which is then said."""
     wanted = Experiment(**{**SMALL.__dict__, "steps": 60})
@@ -137,6 +138,7 @@ def whole(tmp_path_factory):
     return folder, run_experiment(SMALL, folder, HERE)
 
 
+@pytest.mark.sampled
 def test_every_run_is_there_and_paired(whole):
     _, results = whole
     assert [r.key for r in results] == SMALL.wanted()
@@ -156,6 +158,7 @@ def test_an_experiment_that_is_done_is_not_done_again(whole):
         run_experiment(Experiment(**{**SMALL.__dict__, "steps": 9}), folder, HERE, resume=True)
 
 
+@pytest.mark.sampled
 def test_a_worker_that_is_killed_loses_only_its_run(tmp_path):
     class Killer(SilentObserver):
         """Kills a worker that is in the middle of a job, as its first steps are reported."""
@@ -181,6 +184,7 @@ def test_a_worker_that_is_killed_loses_only_its_run(tmp_path):
     assert numbers(results) == numbers(run_experiment(long, tmp_path / "plain", HERE))
 
 
+@pytest.mark.sampled
 def test_killed_and_resumed_it_gives_the_same_report(whole, tmp_path):
     """The whole command, killed with SIGKILL as soon as it has a result or two."""
     out, plain = tmp_path / "killed", tmp_path / "plain"

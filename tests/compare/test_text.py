@@ -102,6 +102,7 @@ SMALL = {
 }
 
 
+@pytest.mark.sampled
 def test_an_experiment_of_text_is_read_in_three_ways_and_trained_once(book, tmp_path):
     experiment = Experiment(**SMALL, text=(book,))
     assert experiment.trainings() == 4

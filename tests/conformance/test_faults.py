@@ -421,6 +421,7 @@ def test_the_report_begins_with_the_fault():
     assert written["faults"][0]["name"] == report.faults[0].name  # type: ignore[index]
 
 
+@pytest.mark.sampled
 def test_the_matrix_names_the_fault_of_cells_that_fail():
     vt.register("position", "step-by-slot", Broken, default=lambda n: Broken("step", "slot"))
     try:

@@ -89,6 +89,7 @@ def test_the_cells_cover_every_combination_that_can_occur(strength):
     assert len(cells) >= largest  # fewer could not hold every pair
 
 
+@pytest.mark.sampled
 def test_reachable_leaves_out_only_what_a_rule_forbids():
     found = set(reachable(FACTORS, 2, allowed))
     everything = {
@@ -144,6 +145,7 @@ def test_padding_that_leaks_is_caught(monkeypatch):
     assert run_cell(("rope", "grouped", "bidirectional", "none", "sdpa", "right-padded")) > 1e-3
 
 
+@pytest.mark.sampled
 def test_a_report_counts_and_says_what_failed(monkeypatch):
     good = run_matrix(strength=1, filter="alibi")
     assert good.ok
@@ -155,6 +157,7 @@ def test_a_report_counts_and_says_what_failed(monkeypatch):
     assert not bad.to_json()["ok"]
 
 
+@pytest.mark.sampled
 def test_bad_input_is_refused():
     with pytest.raises(BadInput, match="strength=4"):
         run_matrix(strength=4)

@@ -15,6 +15,7 @@ from vantage.families.llama import spec as llama
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.sampled
 def test_the_committed_page_is_the_generated_one():
     assert (ROOT / "docs" / "families.md").read_text(encoding="utf-8") == table.page(), (
         "docs/families.md is stale: python -m vantage.families.table > docs/families.md"

@@ -128,6 +128,7 @@ def killed_over_and_over(settings: Path, tmp_path: Path, times: int, seed: int, 
     assert list(out.rglob("*.part")) == []
 
 
+@pytest.mark.sampled
 def test_killed_runs_go_on_to_the_bit(settings: Path, tmp_path: Path) -> None:
     killed_over_and_over(settings, tmp_path, 3, 0, "loop.steps=40")
 
@@ -148,6 +149,7 @@ def said_clearly(code: int, error: str) -> None:
     assert "make room and go on with --resume" in lines[0]
 
 
+@pytest.mark.sampled
 def test_a_file_that_cannot_grow_is_said_clearly_and_the_checkpoint_before_still_loads(
     settings: Path, tmp_path: Path
 ) -> None:
@@ -166,6 +168,7 @@ def test_a_file_that_cannot_grow_is_said_clearly_and_the_checkpoint_before_still
     assert losses(tmp_path / "whole") == losses(out)
 
 
+@pytest.mark.sampled
 def test_a_full_disk_is_said_clearly_and_the_checkpoint_before_still_loads(settings: Path, tmp_path: Path) -> None:
     """A real file system with no room left, where the system lets us mount one."""
     disk = tmp_path / "disk"
@@ -196,6 +199,7 @@ def test_a_full_disk_is_said_clearly_and_the_checkpoint_before_still_loads(setti
 # ---- Ctrl-C
 
 
+@pytest.mark.sampled
 def test_an_interrupt_saves_says_how_to_go_on_and_going_on_gives_the_same(settings: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     uninterrupted(settings, tmp_path / "whole", "save.every=0")

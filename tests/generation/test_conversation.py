@@ -383,6 +383,7 @@ for kind in ("contiguous", "paged", "quantised"):
 """
 
 
+@pytest.mark.sampled
 def test_another_process_carries_on_bit_for_bit(tmp_path: Path) -> None:
     wanted = []
     for kind in ("contiguous", "paged", "quantised"):

@@ -117,6 +117,7 @@ def test_a_more_urgent_request_takes_the_blocks_of_a_less_urgent_one():
     emptied(engine)
 
 
+@pytest.mark.sampled
 def test_who_came_first_is_never_put_back_for_who_came_later():
     """The second is still being prefilled when the first has grown into its blocks."""
     model, preempted = own("plain"), 0

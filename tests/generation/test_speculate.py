@@ -295,6 +295,7 @@ def sampled(draft: Any, sampling: Sampling, n: int, runs: int) -> tuple[Counter[
     return seen, kept
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SAMPLINGS)
 @pytest.mark.parametrize("draft", [Lookup(tokens=3, shortest=1), TableDraft(Table(4, 1))], ids=["lookup", "model"])
 def test_three_tokens_are_distributed_as_without_guesses(name: str, draft: Any) -> None:

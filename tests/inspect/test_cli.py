@@ -53,6 +53,7 @@ def test_attention(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert "wrote" in shown.err
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("what", [["attention"], ["scores", "--queries", "4999"]])
 def test_a_text_beyond_the_context_is_read_when_asked(
     what: list[str], folder: str, capsys: pytest.CaptureFixture[str]

@@ -47,6 +47,7 @@ def figures() -> list[Figure]:
     ]
 
 
+@pytest.mark.sampled
 def test_every_picture_is_a_figure_that_can_be_written(tmp_path: Path) -> None:
     for i, figure in enumerate(figures()):
         assert isinstance(figure, Figure)

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 FRANCE = "The capital of France is"
 
 
+@pytest.mark.sampled
 def test_packed_weights_are_traced_without_changing_a_bit() -> None:
     of = published("smollm2", dtype="auto")
     tokens = torch.tensor([of.tokenizer.encode(FRANCE)])

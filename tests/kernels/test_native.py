@@ -270,11 +270,13 @@ def test_a_score_that_is_no_number_is_not_hidden():
     assert backend.top(x, 4, 1.0)[0].isnan().all()
 
 
+@pytest.mark.sampled
 def test_without_a_compiler_all_works_and_is_said_once(tmp_path: Path):
     said = run(PATH=str(tmp_path), CXX="", VANTAGE_HOME=str(tmp_path))
     assert said.startswith("1 no C++ compiler was found")
 
 
+@pytest.mark.sampled
 @needs_compiler
 @pytest.mark.skipif(sys.platform != "linux", reason="libraries are built ahead for Linux")
 def test_without_a_compiler_a_library_that_was_built_ahead_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -288,6 +290,7 @@ def test_without_a_compiler_a_library_that_was_built_ahead_runs(tmp_path: Path, 
     assert run(tmp_path, PATH=str(tmp_path), CXX="", VANTAGE_HOME=str(tmp_path)).startswith("1 no C++ compiler")
 
 
+@pytest.mark.sampled
 def test_it_can_be_turned_off():
     assert run(VANTAGE_NATIVE="0").startswith("1 VANTAGE_NATIVE=0")
 
@@ -301,6 +304,7 @@ def test_a_compiler_that_fails_is_named(tmp_path: Path):
     assert list(tmp_path.glob("*.so")) == []
 
 
+@pytest.mark.sampled
 @needs_compiler
 @pytest.mark.parametrize("machine", ["x86-64", "x86-64-v3"])
 def test_older_processors_get_the_same(machine: str, tmp_path: Path):

@@ -104,6 +104,7 @@ def test_padding_and_documents():
     torch.testing.assert_close(packed[:, 8:], made(TOKENS[:1, 8:20]), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.sampled
 def test_gradients():
     block = model(streams=2).blocks[0]
     check_gradients(block, lambda m, x: m.corrected(m.predicted(x), x[..., 0, :].tanh()), vectors(1, 2, 2, 16))

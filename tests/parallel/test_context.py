@@ -31,6 +31,7 @@ def equal(processes: int, cells: list[tuple[str, ...]], limit: float = 240.0) ->
         assert not wrong, wrong[:5]
 
 
+@pytest.mark.sampled
 def test_every_part_is_equal_over_two_processes() -> None:
     equal(2, covering(1, refused=False))
 
@@ -58,6 +59,7 @@ def test_what_cannot_be_shared_is_refused_with_its_reason() -> None:
             assert because in refusal or any(words in refusal for _, words in REASONS), cell
 
 
+@pytest.mark.sampled
 def test_a_cache_that_all_have_filled_is_decoded_from_by_each() -> None:
     cases = [("grouped", "contiguous"), ("latent", "paged"), ("softcap", "paged"), ("gated-delta", "contiguous")]
     for worst in in_processes(2, prefilled, cases):

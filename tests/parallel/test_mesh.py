@@ -30,6 +30,7 @@ def check(cell: tuple[str, str, str], tensor: int, context: int) -> None:
         assert gradients < 1e-10
 
 
+@pytest.mark.sampled
 def test_bytes_of_two_processes_are_those_that_were_counted() -> None:
     check(CELLS[0], 2, 1)
 
@@ -58,6 +59,7 @@ def test_a_mesh_is_read_from_words() -> None:
             MeshShape.read(wrong)
 
 
+@pytest.mark.sampled
 def test_the_table_of_predictions_is_what_the_model_of_step_time_gives() -> None:
     spec = vt.decoder(
         vocab=128256, width=4096, layers=32, heads=32, kv_heads=8, ffn=vt.FeedForward(14336), position="rope"

@@ -43,6 +43,7 @@ def equal(processes: int, cells: list[tuple[str, str, str]]) -> None:
         assert not wrong, wrong[:5]
 
 
+@pytest.mark.sampled
 def test_logits_gradients_and_their_norm_are_those_of_one_process() -> None:
     equal(2, QUICK)
 
@@ -140,6 +141,7 @@ def saved(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.sampled
 def test_each_loads_its_share_and_all_of_them_save_a_normal_folder(tmp_path: Path) -> None:
     source = saved(tmp_path / "model")
     for gap, mine, every in in_processes(2, loaded, str(source), str(tmp_path / "again")):

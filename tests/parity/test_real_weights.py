@@ -66,6 +66,7 @@ def same_logits_and_64_tokens(ours, theirs, ids):
     return got
 
 
+@pytest.mark.sampled
 @torch.no_grad()
 def test_smollm2_from_gguf():
     path = pulled("smollm2")

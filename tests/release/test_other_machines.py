@@ -75,14 +75,17 @@ def run(code: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.sampled
 def test_every_module_imports_without_them(tmp_path: Path) -> None:
     run(HIDE + IMPORT, tmp_path)
 
 
+@pytest.mark.sampled
 def test_building_loading_generating_training_and_studying_need_none_of_them(tmp_path: Path) -> None:
     run(HIDE + WORK, tmp_path)
 
 
+@pytest.mark.sampled
 def test_what_is_hidden_is_hidden(tmp_path: Path) -> None:
     code = "try:\n    import fcntl\nexcept ImportError:\n    print(hasattr(os, 'fork'))"
     assert run(HIDE + code, tmp_path).strip() == "False"

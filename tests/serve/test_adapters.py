@@ -61,6 +61,7 @@ def answer(server: Server, model: str, prompt: str, tokens: int = 12):
     return server.client().completions.create(model=model, prompt=prompt, **options)
 
 
+@pytest.mark.sampled
 def test_each_is_a_model(server):
     cards = {card.id: card for card in server.client().models.list()}
     assert list(cards) == ["tiny", *TARGETS]
@@ -122,6 +123,7 @@ def test_prefixes_never_cross_adapters(server):
         assert cached(name) > 32
 
 
+@pytest.mark.sampled
 def test_the_base_is_in_memory_once(server, folder, adapters):
     base = server.metric("vantage_model_bytes", None, model="tiny")
     with serving(folder, f"tiny={tiny(folder)}", "--preload", "--capacity", "2048") as plain:
@@ -146,6 +148,7 @@ def test_attention_is_looked_at_with_the_adapter(server, folder, adapters):
     assert not torch.allclose(torch.tensor(seen["tiny"]["attention"][0]["weights"])[:, :n, :n], wanted, atol=1e-3)
 
 
+@pytest.mark.sampled
 def test_one_that_cannot_be_read_costs_the_others_nothing(folder, adapters):
     broken = folder / "adapter-broken"
     broken.mkdir(exist_ok=True)

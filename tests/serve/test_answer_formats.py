@@ -31,6 +31,7 @@ def fits(field: str, value, text: str) -> bool:
     return isinstance(json.loads(text)["a"], bool)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("field", SPELLED)
 def test_every_spelling_holds_chats_and_completions(small, field):
     client = small.client()

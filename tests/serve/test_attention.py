@@ -140,6 +140,7 @@ def test_what_is_out_of_range(small, more):
     code(answer)
 
 
+@pytest.mark.sampled
 def test_few_are_kept_and_none_that_are_too_long():
     with served(Limits(attention_requests=2, attention_tokens=30)) as server:
         ids = [asked(server, CHAT, key=None)["id"] for _ in range(3)]

@@ -52,6 +52,7 @@ def check(status: int, headers: dict, body: bytes) -> None:
     assert f"{LIMIT:,} bytes" in error["message"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("slow", [False, True])
 def test_a_client_that_sends_it_all_before_it_reads(server, slow):
     """As most do: the answer lies there when they look, and no reset has taken it away."""

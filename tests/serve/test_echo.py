@@ -83,6 +83,7 @@ def test_echo_alone_and_what_is_refused(small):
     assert caught.value.param == "max_tokens"
 
 
+@pytest.mark.sampled
 def test_a_prompt_as_long_as_the_context_can_be_scored(folder):
     with serving(folder, f"tiny={tiny(folder)}", "--capacity", "32") as server:
         tokens = [5 + i for i in range(32)]

@@ -66,6 +66,7 @@ class Stream(threading.Thread):
             self.begun.set()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("word", "code"),
     [("step", "step_failed"), ("memory", "out_of_memory"), ("allocator", "out_of_memory"), ("engine", "step_failed")],
@@ -141,6 +142,7 @@ def test_files_that_vanish_while_loading(folder, faulty, control):
     assert client.completions.create(model="vanishing", prompt="a", max_tokens=2).choices
 
 
+@pytest.mark.sampled
 def test_overload_is_refused_at_once(faulty, control):
     """Rows and queue are full: 429 with Retry-After, long before anything has finished."""
     control.write_text("slow")
@@ -160,6 +162,7 @@ def test_overload_is_refused_at_once(faulty, control):
         faulty.client().chat.completions.create(**LONG, max_tokens=2, n=5)
 
 
+@pytest.mark.sampled
 def test_a_time_limit(folder, control):
     """What takes too long is ended with its own error."""
     env = {"FAULTS": str(control), "SLOWLY": "0.003"}
@@ -171,6 +174,7 @@ def test_a_time_limit(folder, control):
         until(lambda: blocks(server) == 0)
 
 
+@pytest.mark.sampled
 def test_sigterm_lets_answers_finish(folder, control):
     """Meanwhile new requests get 503."""
     env = {"FAULTS": str(control)}

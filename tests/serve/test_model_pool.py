@@ -37,6 +37,7 @@ async def used(it: ModelPool, *names: str) -> list[str]:
     return [one.name for one in it.loaded()]
 
 
+@pytest.mark.sampled
 def test_loaded_when_asked_for_and_the_least_used_goes_first():
     async def main():
         one = model_pool()

@@ -34,6 +34,7 @@ def model():
     return vt.load(pulled("smollm2"), dtype="auto")
 
 
+@pytest.mark.sampled
 def test_models(real):
     client = real.client()
     assert {one.id for one in client.models.list()} == {"smollm2", "minilm"}

@@ -148,6 +148,7 @@ def roomy(folder):
         yield it
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("stream", [False, True])
 def test_tools(roomy, stream):
     client = roomy.client()
@@ -199,6 +200,7 @@ def test_what_is_refused(small, body, param):
     assert answer.json()["error"]["param"] == param
 
 
+@pytest.mark.sampled
 def test_a_stream_that_fails_in_its_middle_says_so(folder):
     control, long = folder / "responses-fault", {"type": "string", "minLength": 200}
     ask = {"model": "tiny", "input": "hello", "max_output_tokens": 400, "stream": True}
@@ -245,6 +247,7 @@ def test_few_are_kept_and_no_more_than_so_many_bytes():
     assert len(none) == 0
 
 
+@pytest.mark.sampled
 def test_a_model_without_a_template_says_so(folder):
     import vantage as vt
 

@@ -46,6 +46,7 @@ def explored(server, folder: Path, phases: str, examples: int) -> int:
     return int(server.metric("vantage_requests_total") - before)
 
 
+@pytest.mark.sampled
 def test_schemathesis_finds_nothing(small, folder):
     assert explored(small, folder, "fuzzing", examples=12) > 80
     assert small.metric("vantage_requests_total", route="/v1/chat/completions", status="200") > 0

@@ -111,6 +111,7 @@ def test_our_own_page_is_not(small):
         assert http.get("/v1/models", headers={"Origin": small.url}).status_code == 200
 
 
+@pytest.mark.sampled
 def test_a_page_that_was_allowed(folder):
     """CORS for the origins that were named and for no others. And limits on bodies, and prompts in the log if asked."""
     args = [f"tiny={tiny(folder)}", "--allow-origin", "https://ours.example", "--allow-host", "llm.example"]

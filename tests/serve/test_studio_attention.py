@@ -220,6 +220,7 @@ def test_looking_does_not_disturb_the_server(studio):
     assert not set(map(id, served.modules())) & set(map(id, seen.modules()))
 
 
+@pytest.mark.sampled
 def test_with_smollm2(tmp_path):
     name = pulled("smollm2")
     text = "The cat sat on the mat. " * 12
@@ -258,6 +259,7 @@ def test_reading_and_the_atlas_report_on_their_way(tmp_path: Path) -> None:
         assert "the text is empty" in of(refused, "error")[0]["message"]
 
 
+@pytest.mark.sampled
 def test_the_start_waits_for_nothing_that_only_training_needs() -> None:
     code = (
         "import sys\n"

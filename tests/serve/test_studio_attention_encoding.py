@@ -188,6 +188,7 @@ def test_bad_encodings_are_refused_as_on_the_positions_page(studio, said, words)
             assert http.post("/studio/api/positions/swap", json=body).json()["error"]["message"] == message
 
 
+@pytest.mark.sampled
 def test_smollm2_under_alibi(tmp_path):
     name = pulled("smollm2")
     text = "When Mary and John went to the store, John gave a drink to Mary."

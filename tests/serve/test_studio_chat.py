@@ -373,6 +373,7 @@ def test_a_model_without_a_template_goes_on_from_the_text(tmp_path):
 # ---- the real model
 
 
+@pytest.mark.sampled
 def test_with_smollm2(tmp_path):
     names = (pulled("smollm2"), pulled("minilm"))
     with running(tmp_path, *names, load=lambda served: load_model(served.source, dtype="auto")) as it:

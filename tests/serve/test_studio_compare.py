@@ -157,6 +157,7 @@ def test_the_curve_is_that_of_the_results() -> None:
 # ---- a real one
 
 
+@pytest.mark.sampled
 def test_a_comparison_runs_and_its_report_is_shown(studio: Running, http: httpx.Client) -> None:
     answer = http.post(f"{API}/compare", json=SMALL | {"steps": 3})
     assert answer.status_code == 200, answer.text

@@ -196,6 +196,7 @@ def test_a_conversation_goes_on_after_a_restart_with_the_same_tokens(tmp_path):
     assert len(file.read_bytes().splitlines()) == 4
 
 
+@pytest.mark.sampled
 def test_another_model_under_the_name_is_said(tmp_path):
     with running(tmp_path) as it:
         id = of(it.events("/chat", say("hello")), "start")[0]["conversation"]
@@ -251,6 +252,7 @@ def test_one_deleted_while_it_is_written_stays_deleted(slow):
     assert listed(it)["conversations"] == []
 
 
+@pytest.mark.sampled
 def test_exported_and_imported_as_one_file(tmp_path):
     with running(tmp_path / "a") as it, it.http() as http:
         id = of(it.events("/chat", say("hello")), "start")[0]["conversation"]

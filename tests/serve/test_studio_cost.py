@@ -117,6 +117,7 @@ def test_it_stops_when_the_reader_leaves(studio: Running) -> None:
     until(lambda: studio.studio.thread("measure tiny").busy == 0)
 
 
+@pytest.mark.sampled
 def test_on_a_real_model(tmp_path: Any) -> None:
     name = pulled("smollm2")
     with running(tmp_path, name, load=lambda served: vt.load(served.source, dtype="auto")) as it:

@@ -283,6 +283,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         yield made
 
 
+@pytest.mark.sampled
 def test_on_a_real_model(real: httpx.Client) -> None:
     own = real.get(f"{API}/positions/of/smollm2").json()["position"]
     assert own == {"name": "rope", "values": {"base": 100000.0, "pairing": "halves", "share": 1.0}}

@@ -427,6 +427,7 @@ def told(tag, **given):
     return result, said
 
 
+@pytest.mark.sampled
 def test_A1_without_enough_training_nothing_is_claimed():
     result, said = told("A1", steps=20, width=12)
     whole(result)
@@ -477,6 +478,7 @@ def test_A3_trained():
 # ---- the one with a real model
 
 
+@pytest.mark.sampled
 def test_A17_heads_of_smollm2():
     pulled("smollm2")
     result = fresh("A17", tokens=64)

@@ -58,6 +58,7 @@ def test_I1_others_are_of_the_same_layers_and_none_of_the_named() -> None:
     assert not set(others) & set(named)
 
 
+@pytest.mark.sampled
 def test_I2_the_first_token_is_what_the_model_rests_on() -> None:
     pulled("smollm2")
     result = run("I2", texts=5, tokens=20)

@@ -184,6 +184,7 @@ def test_K5_a_calculator_that_forgets_values_is_noticed(monkeypatch) -> None:
 # ---- K6
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(not place("smollm2").is_dir(), reason="smollm2 is not here: vantage pull smollm2")
 def test_K6_turns(monkeypatch) -> None:
     found = vt.studies.run("K6", turns=3, answer=3)

@@ -181,6 +181,7 @@ def test_work_is_never_written_over(tmp_path: Path, capsys) -> None:
     assert "cannot be written" in refused(capsys, "exercise", "K3", "--out", str(tmp_path / "no" / "k3.py"))
 
 
+@pytest.mark.sampled
 def test_an_answer_is_graded(tmp_path: Path, capsys) -> None:
     for name, code in (("right", exercises()["K3"].answer), ("blank", exercises()["K3"].starter)):
         (tmp_path / f"{name}.py").write_text(code)

@@ -69,6 +69,7 @@ def test_a_loop_that_never_ends(sandbox):
     assert [check.passed for check in grade.checks] == [False] * 4  # the file, and the checks that were not looked at
 
 
+@pytest.mark.sampled
 def test_a_loop_in_a_function_names_the_check(sandbox):
     grade = grade_in(sandbox, K1, K1.answer.replace("    return n\n", "    while True: pass\n"), seconds=3.0)
     assert [(c.name, c.passed) for c in grade.checks[:3]] == [
@@ -571,6 +572,7 @@ def test_limits_that_make_no_sense(bad):
         grade(K1.answer, **bad)
 
 
+@pytest.mark.sampled
 def test_text_that_is_not_utf8(tmp_path):
     path = tmp_path / "latin.py"
     path.write_bytes(b"# \xe9\n" + K1.answer.encode())

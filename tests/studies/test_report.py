@@ -124,6 +124,7 @@ def test_light_and_dark_and_narrow_and_print(report) -> None:
     assert "--s0: #" in text
 
 
+@pytest.mark.sampled
 def test_wide_tables_scroll_in_their_own_box_and_long_cells_wrap(tmp_path) -> None:
     """In a real browser: the page itself never scrolls sideways, and the numbers are in sight on a wide screen."""
     words = "position 18 is past the end of a learned table of 18 rows (0 to 17): shorten the input, or choose " * 3

@@ -148,6 +148,7 @@ def test_a_terminal_sees_a_bar_and_a_file_sees_nothing() -> None:
         assert [word in shown for word in ("3/3", "loss 1.5000, eval 1.2500", "stopped early")] == [terminal] * 3
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(os.name == "nt", reason="there is no pty")
 def test_vt_train_on_a_terminal_shows_it(tmp_path: Path) -> None:
     import pty

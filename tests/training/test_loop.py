@@ -176,6 +176,7 @@ def test_compiled_gives_the_same_losses(tmp_path: Path, position: str, again: bo
     assert losses(tmp_path / "fast") == pytest.approx(losses(tmp_path / "plain"), abs=1e-5)
 
 
+@pytest.mark.sampled
 def test_without_a_compiler_it_says_so_once_and_trains_on(tmp_path: Path) -> None:
     said = tiny(loop={"compile": True, "steps": 3})
     done = compiled(tmp_path / "run", said, CXX="/bin/false")

@@ -142,6 +142,7 @@ print(*notes.notes, sep="\\n")
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a limit on a process's memory")
 def test_when_memory_runs_out_the_pieces_are_halved(tmp_path: Path) -> None:
     """A real limit on the process: torch cannot allocate, and the run goes on with less at a time."""

@@ -300,12 +300,12 @@ class ObservedByLast(ByWeight):
         return next - self.window
 
     def stay(self, entries: Entries, draft: int) -> Tensor:
-        """Of equals the oldest stays."""
+        """Of equals the oldest stays. Sums that differ by a rounding are equal: with sparse weights many are whole."""
         assert entries.scores is not None
         own, may_go = entries.own, self.candidates(entries)
         oldest = torch.where(own, entries.order, torch.iinfo(entries.order.dtype).max).argsort(dim=1)
         scores = torch.where(may_go, entries.scores, 0).gather(1, oldest)
-        pooled = F.avg_pool1d(scores[:, None], self.pool, 1, self.pool // 2)[:, 0]
+        pooled = _rounded(F.avg_pool1d(scores[:, None], self.pool, 1, self.pool // 2)[:, 0])
         pooled = pooled.masked_fill(~may_go.gather(1, oldest), float("-inf"))
         heaviest = pooled.argsort(dim=1, descending=True, stable=True)[:, : self.size - self.window]
         heavy = torch.zeros_like(own).scatter(1, oldest.gather(1, heaviest), value=True)
@@ -318,6 +318,12 @@ class ObservedByLast(ByWeight):
         counts = pos.filled & (rank >= self.size)
         begins = (counts & ((rank - self.size) % self.window == 0)).any(1, keepdim=True)
         return torch.where(begins, 0, scores_RS) + (weights_RTS * counts[..., None]).sum(1)
+
+
+def _rounded(scores: Tensor, bits: int = 20) -> Tensor:
+    """With so many bits, of the 24 that float32 has."""
+    mantissa, exponent = torch.frexp(scores)
+    return torch.ldexp((mantissa * 2**bits).round(), exponent - bits)
 
 
 def _without_the_lightest(entries: Entries, candidates: Tensor, size: int) -> Tensor:

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.processes import PATIENCE
 
 
+@pytest.mark.sampled
 def test_two_processes_do_what_one_does(tmp_path):
     root = Path(__file__).parents[3]
     env = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
