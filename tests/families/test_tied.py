@@ -96,7 +96,7 @@ def test_in_every_family_that_can_be_tied(case, tmp_path):
     case.make("tied").save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
-    names = ("model.embed_tokens.weight", "gpt_neox.embed_in.weight")
+    names = ("model.embed_tokens.weight", "gpt_neox.embed_in.weight", "backbone.embeddings.weight")
     table = next(tensors[name] for name in names if name in tensors)
     head = "embed_out.weight" if "gpt_neox.embed_in.weight" in tensors else "lm_head.weight"
     save_file({**tensors, head: table.clone()}, file, {"format": "pt"})
