@@ -9,6 +9,7 @@ one of the activations' own dtype.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -89,9 +90,14 @@ def _buffer_name(i: int) -> str:
     return f"data{i or ''}"
 
 
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
 def gpu_reads(formats: Iterable[Format]) -> bool:
     """Whether a GPU's kernels read weights of these formats: blocks of all kinds, where there is Triton."""
-    return importlib.util.find_spec("triton") is not None and all(FORMS[format].number is None for format in formats)
+    return _has_triton() and all(FORMS[format].number is None for format in formats)
 
 
 class PackedWeight(nn.Module):

@@ -57,7 +57,9 @@ def _gpus(settings: ServerSettings) -> int:
     """Of a replica: one, where the cluster has any and models may run on it."""
     wanted = settings.batching.device
     has_any = ray_part("ray").cluster_resources().get("GPU", 0) > 0
-    return int(wanted.startswith("cuda") or (wanted == "auto" and has_any))
+    if wanted.startswith("cuda") and not has_any:
+        raise Refused(f"--device {wanted}: this Ray cluster has no GPU; leave it out, or use cpu")
+    return int(has_any and wanted != "cpu")
 
 
 @contextlib.contextmanager
