@@ -16,6 +16,7 @@ READY := $(VENV)/.ready
 PEERS := bench/.venv
 PEERS_READY := $(PEERS)/.ready
 LENS := bench/.lens
+AUTHORS := bench/.authors
 DOCS := tools/.docs
 PIP := -m pip --disable-pip-version-check --quiet install
 
@@ -34,7 +35,7 @@ NPM := sh web/npm.sh $(VENV)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env types web kernels browser cross ray triton lens run test test-all check format bench bench-compare docs docs-env \
+.PHONY: help env types web kernels browser cross ray triton lens authors run test test-all check format bench bench-compare docs docs-env \
 	dist release clean
 
 help: ## say what there is to make
@@ -47,7 +48,7 @@ test: check web browser ## the checks and every test that is not slow
 	$(NPM) --silent test
 	VANTAGE_HYPOTHESIS=quick $(PYTEST) -m "not slow"
 
-test-all: check web browser ray cross triton lens kernels docs-env ## the checks, every test and the mutation run
+test-all: check web browser ray cross triton lens authors kernels docs-env ## the checks, every test and the mutation run
 	$(NPM) --silent test
 	$(PYTEST)
 ifneq ($(MUTATION),)
@@ -83,7 +84,7 @@ bench: env $(PEERS_READY) lens ## measure against the peers: make bench NAME="fo
 	$(BIN)/python -m bench $(NAME) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 clean: ## remove what make made, the environments included
-	rm -rf $(VENV) $(PEERS) $(LENS) $(DOCS) site web/node_modules $(dir $(PAGE)) vantage/kernels/native/built build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS) $(LENS) $(AUTHORS) $(DOCS) site web/node_modules $(dir $(PAGE)) vantage/kernels/native/built build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find vantage tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 env: $(READY) ## only the environment
@@ -124,6 +125,13 @@ lens: ## TransformerLens in an environment of its own, which the tests and the b
 		$(LENS)/bin/python $(PIP) $(TORCH_FROM) $$(grep '^torch==' bench/transformer_lens.txt) && \
 		$(LENS)/bin/python $(PIP) -r bench/transformer_lens.txt; \
 	} || echo "TransformerLens cannot be installed here: its tests are skipped."
+
+authors: ## the authors' own code of parts, in an environment of its own, which the tests compare with
+	@$(AUTHORS)/bin/python -c 'import entmax, kvpress, fla' 2>/dev/null || { \
+		$(PYTHON) -m venv $(AUTHORS) && \
+		$(AUTHORS)/bin/python $(PIP) $(TORCH_FROM) $$(grep '^torch==' tests/oracles/authors.txt) && \
+		$(AUTHORS)/bin/python $(PIP) -r tests/oracles/authors.txt; \
+	} || echo "The authors' code cannot be installed here: its tests are skipped."
 
 docs-env: ## what builds the site, in an environment of its own
 	@$(DOCS)/bin/python -c 'import material' 2>/dev/null || { \

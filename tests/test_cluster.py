@@ -96,6 +96,7 @@ def test_replicas_want_a_cluster():
 
 def test_the_server_itself_is_on_a_machine_of_the_cluster(tmp_path, capsys):
     (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text("{}")
     assert main(["serve", str(tmp_path / "m"), "--on", "ray://head.example.org"]) == 2
     assert "Run it there, with --on ray" in capsys.readouterr().err
 

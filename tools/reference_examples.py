@@ -61,9 +61,9 @@ import vantage as vt
 
 encodings = [
     vt.NoPE(), vt.Sinusoidal(), vt.Learned(max_length=64), vt.Shifted(),
-    vt.Rope(base=500_000.0), vt.LeRope(), vt.FoPE(), vt.XPos(), vt.MultiAxisRope(), vt.SelfExtend(), vt.DualChunk(),
-    vt.Alibi(), vt.T5(), vt.Shaw(), vt.TransformerXL(), vt.Kerple(), vt.Fire(), vt.CoPE(), vt.Forgetting(),
-    vt.RelativeBank(), vt.SSMax(), vt.Randomised(vt.Rope(), high=256),
+    vt.Rope(base=500_000.0), vt.LeRope(), vt.FoPE(), vt.XPos(), vt.MultiAxisRope(), vt.AxialRope(),
+    vt.SelfExtend(), vt.DualChunk(), vt.Alibi(), vt.T5(), vt.Shaw(), vt.TransformerXL(), vt.Kerple(), vt.Fire(),
+    vt.CoPE(), vt.Forgetting(), vt.PaTH(), vt.RelativeBank(), vt.SSMax(), vt.Randomised(vt.Rope(), high=256),
 ]  # fmt: skip
 for encoding in encodings:
     net = vt.build(vt.decoder(vocab=64, width=32, layers=1, heads=2, position=encoding)).eval()
@@ -93,7 +93,7 @@ with torch.inference_mode():
     pieces = torch.cat([model(tokens[:, :8], cache=cache), model(tokens[:, 8:], cache=cache)], dim=1)
     torch.testing.assert_close(pieces, model(tokens))
     kinds = [vt.SinkCache(2, 8), vt.HeavyHitterCache(4, 4), vt.TovaCache(8), vt.SnapKVCache(size=8, window=2)]
-    kinds += [vt.LowBitCache(key_bits=4, value_bits=4)]
+    kinds += [vt.LowBitCache(key_bits=4, value_bits=4), vt.KiviCache(bits=2, group=4, newest=4)]
     for kind in kinds:
         assert model(tokens, cache=model.new_cache(batch=1, kind=kind)).shape == (1, 12, 64)
 

@@ -1,9 +1,9 @@
 """The server's memory under a steady load: ``python -m tools.server_memory --minutes 60``.
 
 Starts ``vantage serve`` with a tiny model (or the one that is named), sends so many requests a second, of every kind
-and each with a text of its own, and prints what the process holds. At the end comes the slope over the second half: the
-first half fills what has a bound (prefixes, the last requests; the tokenizer's cache is filled before). Exit code 1 if
-it grows faster than ``--most`` allows.
+and each with a text of its own, and prints what the process holds. At the end come the medians of the quarters and the
+slope over the second half: the first half fills what has a bound (prefixes, the last requests; the tokenizer's cache
+is filled before). Exit code 1 if it grows faster than ``--most`` allows.
 """
 
 from __future__ import annotations
@@ -68,6 +68,13 @@ def slope(looks: list[Held]) -> float:
     late = late[:: max(1, len(late) // 200)]
     steps = [(b.resident - a.resident) / (b.second - a.second) for i, a in enumerate(late) for b in late[i + 1 :]]
     return 60 * statistics.median(steps) if steps else 0.0
+
+
+def quarters(looks: list[Held]) -> list[float]:
+    """The median of what was resident in each quarter of the time, in MiB."""
+    end = looks[-1].second
+    parts = [[look.resident for look in looks if end * i / 4 <= look.second <= end * (i + 1) / 4] for i in range(4)]
+    return [statistics.median(part) / MIB for part in parts if part]
 
 
 def request(model: str, chats: bool, rng: random.Random) -> tuple[str, dict[str, Any], str]:
@@ -170,7 +177,10 @@ def main() -> int:
     with server_for(args) as server:
         asyncio.run(load(server, args, looks, ends))
     grown, per_minute = looks[-1].resident - looks[len(looks) // 2].resident, slope(looks) / MIB
-    print(f"{sum(ends.values())} requests in {args.minutes:g} minutes. In the second half it grew by {grown / MIB:.1f}")
+    print(f"medians of the quarters: {', '.join(f'{median:.1f}' for median in quarters(looks))} MiB resident")
+    print(
+        f"{sum(ends.values()):,} requests in {args.minutes:g} minutes. In the second half it grew by {grown / MIB:.1f}"
+    )
     print(f"MiB, {per_minute:+.3f} MiB a minute by the median of all pairs; at most {args.most:g} is no growth.")
     return int(per_minute > args.most)
 

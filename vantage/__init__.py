@@ -29,6 +29,7 @@ _WHERE = {
     "vantage.inspect": ("capture", "swap"),
     "vantage.interventions": ("Edit", "trace", "tracing"),
     "vantage.cache.kinds.heavy_hitters": ("HeavyHitterCache",),
+    "vantage.cache.kinds.kivi": ("KiviCache",),
     "vantage.cache.kinds.low_bit": ("LowBitCache",),
     "vantage.cache.kinds.sinks": ("SinkCache",),
     "vantage.cache.kinds.snapkv": ("SnapKVCache",),
@@ -58,6 +59,7 @@ _WHERE = {
     "vantage.model.norms": ("LayerNorm", "RMSNorm"),
     "vantage.position": (
         "Alibi",
+        "AxialRope",
         "CoPE",
         "DualChunk",
         "Fire",
@@ -68,6 +70,7 @@ _WHERE = {
         "Learned",
         "MultiAxisRope",
         "NoPE",
+        "PaTH",
         "Randomised",
         "RelativeBank",
         "Rope",

@@ -1,4 +1,5 @@
-"""A Ray cluster, for what runs on more than one machine. Ray is an extra: it is imported when it is asked for."""
+"""What runs in several processes: those that torchrun has started, and a Ray cluster, for more than one machine. Ray is
+an extra: it is imported when it is asked for."""
 
 from __future__ import annotations
 
@@ -21,6 +22,21 @@ ANSWER_S = 10.0  # for a cluster to be reached in
 TRIES = 3
 BY_CHANCE = "Starting Ray client server failed"  # of the server that Ray starts for each client; why is not known
 STORE_BYTES = 200 * 2**20  # of the object store of a Ray that is started here: only small things pass through it
+
+
+def processes() -> int:
+    """How many torchrun has started."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def check_tensor_parallel(count: int, verb: str) -> None:
+    """Refuse to share a model out over another number of processes than there are."""
+    if count not in (1, started := processes()):
+        are = "is 1" if started == 1 else f"are {started}"
+        raise BadInput(
+            f"--tensor-parallel {count} needs {count} processes, and there {are}: start with torchrun "
+            f"--nproc-per-node {count} -m vantage {verb} …"
+        )
 
 
 def address_of(address: str) -> str | None:

@@ -7,6 +7,8 @@ from time import perf_counter
 import torch
 
 import vantage as vt
+from vantage.generation.engine import Engine
+from vantage.generation.stops import Stop
 
 sys.path.insert(0, str(Path(__file__).parent))
 from busy import busy_processes
@@ -44,17 +46,20 @@ def round() -> dict[str, list[float]]:
         hidden = model.hidden(tokens[:, :n], cache=cache)
         model.head(hidden[:, -1:]).argmax(-1).tolist()
         return {"seconds": [perf_counter() - start]}
-    pool = model.new_cache(kind="paged")
-    caches = [pool.fresh(1) for _ in range(count)]
-    for i, cache in enumerate(caches):  # requests of unequal length
-        model.hidden(tokens[:, : n + i * 8], cache=cache)
-    cache = caches[0] if count == 1 else type(pool).join(caches)
-    token = tokens[0, :count, None].clone()
+    engine = Engine(model, share_prefixes=False)
+    requests = [  # of unequal length
+        engine.submit(tokens[0, : n + i * 8], max_tokens=3 * STEPS, stop=Stop()) for i in range(count)
+    ]
+    while not all(request.outputs[0].picks for request in requests):
+        engine.step()
+    begun = engine.stats.generated
     with busy_processes(others):
         start = perf_counter()
-        for _ in range(STEPS):
-            token = model(token, cache=cache)[:, -1:].argmax(-1)
-            token.tolist()
-        seconds = (perf_counter() - start) / STEPS
-    cache.free()
-    return {"seconds": [seconds]}
+        while engine.stats.generated < begun + STEPS * count:
+            engine.step()
+        seconds = perf_counter() - start
+    steps = (engine.stats.generated - begun) / count
+    for request in requests:
+        engine.cancel(request)
+    engine.step()
+    return {"seconds": [seconds / steps]}

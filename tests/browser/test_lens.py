@@ -130,17 +130,21 @@ def test_patching_between_two_texts(reader):
 
 
 def test_what_takes_long_says_how_far_it_is_and_stops(reader, monkeypatch):
-    def slowly(*args, **options):
+    stopped = threading.Event()
+
+    def held_up(*args, **options):
         for piece in vt.generate(*args, **options):
             yield piece
-            time.sleep(0.2)
+            stopped.wait(60)
+            time.sleep(0.2)  # the request to stop is on its way
 
-    monkeypatch.setattr(changes, "generate", slowly)
+    monkeypatch.setattr(changes, "generate", held_up)
     page = reader.go(f"lens?view=ablation&tokens=64&text={place(TEXT)}")
     room = page.get_by_role("region", name="Before and after")
     expect(room.get_by_role("status")).to_contain_text("writing with all its parts")
     expect(room.get_by_role("progressbar", name="The model writes")).not_to_have_attribute("aria-valuenow", "0")
     room.get_by_role("button", name="Stop").click()
+    stopped.set()
     until(lambda: not any(thread.name == "studio-lens" for thread in threading.enumerate()))
     expect(page.locator("[data-answer]")).to_have_count(0)
     monkeypatch.undo()

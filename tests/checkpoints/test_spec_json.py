@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import vantage as vt
+from tests.generation.vision_chat import vision_chat_model
 from tests.sampling import examples
 from vantage import attention, model, position
 from vantage.checkpoints.spec_json import from_json, to_json
@@ -74,6 +75,7 @@ OTHERS = {
     "parallel": vt.decoder(**SMALL, wiring="parallel", tied=True, kv_heads=1),
     "experts": experts(vt.TopK(2)),
     "shared-expert": experts(vt.TopK(1, "sigmoid", renormalise=False), shared=vt.FeedForward(16), weigh_input=True),
+    "vision": vision_chat_model().spec,
     "altup": replace(vt.decoder(**SMALL, wiring="sandwich"), altup=AltUp(19, 4, 2)),
     "sparse": vt.decoder(**SMALL, ffn=vt.FeedForward(24, sparsity=0.5)),
     "value-norm": vt.decoder(vocab=19, width=16, attention=vt.GroupedQuery(4, value_norm=vt.RMSNorm()), layers=1),

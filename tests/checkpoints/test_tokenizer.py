@@ -292,3 +292,12 @@ def test_a_template_may_refuse_and_a_model_may_have_none():
         chatting("{{ raise_exception('only users') }}").chat(CHAT)
     with pytest.raises(BadInput, match="no chat template"):
         chatting(None).chat(CHAT)
+
+
+def test_the_template_of_a_processor_is_read_where_the_tokenizer_has_none(folder):
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert from_folder(folder).template is None
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}"}))
+    assert from_folder(folder).chat([{"role": "user", "content": "hi"}]) == "hi"

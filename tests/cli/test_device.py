@@ -19,7 +19,7 @@ VERBS = {
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
 def test_a_device_that_is_none_is_refused(verb, capsys):
     assert main([*verb, "--device", "cudda"]) == 2
-    assert "use cpu, cuda" in capsys.readouterr().err
+    assert "Use cpu, cuda" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -7,9 +7,11 @@ import subprocess
 import sys
 
 import pytest
+from PIL import Image
 
 import vantage as vt
 from tests.generation.folder import chat_folder, chat_model
+from tests.generation.vision_chat import pixels, vision_chat_model
 from vantage.cli.main import main
 
 TEXT = "the cat sat on a mat"
@@ -132,3 +134,22 @@ def test_weights_in_fewer_bits(vantage, folder):
     assert done.returncode == 0
     assert vantage(folder, TEXT, "--max-tokens", "4", "--dtype", "int8").returncode == 0
     assert vantage(folder, TEXT, "--dtype", "int3").returncode == 2
+
+
+def test_an_image_from_a_file(vantage, folder, tmp_path):
+    model, image = vision_chat_model(), tmp_path / "a.png"
+    vt.save(model, tmp_path / "eyes")
+    Image.fromarray(pixels().permute(1, 2, 0).numpy()).save(image)
+    asked = ("hello", "--chat", "--max-tokens", "8", "--image", str(image), "--json")
+    done = vantage(str(tmp_path / "eyes"), *asked)
+    assert done.returncode == 0, done.stderr
+    wanted = vt.generate(vt.load(tmp_path / "eyes", dtype="auto"), "hello", images=pixels(), chat=True, max_tokens=8)
+    assert json.loads(done.stdout)["text"] == wanted.text
+    for args, says in (
+        ((folder, *asked), "this model reads no images"),
+        ((str(tmp_path / "eyes"), *asked, "--image", "gone.png"), "the image gone.png cannot be read"),
+        ((str(tmp_path / "eyes"), *asked, "--beams", "2"), "--image"),
+    ):
+        refused = vantage(*args)
+        assert refused.returncode == 2
+        assert says in refused.stderr

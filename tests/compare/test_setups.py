@@ -6,8 +6,10 @@ import pytest
 
 import vantage as vt
 from vantage.compare.experiment import Experiment, experiment_of
+from vantage.compare.names import SCALES
+from vantage.compare.paper_setups import setup_of
 from vantage.compare.published import paper
-from vantage.compare.setups import SCALES, experiment_for, reductions, setup_of
+from vantage.compare.setups import experiment_for, reductions
 from vantage.errors import BadInput
 
 PAPERS = ("alibi", "length-generalization", "randomized")

@@ -286,7 +286,7 @@ def test_nothing_left_to_choose_is_refused():
         ({"top_k": 0}, "top_k=0: give at least 1"),
         ({"top_k": 2.5}, "top_k=2.5"),
         ({"top_k": True}, "top_k=True"),
-        ({"top_p": 0.0}, "top_p=0.0: give above 0"),
+        ({"top_p": 0.0}, "top_p=0.0: give a share above 0"),
         ({"top_p": 1.1}, "top_p=1.1"),
         ({"min_p": -0.1}, "min_p=-0.1"),
         ({"repetition_penalty": 0.0}, "repetition_penalty=0.0"),

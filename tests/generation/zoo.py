@@ -50,7 +50,7 @@ KINDS = [kind for kind in CACHES if kind != "low-bit"]  # as quantised, only coa
 EVERY = [(m, k) for m in MODELS for k in KINDS if k != "ring" or m in ("window", "mixed")]
 CASES = [(m, k) for m, k in EVERY if k not in ("heavy-hitters", "tova", "snapkv")]  # which take tokens back
 
-SMALL = {"sinks": vt.SinkCache(2, 7)}  # so that it forgets
+SMALL = {"sinks": vt.SinkCache(2, 7), "kivi": vt.KiviCache(4, 2, 3, 4)}  # so that they forget and pack
 
 
 @functools.cache

@@ -69,6 +69,11 @@ def test_every_attention_and_every_encoding(which: tuple[str, str, str]) -> None
     check(spec(*which))
 
 
+def test_a_window_whose_bias_reads_further() -> None:
+    """PaTH's convolution reads what one token before the window keeps: a step is shown so much more."""
+    check(vt.decoder(**SMALL, kv_heads=2, position="path", window=4))
+
+
 GATED = vt.decoder(**SMALL, kv_heads=2)
 GATED = replace(GATED, layers=tuple(replace(layer, output=(vt.OutputGate(),)) for layer in GATED.layers))
 

@@ -28,7 +28,7 @@ POINTERS = {
     "out_status": "i32", "masses": "i64", "floor_masses": "i64", "floor_keys": "i64", "prefixes": "i64", "here": "i64",
     "above": "i64", "masses_above": "i64", "goals": "fp64", "fronts": "i64", "kept": "i32", "ties": "i32",
     "masses_of_fronts": "i64", "numbers": "i64", "scales": "fp32", "squares": "fp32", "words": "i32", "halves": "fp16",
-    "factors": "i8", "ids": "i64",
+    "factors": "i8", "ids": "i64", "partial": "fp32",
 }  # fmt: skip
 FLOATS = {"eps", "offset", "factor", "scale", "cap", "q_eps", "q_offset", "k_eps", "k_offset", "unit"}
 TYPES = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
@@ -66,6 +66,8 @@ def compile_all(capability: int, dtype: str) -> list[str]:
         "D_TILE": 64,
         "E_TILE": 64,
         "SPLITS": 8,
+        "HEADS": 4,
+        "AT_ONCE": 8,
         "KEYS": 64,
         "LEAST": 128,
         "STAGES": 3,
@@ -95,9 +97,10 @@ def compile_all(capability: int, dtype: str) -> list[str]:
         form = DeviceBlocks(torch.empty(0, dtype=torch.uint8), format, 64, 1024).constants
         signed = form["LOW"] == 8 or form["TABLE"]
         row = {"NORM": True, "BIAS": True, "ADD": True, "TILE": 64, "PARTS_OF_ROW": 4, "ASM": True, "SIGNED": signed}
-        row["STAGES"] = 2
+        row["DEPENDENT"] = dependent
         cases += [
-            (packed_product.product, form | row | {"DEPENDENT": dependent}),
+            (packed_product.product, form | row | {"STAGES": 2, "SPLITS": 1}),
+            (packed_product.product, form | row | {"STAGES": 1, "SPLITS": 3}),
             (packed.unpack, form | {"GATHER": True, "ROWS": 1, "TILE": 1024}),
         ]
     cases.append(

@@ -69,6 +69,7 @@ def compile_all(capability: int, p: FusedPlan, dtype: torch.dtype, width: int, s
     """Bytes that each kernel shares."""
     q = torch.empty(1, 2, 64, width, dtype=dtype, device="meta")
     operators.shared_memory = lambda device: SHARED[capability]
+    operators.turns_tiles_in_memory = lambda device: capability == 100
     p = p._replace(block=operators.block_for(q, q))
     how = operators.constants(q, q[:, :1], q, p, [1.0, softcap, 1.0]) | {"APPROXIMATE": dtype != torch.float32}
     warps, used = operators.warps(q, q), {}

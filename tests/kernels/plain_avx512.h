@@ -19,11 +19,11 @@ inline __m512i _mm512_madd_epi16(__m512i a, __m512i b) {
     return (__m512i)r;
 }
 
-inline float _mm512_reduce_add_ps(__m512 a) {
-    Floats512 v = (Floats512)a;
-    for (int half = 8; half; half /= 2)
-        for (int i = 0; i < half; i++) v[i] += v[i + half];
-    return v[0];
+inline __m512 _mm512_shuffle_f32x4(__m512 a, __m512 b, int quarters) {
+    const Floats512 x = (Floats512)a, y = (Floats512)b;
+    Floats512 r{};
+    for (int i = 0; i < 16; i++) r[i] = (i < 8 ? x : y)[4 * (quarters >> i / 4 * 2 & 3) + i % 4];
+    return (__m512)r;
 }
 
 inline float _mm512_reduce_max_ps(__m512 a) {

@@ -33,10 +33,13 @@ def test_unpacked_weights_are_what_the_file_says(kind: str, outputs: int):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("outputs", "count", "tile"), [(40, 2, 4), (70, 3, 16), (16, 1, 64)])
-def test_a_product_with_blocks(kind: str, outputs: int, count: int, tile: int):
-    """Whole tiles, a part of one, and more than there is."""
-    from vantage.kernels.gpu.packed_product import PackedTile, arranged, multiply
+@pytest.mark.parametrize(
+    ("outputs", "count", "tile", "splits"),
+    [(40, 2, 4, 1), (70, 3, 16, 1), (16, 1, 64, 1), (40, 5, 2, 3), (70, 1, 64, 4)],
+)
+def test_a_product_with_blocks(kind: str, outputs: int, count: int, tile: int, splits: int):
+    """Whole tiles, a part of one, and more than there is; inputs that programs share, and more programs than inputs."""
+    from vantage.kernels.gpu.packed_product import PackedTile, SplitSums, arranged, multiply
 
     inputs = inputs_of(kind, count)
     weight, blocks = blocks_of(kind, outputs, inputs)
@@ -45,7 +48,12 @@ def test_a_product_with_blocks(kind: str, outputs: int, count: int, tile: int):
     before = torch.randn(outputs, generator=draw).to(DEVICE)
     out = before.clone()
     row = arranged(x, blocks.format, gain=gain, offset=1.0)
-    multiply(row, blocks, out, bias=bias, eps=1e-5, add=True, tile=PackedTile(tile, 4))
+    sums = SplitSums(
+        torch.full((blocks.groups * splits * 16,), torch.nan, device=DEVICE),
+        torch.zeros(blocks.groups, dtype=torch.int32, device=DEVICE),
+    )
+    multiply(row, blocks, out, bias=bias, eps=1e-5, add=True, split_sums=sums, tile=PackedTile(tile, 4, splits=splits))
+    assert not sums.arrived.any(), "left as the next product wants it"
     wide = x.double() * torch.rsqrt((x.double() ** 2).mean() + 1e-5) * (1 + gain.double())
     want = weight.double() @ wide + bias.double() + before.double()
     assert float((out - want).abs().max()) < 2e-5 * float((weight.double().abs() @ wide.abs()).max())

@@ -47,6 +47,7 @@ class Processor(NamedTuple):
 
 PROCESSORS = {
     "neon": Processor("aarch64-linux-gnu-g++", ("-march=armv8-a", "-static"), "qemu-aarch64"),
+    "neon-dot": Processor("aarch64-linux-gnu-g++", ("-march=armv8.2-a+dotprod", "-static"), "qemu-aarch64"),
     "avx512": Processor("g++", PLAIN_AVX512),
     "avx512-vnni": Processor("g++", (*PLAIN_AVX512, "-DVANTAGE_VNNI")),
     "plain": Processor("g++", ("-DVANTAGE_NO_VECTORS",)),

@@ -15,6 +15,7 @@ FORMULAS = {
     "gelu": lambda t: t * 0.5 * (1 + torch.erf(t / math.sqrt(2))),
     "gelu_tanh": lambda t: 0.5 * t * (1 + torch.tanh(math.sqrt(2 / math.pi) * (t + 0.044715 * t**3))),
     "silu": lambda t: t / (1 + torch.exp(-t)),
+    "quick_gelu": lambda t: t / (1 + torch.exp(-1.702 * t)),
 }
 
 

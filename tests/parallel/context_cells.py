@@ -97,7 +97,7 @@ REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
         {"attention": ("hard", "sparsemax", "entmax", "sigmoid", "stick-breaking"), "exchange": ("ring",)},
         "a ring merges by the log-sum-exp",
     ),
-    ({"encoding": ("fox",), "exchange": ("ring",)}, "keeps more of each token than its key and value"),
+    ({"encoding": ("fox", "path"), "exchange": ("ring",)}, "keeps more of each token than its key and value"),
     (
         {"attention": ("indexer", "indexer-shared"), "exchange": ("ring",)},
         "keeps more of each token than its key and value",

@@ -12,10 +12,11 @@ from tests.parallel.mesh_cells import BATCH, CONTEXT, counted
 from tests.parallel.processes import in_processes
 from tests.parallel.tensor_cells import spec_of
 from vantage.errors import BadInput
-from vantage.inspect.mesh_cost import MeshShape, mesh_cost
+from vantage.inspect.mesh_cost import mesh_cost
 from vantage.inspect.step_time import DeviceRates, table, training_time
 from vantage.model import empty_model
 from vantage.parallel.tensor import divided
+from vantage.spec.mesh import MeshShape
 
 ROOT = Path(__file__).parents[2]
 CELLS = [("rope", "grouped", "gated"), ("t5", "latent", "experts"), ("fox", "multi-query", "plain")]

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 import vantage as vt
 from tests.parity.case import DECODER, Float64, sharpen
@@ -93,16 +94,19 @@ def test_greedy_tokens_are_those_of_transformers(made):
 
 
 @torch.no_grad()
-def test_it_is_saved_as_a_text_model(made):
-    _, folder = made
-    ours = vt.load(folder / "theirs")
-    vt.save(ours, folder / "ours")
-    again = vt.load(folder / "ours")
-    for (name, a), (_, b) in zip(ours.named_parameters(), again.named_parameters(), strict=True):
-        assert torch.equal(a, b), name
-    back = transformers.AutoModel.from_pretrained(folder / "ours").eval()
-    assert type(back).__name__.endswith("TextModel")
-    close(again.hidden(TOKENS), back(TOKENS).last_hidden_state, 1e-4)
+def test_the_text_model_alone(made):
+    """As transformers saves it when it is taken out of the whole."""
+    theirs, folder = made
+    text = theirs.model.language_model
+    text.save_pretrained(folder / "text")
+    tensors = load_file(folder / "text" / "model.safetensors")
+    head = {"lm_head.weight": theirs.lm_head.weight.detach().clone()}
+    save_file(
+        {f"model.{name}": tensor for name, tensor in tensors.items()} | head, folder / "text" / "model.safetensors"
+    )
+    ours = vt.load(folder / "text")
+    assert ours.spec.vision is None
+    close(ours.hidden(TOKENS), text(TOKENS).last_hidden_state, 1e-4)
 
 
 @torch.no_grad()
@@ -121,6 +125,11 @@ def test_a_config_without_a_part_for_the_text(made):
     assert torch.equal(vt.load(folder / "ours")(TOKENS), wanted)
 
 
+def test_a_config_without_a_tower():
+    with pytest.raises(CheckpointError, match="'vision_config' is missing"):
+        settle("qwen2_vl", Config({"text_config": TEXT}))
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "says"),
     [
@@ -131,7 +140,7 @@ def test_a_config_without_a_part_for_the_text(made):
     ],
 )
 def test_refused(family, changes, says):
-    values = Config({"text_config": {**TEXT, **changes}})
+    values = Config({"text_config": {**TEXT, **changes}, "vision_config": TOWERS[family]})
     with pytest.raises(CheckpointError, match=says):
         settle(family, values)
 

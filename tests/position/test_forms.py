@@ -33,7 +33,7 @@ FORMS = {
     "bank": RowTable,
     "fox": QueryAndKey,
 }
-DENSE = ["fire", "xl", "cope", "shifted", "self-extend", "dual-chunk"]
+DENSE = ["fire", "xl", "cope", "path", "shifted", "self-extend", "dual-chunk"]
 CONFIGS = {name: parts.bias for name in ENCODINGS if (parts := ENCODINGS[name].make(100).parts(causal=True)).bias}
 CONFIGS |= {"kerple-power": Kerple("power"), "t5-both": T5(bidirectional=True)}
 

@@ -40,8 +40,8 @@ from vantage.position.t5 import T5Bias
 from vantage.spec.parts import Encoding, Parts, Place, materialise
 from vantage.spec.positions import Positions
 
-NAMES = ["none", "sinusoidal", "learned", "shifted", "rope", "mrope", "xpos", "alibi", "t5", "shaw", "xl"]
-NAMES += ["kerple", "fire", "cope", "fox", "bank", "ssmax", "lerope", "fope", "self-extend", "dual-chunk"]
+NAMES = ["none", "sinusoidal", "learned", "shifted", "rope", "mrope", "axial", "xpos", "alibi", "t5", "shaw", "xl"]
+NAMES += ["kerple", "fire", "cope", "fox", "path", "bank", "ssmax", "lerope", "fope", "self-extend", "dual-chunk"]
 
 DEFAULTS = {
     "none": "NoPE()",
@@ -53,6 +53,7 @@ DEFAULTS = {
         "MultiAxisRope(sections=(), interleaved=False, "
         "rope=Rope(base=10000.0, scaling=None, pairing='halves', share=1.0))"
     ),
+    "axial": "AxialRope(base=10000.0, layout='whole')",
     "xpos": "XPos(base=10000.0, gamma=0.4, scale_base=512, pairing='adjacent')",
     "alibi": "Alibi(slopes=None)",
     "t5": "T5(buckets=32, max_distance=128, bidirectional=None, shared=True)",
@@ -62,6 +63,7 @@ DEFAULTS = {
     "fire": "Fire(hidden=32, init_c=0.1, init_L=512.0, bidirectional=None)",
     "cope": "CoPE(max_positions=64)",
     "fox": "Forgetting(bias=4.0)",
+    "path": "PaTH(rank=32, taps=3)",
     "bank": "RelativeBank(extent=128, curves=16)",
     "ssmax": (
         "SSMax(inner=Rope(base=10000.0, scaling=None, pairing='halves', share=1.0), "
@@ -84,7 +86,7 @@ BIASES = {
 BIASES |= {"self-extend": SelfExtend(2, 4), "dual-chunk": DualChunk(6, 2)}
 BIASES |= {"kerple-power": Kerple("power"), "t5-both": T5(bidirectional=True)}
 POINTWISE = ["alibi", "t5", "t5-both", "shaw", "kerple", "kerple-power", "fox", "bank"]
-RELATIVE = [*POINTWISE, "shifted", "xl"]  # FIRE looks at the length too, CoPE at what is said
+RELATIVE = [*POINTWISE, "shifted", "xl", "path"]  # FIRE looks at the length too, CoPE at what is said
 
 
 def test_the_promised_names_are_there():
@@ -111,7 +113,7 @@ def test_other_defaults():
 
 def test_what_is_built_once_for_all_layers():
     once = {part: built_once(part) for part in NAMES if part not in ("none", "xl", "shaw")}
-    own = {"kerple", "fire", "cope", "fox", "bank"}
+    own = {"kerple", "fire", "cope", "fox", "path", "bank"}
     assert once == {name: name not in own for name in once}
 
 
@@ -246,7 +248,7 @@ def test_t5_bias_by_hand():
 
 def test_everything_that_is_exported_is_there():
     names = {type(encoding(name, max_length=9)).__name__ for name in NAMES} | {"Randomised", "encoding", "components"}
-    names |= {"ENCODINGS", "SAMPLERS", "SCORE_PARTS", "LogTemperature"}
+    names |= {"ENCODINGS", "INPUT_PARTS", "LearnedGrid", "SAMPLERS", "SCORE_PARTS", "LogTemperature"}
     names |= {"alibi_bias", "alibi_slopes", "permutation", "scaling", "sinusoid", "t5_bucket"}
     assert set(position.__all__) == names
     assert all(getattr(position, name) is not None for name in names)
@@ -256,17 +258,18 @@ def test_everything_that_is_exported_is_there():
 @pytest.mark.parametrize("causal", [True, False])
 def test_nothing_is_read_back_from_a_device(name, causal):
     """On the meta device there are no numbers: reading one, or mixing in a tensor of the host, would fail."""
-    if name in ("cope", "fox", "ssmax", "self-extend", "dual-chunk") and not causal:
+    if name in ("cope", "fox", "path", "ssmax", "self-extend", "dual-chunk") and not causal:
         return  # refused
     parts = encoding(BIASES[name] if name in ("self-extend", "dual-chunk") else name, max_length=100).parts(
         causal=causal
     )
     pos = Positions.of(torch.tensor([[3, 1, 2], [5, -1, 4]], device="meta"), bounds=(0, 99))
-    q, k = (torch.zeros(2, heads, 3, 6, device="meta") for heads in (4, 2))
+    shape = dataclasses.replace(SHAPE, key_dim=8, rotary_dim=8) if name == "axial" else SHAPE
+    q, k = (torch.zeros(2, heads, 3, shape.key_dim, device="meta") for heads in (4, 2))
     with torch.device("meta"):
-        inputs, qk = [[p.build(SHAPE) for p in group] for group in (parts.inputs, parts.qk)]
-        bias = None if parts.bias is None else parts.bias.build(SHAPE)
-        values = None if parts.value_bias is None else parts.value_bias.build(SHAPE)
+        inputs, qk = [[p.build(shape) for p in group] for group in (parts.inputs, parts.qk)]
+        bias = None if parts.bias is None else parts.bias.build(shape)
+        values = None if parts.value_bias is None else parts.value_bias.build(shape)
     out = [part(torch.zeros(2, 3, 12, device="meta"), pos) for part in inputs]
     out += [side for part in qk for side in (part.query(q, pos), part.key(k, pos))]
     if bias is not None:

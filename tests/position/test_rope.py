@@ -11,12 +11,15 @@ from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as apply
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as apply_halves
 
+import vantage as vt
 from tests.position.helpers import F64, moved, positions, unread, vectors
 from vantage import functional as vf
 from vantage.errors import BadInput, LengthExceeded
 from vantage.position import Rope, permutation
-from vantage.position.rope import Rotation, join, rotate, turns
+from vantage.position.rope import Rotation, join, rotate, rotate_by, turns
 from vantage.position.rope import _opaque as opaque
+from vantage.position.rope import _Turn as Turn
+from vantage.position.rope import _turned as turned
 from vantage.position.rope import _turned_back as turned_back
 from vantage.position.scaling import DynamicNTK, Linear, Llama3, LongRope, YaRN
 from vantage.spec.parts import LengthDependent, Parts, Shape
@@ -402,17 +405,51 @@ def test_turning_back_under_vmap(dims: tuple[int | None, ...]):
     torch.testing.assert_close(torch.func.vmap(turned_back, in_dims=dims)(*given), torch.stack(wanted), rtol=0, atol=0)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("stacked", [False, True])
+def test_the_operator_that_turns_and_its_gradient(stacked: bool):
+    """What a GPU runs in one pass, here with the passes of a CPU: alone and for a stack of models."""
+    tables = turns(torch.arange(5).view(1, 5), torch.rand(3, dtype=F64), 1.0, "halves", F64)
+    torch.library.opcheck(turned, (vectors(2, 1, 5, 6), *tables))
+    x, upstream = (vectors(3, 2, 1, 5 * 6, seed=n).view(3, 2, 1, 5, 6) for n in (1, 2))
+    outcomes = []
+    for rule in (lambda x: Turn.apply(x, *tables), lambda x: rotate_by(x, *tables, "halves")):
+        given = x.clone().requires_grad_()
+        out = torch.func.vmap(rule)(given) if stacked else torch.stack([rule(one) for one in given])
+        outcomes.append((out.detach(), *torch.autograd.grad(out, given, upstream)))
+    for got, wanted in zip(*outcomes, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-15)
+
+
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("dim", [64, 80])
-def test_turning_back_on_a_gpu(dim: int, own: bool):
-    """In half precision, over the strides that an attention hands back; a row may have positions of its own."""
-    positions = torch.arange(2 * 77).view(2, 77)[: 1 + own].cuda()
-    cos, sin = turns(positions, torch.rand(dim // 2, device="cuda"), 1.0, "halves", torch.bfloat16)
-    grad = torch.randn(2, 77, 3, dim, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
-    wanted = turned_back(*(t.double() for t in (grad, cos, sin)))
-    torch.testing.assert_close(turned_back(grad, cos, sin).double(), wanted, rtol=2**-8, atol=2**-8)
-    torch.testing.assert_close(turned_back(grad.contiguous(), cos, sin).double(), wanted, rtol=2**-8, atol=2**-8)
+@pytest.mark.parametrize("way", ["turned", "turned_back"])
+def test_in_one_pass(way: str, dim: int, own: bool):
+    """In half precision, over the strides that a projection or an attention hands on; a row may have positions of its
+    own. On a GPU, or in Triton's interpreter."""
+    pytest.importorskip("triton")
+    from vantage.position.gpu import rope
+
+    on_gpu = torch.cuda.is_available()  # the interpreter cuts bfloat16 off where a GPU rounds
+    device, half = ("cuda", torch.bfloat16) if on_gpu else ("cpu", torch.float16)
+    positions = torch.arange(2 * 77).view(2, 77)[: 1 + own].to(device)
+    cos, sin = turns(positions, torch.rand(dim // 2, device=device), 1.0, "halves", half)
+    x = torch.randn(2, 77, 3, dim, device=device, dtype=half).transpose(1, 2)
+    wide = [t.double() for t in (x, cos, sin)]
+    wanted = rotate_by(*wide, "halves") if way == "turned" else turned_back(*wide)
+    for strided in (x, x.contiguous()):
+        got = getattr(rope, way)(strided, cos, sin)
+        torch.testing.assert_close(got.double(), wanted, rtol=2**-8, atol=2**-8)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_model_in_half_precision_turns_in_one_pass(monkeypatch):
+    from vantage.position.gpu import rope
+
+    calls, one_pass = [], rope._in_one_pass
+    monkeypatch.setattr(rope, "_in_one_pass", lambda *a, back: (calls.append(back), one_pass(*a, back=back))[1])
+    model = vt.build(vt.decoder(vocab=19, width=64, layers=2, heads=4)).to("cuda", torch.bfloat16)
+    model(torch.arange(12, device="cuda")[None]).float().sum().backward()
+    assert calls == [False] * 4 + [True] * 4
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

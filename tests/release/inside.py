@@ -123,6 +123,7 @@ def compare() -> bool:
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background of a script ignore it
     loopback()
     check_place()
     os.umask(0o022)

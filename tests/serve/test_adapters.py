@@ -201,7 +201,7 @@ def test_what_is_refused(models, module, words):
 
 def test_a_folder_that_is_not_there(folder, capsys):
     assert main(["serve", f"tiny={tiny(folder)}", "--lora-modules", "a=/nowhere/at/all"]) == 2
-    assert "/nowhere/at/all is not a folder" in capsys.readouterr().err
+    assert "the adapter /nowhere/at/all does not exist" in capsys.readouterr().err
 
 
 def test_a_model_is_not_changed_by_its_adapters(folder, adapters):

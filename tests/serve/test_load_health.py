@@ -14,7 +14,7 @@ LONG = "The quick brown fox jumps over the lazy dog, and the sea was calm. " * 1
 def test_health_while_models_load_and_a_long_prompt_is_read(folder):
     """There is room for one model at a time: each request loads one and unloads the other."""
     models = (pulled("smollm2"), pulled("minilm"))
-    with serving(folder, *models, "--capacity", "2048", "--memory-bytes", str(240 * 2**20)) as server:
+    with serving(folder, *models, "--capacity", "2048", "--memory-bytes", str(170 * 2**20)) as server:
         with polled(server, 0.02) as health, server.http(None) as http:
             for prompt in (LONG, "a"):
                 said = {"model": "smollm2", "prompt": prompt, "max_tokens": 1}

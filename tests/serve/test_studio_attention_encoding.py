@@ -172,7 +172,7 @@ def test_what_a_model_refuses_is_said(studio):
         ({"name": "rope", "values": {"base": 1.0}}, "base is 1.0; it must be between 2.0 and"),
         ({"name": "alibi", "values": {"slopes": "1"}}, "1 ALiBi slopes for 4 heads"),
         ({"name": "learned", "values": {"max_length": 8}}, "8"),
-        ({"name": ""}, "position.name is a text of 0 characters, and must be a text of at least 1"),
+        ({"name": ""}, "position.name is empty, and must have at least 1 character"),
         ({"name": "rope", "more": 1}, "position.more is not a field that is known here"),
         ("alibi", "position"),
     ],

@@ -185,7 +185,7 @@ def test_the_diagram_says_what_differs(http: httpx.Client) -> None:
         ({"kv_heads": 3}, "4 heads over 3 key/value heads"),
         ({"width": 12}, "give an even number"),
         ({"kind": "cat"}, "settings.kind is 'cat', and must be 'decoder'"),
-        ({"layers": 1000}, "settings.layers is 1000, and must be at most 128"),
+        ({"layers": 1000}, "settings.layers is 1,000, and must be at most 128"),
         ({"colour": "red"}, "settings.colour is not a field that is known here"),
         ({"attention": "latent"}, "latent attention needs its sizes"),
         ({"latent": {"kv_rank": 8, "rope_dim": 2}}, "latent attention needs its sizes"),

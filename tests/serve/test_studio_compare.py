@@ -233,15 +233,15 @@ def test_too_small_a_budget_is_said_when_it_is_known(tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({"tasks": []}, "tasks is a list of 0 entries, and must be a list of at least 1 entry"),
+        ({"tasks": []}, "tasks is empty, and must have at least 1 entry"),
         ({"tasks": ["dance"]}, "no task is called 'dance'"),
         ({"tasks": ["text"]}, "no task is called 'text'"),
         ({"positions": ["rop"]}, "Did you mean 'rope'?"),
         ({"positions": ["rope", "rope"], "attention": ["multi"]}, "no attention is called 'multi'"),
         ({"attention": ["multi-head", "multi-head"]}, "names one of them twice"),
         ({"train_length": 0}, "train_length is 0, and must be at least 1"),
-        ({"train_length": 10**6}, "train_length is 1000000, and must be at most 512"),
-        ({"test_lengths": [5000]}, "test_lengths.0 is 5000, and must be at most 2,048"),
+        ({"train_length": 10**6}, "train_length is 1,000,000, and must be at most 512"),
+        ({"test_lengths": [5000]}, "test_lengths.0 is 5,000, and must be at most 2,048"),
         ({"seeds": 100}, "seeds is 100, and must be at most 16"),
         ({"steps": 0}, "steps is 0, and must be at least 1"),
         ({"steps": "9"}, "steps is a text of 1 character, and must be a whole number"),

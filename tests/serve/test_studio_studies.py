@@ -75,7 +75,7 @@ def test_a_study_runs_with_other_parameters(studio: Running) -> None:
             "studies/A2",
             {"values": {str(n): 1 for n in range(40)}},
             400,
-            "values is an object of 40 fields, and must be an object of at most 32",
+            "values has 40 fields, and must have at most 32",
         ),
         ("studies/A2", {"value": {}}, 400, "value is not a field that is known here. Did you mean 'values'?"),
         ("exercises/Z9/grade", {"code": "x"}, 404, "no exercise is called 'Z9'"),
@@ -84,7 +84,7 @@ def test_a_study_runs_with_other_parameters(studio: Running) -> None:
             "exercises/P10/grade",
             {"code": "x" * 300_000},
             400,
-            "code is a text of 300,000 characters, and must be a text of at most 262,144",
+            "code has 300,000 characters, and must have at most 262,144",
         ),
         (
             "exercises/P10/grade",

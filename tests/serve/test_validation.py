@@ -170,7 +170,7 @@ def test_how_they_read(small):
         ({"stop": 5}, "stop is 5, and must be text or a list"),
         ({"stop": ["a"] * 5}, "stop is a list of 5 entries, and must be text or a list of at most 4 entries"),
         ({"stop": ["a", 1]}, "stop.1 is 1, and must be text"),
-        ({"messages": []}, "messages is a list of 0 entries, and must be a list of at least 1 entry"),
+        ({"messages": []}, "messages is empty, and must have at least 1 entry"),
         ({"messages": "hi"}, "messages is a text of 2 characters, and must be a list"),
         ({"messages": ["hi"]}, "messages.0 is a text of 2 characters, and must be an object"),
         (
@@ -181,7 +181,7 @@ def test_how_they_read(small):
         ({"messages": [{"role": "user"}]}, "messages.0.content is missing, and must be given"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content is 5, and must be text or a list"),
         ({"messages": [{"role": "user", "user": 1}]}, "messages.0.content is missing, and must be given"),
-        ({"audio": {}}, "audio is an object of 0 fields, and must be null"),
+        ({"audio": {}}, "audio is an empty object, and must be null"),
         ({"store": True}, "store is true, and must be false"),
         (
             {"logit_bias": {"x": 1}},
@@ -192,8 +192,15 @@ def test_how_they_read(small):
         ({"messages": [{"role": "user", "content": "a", "x": 1}]}, "messages.0.x is not a field that is known here."),
         ({"tool_choice": "some"}, "tool_choice is 'some', and must be 'none', 'auto' or 'required' or an object"),
         ({"verbosity": "high"}, "verbosity is 'high', and must be 'medium'"),
-        ({"model": ""}, "model is a text of 0 characters, and must be a text of at least 1 character"),
-        ({"metadata": {"a": "b"}}, "metadata is an object of 1 field, and must be an object of at most 0 entries"),
+        ({"model": ""}, "model is empty, and must have at least 1 character"),
+        ({"model": "x" * 300}, "model has 300 characters, and must have at most 256"),
+        ({"max_tokens": 2000000}, "max_tokens is 2,000,000, and must be at most 1,048,576"),
+        (
+            {"messages": [{"role": "user", "content": ""}] * 1025},
+            "messages has 1,025 entries, and must have at most 1,024",
+        ),
+        ({"seed": 2**70}, "seed is 1,180,591,620,717,411,303,424, and must be less than 9,223,372,036,854,775,808"),
+        ({"metadata": {"a": "b"}}, "metadata has 1 field, and must be empty"),
     ]
     assert [sentence(small, body) for body, _ in say] == [wanted for _, wanted in say]
     assert sentence(small, {"keep": "all", "id": "x"}, "/v1/attention").endswith("'top1' to 'top999'")
@@ -201,7 +208,7 @@ def test_how_they_read(small):
 
 def test_bodies_that_are_no_object(small):
     for body, wanted in (
-        ([], "the body is a list of 0 entries, and must be an object"),
+        ([], "the body is an empty list, and must be an object"),
         ("x", "the body is a text of 1 character, and must be an object"),
         (None, "the body is null, and must be an object"),
     ):

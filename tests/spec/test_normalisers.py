@@ -38,6 +38,16 @@ def test_the_worked_numbers(normaliser, weights):
     torch.testing.assert_close(got, torch.tensor(weights, dtype=F64), atol=5e-5, rtol=0)
 
 
+def test_scores_that_differ_by_a_rounding_share_the_weight_of_hard_attention():
+    """The same token at two places: how a pass was cut must not decide which of them is kept by a cache."""
+    near = torch.tensor([[[[2.0, 2.0 + 1e-13, 1.0, -INF], [-INF] * 4]]], dtype=F64)
+    weights, _ = Argmax()(near)
+    torch.testing.assert_close(weights[0, 0], torch.tensor([[0.5, 0.5, 0, 0], [0, 0, 0, 0]], dtype=F64))
+    for scale in (1.0, 1e-15):  # however small the scores are
+        other = scale * torch.tensor([[[[2.0, 2.0 + 1e-9, -1.0]]]], dtype=F64)
+        assert Argmax()(other)[0].tolist() == [[[[0.0, 1.0, 0.0]]]]
+
+
 def test_stick_breaking_by_hand():
     """σ(s) = .5, .75, .25 with the last nearest: .09375 .5625 .25. The query's own key is not seen."""
     scores = torch.logit(torch.tensor([0.5, 0.75, 0.25, 0.9], dtype=F64))[None, None, None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
@@ -13,8 +14,16 @@ from vantage.compare import entries, names
 from vantage.errors import BadInput
 from vantage.parts import KINDS, check_part_name, registry
 from vantage.spec import source_names
-from vantage.spec.source_names import Unreadable, declared_classes, declared_fields, declared_hints, declared_registry
+from vantage.spec.source_names import (
+    Unreadable,
+    declared_classes,
+    declared_fields,
+    declared_hints,
+    declared_registry,
+    declared_types,
+)
 from vantage.studies.exercises.registry import exercises, tags
+from vantage.studies.registry import declared_parameters, studies
 from vantage.training.models import MODELS
 from vantage.training.optimise import AdamW, Muon
 from vantage.training.settings import LoopSettings, TrainSettings
@@ -50,6 +59,24 @@ def test_classes_and_hints_are_followed() -> None:
 
 def test_the_tags_of_exercises_are_those_of_their_starters() -> None:
     assert tags() == list(exercises())
+
+
+def test_parameters_of_studies_are_read_as_they_are() -> None:
+    read = {tag: declared_parameters(tag) for tag in studies()}
+    for tag, study in studies().items():
+        assert list(read[tag]) == [parameter.name for parameter in study.parameters]
+        for parameter in study.parameters:
+            assert read[tag][parameter.name] in (parameter, None)
+    known = [one for parameters in read.values() for one in parameters.values()]
+    assert known.count(None) < len(known) / 10
+
+
+@pytest.mark.parametrize("section", [*MODELS, *SOURCES, AdamW, Muon])
+def test_plain_fields_have_the_types_that_are_read(section: type) -> None:
+    read = declared_types(f"{section.__module__}:{section.__name__}")
+    hints = get_type_hints(section)
+    assert read == {name: hints[name] for name in read}
+    assert read
 
 
 def test_names_of_an_experiment_are_those_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,8 @@ import vantage as vt
 from tests.browser.watching import ARGS, chromium
 from tests.studies.synthetic import study
 from vantage.errors import BadInput, Refused
-from vantage.studies.report import JSON, FailedStudy, check_report, write_report
+from vantage.studies.report import JSON, FailedStudy, write_report
+from vantage.studies.report_folder import check_report
 from vantage.studies.runner import conduct
 from vantage.studies.study import Number
 

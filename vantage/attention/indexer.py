@@ -21,6 +21,7 @@ from vantage.spec.operations import AttentionWork
 from vantage.spec.parts import INIT_STD, Buildable, Shape, chain
 from vantage.spec.positions import Positions
 from vantage.spec.registry import Entry
+from vantage.spec.ties import without_last_bits
 
 EPS = 1e-6  # of the keys' norm
 
@@ -110,6 +111,7 @@ class KeyChoice(nn.Module):
 
 def best(scores_BTS: Tensor, keys: Positions, count: int) -> Tensor:
     """True at the highest ``count``. Of equal ones, which a ReLU makes, the later token is taken, wherever it lies."""
+    scores_BTS = without_last_bits(scores_BTS)
     scores_BTS = scores_BTS.expand(keys.shape[0], -1, -1) if len(scores_BTS) == 1 else scores_BTS
     latest_first = keys.order.argsort(dim=-1, descending=True)[:, None].expand_as(scores_BTS)
     ranked = scores_BTS.gather(-1, latest_first).argsort(dim=-1, descending=True, stable=True)[..., :count]

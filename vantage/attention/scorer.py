@@ -30,8 +30,8 @@ class Scorer(nn.Module):
     def __init__(self, scores: Scores, shape: Shape, context: BuildContext, rank: int | None = None):
         super().__init__()
         if context.indexer is not None and context.indexer.rank not in (None, rank):
-            made = "from x: rank=None" if rank is None else f"of rank {rank}"
-            raise BadInput(f"an indexer of rank {context.indexer.rank} in a layer whose queries are made {made}")
+            origin = "from x: rank=None" if rank is None else f"of rank {rank}"
+            raise BadInput(f"an indexer of rank {context.indexer.rank} in a layer whose queries are made {origin}")
         if needs_causal(scores.normalise) and not context.mask.causal:
             raise Refused(f"{type(scores.normalise).__name__} needs causal attention: use another normaliser here")
         self.scores = scores

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from vantage.cache.codecs import rounded
+from vantage.cache.codecs import Codec, GroupCodec, rounded
 from vantage.cache.contiguous import Contiguous
 from vantage.cache.kinds import CacheKind, ForgettingKind, LayerPlan, LedgerNeed, cache_kind
 from vantage.cache.layer_cache import LayerCache, NoCache
@@ -65,8 +65,13 @@ def make_cache(
             states = StateRows(layer.states, batch, dtype=dtype, device=ledger.device, draft=back, every=every)
         layers.append(LayerCache(ledger, store, states))
     source = Contiguous(batch, device=device)  # what cross-attention reads is written once and never taken back
-    across = [LayerCache(source, Store(kind.codec(layer, dtype), source)) for layer in cross]
+    across = [LayerCache(source, Store(_written_once(kind.codec(layer, dtype)), source)) for layer in cross]
     return ModelCache(layers, across, masks=[layer.mask for layer in plan], owner=owner, length=length)
+
+
+def _written_once(codec: Codec) -> Codec:
+    """For a source, which never grows: groups are for rows that do, so it is kept as it comes."""
+    return codec.exact if isinstance(codec, GroupCodec) else codec
 
 
 def no_caches(spec: ModelSpec, kv_dtype: str | None, dtype: torch.dtype) -> list[NoCache]:

@@ -158,6 +158,12 @@ class RoundingCodec(Codec):
         return {**self.of.dump(), self.mark: True}
 
 
+class GroupCodec(Codec):
+    """Keeps so many tokens of a row together: they are encoded at once. Until then they are kept as ``exact`` says."""
+
+    group: int
+
+
 @final
 @dataclass(frozen=True)
 class HalfCodec(RoundingCodec):

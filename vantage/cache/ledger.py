@@ -9,14 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import ClassVar, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from vantage.cache.dump import DumpReader, LedgerDump
 from vantage.cache.facts import NextPositions
-from vantage.cache.moves import BlockCopies, BufferRead, BufferWrite
+from vantage.cache.moves import BlockCopies, BufferRead, BufferWrite, Packing
 from vantage.cache.report import Holding, RowHolding, spans
 from vantage.errors import BadInput, CacheError
 from vantage.spec.positions import Positions
@@ -35,6 +35,7 @@ class Step:
     deferred: bool = False  # the write waits until the pass is committed
     void: bool = False  # the pass failed: a write that still waits is dropped
     selected: Selected | None = None  # of a ledger that forgets: how what is read is to be seen
+    packing: Packing | None = None  # of a ledger that packs groups of tokens
 
 
 @final
@@ -71,6 +72,15 @@ class Savepoint:
 
     ledger: Ledger
     epoch: object
+
+
+@runtime_checkable
+class Piecewise(Protocol):
+    """A ledger for which a long pass may have to be cut."""
+
+    def widest(self, pos: Positions) -> int:
+        """How many columns of these may make one pass."""
+        ...
 
 
 class Ledger(ABC):

@@ -166,12 +166,18 @@ def _mean_between(low: float, high: float) -> float:
 
 def encode_range(x: Tensor, bits: int, scale_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Codes between the smallest and the largest number, packed, and the smallest with the step (…, 2)."""
+    codes, scales = range_codes(x, bits, scale_dtype)
+    return pack(codes, bits), scales
+
+
+def range_codes(x: Tensor, bits: int, scale_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The same, one number for each code."""
     wide = torch.promote_types(x.dtype, torch.float32)
     x, most = x.to(wide), 2**bits - 1
     low = x.amin(-1, keepdim=True).to(scale_dtype)
     step = ((x.amax(-1, keepdim=True) - low.to(wide)) / most).to(scale_dtype)
     codes = ((x - low.to(wide)) / step.to(wide).clamp_min(torch.finfo(wide).tiny)).round().clamp(0, most)
-    return pack(codes.long(), bits), torch.cat((low, step), -1)
+    return codes.long(), torch.cat((low, step), -1)
 
 
 def decode_range(packed: Tensor, scales: Tensor, width: int, bits: int, dtype: torch.dtype) -> Tensor:

@@ -12,10 +12,9 @@ from torch import Tensor
 from vantage.cache.facts import NextPositions, on_host
 from vantage.cache.join import apart, joined
 from vantage.cache.layer_cache import LayerCache
-from vantage.cache.ledger import LedgerExtension, Savepoint
+from vantage.cache.ledger import LedgerExtension, Piecewise, Savepoint
 from vantage.cache.paged import Paged
 from vantage.cache.report import CacheReport
-from vantage.cache.selective import Selective
 from vantage.errors import CacheError, Refused
 from vantage.spec.masks import Mask
 from vantage.spec.positions import Positions
@@ -42,7 +41,7 @@ class ModelCache:
         self.ledgers = tuple({id(c.ledger): c.ledger for c in self.layers}.values())
         self.cross_ledgers = tuple({id(c.ledger): c.ledger for c in self.cross}.values())
         self.states = tuple(c.own_states for c in self.layers if c.own_states is not None)
-        self._selective = tuple(ledger for ledger in self.ledgers if isinstance(ledger, Selective))
+        self._piecewise = tuple(ledger for ledger in self.ledgers if isinstance(ledger, Piecewise))
         self.masks = tuple(dict.fromkeys(masks))
         self.owner, self.length = owner, length
         self.recomputed = 0
@@ -53,8 +52,8 @@ class ModelCache:
     # ---- a pass
 
     def widest(self, pos: Positions) -> int:
-        """How many columns of these may make one pass: all, unless each token decides what the next one sees."""
-        return min(ledger.widest(pos) for ledger in self._selective) if self._selective else pos.shape[1]
+        """How many columns of these may make one pass: all, unless a token decides what a later one sees, and how."""
+        return min(ledger.widest(pos) for ledger in self._piecewise) if self._piecewise else pos.shape[1]
 
     def step(self, pos: Positions) -> CachePass:
         """``with cache.step(pos): …`` runs one forward pass: all of it is kept, or none."""

@@ -101,6 +101,18 @@ class Concatenated(BufferRead):
         return torch.cat([*(span.get(buffer) for span in self.spans), x], 2) if self.spans else x
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class Packing:
+    """Of a pass into a cache whose older tokens are packed in groups: what is packed, and where the others stand."""
+
+    packed: Tensor  # (B,): tokens at the front of each row that are read packed
+    turns: int  # exact places: token i of a row stands at i % turns
+    exact: Tensor | None = None  # (B, T): the exact place of what the pass brings; None: it only looks
+    group: Tensor | None = None  # (B, size): exact places of the group that is packed now; None: no row packs one
+    into: Tensor | None = None  # (B, size): its places, or the one that nobody reads
+
+
 # ---- rows that share a pool: (G, places, w)
 
 

@@ -20,6 +20,7 @@ from vantage.cache.facts import on_host
 from vantage.errors import BadInput
 from vantage.spec.masks import Mask, Prefix, SameSegment, Window
 from vantage.spec.positions import Known, Positions
+from vantage.spec.ties import without_last_bits
 
 IntOrTensor = TypeVar("IntOrTensor", int, Tensor)
 
@@ -305,7 +306,7 @@ class ObservedByLast(ByWeight):
         own, may_go = entries.own, self.candidates(entries)
         oldest = torch.where(own, entries.order, torch.iinfo(entries.order.dtype).max).argsort(dim=1)
         scores = torch.where(may_go, entries.scores, 0).gather(1, oldest)
-        pooled = _rounded(F.avg_pool1d(scores[:, None], self.pool, 1, self.pool // 2)[:, 0])
+        pooled = without_last_bits(F.avg_pool1d(scores[:, None], self.pool, 1, self.pool // 2)[:, 0])
         pooled = pooled.masked_fill(~may_go.gather(1, oldest), float("-inf"))
         heaviest = pooled.argsort(dim=1, descending=True, stable=True)[:, : self.size - self.window]
         heavy = torch.zeros_like(own).scatter(1, oldest.gather(1, heaviest), value=True)
@@ -320,18 +321,12 @@ class ObservedByLast(ByWeight):
         return torch.where(begins, 0, scores_RS) + (weights_RTS * counts[..., None]).sum(1)
 
 
-def _rounded(scores: Tensor, bits: int = 20) -> Tensor:
-    """With so many bits, of the 24 that float32 has."""
-    mantissa, exponent = torch.frexp(scores)
-    return torch.ldexp((mantissa * 2**bits).round(), exponent - bits)
-
-
 def _without_the_lightest(entries: Entries, candidates: Tensor, size: int) -> Tensor:
     """Those of the last document; where they are more than ``size``, the candidate of the lowest score is gone."""
     assert entries.scores is not None
     own = entries.own
     full = own.sum(1, keepdim=True) > size
-    scores = entries.scores.masked_fill(~candidates, float("inf"))
+    scores = without_last_bits(entries.scores).masked_fill(~candidates, float("inf"))
     lightest = candidates & (scores == scores.amin(1, keepdim=True))
     oldest = torch.where(lightest, entries.order, torch.iinfo(entries.order.dtype).max).argmin(1, keepdim=True)
     goes = torch.zeros_like(own).scatter(1, oldest, value=True)

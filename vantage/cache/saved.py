@@ -214,6 +214,8 @@ def _rebuilt(
                 damaged(f"{kind} {i} keeps the streams {streams}, the model {wanted[kind][i].store.streams}")
             try:
                 store = Store(codec, ledgers[number], streams)
+            except BadInput as e:
+                damaged(f"{kind} {i}: {e}")
             except RuntimeError as e:  # torch's own: more than there is memory for
                 damaged(f"{kind} {i} does not fit into memory: {e}")
             entries = [_stream(tensor, f"{kind}.{i}.{s}", names) for s in range(len(store.tensors))]

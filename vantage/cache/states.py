@@ -26,14 +26,14 @@ class BatchStates:
     """The states of all rows after one column of a pass."""
 
     def __init__(self, ends_B: Tensor, tensors: tuple[Tensor, ...]):
-        self._ends = ends_B
+        self.ends = ends_B
         self._read: list[int] | None = None
         self.tensors = tensors  # each (B, *shape)
 
     def end(self, row: int) -> int:
         """The order that follows the last token of this state. Reads a device, once."""
         if self._read is None:
-            self._read = self._ends.tolist()
+            self._read = self.ends.tolist()
         return self._read[row]
 
 
@@ -48,6 +48,11 @@ class StateSnapshot:
     @property
     def end(self) -> int:
         return self.states.end(self.row)
+
+    @property
+    def end_tensor(self) -> Tensor:
+        """The same without reading a device."""
+        return self.states.ends[self.row]
 
     def tensor(self, i: int) -> Tensor:
         return self.states.tensors[i][self.row]
@@ -105,8 +110,15 @@ class StateRows:
             if [tuple(t.shape) for t in tensors] != wanted:
                 raise BadInput(f"states of {[tuple(t.shape) for t in tensors]} for a cache that takes {wanted}")
         ends = pos.order.cummax(1).values + 1
+        if pos.known.empty:  # a row may have no token in this pass, and stands where it stood
+            ends = torch.maximum(ends, self._ends(pos)[:, None])
         new = [BatchStates(ends[:, c], tensors) for c, tensors in zip(columns, states, strict=True)]
         self._pending = [self._trimmed((*row, *(StateSnapshot(s, b) for s in new))) for b, row in enumerate(self.rows)]
+
+    def _ends(self, pos: Positions) -> Tensor:
+        """(B,): the order that follows each row's newest state."""
+        none = torch.zeros((), dtype=pos.order.dtype, device=pos.device)
+        return torch.stack([row[-1].end_tensor if row else none for row in self.rows])
 
     def _trimmed(self, row: tuple[StateSnapshot, ...]) -> tuple[StateSnapshot, ...]:
         cut = max(0, len(row) - 1 - self._draft)

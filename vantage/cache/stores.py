@@ -8,10 +8,11 @@ from typing import final
 import torch
 from torch import Tensor
 
-from vantage.cache.codecs import Codec, StreamShape, token_bytes
+from vantage.cache.codecs import Codec, GroupCodec, StreamShape, token_bytes
 from vantage.cache.dump import damaged
+from vantage.cache.grouped import Grouped
 from vantage.cache.ledger import Ledger, Step
-from vantage.cache.moves import BlockCopies, Copied
+from vantage.cache.moves import BlockCopies, Copied, Packing, Scatter
 from vantage.cache.running import last_sum, summed
 from vantage.errors import BadInput, CacheError
 from vantage.spec.positions import Positions
@@ -23,7 +24,8 @@ MODULES = "modules"  # a path: module by module
 class Store:
     """The buffers of one layer: one for each of the codec's streams, arranged as the ledger wants them.
 
-    ``streams`` stand beside them as they are: what else the layer keeps of each token.
+    ``streams`` stand beside them as they are: what else the layer keeps of each token. Where a codec keeps groups of
+    tokens together, those that are in none yet have buffers of their own, whatever the length of a row.
     """
 
     def __init__(self, codec: Codec, ledger: Ledger, streams: tuple[StreamShape, ...] = ()):
@@ -35,6 +37,7 @@ class Store:
             self._zeros((*rows, s.heads or codec.kv_heads, ledger.places, s.width), s.dtype)
             for s in (*codec.streams(), *streams)
         ]
+        self._newest = self._exact_buffers(codec, ledger)
         self._places = ledger.places
         self.written = 0  # tokens whose keys were projected and kept here, by every cache that shares this store
         self.paths: dict[str, int] = {}  # those tokens by who computed them: the modules, or a kernel of its own
@@ -46,11 +49,11 @@ class Store:
     def bytes(self) -> int:
         """What its tensors take. A pool is counted whole, whoever else uses it."""
         waiting = self._waiting[1] if self._waiting else ()
-        return sum(t.nbytes for t in (*self._buffers, *waiting))
+        return sum(t.nbytes for t in (*self._buffers, *self._newest, *waiting))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(self._buffers)
+        return (*self._buffers, *self._newest)
 
     @property
     def token_bytes(self) -> int:
@@ -110,8 +113,13 @@ class Store:
         self._open(step)
         assert step.write is not None
         own = self._sums(step, streams, pos) if self.streams else ()
-        entries = (*self.codec.encode(k_BGTd, v_BGTe), *own)
         self._count(k_BGTd.shape[0] * k_BGTd.shape[2], MODULES)
+        if step.packing is not None:
+            self._pack(step.packing, k_BGTd, v_BGTe)
+            for buffer, x in zip(self._beside, own, strict=True):
+                step.write.put(buffer, x)
+            return own
+        entries = (*self.codec.encode(k_BGTd, v_BGTe), *own)
         if step.deferred:
             self._waiting = (step, entries)
         else:
@@ -119,13 +127,38 @@ class Store:
                 step.write.put(buffer, x)
         return own
 
+    @property
+    def _beside(self) -> list[Tensor]:
+        """The buffers of the streams."""
+        return self._buffers[len(self._buffers) - len(self.streams) :]
+
+    def _pack(self, packing: Packing, k_BGTd: Tensor, v_BGTe: Tensor) -> None:
+        """Keep what the pass brings as it is, and pack the group that is due."""
+        assert packing.exact is not None
+        exact = self.codec.exact
+        for buffer, x in zip(self._newest, exact.encode(k_BGTd, v_BGTe), strict=True):
+            Scatter(packing.exact).put(buffer, x)
+        if packing.group is None or packing.into is None:
+            return
+        index = packing.group[:, None, :, None]
+        group = [b.gather(2, index.expand(-1, b.shape[1], -1, b.shape[3])) for b in self._newest]
+        for buffer, x in zip(self._buffers, self.codec.encode(*exact.decode(group)), strict=False):  # not the streams
+            Scatter(packing.into).put(buffer, x)
+
+    def _with_newest(self, packing: Packing, k_BGSd: Tensor, v_BGSe: Tensor) -> tuple[Tensor, Tensor]:
+        """What was read packed where it is packed, and as it came elsewhere."""
+        place = torch.arange(k_BGSd.shape[2], device=k_BGSd.device)
+        exact = self.codec.exact.decode([buffer.index_select(2, place % packing.turns) for buffer in self._newest])
+        packed = (place < packing.packed[:, None])[:, None, :, None]
+        return torch.where(packed, k_BGSd, exact[0]), torch.where(packed, v_BGSe, exact[1])
+
     def _count(self, tokens: int, path: str) -> None:
         self.written += tokens
         self.paths[path] = self.paths.get(path, 0) + tokens
 
     def _sums(self, step: Step, streams: Sequence[Tensor], pos: Positions | None) -> tuple[Tensor, ...]:
         own = []
-        for x, shape, buffer in zip(streams, self.streams, self._buffers[-len(self.streams) :], strict=True):
+        for x, shape, buffer in zip(streams, self.streams, self._beside, strict=True):
             x = x.to(shape.dtype)
             if shape.running:
                 assert pos is not None, "a sum over a row asks which places are filled"
@@ -144,10 +177,11 @@ class Store:
             else:
                 self.settle()
         shown = [step.read.get(buffer, x) for buffer, x in zip(self._buffers, waiting, strict=True)]
-        if not self.streams:
-            return *self.codec.decode(shown), ()
         cut = len(shown) - len(self.streams)
-        return *self.codec.decode(shown[:cut]), tuple(shown[cut:])
+        k, v = self.codec.decode(shown[:cut])
+        if step.packing is not None:
+            k, v = self._with_newest(step.packing, k, v)
+        return k, v, tuple(shown[cut:])
 
     def settle(self) -> None:
         """Do the write that waits, unless its pass failed."""
@@ -163,18 +197,20 @@ class Store:
         """These places of every buffer, or so many from the front, in host memory."""
         self.settle()
         if isinstance(places, int):
-            return [buffer.narrow(2, 0, places).contiguous().cpu() for buffer in self._buffers]
+            front = [buffer.narrow(2, 0, places).contiguous().cpu() for buffer in self._buffers]
+            return [*front, *(buffer.cpu() for buffer in self._newest)]
         return [buffer.index_select(-2, places.to(buffer.device)).cpu() for buffer in self._buffers]
 
     def load(self, streams: Sequence[Tensor], places: Tensor | int) -> None:
         """Put there what ``dump`` gave; raises ``CheckpointError`` where that does not fit."""
         n = places if isinstance(places, int) else len(places)
-        for buffer, stream in zip(self._buffers, streams, strict=True):
+        sizes = [n] * len(self._buffers) + [buffer.shape[2] for buffer in self._newest]
+        for buffer, stream, n in zip(self.tensors, streams, sizes, strict=True):
             wanted = (*buffer.shape[:-2], n, buffer.shape[-1])
             if tuple(stream.shape) != wanted or stream.dtype != buffer.dtype:
                 damaged(f"a tensor of {tuple(stream.shape)} in {stream.dtype} stands for {wanted} in {buffer.dtype}")
             if isinstance(places, int):
-                buffer.narrow(2, 0, places).copy_(stream)
+                buffer.narrow(2, 0, n).copy_(stream)
             else:
                 buffer.index_copy_(-2, places.to(buffer.device), stream.to(buffer.device))
 
@@ -185,6 +221,8 @@ class Store:
         self.settle()
         other = Store(self.codec, ledger, self.streams)
         other._fill(self._buffers, ledger.used)
+        for mine, newest in zip(other._newest, self._newest, strict=True):
+            mine.copy_(newest)
         return other
 
     def fresh(self, ledger: Ledger) -> Store:
@@ -201,6 +239,7 @@ class Store:
         self.version += 1
         self._buffers = [self._zeros((len(index), *buffer.shape[1:]), buffer.dtype) for buffer in old]
         self._fill([buffer.narrow(2, 0, used).index_select(0, rows) for buffer in old], used)
+        self._newest = [buffer.index_select(0, rows) for buffer in self._newest]
 
     def _fill(self, source: Sequence[Tensor], used: int) -> None:
         for mine, other in zip(self._buffers, source, strict=True):
@@ -214,6 +253,16 @@ class Store:
             wide.narrow(-2, 0, self._places).copy_(buffer)
             self._buffers.append(wide)
         self._places = places
+
+    def _exact_buffers(self, codec: Codec, ledger: Ledger) -> list[Tensor]:
+        """Of the tokens that are in no group yet; none where there are no groups."""
+        group = codec.group if isinstance(codec, GroupCodec) else None
+        if group != (ledger.grouping.size if isinstance(ledger, Grouped) and codec.kv_heads else None):
+            raise BadInput(f"{codec} cannot be kept in a cache that is {ledger.name}")
+        if group is None or not isinstance(ledger, Grouped):
+            return []
+        places = ledger.exact_places + 1  # one more, which nobody reads, for what is not kept
+        return [self._zeros((ledger.batch, codec.kv_heads, places, s.width), s.dtype) for s in codec.exact.streams()]
 
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         # zeros, since an empty place is read with weight 0 and must not be NaN; and not an

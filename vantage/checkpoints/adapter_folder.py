@@ -7,6 +7,7 @@ from pathlib import Path
 from vantage.checkpoints.file_names import CONFIG as MODEL_CONFIG
 from vantage.checkpoints.json_files import read_json
 from vantage.checkpoints.pull import find, missing
+from vantage.checkpoints.run_folder import check_checkpoint
 from vantage.errors import BadInput, CheckpointError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -22,6 +23,7 @@ def find_with_adapter(source: str | Path, adapter: str | Path | None = None) -> 
     """Where a model is, and the adapter to put on it. A source that is itself an adapter goes on the model it names."""
     path = find(source)
     if not is_adapter(path):
+        check_checkpoint(path)
         return path, None if adapter is None else find_adapter(adapter)
     if adapter is not None:
         raise BadInput(f"{path} holds an adapter itself, and one adapter goes on a model: give the model below it")

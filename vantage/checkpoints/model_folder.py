@@ -23,7 +23,7 @@ from vantage.files import PART, replace_folder
 METADATA = {"format": "pt", "saved_by": "vantage"}  # transformers refuses a file without the format
 OURS = re.compile(
     r"config\.json|model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
-    r"|tokenizer\.json|tokenizer_config\.json|training\.json"
+    r"|tokenizer\.json|tokenizer_config\.json|preprocessor_config\.json|training\.json"
 )
 LARGEST_HEADER = 100 * 2**20  # of a safetensors file, as its library has it
 

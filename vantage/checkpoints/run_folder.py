@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from vantage.checkpoints.file_names import CONFIG
+from vantage.checkpoints.file_names import CONFIG, SINGLE
+from vantage.checkpoints.json_files import inside
 from vantage.errors import CheckpointError
 from vantage.files import sha256_of
 
@@ -42,6 +43,22 @@ def model_folder(path: Path) -> Path:
             "(`vantage train … --resume`)"
         )
     return last
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether this is a checkpoint of a training, which holds more than a model."""
+    return (path / STATE).is_file() and not (path / SINGLE).exists()
+
+
+def check_checkpoint(path: Path) -> None:
+    """Refuse what holds no model, as far as names of files tell. Only the kinds that cannot hold code are opened."""
+    if path.is_dir():
+        if not is_checkpoint(path):
+            inside(path, CONFIG)
+    elif path.suffix != ".gguf":
+        raise CheckpointError(
+            f"{path} is no .gguf file and no folder; other files may hold code (pickle) and are never opened"
+        )
 
 
 def trained_steps(folder: Path, unknown: int) -> int:

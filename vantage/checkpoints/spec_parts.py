@@ -6,9 +6,10 @@ from typing import Any
 
 from vantage.attention import ATTENTIONS, INDEXERS, OUTPUT_PARTS, QK_PARTS
 from vantage.model.experts import RouterConfig
-from vantage.model.parts import FEED_FORWARDS, INPUTS, NORM_PARTS, ROUTERS, TRANSFORMS
-from vantage.position import ENCODINGS, SAMPLERS, SCORE_PARTS, components
+from vantage.model.parts import FEED_FORWARDS, INPUTS, NORM_PARTS, ROUTERS, TRANSFORMS, VISIONS
+from vantage.position import ENCODINGS, INPUT_PARTS, SAMPLERS, SCORE_PARTS, components
 from vantage.position.scaling import SCALINGS, Default, Rule
+from vantage.spec.images import VisionConfig
 from vantage.spec.mask_registry import MASKS
 from vantage.spec.masks import Mask
 from vantage.spec.model import AttentionConfig, FeedForwardConfig, InputConfig, NormConfig, TransformConfig
@@ -24,6 +25,7 @@ REGISTRIES: dict[Any, Registry[Any]] = {
     RouterConfig: ROUTERS,
     Sampler: SAMPLERS,
     TransformConfig: TRANSFORMS,
+    VisionConfig: VISIONS,
     Mask: MASKS,
     Normaliser: NORMALISERS,
     Rule: SCALINGS,
@@ -43,7 +45,7 @@ def classes_by_protocol() -> dict[Any, tuple[type, ...]]:
 def classes_by_place() -> dict[str, tuple[type, ...]]:
     """``Buildable`` says too little: what may stand there goes by the field's name."""
     by_place = _components()
-    for registry in (QK_PARTS, SCORE_PARTS, OUTPUT_PARTS, INDEXERS):
+    for registry in (QK_PARTS, SCORE_PARTS, INPUT_PARTS, OUTPUT_PARTS, INDEXERS):
         for entry in registry.entries():
             for place, classes in (entry.components or {}).items():
                 by_place[place] = (*by_place.get(place, ()), *classes)

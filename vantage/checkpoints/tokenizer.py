@@ -30,7 +30,7 @@ FILE, SETTINGS, SPECIAL, TEMPLATE = (
     "special_tokens_map.json",
     "chat_template.jinja",
 )
-
+PROCESSOR_TEMPLATE = "chat_template.json"  # of transformers before 2025, for what reads images
 
 HALF = "\ufffd"  # what a decoder writes for bytes that are no character, or none yet
 
@@ -188,6 +188,8 @@ def from_folder(folder: Path) -> Tokenizer | None:
     template = settings.get("chat_template")
     if (folder / TEMPLATE).exists():
         template = inside(folder, TEMPLATE).read_text(encoding="utf-8")
+    elif template is None and (folder / PROCESSOR_TEMPLATE).exists():  # where Qwen2-VL keeps its own
+        template = read_json(folder, PROCESSOR_TEMPLATE).get("chat_template")
     if isinstance(template, list):  # several, by name
         named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
         template = named.get("default")

@@ -11,15 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vantage.checkpoints.file_names import CONFIG, SINGLE
+from vantage.checkpoints.file_names import CONFIG
 from vantage.checkpoints.folder import read_json
-from vantage.checkpoints.run_folder import STATE, verify
+from vantage.checkpoints.run_folder import verify
 from vantage.errors import CheckpointError
-
-
-def is_checkpoint(path: Path) -> bool:
-    """Whether this is a checkpoint of a training, which holds more than a model."""
-    return (path / STATE).is_file() and not (path / SINGLE).exists()
 
 
 class TrainingCheckpoint:

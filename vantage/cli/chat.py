@@ -62,7 +62,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--cache",
         default="contiguous",
-        help="contiguous, ring, paged, quantised, low-bit, sinks, heavy-hitters, tova or snapkv (%(default)s)",
+        help="contiguous, ring, paged, quantised, low-bit, kivi, sinks, heavy-hitters, tova or snapkv (%(default)s)",
     )
     parser.add_argument(
         "--lookup", action="store_true", help="guess from the text so far: faster where an answer repeats it"
@@ -75,8 +75,10 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     from vantage.errors import BadInput
     from vantage.parts import check_part_name
+    from vantage.spec.stop import Stop
 
     check_sampling(sampling_of(args))
+    Stop.of(args.stop)
     check_part_name("cache", args.cache)
     if args.load is not None and not Path(args.load).is_file():
         raise BadInput(f"--load {args.load}: there is no such file; /save FILE writes one")

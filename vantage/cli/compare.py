@@ -17,6 +17,7 @@ from vantage.cli.flags import at_least, check_device
 if TYPE_CHECKING:
     from vantage.compare.executors import ExecutionBackend
     from vantage.compare.experiment import Experiment
+    from vantage.compare.experiment_fields import ExperimentFields
 
 EXAMPLE = """\
 examples:
@@ -149,23 +150,14 @@ def run(args: argparse.Namespace) -> int:
 def check(args: argparse.Namespace, out: Path) -> None:
     """Refuse what can be refused without torch, whose import takes seconds."""
     from vantage.cluster import address_of
-    from vantage.compare.names import (
-        EQUAL,
-        EXPERIMENT_FILE,
-        SCALES,
-        budget_seconds,
-        check_names,
-        paper_name,
-        refuse_occupied,
-    )
+    from vantage.compare.names import EXPERIMENT_FILE, SCALES, budget_seconds, check_names, paper_name, refuse_occupied
     from vantage.errors import BadInput, unknown
     from vantage.files import expand
 
     check_device(args.device)
     check_names(args.tasks or (), args.positions or (), args.attention or ())
-    for what, name, known in (("equality", args.equal, EQUAL), ("scale", args.scale, SCALES)):
-        if name is not None and name not in known:
-            raise BadInput(unknown(what, name, known))
+    if args.scale is not None and args.scale not in SCALES:
+        raise BadInput(unknown("scale", args.scale, SCALES))
     for name in args.published or ():
         paper_name(name)
     if args.budget is not None:
@@ -180,6 +172,21 @@ def check(args: argparse.Namespace, out: Path) -> None:
         raise BadInput(f"there is no experiment in {out} to go on with: leave --resume out, or name its folder (--out)")
     if not args.resume:
         refuse_occupied(out)
+        if args.extend is None:
+            _check_fields(args)
+
+
+def _check_fields(args: argparse.Namespace) -> None:
+    """Refuse values that no experiment can have."""
+    from dataclasses import replace
+
+    from vantage.compare.experiment_fields import check_fields, fields_of
+    from vantage.compare.names import check_names
+
+    fields = fields_of(*_begin(args))
+    fields = replace(fields, **_changes(fields, args))
+    check_names(fields.tasks, fields.positions, fields.attention)
+    check_fields(replace(fields, positions=tuple(dict.fromkeys(fields.positions))))
 
 
 @contextlib.contextmanager
@@ -218,7 +225,7 @@ def _same(held: Experiment, args: argparse.Namespace) -> None:
         wanted = _experiment(args)
         wanted = wanted if args.steps is not None else replace(wanted, steps=held.steps)
     else:
-        wanted = replace(held, **_changes(held, args))
+        wanted = replace(held, **_expanded(_changes(held, args)))
     other = [f.name for f in fields(held) if getattr(wanted, f.name) != getattr(held, f.name)]
     if other:
         differences = [
@@ -237,36 +244,53 @@ def _plain(value: Any) -> str:
 def _experiment(args: argparse.Namespace) -> Experiment:
     from dataclasses import replace
 
-    from vantage.compare.experiment import Experiment, default_steps, read_experiment
+    from vantage.compare.experiment import default_steps, expand_positions, experiment_of
 
-    if args.scale is not None and args.published is None:
-        from vantage.errors import BadInput
-
-        raise BadInput(
-            "--scale belongs to a paper's set-up: name the paper (--published alibi, length-generalization, …)"
-        )
-    experiment = (
-        _published(args) if args.published else Experiment() if args.file is None else read_experiment(args.file)
-    )
-    changes = _changes(experiment, args)
+    table, where = _begin(args)
+    if isinstance(table.get("positions"), list):
+        table["positions"] = list(expand_positions(tuple(table["positions"])))
+    experiment = experiment_of(table, where)
+    changes = _expanded(_changes(experiment, args))
     if args.file is None and not args.published and args.steps is None:
         changes["steps"] = default_steps(changes.get("tasks", experiment.tasks))
     return replace(experiment, **changes)
 
 
-def _changes(experiment: Experiment, args: argparse.Namespace) -> dict[str, Any]:
+def _begin(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    """What the other flags change: a file, a paper's set-up, or the default; and what that is called."""
+    from vantage.compare.experiment_fields import experiment_table
+    from vantage.compare.paper_setups import paper_fields
+    from vantage.errors import BadInput
+
+    if args.scale is not None and args.published is None:
+        raise BadInput(
+            "--scale belongs to a paper's set-up: name the paper (--published alibi, length-generalization, …)"
+        )
+    if not args.published:
+        return ({}, "experiment") if args.file is None else (experiment_table(args.file), args.file)
+    if args.file is not None:
+        raise BadInput('an EXPERIMENT file and --published: give one of them (a file may say published = ["alibi"])')
+    table = paper_fields(args.published[0], args.scale or "tiny", tuple(args.text or ()))
+    table["published"] = list(dict.fromkeys([*table["published"], *args.published[1:]]))
+    return table, args.published[0]
+
+
+def _expanded(changes: dict[str, Any]) -> dict[str, Any]:
+    """With the names of encodings that "all" and "plain" stand for."""
+    from vantage.compare.experiment import expand_positions
+
+    return changes | ({"positions": expand_positions(changes["positions"])} if "positions" in changes else {})
+
+
+def _changes(experiment: ExperimentFields, args: argparse.Namespace) -> dict[str, Any]:
     """What the flags say that is to be otherwise."""
     from dataclasses import replace
-
-    from vantage.compare.experiment import expand_positions
 
     changes: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name in FIELDS
         if (value := getattr(args, name)) is not None
     }
-    if "positions" in changes:
-        changes["positions"] = expand_positions(changes["positions"])
     if "train_length" in changes and "test_lengths" not in changes:
         top = [n / experiment.train_length for n in experiment.test_lengths]
         changes["test_lengths"] = tuple(round(changes["train_length"] * n) for n in top)
@@ -274,15 +298,3 @@ def _changes(experiment: Experiment, args: argparse.Namespace) -> dict[str, Any]
     if shape:
         changes["shape"] = replace(experiment.shape, **shape)
     return changes
-
-
-def _published(args: argparse.Namespace) -> Experiment:
-    from dataclasses import replace
-
-    from vantage.compare.setups import experiment_for
-    from vantage.errors import BadInput
-
-    if args.file is not None:
-        raise BadInput('an EXPERIMENT file and --published: give one of them (a file may say published = ["alibi"])')
-    experiment = experiment_for(args.published[0], args.scale or "tiny", tuple(args.text or ()))
-    return replace(experiment, published=tuple(dict.fromkeys([*experiment.published, *args.published[1:]])))

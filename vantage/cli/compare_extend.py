@@ -13,7 +13,7 @@ from vantage.cli.models import check_model, load_model
 from vantage.cli.progress import Bar
 
 if TYPE_CHECKING:
-    from vantage.compare.extension import ExtensionSettings
+    from vantage.compare.extension_settings import ExtensionSettings
     from vantage.compare.results import RunResult
 
 OPTIONS = (
@@ -23,7 +23,7 @@ OPTIONS = (
 OTHERS = (  # of an experiment that trains its models: none of them means anything here
     *("file", "tasks", "positions", "attention", "train_length", "test_lengths", "vocabulary", "seeds", "steps"),
     *("batch", "rates", "search", "test_examples", "width", "layers", "heads", "equal", "budget", "workers"),
-    *("published", "scale", "on"),
+    *("score", "first_seed", "published", "scale", "on"),
 )
 
 
@@ -123,7 +123,7 @@ class ReadingLines:
 
 
 def _settings(args: argparse.Namespace, device: str) -> ExtensionSettings:
-    from vantage.compare.extension import ExtensionSettings
+    from vantage.compare.extension_settings import ExtensionSettings
 
     options: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
@@ -136,19 +136,16 @@ def _settings(args: argparse.Namespace, device: str) -> ExtensionSettings:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuse what can be refused without torch."""
-    from vantage.compare.names import SCALING_RULES
-    from vantage.errors import BadInput, unknown
+    from vantage.errors import BadInput
 
     check_model(args.extend)
-    for name in args.scalings or ():
-        if name not in SCALING_RULES:
-            raise BadInput(unknown("scaling", name, SCALING_RULES))
     if not args.text:
         raise BadInput("--extend reads a text: name files (--text FILE), as long as the longest pieces together")
+    _settings(args, args.device or "cpu")
 
 
 def _resumed(out: Path) -> ExtensionSettings:
-    from vantage.compare.extension.settings import extension_of
+    from vantage.compare.extension_settings import extension_of
     from vantage.compare.names import EXPERIMENT_FILE
 
     return extension_of(json.loads((out / EXPERIMENT_FILE).read_text())["extension"], str(out / EXPERIMENT_FILE))
@@ -167,7 +164,7 @@ def command(settings: ExtensionSettings) -> str:
     """What repeats it."""
     import shlex
 
-    from vantage.compare.extension import ExtensionSettings
+    from vantage.compare.extension_settings import ExtensionSettings
 
     words = ["vantage compare --extend", shlex.quote(settings.model), "--text", *map(shlex.quote, settings.text)]
     for name in OPTIONS:

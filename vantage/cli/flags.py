@@ -66,7 +66,7 @@ def check_device(name: str | None) -> None:
 
     if name is not None and re.fullmatch(r"(cpu|cuda|mps|xpu)(:\d+)?", name) is None:
         raise BadInput(
-            f"--device {name!r}:{did_you_mean(name, ('cpu', 'cuda'))} use cpu, cuda, or cuda:1 for the second"
+            f"--device {name!r}:{did_you_mean(name, ('cpu', 'cuda'))} Use cpu, cuda, or cuda:1 for the second"
         )
 
 

@@ -16,6 +16,7 @@ examples:
   vantage generate "The capital of France is" --max-tokens 8
   vantage generate --chat "Why is the sky blue?" --temperature 0.7 --seed 1
   vantage generate --chat "Name a city" --regex "[A-Z][a-z]+"
+  vantage generate ./qwen3-vl "What is this?" --chat --image cat.png
   vantage generate ./my-model "Once upon a time" --stop "The end" --stats
   vantage generate smollm2 "Once upon a time" --adapter runs/tuned
   cat notes.txt | vantage generate - --json
@@ -45,6 +46,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--max-tokens", type=at_least(1), default=128, metavar="N", help="at most so many; default: %(default)s"
     )
     parser.add_argument("--chat", action="store_true", help="the prompt is what a user says to a chat model")
+    parser.add_argument(
+        "--image", action="append", metavar="FILE", help="an image that the prompt is about; may be given again"
+    )
     how = add_sampling(parser)
     how.add_argument("-n", type=at_least(1), default=1, metavar="N", help="so many samples; default: %(default)s")
     parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be given again")
@@ -88,21 +92,16 @@ def run(args: argparse.Namespace) -> int:
         "regex": args.regex,
         "logprobs": args.logprobs,
         "chat": args.chat,
+        "images": args.image,
         "batch_invariant": args.batch_invariant,
         "cache": not args.no_cache,
     }
-    if args.beams is not None:
-        _check_search(args)
-    check_sampling(sampling_of(args) | {"logprobs": args.logprobs})
+    _check(args, options)
     if args.tensor_parallel == 1:
         return _go_on(args, source, prompt, options)
     from vantage.cli.processes import same_in_all
 
-    if args.device not in (None, "auto", "cpu"):
-        raise BadInput(
-            f"--tensor-parallel with --device {args.device}: over processes it generates on CPUs only so far"
-        )
-    with same_in_all(args.tensor_parallel) as group:
+    with same_in_all() as group:
         args.stats = args.stats and group.first
         if options["seed"] is None:
             options["seed"] = group.seed()
@@ -123,6 +122,38 @@ def _go_on(args: argparse.Namespace, source: str, prompt: str, options: dict[str
     return _whole(args, model, prompt, options) if at_once else _streamed(args, model, prompt, options)
 
 
+def _check(args: argparse.Namespace, options: dict[str, Any]) -> None:
+    """Refuse what can be refused without torch."""
+    from vantage.cluster import check_tensor_parallel
+    from vantage.errors import BadInput
+    from vantage.spec.sampling import check_guessing
+    from vantage.spec.stop import Stop
+
+    if args.beams is not None:
+        _check_search(args)
+    check_sampling(sampling_of(args) | {"logprobs": args.logprobs})
+    Stop.of(args.stop)
+    if options["schema"] is not None or args.regex is not None:
+        _check_form(options["schema"], args.regex)
+    if args.lookup:
+        check_guessing(n=args.n, stream=False, batch_invariant=args.batch_invariant, cache=options["cache"])
+    if args.tensor_parallel > 1 and args.device not in (None, "auto", "cpu"):
+        raise BadInput(
+            f"--tensor-parallel with --device {args.device}: over processes it generates on CPUs only so far"
+        )
+    check_tensor_parallel(args.tensor_parallel, "generate")
+
+
+def _check_form(schema: str | None, regex: str | None) -> None:
+    from vantage.spec.grammars import check_regex, check_schema, given_form  # with their library
+
+    given_form(schema=schema, regex=regex)
+    if schema is not None:
+        check_schema(schema)
+    if regex is not None:
+        check_regex(regex)
+
+
 def _check_search(args: argparse.Namespace) -> None:
     """What a search for the likeliest text cannot follow is refused."""
     from vantage.errors import BadInput
@@ -133,6 +164,7 @@ def _check_search(args: argparse.Namespace) -> None:
         "sampling": args.temperature or args.top_k or args.top_p or args.min_p,
         "penalties": (args.repetition_penalty, args.presence_penalty, args.frequency_penalty) != (1.0, 0.0, 0.0),
         "-n": args.n > 1,
+        "--image": args.image,
         "--stop": args.stop,
         "--schema": args.schema,
         "--regex": args.regex,

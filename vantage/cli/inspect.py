@@ -61,7 +61,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     cache.add_argument(
         "--kind",
         default="contiguous",
-        help="contiguous, ring, paged, quantised, low-bit, sinks, heavy-hitters, tova or snapkv (%(default)s)",
+        help="contiguous, ring, paged, quantised, low-bit, kivi, sinks, heavy-hitters, tova or snapkv (%(default)s)",
     )
     add_adapter(cache)
     cache.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -79,6 +79,8 @@ def run(args: argparse.Namespace) -> int:
     if args.prompt is None and not Path(args.file).is_file():
         raise BadInput(f"there is no file {args.file}: give what /save of `vantage chat` wrote, or a --prompt")
     if args.prompt is not None:
+        if not args.prompt:
+            raise BadInput("an empty prompt: give some text")
         check_part_name("cache", args.kind)
     description = _file(args.file) if args.prompt is None else _prompt(args)
     print(json.dumps(description, ensure_ascii=False) if args.json else _text(description))

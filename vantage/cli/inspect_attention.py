@@ -79,7 +79,7 @@ def reading_parser(what: Any, name: str, short: str, long: str, example: str = E
     parser.add_argument("--out", metavar="FILE", help="a picture: .png, .svg or .html")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     add_dtype(parser)
-    add_device(parser, "cpu")  # a GPU's figures were never compared with a CPU's on one
+    add_device(parser)
     add_adapter(parser)
     return parser
 
@@ -109,7 +109,7 @@ def read_text(name: str) -> str:
 def run_attention(args: argparse.Namespace) -> int:
     text = text_of(args)
     heads, queries = parse_numbers(args.head, "--head"), parse_numbers(args.queries, "--queries")
-    check_model(args.model, args.adapter)
+    check_model(args.model, args.adapter, args.device)
     check_out(args)
     from vantage.inspect import capture
 
@@ -158,7 +158,7 @@ def _looks(seen: Capture, head: int, args: argparse.Namespace) -> list[list[str]
 def run_atlas(args: argparse.Namespace) -> int:
     text = text_of(args)
     layers = parse_numbers(args.layers, "--layers")
-    check_model(args.model, args.adapter)
+    check_model(args.model, args.adapter, args.device)
     check_out(args)
     from vantage.figures.html import table
     from vantage.inspect import atlas, plot_atlas
@@ -190,7 +190,7 @@ def run_scores(args: argparse.Namespace) -> int:
         raise BadInput(
             "--distances looks at every head of a layer's self attention: leave out --heads, --queries, --kind"
         )
-    check_model(args.model, args.adapter)
+    check_model(args.model, args.adapter, args.device)
     check_out(args)
     from vantage.figures.html import table
     from vantage.inspect import decompose, distinguishable, plot_decomposition, plot_distances

@@ -6,13 +6,16 @@ import argparse
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vantage.cli.flags import at_least, parse_numbers
 from vantage.cli.inspect_attention import check_out, show_table, text_of, write
 from vantage.cli.models import DEFAULT, add_adapter, add_dtype, check_model, load_model
 from vantage.cli.progress import Bar
 from vantage.errors import BadInput
+
+if TYPE_CHECKING:
+    from vantage.spec.mesh import MeshShape
 
 EXAMPLE = """\
 examples:
@@ -84,6 +87,7 @@ def _parser(what: Any, name: str, short: str, long: str) -> argparse.ArgumentPar
 
 def run_cost(args: argparse.Namespace) -> int:
     from vantage.parts import check_part_name
+    from vantage.spec.mesh import MeshShape
 
     check_part_name("cache", args.kind)
     if not args.model.endswith(".json"):
@@ -92,51 +96,56 @@ def run_cost(args: argparse.Namespace) -> int:
         raise BadInput(f"there is no file {args.model}")
     elif args.adapter is not None:
         raise BadInput("--adapter goes on a model, and a config.json has no weights: name the model")
+    config = _config(args.model) if args.model.endswith(".json") else None
+    mesh = None if args.mesh is None else MeshShape.read(args.mesh)
     check_out(args)
     from vantage.figures.html import table
     from vantage.inspect import cost, machine, plot_cost
     from vantage.inspect.cost import dtype_for
 
-    subject = _model_or_spec(args.model, args.adapter)
+    subject = load_model(args.model, adapter=args.adapter) if config is None else _spec(config)
     # not every processor can multiply in bfloat16, and none of them is fast at it: a config is measured in float32
     weights = args.weights or ("float32" if args.machine == "measure" else None)
     named = str(dtype_for(subject, weights)).removeprefix("torch.")
     on = None if args.machine is None else machine(args.machine, named)  # measured as the cost is told
     options = {"context": args.context, "batch": args.batch, "source": args.source, "window": args.window}
     result = cost(subject, dtype=weights, kind=args.kind, machine=on, **options)
-    mesh = None if args.mesh is None else _mesh_cost(args, subject, named)
+    shares = None if mesh is None else _mesh_cost(args, mesh, subject, named)
     if args.json:
-        print(json.dumps(result.to_dict() | ({} if mesh is None else {"mesh": mesh.to_dict()}), ensure_ascii=False))
+        print(json.dumps(result.to_dict() | ({} if shares is None else {"mesh": shares.to_dict()}), ensure_ascii=False))
     else:
         _show_cost(result)
-        if mesh is not None:
-            show_table(f"each of {mesh.mesh.devices} devices ({args.mesh})", mesh.header, mesh.rows())
+        if shares is not None:
+            show_table(f"each of {shares.mesh.devices} devices ({args.mesh})", shares.header, shares.rows())
     if args.out:
         write(plot_cost(result), args.out, repr(result), table(result.header, result.rows()))
     return 0
 
 
-def _mesh_cost(args: argparse.Namespace, subject: Any, dtype: str) -> Any:
-    from vantage.inspect.mesh_cost import MeshShape, mesh_cost
+def _mesh_cost(args: argparse.Namespace, mesh: MeshShape, subject: Any, dtype: str) -> Any:
+    from vantage.inspect.mesh_cost import mesh_cost
     from vantage.spec.model import ModelSpec
 
     spec = subject if isinstance(subject, ModelSpec) else subject.spec
-    return mesh_cost(spec, MeshShape.read(args.mesh), context=args.context, batch=args.batch, dtype=dtype)
+    return mesh_cost(spec, mesh, context=args.context, batch=args.batch, dtype=dtype)
 
 
-def _model_or_spec(name: str, adapter: str | None) -> Any:
-    """A model, or only the spec that a config.json describes: its cost needs no weights."""
-    if not name.endswith(".json"):
-        return load_model(name, adapter=adapter)
-    from vantage.checkpoints.config import Config
-    from vantage.families import family_of
-
+def _config(name: str) -> dict[str, Any]:
+    """What a config.json says."""
     try:
         config = json.loads(Path(name).read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
         raise BadInput(f"{name}: {e}") from e
     if not isinstance(config, dict):
         raise BadInput(f"{name}: a config is an object, not {type(config).__name__}")
+    return config
+
+
+def _spec(config: dict[str, Any]) -> Any:
+    """The spec that a config describes: its cost needs no weights."""
+    from vantage.checkpoints.config import Config
+    from vantage.families import family_of
+
     return family_of(config).spec(Config(config))
 
 

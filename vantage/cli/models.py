@@ -26,10 +26,9 @@ def add_dtype(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_device(parser: argparse.ArgumentParser, default: str = "auto") -> None:
+def add_device(parser: argparse.ArgumentParser) -> None:
     """Where the model runs."""
-    words = "cuda where there is one" if default == "auto" else default
-    parser.add_argument("--device", default=default, help=f"cpu or cuda; default: {words}")
+    parser.add_argument("--device", default="auto", help="cpu or cuda; default: cuda where there is one")
 
 
 def add_adapter(parser: argparse.ArgumentParser) -> None:
@@ -37,8 +36,9 @@ def add_adapter(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--adapter", metavar="PATH", help=ADAPTER)
 
 
-def check_model(source: str, adapter: str | None = None) -> None:
-    """Refuse what is not there. Nothing is brought and nothing loaded yet."""
+def check_model(source: str, adapter: str | None = None, device: str | None = None) -> None:
+    """Refuse what is not there, and what is no device. Nothing is brought and nothing loaded yet."""
+    check_device(None if device == "auto" else device)
     from vantage.checkpoints.adapter_folder import find_adapter, find_with_adapter
     from vantage.checkpoints.pull import to_bring
 
@@ -57,8 +57,7 @@ def load_model(
     tensor_parallel: bool = False,
 ) -> Any:
     """The model, brought first if it is a name that is not here yet. ``device``: "auto", a name, or ``None``: a CPU."""
-    check_device(None if device == "auto" else device)
-    check_model(source, adapter)
+    check_model(source, adapter, device)
     from vantage.checkpoints.pull import pull, to_bring
 
     if to_bring(source):

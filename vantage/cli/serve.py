@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-from pathlib import Path
 from typing import Any
 
+from vantage.cli.flags import check_device
+from vantage.cli.models import check_model
 from vantage.cli.progress import Bar
 
 EXAMPLE = """\
@@ -59,6 +60,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
+    from vantage.checkpoints.adapter_folder import find_adapter
     from vantage.errors import BadInput
     from vantage.serve.settings import NAMED, read_settings
 
@@ -67,11 +69,11 @@ def run(args: argparse.Namespace) -> int:
     settings = read_settings(
         tuple(args.models), {name: getattr(args, name) for name in NAMED}, config=args.config, default=DEFAULT
     )
+    check_device(None if settings.batching.device == "auto" else settings.batching.device)
+    for adapter in settings.adapters:
+        find_adapter(adapter.path)
     for served in settings.models:
         _bring(served.source)
-    for adapter in settings.adapters:
-        if not Path(adapter.path).is_dir():
-            raise BadInput(f"the adapter {adapter.name!r}: {adapter.path} is not a folder")
     if settings.on:
         from vantage.serve.on_ray import serve_on_ray
 
@@ -84,13 +86,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _bring(source: str) -> None:
-    """A name that is not here yet is pulled; a path that is not there is refused now, not at the first request."""
-    from vantage.checkpoints.pull import find, pull, to_bring
+    """A name that is not here yet is pulled; what is no model is refused now, not at the first request."""
+    from vantage.checkpoints.pull import pull, to_bring
 
     if to_bring(source):
         with Bar("bytes") as progress:
             pull(source, progress=progress)
-    find(source)
+    check_model(source)
 
 
 def _tell(url: str, as_json: bool) -> None:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from vantage.cli.flags import check_device
-from vantage.cli.models import add_device
+from vantage.cli.models import add_device, check_model
 from vantage.cli.progress import Bar
 
 EXAMPLE = """\
@@ -59,19 +59,21 @@ def run(args: argparse.Namespace) -> int:
     if args.port is not None and not 0 <= args.port <= 65535:
         raise BadInput(f"--port {args.port}: give 0 (any that is free) to 65535")
     check_device(None if args.device == "auto" else args.device)
+    if args.folder is not None and args.folder.exists() and not args.folder.is_dir():
+        raise BadInput(f"--folder {args.folder}: that is a file, and conversations and reports need a folder")
     from vantage.serve.settings import Batching, Limits, Logs, ServedModel, ServerSettings
 
     models = tuple(ServedModel.of(text) for text in args.models or (DEFAULT,))
-    troubles = {served.name: trouble for served in models if (trouble := _bring(served.source)) is not None}
-    print("vantage: the studio is starting", file=sys.stderr, flush=True)  # what follows takes seconds
-    from vantage.serve.run import run_app
-    from vantage.serve.studio import create_studio
-
     batching = Batching(rows=8, queue=16, capacity=8192, device=args.device)
     limits = Limits(body_bytes=16 * 2**20)  # a conversation that is imported
     settings = ServerSettings(
         models, port=_port(args.port), batching=batching, limits=limits, logs=Logs(level="warning")
     )
+    troubles = {served.name: trouble for served in models if (trouble := _bring(served.source)) is not None}
+    print("vantage: the studio is starting", file=sys.stderr, flush=True)  # what follows takes seconds
+    from vantage.serve.run import run_app
+    from vantage.serve.studio import create_studio
+
     app = create_studio(settings, troubles=troubles, folder=args.folder)
     run_app(app, settings, ready=lambda url: _tell(f"{url}/studio/", as_json=args.json, browser=not args.no_browser))
     return 0
@@ -79,8 +81,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _bring(source: str) -> str | None:
     """Pulls a name that is not here yet. Returns why that failed: the studio starts all the same, and the page says it.
-    A path that is not there is a mistake of the command line, and refused."""
-    from vantage.checkpoints.pull import PullError, find, pull, to_bring
+    What is no model is a mistake of the command line, and refused."""
+    from vantage.checkpoints.pull import PullError, pull, to_bring
 
     if to_bring(source):
         print(f"vantage: {source} is not here yet, so it is brought now", file=sys.stderr)
@@ -91,7 +93,7 @@ def _bring(source: str) -> str | None:
             message = f"{source} could not be downloaded: {error}. Try again later: vantage pull {source}"
             print(f"vantage: {' '.join(message.split())}", file=sys.stderr)
             return message
-    find(source)
+    check_model(source)
     return None
 
 

@@ -13,7 +13,6 @@ from vantage.errors import BadInput, VantageError, unknown
 if TYPE_CHECKING:
     from vantage.studies.report import FailedStudy
     from vantage.studies.runner import Outcome
-    from vantage.studies.study import Study
 
 EXAMPLE = """\
 examples:
@@ -97,20 +96,22 @@ def run_list(args: argparse.Namespace) -> int:
 
 
 def run_some(args: argparse.Namespace) -> int:
-    from vantage.studies.registry import check_tag, find
+    from vantage.studies.registry import check_tag, check_values, find
+    from vantage.studies.report_folder import check_report
 
-    for tag in args.tags:
-        check_tag(tag)
-    from vantage.studies.report import check_report, data, write_report
-    from vantage.studies.runner import conduct
-
-    chosen = list({study.tag: study for study in map(find, args.tags)}.values())
-    values = _settings(chosen, args.set)
-    for study in chosen:  # what is wrong is said before anything runs
-        study.values(values[study.tag])
+    tags = list(dict.fromkeys(map(check_tag, args.tags)))
+    values = _settings(tags, args.set)
+    for tag in tags:
+        check_values(tag, values[tag])
     for folder in (args.report, args.figures):
         if folder is not None:
             check_report(folder)
+    from vantage.studies.report import data, write_report
+    from vantage.studies.runner import conduct
+
+    chosen = [find(tag) for tag in tags]
+    for study in chosen:  # what is wrong is said before anything runs
+        study.values(values[study.tag])
     outcomes: list[Outcome] = []
     with StudyDisplay(chosen) as watch:
         for study in chosen:
@@ -129,12 +130,14 @@ def run_some(args: argparse.Namespace) -> int:
 
 def run_all(args: argparse.Namespace) -> int:
     """Those that cannot run are named with their reason, and the others go on. Exit code 1 if there were any."""
-    from vantage.studies.registry import studies
-    from vantage.studies.report import FailedStudy, check_report, data, write_report
-    from vantage.studies.runner import conduct
+    from vantage.studies.report_folder import check_report
 
     if args.report is not None:
         check_report(args.report)
+    from vantage.studies.registry import studies
+    from vantage.studies.report import FailedStudy, data, write_report
+    from vantage.studies.runner import conduct
+
     every = list(studies().values())
     chosen = [study for study in every if args.train or not study.trains]
     outcomes: list[Outcome] = []
@@ -162,9 +165,9 @@ def run_all(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _settings(chosen: list[Study], texts: list[str]) -> dict[str, dict[str, str]]:
+def _settings(tags: list[str], texts: list[str]) -> dict[str, dict[str, str]]:
     """What --set says, by study."""
-    values: dict[str, dict[str, str]] = {study.tag: {} for study in chosen}
+    values: dict[str, dict[str, str]] = {tag: {} for tag in tags}
     for text in texts:
         name, equals, value = text.partition("=")
         tag, dot, rest = name.partition(".")
@@ -174,10 +177,10 @@ def _settings(chosen: list[Study], texts: list[str]) -> dict[str, dict[str, str]
             if tag.upper() not in values:
                 raise BadInput(f"--set {text}: {tag} is not among the studies to run ({', '.join(values)})")
             values[tag.upper()][rest] = value
-        elif len(chosen) > 1:
-            raise BadInput(f"--set {text}: several studies are to run, so name the study, as in {chosen[0].tag}.{text}")
+        elif len(tags) > 1:
+            raise BadInput(f"--set {text}: several studies are to run, so name the study, as in {tags[0]}.{text}")
         else:
-            values[chosen[0].tag][name] = value
+            values[tags[0]][name] = value
     return values
 
 

@@ -70,9 +70,11 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
+    from vantage.cluster import check_tensor_parallel
     from vantage.errors import BadInput
     from vantage.training.promises import promise_note
-    from vantage.training.tables import check_table, run_folder, table_of
+    from vantage.training.tables import check_run_folder, check_table, run_folder, table_of
+    from vantage.training.track import check_trackers, trackers
 
     if args.list:
         return _list()
@@ -83,6 +85,11 @@ def run(args: argparse.Namespace) -> int:
     table = table_of(args.settings, changes)
     check_table(table)
     check_device(args.device)
+    check_trackers(args.track)
+    check_tensor_parallel(args.tensor_parallel, "train")
+    out = Path(args.out) if args.out else run_folder(args.settings)
+    if not args.check:
+        check_run_folder(out, resume=args.resume)
     note = promise_note(args.settings, changes)
     from vantage.training.settings import settings_of
 
@@ -95,11 +102,8 @@ def run(args: argparse.Namespace) -> int:
     from vantage.cli.train_show import TrainingDisplay
     from vantage.parallel.group import ending_together
     from vantage.training.run import Run
-    from vantage.training.track import trackers
 
     following = trackers(args.track)
-    out = Path(args.out) if args.out else run_folder(args.settings)
-
     with ending_together(), TrainingDisplay(out) as display:
         training_run = Run(
             settings,

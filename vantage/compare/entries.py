@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from vantage.attention import ATTENTIONS, GroupedQuery
+from vantage.compare.experiment_fields import ModelShape
 from vantage.compare.names import CONTROL, GROUPED, RANDOMISED, all_names, plain_names
 from vantage.errors import BadInput, unknown
 from vantage.position import ENCODINGS, encoding
@@ -30,22 +30,6 @@ def attentions() -> tuple[str, ...]:
     """Multi-head attention and its forms, the other kinds, and multi-head attention with another normaliser."""
     others = (*ATTENTIONS.entries(), *NORMALISERS.entries())
     return (*GROUPED, *(entry.name for entry in others if entry.compared))
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """The size of every model of an experiment."""
-
-    width: int = 64
-    layers: int = 2
-    heads: int = 4
-
-    def __post_init__(self) -> None:
-        for name in ("width", "layers", "heads"):
-            if getattr(self, name) < 1:
-                raise BadInput(f"{name}={getattr(self, name)}: give at least 1")
-        if self.width % (2 * self.heads):
-            raise BadInput(f"width={self.width}: make it a multiple of twice the heads ({2 * self.heads}), for RoPE")
 
 
 def section(position: str, attention: str, shape: ModelShape, longest: int) -> Decoder:

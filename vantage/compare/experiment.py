@@ -5,104 +5,50 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import tomllib
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from vantage.checkpoints.spec_json import PartNames, Reader
 from vantage.compare import text as texts
-from vantage.compare.entries import ModelShape, all_positions, check_entry, plain_positions, section
+from vantage.compare.entries import all_positions, check_entry, plain_positions, section
 from vantage.compare.equal import matched
-from vantage.compare.names import ALL, CONTROL, DEFAULT, EQUAL, PLAIN
-from vantage.compare.published import paper
+from vantage.compare.experiment_fields import (
+    STEPS_BY_DEFAULT,
+    TASKS_BY_DEFAULT,
+    ExperimentFields,
+    check_fields,
+    experiment_table,
+    shortest,
+)
+from vantage.compare.names import ALL, CONTROL, DEFAULT, PLAIN
 from vantage.compare.results import Key
 from vantage.compare.task_names import task_of
-from vantage.errors import BadInput, did_you_mean
+from vantage.errors import BadInput
+from vantage.spec.table_reader import PartNames, Reader
 from vantage.training.models import Decoder
 from vantage.training.sequences import Sequences
-from vantage.training.tasks import Task, check_lengths
 from vantage.training.tasks.guess import guess_score
 
-SCORES = ("auto", "exact", "tokens")
-# What is compared where nothing else is asked for: docs/compare.md has the pilot runs and the calculation behind it.
-TASKS_BY_DEFAULT = ("copy", "sort")
 GUESSABLE = 0.5  # of the tokens: a task where a guess gets more is scored by whole rows
-STEPS_BY_DEFAULT = 500  # these tasks are learned by then; others get up to what ``Experiment`` says
-SEARCH_SEED = 1_000_003  # no experiment has so many: the search never sees the seeds that are compared
 
 
 @dataclass(frozen=True)
-class Experiment:
+class Experiment(ExperimentFields):
     """What is compared. Every entry gets the same data, the same steps and the same search for its learning rate."""
 
-    tasks: tuple[str, ...] = TASKS_BY_DEFAULT
-    positions: tuple[str, ...] = DEFAULT
-    attention: tuple[str, ...] = ("multi-head",)
-    train_length: int = 10
-    test_lengths: tuple[int, ...] = (10, 15, 20, 40)
-    seeds: int = 8
-    steps: int = 3000
-    batch: int = 32
-    shape: ModelShape = ModelShape()
-    rates: tuple[float, ...] = (1e-3, 3e-3)
-    search: float = 0.25  # of the steps, for each rate
-    test_examples: int = 256
-    equal: Literal["compute", "parameters"] = "compute"
-    text: tuple[str, ...] = ()  # files, for the task "text"
-    vocabulary: str = "bytes"  # of the text: bytes, characters, or bpe-4096
-    published: tuple[str, ...] = ()  # papers whose numbers are set beside
-    score: Literal["auto", "exact", "tokens"] = "auto"  # auto: tokens of long answers, else whole rows
-    first_seed: int = 0  # other numbers repeat an experiment with other weights and examples
-
     def __post_init__(self) -> None:
-        for name in ("seeds", "steps", "batch", "train_length", "test_examples"):
-            if getattr(self, name) < 1:
-                raise BadInput(f"{name}={getattr(self, name)}: give at least 1")
-        for name in ("tasks", "positions", "attention", "test_lengths", "rates"):
-            if not getattr(self, name):
-                raise BadInput(f"{name} is empty: give at least one")
-            if len(set(getattr(self, name))) < len(getattr(self, name)):
-                raise BadInput(f"{name} = {list(getattr(self, name))} names one of them twice")
-        if any(n < 1 for n in self.test_lengths):
-            raise BadInput(f"test_lengths={list(self.test_lengths)}: a length is at least 1")
-        if any(not 0 < rate < 1 for rate in self.rates) or not 0 < self.search <= 1:
-            raise BadInput(
-                f"rates={list(self.rates)}, search={self.search}: give learning rates between 0 and 1, such as 1e-3, "
-                "and a share of the steps above 0, up to 1"
-            )
+        check_fields(self)
         for position in self.positions:
             for attention in self.attention:
                 check_entry(position, attention)
-        for name in self.published:
-            paper(name)
-        if self.score not in SCORES:
-            raise BadInput(f"score={self.score!r}.{did_you_mean(self.score, SCORES)} Use {', '.join(SCORES)}")
-        if not 0 <= self.first_seed < SEARCH_SEED - self.seeds:
-            raise BadInput(f"first_seed={self.first_seed}: give 0 or more, and less than {SEARCH_SEED - self.seeds:,}")
-        if self.equal not in EQUAL:
-            raise BadInput(f"equal={self.equal!r}.{did_you_mean(self.equal, EQUAL)} Use {' or '.join(EQUAL)}")
-        self._check_text()
-        for name in self.tasks:
-            if name != texts.NAME:
-                task = task_of(name)
-                check_lengths(task, {self.shortest(task), self.train_length, *self.test_lengths})
+        if self.text:
+            self.reading(0)
         if not self.wanted():
             raise BadInput(f"{CONTROL} answers with one symbol, and none of these tasks does: add a causal encoding")
         if self.equal == "parameters":
             for name in self.tasks:
                 _matched(self, name)
-
-    def _check_text(self) -> None:
-        if (texts.NAME in self.tasks) != bool(self.text):
-            message = "the task text reads files: name them (--text FILES)"
-            raise BadInput(
-                message if not self.text else "files of text, and no task that reads them: add the task text"
-            )
-        texts.vocabulary(self.vocabulary)
-        if self.text:
-            self.reading(0)
 
     def reading(self, seed: int) -> texts.Reading:
         tests = tuple(sorted({self.train_length, *self.test_lengths}))
@@ -116,12 +62,9 @@ class Experiment:
     def vocab(self, name: str) -> int:
         return self.data(name, "line", 0).vocab
 
-    def shortest(self, task: Task) -> int:
-        return min(task.shortest, self.train_length)
-
     def sequences(self, name: str, reads: Any, seed: int) -> Sequences:
         task = task_of(name)
-        lengths = (self.shortest(task), self.train_length)
+        lengths = (shortest(task, self.train_length), self.train_length)
         tests = tuple(sorted({self.train_length, *self.test_lengths}))
         return Sequences(task, reads, lengths, tests, self.test_examples, seed)
 
@@ -225,12 +168,7 @@ def expand_positions(words: tuple[str, ...]) -> tuple[str, ...]:
 
 def read_experiment(path: str | Path) -> Experiment:
     """An experiment from a TOML file, with the names of ``Experiment``."""
-    try:
-        fields = tomllib.loads(Path(path).read_text())
-    except OSError as e:
-        raise BadInput(f"cannot read {path}: {e.strerror}") from e
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise BadInput(f"{path} is not TOML: {e}") from e
+    fields = experiment_table(path)
     if isinstance(fields.get("positions"), list):
         fields["positions"] = list(expand_positions(tuple(fields["positions"])))
     return experiment_of(fields, str(path))
@@ -238,4 +176,4 @@ def read_experiment(path: str | Path) -> Experiment:
 
 def experiment_of(fields: dict[str, Any], where: str) -> Experiment:
     """An experiment from a nested table."""
-    return Reader(4096, PartNames({}, {}, BadInput, loose=True)).part(fields, (Experiment,), where, 0)
+    return Reader(4096, PartNames(error=BadInput, loose=True)).part(fields, (Experiment,), where, 0)

@@ -16,7 +16,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from vantage.compare.example_cache import CachedExamples
-from vantage.compare.experiment import SEARCH_SEED, Experiment
+from vantage.compare.experiment import Experiment
+from vantage.compare.experiment_fields import SEARCH_SEED
 from vantage.compare.results import Key, RunResult, TestScore
 from vantage.compare.stack import Examples, Recipe, Stack, train_in_turn
 from vantage.compare.text import NAME as TEXT

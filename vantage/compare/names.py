@@ -87,8 +87,22 @@ def _papers() -> tuple[str, ...]:
     return tuple(tomllib.loads(resources.files("vantage.compare").joinpath("published.toml").read_text()))
 
 
+def bpe_size(vocabulary: str) -> int | None:
+    """The size in "bpe-4096"; ``None`` for "bytes" and "characters"."""
+    if vocabulary in ("bytes", "characters"):
+        return None
+    kind, _, size = vocabulary.partition("-")
+    if kind != "bpe" or not size.isdigit():
+        raise BadInput(f"vocabulary={vocabulary!r}: write bytes, characters, or bpe-SIZE as in bpe-4096")
+    if int(size) < 257:
+        raise BadInput(f"vocabulary={vocabulary!r}: give at least 257, 256 bytes and the end of a text: bpe-257")
+    return int(size)
+
+
 def refuse_occupied(folder: Path) -> None:
-    """A folder that holds an experiment, when a new one is wanted there."""
+    """A folder that holds an experiment, or is none, when a new one is wanted there."""
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"{folder} is a file: give the folder of the experiment (--out)")
     if (folder / EXPERIMENT_FILE).exists():
         raise BadInput(
             f"{folder} holds an experiment already: go on with it (--resume), or choose another folder (--out)"

@@ -2,65 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
-from importlib import resources
-from typing import Any
-
 from vantage.compare.equal import hidden_of, parameters
 from vantage.compare.experiment import Experiment, experiment_of
-from vantage.compare.names import SCALES
+from vantage.compare.names import paper_name
+from vantage.compare.paper_setups import paper_fields, setup_of, setups
 from vantage.compare.published import paper
-from vantage.compare.text import NAME
-from vantage.errors import BadInput, unknown
-
-# What a scale has where it says nothing else.
-USUAL = {"score": "exact", "seeds": 3, "batch": 64, "train_length": 20, "test_examples": 512}
-
-
-@dataclass(frozen=True)
-class Setup:
-    """A paper's set-up: setups.toml says what the fields mean."""
-
-    theirs: Mapping[str, object]  # by what it is called in a sentence
-    besides: tuple[str, ...]
-    reads: str  # the text it reads, where it reads text
-    scales: Mapping[str, Mapping[str, Any]]
-
-
-@functools.cache
-def _setups() -> dict[str, Setup]:
-    fields = tomllib.loads(resources.files("vantage.compare").joinpath("setups.toml").read_text(encoding="utf-8"))
-    return {
-        name: Setup(one["theirs"], tuple(one["besides"]), one.get("reads", ""), {scale: one[scale] for scale in SCALES})
-        for name, one in fields.items()
-    }
-
-
-def setup_of(name: str) -> tuple[str, Setup]:
-    """By the paper's name; only some papers have a set-up that an experiment can be."""
-    key = paper(name).name
-    if key not in _setups():
-        instead = "vantage compare --extend MODEL" if key == "context-extension" else "--tasks and --positions"
-        raise BadInput(f"{key!r} has no set-up of its own to repeat (use {instead}). There are: {', '.join(_setups())}")
-    return key, _setups()[key]
 
 
 def experiment_for(name: str, scale: str, text: tuple[str, ...] = ()) -> Experiment:
     """The experiment of a paper at a scale. ``text``: files, for one that reads text."""
-    name_of_paper, setup = setup_of(name)
-    if scale not in SCALES:
-        raise BadInput(unknown("scale", scale, SCALES))
-    if setup.reads and not text:
-        raise BadInput(f"{name_of_paper} reads text: name files with --text (the paper's is {setup.reads})")
-    if text and not setup.reads:
-        raise BadInput(f"{name_of_paper} has no task that reads text: leave --text out")
-    fields = {**USUAL, **setup.scales[scale], "published": [name_of_paper]}
-    if setup.reads:
-        fields |= {"tasks": [NAME], "text": list(text)}
-    return experiment_of(fields, f"{name_of_paper} ({scale})")
+    return experiment_of(paper_fields(name, scale, text), f"{paper_name(name)} ({scale})")
 
 
 # ---- in words
@@ -70,7 +21,7 @@ def reductions(experiment: Experiment) -> list[str]:
     """How an experiment differs from the set-up of each paper that it is set beside."""
     sentences: list[str] = []
     for name in experiment.published:
-        if paper(name).name not in _setups():
+        if paper_name(name) not in setups():
             continue
         _, setup = setup_of(name)
         ours = _ours(experiment)

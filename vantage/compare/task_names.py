@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vantage.compare import text as texts
-from vantage.compare.names import VARIANTS
+from vantage.compare.names import TEXT, VARIANTS
 from vantage.errors import BadInput, unknown
 from vantage.training.tasks import TASKS, Task, task
 
@@ -23,5 +22,5 @@ def task_of(name: str) -> Task:
         base, parameters = VARIANTS[name]
         return task(base, **parameters)
     if name not in TASKS:
-        raise BadInput(unknown("task", name, [*TASKS, *VARIANTS, texts.NAME]))
+        raise BadInput(unknown("task", name, [*TASKS, *VARIANTS, TEXT]))
     return task(name)

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vantage.checkpoints.pull import home
-from vantage.compare.names import TEXT
+from vantage.compare.names import TEXT, bpe_size
 from vantage.compare.results import TestScore
 from vantage.errors import BadInput
 from vantage.training.batch import Batch
@@ -38,14 +38,9 @@ Logits = Callable[[Batch], Tensor]
 
 def vocabulary(name: str) -> Vocabulary:
     """ "bytes", "characters" or "bpe-4096"."""
-    if name in ("bytes", "characters"):
-        return Bytes() if name == "bytes" else Characters()
-    kind, _, size = name.partition("-")
-    if kind != "bpe" or not size.isdigit():
-        raise BadInput(f"vocabulary={name!r}: write bytes, characters, or bpe-SIZE as in bpe-4096")
-    if int(size) < 257:
-        raise BadInput(f"vocabulary={name!r}: give at least 257, 256 bytes and the end of a text: bpe-257")
-    return BPE(int(size))
+    if (size := bpe_size(name)) is not None:
+        return BPE(size)
+    return Bytes() if name == "bytes" else Characters()
 
 
 def shards(files: tuple[str, ...], words: str) -> Shards:

@@ -16,10 +16,12 @@ from vantage.checkpoints.config import Config
 from vantage.checkpoints.config_size import check_config_size
 from vantage.checkpoints.folder import Folder, plain_dtype, write_folder
 from vantage.checkpoints.gguf_names import GGUFTensors
+from vantage.checkpoints.image_processor import ImageProcessor, processor_from_folder
 from vantage.checkpoints.model_folder import writing_model
+from vantage.checkpoints.run_folder import check_checkpoint, is_checkpoint
 from vantage.checkpoints.tensor_names import RenamedTensors
 from vantage.checkpoints.tokenizer import Tokenizer, from_folder, from_gguf, from_object
-from vantage.checkpoints.training_checkpoint import TrainingCheckpoint, is_checkpoint
+from vantage.checkpoints.training_checkpoint import TrainingCheckpoint
 from vantage.checkpoints.transformers_model import TensorsInMemory, is_transformers_model
 from vantage.errors import BadInput, CheckpointError, Refused, unknown
 from vantage.families import built
@@ -30,8 +32,9 @@ from vantage.files import SHARD_BYTES
 from vantage.model import Model, empty_model
 from vantage.model.lora import adapted
 from vantage.model.packed import PackedWeight
+from vantage.model.patches import PatchVectors
 from vantage.parallel import TensorParallel
-from vantage.spec.model import ModelKind
+from vantage.spec.model import ModelKind, ModelSpec
 
 
 @functools.cache
@@ -129,6 +132,7 @@ def load(
             module.to(dtype)
     model.config = family.saved_as(checkpoint.config)
     model.tokenizer = tokenizer_of(checkpoint) if tokenizer is None else from_object(tokenizer)
+    model.image_processor = image_processor_of(checkpoint, spec)
     model = model if device is None else model.to(device)
     if put_on is not None:
         from vantage.families.adapters import load_adapter  # which needs this module
@@ -167,13 +171,10 @@ def _path(source: object) -> str | Path:
 
 
 def opened(path: Path, dtype: torch.dtype) -> Folder | GGUFTensors | TrainingCheckpoint:
-    """Whatever kind of checkpoint this is. Only the kinds that cannot hold code are opened."""
+    """Whatever kind of checkpoint this is."""
     if path.is_dir():
         return TrainingCheckpoint(path) if is_checkpoint(path) else _folder(path)
-    if path.suffix != ".gguf":
-        raise CheckpointError(
-            f"{path} is no .gguf file and no folder; other files may hold code (pickle) and are never opened"
-        )
+    check_checkpoint(path)
     return GGUFTensors(path, dtype)
 
 
@@ -197,6 +198,15 @@ def tokenizer_of(checkpoint: Folder | GGUFTensors | TrainingCheckpoint | Tensors
     if isinstance(checkpoint, TensorsInMemory):  # transformers keeps it apart
         return None
     return from_gguf(checkpoint.file) if isinstance(checkpoint, GGUFTensors) else from_folder(checkpoint.path)
+
+
+def image_processor_of(checkpoint: object, spec: ModelSpec) -> ImageProcessor | None:
+    """What prepares images, where the model reads them: as its folder says, or else as transformers would."""
+    source = None if spec.vision is None else spec.vision.encoder.embedding.source
+    if spec.vision is None or not isinstance(source, PatchVectors):
+        return None
+    silent = ImageProcessor(source.size, spec.vision.merge, source.frames)
+    return processor_from_folder(checkpoint.path, silent) if isinstance(checkpoint, Folder) else silent
 
 
 def save(model: Model, folder: str | Path, *, shard_bytes: int = SHARD_BYTES, overwrite: bool = False) -> None:
@@ -225,3 +235,5 @@ def save(model: Model, folder: str | Path, *, shard_bytes: int = SHARD_BYTES, ov
         write_folder(written, config, export(model, links), shard_bytes=shard_bytes)
         if model.tokenizer is not None:
             model.tokenizer.save(written)
+        if model.image_processor is not None:
+            model.image_processor.save(written)

@@ -15,6 +15,7 @@ ACTIVATIONS = {
     "gelu_fast": "gelu_tanh",
     "silu": "silu",
     "swish": "silu",
+    "quick_gelu": "quick_gelu",
 }
 
 

@@ -1,27 +1,39 @@
-"""Qwen2-VL as published, with an image tower: its text model is read, the tower is left alone.
-
-What was loaded is saved as a text model (``qwen2_vl_text``), since the tower is not there to be saved.
-"""
+"""Qwen2-VL as published: its text model and its vision tower, images in, text out. Films are not read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from vantage.checkpoints.config import Config
-from vantage.families import llama, qwen2_vl
+from vantage.checkpoints.links import Link
+from vantage.families import llama, qwen2_vl, vision_layout
 from vantage.families.family import Family
+from vantage.model.vision import VisionTower
 from vantage.spec.model import ModelSpec
 
-# the tower's, and where images and films would stand in the text
-TOWER = ("vision_config", "vision_start_token_id", "vision_end_token_id", "vision_token_id")
-MARKS = ("image_token_id", "video_token_id")
+IMAGE_TOKEN = 151655
+
+
+def spec(c: Config) -> ModelSpec:
+    vision = vision_layout.vision_config(c)
+    width = vision.whole("embed_dim", 1280, low=1)
+    encoder = vision_layout.encoder(
+        vision,
+        c.stored,
+        width=width,
+        hidden=int(width * vision.number("mlp_ratio", 4.0)),
+        activation="quick_gelu",
+        patch=14,
+        bias=False,
+        inputs=None,
+    )
+    tower = VisionTower(c.whole("image_token_id", IMAGE_TOKEN), encoder, vision.whole("spatial_merge_size", 2, low=1))
+    return vision_layout.with_tower(c, text_spec(c, qwen2_vl.spec), tower, vision.whole("hidden_size", 3584, low=1))
 
 
 def text_spec(c: Config, spec: Callable[[Config], ModelSpec]) -> ModelSpec:
     """The text model that a config speaks of: in ``text_config``, or in so many keys of its own (before 2025)."""
-    c.inert(*TOWER, *MARKS)
     text = c.part("text_config")
     read = spec(c if text is None else text)
     tied = c.flag("tie_word_embeddings", False) or (text is not None and text.flag("tie_word_embeddings", False))
@@ -29,17 +41,10 @@ def text_spec(c: Config, spec: Callable[[Config], ModelSpec]) -> ModelSpec:
     return replace(read, head=replace(read.head, tied=tied))
 
 
-def text_config(config: dict[str, Any], family: str) -> dict[str, Any]:
-    """The config of the text model alone."""
-    inner = config.get("text_config") or {key: v for key, v in config.items() if key not in (*TOWER, *MARKS)}
-    tied = bool(config.get("tie_word_embeddings") or inner.get("tie_word_embeddings"))
-    return {**inner, "tie_word_embeddings": tied, "architectures": None, "model_type": family}
+def links(c: Config, spec: ModelSpec) -> list[Link]:
+    block = {**vision_layout.ATTENTION, "1.sublayer.up": "mlp.fc1", "1.sublayer.down": "mlp.fc2"}
+    merger = {"norm": "ln_q", "up": "mlp.0", "down": "mlp.2"}
+    return [*llama.links(c, spec), *vision_layout.tower_links(spec, "visual", block, merger)]
 
 
-FAMILY = Family(
-    "qwen2_vl",
-    lambda c: text_spec(c, qwen2_vl.spec),
-    llama.links,
-    ignored=("visual.", "rotary_emb.inv_freq"),
-    saved_as=lambda config: text_config(config, "qwen2_vl_text"),
-)
+FAMILY = Family("qwen2_vl", spec, links, ignored=("rotary_emb.inv_freq", "rotary_pos_emb.inv_freq"))

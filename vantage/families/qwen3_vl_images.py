@@ -1,27 +1,57 @@
-"""Qwen3-VL as published, with an image tower: its text model is read, the tower is left alone.
+"""Qwen3-VL as published: its text model and its vision tower, images in, text out. Films are not read.
 
-What was loaded is saved as a text model (``qwen3_vl_text``), since the tower is not there to be saved.
+Three layers of the tower are handed to the first layers of the text model as well (DeepStack), and a learned grid is
+added to the patches before they are turned by row and column.
 """
 
 from __future__ import annotations
 
+from math import isqrt
+
 from vantage.checkpoints.config import Config
-from vantage.checkpoints.links import Link
-from vantage.families import qwen3, qwen3_vl
+from vantage.checkpoints.links import Link, Same
+from vantage.errors import CheckpointError
+from vantage.families import qwen3, qwen3_vl, vision_layout
 from vantage.families.family import Family
 from vantage.families.module_links import in_language_model, renamed
-from vantage.families.qwen2_vl_images import text_config, text_spec
+from vantage.families.qwen2_vl_images import IMAGE_TOKEN, text_spec
+from vantage.model.vision import VisionTower
+from vantage.position import LearnedGrid
 from vantage.spec.model import ModelSpec
 
 
+def spec(c: Config) -> ModelSpec:
+    vision = vision_layout.vision_config(c)
+    places = vision.whole("num_position_embeddings", 2304, low=1)
+    if isqrt(places) ** 2 != places:
+        raise CheckpointError(f"vision_config: num_position_embeddings is {places}; wanted a square, side by side")
+    encoder = vision_layout.encoder(
+        vision,
+        c.stored,
+        width=vision.whole("hidden_size", 1152, low=1),
+        hidden=vision.whole("intermediate_size", 4304, low=1),
+        activation="gelu_pytorch_tanh",
+        patch=16,
+        bias=True,
+        inputs=LearnedGrid(isqrt(places)),
+    )
+    tower = VisionTower(
+        c.whole("image_token_id", IMAGE_TOKEN),
+        encoder,
+        vision.whole("spatial_merge_size", 2, low=1),
+        deep=tuple(map(int, vision.numbers("deepstack_visual_indexes", (8, 16, 24)))),
+    )
+    return vision_layout.with_tower(c, text_spec(c, qwen3_vl.spec), tower, vision.whole("out_hidden_size", 3584, low=1))
+
+
 def links(c: Config, spec: ModelSpec) -> list[Link]:
-    return [renamed(link, in_language_model) for link in qwen3.links(c, spec)]
+    block = {**vision_layout.ATTENTION, "1.sublayer.up": "mlp.linear_fc1", "1.sublayer.down": "mlp.linear_fc2"}
+    merger = {"norm": "norm", "up": "linear_fc1", "down": "linear_fc2"}
+    return [
+        *(renamed(link, in_language_model) for link in qwen3.links(c, spec)),
+        *vision_layout.tower_links(spec, "model.visual", block, merger),
+        Same("vision.encoder.embed.inputs.0.table", "model.visual.pos_embed.weight"),
+    ]
 
 
-FAMILY = Family(
-    "qwen3_vl",
-    lambda c: text_spec(c, qwen3_vl.spec),
-    links,
-    ignored=("model.visual.",),
-    saved_as=lambda config: text_config(config, "qwen3_vl_text"),
-)
+FAMILY = Family("qwen3_vl", spec, links)

@@ -89,7 +89,13 @@ def attention(spec: ModelSpec) -> str:
         shared = [] if layer.source is None else ["keys of an earlier layer"]
         return ", ".join([heads, sees(layer.mask), *scores, *(describe(part) for part in beside), *shared])
 
-    return by_layer(spec, of) + ("; cross-attention" if any(layer.cross for layer in spec.layers) else "")
+    crossed = "; cross-attention" if any(layer.cross for layer in spec.layers) else ""
+    return by_layer(spec, of) + crossed + ("" if spec.vision is None else f"; {tower(spec.vision.encoder)}")
+
+
+def tower(spec: ModelSpec) -> str:
+    """The vision tower of a model, in a few words."""
+    return f"vision tower of {len(spec.layers)} layers: {position(spec)}, {attention(spec)}"
 
 
 def _describe_heads(config: AttentionConfig, width: int) -> tuple[str, ...]:

@@ -65,15 +65,14 @@ class AnswerOptions:
 
 def answer_form(model: Model, schema: Any, regex: str | None, constraint: Constraint | None) -> AnswerForm:
     """From what a user may say of the form: a ``schema`` is a JSON schema, or a class that pydantic understands."""
-    options = {"schema": schema, "regex": regex, "constraint": constraint}
-    names = [name for name, value in options.items() if value is not None]
-    if len(names) > 1:
-        raise BadInput(f"{' and '.join(names)}: an answer can be held to one of them")
+    from vantage.spec.grammars import given_form  # with its library, which is loaded only where it is needed
+
+    form = given_form(schema=schema, regex=regex, constraint=constraint)
     if schema is None and regex is None:
         return AnswerForm(constraint)
     if model.tokenizer is None:
-        raise BadInput(f"{names[0]} is about texts, and this model has no tokenizer")
-    from vantage.generation import constrain  # its library is loaded only where it is needed
+        raise BadInput(f"{form} is about texts, and this model has no tokenizer")
+    from vantage.generation import constrain
 
     ends = sorted(end_tokens(model))
     if regex is not None:

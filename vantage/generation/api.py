@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any, final
 
-from vantage.errors import BadInput
 from vantage.generation.answer_options import AnswerOptions, answer_form
 from vantage.generation.drafted import drafted
 from vantage.generation.engine import Engine
@@ -17,6 +16,8 @@ from vantage.generation.speculate import Draft, check_draft
 from vantage.generation.stats import Stats
 from vantage.generation.stops import Stop
 from vantage.model import Model
+from vantage.spec.images import PreparedImage
+from vantage.spec.sampling import check_guessing
 
 ROWS = 64  # samples that run at once, unless a prompt has more
 
@@ -42,6 +43,7 @@ def generate(
     schema: Any = None,
     regex: str | None = None,
     constraint: Constraint | None = None,
+    images: Any = None,
     chat: bool = False,
     start: int | None = None,
     stream: bool = False,
@@ -71,7 +73,10 @@ def generate(
     What it must look like: ``schema``, a JSON schema or a class (pydantic's ``BaseModel``, a dataclass, a
     ``TypedDict``), and ``answer.parsed`` is an object of it; ``regex``; or a ``constraint`` of one's own.
 
-    What is read: with ``chat`` a text is what a user says to a chat model. An encoder-decoder reads the prompt as its
+    What is read: with ``chat`` a text is what a user says to a chat model. ``images`` for a model with a vision tower:
+    paths, bytes of files, Pillow images or tensors (3, H, W), in the order of their places in the prompt (with ``chat``
+    before the text); for a list of prompts, a list for each. Messages may hold them as well, as parts ``{"type":
+    "image", "image": ...}``. An encoder-decoder reads the prompt as its
     source and begins with the token ``start`` (default: as its config says).
 
     What is told: ``logprobs``, of each token and so many others; ``stats``, what was computed, reused and held, the
@@ -84,13 +89,13 @@ def generate(
     check_model(model)
     penalties = (repetition_penalty, presence_penalty, frequency_penalty)
     sampling = Sampling(temperature, top_k, top_p, min_p, *penalties, logit_bias or {}, seed, logprobs)
-    batch = PromptBatch.of(model, prompts, chat=chat)
+    batch = PromptBatch.of(model, prompts, chat=chat, images=images)
     until = Stop.of(stop).also(end_tokens(model) if ends else ())
     form = answer_form(model, schema, regex, constraint)
     options = AnswerOptions(max_tokens, sampling, until, form, n, start)
     if draft is not None:
         check_draft(draft)
-        _one_by_one(n, stream, batch_invariant, cache)
+        check_guessing(n=n, stream=stream, batch_invariant=batch_invariant, cache=cache, images=any(batch.images))
         return batch.one_or_all(drafted(model, batch, draft, options, stats=stats))
     engine = Engine(
         model,
@@ -107,25 +112,20 @@ def generate(
     return batch.one_or_all(answers) if n > 1 else batch.one_or_all([samples[0] for samples in answers])
 
 
-def _one_by_one(n: int, stream: bool, batch_invariant: bool, cache: bool) -> None:
-    """Guessing ahead runs one sample at a time, on a cache that can go back."""
-    unfit = {"n": n > 1, "stream": stream, "batch_invariant": batch_invariant, "cache=False": not cache}
-    if named := [name for name, set_ in unfit.items() if set_]:
-        raise BadInput(f"draft and {named[0]} do not go together: leave one of them out")
-
-
 @final
 class Stream:
     """Answers as they come: an iterator of ``Piece``. Closing it, or letting go of it, stops the requests."""
 
     def __init__(self, engine: Engine, batch: PromptBatch, options: AnswerOptions):
         self._engine, self._prompts, self._options = engine, batch.rows, options
-        constraints = options.form.each(len(batch.rows))
-        self._requests = [self._submit(row, held) for row, held in zip(batch.rows, constraints, strict=True)]
+        rows = zip(batch.rows, batch.images, options.form.each(len(batch.rows)), strict=True)
+        self._requests = [self._submit(*row) for row in rows]
         self._index = {request.id: i for i, request in enumerate(self._requests)}
         self._coming = self._pieces()
 
-    def _submit(self, prompt: tuple[int, ...], constraint: Constraint | None) -> Request:
+    def _submit(
+        self, prompt: tuple[int, ...], images: tuple[PreparedImage, ...], constraint: Constraint | None
+    ) -> Request:
         options = self._options
         tokens, source = options.begin(self._engine.model, prompt)
         return self._engine.submit(
@@ -136,6 +136,7 @@ class Stream:
             source=source,
             n=options.n,
             constraint=constraint,
+            images=images,
         )
 
     def __iter__(self) -> Iterator[Piece]:

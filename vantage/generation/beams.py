@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vantage.cache import CacheKind, ModelCache
-from vantage.errors import BadInput
+from vantage.errors import BadInput, Refused
 from vantage.generation.answer_options import AnswerOptions, Begin
 from vantage.generation.limits import ContextWatch, GenerationLimits
 from vantage.generation.prompts import PromptBatch, check_model, end_tokens
@@ -110,6 +110,8 @@ def beam_search(
     if stop.strings:
         raise BadInput(f"beam search stops at tokens, not at strings: got {list(stop.strings)}")
     batch = PromptBatch.of(model, prompts, chat=chat)
+    if any(batch.images):
+        raise Refused("beam search reads no images: use vt.generate")
     options = AnswerOptions(max_tokens, Sampling(), stop.also(end_tokens(model) if ends else ()), start=start)
     context = ContextWatch(GenerationLimits.of(model))
     results = []

@@ -16,6 +16,7 @@ from vantage.cache import BLOCK
 from vantage.errors import BadInput, Refused, unknown
 from vantage.generation.block_memory import BlockMemory
 from vantage.generation.forward_passes import ForwardPasses
+from vantage.generation.images import PromptImages
 from vantage.generation.limits import ContextWatch, GenerationLimits
 from vantage.generation.request import Event, Output, QueueFull, Request, RequestFailed
 from vantage.generation.run_ahead import LaunchedSteps, RunAhead
@@ -25,6 +26,7 @@ from vantage.generation.scheduler import Scheduler
 from vantage.generation.stats import Counters, Stats
 from vantage.generation.stops import AnswerText, Stop
 from vantage.model import Model
+from vantage.spec.images import PreparedImage
 
 
 @final
@@ -116,19 +118,22 @@ class Engine:
         constraint: Constraint | None = None,
         prompt_logprobs: int | None = None,
         adapter: str | None = None,
+        images: Sequence[PreparedImage] = (),
     ) -> Request:
         """Put a request into the queue. Higher ``priority`` goes first, then who came first.
 
         ``source``: what an encoder-decoder reads. ``n``: samples, which share the prompt's keys. ``stop``
         strings need a model with a tokenizer. A ``constraint`` serves one sample; for several it must fork.
         ``prompt_logprobs``: the log-probability of every token of the prompt, and the n best, in ``prompt_picks``; with
-        it ``max_tokens`` may be 0. ``adapter``: which of the engine's; none: the model as it is.
+        it ``max_tokens`` may be 0. ``adapter``: which of the engine's; none: the model as it is. ``images``: as the
+        model's image processor gives them, each with as many image tokens in the prompt as it takes.
         Past the context that the model was made for it goes on, and says so: see ``vantage.generation.limits``.
         """
         prompt, read = _numbers("tokens", tokens), None if source is None else _numbers("source", source)
         self._check(prompt, read, max_tokens, n, scores=prompt_logprobs is not None)
         if adapter is not None and adapter not in self._passes.adapters:
             raise BadInput(unknown("adapter", adapter, self._passes.adapters))
+        placed = PromptImages.of(self.model, prompt, images)
         constraints = [constraint, *(fork_constraint(constraint) for _ in range(n - 1))]
         vocab = self.model.spec.vocab
         seed = Picker(sampling, prompt, vocab=vocab).seed
@@ -139,6 +144,7 @@ class Engine:
         request = Request(
             self._ids, prompt, max_tokens, sampling, stop, priority, tenant, read, outputs, prompt_logprobs, adapter
         )
+        request.images = placed
         samples = [
             RunningSample(
                 request,

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from vantage.cache import ModelCache
+from vantage.generation.images import features_of
 from vantage.generation.request import Request
 from vantage.generation.running_samples import RunningSample
 from vantage.generation.sampling import Pick
 from vantage.model import Model
+from vantage.spec.images import ImageFeatures, ImageTokens
 from vantage.spec.parts import EncoderOutput as Source
 from vantage.spec.positions import Positions
-from vantage.spec.sampling import RowChoice
-
-if TYPE_CHECKING:
-    from vantage.model.lowered.step_graph import Pending
+from vantage.spec.sampling import PendingSteps, RowChoice
 
 SCORED = 64  # tokens of a prompt whose logits are held at once
 
@@ -30,6 +29,7 @@ class ForwardPasses:
     def __init__(self, model: Model, adapters: Mapping[str, Model]):
         self._models: dict[str | None, Model] = {None: model, **adapters}
         self._sources: dict[int, Source] = {}  # what the encoder made of the sources of requests that run
+        self._features: dict[int, ImageFeatures] = {}  # and the vision tower of their images
 
     @property
     def adapters(self) -> list[str]:
@@ -42,8 +42,8 @@ class ForwardPasses:
         return _wide(model(tokens, positions=_onward(samples), cache=cache)[:, -1])
 
     def decode_ahead(
-        self, samples: Sequence[RunningSample], steps: int, choices: Sequence[RowChoice], after: Pending | None
-    ) -> Pending | None:
+        self, samples: Sequence[RunningSample], steps: int, choices: Sequence[RowChoice], after: PendingSteps | None
+    ) -> PendingSteps | None:
         """So many tokens for each sample, chosen by the device; ``None``: it cannot.
 
         ``after``: from those that are under way, which the host has not seen.
@@ -55,17 +55,25 @@ class ForwardPasses:
     def runs_ahead(self, samples: Sequence[RunningSample]) -> bool:
         """Whether the device may choose tokens by itself."""
         model = self._model(samples[0].request)
-        return model.device.type == "cuda" and model.whole_steps.runs_on_gpu(model)
+        counted = all(sample.request.images is None for sample in samples)  # behind an image positions go on elsewhere
+        return counted and model.whole_steps.runs_ahead(model)
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether steps are under way while the host goes on."""
+        return self._models[None].device.type == "cuda"
 
     def prefill(self, sample: RunningSample, end: int) -> Tensor | None:
         """Run a sample's tokens up to ``end``. The logits (V,) after the last of all, if that was among them."""
         model, row, start = self._model(sample.request), sample.held(), sample.fed
         tokens = torch.tensor([sample.tokens[start:end]], device=model.device)
-        positions, source = Positions.arange(1, end - start, start), self._source(sample, model)
+        placed, source = sample.request.images, self._source(sample, model)
+        positions = Positions.arange(1, end - start, start) if placed is None else placed.positions(start, end)
+        images = self._images(sample.request, model, start, end)
         wanted = end == len(sample.tokens)
         if tokens.shape[1] == 1 and wanted:  # as a decoding row goes: a token computed again gives the same bits
-            return _wide(model(tokens, positions=positions, cache=row, source=source)[0, -1])
-        hidden = model.hidden(tokens, positions=positions, cache=row, source=source)
+            return _wide(model(tokens, positions=positions, cache=row, source=source, images=images)[0, -1])
+        hidden = model.hidden(tokens, positions=positions, cache=row, source=source, images=images)
         if sample.request.prompt_logprobs is not None:
             _score(model, sample.request, hidden[0], start)
         # only the last token goes through the head
@@ -74,6 +82,7 @@ class ForwardPasses:
     def forget(self, request: Request) -> None:
         """The request has ended."""
         self._sources.pop(request.id, None)
+        self._features.pop(request.id, None)
 
     def _model(self, request: Request) -> Model:
         return self._models[request.adapter]
@@ -86,6 +95,15 @@ class ForwardPasses:
         if request.id not in self._sources:
             self._sources[request.id] = model.encode(torch.tensor([list(request.source)], device=model.device))
         return self._sources[request.id]
+
+    def _images(self, request: Request, model: Model, start: int, end: int) -> ImageTokens | None:
+        """What stands at these tokens, where some of them are an image's. The tower runs once, when it is first wanted:
+        an image that was found with a prefix need not be read."""
+        if request.images is None or not request.images.any_in(start, end):
+            return None
+        if request.id not in self._features:
+            self._features[request.id] = features_of(model, request.images.images)
+        return request.images.tokens(self._features[request.id], start, end)
 
 
 def _score(model: Model, request: Request, hidden_TD: Tensor, start: int) -> None:
@@ -111,6 +129,9 @@ def _score(model: Model, request: Request, hidden_TD: Tensor, start: int) -> Non
 def _onward(samples: Sequence[RunningSample]) -> Positions:
     """Where each goes on, from the host's own numbers: every fact about them is known on any device."""
     fed = [sample.fed for sample in samples]
+    ahead = [0 if sample.request.images is None else sample.request.images.ahead for sample in samples]
+    if any(ahead):
+        return Positions.onward(torch.tensor(fed), 1).ahead(torch.tensor(ahead))
     if len(set(fed)) == 1:
         return Positions.arange(len(fed), 1, fed[0])
     return Positions.onward(torch.tensor(fed), 1)

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from vantage.checkpoints.transformers_model import is_transformers_model
 from vantage.errors import BadInput
+from vantage.generation.images import prepared, taken_out, written_out
 from vantage.model import Model
+from vantage.spec.images import PreparedImage
 
 T = TypeVar("T")
 SHOWN = 80  # letters of a wrong prompt that a message shows
@@ -40,16 +42,25 @@ class PromptBatch:
 
     rows: tuple[tuple[int, ...], ...]
     single: bool  # it was given as one, so the answer is one
+    images: tuple[tuple[PreparedImage, ...], ...]  # of each row
 
     @staticmethod
-    def of(model: Model, prompts: Any, *, chat: bool) -> PromptBatch:
-        """``prompts``: a text, tokens or a conversation (messages with role and content), or a list of these."""
+    def of(model: Model, prompts: Any, *, chat: bool, images: Any = None) -> PromptBatch:
+        """``prompts``: a text, tokens or a conversation (messages with role and content), or a list of these.
+
+        ``images``: those of one prompt, or a list of them for each.
+        """
         prompts = _plain(prompts)
         if isinstance(prompts, str) or (_listed(prompts) and prompts and isinstance(prompts[0], (Integral, Mapping))):
-            return PromptBatch((_one(model, prompts, chat),), single=True)
+            row, own = _one(model, prompts, chat, _images(images))
+            return PromptBatch((row,), True, (own,))
         if not _listed(prompts) or not prompts:
             raise BadInput(f"prompts={_short(prompts)}: give a text, tokens, messages, or a list of these")
-        return PromptBatch(tuple(_one(model, _plain(one), chat) for one in prompts), False)
+        if images is not None and (not _listed(images) or len(images) != len(prompts)):
+            raise BadInput(f"images={_short(images)} for {len(prompts)} prompts: give a list of images for each")
+        given = [None] * len(prompts) if images is None else images
+        each = [_one(model, _plain(one), chat, _images(own)) for one, own in zip(prompts, given, strict=True)]
+        return PromptBatch(tuple(row for row, _ in each), False, tuple(own for _, own in each))
 
     def one_or_all(self, answers: list[T]) -> T | list[T]:
         """One answer for one prompt, a list for a list."""
@@ -79,9 +90,31 @@ def _short(value: object) -> str:
     return shown if len(shown) <= SHOWN else shown[: SHOWN - 3] + "..."
 
 
-def _one(model: Model, prompt: Any, chat: bool) -> tuple[int, ...]:
-    if isinstance(prompt, str) and chat:
-        prompt = [{"role": "user", "content": prompt}]
+def _images(given: Any) -> list[Any]:
+    """One image, several, or none."""
+    return [] if given is None else list(given) if _listed(given) else [given]
+
+
+def _user_message(text: str, images: int) -> list[Mapping[str, Any]]:
+    """What a user says, as messages: images stand before the text."""
+    parts = [*[{"type": "image"}] * images, {"type": "text", "text": text}]
+    return [{"role": "user", "content": parts if images else text}]
+
+
+def _one(model: Model, prompt: Any, chat: bool, given: list[Any]) -> tuple[tuple[int, ...], tuple[PreparedImage, ...]]:
+    """The tokens of a prompt, and its images as they are read."""
+    if isinstance(prompt, str):
+        prompt = _user_message(prompt, len(given)) if chat else prompt
+    elif _listed(prompt) and prompt and all(isinstance(message, Mapping) for message in prompt):
+        prompt, inside = taken_out(prompt)
+        if inside and given:
+            raise BadInput("images in the messages and images= as well: give them in one place")
+        given = inside or given
+    images = prepared(model, given)
+    return written_out(model, _tokens(model, prompt, chat), images), images
+
+
+def _tokens(model: Model, prompt: Any, chat: bool) -> tuple[int, ...]:
     if isinstance(prompt, str):
         return tuple(_tokenizer(model).encode(prompt))
     if _listed(prompt) and prompt and all(isinstance(message, Mapping) for message in prompt):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from vantage.errors import VantageError
+from vantage.generation.images import PromptImages
 from vantage.generation.prefix import Match
 from vantage.generation.sampling import Pick, Sampling
 from vantage.generation.stops import Stop
@@ -52,6 +53,7 @@ class Request:
     outputs: tuple[Output, ...]
     prompt_logprobs: int | None = None  # None: the prompt is not scored; n: its tokens, and the n best in their place
     adapter: str | None = None
+    images: PromptImages | None = None
     prompt_picks: list[Pick | None] = field(default_factory=list)  # the scores, as far as they have come
     prefix: Match | None = None  # what was found in the prefix tree, and why not more; None: not begun
     error: RequestFailed | None = None

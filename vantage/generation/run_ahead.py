@@ -1,24 +1,25 @@
-"""Tokens that a GPU computes and chooses before the host sees the first of them.
+"""Tokens that the device computes and chooses before anybody sees the first of them.
 
-Several steps of the same samples are launched together, and the next ones before the last are read: so the device never
-waits for the host. What was computed past the end of an answer is taken back from its row.
+Several steps of the same samples are launched together. A GPU gets the next ones before the last are read, so that it
+never waits for the host; on a CPU they run without Python in between, few at a time, so that tokens come evenly. What
+was computed past the end of an answer is taken back from its row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from time import perf_counter
+from typing import final
 
 from vantage.generation.forward_passes import ForwardPasses
 from vantage.generation.limits import GenerationLimits
 from vantage.generation.running_samples import RunningSample
 from vantage.generation.scheduler import Scheduler
-
-if TYPE_CHECKING:
-    from vantage.model.lowered.step_graph import Pending
+from vantage.spec.sampling import PendingSteps
 
 MOST, FEW = 16, 4  # tokens of a row that are launched together; few while a prompt waits
+EVEN, TWO = 0.03, 0.05  # seconds that steps may take together on a CPU; that one may take for two to go together
 LEAST_LEFT = 4  # of the longest answer: with fewer to come nothing more is launched before these are read
 
 
@@ -30,7 +31,7 @@ class LaunchedSteps:
     samples: list[RunningSample]
     ends: list[int]  # tokens that each row holds after them
     steps: int
-    pending: Pending
+    pending: PendingSteps
 
     def apply_to(self, i: int) -> bool:
         """Whether sample i still stands where these steps began: it may have ended or been put back."""
@@ -45,13 +46,14 @@ class RunAhead:
     def __init__(self, passes: ForwardPasses, scheduler: Scheduler, limits: GenerationLimits):
         self._passes, self._scheduler, self._limits = passes, scheduler, limits
         self._launched: list[LaunchedSteps] = []
+        self._seconds = EVEN  # that a step took last on a CPU
 
     def next(self, samples: list[RunningSample]) -> LaunchedSteps | None:
         """Steps to be read now, with the next ones already launched; ``None``: the host must choose these tokens."""
         steps = self._of(samples) or self._launch(samples, None)
         if steps is None:
             return None
-        if steps.samples == samples and not self._scheduler.prompts_wait:
+        if self._passes.asynchronous and steps.samples == samples and not self._scheduler.prompts_wait:
             following = self._launch(samples, steps)
             if following is not None:
                 self._launched.append(following)
@@ -88,7 +90,9 @@ class RunAhead:
             steps //= 2
         if not self._scheduler.spare(samples, steps):
             return None
+        started = perf_counter()
         pending = self._passes.decode_ahead(samples, steps, choices, None if after is None else after.pending)
+        self._seconds = (perf_counter() - started) / steps
         return None if pending is None else LaunchedSteps(samples, [n + steps for n in fed], steps, pending)
 
     def _steps(self, samples: Sequence[RunningSample], fed: Sequence[int], coming: int) -> int:
@@ -98,4 +102,7 @@ class RunAhead:
         left = max(sample.text.left for sample in samples) - coming
         if coming and left < LEAST_LEFT:
             return 0
-        return min(FEW if self._scheduler.prompts_wait else MOST, left, *room)
+        most = FEW if self._scheduler.prompts_wait else MOST
+        if not self._passes.asynchronous:
+            most = min(most, max(int(EVEN / self._seconds), 2 if self._seconds <= TWO else 1))
+        return min(most, left, *room)

@@ -46,6 +46,11 @@ class RunningSample:
         """Whose prefixes it may use."""
         return PrefixKey(None if share_tenants else self.request.tenant, self.length, self.request.adapter)
 
+    def names(self, end: int) -> list[int]:
+        """Its first tokens as prefixes are told apart: those of an image by what is in it."""
+        images = self.request.images
+        return self.tokens[:end] if images is None else [*images.names, *self.tokens[len(images.names) :]][:end]
+
     @property
     def pass_key(self) -> tuple[int, str]:
         """What rows of one pass have in common: other lengths are other frequencies, other adapters other weights."""

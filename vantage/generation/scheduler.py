@@ -84,9 +84,8 @@ class Scheduler:
         elif len(sample.tokens) > sample.length:
             self.lengthen(sample)
         # the last token is left to compute, for its logits; those that were generated were not computed in chunks
-        sought = (
-            sample.tokens[: min(len(sample.tokens) - 1, sample.chunked)] if self._chunks_only else sample.tokens[:-1]
-        )
+        end = len(sample.tokens) - 1
+        sought = sample.names(min(end, sample.chunked) if self._chunks_only else end)
         key = sample.key(self._share_tenants)
         match, row = self.memory.unshared(key) if sample.scoring else self.memory.find(key, sought)
         need = len(sample.tokens) + 1 - match.tokens
@@ -127,7 +126,7 @@ class Scheduler:
 
     def keep(self, sample: RunningSample) -> None:
         """Offer what a sample has computed to others, who may share whole blocks while it goes on."""
-        self.memory.keep_blocks(sample.key(self._share_tenants), sample.tokens[: sample.fed], sample.held())
+        self.memory.keep_blocks(sample.key(self._share_tenants), sample.names(sample.fed), sample.held())
 
     # ---- making room
 
@@ -198,7 +197,7 @@ class Scheduler:
         """A sample is complete; what it computed may serve others."""
         self.crop_back(sample)
         if keep:
-            self.memory.keep(sample.key(self._share_tenants), sample.tokens[: sample.fed], sample.held())
+            self.memory.keep(sample.key(self._share_tenants), sample.names(sample.fed), sample.held())
             sample.cache = None
         self._leave(sample)
 

@@ -47,11 +47,12 @@ def layer_bytes(kept: CacheShape, mask: Mask, settings: CacheSettings) -> int:
     states = 2 * settings.batch * state_bytes(kept, settings.dtype)  # the one before is kept, to take a token back
     if not kept.kv_heads:
         return states
-    layer = LayerPlan.of(kept, mask)
-    need = LedgerNeed(settings.batch, layer.reach, settings.context)
-    keys_and_values = codec_bytes(cache_kind(settings.kind).codec(layer, settings.dtype))
-    places = cache_kind(settings.kind).bytes(layer, need, settings.dtype) // keys_and_values
-    return places * token_bytes(kept, settings) + states
+    layer, kind = LayerPlan.of(kept, mask), cache_kind(settings.kind)
+    need = LedgerNeed(settings.batch, layer.reach, settings.context, kv_heads=layer.kv_heads)
+    ledger = kind.ledger(need)
+    places = ledger.places if ledger.pooled else settings.batch * ledger.places
+    beside = token_bytes(kept, settings) - codec_bytes(kind.codec(layer, settings.dtype))  # the streams
+    return kind.bytes(layer, need, settings.dtype) + places * beside + states
 
 
 def state_bytes(kept: CacheShape, dtype: torch.dtype) -> int:

@@ -204,6 +204,8 @@ def parameters(model: nn.Module) -> dict[str, int]:
         counts = {"encoder": sum(parameters(model.encoder).values()), **counts}
         if model.spec.embedding.shared:
             counts["encoder"] -= model.embed.tokens.weight.numel()  # one table, counted with the decoder's
+    if model.vision is not None:
+        counts["vision tower"] = _count(model.vision, counted)
     for block in model.blocks:
         counts["attention"] += sum(_count(m, counted) for m in attentions(block))
         counts["feed-forward"] += _count(_ffn(block), counted)
@@ -243,13 +245,13 @@ def _pass(name: str, model: Model, size: PassSize, cached: CacheSettings, on: Ma
     for block, layer in zip(model.blocks, model.spec.layers, strict=True):
         for module in attentions(block):
             config = layer.cross if module.crosses and layer.cross is not None else layer.attention
-            keys = size.source if module.crosses else _shown(layer.mask, size)
+            shape = (None if module.crosses else layer.cache_shape(width)) or config.cache_shape(width)
+            keys = size.source if module.crosses else _shown(layer.mask, shape.before, size)
             shown = size.queries * keys if module.crosses else visible(layer.mask, size, keys)
             for part, n in ops.attention(module, layer, config.shape(width), size, keys).items():
                 counts[part] += n
                 if part in PAIRED:
                     spared[part] += n - n * shown // (size.queries * keys)
-            shape = (None if module.crosses else layer.cache_shape(width)) or config.cache_shape(width)
             kept = size.batch * keys * token_bytes(shape, cached)
             value = 0 if shape.single else shape.value_dim
             share = value / (shape.key_dim + value)
@@ -287,7 +289,9 @@ def _pass(name: str, model: Model, size: PassSize, cached: CacheSettings, on: Ma
     return PassCost(name, size.queries, size.keys, parts, visible_pairs / max(1, pairs))
 
 
-def _shown(mask: Mask, size: PassSize) -> int:
-    """Keys that a cache shows to a step: of a window only what it reaches. A whole pass shows all."""
+def _shown(mask: Mask, before: int, size: PassSize) -> int:
+    """Keys that a cache shows to a step: of a window what it reaches, and so many before. A whole pass shows all."""
     reach = mask.reach()
-    return size.keys if reach is None or size.queries == size.keys else min(size.keys, size.queries + reach - 1)
+    if reach is None or size.queries == size.keys:
+        return size.keys
+    return min(size.keys, size.queries + reach + before - 1)

@@ -6,7 +6,6 @@ What is counted is what ``vantage.parallel`` sends, as its ``Wire`` counts it; `
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
@@ -20,35 +19,12 @@ from vantage.model import empty_model
 from vantage.parallel.cut import Cut
 from vantage.parallel.parameter_cut import ParameterCut, parameter_cuts, sublayers
 from vantage.parallel.tensor import divided
+from vantage.spec.mesh import MeshShape
 from vantage.spec.model import ModelSpec
 
 AXES = ("tensor", "context")
 PLACE = 2 * 8  # bytes of a position and an order, which travel with a key once for all layers
 MOMENTS = 2 * 4  # bytes that AdamW keeps of a parameter, in float32
-
-
-@final
-@dataclass(frozen=True)
-class MeshShape:
-    """So many devices share heads and columns, and so many the tokens of a pass."""
-
-    tensor: int = 1
-    context: int = 1
-
-    @property
-    def devices(self) -> int:
-        return self.tensor * self.context
-
-    @staticmethod
-    def read(text: str) -> MeshShape:
-        """From "tensor=2,context=4"."""
-        sizes: dict[str, int] = {}
-        for word in text.split(","):
-            match = re.fullmatch(r"\s*(tensor|context)=(\d{1,6})\s*", word)
-            if match is None or match[1] in sizes or not int(match[2]):
-                raise BadInput(f"--mesh {text!r}: give numbers of devices, as in tensor=2,context=4")
-            sizes[match[1]] = int(match[2])
-        return MeshShape(**sizes)
 
 
 @final

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import final
 
 from vantage.inspect.cost import cost
-from vantage.inspect.mesh_cost import MeshShape, mesh_cost
+from vantage.inspect.mesh_cost import mesh_cost
 from vantage.model import empty_model
 from vantage.parallel.parameter_cut import sublayers
+from vantage.spec.mesh import MeshShape
 from vantage.spec.model import ModelSpec
 
 BACKWARD = 2  # of the forward pass's operations: a product has two gradients

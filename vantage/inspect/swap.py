@@ -64,7 +64,7 @@ def swap(
     shared: dict[Any, nn.Module] = {}
     put = _Builder(shared, init, model.device, model.dtype)
     _share_model(new, model, spec, model.spec, put)
-    new.tokenizer = model.tokenizer
+    new.tokenizer, new.image_processor = model.tokenizer, model.image_processor
     return new.train(model.training)
 
 

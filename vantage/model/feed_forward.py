@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import NormalDist
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -18,11 +19,18 @@ from vantage.spec.fingerprint import LATER
 from vantage.spec.native import CannotLower, Program
 from vantage.spec.parts import Context
 
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """GELU by a sigmoid (Hendrycks and Gimpel 2016); Qwen2-VL's tower was trained with it."""
+    return x * torch.sigmoid(1.702 * x)
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
+    "quick_gelu": quick_gelu,
 }
 
 

@@ -87,6 +87,8 @@ def _kind(name: str, dims: int, inner: tuple[str, ...]) -> str:
 
 
 def _role(name: str, parent: nn.Module, inner: tuple[str, ...]) -> str:
+    if _steps(name)[0] == "vision":
+        return "other"  # "attention" and "ffn" mean those of the text model
     if isinstance(parent, Attention):
         return "attention"
     if name.startswith(inner):
@@ -96,10 +98,16 @@ def _role(name: str, parent: nn.Module, inner: tuple[str, ...]) -> str:
     return "router" if "router" in name.split(".") else "ffn"
 
 
+def _steps(name: str) -> list[str]:
+    return [step for step in name.split(".") if step not in WRAPPERS]
+
+
 def _first(name: str) -> str:
-    """The part of the model that a name lies in, whether of its encoder or of itself."""
-    steps = [step for step in name.split(".") if step not in WRAPPERS]
-    return steps[1] if steps[0] == "encoder" and len(steps) > 1 else steps[0]
+    """The part of the model that a name lies in, whether of its encoder, of its vision tower's or of itself."""
+    steps = _steps(name)
+    while steps[0] in ("vision", "encoder") and len(steps) > 1:
+        steps = steps[1:]
+    return steps[0]
 
 
 def _pieces(parent: nn.Module, last: str) -> Pieces:

@@ -7,10 +7,12 @@ from vantage.model.experts import Experts, RouterConfig, TopK
 from vantage.model.feed_forward import FeedForward, named
 from vantage.model.no_feed_forward import NoFeedForward
 from vantage.model.norms import NORMS, LayerNorm, RMSNorm
-from vantage.model.patches import Patches
+from vantage.model.patches import Patches, PatchVectors
 from vantage.model.pooling import First, Pooler, Transform
 from vantage.model.routers import GroupLimited
 from vantage.model.unit import UnitRMS
+from vantage.model.vision import VisionTower
+from vantage.spec.images import VisionConfig
 from vantage.spec.model import FeedForwardConfig, InputConfig, NormConfig, TransformConfig
 from vantage.spec.registry import Entry, Registry
 
@@ -38,7 +40,17 @@ ROUTERS: Registry[RouterConfig] = Registry(
     (Entry("top-k", TopK, "The best k"), Entry("group-limited", GroupLimited, "The best k of the best groups")),
     needs=("build",),
 )
-INPUTS: Registry[InputConfig] = Registry("input", (Entry("patches", Patches, "Patches of an image"),), needs=("build",))
+INPUTS: Registry[InputConfig] = Registry(
+    "input",
+    (
+        Entry("patches", Patches, "Patches of an image"),
+        Entry("patch-vectors", PatchVectors, "Patches that were cut before"),
+    ),
+    needs=("build",),
+)
+VISIONS: Registry[VisionConfig] = Registry(
+    "vision tower", (Entry("tower", VisionTower, "A vision tower"),), needs=("build",)
+)
 TRANSFORMS: Registry[TransformConfig] = Registry(
     "transform before a head",
     (

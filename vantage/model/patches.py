@@ -33,6 +33,51 @@ class Patches:
         return PatchEmbedding(self, width)
 
 
+@dataclass(frozen=True)
+class PatchVectors:
+    """Patches that were cut before: each comes as its values, ``frames`` times ``channels`` · ``size`` · ``size``."""
+
+    size: int
+    frames: int = 1  # of a film, which make one patch; an image is repeated
+    channels: int = 3
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        if min(self.size, self.frames, self.channels) < 1:
+            raise BadInput(f"{self}: a patch needs at least 1 pixel, frame and channel")
+
+    @property
+    def values(self) -> int:
+        return self.frames * self.channels * self.size**2
+
+    def build(self, width: int) -> nn.Module:
+        return PatchMap(self, width)
+
+
+class PatchMap(nn.Module):
+    """(B, T, values) to (B, T, D)."""
+
+    def __init__(self, config: PatchVectors, width: int):
+        super().__init__()
+        self.config = config
+        self.weight = nn.Parameter(torch.empty(width, config.values))
+        self.bias = nn.Parameter(torch.zeros(width)) if config.bias else None
+        nn.init.normal_(self.weight, std=INIT_STD)
+
+    def check(self, patches: Tensor) -> None:
+        if patches.dim() != 3 or patches.shape[2] != self.config.values or not patches.is_floating_point():
+            raise BadInput(
+                f"patches are {patches.dtype} of shape {tuple(patches.shape)}: give numbers with a fraction, (batch, "
+                f"patches, {self.config.values})"
+            )
+
+    def size(self, patches: Tensor) -> tuple[int, int]:
+        return patches.shape[0], patches.shape[1]
+
+    def forward(self, patches_BTv: Tensor) -> Tensor:
+        return F.linear(patches_BTv.to(self.weight.dtype), self.weight, self.bias)
+
+
 class PatchEmbedding(nn.Module):
     """(B, C, H, W) to (B, T, D): a convolution whose steps are as wide as its window is a linear map of each patch."""
 

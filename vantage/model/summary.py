@@ -20,6 +20,8 @@ def summary(model: nn.Module, spec: ModelSpec) -> str:
     lines = [f"{spec.kind}, {sum(p.numel() for p in model.parameters()) + packed:,} parameters"]
     if spec.encoder is not None:
         lines += ["encoder", *_stack(spec.encoder), "decoder"]
+    if spec.vision is not None:
+        lines += ["vision tower", *_stack(spec.vision.encoder), "text model"]
     return "\n".join([*lines, *_stack(spec)])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +19,12 @@ from vantage.model.lowered import NATIVE, WholeSteps
 from vantage.model.packed import PackedWeight
 from vantage.model.part_errors import build_norm, name_failed_part
 from vantage.model.pooling import NoPooler
+from vantage.spec.images import ImageTokens
 from vantage.spec.masks import Everything
 from vantage.spec.model import ModelKind, ModelSpec
 from vantage.spec.parts import Attended, Cache, Context, EncoderOutput, Kernel, Need, View
 from vantage.spec.positions import Positions
-from vantage.spec.sampling import RowChoice
-
-if TYPE_CHECKING:
-    from vantage.model.lowered.step_graph import Pending
+from vantage.spec.sampling import PendingSteps, RowChoice
 
 Watch = Callable[[str, int, View, Need, Attended], None]
 
@@ -38,11 +36,13 @@ class Model(nn.Module):
         super().__init__()
         self.spec = spec
         self.tokenizer: Any = None
+        self.image_processor: Any = None  # where there is a tower, what prepares images for it
         self.config: dict[str, Any] | None = None  # of the checkpoint it came from
         self.kernel = kernel
         self.parallel: Any = None  # the ``TensorParallel`` that this is a share of, where other processes have the rest
         self._owner = object()  # caches remember whose keys they hold
         self.encoder = None if spec.encoder is None else Model(spec.encoder, kernel=kernel)
+        self.vision = None if spec.vision is None else spec.vision.build(spec.width, kernel)
         shared: dict[Any, nn.Module] = {}
         shape = spec.layers[0].attention.shape(spec.width)
         inputs = [
@@ -144,19 +144,29 @@ class Model(nn.Module):
         length: int | None = None,
         source: Tensor | EncoderOutput | None = None,
         types: Tensor | None = None,
+        images: ImageTokens | None = None,
     ) -> Tensor:
         """Tokens (B, T) to logits (B, T, V); to hidden states (B, T, D) for a model without a head.
 
         ``mask`` is a padding mask (B, T) of these tokens, ``types`` their token types (none: all 0).
         ``source`` is what an encoder-decoder reads: tokens, or what ``encode`` returned; once a cache
-        holds it, leave it out. A model of images takes those (B, C, H, W) in the place of tokens.
+        holds it, leave it out. A model of images takes those (B, C, H, W) in the place of tokens; ``images`` are those
+        in a text, as ``model.vision`` gives them.
         """
-        if cache is not None and tokens.shape[-1] == 1 and mask is None and source is None and types is None:
+        plain = mask is None and source is None and types is None and images is None
+        if cache is not None and tokens.shape[-1] == 1 and plain:
             step = self._step_on_gpu(tokens, positions, cache, length)
             if step is not None:
                 return step
         hidden = self.hidden(
-            tokens, positions=positions, cache=cache, mask=mask, length=length, source=source, types=types
+            tokens,
+            positions=positions,
+            cache=cache,
+            mask=mask,
+            length=length,
+            source=source,
+            types=types,
+            images=images,
         )
         logits = self.whole_steps.logits(hidden)
         return self.head(hidden) if logits is None else logits
@@ -171,10 +181,11 @@ class Model(nn.Module):
         length: int | None = None,
         source: Tensor | EncoderOutput | None = None,
         types: Tensor | None = None,
+        images: ImageTokens | None = None,
         watch: Watch | None = None,
     ) -> Tensor:
         """The last hidden states (B, T, D), normed, before the head."""
-        arguments = (tokens, positions, cache, mask, length, source, types, watch)
+        arguments = (tokens, positions, cache, mask, length, source, types, images, watch)
         if torch.compiler.is_compiling():  # a compiler need not see what happens to errors
             return self._hidden(*arguments)
         try:
@@ -192,22 +203,26 @@ class Model(nn.Module):
         length: int | None,
         source: Tensor | EncoderOutput | None,
         types: Tensor | None,
+        images: ImageTokens | None,
         watch: Watch | None,
     ) -> Tensor:
         self.embed.tokens.check(tokens)
         pos = self.place(tokens, positions, cache, mask, length)
         memory = self.encode(source) if isinstance(source, Tensor) else source
         self.check_memory(memory, cache, len(tokens))
+        self._check_images(images, pos)
         if cache is not None and cache.widest(pos) < pos.shape[1]:
-            return self._in_pieces(tokens, pos, cache, memory, types, watch)
+            return self._in_pieces(tokens, pos, cache, memory, types, images, watch)
         if cache is None and watch is None and self.whole_steps.prefers(self):
             cache = self._one_pass(pos)
         with contextlib.nullcontext() if cache is None else cache.step(pos):
-            ctx = self.context(pos, cache, memory, watch)
+            ctx = self.context(pos, cache, memory, watch, images)
             x = self.embed(tokens, pos, types)
+            x = x if images is None else images.put(x)
             if (
                 cache is not None
                 and watch is None
+                and (images is None or not images.features.deep)
                 and (done := self.whole_steps.hidden(self, x, pos, cache)) is not None
             ):
                 return done
@@ -215,8 +230,9 @@ class Model(nn.Module):
 
     def run(self, x_BTD: Tensor, ctx: Context, first: int = 0) -> Tensor:
         """From what goes into layer ``first`` to the last hidden states (B, T, D), normed."""
-        for block in self.blocks[first:] if first else self.blocks:
+        for i, block in enumerate(self.blocks[first:] if first else self.blocks, first):
             x_BTD = block(x_BTD, ctx)
+            x_BTD = x_BTD if ctx.images is None else ctx.images.after(i, x_BTD)
         return self.norm(x_BTD)
 
     def hidden_from(
@@ -237,6 +253,7 @@ class Model(nn.Module):
         cache: ModelCache,
         memory: EncoderOutput | None,
         types: Tensor | None,
+        images: ImageTokens | None,
         watch: Watch | None,
     ) -> Tensor:
         """One pass after the other, as wide as the cache takes them: each piece is kept, or none of it."""
@@ -246,8 +263,8 @@ class Model(nn.Module):
             width = cache.widest(rest := pos.narrow(at, end - at))
             piece = None if types is None else types[:, at : at + width]
             source = None if hidden else memory
-            part = tokens[:, at : at + width]
-            hidden.append(self._hidden(part, rest.narrow(0, width), cache, None, None, source, piece, watch))
+            part, seen = tokens[:, at : at + width], None if images is None else images.narrow(at, width)
+            hidden.append(self._hidden(part, rest.narrow(0, width), cache, None, None, source, piece, seen, watch))
             at += width
         return torch.cat(hidden, 1)
 
@@ -265,15 +282,20 @@ class Model(nn.Module):
         return self.new_cache(pos.shape[0], capacity=pos.shape[1], length=pos.length) if plain else None
 
     def steps_ahead(
-        self, tokens: Sequence[int] | Pending, caches: Sequence[ModelCache], steps: int, choices: Sequence[RowChoice]
-    ) -> Pending | None:
-        """On a GPU, so many tokens for each row, each from the one before and chosen there; ``.read()`` waits for them.
+        self,
+        tokens: Sequence[int] | PendingSteps,
+        caches: Sequence[ModelCache],
+        steps: int,
+        choices: Sequence[RowChoice],
+    ) -> PendingSteps | None:
+        """So many tokens for each row, each from the one before, chosen on the device; ``.read()`` waits for them.
 
-        Every row has a cache of its own, all over one pool. ``tokens``: the last one of every row, or what an earlier
-        call for the same rows returned, to go on from there. The caches hold all of them but the last at once. ``None``
-        comes back, and nothing has changed, where these rows, their caches or this model cannot.
+        On a GPU steps are under way when this returns; on a CPU they are done, without Python in between. Every row has
+        a cache of its own, all over one pool. ``tokens``: the last one of every row, or what an earlier call for the
+        same rows returned, to go on from there. The caches hold all of them but the last at once. ``None`` comes back,
+        and nothing has changed, where these rows, their caches or this model cannot.
         """
-        if not self.whole_steps.runs_on_gpu(self):
+        if not self.whole_steps.runs_ahead(self):
             return None
         for cache in caches:
             cache.belongs_to(self._owner)
@@ -301,8 +323,8 @@ class Model(nn.Module):
         block: int | None = None,
         draft: int | None = None,
     ) -> ModelCache:
-        """An empty cache for ``batch`` rows: "contiguous", "ring", "paged", "quantised", "sinks", "heavy-hitters",
-        "tova", "snapkv", an object such as ``vt.SinkCache(4, 256)``, or a kind of your own.
+        """An empty cache for ``batch`` rows: "contiguous", "ring", "paged", "quantised", "kivi", "sinks",
+        "heavy-hitters", "tova", "snapkv", an object such as ``vt.SinkCache(4, 256)``, or a kind of your own.
 
         ``capacity`` fixes its size in tokens (default: it grows). ``length`` declares how long the
         context may become, for RoPE rules that depend on it; it holds for the cache's life. ``draft``
@@ -355,10 +377,15 @@ class Model(nn.Module):
         return summary(self, self.spec)
 
     def context(
-        self, pos: Positions, cache: ModelCache | None, memory: EncoderOutput | None = None, watch: Watch | None = None
+        self,
+        pos: Positions,
+        cache: ModelCache | None,
+        memory: EncoderOutput | None = None,
+        watch: Watch | None = None,
+        images: ImageTokens | None = None,
     ) -> Context:
         """What every layer of a pass gets besides its input."""
-        return Context(pos, self._choose, *self._caches(cache), memory=memory, watch=watch)
+        return Context(pos, self._choose, *self._caches(cache), memory=memory, watch=watch, images=images)
 
     def place(
         self,
@@ -412,6 +439,12 @@ class Model(nn.Module):
             raise BadInput(f"the source has {len(memory.hidden)} rows, the tokens {rows}: give one for each")
 
     # ---- inside
+
+    def _check_images(self, images: ImageTokens | None, pos: Positions) -> None:
+        if images is not None:
+            if self.vision is None:
+                raise BadInput("this model reads no images: leave images out")
+            images.check(pos.shape)
 
     def _next(self, tokens: Tensor, cache: ModelCache | None, mask: Tensor | None) -> Positions:
         """Each row goes on where it stopped."""

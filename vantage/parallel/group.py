@@ -30,11 +30,6 @@ class PeerEnded(VantageError):
     """Another process of the group has ended, so this one cannot go on."""
 
 
-def processes() -> int:
-    """How many torchrun has started."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
 def join_group(device: str) -> None:
     """Join them, once. ``device``: "cuda" has a backend of its own."""
     if dist.is_initialized():

@@ -43,7 +43,7 @@ class TensorParallel:
         """This process's share of a whole model, which every process has alike."""
         share = empty_model(self.own, model.kernel)
         put_parameters(share, {name: self.take(name, p.detach()).clone() for name, p in model.named_parameters()})
-        share.tokenizer, share.config = model.tokenizer, model.config
+        share.tokenizer, share.config, share.image_processor = model.tokenizer, model.config, model.image_processor
         return self.connect(share).train(model.training)
 
     def connect(self, share: Model) -> Model:
@@ -124,7 +124,7 @@ class TensorParallel:
         """The whole model, on every process: one that is saved as any other."""
         model = empty_model(self.spec, share.kernel)
         put_parameters(model, {name: self.whole_tensor(name, p.detach()) for name, p in share.named_parameters()})
-        model.tokenizer, model.config = share.tokenizer, share.config
+        model.tokenizer, model.config, model.image_processor = share.tokenizer, share.config, share.image_processor
         return model.train(share.training)
 
 

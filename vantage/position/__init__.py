@@ -5,6 +5,7 @@ from __future__ import annotations
 from vantage.errors import BadInput
 from vantage.position import scaling
 from vantage.position.alibi import Alibi, alibi_bias, alibi_slopes
+from vantage.position.axial import AxialRope
 from vantage.position.cope import CoPE
 from vantage.position.dual_chunk import DualChunk
 from vantage.position.fire import Fire
@@ -12,9 +13,11 @@ from vantage.position.fope import FoPE
 from vantage.position.forgetting import Forgetting
 from vantage.position.kerple import Kerple
 from vantage.position.learned import Learned
+from vantage.position.learned_grid import LearnedGrid
 from vantage.position.lerope import LeRope
 from vantage.position.mrope import MultiAxisRope
 from vantage.position.none import NoPE
+from vantage.position.path_attention import PaTH
 from vantage.position.randomised import Randomised
 from vantage.position.relative_bank import RelativeBank
 from vantage.position.rope import Rope, permutation
@@ -31,10 +34,12 @@ from vantage.spec.registry import Entry, Registry, entries_of, is_frozen
 
 __all__ = [
     "ENCODINGS",
+    "INPUT_PARTS",
     "SAMPLERS",
     "SCORE_PARTS",
     "T5",
     "Alibi",
+    "AxialRope",
     "CoPE",
     "DualChunk",
     "Fire",
@@ -43,9 +48,11 @@ __all__ = [
     "Kerple",
     "LeRope",
     "Learned",
+    "LearnedGrid",
     "LogTemperature",
     "MultiAxisRope",
     "NoPE",
+    "PaTH",
     "Randomised",
     "RelativeBank",
     "Rope",
@@ -103,6 +110,7 @@ ENCODINGS: Registry[Encoding] = Registry(
         "shifted",
         "rope",
         "mrope",
+        "axial",
         "xpos",
         "alibi",
         "t5",
@@ -112,6 +120,7 @@ ENCODINGS: Registry[Encoding] = Registry(
         "fire",
         "cope",
         "forgetting",
+        "path_attention",
         "relative_bank",
         "ssmax",
         "lerope",
@@ -128,6 +137,11 @@ SAMPLERS: Registry[Encoding] = Registry(
 # Score biases that belong to a model whatever its encoding is.
 SCORE_PARTS: Registry[Buildable] = Registry(
     "part of the scores", entries_of("vantage.position", "late_temperature"), needs=("build", "shared")
+)
+
+# What is added to the embeddings of patches alone.
+INPUT_PARTS: Registry[Buildable] = Registry(
+    "part of the input", entries_of("vantage.position", "learned_grid"), needs=("build", "shared")
 )
 
 

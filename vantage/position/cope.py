@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vantage.errors import BadInput, Refused
 from vantage.position.angles import wide
+from vantage.position.by_order import ByOrder
 from vantage.spec.masks import Causal, SameSegment, dense, visible
 from vantage.spec.operations import AttentionWork
 from vantage.spec.parts import BiasInputs, Dense, Parts, Shape
@@ -77,16 +78,8 @@ def _grouped_scores(q_BHTd: Tensor, k_BGSd: Tensor) -> Tensor:
 
 def _sums_from_newest(gates_BHTS: Tensor, k_pos: Positions) -> Tensor:
     """For every key the sum over it and all keys of a higher order, wherever they are kept."""
-    if k_pos.known.first is not None:
-        return gates_BHTS.flip(-1).cumsum(-1).flip(-1)
-
-    def newest_first() -> tuple[Tensor, Tensor]:
-        index = k_pos.order.argsort(dim=-1, descending=True)
-        return index[:, None, None], index.argsort(dim=-1)[:, None, None]
-
-    newest, back = k_pos.once("cope", newest_first)
-    ordered = gates_BHTS.gather(-1, newest.expand_as(gates_BHTS))
-    return ordered.cumsum(-1).gather(-1, back.expand_as(gates_BHTS))
+    by_order = ByOrder.of(k_pos)
+    return by_order.unsort(by_order.sort(gates_BHTS, 3).flip(-1).cumsum(-1).flip(-1), 3)
 
 
 ENTRY = Entry(

@@ -104,12 +104,17 @@ class AxisRotation(nn.Module):
         return pos.once((self.config, self.rotation.turned, dtype), lambda: self._by_axis(pos, axes, dtype))
 
     def _by_axis(self, pos: Positions, axes_ABT: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        # rules that depend on the length still go by the highest axis, which ``known`` tells of
-        along = [Positions(axis, pos.order, pos.segment, pos.known, pos.length) for axis in axes_ABT]
-        cos, sin = (torch.stack(side) for side in zip(*(self.rotation.tables(p, dtype) for p in along), strict=True))
+        tables = [self.rotation.tables(p, dtype) for p in along_axes(pos, axes_ABT)]
+        cos, sin = (torch.stack(side) for side in zip(*tables, strict=True))
         axes = torch.tensor(self.axis_of_pair, device=cos.device)
         index = join(axes, axes, self.config.rope.pairing).expand(1, *cos.shape[1:])
         return cos.gather(0, index)[0], sin.gather(0, index)[0]
+
+
+def along_axes(pos: Positions, axes_ABT: Tensor) -> list[Positions]:
+    """The same tokens as each axis has them. Rules that depend on the length still go by the highest axis, which
+    ``known`` tells of."""
+    return [Positions(axis, pos.order, pos.segment, pos.known, pos.length) for axis in axes_ABT]
 
 
 ENTRY = Entry(

@@ -14,6 +14,7 @@ BIASES = 1024  # entries of logit_bias
 TOP = 20  # log-probabilities beside the chosen token's
 TOKENS = 2**20  # the most that max_tokens may say; the model's context is nearly always less
 MESSAGES, PARTS, TOOLS, CALLS = 1024, 64, 64, 64
+IMAGES, IMAGE_PIXELS = 16, 2**24  # of one request; of one image, decoded
 INDICES = 1024  # layers, heads or queries of one call to /v1/attention
 INPUTS, INPUT_TOKENS = 256, 65_536  # of one call to /v1/embeddings
 NAME = r"^[a-zA-Z0-9_-]{1,64}$"

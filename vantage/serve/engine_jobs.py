@@ -10,6 +10,7 @@ from typing import final
 
 from vantage.generation import Constraint, Event, Request, Sampling, Stop
 from vantage.serve.errors import ApiError, late, slow_reader
+from vantage.spec.images import PreparedImage
 
 
 @final
@@ -27,6 +28,7 @@ class Submission:
     source: tuple[int, ...] | None = None
     adapter: str | None = None
     prompt_logprobs: int | None = None  # None: the prompt is not scored
+    images: tuple[PreparedImage, ...] = ()
 
     @property
     def prompt_tokens(self) -> int:

@@ -52,7 +52,9 @@ class FinishedRequests:
         self.calls = 0
 
     def put(self, tenant: str | None, id: str, model: str, jobs: Sequence[EngineJob]) -> None:
-        """Requests whose tokens are too many are not kept: they could not be looked at."""
+        """Requests whose tokens are too many are not kept, nor those with images: they could not be looked at."""
+        if any(job.submission.images for job in jobs):
+            return
         finished = [job.request for job in jobs if job.request is not None and job.request.state == "finished"]
         if not self._requests or len(finished) < len(jobs):
             return
@@ -80,7 +82,7 @@ class FinishedRequests:
                 404,
                 "request_not_found",
                 f"there is no finished request of this id: the last {self._requests} of a key are kept, if they have "
-                f"at most {self._tokens:,} tokens",
+                f"at most {self._tokens:,} tokens and no images",
                 param="id",
             )
         return request

@@ -21,7 +21,19 @@ class TextPart(StrictModel):
     text: Text
 
 
+class ImageUrl(StrictModel):
+    url: Text  # a data: URL: nothing is fetched
+    detail: Literal["auto"] | None = None
+
+
+class ImagePart(StrictModel):
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
 Content = Text | Annotated[list[TextPart], Field(min_length=1, max_length=b.PARTS)]
+Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+UserContent = Text | Annotated[list[Part], Field(min_length=1, max_length=b.PARTS)]
 Named = Annotated[str, Field(pattern=b.NAME)]
 CallId = Annotated[str, Field(min_length=1, max_length=b.ID_CHARACTERS)]
 
@@ -34,7 +46,7 @@ class SystemMessage(StrictModel):
 
 class UserMessage(StrictModel):
     role: Literal["user"]
-    content: Content
+    content: UserContent
     name: Named | None = None
 
 

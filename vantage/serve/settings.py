@@ -217,6 +217,7 @@ class Option:
 
 PARTS: dict[str, Any] = {"access": Access, "batching": Batching, "limits": Limits, "logs": Logs}
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
+KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", tuple: "a list of texts"}
 LEVELS = ("debug", "info", "warning", "error")
 OPTIONS = (
     Option("host", "", "host", str, "address to listen on"),
@@ -337,9 +338,9 @@ def _checked(option: Option, value: Any, where: str) -> Any:
     if option.kind is tuple and isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value):
         return tuple(value)
     if type(value) is not option.kind:
-        raise BadInput(f"{where}: {value!r} is no {option.kind.__name__}")
+        raise BadInput(f"{where}: {value!r} is not {KINDS[option.kind]}")
     if isinstance(value, (int, float)) and not isinstance(value, bool) and not option.low <= value <= option.high:
-        raise BadInput(f"{where}: {value} is out of range, from {option.low:g} to {option.high:g}")
+        raise BadInput(f"{where}: {value:,} is out of range, from {option.low:,} to {option.high:,}")
     if option.choices and value not in option.choices:
         raise BadInput(f"{where}: {value!r} is none of {', '.join(option.choices)}")
     return value

@@ -15,6 +15,7 @@ from vantage.serve import tools
 from vantage.serve.answer_formats import AnswerFormat, answer_format, constraint_of
 from vantage.serve.engine_jobs import Submission
 from vantage.serve.errors import ApiError, bad
+from vantage.serve.image_parts import image_parts, read_images, with_images
 from vantage.serve.model_pool import LoadedModel
 from vantage.serve.requests import ChatRequest, CompletionRequest, Generates, Message
 
@@ -28,10 +29,12 @@ def chat_submissions(loaded: LoadedModel, body: ChatRequest, tenant: str | None)
     if len(limits) > 1:
         raise bad("max_tokens and max_completion_tokens differ: give one of them", "max_completion_tokens")
     offered = tools.offered(body)
-    tokens = chat_tokens(loaded, body.messages, offered)
+    images = read_images(loaded, body.messages)
+    tokens = with_images(loaded, chat_tokens(loaded, body.messages, offered), images)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     wanted = answer_format(body, offered, tools.forced(body, offered))
-    return _submissions(loaded, body, [tokens], next(iter(limits), None), logprobs, wanted, tenant)
+    submissions = _submissions(loaded, body, [tokens], next(iter(limits), None), logprobs, wanted, tenant)
+    return [replace(one, images=images) for one in submissions]
 
 
 def completion_submissions(loaded: LoadedModel, body: CompletionRequest, tenant: str | None) -> list[Submission]:
@@ -69,7 +72,10 @@ def _message(message: Message) -> dict[str, Any]:
     """As templates read it."""
     fields = message.model_dump(exclude_none=True)
     content = fields.get("content", "")
-    fields["content"] = content if isinstance(content, str) else "".join(part["text"] for part in content)
+    if image_parts(message):
+        fields["content"] = [{"type": "image"} if part["type"] == "image_url" else part for part in content]
+    else:
+        fields["content"] = content if isinstance(content, str) else "".join(part["text"] for part in content)
     fields["role"] = "system" if fields["role"] == "developer" else fields["role"]
     fields.pop("annotations", None)
     for call in fields.get("tool_calls", ()):

@@ -7,6 +7,7 @@ from fastapi.responses import JSONResponse
 
 from vantage.serve.errors import bad
 from vantage.serve.generation_call import unless_client_leaves
+from vantage.serve.image_parts import read_images, with_images
 from vantage.serve.model_pool import LoadedModel
 from vantage.serve.openapi import answers
 from vantage.serve.requests import DetokenizeRequest, TokenizeRequest
@@ -34,7 +35,8 @@ async def _tokenized(state: ServerState, body: TokenizeRequest) -> dict[str, obj
 
 def _tokens(loaded: LoadedModel, body: TokenizeRequest) -> list[int]:
     if body.messages is not None:
-        return chat_tokens(loaded, body.messages, [])
+        images = read_images(loaded, body.messages)
+        return with_images(loaded, chat_tokens(loaded, body.messages, []), images)
     assert body.prompt is not None, "one of the two was given"
     if body.parse_special:
         return loaded.safe_tokenizer.tokenizer.encode(body.prompt, special=body.add_special_tokens)

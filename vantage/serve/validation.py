@@ -17,6 +17,7 @@ Errors = Sequence[Mapping[str, Any]]
 Path = tuple[str | int, ...]
 SHOWN = 32  # characters of a text that is shown; longer ones are counted
 WORDS = frozenset({"literal_error", "union_tag_invalid"})  # where a text is one of a few words, it is shown
+SIZES = {"string_too_short": "character", "string_too_long": "character", "too_short": "entry", "too_long": "entry"}
 PATTERNS = {
     b.NAME: "1 to 64 letters, digits, _ and -",
     b.TOKEN_KEY: "the number of a token, in digits",
@@ -43,6 +44,8 @@ def explain(errors: Errors, body: Any, known: Iterable[str] = ()) -> ApiError:
 def _sentence(where: str, errors: Errors) -> str:
     if any(error["type"] in ("missing", "union_tag_not_found") for error in errors):
         return f"{where} is missing, and must be given"
+    if all(error["type"] in SIZES for error in errors):
+        return f"{where} {_size(errors[0])}"
     wanted = list(dict.fromkeys(_wanted(error) for error in errors))
     shown = any(error["type"] in WORDS for error in errors)
     tags = [error["ctx"]["tag"] for error in errors if error["type"] == "union_tag_invalid"]
@@ -90,6 +93,16 @@ def _tag(error: Mapping[str, Any]) -> str:
 # ---- what
 
 
+def _size(error: Mapping[str, Any]) -> str:
+    """How large a text, list or object is, and how large it may be."""
+    value, about, unit = error["input"], error["ctx"], SIZES[error["type"]]
+    unit = "field" if isinstance(value, dict) else unit
+    has = f"has {_count(len(value), unit)}" if len(value) else "is empty"
+    if "min_length" in about:
+        return f"{has}, and must have at least {_count(about['min_length'], unit)}"
+    return f"{has}, and must {f'have at most {most:,}' if (most := about['max_length']) else 'be empty'}"
+
+
 def _described(value: Any, shown: bool) -> str:
     match value:
         case None:
@@ -97,13 +110,15 @@ def _described(value: Any, shown: bool) -> str:
         case bool():
             return str(value).lower()
         case int() | float():
-            return str(value) if len(str(value)) <= SHOWN else f"a number of {len(str(value))} characters"
+            return _number(value) if len(str(value)) <= SHOWN else f"a number of {len(str(value))} digits"
+        case str() if shown and len(value) <= SHOWN:
+            return repr(value)
         case str():
-            return repr(value) if shown and len(value) <= SHOWN else f"a text of {_count(len(value), 'character')}"
+            return f"a text of {_count(len(value), 'character')}" if value else "an empty text"
         case list():
-            return f"a list of {_count(len(value), 'entry')}"
+            return f"a list of {_count(len(value), 'entry')}" if value else "an empty list"
         case dict():
-            return f"an object of {_count(len(value), 'field')}"
+            return f"an object of {_count(len(value), 'field')}" if value else "an empty object"
         case _:
             return "something else"
 
@@ -129,7 +144,8 @@ def _length(kind: str, unit: str) -> Callable[[Mapping[str, Any]], str]:
 
 
 def _number(x: float) -> str:
-    return f"{int(x):,}" if float(x).is_integer() else f"{x:g}"
+    """Thousands are set apart; what is written with an exponent stays so."""
+    return f"{x:,}" if isinstance(x, int) else f"{int(x):,}" if x.is_integer() and abs(x) < 1e15 else f"{x:g}"
 
 
 WANTED: dict[str, str | Callable[[Mapping[str, Any]], str]] = {

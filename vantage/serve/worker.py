@@ -138,6 +138,7 @@ class Worker:
                 constraint=submission.constraint,
                 prompt_logprobs=submission.prompt_logprobs,
                 adapter=submission.adapter,
+                images=submission.images,
             )
         except Exception as e:
             # what the engine refuses is the request's own doing; the rest is ours

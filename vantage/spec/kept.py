@@ -71,6 +71,16 @@ class NeedsEveryKey(Protocol):
 
 
 @runtime_checkable
+class ReadsBefore(Protocol):
+    """The config of a score bias that reads streams of tokens before the oldest key which a query sees."""
+
+    @property
+    def before(self) -> int:
+        """Of how many: a window's cache keeps so many more."""
+        ...
+
+
+@runtime_checkable
 class StreamSource(Protocol):
     """What such a config builds."""
 

@@ -12,8 +12,9 @@ from vantage.errors import BadInput
 from vantage.spec.abilities import effect_of
 from vantage.spec.altup import AltUp
 from vantage.spec.fingerprint import LATER
+from vantage.spec.images import VisionConfig
 from vantage.spec.indexing import FollowsLayer, Indexer
-from vantage.spec.kept import KeepsStreams, KeptStream, NeedsEveryKey, StateShape
+from vantage.spec.kept import KeepsStreams, KeptStream, NeedsEveryKey, ReadsBefore, StateShape
 from vantage.spec.masks import Causal, Mask, SameSegment
 from vantage.spec.normalisers import Normaliser, Softmax
 from vantage.spec.parts import (
@@ -87,6 +88,7 @@ class CacheShape:
     streams: tuple[KeptStream, ...] = ()  # what else is kept of each token
     states: tuple[StateShape, ...] = ()  # of constant size, whatever the length
     every_key: bool = False  # it must see every key before a query that its mask shows (CoPE, an indexer)
+    before: int = 0  # tokens before the oldest key in a query's sight of which it reads the streams (PaTH)
 
     @staticmethod
     def of_states(*states: StateShape) -> CacheShape:
@@ -179,6 +181,8 @@ class Layer:
         for part in (self.indexer, self.bias):  # in this order
             if isinstance(part, NeedsEveryKey):
                 kept = replace(kept, every_key=kept.every_key or part.every_key)
+            if isinstance(part, ReadsBefore):
+                kept = replace(kept, before=max(kept.before, part.before))
             if isinstance(part, KeepsStreams):
                 kept = replace(kept, streams=(*kept.streams, *part.streams(self.attention.shape(width))))
         return kept
@@ -229,6 +233,7 @@ class ModelSpec:
     encoder: ModelSpec | None = None
     pooler: TransformConfig | None = None  # model.pooler: one vector a row; no part of a forward pass
     altup: AltUp | None = field(default=None, metadata=LATER)  # several residual streams (Gemma 3n)
+    vision: VisionConfig | None = field(default=None, metadata=LATER)  # what makes tokens of images (Qwen2-VL)
 
     def __post_init__(self) -> None:
         for name, n in (("vocab", self.vocab), ("width", self.width), ("layers", len(self.layers))):

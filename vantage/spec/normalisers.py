@@ -49,13 +49,16 @@ class Softmax:
 
 @dataclass(frozen=True)
 class Argmax:
-    """Hard attention: all weight on the highest score, shared equally among equals."""
+    """Hard attention: all weight on the highest score, shared equally among equals. Scores that differ by a rounding
+    are equal: the same token at two places has the same score, however a pass was cut."""
 
     def __call__(
         self, scores_BHTS: Tensor, sinks: Tensor | None = None, pair: Pair | None = None
     ) -> tuple[Tensor, Tensor]:
         top = _highest(scores_BHTS, sinks)
-        best = (scores_BHTS == top).to(scores_BHTS.dtype)
+        rounding = torch.finfo(scores_BHTS.dtype).eps ** 0.75  # 1.8e-12 in float64, 6.4e-6 in float32
+        largest = scores_BHTS.masked_fill(scores_BHTS == float("-inf"), 0).abs().amax(-1, keepdim=True)
+        best = (top - scores_BHTS <= rounding * largest).to(scores_BHTS.dtype)
         return best / best.sum(-1, keepdim=True).clamp_min(1), top.squeeze(-1)
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vantage.errors import Refused
+from vantage.spec.images import ImageTokens
 from vantage.spec.kept import StateCache
 from vantage.spec.masks import Mask
 from vantage.spec.normalisers import Normaliser, Softmax
@@ -288,6 +289,7 @@ class Context:
     memory: EncoderOutput | None = None
     watch: Callable[[str, int, View, Need, Attended], None] | None = None  # sees every attention, weights included
     views: dict[int, View] = field(default_factory=dict)  # of this pass, of layers whose keys others read
+    images: ImageTokens | None = None  # what stands at the tokens that are an image's
 
     def standing(self, view: View) -> Positions:
         """Where the queries stand: where the pass has them, unless the cache numbers tokens anew."""

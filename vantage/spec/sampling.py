@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, Protocol, final
 
 from vantage.errors import BadInput
 
@@ -35,15 +35,21 @@ class Sampling:
         number = (int, float)
         _check("temperature", self.temperature, number, lambda x: 0 <= x < math.inf, "0 (greedy) or a positive number")
         _check("top_k", self.top_k, int, lambda x: x >= 1, "at least 1, or None for all")
-        _check("top_p", self.top_p, number, lambda x: 0 < x <= 1, "above 0 and up to 1, or None for all")
-        _check("min_p", self.min_p, number, lambda x: 0 <= x <= 1, "from 0 to 1, or None for all")
-        _check("repetition_penalty", self.repetition_penalty, number, lambda x: 0 < x < math.inf, "above 0; 1 is none")
+        _check("top_p", self.top_p, number, lambda x: 0 < x <= 1, "a share above 0 and up to 1, or None for all")
+        _check("min_p", self.min_p, number, lambda x: 0 <= x <= 1, "a share from 0 to 1, or None for all")
+        _check(
+            "repetition_penalty",
+            self.repetition_penalty,
+            number,
+            lambda x: 0 < x < math.inf,
+            "a number above 0; 1 is none",
+        )
         for name in ("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty"):
             if getattr(self, name) is None:
                 raise BadInput(f"{name}=None: give a number, or leave it out")
         for name in ("presence_penalty", "frequency_penalty"):
             _check(name, getattr(self, name), number, math.isfinite, "a finite number; 0 is none")
-        _check("seed", self.seed, int, lambda x: 0 <= x < SEEDS, "from 0 to 2**64 - 1, or None to draw one")
+        _check("seed", self.seed, int, lambda x: 0 <= x < SEEDS, "a number from 0 to 2**64 - 1, or None to draw one")
         _check("logprobs", self.logprobs, int, lambda x: x >= 0, "0 or more, or None for none")
         for token, value in self.bias:
             _check("a token of logit_bias", token, int, lambda x: x >= 0, "a token, 0 or more")
@@ -68,6 +74,30 @@ class RowChoice(NamedTuple):
     top_p: float  # 1: all
     min_p: float  # 0: all
     uniforms: Sequence[float]  # one for each step; none where it takes the likeliest
+
+
+class Chosen(NamedTuple):
+    """What the rows chose in several steps."""
+
+    tokens: list[list[int]]  # by step, then by row
+    logprobs: list[list[float]]
+    fine: list[list[bool]]  # False: its logits were not finite
+
+
+class PendingSteps(Protocol):
+    """Steps of several rows that are under way, or done."""
+
+    def read(self) -> Chosen:
+        """Waits for them."""
+        ...
+
+
+def check_guessing(*, n: int, stream: bool, batch_invariant: bool, cache: bool, images: bool = False) -> None:
+    """Guessing ahead (``draft``) runs one sample at a time, on a cache that can go back; it counts positions."""
+    unfit = {"n": n > 1, "stream": stream, "batch_invariant": batch_invariant, "cache=False": not cache}
+    unfit["images"] = images
+    if named := [name for name, wanted in unfit.items() if wanted]:
+        raise BadInput(f"guessing ahead (draft, --lookup) and {named[0]} do not go together: leave one of them out")
 
 
 def _check(name: str, value: Any, kind: type | tuple[type, ...], good: Callable[[Any], bool], wanted: str) -> None:

@@ -9,11 +9,12 @@ is not understood, raises ``Unreadable``, and is left to the registry itself. A 
 from __future__ import annotations
 
 import ast
+import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 ROOT = Path(__file__).parents[1]
 
@@ -65,6 +66,30 @@ def declared_fields(home: str) -> frozenset[str]:
     if len(bases) < len(value.bases):
         raise Unreadable(home)
     return frozenset(own).union(*(declared_fields(f"{module}:{base}") for base in bases))
+
+
+PLAIN = {"int": int, "float": float, "bool": bool, "str": str, "tuple": tuple, "Literal": typing.Literal}
+
+
+@cache
+def declared_types(home: str) -> dict[str, Any]:
+    """The types of those fields of the dataclass "module:Class" whose values are plain: numbers, words, truths, and
+    tuples of them."""
+    module, _, name = home.partition(":")
+    module, value = _resolved(module, name)
+    if not isinstance(value, ast.ClassDef):
+        raise Unreadable(home)
+    types: dict[str, Any] = {}
+    for base in value.bases:
+        if isinstance(base, ast.Name):
+            types |= declared_types(f"{module}:{base.id}")
+    for node in value.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            types.pop(node.target.id, None)
+            if {part.id for part in ast.walk(node.annotation) if isinstance(part, ast.Name)} <= set(PLAIN):
+                # an annotation of our own sources that names nothing but the types above
+                types[node.target.id] = eval(ast.unparse(node.annotation), {"__builtins__": {}}, PLAIN)
+    return types
 
 
 def declared_classes(home: str) -> tuple[str, ...]:

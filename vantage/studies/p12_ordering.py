@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from vantage.compare.entries import ModelShape, plain_positions
 from vantage.compare.experiment import Experiment
+from vantage.compare.experiment_fields import shortest
 from vantage.compare.learning import chance_of
 from vantage.compare.names import CONTROL, DEFAULT
 from vantage.compare.result_table import ResultTable, is_control
@@ -88,7 +89,7 @@ def _words(view: ResultTable, entries: list[str]) -> str:
 def _task(study: Experiment) -> list[Number]:
     """What the task must be for its scores to mean anything."""
     task = task_of(TASK)
-    data = Sequences(task, "line", (study.shortest(task), study.train_length), (study.train_length,))
+    data = Sequences(task, "line", (shortest(task, study.train_length), study.train_length), (study.train_length,))
     trained = [data.example(i) for i in range(COUNTED)]
     tested = [data.example(HELD_OUT + i, 4 * study.train_length) for i in range(COUNTED)]
     shares = [sum(e.group == "ascending" for e in some) / COUNTED for some in (trained, tested)]

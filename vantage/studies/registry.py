@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import importlib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from vantage.errors import BadInput, nearest
-from vantage.studies.study import Study
+from vantage.studies.study import Parameter, Study, check_parameter_names
+from vantage.studies.text import StudyText
 
 FILE = re.compile(r"([aptki])(\d\d)_[a-z0-9_]+\.py")
 LETTERS = {  # in this order
@@ -47,6 +51,30 @@ def check_tag(tag: str) -> str:
         hint = f" Did you mean {near}?" if near else ""
         raise BadInput(f"there is no study {tag!r}.{hint} There are {spans(list(known))}; see `vantage study list`")
     return wanted
+
+
+def check_values(tag: str, values: Mapping[str, str]) -> None:
+    """Refuse what the study would refuse of these parameters, as far as its source tells; no study is imported."""
+    declared = declared_parameters(tag)
+    check_parameter_names(tag, values, declared)
+    for name, value in values.items():
+        if (parameter := declared[name]) is not None:
+            parameter.read(value)
+
+
+def declared_parameters(tag: str) -> dict[str, Parameter | None]:
+    """The parameters of a study as its source has them: ``TEXT.parameter("keys", 5, 1, 100)``. ``None``: a bound is
+    computed there."""
+    text = StudyText.beside(str(Path(__file__).parent / f"{tags()[tag]}.py"))
+    declared: dict[str, Parameter | None] = dict.fromkeys(text.parameters)
+    for node in ast.walk(ast.parse(text.path.with_suffix(".py").read_text(encoding="utf-8"))):
+        match node:
+            case ast.Call(func=ast.Attribute(ast.Name("TEXT"), "parameter"), args=args, keywords=keywords):
+                with contextlib.suppress(ValueError):  # not written as plain values
+                    values = [ast.literal_eval(arg) for arg in args]
+                    named = {str(word.arg): ast.literal_eval(word.value) for word in keywords}
+                    declared[values[0]] = text.parameter(*values, **named)
+    return declared
 
 
 def find(tag: str) -> Study:

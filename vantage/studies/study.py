@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,6 +48,13 @@ class Parameter:
         return value
 
 
+def check_parameter_names(tag: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Refuse a name that no parameter of the study has."""
+    for name in given:
+        if name not in known:
+            raise BadInput(f"{tag} has no parameter {name!r}; it has {', '.join(known) or 'none'}")
+
+
 def _kind(default: Value) -> str:
     return {int: "a whole number", float: "a number", str: "text"}[type(default)]
 
@@ -89,9 +96,7 @@ class Study:
     def values(self, values: Mapping[str, str | Value]) -> Values:
         """Every parameter with its value: the given one, or its default. An unknown name is refused."""
         known = {parameter.name: parameter for parameter in self.parameters}
-        for name in values:
-            if name not in known:
-                raise BadInput(f"{self.tag} has no parameter {name!r}; it has {', '.join(known) or 'none'}")
+        check_parameter_names(self.tag, values, known)
         return {name: p.read(values[name]) if name in values else p.default for name, p in known.items()}
 
     def _repr_html_(self) -> str:

@@ -102,7 +102,7 @@ def train(
     track: "wandb" or "mlflow", or both in a list, where they are installed.
     report: what is told how the run goes (``vantage.training.Reporter``). Default: a bar, where one is seen.
     """
-    said = {name: value for name, value in locals().items() if name in PLACES and value is not None}
+    options = {name: value for name, value in locals().items() if name in PLACES and value is not None}
     own = listed(callbacks)
     Callbacks(own)  # what is wrong with them is said before anything is done
     following = trackers(track)
@@ -113,7 +113,7 @@ def train(
         settings = resume if settings is None and model is None else settings
     _check(model, settings, out, resume)
     changed = _change_list(changes, settings)
-    nothing_else = not said and all(one is None for one in (model, data, eval_data, tokenizer, max_length, epochs))
+    nothing_else = not options and all(one is None for one in (model, data, eval_data, tokenizer, max_length, epochs))
     if isinstance(settings, TrainSettings) and nothing_else:
         parsed, table = settings, None
     else:
@@ -122,8 +122,8 @@ def train(
             _lay_over(table, model, data, eval_data, tokenizer, max_length)
         elif eval_data is not None or tokenizer is not None or max_length is not None:
             raise BadInput("eval_data, tokenizer and max_length are for data from Python: settings have their own")
-        _defaults(table, said, epochs)
-        for name, value in said.items():
+        _defaults(table, options, epochs)
+        for name, value in options.items():
             _put(table, PLACES[name], value)
         parsed = settings_of(table)
     folder = _folder(out, settings)
@@ -138,7 +138,7 @@ def train(
             callbacks=[*following, *own],  # a step is tracked before one of the caller's fails
         )
         if isinstance(settings, (str, Path)) and model is None and data is None:
-            asked = [f"{PLACES[name]}={value}" for name, value in said.items()]
+            asked = [f"{PLACES[name]}={value}" for name, value in options.items()]
             if (note := promise_note(settings, [*changed, *asked])) is not None:
                 run.report.note(note)
         return run.go()
@@ -227,28 +227,28 @@ def _reads(spec: ModelSpec, data: Any) -> Reads:
     return "label" if spec.head is None or is_text else "ask"
 
 
-def _defaults(table: dict[str, Any], said: dict[str, Any], epochs: float | None) -> None:
+def _defaults(table: dict[str, Any], options: dict[str, Any], epochs: float | None) -> None:
     """What follows from the data: the rows of a batch that a DataLoader has made, and how many steps an epoch has."""
     data = table.get("data")
     examples = data if isinstance(data, ExampleData) else None
-    if examples is not None and examples.count is None and not {"batch_size", "batch_tokens"} & set(said):
+    if examples is not None and examples.count is None and not {"batch_size", "batch_tokens"} & set(options):
         rows = rows_in_first(examples)
         if rows > 1:
-            said["batch_size"] = rows
+            options["batch_size"] = rows
     if epochs is None:
         return
-    if "steps" in said:
+    if "steps" in options:
         raise BadInput("steps and epochs both say how long to train: give one")
     if not epochs > 0:
         raise BadInput(f"epochs={epochs}: give a number above 0")
     loop = table.get("loop", {})
-    batch = said.get("batch_size") or (
+    batch = options.get("batch_size") or (
         loop.batch if isinstance(loop, LoopSettings) else loop.get("batch", LoopSettings.batch)
     )
     count = None if examples is None else examples.count or _rows_of_loader(examples, batch)
-    if count is None or "batch_tokens" in said:
+    if count is None or "batch_tokens" in options:
         raise BadInput("epochs needs examples whose number is known, and batch_size: give steps")
-    said["steps"] = max(1, ceil(epochs * count / batch))
+    options["steps"] = max(1, ceil(epochs * count / batch))
 
 
 def _rows_of_loader(examples: ExampleData, batch: int) -> int | None:

@@ -89,8 +89,8 @@ def _evaluated(eval_data: Any, spec: ModelSpec, reader: RowReader) -> dict[str, 
         return {}
     named = isinstance(eval_data, Mapping) and not {"input_ids", "text"} & set(eval_data)
     sets = dict(eval_data) if named else {"eval": eval_data}
-    found = {str(name): _items(one, spec, reader, "eval_data").items for name, one in sets.items()}
-    return {name: items if isinstance(items, Sequence) else list(items) for name, items in found.items()}
+    read = {str(name): _items(one, spec, reader, "eval_data").items for name, one in sets.items()}
+    return {name: items if isinstance(items, Sequence) else list(items) for name, items in read.items()}
 
 
 def _no_eval(eval_data: Any, what: str) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton  # pyright: ignore[reportMissingImports] (comes with torch for CUDA)
-import triton.language as tl  # pyright: ignore[reportMissingImports] (the same)
+import triton
+import triton.language as tl
 from torch import Tensor
 
 Kernel = Any  # triton's: indexed by its grid, then called

@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from vantage.cluster import check_tensor_parallel, processes
 from vantage.errors import BadInput, Refused
-from vantage.parallel.group import join_group, leave_group, processes
+from vantage.parallel.group import join_group, leave_group
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,7 @@ class World:
 def join(device: torch.device, peers: int = 1) -> World:
     """The world that ``torchrun`` has made, or this process alone. ``peers``: so many share each model."""
     size = processes()
-    if peers not in (1, size):
-        way = f"torchrun --nproc-per-node {peers} -m vantage train"
-        raise BadInput(f"tensor parallel over {peers} processes, and there are {size}: start as many, with {way}")
+    check_tensor_parallel(peers, "train")
     if size == 1:
         return World()
     join_group(device.type)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from statistics import median
@@ -12,21 +11,11 @@ from statistics import median
 from torch import Tensor
 
 from vantage.checkpoints.folder import write_tensors
-from vantage.errors import BadInput, VantageError
+from vantage.errors import VantageError
 from vantage.training.batch import Batch
+from vantage.training.sections import GuardSettings
 
 RECENT = 100  # steps that a loss is compared with
-
-
-@dataclass(frozen=True)
-class GuardSettings:
-    """``spike``: how many nats above the median of the last 100 steps a loss may stand; 0 for no limit."""
-
-    spike: float = 3.0
-
-    def __post_init__(self) -> None:
-        if not (isfinite(self.spike) and self.spike >= 0):
-            raise BadInput(f"spike={self.spike}: use a number of nats, or 0 for no limit")
 
 
 class Diverged(VantageError):

@@ -33,7 +33,8 @@ from vantage.training.log import Reporter, ScoreRecord, StepRecord, TrainLog, re
 from vantage.training.memory import keep_freed_memory
 from vantage.training.optimise import Averaged, Optimiser
 from vantage.training.optimise.tensors import reshard, whole
-from vantage.training.settings import Best, TrainSettings
+from vantage.training.sections import Best
+from vantage.training.settings import TrainSettings
 from vantage.training.tensor_shares import TensorShares
 from vantage.training.train_step import StepResult, TrainStep
 

@@ -12,8 +12,8 @@ from vantage.errors import BadInput, VantageError
 from vantage.training import checkpoint
 from vantage.training.distributed import World
 from vantage.training.examples import ExampleData
-from vantage.training.settings import TrainSettings, flat, settings_of, settings_table
-from vantage.training.tables import SETTINGS_FILE
+from vantage.training.settings import TrainSettings, settings_of, settings_table
+from vantage.training.tables import SETTINGS_FILE, check_run_folder, flat
 
 # What decides when a run ends, saves or warns, and not what it computes: it may be changed when a run goes on.
 FREE = ("save", "guard", "loop.steps", "loop.threads", "evaluate.goal", "evaluate.patience", "evaluate.min_delta")
@@ -26,11 +26,8 @@ def claim(folder: Path, resume: bool, settings: TrainSettings, origin: Mapping[s
 
     What there is to say about a schedule that gets longer, or None.
     """
+    check_run_folder(folder, resume=resume)
     saved = checkpoint.steps(folder / "checkpoints")
-    if (saved or (folder / "log.jsonl").exists()) and not resume:
-        raise BadInput(f"{folder} holds a run already: go on with it (--resume), or choose another folder (--out)")
-    if resume and not folder.exists():
-        raise BadInput(f"there is no run in {folder} to go on with")
     note = None
     if saved:
         before = checkpoint.metadata(folder / "checkpoints", saved[-1])
@@ -68,10 +65,10 @@ def _check_settings(
     if before.get("fingerprint") == origin["fingerprint"]:
         return
     table = _table_before(folder, before)
-    found = {} if table is None else differences(table, settings_table(settings))
-    if table is not None and not found:
+    changes = {} if table is None else differences(table, settings_table(settings))
+    if table is not None and not changes:
         return
-    listed = [f"{name} {_shown(old)} -> {_shown(new)}" for name, (old, new) in found.items()]
+    listed = [f"{name} {_shown(old)} -> {_shown(new)}" for name, (old, new) in changes.items()]
     more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
     which = f": {', '.join(listed[:SHOWN])}{more}" if listed else ""
     raise BadInput(f"{folder} holds a run with other settings{which}. Give the same ones, or another folder with --out")

@@ -6,12 +6,15 @@ from __future__ import annotations
 import contextlib
 import json
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from importlib import resources
+from operator import or_
 from pathlib import Path
 from typing import Any
 
 from vantage.checkpoints.pull import find
+from vantage.checkpoints.run_folder import CHECKPOINTS, LOG, steps
 from vantage.errors import BadInput, unknown
 from vantage.files import expand
 from vantage.parts import check_part_name, known_entries
@@ -21,7 +24,10 @@ from vantage.spec.source_names import (
     declared_classes,
     declared_fields,
     declared_hints,
+    declared_types,
 )
+from vantage.spec.table_reader import KIND, PartNames, Reader, loosely, unknown_kind
+from vantage.training.sections import MOST, check_sections
 
 FILES = ("files", "valid", "source", "target", "valid_source", "valid_target")  # fields of [data] that name some
 SETTINGS_FILE = "settings.json"  # in the folder of a run
@@ -33,6 +39,7 @@ SECTIONS = {
     "vantage.training.settings:ModelSection": "vantage.training.models:MODELS",
     "vantage.training.settings:DataSection": "vantage.training.sources:SOURCES",
 }
+CALLED = {"TaskExamples": "task", "PromptFiles": "prompts"}  # sections that go by another name than their class
 OPTIMISER = "vantage.training.settings:OptimiserConfig"
 
 
@@ -110,13 +117,33 @@ def apply_change(table: dict[str, Any], change: str) -> None:
     table[names[-1]] = new
 
 
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested table with the whole name of every value, as in "loop.steps"."""
+    values: dict[str, Any] = {}
+    for name, value in table.items():
+        values |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return values
+
+
 # ---- what can be refused early
 
 
+def check_run_folder(folder: Path, *, resume: bool) -> None:
+    """Refuse a folder that holds a run already, unless that run is to go on."""
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"{folder} is a file: give the folder of the run (--out)")
+    if resume and not folder.exists():
+        raise BadInput(f"there is no run in {folder} to go on with")
+    if not resume and (steps(folder / CHECKPOINTS) or (folder / LOG).exists()):
+        raise BadInput(f"{folder} holds a run already: go on with it (--resume), or choose another folder (--out)")
+
+
 def check_table(table: dict[str, Any]) -> None:
-    """Refuse names that nothing has, and files that are not there. What this does not see, ``settings_of`` does."""
+    """Refuse names that nothing has, values that cannot be, and files that are not there. What this does not see,
+    ``settings_of`` does."""
     with contextlib.suppress(Unreadable):  # sources that are written in another way: all is left to settings_of
         _check_keys(table)
+    check_sections(table)
     sections = {name: section for name, section in table.items() if isinstance(section, dict)}
     data, model = sections.get("data", {}), sections.get("model", {})
     for kind, name in (("task", data.get("task")), ("position", model.get("position"))):
@@ -141,21 +168,44 @@ def _check_keys(table: dict[str, Any]) -> None:
     for name, section in table.items():
         if name not in hints:
             raise BadInput(f"settings: {unknown('setting', name, hints)}")
+        if isinstance(section, str):
+            section = {KIND: section}
         if not isinstance(section, dict):
             continue
-        known = {"is"}.union(*map(declared_fields, _candidates(hints[name])))
-        for key in section:
+        candidates = _candidates(hints[name])
+        _check_kind(section, candidates.values(), f"settings.{name}")
+        known = {"is"}.union(*map(declared_fields, candidates))
+        for key, value in section.items():
             if key not in known:
                 raise BadInput(f"{name}.{key}: {unknown(f'setting of {name}', key, sorted(known - {'is'}))}")
+            _check_value(value, key, candidates, f"settings.{name}.{key}")
 
 
-def _candidates(hints: tuple[str, ...]) -> Iterator[str]:
-    """The classes that a section may be."""
+def _check_kind(section: Mapping[str, Any], names: Iterable[str], where: str) -> None:
+    """Refuse the name of a part that no candidate goes by."""
+    kind = section.get(KIND)
+    if isinstance(kind, str) and loosely(kind) not in (known := [loosely(name) for name in names]):
+        raise BadInput(f"{where}: {unknown_kind(loosely(kind), known)}")
+
+
+def _check_value(value: Any, key: str, candidates: Iterable[str], where: str) -> None:
+    """Refuse a value that no candidate with this field takes. Parts are left to ``settings_of``."""
+    hints = [declared_types(home).get(key) for home in candidates if key in declared_fields(home)]
+    if hints and None not in hints:
+        Reader(MOST, PartNames(error=BadInput, loose=True)).value(value, reduce(or_, hints), key, where, 0)
+
+
+def _candidates(hints: tuple[str, ...]) -> dict[str, str]:
+    """The classes that a section may be, with the name that each goes by."""
+    names: dict[str, str] = {}
     for hint in hints:
         if hint == OPTIMISER:
             entries = known_entries("optimiser")
             if entries is None or not all(isinstance(entry, DeclaredEntry) for entry in entries):
                 raise Unreadable(hint)  # one from outside may be meant: settings_of knows
-            yield from (str(entry.config) for entry in entries)
-        else:
-            yield from declared_classes(SECTIONS[hint]) if hint in SECTIONS else (hint,)
+            names |= {str(entry.config): entry.name for entry in entries}
+            continue
+        for home in declared_classes(SECTIONS[hint]) if hint in SECTIONS else (hint,):
+            name = home.partition(":")[2]
+            names[home] = CALLED.get(name, name)
+    return names

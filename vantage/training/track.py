@@ -18,7 +18,7 @@ from typing import Any
 from vantage.errors import BadInput, unknown
 from vantage.files import write_text
 from vantage.training.log import ScoreRecord, StepRecord
-from vantage.training.settings import flat
+from vantage.training.tables import flat
 
 FILE = "tracking.json"  # in the folder of a run: what it is called there
 PROJECT = "vantage"
@@ -27,18 +27,22 @@ LONGEST = 500  # letters of a parameter that every MLflow takes
 
 
 def trackers(names: str | Iterable[str]) -> list[Any]:
-    """The callbacks of these names. One whose library is not installed is refused, before anything is trained."""
+    """The callbacks of these names."""
+    return [TRACKERS[name]() for name in check_trackers(names)]
+
+
+def check_trackers(names: str | Iterable[str]) -> list[str]:
+    """These names, each once. One that nothing has is refused, and one whose library is not installed."""
     if not isinstance(names, (str, Iterable)):
         raise BadInput(f"track={names!r}: give {' or '.join(map(repr, TRACKERS))}, or a list of them")
-    found = []
-    for name in dict.fromkeys([names] if isinstance(names, str) else names):
+    several = list(dict.fromkeys([names] if isinstance(names, str) else names))
+    for name in several:
         if name not in TRACKERS:
             raise BadInput(f"track: {unknown('tracker', name, TRACKERS)}")
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:  # a folder of that name, as wandb leaves behind, is none
             raise BadInput(f"track={name!r}: {name} is not installed. pip install 'vantage[{name}]'")
-        found.append(TRACKERS[name]())
-    return found
+    return several
 
 
 class WandbTracker:

@@ -28,6 +28,7 @@ CACHES: Registry[CacheKind] = Registry(
         "paged",
         "quantised",
         "low_bit",
+        "kivi",
         "sinks",
         "heavy_hitters",
         "tova",

@@ -28,20 +28,21 @@ class LayerPlan:
     streams: tuple[KeptStream, ...] = ()  # what else is kept of each token, as it is
     states: tuple[StateShape, ...] = ()  # of constant size, whatever the length
     every_key: bool = False  # it must see every key before a query
+    before: int = 0  # tokens before the oldest key in a query's sight of which it reads the streams
 
     @staticmethod
     def of(shape: CacheShape, mask: Mask) -> LayerPlan:
         sizes = shape.kv_heads, shape.key_dim, shape.value_dim
-        return LayerPlan(*sizes, mask, shape.single, shape.streams, shape.states, shape.every_key)
+        return LayerPlan(*sizes, mask, shape.single, shape.streams, shape.states, shape.every_key, shape.before)
 
     def stream_shapes(self, dtype: torch.dtype) -> tuple[StreamShape, ...]:
         return tuple(StreamShape.of(stream, dtype) for stream in self.streams)
 
     @property
     def reach(self) -> int | None:
-        """How many keys back a query sees at most, itself included."""
+        """How many tokens back there must be something kept for a query, itself included."""
         reach = self.mask.reach()
-        return None if reach is None else max(1, reach)
+        return None if reach is None else max(1, reach) + self.before
 
     def codec(self, dtype: torch.dtype) -> PlainCodec | SingleCodec:
         """Its keys and values as they are."""

@@ -2,6 +2,6 @@
 
 from vantage.compare.extension.metadata import extension_metadata
 from vantage.compare.extension.run import run_extension
-from vantage.compare.extension.settings import ExtensionSettings
+from vantage.compare.extension_settings import ExtensionSettings
 
 __all__ = ["ExtensionSettings", "extension_metadata", "run_extension"]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from vantage.compare.extension.measure import declared_length
-from vantage.compare.extension.settings import ExtensionSettings
+from vantage.compare.extension_settings import ExtensionSettings
 from vantage.families.adapter_files import CONFIG
 from vantage.families.adapters import load_adapter, save_adapter
 from vantage.model import Model

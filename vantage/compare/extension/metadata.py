@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from vantage.compare.extension.run import ADAPTERS, TRAINED, entries
-from vantage.compare.extension.settings import ExtensionSettings
+from vantage.compare.extension_settings import ExtensionSettings
 
 PUBLISHED = {"linear", "ntk", "yarn"}  # scalings that the papers have numbers for
 

@@ -19,7 +19,7 @@ import torch
 from vantage.compare.extension.lora import adapt
 from vantage.compare.extension.measure import even_depths, hide_numbers, recall, token_losses
 from vantage.compare.extension.rules import rescaled, rotated_dims, search_divisors
-from vantage.compare.extension.settings import ExtensionSettings
+from vantage.compare.extension_settings import ExtensionSettings
 from vantage.compare.results import FILE, Key, RunResult, TestScore, read_results, write_results
 from vantage.compare.run import claim_folder
 from vantage.compare.text import over_position

@@ -6,8 +6,8 @@ table one place for each query and distance, which the caller adds up.
 
 from __future__ import annotations
 
-import triton  # pyright: ignore[reportMissingImports] (comes with torch for CUDA)
-import triton.language as tl  # pyright: ignore[reportMissingImports] (the same)
+import triton
+import triton.language as tl
 
 from vantage.kernels.gpu.tiles import LOG, LOG2E, POWER, SLOPE, biased, column, place, scaled, sees, shift_of
 

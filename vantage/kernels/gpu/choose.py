@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-import triton  # pyright: ignore[reportMissingImports] (comes with torch for CUDA)
-import triton.language as tl  # pyright: ignore[reportMissingImports] (the same)
+import triton
+import triton.language as tl
 from torch import Tensor
 
 Launch = Any  # triton's kernels: indexed by their grid, then called

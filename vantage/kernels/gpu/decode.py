@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton  # pyright: ignore[reportMissingImports] (comes with torch for CUDA)
-import triton.language as tl  # pyright: ignore[reportMissingImports] (the same)
+import triton
+import triton.language as tl
 from torch import Tensor
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
@@ -110,26 +110,38 @@ def _scored(s, distance, slope, scale, cap, SOFTCAP: tl.constexpr, SLOPES: tl.co
 
 @triton.jit
 def _combine(
-    out, sums, highest, totals, sinks, b, h, active, H: tl.constexpr, E: tl.constexpr, E_TILE: tl.constexpr,
-    SPLITS: tl.constexpr, SINKS: tl.constexpr,
+    out, sums, highest, totals, sinks, b, g, active, H: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr,
+    E: tl.constexpr, E_TILE: tl.constexpr, SPLITS: tl.constexpr, AT_ONCE: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """The output of one head from all shares of its keys, which other programs have written."""
-    i = tl.arange(0, SPLITS)
+    """The output of a group of heads from all shares of its keys, which other programs have written: so many shares at
+    once, since every load waits for the memory. HEADS: a power of two, at least GROUP."""
+    r = tl.arange(0, HEADS)
     e = tl.arange(0, E_TILE)
-    at = (b * SPLITS + i) * H + h
-    parts = tl.load(
-        sums + at[:, None].to(tl.int64) * E + e[None, :], mask=(i < active)[:, None] & (e < E)[None, :], other=0.0,
-        cache_modifier=".cg",
-    )  # fmt: skip
-    high = tl.load(highest + at, mask=i < active, other=float("-inf"), cache_modifier=".cg")
-    part_totals = tl.load(totals + at, mask=i < active, other=0.0, cache_modifier=".cg")
+    h = g * GROUP + r
+    i = tl.arange(0, SPLITS)
+    at = (b * SPLITS + i)[:, None] * H + h[None, :]
+    there = (i < active)[:, None] & (r < GROUP)[None, :]
+    high = tl.load(highest + at, mask=there, other=float("-inf"), cache_modifier=".cg")
+    part_totals = tl.load(totals + at, mask=there, other=0.0, cache_modifier=".cg")
     m = tl.max(high, 0)
-    weight = tl.exp2(high - m)
-    total = tl.sum(part_totals * weight, 0)
+    total = tl.sum(part_totals * tl.where(there, tl.exp2(high - m[None, :]), 0.0), 0)
     if SINKS:
-        total += tl.exp2(tl.load(sinks + h).to(tl.float32) * 1.4426950408889634 - m)
-    y = tl.sum(parts * weight[:, None], 0) / total
-    tl.store(out + b.to(tl.int64) * (H * E) + h * E + e, y.to(out.dtype.element_ty), mask=e < E)
+        total += tl.exp2(tl.load(sinks + h, mask=r < GROUP, other=0.0).to(tl.float32) * 1.4426950408889634 - m)
+    y = tl.zeros((HEADS, E_TILE), tl.float32)
+    for first in range(0, active, AT_ONCE):
+        some = first + tl.arange(0, AT_ONCE)
+        some_at = (b * SPLITS + some)[:, None] * H + h[None, :]
+        some_there = (some < active)[:, None] & (r < GROUP)[None, :]
+        parts = tl.load(
+            sums + some_at[:, :, None].to(tl.int64) * E + e[None, None, :],
+            mask=some_there[:, :, None] & (e < E)[None, None, :], other=0.0, cache_modifier=".cg",
+        )  # fmt: skip
+        some_high = tl.load(highest + some_at, mask=some_there, other=float("-inf"), cache_modifier=".cg")
+        weight = tl.where(some_there, tl.exp2(some_high - m[None, :]), 0.0)
+        y += tl.sum(parts * weight[:, :, None], 0)
+    y = y / tl.where(r < GROUP, total, 1.0)[:, None]
+    to = out + b.to(tl.int64) * (H * E) + h[:, None] * E + e[None, :]
+    tl.store(to, y.to(out.dtype.element_ty), mask=(r < GROUP)[:, None] & (e < E)[None, :])
 
 
 @triton.jit
@@ -145,8 +157,8 @@ def attend(
     qkv, out, stores, held, pos, gone, table, cos, sin, q_gain, k_gain, slopes, sinks, sums, highest, totals, arrived,
     layer, qkv_stride, table_width, block, scale, cap, window, q_eps, q_offset, k_eps, k_offset, turned,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, GROUP_TILE: tl.constexpr, D_TILE: tl.constexpr,
-    E_TILE: tl.constexpr, SPLITS: tl.constexpr, KEYS: tl.constexpr, LEAST: tl.constexpr, STAGES: tl.constexpr,
-    PAGED: tl.constexpr, TURN: tl.constexpr,
+    E_TILE: tl.constexpr, SPLITS: tl.constexpr, HEADS: tl.constexpr, AT_ONCE: tl.constexpr, KEYS: tl.constexpr,
+    LEAST: tl.constexpr, STAGES: tl.constexpr, PAGED: tl.constexpr, TURN: tl.constexpr,
     Q_NORM: tl.constexpr, K_NORM: tl.constexpr, Q_GAIN: tl.constexpr, K_GAIN: tl.constexpr, SOFTCAP: tl.constexpr,
     SLOPES: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr, TYPE: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -262,10 +274,7 @@ def attend(
         if before < active - 1:
             return
         tl.store(arrived + b * G + g, 0)
-        for one in range(GROUP):
-            _combine(
-                out, sums, highest, totals, sinks, b, g * GROUP + one, active, H, E, E_TILE, SPLITS, SINKS
-            )  # fmt: skip
+        _combine(out, sums, highest, totals, sinks, b, g, active, H, GROUP, HEADS, E, E_TILE, SPLITS, AT_ONCE, SINKS)
         return
     if SINKS:
         total += tl.exp2(tl.load(sinks + h, mask=mine, other=0.0).to(tl.float32) * 1.4426950408889634 - m)
@@ -323,6 +332,7 @@ def decode(
     cos, sin = (nothing, nothing) if rotation is None else (rotation.cos, rotation.sin)
     optional = (cos, sin, q_gain, k_gain, slopes, sinks)
     extra = {"launch_pdl": True} if dependent else {}
+    group, value_tile = triton.next_power_of_2(heads // kv_heads), max(16, triton.next_power_of_2(value_dim))
     if qkv.dtype is torch.float32 or key_dim > 128:
         keys = keys // 2  # what a block may share is used up sooner
     kernel: Launch = attend
@@ -331,10 +341,10 @@ def decode(
         *(nothing if t is None else t for t in optional), work.sums, work.highest, work.totals, work.arrived,
         layer, qkv.stride(0), rows.table.shape[1], max(rows.block, 1), scale, softcap or 1.0, window,
         q_eps, q_offset, k_eps, k_offset, 0 if rotation is None else rotation.turned,
-        H=heads, G=kv_heads, D=key_dim, E=value_dim, GROUP_TILE=max(16, triton.next_power_of_2(heads // kv_heads)),
-        D_TILE=max(16, triton.next_power_of_2(key_dim)), E_TILE=max(16, triton.next_power_of_2(value_dim)),
-        SPLITS=splits, KEYS=keys, LEAST=max(least, keys), STAGES=3, PAGED=rows.block > 0,
-        TURN=NO_TURN if rotation is None else rotation.pairing,
+        H=heads, G=kv_heads, D=key_dim, E=value_dim, GROUP_TILE=max(16, group), HEADS=group,
+        D_TILE=max(16, triton.next_power_of_2(key_dim)), E_TILE=value_tile, SPLITS=splits,
+        AT_ONCE=max(1, min(splits, 4096 // (group * value_tile))), KEYS=keys, LEAST=max(least, keys), STAGES=3,
+        PAGED=rows.block > 0, TURN=NO_TURN if rotation is None else rotation.pairing,
         Q_NORM=q_norm is not None, K_NORM=k_norm is not None, Q_GAIN=q_gain is not None, K_GAIN=k_gain is not None,
         SOFTCAP=softcap is not None, SLOPES=slopes is not None, SINKS=sinks is not None, WINDOW=window > 0,
         PRECISION="ieee" if qkv.dtype is torch.float32 else "tf32", TYPE=TYPES[qkv.dtype], DEPENDENT=dependent,

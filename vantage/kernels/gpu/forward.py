@@ -5,8 +5,8 @@ The tiles that a block of queries visits come in three stretches: masked ones, f
 
 from __future__ import annotations
 
-import triton  # pyright: ignore[reportMissingImports] (comes with torch for CUDA)
-import triton.language as tl  # pyright: ignore[reportMissingImports] (the same)
+import triton
+import triton.language as tl
 
 from vantage.kernels.gpu.tiles import LN2, LOG2E, biased, column, place, scaled, sees, shift_of
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-import triton  # pyright: ignore[reportMissingImports] (comes with torch for CUDA)
+import triton
 from torch import Tensor
 
 from vantage.kernels.fused_operator import BY_KEY, NUMBERS, FusedPlan
@@ -161,7 +161,8 @@ def stages(q: Tensor, v: Tensor, p: FusedPlan, held: int) -> int:
     forward with ready-made biases, where two programs then fit on one multiprocessor."""
     most = 3 if held == 1 and not p.banks else 2
     room = shared_memory(q.device) - p.block * p.block * 4 * held
-    return max(1, min(most, (room // (p.block * row_bytes(q, v)) - held) // 2))
+    turned = 2 if held == 2 and turns_tiles_in_memory(q.device) else 0
+    return max(1, min(most, (room // (p.block * row_bytes(q, v)) - held - turned) // 2))
 
 
 def block_for(q: Tensor, v: Tensor) -> int:
@@ -172,6 +173,11 @@ def block_for(q: Tensor, v: Tensor) -> int:
 
 def shared_memory(device: torch.device) -> int:
     return _shared_memory(device.index or 0) if device.type == "cuda" else MOST_SHARED
+
+
+def turns_tiles_in_memory(device: torch.device) -> bool:
+    """Whether transposed tiles of the backward pass are copies in shared memory: compute capability 10 (Blackwell)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 10
 
 
 @functools.cache

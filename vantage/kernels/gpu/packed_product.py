@@ -6,11 +6,12 @@ and its lower bytes each meet four weights in one instruction (dp4a), in the ord
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
-import triton  # pyright: ignore[reportMissingImports] (comes with torch for CUDA)
-import triton.language as tl  # pyright: ignore[reportMissingImports] (the same)
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from vantage.kernels.gpu.packed import DeviceBlocks, blocks_of, scales_of
@@ -110,34 +111,43 @@ def arrange(
 
 @triton.jit
 def product(
-    numbers, scales, sums, squares, words, halves, factors, table, bias, out, K, N, groups, parts_of_row, eps,
-    NORM: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
+    numbers, scales, sums, squares, words, halves, factors, table, bias, out, partial, arrived, K, N, groups,
+    parts_of_row, eps, NORM: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
     SHARE: tl.constexpr, WIDE: tl.constexpr, MINIMUM: tl.constexpr, NIBBLES: tl.constexpr, OFFSET: tl.constexpr,
     TABLE: tl.constexpr, SIGNED: tl.constexpr, INPUTS: tl.constexpr, SCALES: tl.constexpr, BYTES: tl.constexpr,
-    TILE: tl.constexpr, STAGES: tl.constexpr, PARTS_OF_ROW: tl.constexpr, ASM: tl.constexpr,
+    TILE: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr, PARTS_OF_ROW: tl.constexpr, ASM: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """out (N) = row · wᵀ + bias, or with ADD that more, for the 16 outputs of one group. A tile is so many shares: the
-    inputs that have a scale in common. DEPENDENT: it is launched while the row is arranged, by few programs; what comes
-    after it must not be launched early, or takes the place of its own programs."""
+    inputs that have a scale in common. SPLITS: so many programs share the inputs of a group, and the last of them adds
+    what they found, in their order; ``arrived`` counts them and is 0 before and after. DEPENDENT: it is launched while
+    the row is arranged, by few programs, and reads its first weights meanwhile."""
     group = tl.program_id(0)
     lane = tl.arange(0, 16)
     PARTS: tl.constexpr = INPUTS // 32
     PART_BYTES: tl.constexpr = 64 * (LOW + HIGH)
-    WORDS: tl.constexpr = 1 if LOW == 6 else SHARE * LOW // 32  # of a share; three at a time for 6 bits
-    OPERANDS: tl.constexpr = 4 if LOW == 6 else 8 // LOW  # of a word
+    OPERANDS: tl.constexpr = 4 if LOW == 6 else 8 // LOW  # of a word; of three words where there are 6 bits
+    LOADS: tl.constexpr = 3 if LOW == 6 else SHARE * LOW // 32  # words of a share
+    WORDS: tl.constexpr = 1 if LOW == 6 else LOADS
     SHARES: tl.constexpr = 32 // SHARE  # of a part of 32 inputs
     first, stride = blocks_of(group, groups, K // INPUTS, BYTES)
-    if DEPENDENT:
+    if DEPENDENT and STAGES > 1:
         tl.extra.cuda.gdc_wait()
     result = tl.zeros((TILE, 16), tl.float32)
-    for start in tl.range(0, K // SHARE, TILE, num_stages=STAGES):
+    split = tl.program_id(1)
+    per_split = tl.cdiv(K // SHARE, TILE * SPLITS) * TILE
+    end = tl.minimum((split + 1) * per_split, K // SHARE)
+    for start in tl.range(split * per_split, end, TILE, num_stages=STAGES):
         unit = start + tl.arange(0, TILE)
         inside = unit < K // SHARE
         part = unit // SHARES
         block = first + part // PARTS * stride
         begin = (block + SCALES + part % PARTS * PART_BYTES) // 4
         at = (begin + unit % SHARES * (SHARE * LOW // 32) * 16)[:, None] + lane[None, :]
+        loaded = tl.tuple(())
+        for w in tl.static_range(LOADS):
+            word = tl.load(words + at + w * 16, mask=inside[:, None], other=0, eviction_policy="evict_first")
+            loaded = loaded + (word,)  # noqa: RUF005 (Triton does not know the star)
         number = unit * (SHARE // 4)
         upper = tl.zeros((TILE, 16), tl.int32)
         lower = tl.zeros((TILE, 16), tl.int32)
@@ -146,14 +156,17 @@ def product(
             pair = unit % SHARES * (SHARE // 2)
             high = tl.load(words + begin[:, None] + 16 * LOW + lane[None, :], mask=inside[:, None], other=0)
             high = high >> pair[:, None]
+        share = (part % PARTS * SHARES + unit % SHARES)[:, None]
+        scale, minimum = scales_of(
+            halves, factors, block[:, None], share, lane[None, :], inside[:, None], WIDE, MINIMUM, NIBBLES,
+            INPUTS // SHARE,
+        )  # fmt: skip
+        if DEPENDENT and STAGES == 1:
+            tl.extra.cuda.gdc_wait()  # from the second time on it has nothing to wait for
         for w in tl.static_range(WORDS):
-            a = tl.load(words + at + w * 16, mask=inside[:, None], other=0, eviction_policy="evict_first")
-            b, c = a, a
-            if LOW == 6:
-                b = tl.load(words + at + 16, mask=inside[:, None], other=0, eviction_policy="evict_first")
-                c = tl.load(words + at + 32, mask=inside[:, None], other=0, eviction_policy="evict_first")
             for j in tl.static_range(OPERANDS):
                 if LOW == 6:
+                    a, b, c = loaded
                     if j == 0:
                         four = (a & 0x003F003F) | ((a >> 2) & 0x3F003F00)
                     elif j == 1:
@@ -164,11 +177,11 @@ def product(
                         four = ((a >> 6) & 0x000F000F) | ((b >> 2) & 0x00300030)
                         four = four | ((c << 2) & 0x0F000F00) | ((b << 4) & 0x30003000)
                 elif LOW == 8:
-                    four = a
+                    four = loaded[w]
                 elif LOW == 4:
-                    four = (a >> (4 * j)) & 0x0F0F0F0F
+                    four = (loaded[w] >> (4 * j)) & 0x0F0F0F0F
                 else:
-                    four = (a >> (2 * j)) & 0x03030303
+                    four = (loaded[w] >> (2 * j)) & 0x03030303
                 if HIGH:
                     even = (high >> (w * 16 // LOW + j)) & 0x00010001
                     odd = (high >> (w * 16 // LOW + j + OPERANDS)) & 0x00010001
@@ -185,11 +198,6 @@ def product(
                 upper = _four(four, x, upper, SIGNED, True, ASM)
                 x = tl.broadcast_to((both >> 32).to(tl.int32), (TILE, 16))
                 lower = _four(four, x, lower, SIGNED, False, ASM)
-        share = (part % PARTS * SHARES + unit % SHARES)[:, None]
-        scale, minimum = scales_of(
-            halves, factors, block[:, None], share, lane[None, :], inside[:, None], WIDE, MINIMUM, NIBBLES,
-            INPUTS // SHARE,
-        )  # fmt: skip
         dot = (upper * 256 + lower).to(tl.float32) * tl.load(scales + part, mask=inside, other=0.0)[:, None]
         result += scale * dot
         if MINIMUM or OFFSET:
@@ -197,17 +205,31 @@ def product(
             if SHARE == 32:
                 plain += tl.load(sums + unit * 2 + 1, mask=inside, other=0.0)
             result += (minimum - scale * OFFSET) * plain[:, None]
+    if DEPENDENT:
+        tl.extra.cuda.gdc_wait()  # for a program that had no tile
+        tl.extra.cuda.gdc_launch_dependents()  # when the last programs are here, so that none waits for a place
     y = tl.sum(result, 0)
+    last = True
+    if SPLITS > 1:
+        tl.store(partial + (group * SPLITS + split) * 16 + lane, y)
+        tl.debug_barrier()
+        last = tl.atomic_add(arrived + group, 1, sem="acq_rel") == SPLITS - 1
+        if last:
+            y = tl.zeros((16,), tl.float32)
+            for i in tl.static_range(SPLITS):
+                y += tl.load(partial + (group * SPLITS + i) * 16 + lane, cache_modifier=".cg")
+            tl.store(arrived + group, 0)
     if NORM:
         p = tl.arange(0, PARTS_OF_ROW)
         square = tl.sum(tl.load(squares + p, mask=p < parts_of_row, other=0.0), 0)
         y *= tl.rsqrt(square / K + eps)
     n = group * 16 + lane
+    mine = (n < N) & last
     if BIAS:
-        y += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
+        y += tl.load(bias + n, mask=mine, other=0.0).to(tl.float32)
     if ADD:
-        y += tl.load(out + n, mask=n < N, other=0.0).to(tl.float32)
-    tl.store(out + n, y.to(out.dtype.element_ty), mask=n < N)
+        y += tl.load(out + n, mask=mine, other=0.0).to(tl.float32)
+    tl.store(out + n, y.to(out.dtype.element_ty), mask=mine)
 
 
 class ArrangedRow(NamedTuple):
@@ -258,21 +280,37 @@ class PackedTile(NamedTuple):
     shares: int
     warps: int
     stages: int = 1
+    splits: int = 1
+
+
+class SplitSums(NamedTuple):
+    """What programs that share the inputs of a product leave for the last of them. Not for two products at once."""
+
+    partial: Tensor
+    arrived: Tensor
+
+    @staticmethod
+    def make(blocks: Iterable[DeviceBlocks], device: torch.device) -> SplitSums | None:
+        """For the largest of these; ``None``: no product with them is split."""
+        tiles = [(matrix.groups, tile_for(matrix).splits) for matrix in blocks]
+        split = [(groups, splits) for groups, splits in tiles if splits > 1]
+        if not split:
+            return None
+        partial = torch.empty(max(groups * splits * 16 for groups, splits in split), device=device)
+        return SplitSums(partial, torch.zeros(max(groups for groups, _ in split), dtype=torch.int32, device=device))
 
 
 def tile_for(blocks: DeviceBlocks) -> PackedTile:
     """As measured on an H200."""
     form = FORMS[blocks.format]
-    if form.low == 8:
-        tile = PackedTile(16, 2, 3)
+    if form.low == 8 or blocks.groups >= 4096:
+        tile = PackedTile(64, 8)
     elif blocks.groups >= 1024:
-        tile = PackedTile(64, 4)
-    elif form.share == 32 and blocks.inputs >= 8192:
-        tile = PackedTile(32, 4, 4)
+        tile = PackedTile(16, 2) if form.share == 32 else PackedTile(64, 4)
     else:
-        tile = PackedTile(128, 8)
+        tile = PackedTile(64, 8, splits=2 if blocks.inputs >= 8192 else 1)
     shares = triton.next_power_of_2(blocks.inputs // form.share)
-    return PackedTile(min(tile.shares, shares), tile.warps, tile.stages)
+    return tile._replace(shares=min(tile.shares, shares))
 
 
 def multiply(
@@ -284,16 +322,19 @@ def multiply(
     eps: float | None = None,
     add: bool = False,
     dependent: bool = False,
+    split_sums: SplitSums | None = None,
     tile: PackedTile | None = None,
 ) -> None:
-    """A row by a matrix in blocks (N, K), into out (N). ``eps``: of the norm, if the row was arranged with one."""
+    """A row by a matrix in blocks (N, K), into out (N). ``eps``: of the norm, if the row was arranged with one.
+    ``split_sums``: without them every output has one program."""
     tile = tile or tile_for(blocks)
+    splits, held = (1, (row.scales, row.scales)) if split_sums is None else (tile.splits, split_sums)
     form, parts = FORMS[blocks.format], len(row.squares)
     kernel: Launch = product
-    kernel[(blocks.groups,)](
-        *row, *blocks.views, out if bias is None else bias, out, blocks.inputs, blocks.outputs, blocks.groups, parts,
-        eps or 0.0, NORM=eps is not None, BIAS=bias is not None, ADD=add, **blocks.constants,
+    kernel[(blocks.groups, splits)](
+        *row, *blocks.views, out if bias is None else bias, out, *held, blocks.inputs, blocks.outputs,
+        blocks.groups, parts, eps or 0.0, NORM=eps is not None, BIAS=bias is not None, ADD=add, **blocks.constants,
         SIGNED=form.low == 8 or form.table is not None, TILE=tile.shares, PARTS_OF_ROW=triton.next_power_of_2(parts),
-        STAGES=tile.stages, ASM=out.is_cuda and torch.version.hip is None, DEPENDENT=dependent, num_warps=tile.warps,
-        **dependent_option(dependent),
+        SPLITS=splits, STAGES=tile.stages, ASM=out.is_cuda and torch.version.hip is None, DEPENDENT=dependent,
+        num_warps=tile.warps, **dependent_option(dependent),
     )  # fmt: skip

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import triton  # pyright: ignore[reportMissingImports] (comes with torch for CUDA)
-import triton.language as tl  # pyright: ignore[reportMissingImports] (the same)
+import triton
+import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)

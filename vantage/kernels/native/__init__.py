@@ -8,7 +8,7 @@ import mmap
 import sys
 import warnings
 from collections.abc import Sequence
-from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from enum import IntEnum
 from typing import ClassVar
 
@@ -75,7 +75,7 @@ class Buffer(ctypes.Structure):
 
 
 class AngleTable(ctypes.Structure):
-    _fields_: ClassVar = [("cos", c_void_p), ("sin", c_void_p), ("same", c_int64)]
+    _fields_: ClassVar = [("cos", c_void_p), ("sin", c_void_p), ("row", c_int64)]
 
 
 class Kept(IntEnum):
@@ -109,7 +109,24 @@ class RowLocation(ctypes.Structure):
 
 class ProgramCall(ctypes.Structure):
     _fields_: ClassVar = [(name, c_void_p) for name in ("ops", "buffers", "tables", "stores", "places")] + [
-        (name, c_int64) for name in ("n_ops", "rows", "tokens", "fast")
+        (name, c_int64) for name in ("n_ops", "rows", "tokens", "fast", "first_angle")
+    ]
+
+
+class ChoiceSettings(ctypes.Structure):
+    _fields_: ClassVar = [(name, c_double) for name in ("temperature", "top_p", "min_p")] + [("top_k", c_int64)]
+
+
+class StepsCall(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("body", ProgramCall),
+        ("head", ProgramCall),
+        ("locations", c_void_p),
+        ("n_locations", c_int64),
+        ("embeddings", c_void_p),
+        ("scale", c_double),
+        ("steps", c_int64),
+        *((name, c_void_p) for name in ("choices", "uniforms", "tokens", "logprobs", "fine")),
     ]
 
 
@@ -122,6 +139,8 @@ class Native:
         self._linear.argtypes = [ctypes.POINTER(Matrix), c_void_p, c_void_p, c_int64, c_int, c_int]
         self._rows.argtypes = [ctypes.POINTER(Matrix), c_void_p, c_int64, c_void_p]
         self._rows.restype = None
+        self._steps = library.vantage_steps
+        self._steps.argtypes = [ctypes.POINTER(StepsCall), c_int]
         self._has_bytes = library.vantage_has_bytes
         self._has_bytes.argtypes = [ctypes.POINTER(Matrix)]
         self._repack = library.vantage_repack
@@ -132,6 +151,10 @@ class Native:
 
     def run(self, call: ProgramCall) -> None:
         _check(self._run(call, torch.get_num_threads()))
+
+    def steps(self, call: StepsCall) -> None:
+        """Several tokens for every row, each chosen from the logits after the one before."""
+        _check(self._steps(call, torch.get_num_threads()))
 
     def linear(self, matrix: Matrix, x: Tensor, *, fast: bool = False) -> Tensor:
         """(…, inputs) to (…, outputs). ``fast``: of many rows activations may be rounded to 8 bits."""

@@ -43,7 +43,7 @@ struct Attention {
     const float *slopes, *sinks;  // or null
 };
 
-constexpr int KEYS = 64, PIECE = 128;
+constexpr int KEYS = 64, PIECE = 128, FURTHER = 4 * KEYS;
 constexpr int STEP = 16;  // heads are a multiple of this
 
 struct Query {  // one query head of one token
@@ -76,39 +76,73 @@ inline void keep(const float* x, int dim, int8_t* to, float* scale) {
     for (int d = 0; d < dim; d++) to[d] = (int8_t)((x[d] / by + 12582912.0f) - 12582912.0f);
 }
 
-// Scores of a query with WIDTH keys at a time.
-template <class T>
-void score(const float* q, const T* const* k, int keys, int dim, float* scores) {
+// Scores of N queries with all keys, (N, KEYS). A key is widened once for all of them, four keys at a time: their sums fit
+// the registers.
+template <int N, class T>
+void score(const Query* q, const T* const* k, int keys, int dim, float* scores) {
+    constexpr int FOUR = 4;
     for (int j = 0; j < keys; j += WIDTH) {
-        floats acc[WIDTH];
-        const floats first = load(q);
-        for (int i = 0; i < WIDTH; i++) acc[i] = first * widened(k[j + i]);
-        for (int d = WIDTH; d < dim; d += WIDTH) {
-            const floats x = load(q + d);
-            for (int i = 0; i < WIDTH; i++) acc[i] = fused(x, widened(k[j + i] + d), acc[i]);
+        floats all[N][WIDTH];
+        for (int four = 0; four < WIDTH; four += FOUR) {
+            floats acc[N][FOUR];
+            for (int i = 0; i < FOUR; i++) {
+                const floats x = widened(k[j + four + i]);
+                for (int n = 0; n < N; n++) acc[n][i] = load(q[n].q) * x;
+            }
+            for (int d = WIDTH; d < dim; d += WIDTH)
+                for (int i = 0; i < FOUR; i++) {
+                    const floats x = widened(k[j + four + i] + d);
+                    for (int n = 0; n < N; n++) acc[n][i] = fused(load(q[n].q + d), x, acc[n][i]);
+                }
+            for (int n = 0; n < N; n++)
+                for (int i = 0; i < FOUR; i++) all[n][four + i] = acc[n][i];
         }
-        store(scores + j, sums(acc));
+        for (int n = 0; n < N; n++) store(scores + n * KEYS + j, sums(all[n]));
     }
 }
 
-template <int N, class T>
-void add_values(const T* const* v, int keys, const float* p, float* out, int dim) {  // p: (N, KEYS)
-    constexpr int D = STEP / WIDTH;
-    for (int d = 0; d < dim; d += STEP) {
-        floats acc[N][D];
-        for (int n = 0; n < N; n++)
-            for (int i = 0; i < D; i++) acc[n][i] = load(out + n * dim + d + i * WIDTH);
-        for (int j = 0; j < keys; j++) {
+template <class T>
+void score_all(const Query* q, int n, const T* const* k, int keys, int dim, float* scores) {
+    int i = 0;
+    for (; i + 3 <= n; i += 3) score<3>(q + i, k, keys, dim, scores + i * KEYS);
+    if (n - i == 2) score<2>(q + i, k, keys, dim, scores + i * KEYS);
+    if (n - i == 1) score<1>(q + i, k, keys, dim, scores + i * KEYS);
+}
+
+// D vectors of the values of N queries, from dimension d on: N * D sums, which fit the registers, side by side. Fewer
+// would wait for each other.
+template <int N, int D, class T>
+inline void add_some_values(const T* const* v, int keys, const float* p, float* out, int dim, int d) {  // p: (N, KEYS)
+    floats acc[N][D];
+    for (int n = 0; n < N; n++)
+        for (int i = 0; i < D; i++) acc[n][i] = load(out + n * dim + d + i * WIDTH);
+    for (int j = 0; j < keys; j++) {
+        if constexpr (N > D) {  // whichever is fewer stays in registers: the values, or the weights
             floats x[D];
             for (int i = 0; i < D; i++) x[i] = widened(v[j] + d + i * WIDTH);
             for (int n = 0; n < N; n++) {
                 const floats weight = all(p[n * KEYS + j]);
                 for (int i = 0; i < D; i++) acc[n][i] = fused(x[i], weight, acc[n][i]);
             }
+        } else {
+            floats weight[N];
+            for (int n = 0; n < N; n++) weight[n] = all(p[n * KEYS + j]);
+            for (int i = 0; i < D; i++) {
+                const floats x = widened(v[j] + d + i * WIDTH);
+                for (int n = 0; n < N; n++) acc[n][i] = fused(x, weight[n], acc[n][i]);
+            }
         }
-        for (int n = 0; n < N; n++)
-            for (int i = 0; i < D; i++) store(out + n * dim + d + i * WIDTH, acc[n][i]);
     }
+    for (int n = 0; n < N; n++)
+        for (int i = 0; i < D; i++) store(out + n * dim + d + i * WIDTH, acc[n][i]);
+}
+
+template <int N, class T>
+void add_values(const T* const* v, int keys, const float* p, float* out, int dim) {
+    constexpr int SUMS = WIDTH == 16 ? 24 : 12, LEAST = STEP / WIDTH, D = std::min(4, std::max(LEAST, SUMS / N));
+    int d = 0;
+    for (; d + D * WIDTH <= dim; d += D * WIDTH) add_some_values<N, D>(v, keys, p, out, dim, d);
+    for (; d < dim; d += STEP) add_some_values<N, LEAST>(v, keys, p, out, dim, d);
 }
 
 template <class T>
@@ -207,14 +241,17 @@ void attend_kept(const Attention& a, const LayerStore& s, const RowLocation& loc
             const int64_t at = location.at(std::max(begin, std::min(from + j, end - 1)));
             k[j] = keys + at * dim;
             v[j] = values + at * width;
+            if (!widens)  // what mostly lies some pieces further on: a step reads all of it from memory
+                for (int line = 0; line < std::max(dim, width) * (int)sizeof(T); line += 64) {
+                    fetch((const char*)(k[j] + FURTHER * dim) + line);
+                    fetch((const char*)(v[j] + FURTHER * width) + line);
+                }
             if (SCALED) k_scale[j] = s.k_scale[k_first / dim + at], v_scale[j] = s.v_scale[v_first / width + at];
         }
         const float* wide[KEYS];
         if (widens) widen(k, round, dim, room, wide);
-        for (int i = 0; i < n; i++) {
-            widens ? score(q[i].q, wide, round, dim, scores + i * KEYS) : score(q[i].q, k, round, dim, scores + i * KEYS);
-            if (SCALED) multiply(scores + i * KEYS, k_scale, round);
-        }
+        widens ? score_all(q, n, wide, round, dim, scores) : score_all(q, n, k, round, dim, scores);
+        for (int i = 0; SCALED && i < n; i++) multiply(scores + i * KEYS, k_scale, round);
         for (int i = 0; i < n; i++) {
             weigh(a, q[i], from, round, scores + i * KEYS, to.top + i, to.total + i, to.out + i * width, width);
             if (SCALED) multiply(scores + i * KEYS, v_scale, round);

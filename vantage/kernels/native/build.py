@@ -28,12 +28,23 @@ except ImportError:  # Windows
     fcntl = None
 
 HERE = Path(__file__).parent
-HEADERS = ("attend.h", "bytes.h", "formats.h", "linear.h", "repack.h", "sixteen.h", "threads.h", "top.h", "vectors.h")
+HEADERS = (
+    "attend.h",
+    "bytes.h",
+    "choose.h",
+    "formats.h",
+    "linear.h",
+    "repack.h",
+    "sixteen.h",
+    "threads.h",
+    "top.h",
+    "vectors.h",
+)
 # What is compiled apart, at the same time: a file, and what tells its parts apart.
 UNITS = (("native.cpp", ()), *(("format.cpp", (f"-DVANTAGE_PART={i}",)) for i in (1, 2, 3, 4)))
 FLAGS = ("-O3", "-std=c++17", "-ffp-contract=off", "-fPIC", "-pthread", "-fno-semantic-interposition")
 THIS_PROCESSOR = ("-march=native",)  # for the processor that compiles
-VERSION = 3  # what vantage_version() answers
+VERSION = 4  # what vantage_version() answers
 
 
 class CannotBuild(Exception):

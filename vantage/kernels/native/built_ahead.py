@@ -40,6 +40,9 @@ TARGETS = {  # the best first
     "x86_64-avx512": KernelTarget("x86_64", "g++", ("-march=x86-64-v4",), AVX512),
     "x86_64-avx2": KernelTarget("x86_64", "g++", ("-march=x86-64-v3",), AVX2),
     "x86_64-plain": KernelTarget("x86_64", "g++", ("-march=x86-64",)),
+    "aarch64-neon-dot": KernelTarget(
+        "aarch64", "aarch64-linux-gnu-g++", ("-march=armv8.2-a+dotprod",), frozenset(["asimddp"])
+    ),
     "aarch64-neon": KernelTarget("aarch64", "aarch64-linux-gnu-g++", ("-march=armv8-a",)),
 }
 

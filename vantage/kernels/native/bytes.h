@@ -8,10 +8,29 @@
 
 namespace vantage {
 
+// s + the sums of four products in every lane: a without a sign and of up to 7 bits, b with one.
+#if defined(VANTAGE_AVX512) && (defined(__AVX512VNNI__) || defined(VANTAGE_VNNI))
+constexpr bool HAS_DOT = true;
+inline ints dot_bytes(ints s, ints a, ints b) {
+    return (ints)_mm512_dpbusd_epi32((__m512i)s, (__m512i)a, (__m512i)b);
+}
+#elif defined(VANTAGE_AVX2) && defined(__AVXVNNI__)
+constexpr bool HAS_DOT = true;
+inline ints dot_bytes(ints s, ints a, ints b) {
+    return (ints)_mm256_dpbusd_avx_epi32((__m256i)s, (__m256i)a, (__m256i)b);
+}
+#elif defined(VANTAGE_NEON) && defined(__ARM_FEATURE_DOTPROD)
+constexpr bool HAS_DOT = true;
+inline ints dot_bytes(ints s, ints a, ints b) { return (ints)vdotq_s32((int32x4_t)s, (int8x16_t)a, (int8x16_t)b); }
+#else
+constexpr bool HAS_DOT = false;
+inline ints dot_bytes(ints s, ints, ints) { return s; }
+#endif
+
 #if defined(VANTAGE_AVX512) || defined(VANTAGE_AVX2)
 constexpr bool HAS_BYTES = true;
 #else
-constexpr bool HAS_BYTES = false;
+constexpr bool HAS_BYTES = HAS_DOT;
 #endif
 
 struct RoundedBytes {  // 32 activations; of every four in the order 0, 2, 1, 3
@@ -66,13 +85,14 @@ struct ByteForm {
     static constexpr int MOST = (1 << (F::LOW + F::HIGH)) - 1;
     static constexpr bool FITS = HAS_BYTES && F::TABLE == 0 && F::LOW + F::HIGH <= 6;
     static constexpr int GROUPS = 8 / F::PARTS;  // fours that share a scale
-    static constexpr int HELD = std::min(GROUPS, 32767 / (2 * MOST * 127));  // whose sums fit 16 bits
+    // whose sums fit 16 bits, where they are not added to 32 at once
+    static constexpr int HELD = HAS_DOT ? GROUPS : std::min(GROUPS, 32767 / (2 * MOST * 127));
 };
 
 template <class F, int M>
 void multiply_byte_panel(const Panel& panel, int count, const RoundedBytes* x, int64_t blocks, floats (*total)[PANEL]) {
     constexpr int GROUPS = ByteForm<F>::GROUPS, HELD = ByteForm<F>::HELD;
-    const ints ones = all_ints(0x00010001);
+    [[maybe_unused]] const ints ones = all_ints(0x00010001);
     for (int b = 0; b < count * F::PARTS; b++) {
         const int part = F::PARTS == 1 ? 0 : b % 2;
         const RoundedBytes* block = x + b / F::PARTS;
@@ -87,11 +107,14 @@ void multiply_byte_panel(const Panel& panel, int count, const RoundedBytes* x, i
                 for (int v = 0; v < PANEL; v++) w[v] = panel.pairs[b * GROUPS + g][v];
                 for (int m = 0; m < M; m++) {
                     const ints a = block[m * blocks].four(part * GROUPS + g);
-                    for (int v = 0; v < PANEL; v++) words[m][v] = multiply_bytes(words[m][v], w[v], a);
+                    for (int v = 0; v < PANEL; v++)
+                        if constexpr (HAS_DOT) s[m][v] = dot_bytes(s[m][v], w[v], a);
+                        else words[m][v] = multiply_bytes(words[m][v], w[v], a);
                 }
             }
-            for (int m = 0; m < M; m++)
-                for (int v = 0; v < PANEL; v++) s[m][v] = multiply_pairs(s[m][v], words[m][v], ones);
+            if constexpr (!HAS_DOT)
+                for (int m = 0; m < M; m++)
+                    for (int v = 0; v < PANEL; v++) s[m][v] = multiply_pairs(s[m][v], words[m][v], ones);
         }
         for (int m = 0; m < M; m++)
             for (int v = 0; v < PANEL; v++) {

@@ -9,7 +9,7 @@
 
 namespace vantage {
 
-constexpr int AHEAD = 4096;                   // bytes, of weights that will be wanted
+constexpr int AHEAD = 65536;                  // bytes, of weights that will be wanted
 constexpr int PANEL = 2;                      // vectors of outputs that many rows meet at a time
 constexpr int PANEL_INPUTS = 512;             // of a panel: with a tile of rows it fits the first cache
 constexpr int TILE = WIDTH == 8 ? 6 : 12;     // rows that meet a panel at a time: two sums for each in registers
@@ -99,13 +99,13 @@ void few(const Matrix& w, const Groups<F>& groups, int out, const Rows& r, const
     const int64_t ahead = std::max<int64_t>(1, AHEAD / step) * step;
     for (int64_t b = 0; b < groups.blocks; b++) {
         for (int g = 0; g < G; g += LANES / WIDTH)
-            for (int line = 0; line < F::SCALES; line += 64) __builtin_prefetch(base[g] + line + ahead);
+            for (int line = 0; line < F::SCALES; line += 64) fetch(base[g] + line + ahead);
         for (int i = 0; i < F::INPUTS / BLOCK; i++, x++) {
             const uint8_t* numbers[G];
             for (int g = 0; g < G; g++) {
                 numbers[g] = base[g] + F::SCALES + i * F::NUMBERS + 4 * lane[g];
                 if (g % (LANES / WIDTH) == 0)  // the stream goes on
-                    for (int line = 0; line < F::NUMBERS; line += 64) __builtin_prefetch(numbers[g] + line + ahead);
+                    for (int line = 0; line < F::NUMBERS; line += 64) fetch(numbers[g] + line + ahead);
             }
             for_each_from<0, F::PARTS>([&](auto part) {
                 ints s[M][G];
@@ -278,7 +278,7 @@ void dense_tile(const Matrix& w, int out, const Rows& r, int row) {
         for (int m = 0; m < M; m++) x[m] = load(r.x + (row + m) * r.ldx + i);
         for (int n = 0; n < N; n++) {
             const float* p = data + (int64_t)n * k + i;
-            __builtin_prefetch(p + 256);
+            fetch(p + (int64_t)N * k);  // the same place of the outputs that come next
             const floats v = load(p);
             for (int m = 0; m < M; m++) acc[m][n] = fused(v, x[m], acc[m][n]);
         }

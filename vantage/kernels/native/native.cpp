@@ -5,6 +5,7 @@
 #include <vector>
 #include "attend.h"
 #include "bytes.h"
+#include "choose.h"
 #include "linear.h"
 #include "threads.h"
 #include "top.h"
@@ -65,7 +66,7 @@ struct Buffer {
 
 struct AngleTable {  // cosines and signed sines, (rows or 1, tokens, turned)
     const float *cos, *sin;
-    int64_t same;
+    int64_t row;  // from one row of the batch to the next; 0: all rows share them
 };
 
 struct ProgramCall {
@@ -75,7 +76,8 @@ struct ProgramCall {
     const LayerStore* stores;
     const RowLocation* places;  // (ledgers, rows)
     int64_t n_ops, rows, tokens;
-    int64_t fast;  // many rows may be rounded to 8 bits
+    int64_t fast;         // many rows may be rounded to 8 bits
+    int64_t first_angle;  // of the tables: where the first token stands
 };
 
 constexpr int QUERY_TOKENS = 8;  // tokens of a prompt that one piece takes
@@ -148,7 +150,7 @@ void norm(const Op& op, const ProgramCall& c, int64_t i, float* to) {
 void rope(const Op& op, const ProgramCall& c, int64_t i) {
     const int heads = op.n[1], dim = op.n[2], turned = op.n[3], half = turned / 2;
     const AngleTable& table = c.tables[op.n[5]];
-    const int64_t at = (table.same ? i % c.tokens : i) * turned;
+    const int64_t at = i / c.tokens * table.row + (c.first_angle + i % c.tokens) * turned;
     const float *cos = table.cos + at, *sin = table.sin + at;
     for (int h = 0; h < heads; h++) {
         float* x = c.buffers[op.dst].row(i, op.n[0] + (int64_t)h * dim);
@@ -468,11 +470,17 @@ void reserve(const ProgramCall& c, const std::vector<Stage>& all, int threads) {
     parts.reserve(shared);
 }
 
+// Row i of a table of embeddings.
+void embedding(const Matrix& w, int64_t i, float* to) {
+    if (is_packed(w)) kernels(w).row(w, i, to);
+    else std::memcpy(to, (const float*)w.data + i * w.inputs, sizeof(float) * (size_t)w.inputs);
+}
+
 }  // namespace
 
 extern "C" {
 
-int vantage_version() { return 3; }
+int vantage_version() { return 4; }
 
 // torch's threads instead of ours: GOMP_parallel and omp_get_thread_num.
 void vantage_use_openmp(void* parallel, void* thread) {
@@ -489,7 +497,7 @@ int vantage_run(const ProgramCall* call, int threads) try {
     run_on_threads(
         [&](int thread) {
             for (size_t i = 0; i < all.size(); i++)
-                progress[i].share(all[i].pieces, [&](int task) { work(all[i], *call, task, workers[thread]); });
+                progress[i].share(all[i].pieces, thread, threads, [&](int task) { work(all[i], *call, task, workers[thread]); });
         },
         threads);
     return 0;
@@ -506,13 +514,60 @@ int vantage_linear(const Matrix* w, const float* x, float* y, int64_t m, int thr
     op.kind = LINEAR, op.dst = 1, op.src = 0;
     op.p[0] = w;
     const Buffer buffers[2] = {{const_cast<float*>(x), w->inputs}, {y, w->outputs}};
-    const ProgramCall call{&op, buffers, nullptr, nullptr, nullptr, 1, m, 1, fast};
+    const ProgramCall call{&op, buffers, nullptr, nullptr, nullptr, 1, m, 1, fast, 0};
     return vantage_run(&call, threads);
 }
 
 // Rows of a packed matrix as float32: y (m, inputs).
 void vantage_rows(const Matrix* w, const int64_t* ids, int64_t m, float* y) {
     for (int64_t i = 0; i < m; i++) kernels(*w).row(*w, ids[i], y + i * w->inputs);
+}
+
+// Several tokens for every row, each from the one before, without anybody in between.
+struct StepsCall {
+    ProgramCall body, head;    // of one token a row
+    RowLocation* locations;    // those of the body, which are counted on
+    int64_t n_locations;
+    const Matrix* embeddings;  // (vocabulary, width)
+    double scale;              // of an embedding
+    int64_t steps;
+    const Choice* choices;   // (rows)
+    const double* uniforms;  // (steps, rows)
+    int32_t* tokens;         // (1 + steps, rows): the last one of every row, then those that were chosen
+    float* logprobs;         // (steps, rows)
+    int32_t* fine;           // (steps, rows)
+};
+
+int vantage_steps(StepsCall* call, int threads) try {
+    ProgramCall &body = call->body, &head = call->head;
+    const Buffer &x = body.buffers[0], &logits = head.buffers[head.ops[head.n_ops - 1].dst];
+    const int64_t rows = body.rows;
+    for (int64_t step = 0; step < call->steps; step++, body.first_angle++) {
+        const int32_t* last = call->tokens + step * rows;
+        for (int64_t i = 0; i < rows; i++) {
+            embedding(*call->embeddings, last[i], x.row(i));
+            if (call->scale != 1.0)
+                for (int64_t k = 0; k < x.width; k++) x.row(i)[k] *= (float)call->scale;
+        }
+        if (vantage_run(&body, threads) || vantage_run(&head, threads)) return 1;
+        for (int64_t i = 0; i < call->n_locations; i++) call->locations[i].held++;
+        std::lock_guard<std::mutex> one_at_a_time(run_lock);
+        Progress progress;
+        const int64_t at = step * rows;
+        const int choosing = rows == 1 ? 1 : threads;
+        run_on_threads(
+            [&](int thread) {
+                progress.share((int)rows, thread, choosing, [&](int i) {
+                    const ChosenToken chosen = choose(logits.row(i), logits.width, call->choices[i], call->uniforms[at + i]);
+                    call->tokens[at + rows + i] = chosen.token;
+                    call->logprobs[at + i] = chosen.logprob, call->fine[at + i] = chosen.fine;
+                });
+            },
+            choosing);
+    }
+    return 0;
+} catch (const std::bad_alloc&) {
+    return 1;
 }
 
 // The rows of a GGUF tensor, into the matrix. 0: done; 2: a scale is not finite.
@@ -522,8 +577,8 @@ int vantage_repack(const Matrix* w, const uint8_t* source, int threads) {
     std::atomic<bool> finite{true};
     Progress progress;
     run_on_threads(
-        [&](int) {
-            progress.share((int)((all + rows - 1) / rows), [&](int task) {
+        [&](int thread) {
+            progress.share((int)((all + rows - 1) / rows), thread, threads, [&](int task) {
                 if (!kernels(*w).repack(source, *w, task * rows, std::min(all, (task + 1) * rows))) finite = false;
             });
         },
@@ -540,7 +595,7 @@ int vantage_top(const float* scores, int64_t m, int64_t n, int64_t k, float scal
     Progress progress;
     run_on_threads(
         [&](int thread) {
-            progress.share((int)m, [&](int i) {
+            progress.share((int)m, thread, threads, [&](int i) {
                 top_of_row(scores + i * n, n, k, scale, values + i * k, where + i * k, candidates.data() + thread * each);
             });
         },

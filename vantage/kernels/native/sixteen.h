@@ -49,7 +49,7 @@ void few_sixteen(const Matrix& w, const Groups<F>& groups, int out, const Rows& 
     const float* x = r.x;
     for (int64_t b = 0; b < groups.blocks; b++, x += BLOCK) {
         for (int i = 0; i < BLOCK; i++) {
-            for (int g = 0; g < G; g += LANES / WIDTH) __builtin_prefetch(base[g] + 2 * LANES * i + AHEAD);
+            for (int g = 0; g < G; g += LANES / WIDTH) fetch(base[g] + 2 * LANES * i + AHEAD);
             floats v[M];
             for (int m = 0; m < M; m++) v[m] = all(x[m * r.ldx + i]);
             for (int g = 0; g < G; g++) {

@@ -1,6 +1,6 @@
 // Threads that work through the same stages together.
 //
-// A stage is cut into pieces, which whoever is free takes from a counter: a thread that is held up by another process
+// A stage is cut into pieces, which whoever is free takes from counters: a thread that is held up by another process
 // costs the piece it holds and no more. The next stage begins when all pieces are done; who waits spins briefly and
 // then sleeps.
 //
@@ -9,7 +9,9 @@
 #pragma once
 #include <pthread.h>
 #include <sched.h>
+#include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <mutex>
 #include <thread>
@@ -31,12 +33,18 @@ inline void relax() {
 
 class alignas(64) Progress {  // of one stage
   public:
-    // Takes pieces until there are none, and returns when all are done.
+    // Takes pieces until there are none, and returns when all are done. A thread begins with a range of its own, so that
+    // what it asks for ahead is what it will read, and then takes from the others'.
     template <class Work>
-    void share(int pieces, Work&& work) {
-        for (int piece; (piece = next_.fetch_add(1, std::memory_order_relaxed)) < pieces;) {
-            work(piece);
-            if (done_.fetch_add(1) + 1 == pieces && asleep_.load()) wake();
+    void share(int pieces, int thread, int threads, Work&& work) {
+        const int ranges = std::min(threads, RANGES);
+        for (int k = 0; k < ranges; k++) {
+            const int range = (thread + k) % ranges, end = (int)((int64_t)pieces * (range + 1) / ranges);
+            const int first = (int)((int64_t)pieces * range / ranges);
+            for (int piece; (piece = first + next_[range].fetch_add(1, std::memory_order_relaxed)) < end;) {
+                work(piece);
+                if (done_.fetch_add(1) + 1 == pieces && asleep_.load()) wake();
+            }
         }
         for (int spins = 0; done_.load(std::memory_order_acquire) < pieces; spins++)
             spins < 2000 ? relax() : sleep(pieces);
@@ -55,7 +63,8 @@ class alignas(64) Progress {  // of one stage
     void sleep(int) { sched_yield(); }
     void wake() {}
 #endif
-    std::atomic<int> next_{0}, done_{0}, asleep_{0};
+    static constexpr int RANGES = 30;
+    std::atomic<int> next_[RANGES]{}, done_{0}, asleep_{0};
 };
 
 using Job = std::function<void(int thread)>;

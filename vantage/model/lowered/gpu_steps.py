@@ -25,7 +25,7 @@ from vantage.model.lowered.gpu_program import Turn, lower_for_gpu
 from vantage.model.lowered.step_graph import MOST_AHEAD, GraphShape, Pending, RowPlaces, StepGraph
 from vantage.model.lowered.watch import ModelWatch
 from vantage.spec.positions import Positions
-from vantage.spec.sampling import RowChoice
+from vantage.spec.sampling import PendingSteps, RowChoice
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # rows that a graph is made for
 LEAST_ANGLES = 4096  # positions of the first tables of rotations
@@ -82,7 +82,11 @@ class GpuSteps:
         return graph.logits[:rows].clone()[:, None]
 
     def ahead(
-        self, tokens: Sequence[int] | Pending, caches: Sequence[ModelCache], steps: int, choices: Sequence[RowChoice]
+        self,
+        tokens: Sequence[int] | PendingSteps,
+        caches: Sequence[ModelCache],
+        steps: int,
+        choices: Sequence[RowChoice],
     ) -> Pending | None:
         """So many steps of rows that each have a cache of their own, which hold the tokens from now on.
 
@@ -101,7 +105,7 @@ class GpuSteps:
             for cache, start in zip(caches, first, strict=True):
                 cache.crop(start)
             return None
-        known = None if isinstance(tokens, Pending) else tokens
+        known = tokens if isinstance(tokens, Sequence) else None
         graph.place(places, self._stores(one), first, known, choices, steps)
         if isinstance(tokens, Pending):
             graph.tokens[: len(caches)].copy_(tokens.last)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from ctypes import c_int32
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vantage.cache import ModelCache
 from vantage.cache.codecs import Codec, HalfCodec, Int8Codec, PlainCodec
+from vantage.cache.layer_cache import LayerCache
 from vantage.cache.ledger import Layout, Ledger
 from vantage.cache.stores import Store
 from vantage.kernels.native import FEW as FEW_ROWS
@@ -24,13 +25,17 @@ from vantage.kernels.native import (
     Op,
     ProgramCall,
     RowLocation,
+    StepsCall,
     use_huge_pages,
 )
+from vantage.model.lowered.locations import extended_locations, layer_locations
 from vantage.model.lowered.lower import lower, lower_head
+from vantage.model.lowered.native_steps import PlainEmbedding, StepResults, StepsDone, takes_steps
 from vantage.model.lowered.program import NativeProgram
 from vantage.model.lowered.watch import ModelWatch
 from vantage.spec.native import CannotLower
 from vantage.spec.positions import Positions
+from vantage.spec.sampling import RowChoice
 
 NATIVE, NATIVE_FAST = "native", "native fast"  # paths: whole steps, and those that round a prompt to 8 bits
 FEW = 8  # rows up to which our product with plain float32 weights is as fast as torch's
@@ -45,6 +50,7 @@ class Lowered:
         self._head = _head(model)
         self._has_fast = any(native.has_fast(weight) for weight in self._body.program.quantised)
         self._last_stores: tuple[list[tuple[weakref.ref[Store], int]], ctypes.Array[LayerStore]] | None = None
+        self._embedding, self._max_positions = PlainEmbedding.of(model.embed), model.max_positions
         head = () if self._head is None else self._head.program.tensors
         self._watch = ModelWatch(model, [*self._body.program.tensors, *head])
 
@@ -73,12 +79,9 @@ class Lowered:
             return None
         fast = fast and self._has_fast and B * T > FEW_ROWS
         stores = self._stores(pos, cache, NATIVE_FAST if fast else NATIVE)
-        locations, _keep = _locations(layouts, B)  # the tables of blocks must live until the program has run
-        tables = (AngleTable * len(program.rotations))()
+        locations, _keep = layer_locations(layouts, B)  # the tables of blocks must live until the program has run
         angles = [module.tables(pos, torch.float32) for module in program.rotations]
-        for table, (cos, sin) in zip(tables, angles, strict=True):
-            table.cos, table.sin, table.same = cos.data_ptr(), sin.data_ptr(), int(len(cos) == 1)
-        return self._body.run(self._native, x_BTD, tables, stores, locations, fast=fast)
+        return self._body.run(self._native, x_BTD, angle_tables(angles), stores, locations, fast=fast)
 
     def _stores(self, pos: Positions, cache: ModelCache, path: str) -> ctypes.Array[LayerStore]:
         """Make room in every layer's store, and say where its keys and values are. Mostly that is where they were."""
@@ -87,6 +90,9 @@ class Lowered:
         layers = [cache.layers[attention.index] for attention in self._body.program.attentions]
         for layer in layers:
             layer.store.enter(steps[layer.ledger], tokens, path)
+        return self._where(layers)
+
+    def _where(self, layers: Sequence[LayerCache]) -> ctypes.Array[LayerStore]:
         now = [layer.store for layer in layers]
         if self._last_stores is None or any(
             ref() is not store or version != store.version
@@ -101,6 +107,46 @@ class Lowered:
         if head is None or (head.program.dense and hidden_BTD.shape[0] * hidden_BTD.shape[1] > FEW):
             return None
         return head.run(self._native, hidden_BTD, None, None, None)
+
+    def ahead(
+        self, tokens: Sequence[int], caches: Sequence[ModelCache], steps: int, choices: Sequence[RowChoice]
+    ) -> StepsDone | None:
+        """So many steps of rows that each have a cache of their own, which holds the tokens from then on.
+
+        ``tokens``: the last of every row. ``None`` comes back, and nothing has changed, where this cannot be done.
+        """
+        body, head, embedding, one, rows = self._body, self._head, self._embedding, caches[0], len(caches)
+        if head is None or embedding is None or not takes_steps(caches):
+            return None
+        if (body.program.dense or head.program.dense) and rows > FEW:
+            return None
+        layers = [one.layers[attention.index] for attention in body.program.attentions]
+        if any(_kept_form(layer.store.codec) is None for layer in layers):
+            return None
+        extensions = [cache.extend(steps, NATIVE) for cache in caches]
+        ledgers = list(one.ledgers)
+        locations, _keep = extended_locations(extensions, [ledgers.index(layer.ledger) for layer in layers])
+        first = [row[0].first + row[0].layout.held[0] for row in extensions]
+        limits = [n for n in (self._max_positions, one.length) if n is not None]
+        if any(max(first) + steps > n for n in limits):  # what lies beyond is refused elsewhere, in words
+            for cache, start in zip(caches, first, strict=True):
+                cache.crop(start)
+            return None
+        same = len(set(first)) == 1
+        pos = Positions.arange(1, steps, first[0]) if same else Positions.onward(torch.tensor(first), steps)
+        angles = [module.tables(pos.declare(one.length), torch.float32) for module in body.program.rotations]
+        tables, results = angle_tables(angles), StepResults(tokens, steps, choices)
+        x = torch.empty((rows, body.program.widths[0]))
+        hidden = x if body.program.out == 0 else torch.empty((rows, body.program.widths[body.program.out]))
+        logits = torch.empty((rows, head.program.widths[head.program.out]))
+        call = StepsCall()
+        call.body = body.call(x, hidden, (rows, 1), tables, self._where(layers), locations)
+        call.head = head.call(hidden, logits, (rows, 1), None, None, None)
+        call.locations, call.n_locations = ctypes.addressof(locations), len(locations)
+        call.embeddings, call.scale, call.steps = ctypes.addressof(embedding.table), embedding.scale, steps
+        results.write_to(call)
+        self._native.steps(call)
+        return StepsDone(results.chosen())
 
     def _layouts(self, pos: Positions, cache: ModelCache) -> list[Layout] | None:
         """Where each layer's tokens stand, if all of them stand where the kernels can go."""
@@ -144,14 +190,29 @@ class Prepared:
         B, T, _ = x_BTD.shape
         # what comes in is written over, and what goes out belongs to the caller
         x = x_BTD.contiguous().clone() if self.program.attentions else x_BTD.contiguous()
-        self._reserve(B * T)
         out = x if self._out == 0 else x.new_empty((B, T, self.program.widths[self._out]))
+        native.run(self.call(x, out, (B, T), tables, stores, locations, fast=fast))
+        return out
+
+    def call(
+        self,
+        x: Tensor,
+        out: Tensor,
+        size: tuple[int, int],
+        tables: ctypes.Array[AngleTable] | None,
+        stores: ctypes.Array[LayerStore] | None,
+        locations: ctypes.Array[RowLocation] | None,
+        *,
+        fast: bool = False,
+    ) -> ProgramCall:
+        """What runs it for (rows, tokens), over tensors that the caller keeps until it has run."""
+        rows, tokens = size
+        self._reserve(rows * tokens)
         self._buffers[0].data = x.data_ptr()
         self._buffers[self._out].data = out.data_ptr()
         addresses = [None if a is None else ctypes.addressof(a) for a in (tables, stores, locations)]
         steps = ctypes.addressof(self._ops), ctypes.addressof(self._buffers)
-        native.run(ProgramCall(*steps, *addresses, len(self._ops), B, T, fast))
-        return out
+        return ProgramCall(*steps, *addresses, len(self._ops), rows, tokens, fast, 0)
 
     def _reserve(self, rows: int) -> None:
         if rows > self._rows:
@@ -161,6 +222,14 @@ class Prepared:
             self._rows = rows
         for buffer, memory in zip(self._buffers, self._memory, strict=True):
             buffer.data = memory.data_ptr()
+
+
+def angle_tables(angles: list[tuple[Tensor, Tensor]]) -> ctypes.Array[AngleTable]:
+    """Cosines and signed sines (R, 1, T, turned), which must outlive it."""
+    tables = (AngleTable * len(angles))()
+    for table, (cos, sin) in zip(tables, angles, strict=True):
+        table.cos, table.sin, table.row = cos.data_ptr(), sin.data_ptr(), 0 if len(cos) == 1 else cos.stride(0)
+    return tables
 
 
 def _head(model: Any) -> Prepared | None:
@@ -188,24 +257,3 @@ def _layer_store(store: Store) -> LayerStore:
     rows = (0, 0) if store.pooled else (k.stride(0), v.stride(0))
     sizes = k.stride(-3), v.stride(-3), *rows, k.shape[-1], v.shape[-1]
     return LayerStore(k.data_ptr(), v.data_ptr(), *scales, *sizes, kept, 0)
-
-
-def _locations(layouts: list[Layout], rows: int) -> tuple[ctypes.Array[RowLocation], list[object]]:
-    """For every layer the locations of every row. Layers that share a ledger share its tables of blocks."""
-    by_layout = {id(layout): _rows(layout, rows) for layout in {id(layout): layout for layout in layouts}.values()}
-    bytes_of = {layout: bytes(locations) for layout, (locations, _) in by_layout.items()}
-    whole = b"".join([bytes_of[id(layout)] for layout in layouts])
-    locations = (RowLocation * (len(layouts) * rows)).from_buffer_copy(whole)
-    return locations, [table for _, tables in by_layout.values() for table in tables]
-
-
-def _rows(layout: Layout, rows: int) -> tuple[ctypes.Array[RowLocation], list[object]]:
-    locations, tables = (RowLocation * rows)(), list[object]()
-    for b, held in enumerate(layout.held):
-        locations[b].held = held
-        if layout.blocks is not None:
-            table = (c_int32 * len(layout.blocks[b]))(*layout.blocks[b])
-            tables.append(table)
-            locations[b].blocks = ctypes.addressof(table)
-            locations[b].block, locations[b].gone = layout.block, layout.gone[b]
-    return locations, tables

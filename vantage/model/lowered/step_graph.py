@@ -23,17 +23,9 @@ from vantage.model.lowered.gpu_program import (
 )
 from vantage.spec.native import NormForm
 from vantage.spec.positions import Known, Positions
-from vantage.spec.sampling import RowChoice
+from vantage.spec.sampling import Chosen, RowChoice
 
 MOST_AHEAD = 64  # steps whose tokens fit the buffers
-
-
-class Chosen(NamedTuple):
-    """What the rows chose in several steps."""
-
-    tokens: list[list[int]]  # by step, then by row
-    logprobs: list[list[float]]
-    fine: list[list[bool]]  # False: its logits were not finite
 
 
 @dataclass
@@ -124,6 +116,8 @@ class StepGraph:
         self._rows: dict[
             tuple[int, int], packed_product.ArrangedRow
         ] = {}  # of the weight in blocks that is being multiplied
+        blocks = [s.weight for s in program.steps if isinstance(s, LinearStep) and not isinstance(s.weight, Tensor)]
+        self._split_sums = packed_product.SplitSums.make(blocks, device) if self._single else None
         self._dependent = self._single and product.supports_dependent_launch(device)
         self._steps = program.joined() if self._single else program.steps
         self._slopes = [_slopes(step, device) for step in program.attentions]
@@ -317,7 +311,14 @@ class StepGraph:
             )
         eps = None if norm is None else norm.eps
         packed_product.multiply(
-            self._rows[key], weight, out, bias=step.bias, eps=eps, add=step.add, dependent=self._dependent
+            self._rows[key],
+            weight,
+            out,
+            bias=step.bias,
+            eps=eps,
+            add=step.add,
+            dependent=self._dependent,
+            split_sums=self._split_sums,
         )
 
     def _attend(self, step: AttendStep) -> None:

@@ -19,11 +19,10 @@ from vantage.model.packed import PackedWeight
 from vantage.spec.native import CannotLower
 from vantage.spec.parts import Kernel
 from vantage.spec.positions import Positions
-from vantage.spec.sampling import RowChoice
+from vantage.spec.sampling import PendingSteps, RowChoice
 
 if TYPE_CHECKING:
     from vantage.model.lowered.gpu_steps import GpuSteps
-    from vantage.model.lowered.step_graph import Pending
 
 
 class WholeSteps:
@@ -88,7 +87,7 @@ class WholeSteps:
         except CannotLower as why:
             self._why_not = str(why)
 
-    # ---- on a GPU
+    # ---- several steps, and on a GPU
 
     def step_on_gpu(self, model: Any, tokens_B1: Tensor, pos: Positions, cache: ModelCache) -> Tensor | None:
         """The logits (B, 1, V) after one token a row, which the cache takes in; ``None``: not for this step."""
@@ -107,14 +106,28 @@ class WholeSteps:
     def steps_ahead(
         self,
         model: Any,
-        tokens: Sequence[int] | Pending,
+        tokens: Sequence[int] | PendingSteps,
         caches: Sequence[ModelCache],
         steps: int,
         choices: Sequence[RowChoice],
-    ) -> Pending | None:
+    ) -> PendingSteps | None:
         """So many tokens for each row, each chosen from the one before on the device. ``None``: not for these rows."""
-        gpu = self._ready_on_gpu(model, caches[0])
-        return None if gpu is None else gpu.ahead(tokens, caches, steps, choices)
+        if (gpu := self._ready_on_gpu(model, caches[0])) is not None:
+            return gpu.ahead(tokens, caches, steps, choices)
+        lowered = self._ready(model, model.embed.tokens.weight) if self._may_run_ahead(model) else None
+        if lowered is None or not isinstance(tokens, Sequence):
+            return None
+        return lowered.ahead(tokens, caches, steps, choices)
+
+    def _may_run_ahead(self, model: Any) -> bool:
+        """On a CPU: not where somebody waits for each of the model's calls."""
+        return model.device.type == "cpu" and not (model._forward_hooks or model._forward_pre_hooks)
+
+    def runs_ahead(self, model: Any) -> bool:
+        """Whether ``steps_ahead`` may be worth asking for."""
+        return self.runs_on_gpu(model) or (
+            self._may_run_ahead(model) and self._ready(model, model.embed.tokens.weight) is not None
+        )
 
     def runs_on_gpu(self, model: Any) -> bool:
         """Whether this model's steps could be graphs: it is on a GPU, and every part has a form there."""

@@ -90,13 +90,13 @@ class RecurrentModel(nn.Module):
         carried = self.encode(source, source_mask)
         last = torch.full((source.shape[0], 1), start, device=source.device)
         over = torch.zeros_like(last, dtype=torch.bool)
-        said: list[Tensor] = []
-        while len(said) < max_tokens and not bool(over.all()):
+        chosen: list[Tensor] = []
+        while len(chosen) < max_tokens and not bool(over.all()):
             logits, carried = self.step(last, carried)
             last = logits.argmax(-1).masked_fill(over, end)
             over = over | (last == end)
-            said.append(last)
-        return torch.cat(said, 1)
+            chosen.append(last)
+        return torch.cat(chosen, 1)
 
     def answer(self, text: str, *, max_tokens: int = 128) -> str:
         """The greedy answer to a text, by the tokenizer that the model was trained with. Put it in eval() first."""

@@ -11,7 +11,6 @@ from typing import Any
 
 from vantage.compare.report import machine
 from vantage.errors import BadInput
-from vantage.figures.canvas import new_figure
 from vantage.figures.drawing import notebook_html
 from vantage.files import write_text
 from vantage.studies.report.page import page, paragraphs
@@ -44,15 +43,6 @@ def write_report(
     )
     write_text(folder / PAGE, text)
     return folder / PAGE
-
-
-def check_report(folder: str | Path) -> None:
-    """Asked before anything is computed: that there is something to draw with, and somewhere to write."""
-    new_figure(1, 1)
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"no report can be written to {folder}: {error}") from error
 
 
 def data(

@@ -6,7 +6,7 @@ from vantage.training.optimise.average import Average, Averaged
 from vantage.training.optimise.clip import clip
 from vantage.training.optimise.muon import Muon
 from vantage.training.optimise.optimiser import Optimiser, OptimiserConfig
-from vantage.training.optimise.schedules import WSD, Constant, Cosine, Schedule
+from vantage.training.schedules import WSD, Constant, Cosine, Schedule
 
 OPTIMISERS: Registry[OptimiserConfig] = Registry(
     "optimiser",

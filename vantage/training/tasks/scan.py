@@ -36,8 +36,8 @@ def clauses() -> tuple[Clause, ...]:
             simple[f"{verb} opposite {side}"] = f"{turn} {turn} {act}"
             simple[f"{verb} around {side}"] = f"{turn} {act} " * 4
     times = {"": 1, " twice": 2, " thrice": 3}
-    said = {words + end: (acts + " ") * n for words, acts in simple.items() for end, n in times.items()}
-    return tuple((_ids(words), _ids(acts)) for words, acts in said.items())
+    commands = {words + end: (acts + " ") * n for words, acts in simple.items() for end, n in times.items()}
+    return tuple((_ids(words), _ids(acts)) for words, acts in commands.items())
 
 
 def _ids(line: str) -> tuple[int, ...]:
@@ -100,8 +100,8 @@ class Scan:
         first, acts = clauses()[picks[0]]
         prompt, answer = list(first), deque([acts])
         for joined, pick in zip(picks[1::2], picks[2::2], strict=True):
-            said, acts = clauses()[pick]
-            prompt += [joined, *said]
+            words, acts = clauses()[pick]
+            prompt += [joined, *words]
             if joined == AFTER:
                 answer.appendleft(acts)
             else:

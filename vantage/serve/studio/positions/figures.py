@@ -16,6 +16,7 @@ from torch import Tensor
 from vantage.errors import BadInput
 from vantage.figures import Bars, Figure, Heat, Line, Lines
 from vantage.kernels.reference import masked_scores, normalise
+from vantage.position.axial import AxialRotation
 from vantage.position.fope import FourierMix
 from vantage.position.lerope import LearnedRotation
 from vantage.position.mrope import AxisRotation
@@ -24,7 +25,7 @@ from vantage.position.xpos import FadingRotation
 from vantage.serve.studio.positions.rotary_figures import bands, mixed, turned
 from vantage.spec.abilities import CountsKeys, HasBuckets
 from vantage.spec.forms import HasForm, Slope
-from vantage.spec.kept import KeepsStreams
+from vantage.spec.kept import KeepsStreams, NeedsEveryKey
 from vantage.spec.masks import Causal, Everything
 from vantage.spec.normalisers import Softmax
 from vantage.spec.parts import BiasInputs, Encoding, Need, Parts, Shape, materialise
@@ -129,16 +130,16 @@ class Built:
         return tuple(x * (pos.pos + 1)[:, None, :, None] if stream.running else x for x, stream in kept)
 
     @property
-    def counts(self) -> bool:
+    def every_key(self) -> bool:
         """Whether every key matters to every other: then none can be left out between two."""
-        return isinstance(self.bias, CountsKeys)
+        return isinstance(self.parts.bias, NeedsEveryKey) and self.parts.bias.every_key
 
     def distances(self) -> Tensor:
-        return torch.arange(self.size.length) if self.counts else self.size.spread(POINTS)
+        return torch.arange(self.size.length) if self.every_key else self.size.spread(POINTS)
 
     def tokens(self, places: int) -> Tensor:
         """(N, D): random tokens, as many as may be computed at once."""
-        each = places * max(self.size.width, self.size.heads * places if self.counts else 0)
+        each = places * max(self.size.width, self.size.heads * places if self.every_key else 0)
         n = max(1, min(RANDOM, WORK // max(1, each)))
         return torch.randn(n, self.size.width, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
@@ -155,8 +156,8 @@ def figures(encoding: Encoding, size: FigureSize) -> list[Figure]:
     if built.inputs:
         all_figures += added(built)
     for part in built.qk:
-        # on text, where all axes are alike, and with the frequencies that learning begins with
-        module = part.rotation if isinstance(part, (AxisRotation, LearnedRotation)) else part
+        # on text, where all axes are alike (of axial RoPE: one of them), and with the frequencies learning begins with
+        module = part.rotation if isinstance(part, (AxisRotation, AxialRotation, LearnedRotation)) else part
         if isinstance(module, FourierMix):
             all_figures.append(mixed(module, size.spread(CELLS)))
         if isinstance(module, (Rotation, FadingRotation)):
@@ -245,7 +246,8 @@ def bias_over_distance(built: Built) -> Figure:
 
 
 def bias_map(built: Built) -> Figure:
-    at = built.size.spread(CELLS)
+    length = built.size.length
+    at = torch.arange(min(length, CELLS)) if built.every_key else built.size.spread(CELLS)
     places = built.at(at)
     value = built.biases(built.tokens(len(at) ** 2 // 8)[:1], places, places)[0, 0]
     hidden = Causal()(*Pair(places, places).places())[0, 0].logical_not()

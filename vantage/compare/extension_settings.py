@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from vantage.checkpoints.spec_json import PartNames, Reader
 from vantage.compare.names import SCALING_RULES
 from vantage.errors import BadInput, unknown
-from vantage.training.text import expand
+from vantage.files import expand
+from vantage.spec.table_reader import PartNames, Reader
 
 LEAST = 64  # tokens: a question needs room
 LONGEST_LORA = 16_384  # tokens of a training row, unless said
@@ -91,4 +91,4 @@ class ExtensionSettings:
 
 
 def extension_of(fields: Mapping[str, Any], where: str) -> ExtensionSettings:
-    return Reader(4096, PartNames({}, {}, BadInput, loose=True)).part(dict(fields), (ExtensionSettings,), where, 0)
+    return Reader(4096, PartNames(error=BadInput, loose=True)).part(dict(fields), (ExtensionSettings,), where, 0)

@@ -1,0 +1,108 @@
+"""Run by the Python of bench/.authors: inputs from one file through the authors' code, as it comes, into another."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+Inputs = dict[str, Tensor]
+
+
+def forgetting(x: Inputs) -> Inputs:
+    from fla.ops.forgetting_attn.naive import naive_forgetting_attn
+
+    return {"out": naive_forgetting_attn(x["q"], x["k"], x["v"], x["g"])}
+
+
+def path(x: Inputs) -> Inputs:
+    from fla.ops.path_attn.naive import naive_path_attn
+
+    q, k, v, w, beta = (x[name] for name in ("q", "k", "v", "w", "beta"))
+    no_gate = q.new_zeros(q.shape[:3])
+    return {"out": naive_path_attn(q, k, v, w, beta, no_gate, q.shape[-1] ** -0.5, chunk_size=16)}
+
+
+def stick_breaking(x: Inputs) -> Inputs:
+    from fla.ops.stickbreaking_attn.naive import naive_stickbreaking_attn
+
+    return {"out": naive_stickbreaking_attn(x["q"], x["k"], x["v"])[0]}
+
+
+def gated_delta(x: Inputs) -> Inputs:
+    from fla.ops.gated_delta_rule.naive import naive_chunk_gated_delta_rule, naive_recurrent_gated_delta_rule
+
+    q, k, v, g, beta = (x[name] for name in ("q", "k", "v", "g", "beta"))
+    out, state = naive_recurrent_gated_delta_rule(q, k, v, beta, g, output_final_state=True)
+    chunked, _ = naive_chunk_gated_delta_rule(q, k, v, g, beta, chunk_size=16)
+    return {"out": out, "state": state, "chunked": chunked}
+
+
+def kimi_delta(x: Inputs) -> Inputs:
+    from fla.ops.kda.naive import naive_recurrent_kda
+
+    out, state = naive_recurrent_kda(x["q"], x["k"], x["v"], x["g"], x["beta"], output_final_state=True)
+    return {"out": out, "state": state}
+
+
+def indexer(x: Inputs) -> Inputs:
+    from fla.ops.dsa.naive import naive_dsa_indexer
+
+    return {"chosen": naive_dsa_indexer(x["q"], x["k"], x["w"], topk=int(x["keep"]), activation="relu")}
+
+
+def normalisers(x: Inputs) -> Inputs:
+    from entmax import entmax15, sparsemax
+
+    outputs = {}
+    for name, function in (("sparsemax", sparsemax), ("entmax15", entmax15)):
+        scores = x["scores"].clone().requires_grad_()
+        weights = function(scores, dim=-1)
+        weights.backward(x["towards"])
+        outputs |= {name: weights.detach(), f"{name}_gradient": scores.grad}
+    return outputs
+
+
+def forgetting_caches(x: Inputs) -> Inputs:
+    """The logits of one more token after a prompt whose keys were thinned out once."""
+    from kvpress import KeyRerotationPress, SnapKVPress, StreamingLLMPress
+    from transformers import AutoModelForCausalLM, DynamicCache
+
+    folder = bytes(x["folder"].tolist()).decode()
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").double().eval()
+    prompt, last, size, sinks = x["prompt"], x["last"], int(x["size"]), int(x["sinks"])
+    ratio = 1 - (size + 0.5) / prompt.shape[1]  # kvpress rounds down what is kept
+    presses = {
+        "streaming": (StreamingLLMPress(ratio, n_sink=sinks), prompt.shape[1]),
+        "by_place": (KeyRerotationPress(StreamingLLMPress(ratio, n_sink=sinks)), size),
+        "snapkv": (SnapKVPress(ratio, window_size=int(x["window"]), kernel_size=int(x["pool"])), prompt.shape[1]),
+    }
+    outputs = {}
+    for name, (press, position) in presses.items():
+        cache = DynamicCache()
+        with torch.no_grad():
+            with press(model):
+                model(prompt, past_key_values=cache)
+            assert cache.get_seq_length() == size, (name, cache.get_seq_length(), size)
+            places = torch.tensor([[position]])
+            outputs[name] = model(last, past_key_values=cache, position_ids=places).logits[0, 0]
+    return outputs
+
+
+JOBS = {
+    "forgetting": forgetting,
+    "path": path,
+    "stick_breaking": stick_breaking,
+    "gated_delta": gated_delta,
+    "kimi_delta": kimi_delta,
+    "indexer": indexer,
+    "normalisers": normalisers,
+    "forgetting_caches": forgetting_caches,
+}
+
+
+if __name__ == "__main__":
+    job, source, target = sys.argv[1:]
+    save_file({name: t.contiguous() for name, t in JOBS[job](load_file(source)).items()}, target)
