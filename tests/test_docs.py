@@ -6,6 +6,7 @@ import ast
 import builtins
 import contextlib
 import json
+import os
 import re
 import select
 import shlex
@@ -176,3 +177,34 @@ def test_the_commands_of_a_page_run(page: Path, desk: Path, capfd: pytest.Captur
             code = main(words)
             wanted = next((code for start, code in EXIT_CODES.items() if " ".join(words).startswith(start)), 0)
             assert code == wanted, f"{command}\n{capfd.readouterr().err}"
+
+
+# ---- Files that a page names
+
+HISTORY = ("log.md",)  # says what was, under the names of the time
+OF_A_USER = ("tracking.json", "preprocessor_config.json", "studies.json")  # written by a run, or part of a checkpoint
+SOURCES = ("vantage", "tests", "bench", "tools", "web", "docs", "notebooks")
+
+
+@pytest.fixture(scope="module")
+def names() -> set[str]:
+    """Every end of a path of the tree: `layer.py`, `cache/layer.py`, `vantage/cache/layer.py`."""
+    every = [path.relative_to(ROOT) for path in ROOT.glob("*") if path.is_file()]
+    for folder in SOURCES:
+        for top, folders, files in os.walk(ROOT / folder):
+            folders[:] = [one for one in folders if one != "node_modules" and not one.startswith(".")]
+            every += [Path(top, file).relative_to(ROOT) for file in files]
+    return {"/".join(path.parts[start:]) for path in every for start in range(len(path.parts))}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in HISTORY], ids=lambda page: page.name)
+def test_the_files_that_a_page_names_are_there(page: Path, names: set[str]) -> None:
+    named = set(re.findall(r"`([\w./-]+\.(?:py|h|cpp|tsx?|toml|json))(?:::\w+)?`", page.read_text(encoding="utf-8")))
+    assert not {name for name in named if name not in names and name not in OF_A_USER and "NAME" not in name}
+
+
+def test_the_tests_that_docs_security_names_are_there() -> None:
+    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    files = [*(ROOT / "tests").rglob("test_*.py")]
+    defined = {match for file in files for match in re.findall(r"def (test_\w+)", file.read_text(encoding="utf-8"))}
+    assert not set(re.findall(r"::(test_\w+)`", text)) - defined
