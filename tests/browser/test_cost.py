@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import time
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -14,9 +15,16 @@ from tests.generation.folder import chat_model
 from tests.serve.studios import running
 
 
+def unhurried_model():
+    """Takes its time for every pass, so that there is time to stop it on any machine."""
+    model = chat_model()
+    model.register_forward_pre_hook(lambda module, args: time.sleep(0.02))
+    return model
+
+
 @pytest.fixture(scope="module")
-def small(browser, tmp_path_factory):
-    with running(tmp_path_factory.mktemp("cost"), "tiny", load=lambda served: chat_model()) as it:
+def unhurried(browser, tmp_path_factory):
+    with running(tmp_path_factory.mktemp("cost"), "tiny", load=lambda served: unhurried_model()) as it:
         yield f"{it.url}/studio/"
 
 
@@ -72,8 +80,8 @@ def test_an_encoder_has_no_cache(reader):
     reader.errors.clear()
 
 
-def test_curves_grow_and_can_be_stopped(small, visit):
-    reader = visit(small)
+def test_curves_grow_and_can_be_stopped(unhurried, visit):
+    reader = visit(unhurried)
     page = reader.go("cost?view=measure&tokens=400")
     page.get_by_role("button", name="Measure", exact=True).click()
     meter = page.get_by_role("progressbar")

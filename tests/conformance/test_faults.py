@@ -425,7 +425,7 @@ def test_the_report_begins_with_the_fault():
 def test_the_matrix_names_the_fault_of_cells_that_fail():
     vt.register("position", "step-by-slot", Broken, default=lambda n: Broken("step", "slot"))
     try:
-        report = run_matrix(strength=2, filter="step-by-slot/grouped/")
+        report = run_matrix(strength=2, filter="step-by-slot/")
     finally:
         registry("position").unregister("step-by-slot")
     assert not report.ok

@@ -71,11 +71,33 @@ void top_request(int threads) {
     give(values), give(where);
 }
 
+// heads, kv_heads, key_dim, value_dim, queries, keys, window, the first distance of the bias and how many it has; queries,
+// keys and values by head; the bias; places of queries and keys, the tiles to visit. What the queries get.
+void tiles_request(int threads) {
+    const auto n = take<int32_t>(9);
+    TileCall call = {};
+    call.rows = call.batch = 1, call.heads = n[0], call.kv_heads = n[1], call.key_dim = n[2], call.value_dim = n[3];
+    call.queries = n[4], call.keys = n[5], call.window = n[6], call.first = n[7], call.length = n[8];
+    const auto q = take<float>(call.heads * call.queries * call.key_dim), k = take<float>(call.kv_heads * call.keys * call.key_dim);
+    const auto v = take<float>(call.kv_heads * call.keys * call.value_dim), bias = take<float>(call.heads * call.length);
+    const auto q_at = take<int32_t>(4 * EDGE * call.query_tiles()), k_at = take<int32_t>(4 * EDGE * call.key_tiles());
+    const auto ranges = take<int32_t>(4 * call.query_tiles());
+    std::vector<float> out(call.heads * call.queries * call.value_dim);
+    call.q = q.data(), call.k = k.data(), call.v = v.data(), call.out = out.data(), call.bias = bias.data();
+    call.q_at = q_at.data(), call.k_at = k_at.data(), call.ranges = ranges.data();
+    call.q_step[1] = call.queries * (call.q_step[2] = call.key_dim), call.k_step[1] = call.keys * (call.k_step[2] = call.key_dim);
+    call.v_step[1] = call.keys * (call.v_step[2] = call.value_dim), call.out_step[1] = call.queries * (call.out_step[2] = call.value_dim);
+    call.bias_kind = OF_DISTANCE, call.running = call.causal = 1, call.scale = 0.25f, call.cool = 1;
+    if (vantage_attend(&call, threads)) std::exit(4);
+    give(out);
+}
+
 }  // namespace
 
 int main() {
     const auto request = take<int32_t>(2);  // what, and how many threads
     if (request[0] == 0) product_request(request[1]);
     else if (request[0] == 1) attention_request(request[1]);
-    else top_request(request[1]);
+    else if (request[0] == 2) top_request(request[1]);
+    else tiles_request(request[1]);
 }

@@ -103,8 +103,23 @@ def test_a_model_says_what_each_layer_runs():
     choices = kernel_choices(model, context=100_000, device="cpu")  # nothing is computed
     assert [choice.site for choice in choices] == ["self 0", "self 1", "self 2"]
     assert [(choice.kernel, choice.others) for choice in choices] == [
-        ("sdpa", {"reference": "not needed: another one comes first"})
+        (
+            "tiles",
+            {
+                "sdpa": "yields: it would form 20,000,000,000 numbers",
+                "reference": "not needed: another one comes first",
+            },
+        )
     ] * 3
+    learning = kernel_choices(model, context=100_000, device="cpu", train=True)
+    assert [(choice.kernel, choice.others["tiles"]) for choice in learning] == [
+        ("sdpa", "the tiles kernel has no backward pass")
+    ] * 3
+    assert (
+        kernel_choices(small("rope"), context=512, device="cpu")[0].others["sdpa"]
+        == "yields: slower here than in tiles"
+    )
+    assert kernel_choices(small("rope"), context=63, device="cpu")[0].kernel == "sdpa"
     out = model(torch.zeros(1, 4, dtype=torch.long))  # the model is as it was
     assert out.isfinite().all()
 

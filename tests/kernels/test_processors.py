@@ -21,15 +21,22 @@ from gguf.quants import dequantize
 from torch import Tensor
 
 from tests.kernels.test_native import KINDS, inputs_of, rounding, rows
+from vantage.kernels import kernel_named
+from vantage.kernels.mask_flags import mask_flags
 from vantage.kernels.native import Format, Kept, native
 from vantage.kernels.native.build import HERE as SOURCES
 from vantage.kernels.native.build import UNITS
 from vantage.kernels.packed_layout import size
+from vantage.kernels.tiles import bias_numbers, tile_places
 from vantage.model.packed import Packed
+from vantage.spec.forms import Slope, form_of
+from vantage.spec.masks import Causal, Window
+from vantage.spec.parts import Need, View
+from vantage.spec.positions import Positions
 
 HERE = Path(__file__).parent
 PLAIN_AVX512 = (f"-I{HERE}", '-DVANTAGE_INTRINSICS="plain_avx512.h"')
-PRODUCT, ATTENTION, TOP = range(3)
+PRODUCT, ATTENTION, TOP, TILES = range(4)
 
 
 class Processor(NamedTuple):
@@ -157,3 +164,21 @@ def test_the_largest_weights(program: list[str]):
     want = torch.softmax(scores.double() * 0.5, -1).topk(20, -1)
     torch.testing.assert_close(values.double(), want.values, rtol=1e-5, atol=1e-30)
     assert where.tolist() == want.indices.tolist()
+
+
+@pytest.mark.slow
+def test_attention_in_tiles(program: list[str]):
+    heads, kv, d, e, queries, keys = 4, 2, 24, 20, 100, 150
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, *shape, generator=draw) for shape in ((heads, queries, d), (kv, keys, d), (kv, keys, e)))
+    pair = Positions.arange(1, queries, keys - queries).against(Positions.arange(1, keys))
+    need = Need(Causal() & Window(70), 0.25, bias=Slope(torch.rand(heads, generator=draw)))
+    flags = mask_flags(need.mask)
+    assert flags is not None
+    bias, places = bias_numbers(form_of(need.bias), pair, heads), tile_places(pair, flags)
+    assert bias is not None
+    numbers = [heads, kv, d, e, queries, keys, flags.window, bias.first, bias.length]
+    answer = ask(program, TILES, numbers, q, k, v, bias.values, places.queries, places.keys, places.ranges)
+    got = torch.frombuffer(bytearray(answer), dtype=torch.float32).view(1, heads, queries, e)
+    want = kernel_named("reference")(q.double(), View(k.double(), v.double(), pair.k), pair, need).out
+    assert (got - want).abs().max() < 1e-5

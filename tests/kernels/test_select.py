@@ -117,6 +117,7 @@ def test_a_machine_without_a_compiler(monkeypatch):
 def test_auto_says_once_what_it_fell_back_from(monkeypatch):
     c, choose = call().to(torch.float32), chooser("auto")
     capped = replace(c.need, softcap=1.0)
+    monkeypatch.setattr(kernel_named("tiles"), "auto", lambda device: False)
     monkeypatch.setattr(kernel_named("flex-compiled"), "auto", lambda device: True)
     monkeypatch.setattr(flex.shutil, "which", lambda name: None)
     flex.cannot_compile.cache_clear()
@@ -132,14 +133,14 @@ def test_auto_says_once_what_it_fell_back_from(monkeypatch):
 
 
 def test_every_kernel_has_its_name():
-    assert list(KERNELS) == ["sdpa", "fused", "flex-compiled", "flex", "reference"]
+    assert list(KERNELS) == ["sdpa", "fused", "tiles", "flex-compiled", "flex", "reference"]
     assert all(kernel_named(name).name == name for name in KERNELS)
 
 
 def test_what_runs_without_being_named():
     """Fastest first, and at last the reference, which never refuses."""
     automatic = {device: [name for name in KERNELS if kernel_named(name).auto(device)] for device in ("cuda", "cpu")}
-    assert automatic == {"cuda": ["sdpa", "fused", "flex-compiled", "reference"], "cpu": ["sdpa", "reference"]}
+    assert automatic == {"cuda": ["sdpa", "fused", "flex-compiled", "reference"], "cpu": ["sdpa", "tiles", "reference"]}
 
 
 def test_auto_takes_the_first_that_does_not_refuse():

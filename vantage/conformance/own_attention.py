@@ -48,9 +48,10 @@ def wrong_attention(model: Model, passes: Sequence[tuple[str, PassTrace]], relat
 
 
 def _wrong_mask(declared: Mask, attend: Attend, where: str) -> Fault | None:
-    """The cache is made for the layer's mask, so the attention must use that."""
-    used = attend.need.mask
-    if used == declared:
+    """The cache is made for the layer's mask, so the attention must use that. One that forgets adds its own."""
+    used, selected = attend.need.mask, attend.view.selected
+    forgets = None if selected is None else selected.mask
+    if used == declared or (forgets is not None and used == declared & forgets):
         return None
     shows = f"its layer declares {declared}, and it attends under {used}"
     theirs, ours = used.reach(), declared.reach()

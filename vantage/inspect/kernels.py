@@ -90,7 +90,7 @@ def kernel_choices(
         with FakeTensorMode(allow_non_fake_inputs=True), torch.set_grad_enabled(train):
             blocks = Blocks(model)
             weights = (*blocks.named_parameters(), *blocks.named_buffers())  # each once, whatever shares it
-            state = {name: _fake(x, device, dtype) for name, x in weights}
+            state = {name: _fake(x, device, dtype, train) for name, x in weights}
             kind = dtype or next(model.parameters()).dtype
             x = torch.empty(batch, context, model.spec.residual_width, dtype=kind, device=device)
             functional_call(blocks, state, (x, Positions.arange(batch, context, device=device)))
@@ -100,10 +100,11 @@ def kernel_choices(
     return choices
 
 
-def _fake(x: Any, device: str, dtype: torch.dtype | None) -> Tensor:
-    """Without a gradient of its own: torch has no autograd for a device that it was not built for."""
+def _fake(x: Any, device: str, dtype: torch.dtype | None, train: bool) -> Tensor:
+    """With a gradient on a CPU alone: torch has no autograd for a device that it was not built for."""
     kind = dtype if dtype is not None and x.is_floating_point() else x.dtype
-    return torch.empty(x.shape, dtype=kind, device=device)
+    learns = train and device == "cpu" and x.is_floating_point()
+    return torch.empty(x.shape, dtype=kind, device=device, requires_grad=learns)
 
 
 def _ask(

@@ -17,6 +17,7 @@ from vantage.spec.registry import Entry, Refusal
 
 AT_EASE = 2**23  # numbers of a mask or bias up to which forming them costs no more than to start another kernel
 UNPLANNED = 4_096  # queries from which on a GPU's attention without a plan is slower than the fused kernel
+TILED = 64  # queries from which on a CPU's attention in tiles is the faster one
 PLANNED = 512  # queries from which on a GPU's planned attention is worth its plan, if shapes come again
 
 
@@ -53,8 +54,10 @@ class Sdpa:
         return 0 if plain else rows * T * S
 
     def yields(self, need: Need, q: Tensor, view: View) -> bool:
-        """To a kernel that forms nothing: where a mask or bias would be large, and where torch has no plan for a long
-        row on a GPU: without one its attention is half as fast."""
+        """To a kernel that forms nothing. On a CPU wherever tiles can run; on a GPU where a mask or bias would be
+        large, and where torch has no plan for a long row, without which its attention is half as fast."""
+        if q.device.type == "cpu":
+            return q.shape[-2] >= TILED
         if q.device.type != "cuda" or q.shape[-2] == 1:
             return False
         unplanned = q.shape[-2] >= UNPLANNED and q.element_size() == 2 and not plans_pay(q)

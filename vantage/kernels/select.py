@@ -19,7 +19,7 @@ from vantage.spec.registry import Entry, Registry, entries_of
 KERNELS: Registry[Kernel] = Registry(
     "kernel",
     (
-        *entries_of("vantage.kernels", "sdpa", "fused"),
+        *entries_of("vantage.kernels", "sdpa", "fused", "tiles"),
         flex.COMPILED,
         flex.UNFUSED,
         *entries_of("vantage.kernels", "reference"),
@@ -153,7 +153,12 @@ def explain(need: Need, q: Tensor, view: View) -> dict[str, str]:
         elif (refused := kernel.refuses(need, q, view)) is not None:
             why = refused
         elif yields is not None and yields(need, q, view):
-            why = f"yields: it would form {formed:,} numbers" if formed else "yields: without a plan it is slower here"
+            slower = (
+                "yields: slower here than in tiles"
+                if q.device.type == "cpu"
+                else "yields: without a plan it is slower here"
+            )
+            why = f"yields: it would form {formed:,} numbers" if formed else slower
         else:
             why = "not needed: another one comes first"
         reasons[kernel.name] = why

@@ -130,6 +130,35 @@ class StepsCall(ctypes.Structure):
     ]
 
 
+class BiasKind(IntEnum):
+    """What a bias of attention in tiles depends on; see tiles.h."""
+
+    NONE = 0
+    DISTANCE = 1
+    QUERY_AND_DISTANCE = 2
+    QUERY_AND_KEY = 3
+
+
+class TileCall(ctypes.Structure):
+    """Attention in tiles; see tiles.h. It holds on to the tensors whose addresses it is given."""
+
+    _fields_: ClassVar = [
+        *((name, c_void_p) for name in ("q", "k", "v", "out", "lse", "q_at", "k_at", "ranges")),
+        *((name, c_void_p) for name in ("bias", "by_key", "sinks")),
+        *((name, c_int64 * 3) for name in ("q_step", "k_step", "v_step", "out_step")),
+        *((name, c_int64) for name in ("rows", "batch", "heads", "kv_heads", "queries", "keys")),
+        *((name, c_int64) for name in ("key_dim", "value_dim", "first", "length")),
+        *((name, c_int32) for name in ("bias_kind", "running", "causal", "window", "chunk", "prefix", "segments")),
+        ("sink_of_query", c_int32),
+        *((name, c_float) for name in ("scale", "softcap", "cool")),
+    ]
+
+    def put(self, **tensors: Tensor | None) -> None:
+        for name, tensor in tensors.items():
+            setattr(self, name, None if tensor is None else tensor.data_ptr())
+        self.held = [*getattr(self, "held", ()), *tensors.values()]
+
+
 class Native:
     """The library's functions. Tensors are float32, contiguous and in host memory: callers see to it."""
 
@@ -147,6 +176,8 @@ class Native:
         self._repack.argtypes = [ctypes.POINTER(Matrix), c_void_p, c_int]
         self._top = library.vantage_top
         self._top.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_float, c_void_p, c_void_p, c_int]
+        self._attend = library.vantage_attend
+        self._attend.argtypes = [ctypes.POINTER(TileCall), c_int]
         _lend_threads(library)
 
     def run(self, call: ProgramCall) -> None:
@@ -155,6 +186,9 @@ class Native:
     def steps(self, call: StepsCall) -> None:
         """Several tokens for every row, each chosen from the logits after the one before."""
         _check(self._steps(call, torch.get_num_threads()))
+
+    def attend(self, call: TileCall) -> None:
+        _check(self._attend(call, torch.get_num_threads()))
 
     def linear(self, matrix: Matrix, x: Tensor, *, fast: bool = False) -> Tensor:
         """(…, inputs) to (…, outputs). ``fast``: of many rows activations may be rounded to 8 bits."""

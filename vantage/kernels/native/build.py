@@ -37,6 +37,7 @@ HEADERS = (
     "repack.h",
     "sixteen.h",
     "threads.h",
+    "tiles.h",
     "top.h",
     "vectors.h",
 )
@@ -44,7 +45,7 @@ HEADERS = (
 UNITS = (("native.cpp", ()), *(("format.cpp", (f"-DVANTAGE_PART={i}",)) for i in (1, 2, 3, 4)))
 FLAGS = ("-O3", "-std=c++17", "-ffp-contract=off", "-fPIC", "-pthread", "-fno-semantic-interposition")
 THIS_PROCESSOR = ("-march=native",)  # for the processor that compiles
-VERSION = 4  # what vantage_version() answers
+VERSION = 5  # what vantage_version() answers
 
 
 class CannotBuild(Exception):

@@ -8,6 +8,7 @@
 #include "choose.h"
 #include "linear.h"
 #include "threads.h"
+#include "tiles.h"
 #include "top.h"
 
 namespace vantage {
@@ -480,7 +481,7 @@ void embedding(const Matrix& w, int64_t i, float* to) {
 
 extern "C" {
 
-int vantage_version() { return 4; }
+int vantage_version() { return 5; }
 
 // torch's threads instead of ours: GOMP_parallel and omp_get_thread_num.
 void vantage_use_openmp(void* parallel, void* thread) {
@@ -584,6 +585,23 @@ int vantage_repack(const Matrix* w, const uint8_t* source, int threads) {
         },
         threads);
     return finite ? 0 : 2;
+}
+
+// Attention of many queries over many keys. 0: it ran; 1: no memory.
+int vantage_attend(const TileCall* call, int threads) try {
+    std::lock_guard<std::mutex> one_at_a_time(run_lock);
+    if ((int)workers.size() < threads) workers.resize(threads);
+    for (int i = 0; i < threads; i++) workers[i].room.reserve(tile_room(*call));
+    const int pieces = (int)(call->batch * call->heads * call->query_tiles());
+    Progress progress;
+    run_on_threads(
+        [&](int thread) {
+            progress.share(pieces, thread, threads, [&](int piece) { attend_tile(*call, piece, workers[thread].room.data); });
+        },
+        threads);
+    return 0;
+} catch (const std::bad_alloc&) {
+    return 1;
 }
 
 // The k largest softmax weights of each row of scores (m, n) times scale, and where they stand: both (m, k).
