@@ -238,6 +238,11 @@ class Need:
     weights: bool = False  # hand back the weights
     lse: bool = False  # hand back the log of the sum of exponentials
 
+    @property
+    def temperature(self) -> float | None:
+        """Of the softmax; ``None``: weights are made of scores in another way."""
+        return self.normalise.temperature if isinstance(self.normalise, Softmax) else None
+
 
 class Attended(NamedTuple):
     """What a kernel returns."""

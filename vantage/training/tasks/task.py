@@ -41,6 +41,24 @@ class Task(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class LetterTask:
+    """What tasks have in common whose prompts are strings of the first ``tokens`` letters, of any length."""
+
+    tokens: int
+
+    def __post_init__(self) -> None:
+        whole(self, "tokens", self.tokens, 1)
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        return alphabet(self.tokens)
+
+    @property
+    def shortest(self) -> int:
+        return 1
+
+
 @runtime_checkable
 class Guessable(Protocol):
     """A task whose answer is one of a few symbols."""
