@@ -26,7 +26,7 @@ from vantage.spec.forms import (
     form_of,
 )
 from vantage.spec.masks import visible
-from vantage.spec.parts import Attended, Dense, Need, View
+from vantage.spec.parts import Attended, Need, View
 from vantage.spec.positions import Pair, Positions
 from vantage.spec.registry import Entry
 
@@ -122,7 +122,7 @@ def _refuses_need(need: Need) -> str | None:
         return "the fused kernel has no dropout"
     if mask_flags(need.mask) is None:
         return f"the fused kernel does not know the mask {need.mask!r}"
-    if isinstance(need.bias, Dense):
+    if need.dense_bias is not None:
         return "a dense bias is as large as the scores, which the fused kernel does not form"
     if need.bias is not None and form_of(need.bias) is None:
         return f"the bias {type(need.bias).__name__} has no form that the fused kernel could run"
