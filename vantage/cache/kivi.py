@@ -34,7 +34,7 @@ def check_groups(bits: int, group: int, channels: int) -> None:
 
 @final
 @dataclass(frozen=True)
-class KiviCodec(PackedCodec, GroupCodec):
+class KiviCodec(PackedCodec, GroupCodec):  # pyright: ignore[reportIncompatibleVariableOverride] (read only, as in a frozen dataclass)
     """Another codec's keys in groups of ``group`` tokens, its values in groups of ``channels`` channels."""
 
     kind = "kivi"

@@ -97,7 +97,7 @@ def parts_that_read(model: Model) -> Iterator[ReadingPart]:
             parts = None if attention.crosses else position_parts(attention)
             if parts is None:
                 continue
-            roles = [(part, side) for part in parts.qk for side in ("query", "key")]
+            roles: list[tuple[Any, str]] = [(part, side) for part in parts.qk for side in ("query", "key")]
             if not isinstance(parts.bias, StreamSource):  # what it keeps of each token is no function of positions
                 roles.append((parts.bias, "at"))
             for part, call in roles:

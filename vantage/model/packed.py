@@ -159,12 +159,12 @@ class PackedWeight(nn.Module):
         )
 
 
-@final
 def packed_weights(model: nn.Module) -> list[PackedWeight]:
     """Every packed matrix of a model."""
     return [module for module in model.modules() if isinstance(module, PackedWeight)]
 
 
+@final
 class PackedLinear(nn.Module):
     """x Wᵀ + b. ``weight`` may be shared with an embedding."""
 

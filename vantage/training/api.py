@@ -205,8 +205,8 @@ def _lay_over(
         raise BadInput("there is a model and no data: give a task, a text, or examples, as in vt.train(model, 'copy')")
     if model is None:
         raise BadInput("there are data and no model: give a model or a spec first, as in vt.train(model, data)")
-    trained = model if isinstance(model, Model) else None  # none: a spec, of which a model is built
-    spec = model if trained is None else trained.spec
+    # of a spec a model is built
+    trained, spec = (model, model.spec) if isinstance(model, Model) else (None, model)
     encoder, vocabulary = tokenizer_of(tokenizer if tokenizer is not None or trained is None else trained.tokenizer)
     asked: Asked = "answer" if spec.encoder is not None else "next" if spec.causal else "hidden"
     start = None if trained is None else (trained.config or {}).get("decoder_start_token_id")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -42,7 +43,7 @@ class Task(Protocol):
 
 
 @dataclass(frozen=True)
-class LetterTask:
+class LetterTask(ABC):
     """What tasks have in common whose prompts are strings of the first ``tokens`` letters, of any length."""
 
     tokens: int
@@ -57,6 +58,9 @@ class LetterTask:
     @property
     def shortest(self) -> int:
         return 1
+
+    @abstractmethod
+    def sample(self, rng: np.random.Generator, length: int) -> Example: ...
 
 
 @runtime_checkable
