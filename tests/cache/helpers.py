@@ -16,7 +16,7 @@ from vantage.spec.positions import EMPTY, Known, Positions
 
 G, DK, DV = 2, 3, 2
 F64 = torch.float64
-MODULES = ("facts", "contiguous", "ring", "paged", "model_cache")
+MODULES = ("facts", "contiguous", "ring", "paged_state", "model_cache")
 
 
 @contextlib.contextmanager

@@ -14,6 +14,8 @@ import pytest
 
 from tests.processes import ROOT
 from vantage import __version__
+from vantage.cache import CACHES
+from vantage.cli.flags import CACHE_KINDS
 from vantage.cli.main import VERBS, main, make_parser
 from vantage.cli.progress import Bar
 from vantage.conformance import matrix
@@ -202,3 +204,7 @@ def test_no_bar_where_standard_error_is_no_terminal(capsys: pytest.CaptureFixtur
     with Bar("cells", patience=0.0) as bar:
         bar(1, 2)
     assert capsys.readouterr().err == ""
+
+
+def test_the_help_names_every_kind_of_cache() -> None:
+    assert tuple(CACHES) == CACHE_KINDS

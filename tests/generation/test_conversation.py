@@ -415,7 +415,7 @@ def test_a_conversation_of_another_model_is_refused_by_name(tmp_path: Path) -> N
 
 def test_a_forged_conversation_is_refused(tmp_path: Path) -> None:
     from vantage.cache.saved import save_cache
-    from vantage.generation.conversation import FORMAT, fingerprint_of
+    from vantage.generation.saved_conversation import FORMAT, fingerprint_of
 
     talk = Conversation(chat_model())
     talk.ask("the cat", max_tokens=4)

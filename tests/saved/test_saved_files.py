@@ -18,7 +18,7 @@ from vantage.cache.saved import read_cache
 from vantage.cli.main import main
 from vantage.families.adapters import load_adapter
 from vantage.families.recurrent import load_recurrent
-from vantage.generation.conversation import fingerprint_of
+from vantage.generation.saved_conversation import fingerprint_of
 
 SAVED = Path(__file__).parent / "v0.1"
 EXPECTED = json.loads((SAVED / "expected.json").read_text(encoding="utf-8"))

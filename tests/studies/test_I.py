@@ -94,15 +94,15 @@ def test_I3_a_model_without_training_binds_nothing(monkeypatch: pytest.MonkeyPat
 
 def test_I3_only_numbers_of_one_sentence_change() -> None:
     pulled("smollm2")
-    told = i03_moved_fact._told(smollm2(), seed=3, asked=1)
-    plain = i03_moved_fact._plain(told)
-    start = told.starts[told.asked]
-    inside = range(start, start + told.length)
-    assert smollm2().tokenizer.decode(told.tokens[start : start + told.length]).startswith(" The secret word of")
-    moved = i03_moved_fact._moved(told, told.asked, 100)
-    torn = i03_moved_fact._torn(told, told.asked, 0)
-    for n in range(len(told.tokens)):
+    prompt = i03_moved_fact._prompt(smollm2(), seed=3, asked=1)
+    plain = i03_moved_fact._plain(prompt)
+    start = prompt.starts[prompt.asked]
+    inside = range(start, start + prompt.length)
+    assert smollm2().tokenizer.decode(prompt.tokens[start : start + prompt.length]).startswith(" The secret word of")
+    moved = i03_moved_fact._moved(prompt, prompt.asked, 100)
+    torn = i03_moved_fact._torn(prompt, prompt.asked, 0)
+    for n in range(len(prompt.tokens)):
         assert plain[n] - moved[n] == (100 if n in inside else 0)
         assert (torn[n] != plain[n]) == (n in inside)
     assert sorted(torn.tolist()) == plain.tolist()
-    assert told.tokens.count(told.answer) == 1  # it is told once, and asked for at the end
+    assert prompt.tokens.count(prompt.answer) == 1  # it is told once, and asked for at the end

@@ -4,7 +4,16 @@ from vantage.cache.build import make_cache, no_caches
 from vantage.cache.codecs import ROUNDING, Codec, HalfCodec, Int8Codec, PlainCodec, SingleCodec, rounded
 from vantage.cache.contiguous import Contiguous
 from vantage.cache.facts import NextPositions
-from vantage.cache.kinds import CACHES, CacheKind, ForgettingKind, LayerPlan, LedgerNeed, cache_kind
+from vantage.cache.kinds import (
+    CACHES,
+    CacheKind,
+    ForgettingKind,
+    LayerPlan,
+    LedgerNeed,
+    as_forgetting,
+    cache_kind,
+    window_kinds,
+)
 from vantage.cache.layer_cache import LayerCache, NoCache
 from vantage.cache.ledger import Ledger, Savepoint, Step
 from vantage.cache.model_cache import CachePass, ModelCache
@@ -43,8 +52,10 @@ __all__ = [
     "SingleCodec",
     "Step",
     "Store",
+    "as_forgetting",
     "cache_kind",
     "make_cache",
     "no_caches",
     "rounded",
+    "window_kinds",
 ]

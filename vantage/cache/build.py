@@ -8,7 +8,7 @@ import torch
 
 from vantage.cache.codecs import Codec, GroupCodec, rounded
 from vantage.cache.contiguous import Contiguous
-from vantage.cache.kinds import CacheKind, ForgettingKind, LayerPlan, LedgerNeed, cache_kind
+from vantage.cache.kinds import CacheKind, LayerPlan, LedgerNeed, as_forgetting, cache_kind
 from vantage.cache.layer_cache import LayerCache, NoCache
 from vantage.cache.ledger import Ledger
 from vantage.cache.model_cache import ModelCache
@@ -48,10 +48,11 @@ def make_cache(
     _check(plan, kind, capacity, length, draft)
     ledgers: dict[object, Ledger] = {}
     layers = []
-    forgets = isinstance(kind, ForgettingKind)
+    forgets = as_forgetting(kind)
     for index, layer in enumerate(plan):
         reach = layer.reach
-        shares = index if forgets and kind.own_ledgers else (reach, forgets and layer.kv_heads > 0)
+        own = forgets is not None and forgets.own_ledgers
+        shares = index if own else (reach, forgets is not None and layer.kv_heads > 0)
         if shares not in ledgers:
             need = LedgerNeed(batch, reach, capacity, draft, block, device, layer.kv_heads)
             ledgers[shares] = kind.ledger(need)

@@ -133,10 +133,9 @@ class SingleCodec(Codec):
 
 
 class RoundingCodec(Codec):
-    """Another codec's streams in fewer bits."""
+    """Another codec's keys and values in fewer bits."""
 
     of: PlainCodec | SingleCodec
-    mark: ClassVar[str]  # in a dump, where "kind" is that of the codec inside
 
     @property
     def kv_heads(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride] (read only, as in a frozen dataclass)
@@ -151,11 +150,30 @@ class RoundingCodec(Codec):
         return self.of.value_dim
 
     @property
-    def exact(self) -> Codec:
+    def exact(self) -> PlainCodec | SingleCodec:
         return self.of
+
+
+class StreamCodec(RoundingCodec):
+    """Rounds each stream of the other codec by itself."""
+
+    mark: ClassVar[str]  # in a dump, where "kind" is that of the codec inside
 
     def dump(self) -> dict[str, Any]:
         return {**self.of.dump(), self.mark: True}
+
+
+class PackedCodec(RoundingCodec):
+    """Several numbers to a byte, with ranges or lengths beside them."""
+
+    @property
+    def scale_dtype(self) -> torch.dtype:
+        """Of ranges and lengths: two bytes where the model has two."""
+        return torch.float16 if self.of.dtype.itemsize == 2 else self.of.dtype
+
+    def dump_with(self, **numbers: int) -> dict[str, Any]:
+        """As ``read_packed`` reads it."""
+        return {**self.of.dump(), "kind": self.kind, "of": self.of.kind, **numbers}
 
 
 class GroupCodec(Codec):
@@ -166,7 +184,7 @@ class GroupCodec(Codec):
 
 @final
 @dataclass(frozen=True)
-class HalfCodec(RoundingCodec):
+class HalfCodec(StreamCodec):
     """Half precision: 11 bits of every number."""
 
     kind = mark = "half"
@@ -188,7 +206,7 @@ class HalfCodec(RoundingCodec):
 
 @final
 @dataclass(frozen=True)
-class Int8Codec(RoundingCodec):
+class Int8Codec(StreamCodec):
     """8 bits: whole numbers from -127 to 127 and one scale per token and head.
 
     The scale is absmax / 127, so what is read differs from what was written by at most
@@ -228,6 +246,15 @@ class Int8Codec(RoundingCodec):
 def _inside(saved: Mapping[str, Any]) -> PlainCodec | SingleCodec:
     inside = EXACT.get(str(saved.get("kind")))
     return damaged(f"fewer bits of {saved.get('kind')!r}") if inside is None else inside.from_dump(saved)
+
+
+def read_packed(saved: Mapping[str, Any], *names: str) -> tuple[PlainCodec | SingleCodec, list[int]]:
+    """The codec inside a ``PackedCodec``, and the numbers of these names."""
+    inside = EXACT.get(str(saved.get("of")))
+    numbers = [n for name in names if type(n := saved.get(name)) is int]
+    if inside is None or len(numbers) != len(names):
+        return damaged(f"a layer keeps {str(dict(saved))[:80]!r}")
+    return inside.from_dump(saved), numbers
 
 
 ROUNDING: dict[str, type[HalfCodec] | type[Int8Codec]] = {"float16": HalfCodec, "int8": Int8Codec}

@@ -271,9 +271,7 @@ class Contiguous(Ledger):
     @property
     def next_positions(self) -> NextPositions:
         state = self._state
-        if state.next_B is not None:
-            return NextPositions.read(state.next_B)
-        return NextPositions.all(state.first + state.n, self.batch, self.device)
+        return NextPositions.after(state.known, state.next_B, state.n, self.batch, self.device)
 
     @property
     def holding(self) -> bool:

@@ -27,6 +27,14 @@ class NextPositions(NamedTuple):
         return NextPositions(order_B, host.pop() if len(host) == 1 else None)
 
     @staticmethod
+    def after(known: Known, next_B: Tensor | None, tokens: int, rows: int, device: torch.device) -> NextPositions:
+        """Behind rows that are a plain run of so many tokens, or that say themselves where they go on."""
+        if next_B is not None:
+            return NextPositions.read(next_B)
+        assert known.first is not None
+        return NextPositions.all(known.first + tokens, rows, device)
+
+    @staticmethod
     def all(host: int, batch: int, device: torch.device) -> NextPositions:
         """The same for all rows."""
         return NextPositions(torch.full((batch,), host, device=device), host)

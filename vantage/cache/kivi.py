@@ -18,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vantage.cache.codecs import EXACT, Codec, GroupCodec, PlainCodec, SingleCodec, StreamShape
-from vantage.cache.dump import damaged
+from vantage.cache.codecs import Codec, GroupCodec, PackedCodec, PlainCodec, SingleCodec, StreamShape, read_packed
 from vantage.cache.low_bits import pack, packed_bytes, range_codes, unpack
 from vantage.errors import BadInput
 
@@ -35,7 +34,7 @@ def check_groups(bits: int, group: int, channels: int) -> None:
 
 @final
 @dataclass(frozen=True)
-class KiviCodec(GroupCodec):
+class KiviCodec(PackedCodec, GroupCodec):  # pyright: ignore[reportIncompatibleVariableOverride] (read only, as in a frozen dataclass)
     """Another codec's keys in groups of ``group`` tokens, its values in groups of ``channels`` channels."""
 
     kind = "kivi"
@@ -46,27 +45,6 @@ class KiviCodec(GroupCodec):
 
     def __post_init__(self) -> None:
         check_groups(self.bits, self.group, self.channels)
-
-    @property
-    def kv_heads(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride] (read only, as in a frozen dataclass)
-        return self.of.kv_heads
-
-    @property
-    def key_dim(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride] (as above)
-        return self.of.key_dim
-
-    @property
-    def value_dim(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride] (as above)
-        return self.of.value_dim
-
-    @property
-    def exact(self) -> PlainCodec | SingleCodec:
-        return self.of
-
-    @property
-    def scale_dtype(self) -> torch.dtype:
-        """Of smallest numbers and steps: two bytes where the model has two."""
-        return torch.float16 if self.of.dtype.itemsize == 2 else self.of.dtype
 
     def streams(self) -> tuple[StreamShape, ...]:
         share = -(-2 * self.key_dim // self.group)  # a token's part of what its group shares
@@ -118,16 +96,12 @@ class KiviCodec(GroupCodec):
         return torch.promote_types(self.of.dtype, torch.float32)
 
     def dump(self) -> dict[str, Any]:
-        numbers = {"bits": self.bits, "group": self.group, "channels": self.channels}
-        return {**self.of.dump(), "kind": self.kind, "of": self.of.kind, **numbers}
+        return self.dump_with(bits=self.bits, group=self.group, channels=self.channels)
 
     @classmethod
     def from_dump(cls, saved: Mapping[str, Any]) -> KiviCodec:
-        inside = EXACT.get(str(saved.get("of")))
-        numbers = [n for name in ("bits", "group", "channels") if type(n := saved.get(name)) is int]
-        if inside is None or len(numbers) != 3:
-            return damaged(f"a layer keeps {str(dict(saved))[:80]!r}")
-        return KiviCodec(inside.from_dump(saved), *numbers)
+        inside, numbers = read_packed(saved, "bits", "group", "channels")
+        return KiviCodec(inside, *numbers)
 
 
 def grouped(codec: PlainCodec | SingleCodec, bits: int, group: int, channels: int) -> Codec:

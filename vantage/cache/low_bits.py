@@ -18,7 +18,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from vantage.cache.codecs import EXACT, Codec, PlainCodec, SingleCodec, StreamShape
+from vantage.cache.codecs import PackedCodec, PlainCodec, SingleCodec, StreamShape, read_packed
 from vantage.cache.dump import damaged
 from vantage.errors import BadInput
 
@@ -33,7 +33,7 @@ def check_bits(keys: int, values: int) -> None:
 
 @final
 @dataclass(frozen=True)
-class LowBitCodec(Codec):
+class LowBitCodec(PackedCodec):
     """Another codec's keys and values in ``key_bits`` and ``value_bits``."""
 
     kind = "low bits"
@@ -43,27 +43,6 @@ class LowBitCodec(Codec):
 
     def __post_init__(self) -> None:
         check_bits(self.key_bits, self.value_bits)
-
-    @property
-    def kv_heads(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride] (read only, as in a frozen dataclass)
-        return self.of.kv_heads
-
-    @property
-    def key_dim(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride] (as above)
-        return self.of.key_dim
-
-    @property
-    def value_dim(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride] (as above)
-        return self.of.value_dim
-
-    @property
-    def exact(self) -> Codec:
-        return self.of
-
-    @property
-    def scale_dtype(self) -> torch.dtype:
-        """Of lengths, smallest numbers and steps: two bytes where the model has two."""
-        return torch.float16 if self.of.dtype.itemsize == 2 else self.of.dtype
 
     def streams(self) -> tuple[StreamShape, ...]:
         if not self.kv_heads:  # a layer that keeps states alone
@@ -90,16 +69,14 @@ class LowBitCodec(Codec):
         )
 
     def dump(self) -> dict[str, Any]:
-        bits = {"key_bits": self.key_bits, "value_bits": self.value_bits}
-        return {**self.of.dump(), "kind": self.kind, "of": self.of.kind, **bits}
+        return self.dump_with(key_bits=self.key_bits, value_bits=self.value_bits)
 
     @classmethod
     def from_dump(cls, saved: Mapping[str, Any]) -> LowBitCodec:
-        inside = EXACT.get(str(saved.get("of")))
-        bits = [n for name in ("key_bits", "value_bits") if type(n := saved.get(name)) is int and n in BITS]
-        if inside is None or len(bits) != 2:
+        inside, bits = read_packed(saved, "key_bits", "value_bits")
+        if not set(bits) <= set(BITS):
             return damaged(f"a layer keeps {str(dict(saved))[:80]!r}")
-        return LowBitCodec(inside.from_dump(saved), *bits)
+        return LowBitCodec(inside, *bits)
 
 
 # ---- keys

@@ -41,6 +41,7 @@ class ModelCache:
         self.ledgers = tuple({id(c.ledger): c.ledger for c in self.layers}.values())
         self.cross_ledgers = tuple({id(c.ledger): c.ledger for c in self.cross}.values())
         self.states = tuple(c.own_states for c in self.layers if c.own_states is not None)
+        self.paged = tuple(ledger for ledger in self.ledgers if isinstance(ledger, Paged))  # those in pools of blocks
         self._piecewise = tuple(ledger for ledger in self.ledgers if isinstance(ledger, Piecewise))
         self.masks = tuple(dict.fromkeys(masks))
         self.owner, self.length = owner, length
@@ -260,12 +261,11 @@ class ModelCache:
     @property
     def freeable(self) -> int:
         """How many blocks of its pools nobody else uses: what ``free`` would give back."""
-        return sum(ledger.freeable for ledger in self.ledgers if isinstance(ledger, Paged))
+        return sum(ledger.freeable for ledger in self.paged)
 
     def room(self, tokens: int) -> bool:
         """Whether every row can take so many tokens more from its pool."""
-        paged = [ledger for ledger in self.ledgers if isinstance(ledger, Paged)]
-        return all(ledger.pool.grows or ledger.wants(tokens) <= ledger.pool.free for ledger in paged)
+        return all(ledger.pool.grows or ledger.wants(tokens) <= ledger.pool.free for ledger in self.paged)
 
     @property
     def bytes(self) -> int:

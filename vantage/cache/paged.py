@@ -8,7 +8,6 @@ anywhere else it is gathered block by block.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import final
 
 import torch
@@ -23,8 +22,6 @@ from vantage.cache.facts import (
     check_rising,
     check_segments,
     joined,
-    on_host,
-    picked,
     unlike,
 )
 from vantage.cache.ledger import Layout, Ledger, LedgerExtension, Step
@@ -201,17 +198,8 @@ class Paged(Ledger):
 
     # ---- between passes
 
-    def _kept(self, to: Sequence[int]) -> list[int]:
-        """How many tokens of each row have an order below ``to``. May read a device."""
-        state = self._state
-        ends = [state.first + state.longest] * self.batch if state.next_B is None else state.next_B.tolist()
-        return [
-            min(max(limit - (end - row.tokens), 0), row.tokens)
-            for limit, end, row in zip(to, ends, self._state.rows, strict=True)
-        ]
-
     def _check_crop(self, to: tuple[int, ...]) -> None:
-        for b, (row, kept) in enumerate(zip(self._state.rows, self._kept(to), strict=True)):
+        for b, (row, kept) in enumerate(zip(self._state.rows, self._state.kept(to), strict=True)):
             if row.gone and kept - (self._window or 1) + 1 < row.gone * self.pool.block:
                 raise CacheError(
                     f"cannot take row {b} back by {row.tokens - kept} tokens: blocks outside its window of "
@@ -220,7 +208,7 @@ class Paged(Ledger):
                 )
 
     def _crop(self, to: tuple[int, ...]) -> None:
-        state, kept = self._state, self._kept(to)
+        state, kept = self._state, self._state.kept(to)
         even = len(set(kept)) == 1
         tables = state.tables
         if even and tables is None:  # a plain run stays one, and no device is asked
@@ -241,35 +229,18 @@ class Paged(Ledger):
             tables = tables.keep(tables.order < limit)
             old = state.known
             known = Known(None, old.order, old.pos, tuple(kept), not even, old.same_rows and even)
-            self._state = self._settled(PagedState(rows, known, tables, end_B))
+            self._state = PagedState(rows, known, tables, end_B).settled(self.device)
         self._before, self._plan = self._state, Plan(rows)
-
-    def _settled(self, state: PagedState) -> PagedState:
-        """In host memory facts are read anew; rows that hold nothing are a plain run of nothing."""
-        if not state.longest:
-            return PagedState.run(state.rows, 0)
-        if state.tables is None or not on_host(self.device):
-            return state
-        known = state.tables.facts(1, state.longest)
-        if known.first is not None:
-            return PagedState(state.rows, known)
-        return PagedState(state.rows, known, state.tables, state.next_B)
 
     def _pick(self, index: tuple[int, ...]) -> None:
         state = self._state
-        rows = tuple(state.rows[i] for i in index)
-        for row in rows:
+        new = state.pick(index, self.device)
+        for row in new.rows:
             self.pool.share(row.blocks)
         for row in state.rows:
             self.pool.release(row.blocks)
-        self._state = PagedState(rows, picked(state.known, index))
-        if state.tables is not None:
-            assert state.next_B is not None
-            next_B = state.next_B[torch.tensor(index, device=self.device)]
-            counts = {row.tokens for row in rows}
-            known = replace(picked(state.known, index), empty=len(counts) > 1)
-            self._state = self._settled(PagedState(rows, known, state.tables.pick(index), next_B))
-        self._before, self._plan = self._state, Plan(rows)
+        self._state = self._before = new
+        self._plan = Plan(new.rows)
 
     def _clear(self) -> None:
         for row in self._state.rows:
@@ -339,22 +310,17 @@ class Paged(Ledger):
         if plain and len({(state.first, state.longest) for state in states}) == 1:
             state = PagedState.run(rows, states[0].first)
         else:
-            state = whole._settled(together(states, whole.device))
+            state = together(states, whole.device).settled(whole.device)
         whole._state, whole._before, whole._plan = state, state, Plan(rows)
         return whole
 
     def split(self) -> list[Paged]:
         """Every row as a ledger of its own; this one holds nothing afterwards."""
         state, alone = self._give(), []
-        for b, row in enumerate(state.rows):
+        for b in range(len(state.rows)):
             one = self.fresh(1)
-            if state.tables is None:
-                one._state = PagedState.run((row,), state.first)
-            elif row.tokens:
-                assert state.next_B is not None
-                known = replace(picked(state.known, (b,)), empty=False)
-                one._state = one._settled(PagedState((row,), known, state.tables.pick((b,)), state.next_B[b : b + 1]))
-            one._before, one._plan = one._state, Plan(one._state.rows)
+            one._state = one._before = state.pick((b,), self.device)
+            one._plan = Plan(one._state.rows)
             alone.append(one)
         return alone
 
@@ -411,9 +377,7 @@ class Paged(Ledger):
     @property
     def next_positions(self) -> NextPositions:
         state = self._state
-        if state.next_B is not None:
-            return NextPositions.read(state.next_B)
-        return NextPositions.all(state.first + state.longest, self.batch, self.device)
+        return NextPositions.after(state.known, state.next_B, state.longest, self.batch, self.device)
 
     @property
     def holding(self) -> bool:

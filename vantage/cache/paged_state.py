@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from vantage.cache.blocks import BlockRow
 from vantage.cache.dump import DumpReader, check_known, damaged, whole_number
-from vantage.cache.facts import Tables, joined
+from vantage.cache.facts import Tables, joined, on_host, picked
 from vantage.spec.positions import EMPTY, Known
 
 
@@ -41,6 +41,36 @@ class PagedState:
     def run(rows: tuple[BlockRow, ...], first: int) -> PagedState:
         """Equal rows that run from ``first``."""
         return PagedState(rows, Known.run(first, len(rows), rows[0].tokens))
+
+    def kept(self, to: Sequence[int]) -> list[int]:
+        """How many tokens of each row have an order below ``to``. May read a device."""
+        ends = [self.first + self.longest] * len(self.rows) if self.next_B is None else self.next_B.tolist()
+        return [
+            min(max(limit - (end - row.tokens), 0), row.tokens)
+            for limit, end, row in zip(to, ends, self.rows, strict=True)
+        ]
+
+    def pick(self, index: Sequence[int], device: torch.device) -> PagedState:
+        """Some of the rows, in this order."""
+        rows, known = tuple(self.rows[i] for i in index), picked(self.known, index)
+        if self.tables is None:
+            return PagedState(rows, known)
+        assert self.next_B is not None
+        next_B = self.next_B[torch.tensor(index, device=device)]
+        counts = {row.tokens for row in rows}
+        known = replace(known, empty=len(counts) > 1)
+        return PagedState(rows, known, self.tables.pick(index), next_B).settled(device)
+
+    def settled(self, device: torch.device) -> PagedState:
+        """In host memory facts are read anew; rows that hold nothing are a plain run of nothing."""
+        if not self.longest:
+            return PagedState.run(self.rows, 0)
+        if self.tables is None or not on_host(device):
+            return self
+        known = self.tables.facts(1, self.longest)
+        if known.first is not None:
+            return PagedState(self.rows, known)
+        return PagedState(self.rows, known, self.tables, self.next_B)
 
 
 def together(states: Sequence[PagedState], device: torch.device) -> PagedState:

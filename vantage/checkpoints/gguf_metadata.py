@@ -14,8 +14,8 @@ from torch import Tensor
 from vantage.attention import GroupedQuery
 from vantage.errors import BadInput
 from vantage.model.feed_forward import FeedForward
-from vantage.position import Rope, scaling
-from vantage.spec.masks import And, Mask, Window
+from vantage.position import Rope, ropes_among, scaling
+from vantage.spec.masks import windows
 from vantage.spec.model import Layer, ModelSpec
 
 NO_LIMIT = 2**15  # the context length of a model that has none
@@ -63,7 +63,7 @@ def _decoder(spec: ModelSpec) -> dict[str, Any]:
 
 
 def rope_of(layer: Layer) -> Rope:
-    ropes = [part for part in layer.qk if isinstance(part, Rope)]
+    ropes = ropes_among(layer.qk)
     if len(ropes) != 1:
         raise BadInput("a GGUF file of this architecture needs a model with one RoPE in every layer")
     return ropes[0]
@@ -85,7 +85,7 @@ def _rope_keys(rope: Rope) -> dict[str, Any]:
 def frequency_divisors(spec: ModelSpec) -> Tensor | None:
     """What LLaMA 3.1 and later store in 'rope_freqs.weight' in place of their rule."""
     layer = spec.layers[0]
-    ropes = [part for part in layer.qk if isinstance(part, Rope)]
+    ropes = ropes_among(layer.qk)
     if not ropes or not isinstance(rule := ropes[0].scaling, scaling.Llama3):
         return None
     head = attention_of(layer).shape(spec.width).key_dim
@@ -97,16 +97,12 @@ def frequency_divisors(spec: ModelSpec) -> Tensor | None:
 
 
 def _gemma3(spec: ModelSpec) -> dict[str, Any]:
-    windows = [mask.n for layer in spec.layers for mask in _masks(layer.mask) if isinstance(mask, Window)]
-    keys = _decoder(spec) | {"attention.sliding_window": windows[0] if windows else None}
+    reaches = [n for layer in spec.layers for n in windows(layer.mask)]
+    keys = _decoder(spec) | {"attention.sliding_window": reaches[0] if reaches else None}
     for layer in spec.layers:
-        if not any(isinstance(mask, Window) for mask in _masks(layer.mask)):
+        if not windows(layer.mask):
             return keys | _rope_keys(rope_of(layer))  # the base of the local layers is always the same
     return keys
-
-
-def _masks(mask: Mask) -> list[Mask]:
-    return [*_masks(mask.a), *_masks(mask.b)] if isinstance(mask, And) else [mask]
 
 
 def _with_layer_norm(spec: ModelSpec) -> dict[str, Any]:

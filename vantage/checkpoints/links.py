@@ -8,7 +8,7 @@ backwards over tensors that have shapes but no data.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -85,6 +85,10 @@ class Link(ABC):
     def at(self, letter: str, number: int) -> Link:
         """The same, with ``{letter}`` in its names filled in."""
 
+    @abstractmethod
+    def renamed(self, name: Callable[[str], str]) -> Link:
+        """The same with other names on their side: a text model that is part of a larger one."""
+
 
 @dataclass(frozen=True)
 class Same(Link):
@@ -117,6 +121,9 @@ class Same(Link):
     def at(self, letter: str, number: int) -> Link:
         return replace(self, our=fill(self.our, letter, number), their=fill(self.their, letter, number))
 
+    def renamed(self, name: Callable[[str], str]) -> Link:
+        return replace(self, their=name(self.their))
+
 
 @dataclass(frozen=True)
 class Joined(Link):
@@ -148,6 +155,9 @@ class Joined(Link):
     def at(self, letter: str, number: int) -> Link:
         their = tuple(fill(name, letter, number) for name in self.their)
         return replace(self, our=fill(self.our, letter, number), their=their)
+
+    def renamed(self, name: Callable[[str], str]) -> Link:
+        return replace(self, their=tuple(map(name, self.their)))
 
 
 @dataclass(frozen=True)
@@ -184,6 +194,9 @@ class Parted(Link):
         our = tuple(fill(name, letter, number) for name in self.our)
         return replace(self, our=our, their=fill(self.their, letter, number))
 
+    def renamed(self, name: Callable[[str], str]) -> Link:
+        return replace(self, their=name(self.their))
+
 
 @dataclass(frozen=True)
 class Regrouped(Link):
@@ -212,6 +225,9 @@ class Regrouped(Link):
     def at(self, letter: str, number: int) -> Link:
         our, their = (tuple(fill(name, letter, number) for name in names) for names in (self.our, self.their))
         return replace(self, our=our, their=their)
+
+    def renamed(self, name: Callable[[str], str]) -> Link:
+        return replace(self, their=tuple(map(name, self.their)))
 
 
 def same(names: dict[str, str], *changes: Change) -> list[Link]:

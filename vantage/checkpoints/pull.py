@@ -91,10 +91,10 @@ def _path_like(name: str) -> bool:
 def _names_in(folder: Path) -> list[str]:
     """What a model might be among the things in a folder."""
     try:
-        found = sorted(folder.iterdir())
+        paths = sorted(folder.iterdir())
     except OSError:  # not ours to read
         return []
-    return [path.name for path in found if path.name[0] != "." and (path.is_dir() or path.suffix == ".gguf")]
+    return [path.name for path in paths if path.name[0] != "." and (path.is_dir() or path.suffix == ".gguf")]
 
 
 def is_name(name: str) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vantage.cli.flags import add_sampling, at_least, check_sampling, sampling_of
+from vantage.cli.flags import add_cache_kind, add_sampling, at_least, check_sampling, sampling_of
 from vantage.cli.interrupts import reads_a_terminal, stopping
 from vantage.cli.models import DEFAULT, add_adapter, add_device, add_dtype, load_model
 from vantage.errors import VantageError
@@ -59,11 +59,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     add_device(parser)
     add_adapter(parser)
     parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be given again")
-    parser.add_argument(
-        "--cache",
-        default="contiguous",
-        help="contiguous, ring, paged, quantised, low-bit, kivi, sinks, heavy-hitters, tova or snapkv (%(default)s)",
-    )
+    add_cache_kind(parser, "--cache")
     parser.add_argument(
         "--lookup", action="store_true", help="guess from the text so far: faster where an answer repeats it"
     )

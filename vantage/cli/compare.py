@@ -65,28 +65,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         metavar="KIND",
         help="multi-head, multi-query, grouped-query, entmax, …",
     )
-    parser.add_argument("--train-length", type=at_least(1), metavar="N", help="the longest in training; default: 10")
-    parser.add_argument(
-        "--test-lengths", type=at_least(1), nargs="+", metavar="N", help="default: 1, 1.5, 2 and 4 times that"
-    )
-    parser.add_argument("--text", nargs="+", metavar="FILE", help="files for the task text, or for --extend")
-    parser.add_argument("--vocabulary", metavar="NAME", help="of the text: bytes (default), characters, bpe-4096")
-    parser.add_argument(
-        "--seeds", type=at_least(1), metavar="N", help="runs of each; default: 8, fewer in a small budget"
-    )
-    parser.add_argument(
-        "--steps", type=at_least(1), metavar="N", help="of each run; default: 500, of other tasks than those up to 3000"
-    )
-    parser.add_argument("--batch", type=at_least(1), metavar="N", help="examples of a step; default: 32")
-    parser.add_argument("--rates", type=float, nargs="+", metavar="LR", help="searched for each entry: 0.001 0.003")
-    parser.add_argument("--search", type=float, metavar="SHARE", help="of the steps, for each rate; default: 0.25")
-    parser.add_argument("--test-examples", type=at_least(1), metavar="N", help="of each length; default: 512")
-    parser.add_argument(
-        "--score", metavar="WHAT", help="exact (whole rows), tokens, or auto: tokens where answers are long"
-    )
-    parser.add_argument(
-        "--first-seed", type=at_least(0), metavar="N", help="repeat an experiment with other seeds; default: 0"
-    )
+    _add_runs(parser)
     parser.add_argument("--width", type=at_least(1), metavar="N", help="of the models; default: 64")
     parser.add_argument("--layers", type=at_least(1), metavar="N", help="default: 2")
     parser.add_argument("--heads", type=at_least(1), metavar="N", help="default: 4")
@@ -112,6 +91,32 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     papers.add_argument("--scale", metavar="SIZE", help="tiny, small or paper-like; default: tiny")
     compare_extend.add(parser)
     parser.set_defaults(run=run)
+
+
+def _add_runs(parser: argparse.ArgumentParser) -> None:
+    """How each model is trained, and on what it is tested."""
+    parser.add_argument("--train-length", type=at_least(1), metavar="N", help="the longest in training; default: 10")
+    parser.add_argument(
+        "--test-lengths", type=at_least(1), nargs="+", metavar="N", help="default: 1, 1.5, 2 and 4 times that"
+    )
+    parser.add_argument("--text", nargs="+", metavar="FILE", help="files for the task text, or for --extend")
+    parser.add_argument("--vocabulary", metavar="NAME", help="of the text: bytes (default), characters, bpe-4096")
+    parser.add_argument(
+        "--seeds", type=at_least(1), metavar="N", help="runs of each; default: 8, fewer in a small budget"
+    )
+    parser.add_argument(
+        "--steps", type=at_least(1), metavar="N", help="of each run; default: 500, of other tasks than those up to 3000"
+    )
+    parser.add_argument("--batch", type=at_least(1), metavar="N", help="examples of a step; default: 32")
+    parser.add_argument("--rates", type=float, nargs="+", metavar="LR", help="searched for each entry: 0.001 0.003")
+    parser.add_argument("--search", type=float, metavar="SHARE", help="of the steps, for each rate; default: 0.25")
+    parser.add_argument("--test-examples", type=at_least(1), metavar="N", help="of each length; default: 512")
+    parser.add_argument(
+        "--score", metavar="WHAT", help="exact (whole rows), tokens, or auto: tokens where answers are long"
+    )
+    parser.add_argument(
+        "--first-seed", type=at_least(0), metavar="N", help="repeat an experiment with other seeds; default: 0"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

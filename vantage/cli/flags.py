@@ -18,6 +18,9 @@ SAMPLING = (
     "seed",
 )
 
+# as the registry has them, which imports torch
+CACHE_KINDS = "contiguous", "ring", "paged", "quantised", "low-bit", "kivi", "sinks", "heavy-hitters", "tova", "snapkv"
+
 
 def add_sampling(parser: argparse.ArgumentParser, temperature: float = 0.0) -> argparse._ArgumentGroup:
     """How tokens are chosen."""
@@ -33,6 +36,12 @@ def add_sampling(parser: argparse.ArgumentParser, temperature: float = 0.0) -> a
     how.add_argument("--frequency-penalty", type=float, default=0.0, metavar="X", help="for each time they came")
     how.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same text")
     return how
+
+
+def add_cache_kind(parser: argparse.ArgumentParser, flag: str) -> None:
+    """In which form keys and values are kept."""
+    *names, last = CACHE_KINDS
+    parser.add_argument(flag, default=CACHE_KINDS[0], help=f"{', '.join(names)} or {last} (%(default)s)")
 
 
 def sampling_of(args: argparse.Namespace) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vantage.cli import inspect_attention, inspect_cost, inspect_interventions, inspect_kernels
+from vantage.cli.flags import add_cache_kind
 from vantage.cli.models import DEFAULT, add_adapter, load_model
 
 if TYPE_CHECKING:
@@ -58,11 +59,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     cache.add_argument("--prompt", metavar="TEXT", help="read this and show what it leaves behind")
     cache.add_argument("--against", metavar="TEXT", help="then this: how much of the first could be kept, and why")
     cache.add_argument("--chat", action="store_true", help="the texts are what a user says to a chat model")
-    cache.add_argument(
-        "--kind",
-        default="contiguous",
-        help="contiguous, ring, paged, quantised, low-bit, kivi, sinks, heavy-hitters, tova or snapkv (%(default)s)",
-    )
+    add_cache_kind(cache, "--kind")
     add_adapter(cache)
     cache.add_argument("--json", action="store_true", help="print the result as JSON")
     cache.set_defaults(run=run)

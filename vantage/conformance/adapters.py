@@ -18,7 +18,7 @@ from vantage.conformance.subject import ModelFacts, NewCache, NotApplicable, Sub
 from vantage.conformance.trace import Tracer, declared_length
 from vantage.errors import BadInput, CacheError
 from vantage.model import Model
-from vantage.spec.masks import And, Causal, Everything, Mask, SameSegment, Window
+from vantage.spec.masks import Causal, Everything, Mask, SameSegment, Window, conjuncts, windows
 from vantage.spec.positions import Positions
 
 SMALL = 20_000_000  # parameters of a model that may be copied
@@ -199,13 +199,8 @@ class TransformersModel(Subject):
 
 def _window(mask: Mask) -> int | None:
     """The window of a mask that is a plain window, causal or not."""
-    terms = _terms(mask)
-    plain = all(isinstance(term, Causal | Window | SameSegment | Everything) for term in terms)
-    return min((term.n for term in terms if isinstance(term, Window)), default=None) if plain else None
-
-
-def _terms(mask: Mask) -> list[Mask]:
-    return [*_terms(mask.a), *_terms(mask.b)] if isinstance(mask, And) else [mask]
+    plain = all(isinstance(term, Causal | Window | SameSegment | Everything) for term in conjuncts(mask))
+    return min(windows(mask), default=None) if plain else None
 
 
 def _windows_of(config: dict[str, Any], layers: int) -> tuple[int | None, ...]:

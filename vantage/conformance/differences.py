@@ -20,7 +20,7 @@ from vantage.conformance.trace import DOCUMENT, Attend, PassTrace
 from vantage.conformance.wrong_keys import KeySearch, name_wrong_keys
 from vantage.model import Model
 from vantage.model.part_errors import described
-from vantage.spec.attention import HasPositionParts, attentions
+from vantage.spec.attention import attentions, position_parts
 from vantage.spec.masks import dense, visible
 from vantage.spec.parts import materialise
 
@@ -252,8 +252,8 @@ class Runs:
 
     def _bias_part(self, layer: int) -> str:
         for attention in attentions(self.model.blocks[layer]):
-            if isinstance(attention, HasPositionParts):
-                bias = attention.position_parts().bias
+            if (parts := position_parts(attention)) is not None:
+                bias = parts.bias
                 return (described(self.model, bias) or type(bias).__name__).removeprefix("the score bias ")
         return "the score bias"
 

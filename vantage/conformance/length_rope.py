@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vantage.conformance.adapters import OwnModel
 from vantage.conformance.fault import Fault
+from vantage.conformance.own_rows import own_or_none
 from vantage.conformance.probe import Finding, Probe, failure, gap
 from vantage.conformance.subject import NotApplicable
 from vantage.errors import LengthExceeded
@@ -58,13 +59,13 @@ def length_dependent_rope(p: Probe) -> Finding:
         return Fault(name, shows="; ".join([shows] + [also] * (stale > p.tolerance)))
 
     finding = p.judge(max(measured, stale), cause)
-    return _growth(p, finding) if isinstance(p.subject, OwnModel) and finding.status == "ok" else finding
+    subject = own_or_none(p)
+    return _growth(p, subject, finding) if subject is not None and finding.status == "ok" else finding
 
 
-def _growth(p: Probe, fixed: Finding) -> Finding:
+def _growth(p: Probe, subject: OwnModel, fixed: Finding) -> Finding:
     """Past the declared length our own models refuse; ``grow`` computes again and counts it."""
-    assert isinstance(p.subject, OwnModel)
-    model, original = p.subject.model, p.subject.facts.original
+    model, original = subject.model, subject.facts.original
     assert original is not None
     fixed = replace(fixed, note="frequencies are fixed by the declared length")
     if model.encoder is not None or original > GROWN_MOST:

@@ -14,7 +14,7 @@ from vantage.conformance.trace import Attend, PassTrace
 from vantage.errors import Refused
 from vantage.model import Model
 from vantage.model.part_errors import described
-from vantage.spec.attention import HasPositionParts, HasQueriesAndKeys, attentions
+from vantage.spec.attention import SplitsScores, attentions
 from vantage.spec.masks import Mask
 from vantage.spec.model import Scores
 from vantage.spec.parts import Shape, chain
@@ -94,7 +94,7 @@ def _wrong_heads(shape: Shape, attend: Attend, where: str) -> Fault | None:
 
 def _scaled_before(trace: PassTrace, attention: Any, attend: Attend, where: str, relative: float) -> Fault | None:
     """Queries that were multiplied before the kernel multiplies the scores."""
-    if not isinstance(attention, HasQueriesAndKeys) or not isinstance(attention, HasPositionParts):
+    if not isinstance(attention, SplitsScores):
         return None
     x = next((call.inputs for call in trace.calls if call.module is attention and call.inputs is not None), None)
     if x is None:

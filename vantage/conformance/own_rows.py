@@ -28,9 +28,14 @@ PARTS, FORMULA = "positions-not-slots", "attention-formula"
 
 
 def own(p: Probe) -> OwnModel:
-    if not isinstance(p.subject, OwnModel):
+    if (subject := own_or_none(p)) is None:
         raise NotApplicable("asked of Vantage's own models only: nobody sees inside this one")
-    return p.subject
+    return subject
+
+
+def own_or_none(p: Probe) -> OwnModel | None:
+    """The subject, where it is a model of Vantage, which one can see inside."""
+    return p.subject if isinstance(p.subject, OwnModel) else None
 
 
 # ---- parts
@@ -174,9 +179,8 @@ def explain_inside(
     """Where inside the model ``wrong`` parts from each row alone; ``None``: nobody can see, or nothing parts."""
     if (fault := known(p)) is not None:
         return fault
-    if not isinstance(p.subject, OwnModel):
+    if (subject := own_or_none(p)) is None:
         return None
-    subject = p.subject
     with subject.tracing() as tracer:
         for b, row in enumerate(p.tokens.split(1) if alone is None else alone):
             subject.row(b)
@@ -189,27 +193,27 @@ def explain_inside(
 
 def where_inside(p: Probe, usual: Tensor, other: Tensor, *, before: int) -> str:
     """The first module through which tokens from ``before`` on reach earlier ones; empty: nobody can see."""
-    if not isinstance(p.subject, OwnModel):
+    if (subject := own_or_none(p)) is None:
         return ""
     traces = []
     for tokens in (usual, other):
-        with p.subject.tracing() as tracer:
+        with subject.tracing() as tracer:
             p.full(tokens)
         traces.append([trace.before(before) for trace in tracer.passes])
-    return Runs(p.subject.model, "a full pass", traces[0], traces[1], p.relative, cached=False).first_module() or ""
+    return Runs(subject.model, "a full pass", traces[0], traces[1], p.relative, cached=False).first_module() or ""
 
 
 def not_finite(p: Probe) -> Fault:
     """The first module that makes something that is not a number of numbers."""
-    if not isinstance(p.subject, OwnModel):
+    if (subject := own_or_none(p)) is None:
         return Fault(NOT_FINITE)
-    with p.subject.tracing() as tracer:
+    with subject.tracing() as tracer:
         p.full(p.tokens)
     for trace in tracer.passes:
         for call in trace.calls:
             if bool(call.output.isfinite().all()) or not (call.inputs is None or bool(call.inputs.isfinite().all())):
                 continue
-            who = described(p.subject.model, call.module) or type(call.module).__name__
+            who = described(subject.model, call.module) or type(call.module).__name__
             what = "not a number" if bool(call.output.isnan().any()) else "infinite"
             part = _not_finite_part(trace, call.name) if attentions(call.module) else None
             return Fault(

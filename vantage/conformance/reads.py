@@ -19,7 +19,7 @@ from vantage.conformance.trace import declared_length
 from vantage.model import Model
 from vantage.model.part_errors import described
 from vantage.spec.abilities import CountsTokens
-from vantage.spec.attention import HasPositionParts, attentions
+from vantage.spec.attention import attentions, position_parts
 from vantage.spec.kept import StreamSource
 from vantage.spec.masks import Mask, dense, visible
 from vantage.spec.parts import BiasInputs, Shape, materialise
@@ -94,15 +94,14 @@ def parts_that_read(model: Model) -> Iterator[ReadingPart]:
     placed: dict[tuple[int, str], tuple[Any, Shape, list[int]]] = {}
     for i, block in enumerate(model.blocks):
         for attention in attentions(block):
-            if attention.crosses or not isinstance(attention, HasPositionParts):
+            parts = None if attention.crosses else position_parts(attention)
+            if parts is None:
                 continue
-            module: Any = attention
-            parts = module.position_parts()
-            roles = [(part, side) for part in parts.qk for side in ("query", "key")]
+            roles: list[tuple[Any, str]] = [(part, side) for part in parts.qk for side in ("query", "key")]
             if not isinstance(parts.bias, StreamSource):  # what it keeps of each token is no function of positions
                 roles.append((parts.bias, "at"))
             for part, call in roles:
-                placed.setdefault((id(part), call), (part, module.shape, []))[2].append(i)
+                placed.setdefault((id(part), call), (part, attention.shape, []))[2].append(i)
     for (_, call), (part, shape, layers) in placed.items():
         if call == "at":
             yield _bias(part, tuple(layers), shape, model)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vantage.attention import GroupedQuery
-from vantage.cache import CacheKind, ForgettingKind, ModelCache
+from vantage.cache import CacheKind, ModelCache, as_forgetting
 from vantage.conformance.covering import Cell
 from vantage.conformance.factors import FACTOR_NAMES, LAYERS, LENGTH, VOCAB, WIDTH, attentions, caches, encodings, masks
 from vantage.model import Model, build, decoder, encoder
@@ -68,11 +68,12 @@ def spec_for(cell: Cell, head_dim: int | None = None) -> ModelSpec:
 
 def masked(spec: ModelSpec, cache: CacheKind | None) -> ModelSpec:
     """The model that shows without a cache what this one shows with it: what the cache forgets is masked."""
-    if not isinstance(cache, ForgettingKind) or cache.mask is None:
+    forgets = None if cache is None else as_forgetting(cache)
+    if forgets is None or forgets.mask is None:
         return spec
     keyed = [layer.attention.cache_shape(spec.width).kv_heads > 0 for layer in spec.layers]
     layers = (
-        replace(layer, mask=layer.mask & cache.mask) if keys else layer
+        replace(layer, mask=layer.mask & forgets.mask) if keys else layer
         for layer, keys in zip(spec.layers, keyed, strict=True)
     )
     return replace(spec, layers=tuple(layers))
@@ -81,7 +82,8 @@ def masked(spec: ModelSpec, cache: CacheKind | None) -> ModelSpec:
 def measured_by_itself(cache: CacheKind) -> bool:
     """Whether one pass through the same rounding, or the same forgetting, is the measure. No mask says what goes by
     weight or by place: ``tests/cache/test_selective.py`` has those written out."""
-    return not cache.exact or (isinstance(cache, ForgettingKind) and cache.mask is None)
+    forgets = as_forgetting(cache)
+    return not cache.exact or (forgets is not None and forgets.mask is None)
 
 
 def sharpen(model: Model, seed: int = 0) -> Model:

@@ -13,7 +13,7 @@ from vantage.conformance.probe import gap
 from vantage.conformance.trace import declared_length
 from vantage.errors import Refused
 from vantage.model import Model
-from vantage.spec.attention import HasPositionParts, HasQueriesAndKeys, attentions
+from vantage.spec.attention import SplitsScores, attentions
 from vantage.spec.parts import chain
 from vantage.spec.positions import Positions
 
@@ -35,7 +35,7 @@ class KeySearch:
     def place_of(self, token: Token, wrong: Tensor, side: str, relative: float) -> int | None:
         """The position at which this token would get this query or key; ``None``: at none, or nobody can tell."""
         attention = next(iter(attentions(self.model.blocks[self.layer])), None)
-        if not isinstance(attention, HasQueriesAndKeys) or not isinstance(attention, HasPositionParts):
+        if not isinstance(attention, SplitsScores):
             return None
         if token not in self.inputs:
             return None

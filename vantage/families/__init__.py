@@ -31,7 +31,7 @@ from vantage.families.recurrent import NAME as RECURRENT
 from vantage.files import SHARD_BYTES
 from vantage.model import Model, empty_model
 from vantage.model.lora import adapted
-from vantage.model.packed import PackedWeight
+from vantage.model.packed import packed_weights
 from vantage.model.patches import PatchVectors
 from vantage.parallel import TensorParallel
 from vantage.spec.model import ModelKind, ModelSpec
@@ -127,9 +127,8 @@ def load(
     pack = dense if how is None else packer(how, model, checkpoint, tensors, family.prefix, where)
     fill(model, links, tensors, dtype, family, copies, pack, parallel)
     model = model if parallel is None else parallel.connect(model)
-    for module in model.modules():
-        if isinstance(module, PackedWeight):
-            module.to(dtype)
+    for weight in packed_weights(model):
+        weight.to(dtype)
     model.config = family.saved_as(checkpoint.config)
     model.tokenizer = tokenizer_of(checkpoint) if tokenizer is None else from_object(tokenizer)
     model.image_processor = image_processor_of(checkpoint, spec)
@@ -222,7 +221,7 @@ def save(model: Model, folder: str | Path, *, shard_bytes: int = SHARD_BYTES, ov
             save(whole, folder, shard_bytes=shard_bytes, overwrite=overwrite)
         model.parallel.wire.wait()
         return
-    if any(isinstance(module, PackedWeight) for module in model.modules()):
+    if packed_weights(model):
         raise BadInput("this model's weights are packed, which a folder cannot hold: load it with dtype=torch.float32")
     if adapted(model):
         raise BadInput("this model has adapters: save_adapter writes them, and merge(model) makes them part of it")

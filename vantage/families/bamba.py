@@ -9,9 +9,9 @@ from vantage.errors import CheckpointError
 from vantage.families import llama_layout
 from vantage.families.common import rope
 from vantage.families.family import Family
+from vantage.families.layer_parts import dense_feed_forward, grouped_query
 from vantage.families.mamba2 import mixer_links, step_limits
 from vantage.families.module_links import joined, modules, self_attention
-from vantage.model.feed_forward import FeedForward
 from vantage.model.norms import RMSNorm
 from vantage.spec.model import Layer, ModelSpec
 
@@ -60,15 +60,13 @@ def links(c: Config, spec: ModelSpec) -> list[Link]:
 
 
 def attention_links(layer: Layer, width: int) -> list[Link]:
-    attention, theirs = layer.attention, f"{THEIRS}.self_attn"
-    assert isinstance(attention, GroupedQuery)
+    attention, theirs = grouped_query(layer), f"{THEIRS}.self_attn"
     q, k, v, out = (f"{theirs}.{x}_proj" for x in "qkvo")
     return self_attention(f"{OURS}.0.sublayer", q, k, v, out, attention.shape(width), bias=attention.bias)
 
 
 def feed_forward_links(layer: Layer) -> list[Link]:
-    ffn, ours, theirs = layer.ffn, f"{OURS}.1.sublayer", f"{THEIRS}.feed_forward"
-    assert isinstance(ffn, FeedForward)
+    ffn, ours, theirs = dense_feed_forward(layer), f"{OURS}.1.sublayer", f"{THEIRS}.feed_forward"
     norms = {f"{OURS}.0.before": f"{THEIRS}.input_layernorm", f"{OURS}.1.before": f"{THEIRS}.pre_ff_layernorm"}
     pair = (f"{theirs}.gate_proj", f"{theirs}.up_proj")
     return [

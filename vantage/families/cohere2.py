@@ -7,9 +7,9 @@ from vantage.checkpoints.links import Link, each
 from vantage.families import llama_layout
 from vantage.families.common import rope
 from vantage.families.family import Family
+from vantage.families.layer_parts import dense_feed_forward
 from vantage.families.llama import ends
 from vantage.families.module_links import joined, modules, self_attention
-from vantage.model.feed_forward import FeedForward
 from vantage.model.norms import LayerNorm
 from vantage.spec.model import Layer, ModelSpec, Parallel
 
@@ -47,8 +47,7 @@ def check_layout(c: Config) -> None:
 
 def links(c: Config, spec: ModelSpec) -> list[Link]:
     layer, theirs = spec.layers[0], "model.layers.{i}"
-    ours, ffn, bias = "blocks.{i}.sublayers", layer.ffn, c.flag("attention_bias", False)
-    assert isinstance(ffn, FeedForward)
+    ours, ffn, bias = "blocks.{i}.sublayers", dense_feed_forward(layer), c.flag("attention_bias", False)
     q, k, v, out = (f"{theirs}.self_attn.{x}_proj" for x in "qkvo")
     pair = (f"{theirs}.mlp.gate_proj", f"{theirs}.mlp.up_proj")
     table = [

@@ -21,8 +21,8 @@ SPARSE = {"indexed_attention", "deepseek_sparse_attention"}  # the name now, and
 
 
 def spec(c: Config) -> ModelSpec:
-    made, indexer = model(c, pairing="halves")
-    return replace(made, layers=tuple(replace(layer, indexer=indexer) for layer in made.layers))
+    decoder, indexer = model(c, pairing="halves")
+    return replace(decoder, layers=tuple(replace(layer, indexer=indexer) for layer in decoder.layers))
 
 
 def model(c: Config, *, pairing: str) -> tuple[ModelSpec, TopKIndexer]:
@@ -33,8 +33,8 @@ def model(c: Config, *, pairing: str) -> tuple[ModelSpec, TopKIndexer]:
     for kind in c.names("layer_types", ()):
         if kind not in SPARSE:
             raise CheckpointError(f"config.json: layer_types holds {kind!r}; wanted 'indexed_attention'")
-    made = deepseek_v2.model(c, turn, router(c), mlp_bias=False, experts_in=experts_in(c, n))
-    attention = made.layers[0].attention
+    decoder = deepseek_v2.model(c, turn, router(c), mlp_bias=False, experts_in=experts_in(c, n))
+    attention = decoder.layers[0].attention
     assert isinstance(attention, Latent)
     if attention.q_rank is None:
         raise CheckpointError("config.json: q_lora_rank is null, and the indexer's queries are made of that form")
@@ -46,7 +46,7 @@ def model(c: Config, *, pairing: str) -> tuple[ModelSpec, TopKIndexer]:
         (replace(turn, pairing=pairing, share=attention.rope_dim / width),),
         attention.q_rank,
     )
-    return made, indexer
+    return decoder, indexer
 
 
 def experts_in(c: Config, n: int) -> list[bool]:

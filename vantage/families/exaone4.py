@@ -36,10 +36,10 @@ def spec(c: Config) -> ModelSpec:
 
 def layer_kinds(c: Config, width: int | None) -> tuple[str, ...]:
     """Every fourth layer is global, or every so many. A pattern in letters stands beside ``layer_types`` only."""
-    n, said = llama_layout.count(c), "layer_types" in c
-    if said or width is None:
+    n, listed = llama_layout.count(c), "layer_types" in c
+    if listed or width is None:
         c.inert("sliding_window_pattern")
-    every = 1 if said or width is None else c.whole("sliding_window_pattern", 4, low=1)
+    every = 1 if listed or width is None else c.whole("sliding_window_pattern", 4, low=1)
     return llama_layout.layer_types(
         c, [llama_layout.SLIDING if (i + 1) % every else llama_layout.FULL for i in range(n)]
     )

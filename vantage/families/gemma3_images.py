@@ -13,7 +13,6 @@ from vantage.checkpoints.links import Link
 from vantage.errors import CheckpointError
 from vantage.families import gemma3
 from vantage.families.family import Family
-from vantage.families.module_links import renamed
 from vantage.spec.model import ModelSpec
 
 
@@ -32,7 +31,7 @@ def spec(c: Config) -> ModelSpec:
 
 
 def links(c: Config, spec: ModelSpec) -> list[Link]:
-    return [renamed(link, lambda name: f"language_model.{name}") for link in gemma3.links(c, spec)]
+    return [link.renamed(lambda name: f"language_model.{name}") for link in gemma3.links(c, spec)]
 
 
 def text_config(config: dict[str, Any], architecture: str, family: str) -> dict[str, Any]:

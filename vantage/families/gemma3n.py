@@ -16,6 +16,7 @@ from vantage.errors import CheckpointError
 from vantage.families import gemma3, llama_layout
 from vantage.families.common import ACTIVATIONS
 from vantage.families.family import Family
+from vantage.families.layer_parts import grouped_query
 from vantage.families.module_links import gated_links, joined, modules
 from vantage.model.feed_forward import FeedForward
 from vantage.model.norms import RMSNorm
@@ -139,8 +140,7 @@ def links(c: Config, spec: ModelSpec) -> list[Link]:
 
 
 def attention_links(layer: Layer, width: int) -> list[Link]:
-    attention, ours, theirs = layer.attention, f"{OURS}.steps.0.sublayer", f"{THEIRS}.self_attn"
-    assert isinstance(attention, GroupedQuery)
+    attention, ours, theirs = grouped_query(layer), f"{OURS}.steps.0.sublayer", f"{THEIRS}.self_attn"
     s = attention.shape(width)
     own = "qkv" if layer.source is None else "q"
     sizes = (s.heads * s.key_dim, s.kv_heads * s.key_dim, s.kv_heads * s.value_dim)[: len(own)]

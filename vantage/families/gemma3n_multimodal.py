@@ -13,7 +13,7 @@ from vantage.errors import CheckpointError
 from vantage.families import gemma3n
 from vantage.families.family import Family
 from vantage.families.gemma3_images import text_config
-from vantage.families.module_links import in_language_model, renamed
+from vantage.families.module_links import in_language_model
 from vantage.spec.model import ModelSpec
 
 TOWERS = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.")
@@ -36,7 +36,7 @@ def spec(c: Config) -> ModelSpec:
 
 
 def links(c: Config, spec: ModelSpec) -> list[Link]:
-    return [renamed(link, in_language_model) for link in gemma3n.links(c, spec)]
+    return [link.renamed(in_language_model) for link in gemma3n.links(c, spec)]
 
 
 FAMILY = Family(

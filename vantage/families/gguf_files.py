@@ -22,7 +22,7 @@ from vantage.families.built import NAME as BUILT
 from vantage.families.family import Family, export
 from vantage.model import Model
 from vantage.model.lora import adapted
-from vantage.model.packed import PackedWeight
+from vantage.model.packed import packed_weights
 from vantage.spec.model import ModelSpec
 
 # Which architecture holds a family. What was built from parts may be a LLaMA; the reader decides.
@@ -51,7 +51,7 @@ def save_gguf(
     from a GGUF file are copied. ``progress`` is called with the weights that are done, and how many there are.
     """
     check_gguf(path, type, overwrite=overwrite)
-    if any(isinstance(module, PackedWeight) for module in model.modules()):
+    if packed_weights(model):
         raise BadInput("this model's weights are packed already: load it with dtype=torch.float32 to write it")
     if adapted(model):
         raise BadInput("this model has adapters: vantage.model.lora.merge(model) makes them part of its weights")

@@ -15,14 +15,14 @@ FULL, SHARED = "full", "shared"
 
 
 def spec(c: Config) -> ModelSpec:
-    made, indexer = model(c, pairing="adjacent")
+    decoder, indexer = model(c, pairing="adjacent")
     layers, last = [], None
-    for i, (layer, kind) in enumerate(zip(made.layers, kinds(c, len(made.layers)), strict=True)):
+    for i, (layer, kind) in enumerate(zip(decoder.layers, kinds(c, len(decoder.layers)), strict=True)):
         last = i if kind == FULL else last
         if last is None:
             raise CheckpointError("config.json: the first layer has no indexer, and no earlier one to follow")
         layers.append(replace(layer, indexer=indexer if kind == FULL else SharedIndexer(last)))
-    return replace(made, layers=tuple(layers))
+    return replace(decoder, layers=tuple(layers))
 
 
 def kinds(c: Config, n: int) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from vantage.checkpoints.config import Config
 from vantage.checkpoints.links import Link, Rows, each, same
 from vantage.families.common import ACTIVATIONS, rope
 from vantage.families.family import Family
+from vantage.families.layer_parts import grouped_query
 from vantage.model.feed_forward import FeedForward
 from vantage.model.norms import LayerNorm
 from vantage.spec.model import PRE, Embedding, Head, Layer, ModelSpec, Parallel, Scores
@@ -47,7 +48,7 @@ def links(c: Config, spec: ModelSpec) -> list[Link]:
 def layer_links(spec: ModelSpec, theirs: str, attention: str) -> list[Link]:
     """One layer, which BLOOM names alike."""
     layer = spec.layers[0]
-    assert isinstance(layer.attention, GroupedQuery)
+    own = grouped_query(layer)
     if isinstance(layer.wiring, Parallel):
         ours, norms = "blocks.{i}.sublayers.%d", "blocks.{i}.norms.%d"
     else:
@@ -56,12 +57,12 @@ def layer_links(spec: ModelSpec, theirs: str, attention: str) -> list[Link]:
     maps |= {f"{ours % 1}.up": f"{theirs}.mlp.dense_h_to_4h", f"{ours % 1}.down": f"{theirs}.mlp.dense_4h_to_h"}
     maps |= {norms % 0: f"{theirs}.input_layernorm", norms % 1: f"{theirs}.post_attention_layernorm"}
     fused = {f"{ours % 0}.qkv": f"{theirs}.{attention}.query_key_value"}
-    kinds = BOTH if layer.attention.bias else BOTH[:1]
+    kinds = BOTH if own.bias else BOTH[:1]
     maps = {f"{our}.{kind}": f"{their}.{kind}" for our, their in maps.items() for kind in BOTH}
-    if not layer.attention.out_bias:
+    if not own.out_bias:
         del maps[f"{ours % 0}.out.bias"]
     fused = {f"{our}.{kind}": f"{their}.{kind}" for our, their in fused.items() for kind in kinds}
-    return [*same(maps), *same(fused, head_by_head(layer.attention, spec.width))]
+    return [*same(maps), *same(fused, head_by_head(own, spec.width))]
 
 
 def head_by_head(attention: GroupedQuery, width: int) -> Rows:

@@ -14,6 +14,7 @@ from vantage.checkpoints.mxfp4 import Unpacked
 from vantage.families import llama, llama_layout
 from vantage.families.common import rope
 from vantage.families.family import Family
+from vantage.families.layer_parts import experts_of
 from vantage.model.clamped import ClampedSwiGLU
 from vantage.model.experts import Experts, TopK
 from vantage.model.norms import RMSNorm
@@ -65,8 +66,7 @@ def links(c: Config, spec: ModelSpec) -> list[Link]:
 
 def expert_links(spec: ModelSpec) -> list[Link]:
     """All experts in one tensor, their matrices the other way round."""
-    ffn = spec.layers[0].ffn
-    assert isinstance(ffn, Experts)
+    ffn = experts_of(spec.layers[0])
     assert isinstance(ffn.expert, ClampedSwiGLU)
     n, hidden, width = ffn.count, ffn.expert.hidden, spec.width
     links: list[Link] = []

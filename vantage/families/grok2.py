@@ -11,6 +11,7 @@ from vantage.checkpoints.config import Config
 from vantage.checkpoints.links import Joined, Link, each, same
 from vantage.families import grok
 from vantage.families.family import Family
+from vantage.families.layer_parts import experts_of
 from vantage.families.llama_layout import expert_links
 from vantage.model.experts import Experts, TopK
 from vantage.model.feed_forward import FeedForward
@@ -67,11 +68,11 @@ def links(c: Config, spec: ModelSpec) -> list[Link]:
 
 
 def dense_links(layer: Layer, theirs: str) -> list[Link]:
-    assert isinstance(layer.ffn, Experts)
-    if layer.ffn.shared is None:
+    shared = experts_of(layer).shared
+    if shared is None:
         return []
-    assert isinstance(layer.ffn.shared, FeedForward)
-    ours, hidden = "blocks.{i}.steps.1.sublayer.shared", layer.ffn.shared.hidden
+    assert isinstance(shared, FeedForward)
+    ours, hidden = "blocks.{i}.steps.1.sublayer.shared", shared.hidden
     pair = (f"{theirs}.gate_proj.weight", f"{theirs}.up_proj.weight")
     down = same({f"{ours}.down.weight": f"{theirs}.down_proj.weight"})
     return [Joined(f"{ours}.gate_up.weight", pair, (hidden, hidden)), *down]

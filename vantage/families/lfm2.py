@@ -8,6 +8,7 @@ from vantage.checkpoints.links import Link, Reshape, each, same
 from vantage.families import llama_layout
 from vantage.families.common import rope
 from vantage.families.family import Family
+from vantage.families.layer_parts import dense_feed_forward
 from vantage.families.module_links import joined, modules, self_attention
 from vantage.model.feed_forward import FeedForward
 from vantage.model.norms import RMSNorm
@@ -90,8 +91,7 @@ def convolution_links(layer: Layer, width: int) -> list[Link]:
 
 
 def feed_forward_links(layer: Layer) -> list[Link]:
-    ffn, ours, theirs = layer.ffn, f"{OURS}.1.sublayer", f"{THEIRS}.feed_forward"
-    assert isinstance(ffn, FeedForward)
+    ffn, ours, theirs = dense_feed_forward(layer), f"{OURS}.1.sublayer", f"{THEIRS}.feed_forward"
     return [
         *modules({f"{OURS}.0.before": f"{THEIRS}.operator_norm", f"{OURS}.1.before": f"{THEIRS}.ffn_norm"}, bias=False),
         *joined(f"{ours}.gate_up", (f"{theirs}.w1", f"{theirs}.w3"), (ffn.hidden, ffn.hidden), bias=False),

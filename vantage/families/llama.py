@@ -7,6 +7,7 @@ from vantage.checkpoints.config import Config
 from vantage.checkpoints.links import Joined, Link, each, same
 from vantage.families.common import ACTIVATIONS, rope
 from vantage.families.family import Family
+from vantage.families.layer_parts import dense_feed_forward, grouped_query
 from vantage.model.feed_forward import FeedForward
 from vantage.model.norms import RMSNorm
 from vantage.spec.model import Head, Layer, ModelSpec, Scores
@@ -50,8 +51,7 @@ def ends(spec: ModelSpec) -> list[Link]:
 
 
 def layer_links(spec: ModelSpec) -> list[Link]:
-    ffn = spec.layers[0].ffn
-    assert isinstance(ffn, FeedForward)
+    ffn = dense_feed_forward(spec.layers[0])
     links = attention_links(spec)
     for kind, present in (("weight", True), ("bias", ffn.bias)):
         links += gated(ffn.hidden, kind) if present else []
@@ -60,8 +60,7 @@ def layer_links(spec: ModelSpec) -> list[Link]:
 
 def attention_links(spec: ModelSpec) -> list[Link]:
     """The norms before both parts, and attention: what layers keep that have another feed-forward part."""
-    attention = spec.layers[0].attention
-    assert isinstance(attention, GroupedQuery)
+    attention = grouped_query(spec.layers[0])
     links = same(
         {
             "blocks.{i}.steps.0.before.weight": "model.layers.{i}.input_layernorm.weight",

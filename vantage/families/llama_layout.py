@@ -11,7 +11,7 @@ from vantage.checkpoints.links import Joined, Link, each, same
 from vantage.errors import CheckpointError
 from vantage.families import llama
 from vantage.families.common import ACTIVATIONS
-from vantage.model.experts import Experts
+from vantage.families.layer_parts import dense_feed_forward, experts_of
 from vantage.model.feed_forward import FeedForward
 from vantage.spec.masks import Causal, Mask, SameSegment, Window
 from vantage.spec.model import Embedding, Head, Layer, ModelSpec, NormConfig, Scores
@@ -114,14 +114,12 @@ def qk_norm_links() -> list[Link]:
 
 def feed_forward_links(layer: Layer) -> list[Link]:
     """A dense layer among others that have experts."""
-    assert isinstance(layer.ffn, FeedForward)
-    return llama.gated(layer.ffn.hidden, "weight")
+    return llama.gated(dense_feed_forward(layer).hidden, "weight")
 
 
 def expert_links(layer: Layer, theirs: str, names: tuple[str, str, str]) -> list[Link]:
     """A router and experts stored one by one; ``names`` are those of gate, up and down."""
-    ffn = layer.ffn
-    assert isinstance(ffn, Experts)
+    ffn = experts_of(layer)
     assert isinstance(ffn.expert, FeedForward)
     ours, hidden = "blocks.{i}.steps.1.sublayer", ffn.expert.hidden
     gate, up, down = (f"{theirs}.experts.{{e}}.{name}.weight" for name in names)

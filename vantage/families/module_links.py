@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
-from vantage.checkpoints.links import Joined, Link, Same, same
+from vantage.checkpoints.links import Joined, Link, same
 from vantage.model.feed_forward import FeedForward
 from vantage.spec.parts import Shape
 
@@ -43,14 +42,6 @@ def gated_links(our: str, theirs: str, ffn: object) -> list[Link]:
         *joined(f"{ours}.gate_up", pair, (ffn.hidden, ffn.hidden), bias=ffn.bias),
         *modules({f"{ours}.down": f"{theirs}.down_proj"}, bias=ffn.bias),
     ]
-
-
-def renamed(link: Link, name: Callable[[str], str]) -> Link:
-    """The same link with other names on their side: a text model that is part of a larger one."""
-    if isinstance(link, Joined):
-        return replace(link, their=tuple(map(name, link.their)))
-    assert isinstance(link, Same)
-    return replace(link, their=name(link.their))
 
 
 def in_language_model(name: str) -> str:

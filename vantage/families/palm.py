@@ -14,6 +14,7 @@ from vantage.attention import GroupedQuery
 from vantage.checkpoints.config import Config
 from vantage.checkpoints.links import Joined, Link, each, same
 from vantage.families.family import Family
+from vantage.families.layer_parts import dense_feed_forward
 from vantage.model.feed_forward import FeedForward
 from vantage.model.norms import LayerNorm
 from vantage.position import Rope
@@ -39,8 +40,7 @@ def spec(c: Config) -> ModelSpec:
 
 
 def links(c: Config, spec: ModelSpec) -> list[Link]:
-    attention, ffn = spec.layers[0].attention, spec.layers[0].ffn
-    assert isinstance(ffn, FeedForward)
+    attention, ffn = spec.layers[0].attention, dense_feed_forward(spec.layers[0])
     s = attention.shape(spec.width)
     ours, theirs = "blocks.{i}", "layers.{i}"
     qkv = tuple(f"{theirs}.attention.{x}.weight" for x in "qkv")

@@ -10,6 +10,7 @@ from vantage.checkpoints.links import Link, Regrouped, Reshape, Rows, each, same
 from vantage.families import llama_layout, qwen3_moe
 from vantage.families.common import rope
 from vantage.families.family import Family
+from vantage.families.layer_parts import experts_of
 from vantage.families.llama import ends
 from vantage.families.module_links import gated_links, kinds, modules
 from vantage.model.experts import Experts
@@ -134,8 +135,7 @@ def _grouped(groups: int, sizes: tuple[int, ...], first: int) -> list[list[int]]
 
 def expert_links(layer: Layer) -> list[Link]:
     theirs, ours = f"{THEIRS}.mlp", "blocks.{i}.steps.1.sublayer"
-    ffn = layer.ffn
-    assert isinstance(ffn, Experts)
+    ffn = experts_of(layer)
     return [
         *llama_layout.expert_links(layer, theirs, ("gate_proj", "up_proj", "down_proj")),
         *gated_links(".shared", f"{theirs}.shared_expert", ffn.shared),

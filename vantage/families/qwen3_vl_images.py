@@ -13,7 +13,7 @@ from vantage.checkpoints.links import Link, Same
 from vantage.errors import CheckpointError
 from vantage.families import qwen3, qwen3_vl, vision_layout
 from vantage.families.family import Family
-from vantage.families.module_links import in_language_model, renamed
+from vantage.families.module_links import in_language_model
 from vantage.families.qwen2_vl_images import IMAGE_TOKEN, text_spec
 from vantage.model.vision import VisionTower
 from vantage.position import LearnedGrid
@@ -48,7 +48,7 @@ def links(c: Config, spec: ModelSpec) -> list[Link]:
     block = {**vision_layout.ATTENTION, "1.sublayer.up": "mlp.linear_fc1", "1.sublayer.down": "mlp.linear_fc2"}
     merger = {"norm": "norm", "up": "linear_fc1", "down": "linear_fc2"}
     return [
-        *(renamed(link, in_language_model) for link in qwen3.links(c, spec)),
+        *(link.renamed(in_language_model) for link in qwen3.links(c, spec)),
         *vision_layout.tower_links(spec, "model.visual", block, merger),
         Same("vision.encoder.embed.inputs.0.table", "model.visual.pos_embed.weight"),
     ]

@@ -13,6 +13,7 @@ from vantage.checkpoints.config import Config
 from vantage.checkpoints.links import Link, each, same
 from vantage.families.common import ACTIVATIONS
 from vantage.families.family import Family
+from vantage.families.layer_parts import dense_feed_forward
 from vantage.families.module_links import cross_attention, joined, modules, self_attention
 from vantage.model.feed_forward import FeedForward
 from vantage.model.norms import RMSNorm
@@ -82,7 +83,7 @@ def stack(spec: ModelSpec, ours: str, theirs: str) -> list[Link]:
 
 def layer_links(spec: ModelSpec, ours: str, theirs: str) -> list[Link]:
     first, shape = spec.layers[0], spec.layers[0].attention.shape(spec.width)
-    assert isinstance(first.ffn, FeedForward)
+    ffn = dense_feed_forward(first)
     last = 1 if first.cross is None else 2
     norms = {f"{ours}.{n}.before": f"{theirs}.{n}.layer_norm" for n in range(last + 1)}
     q, k, v, out = (f"{theirs}.0.SelfAttention.{x}" for x in "qkvo")
@@ -90,10 +91,10 @@ def layer_links(spec: ModelSpec, ours: str, theirs: str) -> list[Link]:
     if first.cross is not None:
         q, k, v, out = (f"{theirs}.1.EncDecAttention.{x}" for x in "qkvo")
         links += cross_attention(f"{ours}.1.sublayer", q, k, v, out, shape, bias=False)
-    our, their, hidden = f"{ours}.{last}.sublayer", f"{theirs}.{last}.DenseReluDense", first.ffn.hidden
+    our, their, hidden = f"{ours}.{last}.sublayer", f"{theirs}.{last}.DenseReluDense", ffn.hidden
     up = (
         joined(f"{our}.gate_up", (f"{their}.wi_0", f"{their}.wi_1"), (hidden, hidden), bias=False)
-        if first.ffn.gated
+        if ffn.gated
         else modules({f"{our}.up": f"{their}.wi"}, bias=False)
     )
     return [*links, *up, *modules({f"{our}.down": f"{their}.wo"}, bias=False)]

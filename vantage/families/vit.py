@@ -11,6 +11,7 @@ from vantage.checkpoints.links import Link, Reshape, Same, each
 from vantage.families import bert
 from vantage.families.common import ACTIVATIONS
 from vantage.families.family import Family
+from vantage.families.layer_parts import grouped_query
 from vantage.families.module_links import modules, self_attention
 from vantage.model.feed_forward import FeedForward
 from vantage.model.patches import Patches
@@ -66,8 +67,7 @@ def links(c: Config, spec: ModelSpec) -> list[Link]:
 
 def layer_links(spec: ModelSpec) -> list[Link]:
     ours, theirs = "blocks.{i}.steps", "vit.encoder.layer.{i}"
-    attention = spec.layers[0].attention
-    assert isinstance(attention, GroupedQuery)
+    attention = grouped_query(spec.layers[0])
     q, k, v = (f"{theirs}.attention.attention.{x}" for x in ("query", "key", "value"))
     names = {
         "0.before": "layernorm_before",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
-from vantage.cache import ModelCache, Paged
+from vantage.cache import ModelCache
 from vantage.generation.prefix import Match, Prefixes, PrefixKey
 from vantage.generation.stats import paths_of
 from vantage.model import Model
@@ -25,9 +25,8 @@ class BlockMemory:
         # what has left a window is needed only where a prefix may be cut; one token can always be taken back
         draft = None if share else 1
         self._empty = model.new_cache(1, kind="paged", capacity=capacity, block=block, draft=draft)
-        self._pools = [ledger.pool for ledger in self._empty.ledgers if isinstance(ledger, Paged)]
-        for ledger in self._empty.ledgers:
-            assert isinstance(ledger, Paged)
+        self._pools = [ledger.pool for ledger in self._empty.paged]
+        for ledger in self._empty.paged:
             ledger.gather = gather
         self._block, self._cut, self._share = block, cut, share
         self.masks = self._empty.masks
@@ -100,22 +99,20 @@ class BlockMemory:
 
     def spare(self, row: ModelCache, tokens: int, reserve: int) -> bool:
         """Whether this row can take so many tokens and leave so many blocks."""
-        ledgers = [ledger for ledger in row.ledgers if isinstance(ledger, Paged)]
-        return all(ledger.pool.grows or ledger.wants(tokens) + reserve <= ledger.pool.free for ledger in ledgers)
+        return all(ledger.pool.grows or ledger.wants(tokens) + reserve <= ledger.pool.free for ledger in row.paged)
 
     def spare_for(self, rows: Sequence[ModelCache], tokens: int) -> bool:
         """Whether each of these rows can take so many tokens."""
         for i, pool in enumerate(self._pools):
-            if not pool.grows and sum(row.ledgers[i].wants(tokens) for row in rows) > pool.free:  # pyright: ignore[reportAttributeAccessIssue] (every ledger here is paged)
+            if not pool.grows and sum(row.paged[i].wants(tokens) for row in rows) > pool.free:
                 return False
         return True
 
     def could_spare(self, row: ModelCache, tokens: int, reserve: int, others: Sequence[ModelCache]) -> bool:
         """The same, if all prefixes were let go and only these others stayed."""
-        for i, ledger in enumerate(row.ledgers):
-            assert isinstance(ledger, Paged)
+        for i, ledger in enumerate(row.paged):
             pool = ledger.pool
-            stay = set().union(*(cache.ledgers[i].blocks for cache in (row, *others)))  # pyright: ignore[reportAttributeAccessIssue] (every ledger here is paged)
+            stay = set().union(*(cache.paged[i].blocks for cache in (row, *others)))
             if not pool.grows and ledger.wants(tokens) + reserve > pool.blocks - len(stay):
                 return False
         return True

@@ -8,59 +8,21 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, NamedTuple, final
 
 import torch
 
 from vantage.cache import CacheKind, ModelCache
-from vantage.cache.saved import Fingerprint, fingerprint, read_cache, save_cache
-from vantage.checkpoints.tokenizer import Tokenizer
-from vantage.errors import BadInput, CheckpointError
+from vantage.errors import BadInput
 from vantage.generation.cached_sequence import CachedSequence, new_cache
+from vantage.generation.chat_format import ChatFormat, Message, TemplateFormat, TokenisedText
 from vantage.generation.decode import Answer, DecodeLoop
 from vantage.generation.prompts import check_model, end_tokens
 from vantage.generation.sampling import Constraint, Pick, Picker, Sampling
+from vantage.generation.saved_conversation import ConversationFile
 from vantage.generation.speculate import Draft, check_draft
 from vantage.generation.stops import AnswerText, Stop
 from vantage.model import Model
-from vantage.spec.fingerprint import stable_repr
-
-FORMAT = "vantage-conversation-1"
-Message = Mapping[str, str]
-
-
-class ChatFormat(Protocol):
-    """How a conversation is written out, and what tokens that is."""
-
-    def render(self, messages: Sequence[Message]) -> str:
-        """The whole conversation, up to where the answer begins."""
-        ...
-
-    def quote(self, text: str) -> str:
-        """An answer as it stands in what ``render`` writes, unless the template changes it."""
-        ...
-
-    def encode(self, rendered: str, *, first: bool) -> list[int]:
-        """The tokens of such a text; ``first``: it is the beginning."""
-        ...
-
-
-@final
-@dataclass(frozen=True)
-class TemplateFormat:
-    """The model's own chat template, for texts that are trusted."""
-
-    tokenizer: Tokenizer
-    variables: Mapping[str, Any] | None = None
-
-    def render(self, messages: Sequence[Message]) -> str:
-        return self.tokenizer.chat(messages, variables=self.variables)
-
-    def quote(self, text: str) -> str:
-        return text
-
-    def encode(self, rendered: str, *, first: bool) -> list[int]:
-        return self.tokenizer.encode(rendered, special=False)
 
 
 class ContextFull(BadInput):
@@ -73,18 +35,11 @@ class ContextFull(BadInput):
         self.tokens, self.limit = tokens, limit
 
 
-class _Front(NamedTuple):
-    """All tokens up to the end of an answer, and the text that they stand for in what the format writes."""
-
-    tokens: list[int]
-    text: str
-
-
 class _Past(NamedTuple):
     """A conversation after a turn."""
 
     messages: list[Message]
-    fronts: tuple[_Front, ...]
+    fronts: tuple[TokenisedText, ...]
 
 
 @final
@@ -150,7 +105,7 @@ class Conversation:
         self.turns: list[Answer] = []
         self._row = CachedSequence(model, new_cache(model, kind, 0 if draft is None else draft.tokens))
         self._pasts = [_Past(list(self.messages), ())]  # before the first turn, and after each
-        self._fronts: tuple[_Front, ...] = ()  # of the last answer, the longest first
+        self._fronts: tuple[TokenisedText, ...] = ()  # of the last answer, the longest first
         self._stopping = False
 
     def __repr__(self) -> str:
@@ -254,12 +209,12 @@ class Conversation:
     ) -> None:
         written = rendered + self.format.quote(answer.text)
         if not intact or ended_by == "stop string":  # its tokens stand for no known text
-            self._fronts = (_Front(tokens, written + _UNKNOWN),)
+            self._fronts = (TokenisedText(tokens, written + _UNKNOWN),)
         elif ended_by == "stop token":  # it stands for itself, unless the template ends an answer otherwise
             end = self.model.tokenizer.decode(tokens[-1:], special=True)
-            self._fronts = (_Front(tokens, written + end), _Front(tokens[:-1], written))
+            self._fronts = (TokenisedText(tokens, written + end), TokenisedText(tokens[:-1], written))
         else:
-            self._fronts = (_Front(tokens, written),)
+            self._fronts = (TokenisedText(tokens, written),)
         self.messages = [*messages, {"role": "assistant", "content": answer.text}]
         self.turns.append(answer)
         self._pasts.append(_Past(list(self.messages), self._fronts))
@@ -340,15 +295,8 @@ class Conversation:
 
     def save(self, path: str | Path) -> None:
         """Write the messages and the cache to a file that another process can go on from."""
-        front = self._fronts[0] if self._fronts else _Front([], "")
-        extra = {
-            "conversation": FORMAT,
-            "messages": [dict(message) for message in self.messages],
-            "tokens": list(self._row.tokens),
-            "said": list(front.tokens),
-            "text": front.text,
-        }
-        save_cache(self._row.cache, path, fingerprint=fingerprint_of(self.model), extra=extra)
+        last = self._fronts[0] if self._fronts else TokenisedText([], "")
+        ConversationFile(self.messages, self._row.tokens, last).write(path, self._row.cache, self.model)
 
     @staticmethod
     def load(
@@ -365,41 +313,8 @@ class Conversation:
         loaded = Conversation(
             model, sampling=sampling, stop=stop, max_tokens=max_tokens, draft=draft, variables=variables
         )
-        saved = read_cache(path, like=model.new_cache(), fingerprint=fingerprint_of(model))
-        messages, tokens, front = _checked(path, saved.extra, model.spec.vocab)
-        if saved.cache.batch != 1 or saved.cache.tokens[0] != len(tokens):
-            raise CheckpointError(f"{path}: its cache does not hold its {len(tokens)} tokens")
-        loaded.messages, loaded._fronts = messages, (front,) if front.text else ()
-        loaded._pasts = [_Past(list(messages), loaded._fronts)]
-        loaded._row = CachedSequence(model, saved.cache, tokens)
+        saved, cache = ConversationFile.read(path, model)
+        loaded.messages, loaded._fronts = saved.messages, (saved.last,) if saved.last.text else ()
+        loaded._pasts = [_Past(list(saved.messages), loaded._fronts)]
+        loaded._row = CachedSequence(model, cache, saved.tokens)
         return loaded
-
-
-def _checked(path: str | Path, extra: Mapping[str, Any], vocab: int) -> tuple[list[Message], list[int], _Front]:
-    if extra.get("conversation") != FORMAT:
-        raise CheckpointError(f"{path} is a saved cache without a conversation")
-    messages: list[Message] = []
-    saved = extra.get("messages")
-    for row in saved if isinstance(saved, list) else [None]:
-        if not isinstance(row, dict) or not {"role", "content"} <= row.keys():
-            raise CheckpointError(f"{path}: a message without role and content")
-        if not all(isinstance(text, str) for text in row.values()):
-            raise CheckpointError(f"{path}: a message that is no text")
-        messages.append(row)
-    numbers = []
-    for name in ("tokens", "said"):
-        row = extra.get(name)
-        if not isinstance(row, list) or not all(type(n) is int and 0 <= n < vocab for n in row):
-            raise CheckpointError(f"{path}: its {name} are no tokens of this model")
-        numbers.append(row)
-    if not isinstance(extra.get("text"), str):
-        raise CheckpointError(f"{path}: it has no text")
-    return messages, numbers[0], _Front(numbers[1], extra["text"])
-
-
-def fingerprint_of(model: Model) -> Fingerprint:
-    """Which model this is: over its spec and samples of its weights."""
-    spec = model.spec
-    kind = (model.config or {}).get("model_type", "model")
-    name = f"{kind}, {len(spec.layers)} layers of width {spec.width}, {model.dtype}"
-    return fingerprint(name.replace("torch.", ""), stable_repr(spec), model.state_dict().items())

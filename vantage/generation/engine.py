@@ -24,7 +24,8 @@ from vantage.generation.running_samples import RunningSample, by_pass
 from vantage.generation.sampling import Constraint, Pick, Picker, Sampling, fork_constraint
 from vantage.generation.scheduler import Scheduler
 from vantage.generation.stats import Counters, Stats
-from vantage.generation.stops import AnswerText, Stop
+from vantage.generation.stops import Stop
+from vantage.generation.submission import RequestChecks, new_samples, token_ids
 from vantage.model import Model
 from vantage.spec.images import PreparedImage
 
@@ -74,7 +75,7 @@ class Engine:
                 raise BadInput(f"{name}={value}: give at least 1")
         self.model, self._limits = model, GenerationLimits.of(model)
         self._passes = ForwardPasses(model, adapters or {})
-        self._chunk, self._rows, self._queue = chunk, rows, queue
+        self._chunk, self._queue = chunk, queue
         self._invariant, self._caching = batch_invariant, cache
         self._counters, self._context = Counters(), ContextWatch(self._limits)
         memory = BlockMemory(
@@ -85,7 +86,7 @@ class Engine:
             cut=chunk if batch_invariant else 1,
             share=share_prefixes and cache and model.encoder is None,
         )
-        self._memory = memory
+        self._memory, self._checks = memory, RequestChecks(model, self._limits, memory, rows)
         self._scheduler = Scheduler(
             memory,
             self._limits,
@@ -129,34 +130,20 @@ class Engine:
         model's image processor gives them, each with as many image tokens in the prompt as it takes.
         Past the context that the model was made for it goes on, and says so: see ``vantage.generation.limits``.
         """
-        prompt, read = _numbers("tokens", tokens), None if source is None else _numbers("source", source)
-        self._check(prompt, read, max_tokens, n, scores=prompt_logprobs is not None)
+        prompt, read = token_ids("tokens", tokens), None if source is None else token_ids("source", source)
+        self._checks.check(prompt, read, max_tokens, n, scores=prompt_logprobs is not None)
         if adapter is not None and adapter not in self._passes.adapters:
             raise BadInput(unknown("adapter", adapter, self._passes.adapters))
         placed = PromptImages.of(self.model, prompt, images)
         constraints = [constraint, *(fork_constraint(constraint) for _ in range(n - 1))]
-        vocab = self.model.spec.vocab
-        seed = Picker(sampling, prompt, vocab=vocab).seed
+        seed = Picker(sampling, prompt, vocab=self.model.spec.vocab).seed
         sampling = replace(sampling, seed=seed)
-        tokenizer = self.model.tokenizer
-        outputs = tuple(Output(i, seed, None if tokenizer is None else "") for i in range(n))
-        most = self._limits.cut(len(prompt), max_tokens)
+        outputs = tuple(Output(i, seed, None if self.model.tokenizer is None else "") for i in range(n))
         request = Request(
             self._ids, prompt, max_tokens, sampling, stop, priority, tenant, read, outputs, prompt_logprobs, adapter
         )
         request.images = placed
-        samples = [
-            RunningSample(
-                request,
-                output,
-                Picker(sampling, prompt, vocab=vocab, sample=output.sample, constraint=constraint),
-                AnswerText(stop, tokenizer, max_tokens=most, constraint=constraint),
-                list(prompt),
-                chunked=len(prompt),
-            )
-            for output, constraint in zip(outputs, constraints, strict=True)
-        ]
-        samples[0].siblings = samples[1:]
+        samples = new_samples(request, constraints, self.model, self._limits)
         if self._scheduler.waiting >= self._queue:
             raise QueueFull(f"{self._queue} requests are waiting already: try again later, or make the queue longer")
         self._ids += 1
@@ -410,38 +397,3 @@ class Engine:
             if output.finish is None:
                 output.finish = finish
                 self._events.append(Event(request, output.sample, None, finish))
-
-    # ---- inside
-
-    def _check(
-        self, prompt: tuple[int, ...], source: tuple[int, ...] | None, max_tokens: int, n: int, *, scores: bool
-    ) -> None:
-        if not prompt:
-            raise BadInput("an empty prompt: give at least one token (a beginning-of-text token, if there is nothing)")
-        if max_tokens < (0 if scores else 1):
-            raise BadInput(f"max_tokens={max_tokens}: give at least {0 if scores else 1}")
-        if scores and source is not None:
-            raise BadInput(
-                "prompt_logprobs: this model reads its prompt with an encoder, which gives it no probabilities"
-            )
-        if not 1 <= n <= self._rows:
-            raise BadInput(f"n={n}: give from 1 to {self._rows}, the rows of this engine")
-        if (source is None) != (self.model.encoder is None):
-            kind = "has no encoder: leave source out" if source is not None else "reads a source: pass source="
-            raise BadInput(f"this model {kind}")
-        if source is not None:
-            self.model.encoder.embed.tokens.check(torch.tensor([source]))  # pyright: ignore[reportOptionalMemberAccess] (checked above)
-        total = len(prompt) + max(1, self._limits.cut(len(prompt), max_tokens)) - 1
-        if not self._memory.fits(total):
-            raise BadInput(
-                f"a prompt of {len(prompt)} tokens and max_tokens={max_tokens} need {total} tokens of cache, more than "
-                "this engine has in all: make it with a larger capacity, or ask for less"
-            )
-
-
-def _numbers(name: str, tokens: Sequence[int] | Tensor) -> tuple[int, ...]:
-    listed = tokens.tolist() if isinstance(tokens, Tensor) else list(tokens)
-    for token in listed:
-        if not isinstance(token, int) or isinstance(token, bool):
-            raise BadInput(f"{name} hold {token!r}: give one sequence of whole numbers")
-    return tuple(listed)

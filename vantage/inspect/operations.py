@@ -31,10 +31,15 @@ def attention(module: Any, layer: Layer, shape: Shape, size: PassSize, keys: int
     parts = module.operations(work) if counts else {}
     if not module.crosses:
         acting = (part for part in (layer.bias, layer.value_bias, *layer.qk) if part is not None)
-        if layer.indexer is not None and isinstance(layer.indexer, MultipliesMatrices):
-            parts["scores"] = parts.get("scores", 0) + layer.indexer.operations(work)
-        parts["position"] = sum(part.operations(work) for part in acting if isinstance(part, MultipliesMatrices))
+        if indexing := _multiplied(layer.indexer, work):
+            parts["scores"] = parts.get("scores", 0) + indexing
+        parts["position"] = sum(_multiplied(part, work) for part in acting)
     return parts
+
+
+def _multiplied(part: object, work: AttentionWork) -> int:
+    """What a part of a layer multiplies; none where it does not say."""
+    return part.operations(work) if isinstance(part, MultipliesMatrices) else 0
 
 
 def head(model: Model, size: PassSize) -> int:

@@ -164,9 +164,9 @@ def plot_extension(extension: Extension) -> Figure:
     left.set_ylabel("perplexity")
     left.legend(fontsize=7)
     for i, name in enumerate(("before", "after")):
-        found = [one for one in extension.results if one.model == name and one.passkeys is not None]
-        share = [(one.passkeys or 0) / max(1, one.tries) for one in found]
-        right.bar([lengths.index(one.length) + 0.4 * i for one in found], share, width=0.38, label=name)
+        measured = [one for one in extension.results if one.model == name and one.passkeys is not None]
+        share = [(one.passkeys or 0) / max(1, one.tries) for one in measured]
+        right.bar([lengths.index(one.length) + 0.4 * i for one in measured], share, width=0.38, label=name)
     right.set_xticks([i + 0.2 for i in range(len(lengths))], [f"{n:,}" for n in lengths])
     right.set_ylim(0, 1.05)
     right.set_ylabel("passkeys found")

@@ -14,7 +14,7 @@ from vantage.errors import BadInput, Refused
 from vantage.inspect.select import Numbers, numbers
 from vantage.model import Model, empty_model
 from vantage.model.assemble import build_shared
-from vantage.position import SCORE_PARTS, Rope, encoding
+from vantage.position import SCORE_PARTS, Rope, encoding, ropes_among
 from vantage.position.scaling import Rule
 from vantage.spec.attention import Attention, HasPositionParts, ability, attentions
 from vantage.spec.masks import And, Everything, Mask, Or, Window
@@ -155,7 +155,7 @@ def _turned(layers: list[Layer], chosen: set[int], base: float | None, scaling: 
         part = part if base is None else replace(part, base=base)
         return part if isinstance(scaling, _Keep) else replace(part, scaling=scaling)
 
-    if not any(isinstance(part, Rope) for i in chosen for part in layers[i].qk):
+    if not any(ropes_among(layers[i].qk) for i in chosen):
         raise Refused("base= and scaling= change RoPE, and no chosen layer has it: give position= instead")
     return [turned_layer(layer, change) if i in chosen else layer for i, layer in enumerate(layers)]
 

@@ -75,14 +75,14 @@ def activations(model: Model) -> dict[str, Activation]:
 
 def chosen(model: Model, names: str | Iterable[str]) -> dict[str, Activation]:
     """The activations of these names; ``*`` stands for the number of any layer."""
-    known, found = activations(model), dict[str, Activation]()
+    known, wanted = activations(model), dict[str, Activation]()
     for name in [names] if isinstance(names, str) else names:
         pattern = re.escape(str(name)).replace(r"\*", r"\d+")
         matching = {one: known[one] for one in known if re.fullmatch(pattern, one)}
         if not matching:
             raise BadInput(unknown("activation", name, _shortened(known)))
-        found |= matching
-    return {name: known[name] for name in known if name in found}
+        wanted |= matching
+    return {name: known[name] for name in known if name in wanted}
 
 
 def _shortened(names: Iterable[str]) -> list[str]:

@@ -171,14 +171,7 @@ def logit_lens(
     for n, name in enumerate(names):
         x = seen[name][:, where]
         shares = final if n > last else _log_shares(model, x if tuned is None else tuned(n, x))
-        best = shares.topk(top, -1)
-        facts = {"tokens": best.indices, "probabilities": best.values.exp()}
-        facts["entropy"] = torch.special.entr(shares.exp()).sum(-1)
-        facts["divergence"] = torch.where(final > LEAST, final.exp() * (final - shares.clamp_min(LEAST)), 0).sum(-1)
-        if wanted is not None:
-            own = shares[:, wanted]
-            facts |= {"target": own, "rank": (shares > own[:, None]).sum(-1)}
-        for fact, value in facts.items():
+        for fact, value in _facts(shares, final, top, wanted).items():
             kept.setdefault(fact, []).append(value.cpu())
         if progress is not None:
             progress(n + 1, len(names))
@@ -199,6 +192,18 @@ def logit_lens(
         rank=joined.get("rank"),
         tuned=tuned is not None,
     )
+
+
+def _facts(shares: Tensor, final: Tensor, top: int, wanted: int | None) -> dict[str, Tensor]:
+    """What is kept of one stage, of log-probabilities (T, V) there and after the last."""
+    best = shares.topk(top, -1)
+    facts = {"tokens": best.indices, "probabilities": best.values.exp()}
+    facts["entropy"] = torch.special.entr(shares.exp()).sum(-1)
+    facts["divergence"] = torch.where(final > LEAST, final.exp() * (final - shares.clamp_min(LEAST)), 0).sum(-1)
+    if wanted is not None:
+        own = shares[:, wanted]
+        facts |= {"target": own, "rank": (shares > own[:, None]).sum(-1)}
+    return facts
 
 
 def _log_shares(model: Model, x_1TD: Tensor) -> Tensor:

@@ -51,12 +51,12 @@ def steering_vector(
     """
 
     def mean(texts: Iterable[Any], name: str) -> Tensor:
-        found = []
+        vectors = []
         for text in [texts] if isinstance(texts, str) else texts:
             value = trace(model, text, read=activation)[activation][0]
-            found.append(value.mean(0) if position is None else value[position])
-        if not found:
+            vectors.append(value.mean(0) if position is None else value[position])
+        if not vectors:
             raise BadInput(f"{name}: give at least one text")
-        return torch.stack(found).mean(0)
+        return torch.stack(vectors).mean(0)
 
     return mean(positive, "positive") - mean(negative, "negative")

@@ -13,7 +13,7 @@ from torch.nn.attention import flex_attention as flex_module
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, create_block_mask, flex_attention
 
 from vantage.spec.masks import Everything, Mask, visible
-from vantage.spec.normalisers import NOT_SOFTMAX, Softmax
+from vantage.spec.normalisers import NOT_SOFTMAX
 from vantage.spec.parts import Attended, Dense, Need, View
 from vantage.spec.positions import Pair, Place, Positions
 from vantage.spec.registry import Entry, Refusal
@@ -34,7 +34,7 @@ class Flex:
             return "flex does not hand back weights"
         if need.value_bias is not None:
             return "a value bias needs the weights, which flex does not form"
-        if not isinstance(need.normalise, Softmax):
+        if need.temperature is None:
             return f"flex has softmax alone, not {type(need.normalise).__name__}"
         if need.dropout:
             return "flex has no dropout"
@@ -51,7 +51,7 @@ class Flex:
             return "compiled flex has no float64 on a CPU"
         if q.device.type == "cpu" and (need.lse or need.sinks is not None):
             return "compiled flex does not give the log-sum-exp on a CPU, which sinks need too"
-        if isinstance(need.bias, Dense) and need.bias.value.numel() >= 2**31:
+        if need.dense_bias is not None and need.dense_bias.numel() >= 2**31:
             return "compiled flex counts in 32 bits, and a dense bias of 2³¹ numbers or more is beyond that"
         if why := cannot_compile(q.device.type):
             return why
@@ -59,12 +59,12 @@ class Flex:
 
     def forms(self, need: Need, q: Tensor, view: View) -> int:
         """torch makes its block mask of a whole one."""
-        if isinstance(need.bias, Dense):
-            return need.bias.value.numel()
+        if need.dense_bias is not None:
+            return need.dense_bias.numel()
         return 0 if need.mask == Everything() or q.shape[2] == 1 else q.shape[0] * q.shape[2] * view.k.shape[2]
 
     def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:
-        assert isinstance(need.normalise, Softmax)
+        assert need.temperature is not None
         mask = visible(need.mask, pair)
         block_mask = None if mask == Everything() else self._block_mask(mask, pair, need)
         run = _compiled() if self.compiled else _eager
@@ -82,7 +82,7 @@ class Flex:
         if need.sinks is not None:  # a sink adds exp(sink) to the denominator and nothing to the sum
             assert lse is not None, "it was asked for"
             sinks = need.sinks.to(lse.dtype)
-            sinks = (sinks[None, :, None] if sinks.dim() == 1 else sinks) / need.normalise.temperature
+            sinks = (sinks[None, :, None] if sinks.dim() == 1 else sinks) / need.temperature
             out = out * torch.sigmoid(lse - sinks)[..., None].to(out.dtype)
             lse = torch.logaddexp(lse, sinks)
         return Attended(out, lse=lse if need.lse else None)  # uncompiled, it comes unasked
@@ -102,8 +102,8 @@ class Flex:
 
 
 def _score_mod(need: Need, pair: Pair) -> Callable[..., Tensor] | None:
-    assert isinstance(need.normalise, Softmax)
-    softcap, bias, temperature = need.softcap, need.bias, need.normalise.temperature
+    assert need.temperature is not None
+    softcap, bias, temperature = need.softcap, need.bias, need.temperature
     if softcap is None and bias is None and temperature == 1.0:
         return None
     q_at, k_at = _reader(pair.q, pair.rows), _reader(pair.k, pair.rows)

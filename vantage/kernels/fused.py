@@ -26,8 +26,7 @@ from vantage.spec.forms import (
     form_of,
 )
 from vantage.spec.masks import visible
-from vantage.spec.normalisers import Softmax
-from vantage.spec.parts import Attended, Dense, Need, View
+from vantage.spec.parts import Attended, Need, View
 from vantage.spec.positions import Pair, Positions
 from vantage.spec.registry import Entry
 
@@ -56,10 +55,10 @@ class Fused:
         return cannot_run(q.device.type) or _refuses_need(need) or _refuses_shape(need, q, view)
 
     def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:
-        assert isinstance(need.normalise, Softmax)
+        assert need.temperature is not None
         flags = mask_flags(visible(need.mask, pair))
         assert flags is not None, "a mask that was not refused"
-        cool = 1 / need.normalise.temperature
+        cool = 1 / need.temperature
         sinks = None if need.sinks is None else need.sinks.float() * cool
         if flags.nothing or 0 in (*q_BHTd.shape, view.k.shape[2]):
             return _nothing_seen(q_BHTd, view, sinks, need)
@@ -117,13 +116,13 @@ def _refuses_need(need: Need) -> str | None:
         return "the fused kernel does not hand back weights"
     if need.value_bias is not None:
         return "a value bias needs the weights, which the fused kernel does not form"
-    if not isinstance(need.normalise, Softmax):
+    if need.temperature is None:
         return f"the fused kernel has softmax alone, not {type(need.normalise).__name__}"
     if need.dropout:
         return "the fused kernel has no dropout"
     if mask_flags(need.mask) is None:
         return f"the fused kernel does not know the mask {need.mask!r}"
-    if isinstance(need.bias, Dense):
+    if need.dense_bias is not None:
         return "a dense bias is as large as the scores, which the fused kernel does not form"
     if need.bias is not None and form_of(need.bias) is None:
         return f"the bias {type(need.bias).__name__} has no form that the fused kernel could run"

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vantage.spec.masks import Causal, Everything, Mask, SameSegment, conjuncts, dense, is_plain_causal, visible
-from vantage.spec.normalisers import NOT_SOFTMAX, Softmax
+from vantage.spec.normalisers import NOT_SOFTMAX
 from vantage.spec.parts import Attended, Need, View, materialise
 from vantage.spec.positions import Pair
 from vantage.spec.registry import Entry, Refusal
@@ -36,7 +36,7 @@ class Sdpa:
             return "sdpa has no sinks"
         if need.value_bias is not None:
             return "a value bias needs the weights, which sdpa does not form"
-        if not isinstance(need.normalise, Softmax):
+        if need.temperature is None:
             return f"sdpa has softmax alone, not {type(need.normalise).__name__}"
         return None
 
@@ -64,7 +64,7 @@ class Sdpa:
         return unplanned or self.forms(need, q, view) > AT_EASE
 
     def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:
-        assert isinstance(need.normalise, Softmax)
+        assert need.temperature is not None
         k, v = view.k, view.v
         B, H, T, d = q_BHTd.shape
         G = k.shape[1]
@@ -73,7 +73,7 @@ class Sdpa:
             attn_mask, causal = None, True  # written out: to the compiler the condition itself may be a symbol
         else:
             attn_mask, causal = self._mask(mask, pair, need, H, q_BHTd.dtype), False
-        scale, q, folded = need.scale / need.normalise.temperature, q_BHTd, T == 1 and G != H
+        scale, q, folded = need.scale / need.temperature, q_BHTd, T == 1 and G != H
         if folded:  # one query: the heads that share a key become its rows, and keys are read once
             q = q.reshape(B, G, H // G, d)
             if attn_mask is not None and attn_mask.shape[1] != 1:
@@ -92,12 +92,12 @@ class Sdpa:
         return Attended(out.reshape(B, H, T, -1))
 
     def _mask(self, mask: Mask, pair: Pair, need: Need, heads: int, dtype: torch.dtype) -> Tensor | None:
-        assert isinstance(need.normalise, Softmax)
+        assert need.temperature is not None
         shown = None if mask == Everything() else dense(mask, pair)
         bias = materialise(need.bias, pair, heads, dtype)
         if bias is None:
             return shown
-        bias = bias if need.normalise.temperature == 1.0 else bias / need.normalise.temperature
+        bias = bias if need.temperature == 1.0 else bias / need.temperature
         return bias if shown is None else bias.masked_fill(~shown, float("-inf"))
 
 

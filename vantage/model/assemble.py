@@ -8,10 +8,11 @@ from torch import nn
 
 from vantage.attention import NoBias
 from vantage.errors import Refused
-from vantage.model.altup import AltUpBlock
+from vantage.model.altup import AltUpBlock, StreamsBegin, StreamsEnd
 from vantage.model.block import wire
+from vantage.model.ends import Embed
 from vantage.model.linear import dense
-from vantage.model.part_errors import build_part
+from vantage.model.part_errors import build_norm, build_part
 from vantage.spec.masks import Everything, SameSegment
 from vantage.spec.model import BuildContext, Layer, ModelSpec
 from vantage.spec.parts import Buildable, Shape
@@ -34,6 +35,24 @@ def build_shared(
     if (part, shape) not in shared:
         shared[part, shape] = build_part(role, part, "build()", lambda: part.build(shape), layer)
     return shared[part, shape]
+
+
+def assemble_embedding(spec: ModelSpec, shared: dict[Any, nn.Module]) -> Embed:
+    """The embedding with the positions that are added to it, and with the streams of AltUp where the spec has them."""
+    shape = spec.layers[0].attention.shape(spec.width)
+    inputs = [
+        build_shared(part, shape, shared, role="position added to the embeddings") for part in spec.embedding.inputs
+    ]
+    embed = Embed(spec.embedding, spec.vocab, spec.width, inputs)
+    if spec.altup is not None and spec.norm is not None:
+        embed.streams = StreamsBegin(spec.altup, spec.norm, spec.width, len(spec.layers))
+    return embed
+
+
+def assemble_last_norm(spec: ModelSpec) -> nn.Module:
+    """What stands behind the last block."""
+    norm = nn.Identity() if spec.norm is None else build_norm(spec.norm, spec.width)
+    return norm if spec.altup is None else StreamsEnd(spec.altup, norm, spec.width)
 
 
 def assemble_blocks(spec: ModelSpec, shared: dict[Any, nn.Module]) -> nn.ModuleList:

@@ -13,7 +13,7 @@ from torch import nn
 
 from vantage.model.packed import PackedLinear
 from vantage.model.wide import WideLinear
-from vantage.spec.attention import Attention, HasPositionParts, HasProjections, Pieces, attentions
+from vantage.spec.attention import Attention, HasProjections, Pieces, attentions, position_parts
 
 LINEAR = (nn.Linear, WideLinear, PackedLinear)
 WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})  # names that torch.compile and checkpointing put in
@@ -125,6 +125,6 @@ def _gates(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def _position_parts(model: nn.Module) -> tuple[str, ...]:
     """How the names begin of what acts for position inside an attention."""
-    parts = [module.position_parts() for module in attentions(model) if isinstance(module, HasPositionParts)]
+    parts = [part for module in attentions(model) if (part := position_parts(module)) is not None]
     inner = {id(module) for part in parts for module in (*part.qk, part.bias, part.value_bias)}
     return tuple(f"{name}." for name, module in model.named_modules() if id(module) in inner)

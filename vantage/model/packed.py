@@ -159,6 +159,11 @@ class PackedWeight(nn.Module):
         )
 
 
+def packed_weights(model: nn.Module) -> list[PackedWeight]:
+    """Every packed matrix of a model."""
+    return [module for module in model.modules() if isinstance(module, PackedWeight)]
+
+
 @final
 class PackedLinear(nn.Module):
     """x Wᵀ + b. ``weight`` may be shared with an embedding."""

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from torch import nn
 
-from vantage.model.packed import PackedWeight
+from vantage.model.packed import packed_weights
 from vantage.spec.masks import Mask
 from vantage.spec.model import Layer, ModelSpec
 from vantage.spec.parts import Described
@@ -16,7 +16,7 @@ from vantage.spec.parts import Described
 def summary(model: nn.Module, spec: ModelSpec) -> str:
     """The parts of each run of equal layers, and the parameters."""
     # packed weights are no parameters to torch
-    packed = sum(part.outputs * part.inputs for part in model.modules() if isinstance(part, PackedWeight))
+    packed = sum(weight.outputs * weight.inputs for weight in packed_weights(model))
     lines = [f"{spec.kind}, {sum(p.numel() for p in model.parameters()) + packed:,} parameters"]
     if spec.encoder is not None:
         lines += ["encoder", *_stack(spec.encoder), "decoder"]

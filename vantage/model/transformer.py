@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vantage.cache import ROUNDING, CacheKind, LayerPlan, ModelCache, NoCache, make_cache, no_caches
-from vantage.errors import BadInput, CacheError, Refused
+from vantage.cache import ROUNDING, CacheKind, ModelCache, make_cache
+from vantage.errors import BadInput, Refused
 from vantage.kernels import chooser
-from vantage.model.altup import StreamsBegin, StreamsEnd
-from vantage.model.assemble import assemble_blocks, build_shared
-from vantage.model.ends import Embed, Unembed
+from vantage.model.assemble import assemble_blocks, assemble_embedding, assemble_last_norm
+from vantage.model.ends import Unembed
+from vantage.model.layer_caches import LayerCaches, cache_plans
 from vantage.model.lowered import NATIVE, WholeSteps
 from vantage.model.packed import PackedWeight
-from vantage.model.part_errors import build_norm, name_failed_part
+from vantage.model.part_errors import name_failed_part
+from vantage.model.pass_inputs import check_images, check_mask, check_source, declared_length, for_rows, next_positions
 from vantage.model.pooling import NoPooler
 from vantage.spec.images import ImageTokens
-from vantage.spec.masks import Everything
 from vantage.spec.model import ModelKind, ModelSpec
-from vantage.spec.parts import Attended, Cache, Context, EncoderOutput, Kernel, Need, View
+from vantage.spec.parts import Attended, Context, EncoderOutput, Kernel, Need, View
 from vantage.spec.positions import Positions
 from vantage.spec.sampling import PendingSteps, RowChoice
 
@@ -44,23 +44,14 @@ class Model(nn.Module):
         self.encoder = None if spec.encoder is None else Model(spec.encoder, kernel=kernel)
         self.vision = None if spec.vision is None else spec.vision.build(spec.width, kernel)
         shared: dict[Any, nn.Module] = {}
-        shape = spec.layers[0].attention.shape(spec.width)
-        inputs = [
-            build_shared(part, shape, shared, role="position added to the embeddings") for part in spec.embedding.inputs
-        ]
-        self.embed = Embed(spec.embedding, spec.vocab, spec.width, inputs)
-        if spec.altup is not None and spec.norm is not None:
-            self.embed.streams = StreamsBegin(spec.altup, spec.norm, spec.width, len(spec.layers))
+        self.embed = assemble_embedding(spec, shared)
         if self.encoder is not None and spec.embedding.shared:
             self.encoder.embed.tokens = self.embed.tokens
         self.blocks = assemble_blocks(spec, shared)
         self._kv_dtype: str | None = "auto"
         self.fast = False  # whether native code may compute a prompt sooner, and not to the bits of its steps
-        self._no_caches: dict[Any, list[NoCache]] = {None: no_caches(spec, None, torch.float32)}
-        self._no_cross = [NoCache()] * len(spec.layers)
-        self.norm = nn.Identity() if spec.norm is None else build_norm(spec.norm, spec.width)
-        if spec.altup is not None:
-            self.norm = StreamsEnd(spec.altup, self.norm, spec.width)
+        self._layer_caches = LayerCaches(spec)
+        self.norm = assemble_last_norm(spec)
         self.head = (
             nn.Identity() if spec.head is None else Unembed(spec.head, spec.vocab, spec.width, self.embed.tokens)
         )
@@ -209,8 +200,8 @@ class Model(nn.Module):
         self.embed.tokens.check(tokens)
         pos = self.place(tokens, positions, cache, mask, length)
         memory = self.encode(source) if isinstance(source, Tensor) else source
-        self.check_memory(memory, cache, len(tokens))
-        self._check_images(images, pos)
+        check_source(memory, cache, len(tokens), reads=self.encoder is not None)
+        check_images(images, pos, reads=self.vision is not None)
         if cache is not None and cache.widest(pos) < pos.shape[1]:
             return self._in_pieces(tokens, pos, cache, memory, types, images, watch)
         if cache is None and watch is None and self.whole_steps.prefers(self):
@@ -243,7 +234,7 @@ class Model(nn.Module):
             if later.source is not None and later.source < layer:
                 raise Refused(f"layer {i} reads the keys of layer {later.source}: begin there, or at the embeddings")
         pos = Positions.arange(*x_BTD.shape[:2], device=x_BTD.device) if positions is None else positions
-        self.check_memory(source, None, len(x_BTD))
+        check_source(source, None, len(x_BTD), reads=self.encoder is not None)
         return self.run(x_BTD, self.context(pos, None, source), layer)
 
     def _in_pieces(
@@ -330,14 +321,10 @@ class Model(nn.Module):
         context may become, for RoPE rules that depend on it; it holds for the cache's life. ``draft``
         is how many tokens a ring must be able to take back, ``block`` the tokens in a block of a paged cache.
         """
-        width, layers = self.spec.width, self.spec.layers
+        plans, cross = cache_plans(self.spec)
         return make_cache(
-            [LayerPlan.of(shape, mask) for shape, mask in self.spec.caches],
-            cross=[
-                LayerPlan.of(layer.cross.cache_shape(width), Everything())
-                for layer in layers
-                if layer.cross is not None
-            ],
+            plans,
+            cross=cross,
             batch=batch,
             kind=kind,
             capacity=capacity,
@@ -385,7 +372,11 @@ class Model(nn.Module):
         images: ImageTokens | None = None,
     ) -> Context:
         """What every layer of a pass gets besides its input."""
-        return Context(pos, self._choose, *self._caches(cache), memory=memory, watch=watch, images=images)
+        if cache is None:
+            caches = self._layer_caches.without_cache(self.kv_dtype, self.dtype)
+        else:
+            caches = self._layer_caches.of(cache)
+        return Context(pos, self._choose, *caches, memory=memory, watch=watch, images=images)
 
     def place(
         self,
@@ -396,88 +387,13 @@ class Model(nn.Module):
         length: int | None,
     ) -> Positions:
         """Where these tokens stand, checked against everything that was said about them."""
-        B, T = self.embed.tokens.size(tokens)
-        if positions is not None and mask is not None:
-            raise BadInput("give positions or a mask, not both: positions of -1 are padding")
-        if mask is not None and tuple(mask.shape) != (B, T):
-            raise BadInput(
-                f"the mask has shape {tuple(mask.shape)}, the tokens {(B, T)}: give one entry per token of this call"
-            )
+        size = self.embed.tokens.size(tokens)
+        check_mask(mask, positions, size)
         if cache is not None:
             cache.belongs_to(self._owner)
-            if cache.batch != B:
-                raise CacheError(
-                    f"the cache holds {cache.batch} rows, the tokens {B}: use one row each, or new_cache(batch={B})"
-                )
-            if length is not None and length != cache.length:
-                raise CacheError(
-                    f"length={length}, but this cache was made for {cache.length} for good: use model.grow(...)"
-                )
-            length = cache.length
-        if isinstance(positions, Tensor):
-            positions = Positions.of(positions)
+            length = declared_length(cache, size[0], length)
         if positions is None:
-            positions = self._next(tokens, cache, mask)
+            positions = next_positions(size, tokens.device, cache, mask)
             if self.training and self.spec.sampler is not None and cache is None:
                 positions = self.spec.sampler.draw(positions)
-        if positions.shape != (B, T):
-            if positions.shape != (1, T):
-                raise BadInput(f"positions have shape {positions.shape}, the tokens {(B, T)}: they must agree")
-            positions = positions.expand(B)
-        return positions.to(tokens.device).declare(length)
-
-    def check_memory(self, memory: EncoderOutput | None, cache: ModelCache | None, rows: int) -> None:
-        """Refuse a source that is missing, or one too many."""
-        if self.encoder is None:
-            if memory is not None:
-                raise BadInput("this model has no encoder: leave source out")
-        elif memory is None and (cache is None or not cache.has_memory):
-            raise BadInput("this model reads a source: pass source=, or a cache that already holds one")
-        elif memory is not None and cache is not None and cache.has_memory:
-            raise CacheError("this cache already holds a source: leave source out, or start with a new cache")
-        elif memory is not None and len(memory.hidden) != rows:
-            raise BadInput(f"the source has {len(memory.hidden)} rows, the tokens {rows}: give one for each")
-
-    # ---- inside
-
-    def _check_images(self, images: ImageTokens | None, pos: Positions) -> None:
-        if images is not None:
-            if self.vision is None:
-                raise BadInput("this model reads no images: leave images out")
-            images.check(pos.shape)
-
-    def _next(self, tokens: Tensor, cache: ModelCache | None, mask: Tensor | None) -> Positions:
-        """Each row goes on where it stopped."""
-        B, T = self.embed.tokens.size(tokens)
-        if cache is None:
-            return Positions.arange(B, T, device=tokens.device) if mask is None else Positions.from_mask(mask)
-        start = cache.next_positions
-        if mask is not None:
-            where = Positions.from_mask(mask, start.order)
-        elif start.host is not None:
-            where = Positions.arange(B, T, start.host, device=tokens.device)
-        else:
-            where = Positions.onward(start.order, T)
-        return where if start.ahead is None else where.ahead(start.ahead)
-
-    def _keeping_nothing(self) -> Sequence[Cache]:
-        """For a pass without a cache, which rounds as a cache would."""
-        kv_dtype = self.kv_dtype
-        how = None if kv_dtype is None else (kv_dtype, self.dtype)
-        if how not in self._no_caches:
-            self._no_caches[how] = no_caches(self.spec, kv_dtype, self.dtype)
-        return self._no_caches[how]
-
-    def _caches(self, cache: ModelCache | None) -> tuple[Sequence[Cache], Sequence[Cache]]:
-        if cache is None:
-            return self._keeping_nothing(), self._no_cross
-        # one for each layer that keeps something, wanted by the layer's number
-        own, across = iter(cache.layers), iter(cache.cross)
-        layers, every = self.spec.layers, cache.layers
-        if len(every) < len(layers):
-            every = [_next(own, layer.source is None) for layer in layers]
-        return every, [_next(across, layer.cross is not None) for layer in layers] if cache.cross else self._no_cross
-
-
-def _next(caches: Iterator[Cache], some: bool) -> Cache:
-    return next(caches) if some else NoCache()
+        return for_rows(positions, size).to(tokens.device).declare(length)

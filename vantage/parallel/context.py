@@ -20,14 +20,15 @@ from torch import Tensor, nn
 from vantage.cache import ModelCache
 from vantage.errors import BadInput, Refused
 from vantage.model import Model
+from vantage.model.pass_inputs import check_source
 from vantage.parallel.cut import Cut, joined
-from vantage.parallel.ring import RingKernel
+from vantage.parallel.ring_attention import RingKernel
 from vantage.parallel.states import HandedStates
 from vantage.parallel.wire import Wire
 from vantage.spec.parts import Cache, Context, EncoderOutput, Kernel, Need, View
 from vantage.spec.positions import Positions
 
-EXCHANGES = ("gather", "ring")
+EXCHANGES = GATHER, RING = "gather", "ring"
 
 
 class ContextShare(NamedTuple):
@@ -82,7 +83,7 @@ class ContextParallel:
         cut = Cut(tokens.shape[1], wire.size, self.kind)
         pos = cut.positions(whole, wire.rank)
         memory = model.encode(source) if isinstance(source, Tensor) else source
-        model.check_memory(memory, cache, len(tokens))
+        check_source(memory, cache, len(tokens), reads=model.encoder is not None)
         ctx = model.context(pos, cache, memory)
         handed: list[HandedStates] = []
         ctx = self._shared(ctx, cut, cache, handed)
@@ -125,7 +126,7 @@ class ContextParallel:
 
     def _shared(self, ctx: Context, cut: Cut, cache: ModelCache | None, handed: list[HandedStates]) -> Context:
         """The same pass over caches that exchange what they are given."""
-        if self.exchange == "ring" and cache is not None:
+        if self.exchange == RING and cache is not None:
             raise Refused("a ring never holds all keys, so it fills no cache: use exchange='gather'")
 
         def everybody(pos: Positions) -> Positions:
@@ -135,11 +136,11 @@ class ContextParallel:
         for inner in ctx.caches:
             states = HandedStates(inner, self.wire, cut, everybody if cache is not None else None)
             handed.append(states)
-            gathers = self.exchange == "gather"
+            gathers = self.exchange == GATHER
             caches.append(
                 GatheredCache(inner, states, self.wire, cut, everybody) if gathers else OwnCache(inner, states)
             )
-        if self.exchange == "gather":
+        if self.exchange == GATHER:
             return replace(ctx, caches=caches)
         return replace(ctx, caches=caches, choose=self._ring(ctx.pos, ctx.choose))
 
@@ -147,14 +148,14 @@ class ContextParallel:
         self, pos: Positions, choose: Callable[[Need, Tensor, View], Kernel]
     ) -> Callable[[Need, Tensor, View], Kernel]:
         shares = self._shares(pos)
-        ring = RingKernel(self.wire, shares[self.wire.rank :] + shares[: self.wire.rank], choose)
+        kernel = RingKernel(self.wire, shares[self.wire.rank :] + shares[: self.wire.rank], choose)
 
         def chosen(need: Need, q: Tensor, view: View) -> Kernel:
             if view.pos is not pos:  # an encoder's keys, which every process has
                 return choose(need, q, view)
-            if (why := ring.refuses(need, q, view)) is not None:
+            if (why := kernel.refuses(need, q, view)) is not None:
                 raise Refused(f"{why}; use exchange='gather'")
-            return ring
+            return kernel
 
         return chosen
 

@@ -20,7 +20,7 @@ from vantage.position.none import NoPE
 from vantage.position.path_attention import PaTH
 from vantage.position.randomised import Randomised
 from vantage.position.relative_bank import RelativeBank
-from vantage.position.rope import Rope, permutation
+from vantage.position.rope import Rope, permutation, ropes_among
 from vantage.position.self_extend import SelfExtend
 from vantage.position.shaw import Shaw
 from vantage.position.shifted import Shifted
@@ -68,6 +68,7 @@ __all__ = [
     "components",
     "encoding",
     "permutation",
+    "ropes_among",
     "scaling",
     "sinusoid",
     "t5_bucket",

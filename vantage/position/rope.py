@@ -7,6 +7,7 @@ and how much of the head is turned (``share``). Values are never turned. No para
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -289,6 +290,11 @@ def permutation(dim: int, to: str = "halves") -> Tensor:
     check_pairing(to)
     order = torch.arange(dim)
     return order.view(-1, 2).T.flatten() if to == "halves" else order.view(2, -1).T.flatten()
+
+
+def ropes_among(parts: Iterable[object]) -> list[Rope]:
+    """Those of some parts that are RoPE."""
+    return [part for part in parts if isinstance(part, Rope)]
 
 
 def check_pairing(pairing: str) -> None:

@@ -30,6 +30,9 @@ class Embedder:
         self._mean_s = 1.0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"embed-{name}")
 
+    def start(self) -> None:
+        """As a worker does; its thread begins with the first call."""
+
     @property
     def busy(self) -> int:
         return self._calls

@@ -60,7 +60,7 @@ class LoadedModel:
 
     def with_adapter(self, name: str) -> LoadedModel:
         """What requests for an adapter need."""
-        if isinstance(self.runner, Embedder):
+        if not self.generates:
             raise bad(
                 f"{self.name} makes embeddings, and adapters are for models that generate", "model", "wrong_model"
             )
@@ -69,8 +69,13 @@ class LoadedModel:
         return replace(self, name=name, model=self.adapters[name], adapter=name)
 
     @property
+    def generates(self) -> bool:
+        """Whether it goes on from texts; otherwise it makes embeddings of them."""
+        return isinstance(self.runner, Worker)
+
+    @property
     def kind(self) -> str:
-        return "generate" if isinstance(self.runner, Worker) else "embed"
+        return "generate" if self.generates else "embed"
 
     @property
     def worker(self) -> Worker:
@@ -193,10 +198,9 @@ class ModelPool:
                 try:
                     await self._room(slot, loaded.bytes)
                 except ApiError:
-                    await _idle_stop(loaded.runner)
+                    await loaded.runner.stop()
                     raise
-                if isinstance(loaded.runner, Worker):
-                    loaded.runner.start()
+                loaded.runner.start()
                 slot.loaded = loaded
                 self._metrics.loads.add(model=name)
                 self._log.write("info", "loaded", model=name, bytes=loaded.bytes, seconds=time.monotonic() - began)
@@ -263,12 +267,6 @@ class ModelPool:
                 await self._unload(slot)
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._prepare.shutdown(wait=False, cancel_futures=True)
-
-
-async def _idle_stop(runner: Worker | Embedder) -> None:
-    """Of one that never began."""
-    if isinstance(runner, Embedder):
-        await runner.stop()
 
 
 def _not_loaded(name: str, error: Exception) -> ApiError:

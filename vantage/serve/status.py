@@ -12,7 +12,7 @@ from vantage.serve.model_pool import ModelPool
 from vantage.serve.openapi import answers, as_text
 from vantage.serve.responses import Card, Cards, Health
 from vantage.serve.state import state_of
-from vantage.serve.worker import Snapshot, Worker
+from vantage.serve.worker import Snapshot
 
 router = APIRouter()
 
@@ -70,7 +70,7 @@ def page(metrics: Metrics, model_pool: ModelPool) -> str:
     loaded = model_pool.loaded()
     lines.put("vantage_model_bytes", "gauge", "Weights and cache", [({"model": one.name}, one.bytes) for one in loaded])
     lines.put("vantage_busy", "gauge", "Requests under way", [({}, model_pool.busy)])
-    workers = [(one.name, one.runner) for one in loaded if isinstance(one.runner, Worker)]
+    workers = [(one.name, one.worker) for one in loaded if one.generates]
     shots = [(name, worker.snapshot) for name, worker in workers]
     for name, about, read in GAUGES:
         lines.put(f"vantage_{name}", "gauge", about, [({"model": model}, read(shot)) for model, shot in shots])

@@ -95,7 +95,9 @@ class Worker:
         self._inbox.put(lambda: self._cancel(job))
 
     async def stop(self) -> None:
-        """Ends what runs, and the thread."""
+        """Ends what runs, and the thread, if that ever began."""
+        if self._thread.ident is None:
+            return
         self._inbox.put(self._stop)
         await asyncio.to_thread(self._thread.join)
 

@@ -85,6 +85,16 @@ class HasQueriesAndKeys(Protocol):
 
 
 @runtime_checkable
+class SplitsScores(HasQueriesAndKeys, HasPositionParts, Protocol):
+    """Both of what is needed to split scores into content and position."""
+
+
+def position_parts(module: object) -> PositionParts | None:
+    """What acts for position inside an attention, where it says so."""
+    return module.position_parts() if isinstance(module, HasPositionParts) else None
+
+
+@runtime_checkable
 class CountsOperations(Protocol):
     """Needed to predict what a pass costs."""
 

@@ -63,15 +63,8 @@ class Mask(ABC):
         return _either(self, other)
 
 
-@dataclass(frozen=True)
-class Everything(Mask):
-    """Every query sees every key."""
-
-    def __call__(self, q: Place, k: Place) -> Tensor:
-        return torch.ones_like(q.order + k.order, dtype=torch.bool)
-
-    def simplified(self, q: Positions, k: Positions) -> Mask:
-        return self
+class AnyDistance(Mask):
+    """A mask that does not ask how far apart a query and a key stand, nor which comes first."""
 
     def reach(self) -> int | None:
         return None
@@ -81,6 +74,17 @@ class Everything(Mask):
 
     def edges(self, query: Tensor) -> list[Tensor] | None:
         return []
+
+
+@dataclass(frozen=True)
+class Everything(AnyDistance):
+    """Every query sees every key."""
+
+    def __call__(self, q: Place, k: Place) -> Tensor:
+        return torch.ones_like(q.order + k.order, dtype=torch.bool)
+
+    def simplified(self, q: Positions, k: Positions) -> Mask:
+        return self
 
 
 @dataclass(frozen=True)
@@ -209,7 +213,7 @@ class Prefix(Mask):
 
 
 @dataclass(frozen=True)
-class SameSegment(Mask):
+class SameSegment(AnyDistance):
     """A query sees its own document. Where nobody speaks of documents it hides nothing."""
 
     def __call__(self, q: Place, k: Place) -> Tensor:
@@ -220,18 +224,9 @@ class SameSegment(Mask):
     def simplified(self, q: Positions, k: Positions) -> Mask:
         return Everything() if q.segment is None or k.segment is None else self
 
-    def reach(self) -> int | None:
-        return None
-
-    def settled(self, start: int) -> bool:
-        return start == 0
-
-    def edges(self, query: Tensor) -> list[Tensor] | None:
-        return []
-
 
 @dataclass(frozen=True)
-class Filled(Mask):
+class Filled(AnyDistance):
     """Empty places neither see nor are seen. Every kernel adds this one."""
 
     def __call__(self, q: Place, k: Place) -> Tensor:
@@ -239,15 +234,6 @@ class Filled(Mask):
 
     def simplified(self, q: Positions, k: Positions) -> Mask:
         return self if q.known.empty or k.known.empty else Everything()
-
-    def reach(self) -> int | None:
-        return None
-
-    def settled(self, start: int) -> bool:
-        return start == 0
-
-    def edges(self, query: Tensor) -> list[Tensor] | None:
-        return []
 
 
 @dataclass(frozen=True, repr=False)
@@ -320,15 +306,18 @@ def causal_window(mask: Mask) -> int | None:
 
     ``None``: it says something else. Documents may be kept apart: who asks has one document a row.
     """
-    parts = set(conjuncts(mask))
-    windows = [part.n for part in parts if isinstance(part, Window)]
-    others = {part for part in parts if not isinstance(part, Window)}
-    return min(windows, default=0) if Causal() in others <= {Causal(), SameSegment()} else None
+    others = {part for part in conjuncts(mask) if not isinstance(part, Window)}
+    return min(windows(mask), default=0) if Causal() in others <= {Causal(), SameSegment()} else None
 
 
 def conjuncts(mask: Mask) -> list[Mask]:
     """The masks that must all let through."""
     return [*conjuncts(mask.a), *conjuncts(mask.b)] if isinstance(mask, And) else [mask]
+
+
+def windows(mask: Mask) -> list[int]:
+    """How far the windows reach that must all let through."""
+    return [part.n for part in conjuncts(mask) if isinstance(part, Window)]
 
 
 def dense(mask: Mask, pair: Pair) -> Tensor:

@@ -238,6 +238,16 @@ class Need:
     weights: bool = False  # hand back the weights
     lse: bool = False  # hand back the log of the sum of exponentials
 
+    @property
+    def dense_bias(self) -> Tensor | None:
+        """The bias where it exists as a whole only, as large as the scores."""
+        return self.bias.value if isinstance(self.bias, Dense) else None
+
+    @property
+    def temperature(self) -> float | None:
+        """Of the softmax; ``None``: weights are made of scores in another way."""
+        return self.normalise.temperature if isinstance(self.normalise, Softmax) else None
+
 
 class Attended(NamedTuple):
     """What a kernel returns."""

@@ -25,7 +25,7 @@ STEPS = (0.125, 0.5, 2.0)  # of the distance, for the line
 
 
 @dataclass(frozen=True)
-class Told:
+class FactPrompt:
     """A text that tells facts of as many tokens each and asks for one. ``starts``: where each sentence begins."""
 
     tokens: list[int]
@@ -44,15 +44,15 @@ def run(values: Values, progress: Progress) -> Result:
     away = {round(step * distance): ([], []) for step in STEPS}
     for n in range(count):
         progress(n / count, f"text {n + 1} of {count}")
-        told = _told(model, n, asked=n % SENTENCES)
+        prompt = _prompt(model, n, asked=n % SENTENCES)
         changes = {
-            "the asked one moved": _moved(told, told.asked, distance),
-            "another moved": _moved(told, told.other, distance),
-            "the asked one torn": _torn(told, told.asked, n),
-            "another torn": _torn(told, told.other, n),
+            "the asked one moved": _moved(prompt, prompt.asked, distance),
+            "another moved": _moved(prompt, prompt.other, distance),
+            "the asked one torn": _torn(prompt, prompt.asked, n),
+            "another torn": _torn(prompt, prompt.other, n),
         }
-        far = [_moved(told, which, step) for step in away for which in (told.asked, told.other)]
-        whole, *others = _measured(model, told, [_plain(told), *changes.values(), *far])
+        far = [_moved(prompt, which, step) for step in away for which in (prompt.asked, prompt.other)]
+        whole, *others = _measured(model, prompt, [_plain(prompt), *changes.values(), *far])
         before.append(whole)
         for name, value in zip(changes, others, strict=False):
             lost.setdefault(name, []).append(whole - value)
@@ -62,8 +62,8 @@ def run(values: Values, progress: Progress) -> Result:
             own.append(whole - first)
             control.append(whole - second)
         for place in range(SENTENCES):
-            there = _told(model, n, asked=place)
-            by_place[place].append(_measured(model, there, [_plain(there)])[0])
+            variant = _prompt(model, n, asked=place)
+            by_place[place].append(_measured(model, variant, [_plain(variant)])[0])
     later = [last - first for last, first in zip(by_place[-1], by_place[0], strict=True)]
     right = [
         held("the model answers from the text", interval(before)[0] > 0),
@@ -95,7 +95,7 @@ def run(values: Values, progress: Progress) -> Result:
     return conclude(words, [*right, *also], [_bars(lost), _distances(away), _places(by_place)], slips)
 
 
-def _told(model: Model, seed: int, asked: int) -> Told:
+def _prompt(model: Model, seed: int, asked: int) -> FactPrompt:
     """The same facts for the same seed; the asked one, which is always the same, stands at the place ``asked``."""
     drawn = random.Random(seed)
     names, things = drawn.sample(NAMES, SENTENCES), drawn.sample(THINGS, SENTENCES)
@@ -112,41 +112,41 @@ def _told(model: Model, seed: int, asked: int) -> Told:
         tokens += rows[fact]
     other = (asked + 1) % SENTENCES
     answer, *wrong = (encode(thing)[0] for thing in things)
-    return Told([*tokens, *end], starts, lengths.pop(), asked, other, answer, wrong)
+    return FactPrompt([*tokens, *end], starts, lengths.pop(), asked, other, answer, wrong)
 
 
-def _plain(told: Told) -> Tensor:
-    return torch.arange(len(told.tokens))
+def _plain(prompt: FactPrompt) -> Tensor:
+    return torch.arange(len(prompt.tokens))
 
 
-def _moved(told: Told, sentence: int, distance: int) -> Tensor:
+def _moved(prompt: FactPrompt, sentence: int, distance: int) -> Tensor:
     """(T,): positions with one sentence further back, as a whole."""
-    pos = _plain(told)
-    start = told.starts[sentence]
-    pos[start : start + told.length] -= distance
+    pos = _plain(prompt)
+    start = prompt.starts[sentence]
+    pos[start : start + prompt.length] -= distance
     return pos
 
 
-def _torn(told: Told, sentence: int, seed: int) -> Tensor:
+def _torn(prompt: FactPrompt, sentence: int, seed: int) -> Tensor:
     """(T,): positions with those of one sentence exchanged, none at its place."""
-    drawn, pos, start = random.Random(seed), _plain(told), told.starts[sentence]
-    places = list(range(told.length))
+    drawn, pos, start = random.Random(seed), _plain(prompt), prompt.starts[sentence]
+    places = list(range(prompt.length))
     while any(place == n for n, place in enumerate(places)):
         drawn.shuffle(places)
-    pos[start : start + told.length] = start + torch.tensor(places)
+    pos[start : start + prompt.length] = start + torch.tensor(places)
     return pos
 
 
 @torch.inference_mode()
-def _measured(model: Model, told: Told, positions: list[Tensor]) -> list[float]:
+def _measured(model: Model, prompt: FactPrompt, positions: list[Tensor]) -> list[float]:
     """The log-probability of the answer, less the mean of those of the other sentences' words, with each of these."""
     pos = torch.stack(positions)
     pos = pos - pos.min()  # numbers begin at 0; a rotation knows only differences
-    order = _plain(told).expand_as(pos)
-    rows = torch.tensor([told.tokens]).expand(len(pos), -1)
+    order = _plain(prompt).expand_as(pos)
+    rows = torch.tensor([prompt.tokens]).expand(len(pos), -1)
     hidden = model.hidden(rows, positions=Positions.of(pos, order=order))
     logs = model.head(hidden[:, -1:])[:, 0].float().log_softmax(-1)
-    return (logs[:, told.answer] - logs[:, told.wrong].mean(-1)).tolist()
+    return (logs[:, prompt.answer] - logs[:, prompt.wrong].mean(-1)).tolist()
 
 
 def _bars(lost: dict[str, list[float]]) -> Figure:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from vantage.figures import Figure, Line, Lines
 from vantage.generation import Conversation
-from vantage.generation.conversation import Message
+from vantage.generation.chat_format import Message
 from vantage.model import Model
 from vantage.studies.shared.findings import compared, conclude, judged
 from vantage.studies.shared.models import smollm2

@@ -9,7 +9,7 @@ from vantage.families.table import systems
 from vantage.figures import Bars, Figure, Heat
 from vantage.inspect import decompose
 from vantage.model import Model, decoder
-from vantage.position import ENCODINGS, T5, Learned, Rope, Shifted, Sinusoidal, sinusoid
+from vantage.position import ENCODINGS, T5, Learned, Shifted, Sinusoidal, ropes_among, sinusoid
 from vantage.position.alibi import Alibi
 from vantage.position.shifted import ShiftedBias
 from vantage.position.xl import DistanceTerm
@@ -85,7 +85,7 @@ def kind(spec: ModelSpec) -> str:
     """What a spec's layers and inputs say of its position encoding, in the words of the tables."""
     first = spec.layers[0]
     shape = first.attention.shape(spec.width)
-    turning = sum(any(isinstance(part, Rope) for part in layer.qk) for layer in spec.layers)
+    turning = sum(bool(ropes_among(layer.qk)) for layer in spec.layers)
     if 0 < turning < len(spec.layers):
         return "iRoPE"
     if turning:

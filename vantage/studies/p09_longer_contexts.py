@@ -14,7 +14,7 @@ from vantage.figures import Bars, Figure, Line, Lines
 from vantage.functional import apply_rope
 from vantage.inspect import decompose
 from vantage.model import Model, decoder
-from vantage.position import Rope
+from vantage.position import Rope, ropes_among
 from vantage.position.scaling import Default, DynamicNTK, Linear, Llama3, Rule, YaRN
 from vantage.spec.model import Layer
 from vantage.studies.shared.findings import checked, conclude, judged
@@ -102,7 +102,7 @@ def _interpolation(factor: float) -> Number:
 
 
 def turns(layer: Layer) -> bool:
-    return any(isinstance(part, Rope) for part in layer.qk)
+    return bool(ropes_among(layer.qk))
 
 
 def _published() -> list[bool]:

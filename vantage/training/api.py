@@ -205,16 +205,15 @@ def _lay_over(
         raise BadInput("there is a model and no data: give a task, a text, or examples, as in vt.train(model, 'copy')")
     if model is None:
         raise BadInput("there are data and no model: give a model or a spec first, as in vt.train(model, data)")
-    spec = model.spec if isinstance(model, Model) else model
-    encoder, vocabulary = tokenizer_of(model.tokenizer if tokenizer is None and isinstance(model, Model) else tokenizer)
+    # of a spec a model is built
+    trained, spec = (model, model.spec) if isinstance(model, Model) else (None, model)
+    encoder, vocabulary = tokenizer_of(tokenizer if tokenizer is not None or trained is None else trained.tokenizer)
     asked: Asked = "answer" if spec.encoder is not None else "next" if spec.causal else "hidden"
-    start = (model.config or {}).get("decoder_start_token_id") if isinstance(model, Model) else None
+    start = None if trained is None else (trained.config or {}).get("decoder_start_token_id")
     if data is not None:
         reader = RowReader(asked, spec.vocab, max_length, encoder, start)
         table["data"] = data_section(data, eval_data, spec, reader, max_length=max_length, vocabulary=vocabulary)
-    table["model"] = ModelObject(
-        spec, _reads(spec, table["data"]), model if isinstance(model, Model) else None, encoder
-    )
+    table["model"] = ModelObject(spec, _reads(spec, table["data"]), trained, encoder)
 
 
 def _reads(spec: ModelSpec, data: Any) -> Reads:

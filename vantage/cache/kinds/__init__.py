@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from vantage.cache.codecs import Codec
-from vantage.cache.kinds.kind import CacheKind, ForgettingKind, LayerPlan, LedgerNeed
+from vantage.cache.kinds.kind import CacheKind, ForgettingKind, LayerPlan, LedgerNeed, as_forgetting
 from vantage.cache.ledger import Ledger
 from vantage.errors import BadInput
 from vantage.spec.registry import Registry, entries_of
@@ -14,9 +16,11 @@ __all__ = [
     "ForgettingKind",
     "LayerPlan",
     "LedgerNeed",
+    "as_forgetting",
     "cache_kind",
     "codec_classes",
     "ledger_classes",
+    "window_kinds",
 ]
 
 CACHES: Registry[CacheKind] = Registry(
@@ -46,6 +50,12 @@ def cache_kind(kind: str | CacheKind) -> CacheKind:
         hint = f": write {kind.__name__}(...)" if isinstance(kind, type) else ""
         raise BadInput(f"kind={kind!r} is neither a name nor a kind of cache{hint}")
     return kind
+
+
+def window_kinds(layers: Sequence[LayerPlan]) -> list[str]:
+    """Those that give up what a window has left behind and keep all the rest as it is, of those that serve these."""
+    kinds = {entry.name: entry.make() for entry in CACHES.entries() if entry.config.exact and entry.config.evicts}
+    return [name for name, kind in kinds.items() if as_forgetting(kind) is None and kind.refuses(layers) is None]
 
 
 def ledger_classes() -> dict[str, type[Ledger]]:

@@ -99,3 +99,8 @@ class ForgettingKind(Protocol):
     def mask(self) -> Mask | None:
         """With this mask as well, a pass without a cache gives the same; ``None``: no mask says it."""
         ...
+
+
+def as_forgetting(kind: CacheKind) -> ForgettingKind | None:
+    """The same kind as one that forgets; ``None``: it keeps all that masks show."""
+    return kind if isinstance(kind, ForgettingKind) else None

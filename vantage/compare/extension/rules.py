@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vantage.errors import Refused
 from vantage.model import Model, empty_model
-from vantage.position import DualChunk, Rope, SelfExtend, angles
+from vantage.position import DualChunk, Rope, SelfExtend, angles, ropes_among
 from vantage.position.scaling import DynamicNTK, Linear, Llama3, LongRope, YaRN
 from vantage.spec.model import Layer, ModelSpec
 
@@ -22,9 +22,8 @@ MUTATIONS = 5  # of the best divisors so far, tried one after the other
 def rotated_dims(spec: ModelSpec) -> int:
     """How many dimensions of a head are turned."""
     for layer in spec.layers:
-        for part in layer.qk:
-            if isinstance(part, Rope):
-                return int(layer.attention.shape(spec.width).rotary_dim * part.share)
+        for rope in ropes_among(layer.qk):
+            return int(layer.attention.shape(spec.width).rotary_dim * rope.share)
     raise Refused("the scalings are of RoPE, and no layer of this model has it: choose a model that does")
 
 
@@ -66,7 +65,7 @@ REMAPPINGS: dict[str, Callable[[float, int], SelfExtend | DualChunk]] = {
 
 
 def _remapped(layer: Layer, rule: SelfExtend | DualChunk) -> Layer:
-    rope = next((part for part in layer.qk if isinstance(part, Rope)), None)
+    rope = next(iter(ropes_among(layer.qk)), None)
     if rope is None:
         return layer
     if layer.bias is not None:

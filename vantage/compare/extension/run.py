@@ -26,7 +26,7 @@ from vantage.compare.text import over_position
 from vantage.errors import BadInput, Refused
 from vantage.files import write_text
 from vantage.model import Model
-from vantage.position import Rope
+from vantage.position import ropes_among
 from vantage.training.batch import random
 from vantage.training.text import expand
 from vantage.training.text.files import pieces as pieces_of
@@ -220,7 +220,7 @@ def _divisors(
     if path.exists():
         return json.loads(path.read_text())["long"]
     spec = prepared.model.spec
-    rope = next(part for layer in spec.layers for part in layer.qk if isinstance(part, Rope))
+    rope = next(rope for layer in spec.layers for rope in ropes_among(layer.qk))
     tokens = prepared.train[: round(settings.stretch * prepared.context) + 1].tolist()
 
     def loss(divisors: Any) -> float:

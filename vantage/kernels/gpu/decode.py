@@ -120,11 +120,11 @@ def _combine(
     h = g * GROUP + r
     i = tl.arange(0, SPLITS)
     at = (b * SPLITS + i)[:, None] * H + h[None, :]
-    there = (i < active)[:, None] & (r < GROUP)[None, :]
-    high = tl.load(highest + at, mask=there, other=float("-inf"), cache_modifier=".cg")
-    part_totals = tl.load(totals + at, mask=there, other=0.0, cache_modifier=".cg")
+    valid = (i < active)[:, None] & (r < GROUP)[None, :]
+    high = tl.load(highest + at, mask=valid, other=float("-inf"), cache_modifier=".cg")
+    part_totals = tl.load(totals + at, mask=valid, other=0.0, cache_modifier=".cg")
     m = tl.max(high, 0)
-    total = tl.sum(part_totals * tl.where(there, tl.exp2(high - m[None, :]), 0.0), 0)
+    total = tl.sum(part_totals * tl.where(valid, tl.exp2(high - m[None, :]), 0.0), 0)
     if SINKS:
         total += tl.exp2(tl.load(sinks + h, mask=r < GROUP, other=0.0).to(tl.float32) * 1.4426950408889634 - m)
     y = tl.zeros((HEADS, E_TILE), tl.float32)
@@ -222,15 +222,15 @@ def attend(
     acc = tl.zeros((GROUP_TILE, E_TILE), tl.float32)
     for begin in tl.range(start, end, KEYS, num_stages=STAGES):
         j = begin + tl.arange(0, KEYS)
-        there = j < end
+        valid = j < end
         slot = j.to(tl.int64)
         if PAGED:
-            slot = tl.load(blocks + j // block, mask=there, other=0).to(tl.int64) * block + j % block
-        k = tl.load(k_base + slot[:, None] * D + d[None, :], mask=there[:, None] & (d < D)[None, :], other=0.0)
-        v = tl.load(v_base + slot[:, None] * E + e[None, :], mask=there[:, None] & (e < E)[None, :], other=0.0)
+            slot = tl.load(blocks + j // block, mask=valid, other=0).to(tl.int64) * block + j % block
+        k = tl.load(k_base + slot[:, None] * D + d[None, :], mask=valid[:, None] & (d < D)[None, :], other=0.0)
+        v = tl.load(v_base + slot[:, None] * E + e[None, :], mask=valid[:, None] & (e < E)[None, :], other=0.0)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         s = _scored(s, (n - j).to(tl.float32)[None, :], slope, scale, cap, SOFTCAP, SLOPES)
-        s = tl.where(there[None, :], s, float("-inf"))
+        s = tl.where(valid[None, :], s, float("-inf"))
         higher = tl.maximum(m, tl.max(s, 1))
         p = tl.exp2(s - higher[:, None])
         fade = tl.exp2(m - higher)

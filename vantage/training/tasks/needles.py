@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from vantage.spec.registry import Entry
-from vantage.training.tasks.retrieval import FILLER_IDS, FILLER_WORDS
-from vantage.training.tasks.task import Example, fits, numbers, whole
+from vantage.training.tasks.retrieval import FIRST_MARK, draw_filler, draw_numbers, hidden_in, needle_symbols
+from vantage.training.tasks.task import Example, fits, whole
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class MultiNeedle:
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        return (*FILLER_WORDS, *numbers(10), *(f"<key{i}>" for i in range(self.needles)))
+        return needle_symbols(self.needles)
 
     @property
     def shortest(self) -> int:
@@ -41,15 +41,11 @@ class MultiNeedle:
     def sample(self, rng: np.random.Generator, length: int) -> Example:
         fits(self, length)
         spare = length - self.shortest
-        first_digit = len(FILLER_WORDS)
-        filler = FILLER_IDS[(rng.integers(len(FILLER_IDS)) + np.arange(spare)) % len(FILLER_IDS)].tolist()
-        codes = (first_digit + rng.integers(10, size=(self.needles, self.digits))).tolist()
+        filler, codes = draw_filler(rng, spare), draw_numbers(rng, self.needles, self.digits)
         hidden, wanted = rng.permutation(self.needles).tolist(), rng.permutation(self.needles).tolist()
         cuts = sorted(rng.integers(spare + 1, size=self.needles).tolist())
-        prompt: list[int] = []
-        for begin, end, needle in zip([0, *cuts], cuts, hidden, strict=False):
-            prompt += [*filler[begin:end], first_digit + 10 + needle, *codes[needle]]
-        prompt += [*filler[cuts[-1] :], *(first_digit + 10 + needle for needle in wanted)]
+        needles = ([FIRST_MARK + needle, *codes[needle]] for needle in hidden)
+        prompt = [*hidden_in(filler, cuts, needles), *(FIRST_MARK + needle for needle in wanted)]
         return Example(tuple(prompt), tuple(digit for needle in wanted for digit in codes[needle]))
 
 

@@ -121,4 +121,4 @@ class CycleNavigation:
 SUMMATION = Entry("summation", Summation, summary="the sum of digits mod 10")
 PARITY = Entry("parity", Parity, summary="is the number of ones odd?")
 EVEN_PAIRS = Entry("even-pairs", EvenPairs, summary="is the number of ab and ba even?")
-CYCLE_NAVIGATION = Entry("cycle-navigation", CycleNavigation, summary="the place on a ring of five after steps")
+CYCLE_NAVIGATION = Entry("cycle-navigation", CycleNavigation, summary="the place on a cycle of five after steps")

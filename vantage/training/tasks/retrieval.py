@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,31 @@ from vantage.training.tasks.task import Example, depth, fits, numbers, too_long,
 FILLER = "the grass is green . the sky is blue . the sun is yellow . here we go . there and back again ."
 FILLER_WORDS = tuple(dict.fromkeys(FILLER.split()))
 FILLER_IDS = np.array([FILLER_WORDS.index(word) for word in FILLER.split()])
+
+FIRST_DIGIT = len(FILLER_WORDS)  # then come the ten digits, and then the marks of the numbers
+FIRST_MARK = FIRST_DIGIT + 10
+
+
+def needle_symbols(needles: int) -> tuple[str, ...]:
+    """Words of the filler, digits, and a mark for each number that is hidden."""
+    return (*FILLER_WORDS, *numbers(10), *(f"<key{i}>" for i in range(needles)))
+
+
+def draw_filler(rng: np.random.Generator, words: int) -> list[int]:
+    """So many words of the sentences, which run in a circle and begin anywhere."""
+    return FILLER_IDS[(rng.integers(len(FILLER_IDS)) + np.arange(words)) % len(FILLER_IDS)].tolist()
+
+
+def draw_numbers(rng: np.random.Generator, needles: int, digits: int) -> list[list[int]]:
+    return (FIRST_DIGIT + rng.integers(10, size=(needles, digits))).tolist()
+
+
+def hidden_in(filler: list[int], cuts: list[int], needles: Iterable[list[int]]) -> list[int]:
+    """The filler with one needle at each cut."""
+    prompt: list[int] = []
+    for begin, end, needle in zip([0, *cuts], cuts, needles, strict=False):
+        prompt += [*filler[begin:end], *needle]
+    return prompt + filler[cuts[-1] :]
 
 
 @dataclass(frozen=True)
@@ -75,7 +101,7 @@ class Passkey:
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        return (*FILLER_WORDS, *numbers(10), *(f"<key{i}>" for i in range(self.needles)))
+        return needle_symbols(self.needles)
 
     @property
     def shortest(self) -> int:
@@ -84,16 +110,12 @@ class Passkey:
     def sample(self, rng: np.random.Generator, length: int) -> Example:
         fits(self, length)
         spare = length - self.shortest
-        first_digit = len(FILLER_WORDS)
-        filler = FILLER_IDS[(rng.integers(len(FILLER_IDS)) + np.arange(spare)) % len(FILLER_IDS)].tolist()
-        codes = (first_digit + rng.integers(10, size=(self.needles, self.digits))).tolist()
-        marks = (first_digit + 10 + rng.permutation(self.needles)).tolist()
+        filler, codes = draw_filler(rng, spare), draw_numbers(rng, self.needles, self.digits)
+        marks = (FIRST_MARK + rng.permutation(self.needles)).tolist()
         cuts = sorted(rng.integers(spare + 1, size=self.needles).tolist())
         wanted = int(rng.integers(self.needles))
-        prompt: list[int] = []
-        for begin, end, mark, code in zip([0, *cuts], cuts, marks, codes, strict=False):
-            prompt += [*filler[begin:end], mark, *code]
-        prompt += [*filler[cuts[-1] :], marks[wanted]]
+        needles = ([mark, *code] for mark, code in zip(marks, codes, strict=True))
+        prompt = [*hidden_in(filler, cuts, needles), marks[wanted]]
         return Example(tuple(prompt), tuple(codes[wanted]), depth(cuts[wanted], spare + 1))
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from vantage.spec.registry import Entry
-from vantage.training.tasks.task import Example, alphabet, fits, numbers, one_of, whole
+from vantage.training.tasks.task import Example, LetterTask, fits, numbers, one_of, whole
 
 SPACE = 10  # after the ten digits
 
@@ -51,24 +51,13 @@ class Sort:
 
 
 @dataclass(frozen=True)
-class BucketSort:
+class BucketSort(LetterTask):
     """``d a c a`` → ``a a c d``: sorting over so few tokens that counting each of them is enough.
 
     Length: tokens, all of the prompt. From Delétang et al. 2023 and Ruoss et al. 2023, with five tokens.
     """
 
     tokens: int = 5
-
-    def __post_init__(self) -> None:
-        whole(self, "tokens", self.tokens, 1)
-
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        return alphabet(self.tokens)
-
-    @property
-    def shortest(self) -> int:
-        return 1
 
     def sample(self, rng: np.random.Generator, length: int) -> Example:
         fits(self, length)

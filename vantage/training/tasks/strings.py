@@ -7,28 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from vantage.spec.registry import Entry
-from vantage.training.tasks.task import Example, alphabet, fits, whole
+from vantage.training.tasks.task import Example, LetterTask, alphabet, fits, whole
 
 
 @dataclass(frozen=True)
-class DuplicateString:
+class DuplicateString(LetterTask):
     """``a b b`` → ``a b b a b b``.
 
     Length: letters, all of the prompt. From Delétang et al. 2023 and Ruoss et al. 2023, with two letters.
     """
 
     tokens: int = 2
-
-    def __post_init__(self) -> None:
-        whole(self, "tokens", self.tokens, 1)
-
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        return alphabet(self.tokens)
-
-    @property
-    def shortest(self) -> int:
-        return 1
 
     def sample(self, rng: np.random.Generator, length: int) -> Example:
         fits(self, length)
@@ -70,7 +59,7 @@ class MissingDuplicate:
 
 
 @dataclass(frozen=True)
-class OddsFirst:
+class OddsFirst(LetterTask):
     """``a b b a b`` → ``a b b b a``: the first, third, fifth, … letter, then the second, fourth, …
 
     Length: letters, all of the prompt. From Delétang et al. 2023 and Ruoss et al. 2023, with two letters. Their text
@@ -78,17 +67,6 @@ class OddsFirst:
     """
 
     tokens: int = 2
-
-    def __post_init__(self) -> None:
-        whole(self, "tokens", self.tokens, 1)
-
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        return alphabet(self.tokens)
-
-    @property
-    def shortest(self) -> int:
-        return 1
 
     def sample(self, rng: np.random.Generator, length: int) -> Example:
         fits(self, length)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -39,6 +40,27 @@ class Task(Protocol):
     def sample(self, rng: np.random.Generator, length: int) -> Example:
         """One example of this length. The same random numbers give the same example."""
         ...
+
+
+@dataclass(frozen=True)
+class LetterTask(ABC):
+    """What tasks have in common whose prompts are strings of the first ``tokens`` letters, of any length."""
+
+    tokens: int
+
+    def __post_init__(self) -> None:
+        whole(self, "tokens", self.tokens, 1)
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        return alphabet(self.tokens)
+
+    @property
+    def shortest(self) -> int:
+        return 1
+
+    @abstractmethod
+    def sample(self, rng: np.random.Generator, length: int) -> Example: ...
 
 
 @runtime_checkable

@@ -13,8 +13,9 @@ from vantage.checkpoints.tokenizer import Tokenizer
 from vantage.errors import BadInput
 from vantage.files import Files, expand
 from vantage.training.batch import Batch, random
+from vantage.training.text.encoded_examples import EncodedExamples
 from vantage.training.text.files import lines, records
-from vantage.training.text.rows import Batches, EpochOrder, padded, positions_of
+from vantage.training.text.rows import EpochOrder, padded, positions_of
 from vantage.training.text.vocabulary import pad_token
 
 T = TypeVar("T")
@@ -59,7 +60,7 @@ def _record(value: Mapping[str, object], where: str) -> Labelled:
 
 
 @final
-class LabelledData:
+class LabelledData(EncodedExamples[tuple[list[int], int]]):
     """Tokens padded on the right, with positions that say where the padding is; targets (B,), numbers of ``labels``.
 
     ``valid``: a file, or the share of the examples, by chance, that is kept for evaluation. A text of more than
@@ -87,23 +88,6 @@ class LabelledData:
         self._pad, self._order = pad_token(tokenizer), EpochOrder(seed, len(examples))
         self._train, self._valid = [self._encode(one) for one in examples], [self._encode(one) for one in held]
 
-    @property
-    def vocab(self) -> int:
-        return len(self.tokenizer)
-
-    @property
-    def epoch(self) -> int:
-        return len(self._train)
-
-    def batch(self, indices: Sequence[int]) -> Batch:
-        return self._batch([self._train[self._order(index)[1]] for index in indices])
-
-    def held_out(self) -> Mapping[str, Sequence[Batch]]:
-        def make(rows: range) -> Batch:
-            return self._batch([self._valid[i] for i in rows])
-
-        return {"valid": Batches(len(self._valid), self._eval_batch, make)}
-
     def _encode(self, one: Labelled) -> tuple[list[int], int]:
         if one.label not in self._number:
             raise BadInput(f"{one.where}: the label {one.label!r} is not in training, which has {list(self.labels)}")
@@ -114,8 +98,8 @@ class LabelledData:
             raise BadInput(f"{one.where}: {len(tokens)} tokens, more than length={self.length}: raise it, or cut=True")
         return tokens[: self.length], self._number[one.label]
 
-    def _batch(self, picked: Sequence[tuple[list[int], int]]) -> Batch:
-        rows, numbers = [tokens for tokens, _ in picked], [number for _, number in picked]
+    def _batch(self, examples: Sequence[tuple[list[int], int]]) -> Batch:
+        rows, numbers = [tokens for tokens, _ in examples], [number for _, number in examples]
         groups = tuple(self.labels[number] for number in numbers)
         return Batch(padded(rows, self._pad), torch.tensor(numbers), positions_of(rows), groups=groups)
 

@@ -10,9 +10,10 @@ from vantage.checkpoints.tokenizer import Tokenizer
 from vantage.errors import BadInput
 from vantage.files import Files, expand
 from vantage.training.batch import IGNORE, Batch
+from vantage.training.text.encoded_examples import EncodedExamples
 from vantage.training.text.files import records
 from vantage.training.text.labelled import split
-from vantage.training.text.rows import Batches, EpochOrder, padded
+from vantage.training.text.rows import EpochOrder, padded
 from vantage.training.text.vocabulary import pad_token
 
 
@@ -25,7 +26,7 @@ class PromptExample:
 
 
 @final
-class PromptData:
+class PromptData(EncodedExamples[PromptExample]):
     """Conversations from JSONL: {"prompt": …, "answer": …} or {"messages": [{"role": …, "content": …}, …]}.
 
     Messages are written out by the tokenizer's chat template; so are prompts and answers if it has one (``chat``
@@ -52,23 +53,6 @@ class PromptData:
         validation = valid if isinstance(valid, (int, float)) else self._read(valid, chat)
         self._train, self._valid = split(self._read(train, chat), validation, seed)
         self._order = EpochOrder(seed, len(self._train))
-
-    @property
-    def vocab(self) -> int:
-        return len(self.tokenizer)
-
-    @property
-    def epoch(self) -> int:
-        return len(self._train)
-
-    def batch(self, indices: Sequence[int]) -> Batch:
-        return self._batch([self._train[self._order(index)[1]] for index in indices])
-
-    def held_out(self) -> Mapping[str, Sequence[Batch]]:
-        def make(rows: range) -> Batch:
-            return self._batch([self._valid[i] for i in rows])
-
-        return {"valid": Batches(len(self._valid), self._eval_batch, make)}
 
     def _batch(self, examples: Sequence[PromptExample]) -> Batch:
         """Padding stands on the right, where no token that is asked for looks: positions need not name it."""

@@ -239,10 +239,10 @@ class ReadTexts:
     def find(self, asked: tuple[Any, ...]) -> ReadText | None:
         """One that was read before, by the same model with the same encoding: a page may have been loaded again."""
         with self._lock:
-            found = next((text for text in self._texts.values() if text.asked == asked), None)
-            if found is not None:
-                self._texts.move_to_end(found.id)
-            return found
+            read = next((text for text in self._texts.values() if text.asked == asked), None)
+            if read is not None:
+                self._texts.move_to_end(read.id)
+            return read
 
     def get(self, id: str) -> ReadText:
         with self._lock:

@@ -210,7 +210,7 @@ def cache(spec: ModelSpec) -> list[ContextBytes]:
     """Window layers in a ring where that is smaller. Nothing for an encoder."""
     if not spec.generates:
         return []
-    kind = CacheChoice("own", spec, ring=any(layer.mask.reach() is not None for layer in spec.layers))
+    kind = CacheChoice("own", spec)
     return [ContextBytes(context=n, bytes=kind.bytes(n, 1, torch.bfloat16)) for n in CONTEXTS]
 
 

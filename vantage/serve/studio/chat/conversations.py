@@ -17,7 +17,8 @@ from torch import Tensor
 from vantage.errors import BadInput
 from vantage.files import GIB
 from vantage.generation import Conversation
-from vantage.generation.conversation import Message, fingerprint_of
+from vantage.generation.chat_format import Message
+from vantage.generation.saved_conversation import fingerprint_of
 from vantage.model import Model
 from vantage.serve.errors import ApiError, bad
 from vantage.serve.safe_tokenizer import SafeTokenizer, new_mark

@@ -256,8 +256,8 @@ def rows(results: Sequence[RunResult], measures: Mapping[str, str]) -> list[Comp
 
 def _means(runs: Sequence[RunResult], measure: str | None) -> dict[int, float]:
     lengths = sorted({score.length for run in runs for score in run.scores})
-    found = {n: [score for run in runs if (score := run.at(n)) is not None] for n in lengths}
-    scores = {n: [s.tokens if measure == "tokens" else s.exact for s in at] for n, at in found.items()}
+    by_length = {n: [score for run in runs if (score := run.at(n)) is not None] for n in lengths}
+    scores = {n: [s.tokens if measure == "tokens" else s.exact for s in at] for n, at in by_length.items()}
     return {n: sum(values) / len(values) for n, values in scores.items()}
 
 

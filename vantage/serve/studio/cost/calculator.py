@@ -9,6 +9,7 @@ from typing import Any, final
 import torch
 
 from vantage.attention import GroupedQuery, Latent
+from vantage.cache import LayerPlan, window_kinds
 from vantage.errors import Refused
 from vantage.figures import Bars, Figure, Line, Lines
 from vantage.inspect import Cost, cost
@@ -68,17 +69,16 @@ class Sizes:
 @final
 @dataclass(frozen=True)
 class CacheChoice:
-    """One way to keep keys and values. ``ring``: what a window has left behind is given up, where that saves room."""
+    """One way to keep keys and values. What a window has left behind is given up, where that saves room."""
 
     name: str
     spec: ModelSpec
-    ring: bool = False
     own: bool = False
 
     def bytes(self, context: int, batch: int, dtype: torch.dtype) -> int:
         source = 0 if self.spec.encoder is None else context
-        ways = ("contiguous", "ring") if self.ring else ("contiguous",)
-        return min(cache_bytes(self.spec, CacheSettings(context, batch, dtype, way, source)) for way in ways)
+        kinds = ("contiguous", *window_kinds([LayerPlan.of(shape, mask) for shape, mask in self.spec.caches]))
+        return min(cache_bytes(self.spec, CacheSettings(context, batch, dtype, kind, source)) for kind in kinds)
 
     def a_token(self, dtype: torch.dtype) -> int:
         settings = CacheSettings(1, 1, dtype)
@@ -88,8 +88,7 @@ class CacheChoice:
 def kinds(sizes: Sizes, own: ModelSpec | None = None) -> list[CacheChoice]:
     """What is asked about first, then the same heads kept in other ways."""
     first = sizes.own() if own is None else own
-    windowed = any(layer.mask.reach() is not None for layer in first.layers)
-    ways = [CacheChoice("as it is" if own is not None else "this shape", first, ring=windowed, own=True)]
+    ways = [CacheChoice("as it is" if own is not None else "this shape", first, own=True)]
     groups = sizes.kv_heads if 1 < sizes.kv_heads < sizes.heads else _quarter(sizes.heads)
     ways.append(CacheChoice("MHA", sizes.spec(sizes.grouped(sizes.heads))))
     if groups is not None:
@@ -97,7 +96,7 @@ def kinds(sizes: Sizes, own: ModelSpec | None = None) -> list[CacheChoice]:
     ways.append(CacheChoice("MQA", sizes.spec(sizes.grouped(1))))
     ways.append(CacheChoice(f"MLA ({sizes.mla.kv_rank} + {sizes.mla.rope_dim})", sizes.spec(sizes.mla)))
     window = sizes.window or WINDOW
-    ways.append(CacheChoice(f"MHA, window {window:,}", sizes.spec(sizes.grouped(sizes.heads), window), ring=True))
+    ways.append(CacheChoice(f"MHA, window {window:,}", sizes.spec(sizes.grouped(sizes.heads), window)))
     return ways
 
 

@@ -61,9 +61,9 @@ def follow_vector(model: Model, ids: list[int], position: int, target: str | Non
     guesses = _guesses(model, [stream for _, _, _, stream in turns])
     report(0.7, "asking what each part adds to the logit")
     try:
-        found, note = attribute(model, ids, target=token, position=at, groups=1), None
+        attribution, note = attribute(model, ids, target=token, position=at, groups=1), None
     except Refused as e:
-        found, note = None, str(e)
+        attribution, note = None, str(e)
     steps = [
         VectorStep(
             layer=layer,
@@ -72,16 +72,16 @@ def follow_vector(model: Model, ids: list[int], position: int, target: str | Non
             length=float(stream.norm()),
             guess=guess,
             probability=probability,
-            adds=None if found is None else _adds(found, layer, part),
+            adds=None if attribution is None else _adds(attribution, layer, part),
         )
         for (layer, part, added, stream), (guess, probability) in zip(turns, guesses, strict=True)
     ]
     return VectorAnswer(
         token=seen.labels[at],
-        measure=None if found is None else found.measure,
-        logit=None if found is None else found.logit,
+        measure=None if attribution is None else attribution.measure,
+        logit=None if attribution is None else attribution.logit,
         steps=steps,
-        figures=_figures(steps, found),
+        figures=_figures(steps, attribution),
         note=note,
     )
 
@@ -113,14 +113,14 @@ def _guesses(model: Model, streams: list[Tensor]) -> list[tuple[str, float]]:
     return list(zip(labels(model, ids), shares, strict=True))
 
 
-def _adds(found: Attribution, layer: int | None, part: StreamPart) -> float:
+def _adds(attribution: Attribution, layer: int | None, part: StreamPart) -> float:
     if layer is None:
-        return sum(one.value for one in found.parts if one.kind == "embedding")
+        return sum(one.value for one in attribution.parts if one.kind == "embedding")
     kinds = ("head", "attention") if part == "attention" else ("neurons", "feed-forward")
-    return found.total(layer, *kinds)
+    return attribution.total(layer, *kinds)
 
 
-def _figures(steps: list[VectorStep], found: Attribution | None) -> list[Figure]:
+def _figures(steps: list[VectorStep], attribution: Attribution | None) -> list[Figure]:
     def of(part: str) -> list[VectorStep]:
         return [step for step in steps if step.part == part]
 
@@ -138,10 +138,10 @@ def _figures(steps: list[VectorStep], found: Attribution | None) -> list[Figure]
         log_y=True,
     )
     figures = [Figure("vector-lengths", "The token's vector, and what each part adds to it.", (sizes,))]
-    if found is None:
+    if attribution is None:
         return figures
     bars = Bars(
-        f"what each layer adds to the {found.measure}",
+        f"what each layer adds to the {attribution.measure}",
         "logit",
         tuple(str(step.layer) for step in attention),
         (
@@ -149,6 +149,6 @@ def _figures(steps: list[VectorStep], found: Attribution | None) -> list[Figure]
             ("feed-forward", [step.adds or 0.0 for step in feed_forward]),
         ),
     )
-    heads = Heat("what each head adds to it", "head", "layer", found.by_layer("head").tolist(), diverging=True)
+    heads = Heat("what each head adds to it", "head", "layer", attribution.by_layer("head").tolist(), diverging=True)
     words = "By the direct way, from the part to the logit, with the last norm's scale held. All parts add up to it."
     return [*figures, Figure("vector-layers", words, (bars,)), Figure("vector-heads", words, (heads,))]

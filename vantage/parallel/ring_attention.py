@@ -32,9 +32,9 @@ class RingKernel:
         self.wire, self.shares, self.choose = wire, shares, choose
 
     def refuses(self, need: Need, q: Tensor, view: View) -> str | None:
-        if not isinstance(need.normalise, (Softmax, OffByOne)):
+        if need.temperature is None and not isinstance(need.normalise, OffByOne):
             return f"a ring merges by the log-sum-exp, which {type(need.normalise).__name__} does not have"
-        if isinstance(need.bias, Dense):
+        if need.dense_bias is not None:
             return "this layer's score bias exists as a whole only, for all keys at once, and a ring never has them all"
         if isinstance(need.bias, QueryAndKey):
             return "this layer's score bias has a number for each key, which does not go round with it"
@@ -43,7 +43,7 @@ class RingKernel:
         return None
 
     def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:
-        temperature = need.normalise.temperature if isinstance(need.normalise, Softmax) else 1.0
+        temperature = 1.0 if need.temperature is None else need.temperature
         plain = replace(need, sinks=None, normalise=Softmax(temperature), lse=True)
         bias = _tensors_of(need.bias)
         value_bias = cast(Any, need.value_bias)
