@@ -52,18 +52,19 @@ class StoredTensor:
 class Strings:
     """A list of strings that stays in the file until it is read."""
 
-    def __init__(self, data: np.ndarray, start: int, count: int, where: str):
-        self._data, self._start, self._count, self._where = data, start, count, where
+    def __init__(self, data: np.ndarray, count: int, where: str):
+        """``data``: of each its length in 8 bytes and then itself."""
+        self._data, self._count, self._where = data, count, where
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[str]:
-        at = self._start
+        raw, length_at, end = self._data.tobytes(), READ[10].unpack_from, 0  # a vocabulary has 100,000 and more
         for _ in range(self._count):
-            (length,) = READ[10].unpack_from(self._data.data, at)
-            yield _text(self._data[at + 8 : at + 8 + length], self._where)
-            at += 8 + length
+            begin = end + 8
+            end = begin + length_at(raw, end)[0]
+            yield _text(raw[begin:end], self._where)
 
 
 class GGUF:
@@ -220,16 +221,26 @@ class _Header:
             return self._bools(count, where)
         if kind == STRING:
             self._plausible(count, 8, len(self._data), where)
-            start = self._at
-            for _ in range(count):
-                self._skip(self._number(10, where), where)
-            return Strings(self._data, start, count, f"{self._file}: {where}")
+            return Strings(self._strings(count, where), count, f"{self._file}: {where}")
         if kind == ARRAY:
             self._plausible(count, 12, len(self._data), where)
             for _ in range(count):
                 self._array(where, depth + 1)
             return None
         raise self._wrong(f"has an array of type {kind} at {where}, which is unknown")
+
+    def _strings(self, count: int, where: str) -> np.ndarray:
+        """The bytes of so many, each with its length in front."""
+        start = at = self._at
+        length_at, last = READ[10].unpack_from, self._size - 8
+        for _ in range(count):
+            if at > last:
+                break
+            at += 8 + length_at(self._bytes, at)[0]
+        else:
+            if at <= self._size:
+                return self._take(at - start, where)
+        raise self._wrong(f"is cut short: {where} needs more bytes than the {self._size - start} that are left")
 
     def _bools(self, count: int, where: str) -> np.ndarray:
         values = self._take(count, where)
@@ -246,7 +257,7 @@ class _Header:
         length = self._number(10, f"the length of {where}")
         if length > longest:
             raise self._wrong(f"gives {where} a length of {length}; {longest} is the most")
-        return _text(self._take(length, where), f"{self._file}: {where}")
+        return _text(self._take(length, where).tobytes(), f"{self._file}: {where}")
 
     def _take(self, count: int, where: str) -> np.ndarray:
         self._skip(count, where)
@@ -266,8 +277,8 @@ class _Header:
         return CheckpointError(f"{self._file} {what}")
 
 
-def _text(data: np.ndarray, where: str) -> str:
+def _text(data: bytes, where: str) -> str:
     try:
-        return data.tobytes().decode("utf-8")
+        return data.decode("utf-8")
     except UnicodeDecodeError as e:
         raise CheckpointError(f"{where} is not UTF-8: {e}") from e

@@ -36,6 +36,7 @@ HEADERS = (
     "linear.h",
     "repack.h",
     "sixteen.h",
+    "team_size.h",
     "threads.h",
     "tiles.h",
     "top.h",

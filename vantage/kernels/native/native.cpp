@@ -1,12 +1,14 @@
 // The native CPU backend: a program of a few kinds of steps over rows of float32, run by several threads.
 // What the steps are is decided in Python (vantage/model/lowered); here is only how they run.
 #include <cstdlib>
+#include <memory>
 #include <new>
 #include <vector>
 #include "attend.h"
 #include "bytes.h"
 #include "choose.h"
 #include "linear.h"
+#include "team_size.h"
 #include "threads.h"
 #include "tiles.h"
 #include "top.h"
@@ -103,11 +105,11 @@ struct Worker {
 };
 
 std::mutex run_lock;
+TeamSize team_size;
 OpenMP openmp;
 ThreadPool* pool = nullptr;
 std::vector<Worker> workers;
-Memory parts;                             // what few queries get from each piece of the keys
-std::vector<std::atomic<int>> finished;  // how many pieces of a row and head there are of it
+Memory parts;  // what few queries get from each piece of the keys
 
 void after_fork() { pool = nullptr; }  // its threads did not come along
 
@@ -335,7 +337,7 @@ struct Stage {  // a product, an attention, or steps that take row by row
     int pieces;
     Cut cut;
     const Op* before;  // of a product of few rows: a step that every thread takes for itself, or null
-    int64_t first;     // of an attention: its place in ``finished``
+    int64_t first;     // of an attention: its place in ``Program::finished``
 };
 
 bool takes_bytes(const Matrix& w, const ProgramCall& c) {
@@ -431,14 +433,13 @@ std::vector<Stage> stages(const ProgramCall& c, int threads) {
         if (op < c.ops + c.n_ops && op->kind != LINEAR) own = nullptr;
         all.push_back(stage);
     }
-    finished = std::vector<std::atomic<int>>(heads);
     return all;
 }
 
-void work(const Stage& stage, const ProgramCall& c, int64_t task, Worker& worker) {
+void work(const Stage& stage, const ProgramCall& c, int64_t task, std::atomic<int>* finished, Worker& worker) {
     const Op& op = *stage.begin;
     if (op.kind == LINEAR) return product(stage, c, task, worker);
-    if (op.kind == ATTEND && few(op, c)) return attend_few(op, c, task, finished.data() + stage.first, worker.room.data);
+    if (op.kind == ATTEND && few(op, c)) return attend_few(op, c, task, finished + stage.first, worker.room.data);
     if (op.kind == ATTEND) return attend_many(op, c, task, worker.room.data);
     const int64_t end = std::min(c.rows * c.tokens, (task + 1) * stage.cut.rows);
     for (int64_t i = task * stage.cut.rows; i < end; i++)
@@ -464,12 +465,30 @@ void reserve(const ProgramCall& c, const std::vector<Stage>& all, int threads) {
         }
     }
     if ((int)workers.size() < threads) workers.resize(threads);
-    for (int i = 0; i < threads; i++) {
+    for (int i = 0; i < threads; i++)
         workers[i].room.reserve(room), workers[i].rounded.reserve(rounded), workers[i].rows.reserve(rows);
-        workers[i].prepared_for = nullptr;
-    }
     parts.reserve(shared);
 }
+
+struct Program {  // one run of a call, by several threads
+    Program(const ProgramCall& call, int threads) : call(call), all(stages(call, threads)), progress(all.size()) {
+        int64_t heads = 0;
+        for (const Stage& stage : all)
+            if (stage.begin->kind == ATTEND) heads = stage.first + call.rows * stage.begin->n[2];
+        finished = std::vector<std::atomic<int>>(heads);
+    }
+    void run(int thread, int threads) {
+        Worker& worker = workers[thread];
+        worker.prepared_for = nullptr;
+        for (size_t i = 0; i < all.size(); i++)
+            progress[i].share(all[i].pieces, thread, threads,
+                              [&](int task) { work(all[i], call, task, finished.data(), worker); });
+    }
+    const ProgramCall& call;
+    std::vector<Stage> all;
+    std::vector<Progress> progress;
+    std::vector<std::atomic<int>> finished;  // how many pieces of a row and head there are of it
+};
 
 // Row i of a table of embeddings.
 void embedding(const Matrix& w, int64_t i, float* to) {
@@ -490,17 +509,19 @@ void vantage_use_openmp(void* parallel, void* thread) {
 }
 
 // 0: it ran; 1: no memory.
-int vantage_run(const ProgramCall* call, int threads) try {
+int vantage_run(const ProgramCall* call, int most_threads) try {
     std::lock_guard<std::mutex> one_at_a_time(run_lock);
-    const std::vector<Stage> all = stages(*call, threads);
-    reserve(*call, all, threads);
-    std::vector<Progress> progress(all.size());
+    RunClock clock;
+    const int threads = team_size.choose(most_threads, clock.start());
+    Program program(*call, threads);
+    reserve(*call, program.all, threads);
     run_on_threads(
         [&](int thread) {
-            for (size_t i = 0; i < all.size(); i++)
-                progress[i].share(all[i].pieces, thread, threads, [&](int task) { work(all[i], *call, task, workers[thread]); });
+            program.run(thread, threads);
+            if (!thread) clock.done();
         },
         threads);
+    clock.tell(team_size);
     return 0;
 } catch (const std::bad_alloc&) {
     return 1;
@@ -539,33 +560,63 @@ struct StepsCall {
     int32_t* fine;           // (steps, rows)
 };
 
-int vantage_steps(StepsCall* call, int threads) try {
-    ProgramCall &body = call->body, &head = call->head;
-    const Buffer &x = body.buffers[0], &logits = head.buffers[head.ops[head.n_ops - 1].dst];
-    const int64_t rows = body.rows;
-    for (int64_t step = 0; step < call->steps; step++, body.first_angle++) {
-        const int32_t* last = call->tokens + step * rows;
-        for (int64_t i = 0; i < rows; i++) {
-            embedding(*call->embeddings, last[i], x.row(i));
-            if (call->scale != 1.0)
-                for (int64_t k = 0; k < x.width; k++) x.row(i)[k] *= (float)call->scale;
-        }
-        if (vantage_run(&body, threads) || vantage_run(&head, threads)) return 1;
-        for (int64_t i = 0; i < call->n_locations; i++) call->locations[i].held++;
-        std::lock_guard<std::mutex> one_at_a_time(run_lock);
-        Progress progress;
-        const int64_t at = step * rows;
-        const int choosing = rows == 1 ? 1 : threads;
-        run_on_threads(
-            [&](int thread) {
-                progress.share((int)rows, thread, choosing, [&](int i) {
-                    const ChosenToken chosen = choose(logits.row(i), logits.width, call->choices[i], call->uniforms[at + i]);
-                    call->tokens[at + rows + i] = chosen.token;
-                    call->logprobs[at + i] = chosen.logprob, call->fine[at + i] = chosen.fine;
-                });
-            },
-            choosing);
+struct Step {  // who is late finds everything done: each step keeps what it needs to find that out
+    Step(const StepsCall& call, int threads) : body(call.body, threads), head(call.head, threads) {}
+    Program body, head;
+    Progress begun, chosen;
+};
+
+static void move_on(StepsCall& call, int64_t tokens) {
+    call.body.first_angle += tokens;
+    for (int64_t i = 0; i < call.n_locations; i++) call.locations[i].held += tokens;
+}
+
+static std::vector<std::unique_ptr<Step>> lay_out(StepsCall& call, int threads) {
+    std::vector<std::unique_ptr<Step>> steps;
+    for (int64_t i = 0; i < call.steps; i++, move_on(call, 1)) {
+        steps.push_back(std::make_unique<Step>(call, threads));
+        reserve(call.body, steps.back()->body.all, threads), reserve(call.head, steps.back()->head.all, threads);
     }
+    move_on(call, -call.steps);
+    return steps;
+}
+
+static void begin_step(StepsCall& call, int64_t step) {
+    const Buffer& x = call.body.buffers[0];
+    const int64_t rows = call.body.rows;
+    if (step) move_on(call, 1);
+    for (int64_t i = 0; i < rows; i++) {
+        embedding(*call.embeddings, call.tokens[step * rows + i], x.row(i));
+        if (call.scale != 1.0)
+            for (int64_t k = 0; k < x.width; k++) x.row(i)[k] *= (float)call.scale;
+    }
+}
+
+static void choose_token(const StepsCall& call, int64_t step, int64_t row) {
+    const Buffer& logits = call.head.buffers[call.head.ops[call.head.n_ops - 1].dst];
+    const int64_t rows = call.body.rows, at = step * rows + row;
+    const ChosenToken chosen = choose(logits.row(row), logits.width, call.choices[row], call.uniforms[at]);
+    call.tokens[at + rows] = chosen.token;
+    call.logprobs[at] = chosen.logprob, call.fine[at] = chosen.fine;
+}
+
+int vantage_steps(StepsCall* call, int most_threads) try {
+    std::lock_guard<std::mutex> one_at_a_time(run_lock);
+    RunClock clock;
+    const int threads = team_size.choose(most_threads, clock.start());
+    const auto steps = lay_out(*call, threads);
+    run_on_threads(
+        [&](int thread) {
+            for (int64_t i = 0; i < call->steps; i++) {
+                Step& step = *steps[i];
+                step.begun.share(1, thread, threads, [&](int) { begin_step(*call, i); });
+                step.body.run(thread, threads), step.head.run(thread, threads);
+                step.chosen.share((int)call->body.rows, thread, threads, [&](int row) { choose_token(*call, i, row); });
+            }
+            if (!thread) clock.done();
+        },
+        threads);
+    clock.tell(team_size);
     return 0;
 } catch (const std::bad_alloc&) {
     return 1;

@@ -50,6 +50,7 @@ class Lowered:
         self._head = _head(model)
         self._has_fast = any(native.has_fast(weight) for weight in self._body.program.quantised)
         self._last_stores: tuple[list[tuple[weakref.ref[Store], int]], ctypes.Array[LayerStore]] | None = None
+        self._memory: tuple[Tensor, Tensor, Tensor] | None = None  # of steps without anybody in between
         self._embedding, self._max_positions = PlainEmbedding.of(model.embed), model.max_positions
         head = () if self._head is None else self._head.program.tensors
         self._watch = ModelWatch(model, [*self._body.program.tensors, *head])
@@ -136,9 +137,7 @@ class Lowered:
         pos = Positions.arange(1, steps, first[0]) if same else Positions.onward(torch.tensor(first), steps)
         angles = [module.tables(pos.declare(one.length), torch.float32) for module in body.program.rotations]
         tables, results = angle_tables(angles), StepResults(tokens, steps, choices)
-        x = torch.empty((rows, body.program.widths[0]))
-        hidden = x if body.program.out == 0 else torch.empty((rows, body.program.widths[body.program.out]))
-        logits = torch.empty((rows, head.program.widths[head.program.out]))
+        x, hidden, logits = self._step_memory(rows)
         call = StepsCall()
         call.body = body.call(x, hidden, (rows, 1), tables, self._where(layers), locations)
         call.head = head.call(hidden, logits, (rows, 1), None, None, None)
@@ -147,6 +146,17 @@ class Lowered:
         results.write_to(call)
         self._native.steps(call)
         return StepsDone(results.chosen())
+
+    def _step_memory(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        """What goes into a step, its hidden states and logits, which nobody else sees. Kept: memory that is new costs a
+        fault for every page of the logits."""
+        body, head = self._body.program, self._head
+        assert head is not None
+        if self._memory is None or len(self._memory[0]) != rows:
+            x = torch.empty((rows, body.widths[0]))
+            hidden = x if body.out == 0 else torch.empty((rows, body.widths[body.out]))
+            self._memory = x, hidden, torch.empty((rows, head.program.widths[head.program.out]))
+        return self._memory
 
     def _layouts(self, pos: Positions, cache: ModelCache) -> list[Layout] | None:
         """Where each layer's tokens stand, if all of them stand where the kernels can go."""

@@ -1,0 +1,85 @@
+"""How many threads the native kernels take while other processes want the cores (team_size.h), at given times."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from vantage.kernels.native.build import HERE, CannotBuild, find_compiler
+
+PROGRAM = """
+#include "team_size.h"
+vantage::TeamSize team;
+extern "C" int choose(int wanted, double ms) { return team.choose(wanted, (int64_t)(ms * 1e6)); }
+extern "C" void ran(double ms, double elapsed, double lost) {
+    team.ran((int64_t)(ms * 1e6), (int64_t)(elapsed * 1e6), (int64_t)(lost * 1e6));
+}
+"""
+Load = Callable[
+    [float, int], float
+]  # at a time, with so many threads: the share of it in which the caller does not run
+
+
+class Machine:
+    """Runs of 5 ms, one after another."""
+
+    def __init__(self, library: ctypes.CDLL):
+        self._library, self.now = library, 0.0
+        library.choose.argtypes = [ctypes.c_int, ctypes.c_double]
+        library.ran.argtypes = [ctypes.c_double] * 3
+        library.ran.restype = None
+
+    def run(self, wanted: int, ms: float, load: Load) -> list[int]:
+        """How many threads each run had."""
+        sizes, end = [], self.now + ms
+        while self.now < end:
+            sizes.append(self._library.choose(wanted, self.now))
+            lost = 5 * load(self.now, sizes[-1])
+            self.now += 5
+            self._library.ran(self.now, 5, lost)
+        return sizes
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    try:
+        compiler = find_compiler()
+    except CannotBuild as why:
+        pytest.skip(str(why))
+    source, library = tmp_path / "team.cpp", tmp_path / "team.so"
+    source.write_text(PROGRAM)
+    subprocess.run([*compiler, "-std=c++17", "-shared", "-fPIC", f"-I{HERE}", "-o", library, source], check=True)
+    return Machine(ctypes.CDLL(str(library)))
+
+
+def test_quiet(machine: Machine):
+    assert set(machine.run(8, 5000, lambda now, size: 0.02)) == {8}
+
+
+def test_one_hiccup_changes_nothing(machine: Machine):
+    assert set(machine.run(2, 1000, lambda now, size: 0.8 if now == 500 else 0.0)) == {2}
+
+
+def test_cores_taken_by_others(machine: Machine):
+    sizes = machine.run(2, 5000, lambda now, size: 0.4)  # alone too: nothing is tried while it is held up alone
+    assert sizes.count(2) <= 10
+    after = machine.run(2, 1000, lambda now, size: 0.0)
+    assert after[-1] == 2  # and all are back when the others have gone
+    assert after.index(2) * 5 <= 300
+
+
+def test_one_core_taken_of_several(machine: Machine):
+    sizes = machine.run(8, 20000, lambda now, size: 0.4 if size == 8 else 0.0)
+    assert sizes[-100:].count(7) >= 95  # with seven nobody waits; eight are tried ever less often
+    sizes = machine.run(8, 20000, lambda now, size: 0.4 if size > 3 else 0.0)
+    assert sizes[-100:].count(3) >= 90
+    assert machine.run(8, 4000, lambda now, size: 0.0)[-1] == 8
+
+
+def test_another_number_is_wanted(machine: Machine):
+    machine.run(4, 1000, lambda now, size: 0.5)
+    assert machine.run(2, 5, lambda now, size: 0.0) == [2]

@@ -1,0 +1,73 @@
+// How many threads are worth having while other processes want the cores as well.
+//
+// A thread that another process holds up keeps the others waiting at the end of a stage, and one that shares its core with
+// the thread it waits for takes that one's time. Where the calling thread does not run for a good part of the time, one
+// thread fewer is faster; once it runs all the time again, more are tried. Results do not depend on it: whoever works takes
+// the same pieces. It costs two looks at the clock for each program or group of steps.
+#pragma once
+#include <time.h>
+#include <algorithm>
+#include <cstdint>
+
+namespace vantage {
+
+class TeamSize {
+  public:
+    explicit TeamSize(int wanted = 0) : wanted_(wanted), size_(wanted) {}
+
+    // Of so many that are wanted, at this time. All times are nanoseconds.
+    int choose(int wanted, int64_t now) {
+        if (wanted != wanted_) *this = TeamSize(wanted);
+        if (size_ < wanted && !trying_ && now >= look_again_) {
+            before_ = size_, size_ += (wanted - size_ + 1) / 2;
+            trying_ = true, elapsed_ = lost_ = 0;
+        }
+        return size_;
+    }
+
+    // The team has run. ``lost``: for how long the calling thread did not.
+    void ran(int64_t now, int64_t elapsed, int64_t lost) {
+        elapsed_ += elapsed, lost_ += lost;
+        const bool crowded = lost_ * 100 > std::max(elapsed_, WINDOW) * CROWDED_PERCENT;
+        if (!crowded && elapsed_ < WINDOW) return;  // a single wait says little
+        if (crowded && size_ > 1) {
+            hold_ = trying_ ? std::min(2 * hold_, LONGEST_HOLD) : HOLD;
+            size_ = trying_ ? before_ : size_ - 1;
+            look_again_ = now + hold_;
+        } else if (crowded) {
+            look_again_ = now + HOLD;  // alone, and still others have the core
+        } else if (trying_) {
+            hold_ = HOLD, look_again_ = now;
+        }
+        trying_ = false, elapsed_ = lost_ = 0;
+    }
+
+  private:
+    static constexpr int64_t MS = 1000000, WINDOW = 30 * MS, HOLD = 200 * MS, LONGEST_HOLD = 1600 * MS;
+    static constexpr int64_t CROWDED_PERCENT = 15;
+    int wanted_, size_, before_ = 0;
+    bool trying_ = false;  // more threads than before
+    int64_t look_again_ = 0, hold_ = HOLD, elapsed_ = 0, lost_ = 0;
+};
+
+class RunClock {  // of the calling thread
+  public:
+    RunClock() : start_(clock(CLOCK_MONOTONIC)), ran_(clock(CLOCK_THREAD_CPUTIME_ID)) {}
+    int64_t start() const { return start_; }
+    // Its own work is done, and it begins to wait for the others to leave. That may be a spin, which is no work.
+    void done() { ran_ = clock(CLOCK_THREAD_CPUTIME_ID) - ran_; }
+    void tell(TeamSize& team) const {
+        const int64_t now = clock(CLOCK_MONOTONIC);
+        team.ran(now, now - start_, now - start_ - ran_);
+    }
+
+  private:
+    static int64_t clock(clockid_t which) {
+        timespec now;
+        clock_gettime(which, &now);
+        return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    }
+    int64_t start_, ran_;
+};
+
+}  // namespace vantage
