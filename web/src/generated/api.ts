@@ -991,7 +991,7 @@ export interface TokenUsage {
   reused_tokens: number;
 }
 
-/** How much of the attention a token gets. `key`: its number, from 0. */
+/** How much of the attention a token gets. `key`: its number, from 0; an image's first token has all of it. */
 export interface TokenWeight {
   key: number;
   weight: number;

@@ -176,7 +176,7 @@ class WatchedAnswer:
                 "token": labels(model, [pick.token])[0],
                 "logprob": pick.logprob if math.isfinite(pick.logprob) else LEAST,
                 "top": likely(model, loop.picker.sampling, logits, LIKELY),
-                "attention": [] if watch is None else watch.take(),
+                "attention": [] if watch is None else watch.take(self._image_places(loop)),
                 "cache": cache_report(loop.row, loop.reused),
                 "cost": counter.counts(),
             }
@@ -200,6 +200,9 @@ class WatchedAnswer:
         self.talk.cache = cache_report(loop.row, loop.reused)
         self.conversations.put(self.talk)
 
+    def _image_places(self, loop: DecodeLoop) -> list[dict[str, Any]]:
+        return [] if loop.images is None else image_places(loop.prompt, loop.images.starts)
+
     def _start(self, loop: DecodeLoop, counter: ProjectionCounter) -> dict[str, Any]:
         return {
             "conversation": self.talk.id,
@@ -210,7 +213,7 @@ class WatchedAnswer:
             "prompt_tokens": len(loop.prompt),
             "reused_tokens": loop.reused,
             "tokens": labels(loop.row.model, loop.prompt),
-            "image_places": image_places(loop.prompt, () if loop.images is None else loop.images.starts),
+            "image_places": self._image_places(loop),
             "cache": cache_report(loop.row, loop.reused),
             "cost": counter.counts(),
         }

@@ -17,7 +17,7 @@ class TokenChoice(StudioAnswer):
 
 
 class TokenWeight(StudioAnswer):
-    """How much of the attention a token gets. ``key``: its number, from 0."""
+    """How much of the attention a token gets. ``key``: its number, from 0; an image's first token has all of it."""
 
     key: int
     weight: float
