@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 import vantage as vt
 from tests.generation.folder import chat_model
@@ -17,21 +18,17 @@ from vantage.generation.images import go_on, named, prepared
 FIRST, SECOND = pixels(), pixels(8, 32, seed=3)  # 6 and 4 tokens
 
 
-def said(text: str, *images) -> dict:
-    parts = [{"type": "image", "image": image} for image in images]
-    return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
-
-
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl"])
 def test_every_turn_is_that_of_a_fresh_pass(family):
     model = vision_chat_model(family)
     talk = Conversation(model, max_tokens=6)
-    messages = []
+    so_far = []
     for text, images in (("hello", [FIRST]), ("and", [SECOND, FIRST]), ("so", [])):
-        messages.append(said(text, *images) if images else {"role": "user", "content": text})
-        answer, wanted = talk.ask(text, images=images), vt.generate(model, messages, max_tokens=6)
-        assert answer.text == wanted.text
-        messages.append({"role": "assistant", "content": answer.text})
+        answer = talk.ask(text, images=images)
+        so_far += images
+        prompt = list(talk.tokens[: answer.prompt])  # an answer may be half a character: its tokens go on, not its text
+        assert prompt.count(image_token(model)) == {1: 6, 3: 6 + 4 + 6}[len(so_far)]
+        assert answer.text == vt.generate(model, prompt, images=so_far, max_tokens=6).text
     assert answer.reused > 6 + 4 + 6
     assert answer.computed < answer.prompt
 
@@ -55,7 +52,7 @@ def test_a_branch_with_another_image_shares_what_came_before_it():
 def test_messages_of_another_process_go_on_alike():
     model = vision_chat_model()
     talk = Conversation(model, max_tokens=4)
-    with talk.answering("hello", images=[FIRST]) as loop:
+    with torch.inference_mode(), talk.answering("hello", images=[FIRST]) as loop:
         list(loop.run())
     tokens = (*loop.prompt, *(pick.token for pick in loop.picks))
     past = PastTurn("hello", loop.text, tokens, len(loop.prompt), loop.ending.ended_by, loop.intact,

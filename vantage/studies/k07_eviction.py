@@ -113,15 +113,15 @@ def _concluded(correct: Correct, furthest: dict[str, float]) -> Result:
     for name in BY_WEIGHT:
         lost = more_in_pairs(share(WHOLE, early), share(name, early))
         numbers.append(held(f"{name} loses what stood before the last {WINDOW}", lost))
-    slips = [
-        held(f"{name} keeps more of it than sinks and a window", more_in_pairs(share(name, early), share(SINKS, early)))
-        for name in BY_WEIGHT
-    ]
+        more = more_in_pairs(share(name, early), share(SINKS, early))
+        numbers.append(held(f"{name} keeps more of it than sinks and a window", more))
     numbers += [
         checked(f"{name}: furthest from one pass with the same keys masked", away, 0.0, within=ROUNDING)
         for name, away in furthest.items()
     ]
     for name in correct:
+        whole = correct[name].mean(1).tolist()
+        numbers.append(Number(f"{name}: right, at all depths together", mean(whole), interval=interval(whole)))
         for what, depths in (("early", early), ("late", late)):
             some = share(name, depths)
             numbers.append(Number(f"{name}: right, asked for what stood {what}", mean(some), interval=interval(some)))
@@ -132,12 +132,15 @@ def _concluded(correct: Correct, furthest: dict[str, float]) -> Result:
         h2o_early=mean(share("H2O", early)),
         tova_early=mean(share("TOVA", early)),
         snapkv_early=mean(share("SnapKV", early)),
+        sinks_all=float(correct[SINKS].mean()),
+        weight_all=mean([float(correct[name].mean()) for name in BY_WEIGHT]),
+        share=BUDGET / SYMBOLS,
         budget=BUDGET,
         symbols=SYMBOLS,
         window=WINDOW,
         furthest=max(furthest.values()),
     )
-    return conclude(words, numbers, [_depths(correct)], slips)
+    return conclude(words, numbers, [_depths(correct)])
 
 
 def _depths(correct: Correct) -> Figure:
