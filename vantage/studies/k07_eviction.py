@@ -156,6 +156,6 @@ STUDY = TEXT.study(
     "K7",
     run,
     (TEXT.parameter("texts", 64, 4, 512), TEXT.parameter("steps", 800, 10, 5000)),
-    seconds=30.0,
+    seconds=15.0,
     trains=True,
 )

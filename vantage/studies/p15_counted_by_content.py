@@ -139,6 +139,6 @@ STUDY = TEXT.study(
     "P15",
     run,
     (TEXT.parameter("seeds", 3, 2, 10), TEXT.parameter("steps", 400, 10, 5000)),
-    seconds=150.0,
+    seconds=120.0,
     trains=True,
 )

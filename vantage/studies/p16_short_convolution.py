@@ -106,6 +106,6 @@ STUDY = TEXT.study(
     "P16",
     run,
     (TEXT.parameter("seeds", 3, 2, 10), TEXT.parameter("steps", 800, 10, 5000)),
-    seconds=120.0,
+    seconds=100.0,
     trains=True,
 )
