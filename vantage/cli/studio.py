@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
     models = tuple(ServedModel.of(text) for text in args.models or (DEFAULT,))
     batching = Batching(rows=8, queue=16, capacity=8192, device=args.device)
-    limits = Limits(body_bytes=16 * 2**20)  # a conversation that is imported
+    limits = Limits(body_bytes=48 * 2**20)  # a conversation that is imported, with its images
     settings = ServerSettings(
         models, port=_port(args.port), batching=batching, limits=limits, logs=Logs(level="warning")
     )

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from vantage.cache import CacheKind, ModelCache, cache_kind
 from vantage.errors import BadInput, CacheError, Refused
+from vantage.generation.images import PromptImages, features_of, named
 from vantage.generation.stats import paths_of
 from vantage.model import Model
+from vantage.spec.images import ImageFeatures
 from vantage.spec.parts import EncoderOutput
 
 CHUNK = 512  # tokens of a pass: a long prompt is read in several, so that its activations stay small
@@ -48,6 +50,8 @@ class CachedSequence:
         self.model, self.cache, self.work = model, cache, WorkCounts()
         self.tokens = list(tokens)
         self._source = source
+        self._images: PromptImages | None = None  # of the text that it holds a front of
+        self._features: ImageFeatures | None = None  # of those images, once they are wanted
         self._earlier = (0,) * len(cache.layers)  # keys projected into caches that were given up
         self._earlier_paths = Counter[str]()
 
@@ -82,16 +86,27 @@ class CachedSequence:
         """One pass; the logits (want, V) of its last tokens."""
         model, source = self.model, self._source
         tokens = torch.tensor([list(new)], device=model.device)
+        placed = self._placed(len(self.tokens), len(self.tokens) + len(new))
         if want == len(new):
-            logits = model(tokens, cache=self.cache, source=source)
+            logits = model(tokens, cache=self.cache, source=source, **placed)
         else:  # the head is the widest map of all: only for those who are asked for
-            hidden = model.hidden(tokens, cache=self.cache, source=source)
+            hidden = model.hidden(tokens, cache=self.cache, source=source, **placed)
             logits = model.head(hidden[:, len(new) - want :])
         self._source = None
         self.tokens += new
         self.work.calls += 1
         self.work.computed += len(new)
         return logits[0]
+
+    def _placed(self, start: int, end: int) -> dict[str, Any]:
+        """Where tokens stand of which some are an image's, and what the tower made of it. All others just go on: the
+        cache knows from where."""
+        images = self._images
+        if images is None or not images.any_in(start, end):
+            return {}
+        if self._features is None:
+            self._features = features_of(self.model, images.images)
+        return {"positions": images.positions(start, end), "images": images.tokens(self._features, start, end)}
 
     def _make_room(self, n: int) -> None:
         """Frequencies are fixed for a cache's life: past its length everything is computed again, in doubling steps."""
@@ -104,6 +119,8 @@ class CachedSequence:
             length *= 2
         if self.model.encoder is not None:
             raise Refused(f"an encoder-decoder cannot grow past its length: make its cache with length={length}")
+        if self.tokens and self._images is not None:
+            raise Refused(f"a conversation with images cannot grow past {self.cache.length} tokens: start a new one")
         if self.tokens:
             self._exchange(self.model.grow(self.cache, self._as_row(), length=length))
             self.work.recomputed += len(self.tokens)
@@ -128,12 +145,15 @@ class CachedSequence:
             self.cache.crop(to)
             del self.tokens[to:]
 
-    def match(self, tokens: Sequence[int]) -> int:
+    def match(self, tokens: Sequence[int], images: PromptImages | None = None) -> int:
         """Go back to where these tokens and the held ones part, and say how many are kept; never all of them.
 
-        What a window let go of cannot be gone back to: then all is given up and computed again.
+        What a window let go of cannot be gone back to: then all is given up and computed again. ``images``: those of
+        the tokens. Tokens of another image are others.
         """
-        kept = min(common_length(self.tokens, tokens), len(tokens) - 1)
+        kept = min(common_length(named(self.tokens, self._images), named(tokens, images)), len(tokens) - 1)
+        if images is not self._images:
+            self._images, self._features = images, None
         try:
             self.crop(kept)
         except CacheError:
@@ -155,7 +175,9 @@ class CachedSequence:
 
     def fork(self) -> CachedSequence:
         """The same, to go on with independently."""
-        return CachedSequence(self.model, self.cache.fork(), self.tokens)
+        other = CachedSequence(self.model, self.cache.fork(), self.tokens)
+        other._images, other._features = self._images, self._features
+        return other
 
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, final
 
 from vantage.checkpoints.tokenizer import Tokenizer
+from vantage.generation.images import PromptImages
+from vantage.spec.images import PreparedImage
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]  # a role and a content: a text, or parts of text and images
 
 
 class TokenisedText(NamedTuple):
@@ -16,6 +18,13 @@ class TokenisedText(NamedTuple):
 
     tokens: list[int]
     text: str
+    images: PromptImages | None = None
+
+    def begins(self, text: str, images: Sequence[PreparedImage]) -> bool:
+        """Whether this text goes on from here. Another image may be written as the same text."""
+        own = () if self.images is None else self.images.images
+        same = [image.digest for image in own] == [image.digest for image in images[: len(own)]]
+        return same and text.startswith(self.text) and len(text) > len(self.text)
 
 
 class ChatFormat(Protocol):

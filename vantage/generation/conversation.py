@@ -13,16 +13,18 @@ from typing import Any, NamedTuple, final
 import torch
 
 from vantage.cache import CacheKind, ModelCache
-from vantage.errors import BadInput
+from vantage.errors import BadInput, Refused
 from vantage.generation.cached_sequence import CachedSequence, new_cache
 from vantage.generation.chat_format import ChatFormat, Message, TemplateFormat, TokenisedText
 from vantage.generation.decode import Answer, DecodeLoop
-from vantage.generation.prompts import check_model, end_tokens
+from vantage.generation.images import PromptImages, go_on, prepared, taken_out
+from vantage.generation.prompts import check_model, end_tokens, user_message
 from vantage.generation.sampling import Constraint, Pick, Picker, Sampling
 from vantage.generation.saved_conversation import ConversationFile
 from vantage.generation.speculate import Draft, check_draft
 from vantage.generation.stops import AnswerText, Stop
 from vantage.model import Model
+from vantage.spec.images import PreparedImage
 
 
 class ContextFull(BadInput):
@@ -49,6 +51,7 @@ class PastTurn:
 
     ``tokens``: all of the conversation, up to the end of the answer; ``prompt``: how many of them came before it.
     ``ended_by``: "stop token", "stop string", "length", or ``None``: broken off. ``intact``: the tokens are the text's.
+    ``images``: the message's own; ``starts``: where each image of the conversation so far begins in ``tokens``.
     """
 
     message: str
@@ -57,6 +60,8 @@ class PastTurn:
     prompt: int
     ended_by: str | None
     intact: bool = True
+    images: tuple[PreparedImage, ...] = ()
+    starts: tuple[int, ...] = ()
 
     @property
     def finish_reason(self) -> str:
@@ -122,9 +127,12 @@ class Conversation:
         max_tokens: int | None = None,
         sampling: Sampling | None = None,
         constraint: Constraint | None = None,
+        images: Sequence[Any] = (),
     ) -> Answer:
-        """Say something and wait for the whole answer."""
-        for _ in self.stream(text, role=role, max_tokens=max_tokens, sampling=sampling, constraint=constraint):
+        """Say something and wait for the whole answer. Its ``images`` stand before its text."""
+        for _ in self.stream(
+            text, role=role, max_tokens=max_tokens, sampling=sampling, constraint=constraint, images=images
+        ):
             pass
         return self.turns[-1]
 
@@ -137,13 +145,16 @@ class Conversation:
         max_tokens: int | None = None,
         sampling: Sampling | None = None,
         constraint: Constraint | None = None,
+        images: Sequence[Any] = (),
     ) -> Iterator[str]:
         """Say something; the answer in pieces, as it comes.
 
         Whoever stops early (``stop()``, Ctrl-C, leaving the loop) keeps what was said so far. What was
         stopped before its first token did not happen.
         """
-        with self.answering(text, role=role, max_tokens=max_tokens, sampling=sampling, constraint=constraint) as loop:
+        with self.answering(
+            text, role=role, max_tokens=max_tokens, sampling=sampling, constraint=constraint, images=images
+        ) as loop:
             for step in loop.run():
                 if step.text:
                     yield step.text
@@ -163,6 +174,7 @@ class Conversation:
         sampling: Sampling | None = None,
         constraint: Constraint | None = None,
         beginning: Sequence[Pick] = (),
+        images: Sequence[Any] = (),
     ) -> Iterator[DecodeLoop]:
         """Say something, and run the decode loop oneself. Whatever came of it is taken in at the end.
 
@@ -171,8 +183,8 @@ class Conversation:
         begun = time.perf_counter()
         if not isinstance(text, str):
             raise BadInput(f"a message {text!r:.80}: give a text")
-        messages = [*self.messages, {"role": role, "content": text}]
-        rendered, tokens = self._prompt(messages)
+        messages = [*self.messages, user_message(text, prepared(self.model, images), role)]
+        rendered, tokens, placed = self._prompt(messages)
         most = self._room(len(tokens), self.max_tokens if max_tokens is None else max_tokens)
         picker = Picker(
             sampling or self.sampling,
@@ -182,7 +194,9 @@ class Conversation:
             constraint=constraint,
         )
         ending = AnswerText(self.stops, self.model.tokenizer, max_tokens=most, constraint=constraint)
-        loop = DecodeLoop(self._row, tokens, picker, ending, self.draft, begun=begun, beginning=beginning)
+        loop = DecodeLoop(
+            self._row, tokens, picker, ending, self.draft, begun=begun, beginning=beginning, images=placed
+        )
         self._stopping = False
         try:
             yield loop
@@ -196,25 +210,19 @@ class Conversation:
         loop.flush()
         if not loop.picks:
             return
-        self._take_in(messages, rendered, tokens, loop.answer(), loop.ending.ended_by, loop.intact)
+        front = TokenisedText(tokens, rendered + self.format.quote(loop.text), loop.images)
+        self._take_in(messages, front, loop.answer(), loop.ending.ended_by, loop.intact)
 
     def _take_in(
-        self,
-        messages: list[Message],
-        rendered: str,
-        tokens: list[int],
-        answer: Answer,
-        ended_by: str | None,
-        intact: bool,
+        self, messages: list[Message], front: TokenisedText, answer: Answer, ended_by: str | None, intact: bool
     ) -> None:
-        written = rendered + self.format.quote(answer.text)
         if not intact or ended_by == "stop string":  # its tokens stand for no known text
-            self._fronts = (TokenisedText(tokens, written + _UNKNOWN),)
+            self._fronts = (front._replace(text=front.text + _UNKNOWN),)
         elif ended_by == "stop token":  # it stands for itself, unless the template ends an answer otherwise
-            end = self.model.tokenizer.decode(tokens[-1:], special=True)
-            self._fronts = (TokenisedText(tokens, written + end), TokenisedText(tokens[:-1], written))
+            end = self.model.tokenizer.decode(front.tokens[-1:], special=True)
+            self._fronts = (front._replace(text=front.text + end), front._replace(tokens=front.tokens[:-1]))
         else:
-            self._fronts = (TokenisedText(tokens, written),)
+            self._fronts = (front,)
         self.messages = [*messages, {"role": "assistant", "content": answer.text}]
         self.turns.append(answer)
         self._pasts.append(_Past(list(self.messages), self._fronts))
@@ -226,26 +234,31 @@ class Conversation:
             tokens = list(past.tokens)
             if not 0 < past.prompt < len(tokens) or not all(0 <= token < vocab for token in tokens):
                 raise BadInput("this conversation's tokens are none of this model's: start a new one")
-            messages = [*self.messages, {"role": "user", "content": past.message}]
+            messages = [*self.messages, user_message(past.message, past.images)]
+            images = taken_out(messages)[1]
+            placed = PromptImages.at(self.model, tokens[: past.prompt], images, past.starts)
             picks = tuple(Pick(token, math.nan) for token in tokens[past.prompt :])
             answer = Answer(past.text, past.finish_reason, picks, 0, past.prompt, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
-            self._take_in(messages, self.format.render(messages), tokens, answer, past.ended_by, past.intact)
+            written = self.format.render(taken_out(messages)[0]) + self.format.quote(past.text)
+            self._take_in(messages, TokenisedText(tokens, written, placed), answer, past.ended_by, past.intact)
 
     def stop(self) -> None:
         """End the answer that is under way after its present token. For signal handlers and other threads."""
         self._stopping = True
 
-    def _prompt(self, messages: Sequence[Message]) -> tuple[str, list[int]]:
-        """The conversation as text and as tokens.
+    def _prompt(self, messages: Sequence[Message]) -> tuple[str, list[int], PromptImages | None]:
+        """The conversation as text and as tokens, and where its images stand.
 
         An answer may not be what its text would be tokenised to, and may not even be text (half a
         character). Where the format writes on from it, its tokens stay as they are.
         """
-        text = self.format.render(messages)
-        for tokens, front in self._fronts:
-            if text.startswith(front) and len(text) > len(front):
-                return text, tokens + self.format.encode(text[len(front) :], first=False)
-        return text, self.format.encode(text, first=True)
+        plain, images = taken_out(messages)
+        text = self.format.render(plain)
+        for front in self._fronts:
+            if front.begins(text, images):
+                more = self.format.encode(text[len(front.text) :], first=False)
+                return text, *go_on(self.model, front.tokens, front.images, more, images)
+        return text, *go_on(self.model, (), None, self.format.encode(text, first=True), images)
 
     def _room(self, prompt: int, most: int) -> int:
         limit = self.model.context_length
@@ -295,6 +308,8 @@ class Conversation:
 
     def save(self, path: str | Path) -> None:
         """Write the messages and the cache to a file that another process can go on from."""
+        if taken_out(self.messages)[1]:
+            raise Refused("a conversation with images cannot be saved with its cache: keep the messages instead")
         last = self._fronts[0] if self._fronts else TokenisedText([], "")
         ConversationFile(self.messages, self._row.tokens, last).write(path, self._row.cache, self.model)
 

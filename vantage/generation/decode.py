@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vantage.errors import BadInput
 from vantage.generation.cached_sequence import CachedSequence, new_cache
+from vantage.generation.images import PromptImages
 from vantage.generation.limits import ContextWatch, GenerationLimits, check_evaluating
 from vantage.generation.results import as_html, shown
 from vantage.generation.sampling import Constraint, Pick, Picker, Sampling
@@ -72,7 +73,7 @@ class DecodeLoop:
     The row goes back to where its tokens and the prompt part. The last token of an answer is not put into
     the row: nobody has asked what follows it. ``begun``: since when its time is counted. ``context``: told
     when the text goes past what the model was made for; ``None``: the caller has seen to it that it does not.
-    ``beginning``: tokens that the answer begins with, whatever the model would have written.
+    ``beginning``: tokens that the answer begins with, whatever the model would have written. ``images``: the prompt's.
     """
 
     def __init__(
@@ -86,9 +87,11 @@ class DecodeLoop:
         begun: float | None = None,
         context: ContextWatch | None = None,
         beginning: Sequence[Pick] = (),
+        images: PromptImages | None = None,
     ):
         check_evaluating(row.model)
         self.row, self.prompt, self.picker, self.ending = row, list(prompt), picker, ending
+        self.images = images
         self.picks: list[Pick] = []  # of the passes that are complete
         self.text = ""  # of those
         self.complete = False  # the answer came to its end
@@ -104,7 +107,7 @@ class DecodeLoop:
             self._push(pick)
         self.text = ending.take() if beginning else ""
         self._given = [*self.prompt, *(pick.token for pick in self.picks)]  # what the first pass ends with
-        self.reused = row.match(self._given)
+        self.reused = row.match(self._given, images)
 
     @property
     def intact(self) -> bool:

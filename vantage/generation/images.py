@@ -49,6 +49,24 @@ class PromptImages:
                 raise BadInput(f"an image of {size} tokens from {start} on is cut apart: its tokens follow one another")
         return PromptImages(tuple(prompt), tuple(images), tuple(starts), vision.merge)
 
+    @staticmethod
+    def at(
+        model: Model, prompt: Sequence[int], images: Sequence[PreparedImage], starts: Sequence[int]
+    ) -> PromptImages | None:
+        """With what is known of each: where it begins. Checked, since a file may say anything."""
+        if not images and not starts:
+            return None
+        vision = model.spec.vision
+        if vision is None:
+            raise BadInput("this model reads no images: leave them out, or use one with a vision tower")
+        sizes = [image.tokens(vision.merge) for image in images]
+        ends = [0, *(start + size for start, size in zip(starts, sizes, strict=False))]
+        fits = len(starts) == len(images) and all(end <= start for end, start in zip(ends, starts, strict=False))
+        runs = zip(starts, sizes, strict=False)
+        if not fits or any(list(prompt[at : at + n]) != [vision.token] * n for at, n in runs):
+            raise BadInput("its images do not stand where this conversation says they do: start a new one")
+        return PromptImages(tuple(prompt), tuple(images), tuple(starts), vision.merge)
+
     @cached_property
     def axes(self) -> Tensor:
         """(3, T): time, row and column of every token. After an image a text goes on past its longer side."""
@@ -98,6 +116,36 @@ class PromptImages:
             size = image.tokens(self.merge)
             names[start : start + size] = [-1 - int.from_bytes(image.digest)] * size
         return tuple(names)
+
+
+def named(tokens: Sequence[int], images: PromptImages | None) -> list[int]:
+    """Tokens as prefixes are told apart: a front of a prompt with these images, or the prompt and its answer."""
+    return list(tokens) if images is None else [*images.names[: len(tokens)], *tokens[len(images.prompt) :]]
+
+
+def go_on(
+    model: Model,
+    front: Sequence[int],
+    earlier: PromptImages | None,
+    more: Sequence[int],
+    images: Sequence[PreparedImage],
+) -> tuple[list[int], PromptImages | None]:
+    """A text that goes on, its tokens written out and where all of its images stand. ``earlier``: the images of
+    ``front``, which are the first of ``images``; ``more`` has one token for each of the others.
+
+    An answer in ``front`` may have written the token of images itself, which makes it none.
+    """
+    known = () if earlier is None else earlier.images
+    new = images[len(known) :]
+    written = written_out(model, more, new)
+    added = PromptImages.of(model, written, new)
+    starts = [] if earlier is None else list(earlier.starts)
+    starts += [] if added is None else [len(front) + start for start in added.starts]
+    tokens = [*front, *written]
+    if not starts:
+        return tokens, None
+    assert model.spec.vision is not None
+    return tokens, PromptImages(tuple(tokens), tuple(images), tuple(starts), model.spec.vision.merge)
 
 
 def features_of(model: Model, images: Sequence[PreparedImage]) -> ImageFeatures:

@@ -95,16 +95,16 @@ def _images(given: Any) -> list[Any]:
     return [] if given is None else list(given) if _listed(given) else [given]
 
 
-def _user_message(text: str, images: int) -> list[Mapping[str, Any]]:
-    """What a user says, as messages: images stand before the text."""
-    parts = [*[{"type": "image"}] * images, {"type": "text", "text": text}]
-    return [{"role": "user", "content": parts if images else text}]
+def user_message(text: str, images: Sequence[Any] = (), role: str = "user") -> Mapping[str, Any]:
+    """What a user says: images stand before the text."""
+    parts = [*({"type": "image", "image": image} for image in images), {"type": "text", "text": text}]
+    return {"role": role, "content": parts if images else text}
 
 
 def _one(model: Model, prompt: Any, chat: bool, given: list[Any]) -> tuple[tuple[int, ...], tuple[PreparedImage, ...]]:
     """The tokens of a prompt, and its images as they are read."""
-    if isinstance(prompt, str):
-        prompt = _user_message(prompt, len(given)) if chat else prompt
+    if isinstance(prompt, str) and chat:
+        prompt, given = taken_out([user_message(prompt, given)])
     elif _listed(prompt) and prompt and all(isinstance(message, Mapping) for message in prompt):
         prompt, inside = taken_out(prompt)
         if inside and given:

@@ -26,11 +26,15 @@ def read_images(loaded: LoadedModel, messages: Sequence[Message]) -> tuple[Prepa
     parts = [part for message in messages for part in image_parts(message)]
     if not parts:
         return ()
-    if loaded.model.image_processor is None:
-        raise bad(f"{loaded.name} reads no images: leave them out", "messages", "images_not_supported")
+    check_reads_images(loaded, "messages")
     if len(parts) > b.IMAGES:
         raise bad(f"{len(parts)} images in one request: at most {b.IMAGES} are read", "messages", "too_many_images")
-    return tuple(_read(loaded, part.image_url.url) for part in parts)
+    return tuple(read_image(loaded, part.image_url.url, "messages") for part in parts)
+
+
+def check_reads_images(loaded: LoadedModel, param: str) -> None:
+    if loaded.model.image_processor is None:
+        raise bad(f"{loaded.name} reads no images: leave them out", param, "images_not_supported")
 
 
 def image_parts(message: Message) -> list[ImagePart]:
@@ -47,18 +51,17 @@ def with_images(loaded: LoadedModel, tokens: Sequence[int], images: Sequence[Pre
         raise bad(f"this model's chat template does not fit its images: {e}", "messages", "invalid_image") from e
 
 
-def _read(loaded: LoadedModel, url: str) -> PreparedImage:
+def read_image(loaded: LoadedModel, url: str, param: str) -> PreparedImage:
+    """The image of a data: URL, as the model reads it. ``param``: where it stood, for a refusal."""
     head = DATA_URL.match(url)
     if head is None:
         shown = url[:32] + "..." * (len(url) > 32)
-        raise bad(
-            f"the image {shown!r} is no data: URL, and nothing is fetched here: {WANTED}", "messages", "image_url"
-        )
+        raise bad(f"the image {shown!r} is no data: URL, and nothing is fetched here: {WANTED}", param, "image_url")
     try:
         data = base64.b64decode(url[head.end() :], validate=True)
     except (binascii.Error, ValueError) as e:
-        raise bad(f"an image's data: URL is not base64: {WANTED}", "messages", "invalid_image") from e
+        raise bad(f"an image's data: URL is not base64: {WANTED}", param, "invalid_image") from e
     try:
         return loaded.model.image_processor(read_pixels(data, most=b.IMAGE_PIXELS))
     except VantageError as e:
-        raise bad(str(e), "messages", "invalid_image") from e
+        raise bad(str(e), param, "invalid_image") from e

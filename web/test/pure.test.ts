@@ -10,7 +10,8 @@ import { byteSize, compact, duration, percent, show } from "../src/lib/numbers";
 import { bin, extent, makeScale, ticks } from "../src/lib/scale";
 import { sorted } from "../src/lib/sort";
 import { grouped, pickKeys, stacked } from "../src/lib/stack";
-import { locate, pieces, tints, visible } from "../src/lib/tokens";
+import { locate, nameOf, pieces, tints, visible, withImages } from "../src/lib/tokens";
+import { kindOf, whyNot } from "../src/pages/chat/image_files";
 import { encoded, file } from "../src/pages/attention/side";
 import { href, parse, read } from "../src/router";
 
@@ -277,5 +278,42 @@ describe("an encoding in words", () => {
   });
   it("cannot break the picture it is written into", () => {
     expect(escaped('a<b & "c">')).toBe("a&lt;b &amp; &quot;c&quot;&gt;");
+  });
+});
+
+describe("images in a conversation", () => {
+  const tokens = ["a", "<i>", "<i>", "<i>", "b", "<i>"];
+  const places = [
+    { start: 1, tokens: 3 },
+    { start: 5, tokens: 1 },
+  ];
+
+  it("makes one chip of an image's tokens", () => {
+    const chips = withImages(tokens, places);
+    expect(chips.map(({ from, to, image }) => [from, to, image])).toEqual([
+      [0, 1, 0],
+      [1, 4, 1],
+      [4, 5, 0],
+      [5, 6, 2],
+    ]);
+    expect(withImages(["a", "b"], []).map((chip) => chip.text)).toEqual(["a", "b"]);
+  });
+
+  it("names what is looked at", () => {
+    expect([0, 2, 5, 9].map((key) => nameOf(key, tokens, places))).toEqual(["a", "image 1", "image 2", "?"]);
+    expect(nameOf(3, tokens, places.slice(0, 1))).toBe("the image");
+  });
+
+  it("tells a file by its first bytes and refuses in words", () => {
+    const bytes = (text: string) => Uint8Array.from(text, (letter) => letter.charCodeAt(0));
+    const png = bytes("\x89PNG\r\n\x1a\n\0\0\0\0");
+    expect(kindOf(png)).toBe("image/png");
+    expect(kindOf(bytes("\xff\xd8\xff\xe0"))).toBe("image/jpeg");
+    expect(kindOf(bytes("RIFF\x01\x02\x03\x04WEBP"))).toBe("image/webp");
+    expect(kindOf(bytes("GIF89a"))).toBeNull();
+    expect(whyNot("a.png", 10, png)).toBeNull();
+    expect(whyNot("a.gif", 10, bytes("GIF89a"))).toContain("“a.gif” is no image that can be read here");
+    expect(whyNot("a.png", 0, png)).toBe("“a.png” is empty.");
+    expect(whyNot("a.png", 30 * 2 ** 20, png)).toMatch(/at most 24(\.0)? MiB/);
   });
 });

@@ -46,6 +46,7 @@ class ModelEntry(StudioAnswer):
     context: int | None = None
     position: str | None = None
     chat: bool | None = None
+    images: bool | None = None
 
 
 class ModelList(StudioAnswer):
@@ -131,6 +132,7 @@ def model_entry(studio: Studio, name: str, loaded: LoadedModel | None, kind: Mod
         context=model.context_length,
         position=position_of(model),
         chat=model.kind == "decoder" and loaded.safe_tokenizer.tokenizer.template is not None,
+        images=model.image_processor is not None,
     )
 
 

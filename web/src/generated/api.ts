@@ -207,10 +207,15 @@ export interface ChatDone {
   text: string;
 }
 
-/** `turn`: how many turns the page shows; where the conversation has others by now, the message is refused. */
+/**
+ * `turn`: how many turns the page shows; where the conversation has others by now, the message is refused.
+ *
+ * `images`: files as data: URLs, for a model that reads them.
+ */
 export interface ChatMessage {
   model: string;
   message: string;
+  images?: string[];
   conversation?: string | null;
   turn?: number | null;
   branch_of?: BranchPoint | null;
@@ -219,15 +224,20 @@ export interface ChatMessage {
   watch?: Watch | null;
 }
 
-/** The event `start`. `message`: what is answered, for a reader who comes later. */
+/**
+ * The event `start`. `message` and its `images`, as data: URLs: what is answered, for a reader who comes
+ * later. `image_places`: of all images in `tokens`.
+ */
 export interface ChatStart {
   conversation: string;
   turn: number;
   message: string;
+  images: string[];
   seed: number;
   prompt_tokens: number;
   reused_tokens: number;
   tokens: string[];
+  image_places: ImagePlace[];
   cache: CacheState;
   cost: ProjectionCost;
 }
@@ -360,6 +370,7 @@ export interface ConversationAnswer {
   origin: ConversationOrigin | null;
   turns: (UserTurn | AssistantTurn)[];
   tokens: string[];
+  image_places: ImagePlace[];
   cache: CacheState;
   writing: boolean;
   problem: string | null;
@@ -566,6 +577,12 @@ export interface Histogram {
   kind: "histogram";
 }
 
+/** Which tokens are an image's: so many from `start` on. */
+export interface ImagePlace {
+  start: number;
+  tokens: number;
+}
+
 /** `conversation`: its id here; `new`: it was not here yet. */
 export interface ImportedConversation {
   conversation: string;
@@ -688,6 +705,7 @@ export interface ModelEntry {
   context: number | null;
   position: string | null;
   chat: boolean | null;
+  images: boolean | null;
 }
 
 export interface ModelList {
@@ -813,12 +831,18 @@ export interface SavedConversation {
   turns: SavedTurn[];
 }
 
-/** A message and its answer in a file. `tokens`: all of the conversation, up to the end of the answer. */
+/**
+ * A message and its answer in a file. `tokens`: all of the conversation, up to the end of the answer.
+ *
+ * `images`: the files that were sent with it; `image_starts`: where each image so far begins in `tokens`.
+ */
 export interface SavedTurn {
   message: string;
+  images?: string[];
   text: string;
   tokens: number[];
   prompt: number;
+  image_starts?: number[];
   ended_by: string | null;
   intact?: boolean;
   origin: string;
@@ -967,7 +991,7 @@ export interface TokenUsage {
   reused_tokens: number;
 }
 
-/** How much of the attention a token gets. `key`: its number, from 0. */
+/** How much of the attention a token gets. `key`: its number, from 0; an image's first token has all of it. */
 export interface TokenWeight {
   key: number;
   weight: number;
@@ -984,10 +1008,11 @@ export interface TokensRequest {
   text: string;
 }
 
-/** `parent`: the conversation it was said in, where that is another one. */
+/** `parent`: the conversation it was said in, where that is another one. `images`: data: URLs. */
 export interface UserTurn {
   role: "user";
   text: string;
+  images: string[];
   turn: number;
   parent: string | null;
 }

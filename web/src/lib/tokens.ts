@@ -1,5 +1,5 @@
 // Tokens as text: what can be seen of them, and which of them a piece of text is made of. Pure.
-import type { TokenWeight } from "../generated/api";
+import type { ImagePlace, TokenWeight } from "../generated/api";
 
 /** A token as it can be read: white space and line breaks get signs, an empty one says so. */
 export function visible(token: string): string {
@@ -35,6 +35,31 @@ export function pieces(tokens: string[], from: number, to: number): Piece[] {
     index = next;
   }
   return found;
+}
+
+export interface Chip extends Piece {
+  /** Which image's tokens these are, from 1; 0: a token of text. */
+  image: number;
+}
+
+/** Tokens one by one, but for those of an image, which stand together. */
+export function withImages(tokens: string[], places: ImagePlace[]): Chip[] {
+  const starts = new Map(places.map(({ start, tokens: count }, at) => [start, { count, image: at + 1 }]));
+  const chips: Chip[] = [];
+  for (let from = 0; from < tokens.length; ) {
+    const { count, image } = starts.get(from) ?? { count: 1, image: 0 };
+    const to = Math.min(tokens.length, from + Math.max(1, count));
+    chips.push({ from, to, text: image ? "" : (tokens[from] ?? ""), image });
+    from = to;
+  }
+  return chips;
+}
+
+/** A token by its name in a sentence: what it says, or whose image it is of. */
+export function nameOf(key: number, tokens: string[], places: ImagePlace[]): string {
+  const image = places.findIndex(({ start, tokens: count }) => start <= key && key < start + count) + 1;
+  if (image) return places.length > 1 ? `image ${image}` : "the image";
+  return visible(tokens[key] ?? "?");
 }
 
 /** The tokens from `from` on whose text together is (or holds) `text`: [first, last + 1], or null where it is not. */

@@ -1,5 +1,5 @@
 // Chat and watch: talk to a model and see what it sees while it writes.
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { Button, Check } from "../components/controls";
 import { ModelPicker, useModel } from "../components/ModelPicker";
 import { Trouble } from "../api";
@@ -9,8 +9,10 @@ import { put, route, useParam } from "../router";
 import type { Model } from "../types";
 import "./chat.css";
 import { SettingsCard, useSettings } from "./chat/settings";
+import { Composer } from "./chat/composer";
+import type { Conversation, Exchange } from "./chat/conversation";
 import { ConversationsCard } from "./chat/conversations";
-import { draft, giveBack, sent } from "./chat/drafts";
+import { draft, draftImages, giveBack, restored, sent } from "./chat/drafts";
 import {
   branches,
   current,
@@ -23,8 +25,6 @@ import {
   say,
   show,
   startAnew,
-  stop,
-  type Conversation,
   writing,
 } from "./chat/store";
 import type { ChatToken } from "../generated/api";
@@ -53,21 +53,28 @@ export default function Page() {
   const conversation = current.value;
   const wanted = route.value.params.conversation ?? "";
   useEffect(() => {
-    if (wanted && wanted !== current.peek()?.id) void open(wanted);
     if (!wanted && current.peek()?.id && !writing.peek()) current.value = null;
-    if (!wanted && !writing.peek() && sent.peek()) giveBack(); // loaded again before its answer had begun
+    let left = false;
+    void restored.then(() => {
+      if (left) return;
+      if (wanted && wanted !== current.peek()?.id) void open(wanted);
+      if (!wanted && !writing.peek() && sent.peek()) giveBack(); // loaded again before its answer had begun
+    });
+    return () => {
+      left = true;
+    };
   }, [wanted]);
   useElsewhere();
 
-  const send = (text: string, more: Partial<Message> = {}) => {
-    if (model) void say({ text, model: model.name, ...settings, ...more });
+  const send = (text: string, images: string[], more: Partial<Message> = {}) => {
+    if (model) void say({ text, images, model: model.name, ...settings, ...more });
   };
-  const again = (turn: number, text: string) =>
-    send(text, { instead: turn, sampling: { ...settings.sampling, seed: anotherSeed() } });
+  const again = (turn: number, { message, images }: Exchange) =>
+    send(message, images, { instead: turn, sampling: { ...settings.sampling, seed: anotherSeed() } });
   const force = (index: number, id: number) => {
     const turn = conversation?.exchanges.findIndex((one) => one.written.some((token) => token.index === index)) ?? -1;
     const exchange = conversation?.exchanges[turn];
-    if (exchange) send(exchange.message, { instead: turn, token: { index, id } });
+    if (exchange) send(exchange.message, exchange.images, { instead: turn, token: { index, id } });
   };
   const newest = conversation?.exchanges.at(-1)?.written.at(-1) ?? null;
   const chosen = findToken(conversation, pointed) ?? findToken(conversation, pinned < 0 ? null : pinned);
@@ -102,11 +109,11 @@ export default function Page() {
                   setPointed(null); // the keys count, though the pointer may rest on another token
                   put({ token: index });
                 }}
-                onInstead={(turn, text) => send(text, { instead: turn })}
+                onInstead={(turn, text, images) => send(text, images, { instead: turn })}
                 onAgain={again}
               />
             ) : (
-              <Welcome disabled={!able} onPick={(text) => send(text)} />
+              <Welcome disabled={!able} onPick={(text) => send(text, [])} />
             )}
             {model && !able && <Problem trouble={new Trouble("refused", cannotChat(model), "Choose another model.")} />}
             {conversation?.problem && (
@@ -114,12 +121,16 @@ export default function Page() {
             )}
             {moved.value && conversation && <Moved conversation={conversation} onBranch={send} />}
             {failure.value && <Problem trouble={failure.value.trouble} retry={failure.value.again ?? undefined} />}
-            {token && conversation && <AttentionWords attention={token.attention} tokens={conversation.tokens} />}
-            <Composer disabled={!able || Boolean(conversation?.problem)} onSend={(text) => send(text)} />
+            {token && conversation && <AttentionWords attention={token.attention} conversation={conversation} />}
+            <Composer
+              disabled={!able || Boolean(conversation?.problem)}
+              images={model?.images ?? false}
+              onSend={(text, images) => send(text, images)}
+            />
             {conversation && conversation.tokens.length > 0 && (
               <>
                 <Check label="Show every token the model reads" value={every} onChange={setEvery} />
-                {every && <EveryToken tokens={conversation.tokens} tints={strength} chosen={chosen?.index ?? null} />}
+                {every && <EveryToken conversation={conversation} tints={strength} chosen={chosen?.index ?? null} />}
               </>
             )}
           </Card>
@@ -163,7 +174,7 @@ function useElsewhere(): void {
 
 interface MovedProps {
   conversation: Conversation;
-  onBranch: (text: string, more: Partial<Message>) => void;
+  onBranch: (text: string, images: string[], more: Partial<Message>) => void;
 }
 
 /** Nothing is merged: the reader chooses what to see, or says the message where this tab has stopped. */
@@ -171,6 +182,7 @@ function Moved({ conversation, onBranch }: MovedProps) {
   const elsewhere = moved.value;
   const shown = conversation.exchanges.length;
   const text = draft.value.trim();
+  const images = draftImages.value;
   return (
     <div class="problem" role="alert">
       <div>
@@ -184,10 +196,11 @@ function Moved({ conversation, onBranch }: MovedProps) {
       <div class="row">
         <Button onClick={() => void open(conversation.id)}>Show it as it is now</Button>
         <Button
-          disabled={!text}
+          disabled={!text && !images.length}
           onClick={() => {
             draft.value = "";
-            onBranch(text, { instead: shown });
+            draftImages.value = [];
+            onBranch(text, images, { instead: shown });
           }}
         >
           Send as a branch
@@ -280,50 +293,5 @@ function Welcome({ disabled, onPick }: { disabled: boolean; onPick: (text: strin
         ))}
       </div>
     </div>
-  );
-}
-
-function Composer({ disabled, onSend }: { disabled: boolean; onSend: (text: string) => void }) {
-  const text = draft.value;
-  const area = useRef<HTMLTextAreaElement>(null);
-  const busy = writing.value !== null;
-  const send = () => {
-    if (!text.trim() || disabled || busy) return;
-    draft.value = "";
-    onSend(text);
-    area.current?.focus();
-  };
-  return (
-    <form
-      class="chat-composer"
-      onSubmit={(event) => {
-        event.preventDefault();
-        send();
-      }}
-    >
-      <textarea
-        ref={area}
-        class="area"
-        rows={2}
-        aria-label="Message"
-        placeholder="Write a message"
-        title="Enter sends it, Shift+Enter begins a new line"
-        value={text}
-        onInput={(event) => (draft.value = event.currentTarget.value)}
-        onKeyDown={(event) => {
-          if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-            event.preventDefault();
-            send();
-          }
-        }}
-      />
-      {busy ? (
-        <Button onClick={stop}>Stop</Button>
-      ) : (
-        <Button submit look="main" disabled={disabled || !text.trim()}>
-          Send
-        </Button>
-      )}
-    </form>
   );
 }

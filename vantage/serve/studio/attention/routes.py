@@ -121,7 +121,12 @@ def _answer(studio: Studio, at: AnswerPoint, model: Model) -> list[int]:
         raise bad(f"there is no answer {at.turn + 1} in this conversation: it has {len(transcript.turns)}", "turn")
     if transcript.fingerprint != digest(model):
         raise bad(f"this conversation was written with another model, {transcript.model}: choose that one", "model")
-    return list(transcript.turns[at.turn].past.tokens)
+    past = transcript.turns[at.turn].past
+    if past.starts:
+        raise bad(
+            "this answer was written with an image, and texts alone are read here: choose one without", "turn", "images"
+        )
+    return list(past.tokens)
 
 
 async def _of(request: Request, id: str, ask: Callable[[ReadText], T]) -> T:

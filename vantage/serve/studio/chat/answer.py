@@ -24,6 +24,7 @@ from vantage.serve.errors import bad
 from vantage.serve.logprobs import LEAST
 from vantage.serve.studio.chat.answers import EVENTS
 from vantage.serve.studio.chat.conversations import Conversations, StudioConversation
+from vantage.serve.studio.chat.images import SentMessage, image_places
 from vantage.serve.studio.chat.transcripts import StudioTurn
 from vantage.serve.studio.chat.watch import AttentionWatch, ProjectionCounter, cache_report
 
@@ -70,7 +71,7 @@ class WatchedAnswer:
 
     conversations: Conversations
     talk: StudioConversation
-    message: str
+    message: SentMessage
     sampling: Sampling
     most: int
     layer: int | str | None
@@ -138,7 +139,8 @@ class WatchedAnswer:
 
     def _begin(self, stack: contextlib.ExitStack) -> DecodeLoop:
         answering = self.talk.conversation.answering(
-            self.message,
+            self.message.text,
+            images=self.message.images,
             sampling=self.sampling,
             max_tokens=self.most + len(self.beginning),
             beginning=[Pick(token.id, token.logprob) for token in self.beginning],
@@ -174,7 +176,7 @@ class WatchedAnswer:
                 "token": labels(model, [pick.token])[0],
                 "logprob": pick.logprob if math.isfinite(pick.logprob) else LEAST,
                 "top": likely(model, loop.picker.sampling, logits, LIKELY),
-                "attention": [] if watch is None else watch.take(),
+                "attention": [] if watch is None else watch.take(self._image_places(loop)),
                 "cache": cache_report(loop.row, loop.reused),
                 "cost": counter.counts(),
             }
@@ -189,21 +191,29 @@ class WatchedAnswer:
             return
         if loop.picks:
             tokens = (*loop.prompt, *(pick.token for pick in loop.picks))
-            past = PastTurn(self.message, loop.text, tokens, len(loop.prompt), loop.ending.ended_by, intact=loop.intact)
-            seed = loop.picker.seed
-            self.talk.take(StudioTurn(past, self.talk.id, seed, loop.reused, dict(cost), tuple(self.written)))
+            past = PastTurn(
+                self.message.text, loop.text, tokens, len(loop.prompt), loop.ending.ended_by, loop.intact,
+                starts=() if loop.images is None else loop.images.starts,
+            )  # fmt: skip
+            seed, written, images = loop.picker.seed, tuple(self.written), self.message.urls
+            self.talk.take(StudioTurn(past, self.talk.id, seed, loop.reused, dict(cost), written, images))
         self.talk.cache = cache_report(loop.row, loop.reused)
         self.conversations.put(self.talk)
+
+    def _image_places(self, loop: DecodeLoop) -> list[dict[str, Any]]:
+        return [] if loop.images is None else image_places(loop.prompt, loop.images.starts)
 
     def _start(self, loop: DecodeLoop, counter: ProjectionCounter) -> dict[str, Any]:
         return {
             "conversation": self.talk.id,
             "turn": len(self.talk.turns),
-            "message": self.message,
+            "message": self.message.text,
+            "images": self.message.urls,
             "seed": loop.picker.seed,
             "prompt_tokens": len(loop.prompt),
             "reused_tokens": loop.reused,
             "tokens": labels(loop.row.model, loop.prompt),
+            "image_places": self._image_places(loop),
             "cache": cache_report(loop.row, loop.reused),
             "cost": counter.counts(),
         }

@@ -17,7 +17,7 @@ class TokenChoice(StudioAnswer):
 
 
 class TokenWeight(StudioAnswer):
-    """How much of the attention a token gets. ``key``: its number, from 0."""
+    """How much of the attention a token gets. ``key``: its number, from 0; an image's first token has all of it."""
 
     key: int
     weight: float
@@ -52,16 +52,26 @@ class AnswerCost(StudioAnswer):
     ms_first: float
 
 
+class ImagePlace(StudioAnswer):
+    """Which tokens are an image's: so many from ``start`` on."""
+
+    start: int
+    tokens: int
+
+
 class ChatStart(StudioAnswer):
-    """The event ``start``. ``message``: what is answered, for a reader who comes later."""
+    """The event ``start``. ``message`` and its ``images``, as data: URLs: what is answered, for a reader who comes
+    later. ``image_places``: of all images in ``tokens``."""
 
     conversation: str
     turn: int
     message: str
+    images: list[str]
     seed: int
     prompt_tokens: int
     reused_tokens: int
     tokens: list[str]
+    image_places: list[ImagePlace]
     cache: CacheState
     cost: ProjectionCost
 
@@ -107,10 +117,11 @@ class ChatDone(StudioAnswer):
 
 
 class UserTurn(StudioAnswer):
-    """``parent``: the conversation it was said in, where that is another one."""
+    """``parent``: the conversation it was said in, where that is another one. ``images``: data: URLs."""
 
     role: Literal["user"]
     text: str
+    images: list[str]
     turn: int
     parent: str | None
 
@@ -149,6 +160,7 @@ class ConversationAnswer(StudioAnswer):
     origin: ConversationOrigin | None
     turns: list[UserTurn | AssistantTurn]
     tokens: list[str]
+    image_places: list[ImagePlace]
     cache: CacheState
     writing: bool
     problem: str | None

@@ -21,6 +21,7 @@ from vantage.generation.chat_format import Message
 from vantage.generation.saved_conversation import fingerprint_of
 from vantage.model import Model
 from vantage.serve.errors import ApiError, bad
+from vantage.serve.model_pool import LoadedModel
 from vantage.serve.safe_tokenizer import SafeTokenizer, new_mark
 from vantage.serve.studio.chat.files import ConversationFiles
 from vantage.serve.studio.chat.transcripts import WATCHED, BranchOrigin, SavedConversation, StudioTurn, Transcript
@@ -43,6 +44,8 @@ class SafeFormat:
     def render(self, messages: Sequence[Message]) -> str:
         if self._templated:
             return self._tokenizer.render_chat(messages, mark=self._mark)
+        if not all(isinstance(message["content"], str) for message in messages):
+            raise BadInput("this model has no chat template that says where an image stands: leave it out")
         return "".join(self.quote(message["content"]) for message in messages if message["role"] != "system")
 
     def quote(self, text: str) -> str:
@@ -79,7 +82,7 @@ class StudioConversation:
         return StudioConversation(transcript, Conversation(model, system=system, format=SafeFormat(tokenizer)))
 
     @staticmethod
-    def resumed(transcript: Transcript, model: Model, tokenizer: SafeTokenizer) -> StudioConversation:
+    def resumed(transcript: Transcript, model: Model, loaded: LoadedModel) -> StudioConversation:
         """One that was said before the model was loaded. Its next message computes all of it anew."""
         if transcript.fingerprint != digest(model):
             raise bad(
@@ -88,9 +91,9 @@ class StudioConversation:
                 "conversation",
                 "other_model",
             )
-        conversation = Conversation(model, system=transcript.system, format=SafeFormat(tokenizer))
+        conversation = Conversation(model, system=transcript.system, format=SafeFormat(loaded.safe_tokenizer))
         try:
-            conversation.recall([turn.past for turn in transcript.turns])
+            conversation.recall([turn.recalled(loaded) for turn in transcript.turns])
         except BadInput as e:
             raise bad(str(e), "conversation") from e
         return StudioConversation(transcript, conversation)
@@ -166,12 +169,12 @@ class Conversations:
             )
         return transcript
 
-    def resume(self, id: str, model: Model, tokenizer: SafeTokenizer) -> StudioConversation:
+    def resume(self, id: str, model: Model, loaded: LoadedModel) -> StudioConversation:
         """A conversation to go on with, with its cache where that is still there."""
         live = self.live(id)
         if live is not None and live.conversation.model is model:
             return live
-        return StudioConversation.resumed(self.transcript(id), model, tokenizer)
+        return StudioConversation.resumed(self.transcript(id), model, loaded)
 
     def put(self, conversation: StudioConversation) -> None:
         if conversation.deleted:

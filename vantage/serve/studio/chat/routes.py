@@ -22,6 +22,7 @@ from vantage.serve.model_pool import LoadedModel
 from vantage.serve.studio.chat.answer import BegunToken, Event, WatchedAnswer, likely
 from vantage.serve.studio.chat.answers import ConversationAnswer, DistributionAnswer
 from vantage.serve.studio.chat.conversations import NO_CACHE, Conversations, StudioConversation, digest
+from vantage.serve.studio.chat.images import DataUrls, SentMessage, image_places
 from vantage.serve.studio.chat.running import RunningAnswers, moved
 from vantage.serve.studio.chat.transcripts import ConversationId, Count, Transcript
 from vantage.serve.studio.state import Studio, call, sse, studio_of
@@ -76,10 +77,14 @@ class Watch(StrictModel):
 
 
 class ChatMessage(StrictModel):
-    """``turn``: how many turns the page shows; where the conversation has others by now, the message is refused."""
+    """``turn``: how many turns the page shows; where the conversation has others by now, the message is refused.
+
+    ``images``: files as data: URLs, for a model that reads them.
+    """
 
     model: ModelName
     message: Text
+    images: DataUrls = Field(default=[])
     conversation: ConversationId | None = None
     turn: Count | None = None
     branch_of: BranchPoint | None = None
@@ -113,9 +118,8 @@ async def chat(request: Request, body: ChatMessage) -> Response:
 
     def answered() -> Iterator[Event]:  # all of it in the thread: the turn before this one may still be on its way
         talk, beginning = _conversation(conversations, loaded, model, body, id)
-        answer = WatchedAnswer(
-            conversations, talk, body.message, body.sampling.sampling, most, layer, stopping, beginning
-        )
+        message = SentMessage.read(loaded, body.message, body.images, talk.transcript.images)
+        answer = WatchedAnswer(conversations, talk, message, body.sampling.sampling, most, layer, stopping, beginning)
         with contextlib.closing(answer.run()) as events:
             yield from events
 
@@ -132,7 +136,8 @@ async def shown(request: Request, conversation: ConversationId) -> ConversationA
 
     def read() -> ConversationAnswer:
         live = conversations.live(conversation)
-        last = transcript.turns[-1].past.tokens if transcript.turns else ()
+        past = transcript.turns[-1].past if transcript.turns else None
+        last, starts = ((), ()) if past is None else (past.tokens, past.starts)
         trouble = problem
         if model is not None and transcript.fingerprint != digest(model):
             trouble = f"{transcript.model} is another model now than the one this conversation was written with."
@@ -143,6 +148,7 @@ async def shown(request: Request, conversation: ConversationId) -> ConversationA
             "origin": None if transcript.origin is None else transcript.origin.model_dump(),
             "turns": transcript.shown_turns(),
             "tokens": labels(model, last) if model is not None and trouble is None else [],
+            "image_places": image_places(last, starts),
             "cache": NO_CACHE if live is None else live.cache,
             "writing": conversation in studio.part(RunningAnswers),
             "problem": trouble,
@@ -204,7 +210,7 @@ def _conversation(
     at = body.conversation or (body.branch_of and body.branch_of.conversation)
     if at is None:
         return StudioConversation.new(id, body.model, model, loaded.safe_tokenizer, body.system), ()
-    talk = conversations.resume(at, model, loaded.safe_tokenizer)
+    talk = conversations.resume(at, model, loaded)
     if talk.transcript.model != body.model:
         name = talk.transcript.model
         raise bad(f"this conversation was begun with {name}: go on with that, or start a new one", "model")
@@ -219,19 +225,19 @@ def _conversation(
     before = len(talk.turns[turn - 1].past.tokens) if turn else 0
     beginning: tuple[BegunToken, ...] = ()
     if forced is not None:
-        beginning = _beginning(talk, turn, forced, body.message, model.spec.vocab)
+        beginning = _beginning(talk, turn, forced, body, model.spec.vocab)
         before = forced.index + 1
     conversations.inherit_logits(branch.id, talk.id, before)
     return branch, beginning
 
 
 def _beginning(
-    talk: StudioConversation, turn: int, forced: ForcedToken, message: str, vocab: int
+    talk: StudioConversation, turn: int, forced: ForcedToken, body: ChatMessage, vocab: int
 ) -> tuple[BegunToken, ...]:
     """A turn's answer up to a token, and another one in the place of that."""
-    if turn >= len(talk.turns) or talk.turns[turn].past.message != message:
+    old = talk.turns[turn] if turn < len(talk.turns) else None
+    if old is None or (old.past.message, old.images) != (body.message, tuple(body.images)):
         raise bad("a token can be forced in the answer to the message that was sent, and to no other", "token")
-    old = talk.turns[turn]
     past = old.past
     if not past.prompt <= forced.index < len(past.tokens):
         raise bad(f"token {forced.index} is not in this answer: {past.prompt} to {len(past.tokens) - 1} are", "index")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, final
 
 from pydantic import Field
 from pydantic_core import from_json, to_json
 
 from vantage.generation.conversation import PastTurn
-from vantage.serve.bounds import ModelName, StrictModel, Text, Token, Whole
+from vantage.serve.bounds import IMAGES, ModelName, StrictModel, Text, Token, Whole
+from vantage.serve.image_parts import read_image
+from vantage.serve.model_pool import LoadedModel
 from vantage.serve.studio.chat.answers import AnswerCost, ChatToken
+from vantage.serve.studio.chat.images import DataUrls
 
 FORMAT = "vantage-conversation-1"
 TITLE = 80  # characters of the first message that stand in lists
@@ -30,12 +33,17 @@ class BranchOrigin(StrictModel):
 
 
 class SavedTurn(StrictModel):
-    """A message and its answer in a file. ``tokens``: all of the conversation, up to the end of the answer."""
+    """A message and its answer in a file. ``tokens``: all of the conversation, up to the end of the answer.
+
+    ``images``: the files that were sent with it; ``image_starts``: where each image so far begins in ``tokens``.
+    """
 
     message: Text
+    images: DataUrls = Field(default=[])
     text: Text
     tokens: Annotated[list[Token], Field(max_length=2**20)]
     prompt: Count
+    image_starts: Annotated[list[Count], Field(max_length=IMAGES)] = Field(default=[])
     ended_by: str | None
     intact: bool = True
     origin: ConversationId
@@ -72,7 +80,8 @@ class SavedConversation(SavedHead):
 @final
 @dataclass(frozen=True)
 class StudioTurn:
-    """A turn. ``written``: what was watched at each token of its answer, the last ones, as JSON."""
+    """A turn. ``written``: what was watched at each token of its answer, the last ones, as JSON. ``images``: what was
+    sent with the message, as data: URLs."""
 
     past: PastTurn
     origin: str  # the conversation in which it was said
@@ -80,22 +89,32 @@ class StudioTurn:
     reused: int
     cost: dict[str, Any]
     written: tuple[bytes, ...]
+    images: tuple[str, ...] = ()
 
     @staticmethod
     def of(saved: SavedTurn) -> StudioTurn:
         tokens = tuple(saved.tokens)
-        past = PastTurn(saved.message, saved.text, tokens, saved.prompt, saved.ended_by, saved.intact)
-        written = tuple(to_json(token) for token in saved.written)
-        return StudioTurn(past, saved.origin, saved.seed, saved.reused, saved.cost.model_dump(), written)
+        past = PastTurn(
+            saved.message, saved.text, tokens, saved.prompt, saved.ended_by, saved.intact,
+            starts=tuple(saved.image_starts),
+        )  # fmt: skip
+        written, images = tuple(to_json(token) for token in saved.written), tuple(saved.images)
+        return StudioTurn(past, saved.origin, saved.seed, saved.reused, saved.cost.model_dump(), written, images)
+
+    def recalled(self, loaded: LoadedModel) -> PastTurn:
+        """The turn with its images as the model reads them."""
+        return replace(self.past, images=tuple(read_image(loaded, url, "images") for url in self.images))
 
     def data(self) -> dict[str, Any]:
         """The fields of ``SavedTurn``."""
         past = self.past
         return {
             "message": past.message,
+            "images": self.images,
             "text": past.text,
             "tokens": past.tokens,
             "prompt": past.prompt,
+            "image_starts": past.starts,
             "ended_by": past.ended_by,
             "intact": past.intact,
             "origin": self.origin,
@@ -126,7 +145,13 @@ class Transcript:
     @property
     def title(self) -> str:
         words = " ".join(self.turns[0].past.message.split()) if self.turns else ""
+        words = words or ("An image" if self.turns and self.turns[0].images else "")
         return words if len(words) <= TITLE else f"{words[:TITLE]}…"
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """All that were sent, as data: URLs."""
+        return tuple(url for turn in self.turns for url in turn.images)
 
     @property
     def head(self) -> SavedHead:
@@ -149,7 +174,7 @@ class Transcript:
         turns = []
         for number, turn in enumerate(self.turns):
             place = {"turn": number, "parent": None if turn.origin == self.id else turn.origin}
-            turns.append({"role": "user", "text": turn.past.message, **place})
+            turns.append({"role": "user", "text": turn.past.message, "images": turn.images, **place})
             answer = {
                 "role": "assistant",
                 "text": turn.past.text,

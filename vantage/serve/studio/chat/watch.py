@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -43,11 +43,19 @@ class AttentionWatch:
             line.index_add_(0, tile.pair.k.order[0].clamp_min(0).cpu(), weights)
         self._sum = line if self._sum is None else self._sum + line
 
-    def take(self) -> list[dict[str, Any]]:
-        """The largest weights since the last time, the largest first. Keys are numbers of tokens, from 0."""
+    def take(self, images: Sequence[Mapping[str, int]] = ()) -> list[dict[str, Any]]:
+        """The largest weights since the last time, the largest first. Keys are numbers of tokens, from 0.
+
+        ``images``: where those of the text stand. All of an image's weight is told at its first token.
+        """
         line, self._sum = self._sum, None
         if line is None:
             return []
+        for place in images:
+            start, end = place["start"], place["start"] + place["tokens"]
+            whole = line[start:end].sum()
+            line[start:end] = 0.0
+            line[start] = whole
         best = (line / len(self._sites)).topk(min(SHOWN, len(line)))
         largest = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return [{"key": key, "weight": weight} for key, weight in largest if weight > 0]

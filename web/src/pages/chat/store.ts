@@ -3,19 +3,9 @@ import { computed, effect, signal } from "@preact/signals";
 import { connected, events, get, type Event, post, Trouble } from "../../api";
 import { asTrouble } from "../../hooks";
 import { put } from "../../router";
-import type {
-  AnswerCost,
-  AssistantTurn,
-  CacheState,
-  ChatDone,
-  ChatMessage,
-  ChatStart,
-  ChatToken,
-  ConversationAnswer,
-  ProjectionCost,
-  PromptProgress,
-} from "../../generated/api";
-import { draft, editing, giveBack, sent } from "./drafts";
+import type { ChatMessage, ConversationAnswer, PromptProgress } from "../../generated/api";
+import { blank, type Conversation, type Exchange, opened, taken } from "./conversation";
+import { draft, draftImages, editing, giveBack, sameImages, sent } from "./drafts";
 import { list, refreshList } from "./list";
 
 export interface Sampling {
@@ -27,34 +17,10 @@ export interface Sampling {
   max_tokens: number;
 }
 
-/** One message and its answer. */
-export interface Exchange {
-  message: string;
-  answer: string;
-  written: ChatToken[];
-  /** Where the tokens of the message may begin, and where the answer begins. */
-  from: number;
-  promptTokens: number;
-  reused: number;
-  finish: string | null;
-  seed: number | null;
-  cost: (ProjectionCost & Partial<AnswerCost>) | null;
-}
-
-export interface Conversation {
-  id: string;
-  model: string;
-  /** Where it left another one, for the list of branches. */
-  origin: { conversation: string; turn: number } | null;
-  exchanges: Exchange[];
-  tokens: string[];
-  cache: CacheState | null;
-  /** Why nothing more can be said in it. */
-  problem: string | null;
-}
-
 export interface Message {
   text: string;
+  /** As data: URLs. */
+  images: string[];
   model: string;
   system: string;
   sampling: Sampling;
@@ -140,9 +106,9 @@ export async function open(id: string): Promise<void> {
     current.value = opened(seen);
     put({ model: seen.model });
     const last = current.value.exchanges.at(-1);
-    if (seen.writing) await take({ ...current.value, exchanges: [...current.value.exchanges, blank("", 0)] }, follow(id, controller.signal), controller);
+    if (seen.writing) await take({ ...current.value, exchanges: [...current.value.exchanges, blank("", [], 0)] }, follow(id, controller.signal), controller);
     // A message that was sent from this tab before it was loaded again, and never came to be a turn.
-    else if (sent.value && last?.message !== sent.value.text) giveBack();
+    else if (sent.value && !(last?.message === sent.value.text && sameImages(last.images, sent.value.images))) giveBack();
     if (!seen.writing) sent.value = null;
   } catch (error) {
     if (reading !== controller) return;
@@ -155,50 +121,6 @@ export async function open(id: string): Promise<void> {
 }
 
 const follow = (id: string, signal: AbortSignal) => events("GET", `/chat/${id}/events`, undefined, { signal, seconds: 60 });
-
-export function opened(seen: ConversationAnswer): Conversation {
-  const exchanges: Exchange[] = [];
-  let from = 0;
-  for (const turn of seen.turns) {
-    const last = exchanges.at(-1);
-    if (turn.role === "user") exchanges.push(blank(turn.text, from));
-    else if (last) {
-      exchanges[exchanges.length - 1] = { ...last, ...answered(turn) };
-      from = turn.prompt_tokens + turn.written.length;
-    }
-  }
-  return {
-    id: seen.conversation,
-    model: seen.model,
-    origin: seen.origin,
-    exchanges,
-    tokens: seen.tokens,
-    cache: seen.cache.layers.length ? seen.cache : null,
-    problem: seen.problem,
-  };
-}
-
-const answered = (turn: AssistantTurn): Partial<Exchange> => ({
-  answer: turn.text,
-  finish: turn.finish,
-  promptTokens: turn.prompt_tokens,
-  reused: turn.reused_tokens,
-  seed: turn.seed,
-  cost: turn.cost,
-  written: turn.written,
-});
-
-const blank = (message: string, from: number): Exchange => ({
-  message,
-  answer: "",
-  written: [],
-  from,
-  promptTokens: 0,
-  reused: 0,
-  finish: null,
-  seed: null,
-  cost: null,
-});
 
 /** Say something, and take in the answer as it comes. */
 export async function say(message: Message): Promise<void> {
@@ -213,15 +135,16 @@ export async function say(message: Message): Promise<void> {
     id: branching ? "" : (before?.id ?? ""),
     model: message.model,
     origin: branching ? { conversation: before.id, turn: instead } : (before?.origin ?? null),
-    exchanges: [...old, blank(message.text, last ? last.promptTokens + last.written.length : 0)],
+    exchanges: [...old, blank(message.text, message.images, last ? last.promptTokens + last.written.length : 0)],
     tokens: before?.tokens ?? [],
+    imagePlaces: before?.imagePlaces ?? [],
     cache: before?.cache ?? null,
     problem: null,
   };
   current.value = conversation;
   failure.value = null;
   moved.value = null;
-  sent.value = { text: message.text, turn: branching && !message.token ? instead : null };
+  sent.value = { text: message.text, images: message.images, turn: branching && !message.token ? instead : null };
   if (message.token) sent.value = null; // it is an old message, and stands where it stood
   put({ token: null });
   const body: ChatMessage = {
@@ -230,6 +153,7 @@ export async function say(message: Message): Promise<void> {
     branch_of: branching ? { conversation: before.id, turn: instead, token: message.token ?? null } : null,
     model: message.model,
     message: message.text,
+    images: message.images,
     ...(before === null && message.system ? { system: message.system } : {}),
     sampling: message.sampling,
     watch: message.watch === null ? null : { attention: { layer: message.watch } },
@@ -340,7 +264,10 @@ function refused(before: Conversation | null, trouble: Trouble, message: Message
 
 /** The same message once more: it is taken out of the box again. */
 function sayAgain(message: Message): Promise<void> {
-  if (draft.value === message.text) draft.value = "";
+  if (draft.value === message.text && sameImages(draftImages.value, message.images)) {
+    draft.value = "";
+    draftImages.value = [];
+  }
   if (editing.value?.text === message.text) editing.value = null;
   return say(message);
 }
@@ -356,44 +283,3 @@ export async function lookElsewhere(): Promise<void> {
   moved.value = elsewhere ? { turns: entry.turns, writing: entry.writing } : null;
 }
 
-/** The conversation after one more event. */
-export function taken(conversation: Conversation, { event, data }: Event): Conversation {
-  const at = conversation.exchanges.length - 1;
-  const exchange = conversation.exchanges[at];
-  if (!exchange) return conversation;
-  const changed = (part: Partial<Exchange>): Exchange[] => conversation.exchanges.with(at, { ...exchange, ...part });
-  if (event === "start") {
-    const start = data as ChatStart;
-    return {
-      ...conversation,
-      id: start.conversation,
-      tokens: start.tokens,
-      cache: start.cache ?? conversation.cache,
-      exchanges: changed({
-        message: start.message,
-        promptTokens: start.prompt_tokens,
-        reused: start.reused_tokens,
-        seed: start.seed,
-        cost: start.cost,
-      }),
-    };
-  }
-  if (event === "token") {
-    const token = data as ChatToken;
-    return {
-      ...conversation,
-      tokens: [...conversation.tokens.slice(0, token.index), token.token],
-      cache: token.cache,
-      exchanges: changed({
-        answer: exchange.answer + token.text,
-        written: [...exchange.written, token],
-        cost: { ...exchange.cost, ...token.cost },
-      }),
-    };
-  }
-  if (event === "done") {
-    const done = data as ChatDone;
-    return { ...conversation, exchanges: changed({ answer: done.text, finish: done.finish, cost: done.cost }) };
-  }
-  return conversation;
-}

@@ -2,11 +2,12 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Button } from "../../components/controls";
 import { Busy, Meter } from "../../components/state";
-import { locate, pieces, visible } from "../../lib/tokens";
+import { locate, pieces, visible, withImages } from "../../lib/tokens";
 import type { ChatToken } from "../../generated/api";
 import { href } from "../../router";
+import { Thumbnails } from "./composer";
+import type { Conversation, Exchange } from "./conversation";
 import { editing } from "./drafts";
-import type { Exchange, Conversation } from "./store";
 import { stop, writing } from "./store";
 
 interface TintProps {
@@ -22,9 +23,9 @@ export interface TranscriptProps extends TintProps {
   conversation: Conversation;
   onPoint: (index: number | null) => void;
   onChoose: (index: number) => void;
-  onInstead: (turn: number, text: string) => void;
+  onInstead: (turn: number, text: string, images: string[]) => void;
   /** Another answer to the same message. */
-  onAgain: (turn: number, text: string) => void;
+  onAgain: (turn: number, exchange: Exchange) => void;
 }
 
 export function Transcript({ conversation, tints, chosen, onPoint, onChoose, onInstead, onAgain }: TranscriptProps) {
@@ -47,7 +48,7 @@ export function Transcript({ conversation, tints, chosen, onPoint, onChoose, onI
               chosen={chosen}
               locked={busy !== null || conversation.problem !== null}
               turn={turn}
-              onInstead={(text) => onInstead(turn, text)}
+              onInstead={(text, images) => onInstead(turn, text, images)}
             />
             <div class="chat-answer">
               <div class="chat-who">{conversation.model}</div>
@@ -63,7 +64,7 @@ export function Transcript({ conversation, tints, chosen, onPoint, onChoose, onI
                   exchange={exchange}
                   turn={turn}
                   locked={busy !== null || conversation.problem !== null}
-                  onAgain={() => onAgain(turn, exchange.message)}
+                  onAgain={() => onAgain(turn, exchange)}
                 />
               )}
             </div>
@@ -96,7 +97,7 @@ function After({ conversation, exchange, turn, locked, onAgain }: AfterProps) {
       >
         Answer again
       </Button>
-      {conversation.id && (
+      {conversation.id && !conversation.exchanges.slice(0, turn + 1).some((one) => one.images.length > 0) && (
         <a
           class="button quiet little"
           href={href("attention", { model: conversation.model, conversation: conversation.id, turn })}
@@ -118,17 +119,17 @@ interface QuestionProps extends TintProps {
   conversation: Conversation;
   locked: boolean;
   turn: number;
-  onInstead: (text: string) => void;
+  onInstead: (text: string, images: string[]) => void;
 }
 
 function Question({ exchange, conversation, tints, chosen, locked, turn, onInstead }: QuestionProps) {
   const edited = editing.value;
   if (edited?.turn === turn) {
-    const send = (text: string) => {
+    const send = (text: string, images: string[]) => {
       editing.value = null;
-      onInstead(text);
+      onInstead(text, images);
     };
-    return <Editor text={edited.text} locked={locked} onSend={send} onLeave={() => (editing.value = null)} />;
+    return <Editor text={edited.text} images={edited.images} locked={locked} onSend={send} onLeave={() => (editing.value = null)} />;
   }
   const place = exchange.promptTokens
     ? locate(conversation.tokens.slice(0, exchange.promptTokens), exchange.message, exchange.from)
@@ -136,6 +137,9 @@ function Question({ exchange, conversation, tints, chosen, locked, turn, onInste
   return (
     <div class="chat-question">
       <div class="chat-bubble">
+        {exchange.images.map((url, at) => (
+          <img key={at} class="chat-image" src={url} alt={`Image ${at + 1} of message ${turn + 1}`} />
+        ))}
         {place
           ? pieces(conversation.tokens, ...place).map(({ from, to, text }) => (
               <span
@@ -153,7 +157,7 @@ function Question({ exchange, conversation, tints, chosen, locked, turn, onInste
         look="quiet"
         disabled={locked}
         label="Edit this message, as a branch"
-        onClick={() => (editing.value = { text: exchange.message, turn })}
+        onClick={() => (editing.value = { text: exchange.message, images: exchange.images, turn })}
       >
         Edit
       </Button>
@@ -163,21 +167,25 @@ function Question({ exchange, conversation, tints, chosen, locked, turn, onInste
 
 interface EditorProps {
   text: string;
+  images: string[];
   locked: boolean;
-  onSend: (text: string) => void;
+  onSend: (text: string, images: string[]) => void;
   onLeave: () => void;
 }
 
-function Editor({ text, locked, onSend, onLeave }: EditorProps) {
+function Editor({ text, images, locked, onSend, onLeave }: EditorProps) {
   const [draft, setDraft] = useState(text);
+  const [kept, setKept] = useState(images);
   const area = useRef<HTMLTextAreaElement>(null);
   useEffect(() => area.current?.focus(), []);
+  const empty = !draft.trim() && !kept.length;
   const send = (event: Event) => {
     event.preventDefault();
-    if (draft.trim() && !locked) onSend(draft);
+    if (!empty && !locked) onSend(draft, kept);
   };
   return (
     <form class="stack" onSubmit={send}>
+      <Thumbnails images={kept} onRemove={(at) => setKept(kept.filter((_, index) => index !== at))} />
       <textarea
         ref={area}
         class="area"
@@ -191,7 +199,7 @@ function Editor({ text, locked, onSend, onLeave }: EditorProps) {
         }}
       />
       <div class="row">
-        <Button submit look="main" little disabled={locked || !draft.trim()}>
+        <Button submit look="main" little disabled={locked || empty}>
           Send as a branch
         </Button>
         <Button little onClick={onLeave}>
@@ -266,25 +274,25 @@ function AnswerToken({ token, chosen, strength }: { token: ChatToken; chosen: bo
   );
 }
 
-/** Every token the model reads, the template's own among them. */
-export function EveryToken({ tokens, tints, chosen }: TintProps & { tokens: string[] }) {
-  const from = Math.max(0, tokens.length - 800);
+/** Every token the model reads, the template's own among them. Those of an image are one chip. */
+export function EveryToken({ conversation, tints, chosen }: TintProps & { conversation: Conversation }) {
+  const { tokens, imagePlaces } = conversation;
+  const first = Math.max(0, tokens.length - 800);
+  const chips = withImages(tokens, imagePlaces).filter((chip) => chip.to > first);
+  const before = chips[0]?.from ?? 0;
   return (
     <div class="chat-every mono" tabIndex={0} role="region" aria-label="Every token the model reads">
-      {from > 0 && <span class="muted">{from} tokens before these … </span>}
-      {tokens.slice(from).map((token, offset) => {
-        const index = from + offset;
-        return (
-          <span
-            key={index}
-            class={`chat-token framed ${index === chosen ? "chosen" : ""}`}
-            style={tint(tints.get(index))}
-          >
-            {visible(token)}
-            {token.includes("\n") && <br />}
-          </span>
-        );
-      })}
+      {before > 0 && <span class="muted">{before} tokens before these … </span>}
+      {chips.map(({ from, to, text, image }) => (
+        <span
+          key={from}
+          class={`chat-token framed ${image ? "image" : ""} ${from === chosen ? "chosen" : ""}`}
+          style={tint(Math.max(...Array.from({ length: to - from }, (_, at) => tints.get(from + at) ?? 0)))}
+        >
+          {image ? `image, ${to - from} ${to - from === 1 ? "token" : "tokens"}` : visible(text)}
+          {!image && text.includes("\n") && <br />}
+        </span>
+      ))}
     </div>
   );
 }

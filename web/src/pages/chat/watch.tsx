@@ -8,10 +8,10 @@ import { useAnswer, useWidth } from "../../hooks";
 import { csv } from "../../lib/csv";
 import { byteSize, compact, duration, percent } from "../../lib/numbers";
 import type { CacheState, ChatToken, DistributionAnswer, TokenChoice, TokenWeight } from "../../generated/api";
-import { visible } from "../../lib/tokens";
+import { nameOf, visible } from "../../lib/tokens";
 import { paint } from "../../theme";
-import type { Exchange, Sampling, Conversation } from "./store";
-import { writing } from "./store";
+import type { Conversation, Exchange } from "./conversation";
+import { type Sampling, writing } from "./store";
 
 export interface DistributionProps {
   conversation: Conversation;
@@ -157,7 +157,7 @@ function Distribution({ top, written }: { top: TokenChoice[]; written: number })
   );
 }
 
-export function AttentionWords({ attention, tokens }: { attention: TokenWeight[]; tokens: string[] }) {
+export function AttentionWords({ attention, conversation }: { attention: TokenWeight[]; conversation: Conversation }) {
   if (!attention.length) return <p class="small muted">The attention of this token was not watched.</p>;
   return (
     <p class="small">
@@ -165,7 +165,7 @@ export function AttentionWords({ attention, tokens }: { attention: TokenWeight[]
       {attention.slice(0, 6).map(({ key, weight }, index) => (
         <span key={key}>
           {index > 0 && ", "}
-          <span class="mono">{visible(tokens[key] ?? "?")}</span> <span class="muted numeric">{percent(weight)}</span>
+          <span class="mono">{nameOf(key, conversation.tokens, conversation.imagePlaces)}</span> <span class="muted numeric">{percent(weight)}</span>
         </span>
       ))}
     </p>
