@@ -15,7 +15,7 @@ from vantage.model import Model
 from vantage.model.altup import StreamsEnd
 from vantage.model.pooling import First, Pooler
 from vantage.spec.abilities import MultipliesMatrices
-from vantage.spec.attention import CountsOperations, attentions
+from vantage.spec.attention import CountsOperations, MakesKeys, attentions
 from vantage.spec.model import Layer
 from vantage.spec.operations import AttentionWork, PassSize, linear_operations
 from vantage.spec.parts import Shape
@@ -27,7 +27,9 @@ def attention(module: Any, layer: Layer, shape: Shape, size: PassSize, keys: int
     """One attention over so many keys: projections, scores, weighted sum, output, and what position multiplies."""
     counts = isinstance(module, CountsOperations)
     width = module.score_width(size.queries, keys) if counts else shape.key_dim
-    work = AttentionWork(shape, size, keys, width)
+    makes: Any = module if isinstance(module, MakesKeys) else None
+    given = keys if makes is None else makes.keys_given(size.queries, keys)
+    work = AttentionWork(shape, size, given, width)
     parts = module.operations(work) if counts else {}
     if not module.crosses:
         acting = (part for part in (layer.bias, layer.value_bias, *layer.qk) if part is not None)
