@@ -48,7 +48,7 @@ def test_the_chosen_are_those_of_transformers_indexer():
     ours, theirs, _ = both("csa", 2)
     x = vectors(2, 14, 24, dtype=torch.float32)
     pos, low = Positions.arange(2, 14), ours.q_low_norm(ours.q_down(x))
-    windows = KeyWindows.of(pos, 14, 2, 5)
+    windows = KeyWindows.of(pos.against(pos), 2, 5, causal=True)
     chosen = ours.choice.choose(ChoiceInputs(x, low, ours.choice.keep(x), windows, pos, Causal()))
     picked = theirs.compressor.indexer(x, low, pos.pos, None, 0)
     for b in range(2):

@@ -29,6 +29,14 @@ def kept(values, gates):
     return torch.tensor([values, gates], dtype=F64).T[None, None]
 
 
+def windows_of(kept, queries, size, near, *, causal=True):
+    """For the last so many of the keys, or for queries elsewhere."""
+    if isinstance(queries, int):
+        order = kept.order.sort(1).values[:, -queries:]
+        queries = Positions.of(order, segment=None if kept.segment is None else order)
+    return KeyWindows.of(queries.against(kept), size, near, causal=causal)
+
+
 def forgotten(pos):
     """The same positions, of which the host knows nothing."""
     return Positions(pos.pos, pos.order, pos.segment)
@@ -39,7 +47,7 @@ def forgotten(pos):
 def test_the_worked_number(known):
     """Values 1 and 3 with gates 0 and ln 3 are 2.5; queries 0 to 4 see 0, 1, 1, 2, 2 windows of two."""
     pos = Positions.arange(1, 5)
-    windows = KeyWindows.of(pos if known else forgotten(pos), 5, 2, 1)
+    windows = windows_of(pos if known else forgotten(pos), 5, 2, 1)
     entry = pool(2)(kept([1.0, 3.0, 0.0, 8.0, 7.0], [0.0, math.log(3), 0.0, 0.0, 0.0]), windows)
     torch.testing.assert_close(entry.flatten(), torch.tensor([2.5, 4.0], dtype=F64))
     pair = pos.against(windows.entries)
@@ -50,14 +58,14 @@ def test_the_worked_number(known):
 def test_a_gate_for_each_place_in_the_window():
     part = pool(2)
     part.bias.copy_(torch.tensor([[0.0], [math.log(3)]]))
-    windows = KeyWindows.of(Positions.arange(1, 4), 4, 2, 1)
+    windows = windows_of(Positions.arange(1, 4), 4, 2, 1)
     entry = part(kept([1.0, 3.0, 5.0, 9.0], [0.0, 0.0, 0.0, 0.0]), windows)
     assert entry.flatten().tolist() == pytest.approx([2.5, 8.0])
 
 
 def test_an_entry_stands_at_its_start_and_is_ordered_by_its_end():
     pos = Positions.of(torch.tensor([[10, 12, 15, 20, 21, 29]]), order=torch.arange(6)[None])
-    entries = KeyWindows.of(pos, 6, 3, 1).entries
+    entries = windows_of(pos, 6, 3, 1).entries
     assert entries.pos.tolist() == [[10, 20]]
     assert entries.order.tolist() == [[2, 5]]
 
@@ -73,25 +81,25 @@ def listed(windows):
 def test_a_window_whose_beginning_is_missing_is_none(first, known):
     pos = Positions.arange(2, 8, start=first)
     wanted = [(n, n + 2) for n in range(0, 12, 3) if n >= first and n + 2 < first + 8]
-    assert listed(KeyWindows.of(pos if known else forgotten(pos), 8, 3, 2)) == [wanted] * 2
+    assert listed(windows_of(pos if known else forgotten(pos), 8, 3, 2)) == [wanted] * 2
 
 
 def test_padding_is_stepped_over_on_either_side():
     for pad in ("left", "right"):
         pos = Positions.rows([7, 3], pad=pad)
-        assert listed(KeyWindows.of(pos, 7, 3, 2)) == [[(0, 2), (3, 5)], [(0, 2)]]
+        assert listed(windows_of(pos, 7, 3, 2)) == [[(0, 2), (3, 5)], [(0, 2)]]
 
 
 def test_documents_have_windows_of_their_own():
     pos = Positions.packed([[4, 5], [2, 1, 6]])
-    assert listed(KeyWindows.of(pos, 9, 3, 2)) == [[(0, 2), (0, 6)], [(0, 5), (3, 8)]]
-    assert KeyWindows.of(pos, 9, 3, 2).entries.segment.tolist()[1][:2] == [3, 3]
+    assert listed(windows_of(pos, 9, 3, 2)) == [[(0, 2), (0, 6)], [(0, 5), (3, 8)]]
+    assert windows_of(pos, 9, 3, 2).entries.segment.tolist()[1][:2] == [3, 3]
 
 
 def test_a_gap_breaks_a_window():
     pos = Positions.of(torch.tensor([[0, 1, 3, 4, 5, 6, 7, 8]]))
-    assert listed(KeyWindows.of(pos, 8, 3, 2)) == [[(3, 5), (6, 8)]]
-    assert KeyWindows.of(pos, 8, 3, 2).follows.tolist() == [[False, True]]
+    assert listed(windows_of(pos, 8, 3, 2)) == [[(3, 5), (6, 8)]]
+    assert windows_of(pos, 8, 3, 2).follows.tolist() == [[False, True]]
 
 
 @torch.no_grad()
@@ -101,10 +109,10 @@ def test_the_arrangement_of_a_cache_does_not_matter(overlap):
     part = pool(size, overlap=overlap, dim=2, width=3)
     part.bias.copy_(vectors(size, part.features, seed=5))
     x, run = part.keep(vectors(B, S, 3)), Positions.arange(B, S)
-    plain = KeyWindows.of(run, 4, size, near)
+    plain = windows_of(run, 4, size, near)
     shuffled = torch.stack([torch.randperm(S, generator=torch.Generator().manual_seed(b)) for b in range(B)])
     other = Positions.of(run.pos.gather(1, shuffled))
-    moved = KeyWindows.of(other, 4, size, near)
+    moved = windows_of(other, 4, size, near)
     y = x.gather(2, shuffled[:, None, :, None].expand_as(x))
     torch.testing.assert_close(part(y, moved), part(x, plain), rtol=0, atol=1e-12)
     assert moved.entries.order.tolist() == plain.entries.order.tolist()
@@ -120,17 +128,17 @@ def test_overlap_takes_other_features_of_the_window_before():
     """Of a window the second half of its features, of the one before the first; the first has none before it."""
     x = torch.tensor([[10.0, 1, 0, 0], [20, 3, 0, math.log(3)], [30, 5, 0, 0], [40, 7, 0, 0]], dtype=F64)[None, None]
     for pos in (Positions.arange(1, 4), forgotten(Positions.arange(1, 4))):
-        entry = pool(2, overlap=True)(x, KeyWindows.of(pos, 4, 2, 1))
+        entry = pool(2, overlap=True)(x, windows_of(pos, 4, 2, 1))
         assert entry.flatten().tolist() == pytest.approx([2.5, (10 + 20 + 5 + 7) / 4])
 
 
 @torch.no_grad()
 def test_no_overlap_across_documents():
     part, x = pool(2, overlap=True, dim=2, width=3), vectors(1, 9, 3)
-    packed = KeyWindows.of(Positions.packed([[5, 4]]), 9, 2, 1)
+    packed = windows_of(Positions.packed([[5, 4]]), 9, 2, 1)
     both = part(part.keep(x), packed)[0, 0][:4]
     alone = [
-        part(part.keep(x[:, cut]), KeyWindows.of(Positions.arange(1, n), n, 2, 1))[0, 0]
+        part(part.keep(x[:, cut]), windows_of(Positions.arange(1, n), n, 2, 1))[0, 0]
         for cut, n in ((slice(0, 5), 5), (slice(5, 9), 4))
     ]
     torch.testing.assert_close(both, torch.cat(alone))
@@ -141,29 +149,48 @@ def test_no_overlap_across_documents():
 def test_fewer_tokens_than_a_window():
     part = pool(3, overlap=True, dim=2, width=3)
     for pos in (Positions.arange(2, 2), forgotten(Positions.arange(2, 2))):
-        windows = KeyWindows.of(pos, 2, 3, 2)
+        windows = windows_of(pos, 2, 3, 2)
         assert windows.entries.shape == (2, 0)
         assert part(part.keep(vectors(2, 2, 3)), windows).shape == (2, 1, 0, 2)
 
 
 def test_worked_out_once_for_all_layers():
-    pos = Positions.arange(1, 6)
-    assert KeyWindows.of(pos, 6, 2, 3) is KeyWindows.of(pos, 6, 2, 3)
-    assert KeyWindows.of(pos, 6, 3, 3) is not KeyWindows.of(pos, 6, 2, 3)
-    assert KeyWindows.of(pos, 6, 2, 2) is not KeyWindows.of(pos, 6, 2, 3)
+    pair = Positions.arange(1, 6).against(Positions.arange(1, 6))
+    first = KeyWindows.of(pair, 2, 3, causal=True)
+    assert KeyWindows.of(pair, 2, 3, causal=True) is first
+    others = [KeyWindows.of(pair, 3, 3, causal=True), KeyWindows.of(pair, 2, 2, causal=True)]
+    assert first not in [*others, KeyWindows.of(pair, 2, 3, causal=False)]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_queries_that_are_not_the_last_tokens(known):
+    """As where a row's tokens lie over several processes, which show all keys to each other."""
+    kept = Positions.arange(1, 20)
+    kept = kept if known else forgotten(kept)
+
+    def nearest(queries, causal=True):
+        windows = windows_of(kept, queries, 3, 4, causal=causal)
+        return sorted(o for o in windows.seen.order[0, : windows.tokens].tolist() if o >= 0)
+
+    assert nearest(Positions.arange(1, 3, start=8)) == list(range(5, 11))
+    assert nearest(Positions.arange(1, 1, start=1)) == [0, 1]
+    assert nearest(Positions.of(torch.tensor([[4, 5, 9, 10]]))) == list(range(1, 11))
+    assert nearest(Positions.arange(1, 2, start=8), causal=False) == list(range(5, 13))
+    far = Positions.of(torch.tensor([[4, 15]]))
+    assert nearest(Positions(far.pos, far.order)) == list(range(20))  # nothing is known of these
 
 
 def test_what_the_host_knows_goes_on():
     pos = Positions.arange(2, 7, start=3).declare(64)
-    for one in (KeyWindows.of(pos, 1, 2, 3), KeyWindows.of(Positions.rows([7, 7]).declare(64), 1, 2, 3)):
+    for one in (windows_of(pos, 1, 2, 3), windows_of(Positions.rows([7, 7]).declare(64), 1, 2, 3)):
         for made in (one.entries, one.seen):
             assert made.length == 64
             assert made.known.same_rows
             assert made.known.first is None
             low, high = made.known.order
             assert bool(((made.order >= low) & (made.order <= high)).all())
-    assert not KeyWindows.of(pos, 1, 2, 3).seen.known.empty
-    assert KeyWindows.of(Positions.rows([7, 4]), 1, 2, 3).seen.known.empty
+    assert not windows_of(pos, 1, 2, 3).seen.known.empty
+    assert windows_of(Positions.rows([7, 4]), 1, 2, 3).seen.known.empty
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -172,6 +199,6 @@ def test_gradients(overlap):
     pos = Positions.rows([5, 4])
 
     def call(module, x):
-        return module(module.keep(x), KeyWindows.of(forgotten(pos), 5, 2, 1))[:, :, :2]
+        return module(module.keep(x), windows_of(forgotten(pos), 5, 2, 1))[:, :, :2]
 
     check_gradients(part, call, vectors(2, 5, 3))

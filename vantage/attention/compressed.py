@@ -149,7 +149,8 @@ class CompressedAttention(nn.Module):
         q_raw = self.q_norm(self.q(low).unflatten(-1, (self.shape.heads, -1)).transpose(1, 2))
         q = self.placed("query", q_raw, ctx.pos)
         kept = self.keep(x_BTD, ctx)
-        windows = KeyWindows.of(kept.pos, x_BTD.shape[1], self.config.ratio, self.config.near)
+        pair, causal = ctx.pos.against(kept.pos), self.scorer.mask.causal
+        windows = KeyWindows.of(pair, self.config.ratio, self.config.near, causal=causal)
         view = self.seen(kept, windows)
         need = self.scorer.need(q_raw, q, view, ctx.pos, x_BTD)
         chosen = None

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vantage.spec.positions import EMPTY, Known, Positions
+from vantage.spec.positions import EMPTY, Known, Pair, Positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,10 +34,12 @@ class KeyWindows:
     seen: Positions  # (B, n + E): the nearest tokens, and then the entries
 
     @staticmethod
-    def of(kept: Positions, queries: int, size: int, near: int) -> KeyWindows:
-        """For a pass of so many queries; worked out once for all layers of it."""
-        make = _of_run if kept.known.first is not None else _of_any
-        return kept.once(("windows", queries, size, near), lambda: make(kept, queries, size, near))
+    def of(pair: Pair, size: int, near: int, *, causal: bool) -> KeyWindows:
+        """Of the keys of a pair, for its queries; worked out once for all layers of a pass. ``causal``: no query looks
+        at what is behind it."""
+        make = _of_run if pair.k.known.first is not None else _of_any
+        ahead = 0 if causal else near - 1
+        return pair.once(("windows", size, near, ahead), lambda: make(pair.q, pair.k, size, near, ahead))
 
     @property
     def tokens(self) -> int:
@@ -64,23 +66,25 @@ class KeyWindows:
         return tokens.unflatten(2, (self.entries.shape[1], self.size))[:, :, :, -1]
 
 
-def _of_run(kept: Positions, queries: int, size: int, near: int) -> KeyWindows:
+def _of_run(queries: Positions, kept: Positions, size: int, near: int, ahead: int) -> KeyWindows:
     """Every row runs on from the same rank, in one document: windows are stretches of the view."""
-    first, S = kept.known.first, kept.shape[1]
+    first, S, bounds = kept.known.first, kept.shape[1], queries.known.order
     assert first is not None
     start = min(S, -first % size)
     count = (S - start) // size
-    nearest = slice(S - min(S, queries + near - 1), S)
+    nearest = slice(0, S)
+    if bounds is not None:
+        nearest = slice(max(0, bounds[0] - near + 1 - first), min(S, bounds[1] + ahead + 1 - first))
     stretch = slice(start, start + count * size)
     pos, order = kept.pos[:, stretch], kept.order[:, stretch]
     known = Known(order=kept.known.order, pos=kept.known.pos, empty=False, same_rows=kept.known.same_rows)
     entries = Positions(pos[:, ::size], order[:, size - 1 :: size], None, known, kept.length)
     follows = torch.arange(count, device=kept.device)[None] > 0
-    tokens = kept.narrow(nearest.start, S - nearest.start)
+    tokens = kept.narrow(nearest.start, nearest.stop - nearest.start)
     return KeyWindows(size, nearest, stretch, None, follows, entries, _joined(tokens, entries))
 
 
-def _of_any(kept: Positions, queries: int, size: int, near: int) -> KeyWindows:
+def _of_any(queries: Positions, kept: Positions, size: int, near: int, ahead: int) -> KeyWindows:
     """Tokens in any arrangement: they are sorted by their order, and a window ends where its last token follows its
     first without a gap. No two windows share a token, so there are no more than S / m."""
     B, S = kept.shape
@@ -95,10 +99,24 @@ def _of_any(kept: Positions, queries: int, size: int, near: int) -> KeyWindows:
     back = torch.arange(1 - size, 1, device=kept.device)
     members, earlier = (columns.gather(1, _flat(at, back - n)) for n in (0, size))
     entries = _entries(kept, members.view(B, count, size), whole)
-    amount = min(S, queries + near - 1)
-    nearest = slice(0, S) if amount == S else columns[:, S - amount :]
-    tokens = kept if amount == S else _picked(kept, columns[:, S - amount :])
-    return KeyWindows(size, nearest, members, earlier.view(B, count, size), follows, entries, _joined(tokens, entries))
+    amount = min(S, _span(queries, S) + near - 1 + ahead)
+    nearest, tokens = slice(0, S), kept
+    if amount < S:
+        last = (order <= queries.order.amax(1, keepdim=True) + ahead).sum(1, keepdim=True)
+        index = last - amount + torch.arange(amount, device=kept.device)
+        nearest = columns.gather(1, index.clamp_min(0))
+        tokens = _picked(kept, nearest, index >= 0)
+    earlier = earlier.view(B, count, size)
+    return KeyWindows(size, nearest, members, earlier, follows, entries, _joined(tokens, entries))
+
+
+def _span(queries: Positions, most: int) -> int:
+    """From the first to the last query of a row there are no more tokens than this, as far as the host knows. They need
+    not be the last of the keys, nor lie side by side: a process may have some of a row's tokens."""
+    if queries.shape[1] == 1:
+        return 1
+    bounds = queries.known.order
+    return most if bounds is None else bounds[1] - bounds[0] + 1
 
 
 def _flat(at_BE: Tensor, back_m: Tensor) -> Tensor:
@@ -112,19 +130,17 @@ def _unbroken(order_BS: Tensor, steps: int) -> Tensor:
 
 
 def _entries(kept: Positions, members_BEm: Tensor, whole_BE: Tensor) -> Positions:
-    first, last = members_BEm[..., 0], members_BEm[..., -1]
-
-    def at(values: Tensor, index: Tensor) -> Tensor:
-        return torch.where(whole_BE, values.gather(1, index), EMPTY)
-
-    segment = None if kept.segment is None else at(kept.segment, last)
-    known = _known(kept)
-    return Positions(at(kept.pos, first), at(kept.order, last), segment, known, kept.length)
+    at = _picked(kept, members_BEm[..., -1], whole_BE)
+    first = torch.where(whole_BE, kept.pos.gather(1, members_BEm[..., 0]), EMPTY)
+    return Positions(first, at.order, at.segment, at.known, at.length)
 
 
-def _picked(kept: Positions, columns: Tensor) -> Positions:
-    segment = None if kept.segment is None else kept.segment.gather(1, columns)
-    return Positions(kept.pos.gather(1, columns), kept.order.gather(1, columns), segment, _known(kept), kept.length)
+def _picked(kept: Positions, columns: Tensor, there: Tensor) -> Positions:
+    def at(values: Tensor) -> Tensor:
+        return torch.where(there, values.gather(1, columns), EMPTY)
+
+    segment = None if kept.segment is None else at(kept.segment)
+    return Positions(at(kept.pos), at(kept.order), segment, _known(kept), kept.length)
 
 
 def _known(kept: Positions) -> Known:
