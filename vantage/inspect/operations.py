@@ -27,9 +27,7 @@ def attention(module: Any, layer: Layer, shape: Shape, size: PassSize, keys: int
     """One attention over so many keys: projections, scores, weighted sum, output, and what position multiplies."""
     counts = isinstance(module, CountsOperations)
     width = module.score_width(size.queries, keys) if counts else shape.key_dim
-    makes: Any = module if isinstance(module, MakesKeys) else None
-    given = keys if makes is None else makes.keys_given(size.queries, keys)
-    work = AttentionWork(shape, size, given, width)
+    work = AttentionWork(shape, size, _given(module, size.queries, keys), width)
     parts = module.operations(work) if counts else {}
     if not module.crosses:
         acting = (part for part in (layer.bias, layer.value_bias, *layer.qk) if part is not None)
@@ -37,6 +35,11 @@ def attention(module: Any, layer: Layer, shape: Shape, size: PassSize, keys: int
             parts["scores"] = parts.get("scores", 0) + layer.indexer.operations(work)
         parts["position"] = sum(part.operations(work) for part in acting if isinstance(part, MultipliesMatrices))
     return parts
+
+
+def _given(module: Any, queries: int, keys: int) -> int:
+    """Keys of the kernel, of those that are kept."""
+    return module.keys_given(queries, keys) if isinstance(module, MakesKeys) else keys
 
 
 def head(model: Model, size: PassSize) -> int:
