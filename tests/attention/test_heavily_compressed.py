@@ -122,7 +122,7 @@ def test_any_encoding_stands_where_tokens_and_entries_stand(position):
 
 
 @torch.no_grad()
-def test_the_engine_and_speculation_give_what_one_pass_gives():
+def test_generate_gives_what_one_pass_gives():
     m = model()
     prompts = [TOKENS[0, :9].tolist(), TOKENS[1, :4].tolist()]
     plain = vt.generate(m, prompts, max_tokens=12, temperature=0.0)
