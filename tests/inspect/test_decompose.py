@@ -12,6 +12,7 @@ from tests.inspect.models import EACH, model, source, tokens
 from vantage.conformance.factors import allowed_by, attentions, encodings, masks, rules
 from vantage.errors import BadInput, Refused
 from vantage.inspect import Decomposition, decompose, distinguishable
+from vantage.spec.kept import PoolsKeys
 from vantage.spec.parts import chain
 from vantage.spec.positions import Positions
 
@@ -22,9 +23,14 @@ def term(parts: Decomposition, name: str) -> torch.Tensor:
     return next(t.value for t in parts.terms if t.name == name)
 
 
+def taken_apart(attention: str) -> bool:
+    """Whether every key is a token's: of what windows are made of, no part is a position's alone."""
+    return not isinstance(attentions()[attention].config, PoolsKeys)
+
+
 @given(
     st.sampled_from(sorted(encodings())),
-    st.sampled_from(sorted(attentions())),
+    st.sampled_from(sorted(filter(taken_apart, attentions()))),
     st.sampled_from(sorted(masks())),
     st.integers(2, 30),
     st.integers(0, 1),
@@ -38,7 +44,15 @@ def test_the_parts_add_up(encoding: str, attention: str, mask: str, n: int, laye
     assert 0 <= float(parts.share().min()) <= float(parts.share().max()) <= 1
 
 
-@pytest.mark.parametrize("which", [w for w in EACH if w[0].startswith(("rope", "xpos"))], ids="-".join)
+@pytest.mark.parametrize("attention", [name for name in attentions() if not taken_apart(name)])
+def test_windows_of_keys_are_not_taken_apart(attention: str) -> None:
+    with pytest.raises(Refused, match="CompressedAttention cannot show its queries and keys"):
+        decompose(model("rope", attention), tokens(N), layer=1)
+
+
+@pytest.mark.parametrize(
+    "which", [w for w in EACH if w[0].startswith(("rope", "xpos")) and taken_apart(w[1])], ids="-".join
+)
 def test_bands_add_up_to_the_rotation(which: tuple[str, str, str]) -> None:
     of = model(*which)
     parts = decompose(of, tokens(N), layer=1, source=source(of))

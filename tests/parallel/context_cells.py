@@ -99,7 +99,10 @@ REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
     ),
     ({"encoding": ("fox", "path"), "exchange": ("ring",)}, "keeps more of each token than its key and value"),
     (
-        {"attention": ("indexer", "indexer-shared"), "exchange": ("ring",)},
+        {
+            "attention": ("indexer", "indexer-shared", "hca", "hca-turned", "csa", "csa-turned"),
+            "exchange": ("ring",),
+        },
         "keeps more of each token than its key and value",
     ),
     (

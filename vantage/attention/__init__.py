@@ -1,11 +1,14 @@
 """Attention modules. Each reads like its formula; position, cache and kernel are handed in."""
 
 from vantage.attention import indexer, qk
+from vantage.attention.compressed import SmallMaps
+from vantage.attention.compressed_sparse import CompressedSparse, EntryChooser
 from vantage.attention.delta import GatedDelta
 from vantage.attention.differential import Differential
 from vantage.attention.gate import OutputGate
 from vantage.attention.gated_convolution import GatedConvolution
 from vantage.attention.grouped import GroupedQuery, GroupedQueryAttention
+from vantage.attention.heavily_compressed import HeavilyCompressed
 from vantage.attention.indexer import SharedIndexer, TopKIndexer
 from vantage.attention.kimi_delta import KimiDelta
 from vantage.attention.latent import Latent, LatentAttention
@@ -23,13 +26,16 @@ __all__ = [
     "OUTPUT_PARTS",
     "QK_PARTS",
     "Additive",
+    "CompressedSparse",
     "Differential",
     "Dot",
+    "EntryChooser",
     "GatedConvolution",
     "GatedDelta",
     "General",
     "GroupedQuery",
     "GroupedQueryAttention",
+    "HeavilyCompressed",
     "KimiDelta",
     "Latent",
     "LatentAttention",
@@ -40,6 +46,7 @@ __all__ = [
     "QKNorm",
     "RecurrentAttention",
     "SharedIndexer",
+    "SmallMaps",
     "TopKIndexer",
 ]
 
@@ -53,6 +60,8 @@ ATTENTIONS: Registry[AttentionConfig] = Registry(
         "delta",
         "kimi_delta",
         "differential",
+        "heavily_compressed",
+        "compressed_sparse",
         "mamba",
     ),
     needs=("shape", "cache_shape", "build", "build_cross"),

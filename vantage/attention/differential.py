@@ -161,8 +161,12 @@ def first_lambda(layer: int) -> float:
 class UnitLength(nn.Module):
     """x / rms(x)."""
 
+    def __init__(self, eps: float = EPS):
+        super().__init__()
+        self.eps = eps
+
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), None, EPS)
+        return F.rms_norm(x, (x.shape[-1],), None, self.eps)
 
 
 ENTRY = Entry(

@@ -95,18 +95,24 @@ class KeyChoice(nn.Module):
         return best(scores, inputs.pair.k, self.config.keep)
 
     def scores(self, inputs: IndexerInputs, k_BSd: Tensor) -> Tensor:
-        """I, (B, T, S), one head after the other: all at once would be as large as attention's own."""
+        """I, (B, T, S)"""
         source = inputs.x if self.rank is None else inputs.low
         assert source is not None
         q_BHTd = self.q(source).unflatten(-1, (self.config.heads, -1)).transpose(1, 2)
         q_BHTd = chain(self.qk, "query", q_BHTd, inputs.pair.q)
-        wide = torch.promote_types(k_BSd.dtype, torch.float32)
-        weights_BTH = self.weights(inputs.x).to(wide) * self.config.heads**-0.5
-        keys, scale = k_BSd.to(wide).mT, self.config.head_dim**-0.5
-        total = torch.zeros(())
-        for head in range(self.config.heads):
-            total = total + weights_BTH[..., head, None] * F.relu(q_BHTd[:, head].to(wide) @ keys * scale)
-        return total
+        return index_scores(q_BHTd, k_BSd, self.weights(inputs.x))
+
+
+def index_scores(q_BHTd: Tensor, k_BSd: Tensor, weights_BTH: Tensor) -> Tensor:
+    """I, (B, T, S), one head after the other: all at once would be as large as attention's own."""
+    heads, dim = q_BHTd.shape[1], q_BHTd.shape[-1]
+    wide = torch.promote_types(k_BSd.dtype, torch.float32)
+    weights_BTH = weights_BTH.to(wide) * heads**-0.5
+    keys, scale = k_BSd.to(wide).mT, dim**-0.5
+    total = torch.zeros(())
+    for head in range(heads):
+        total = total + weights_BTH[..., head, None] * F.relu(q_BHTd[:, head].to(wide) @ keys * scale)
+    return total
 
 
 def best(scores_BTS: Tensor, keys: Positions, count: int) -> Tensor:

@@ -15,7 +15,7 @@ from vantage.model import Model
 from vantage.model.altup import StreamsEnd
 from vantage.model.pooling import First, Pooler
 from vantage.spec.abilities import MultipliesMatrices
-from vantage.spec.attention import CountsOperations, attentions
+from vantage.spec.attention import CountsOperations, MakesKeys, attentions
 from vantage.spec.model import Layer
 from vantage.spec.operations import AttentionWork, PassSize, linear_operations
 from vantage.spec.parts import Shape
@@ -27,7 +27,7 @@ def attention(module: Any, layer: Layer, shape: Shape, size: PassSize, keys: int
     """One attention over so many keys: projections, scores, weighted sum, output, and what position multiplies."""
     counts = isinstance(module, CountsOperations)
     width = module.score_width(size.queries, keys) if counts else shape.key_dim
-    work = AttentionWork(shape, size, keys, width)
+    work = AttentionWork(shape, size, _given(module, size.queries, keys), width)
     parts = module.operations(work) if counts else {}
     if not module.crosses:
         acting = (part for part in (layer.bias, layer.value_bias, *layer.qk) if part is not None)
@@ -40,6 +40,11 @@ def attention(module: Any, layer: Layer, shape: Shape, size: PassSize, keys: int
 def _multiplied(part: object, work: AttentionWork) -> int:
     """What a part of a layer multiplies; none where it does not say."""
     return part.operations(work) if isinstance(part, MultipliesMatrices) else 0
+
+
+def _given(module: Any, queries: int, keys: int) -> int:
+    """Keys of the kernel, of those that are kept."""
+    return module.keys_given(queries, keys) if isinstance(module, MakesKeys) else keys
 
 
 def head(model: Model, size: PassSize) -> int:

@@ -4,7 +4,9 @@ embedding                     (rows, tokens, width)
 layers.N.residual_before      the residual stream as it enters block N
 layers.N.q, .k, .v            (rows, tokens, heads, numbers): projected, before anything knows a position
 layers.N.latent               (rows, tokens, numbers): latent attention, in the place of k and v
-layers.N.scores, .weights     (rows, heads, queries, keys): before and after the softmax, keys by their order
+layers.N.kv                   (rows, tokens, 1, numbers): where a key is its own value (HCA, CSA)
+layers.N.scores, .weights     (rows, heads, queries, keys): before and after the softmax, keys by their order (not where
+                              windows of keys stand beside tokens: HCA, CSA)
 layers.N.heads                (rows, tokens, heads, numbers): what each head gives to the output map
 layers.N.attention            what the attention adds to the residual stream
 layers.N.cross.…              the same six of an encoder-decoder's cross-attention
@@ -31,7 +33,7 @@ from vantage.inspect.select import need_model
 from vantage.model import Model
 from vantage.model.altup import AltUpBlock
 from vantage.model.block import Chain, Side
-from vantage.spec.attention import ActivationColumns, Attention, HasActivations
+from vantage.spec.attention import ActivationColumns, Attention, HasActivations, MakesKeys
 from vantage.spec.parts import Context
 
 Access = Literal["given", "returned", "scores", "weights"]
@@ -113,7 +115,7 @@ def _of_attention(model: Model, prefix: str, module: Any, added: nn.Module) -> I
     inside = _inside(model, prefix, module, crosses)
     heads = inside.pop("heads", None)
     yield from inside.values()
-    if isinstance(module, Attention):
+    if isinstance(module, Attention) and not isinstance(module, MakesKeys):
         for access in ("scores", "weights"):
             yield Activation(f"{prefix}{access}", module, access, PAIRS, model, module.shape.heads)
     if heads is not None:

@@ -56,12 +56,15 @@ class LearnedRotation(nn.Module):
     def key(self, k_BGTd: Tensor, pos: Positions) -> Tensor:
         return self.turn(k_BGTd, pos)
 
-    def turn(self, x_BHTd: Tensor, pos: Positions) -> Tensor:
+    def back(self, x_BHTd: Tensor, pos: Positions) -> Tensor:
+        return self.turn(x_BHTd, pos, sign=-1)
+
+    def turn(self, x_BHTd: Tensor, pos: Positions, sign: int = 1) -> Tensor:
         freq, factor = self.rotation.rates(pos)
         pairing = self.rotation.config.pairing
         cos, sin = turns(rows(pos), freq * self.alpha.to(freq.dtype).exp(), factor, pairing, x_BHTd.dtype)
         turning, still = x_BHTd.split((self.rotation.turned, self.rotation.dim - self.rotation.turned), dim=-1)
-        return torch.cat((rotate_by(turning, cos, sin, pairing), still), dim=-1)
+        return torch.cat((rotate_by(turning, cos, sign * sin, pairing), still), dim=-1)
 
     def bands(self, pos: Positions) -> Bands:
         plain = self.rotation.bands(pos)

@@ -96,6 +96,11 @@ class Rotation(nn.Module):
     def turn(self, x_BHTd: Tensor, pos: Positions) -> Tensor:
         return self.turn_by(x_BHTd, *self.tables(pos, x_BHTd.dtype))
 
+    def back(self, x_BHTd: Tensor, pos: Positions) -> Tensor:
+        """Turned the other way; a rule's factor is applied once more."""
+        cos, sin = self.tables(pos, x_BHTd.dtype)
+        return self.turn_by(x_BHTd, cos, -sin)
+
     def turn_by(self, x_BHTd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """What ``tables`` gave, applied to the share of a head that turns."""
         if self.turned == self.dim:

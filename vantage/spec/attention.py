@@ -108,6 +108,15 @@ class CountsOperations(Protocol):
 
 
 @runtime_checkable
+class MakesKeys(Protocol):
+    """An attention whose kernel is given other keys than those that are kept."""
+
+    def keys_given(self, queries: int, keys: int) -> int:
+        """How many, to so many queries where so many are kept."""
+        ...
+
+
+@runtime_checkable
 class TokenMixer(Protocol):
     """A module in the place of an attention that has no scores: a convolution, a delta rule."""
 

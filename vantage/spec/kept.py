@@ -71,6 +71,13 @@ class NeedsEveryKey(Protocol):
 
 
 @runtime_checkable
+class PoolsKeys(Protocol):
+    """The config of an attention that has windows of keys in the place of their tokens."""
+
+    pools_keys: bool
+
+
+@runtime_checkable
 class ReadsBefore(Protocol):
     """The config of a score bias that reads streams of tokens before the oldest key which a query sees."""
 

@@ -8,13 +8,13 @@ from typing import Literal, Protocol
 
 from torch import nn
 
-from vantage.errors import BadInput
+from vantage.errors import BadInput, Refused
 from vantage.spec.abilities import effect_of
 from vantage.spec.altup import AltUp
 from vantage.spec.fingerprint import LATER
 from vantage.spec.images import VisionConfig
 from vantage.spec.indexing import FollowsLayer, Indexer
-from vantage.spec.kept import KeepsStreams, KeptStream, NeedsEveryKey, ReadsBefore, StateShape
+from vantage.spec.kept import KeepsStreams, KeptStream, NeedsEveryKey, PoolsKeys, ReadsBefore, StateShape
 from vantage.spec.masks import Causal, Mask, SameSegment
 from vantage.spec.normalisers import Normaliser, Softmax
 from vantage.spec.parts import (
@@ -164,6 +164,11 @@ class Layer:
     def __post_init__(self) -> None:
         if isinstance(self.bias, TurnsWith):
             self._check_turned(self.bias.turns_with)
+        if isinstance(self.attention, PoolsKeys) and isinstance(self.bias, NeedsEveryKey) and self.bias.every_key:
+            raise Refused(
+                f"{type(self.bias).__name__} looks at every token between key and query, and in "
+                f"{type(self.attention).__name__} windows of keys stand in their place: use another encoding here"
+            )
 
     def _check_turned(self, rotation: Buildable) -> None:
         """Whether the bias can turn queries and keys on: nothing but a factor may stand behind their rotation."""
