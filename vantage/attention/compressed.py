@@ -19,12 +19,13 @@ from vantage.attention.differential import UnitLength
 from vantage.attention.key_windows import KeyWindows, WindowPool
 from vantage.attention.scorer import Scorer, head_outputs, merge_heads
 from vantage.errors import BadInput, Refused
+from vantage.spec.abilities import TurnsBack
 from vantage.spec.attention import ActivationColumns, PositionParts
 from vantage.spec.kept import KeptStream
 from vantage.spec.masks import Mask
 from vantage.spec.model import BuildContext, CacheShape, NormConfig, Scores
 from vantage.spec.operations import AttentionWork, linear_operations
-from vantage.spec.parts import INIT_STD, Context, Dense, Pointwise, Shape, TurnsBack, View, chain, materialise
+from vantage.spec.parts import INIT_STD, Context, Dense, Pointwise, Shape, View, chain, materialise
 from vantage.spec.positions import Pair, Place, Positions
 
 

@@ -135,9 +135,9 @@ def _entries(kept: Positions, members_BEm: Tensor, whole_BE: Tensor) -> Position
     return Positions(first, at.order, at.segment, at.known, at.length)
 
 
-def _picked(kept: Positions, columns: Tensor, there: Tensor) -> Positions:
+def _picked(kept: Positions, columns: Tensor, filled: Tensor) -> Positions:
     def at(values: Tensor) -> Tensor:
-        return torch.where(there, values.gather(1, columns), EMPTY)
+        return torch.where(filled, values.gather(1, columns), EMPTY)
 
     segment = None if kept.segment is None else at(kept.segment)
     return Positions(at(kept.pos), at(kept.order), segment, _known(kept), kept.length)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from vantage.kernels.by_form import form_of_need, refuses_need, runs
 from vantage.kernels.fused_operator import FusedAttention, FusedPlan
 from vantage.kernels.mask_flags import MaskFlags, mask_flags
 from vantage.kernels.tile_ranges import TileRanges, tile_ranges
@@ -23,7 +24,6 @@ from vantage.spec.forms import (
     QueryAndKey,
     RowTable,
     Slope,
-    form_of,
 )
 from vantage.spec.masks import visible
 from vantage.spec.parts import Attended, Need, View
@@ -52,7 +52,7 @@ class Fused:
         return device == "cuda"
 
     def refuses(self, need: Need, q: Tensor, view: View) -> str | None:
-        return cannot_run(q.device.type) or _refuses_need(need) or _refuses_shape(need, q, view)
+        return cannot_run(q.device.type) or refuses_need(need, self.name) or _refuses_shape(need, q, view)
 
     def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:
         assert need.temperature is not None
@@ -63,7 +63,7 @@ class Fused:
         if flags.nothing or 0 in (*q_BHTd.shape, view.k.shape[2]):
             return _nothing_seen(q_BHTd, view, sinks, need)
         block = self.block or _block(q_BHTd, view.v)
-        bias = _bias(None if need.bias is None else form_of(need.bias), flags, pair, cool, block)
+        bias = _bias(form_of_need(need), flags, pair, cool, block)
         beyond = bias.beyond if flags.one_sided else None
         places = pair.once(("fused", flags, block, beyond), lambda: _lasting_places(pair, flags, block, beyond))
         out, lse = FusedAttention.apply(
@@ -111,24 +111,6 @@ def _cannot_run_on_gpu() -> str | None:
     return None
 
 
-def _refuses_need(need: Need) -> str | None:
-    if need.weights:
-        return "the fused kernel does not hand back weights"
-    if need.value_bias is not None:
-        return "a value bias needs the weights, which the fused kernel does not form"
-    if need.temperature is None:
-        return f"the fused kernel has softmax alone, not {type(need.normalise).__name__}"
-    if need.dropout:
-        return "the fused kernel has no dropout"
-    if mask_flags(need.mask) is None:
-        return f"the fused kernel does not know the mask {need.mask!r}"
-    if need.dense_bias is not None:
-        return "a dense bias is as large as the scores, which the fused kernel does not form"
-    if need.bias is not None and form_of(need.bias) is None:
-        return f"the bias {type(need.bias).__name__} has no form that the fused kernel could run"
-    return None
-
-
 def _refuses_shape(need: Need, q: Tensor, view: View) -> str | None:
     if torch._C._are_functorch_transforms_active():
         return "the fused kernel has no rule for vmap"
@@ -139,7 +121,7 @@ def _refuses_shape(need: Need, q: Tensor, view: View) -> str | None:
         return f"the fused kernel has heads up to {WIDEST} wide, not {max(widths)}"
     if odd := [width for width in widths if width * q.element_size() % 16]:
         return f"the fused kernel needs heads of a multiple of {16 // q.element_size()} numbers, not {odd[0]}"
-    form = None if need.bias is None else form_of(need.bias)
+    form = form_of_need(need)
     if isinstance(form, DistanceTable | RowTable) and form.values.shape[-1] > LONGEST_TABLE and _learns(form.values):
         return f"the fused kernel learns tables of up to {LONGEST_TABLE} distances, not {form.values.shape[-1]}"
     return None
@@ -176,11 +158,11 @@ def _bias(form: Form | None, flags: MaskFlags, pair: Pair, cool: float, block: i
     if isinstance(form, QueryAndKey):
         return BiasTensors(number, _float(form.by_query, cool), _float(form.by_key, cool))
     values, low = form.values, form.first
-    if low < 0 and flags.one_sided and _runs(pair):  # no query meets a negative distance
+    if low < 0 and flags.one_sided and runs(pair):  # no query meets a negative distance
         values, low = values[..., min(-low, values.shape[-1] - 1) :], min(0, low + values.shape[-1] - 1)
     values, width = _float(values, cool), values.shape[-1]
     bank = None
-    if isinstance(form, DistanceTable) and flags.one_sided and _runs(pair) and width <= MOST_BANKED:
+    if isinstance(form, DistanceTable) and flags.one_sided and runs(pair) and width <= MOST_BANKED:
         bank = _bank(values.detach(), low, _offset(pair) % block, block)
     banks = 0 if bank is None else bank.shape[1]
     return BiasTensors(number, values, bank, low, width, low + width - 1, banks)
@@ -207,10 +189,6 @@ def _float(x: Tensor, factor: float) -> Tensor:
     return (x if factor == 1.0 else x * factor).contiguous()
 
 
-def _runs(pair: Pair) -> bool:
-    return pair.q.known.first is not None and pair.k.known.first is not None
-
-
 def _block(q: Tensor, v: Tensor) -> int:
     from vantage.kernels.gpu.operators import block_for
 
@@ -218,7 +196,7 @@ def _block(q: Tensor, v: Tensor) -> int:
 
 
 def _plan(bias: BiasTensors, flags: MaskFlags, pair: Pair, block: int) -> FusedPlan:
-    run = _runs(pair)
+    run = runs(pair)
     return FusedPlan(
         form=bias.form,
         one_sided=bias.beyond is not None and flags.one_sided,
@@ -258,12 +236,12 @@ def _places(
     pair: Pair, flags: MaskFlags, block: int, beyond: int | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
     """Places of queries and keys, where they do not run on, and the tiles to visit."""
-    if _runs(pair) and not torch.compiler.is_compiling():
+    if runs(pair) and not torch.compiler.is_compiling():
         (_, T), (_, S), first = pair.q.shape, pair.k.shape, pair.k.known.first or 0
         ranges = _ranges_of_runs(_offset(pair), first, T, S, flags, block, beyond, pair.q.device)
     else:
         ranges = tile_ranges(pair, flags, block, beyond)
-    if _runs(pair):
+    if runs(pair):
         return None, None, ranges.keys, ranges.queries
     q, k = (_as_integers(at, pair.rows, _fractional(pair)) for at in (pair.q, pair.k))
     return q, k, ranges.keys, ranges.queries

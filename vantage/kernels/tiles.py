@@ -11,15 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vantage.kernels.by_form import form_of_need, refuses_need, runs
 from vantage.kernels.mask_flags import MaskFlags, mask_flags
 from vantage.kernels.native import BiasKind, TileCall, native
 from vantage.kernels.native.build import enabled
 from vantage.kernels.reference import Reference
 from vantage.kernels.tile_ranges import tile_ranges
-from vantage.spec.forms import Form, QueryAndKey, RowTable, form_of
+from vantage.spec.forms import Form, QueryAndKey, RowTable
 from vantage.spec.masks import visible
-from vantage.spec.normalisers import Softmax
-from vantage.spec.parts import Attended, Dense, Need, View
+from vantage.spec.parts import Attended, Need, View
 from vantage.spec.positions import Pair, Place, Positions
 from vantage.spec.registry import Entry
 
@@ -37,19 +37,19 @@ class Tiles:
         return device == "cpu"
 
     def refuses(self, need: Need, q: Tensor, view: View) -> str | None:
-        return _refuses_need(need) or _refuses_inputs(need, q, view)
+        return refuses_need(need, self.name) or _refuses_inputs(need, q, view)
 
     def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:
         library, flags = native(), mask_flags(visible(need.mask, pair))
         assert flags is not None, "a mask that was not refused"
         assert library is not None, "asked for before"
-        form = None if need.bias is None else form_of(need.bias)
+        form = form_of_need(need)
         (B, H, T, _), (_, G, S, _), e = q_BHTd.shape, view.k.shape, view.v.shape[-1]
         bias = bias_numbers(form, pair, H)
         if bias is None or flags.nothing or 0 in (B, T, S):
             return Reference()(q_BHTd, view, pair, need)
-        assert isinstance(need.normalise, Softmax)
-        cool = 1 / need.normalise.temperature
+        assert need.temperature is not None
+        cool = 1 / need.temperature
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_BHTd, view.k, view.v))
         out = q.new_empty(B, T, H, e).transpose(1, 2)  # as the output map wants it
         lse = q.new_empty(B, H, T) if need.lse else None
@@ -72,24 +72,6 @@ class Tiles:
 # ---- what it refuses
 
 
-def _refuses_need(need: Need) -> str | None:
-    if need.weights:
-        return "the tiles kernel does not hand back weights"
-    if need.value_bias is not None:
-        return "a value bias needs the weights, which the tiles kernel does not form"
-    if not isinstance(need.normalise, Softmax):
-        return f"the tiles kernel has softmax alone, not {type(need.normalise).__name__}"
-    if need.dropout:
-        return "the tiles kernel has no dropout"
-    if mask_flags(need.mask) is None:
-        return f"the tiles kernel does not know the mask {need.mask!r}"
-    if isinstance(need.bias, Dense):
-        return "a dense bias is as large as the scores, which the tiles kernel does not form"
-    if need.bias is not None and form_of(need.bias) is None:
-        return f"the bias {type(need.bias).__name__} has no form that the tiles kernel could run"
-    return None
-
-
 def _refuses_inputs(need: Need, q: Tensor, view: View) -> str | None:
     if q.device.type != "cpu":
         return f"the tiles kernel runs on a CPU, not on {q.device.type}"
@@ -97,7 +79,7 @@ def _refuses_inputs(need: Need, q: Tensor, view: View) -> str | None:
         return f"the tiles kernel works in float32, not in {q.dtype}"
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return "the tiles kernel cannot be compiled into a graph, nor has it a rule for vmap"
-    form = None if need.bias is None else form_of(need.bias)
+    form = form_of_need(need)
     learned = (q, view.k, view.v, need.sinks, *(vars(form).values() if form is not None else ()))
     if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in learned):
         return "the tiles kernel has no backward pass"
@@ -139,7 +121,7 @@ def bias_numbers(form: Form | None, pair: Pair, heads: int) -> BiasNumbers | Non
     distance, head = torch.arange(lowest, lowest + length), torch.arange(heads)[:, None]
     zero = torch.zeros_like(distance)
     values = form(head, head, zero, Place(distance, distance, None), Place(zero, zero, None))
-    return BiasNumbers(BiasKind.DISTANCE, values, None, lowest, length, _runs(pair))
+    return BiasNumbers(BiasKind.DISTANCE, values, None, lowest, length, runs(pair))
 
 
 def _distances(pair: Pair) -> tuple[int, int]:
@@ -176,10 +158,6 @@ def _numbers(at: Positions, rows: int, flags: MaskFlags) -> Tensor:
     beyond = pos[:, -1:] + torch.arange(1, missing + 1, dtype=torch.int32)
     order, segment, chunk = (F.pad(x, (0, missing), value=NO_PLACE) for x in (order, segment, chunk))
     return torch.stack((order, torch.cat((pos, beyond), 1), segment, chunk))
-
-
-def _runs(pair: Pair) -> bool:
-    return pair.q.known.first is not None and pair.k.known.first is not None
 
 
 def _of_query(sinks: Tensor | None) -> bool:

@@ -117,3 +117,12 @@ class CountsTokens(Protocol):
     """A q/k transform that goes by how many tokens a query sees: by the order that masks read, not by positions."""
 
     counts_tokens: bool
+
+
+@runtime_checkable
+class TurnsBack(Protocol):
+    """A q/k transform that can be taken back: a rotation."""
+
+    def back(self, x_BHTd: Tensor, pos: Positions) -> Tensor:
+        """What turns the other way: of values that were turned by where they stand, the distance is left."""
+        ...

@@ -53,15 +53,6 @@ class QKTransform(Protocol):
     def key(self, k_BGTd: Tensor, pos: Positions) -> Tensor: ...
 
 
-@runtime_checkable
-class TurnsBack(Protocol):
-    """A q/k transform that can be taken back: a rotation."""
-
-    def back(self, x_BHTd: Tensor, pos: Positions) -> Tensor:
-        """What turns the other way: of values that were turned by where they stand, the distance is left."""
-        ...
-
-
 class Pointwise(ABC):
     """A score bias as a function of one query and one key. Subclasses are frozen dataclasses (eq=False)."""
 

@@ -59,11 +59,11 @@ def answers(model: Model, texts: Tensor, kind: CacheKind) -> Tensor:
     """(texts, depths): whether what followed the symbol at a depth is known, once the text has been read."""
     cache = model.new_cache(batch=len(texts), kind=kind)
     model.hidden(texts, cache=cache)
-    found = []
+    known = []
     for depth in range(SYMBOLS - 1):
         logits = model(texts[:, depth : depth + 1], cache=cache.fork())[:, -1]
-        found.append(logits.argmax(-1) == texts[:, depth + 1])
-    return torch.stack(found, 1).float()
+        known.append(logits.argmax(-1) == texts[:, depth + 1])
+    return torch.stack(known, 1).float()
 
 
 @torch.inference_mode()

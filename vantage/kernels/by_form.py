@@ -1,0 +1,36 @@
+"""What the kernels have in common that run masks and biases by their form, and never form scores: fused and tiles."""
+
+from __future__ import annotations
+
+from vantage.kernels.mask_flags import mask_flags
+from vantage.spec.forms import Form, form_of
+from vantage.spec.parts import Need
+from vantage.spec.positions import Pair
+
+
+def refuses_need(need: Need, kernel: str) -> str | None:
+    """Why no such kernel can do this; ``kernel``: what it is called."""
+    if need.weights:
+        return f"the {kernel} kernel does not hand back weights"
+    if need.value_bias is not None:
+        return f"a value bias needs the weights, which the {kernel} kernel does not form"
+    if need.temperature is None:
+        return f"the {kernel} kernel has softmax alone, not {type(need.normalise).__name__}"
+    if need.dropout:
+        return f"the {kernel} kernel has no dropout"
+    if mask_flags(need.mask) is None:
+        return f"the {kernel} kernel does not know the mask {need.mask!r}"
+    if need.dense_bias is not None:
+        return f"a dense bias is as large as the scores, which the {kernel} kernel does not form"
+    if need.bias is not None and form_of(need.bias) is None:
+        return f"the bias {type(need.bias).__name__} has no form that the {kernel} kernel could run"
+    return None
+
+
+def form_of_need(need: Need) -> Form | None:
+    return None if need.bias is None else form_of(need.bias)
+
+
+def runs(pair: Pair) -> bool:
+    """Whether queries and keys stand one after another, and none is empty."""
+    return pair.q.known.first is not None and pair.k.known.first is not None
