@@ -169,6 +169,7 @@ def test_refusals_before_anything_is_written(eyes, monkeypatch):
 
 
 def test_places_of_images_that_follow_one_another():
+    assert image_places([1, 2], ()) == []
     assert image_places([1, 7, 7, 7, 7, 2, 7], [1, 3, 6]) == [
         {"start": 1, "tokens": 2},
         {"start": 3, "tokens": 2},

@@ -103,9 +103,10 @@ def user_message(text: str, images: Sequence[Any] = (), role: str = "user") -> M
 
 def _one(model: Model, prompt: Any, chat: bool, given: list[Any]) -> tuple[tuple[int, ...], tuple[PreparedImage, ...]]:
     """The tokens of a prompt, and its images as they are read."""
-    if isinstance(prompt, str) and chat:
-        prompt, given = taken_out([user_message(prompt, given)])
-    elif not isinstance(prompt, str) and _listed(prompt) and prompt and all(isinstance(one, Mapping) for one in prompt):
+    if isinstance(prompt, str):
+        if chat:
+            prompt, given = taken_out([user_message(prompt, given)])
+    elif _listed(prompt) and prompt and all(isinstance(message, Mapping) for message in prompt):
         prompt, inside = taken_out(prompt)
         if inside and given:
             raise BadInput("images in the messages and images= as well: give them in one place")

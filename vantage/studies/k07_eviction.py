@@ -137,7 +137,6 @@ def _concluded(correct: Correct, furthest: dict[str, float]) -> Result:
         share=BUDGET / SYMBOLS,
         budget=BUDGET,
         symbols=SYMBOLS,
-        window=WINDOW,
         furthest=max(furthest.values()),
     )
     return conclude(words, numbers, [_depths(correct)])

@@ -107,8 +107,16 @@ def _concluded(near: Shares, far: Shares, fixed: Shares) -> Result:
         last, *_, third = (mean([one[n] for one in near[name]]) for n in range(ASKED))
         numbers.append(Number(f"{name}: right on the last one, and on the third last", f"{last:.2f}, {third:.2f}"))
     words = TEXT.conclusion(
-        **{f"{name}_near": mean(_means(near, name)) for name in near},
-        **{f"{name}_far": mean(_means(far, name)) for name in far},
+        cope_near=mean(_means(near, "cope")),
+        cope_far=mean(_means(far, "cope")),
+        path_near=mean(_means(near, "path")),
+        path_far=mean(_means(far, "path")),
+        fox_near=mean(_means(near, "fox")),
+        fox_far=mean(_means(far, "fox")),
+        rope_near=mean(_means(near, "rope")),
+        rope_far=mean(_means(far, "rope")),
+        none_near=mean(_means(near, "none")),
+        none_far=mean(_means(far, "none")),
         rope_even=mean(_means(fixed, "rope")),
         fox_last=mean([one[0] for one in near["fox"]]),
         fox_third=mean([one[-1] for one in near["fox"]]),

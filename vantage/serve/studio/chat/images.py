@@ -55,9 +55,9 @@ class SentMessage:
 
 def image_places(tokens: Sequence[int], starts: Sequence[int]) -> list[dict[str, Any]]:
     """Which tokens are an image's: the fields of ``ImagePlace``."""
-    places = []
-    for start, after in zip(starts, (*starts[1:], len(tokens)), strict=True):
-        end = start
+    places, ends = [], (*starts, len(tokens))
+    for n, start in enumerate(starts):
+        end, after = start, ends[n + 1]
         while end < after and tokens[end] == tokens[start]:
             end += 1
         places.append({"start": start, "tokens": end - start})
