@@ -143,7 +143,8 @@ def test_every_part_there_is_has_a_place():
             for value in vars(importlib.import_module(info.name)).values():
                 if isinstance(value, type) and is_dataclass(value) and value.__module__ == info.name:
                     found.add(value)
-    found |= {cls for cls in vars(masks).values() if isinstance(cls, type) and issubclass(cls, masks.Mask)}
+    concrete = {cls for cls in vars(masks).values() if isinstance(cls, type) and is_dataclass(cls)}
+    found |= {cls for cls in concrete if issubclass(cls, masks.Mask)}
     configs = {c for c in found - {masks.Mask} if {"build", "parts", "frequencies", "reach"} & set(dir(c))}
     assert configs - listed == set()
     assert len(configs) > 40

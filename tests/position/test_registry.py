@@ -249,7 +249,7 @@ def test_t5_bias_by_hand():
 def test_everything_that_is_exported_is_there():
     names = {type(encoding(name, max_length=9)).__name__ for name in NAMES} | {"Randomised", "encoding", "components"}
     names |= {"ENCODINGS", "INPUT_PARTS", "LearnedGrid", "SAMPLERS", "SCORE_PARTS", "LogTemperature"}
-    names |= {"alibi_bias", "alibi_slopes", "permutation", "scaling", "sinusoid", "t5_bucket"}
+    names |= {"alibi_bias", "alibi_slopes", "permutation", "ropes_among", "scaling", "sinusoid", "t5_bucket"}
     assert set(position.__all__) == names
     assert all(getattr(position, name) is not None for name in names)
 
