@@ -1,7 +1,7 @@
 """Tokens that the device computes and chooses before anybody sees the first of them.
 
 Several steps of the same samples are launched together. A GPU gets the next ones before the last are read, so that it
-never waits for the host; on a CPU they run without Python in between, for up to PROMPT seconds or one step: nobody
+never waits for the host; on a CPU they run without Python in between, for a tenth of a second or one step: nobody
 waits longer for a token that is there, or for a request that comes or goes. What was computed past the end of an
 answer is taken back from its row.
 """
@@ -20,7 +20,7 @@ from vantage.generation.scheduler import Scheduler
 from vantage.spec.sampling import PendingSteps
 
 MOST, FEW = 16, 4  # tokens of a row that are launched together; few while a prompt waits
-PROMPT = 0.1  # seconds that steps may take together on a CPU
+SECONDS_TOGETHER = 0.1  # seconds that steps may take together on a CPU
 LEAST_LEFT = 4  # of the longest answer: with fewer to come nothing more is launched before these are read
 
 
@@ -47,7 +47,7 @@ class RunAhead:
     def __init__(self, passes: ForwardPasses, scheduler: Scheduler, limits: GenerationLimits):
         self._passes, self._scheduler, self._limits = passes, scheduler, limits
         self._launched: list[LaunchedSteps] = []
-        self._seconds = PROMPT  # that a step took last on a CPU
+        self._seconds = SECONDS_TOGETHER  # that a step took last on a CPU
 
     def next(self, samples: list[RunningSample]) -> LaunchedSteps | None:
         """Steps to be read now, with the next ones already launched; ``None``: the host must choose these tokens."""
@@ -105,5 +105,5 @@ class RunAhead:
             return 0
         most = FEW if self._scheduler.prompts_wait else MOST
         if not self._passes.asynchronous:
-            most = min(most, max(int(PROMPT / self._seconds), 1))
+            most = min(most, max(int(SECONDS_TOGETHER / self._seconds), 1))
         return min(most, left, *room)
