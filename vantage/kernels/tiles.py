@@ -47,6 +47,7 @@ class Tiles:
         (B, H, T, _), (_, G, S, _), e = q_BHTd.shape, view.k.shape, view.v.shape[-1]
         bias = bias_numbers(form, pair, H)
         if bias is None or flags.nothing or 0 in (B, T, S):
+            # nothing to see, or distances that only the pair shows to be too many: few tokens stand so far apart
             return Reference()(q_BHTd, view, pair, need)
         assert need.temperature is not None
         cool = 1 / need.temperature
@@ -80,6 +81,8 @@ def _refuses_inputs(need: Need, q: Tensor, view: View) -> str | None:
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return "the tiles kernel cannot be compiled into a graph, nor has it a rule for vmap"
     form = form_of_need(need)
+    if form is not None and not isinstance(form, QueryAndKey) and view.pos.pos.is_floating_point():
+        return "the tiles kernel knows biases by whole distances, and these positions are fractions"
     learned = (q, view.k, view.v, need.sinks, *(vars(form).values() if form is not None else ()))
     if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in learned):
         return "the tiles kernel has no backward pass"
