@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -195,3 +197,15 @@ def test_rows_with_buffers_of_their_own_are_refused_together():
         tokens = [row[0] for row in done.read().tokens]
         whole = model(torch.tensor([[*PROMPTS[0], 1, *tokens]]))[0, 5:-1].argmax(-1).tolist()
     assert tokens == whole
+
+
+def test_their_time_is_counted_as_decoding(monkeypatch):
+    ahead, waited = Lowered.ahead, 0.05
+
+    def slower(self, tokens, caches, steps, choices):
+        time.sleep(waited)
+        return ahead(self, tokens, caches, steps, choices)
+
+    monkeypatch.setattr(Lowered, "ahead", slower)
+    answer = vt.generate(model_of("rope"), PROMPTS[0], max_tokens=8, stats=True)
+    assert answer.stats.milliseconds["decode"] >= 1e3 * waited

@@ -55,8 +55,19 @@ MORE = {
 
 # Files that have no test of their own name, or need more than that: whose tests know them best.
 NEAR = {
+    "attention/compressed.py": ["heavily_compressed", "compressed_sparse"],
+    "attention/gated_convolution.py": ["convolution"],
+    "attention/token_steps.py": ["mamba", "delta"],
     "cache/blocks.py": ["paged", "pool"],
     "cache/build.py": ["model_cache"],
+    "cache/codecs.py": ["stores", "low_bits"],
+    "cache/grouped.py": ["kivi"],
+    "cache/kinds/forgetting.py": ["policies", "selective"],
+    "cache/kinds/heavy_hitters.py": ["policies"],
+    "cache/kinds/low_bit.py": ["low_bits"],
+    "cache/kinds/quantised.py": ["stores"],
+    "cache/kinds/rounded.py": ["stores", "low_bits"],
+    "cache/kinds/sinks.py": ["policies"],
     "cache/layer_cache.py": ["stores"],
     "cache/ledger.py": ["contiguous", "ring", "model_cache"],
     "cache/moves.py": ["stores", "paged", "ring"],
@@ -64,13 +75,18 @@ NEAR = {
     "cache/paged_moves.py": ["paged", "join"],
     "cache/paged_state.py": ["paged", "join"],
     "cache/report.py": ["model_cache", "paged"],
+    "cache/running.py": ["selective", "model_cache"],
+    "position/by_order.py": ["registry"],
+    "position/dual_chunk.py": ["remapped"],
+    "position/relative.py": ["shaw", "xl"],
+    "position/self_extend.py": ["remapped"],
 }
 
 
 def stages(file: str) -> list[list[str]]:
     """Test paths for a source file: its own test, its folder, the rest."""
     package, stem = Path(file).parts[1], Path(file).stem
-    names = NEAR.get(f"{package}/{stem}.py", [stem])
+    names = NEAR.get(str(Path(*Path(file).parts[1:])), [stem])
     own = [f"tests/{package}/test_{name}.py" for name in names]
     first = [[path for path in own if (ROOT / path).exists()]]
     first = [paths for paths in first if paths]
