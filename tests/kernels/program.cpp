@@ -56,7 +56,7 @@ void attention_request(int threads) {
     ops[0].n[0] = (int32_t)(heads * dim), ops[0].n[1] = (int32_t)((heads + kv) * dim), ops[0].n[4] = (int32_t)kv;
     ops[1].kind = ATTEND, ops[1].dst = 1;
     ops[1].n[1] = (int32_t)heads, ops[1].n[2] = (int32_t)kv, ops[1].f[0] = 0.125f;
-    const ProgramCall call{ops, buffers, nullptr, &store, &location, 2, 1, tokens, 0, 0};
+    const ProgramCall call{ops, buffers, nullptr, &store, &location, 2, 1, tokens, 0, 0, nullptr, 0};
     if (vantage_run(&call, threads)) std::exit(4);
     give(out);
 }

@@ -210,14 +210,12 @@ class Model(nn.Module):
             ctx = self.context(pos, cache, memory, watch, images)
             x = self.embed(tokens, pos, types)
             x = x if images is None else images.put(x)
-            if (
-                cache is not None
-                and watch is None
-                and (images is None or not images.features.deep)
-                and (done := self.whole_steps.hidden(self, x, pos, cache)) is not None
-            ):
+            whole = cache if watch is None and (images is None or not images.features.deep) else None
+            done = None if whole is None else self.whole_steps.hidden(self, x, pos, whole)
+            if done is not None:
                 return done
-            return self.run(x, ctx)
+            with self.whole_steps.by_modules(asked=whole is not None):
+                return self.run(x, ctx)
 
     def run(self, x_BTD: Tensor, ctx: Context, first: int = 0) -> Tensor:
         """From what goes into layer ``first`` to the last hidden states (B, T, D), normed."""

@@ -109,7 +109,9 @@ class RowLocation(ctypes.Structure):
 
 class ProgramCall(ctypes.Structure):
     _fields_: ClassVar = [(name, c_void_p) for name in ("ops", "buffers", "tables", "stores", "places")] + [
-        (name, c_int64) for name in ("n_ops", "rows", "tokens", "fast", "first_angle")
+        *((name, c_int64) for name in ("n_ops", "rows", "tokens", "fast", "first_angle")),
+        ("shown", c_void_p),
+        ("shown_keys", c_int64),
     ]
 
 

@@ -7,6 +7,9 @@
 //
 // Keys and values are kept in float32, in half precision, or in 8 bits with a scale for each token and head; a scale is
 // multiplied to a score or a weight, once for each key.
+//
+// Who watches a layer gets the weights that were used: a watched query writes its scores down as it meets them, and they
+// become weights when its pieces are joined.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -50,6 +53,7 @@ struct Query {  // one query head of one token
     const float* q;
     int64_t index;  // which token of its row
     float slope;
+    float* shown;  // where its weights go, one for each key from its row's first on and up to a multiple of STEP; or null
 };
 
 // What a range of keys adds up to: per query the maximum, the sum of weights and the weighted values.
@@ -178,6 +182,7 @@ inline void weigh(const Attention& a, const Query& q, int64_t from, int round, f
             x = at >= first ? x : all(-INFINITY);
         }
         store(scores + j, x);
+        if (q.shown) store(q.shown + from + j, x);
         best = max(x, best);
     }
     const float highest = greatest(best), high = std::max(*top, highest);
@@ -272,8 +277,12 @@ inline int64_t first_seen(const Attention& a, int64_t index) {
     return a.window ? std::max<int64_t>(0, index - a.window + 1) : 0;
 }
 
+struct Joined {
+    float top, total;  // of all scores: the highest, and the sum of what is raised to them, less the highest
+};
+
 // Join pieces in order; a sink takes weight and gives nothing.
-inline void join(const Partial* pieces, int count, int i, int width, const float* sink, float* out) {
+inline Joined join(const Partial* pieces, int count, int i, int width, const float* sink, float* out) {
     float top = sink ? *sink : -INFINITY;
     for (int c = 0; c < count; c++) top = std::max(top, pieces[c].top[i]);
     float total = sink ? std::exp(*sink - top) : 0.0f;
@@ -287,6 +296,17 @@ inline void join(const Partial* pieces, int count, int i, int width, const float
     }
     if (total > 0)
         for (int d = 0; d < width; d += WIDTH) store(out + d, load(out + d) / total);
+    return {top, total};
+}
+
+// From the scores that a watched query has written down to its weights. Keys before ``begin`` were not met.
+inline void show(const Query& q, Joined joined, int64_t begin) {
+    const int64_t met = begin / KEYS * KEYS, end = q.index + 1;
+    std::memset(q.shown, 0, sizeof(float) * (size_t)met);
+    for (int64_t j = met; j < end; j += WIDTH) {
+        const floats x = load(q.shown + j), weight = exp(x - joined.top) / joined.total;
+        store(q.shown + j, x == -INFINITY ? all(0) : weight);  // so for every key, where nothing is seen
+    }
 }
 
 }  // namespace vantage

@@ -46,7 +46,7 @@ HEADERS = (
 UNITS = (("native.cpp", ()), *(("format.cpp", (f"-DVANTAGE_PART={i}",)) for i in (1, 2, 3, 4)))
 FLAGS = ("-O3", "-std=c++17", "-ffp-contract=off", "-fPIC", "-pthread", "-fno-semantic-interposition")
 THIS_PROCESSOR = ("-march=native",)  # for the processor that compiles
-VERSION = 5  # what vantage_version() answers
+VERSION = 6  # what vantage_version() answers
 
 
 class CannotBuild(Exception):

@@ -81,6 +81,8 @@ struct ProgramCall {
     int64_t n_ops, rows, tokens;
     int64_t fast;         // many rows may be rounded to 8 bits
     int64_t first_angle;  // of the tables: where the first token stands
+    float* const* shown;  // by layer where the weights of each row's last token go, (rows, heads, shown_keys), or null
+    int64_t shown_keys;   // at least those that are held and new, up to a multiple of STEP
 };
 
 constexpr int QUERY_TOKENS = 8;  // tokens of a prompt that one piece takes
@@ -213,24 +215,27 @@ Partial piece(float* at, int queries) { return {at, at + queries, at + 2 * queri
 int fill(std::vector<Query>& q, const Op& op, const ProgramCall& c, int64_t row, int64_t head, int64_t t0, int64_t t1) {
     const Attention a = attention(op);
     const int group = a.heads / a.kv_heads, dim = c.stores[op.n[3]].key_dim;
+    float* const shown = c.shown ? c.shown[op.n[3]] : nullptr;
     int n = 0;
     for (int64_t t = t0; t < t1; t++)
         for (int h = 0; h < group; h++) {
             const int64_t at = head * group + h;
+            float* const to = shown && t == c.tokens - 1 ? shown + (row * a.heads + at) * c.shown_keys : nullptr;
             q[n++] = {c.buffers[op.src].row(row * c.tokens + t, op.n[0] + at * dim),
-                      c.places[op.n[4] * c.rows + row].held + t, a.slopes ? a.slopes[at] : 0.0f};
+                      c.places[op.n[4] * c.rows + row].held + t, a.slopes ? a.slopes[at] : 0.0f, to};
         }
     return n;
 }
 
-void finish(const Op& op, const ProgramCall& c, const std::vector<Partial>& of, int count, int n, int64_t row, int64_t head,
-            int64_t t0) {
+void finish(const Op& op, const ProgramCall& c, const std::vector<Query>& q, const std::vector<Partial>& of, const Span& keys,
+            int n, int64_t row, int64_t head, int64_t t0) {
     const Attention a = attention(op);
     const int group = a.heads / a.kv_heads, width = c.stores[op.n[3]].value_dim;
     for (int i = 0; i < n; i++) {
         const int64_t h = head * group + i % group;
-        join(of.data(), count, i, width, a.sinks ? a.sinks + h : nullptr,
-             c.buffers[op.dst].row(row * c.tokens + t0 + i / group, h * width));
+        const Joined joined = join(of.data(), (int)keys.count, i, width, a.sinks ? a.sinks + h : nullptr,
+                                   c.buffers[op.dst].row(row * c.tokens + t0 + i / group, h * width));
+        if (q[i].shown) show(q[i], joined, keys.begin);
     }
 }
 
@@ -257,7 +262,7 @@ void attend_few(const Op& op, const ProgramCall& c, int64_t task, std::atomic<in
     if (finished[row_head].fetch_add(1) + 1 < keys.count) return;
     std::vector<Partial> of(keys.count);
     for (int64_t i = 0; i < keys.count; i++) of[i] = piece(parts.data + (row_head * pieces + i) * stride, n);
-    finish(op, c, of, (int)keys.count, n, row, head, 0);
+    finish(op, c, q, of, keys, n, row, head, 0);
 }
 
 // A prompt: a tile of queries of a row and head at a time. The last tiles look at the most keys, and come first.
@@ -280,7 +285,7 @@ void attend_many(const Op& op, const ProgramCall& c, int64_t task, float* room) 
         attend(a, c.stores[op.n[3]], location, (int)row, (int)head, q.data(), n, keys.first + p, keys.begin, keys.end,
                of[p], room, wide);
     }
-    finish(op, c, of, (int)keys.count, n, row, head, t0);
+    finish(op, c, q, of, keys, n, row, head, t0);
 }
 
 floats active(floats x, int kind) {
@@ -500,7 +505,7 @@ void embedding(const Matrix& w, int64_t i, float* to) {
 
 extern "C" {
 
-int vantage_version() { return 5; }
+int vantage_version() { return 6; }
 
 // torch's threads instead of ours: GOMP_parallel and omp_get_thread_num.
 void vantage_use_openmp(void* parallel, void* thread) {
@@ -536,7 +541,7 @@ int vantage_linear(const Matrix* w, const float* x, float* y, int64_t m, int thr
     op.kind = LINEAR, op.dst = 1, op.src = 0;
     op.p[0] = w;
     const Buffer buffers[2] = {{const_cast<float*>(x), w->inputs}, {y, w->outputs}};
-    const ProgramCall call{&op, buffers, nullptr, nullptr, nullptr, 1, m, 1, fast, 0};
+    const ProgramCall call{&op, buffers, nullptr, nullptr, nullptr, 1, m, 1, fast, 0, nullptr, 0};
     return vantage_run(&call, threads);
 }
 

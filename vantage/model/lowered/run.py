@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from vantage.model.lowered.locations import extended_locations, layer_locations
 from vantage.model.lowered.lower import lower, lower_head
 from vantage.model.lowered.native_steps import PlainEmbedding, StepResults, StepsDone, takes_steps
 from vantage.model.lowered.program import NativeProgram
+from vantage.model.lowered.shown import ShownWeights, WeightsWatcher
 from vantage.model.lowered.watch import ModelWatch
 from vantage.spec.native import CannotLower
 from vantage.spec.positions import Positions
@@ -54,6 +56,7 @@ class Lowered:
         self._embedding, self._max_positions = PlainEmbedding.of(model.embed), model.max_positions
         head = () if self._head is None else self._head.program.tensors
         self._watch = ModelWatch(model, [*self._body.program.tensors, *head])
+        self._shown = ShownWeights(self._body.program.attentions)
 
     @property
     def dense(self) -> bool:
@@ -68,10 +71,12 @@ class Lowered:
         """Whether somebody's hook waits for a module to run."""
         return self._watch.hooked()
 
-    def hidden(self, x_BTD: Tensor, pos: Positions, cache: ModelCache, *, fast: bool) -> Tensor | None:
+    def hidden(
+        self, x_BTD: Tensor, pos: Positions, cache: ModelCache, *, fast: bool, watcher: WeightsWatcher | None = None
+    ) -> Tensor | None:
         """The hidden states, with the cache written, inside an open pass; ``None``: not for this call.
 
-        ``fast``: a prompt may go another way than a step does.
+        ``fast``: a prompt may go another way than a step does. ``watcher``: is shown the weights that were used.
         """
         program = self._body.program
         B, T = pos.shape
@@ -82,7 +87,14 @@ class Lowered:
         stores = self._stores(pos, cache, NATIVE_FAST if fast else NATIVE)
         locations, _keep = layer_locations(layouts, B)  # the tables of blocks must live until the program has run
         angles = [module.tables(pos, torch.float32) for module in program.rotations]
-        return self._body.run(self._native, x_BTD, angle_tables(angles), stores, locations, fast=fast)
+        show = None
+        if watcher is not None:
+            keys = tuple(held + T for held in layouts[0].held)
+            show = partial(self._shown.request, layers=watcher.layers, keys=keys)
+        hidden = self._body.run(self._native, x_BTD, angle_tables(angles), stores, locations, fast=fast, show=show)
+        if watcher is not None:
+            self._shown.give(watcher, pos.order[:, -1].expand(B).tolist())
+        return hidden
 
     def _stores(self, pos: Positions, cache: ModelCache, path: str) -> ctypes.Array[LayerStore]:
         """Make room in every layer's store, and say where its keys and values are. Mostly that is where they were."""
@@ -196,12 +208,17 @@ class Prepared:
         locations: ctypes.Array[RowLocation] | None,
         *,
         fast: bool = False,
+        show: Callable[[ProgramCall], None] | None = None,
     ) -> Tensor:
+        """``show``: asks for weights as well."""
         B, T, _ = x_BTD.shape
         # what comes in is written over, and what goes out belongs to the caller
         x = x_BTD.contiguous().clone() if self.program.attentions else x_BTD.contiguous()
         out = x if self._out == 0 else x.new_empty((B, T, self.program.widths[self._out]))
-        native.run(self.call(x, out, (B, T), tables, stores, locations, fast=fast))
+        call = self.call(x, out, (B, T), tables, stores, locations, fast=fast)
+        if show is not None:
+            show(call)
+        native.run(call)
         return out
 
     def call(
@@ -222,7 +239,7 @@ class Prepared:
         self._buffers[self._out].data = out.data_ptr()
         addresses = [None if a is None else ctypes.addressof(a) for a in (tables, stores, locations)]
         steps = ctypes.addressof(self._ops), ctypes.addressof(self._buffers)
-        return ProgramCall(*steps, *addresses, len(self._ops), rows, tokens, fast, 0)
+        return ProgramCall(*steps, *addresses, len(self._ops), rows, tokens, fast, 0, None, 0)
 
     def _reserve(self, rows: int) -> None:
         if rows > self._rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import weakref
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from vantage.errors import Refused
 from vantage.kernels.native import native
 from vantage.kernels.native.build import enabled
 from vantage.model.lowered.run import NATIVE, Lowered
+from vantage.model.lowered.shown import WeightsWatcher
 from vantage.model.packed import PackedWeight
 from vantage.spec.native import CannotLower
 from vantage.spec.parts import Kernel
@@ -36,19 +38,29 @@ class WholeSteps:
         self._why_not: str | None = None  # said by the model's parts: it stays so until the model changes
         self._gpu: GpuSteps | None = None
         self._why_not_on_gpu: str | None = None
+        self.watcher: WeightsWatcher | None = None  # who wants the weights of each pass's last query
+        self._in_the_way = ""  # why the last pass that could have been a whole step was none
 
     def hidden(self, model: Any, x_BTD: Tensor, pos: Positions, cache: ModelCache) -> Tensor | None:
         """The model's last hidden states, if a whole step could make them."""
         why = "this pass is one for torch: padding, documents, or a cache of another form than float32, float16 or int8"
         if (lowered := self._ready(model, x_BTD)) is not None:
-            if (hidden := lowered.hidden(x_BTD, pos, cache, fast=model.fast)) is not None:
+            hidden = lowered.hidden(x_BTD, pos, cache, fast=model.fast, watcher=self.watcher)
+            if hidden is not None:
                 self._last_hidden = weakref.ref(hidden)
                 return hidden
         elif self._wanted:
             why = self._why_not or "it runs on a CPU, in float32 and without gradients"
         if self._must:
             raise Refused(f"kernel='native' was asked for, but {why}; use kernel='auto'")
+        self._in_the_way = why if self._wanted else f"kernel={self._kernel!r} was chosen"
         return None
+
+    def by_modules(self, *, asked: bool) -> AbstractContextManager[None]:
+        """Around a pass that is no whole step: whoever wants weights watches the modules. ``asked``: ``hidden`` was."""
+        if self.watcher is None:
+            return nullcontext()
+        return self.watcher.modules(self._in_the_way if asked else "this pass has no cache, or deep features of images")
 
     def prefers(self, model: Any) -> bool:
         """Whether a pass without a cache should be a whole step as well: with packed weights it gives the same bits."""
@@ -121,7 +133,8 @@ class WholeSteps:
 
     def _may_run_ahead(self, model: Any) -> bool:
         """On a CPU: not where somebody waits for each of the model's calls."""
-        return model.device.type == "cpu" and not (model._forward_hooks or model._forward_pre_hooks)
+        waited_for = self.watcher is not None or model._forward_hooks or model._forward_pre_hooks
+        return model.device.type == "cpu" and not waited_for
 
     def runs_ahead(self, model: Any) -> bool:
         """Whether ``steps_ahead`` may be worth asking for."""
@@ -133,7 +146,7 @@ class WholeSteps:
         """Whether this model's steps could be graphs: it is on a GPU, and every part has a form there."""
         if model.device.type != "cuda" or self._kernel != "auto" or torch.is_grad_enabled() or model.training:
             return False
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or self.watcher is not None:
             return False
         if self._gpu is not None and self._gpu.stale():
             self._gpu = None

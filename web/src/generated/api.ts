@@ -242,7 +242,10 @@ export interface ChatStart {
   cost: ProjectionCost;
 }
 
-/** The event `token`. `index`: its place in the conversation. */
+/**
+ * The event `token`. `index`: its place in the conversation. `slowed`: why it was computed module by module to
+ * be watched; null where it was not.
+ */
 export interface ChatToken {
   index: number;
   id: number;
@@ -251,6 +254,7 @@ export interface ChatToken {
   logprob: number;
   top: TokenChoice[];
   attention: TokenWeight[];
+  slowed: string | null;
   cache: CacheState;
   cost: ProjectionCost;
   ms: number;

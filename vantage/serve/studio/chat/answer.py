@@ -177,6 +177,7 @@ class WatchedAnswer:
                 "logprob": pick.logprob if math.isfinite(pick.logprob) else LEAST,
                 "top": likely(model, loop.picker.sampling, logits, LIKELY),
                 "attention": [] if watch is None else watch.take(self._image_places(loop)),
+                "slowed": None if watch is None else watch.slowed,
                 "cache": cache_report(loop.row, loop.reused),
                 "cost": counter.counts(),
             }

@@ -84,7 +84,8 @@ class PromptProgress(StudioAnswer):
 
 
 class ChatToken(StudioAnswer):
-    """The event ``token``. ``index``: its place in the conversation."""
+    """The event ``token``. ``index``: its place in the conversation. ``slowed``: why it was computed module by module to
+    be watched; null where it was not."""
 
     index: int
     id: int
@@ -93,6 +94,7 @@ class ChatToken(StudioAnswer):
     logprob: float
     top: list[TokenChoice]
     attention: list[TokenWeight]
+    slowed: str | None = None  # conversations in files may be older than this
     cache: CacheState
     cost: ProjectionCost
     ms: float

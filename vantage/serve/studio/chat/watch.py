@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from vantage.generation.cached_sequence import CachedSequence
+from vantage.inspect.last_query import LastQuery, LastQueryWatch
 from vantage.inspect.select import choose_sites
-from vantage.inspect.sites import KernelCall, observing, sites_of
-from vantage.inspect.tiles import tiles
+from vantage.inspect.sites import sites_of
 from vantage.model import Model
 
 SHOWN = 32  # of the largest weights
@@ -23,40 +23,40 @@ class AttentionWatch:
     """The weights of the newest query, as the mean over heads, of one layer or as the mean over all of them."""
 
     def __init__(self, model: Model, layer: int | None):
-        self._sites = choose_sites(sites_of(model), "self", layer)
-        self._sum: Tensor | None = None
+        sites = choose_sites(sites_of(model), "self", layer)
+        self._watch = LastQueryWatch(model, sites, self._see)
+        self._seen: dict[int, tuple[Tensor, Tensor]] = {}  # by layer: the orders of keys, and their weights
 
-    @contextlib.contextmanager
-    def on(self) -> Iterator[None]:
-        """Inside, passes are seen; native whole steps stand aside for that long."""
-        with observing(self._sites, self._see):
-            yield
+    def on(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, passes are seen."""
+        return self._watch.on()
 
-    def _see(self, seen: KernelCall) -> None:
-        last = seen.q.shape[2] - 1
-        order = seen.pair.k.order
-        width = int(order.max()) + 1
-        line = torch.zeros(width, dtype=torch.float32)
-        for tile in tiles(seen, range(seen.site.heads), [last]):
-            weights = tile.weights[0, :, 0].mean(0).float().cpu()
-            # empty places have weight 0, so adding them at 0 adds nothing
-            line.index_add_(0, tile.pair.k.order[0].clamp_min(0).cpu(), weights)
-        self._sum = line if self._sum is None else self._sum + line
+    @property
+    def slowed(self) -> str | None:
+        """Why the last pass ran module by module; ``None``: it ran natively, as it would have without a watcher."""
+        return self._watch.by_modules
+
+    def _see(self, seen: LastQuery) -> None:
+        self._seen[seen.site.layer] = seen.order[0], seen.weights[0].mean(0)
 
     def take(self, images: Sequence[Mapping[str, int]] = ()) -> list[dict[str, Any]]:
         """The largest weights since the last time, the largest first. Keys are numbers of tokens, from 0.
 
         ``images``: where those of the text stand. All of an image's weight is told at its first token.
         """
-        line, self._sum = self._sum, None
-        if line is None:
+        seen, self._seen = [*self._seen.values()], {}
+        if not seen:
             return []
+        line = torch.zeros(1 + max(int(order.max()) for order, _ in seen))
+        for order, weights in seen:
+            # empty places have weight 0, so adding them at 0 adds nothing
+            line.index_add_(0, order.clamp_min(0), weights)
         for place in images:
             start, end = place["start"], place["start"] + place["tokens"]
             whole = line[start:end].sum()
             line[start:end] = 0.0
             line[start] = whole
-        best = (line / len(self._sites)).topk(min(SHOWN, len(line)))
+        best = (line / len(seen)).topk(min(SHOWN, len(line)))
         largest = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return [{"key": key, "weight": weight} for key, weight in largest if weight > 0]
 
