@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -76,8 +77,8 @@ def assemble(
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(VantageError, _refused)
-    described = describe(app, __version__, settings.model_names, keyed=bool(settings.access.keys))
-    app.openapi = lambda: described  # FastAPI's own way to replace it
+    # FastAPI's own way to replace it. Made when first asked for: a quarter of a second that no start waits for
+    app.openapi = cache(lambda: describe(app, __version__, settings.model_names, keyed=bool(settings.access.keys)))
     # the last added is the outermost
     for inner in reversed(within):
         app.add_middleware(inner.cls, *inner.args, **inner.kwargs)
