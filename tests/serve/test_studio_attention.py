@@ -61,8 +61,8 @@ def get(it, path: str):
         return http.get(f"/studio/api/attention/{path}")
 
 
-def head(it, id: str, kind: str, layer: int, n: int) -> np.ndarray:
-    answer = get(it, f"{id}/head?kind={kind}&layer={layer}&head={n}").raise_for_status()
+def head(it, id: str, kind: str, layer: int, n: int, more: str = "") -> np.ndarray:
+    answer = get(it, f"{id}/head?kind={kind}&layer={layer}&head={n}{more}").raise_for_status()
     shape = int(answer.headers["x-queries"]), int(answer.headers["x-keys"])
     return np.frombuffer(answer.content, "<u2").reshape(shape) / 65535
 
@@ -80,6 +80,9 @@ def check_maps(it, seen, kept, sites) -> None:
             np.testing.assert_allclose(
                 head(it, seen["id"], kind, layer, n), weights[n].numpy(), atol=1e-5 + 0.5 / 65535
             )
+        whole = torch.from_numpy(head(it, seen["id"], kind, layer, 0))
+        half = head(it, seen["id"], kind, layer, 0, "&half=true")
+        np.testing.assert_array_equal(half, F.max_pool2d(whole[None], 2, ceil_mode=True)[0].numpy())
         pooled = F.adaptive_max_pool2d(weights, (64, 64)).numpy()
         np.testing.assert_allclose(small(it, seen["id"], kind, layer), 255 * np.sqrt(pooled), atol=0.51)
 

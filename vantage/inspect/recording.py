@@ -13,12 +13,13 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from vantage.errors import Refused
 from vantage.inspect.sites import KernelCall, Site, observing
 from vantage.position.angles import highest
 from vantage.spec.abilities import Bands, HasBands
 from vantage.spec.attention import HasPositionParts, HasQueriesAndKeys, PositionParts, QueriesAndKeys, ability
-from vantage.spec.parts import Context, ScoreBias
-from vantage.spec.positions import Positions
+from vantage.spec.parts import Attended, Context, Need, ScoreBias, View
+from vantage.spec.positions import Pair, Positions
 
 PlacedTransform = tuple[Any, Positions, Positions]  # a transform, and the positions of queries and keys that it is told
 
@@ -95,6 +96,40 @@ def recording(sites: Sequence[Site]) -> Iterator[dict[str, RecordedPass]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+class _Reached(Exception):
+    """The kernel was reached."""
+
+    def __init__(self, call: KernelCall):
+        super().__init__()
+        self.call = call
+
+
+@final
+class _Halt:
+    """In the place of a kernel: tells what it was given and computes nothing."""
+
+    name = "none"
+
+    def __init__(self, site: Site):
+        self._site = site
+
+    def refuses(self, need: Need, q: Tensor, view: View) -> str | None:
+        return None
+
+    def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:
+        raise _Reached(KernelCall(self._site, self.name, q_BHTd, view, pair, need, q_BHTd[..., :0]))
+
+
+def reach(site: Site, x: Tensor, ctx: Context) -> RecordedPass:
+    """A site up to its kernel: what the kernel would be given. No attention is computed, so there is no ``call.out``;
+    over 2,000 tokens that is most of the time."""
+    try:
+        site.module(x, replace(ctx, choose=lambda need, q, view: _Halt(site)))
+    except _Reached as reached:
+        return RecordedPass(x, reached.call)
+    raise Refused(f"{site.name} attention asked for no kernel: its weights cannot be shown")
 
 
 def at_rest(pos: Positions) -> Positions:

@@ -88,7 +88,7 @@ export function Heatmap(props: HeatmapProps) {
           <Button little look="quiet" onClick={whole} disabled={view.zoom <= 1} label="Whole matrix">
             Whole
           </Button>
-          {props.name && (
+          {props.name && matrix.values.length > 0 && (
             <Downloads
               {...{ matrix, one, levels, scale, labels: props, format, top }}
               name={props.name}

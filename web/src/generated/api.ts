@@ -243,8 +243,8 @@ export interface ChatStart {
 }
 
 /**
- * The event `token`. `index`: its place in the conversation. `slowed`: why it was computed module by module to
- * be watched; null where it was not.
+ * The event `token`. `index`: its place in the conversation. `slowed`: why it was computed module by module
+ * to be watched; null where it was not.
  */
 export interface ChatToken {
   index: number;

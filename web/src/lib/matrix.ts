@@ -3,8 +3,10 @@
 export interface Matrix {
   rows: number;
   columns: number;
-  /** Row after row. */
+  /** Row after row. Empty while only half of it has come. */
   values: Float32Array | Uint8Array | Uint16Array;
+  /** The same with half as many rows and columns, where that came first. */
+  half?: Matrix;
 }
 
 /** x and y: the corner that is shown, as shares of the whole; zoom 1 shows all of it. */
@@ -51,6 +53,14 @@ export function zoomed(view: View, factor: number, x: number, y: number, matrix:
     y: view.y + y / view.zoom - y / zoom,
   });
 }
+
+/** Of a matrix of this size only what it is at half the size. */
+export const halved = (rows: number, columns: number, half: Matrix): Matrix => ({
+  rows,
+  columns,
+  values: new Uint16Array(0),
+  half,
+});
 
 /** Little-endian 16-bit weights, 65535 for one, as shares. */
 export function weights(buffer: ArrayBuffer, rows: number, columns: number): Matrix {

@@ -143,11 +143,11 @@ async def heads(request: Request, id: Id, layer: At, kind: SiteKind = "self") ->
 
 
 @router.get("/{id}/head")
-async def head(request: Request, id: Id, layer: At, head: At, kind: SiteKind = "self") -> Response:
-    """One head's whole map."""
+async def head(request: Request, id: Id, layer: At, head: At, kind: SiteKind = "self", half: bool = False) -> Response:
+    """One head's whole map; or, of each four weights, the largest."""
 
     def ask(text: ReadText) -> tuple[tuple[int, ...], bytes]:
-        weights = text.head(kind, layer, head)
+        weights = text.head(kind, layer, head, half=half)
         return weights.shape, weights.tobytes()
 
     (queries, keys), body = await _of(request, id, ask)

@@ -84,8 +84,8 @@ class PromptProgress(StudioAnswer):
 
 
 class ChatToken(StudioAnswer):
-    """The event ``token``. ``index``: its place in the conversation. ``slowed``: why it was computed module by module to
-    be watched; null where it was not."""
+    """The event ``token``. ``index``: its place in the conversation. ``slowed``: why it was computed module by module
+    to be watched; null where it was not."""
 
     index: int
     id: int

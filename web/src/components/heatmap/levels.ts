@@ -15,6 +15,7 @@ export class Levels {
   private readonly pictures: (HTMLCanvasElement | undefined)[] = [];
   private readonly colours: Uint32Array;
   readonly count: number;
+  private readonly finest: number;
 
   constructor(
     matrix: Matrix,
@@ -22,7 +23,8 @@ export class Levels {
     private readonly scale: Scale,
     stops: string[],
   ) {
-    this.matrices = [matrix];
+    this.matrices = matrix.half ? [matrix, matrix.half] : [matrix];
+    this.finest = matrix.values.length || !matrix.half ? 0 : 1;
     this.colours = table(stops);
     this.count = 1 + Math.max(0, Math.ceil(Math.log2(Math.max(matrix.rows, matrix.columns, 1) / 300)));
   }
@@ -33,7 +35,9 @@ export class Levels {
     return this.matrices[level] as Matrix;
   }
 
-  picture(level: number): HTMLCanvasElement {
+  /** At this size, or the finest that is there. */
+  picture(wanted: number): HTMLCanvasElement {
+    const level = Math.max(wanted, this.finest);
     return (this.pictures[level] ??= colour(this.matrix(level), this.top, this.scale, this.colours));
   }
 }

@@ -101,7 +101,7 @@ function SideView({ side, view }: { side: Side; view: string }) {
 }
 
 function MatrixView({ side, view }: { side: Side; view: string }) {
-  const answer = useHead(side);
+  const answer = useHead(side, view === "heat");
   const [from] = useParam("from", 0);
   const matrix = answer.data;
   // While another text is on its way, the old weights must not be drawn under the new tokens.

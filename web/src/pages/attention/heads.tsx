@@ -35,7 +35,7 @@ export function HeadsView({ side }: { side: Side }) {
       {answer.since !== null && <Busy words={`Drawing the heads of layer ${side.layer}`} since={answer.since} />}
       {answer.data && (
         <ul ref={list} class="att-heads" aria-label={`Heads of layer ${side.layer}`}>
-          {answer.data.heads.map((matrix, head) => (
+          {answer.data.map((matrix, head) => (
             <li key={head}>
               <button
                 type="button"
@@ -56,7 +56,7 @@ export function HeadsView({ side }: { side: Side }) {
         <DownloadRow
           name={file(side, "heads", side.kind, side.layer)}
           picture={picture}
-          csv={() => headsCsv(side, answer.data?.heads ?? [])}
+          csv={() => headsCsv(side, answer.data ?? [])}
         />
       )}
       <p class="small muted">

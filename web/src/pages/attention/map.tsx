@@ -1,4 +1,4 @@
-// The atlas as a picture: every head a cell, layers down, heads across, coloured by what it does.
+// The atlas as a picture: every head a cell with its small map, layers down, heads across, coloured by what it does.
 import { useRef } from "preact/hooks";
 import { DownloadRow } from "../../components/DownloadRow";
 import { Term } from "../../components/Term";
@@ -8,6 +8,7 @@ import { percent } from "../../lib/numbers";
 import { put } from "../../router";
 import { paint } from "../../theme";
 import { file, type Side } from "./side";
+import { Thumbnails, useLayers } from "./thumbnails";
 
 export const KINDS = ["induction", "previous", "first", "same", "itself", "local", "positional", "diagonal", "last", "mixed"];
 
@@ -16,14 +17,16 @@ const ARROWS: Record<string, [number, number]> = { ArrowUp: [-1, 0], ArrowDown: 
 export function AtlasMap({ side, heads, table }: { side: Side; heads: HeadEntry[]; table: () => string }) {
   const [ref, room] = useWidth<HTMLDivElement>();
   const root = useRef<HTMLDivElement>(null);
-  const { series, line, text, surface } = paint.value;
+  const { series, line, muted, text, surface } = paint.value;
   const own = heads.filter((head) => head.kind === side.kind);
   const layers = Math.max(0, ...own.map((head) => head.layer)) + 1;
   const columns = Math.max(0, ...own.map((head) => head.head)) + 1;
   const labels = KINDS.filter((kind) => own.some((head) => head.label === kind));
   const colour = (label: string) => (label === "mixed" ? line : (series[KINDS.indexOf(label) % series.length] ?? line));
-  const cell = Math.max(10, Math.min(26, Math.floor((Math.min(room, 640) - 34) / columns)));
-  const row = Math.max(10, Math.min(cell, Math.floor(620 / layers)));
+  const inked = (label: string) => (label === "mixed" ? muted : colour(label)); // a map in the colour of a line is hardly seen
+  const cell = Math.max(12, Math.min(48, Math.floor((Math.min(room, 640) - 34) / columns)));
+  const row = Math.max(12, Math.min(cell, Math.floor(1080 / layers)));
+  const small = useLayers(side, layers);
   const [width, height] = [Math.max(180, 34 + columns * cell), 18 + layers * row];
   const openHead = (head: HeadEntry) => side.set({ kind: head.kind, layer: head.layer, head: head.head });
   const here = own.find((head) => head.layer === side.layer && head.head === side.head);
@@ -66,7 +69,7 @@ export function AtlasMap({ side, heads, table }: { side: Side; heads: HeadEntry[
                   fill={colour(head.label)}
                   fill-opacity={head.label === "mixed" ? 0.6 : 0.35 + 0.65 * Math.max(0, Math.min(1, share))}
                   stroke={chosen ? text : surface}
-                  stroke-width={chosen ? 2 : 0}
+                  stroke-width={chosen ? 3 : 0}
                   onClick={() => openHead(head)}
                   onDblClick={() => put({ view: "heat" })}
                 >
@@ -74,6 +77,14 @@ export function AtlasMap({ side, heads, table }: { side: Side; heads: HeadEntry[
                 </rect>
               );
             })}
+            {[...small].map(([layer, maps]) => (
+              <Thumbnails
+                key={layer}
+                heads={maps}
+                colours={maps.map((_, head) => inked(own.find((one) => one.layer === layer && one.head === head)?.label ?? "mixed"))}
+                {...{ x: 34, y: layer * row, cell, row }}
+              />
+            ))}
             <g fill={text} font-size={10}>
               {Array.from({ length: layers }, (_, layer) => layer)
                 .filter((layer) => layer % Math.ceil(layers / 10) === 0)
@@ -102,7 +113,8 @@ export function AtlasMap({ side, heads, table }: { side: Side; heads: HeadEntry[
           <strong class="numeric">
             {here.layer}·{here.head}
           </strong>{" "}
-          {here.label}: the paler a cell, the less clearly. Enter or a double click opens its heat map.
+          {here.label}: the paler its frame, the less clearly. In each cell rows look and columns are looked at. Enter
+          or a double click opens its heat map.
         </p>
       )}
       <DownloadRow name={file(side, "atlas-picture")} root={root} csv={table} />

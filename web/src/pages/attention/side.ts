@@ -1,10 +1,11 @@
 // One side of the attention page: which model, encoding, layer and head, and the text as that model read it.
 import { signal } from "@preact/signals";
+import { useMemo } from "preact/hooks";
 import { bytes, get } from "../../api";
 import { useModel } from "../../components/ModelPicker";
 import { type Answer, useAnswer } from "../../hooks";
 import { slug, spoken } from "../../lib/encoding";
-import { type Matrix, weights } from "../../lib/matrix";
+import { halved, type Matrix, weights } from "../../lib/matrix";
 import { put, route, read } from "../../router";
 import { resultOf } from "../../streams";
 import type { AtlasAnswer, AttentionSite, EncodingInfo, HeadEntry, ReadTextAnswer, ReadTextRequest, ScoresAnswer, WorkProgress } from "../../generated/api";
@@ -216,37 +217,58 @@ export const encoded = <T>(side: Side, rows: (T | string)[][]): (T | string)[][]
 const clamp = (value: number, low: number, high: number): number => Math.min(high, Math.max(low, Math.round(value)));
 
 /** Whose answer it is: a question about a capture the server has given up is put again with a fresh capture. */
-function useOf<T>(side: Side, path: string | null, ask: (path: string, signal: AbortSignal) => Promise<T>): Answer<T> {
+function useOf<T>(
+  side: Side,
+  path: string | null,
+  ask: (path: string, signal: AbortSignal) => Promise<T>,
+  wait = 0,
+): Answer<T> {
   const id = side.capture.data?.id;
   const whole = id && path !== null && side.capture.since === null ? `/attention/${id}/${path}` : null;
-  const answer = useAnswer(whole, (signal) => ask(whole ?? "", signal));
+  const answer = useAnswer(whole, (signal) => ask(whole ?? "", signal), wait);
   return { ...answer, retry: answer.trouble?.status === 404 ? side.capture.retry : answer.retry };
 }
 
-export function useHead(side: Side): Answer<Matrix> {
-  return useOf(side, `head?kind=${side.kind}&layer=${side.layer}&head=${side.head}`, async (path, signal) => {
-    const { buffer, headers } = await bytes(path, { signal, seconds: 60 });
-    return weights(buffer, Number(headers.get("X-Queries")), Number(headers.get("X-Keys")));
-  });
+const LARGE = 1000; // tokens: over so many a picture has less than a pixel for each cell, and half as many show the same
+const STILL = 150; // milliseconds without another head, after which all of a large one is worth bringing
+
+interface Placed {
+  path: string | null;
+  matrix: Matrix;
 }
 
-export interface Small {
-  heads: Matrix[];
+/**
+ * A head's weights. With `quick`, those of a large one come at half their size at first: a quarter of the bytes and of
+ * the drawing, so that a picture follows a slider.
+ */
+export function useHead(side: Side, quick: boolean): Answer<Matrix> {
+  const [rows, columns] = [side.queries.length, side.keys.length];
+  const large = quick && Math.min(rows, columns) > LARGE;
+  const path = `head?kind=${side.kind}&layer=${side.layer}&head=${side.head}`;
+  const ask = async (whole: string, signal: AbortSignal): Promise<Placed> => {
+    const { buffer, headers } = await bytes(whole, { signal, seconds: 60 });
+    return { path, matrix: weights(buffer, Number(headers.get("X-Queries")), Number(headers.get("X-Keys"))) };
+  };
+  const half = useOf(side, large ? `${path}&half=true` : null, ask);
+  const all = useOf(side, path, ask, large ? STILL : 0);
+  const only = all.data?.path !== path && half.data?.path === path ? half.data.matrix : null;
+  const data = useMemo(() => (only ? halved(rows, columns, only) : (all.data?.matrix ?? null)), [only, all.data, rows, columns]);
+  return { ...all, data, trouble: all.trouble ?? half.trouble };
 }
 
-export function useSmall(side: Side): Answer<Small> {
-  return useOf(side, `heads?kind=${side.kind}&layer=${side.layer}`, async (path, signal) => {
-    const { buffer, headers } = await bytes(path, { signal, seconds: 60 });
-    const size = Number(headers.get("X-Size"));
-    const cells = size * size;
-    const heads = Array.from({ length: Number(headers.get("X-Heads")) }, (_, head) => ({
-      rows: size,
-      columns: size,
-      values: new Uint8Array(buffer, head * cells, cells),
-    }));
-    return { heads };
-  });
+/** Every head of a layer, small: each cell the largest weight in it, 255 for one, on a scale of square roots. */
+export async function smallHeads(path: string, signal: AbortSignal): Promise<Matrix[]> {
+  const { buffer, headers } = await bytes(path, { signal, seconds: 60 });
+  const size = Number(headers.get("X-Size"));
+  const cells = size * size;
+  return Array.from({ length: Number(headers.get("X-Heads")) }, (_, head) => ({
+    rows: size,
+    columns: size,
+    values: new Uint8Array(buffer, head * cells, cells),
+  }));
 }
+
+export const useSmall = (side: Side): Answer<Matrix[]> => useOf(side, `heads?kind=${side.kind}&layer=${side.layer}`, smallHeads);
 
 export function useAtlas(side: Side, wanted = true): Reported<AtlasAnswer> {
   const key = `${side.capture.data?.id} atlas`;
