@@ -96,6 +96,10 @@ def test_stopping_and_going_on(small, visit):
     expect(page.get_by_text("time left, about")).to_be_visible()
     meter = page.get_by_role("progressbar")
     expect(meter).to_be_visible()
+    # long before the first of its models is trained
+    expect(page.get_by_role("heading", name="Learning so far")).to_be_visible()
+    expect(page.locator("svg[data-chart]")).to_be_visible()
+    expect(page.get_by_role("heading", name="Results so far")).to_have_count(0)
     check_looks(reader)
     # another one is refused while it runs
     second = visit(small)

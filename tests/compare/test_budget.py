@@ -6,7 +6,7 @@ import heapq
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -16,7 +16,7 @@ import torch
 
 from vantage.compare import results as results_of_runs
 from vantage.compare.budget import Budget, duration, makespan, plan, report_seconds
-from vantage.compare.executors import JobFinished
+from vantage.compare.executors import JobFinished, OnSteps
 from vantage.compare.experiment import Experiment
 from vantage.compare.jobs import JobCost, TrainingJob, measure_cost
 from vantage.compare.metadata import experiment_in, report_metadata
@@ -47,7 +47,7 @@ class Machine:
         self.now += IMPORTS
         return budget
 
-    def executor(self, on_steps: Callable[[int], None]) -> Workers:
+    def executor(self, on_steps: OnSteps) -> Workers:
         return Workers(self)
 
 

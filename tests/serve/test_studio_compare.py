@@ -22,6 +22,7 @@ from vantage.compare.report import write_report
 from vantage.compare.results import FILE, write_results
 from vantage.compare.run import claim_folder
 from vantage.serve.studio.compare.comparisons import Comparisons, curves, rows
+from vantage.serve.studio.compare.learning import LearningCurves
 from vantage.serve.studio.compare.routes import comparisons_in
 
 API = "/studio/api"
@@ -154,6 +155,23 @@ def test_the_curve_is_that_of_the_results() -> None:
     )
 
 
+def test_the_learning_curve_is_the_mean_of_the_models_so_far() -> None:
+    learning = LearningCurves()
+    assert learning.figure() is None
+    learning.take("copy", "rope", 10, 600, 9.0)
+    learning.forget("copy", "rope")  # that was a rate that was tried
+    for step, loss in ((1, 4.0), (9, 2.0), (600, 1.0), (10, 6.0)):  # 600 steps in 60 stretches of 10
+        learning.take("copy", "rope", step, 600, loss)
+    learning.take("sort", "none", 5, 5, 0.5)
+    figure = learning.figure()
+    assert figure is not None
+    copy, sort = asdict(figure)["panels"]
+    assert (copy["title"], sort["title"]) == ("copy", "sort")
+    assert (copy["lines"][0]["x"], copy["lines"][0]["y"]) == ([10.0, 600.0], [4.0, 1.0])
+    assert (sort["lines"][0]["x"], sort["lines"][0]["y"]) == ([5.0], [0.5])
+    assert learning.version == 7
+
+
 # ---- a real one
 
 
@@ -173,6 +191,9 @@ def test_a_comparison_runs_and_its_report_is_shown(studio: Running, http: httpx.
     assert last["done"] == last["total"] > 0
     assert {row["entry"]: row["runs"] for row in last["rows"]} == {"none": 1, "rope": 1}
     assert {line["name"] for line in of(events, "curve")[-1]["panels"][0]["lines"]} == {"none", "rope"}
+    learning = of(events, "learning")
+    assert [name for name, _ in events].index("learning") < [name for name, _ in events].index("curve")
+    assert {line["name"] for line in learning[-1]["panels"][0]["lines"]} == {"none", "rope"}
     assert "ordering" in http.get(f"{API}/reports/{name}/").text
     over = http.post(f"{API}/compare/{name}/resume", json={})
     assert over.status_code == 409

@@ -13,6 +13,7 @@ from vantage.cli.progress import LivePicture
 
 if TYPE_CHECKING:
     from vantage.compare.experiment import Experiment
+    from vantage.compare.jobs import LossPoint
     from vantage.compare.results import RunResult, TestScore
     from vantage.compare.run import Entry
 
@@ -104,6 +105,9 @@ class ExperimentDisplay:
     def advanced(self, steps: int) -> None:
         if self._bar is not None:
             self._bar.advance(self._task, steps)
+
+    def learned(self, point: LossPoint) -> None:
+        """The picture shows scores."""
 
     def chose(self, entry: Entry, rate: float) -> None:
         if not self._picture.drawn:

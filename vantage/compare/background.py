@@ -7,6 +7,7 @@ there. The process ends itself, with all its workers, when its standard input is
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -19,11 +20,11 @@ from typing import Any, final
 from vantage.compare.budget import Budget
 from vantage.compare.executors import LocalBackend
 from vantage.compare.experiment import Experiment, experiment_of
-from vantage.compare.jobs import Entry
+from vantage.compare.jobs import Entry, LossPoint
 from vantage.compare.metadata import experiment_in, report_metadata
 from vantage.compare.names import EXPERIMENT_FILE
 from vantage.compare.report import write_report
-from vantage.compare.results import RunResult
+from vantage.compare.results import Key, RunResult
 from vantage.compare.run import run_experiment
 from vantage.errors import VantageError
 
@@ -50,8 +51,12 @@ class JsonLines:
         if time.monotonic() - self._reported > EVERY:
             self._progress()
 
+    def learned(self, point: LossPoint) -> None:
+        if math.isfinite(point.loss):  # a model that diverged has no line, and JSON no such number
+            emit("learned", **_named(point.entry), step=point.step, steps=point.steps, loss=point.loss)
+
     def chose(self, entry: Entry, rate: float) -> None:
-        emit("chose", task=entry[0], position=entry[1], attention=entry[2], rate=rate)
+        emit("chose", **_named(entry), rate=rate)
 
     def finished(self, results: list[RunResult]) -> None:
         self._progress()
@@ -65,6 +70,11 @@ class JsonLines:
         passed = self._reported - self._started
         left = passed * (self._total - self._steps) / self._steps if self._steps else None
         emit("progress", done=min(self._steps, self._total), total=self._total, left_s=left)
+
+
+def _named(entry: Entry) -> dict[str, str]:
+    """The task, and what competes in it by the name that results have."""
+    return {"task": entry[0], "entry": Key(*entry, seed=0).entry}
 
 
 def emit(event: str, **fields: Any) -> None:

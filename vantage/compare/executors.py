@@ -12,6 +12,7 @@ import queue
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -20,15 +21,17 @@ from pathlib import Path
 from typing import Any, Protocol, Self, final
 
 import torch
+from torch import Tensor
 
 from vantage.compare import gpu_sharing, jobs
 from vantage.compare.gpu_sharing import GpuSharing
-from vantage.compare.jobs import TrainingJob
+from vantage.compare.jobs import LossPoint, TrainingJob
 from vantage.errors import BadInput
 
-EVERY = 25  # steps between two reports of progress
+EVERY, EVERY_S = 25, 0.5  # steps between two reports of progress, or seconds
 ON_A_GPU = 8  # processes: one alone leaves it idle while it makes examples and launches small kernels
-OnSteps = Callable[[int], None]  # called with the number of steps since the last call
+# called with the number of steps since the last call, and a loss where one is known
+OnSteps = Callable[[int, LossPoint | None], None]
 
 
 @final
@@ -176,7 +179,7 @@ class ProcessExecutor:
     def _drain(self) -> None:
         while True:
             try:
-                self._on_steps(self._steps.get_nowait())
+                self._on_steps(*self._steps.get_nowait())
             except queue.Empty:
                 return
 
@@ -205,12 +208,13 @@ def _end_with_the_experiment(cache: Path, environment: Mapping[str, str]) -> Non
 def _work(job: TrainingJob, device: torch.device, cache: Path) -> Any:
     stacked = device.type == "cuda"
     together, last = (job.models, job.steps) if stacked else (1, job.models * job.steps)
-    reported = 0
+    reported, at = 0, time.monotonic()
 
-    def on_step(step: int) -> None:
-        nonlocal reported
-        if step - reported >= EVERY or step == last:
-            _steps_queue.put((step - reported) * together)
-            reported = step
+    def on_step(step: int, losses: Tensor) -> None:
+        nonlocal reported, at
+        if step - reported >= EVERY or step == last or time.monotonic() - at > EVERY_S:
+            point = LossPoint(job.entry, (step - 1) % job.steps + 1, job.steps, losses.mean().item())
+            _steps_queue.put(((step - reported) * together, point))
+            reported, at = step, time.monotonic()
 
     return jobs.execute(job, device, on_step, cache)

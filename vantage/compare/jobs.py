@@ -6,20 +6,21 @@ import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from vantage.compare.example_cache import CachedExamples
 from vantage.compare.experiment import Experiment
 from vantage.compare.experiment_fields import SEARCH_SEED
 from vantage.compare.results import Key, RunResult, TestScore
-from vantage.compare.stack import Examples, Recipe, Stack, train_in_turn
+from vantage.compare.stack import Examples, OnStep, Recipe, Stack, train_in_turn
 from vantage.compare.text import NAME as TEXT
 from vantage.compare.text import READINGS, Reading
 from vantage.model import build
@@ -29,12 +30,20 @@ from vantage.training.memory import keep_freed_memory
 from vantage.training.sequences import Sequences
 
 Entry = tuple[str, str, str]  # task, position, attention
-OnStep = Callable[[int], None]  # called with the number of steps that are done
 WORTH_COMPILING = 1000  # steps: compiling takes as long as some hundred of them
 TIMED_STEPS, TIMED_EXAMPLES = 6, 32  # of a job that is only timed: steps, and tests of each length
 
 
-def _ignore(step: int) -> None: ...
+def _ignore(step: int, losses: Tensor) -> None: ...
+
+
+class LossPoint(NamedTuple):
+    """The loss of a job's models at a step of so many."""
+
+    entry: Entry
+    step: int
+    steps: int
+    loss: float
 
 
 @dataclass(frozen=True)
@@ -92,7 +101,12 @@ def measure_cost(job: TrainingJob, device: torch.device) -> JobCost:
     started = time.perf_counter()
     rates = [experiment.rates[0]] * len(job.seeds)
     stacks, _ = _train(
-        replace(job, experiment=short), job.seeds, rates, device, lambda step: ends.append(time.perf_counter()), None
+        replace(job, experiment=short),
+        job.seeds,
+        rates,
+        device,
+        lambda step, losses: ends.append(time.perf_counter()),
+        None,
     )
     trained = time.perf_counter()
     spent = [after - before for before, after in pairwise([*ends[:-1], trained])]

@@ -113,7 +113,7 @@ class Actor:
             raise Refused(f"the files of {', '.join(job.experiment.text)} differ between machines of the cluster")
         before = 0
 
-        def on_step(step: int) -> None:
+        def on_step(step: int, losses: torch.Tensor) -> None:
             nonlocal before
             if step % EVERY == 0:
                 self._steps += (step - before) * (job.models if device == "cuda" else 1)
@@ -201,7 +201,7 @@ class RayExecutor:
             running.progress = None
             with contextlib.suppress(self._ray.exceptions.RayError):  # it has died: its result says so too
                 steps = self._ray.get(answer)
-                self._on_steps(steps - running.steps)
+                self._on_steps(steps - running.steps, None)
                 running.steps = steps
         if time.monotonic() - self._polled_at > POLL_S:
             self._polled_at = time.monotonic()

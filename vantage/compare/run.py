@@ -17,7 +17,7 @@ from typing import Any, Protocol, final
 from vantage.compare.budget import Budget, BudgetedExperiment, duration, plan, report_seconds
 from vantage.compare.executors import ExecutionBackend, Executor, JobFinished
 from vantage.compare.experiment import Experiment, trained_on
-from vantage.compare.jobs import Entry, JobCost, TrainingJob
+from vantage.compare.jobs import Entry, JobCost, LossPoint, TrainingJob
 from vantage.compare.names import EXPERIMENT_FILE, refuse_occupied
 from vantage.compare.report import machine
 from vantage.compare.results import FILE, Key, RunResult, read_results, write_results
@@ -33,6 +33,7 @@ class Observer(Protocol):
 
     def began(self, experiment: Experiment, total: int, finished: int) -> None: ...
     def advanced(self, steps: int) -> None: ...
+    def learned(self, point: LossPoint) -> None: ...
     def chose(self, entry: Entry, rate: float) -> None: ...
     def finished(self, results: list[RunResult]) -> None: ...
     def note(self, text: str) -> None: ...
@@ -41,6 +42,7 @@ class Observer(Protocol):
 class SilentObserver:
     def began(self, experiment: Experiment, total: int, finished: int) -> None: ...
     def advanced(self, steps: int) -> None: ...
+    def learned(self, point: LossPoint) -> None: ...
     def chose(self, entry: Entry, rate: float) -> None: ...
     def finished(self, results: list[RunResult]) -> None: ...
     def note(self, text: str) -> None: ...
@@ -71,7 +73,13 @@ def run_experiment(
     observer = SilentObserver() if observer is None else observer
     if not resume:
         refuse_occupied(folder)
-    with backend.executor(observer.advanced) as executor:
+
+    def report(steps: int, point: LossPoint | None) -> None:
+        observer.advanced(steps)
+        if point is not None:
+            observer.learned(point)
+
+    with backend.executor(report) as executor:
         queue = _WorkQueue(executor, observer)
         fitted = BudgetedExperiment(experiment, ())
         if budget is not None and not resume:

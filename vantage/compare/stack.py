@@ -31,6 +31,7 @@ from vantage.training.sequences import PAD, Sequences
 
 Weights = dict[str, Tensor]
 Examples = Sequences | CachedExamples | Reading
+OnStep = Callable[[int, Tensor], None]  # called with the steps that are done, and the losses (n,) of the last
 
 
 @dataclass(frozen=True)
@@ -92,14 +93,14 @@ class Stack:
             return lambda w, *rest: one({k: v[0] for k, v in w.items()}, *(_first(x) for x in rest))[None]
         return lambda w, t, y, p: vmap(one, in_dims=(0, 0, 0, None if p is None else 0))(w, t, y, p)
 
-    def train(self, on_step: Callable[[int], None] = lambda step: None) -> Tensor:
+    def train(self, on_step: OnStep = lambda step, losses: None) -> Tensor:
         """Train all of them; the mean loss of the last tenth, (n,). A model that diverged has one that is no number."""
         last_losses: list[Tensor] = []
         for step in range(self.recipe.steps):
             losses = self._step(step)
             if step >= 0.9 * self.recipe.steps - 1:
                 last_losses.append(losses)
-            on_step(step + 1)
+            on_step(step + 1, losses)
         return torch.stack(last_losses).mean(0)
 
     def _step(self, step: int) -> Tensor:
@@ -162,13 +163,13 @@ class Stack:
 
 
 def train_in_turn(
-    make: Callable[[int], Stack], n: int, on_step: Callable[[int], None] = lambda step: None
+    make: Callable[[int], Stack], n: int, on_step: OnStep = lambda step, losses: None
 ) -> tuple[list[Stack], Tensor]:
     """The models of a stack one after the other: the same results, for a CPU."""
     stacks, losses = [], []
     for i in range(n):
         stack = make(i)
-        losses.append(stack.train(lambda step, i=i, s=stack: on_step(i * s.recipe.steps + step)))
+        losses.append(stack.train(lambda step, now, i=i, s=stack: on_step(i * s.recipe.steps + step, now)))
         stacks.append(stack)
     return stacks, torch.cat(losses)
 

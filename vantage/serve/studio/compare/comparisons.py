@@ -28,6 +28,7 @@ from vantage.errors import VantageError
 from vantage.figures import Figure, Line, Lines
 from vantage.serve.errors import ApiError
 from vantage.serve.studio.compare.answers import CompareRow, ComparisonEntry, ComparisonState, LengthScore
+from vantage.serve.studio.compare.learning import LearningCurves
 
 NAME = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}")
 GRACE = 5.0  # seconds between asking a comparison to end and ending it
@@ -51,7 +52,7 @@ class RunningComparison:
         self.name, self.folder = name, folder
         self.state: ComparisonState = "running"
         self.message = ""
-        self.progress = Progress()
+        self.progress, self.learning = Progress(), LearningCurves()
         self.results = len(read_results(folder / FILE))
         with (folder / LOG).open("ab") as log:
             self._process = subprocess.Popen(
@@ -85,6 +86,10 @@ class RunningComparison:
                 self.progress = Progress(**event)
             case "finished":
                 self.results += len(event["runs"])
+            case "learned":
+                self.learning.take(**event)
+            case "chose":
+                self.learning.forget(event["task"], event["entry"])
             case "note":
                 self.message = event["text"]
             case "began":

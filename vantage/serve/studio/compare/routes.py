@@ -182,7 +182,7 @@ async def _events(comparisons: Comparisons, name: str) -> AsyncGenerator[Event]:
     length = (await asyncio.to_thread(comparisons.settings, name))["train_length"]
     measures = await asyncio.to_thread(comparisons.measures, name)
     sent: CompareProgress | None = None
-    drawn, table = -1, []
+    drawn, learned, table = -1, 0, []
     while True:
         running = comparisons.get(name)
         state, message = _earlier(comparisons, name) if running is None else (running.state, running.message)
@@ -192,6 +192,10 @@ async def _events(comparisons: Comparisons, name: str) -> AsyncGenerator[Event]:
             drawn, table = count, rows(results, measures)
             if results:
                 yield "curve", curves(results, length, measures)
+        if running is not None and running.learning.version != learned:
+            learned, figure = running.learning.version, running.learning.figure()
+            if figure is not None:
+                yield "learning", figure
         progress = Progress() if running is None else running.progress
         text = message if state == "running" else ""
         new = CompareProgress(

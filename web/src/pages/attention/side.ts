@@ -251,8 +251,11 @@ export function useHead(side: Side, quick: boolean): Answer<Matrix> {
   };
   const half = useOf(side, large ? `${path}&half=true` : null, ask);
   const all = useOf(side, path, ask, large ? STILL : 0);
-  const only = all.data?.path !== path && half.data?.path === path ? half.data.matrix : null;
-  const data = useMemo(() => (only ? halved(rows, columns, only) : (all.data?.matrix ?? null)), [only, all.data, rows, columns]);
+  const small = half.data?.path === path ? half.data.matrix : undefined;
+  const data = useMemo(() => {
+    if (all.data?.path === path) return small ? { ...all.data.matrix, half: small } : all.data.matrix;
+    return small ? halved(rows, columns, small) : (all.data?.matrix ?? null);
+  }, [small, all.data, path, rows, columns]);
   return { ...all, data, trouble: all.trouble ?? half.trouble };
 }
 

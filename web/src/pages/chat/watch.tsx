@@ -280,6 +280,7 @@ export function CostCard({ exchange }: { exchange: Exchange }) {
   if (!cost) return null;
   const times = written.map((token) => token.ms);
   const mean = times.length ? times.reduce((sum, ms) => sum + ms, 0) / times.length : 0;
+  const slowed = written.at(-1)?.slowed;
   const saved = cost.projections_cached > 0 ? cost.projections_uncached / cost.projections_cached : 0;
   return (
     <Card title="What this turn cost">
@@ -293,6 +294,11 @@ export function CostCard({ exchange }: { exchange: Exchange }) {
           { name: "Until the first token", value: cost.ms_first ? duration(cost.ms_first) : "–" },
         ]}
       />
+      {slowed && (
+        <p class="small muted">
+          Watching its attention made this slower: no native step runs this model here ({slowed}).
+        </p>
+      )}
     </Card>
   );
 }

@@ -18,6 +18,7 @@ export function Watch({ id }: { id: string }) {
   const stream = useStream();
   const [progress, setProgress] = useState<CompareProgress | null>(null);
   const [curve, setCurve] = useState<FigureData | null>(null);
+  const [learning, setLearning] = useState<FigureData | null>(null);
   const [done, setDone] = useState(false);
   const [short, setShort] = useState<string[]>([]);
   const [trouble, setTrouble] = useState<Trouble | null>(null);
@@ -28,6 +29,7 @@ export function Watch({ id }: { id: string }) {
     stream.run("GET", `/compare/${encodeURIComponent(id)}/events`, undefined, ({ event, data }) => {
       if (event === "progress") setProgress(data as CompareProgress);
       if (event === "curve") setCurve(data as FigureData);
+      if (event === "learning") setLearning(data as FigureData);
       if (event === "done") {
         setShort((data as CompareDone).short);
         setDone(true);
@@ -98,7 +100,12 @@ export function Watch({ id }: { id: string }) {
           {progress && <Scores rows={progress.rows} />}
         </Card>
       )}
-      {progress && !curve && !done && state === "running" && <Empty>Curves and scores stand here as soon as the first model is trained.</Empty>}
+      {learning && !done && (
+        <Card title="Learning so far" beside={curve ? null : <span class="small muted">scores follow with the first trained model</span>}>
+          <Figure figure={learning} />
+        </Card>
+      )}
+      {progress && !curve && !learning && !done && state === "running" && <Empty>Curves stand here from the first steps of training on.</Empty>}
       {done && <Report name={id} />}
     </div>
   );
