@@ -335,7 +335,13 @@ def test_two_thousand_tokens_are_smooth(small, visit):
     assert int(re.search(r"(\d+) by", canvas.get_attribute("aria-label"))[1]) >= 2000
     took = "() => performance.getEntriesByName('heatmap-draw').map(one => one.duration)"
     page.evaluate("() => document.addEventListener('input', () => { window.slid = performance.now() }, true)")
-    first = "() => performance.getEntriesByName('heatmap-draw').map(o => o.startTime + o.duration - window.slid)[0]"
+    # from the slider to the drawn picture, less what the server takes: it shares this process with the test
+    own = """() => {
+        const drawn = performance.getEntriesByName('heatmap-draw').map((one) => one.startTime + one.duration);
+        const half = performance.getEntriesByType('resource').filter((one) => one.name.includes('half=true')).at(-1);
+        const end = Math.min(...drawn.filter((at) => at > half.responseEnd));
+        return half.fetchStart - window.slid + end - half.responseEnd;
+    }"""
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     fresh, slid = [], []
@@ -344,8 +350,8 @@ def test_two_thousand_tokens_are_smooth(small, visit):
         page.get_by_label("Head", exact=True).press("ArrowRight")
         expect(page.get_by_label(re.compile(f"head {head}. "))).to_be_visible()
         page.wait_for_function("() => performance.getEntriesByName('heatmap-draw').length > 0")
-        slid.append(page.evaluate(first))
         expect(page.get_by_role("button", name=f"Download attention-self-0-{head} as CSV")).to_be_visible()
+        slid.append(page.evaluate(own))
         page.wait_for_timeout(200)
         fresh.append(max(page.evaluate(took)))
     # at half its size first, and then all of it
@@ -359,7 +365,7 @@ def test_two_thousand_tokens_are_smooth(small, visit):
     moved = page.evaluate(took)
     print(
         f"2,000 tokens: zoom and cursor {statistics.median(moved):.1f} ms, new head {statistics.median(fresh):.1f} ms, "
-        f"{statistics.median(slid):.0f} ms after the slider"
+        f"{statistics.median(slid):.0f} ms of the page between slider and picture"
     )
     assert len(moved) >= 8
     assert statistics.median(moved) < REDRAW_MS * SLACK

@@ -1,6 +1,6 @@
 // One side of the attention page: which model, encoding, layer and head, and the text as that model read it.
 import { signal } from "@preact/signals";
-import { useMemo } from "preact/hooks";
+import { useMemo, useRef } from "preact/hooks";
 import { bytes, get } from "../../api";
 import { useModel } from "../../components/ModelPicker";
 import { type Answer, useAnswer } from "../../hooks";
@@ -252,11 +252,13 @@ export function useHead(side: Side, quick: boolean): Answer<Matrix> {
   const half = useOf(side, large ? `${path}&half=true` : null, ask);
   const all = useOf(side, path, ask, large ? STILL : 0);
   const small = half.data?.path === path ? half.data.matrix : undefined;
-  const data = useMemo(() => {
+  const come = useMemo(() => {
     if (all.data?.path === path) return small ? { ...all.data.matrix, half: small } : all.data.matrix;
-    return small ? halved(rows, columns, small) : (all.data?.matrix ?? null);
+    return small ? halved(rows, columns, small) : null;
   }, [small, all.data, path, rows, columns]);
-  return { ...all, data, trouble: all.trouble ?? half.trouble };
+  const last = useRef<Matrix | null>(null); // stays on the page, undisturbed, until something of the next one comes
+  if (come) last.current = come;
+  return { ...all, data: all.data || come ? last.current : null, trouble: all.trouble ?? half.trouble };
 }
 
 /** Every head of a layer, small: each cell the largest weight in it, 255 for one, on a scale of square roots. */
