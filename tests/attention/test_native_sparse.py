@@ -64,6 +64,13 @@ def test_worked_by_hand():
     assert [float(row.sum()) for row in each[0]] == pytest.approx([0, 1, 1, 1, 1])
 
 
+def test_one_token_is_its_own_block_and_near_itself():
+    gates = torch.tensor([0.5, 0.25, 0.125], dtype=F64).expand(1, 1, 1, 3)
+    assert float(branches(NSA, torch.zeros(1, 1, 1, dtype=F64), gates, Positions.arange(1, 1))) == 0.375
+    single = replace(NSA, blocks=vt.BlockChooser(1, keep=3))
+    assert float(branches(single, torch.zeros(1, 1, 1, dtype=F64), gates, Positions.arange(1, 1))) == 0.875
+
+
 def written_out(config: vt.NativeSparse, q: Tensor, k: Tensor, v: Tensor, gates: Tensor) -> Tensor:
     """(H, T, e), query by query, as flash-linear-attention has it: pooled keys, and a choice for each key head."""
     H, T, d = q.shape
@@ -253,6 +260,7 @@ def test_gates_begin_at_a_half_and_are_learned():
     m = vt.build(vt.decoder(vocab=19, width=32, layers=1, attention=NSA)).double()
     gate = m.blocks[0].sublayers[0].scorer.normaliser.map.weight
     assert gate.shape == (12, 32)
+    assert m.blocks[0].sublayers[0].scorer.normaliser.map.bias is None
     m(TOKENS).square().mean().backward()
     assert bool((gate.grad.abs().amax(1) > 0).all())  # every branch of every head
     with torch.no_grad():
@@ -318,6 +326,10 @@ def test_passes_are_told_apart_by_their_settings_alone():
     assert one == other
     assert one != GatedBranches(replace(NSA, near=5), 2, one.gates)
     assert "gates" not in repr(one)
+
+
+def test_the_sizes_of_the_paper_unless_others_are_given():
+    assert vt.NativeSparse(4) == vt.NativeSparse(4, None, None, 512, vt.BlockChooser(64, 16, 1, 2), vt.Scores())
 
 
 def test_what_cannot_be():
