@@ -202,3 +202,35 @@ def test_gradients(overlap):
         return module(module.keep(x), windows_of(forgotten(pos), 5, 2, 1))[:, :, :2]
 
     check_gradients(part, call, vectors(2, 5, 3))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_nearest_of_keys_that_do_not_begin_at_0(known):
+    """As in a ring: places are counted from the first key that is there."""
+    kept = Positions.arange(1, 20, start=7)
+    queries = Positions.arange(1, 2, start=15)
+    windows = windows_of(kept if known else forgotten(kept), queries, 3, 4)
+    assert windows.seen.order[0, : windows.tokens].tolist() == [12, 13, 14, 15, 16]
+    columns = torch.arange(20)[None, None, :, None]
+    assert windows.nearest(columns).flatten().tolist() == [5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("start", [0, 1, 2])
+def test_scores_of_windows_and_what_their_tokens_get(known, start):
+    """Means over whole windows that are seen whole; tokens in none get what stands in the last column."""
+    kept = Positions.arange(1, 7, start=start)
+    windows = windows_of(kept if known else forgotten(kept), 1, 3, 1)
+    first = -start % 3
+    whole = [list(range(a, a + 3)) for a in range(first, 5, 3)]
+    scores = torch.tensor([[[[3.0, 1, 5, 9, 4, 2, 8]]]], dtype=F64)
+    means = windows.mean_scores(scores).flatten().tolist()
+    wanted = [scores[0, 0, 0, columns].mean().item() for columns in whole]
+    assert means == pytest.approx([*wanted, *[float("-inf")] * (len(means) - len(wanted))])
+    assert len(means) == windows.entries.shape[1] + 1
+    hidden = scores.clone()
+    hidden[..., whole[0][1]] = float("-inf")
+    assert windows.mean_scores(hidden).flatten()[0] == float("-inf")
+    marks = torch.arange(len(means))[None, None, None]
+    place = {column: n for n, columns in enumerate(whole) for column in columns}
+    assert windows.at_tokens(marks).flatten().tolist() == [place.get(column, len(means) - 1) for column in range(7)]
