@@ -119,6 +119,11 @@ def test_what_is_kept_of_a_token():
     assert [stream.width for stream in kept.streams] == [32, 32]  # C and Z of two sets, 8 wide; the indexer's
 
 
+def test_the_sizes_of_deepseek_v4_unless_others_are_given():
+    chooser = vt.EntryChooser(512, 64, 128, None, ())
+    assert vt.CompressedSparse(4) == vt.CompressedSparse(4, None, 4, 128, None, choice=chooser)
+
+
 def test_what_cannot_be():
     for wrong in ({"keep": 0}, {"heads": 0}, {"head_dim": 0}):
         with pytest.raises(BadInput, match="each must be 1 or more"):

@@ -21,6 +21,7 @@ from tests.attention.model_checks import (
 from vantage.conformance.scenarios import sharpen
 from vantage.errors import BadInput, Refused
 from vantage.inspect import cost
+from vantage.spec.parts import Shape
 from vantage.spec.positions import Positions
 
 HCA = vt.HeavilyCompressed(4, ratio=3, near=4, turned_values=True, scores=vt.Scores(sinks=True))
@@ -138,7 +139,14 @@ def test_gradients():
     check_gradients(module, run_ours, vectors(1, 5, 6))
 
 
+def test_the_sizes_of_deepseek_v4_unless_others_are_given():
+    assert vt.HeavilyCompressed(4) == vt.HeavilyCompressed(4, None, 128, 128, None)
+    assert vt.HeavilyCompressed(1).shape(8) == Shape(8, 1, 1, 8, 8, rotary_dim=8)
+
+
 def test_what_cannot_be():
+    with pytest.raises(BadInput, match="0 heads"):
+        replace(HCA, heads=0).shape(32)
     with pytest.raises(BadInput, match="ratio=1, near=4"):
         replace(HCA, ratio=1).shape(32)
     with pytest.raises(BadInput, match="ratio=3, near=0"):

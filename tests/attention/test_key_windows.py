@@ -84,6 +84,12 @@ def test_a_window_whose_beginning_is_missing_is_none(first, known):
     assert listed(windows_of(pos if known else forgotten(pos), 8, 3, 2)) == [wanted] * 2
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_every_token_is_a_window_of_one(known):
+    pos = Positions.arange(2, 4)
+    assert listed(windows_of(pos if known else forgotten(pos), 4, 1, 2)) == [[(n, n) for n in range(4)]] * 2
+
+
 def test_padding_is_stepped_over_on_either_side():
     for pad in ("left", "right"):
         pos = Positions.rows([7, 3], pad=pad)
