@@ -38,7 +38,8 @@ HIDDEN = float("-inf")
 @dataclass(frozen=True)
 class BlockChooser:
     """``keep`` blocks of ``size`` tokens for each query: the first ones of its document, the most recent ones, its own
-    among them, and of the others those which its group of heads gives most weight."""
+    among them, and of the others those which its group of heads gives most weight. Where a query sees what comes later,
+    as many that follow it are added."""
 
     size: int = 64
     keep: int = 16
@@ -126,7 +127,8 @@ class BranchGates(nn.Module):
 
 @dataclass(frozen=True)
 class GatedBranches:
-    """The three softmaxes over one pass's scores, gated and added up. Weights sum to the sum of the gates."""
+    """The three softmaxes over one pass's scores, gated and added up. Weights sum to the sum of the gates, unless there
+    are sinks, or no block that a query sees whole."""
 
     config: NativeSparse
     kv_heads: int
