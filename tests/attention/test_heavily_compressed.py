@@ -142,11 +142,16 @@ def test_gradients():
 def test_the_sizes_of_deepseek_v4_unless_others_are_given():
     assert vt.HeavilyCompressed(4) == vt.HeavilyCompressed(4, None, 128, 128, None)
     assert vt.HeavilyCompressed(1).shape(8) == Shape(8, 1, 1, 8, 8, rotary_dim=8)
+    assert vt.HeavilyCompressed(2, 1, rope_dim=0).shape(8) == Shape(8, 2, 1, 1, 1, rotary_dim=0)
 
 
 def test_what_cannot_be():
     with pytest.raises(BadInput, match="0 heads"):
         replace(HCA, heads=0).shape(32)
+    with pytest.raises(BadInput, match="heads of 0"):
+        replace(HCA, head_dim=0).shape(32)
+    with pytest.raises(BadInput, match="position acts on -1"):
+        replace(HCA, rope_dim=-1).shape(32)
     with pytest.raises(BadInput, match="ratio=1, near=4"):
         replace(HCA, ratio=1).shape(32)
     with pytest.raises(BadInput, match="ratio=3, near=0"):

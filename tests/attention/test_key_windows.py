@@ -151,6 +151,15 @@ def test_no_overlap_across_documents():
     assert packed.follows[0, :4].tolist() == [False, True, False, True]
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_window_before_that_is_not_whole_is_none(known):
+    """Of the one before 3, 4, 5 only its first token is missing."""
+    pos = Positions.arange(1, 5, start=1)
+    windows = windows_of(pos if known else forgotten(pos), 5, 3, 1)
+    assert listed(windows) == [[(3, 5)]]
+    assert windows.follows.tolist() == [[False]]
+
+
 @torch.no_grad()
 def test_fewer_tokens_than_a_window():
     part = pool(3, overlap=True, dim=2, width=3)
