@@ -193,6 +193,8 @@ def test_queries_that_are_not_the_last_tokens(known):
     assert nearest(Positions.arange(1, 2, start=8), causal=False) == list(range(5, 13))
     far = Positions.of(torch.tensor([[4, 15]]))
     assert nearest(Positions(far.pos, far.order)) == list(range(20))  # nothing is known of these
+    one = Positions.of(torch.tensor([[9]]))
+    assert nearest(Positions(one.pos, one.order)) == (list(range(20)) if known else [6, 7, 8, 9])
 
 
 def test_what_the_host_knows_goes_on():
