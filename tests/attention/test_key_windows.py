@@ -106,6 +106,18 @@ def test_a_gap_breaks_a_window():
     pos = Positions.of(torch.tensor([[0, 1, 3, 4, 5, 6, 7, 8]]))
     assert listed(windows_of(pos, 8, 3, 2)) == [[(3, 5), (6, 8)]]
     assert windows_of(pos, 8, 3, 2).follows.tolist() == [[False, True]]
+    inside = windows_of(Positions.of(torch.tensor([[0, 1, 2, 4, 5, 6, 7, 8]])), 8, 3, 2)
+    assert listed(inside) == [[(0, 2), (6, 8)]]
+    assert inside.follows.tolist() == [[False, False]]
+
+
+def test_what_is_seen_may_be_empty_where_no_token_is():
+    """Two documents of 4 and 5 tokens have two windows of 3, and 9 tokens would have room for three."""
+    kept = Positions.packed([[4, 5]])
+    windows = windows_of(kept, 9, 3, 9)
+    assert windows.entries.filled.tolist() == [[True, True, False]]
+    assert not kept.known.empty
+    assert windows.seen.known.empty
 
 
 @torch.no_grad()
