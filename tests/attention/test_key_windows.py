@@ -263,3 +263,13 @@ def test_scores_of_windows_and_what_their_tokens_get(known, start):
     marks = torch.arange(len(means))[None, None, None]
     place = {column: n for n, columns in enumerate(whole) for column in columns}
     assert windows.at_tokens(marks).flatten().tolist() == [place.get(column, len(means) - 1) for column in range(7)]
+
+
+def test_bounds_hold_for_tokens_and_entries_together():
+    kept = Positions.of(torch.arange(10, 19)[None], order=torch.arange(9)[None])
+    windows = windows_of(kept, Positions.arange(1, 1, start=8), 3, 2)
+    assert windows.seen.order.tolist() == [[7, 8, 2, 5, 8]]
+    assert windows.seen.known.order == (0, 8)
+    assert windows.seen.known.pos == (10, 18)
+    run = windows_of(Positions.arange(1, 9), 1, 3, 2)
+    assert run.seen.known.order == (0, 8)

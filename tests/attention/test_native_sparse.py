@@ -26,6 +26,7 @@ from vantage.inspect.tiles import tiles
 from vantage.model import empty_model
 from vantage.parallel.tensor import divided
 from vantage.spec.masks import Causal, SameSegment, dense, visible
+from vantage.spec.native import CannotLower
 from vantage.spec.parts import chain
 from vantage.spec.positions import Positions
 
@@ -314,6 +315,16 @@ def test_a_share_of_the_key_heads_for_each_process():
 
 def replace_attention(spec: vt.ModelSpec, config: vt.NativeSparse, **other) -> vt.ModelSpec:
     return replace(spec, layers=(replace(spec.layers[0], attention=config, **other),))
+
+
+def test_no_native_step_takes_it_for_a_plain_softmax():
+    scorers = [
+        vt.build(vt.decoder(vocab=19, width=32, layers=1, attention=config)).blocks[0].sublayers[0].scorer
+        for config in (NSA, NSA.grouped)
+    ]
+    with pytest.raises(CannotLower, match="only a plain softmax"):
+        scorers[0].score_form()
+    assert scorers[1].score_form().scale == 8**-0.5
 
 
 def test_said_in_a_few_words():
