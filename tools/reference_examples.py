@@ -35,6 +35,7 @@ attentions = [
     vt.Differential(heads=4),
     vt.HeavilyCompressed(heads=4, ratio=4, near=4, maps=vt.SmallMaps(q_rank=16)),
     vt.CompressedSparse(heads=4, ratio=2, near=4, choice=vt.EntryChooser(keep=2, heads=2, head_dim=8)),
+    vt.NativeSparse(heads=4, kv_heads=1, near=4, blocks=vt.BlockChooser(size=2, keep=4)),
     vt.GatedDelta(heads=4, norm=norm),
     vt.KimiDelta(heads=4, norm=norm),
     vt.Mamba2(heads=4, norm=norm, state_dim=8),

@@ -41,6 +41,7 @@ _WHERE = {
     "vantage.spec.normalisers": ("Argmax", "Entmax15", "OffByOne", "Sigmoid", "Softmax", "Sparsemax", "StickBreaking"),
     "vantage.training": ("train",),
     "vantage.attention": (
+        "BlockChooser",
         "CompressedSparse",
         "Differential",
         "EntryChooser",
@@ -51,6 +52,7 @@ _WHERE = {
         "KimiDelta",
         "Latent",
         "Mamba2",
+        "NativeSparse",
         "OutputGate",
         "QKNorm",
         "SharedIndexer",

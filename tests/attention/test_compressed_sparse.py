@@ -6,22 +6,19 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 import vantage as vt
 from tests.attention.compressed_layers import both, run_ours, run_theirs
 from tests.attention.helpers import attention, check_gradients, vectors
+from tests.attention.model_checks import TOKENS, check_cached, check_costs, check_taken_back, small_model
 from vantage.attention.compressed import ChoiceInputs
 from vantage.attention.key_windows import KeyWindows
-from vantage.conformance.scenarios import sharpen
 from vantage.errors import BadInput
-from vantage.inspect import cost
 from vantage.spec.masks import Causal
 from vantage.spec.positions import Positions
 
 CHOICE = vt.EntryChooser(2, heads=3, head_dim=8, rope_dim=4, qk=(vt.Rope(),))
 CSA = vt.CompressedSparse(4, ratio=2, near=3, turned_values=True, choice=CHOICE)
-TOKENS = torch.randint(19, (2, 23), generator=torch.Generator().manual_seed(0))
 
 
 @torch.no_grad()
@@ -60,34 +57,18 @@ def test_the_chosen_are_those_of_transformers_indexer():
 
 
 def model(config=CSA, **other):
-    spec = vt.decoder(**{"vocab": 19, "width": 32, "layers": 2, "attention": config, "max_length": 64, **other})
-    return sharpen(vt.build(spec).double())
+    return small_model(config, **other)
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("kind", ["contiguous", "paged"])
 def test_overlap_is_reopened_when_tokens_are_taken_back(kind):
-    m = model()
-    whole = m(TOKENS)
-    for kept in range(5, 11):
-        cache = m.new_cache(2, kind=kind, draft=8)
-        m(TOKENS[:, :5], cache=cache)
-        m((TOKENS[:, 5:13] + 1) % 19, cache=cache)
-        cache.crop(5)
-        got = [m(TOKENS[:, 5:kept], cache=cache)] if kept > 5 else []
-        m((TOKENS[:, kept : kept + 2] + 3) % 19, cache=cache)
-        cache.crop(kept)
-        got.append(m(TOKENS[:, kept:], cache=cache))
-        torch.testing.assert_close(torch.cat(got, 1), whole[:, 5:], rtol=0, atol=1e-10)
+    check_taken_back(model(), kind, range(5, 11))
 
 
-@torch.no_grad()
 def test_a_window_layer_keeps_the_window_before_too():
     m = model(replace(CSA, ratio=3), window=4)
     assert m.spec.caches[0][0].before == 5
-    cache = m.new_cache(2, kind="ring")
-    parts = [m(part, cache=cache) for part in TOKENS.split((4, 7, *(1,) * 12), 1)]
-    torch.testing.assert_close(torch.cat(parts, 1), m(TOKENS), rtol=0, atol=1e-10)
+    check_cached(m, "ring")
 
 
 @torch.no_grad()
@@ -129,24 +110,18 @@ def test_gradients():
 @pytest.mark.parametrize("keep", [2, 64])
 def test_the_costs_are_those_that_torch_counts(keep):
     config = replace(CSA, choice=replace(CHOICE, keep=keep), maps=vt.SmallMaps(8, 1e-6, 6, 2))
-    spec = vt.decoder(vocab=19, width=32, layers=2, attention=config)
-    m = vt.build(spec, kernel="reference")
-    prefill, decode = cost(spec, context=17).passes
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        m(torch.zeros(1, 17, dtype=torch.long))
-    assert counter.get_total_flops() == prefill.operations
-    cache = m.new_cache(1, capacity=17)
-    with torch.no_grad():
-        m(torch.zeros(1, 16, dtype=torch.long), cache=cache)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        m(torch.zeros(1, 1, dtype=torch.long), cache=cache)
-    assert counter.get_total_flops() == decode.operations
+    check_costs(vt.decoder(vocab=19, width=32, layers=2, attention=config))
 
 
 def test_what_is_kept_of_a_token():
     kept = CSA.cache_shape(32)
     assert (kept.kv_heads, kept.key_dim, kept.single) == (1, 8, True)
     assert [stream.width for stream in kept.streams] == [32, 32]  # C and Z of two sets, 8 wide; the indexer's
+
+
+def test_the_sizes_of_deepseek_v4_unless_others_are_given():
+    chooser = vt.EntryChooser(512, 64, 128, None, ())
+    assert vt.CompressedSparse(4) == vt.CompressedSparse(4, None, 4, 128, None, choice=chooser)
 
 
 def test_what_cannot_be():

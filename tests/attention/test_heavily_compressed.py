@@ -6,14 +6,22 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 import vantage as vt
 from tests.attention.compressed_layers import both, run_ours, run_theirs
 from tests.attention.helpers import attention, check_gradients, vectors
+from tests.attention.model_checks import (
+    TOKENS,
+    check_cached,
+    check_costs,
+    check_generated,
+    check_taken_back,
+    small_model,
+)
 from vantage.conformance.scenarios import sharpen
 from vantage.errors import BadInput, Refused
 from vantage.inspect import cost
+from vantage.spec.parts import Shape
 from vantage.spec.positions import Positions
 
 HCA = vt.HeavilyCompressed(4, ratio=3, near=4, turned_values=True, scores=vt.Scores(sinks=True))
@@ -40,39 +48,20 @@ def test_transformers_layer_row_by_row_where_ours_is_padded():
 
 
 def model(config=HCA, **other):
-    spec = vt.decoder(**{"vocab": 19, "width": 32, "layers": 2, "attention": config, "max_length": 64, **other})
-    return sharpen(vt.build(spec).double())
+    return small_model(config, **other)
 
 
-TOKENS = torch.randint(19, (2, 23), generator=torch.Generator().manual_seed(0))
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("kind", ["contiguous", "paged"])
 def test_a_window_is_reopened_when_tokens_are_taken_back(kind):
     """Wherever a draft ends and is cut, in the middle of a window or at its end."""
-    m = model()
-    whole = m(TOKENS)
-    for kept in range(5, 13):
-        cache = m.new_cache(2, kind=kind, draft=8)
-        m(TOKENS[:, :5], cache=cache)
-        m((TOKENS[:, 5:13] + 1) % 19, cache=cache)
-        cache.crop(5)
-        got = [m(TOKENS[:, 5:kept], cache=cache)] if kept > 5 else []
-        m((TOKENS[:, kept : kept + 2] + 3) % 19, cache=cache)
-        cache.crop(kept)
-        got.append(m(TOKENS[:, kept:], cache=cache))
-        torch.testing.assert_close(torch.cat(got, 1), whole[:, 5:], rtol=0, atol=1e-10)
+    check_taken_back(model(), kind, range(5, 13))
 
 
-@torch.no_grad()
 def test_a_window_layer_keeps_what_its_entries_are_made_of():
     """A mask with a window shows an entry as long as it shows the window's last token."""
     m = model(replace(HCA, ratio=5), window=4)
     assert m.spec.caches[0][0].before == 4
-    cache = m.new_cache(2, kind="ring")
-    parts = [m(part, cache=cache) for part in TOKENS.split((4, 7, *(1,) * 12), 1)]
-    torch.testing.assert_close(torch.cat(parts, 1), m(TOKENS), rtol=0, atol=1e-10)
+    check_cached(m, "ring")
 
 
 @torch.no_grad()
@@ -112,38 +101,17 @@ def test_turning_back_is_the_other_way(position):
     assert (turning.key(x, pos) - x).abs().max() > 0.1
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("position", ["rope", "alibi", "fox", "fire", "self-extend", "shaw"])
 def test_any_encoding_stands_where_tokens_and_entries_stand(position):
-    m = model(replace(HCA, turned_values=False), position=position)
-    cache = m.new_cache(2, kind="paged")
-    parts = [m(part, cache=cache) for part in TOKENS.split((5, 3, *(1,) * 15), 1)]
-    torch.testing.assert_close(torch.cat(parts, 1), m(TOKENS), rtol=0, atol=1e-9)
+    check_cached(model(replace(HCA, turned_values=False), position=position), "paged", (5, 3, *(1,) * 15))
 
 
-@torch.no_grad()
 def test_generate_gives_what_one_pass_gives():
-    m = model()
-    prompts = [TOKENS[0, :9].tolist(), TOKENS[1, :4].tolist()]
-    plain = vt.generate(m, prompts, max_tokens=12, temperature=0.0)
-    for prompt, output in zip(prompts, plain, strict=True):
-        tokens = torch.tensor([[*prompt, *output.tokens]])
-        assert m(tokens)[0, len(prompt) - 1 : -1].argmax(-1).tolist() == list(output.tokens)
+    check_generated(model())
 
 
 def test_the_costs_are_those_that_torch_counts():
-    spec = vt.decoder(vocab=19, width=32, layers=2, attention=replace(HCA, maps=vt.SmallMaps(8, 1e-6, 6, 2)))
-    m = vt.build(spec, kernel="reference")
-    prefill, decode = cost(spec, context=17).passes
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        m(torch.zeros(1, 17, dtype=torch.long))
-    assert counter.get_total_flops() == prefill.operations
-    cache = m.new_cache(1, capacity=17)
-    with torch.no_grad():
-        m(torch.zeros(1, 16, dtype=torch.long), cache=cache)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        m(torch.zeros(1, 1, dtype=torch.long), cache=cache)
-    assert counter.get_total_flops() == decode.operations
+    check_costs(vt.decoder(vocab=19, width=32, layers=2, attention=replace(HCA, maps=vt.SmallMaps(8, 1e-6, 6, 2))))
 
 
 def test_what_is_kept_of_a_token():
@@ -171,7 +139,19 @@ def test_gradients():
     check_gradients(module, run_ours, vectors(1, 5, 6))
 
 
+def test_the_sizes_of_deepseek_v4_unless_others_are_given():
+    assert vt.HeavilyCompressed(4) == vt.HeavilyCompressed(4, None, 128, 128, None)
+    assert vt.HeavilyCompressed(1).shape(8) == Shape(8, 1, 1, 8, 8, rotary_dim=8)
+    assert vt.HeavilyCompressed(2, 1, rope_dim=0).shape(8) == Shape(8, 2, 1, 1, 1, rotary_dim=0)
+
+
 def test_what_cannot_be():
+    with pytest.raises(BadInput, match="0 heads"):
+        replace(HCA, heads=0).shape(32)
+    with pytest.raises(BadInput, match="heads of 0"):
+        replace(HCA, head_dim=0).shape(32)
+    with pytest.raises(BadInput, match="position acts on -1"):
+        replace(HCA, rope_dim=-1).shape(32)
     with pytest.raises(BadInput, match="ratio=1, near=4"):
         replace(HCA, ratio=1).shape(32)
     with pytest.raises(BadInput, match="ratio=3, near=0"):

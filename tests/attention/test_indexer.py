@@ -6,16 +6,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.deepseek_v32.configuration_deepseek_v32 import DeepseekV32Config
 from transformers.models.deepseek_v32.modeling_deepseek_v32 import DeepseekV32Indexer, DeepseekV32RotaryEmbedding
 
 import vantage as vt
 from tests.attention.helpers import F64, vectors
+from tests.attention.model_checks import check_costs, check_saved
 from vantage.attention.indexer import KeyChoice, best
 from vantage.conformance.scenarios import sharpen
 from vantage.errors import BadInput, Refused
-from vantage.inspect import cost
 from vantage.spec.indexing import IndexerInputs
 from vantage.spec.masks import Causal, Everything, SameSegment
 from vantage.spec.parts import Shape, View
@@ -156,21 +155,11 @@ def test_gradients_pass_the_choice_by():
 
 @pytest.mark.parametrize("name", ["grouped", "latent", "shared"])
 def test_costs_are_those_that_torch_counts(name):
-    m = model(name)
-    m.kernel = "reference"
-    tokens = torch.randint(19, (2, 11), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        m(tokens)
-    assert cost(m, context=11, batch=2).passes[0].operations == counter.get_total_flops()
+    check_costs(model(name).spec)
 
 
-@torch.no_grad()
 def test_saved_and_loaded(tmp_path):
-    m, tokens = model("shared"), torch.randint(19, (1, 12), generator=torch.Generator().manual_seed(2))
-    vt.save(m, tmp_path)
-    again = vt.load(tmp_path, dtype=F64)
-    assert again.spec == m.spec
-    torch.testing.assert_close(again(tokens), m(tokens))
+    again = check_saved(model("shared"), tmp_path)
     assert "indexer SharedIndexer(layer=0)" in again.summary()
 
 

@@ -84,6 +84,12 @@ def test_a_window_whose_beginning_is_missing_is_none(first, known):
     assert listed(windows_of(pos if known else forgotten(pos), 8, 3, 2)) == [wanted] * 2
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_every_token_is_a_window_of_one(known):
+    pos = Positions.arange(2, 4)
+    assert listed(windows_of(pos if known else forgotten(pos), 4, 1, 2)) == [[(n, n) for n in range(4)]] * 2
+
+
 def test_padding_is_stepped_over_on_either_side():
     for pad in ("left", "right"):
         pos = Positions.rows([7, 3], pad=pad)
@@ -100,6 +106,18 @@ def test_a_gap_breaks_a_window():
     pos = Positions.of(torch.tensor([[0, 1, 3, 4, 5, 6, 7, 8]]))
     assert listed(windows_of(pos, 8, 3, 2)) == [[(3, 5), (6, 8)]]
     assert windows_of(pos, 8, 3, 2).follows.tolist() == [[False, True]]
+    inside = windows_of(Positions.of(torch.tensor([[0, 1, 2, 4, 5, 6, 7, 8]])), 8, 3, 2)
+    assert listed(inside) == [[(0, 2), (6, 8)]]
+    assert inside.follows.tolist() == [[False, False]]
+
+
+def test_what_is_seen_may_be_empty_where_no_token_is():
+    """Two documents of 4 and 5 tokens have two windows of 3, and 9 tokens would have room for three."""
+    kept = Positions.packed([[4, 5]])
+    windows = windows_of(kept, 9, 3, 9)
+    assert windows.entries.filled.tolist() == [[True, True, False]]
+    assert not kept.known.empty
+    assert windows.seen.known.empty
 
 
 @torch.no_grad()
@@ -145,6 +163,15 @@ def test_no_overlap_across_documents():
     assert packed.follows[0, :4].tolist() == [False, True, False, True]
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_window_before_that_is_not_whole_is_none(known):
+    """Of the one before 3, 4, 5 only its first token is missing."""
+    pos = Positions.arange(1, 5, start=1)
+    windows = windows_of(pos if known else forgotten(pos), 5, 3, 1)
+    assert listed(windows) == [[(3, 5)]]
+    assert windows.follows.tolist() == [[False]]
+
+
 @torch.no_grad()
 def test_fewer_tokens_than_a_window():
     part = pool(3, overlap=True, dim=2, width=3)
@@ -178,6 +205,8 @@ def test_queries_that_are_not_the_last_tokens(known):
     assert nearest(Positions.arange(1, 2, start=8), causal=False) == list(range(5, 13))
     far = Positions.of(torch.tensor([[4, 15]]))
     assert nearest(Positions(far.pos, far.order)) == list(range(20))  # nothing is known of these
+    one = Positions.of(torch.tensor([[9]]))
+    assert nearest(Positions(one.pos, one.order)) == (list(range(20)) if known else [6, 7, 8, 9])
 
 
 def test_what_the_host_knows_goes_on():
@@ -202,3 +231,45 @@ def test_gradients(overlap):
         return module(module.keep(x), windows_of(forgotten(pos), 5, 2, 1))[:, :, :2]
 
     check_gradients(part, call, vectors(2, 5, 3))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_nearest_of_keys_that_do_not_begin_at_0(known):
+    """As in a ring: places are counted from the first key that is there."""
+    kept = Positions.arange(1, 20, start=7)
+    queries = Positions.arange(1, 2, start=15)
+    windows = windows_of(kept if known else forgotten(kept), queries, 3, 4)
+    assert windows.seen.order[0, : windows.tokens].tolist() == [12, 13, 14, 15, 16]
+    columns = torch.arange(20)[None, None, :, None]
+    assert windows.nearest(columns).flatten().tolist() == [5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("start", [0, 1, 2])
+def test_scores_of_windows_and_what_their_tokens_get(known, start):
+    """Means over whole windows that are seen whole; tokens in none get what stands in the last column."""
+    kept = Positions.arange(1, 7, start=start)
+    windows = windows_of(kept if known else forgotten(kept), 1, 3, 1)
+    first = -start % 3
+    whole = [list(range(a, a + 3)) for a in range(first, 5, 3)]
+    scores = torch.tensor([[[[3.0, 1, 5, 9, 4, 2, 8]]]], dtype=F64)
+    means = windows.mean_scores(scores).flatten().tolist()
+    wanted = [scores[0, 0, 0, columns].mean().item() for columns in whole]
+    assert means == pytest.approx([*wanted, *[float("-inf")] * (len(means) - len(wanted))])
+    assert len(means) == windows.entries.shape[1] + 1
+    hidden = scores.clone()
+    hidden[..., whole[0][1]] = float("-inf")
+    assert windows.mean_scores(hidden).flatten()[0] == float("-inf")
+    marks = torch.arange(len(means))[None, None, None]
+    place = {column: n for n, columns in enumerate(whole) for column in columns}
+    assert windows.at_tokens(marks).flatten().tolist() == [place.get(column, len(means) - 1) for column in range(7)]
+
+
+def test_bounds_hold_for_tokens_and_entries_together():
+    kept = Positions.of(torch.arange(10, 19)[None], order=torch.arange(9)[None])
+    windows = windows_of(kept, Positions.arange(1, 1, start=8), 3, 2)
+    assert windows.seen.order.tolist() == [[7, 8, 2, 5, 8]]
+    assert windows.seen.known.order == (0, 8)
+    assert windows.seen.known.pos == (10, 18)
+    run = windows_of(Positions.arange(1, 9), 1, 3, 2)
+    assert run.seen.known.order == (0, 8)

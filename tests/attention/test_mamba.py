@@ -11,6 +11,7 @@ from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan, mamba2
 
 import vantage as vt
 from tests.attention.helpers import F64, vectors
+from tests.attention.model_checks import check_saved
 from vantage.attention.mamba import state_space
 from vantage.conformance.scenarios import sharpen
 from vantage.errors import BadInput, Refused
@@ -109,13 +110,8 @@ def test_a_layer_without_a_feed_forward_layer_has_one_norm():
 
 
 @pytest.mark.parametrize("options", [{}, {"greatest_step": 0.5}], ids=["no end", "limit"])
-@torch.no_grad()
 def test_saved_and_loaded(options, tmp_path):
-    m, tokens = hybrid(**options), torch.randint(19, (1, 12), generator=torch.Generator().manual_seed(2))
-    vt.save(m, tmp_path)
-    again = vt.load(tmp_path, dtype=F64)
-    assert again.spec == m.spec
-    torch.testing.assert_close(again(tokens), m(tokens))
+    check_saved(hybrid(**options), tmp_path)
 
 
 def test_what_cannot_be():

@@ -47,9 +47,20 @@ QUICK = 3  # seconds of processor time: what dies sooner needs no hint
 
 # Beyond the tests of its own folder: what else a mutant of a folder must pass. Cheapest first.
 MORE = {
-    "position": ["tests/test_functional.py", "tests/sources", "tests/conformance/test_matrix.py"],
-    "attention": ["tests/model", "tests/sources", "tests/oracles", "tests/conformance/test_matrix.py"],
-    "cache": ["tests/model", "tests/sources", "tests/conformance/test_matrix.py"],
+    "position": [
+        "tests/conformance/test_variants.py",
+        "tests/test_functional.py",
+        "tests/sources",
+        "tests/conformance/test_matrix.py",
+    ],
+    "attention": [
+        "tests/conformance/test_variants.py",
+        "tests/model",
+        "tests/sources",
+        "tests/oracles",
+        "tests/conformance/test_matrix.py",
+    ],
+    "cache": ["tests/conformance/test_variants.py", "tests/model", "tests/sources", "tests/conformance/test_matrix.py"],
 }
 
 

@@ -31,6 +31,18 @@ def stick_breaking(x: Inputs) -> Inputs:
     return {"out": naive_stickbreaking_attn(x["q"], x["k"], x["v"])[0]}
 
 
+def native_sparse(x: Inputs) -> Inputs:
+    """The two branches that choose. Their own pooling of blocks runs on a GPU alone, and is a mean."""
+    from fla.ops.nsa.naive import naive_nsa_compression, naive_nsa_selection, naive_nsa_topk
+
+    q, k, v, size, keep = x["q"], x["k"], x["v"], int(x["size"]), int(x["keep"])
+    scale = q.shape[-1] ** -0.5
+    pooled_k, pooled_v = (torch.stack([part.mean(1) for part in t.split(size, 1)], 1) for t in (k, v))
+    of_blocks, _ = naive_nsa_compression(q, pooled_k, pooled_v, size, scale)
+    chosen = naive_nsa_topk(q, pooled_k, keep, size, scale)
+    return {"of_blocks": of_blocks, "of_chosen": naive_nsa_selection(q, k, v, chosen, size, scale), "chosen": chosen}
+
+
 def gated_delta(x: Inputs) -> Inputs:
     from fla.ops.gated_delta_rule.naive import naive_chunk_gated_delta_rule, naive_recurrent_gated_delta_rule
 
@@ -95,6 +107,7 @@ JOBS = {
     "forgetting": forgetting,
     "path": path,
     "stick_breaking": stick_breaking,
+    "native_sparse": native_sparse,
     "gated_delta": gated_delta,
     "kimi_delta": kimi_delta,
     "indexer": indexer,

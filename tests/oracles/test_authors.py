@@ -130,6 +130,28 @@ def test_stick_breaking_attention(chunks: tuple[int, ...], tmp_path: Path):
     torch.testing.assert_close(got["heads"], want.flatten(2).double(), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("chunks", CHUNKS, ids=["whole", "cached"])
+def test_native_sparse_attention(chunks: tuple[int, ...], tmp_path: Path):
+    """Blocks as one and chosen blocks as flash-linear-attention has them, in float32, a near window as torch has it."""
+    size, keep, near = 3, 4, 5
+    config = vt.NativeSparse(HEADS, KV_HEADS, near=near, blocks=vt.BlockChooser(size, keep))
+    model = one_layer(attention=config, position="none")
+    got = through_one_layer(model, chunks)
+    inputs = queries_keys_values(got["qkv"])
+    want = by_authors("native_sparse", inputs | {"size": torch.tensor(size), "keep": torch.tensor(keep)}, tmp_path)
+    assert int((want["chosen"][:, -1] >= 0).sum(-1).min()) == keep  # of 8 blocks, at the end
+    q, k, v = (inputs[name].transpose(1, 2) for name in "qkv")
+    at = torch.arange(q.shape[2])
+    apart = at[:, None] - at
+    of_near = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, (apart >= 0) & (apart < near), enable_gqa=True
+    ).transpose(1, 2)
+    gates = model.get_submodule(f"{ATTENTION}.scorer.normaliser.map")(got["x"]).detach().sigmoid()
+    gates = gates.unflatten(-1, (HEADS, 3))[..., None]
+    total = gates[..., 0, :] * want["of_blocks"] + gates[..., 1, :] * want["of_chosen"] + gates[..., 2, :] * of_near
+    torch.testing.assert_close(got["heads"], total.flatten(2), rtol=1e-5, atol=1e-5)
+
+
 def delta_inputs(channels: bool) -> dict[str, Tensor]:
     B, T, H, d, e = 2, 37, 3, 8, 8
     q, k = (unit(draw(B, T, H, d, seed=seed)) for seed in (1, 2))

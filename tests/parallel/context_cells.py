@@ -94,7 +94,10 @@ STATES = tuple(name for name, case in attentions().items() if case.between is no
 REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
     ({"attention": STATES, "cut": ("zigzag",)}, "a state goes through the tokens in their order"),
     (
-        {"attention": ("hard", "sparsemax", "entmax", "sigmoid", "stick-breaking"), "exchange": ("ring",)},
+        {
+            "attention": ("hard", "sparsemax", "entmax", "sigmoid", "stick-breaking", "nsa", "nsa-sinks"),
+            "exchange": ("ring",),
+        },
         "a ring merges by the log-sum-exp",
     ),
     ({"encoding": ("fox", "path"), "exchange": ("ring",)}, "keeps more of each token than its key and value"),

@@ -13,6 +13,7 @@ from vantage.attention.indexer import SharedIndexer, TopKIndexer
 from vantage.attention.kimi_delta import KimiDelta
 from vantage.attention.latent import Latent, LatentAttention
 from vantage.attention.mamba import Mamba2
+from vantage.attention.native_sparse import BlockChooser, NativeSparse
 from vantage.attention.qk import LengthTemperature, QKNorm
 from vantage.attention.recurrent import Additive, Dot, General, RecurrentAttention
 from vantage.attention.scorer import NoBias
@@ -26,6 +27,7 @@ __all__ = [
     "OUTPUT_PARTS",
     "QK_PARTS",
     "Additive",
+    "BlockChooser",
     "CompressedSparse",
     "Differential",
     "Dot",
@@ -41,6 +43,7 @@ __all__ = [
     "LatentAttention",
     "LengthTemperature",
     "Mamba2",
+    "NativeSparse",
     "NoBias",
     "OutputGate",
     "QKNorm",
@@ -62,6 +65,7 @@ ATTENTIONS: Registry[AttentionConfig] = Registry(
         "differential",
         "heavily_compressed",
         "compressed_sparse",
+        "native_sparse",
         "mamba",
     ),
     needs=("shape", "cache_shape", "build", "build_cross"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor, nn
 
 from vantage.attention.cross import CrossAttention
-from vantage.attention.scorer import Scorer, head_outputs, merge_heads
+from vantage.attention.scorer import MakesNormaliser, Scorer, head_outputs, merge_heads
 from vantage.errors import BadInput, Refused
 from vantage.spec.attention import ActivationColumns, Pieces, PositionParts, QueriesAndKeys
 from vantage.spec.fingerprint import LATER
@@ -82,7 +82,9 @@ class GroupedQueryAttention(nn.Module):
 
     crosses = False
 
-    def __init__(self, config: GroupedQuery, shape: Shape, context: BuildContext):
+    def __init__(
+        self, config: GroupedQuery, shape: Shape, context: BuildContext, normaliser: MakesNormaliser | None = None
+    ):
         super().__init__()
         self.index, self.shape = context.index, shape
         self.source, self.shared = context.source, context.shared
@@ -97,7 +99,7 @@ class GroupedQueryAttention(nn.Module):
         self.value_norm = nn.Identity() if own_norm is None else own_norm.build(shape.value_dim)
         self.out = context.linear(shape.heads * shape.value_dim, shape.width, config.out_bias)
         self.qk = nn.ModuleList(context.qk)  # pyright: ignore[reportArgumentType] (every transform is a module)
-        self.scorer = Scorer(config.scores, shape, context)
+        self.scorer = Scorer(config.scores, shape, context, normaliser=normaliser)
         self.output = nn.ModuleList(context.output)  # pyright: ignore[reportArgumentType] (likewise)
 
     def project(self, x_BTD: Tensor) -> list[Tensor]:
@@ -151,9 +153,10 @@ class GroupedQueryAttention(nn.Module):
         return self.shape.key_dim
 
     def operations(self, work: AttentionWork) -> dict[str, int]:
+        tokens = work.size.tokens
         return work.core(self.shape.value_dim) | {
-            "projections": linear_operations(self.qkv, work.size.tokens),
-            "output": linear_operations(self.out, work.size.tokens) + output_operations(self.output, work.size.tokens),
+            "projections": linear_operations(self.qkv, tokens) + self.scorer.operations(tokens),
+            "output": linear_operations(self.out, tokens) + output_operations(self.output, tokens),
         }
 
     def native(self, program: Program, src: int, into: int | None) -> int:

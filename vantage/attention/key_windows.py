@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,7 @@ class KeyWindows:
     """
 
     size: int  # m
+    width: int  # S, how many tokens the view has
     near: Tensor | slice  # (B, n) columns of the nearest tokens, or where they lie in every row
     members: Tensor | slice  # (B, E·m) columns of the windows' tokens, or where they lie in every row
     earlier: Tensor | None  # (B, E, m) columns of the tokens of the window before; None: of the entry before
@@ -65,6 +67,29 @@ class KeyWindows:
         tokens = _columns(x_BGSw, self.members)
         return tokens.unflatten(2, (self.entries.shape[1], self.size))[:, :, :, -1]
 
+    def mean_scores(self, scores_BHTS: Tensor) -> Tensor:
+        """(B, H, T, E + 1): of each window's tokens, -inf unless all of them are seen. The last column stands for the
+        tokens that are in no window: it is -inf."""
+        tokens = _columns(scores_BHTS.transpose(2, 3), self.members).transpose(2, 3)
+        means = tokens.unflatten(3, (self.entries.shape[1], self.size)).mean(-1)
+        means = means.masked_fill(~self.entries.filled[:, None, None], float("-inf"))
+        return F.pad(means, (0, 1), value=float("-inf"))
+
+    def at_tokens(self, x_BHTE: Tensor) -> Tensor:
+        """(B, H, T, S): at each token what stands for its window, among E + 1."""
+        return x_BHTE.gather(3, self.window_of[:, None, None].expand(*x_BHTE.shape[:3], -1))
+
+    @cached_property
+    def window_of(self) -> Tensor:
+        """(B, S): the window that each token is in; E: none."""
+        B, count = self.entries.shape
+        columns = torch.arange(self.width, device=self.entries.device).expand(B, -1)
+        inside = _columns(columns[:, None, :, None], self.members)[:, 0, :, 0]
+        inside = torch.where(self.entries.filled.repeat_interleave(self.size, 1), inside, self.width)
+        windows = torch.arange(count, device=columns.device).repeat_interleave(self.size).expand(B, -1)
+        none = torch.full((B, self.width + 1), count, device=columns.device)  # the last column takes what is not whole
+        return none.scatter(1, inside, windows)[:, :-1]
+
 
 def _of_run(queries: Positions, kept: Positions, size: int, near: int, ahead: int) -> KeyWindows:
     """Every row runs on from the same rank, in one document: windows are stretches of the view."""
@@ -81,7 +106,7 @@ def _of_run(queries: Positions, kept: Positions, size: int, near: int, ahead: in
     entries = Positions(pos[:, ::size], order[:, size - 1 :: size], None, known, kept.length)
     follows = torch.arange(count, device=kept.device)[None] > 0
     tokens = kept.narrow(nearest.start, nearest.stop - nearest.start)
-    return KeyWindows(size, nearest, stretch, None, follows, entries, _joined(tokens, entries))
+    return KeyWindows(size, S, nearest, stretch, None, follows, entries, _joined(tokens, entries))
 
 
 def _of_any(queries: Positions, kept: Positions, size: int, near: int, ahead: int) -> KeyWindows:
@@ -90,7 +115,7 @@ def _of_any(queries: Positions, kept: Positions, size: int, near: int, ahead: in
     B, S = kept.shape
     columns = kept.order.argsort(dim=-1)  # empty places first
     order = kept.order.gather(1, columns)
-    rank = order if kept.segment is None else order - kept.segment.gather(1, columns)
+    rank = kept.place.rank.gather(1, columns)
     ends = (rank % size == size - 1) & (order >= 0) & _unbroken(order, size - 1)
     count = S // size
     at = (~ends).to(torch.int8).argsort(dim=-1, stable=True)[:, :count]  # the ends, in order
@@ -107,7 +132,7 @@ def _of_any(queries: Positions, kept: Positions, size: int, near: int, ahead: in
         nearest = columns.gather(1, index.clamp_min(0))
         tokens = _picked(kept, nearest, index >= 0)
     earlier = earlier.view(B, count, size)
-    return KeyWindows(size, nearest, members, earlier, follows, entries, _joined(tokens, entries))
+    return KeyWindows(size, S, nearest, members, earlier, follows, entries, _joined(tokens, entries))
 
 
 def _span(queries: Positions, most: int) -> int:

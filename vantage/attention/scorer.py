@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,18 +16,34 @@ from vantage.spec.kept import StreamSource
 from vantage.spec.masks import causal_window
 from vantage.spec.model import BuildContext, Scores
 from vantage.spec.native import CannotLower, ScoreForm, implements, no_native_form
-from vantage.spec.normalisers import Softmax, needs_causal
+from vantage.spec.normalisers import Normaliser, Softmax, needs_causal
 from vantage.spec.parts import BiasInputs, Dense, Need, Pointwise, ScoreBias, Shape, View, materialise
 from vantage.spec.positions import Pair, Positions
+
+
+class MakesNormaliser(Protocol):
+    """A module that makes the normaliser of a pass from what its queries are made of."""
+
+    def __call__(self, x_BTD: Tensor) -> Normaliser: ...
+
+    def operations(self, tokens: int) -> int: ...
 
 
 class Scorer(nn.Module):
     """From queries and keys to a ``Need``. Holds the biases, the sinks and the indexer.
 
-    ``rank``: of the small form that latent attention makes its queries of.
+    ``rank``: of the small form that latent attention makes its queries of. ``normaliser``: makes one for each pass, in
+    the place of that of the scores.
     """
 
-    def __init__(self, scores: Scores, shape: Shape, context: BuildContext, rank: int | None = None):
+    def __init__(
+        self,
+        scores: Scores,
+        shape: Shape,
+        context: BuildContext,
+        rank: int | None = None,
+        normaliser: MakesNormaliser | None = None,
+    ):
         super().__init__()
         if context.indexer is not None and context.indexer.rank not in (None, rank):
             origin = "from x: rank=None" if rank is None else f"of rank {rank}"
@@ -43,6 +59,7 @@ class Scorer(nn.Module):
         self.indexer, self.index = context.indexer, context.index
         self.indexer_streams = 0 if context.indexer is None else context.indexer.kept
         self.sinks = nn.Parameter(torch.zeros(shape.heads)) if scores.sinks else None
+        self.normaliser: Any = normaliser
 
     def streams(self, x_BTD: Tensor, pos: Positions) -> tuple[Tensor, ...]:
         """What the indexer and the bias want kept of these tokens."""
@@ -68,7 +85,7 @@ class Scorer(nn.Module):
             softcap=softcap,
             bias=bias,
             sinks=self.sinks,
-            normalise=self.scores.normalise,
+            normalise=self.scores.normalise if self.normaliser is None else self.normaliser(x_BTD),
             dropout=self.scores.dropout if self.training else 0.0,
             value_bias=self.value_bias,
         )
@@ -86,13 +103,17 @@ class Scorer(nn.Module):
             raise CannotLower(f"the mask {self.mask} has no native form")
         if self.value_bias is not None:
             raise no_native_form(self.value_bias)
-        if self.scores.normalise != Softmax():
+        if self.normaliser is not None or self.scores.normalise != Softmax():
             raise CannotLower("only a plain softmax has a native form")
         form = cast(HasForm, self.bias).form() if implements(self.bias, HasForm) else self.bias
         if not (form is None or isinstance(form, Slope)):
             raise no_native_form(self.bias)
         slopes = None if form is None else tuple(form.slopes.tolist())
         return ScoreForm(self.scale, self.scores.softcap, window, slopes, self.sinks)
+
+    def operations(self, tokens: int) -> int:
+        """Of what makes the normaliser."""
+        return 0 if self.normaliser is None else self.normaliser.operations(tokens)
 
     def position_parts(self, qk: nn.ModuleList) -> PositionParts:
         transforms: list[Any] = list(qk)

@@ -142,21 +142,17 @@ class SinkWindow:
             return max(1, full - pos.known.first)
         if not on_host(pos.device):
             return 1
-        rank = pos.order if pos.segment is None else pos.order - pos.segment
-        late = (rank >= full).any(0).nonzero()
+        late = (pos.place.rank >= full).any(0).nonzero()
         return max(1, int(late[0])) if len(late) else pos.shape[1]
 
     def numbers(self, pos: Positions, keys: Positions) -> tuple[Positions, Positions]:
         """The tokens of a pass and what they look at, at their places among what the query sees."""
         full = self.sinks + self.window
 
-        def rank(where: Positions) -> Tensor:
-            return where.order if where.segment is None else where.order - where.segment
-
-        beyond = (rank(pos).amax(1, keepdim=True) - (full - 1)).clamp_min(0)
+        beyond = (pos.place.rank.amax(1, keepdim=True) - (full - 1)).clamp_min(0)
 
         def numbered(where: Positions) -> Positions:
-            at = rank(where)
+            at = where.place.rank
             near = (at - beyond).clamp_min(0)  # what lies before the window is not seen, wherever it stands
             number = torch.where(where.filled, torch.where(at < self.sinks, at, near), where.order)
             known = Known(None, where.known.order, (0, full - 1), where.known.counts, where.known.empty, False)
@@ -315,7 +311,7 @@ class ObservedByLast(ByWeight):
 
     def weighed(self, scores_RS: Tensor, weights_RTS: Tensor, pos: Positions) -> Tensor:
         """What the last ``window`` queries before a decision give; what was given before the last one is forgotten."""
-        rank = pos.order if pos.segment is None else pos.order - pos.segment
+        rank = pos.place.rank
         counts = pos.filled & (rank >= self.size)
         begins = (counts & ((rank - self.size) % self.window == 0)).any(1, keepdim=True)
         return torch.where(begins, 0, scores_RS) + (weights_RTS * counts[..., None]).sum(1)

@@ -18,7 +18,7 @@ from vantage.inspect.sites import KernelCall
 from vantage.kernels.native import native
 from vantage.kernels.reference import grouped_matmul, masked_scores, normalise
 from vantage.spec.masks import Everything, visible
-from vantage.spec.normalisers import Softmax
+from vantage.spec.normalisers import MadeForPass, Softmax
 from vantage.spec.parts import Dense, Need, Pointwise
 from vantage.spec.positions import Known, Pair, Place, Positions
 
@@ -30,15 +30,16 @@ GAP = 64  # keys seen by all between two stretches that are not: fewer are not w
 class Tile:
     """Some queries over the keys from ``low`` on that they see."""
 
-    scores: (
-        Tensor  # (B, H', t, s): what is normalised, -inf where a key is hidden, still to be multiplied by the factor
-    )
+    # (B, H', t, s): what is normalised, -inf where a key is hidden, still to be multiplied by the factor. Of all heads
+    # where the normaliser looks at them together
+    scores: Tensor
     factor: float
     need: Need
     blind: bool  # some query sees nothing
     pair: Pair  # the positions of these queries and keys
     columns: Tensor  # (t,): which queries of the pass
     low: int  # the first key, as the view has them
+    heads: Tensor | None = None  # those that are wanted of these scores; None: all
 
     @functools.cached_property
     def weights(self) -> Tensor:
@@ -47,7 +48,8 @@ class Tile:
         if self._plain:
             return torch.softmax(scores, -1)  # the plain case in one pass
         sinks = None if self.need.sinks is None else self.need.sinks.to(scores.dtype)
-        return normalise(scores, sinks, self.need.normalise, self.pair)[0]
+        weights = normalise(scores, sinks, self.need.normalise, self.pair)[0]
+        return weights if self.heads is None else weights[:, self.heads]
 
     def top(self, k: int) -> tuple[Tensor, Tensor]:
         """The k largest weights of each query, falling, and where they stand among the keys of the tile; fewer if
@@ -81,11 +83,13 @@ class SelectedBias(Pointwise):
 def tiles(call: KernelCall, heads: Sequence[int], columns: Sequence[int], cells: int = CELLS) -> Iterator[Tile]:
     """The weights of these heads and queries, in tiles of about so many."""
     B, H, _, _ = call.q.shape
-    each = max(1, cells // max(1, B * len(heads) * call.view.k.shape[2]))
     pick = torch.tensor(list(heads), device=call.q.device)
+    together = isinstance(call.need.normalise, MadeForPass)
+    formed = torch.arange(H, device=call.q.device) if together else pick
+    each = max(1, cells // max(1, B * len(formed) * call.view.k.shape[2]))
     for start in range(0, len(columns), each):
-        some = tuple(columns[start : start + each])
-        yield _tile(call, pick, len(heads) == H, some)
+        tile = _tile(call, formed, len(formed) == H, tuple(columns[start : start + each]))
+        yield replace(tile, heads=pick) if together else tile
 
 
 def output(call: KernelCall, heads: Sequence[int], tile: Tile) -> Tensor:
@@ -142,6 +146,7 @@ def largest(weights: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def cut_need(need: Need, heads: Tensor, columns: Tensor, keys: slice) -> Need:
+    """The same for some heads, queries and keys. A normaliser that is ``MadeForPass`` still needs all heads."""
     bias = need.bias
     if isinstance(bias, Dense):
         bias = Dense(bias.value[:, heads][:, :, columns][..., keys])
@@ -150,7 +155,8 @@ def cut_need(need: Need, heads: Tensor, columns: Tensor, keys: slice) -> Need:
     sinks = need.sinks
     if sinks is not None:
         sinks = sinks[heads] if sinks.dim() == 1 else sinks[:, heads][:, :, columns]
-    return replace(need, bias=bias, sinks=sinks)
+    normalise = need.normalise.of_queries(columns) if isinstance(need.normalise, MadeForPass) else need.normalise
+    return replace(need, bias=bias, sinks=sinks, normalise=normalise)
 
 
 class VisibleKeys(NamedTuple):

@@ -67,8 +67,7 @@ class CountedTemperature(nn.Module):
         """ln n of every query, (B, 1, T); 0 at an empty place."""
 
         def make() -> Tensor:
-            rank = pos.order if pos.segment is None else pos.order - pos.segment
-            return (rank + 1).clamp(1, self.window).to(dtype).log()[:, None]
+            return (pos.place.rank + 1).clamp(1, self.window).to(dtype).log()[:, None]
 
         return pos.once((LogTemperature, self.window, dtype), make)
 

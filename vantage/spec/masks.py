@@ -165,7 +165,7 @@ class Chunked(Mask):
 
     def __call__(self, q: Place, k: Place) -> Tensor:
         # chunks are told apart by where they start, so that those of different documents never meet
-        return q.order - _rank(q) % self.n == k.order - _rank(k) % self.n
+        return q.order - q.rank % self.n == k.order - k.rank % self.n
 
     def simplified(self, q: Positions, k: Positions) -> Mask:
         a, b = q.known.order, k.known.order
@@ -194,7 +194,7 @@ class Prefix(Mask):
         _at_least_one("prefix", self.n)
 
     def __call__(self, q: Place, k: Place) -> Tensor:
-        return (_rank(k) < self.n) & (q.order >= 0)
+        return (k.rank < self.n) & (q.order >= 0)
 
     def simplified(self, q: Positions, k: Positions) -> Mask:
         b = k.known.order
@@ -323,11 +323,6 @@ def windows(mask: Mask) -> list[int]:
 def dense(mask: Mask, pair: Pair) -> Tensor:
     """The mask as a bool tensor (R, 1, Tq, Tk), R = 1 where rows agree. Built once per pair."""
     return pair.once(("dense", mask), lambda: mask(*pair.places()))
-
-
-def _rank(place: Place) -> Tensor:
-    """The rank of a token in its document."""
-    return place.order if place.segment is None else place.order - place.segment
 
 
 def _in_documents(q: Positions, k: Positions) -> bool:

@@ -26,6 +26,15 @@ class Normaliser(Protocol):
     ) -> tuple[Tensor, Tensor]: ...
 
 
+@runtime_checkable
+class MadeForPass(Protocol):
+    """A normaliser that was made for the queries of one pass, and looks at all heads together."""
+
+    def of_queries(self, columns: Tensor) -> Normaliser:
+        """For some of them."""
+        ...
+
+
 @dataclass(frozen=True)
 class Softmax:
     """Weights = softmax(scores / temperature)."""

@@ -26,6 +26,11 @@ class Place(NamedTuple):
     segment: Tensor | None
     column: Tensor | None = None  # which token of the pass, or which key of the view; for pointwise biases alone
 
+    @property
+    def rank(self) -> Tensor:
+        """In the document."""
+        return self.order if self.segment is None else self.order - self.segment
+
 
 @dataclass(frozen=True)
 class Known:

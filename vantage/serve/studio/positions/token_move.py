@@ -62,17 +62,15 @@ def _row(model: Model, tokens: Tensor, pos: Positions, site: Site, which: Weight
     with observing([site], calls.append):
         model.hidden(tokens, positions=pos)
     seen = calls[0]
-    H, G = seen.q.shape[1], seen.view.k.shape[1]
-    heads, query = torch.tensor([which.head]), torch.tensor([which.query])
+    heads, query = torch.arange(seen.q.shape[1]), torch.tensor([which.query])  # a normaliser may need all heads
     wide = torch.promote_types(seen.q.dtype, torch.float32)
-    q = seen.q[:1, heads][:, :, query].to(wide)
-    k = seen.view.k[:1, heads * G // H].to(wide)
+    q, k = seen.q[:1, :, query].to(wide), seen.view.k[:1].to(wide)
     need = cut_need(seen.need, heads, query, slice(None))
     pair = Pair(pick(seen.pair.q, (which.query,)), seen.pair.k)
     scores = masked_scores(q, k, pair, need)
     sinks = None if need.sinks is None else need.sinks.to(wide)
     weights, _ = normalise(scores, sinks, need.normalise, pair)
-    return scores[0, 0, 0], weights[0, 0, 0]
+    return scores[0, which.head, 0], weights[0, which.head, 0]
 
 
 def _visible(scores: Tensor) -> list[float | None]:
