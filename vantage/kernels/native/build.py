@@ -35,6 +35,7 @@ HEADERS = (
     "formats.h",
     "linear.h",
     "repack.h",
+    "repacking.h",
     "sixteen.h",
     "team_size.h",
     "threads.h",
@@ -46,7 +47,7 @@ HEADERS = (
 UNITS = (("native.cpp", ()), *(("format.cpp", (f"-DVANTAGE_PART={i}",)) for i in (1, 2, 3, 4)))
 FLAGS = ("-O3", "-std=c++17", "-ffp-contract=off", "-fPIC", "-pthread", "-fno-semantic-interposition")
 THIS_PROCESSOR = ("-march=native",)  # for the processor that compiles
-VERSION = 5  # what vantage_version() answers
+VERSION = 6  # what vantage_version() answers
 
 
 class CannotBuild(Exception):
