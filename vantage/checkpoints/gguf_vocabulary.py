@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +48,7 @@ class GGUFVocabulary:
         """Every token's number."""
         return _numbered(self, self.tokens)
 
-    def part(self, written: Iterable[str], numbers: Iterable[int] = ()) -> GGUFVocabulary:
+    def part(self, written: Collection[str], numbers: Iterable[int] = ()) -> GGUFVocabulary:
         """With those of ``written`` that are tokens, the tokens with these numbers, and all special ones."""
         wanted = {self.numbered[token] for token in written if token in self.numbered}
         roles = (self._metadata.get(f"tokenizer.ggml.{role}_token_id") for role in ROLES)
@@ -58,7 +58,7 @@ class GGUFVocabulary:
         part = copy.copy(self)
         part.numbers = sorted(wanted)
         if self.merges is not None:
-            tokens = {self.tokens[number] for number in wanted}
+            tokens = {self.tokens[number] for number in wanted} if written else set()  # merges are for texts alone
             pairs = {
                 f"{left} {right}"
                 for token in tokens
@@ -326,7 +326,8 @@ MODELS = {
 
 
 def _numbered(v: GGUFVocabulary, tokens: list[str]) -> dict[str, int]:
-    numbered = {tokens[number]: number for number in v.numbers}
+    whole = len(v.numbers) == len(tokens)
+    numbered = dict(zip(tokens, v.numbers, strict=True)) if whole else {tokens[number]: number for number in v.numbers}
     if len(numbered) != len(v.numbers):
         twice = next(tokens[number] for number in v.numbers if numbered[tokens[number]] != number)
         raise v.wrong(f"the token {twice!r} is there twice")

@@ -606,15 +606,22 @@ int vantage_steps(StepsCall* call, int most_threads) try {
     RunClock clock;
     const int threads = team_size.choose(most_threads, clock.start());
     const auto steps = lay_out(*call, threads);
+    std::atomic<int> team{threads};  // those from this number on have left it
+    Progress end;
     run_on_threads(
         [&](int thread) {
-            for (int64_t i = 0; i < call->steps; i++) {
+            for (int64_t i = 0; i < call->steps && thread < team; i++) {
                 Step& step = *steps[i];
                 step.begun.share(1, thread, threads, [&](int) { begin_step(*call, i); });
                 step.body.run(thread, threads), step.head.run(thread, threads);
                 step.chosen.share((int)call->body.rows, thread, threads, [&](int row) { choose_token(*call, i, row); });
+                if (thread || i + 1 == call->steps) continue;
+                clock.tell_so_far(team_size);  // steps that go together may take long: who is in the way leaves at once
+                team = std::min(team.load(), team_size.size());
             }
-            if (!thread) clock.done();
+            if (thread) return end.wait(1);  // asleep: torch's threads would spin until the others come
+            end.share(1, 0, 1, [](int) {});
+            clock.done();
         },
         threads);
     clock.tell(team_size);
