@@ -1,7 +1,7 @@
 """Quantises GGUF files and reads them, with llama.cpp: a request as JSON on stdin, the answer as JSON on stdout.
 
-{"plain": FILE, "quantise": {FILE: type's number}, "read": [FILE], "windows": [[token]]} is answered by the mean negative
-log-probability of every token but a window's first, for each file that is read.
+{"plain": FILE, "quantise": {FILE: type's number}, "read": [FILE], "windows": [[token]]} is answered by the mean
+negative log-probability of every token but a window's first, for each file that is read.
 """
 
 import ctypes

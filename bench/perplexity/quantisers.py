@@ -1,8 +1,8 @@
 """``python -m bench.perplexity.quantisers --train FILE --test FILE``: our quantiser against llama.cpp's.
 
-A model of width 512 is trained on a text, for some minutes and once. Our ``save_gguf`` and llama.cpp write it in each type,
-and llama.cpp reads both files: the perplexity of a text, ours as a ratio to theirs (asked: at most 1.005). The same files
-are read here, with weights in their blocks and with the same weights in float32 (asked: within 0.1 %).
+A model of width 512 is trained on a text, for some minutes and once. Our ``save_gguf`` and llama.cpp write it in
+each type, and llama.cpp reads both files: the perplexity of a text, ours as a ratio to theirs (asked: at most 1.005).
+The same files are read here, with weights in their blocks and with the same weights in float32 (asked: within 0.1 %).
 
 The text is read in windows of 256 tokens, each by itself; every token but a window's first is predicted.
 """
@@ -78,26 +78,39 @@ def _train(model: vt.Model, tokens: torch.Tensor, steps: int) -> None:
 def measure(home: Path, model: vt.Model, windows_NT: torch.Tensor, types: Sequence[str]) -> None:
     plain = home / "plain.F32.gguf"
     vt.save_gguf(model, plain, "F32", overwrite=True)
-    ours, theirs = ({type: home / f"{who}.{type}.gguf" for type in types} for who in ("vantage", "llama.cpp"))
-    for type, path in ours.items():
-        vt.save_gguf(model, path, type, overwrite=True)
+    (exact,) = read_by_llama_cpp(plain, {}, [plain], windows_NT)
+    print(
+        f"\nfloat32, read by llama.cpp: {math.exp(exact):.4f}; read here: {math.exp(loss(model, windows_NT)[0]):.4f}\n"
+    )
+    print("| type | vantage | llama.cpp | ours, to theirs | packed, to float32 on the same blocks |")
+    print("|---|---|---|---|---|")
+    for type in types:
+        ours, theirs = (home / f"{who}.{type}.gguf" for who in ("vantage", "llama.cpp"))
+        vt.save_gguf(model, ours, type, overwrite=True)
+        mine, peer = read_by_llama_cpp(plain, {theirs: MIXES[type].number}, [ours, theirs], windows_NT)
+        packed, wide = (loss(vt.load(ours, dtype=dtype), windows_NT)[0] for dtype in ("auto", torch.float32))
+        print(
+            f"| {type} | {math.exp(mine):.4f} | {math.exp(peer):.4f} | {math.exp(mine - peer) - 1:+.3%} "
+            f"| {math.exp(packed - wide) - 1:+.4%} |",
+            flush=True,
+        )
+
+
+def read_by_llama_cpp(
+    plain: Path, quantise: dict[Path, int], files: Sequence[Path], windows_NT: torch.Tensor
+) -> list[float]:
+    """The mean negative log-probability for each file, some of which it writes first, as types by their numbers."""
     request = {
         "plain": str(plain),
-        "quantise": {str(path): MIXES[type].number for type, path in theirs.items()},
-        "read": [str(path) for path in (plain, *ours.values(), *theirs.values())],
+        "quantise": {str(path): number for path, number in quantise.items()},
+        "read": [str(path) for path in files],
         "windows": windows_NT.tolist(),
     }
     answer = subprocess.run(
         [str(PEERS), str(PEER)], input=json.dumps(request), capture_output=True, text=True, check=True
     )
     nats = json.loads(answer.stdout)
-    exact = math.exp(nats[str(plain)])
-    print(f"\nfloat32, read by llama.cpp: {exact:.4f}; read here: {math.exp(loss(model, windows_NT)[0]):.4f}\n")
-    print("| type | vantage | llama.cpp | ours, to theirs | packed, to float32 on the same blocks |\n|---|---|---|---|---|")
-    for type in types:
-        mine, peer = (math.exp(nats[str(files[type])]) for files in (ours, theirs))
-        packed, wide = (loss(vt.load(ours[type], dtype=dtype), windows_NT)[0] for dtype in ("auto", torch.float32))
-        print(f"| {type} | {mine:.4f} | {peer:.4f} | {mine / peer - 1:+.3%} | {math.exp(packed - wide) - 1:+.4%} |", flush=True)
+    return [nats[str(path)] for path in files]
 
 
 def main() -> None:

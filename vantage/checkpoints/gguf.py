@@ -77,12 +77,11 @@ class Strings:
         raise AssertionError("the header counted them")
 
     def read(self) -> list[str]:
-        """All of them. A vocabulary has 100,000 and more, so they are made one text, which is cut where the lengths stood."""
+        """All of them. A vocabulary has 100,000 and more: they are made one text, which is cut where lengths stood."""
         raw = self._data.copy()
         begins = np.concatenate([*_string_begins(raw, self._count), np.empty(0, np.int64)])
-        short = (
-            self._count and np.diff(begins, append=len(raw)).max() < 8 + 256
-        )  # of a length all but one byte are 0 already
+        # of a length below 256 all bytes but one are 0 already
+        short = self._count and np.diff(begins, append=len(raw)).max() < 8 + 256
         raw[begins if short else begins[:, None] + np.arange(8)] = 0
         if np.count_nonzero(raw) != len(raw) - 8 * self._count:  # a string holds what they are to be cut at
             return [self._at(begin) for begin in begins.tolist()]
@@ -130,13 +129,13 @@ class GGUF:
         return out
 
     def rows(self, name: str) -> Tensor:
-        """The addresses of the rows of a tensor of two dimensions, in memory that is mapped and lives as long as this."""
+        """The addresses of the rows of a tensor of two dimensions, in mapped memory that lives as long as this."""
         stored = self.tensors[name]
         count = stored.shape[0]
         return torch.arange(count).mul_(stored.nbytes // count).add_(self._address + stored.start)
 
     def pages(self, name: str) -> tuple[int, int]:
-        """The address and the length of the whole pages of a tensor: who gives them back gets them from the file again.
+        """The address and the length of a tensor's whole pages: who gives them back gets them from the file again.
 
         They may be given back while the file is there: nothing is written to them.
         """

@@ -1,7 +1,7 @@
 """The tokenizer that GGUF metadata describes, rebuilt: byte-level BPE, SentencePiece's BPE, WordPiece.
 
-A whole vocabulary takes longer to set up than a small model takes to load. What a short text is cut into depends only on
-the tokens that are written in it, and on the merges that lead to them: a tokenizer with these alone cuts it alike.
+A whole vocabulary takes longer to set up than a small model takes to load. What a short text is cut into depends only
+on the tokens that are written in it, and on the merges that lead to them: a tokenizer with these alone cuts it alike.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def _byte_level(v: GGUFVocabulary, arch: str) -> Tokenizer:
 
 
 def _in_bytes(v: GGUFVocabulary, text: str) -> set[str]:
-    """Whatever may become a token of a byte-level vocabulary: a text is normalised and cut, and then written in bytes."""
+    """Whatever may become a token of a byte-level vocabulary: a text is normalised, cut, and written in bytes."""
     forms = {text, normalizers.NFC().normalize_str(text)} if v.pre in COMPOSED else {text}
     cut = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return {

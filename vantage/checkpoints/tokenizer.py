@@ -78,13 +78,13 @@ class Tokenizer:
         return self._make()
 
     def _enough(self, size: int, part: Callable[[GGUFBackends], Backend]) -> Backend:
-        """A part of the vocabulary for the first texts, if they are short, so that the first answer need not wait for the
-        rest; otherwise all of it."""
-        whole = self._parts is None or "backend" in self.__dict__
-        if whole or size > SHORT or self._parts_made == MOST_PARTS:
+        """A part of the vocabulary for the first texts, if they are short, so that the first answer need not wait for
+        the rest; otherwise all of it."""
+        parts = None if "backend" in self.__dict__ else self._parts
+        if parts is None or size > SHORT or self._parts_made == MOST_PARTS:
             return self.backend
         self._parts_made += 1
-        return part(self._parts)
+        return part(parts)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """The tokens of a text. ``special``: with those that the model wants around every text (Gemma's BOS).
@@ -272,8 +272,9 @@ def from_gguf(file: GGUF) -> Tokenizer | None:
 
     def token(name: str) -> str | None:
         number = metadata.get(f"tokenizer.ggml.{name}_token_id")
-        known = isinstance(tokens, Strings) and isinstance(number, int) and 0 <= number < len(tokens)
-        return tokens[number] if known else None
+        if not isinstance(tokens, Strings) or not isinstance(number, int) or not 0 <= number < len(tokens):
+            return None
+        return tokens[number]
 
     template = metadata.get("tokenizer.chat_template")
     about = About(token("bos"), token("eos"), template if isinstance(template, str) else None)

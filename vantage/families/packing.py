@@ -35,8 +35,8 @@ def dense(link: Link) -> None:
 def packer(
     name: str | None, model: Model, checkpoint: object, tensors: Tensors, prefix: str, device: torch.device
 ) -> Iterator[Packing]:
-    """``None``: nothing is packed. "auto": what the file holds in blocks or 16 bits stays so, where the native kernels can
-    run. "int8" and "int4": every linear map is quantised. What was packed is there at the end."""
+    """``None``: nothing is packed. "auto": what the file holds in blocks or 16 bits stays so, where the native kernels
+    can run. "int8" and "int4": every linear map is quantised. What was packed is there at the end."""
     if name in BITS:
         yield _quantising(model, tensors, BITS[name])
     elif name is None or native() is None or not _reads_blocks(device):
@@ -84,11 +84,12 @@ def _as_stored(model: Model, checkpoint: GGUFTensors, prefix: str, *, sixteen: b
             return None
         rows = [checkpoint.rows(name) for name in names]
         starts = [int(addresses.min()) for addresses in rows] if len(set(kinds)) > 1 else [0]
-        ((addresses, *turned),) = [ours.unbind(1) for ours in link.to_ours(rows)]
-        if turned:
+        (ours,) = link.to_ours(rows)
+        if ours.shape[1] != 1:
             return None  # not whole rows
+        addresses = ours[:, 0].contiguous()
         inputs, parts = checkpoint.shape(names[0])[1], []
-        for kind, run in _runs(addresses.contiguous(), starts, kinds):
+        for kind, run in _runs(addresses, starts, kinds):
             parts.append(Packed.empty(Format[kind], len(run), inputs, memory))
             done = sum(part.outputs for part in parts) == len(addresses)
             pages = [checkpoint.pages(name) for name in names] if done else []
@@ -113,7 +114,7 @@ def _runs(addresses: Tensor, starts: Sequence[int], kinds: Sequence[str]) -> Ite
         return
     order = sorted(range(len(starts)), key=starts.__getitem__)
     among = torch.bucketize(addresses, torch.tensor([starts[i] for i in order]), right=True) - 1
-    named = [kinds[order[i]] for i in among.tolist()]
+    named = [kinds[order[int(i)]] for i in among.tolist()]
     ends = [i for i in range(1, len(named)) if named[i] != named[i - 1]]
     for begin, end in pairwise([0, *ends, len(named)]):
         yield named[begin], addresses[begin:end]

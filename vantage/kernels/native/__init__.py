@@ -250,8 +250,8 @@ class Repacking:
     def add(
         self, data: Tensor, matrix: Matrix, addresses: Tensor, pages: Sequence[tuple[int, int]], owner: object
     ) -> None:
-        """``data``: the matrix's memory. ``addresses``: of the row of each output, in memory of ``owner``. ``pages``: what
-        is given back afterwards, as a beginning and a length."""
+        """``data``: the matrix's memory. ``addresses``: of the row of each output, in memory of ``owner``. ``pages``:
+        what is given back afterwards, as a beginning and a length."""
         self._held += [data, addresses, owner]
         given = (MappedPages * len(pages))(*pages)
         _check(self._library.vantage_repacking_add(self._handle, matrix, addresses.data_ptr(), given, len(pages)))
