@@ -129,7 +129,13 @@ class GGUF:
         return out
 
     def rows(self, name: str) -> Tensor:
-        """The addresses of the rows of a tensor of two dimensions, in mapped memory that lives as long as this."""
+        """The bytes of a tensor of two dimensions, row by row, as they are stored: mapped, not read."""
+        stored = self.tensors[name]
+        raw = self._data[stored.start : stored.start + stored.nbytes]
+        return torch.from_numpy(raw).view(stored.shape[0], -1)
+
+    def row_addresses(self, name: str) -> Tensor:
+        """Where these rows lie, in mapped memory that lives as long as this."""
         stored = self.tensors[name]
         count = stored.shape[0]
         return torch.arange(count).mul_(stored.nbytes // count).add_(self._address + stored.start)

@@ -83,12 +83,12 @@ class GGUFTensors:
         stored = self.file.tensors[self._home[name]]
         return stored.kind.name if stored.kind.name in PACKED_TYPES and len(stored.shape) == 2 else None
 
-    def rows(self, name: str) -> Tensor:
+    def row_addresses(self, name: str) -> Tensor:
         """(N, 1): where the rows of a matrix lie in memory.
 
         Undoing what llama.cpp changed moves whole rows of a matrix, or turns it twice.
         """
-        return self._undone(self._home[name], self.file.rows(self._home[name])[:, None])
+        return self._undone(self._home[name], self.file.row_addresses(self._home[name])[:, None])
 
     def pages(self, name: str) -> tuple[int, int]:
         """The address and the length of a tensor's pages, whose memory may be given back: the file still has them."""

@@ -82,7 +82,7 @@ def _as_stored(model: Model, checkpoint: GGUFTensors, prefix: str, *, sixteen: b
         kinds = [kind for name in names if (kind := checkpoint.packed_kind(name)) is not None]
         if len(kinds) < len(names) or (not sixteen and not set(kinds).isdisjoint(SIXTEEN.values())):
             return None
-        rows = [checkpoint.rows(name) for name in names]
+        rows = [checkpoint.row_addresses(name) for name in names]
         starts = [int(addresses.min()) for addresses in rows] if len(set(kinds)) > 1 else [0]
         (ours,) = link.to_ours(rows)
         if ours.shape[1] != 1:

@@ -12,14 +12,23 @@ struct GGUFBlock {  // one block of one output, taken apart
 
 inline uint16_t word16(const uint8_t* p) { uint16_t w; std::memcpy(&w, p, 2); return w; }
 
+// Eight bytes at a time: bytes may alias anything, and the compiler would take them one by one.
 inline void nibbles(const uint8_t* p, uint8_t* to) {  // 16 bytes: inputs j below and j + 16 above
-    for (int j = 0; j < 16; j++) to[j] = p[j] & 15, to[j + 16] = p[j] >> 4;
+    constexpr uint64_t LOW = 0x0f0f0f0f0f0f0f0f;
+    uint64_t both[2], apart[4];
+    std::memcpy(both, p, sizeof both);
+    for (int i = 0; i < 2; i++) apart[i] = both[i] & LOW, apart[i + 2] = both[i] >> 4 & LOW;
+    std::memcpy(to, apart, sizeof apart);
 }
 
 inline void fifth_bits(const uint8_t* p, uint8_t* to) {
-    uint32_t high;
-    std::memcpy(&high, p, 4);
-    for (int j = 0; j < 32; j++) to[j] |= (high >> j & 1) << 4;
+    uint64_t numbers[4];
+    std::memcpy(numbers, to, sizeof numbers);
+    for (int i = 0; i < 4; i++) {  // a byte for each of eight bits
+        const uint64_t placed = p[i] * 0x0101010101010101 & 0x8040201008040201;
+        numbers[i] |= ((placed + 0x7f7f7f7f7f7f7f7f) >> 7 & 0x0101010101010101) << 4;
+    }
+    std::memcpy(to, numbers, sizeof numbers);
 }
 
 inline void six_bit_scales(const uint8_t* p, uint8_t* factors, uint8_t* minima) {  // of Q4_K and Q5_K
@@ -77,10 +86,11 @@ template <> struct Source<Q2_K> {
 template <> struct Source<Q3_K> {
     static constexpr int BYTES = 110;
     static void take(const uint8_t* p, GGUFBlock& to) {
-        for (int i = 0; i < 256; i++) {
-            const int low = p[32 + i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3;
-            to.numbers[i] = (uint8_t)(low | (p[i % 32] >> i / 32 & 1) << 2);
-        }
+        uint8_t high[32], low[64];
+        std::memcpy(high, p, 32), std::memcpy(low, p + 32, 64);
+        for (int i = 0; i < 8; i++)
+            for (int j = 0; j < 32; j++)
+                to.numbers[32 * i + j] = (uint8_t)((low[i / 4 * 32 + j] >> i % 4 * 2 & 3) | (high[j] >> i & 1) << 2);
         const uint8_t* s = p + 96;
         for (int j = 0; j < 16; j++) {
             const int low = j < 8 ? s[j] & 15 : s[j - 8] >> 4, high = s[8 + j % 4] >> j / 4 * 2 & 3;
@@ -142,75 +152,48 @@ template <> struct Source<IQ4_XS> {
 
 // Of 8 bytes those at even places, BITS bits of each, side by side.
 template <int BITS>
-inline uint64_t even_bytes(uint64_t bytes) {
+inline uint32_t even_bytes(uint64_t bytes) {
     constexpr uint64_t MASK = (1ull << BITS) - 1, TWO = (1ull << 2 * BITS) - 1;
     uint64_t x = bytes & (MASK << 48 | MASK << 32 | MASK << 16 | MASK);
     x = (x | x >> (16 - BITS)) & (TWO << 32 | TWO);
-    return (x | x >> (32 - 2 * BITS)) & ((1ull << 4 * BITS) - 1);
+    return (uint32_t)(x | x >> (32 - 2 * BITS)) & (uint32_t)((1ull << 4 * BITS) - 1);
 }
 
-// BITS bits of the 32 numbers of one output, shifted down by FROM, as BITS words.
+// BITS bits of 32 numbers, shifted down by FROM, as words of one output; LANES words apart.
 template <int BITS, int FROM>
-inline void pack_words(const uint8_t* numbers, uint32_t* words) {
-    if constexpr (BITS == 8) {
-        for (int i = 0; i < 8; i++, numbers += 4)
-            words[i] = numbers[0] | (uint32_t)numbers[2] << 8 | (uint32_t)numbers[1] << 16 | (uint32_t)numbers[3] << 24;
-    } else if constexpr (BITS == 6) {
-        uint32_t pairs[16];  // a number in each half
-        for (int i = 0; i < 16; i++) pairs[i] = numbers[2 * i] | (uint32_t)numbers[2 * i + 1] << 16;
-        for (int i = 0; i < 2; i++) {
-            const uint32_t *p = pairs + 8 * i, FOUR = 0x000f000f, TWO = 0x00030003;
-            const uint32_t between[3] = {p[6] & FOUR, (p[6] >> 4 & TWO) | (p[7] >> 4 & TWO) << 2, p[7] & FOUR};
-            for (int w = 0; w < 3; w++) words[3 * i + w] = p[2 * w] | between[w] << 6 | p[2 * w + 1] << 10;
+inline void write_words(const uint8_t* numbers, uint8_t* to) {
+    if constexpr (BITS == 6) {
+        for (int i = 0; i < 2; i++, numbers += 16, to += 4 * LANES * 3) {
+            uint32_t three[3] = {};
+            for (int h = 0; h < 2; h++) {  // the halves: of every pair one number
+                const auto number = [&](int p) { return (uint32_t)numbers[2 * p + h]; };
+                const uint32_t between[3] = {number(6) & 15, number(6) >> 4 | number(7) >> 4 << 2, number(7) & 15};
+                for (int w = 0; w < 3; w++)
+                    three[w] |= (number(2 * w) | between[w] << 6 | number(2 * w + 1) << 10) << 16 * h;
+            }
+            for (int w = 0; w < 3; w++) std::memcpy(to + 4 * LANES * w, three + w, 4);
         }
-    } else {
-        constexpr int FOURS = 4 / BITS;  // four pairs, 8 numbers, fill so much of a word
-        uint64_t bytes[4];
-        std::memcpy(bytes, numbers, sizeof bytes);
-        for (int i = 0; i < 4; i++) {
-            bytes[i] >>= FROM;
-            bytes[i] = even_bytes<BITS>(bytes[i]) | even_bytes<BITS>(bytes[i] >> 8) << 16;
-        }
-        for (int i = 0; i < BITS; i++) {
-            uint64_t word = 0;
-            for (int j = 0; j < FOURS; j++) word |= bytes[i * FOURS + j] << 4 * BITS * j;
-            words[i] = (uint32_t)word;
-        }
+        return;
     }
-}
-
-// The same of all outputs of a group: words of one place side by side.
-template <int BITS, int FROM>
-inline void write_words(const GGUFBlock* blocks, int first, uint8_t* to) {
-    uint32_t words[LANES][BITS], turned[BITS][LANES];
-    for (int lane = 0; lane < LANES; lane++) pack_words<BITS, FROM>(blocks[lane].numbers + first, words[lane]);
-    for (int w = 0; w < BITS; w++)
-        for (int lane = 0; lane < LANES; lane++) turned[w][lane] = words[lane][w];
-    std::memcpy(to, turned, sizeof turned);
+    constexpr int PER = 16 / BITS;  // pairs in a word
+    for (int i = 0; i < BLOCK / 2 / PER; i++) {
+        uint32_t word = 0;
+        if constexpr (BITS == 8) {
+            const uint8_t* q = numbers + 4 * i;
+            word = q[0] | (uint32_t)q[2] << 8 | (uint32_t)q[1] << 16 | (uint32_t)q[3] << 24;
+        } else {
+            for (int four = 0; four < PER / 4; four++) {
+                uint64_t bytes;
+                std::memcpy(&bytes, numbers + (i * PER + 4 * four) * 2, 8);
+                bytes >>= FROM;
+                word |= (even_bytes<BITS>(bytes) | even_bytes<BITS>(bytes >> 8) << 16) << 4 * BITS * four;
+            }
+        }
+        std::memcpy(to + 4 * LANES * i, &word, 4);
+    }
 }
 
 inline bool finite_half(uint16_t h) { return (h & 0x7c00) != 0x7c00; }
-
-// One block of a group's outputs, taken apart, to its place.
-template <class F>
-inline void write_block(const GGUFBlock* blocks, uint8_t* to) {
-    uint16_t scales[2][LANES];
-    uint8_t factors[2 * 16][LANES];
-    for (int lane = 0; lane < LANES; lane++) {
-        scales[0][lane] = blocks[lane].scale, scales[1][lane] = blocks[lane].minimum;
-        if constexpr (F::WIDE)
-            for (int s = 0; s < F::SUBS; s++)
-                factors[s][lane] = blocks[lane].factors[s], factors[F::SUBS + s][lane] = blocks[lane].minima[s];
-    }
-    constexpr int HALVES = 2 * (1 + F::MINIMUM) * LANES;
-    std::memcpy(to, scales, HALVES);
-    if constexpr (F::WIDE) std::memcpy(to + HALVES, factors, F::SCALES - HALVES);
-    for (int i = 0; i < F::INPUTS / BLOCK; i++) {
-        uint8_t* numbers = to + F::SCALES + i * F::NUMBERS;
-        write_words<F::LOW, 0>(blocks, BLOCK * i, numbers);
-        if constexpr (F::HIGH != 0) write_words<F::HIGH, F::LOW>(blocks, BLOCK * i, numbers + F::LOW_BYTES);
-    }
-}
 
 // Outputs [begin, end), of whole groups, each from its row of a GGUF tensor; false: a scale is not finite.
 template <class F, int FORMAT>
@@ -218,19 +201,31 @@ bool repack(const uint8_t* const* rows, const Matrix& w, int64_t begin, int64_t 
     using S = Source<FORMAT>;
     const Groups<F> groups(w);
     bool finite = true;
-    GGUFBlock blocks[LANES];
-    std::memset(blocks, 0, sizeof blocks);
-    for (int64_t group = begin / LANES; group < end / LANES; group++) {
-        uint8_t* to = const_cast<uint8_t*>(groups.first(group));
-        const int filled = (int)std::min<int64_t>(LANES, w.outputs - group * LANES);
-        if (filled < LANES) std::memset(blocks, 0, sizeof blocks);  // the last group is filled up
-        for (int64_t b = 0; b < groups.blocks; b++, to += groups.step(group)) {
-            for (int lane = 0; lane < filled; lane++) {
-                GGUFBlock& block = blocks[lane];
-                S::take(rows[group * LANES + lane] + b * S::BYTES, block);
+    GGUFBlock block;
+    std::memset(&block, 0, sizeof block);
+    for (int64_t row = begin; row < end; row++) {
+        const int64_t group = row / LANES;
+        const int lane = (int)(row % LANES);
+        for (int64_t b = 0; b < groups.blocks; b++) {
+            uint8_t* to = const_cast<uint8_t*>(groups.first(group)) + b * groups.step(group);
+            if (row < w.outputs) {
+                S::take(rows[row] + b * S::BYTES, block);
                 finite &= FORMAT == MXFP4 || (finite_half(block.scale) && (!F::MINIMUM || finite_half(block.minimum)));
+            } else {
+                std::memset(&block, 0, sizeof block);  // the last group is filled up
             }
-            write_block<F>(blocks, to);
+            std::memcpy(to + 2 * lane, &block.scale, 2);
+            if (F::MINIMUM) std::memcpy(to + 2 * LANES + 2 * lane, &block.minimum, 2);
+            uint8_t* factors = to + (F::MINIMUM ? 4 : 2) * LANES + lane;
+            if (F::WIDE)
+                for (int s = 0; s < F::SUBS; s++) factors[s * LANES] = block.factors[s];
+            if (F::WIDE && F::MINIMUM && !F::NIBBLES)
+                for (int s = 0; s < F::SUBS; s++) factors[(F::SUBS + s) * LANES] = block.minima[s];
+            for (int i = 0; i < F::INPUTS / BLOCK; i++) {
+                uint8_t* numbers = to + F::SCALES + i * F::NUMBERS + 4 * lane;
+                write_words<F::LOW, 0>(block.numbers + BLOCK * i, numbers);
+                if constexpr (F::HIGH != 0) write_words<F::HIGH, F::LOW>(block.numbers + BLOCK * i, numbers + F::LOW_BYTES);
+            }
         }
     }
     return finite;
