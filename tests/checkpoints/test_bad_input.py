@@ -209,6 +209,30 @@ def test_gguf_headers(data, said, tmp_path):
         vt.load(path)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["one"],
+        ["", "a", ""],
+        ["x" * 255, "y" * 256, "z" * 70000, "w"],
+        ["\0" * 20, "a\0\0\0\0\0\0\0b", "\3\0\0\0\0\0\0\0abc"],
+        [f"ł{i}" for i in range(9000)],
+        [*(f"{i}" for i in range(5000)), "", *(f"{i}" for i in range(5000)), "\0", *(f"{i}" for i in range(5000))],
+    ],
+)
+def test_lists_of_strings_are_read_whatever_they_hold(words, tmp_path):
+    body = string("words") + struct.pack("<IIQ", 9, 8, len(words)) + b"".join(map(string, words))
+    path = tmp_path / "x.gguf"
+    path.write_bytes(gguf_file(keys=2, body=body + string("after") + struct.pack("<II", 4, 77)))
+    metadata = GGUF(path).metadata
+    strings = metadata["words"]
+    assert (len(strings), strings.read(), metadata["after"]) == (len(words), words, 77)
+    assert [strings[i] for i in range(0, len(words), 997)] == words[::997]
+    with pytest.raises(IndexError):
+        strings[len(words)]
+
+
 def test_a_header_takes_no_more_memory_than_the_file(tmp_path):
     """A list of a hundred thousand short strings would be many times its size as Python objects."""
     words = b"".join(string(f"{i:x}") for i in range(100_000))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from transformers import AutoTokenizer
 
 from tests.checkpoints import tiny
 from vantage.checkpoints.gguf import GGUF
-from vantage.checkpoints.tokenizer import About, Tokenizer, from_folder, from_gguf
+from vantage.checkpoints.gguf_vocabulary import GGUFBackends
+from vantage.checkpoints.tokenizer import MOST_PARTS, SHORT, About, Tokenizer, from_folder, from_gguf
 from vantage.errors import BadInput, CheckpointError
 
 CORPUS = [
@@ -156,6 +158,55 @@ def test_sentencepiece_vocabularies_are_rebuilt_token_for_token(prefix, tmp_path
     assert (rebuilt.bos, rebuilt.eos) == (1, 2)
 
 
+def assert_parts_are_enough(file: GGUF):
+    """A part of the vocabulary, made for one text, cuts it as the whole does."""
+    backends = GGUFBackends(file)
+    whole = backends.whole()
+    mixed = ["<|end|>".join(CORPUS[i::7]) for i in range(7)] + [a + b for a, b in pairwise(CORPUS)]
+    for text in [*CORPUS, *mixed]:
+        part = backends.for_text(text)
+        assert part.get_vocab_size() < whole.get_vocab_size()
+        for special in (True, False):
+            ids = whole.encode(text, add_special_tokens=special).ids
+            assert part.encode(text, add_special_tokens=special).ids == ids, text
+        for hidden in (True, False):
+            shown = whole.decode(ids, skip_special_tokens=hidden)
+            assert backends.for_tokens(ids).decode(ids, skip_special_tokens=hidden) == shown, text
+    for token in ("<|end|>", "a", "no token"):
+        assert backends.number(token) == whole.token_to_id(token)
+
+
+@pytest.mark.parametrize("pre", ORIGINALS)
+def test_a_part_of_a_byte_level_vocabulary_is_enough_for_a_text(pre, tmp_path):
+    assert_parts_are_enough(GGUF(written(ORIGINALS[pre](), tmp_path / "x.gguf", "gpt2", pre)))
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+@pytest.mark.parametrize("known_kinds", [True, False])
+def test_a_part_of_a_sentencepiece_vocabulary_is_enough_for_a_text(arch, known_kinds, tmp_path):
+    tokens, scores = sentencepiece()
+    tokens[-1] = "     "  # written as spaces in files
+    metadata = {"model": "llama", "tokens": tokens, "scores": scores, "add_space_prefix": arch == "llama"}
+    metadata |= {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
+    if known_kinds:
+        metadata["token_type"] = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * (len(tokens) - 259)]
+    path = tmp_path / "x.gguf"
+    metadata = {f"tokenizer.ggml.{k}": v for k, v in metadata.items()}
+    assert_parts_are_enough(GGUF(tiny.write(path, arch, metadata, {"x": np.ones((2, 2), np.float32)})))
+
+
+def test_the_whole_vocabulary_is_set_up_after_the_first_texts(tmp_path):
+    path = written(ORIGINALS["gpt-2"](), tmp_path / "x.gguf", "gpt2", "gpt-2")
+    first, long = from_gguf(GGUF(path)), from_gguf(GGUF(path))
+    ids = [first.encode("Hello world") for _ in range(MOST_PARTS)]
+    assert (first.eos, first.token_id("no token")) == (long.token_id("<|end|>"), None)
+    assert "backend" not in vars(first)
+    assert [first.encode("Hello world"), first.decode(ids[0])] == [ids[0], "Hello world"]
+    assert "backend" in vars(first)
+    assert long.decode(long.encode("Hello world " * SHORT)) == "Hello world " * SHORT
+    assert "backend" in vars(long)
+
+
 def test_wordpiece_vocabularies_are_rebuilt_token_for_token(tmp_path):
     original = Backend(models.WordPiece(unk_token="[UNK]"))
     original.normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -200,7 +251,7 @@ def test_a_vocabulary_that_cannot_be_is_refused(change, said, tmp_path):
         change["add_eos_token"] = True
     written(ORIGINALS["gpt-2"](), path, change.pop("model", "gpt2"), change.pop("pre", "gpt-2"), **change)
     with pytest.raises(CheckpointError, match=said):
-        assert from_gguf(GGUF(path)).encode("x")
+        assert from_gguf(GGUF(path)).backend
 
 
 # ---- folders

@@ -27,7 +27,9 @@ void product_request(int threads) {
     const auto x = take<float>(rows * inputs);
     const Matrix w{packed.data(), nullptr, n[0], (int32_t)outputs, (int32_t)inputs, 0};
     std::vector<float> y(rows * outputs), dense(outputs * inputs);
-    if (vantage_repack(&w, blocks.data(), threads) || vantage_linear(&w, x.data(), y.data(), rows, threads, n[6])) std::exit(4);
+    std::vector<const uint8_t*> each(outputs);
+    for (int64_t i = 0; i < outputs; i++) each[i] = blocks.data() + i * ((int64_t)blocks.size() / outputs);
+    if (vantage_repack(&w, each.data(), threads) || vantage_linear(&w, x.data(), y.data(), rows, threads, n[6])) std::exit(4);
     std::vector<int64_t> ids(outputs);
     for (int64_t i = 0; i < outputs; i++) ids[i] = i;
     vantage_rows(&w, ids.data(), outputs, dense.data());

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vantage.errors import BadInput
-from vantage.kernels.native import FEW, Format, Native, built_ahead, matrix, native
+from vantage.kernels.native import FEW, Format, Native, WeightMemory, built_ahead, matrix, native
 from vantage.kernels.native.build import CannotBuild, compile_to, find_compiler
 from vantage.model.packed import PACKED_TYPES, Packed, PackedLinear, PackedTable, PackedWeight
 
@@ -84,6 +84,63 @@ def test_a_number_that_is_not_finite_is_noticed(kind: str):
     infinity = torch.tensor(float("inf"), dtype=SIXTEEN.get(kind, torch.float16))
     raw[19, first : first + 2] = infinity.view(1).view(torch.uint8)
     assert Packed.of_blocks(raw, kind) is None
+
+
+def repacked(raws: list[Tensor], kinds: list[str], orders: list[Tensor]) -> tuple[int | None, list[Packed]]:
+    assert backend is not None
+    repacking, memory, results = backend.repacking(), WeightMemory(), []
+    try:
+        for raw, kind, order in zip(raws, kinds, orders, strict=True):
+            inputs = inputs_of(kind, 3)
+            results.append(Packed.empty(Format[kind], len(order), inputs, memory))
+            addresses = raw.data_ptr() + raw.stride(0) * order
+            repacking.add(results[-1].data, results[-1].matrix(), addresses, [], raw)
+        return repacking.finish(), results
+    finally:
+        repacking.close()
+
+
+@needs_compiler
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_many_matrices_are_repacked_at_once_from_rows_in_any_order(threads: int):
+    raws = [rows(kind, 100, inputs_of(kind, 3), seed) for seed, kind in enumerate(KINDS)]
+    orders = [torch.randperm(100, generator=torch.Generator().manual_seed(i))[: 100 - 7 * i] for i in range(len(KINDS))]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        failed, results = repacked(raws, KINDS, orders)
+    finally:
+        torch.set_num_threads(before)
+    assert failed is None
+    for raw, kind, order, got in zip(raws, KINDS, orders, results, strict=True):
+        want = Packed.of_blocks(raw[order], kind)
+        assert want is not None
+        assert torch.equal(got.data, want.data)
+
+
+@needs_compiler
+def test_the_first_matrix_with_a_number_that_is_not_finite_is_named():
+    kinds = ["Q8_0", "Q4_K", "Q6_K", "Q4_0"]
+    raws = [rows(kind, 20, inputs_of(kind, 3)) for kind in kinds]
+    for raw, kind in zip(raws[1:3], kinds[1:3], strict=True):
+        first = HALVES[kind][0]
+        raw[19, first : first + 2] = torch.tensor(float("nan")).half().view(1).view(torch.uint8)
+    assert repacked(raws, kinds, [torch.arange(20)] * 4)[0] == 1
+    assert repacked(raws, kinds, [torch.arange(19)] * 4)[0] is None  # that row is left out
+
+
+@needs_compiler
+def test_repacking_that_is_given_up_writes_nothing_afterwards():
+    assert backend is not None
+    raw = rows("Q4_K", 640, inputs_of("Q4_K", 3))
+    repacking, memory = backend.repacking(), WeightMemory()
+    parts = [Packed.empty(Format.Q4_K, 640, inputs_of("Q4_K", 3), memory) for _ in range(20)]
+    for part in parts:
+        repacking.add(part.data, part.matrix(), raw.data_ptr() + raw.stride(0) * torch.arange(640), [], raw)
+    repacking.close()
+    for part in parts:
+        part.data.fill_(7)
+    assert all(bool((part.data == 7).all()) for part in parts)
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -28,6 +28,10 @@ MAGIC, VERSIONS = b"GGUF", (2, 3)
 # What the format allows, and more than any real file has: a header is refused before it is followed further.
 LONGEST_KEY, LONGEST_NAME, MOST_DIMS, DEEPEST, MOST_KEYS, MOST_TENSORS = 65535, 64, 4, 4, 2**16, 2**17
 SMALLEST_KEY, SMALLEST_TENSOR = 14, 33  # bytes of the shortest possible entry
+SEARCHED, STEPS = (
+    2**14,
+    2**12,
+)  # bytes that are searched at once for the lengths of strings, and strings taken one by one
 AT_ONCE = 2**18  # numbers dequantised at a time: what a core's cache holds
 
 STRING, ARRAY, BOOL = 8, 9, 7
@@ -60,11 +64,32 @@ class Strings:
         return self._count
 
     def __iter__(self) -> Iterator[str]:
-        raw, length_at, end = self._data.tobytes(), READ[10].unpack_from, 0  # a vocabulary has 100,000 and more
-        for _ in range(self._count):
-            begin = end + 8
-            end = begin + length_at(raw, end)[0]
-            yield _text(raw[begin:end], self._where)
+        return iter(self.read())
+
+    def __getitem__(self, i: int) -> str:
+        if not 0 <= i < self._count:
+            raise IndexError(i)
+        before = 0
+        for begins in _string_begins(self._data, self._count):
+            if i < before + len(begins):
+                return self._at(int(begins[i - before]))
+            before += len(begins)
+        raise AssertionError("the header counted them")
+
+    def read(self) -> list[str]:
+        """All of them. A vocabulary has 100,000 and more: they are made one text, which is cut where lengths stood."""
+        raw = self._data.copy()
+        begins = np.concatenate([*_string_begins(raw, self._count), np.empty(0, np.int64)])
+        # of a length below 256 all bytes but one are 0 already
+        short = self._count and np.diff(begins, append=len(raw)).max() < 8 + 256
+        raw[begins if short else begins[:, None] + np.arange(8)] = 0
+        if np.count_nonzero(raw) != len(raw) - 8 * self._count:  # a string holds what they are to be cut at
+            return [self._at(begin) for begin in begins.tolist()]
+        return _text(raw.tobytes(), self._where).split("\0" * 8)[1:]
+
+    def _at(self, begin: int) -> str:
+        end = begin + 8 + READ[10].unpack_from(self._data.data, begin)[0]
+        return _text(self._data[begin + 8 : end].tobytes(), self._where)
 
 
 class GGUF:
@@ -82,7 +107,8 @@ class GGUF:
             mapped = np.memmap(self.path, dtype=np.uint8, mode="c")
         except (OSError, ValueError) as e:
             raise CheckpointError(f"{self.path.name} cannot be mapped: {e}") from e
-        self._data, self._map = np.asarray(mapped), mapped.base
+        self._data = np.asarray(mapped)
+        self._address = self._data.ctypes.data
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, StoredTensor] = {}
         _Header(self._data, self.path.name).read_into(self.metadata, self.tensors)
@@ -108,13 +134,21 @@ class GGUF:
         raw = self._data[stored.start : stored.start + stored.nbytes]
         return torch.from_numpy(raw).view(stored.shape[0], -1)
 
-    def forget(self, name: str) -> None:
-        """Give the memory of a tensor's bytes back; who asks for them again gets them from the file."""
+    def row_addresses(self, name: str) -> Tensor:
+        """Where these rows lie, in mapped memory that lives as long as this."""
+        stored = self.tensors[name]
+        count = stored.shape[0]
+        return torch.arange(count).mul_(stored.nbytes // count).add_(self._address + stored.start)
+
+    def pages(self, name: str) -> tuple[int, int]:
+        """The address and the length of a tensor's whole pages: who gives them back gets them from the file again.
+
+        They may be given back while the file is there: nothing is written to them.
+        """
         stored = self.tensors[name]
         begin = -(-stored.start // mmap.PAGESIZE) * mmap.PAGESIZE
-        length = stored.start + stored.nbytes - begin
-        if isinstance(self._map, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED") and length > 0:
-            self._map.madvise(mmap.MADV_DONTNEED, begin, length)
+        end = (stored.start + stored.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        return self._address + begin, max(0, end - begin)
 
 
 class _Header:
@@ -221,7 +255,7 @@ class _Header:
             return self._bools(count, where)
         if kind == STRING:
             self._plausible(count, 8, len(self._data), where)
-            return Strings(self._strings(count, where), count, f"{self._file}: {where}")
+            return self._strings(count, where)
         if kind == ARRAY:
             self._plausible(count, 12, len(self._data), where)
             for _ in range(count):
@@ -229,18 +263,15 @@ class _Header:
             return None
         raise self._wrong(f"has an array of type {kind} at {where}, which is unknown")
 
-    def _strings(self, count: int, where: str) -> np.ndarray:
-        """The bytes of so many, each with its length in front."""
-        start = at = self._at
-        length_at, last = READ[10].unpack_from, self._size - 8
-        for _ in range(count):
-            if at > last:
-                break
-            at += 8 + length_at(self._bytes, at)[0]
-        else:
-            if at <= self._size:
-                return self._take(at - start, where)
-        raise self._wrong(f"is cut short: {where} needs more bytes than the {self._size - start} that are left")
+    def _strings(self, count: int, where: str) -> Strings:
+        """So many, each with its length in front."""
+        rest, end = self._data[self._at :], 0
+        for begins in _string_begins(rest, count):
+            last = int(begins[-1]) if len(begins) else len(rest)
+            end = last + 8 + (READ[10].unpack_from(rest.data, last)[0] if len(begins) else 0)
+        if end > len(rest):
+            raise self._wrong(f"is cut short: {where} needs more bytes than the {len(rest)} that are left")
+        return Strings(self._take(end, where), count, f"{self._file}: {where}")
 
     def _bools(self, count: int, where: str) -> np.ndarray:
         values = self._take(count, where)
@@ -275,6 +306,47 @@ class _Header:
 
     def _wrong(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self._file} {what}")
+
+
+def _string_begins(data: np.ndarray, count: int) -> Iterator[np.ndarray]:
+    """Where the length of each string begins, some at a time. The last time none: the bytes end before."""
+    at = 0
+    while count:
+        begins = _short_strings(data[at : at + SEARCHED])[:count]
+        if len(begins) < 2:
+            begins = _one_by_one(data[at:], min(count, STEPS))
+        yield begins + at
+        if not len(begins):
+            return
+        at += int(begins[-1])
+        at += 8 + READ[10].unpack_from(data.data, at)[0]
+        count -= len(begins)
+
+
+def _short_strings(data: np.ndarray) -> np.ndarray:
+    """The first of them, found all at once: lengths from 1 to 255, as those of a vocabulary are, are a byte and seven
+    zeros. Each must follow from the one before."""
+    places = max(0, len(data) - 7)
+    empty = data == 0
+    is_length = ~empty[:places]
+    for i in range(1, 8):
+        is_length &= empty[i : places + i]
+    begins = np.flatnonzero(is_length)
+    if not len(begins) or begins[0]:
+        return begins[:0]
+    wrong = np.flatnonzero(np.diff(begins) != 8 + data[begins[:-1]].astype(np.int64))
+    return begins[: wrong[0] + 1] if len(wrong) else begins
+
+
+def _one_by_one(data: np.ndarray, count: int) -> np.ndarray:
+    """The same for any strings; none where the bytes end before."""
+    at, begins, length_at = 0, [], READ[10].unpack_from
+    for _ in range(count):
+        if at > len(data) - 8:
+            return np.empty(0, np.int64)
+        begins.append(at)
+        at += 8 + length_at(data.data, at)[0]
+    return np.array(begins, np.int64)
 
 
 def _text(data: bytes, where: str) -> str:

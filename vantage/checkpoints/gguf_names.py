@@ -70,23 +70,29 @@ class GGUFTensors:
     def shape(self, name: str) -> tuple[int, ...]:
         """As Hugging Face stores it: found by undoing the changes on a tensor without data."""
         theirs = self._home[name]
-        return tuple(self._undone(theirs, torch.empty(self.file.tensors[theirs].shape, device="meta")).shape)
+        stored = self.file.tensors[theirs].shape
+        if self._arch.rewriting(theirs) is None:
+            return stored
+        return tuple(self._undone(theirs, torch.empty(stored, device="meta")).shape)
 
     def get(self, name: str) -> Tensor:
         return self._undone(self._home[name], self.file.get(self._home[name], self._dtype))
 
-    def blocks(self, name: str) -> tuple[str | None, Tensor]:
-        """A matrix as rows of its blocks or of 16-bit numbers, and its type; no type where it has none of these.
-        Undoing what llama.cpp changed moves whole rows of a matrix, or turns it twice."""
-        theirs = self._home[name]
-        stored = self.file.tensors[theirs]
-        if stored.kind.name not in PACKED_TYPES or len(stored.shape) != 2:
-            return None, torch.empty(0)
-        return stored.kind.name, self._undone(theirs, self.file.rows(theirs))
+    def packed_kind(self, name: str) -> str | None:
+        """The type of a matrix of blocks or of 16-bit numbers; ``None``: it has none of these."""
+        stored = self.file.tensors[self._home[name]]
+        return stored.kind.name if stored.kind.name in PACKED_TYPES and len(stored.shape) == 2 else None
 
-    def forget(self, name: str) -> None:
-        """Give the memory of a tensor's bytes back: the file still has them."""
-        self.file.forget(self._home[name])
+    def row_addresses(self, name: str) -> Tensor:
+        """(N, 1): where the rows of a matrix lie in memory.
+
+        Undoing what llama.cpp changed moves whole rows of a matrix, or turns it twice.
+        """
+        return self._undone(self._home[name], self.file.row_addresses(self._home[name])[:, None])
+
+    def pages(self, name: str) -> tuple[int, int]:
+        """The address and the length of a tensor's pages, whose memory may be given back: the file still has them."""
+        return self.file.pages(self._home[name])
 
     def _undone(self, theirs: str, tensor: Tensor) -> Tensor:
         rewriting = self._arch.rewriting(theirs)

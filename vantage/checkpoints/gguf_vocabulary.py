@@ -1,8 +1,15 @@
-"""The tokenizer that GGUF metadata describes, rebuilt: byte-level BPE, SentencePiece's BPE, WordPiece."""
+"""The tokenizer that GGUF metadata describes, rebuilt: byte-level BPE, SentencePiece's BPE, WordPiece.
+
+A whole vocabulary takes longer to set up than a small model takes to load. What a short text is cut into depends only
+on the tokens that are written in it, and on the merges that lead to them: a tokenizer with these alone cuts it alike.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import functools
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +19,9 @@ from vantage.checkpoints.gguf import GGUF, Strings
 from vantage.errors import CheckpointError, unknown
 
 SPACE = "▁"  # how SentencePiece writes a space
-CONTROL, USER_DEFINED = 3, 4  # of tokenizer.ggml.token_type
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # of tokenizer.ggml.token_type
+ROLES = ("bos", "eos", "unknown")
+BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))  # SentencePiece's, for what has no token of its own
 
 
 class GGUFVocabulary:
@@ -25,10 +34,44 @@ class GGUFVocabulary:
         tokens = self._metadata.get("tokenizer.ggml.tokens")
         if not isinstance(tokens, Strings) or not len(tokens):
             raise self.wrong("'tokenizer.ggml.tokens' is no list of words")
-        self.tokens: list[str] = list(tokens)
+        self.tokens = tokens.read()
+        self.numbers: Sequence[int] = range(len(self.tokens))  # of the tokens that are wanted
         self.kinds = self._numbers("token_type")
         self.scores = self._numbers("scores")
-        self.merges = self._merges()
+        merges = self._metadata.get("tokenizer.ggml.merges")
+        if merges is not None and not isinstance(merges, Strings):
+            raise self._no_pairs()
+        self.merges: list[str] | None = None if merges is None else merges.read()  # pairs, with a space between
+
+    @functools.cached_property
+    def numbered(self) -> dict[str, int]:
+        """Every token's number."""
+        return _numbered(self, self.tokens)
+
+    def part(self, written: Collection[str], numbers: Iterable[int] = ()) -> GGUFVocabulary:
+        """With those of ``written`` that are tokens, the tokens with these numbers, and all special ones."""
+        wanted = {self.numbered[token] for token in written if token in self.numbered}
+        roles = (self._metadata.get(f"tokenizer.ggml.{role}_token_id") for role in ROLES)
+        wanted.update(n for n in (*numbers, *roles) if isinstance(n, int) and 0 <= n < len(self.tokens))
+        if self.kinds is not None:
+            wanted.update(np.flatnonzero((self.kinds != NORMAL) & (self.kinds != UNUSED)).tolist())
+        part = copy.copy(self)
+        part.numbers = sorted(wanted)
+        if self.merges is not None:
+            tokens = {self.tokens[number] for number in wanted} if written else set()  # merges are for texts alone
+            pairs = {
+                f"{left} {right}"
+                for token in tokens
+                for cut in range(1, len(token))
+                if (left := token[:cut]) in tokens and (right := token[cut:]) in tokens
+            }
+            part.merges = [merge for merge in self.merges if merge in pairs]
+        return part
+
+    @property
+    def longest(self) -> int:
+        """The characters of the longest token."""
+        return max(map(len, self.tokens))
 
     def text(self, name: str, default: str) -> str:
         value = self._metadata.get(f"tokenizer.ggml.{name}", default)
@@ -58,28 +101,72 @@ class GGUFVocabulary:
             raise self.wrong(f"'tokenizer.ggml.{name}' must have one number for each of the {len(self.tokens)} tokens")
         return value
 
-    def _merges(self) -> list[tuple[str, str]] | None:
-        value = self._metadata.get("tokenizer.ggml.merges")
-        if value is None:
+    def pairs(self) -> list[tuple[str, str]] | None:
+        """The merges, taken apart."""
+        if self.merges is None:
             return None
-        pairs = [merge.split(" ") for merge in value] if isinstance(value, Strings) else [[]]
+        pairs = [tuple(merge.split(" ")) for merge in self.merges]
         if any(len(pair) != 2 for pair in pairs):
-            raise self.wrong("'tokenizer.ggml.merges' must be pairs of tokens")
-        return [(left, right) for left, right in pairs]
+            raise self._no_pairs()
+        return pairs  # pyright: ignore[reportReturnType] (their lengths were looked at)
+
+    def _no_pairs(self) -> CheckpointError:
+        return self.wrong("'tokenizer.ggml.merges' must be pairs of tokens")
 
 
-def backend_of(file: GGUF) -> Tokenizer:
-    v = GGUFVocabulary(file)
-    if v.model not in MODELS:
-        raise v.wrong(unknown("tokenizer", v.model, MODELS))
-    try:
-        backend = MODELS[v.model](v, str(file.metadata.get("general.architecture")))
-        _add(backend, v)
-    except CheckpointError:
-        raise
-    except Exception as e:  # the tokenizers package raises bare Exception
-        raise v.wrong(f"the vocabulary makes no tokenizer: {e}") from e
-    return backend
+class GGUFBackends:
+    """The tokenizers that a file's metadata makes: the whole one, and such as are enough for some text or tokens.
+
+    What is wrong with tokens and merges that no text needed is said when the whole one is built.
+    """
+
+    def __init__(self, file: GGUF):
+        self._file = file
+
+    @functools.cached_property
+    def _vocabulary(self) -> GGUFVocabulary:
+        v = GGUFVocabulary(self._file)
+        if v.model not in MODELS:
+            raise v.wrong(unknown("tokenizer", v.model, MODELS))
+        return v
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether less than the whole will do."""
+        model = MODELS.get(str(self._file.metadata.get("tokenizer.ggml.model")))
+        return model is not None and model.written is not None
+
+    def whole(self) -> Tokenizer:
+        return self._built(self._vocabulary)
+
+    def for_text(self, text: str) -> Tokenizer:
+        """One that encodes this text as the whole would."""
+        v = self._vocabulary
+        written = MODELS[v.model].written
+        assert written is not None, "in_parts said so"
+        return self._built(v.part(written(v, text)))
+
+    def for_tokens(self, numbers: Sequence[int]) -> Tokenizer:
+        """One that decodes these tokens as the whole would."""
+        return self._built(self._vocabulary.part((), numbers))
+
+    def number(self, token: str) -> int | None:
+        """Of a token, as the whole one would number it."""
+        return self._vocabulary.numbered.get(token)
+
+    def _built(self, v: GGUFVocabulary) -> Tokenizer:
+        try:
+            backend = MODELS[v.model].build(v, str(self._file.metadata.get("general.architecture")))
+            _add(backend, v)
+        except CheckpointError:
+            raise
+        except Exception as e:  # the tokenizers package raises bare Exception
+            raise v.wrong(f"the vocabulary makes no tokenizer: {e}") from e
+        return backend
+
+
+def _substrings(text: str, longest: int) -> set[str]:
+    return {text[a:b] for a in range(len(text)) for b in range(a + 1, min(len(text), a + longest) + 1)}
 
 
 # ---- byte-level BPE
@@ -120,9 +207,10 @@ def _byte_level(v: GGUFVocabulary, arch: str) -> Tokenizer:
     pre = v.pre or ("gpt-2" if arch == "gpt2" else "")
     if pre not in CUTS:
         raise v.wrong(unknown("pre-tokenizer", pre, CUTS))
-    if v.merges is None:
+    merges = v.pairs()
+    if merges is None:
         raise v.wrong("a byte-level vocabulary needs 'tokenizer.ggml.merges'")
-    model = models.BPE(_numbered(v, v.tokens), v.merges, ignore_merges=pre in WHOLE_FIRST)
+    model = models.BPE(_numbered(v, v.tokens), merges, ignore_merges=pre in WHOLE_FIRST)
     backend = Tokenizer(model)
     if pre in COMPOSED:
         backend.normalizer = normalizers.NFC()
@@ -132,6 +220,18 @@ def _byte_level(v: GGUFVocabulary, arch: str) -> Tokenizer:
     return backend
 
 
+def _in_bytes(v: GGUFVocabulary, text: str) -> set[str]:
+    """Whatever may become a token of a byte-level vocabulary: a text is normalised, cut, and written in bytes."""
+    forms = {text, normalizers.NFC().normalize_str(text)} if v.pre in COMPOSED else {text}
+    cut = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return {
+        written
+        for form in forms
+        for piece, _ in cut.pre_tokenize_str(form)
+        for written in _substrings(piece, v.longest)
+    }
+
+
 # ---- SentencePiece
 
 
@@ -139,7 +239,8 @@ def _sentencepiece(v: GGUFVocabulary, arch: str) -> Tokenizer:
     # Runs of spaces are stored as spaces in the file; inside the tokenizer a space is always written ▁.
     tokens = [SPACE * len(t) if t and not t.strip(" ") else t for t in v.tokens]
     numbered = _numbered(v, tokens)
-    merges = v.merges if v.merges is not None else _implied(v, tokens, numbered, by_place=arch.startswith("gemma"))
+    merges = v.pairs()
+    merges = _implied(v, tokens, numbered, by_place=arch.startswith("gemma")) if merges is None else merges
     model = models.BPE(numbered, merges, unk_token=v.token("unknown"), fuse_unk=True, byte_fallback=True)
     backend = Tokenizer(model)
     prefix = v.flag("add_space_prefix", True)
@@ -165,13 +266,21 @@ def _implied(
     else:
         ranks = (-v.scores).tolist()
     merges = []
-    for number, token in enumerate(tokens):
+    for number in v.numbers:
+        token = tokens[number]
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
             if left in numbered and right in numbered:
                 merges.append((ranks[number], -cut, cut - len(token), number, left, right))
     merges.sort()
     return [(left, right) for *_, left, right in merges]
+
+
+def _with_spaces(v: GGUFVocabulary, text: str) -> set[str]:
+    """Whatever may become a token of SentencePiece's: a ▁ may be put before every part between special tokens."""
+    pieces = _substrings(text.replace(" ", SPACE), v.longest)
+    pieces |= {SPACE + piece for piece in pieces} | {SPACE, *BYTES}
+    return pieces | {" " * len(piece) for piece in pieces if not piece.strip(SPACE)}
 
 
 # ---- WordPiece
@@ -200,17 +309,27 @@ def _wordpiece(v: GGUFVocabulary, arch: str) -> Tokenizer:
 
 # ---- all
 
-MODELS: dict[str, Callable[[GGUFVocabulary, str], Tokenizer]] = {
-    "gpt2": _byte_level,
-    "llama": _sentencepiece,
-    "bert": _wordpiece,
+
+@dataclass(frozen=True)
+class VocabularyModel:
+    build: Callable[[GGUFVocabulary, str], Tokenizer]
+    written: (
+        Callable[[GGUFVocabulary, str], set[str]] | None
+    )  # what a text may be cut into; None: it takes a whole vocabulary
+
+
+MODELS = {
+    "gpt2": VocabularyModel(_byte_level, _in_bytes),
+    "llama": VocabularyModel(_sentencepiece, _with_spaces),
+    "bert": VocabularyModel(_wordpiece, None),
 }
 
 
 def _numbered(v: GGUFVocabulary, tokens: list[str]) -> dict[str, int]:
-    numbered = {token: number for number, token in enumerate(tokens)}
-    if len(numbered) != len(tokens):
-        twice = next(token for number, token in enumerate(tokens) if numbered[token] != number)
+    whole = len(v.numbers) == len(tokens)
+    numbered = dict(zip(tokens, v.numbers, strict=True)) if whole else {tokens[number]: number for number in v.numbers}
+    if len(numbered) != len(v.numbers):
+        twice = next(tokens[number] for number in v.numbers if numbered[tokens[number]] != number)
         raise v.wrong(f"the token {twice!r} is there twice")
     return numbered
 
@@ -232,7 +351,7 @@ def _add(backend: Tokenizer, v: GGUFVocabulary) -> None:
     """Tokens that are found whole in the text, before anything else looks at it."""
     kinds = np.zeros(len(v.tokens), int) if v.kinds is None else v.kinds
     control = [v.tokens[i] for i in np.flatnonzero(kinds == CONTROL)]
-    control += [] if v.kinds is not None else [t for t in map(v.token, ("bos", "eos", "unknown")) if t is not None]
+    control += [] if v.kinds is not None else [t for t in map(v.token, ROLES) if t is not None]
     backend.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in dict.fromkeys(control) if t])
     # runs of spaces are made by merges instead, from the ▁ that spaces have become by then
     whole = [v.tokens[i] for i in np.flatnonzero(kinds == USER_DEFINED)]

@@ -20,8 +20,8 @@ from tokenizers import Tokenizer as Backend
 
 from vantage.checkpoints.chat import render
 from vantage.checkpoints.folder import inside, read_json
-from vantage.checkpoints.gguf import GGUF
-from vantage.checkpoints.gguf_vocabulary import backend_of
+from vantage.checkpoints.gguf import GGUF, Strings
+from vantage.checkpoints.gguf_vocabulary import GGUFBackends
 from vantage.errors import BadInput, CheckpointError
 
 FILE, SETTINGS, SPECIAL, TEMPLATE = (
@@ -32,6 +32,7 @@ FILE, SETTINGS, SPECIAL, TEMPLATE = (
 )
 PROCESSOR_TEMPLATE = "chat_template.json"  # of transformers before 2025, for what reads images
 
+SHORT, MOST_PARTS = 400, 3  # characters or tokens for which a part of a vocabulary will do, and how often
 HALF = "\ufffd"  # what a decoder writes for bytes that are no character, or none yet
 
 
@@ -63,22 +64,36 @@ class About:
 class Tokenizer:
     """``encode`` and ``decode``; ``chat`` writes a conversation out as the model was trained to read it."""
 
-    def __init__(self, make: Callable[[], Backend], about: About, gguf: GGUF | None = None):
+    def __init__(
+        self, make: Callable[[], Backend], about: About, gguf: GGUF | None = None, parts: GGUFBackends | None = None
+    ):
+        """``parts``: where less than a whole tokenizer can be made for the first texts."""
         self._make, self._about = make, about
         self.gguf = gguf  # the file that describes it, if one does
+        self._parts, self._parts_made = parts, 0
 
     @functools.cached_property
     def backend(self) -> Backend:
         """The tokenizer of the ``tokenizers`` package, for whatever is not offered here."""
         return self._make()
 
+    def _enough(self, size: int, part: Callable[[GGUFBackends], Backend]) -> Backend:
+        """A part of the vocabulary for the first texts, if they are short, so that the first answer need not wait for
+        the rest; otherwise all of it."""
+        parts = None if "backend" in self.__dict__ else self._parts
+        if parts is None or size > SHORT or self._parts_made == MOST_PARTS:
+            return self.backend
+        self._parts_made += 1
+        return part(parts)
+
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """The tokens of a text. ``special``: with those that the model wants around every text (Gemma's BOS).
 
         Leave them out for a text that ``chat`` returned: its template writes them itself.
         """
+        backend = self._enough(len(text), lambda parts: parts.for_text(text))
         try:
-            return self.backend.encode(text, add_special_tokens=special).ids
+            return backend.encode(text, add_special_tokens=special).ids
         except Exception as e:  # it raises bare Exception
             raise BadInput(self.refusal(text, e)) from e
 
@@ -99,7 +114,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """The text of some tokens. ``special``: with the special ones written out."""
-        return self.backend.decode(list(ids), skip_special_tokens=not special)
+        backend = self._enough(len(ids), lambda parts: parts.for_tokens(ids))
+        return backend.decode(list(ids), skip_special_tokens=not special)
 
     def token_bytes(self, token: int) -> bytes:
         """What one token stands for; a character may be in several of them."""
@@ -127,11 +143,11 @@ class Tokenizer:
 
     @property
     def bos(self) -> int | None:
-        return self._id(self._about.bos_token)
+        return None if self._about.bos_token is None else self.token_id(self._about.bos_token)
 
     @property
     def eos(self) -> int | None:
-        return self._id(self._about.eos_token)
+        return None if self._about.eos_token is None else self.token_id(self._about.eos_token)
 
     @property
     def template(self) -> str | None:
@@ -169,8 +185,11 @@ class Tokenizer:
         text = json.dumps({k: v for k, v in settings.items() if v is not None}, indent=2, ensure_ascii=False)
         (path / SETTINGS).write_text(text + "\n", encoding="utf-8")
 
-    def _id(self, token: str | None) -> int | None:
-        return None if token is None else self.backend.token_to_id(token)
+    def token_id(self, token: str) -> int | None:
+        """The number of a token by how it is written in the vocabulary."""
+        if self._parts is None or "backend" in self.__dict__:
+            return self.backend.token_to_id(token)
+        return self._parts.number(token)
 
 
 def from_folder(folder: Path) -> Tokenizer | None:
@@ -249,12 +268,15 @@ def from_gguf(file: GGUF) -> Tokenizer | None:
     if "tokenizer.ggml.tokens" not in metadata:
         return None
 
+    tokens = metadata["tokenizer.ggml.tokens"]
+
     def token(name: str) -> str | None:
         number = metadata.get(f"tokenizer.ggml.{name}_token_id")
-        if not isinstance(number, int):
+        if not isinstance(tokens, Strings) or not isinstance(number, int) or not 0 <= number < len(tokens):
             return None
-        return next((t for i, t in enumerate(metadata["tokenizer.ggml.tokens"]) if i == number), None)
+        return tokens[number]
 
     template = metadata.get("tokenizer.chat_template")
     about = About(token("bos"), token("eos"), template if isinstance(template, str) else None)
-    return Tokenizer(functools.partial(backend_of, file), about, file)
+    backends = GGUFBackends(file)
+    return Tokenizer(backends.whole, about, file, backends if backends.in_parts else None)

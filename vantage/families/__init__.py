@@ -26,7 +26,7 @@ from vantage.checkpoints.transformers_model import TensorsInMemory, is_transform
 from vantage.errors import BadInput, CheckpointError, Refused, unknown
 from vantage.families import built
 from vantage.families.family import Family, copies_of, export, fill, with_prefix
-from vantage.families.packing import BITS, check_dtype, dense, own_dtype, packer
+from vantage.families.packing import BITS, check_dtype, own_dtype, packer
 from vantage.families.recurrent import NAME as RECURRENT
 from vantage.files import SHARD_BYTES
 from vantage.model import Model, empty_model
@@ -124,10 +124,10 @@ def load(
         # the last four are torch's own: a size that overflows, a dropout of 7
         raise CheckpointError(f"{type(source).__name__ if in_memory else source}: {e}") from e
     model.kernel, model.fast = kernel, fast
-    pack = dense if how is None else packer(how, model, checkpoint, tensors, family.prefix, where)
-    fill(model, links, tensors, dtype, family, copies, pack, parallel)
+    with packer(how, model, checkpoint, tensors, family.prefix, where) as pack:
+        fill(model, links, tensors, dtype, family, copies, pack, parallel)
     model = model if parallel is None else parallel.connect(model)
-    for weight in packed_weights(model):
+    for weight in packed_weights(model) if dtype is not torch.float32 else ():
         weight.to(dtype)
     model.config = family.saved_as(checkpoint.config)
     model.tokenizer = tokenizer_of(checkpoint) if tokenizer is None else from_object(tokenizer)

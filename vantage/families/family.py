@@ -6,7 +6,7 @@ the model is filled. What does not balance is named, before any weight is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -154,12 +154,12 @@ def copies_of(family: Family, config: Config, spec: ModelSpec, tensors: Tensors)
 
 def balance(model: Model, links: Sequence[Link], tensors: Tensors, ignored: Sequence[str], copies: Copies) -> None:
     """Names and shapes on both sides, without reading any data."""
-    ours = dict(model.named_parameters())
+    ours = dict(model.named_parameters())  # without memory
     linked = [name for link in links for name in link.our_names]
     assert len(set(linked)) == len(linked), "a parameter is linked twice"
     if missing := sorted(set(ours) - set(linked)):
         raise CheckpointError(f"the parameter {missing[0]!r} has no link: the family's table is incomplete")
-    stored, shapes = set(tensors.names()), expected(model, links)
+    stored, shapes = set(tensors.names()), expected(ours, links)
     if missing := sorted(set(shapes) - stored):
         raise CheckpointError(f"the checkpoint lacks {missing[0]!r}{_and_more(missing)}")
     known = {copy for copy, _ in copies} | {name for name in stored if any(part in name for part in ignored)}
@@ -170,9 +170,9 @@ def balance(model: Model, links: Sequence[Link], tensors: Tensors, ignored: Sequ
             raise CheckpointError(f"{name!r} has shape {tensors.shape(name)}, and the config asks for {shape}")
 
 
-def expected(model: Model, links: Sequence[Link]) -> dict[str, tuple[int, ...]]:
+def expected(ours: Mapping[str, Tensor], links: Sequence[Link]) -> dict[str, tuple[int, ...]]:
     """The names and shapes that the checkpoint must hold: the links run backwards, on shapes alone."""
-    meta = {name: torch.empty(p.shape, device="meta") for name, p in model.named_parameters()}
+    meta = {name: p.detach().to("meta") for name, p in ours.items()}
     shapes: dict[str, tuple[int, ...]] = {}
     for link in links:
         values = link.to_theirs([meta[name] for name in link.our_names])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from itertools import accumulate, groupby, pairwise
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
 from math import isfinite
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from vantage.checkpoints.gguf_names import GGUFTensors
 from vantage.checkpoints.links import Link
 from vantage.checkpoints.tensor_names import Tensors
 from vantage.errors import BadInput, CheckpointError
-from vantage.kernels.native import WeightMemory, native
+from vantage.kernels.native import Format, WeightMemory, native
 from vantage.model import Model
 from vantage.model.packed import Packed, fits, gpu_reads, least_bits
 
@@ -31,17 +31,26 @@ def dense(link: Link) -> None:
     return
 
 
-def packer(name: str, model: Model, checkpoint: object, tensors: Tensors, prefix: str, device: torch.device) -> Packing:
-    """ "auto": what the file holds in blocks or 16 bits stays so, where the native kernels can run; "int8" and "int4":
-    every linear map is quantised."""
-    if name == "auto":
-        if native() is None or not _reads_blocks(device):
-            return dense
-        if isinstance(checkpoint, GGUFTensors):
-            return _as_stored(model, checkpoint, prefix, sixteen=device.type == "cpu")
-        return _sixteen_bits(model, tensors) if isinstance(checkpoint, Folder) and device.type == "cpu" else dense
-    bits = BITS[name]
+@contextmanager
+def packer(
+    name: str | None, model: Model, checkpoint: object, tensors: Tensors, prefix: str, device: torch.device
+) -> Iterator[Packing]:
+    """``None``: nothing is packed. "auto": what the file holds in blocks or 16 bits stays so, where the native kernels
+    can run. "int8" and "int4": every linear map is quantised. What was packed is there at the end."""
+    if name in BITS:
+        yield _quantising(model, tensors, BITS[name])
+    elif name is None or native() is None or not _reads_blocks(device):
+        yield dense
+    elif isinstance(checkpoint, GGUFTensors):
+        with _as_stored(model, checkpoint, prefix, sixteen=device.type == "cpu") as pack:
+            yield pack
+    elif isinstance(checkpoint, Folder) and device.type == "cpu":
+        yield _sixteen_bits(model, tensors)
+    else:
+        yield dense
 
+
+def _quantising(model: Model, tensors: Tensors, bits: int) -> Packing:
     def pack(link: Link) -> list[Packed] | None:
         if not _one(model, link):
             return None
@@ -55,24 +64,60 @@ def _reads_blocks(device: torch.device) -> bool:
     return device.type == "cpu" or (device.type == "cuda" and gpu_reads(()))
 
 
-def _as_stored(model: Model, checkpoint: GGUFTensors, prefix: str, *, sixteen: bool) -> Packing:
-    """The links move whole rows, so they move rows of quantised blocks as well. ``sixteen``: and rows of 16 bits."""
+@contextmanager
+def _as_stored(model: Model, checkpoint: GGUFTensors, prefix: str, *, sixteen: bool) -> Iterator[Packing]:
+    """The links move whole rows, so they move the addresses of rows of quantised blocks. ``sixteen``: and of 16 bits.
+
+    Native code fills the matrices while the rest of the model is made.
+    """
     stored, memory = set(checkpoint.names()), WeightMemory()
+    backend = native()
+    assert backend is not None, "packer() asked"
+    repacking, packed_names = backend.repacking(), list[str]()
 
     def pack(link: Link) -> list[Packed] | None:
         names = [name if name in stored else name.removeprefix(prefix) for name in link.their_names]
         if not _one(model, link) or not stored.issuperset(names):
             return None
-        blocks = [checkpoint.blocks(name) for name in names]
-        known = [(kind, raw) for kind, raw in blocks if kind is not None]
-        if len(known) < len(blocks) or (not sixteen and any(kind in SIXTEEN.values() for kind, _ in known)):
+        kinds = [kind for name in names if (kind := checkpoint.packed_kind(name)) is not None]
+        if len(kinds) < len(names) or (not sixteen and not set(kinds).isdisjoint(SIXTEEN.values())):
             return None
-        packed = [_packed(raw, kind, link.their_names[0], memory) for kind, raw in _in_our_order(link, known)]
-        for name in names:
-            checkpoint.forget(name)
-        return packed
+        rows = [checkpoint.row_addresses(name) for name in names]
+        starts = [int(addresses.min()) for addresses in rows] if len(set(kinds)) > 1 else [0]
+        (ours,) = link.to_ours(rows)
+        if ours.shape[1] != 1:
+            return None  # not whole rows
+        addresses = ours[:, 0].contiguous()
+        inputs, parts = checkpoint.shape(names[0])[1], []
+        for kind, run in _runs(addresses, starts, kinds):
+            parts.append(Packed.empty(Format[kind], len(run), inputs, memory))
+            done = sum(part.outputs for part in parts) == len(addresses)
+            pages = [checkpoint.pages(name) for name in names] if done else []
+            repacking.add(parts[-1].data, parts[-1].matrix(), run, pages, checkpoint.file)
+            packed_names.append(link.their_names[0])
+        return parts
 
-    return pack
+    try:
+        yield pack
+        failed = repacking.finish()
+    finally:
+        repacking.close()
+    if failed is not None:
+        raise CheckpointError(f"{packed_names[failed]!r} holds NaN or infinity: the file is damaged")
+
+
+def _runs(addresses: Tensor, starts: Sequence[int], kinds: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+    """The addresses of rows of one type in a run, and the type. ``starts``: where the rows of each type begin, if there
+    are several."""
+    if len(starts) == 1:
+        yield kinds[0], addresses
+        return
+    order = sorted(range(len(starts)), key=starts.__getitem__)
+    among = torch.bucketize(addresses, torch.tensor([starts[i] for i in order]), right=True) - 1
+    named = [kinds[order[int(i)]] for i in among.tolist()]
+    ends = [i for i in range(1, len(named)) if named[i] != named[i - 1]]
+    for begin, end in pairwise([0, *ends, len(named)]):
+        yield named[begin], addresses[begin:end]
 
 
 def _sixteen_bits(model: Model, tensors: Tensors) -> Packing:
@@ -91,25 +136,6 @@ def _sixteen_bits(model: Model, tensors: Tensors) -> Packing:
         return [_packed(rows, SIXTEEN[weight.dtype], link.their_names[0], memory)]
 
     return pack
-
-
-def _in_our_order(link: Link, blocks: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-    """The rows of several tensors as the link orders them; those of one kind in a run stay together."""
-    kinds = {kind for kind, _ in blocks}
-    if len(kinds) == 1:
-        (rows,) = link.to_ours([raw for _, raw in blocks])
-        return [(kinds.pop(), rows)]
-    # rows of two kinds are of two lengths: the link is asked where each row goes, by its number
-    starts = [0, *accumulate(len(raw) for _, raw in blocks)]
-    (order,) = link.to_ours([torch.arange(a, b)[:, None] for a, b in pairwise(starts)])
-    numbers = order[:, 0]
-    sources = torch.bucketize(numbers, torch.tensor(starts[1:]), right=True)
-    ends = [*((sources[1:] != sources[:-1]).nonzero()[:, 0] + 1).tolist(), len(numbers)]
-    pieces = []
-    for begin, end in pairwise([0, *ends]):
-        at = int(sources[begin])
-        pieces.append((blocks[at][0], blocks[at][1][numbers[begin:end] - starts[at]]))
-    return [(kind, torch.cat([rows for _, rows in run])) for kind, run in groupby(pieces, key=itemgetter(0))]
 
 
 def _packed(rows: Tensor, kind: str, name: str, memory: WeightMemory) -> Packed:

@@ -144,8 +144,7 @@ def end_tokens(model: Model) -> frozenset[int]:
     configured = (model.config or {}).get("eos_token_id")
     ends = set(configured) if isinstance(configured, list) else {configured}
     if model.tokenizer is not None:
-        backend = model.tokenizer.backend
-        ends |= {model.tokenizer.eos, *(backend.token_to_id(name) for name in TURN_ENDS)}
+        ends |= {model.tokenizer.eos, *map(model.tokenizer.token_id, TURN_ENDS)}
     return frozenset(end for end in ends if isinstance(end, int) and 0 <= end < model.spec.vocab)
 
 

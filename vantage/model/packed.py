@@ -48,9 +48,13 @@ class Packed:
         if backend is None:
             raise BadInput(f"blocks of {kind} need the native kernels, which are not there: unpack them to float32")
         inputs = rows_Nb.shape[1] * FORMS[format].inputs // BLOCK_BYTES[format]
-        data = (memory or WeightMemory()).take(size(format, len(rows_Nb), inputs))
-        packed = Packed(data, format, len(rows_Nb), inputs)
+        packed = Packed.empty(format, len(rows_Nb), inputs, memory or WeightMemory())
         return packed if backend.repack(packed.matrix(), rows_Nb.contiguous()) else None
+
+    @staticmethod
+    def empty(format: Format, outputs: int, inputs: int, memory: WeightMemory) -> Packed:
+        """To be filled."""
+        return Packed(memory.take(size(format, outputs, inputs)), format, outputs, inputs)
 
     @staticmethod
     def quantise(weight_NK: Tensor, bits: int) -> Packed:
@@ -110,7 +114,7 @@ class PackedWeight(nn.Module):
         for i, part in enumerate(parts):
             self.register_buffer(_buffer_name(i), part.data)
         # holds nothing but the dtype that a model is moved to, as its other tensors are
-        self.register_buffer("_like", torch.empty(0), persistent=False)
+        self.register_buffer("_like", torch.empty(0, dtype=torch.float32), persistent=False)
 
     @property
     def parts(self) -> list[Packed]:
@@ -141,7 +145,7 @@ class PackedWeight(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return next(self.buffers()).device
+        return self.get_buffer(_buffer_name(0)).device
 
     def matrices(self, bias: Tensor | None = None) -> Iterator[tuple[int, Matrix]]:
         """For the native kernels: the first output of every part, and the part."""

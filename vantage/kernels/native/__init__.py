@@ -132,6 +132,10 @@ class StepsCall(ctypes.Structure):
     ]
 
 
+class MappedPages(ctypes.Structure):
+    _fields_: ClassVar = [("first", c_void_p), ("bytes", c_int64)]
+
+
 class BiasKind(IntEnum):
     """What a bias of attention in tiles depends on; see tiles.h."""
 
@@ -176,6 +180,7 @@ class Native:
         self._has_bytes.argtypes = [ctypes.POINTER(Matrix)]
         self._repack = library.vantage_repack
         self._repack.argtypes = [ctypes.POINTER(Matrix), c_void_p, c_int]
+        self._library = library
         self._top = library.vantage_top
         self._top.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_float, c_void_p, c_void_p, c_int]
         self._attend = library.vantage_attend
@@ -211,7 +216,12 @@ class Native:
 
     def repack(self, matrix: Matrix, rows: Tensor) -> bool:
         """The rows of a GGUF tensor, bytes, into the matrix; ``False``: a scale is not finite."""
-        return not self._repack(matrix, rows.data_ptr(), torch.get_num_threads())
+        addresses = rows.data_ptr() + rows.stride(0) * torch.arange(len(rows))
+        return not self._repack(matrix, addresses.data_ptr(), torch.get_num_threads())
+
+    def repacking(self) -> Repacking:
+        """For many matrices."""
+        return Repacking(self._library)
 
     def top(self, scores: Tensor, k: int, scale: float) -> tuple[Tensor, Tensor]:
         """(…, n) scores to the k largest weights that softmax makes of them times scale, and where they stand (…, k).
@@ -223,6 +233,41 @@ class Native:
         rows, threads = scores.numel() // n, torch.get_num_threads()
         _check(self._top(scores.data_ptr(), rows, n, k, scale, values.data_ptr(), where.data_ptr(), threads))
         return values, where
+
+
+class Repacking:
+    """Fills matrices from the rows of GGUF tensors in a thread of its own, while Python goes on (repacking.h)."""
+
+    def __init__(self, library: ctypes.CDLL):
+        self._library = library
+        library.vantage_repacking.restype = c_void_p
+        library.vantage_repacking_add.argtypes = [c_void_p, ctypes.POINTER(Matrix), c_void_p, c_void_p, c_int64]
+        library.vantage_repacking_finish.argtypes = [c_void_p]
+        library.vantage_repacking_finish.restype = c_int64
+        library.vantage_repacking_free.argtypes = [c_void_p]
+        self._held: list[object] = []  # what the thread reads and writes
+        self._handle: int | None = library.vantage_repacking(torch.get_num_threads())
+        _check(self._handle is None)
+
+    def add(
+        self, data: Tensor, matrix: Matrix, addresses: Tensor, pages: Sequence[tuple[int, int]], owner: object
+    ) -> None:
+        """``data``: the matrix's memory. ``addresses``: of the row of each output, in memory of ``owner``. ``pages``:
+        what is given back afterwards, as a beginning and a length."""
+        self._held += [data, addresses, owner]
+        given = (MappedPages * len(pages))(*pages)
+        _check(self._library.vantage_repacking_add(self._handle, matrix, addresses.data_ptr(), given, len(pages)))
+
+    def finish(self) -> int | None:
+        """Returns when all matrices are filled; the first, by its number, that has a scale that is not finite."""
+        failed = self._library.vantage_repacking_finish(self._handle)
+        return None if failed < 0 else failed
+
+    def close(self) -> None:
+        """Nothing is read or written from then on."""
+        if self._handle is not None:
+            self._library.vantage_repacking_free(self._handle)
+        self._handle, self._held = None, []
 
 
 @functools.cache

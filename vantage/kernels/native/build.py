@@ -35,6 +35,7 @@ HEADERS = (
     "formats.h",
     "linear.h",
     "repack.h",
+    "repacking.h",
     "sixteen.h",
     "team_size.h",
     "threads.h",

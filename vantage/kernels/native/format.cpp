@@ -10,13 +10,13 @@ namespace vantage {
     extern Lookup row_##NAME;                                                                           \
     extern ByteProduct* const bytes_##NAME;                                                             \
     ByteProduct* const bytes_##NAME = byte_product<Form##NAME>();                                       \
-    bool repack_##NAME(const uint8_t* source, const Matrix& w, int64_t begin, int64_t end);             \
+    bool repack_##NAME(const uint8_t* const* rows, const Matrix& w, int64_t begin, int64_t end);             \
     void product_##NAME(const Matrix& w, int begin, int end, const Rows& r, const RoundedBlock* x, float* room) { \
         quantised<Form##NAME>(w, begin, end, r, x, room);                                               \
     }                                                                                                   \
     void row_##NAME(const Matrix& w, int64_t i, float* to) { unpacked_row<Form##NAME>(w, i, to); }      \
-    bool repack_##NAME(const uint8_t* source, const Matrix& w, int64_t begin, int64_t end) {            \
-        return repack<Form##NAME, NAME>(source, w, begin, end);                                         \
+    bool repack_##NAME(const uint8_t* const* rows, const Matrix& w, int64_t begin, int64_t end) {            \
+        return repack<Form##NAME, NAME>(rows, w, begin, end);                                         \
     }
 
 #define VANTAGE_SIXTEEN(NAME)                                                                           \
@@ -24,13 +24,13 @@ namespace vantage {
     extern Lookup row_##NAME;                                                                           \
     extern ByteProduct* const bytes_##NAME;                                                             \
     ByteProduct* const bytes_##NAME = nullptr;                                                          \
-    bool repack_##NAME(const uint8_t* source, const Matrix& w, int64_t begin, int64_t end);             \
+    bool repack_##NAME(const uint8_t* const* rows, const Matrix& w, int64_t begin, int64_t end);             \
     void product_##NAME(const Matrix& w, int begin, int end, const Rows& r, const RoundedBlock*, float* room) { \
         sixteen<Form##NAME>(w, begin, end, r, room);                                                    \
     }                                                                                                   \
     void row_##NAME(const Matrix& w, int64_t i, float* to) { sixteen_row<Form##NAME>(w, i, to); }       \
-    bool repack_##NAME(const uint8_t* source, const Matrix& w, int64_t begin, int64_t end) {            \
-        return repack_sixteen<Form##NAME>(source, w, begin, end);                                       \
+    bool repack_##NAME(const uint8_t* const* rows, const Matrix& w, int64_t begin, int64_t end) {            \
+        return repack_sixteen<Form##NAME>(rows, w, begin, end);                                       \
     }
 
 #if VANTAGE_PART == 1

@@ -8,6 +8,7 @@
 #include "bytes.h"
 #include "choose.h"
 #include "linear.h"
+#include "repacking.h"
 #include "team_size.h"
 #include "threads.h"
 #include "tiles.h"
@@ -24,14 +25,14 @@ struct Kernels {  // of a format (format.cpp)
     Product* product;
     Lookup* row;
     ByteProduct* const* bytes;  // which is null where there is none
-    bool (*repack)(const uint8_t* source, const Matrix& w, int64_t begin, int64_t end);
+    bool (*repack)(const uint8_t* const* rows, const Matrix& w, int64_t begin, int64_t end);
 };
 
 #define VANTAGE_FORMAT(NAME)       \
     extern Product product_##NAME; \
     extern Lookup row_##NAME;      \
     extern ByteProduct* const bytes_##NAME; \
-    bool repack_##NAME(const uint8_t* source, const Matrix& w, int64_t begin, int64_t end);
+    bool repack_##NAME(const uint8_t* const* rows, const Matrix& w, int64_t begin, int64_t end);
 #define VANTAGE_KERNELS(NAME) {product_##NAME, row_##NAME, &bytes_##NAME, repack_##NAME}
 VANTAGE_FORMAT(Q8_0) VANTAGE_FORMAT(Q4_0) VANTAGE_FORMAT(Q4_1) VANTAGE_FORMAT(Q5_0) VANTAGE_FORMAT(Q5_1)
 VANTAGE_FORMAT(Q2_K) VANTAGE_FORMAT(Q3_K) VANTAGE_FORMAT(Q4_K) VANTAGE_FORMAT(Q5_K) VANTAGE_FORMAT(Q6_K)
@@ -610,15 +611,22 @@ int vantage_steps(StepsCall* call, int most_threads) try {
     RunClock clock;
     const int threads = team_size.choose(most_threads, clock.start());
     const auto steps = lay_out(*call, threads);
+    std::atomic<int> team{threads};  // those from this number on have left it
+    Progress end;
     run_on_threads(
         [&](int thread) {
-            for (int64_t i = 0; i < call->steps; i++) {
+            for (int64_t i = 0; i < call->steps && thread < team; i++) {
                 Step& step = *steps[i];
                 step.begun.share(1, thread, threads, [&](int) { begin_step(*call, i); });
                 step.body.run(thread, threads), step.head.run(thread, threads);
                 step.chosen.share((int)call->body.rows, thread, threads, [&](int row) { choose_token(*call, i, row); });
+                if (thread || i + 1 == call->steps) continue;
+                clock.tell_so_far(team_size);  // steps that go together may take long: who is in the way leaves at once
+                team = std::min(team.load(), team_size.size());
             }
-            if (!thread) clock.done();
+            if (thread) return end.wait(1);  // asleep: torch's threads would spin until the others come
+            end.share(1, 0, 1, [](int) {});
+            clock.done();
         },
         threads);
     clock.tell(team_size);
@@ -627,21 +635,32 @@ int vantage_steps(StepsCall* call, int most_threads) try {
     return 1;
 }
 
-// The rows of a GGUF tensor, into the matrix. 0: done; 2: a scale is not finite.
-int vantage_repack(const Matrix* w, const uint8_t* source, int threads) {
+// The rows of a GGUF tensor, one address for each output, into the matrix. 0: done; 2: a scale is not finite.
+int vantage_repack(const Matrix* w, const uint8_t* const* rows, int threads) {
     std::lock_guard<std::mutex> one_at_a_time(run_lock);
-    const int64_t rows = SUPER * LANES, all = (w->outputs + LANES - 1) / LANES * LANES;
-    std::atomic<bool> finite{true};
-    Progress progress;
-    run_on_threads(
-        [&](int thread) {
-            progress.share((int)((all + rows - 1) / rows), thread, threads, [&](int task) {
-                if (!kernels(*w).repack(source, *w, task * rows, std::min(all, (task + 1) * rows))) finite = false;
-            });
-        },
-        threads);
-    return finite ? 0 : 2;
+    RepackedMatrix matrix(kernels(*w).repack, *w, rows);
+    run_on_threads([&](int thread) { matrix.work(thread, threads); }, threads);
+    return matrix.finite() ? 0 : 2;
 }
+
+// Many matrices, by a thread of its own until all are needed. Null: no memory.
+void* vantage_repacking(int threads) { return new (std::nothrow) Repacking(threads); }
+
+int vantage_repacking_add(void* to, const Matrix* w, const uint8_t* const* rows, const MappedPages* pages, int64_t count) try {
+    ((Repacking*)to)->add(kernels(*w).repack, *w, rows, pages, count);
+    return 0;
+} catch (const std::bad_alloc&) {
+    return 1;
+}
+
+// -1: all are done; else the first that has a scale that is not finite.
+int64_t vantage_repacking_finish(void* of) {
+    std::lock_guard<std::mutex> one_at_a_time(run_lock);
+    return ((Repacking*)of)->finish(run_on_threads);
+}
+
+// When this returns nothing is read or written any more.
+void vantage_repacking_free(void* of) { delete (Repacking*)of; }
 
 // Attention of many queries over many keys. 0: it ran; 1: no memory.
 int vantage_attend(const TileCall* call, int threads) try {

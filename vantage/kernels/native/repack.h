@@ -12,14 +12,23 @@ struct GGUFBlock {  // one block of one output, taken apart
 
 inline uint16_t word16(const uint8_t* p) { uint16_t w; std::memcpy(&w, p, 2); return w; }
 
+// Eight bytes at a time: bytes may alias anything, and the compiler would take them one by one.
 inline void nibbles(const uint8_t* p, uint8_t* to) {  // 16 bytes: inputs j below and j + 16 above
-    for (int j = 0; j < 16; j++) to[j] = p[j] & 15, to[j + 16] = p[j] >> 4;
+    constexpr uint64_t LOW = 0x0f0f0f0f0f0f0f0f;
+    uint64_t both[2], apart[4];
+    std::memcpy(both, p, sizeof both);
+    for (int i = 0; i < 2; i++) apart[i] = both[i] & LOW, apart[i + 2] = both[i] >> 4 & LOW;
+    std::memcpy(to, apart, sizeof apart);
 }
 
 inline void fifth_bits(const uint8_t* p, uint8_t* to) {
-    uint32_t high;
-    std::memcpy(&high, p, 4);
-    for (int j = 0; j < 32; j++) to[j] |= (high >> j & 1) << 4;
+    uint64_t numbers[4];
+    std::memcpy(numbers, to, sizeof numbers);
+    for (int i = 0; i < 4; i++) {  // a byte for each of eight bits
+        const uint64_t placed = p[i] * 0x0101010101010101 & 0x8040201008040201;
+        numbers[i] |= ((placed + 0x7f7f7f7f7f7f7f7f) >> 7 & 0x0101010101010101) << 4;
+    }
+    std::memcpy(to, numbers, sizeof numbers);
 }
 
 inline void six_bit_scales(const uint8_t* p, uint8_t* factors, uint8_t* minima) {  // of Q4_K and Q5_K
@@ -77,10 +86,11 @@ template <> struct Source<Q2_K> {
 template <> struct Source<Q3_K> {
     static constexpr int BYTES = 110;
     static void take(const uint8_t* p, GGUFBlock& to) {
-        for (int i = 0; i < 256; i++) {
-            const int low = p[32 + i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3;
-            to.numbers[i] = (uint8_t)(low | (p[i % 32] >> i / 32 & 1) << 2);
-        }
+        uint8_t high[32], low[64];
+        std::memcpy(high, p, 32), std::memcpy(low, p + 32, 64);
+        for (int i = 0; i < 8; i++)
+            for (int j = 0; j < 32; j++)
+                to.numbers[32 * i + j] = (uint8_t)((low[i / 4 * 32 + j] >> i % 4 * 2 & 3) | (high[j] >> i & 1) << 2);
         const uint8_t* s = p + 96;
         for (int j = 0; j < 16; j++) {
             const int low = j < 8 ? s[j] & 15 : s[j - 8] >> 4, high = s[8 + j % 4] >> j / 4 * 2 & 3;
@@ -185,9 +195,9 @@ inline void write_words(const uint8_t* numbers, uint8_t* to) {
 
 inline bool finite_half(uint16_t h) { return (h & 0x7c00) != 0x7c00; }
 
-// Rows [begin, end) of a GGUF tensor, of whole groups; false: a scale is not finite.
+// Outputs [begin, end), of whole groups, each from its row of a GGUF tensor; false: a scale is not finite.
 template <class F, int FORMAT>
-bool repack(const uint8_t* source, const Matrix& w, int64_t begin, int64_t end) {
+bool repack(const uint8_t* const* rows, const Matrix& w, int64_t begin, int64_t end) {
     using S = Source<FORMAT>;
     const Groups<F> groups(w);
     bool finite = true;
@@ -199,7 +209,7 @@ bool repack(const uint8_t* source, const Matrix& w, int64_t begin, int64_t end) 
         for (int64_t b = 0; b < groups.blocks; b++) {
             uint8_t* to = const_cast<uint8_t*>(groups.first(group)) + b * groups.step(group);
             if (row < w.outputs) {
-                S::take(source + (row * groups.blocks + b) * S::BYTES, block);
+                S::take(rows[row] + b * S::BYTES, block);
                 finite &= FORMAT == MXFP4 || (finite_half(block.scale) && (!F::MINIMUM || finite_half(block.minimum)));
             } else {
                 std::memset(&block, 0, sizeof block);  // the last group is filled up

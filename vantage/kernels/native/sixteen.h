@@ -159,9 +159,9 @@ void sixteen_row(const Matrix& w, int64_t i, float* to) {
         }
 }
 
-// Rows [begin, end) of a tensor, of whole groups; false: a number is not finite.
+// Outputs [begin, end), of whole groups, each from its row of a tensor; false: a number is not finite.
 template <class F>
-bool repack_sixteen(const uint8_t* source, const Matrix& w, int64_t begin, int64_t end) {
+bool repack_sixteen(const uint8_t* const* rows, const Matrix& w, int64_t begin, int64_t end) {
     const Groups<F> groups(w);
     bool finite = true;
     for (int64_t row = begin; row < end; row++) {
@@ -169,7 +169,7 @@ bool repack_sixteen(const uint8_t* source, const Matrix& w, int64_t begin, int64
         uint8_t* to = const_cast<uint8_t*>(groups.first(group)) + 2 * (row % LANES);
         for (int64_t b = 0; b < groups.blocks; b++, to += groups.step(group)) {
             uint16_t numbers[BLOCK] = {};  // the last group is filled up
-            if (row < w.outputs) std::memcpy(numbers, source + 2 * (row * w.inputs + b * BLOCK), sizeof numbers);
+            if (row < w.outputs) std::memcpy(numbers, rows[row] + 2 * b * BLOCK, sizeof numbers);
             for (int k = 0; k < BLOCK; k++) {
                 finite &= F::finite(numbers[k]);
                 std::memcpy(to + 2 * LANES * k, numbers + k, 2);

@@ -3,7 +3,7 @@
 // A thread that another process holds up keeps the others waiting at the end of a stage, and one that shares its core with
 // the thread it waits for takes that one's time. Where the calling thread does not run for a good part of the time, one
 // thread fewer is faster; once it runs all the time again, more are tried. Results do not depend on it: whoever works takes
-// the same pieces. It costs two looks at the clock for each program or group of steps.
+// the same pieces. It costs two looks at the clock for each program or step.
 #pragma once
 #include <time.h>
 #include <algorithm>
@@ -42,6 +42,8 @@ class TeamSize {
         trying_ = false, elapsed_ = lost_ = 0;
     }
 
+    int size() const { return size_; }
+
   private:
     static constexpr int64_t MS = 1000000, WINDOW = 30 * MS, HOLD = 200 * MS, LONGEST_HOLD = 1600 * MS;
     static constexpr int64_t CROWDED_PERCENT = 15;
@@ -56,6 +58,12 @@ class RunClock {  // of the calling thread
     int64_t start() const { return start_; }
     // Its own work is done, and it begins to wait for the others to leave. That may be a spin, which is no work.
     void done() { ran_ = clock(CLOCK_THREAD_CPUTIME_ID) - ran_; }
+    // In the midst of it: what has been since the start or the last time, and from here on again.
+    void tell_so_far(TeamSize& team) {
+        const int64_t now = clock(CLOCK_MONOTONIC), ran = clock(CLOCK_THREAD_CPUTIME_ID);
+        team.ran(now, now - start_, now - start_ - (ran - ran_));
+        start_ = now, ran_ = ran;
+    }
     void tell(TeamSize& team) const {
         const int64_t now = clock(CLOCK_MONOTONIC);
         team.ran(now, now - start_, now - start_ - ran_);

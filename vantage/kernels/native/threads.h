@@ -46,6 +46,10 @@ class alignas(64) Progress {  // of one stage
                 if (done_.fetch_add(1) + 1 == pieces && asleep_.load()) wake();
             }
         }
+        wait(pieces);
+    }
+    // Returns when so many are done, and takes none.
+    void wait(int pieces) {
         for (int spins = 0; done_.load(std::memory_order_acquire) < pieces; spins++)
             spins < 2000 ? relax() : sleep(pieces);
     }
