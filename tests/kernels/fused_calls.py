@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -10,17 +11,18 @@ from torch import Tensor
 
 from vantage.kernels import kernel_named
 from vantage.kernels.fused import Fused
-from vantage.spec.forms import DistanceTable, LogDistance, PowerDistance, QueryAndKey, RowTable, Slope
+from vantage.position import Fire
+from vantage.spec.forms import DistanceTable, LogDistance, PowerDistance, QueryAndKey, RatioPieces, RowTable, Slope
 from vantage.spec.masks import Causal, Chunked, Everything, Mask, Prefix, SameSegment, Window
 from vantage.spec.normalisers import Softmax
-from vantage.spec.parts import Need, Pointwise, View
+from vantage.spec.parts import Need, Pointwise, Shape, View
 from vantage.spec.positions import EMPTY, Positions
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MISSING = DEVICE == "cpu" and importlib.util.find_spec("triton") is None
 # relative to the norm, as inputs and outputs are rounded
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
-FORMS = ("none", "slope", "log", "power", "table", "row table", "query and key")
+FORMS = ("none", "slope", "log", "power", "table", "row table", "query and key", "pieces")
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Case:
     lse: bool = False  # the log-sum-exp has a gradient as well
     width: int = 9  # of a table
     first: int = -2  # the distance of its first entry
+    hidden: int = 6  # units of a network
+    limit: float = 11.0  # positions below this are as it
 
     @property
     def H(self) -> int:
@@ -88,8 +92,21 @@ def form(case: Case, generator: torch.Generator, dtype: torch.dtype) -> Pointwis
         "table": lambda: DistanceTable(normal(H, case.width), case.first),
         "row table": lambda: RowTable(normal(B, H, T, case.width), case.first),
         "query and key": lambda: QueryAndKey(normal(B, H, T), normal(B, H, S)),
+        "pieces": lambda: pieces(normal, H, case),
     }
     return makes[case.form]()
+
+
+def pieces(normal: Callable[..., Tensor], heads: int, case: Case) -> RatioPieces:
+    """FIRE's, with break points among the ratios."""
+    fire = Fire(hidden=case.hidden, init_L=case.limit, init_c=0.3, bidirectional=False)
+    part = fire.build(Shape(16 * heads, heads, heads, 16, 16, 16)).double()
+    with torch.no_grad():
+        for parameter in (*part.f[0].parameters(), *part.f[2].parameters()):
+            parameter.copy_(normal(*parameter.shape))
+        part.f[0].bias.copy_(-part.f[0].weight[:, 0] * normal(case.hidden).sigmoid())
+        form = part.form()
+    return replace(form, **{f.name: x.to(torch.float32) for f in fields(form) if isinstance(x := getattr(form, f.name), Tensor)})
 
 
 @dataclass
@@ -131,9 +148,9 @@ class Inputs:
         bias = self.bias
         if bias is not None:
             learned = {f.name: x for f in fields(bias) if isinstance(x := getattr(bias, f.name), Tensor)}  # pyright: ignore[reportArgumentType]
-            learned = {name: x.to(self.device, wide).detach().requires_grad_() for name, x in learned.items()}
+            learned = {name: x.to(self.device, wide).detach() for name, x in learned.items()}
             bias = replace(bias, **learned)  # pyright: ignore[reportArgumentType]
-            leaves += learned.values()
+            leaves += [x.requires_grad_() for name, x in learned.items() if name != "breaks"]
         sinks = None
         if case.sinks:
             sinks = self.sinks.to(wide).detach().requires_grad_()

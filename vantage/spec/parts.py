@@ -66,10 +66,36 @@ class Pointwise(ABC):
         return (type(self), *(id(v) if isinstance(v, Tensor) else v for v in values))
 
 
-class Dense(NamedTuple):
-    """A score bias that only exists as a whole, (B or 1, H, T, S)."""
+class Dense:
+    """A score bias that exists as a whole, (B or 1, H, T, S).
 
-    value: Tensor
+    ``make``: it is made when it is asked for; then ``form`` says what it is to kernels that need not have it whole
+    (spec/forms.py).
+    """
+
+    def __init__(
+        self,
+        value: Tensor | None = None,
+        *,
+        make: Callable[[], Tensor] | None = None,
+        form: Callable[[], Any] = lambda: None,
+    ):
+        assert (value is None) != (make is None), "one of the two"
+        self._value, self._make, self._say_form = value, make, form
+        self._forms: list[Any] = []
+
+    @property
+    def value(self) -> Tensor:
+        if self._value is None:
+            assert self._make is not None
+            self._value = self._make()
+        return self._value
+
+    def form(self) -> Any:
+        """What it is, worked out once; ``None``: nothing but a whole."""
+        if not self._forms:
+            self._forms.append(self._say_form())
+        return self._forms[0]
 
 
 class BiasInputs(NamedTuple):

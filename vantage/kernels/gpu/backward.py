@@ -9,7 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vantage.kernels.gpu.tiles import LOG, LOG2E, POWER, SLOPE, biased, column, place, scaled, sees, shift_of
+from vantage.kernels.gpu.far import cubic, log2_of, log_slope_sums, log_terms, middle_and_along
+from vantage.kernels.gpu.pieces import empty_sums, piece_sums, store_sums, with_pieces
+from vantage.kernels.gpu.tiles import LOG, LOG2E, PIECES, POWER, SLOPE, biased, column, place, scaled, sees, shift_of
 
 
 @triton.jit
@@ -31,17 +33,27 @@ def dot_rows(
 
 
 @triton.jit
-def _bias_sums(ds, d, P0, P1, h, one, two, FORM: tl.constexpr):
+def _bias_sums(
+    ds, qp, kp, P0, P1, h, one, two, m0, n0, kj, qi, off, BLOCK: tl.constexpr, FORM: tl.constexpr, FAR: tl.constexpr,
+    APPROXIMATE: tl.constexpr,
+):  # fmt: skip
     """What a tile adds to the gradients of the (one or two) numbers of a form, row by row."""
-    x = tl.abs(d).to(tl.float32)
+    x = tl.abs(qp[:, None] - kp[None, :]).to(tl.float32)
     if FORM == SLOPE:
         one -= tl.sum(ds * x, 1)
-    if FORM == LOG:
+    if FORM == LOG and FAR:
+        p = tl.load(P1 + h)
+        middle, along = middle_and_along(qp[:, None], kp[None, :], m0, n0, kj[None, :], qi[:, None], off, BLOCK)
+        c0, c1, c2, c3 = log_terms(middle, p, BLOCK, APPROXIMATE)
+        one -= tl.sum(ds * cubic(along, c0, c1, c2, c3), 1) / LOG2E
+        _, by_p = log_slope_sums(ds, tl.reshape(middle, [BLOCK]), along, p)
+        two -= by_p * tl.load(P0 + h)
+    elif FORM == LOG:
         inner = 1.0 + tl.load(P1 + h) * x
-        one -= tl.sum(ds * tl.math.log2(inner), 1) / LOG2E
+        one -= tl.sum(ds * log2_of(inner, APPROXIMATE), 1) / LOG2E
         two -= tl.sum(ds * (x / inner), 1) * tl.load(P0 + h)
     if FORM == POWER:
-        log = tl.math.log2(tl.where(x > 0, x, 1.0))
+        log = log2_of(tl.where(x > 0, x, 1.0), APPROXIMATE)
         raised = tl.where(x > 0, tl.math.exp2(tl.load(P1 + h) * log), 0.0)
         one -= tl.sum(ds * raised, 1)
         two -= tl.sum(ds * raised * log, 1) / LOG2E * tl.load(P0 + h)
@@ -70,10 +82,16 @@ def _query_step(
         k = tl.where((ko >= 0)[:, None], k, 0.0)
         v = tl.where((ko >= 0)[:, None], v, 0.0)
     x, slope = scaled(tl.dot(q, k.T, input_precision=PRECISION), scale, cap, SOFTCAP, APPROXIMATE)
-    x = biased(
-        x, qp[:, None], kp[None, :], q0, shift[:, None], P0, P1, at, h, qi[:, None], m0, kj[None, :], n, T, off, low,
-        width, banks, BLOCK, FORM, ONE_SIDED, FULL, BANKED,
-    )  # fmt: skip
+    if FORM == PIECES:
+        x, r, first, last = with_pieces(
+            x, qp[:, None], kp[None, :], shift[:, None], P0, P1, h, qi[:, None], m0, kj[None, :], n, off, width, BLOCK,
+            BANKED, ONE_SIDED, FULL and ONE_SIDED, APPROXIMATE,
+        )  # fmt: skip
+    else:
+        x = biased(
+            x, qp[:, None], kp[None, :], q0, shift[:, None], P0, P1, at, h, qi[:, None], m0, kj[None, :], n, T, off,
+            low, width, banks, BLOCK, FORM, ONE_SIDED, FULL, BANKED, APPROXIMATE,
+        )  # fmt: skip
     p = tl.math.exp2(x - line[:, None])
     see = (kj < S)[None, :]
     if not FULL:
@@ -83,8 +101,15 @@ def _query_step(
         )  # fmt: skip
         p = tl.where(see, p, 0.0)
     ds = p * (tl.dot(do, v.T, input_precision=PRECISION) - delta[:, None])
-    if LEARNED and FORM <= 3:
-        one, two = _bias_sums(ds, qp[:, None] - kp[None, :], P0, P1, h, one, two, FORM)
+    if LEARNED and FORM == PIECES:
+        one = piece_sums(
+            one, ds, r, first, last, qp, kp, kj, m0, n, qi, off, P0, P1, G0, tl.program_id(0), h, width, BLOCK, BANKED,
+            FULL and ONE_SIDED,
+        )  # fmt: skip
+    elif LEARNED and FORM <= 3:
+        one, two = _bias_sums(
+            ds, qp, kp, P0, P1, h, one, two, m0, n, kj, qi, off, BLOCK, FORM, FULL and ONE_SIDED, APPROXIMATE
+        )
     elif LEARNED and not (FULL and ONE_SIDED):
         # every distance has a key of its own, but for those before the first; what is beyond the last is the rest
         d = qp[:, None] - kp[None, :] - low
@@ -135,16 +160,20 @@ def query_gradients(
         qs = place(QP, 2, row, rows, qi, T, False)
         qp = place(QP, 1, row, rows, qi, T, FLOAT)
         q0 = tl.max(qp)
-    shift = shift_of(qp, q0, P0, at, h, qi, T, width, FORM, ONE_SIDED)
+    shift = shift_of(qp, q0, P0, P1, at, h, qi, T, width, FORM, ONE_SIDED)
     line = tl.load(LSE + at * T + qi, mask=inside, other=float("inf"))
-    line = tl.where(line == float("-inf"), float("inf"), line) * LOG2E - shift
+    line = tl.where(line == float("-inf"), float("inf"), line) * LOG2E
+    if FORM != PIECES:
+        line = line - shift
     delta = tl.load(DELTA + at * T + qi, mask=inside, other=0.0)
     bounds = BOUNDS + (row * blocks + block) * 4
     lo, full_lo, full_hi, hi = tl.load(bounds), tl.load(bounds + 1), tl.load(bounds + 2), tl.load(bounds + 3)
-    NEAR: tl.constexpr = 1 if BANKED else None  # ready-made biases would take the room of a second program
+    NEAR: tl.constexpr = 1 if BANKED and FORM != PIECES else None  # ready-made biases would take the room of a second program
     dq = tl.zeros([BLOCK, D_TILE], tl.float32)
     one = tl.zeros([BLOCK], tl.float32)
     two = tl.zeros([BLOCK], tl.float32)
+    if FORM == PIECES:
+        one = empty_sums(h, BLOCK)
     kp = column(KP, P1, row, rows, at, lo * BLOCK + tl.arange(0, BLOCK), S, FORM, RUN, FLOAT)
     for n in tl.range(lo * BLOCK, full_lo * BLOCK, BLOCK, num_stages=NEAR):
         ahead = column(KP, P1, row, rows, at, n + BLOCK + tl.arange(0, BLOCK), S, FORM, RUN, FLOAT)
@@ -176,7 +205,9 @@ def query_gradients(
     c = tl.arange(0, D_TILE)
     out = DQ + b * db + h.to(tl.int64) * dh + qi.to(tl.int64)[:, None] * dt + c[None, :]
     tl.store(out, (dq * factor).to(DQ.dtype.element_ty), mask=inside[:, None] & (c < D)[None, :])
-    if LEARNED and FORM <= 3:
+    if LEARNED and FORM == PIECES:
+        store_sums(one, shift, G0, G1, tl.program_id(0), width, at, T, qi, inside, tl.num_programs(0) // blocks)
+    elif LEARNED and FORM <= 3:
         tl.store(G0 + at * T + qi, one, mask=inside)
         tl.store(G1 + at * T + qi, two, mask=inside)
     elif LEARNED:
@@ -206,15 +237,17 @@ def _key_step(
         if not FULL:
             qo = place(QP, 0, row, rows, qi, T, False)
             qs = place(QP, 2, row, rows, qi, T, False)
-    shift = shift_of(qp, q0, P0, at, h, qi, T, width, FORM, ONE_SIDED)
+    shift = shift_of(qp, q0, P0, P1, at, h, qi, T, width, FORM, ONE_SIDED)
     line = tl.load(LSE + at * T + qi, mask=inside, other=float("inf"))
-    line = tl.where(line == float("-inf"), float("inf"), line) * LOG2E - shift
+    line = tl.where(line == float("-inf"), float("inf"), line) * LOG2E
+    if FORM != PIECES:
+        line = line - shift
     delta = tl.load(DELTA + at * T + qi, mask=inside, other=0.0)
     q = q_tiles.load([m0, 0])
     x, slope = scaled(tl.dot(k, q.T, input_precision=PRECISION), scale, cap, SOFTCAP, APPROXIMATE)
     x = biased(
         x, qp[None, :], kp[:, None], q0, shift[None, :], P0, P1, at, h, qi[None, :], m0, kj[:, None], n0, T, off, low,
-        width, banks, BLOCK, FORM, ONE_SIDED, FULL, BANKED,
+        width, banks, BLOCK, FORM, ONE_SIDED, FULL, BANKED, APPROXIMATE,
     )  # fmt: skip
     p = tl.math.exp2(x - line[None, :])
     if not FULL:
@@ -267,7 +300,7 @@ def key_gradients(
         v = tl.where((ko >= 0)[:, None], v, 0.0)
     bounds = BOUNDS + (row * blocks + block) * 4
     lo, full_lo, full_hi, hi = tl.load(bounds), tl.load(bounds + 1), tl.load(bounds + 2), tl.load(bounds + 3)
-    NEAR: tl.constexpr = 1 if BANKED else None  # as above
+    NEAR: tl.constexpr = 1 if BANKED and FORM != PIECES else None  # as above
     dk = tl.zeros([BLOCK, D_TILE], tl.float32)
     dv = tl.zeros([BLOCK, E_TILE], tl.float32)
     for i in range(GROUP):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vantage.kernels.gpu.tiles import LN2, LOG2E, biased, column, place, scaled, sees, shift_of
+from vantage.kernels.gpu.tiles import LN2, LOG2E, PIECES, biased, column, place, scaled, sees, shift_of
 
 
 @triton.jit
@@ -16,7 +16,7 @@ def _masked(
     s, kj, kp, n, m0, qi, qo, qp, qs, q0, shift, KP, row, rows, at, h, P0, P1, T, S, off, low, width, banks,
     origin, window, chunk, prefix, BLOCK: tl.constexpr, FORM: tl.constexpr, ONE_SIDED: tl.constexpr, RUN: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, PREFIX: tl.constexpr, SEGMENT: tl.constexpr,
-    EMPTY: tl.constexpr, BANKED: tl.constexpr,
+    EMPTY: tl.constexpr, BANKED: tl.constexpr, APPROXIMATE: tl.constexpr,
 ):  # fmt: skip
     """The scores of a tile in which some pairs may not see each other."""
     ko = kj
@@ -26,7 +26,7 @@ def _masked(
         ks = place(KP, 2, row, rows, kj, S, False)
     s = biased(
         s, qp[:, None], kp[None, :], q0, shift[:, None], P0, P1, at, h, qi[:, None], m0, kj[None, :], n, T, off, low,
-        width, banks, BLOCK, FORM, ONE_SIDED, False, BANKED,
+        width, banks, BLOCK, FORM, ONE_SIDED, False, BANKED, APPROXIMATE,
     )  # fmt: skip
     see = sees(
         qo[:, None], ko[None, :], qs[:, None], ks[None, :], (kj < S)[None, :], origin, window, chunk, prefix,
@@ -52,24 +52,24 @@ def _step(
         if full:
             s = biased(
                 s, qp[:, None], kp[None, :], q0, shift[:, None], P0, P1, at, h, qi[:, None], m0, kj[None, :], n, T, off,
-                low, width, banks, BLOCK, FORM, ONE_SIDED, True, BANKED,
+                low, width, banks, BLOCK, FORM, ONE_SIDED, True, BANKED, APPROXIMATE,
             )  # fmt: skip
         else:
             s = _masked(
                 s, kj, kp, n, m0, qi, qo, qp, qs, q0, shift, KP, row, rows, at, h, P0, P1, T, S, off, low, width,
                 banks, origin, window, chunk, prefix, BLOCK, FORM, ONE_SIDED, RUN, CAUSAL, WINDOW, CHUNK, PREFIX,
-                SEGMENT, EMPTY, BANKED,
+                SEGMENT, EMPTY, BANKED, APPROXIMATE,
             )  # fmt: skip
     elif FULL:
         s = biased(
             s, qp[:, None], kp[None, :], q0, shift[:, None], P0, P1, at, h, qi[:, None], m0, kj[None, :], n, T, off,
-            low, width, banks, BLOCK, FORM, ONE_SIDED, True, BANKED,
+            low, width, banks, BLOCK, FORM, ONE_SIDED, True, BANKED, APPROXIMATE,
         )  # fmt: skip
     else:
         s = _masked(
             s, kj, kp, n, m0, qi, qo, qp, qs, q0, shift, KP, row, rows, at, h, P0, P1, T, S, off, low, width, banks,
             origin, window, chunk, prefix, BLOCK, FORM, ONE_SIDED, RUN, CAUSAL, WINDOW, CHUNK, PREFIX, SEGMENT, EMPTY,
-            BANKED,
+            BANKED, APPROXIMATE,
         )  # fmt: skip
     top = tl.maximum(m, tl.max(s, 1))
     pivot = top if FULL else tl.where(top == float("-inf"), 0.0, top)  # a row that has seen nothing yet
@@ -116,7 +116,7 @@ def attend(
         qs = place(QP, 2, row, rows, qi, T, False)
         qp = place(QP, 1, row, rows, qi, T, FLOAT)
         q0 = tl.max(qp)
-    shift = shift_of(qp, q0, P0, at, h, qi, T, width, FORM, ONE_SIDED)
+    shift = shift_of(qp, q0, P0, P1, at, h, qi, T, width, FORM, ONE_SIDED)
     bounds = BOUNDS + (row * blocks + block) * 4
     lo, full_lo, full_hi, hi = tl.load(bounds), tl.load(bounds + 1), tl.load(bounds + 2), tl.load(bounds + 3)
     acc = tl.zeros([BLOCK, E_TILE], tl.float32)
@@ -161,7 +161,8 @@ def attend(
                 False, False,
             )  # fmt: skip
             kp = ahead
-    m = m + shift
+    if FORM != PIECES:
+        m = m + shift
     inside = qi < T
     if HAS_SINKS:
         sink = tl.load(SINKS + b * sb + h * sh + qi.to(tl.int64) * st, mask=inside, other=0.0).to(tl.float32) * LOG2E

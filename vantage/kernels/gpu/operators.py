@@ -10,7 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
-from vantage.kernels.fused_operator import BY_KEY, NUMBERS, FusedPlan
+from vantage.kernels.fused_operator import BY_KEY, NUMBERS, PIECES, FusedPlan
 from vantage.kernels.gpu import backward, forward
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
@@ -73,7 +73,7 @@ def attend_back(
         launch = backward.query_gradients
         launch[(blocks * B * H,)](
             q, k, v, grad, lse, shared, dq, one, two, one_sum, two_sum, q_places, k_places, key_ranges,
-            *inputs, *dq.stride()[:3], T, S, blocks, *numbers, **how, LEARNED=p.learned and p.form < BY_KEY,
+            *inputs, *dq.stride()[:3], T, S, blocks, *numbers, **how, LEARNED=p.learned and p.form != BY_KEY,
         )  # fmt: skip
         launch = backward.key_gradients
         launch[(key_blocks * B * G,)](
@@ -125,6 +125,9 @@ def empty_gradients(
     one, two = q.new_empty(0, dtype=torch.float32), q.new_empty(0, dtype=torch.float32)
     if p.learned and p.form < NUMBERS:
         one, two = torch.empty_like(delta), torch.empty_like(delta)
+    elif p.learned and p.form == PIECES:
+        one = q.new_zeros(B, H, triton.cdiv(T, p.block), p.width, 4, dtype=torch.float32)
+        two = q.new_empty(2, B, H, T, dtype=torch.float32)
     elif p.learned and p.form == BY_KEY:
         two = q.new_empty(B, H, k.shape[2], dtype=torch.float32)
     elif p.learned:
@@ -139,7 +142,7 @@ def constants(q: Tensor, k: Tensor, v: Tensor, p: FusedPlan, factors: list[float
         "H": H, "GROUP": H // k.shape[1], "D": D, "E": E, "D_TILE": tile(D), "E_TILE": tile(E), "BLOCK": p.block,
         "FORM": p.form, "ONE_SIDED": bool(p.one_sided), "RUN": bool(p.run), "FLOAT": bool(p.fractional),
         "CAUSAL": bool(p.causal), "WINDOW": p.window > 0, "CHUNK": p.chunk > 0, "PREFIX": p.prefix > 0,
-        "SEGMENT": bool(p.segments), "EMPTY": bool(p.empty), "BANKED": p.banks > 0, "SOFTCAP": factors[1] > 0,
+        "SEGMENT": bool(p.segments), "EMPTY": bool(p.empty), "BANKED": p.banks if p.form == PIECES else p.banks > 0, "SOFTCAP": factors[1] > 0,
         "PRECISION": "tf32x3" if full else "tf32", "APPROXIMATE": q.is_cuda and not full and not torch.version.hip,
     }  # fmt: skip
 
@@ -159,7 +162,7 @@ def warps(q: Tensor, v: Tensor) -> int:
 def stages(q: Tensor, v: Tensor, p: FusedPlan, held: int) -> int:
     """How many tiles may be on their way: as many as fit beside the ``held`` ones. Three forward pay, two back, and two
     forward with ready-made biases, where two programs then fit on one multiprocessor."""
-    most = 3 if held == 1 and not p.banks else 2
+    most = 3 if held == 1 and (not p.banks or p.form == PIECES) else 2
     room = shared_memory(q.device) - p.block * p.block * 4 * held
     turned = 2 if held == 2 and turns_tiles_in_memory(q.device) else 0
     return max(1, min(most, (room // (p.block * row_bytes(q, v)) - held - turned) // 2))

@@ -1,0 +1,159 @@
+"""A bias that is linear in pieces of a ratio: a logarithm of the distance times a number of the query (FIRE).
+
+P0 is (H, width, 2): slope and offset of each piece. P1 begins with the number in the logarithm and, from HEADER on, has
+the break points in rising order, infinite behind the last. In most tiles the ratio stays in one piece or two: a tile
+begins with the piece of its lowest ratio, and adds a hinge for each break point up to its highest.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from vantage.kernels.gpu.far import LOG2E, cubic, log2_of, log_slope_sums, log_terms, middle_and_along
+
+HEADER = tl.constexpr(4)
+GROUP = tl.constexpr(4)  # hinges that are added without asking for each
+SLACK = tl.constexpr(1e-5)  # bounds of a ratio are rounded, and so is the ratio
+
+
+@triton.jit
+def break_points(low, high, by_query, P1, GROUPS: tl.constexpr, APPROXIMATE: tl.constexpr):
+    """How many break points lie below all ratios of a tile, and below some; of its lowest and highest distance."""
+    c = tl.load(P1)
+    k = tl.arange(0, GROUPS * GROUP)
+    at = tl.load(P1 + HEADER + k)
+    lowest = log2_of(1.0 + c * low, APPROXIMATE) * tl.min(by_query) * (1.0 - SLACK)
+    highest = log2_of(1.0 + c * high, APPROXIMATE) * tl.max(by_query) * (1.0 + SLACK) + SLACK
+    return tl.sum((at < lowest).to(tl.int32)), tl.sum((at < highest).to(tl.int32))
+
+
+@triton.jit
+def distance_bounds(qp, kp, m0, n0, off, BLOCK: tl.constexpr, ONE_SIDED: tl.constexpr):
+    """The lowest and highest distance of a tile; one-sided: positions run on."""
+    if ONE_SIDED:
+        behind = (m0 + off - n0).to(tl.float32)
+        low = tl.maximum(behind - (BLOCK - 1), 0.0)
+        high = tl.maximum(behind + (BLOCK - 1), BLOCK)
+    else:
+        q_low, q_high = tl.min(qp).to(tl.float32), tl.max(qp).to(tl.float32)
+        k_low, k_high = tl.min(kp).to(tl.float32), tl.max(kp).to(tl.float32)
+        low = tl.maximum(tl.maximum(q_low - k_high, k_low - q_high), 0.0)
+        high = tl.maximum(q_high - k_low, k_high - q_low)
+    return low, high
+
+
+@triton.jit
+def logs(
+    qp, kp, qi, kj, m0, n0, off, P1, BLOCK: tl.constexpr, FAR: tl.constexpr, APPROXIMATE: tl.constexpr
+):  # fmt: skip
+    """log2(1 + c·distance) of a tile's pairs."""
+    c = tl.load(P1)
+    if FAR:
+        middle, along = middle_and_along(qp, kp, m0, n0, kj, qi, off, BLOCK)
+        c0, c1, c2, c3 = log_terms(middle, c, BLOCK, APPROXIMATE)
+        y = cubic(along, c0, c1, c2, c3)
+    else:
+        y = log2_of(1.0 + c * tl.abs(qp - kp).to(tl.float32), APPROXIMATE)
+    return y
+
+
+@triton.jit
+def hinges(x, r, k, P0, P1, h, width):
+    for u in tl.static_range(GROUP):
+        bend = tl.load(P0 + (h * width + k + u + 1) * 2) - tl.load(P0 + (h * width + k + u) * 2)
+        x += (bend * LOG2E) * tl.maximum(r - tl.load(P1 + HEADER + k + u), 0.0)
+    return x
+
+
+@triton.jit
+def add_pieces(x, r, first, last, P0, P1, h, width, GROUPS: tl.constexpr):
+    """Scores with their bias. ``first`` and ``last``: see ``break_points``."""
+    piece = P0 + (h * width + first) * 2
+    x = x + ((tl.load(piece) * LOG2E) * r + tl.load(piece + 1) * LOG2E)
+    for g in tl.static_range(GROUPS):
+        if first + g * GROUP < last:
+            x = hinges(x, r, first + g * GROUP, P0, P1, h, width)
+    return x
+
+
+@triton.jit
+def with_pieces(
+    x, qp, kp, by_query, P0, P1, h, qi, m0, kj, n0, off, width, BLOCK: tl.constexpr, GROUPS: tl.constexpr,
+    ONE_SIDED: tl.constexpr, FAR: tl.constexpr, APPROXIMATE: tl.constexpr,
+):  # fmt: skip
+    """Scores with their bias; the ratios, and the two numbers of ``break_points``."""
+    low, high = distance_bounds(qp, kp, m0, n0, off, BLOCK, ONE_SIDED)
+    first, last = break_points(low, high, by_query, P1, GROUPS, APPROXIMATE)
+    r = logs(qp, kp, qi, kj, m0, n0, off, P1, BLOCK, FAR, APPROXIMATE) * by_query
+    return add_pieces(x, r, first, last, P0, P1, h, width, GROUPS), r, first, last
+
+
+@triton.jit
+def empty_sums(h, BLOCK: tl.constexpr):
+    """Of each row: ds and ds·ratio since ``piece`` began; what the query's number gets, and what the number in the
+    logarithm gets."""
+    zero = tl.zeros([BLOCK], tl.float32)
+    return zero, zero, zero, zero, h * 0
+
+
+@triton.jit
+def _row_sums(ds, r, qp, kp, kj, m0, n0, qi, off, c, BLOCK: tl.constexpr, FAR: tl.constexpr):
+    """Sums over keys of ds; of ds times the ratio; and of ds times the logarithm's derivative."""
+    if FAR:
+        middle, along = middle_and_along(qp[:, None], kp[None, :], m0, n0, kj[None, :], qi[:, None], off, BLOCK)
+        total, slope = log_slope_sums(ds, tl.reshape(middle, [BLOCK]), along, c)
+    else:
+        d = tl.abs(qp[:, None] - kp[None, :]).to(tl.float32)
+        total = tl.sum(ds, 1)
+        slope = tl.sum(ds * (d / (1.0 + c * d)), 1)
+    return total, tl.sum(ds * r, 1), slope
+
+
+@triton.jit
+def flush(G0, place, total, by_ratio):
+    """Into a place that only this program adds to."""
+    tl.atomic_add(G0 + place, tl.sum(total), sem="relaxed")
+    tl.atomic_add(G0 + place + 1, tl.sum(by_ratio), sem="relaxed")
+
+
+@triton.jit
+def piece_sums(
+    sums, ds, r, first, last, qp, kp, kj, m0, n0, qi, off, P0, P1, G0, program, h, width, BLOCK: tl.constexpr,
+    GROUPS: tl.constexpr, FAR: tl.constexpr,
+):  # fmt: skip
+    """What a tile adds to the gradients. G0 is (programs, width, 4): ds and ds·ratio of tiles that begin in a piece, and
+    of what lies beyond its break point in tiles that go on."""
+    total, by_ratio, to_log, to_c, piece = sums
+    base = program * width * 4
+    if first != piece:
+        flush(G0, base + piece * 4, total, by_ratio)
+        total = tl.zeros([BLOCK], tl.float32)
+        by_ratio = tl.zeros([BLOCK], tl.float32)
+    c = tl.load(P1)
+    a, b, s = _row_sums(ds, r, qp, kp, kj, m0, n0, qi, off, c, BLOCK, FAR)
+    slope = tl.load(P0 + (h * width + first) * 2)
+    total += a
+    by_ratio += b
+    to_log += slope * b
+    to_c += slope * s
+    for g in tl.static_range(GROUPS):
+        if first + g * GROUP < last:
+            for u in tl.static_range(GROUP):
+                k = first + g * GROUP + u
+                bend = tl.load(P0 + (h * width + k + 1) * 2) - tl.load(P0 + (h * width + k) * 2)
+                beyond = tl.where(r > tl.load(P1 + HEADER + k), ds, 0.0)
+                a, b, s = _row_sums(beyond, r, qp, kp, kj, m0, n0, qi, off, c, BLOCK, FAR)
+                to_log += bend * b
+                to_c += bend * s
+                flush(G0, base + k * 4 + 2, a, b)
+    return total, by_ratio, to_log, to_c, first
+
+
+@triton.jit
+def store_sums(sums, by_query, G0, G1, program, width, at, T, qi, inside, all_heads):
+    """The rest of G0, and G1, (2, B, H, T): of each query's number, and its share of the number in the logarithm."""
+    total, by_ratio, to_log, to_c, piece = sums
+    flush(G0, (program * width + piece) * 4, total, by_ratio)
+    tl.store(G1 + at * T + qi, to_log / tl.where(by_query == 0, 1.0, by_query), mask=inside)
+    tl.store(G1 + (all_heads + at) * T + qi, to_c * by_query * LOG2E, mask=inside)
