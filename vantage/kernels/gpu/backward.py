@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from vantage.kernels.gpu.far import cubic, log2_of, log_slope_sums, log_terms, middle_and_along
-from vantage.kernels.gpu.pieces import empty_sums, piece_sums, store_sums, with_pieces
+from vantage.kernels.gpu.pieces import easy_keys, easy_queries, empty_sums, piece_sums, store_sums, with_pieces
 from vantage.kernels.gpu.tiles import LOG, LOG2E, PIECES, POWER, SLOPE, biased, column, place, scaled, sees, shift_of
 
 
@@ -103,7 +103,7 @@ def _query_step(
     ds = p * (tl.dot(do, v.T, input_precision=PRECISION) - delta[:, None])
     if LEARNED and FORM == PIECES:
         one = piece_sums(
-            one, ds, r, first, last, qp, kp, kj, m0, n, qi, off, P0, P1, G0, tl.program_id(0), h, width, BLOCK, BANKED,
+            one, ds, r, first, last, qp, kp, kj, m0, n, qi, off, P0, P1, G0, tl.program_id(0), h, width, BLOCK,
             FULL and ONE_SIDED,
         )  # fmt: skip
     elif LEARNED and FORM <= 3:
@@ -174,6 +174,8 @@ def query_gradients(
     two = tl.zeros([BLOCK], tl.float32)
     if FORM == PIECES:
         one = empty_sums(h, BLOCK)
+        if ONE_SIDED:
+            full_hi = easy_keys(full_lo, full_hi, m0, off, shift, P1, BANKED, BLOCK, APPROXIMATE)
     kp = column(KP, P1, row, rows, at, lo * BLOCK + tl.arange(0, BLOCK), S, FORM, RUN, FLOAT)
     for n in tl.range(lo * BLOCK, full_lo * BLOCK, BLOCK, num_stages=NEAR):
         ahead = column(KP, P1, row, rows, at, n + BLOCK + tl.arange(0, BLOCK), S, FORM, RUN, FLOAT)
@@ -310,6 +312,8 @@ def key_gradients(
         g_tiles = tl.make_tensor_descriptor(DO + b * gb + h.to(tl.int64) * gh, [T, E], [gt, 1], [BLOCK, E_TILE])
         kp = column(KP, P1, row, rows, at, kj, S, FORM, RUN, FLOAT)
         total = tl.zeros([BLOCK], tl.float32)
+        if FORM == PIECES and ONE_SIDED:
+            full_lo = easy_queries(full_lo, full_hi, n0, off, at, T, P1, width, BANKED, BLOCK, APPROXIMATE)
         for m0 in tl.range(lo * BLOCK, full_lo * BLOCK, BLOCK, num_stages=NEAR):
             dk, dv, total = _key_step(
                 k, v, q_tiles, g_tiles, m0, n0, kj, ko, kp, ks, LSE, DELTA, QP, row, rows, at, h, P0, P1, T, S, off,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from vantage.kernels.gpu.pieces import easy_keys
 from vantage.kernels.gpu.tiles import LN2, LOG2E, PIECES, biased, column, place, scaled, sees, shift_of
 
 
@@ -119,6 +120,8 @@ def attend(
     shift = shift_of(qp, q0, P0, P1, at, h, qi, T, width, FORM, ONE_SIDED)
     bounds = BOUNDS + (row * blocks + block) * 4
     lo, full_lo, full_hi, hi = tl.load(bounds), tl.load(bounds + 1), tl.load(bounds + 2), tl.load(bounds + 3)
+    if FORM == PIECES and ONE_SIDED:
+        full_hi = easy_keys(full_lo, full_hi, m0, off, shift, P1, BANKED, BLOCK, APPROXIMATE)
     acc = tl.zeros([BLOCK, E_TILE], tl.float32)
     m = tl.full([BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)

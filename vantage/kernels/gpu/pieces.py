@@ -13,7 +13,8 @@ import triton.language as tl
 from vantage.kernels.gpu.far import LOG2E, cubic, log2_of, log_slope_sums, log_terms, middle_and_along
 
 HEADER = tl.constexpr(4)
-GROUP = tl.constexpr(4)  # hinges that are added without asking for each
+GROUP = tl.constexpr(4)  # break points that a far tile may have
+AT_ONCE = tl.constexpr(64)  # tiles that are looked at together
 SLACK = tl.constexpr(1e-5)  # bounds of a ratio are rounded, and so is the ratio
 
 
@@ -59,22 +60,71 @@ def logs(
 
 
 @triton.jit
-def hinges(x, r, k, P0, P1, h, width):
-    for u in tl.static_range(GROUP):
-        bend = tl.load(P0 + (h * width + k + u + 1) * 2) - tl.load(P0 + (h * width + k + u) * 2)
-        x += (bend * LOG2E) * tl.maximum(r - tl.load(P1 + HEADER + k + u), 0.0)
+def hinge(y, r, k, P0, P1, h, width):
+    """What a break point adds: beyond it the slope is another."""
+    bend = tl.load(P0 + (h * width + k + 1) * 2) - tl.load(P0 + (h * width + k) * 2)
+    return y + (bend * LOG2E) * tl.maximum(r - tl.load(P1 + HEADER + k), 0.0)
+
+
+@triton.jit
+def add_pieces(x, r, first, last, P0, P1, h, width, FAR: tl.constexpr):
+    """Scores with their bias. ``first`` and ``last``: see ``break_points``. A far tile has few of them (``easy_keys``):
+    a loop inside the loop over tiles would keep that from loading ahead."""
+    piece = P0 + (h * width + first) * 2
+    x = x + ((tl.load(piece) * LOG2E) * r + tl.load(piece + 1) * LOG2E)
+    if FAR:
+        for u in tl.static_range(GROUP // 2):
+            if last > first + 2 * u:
+                x = hinge(x, r, first + 2 * u, P0, P1, h, width)
+                x = hinge(x, r, first + 2 * u + 1, P0, P1, h, width)
+    else:
+        for k in range(first, last):
+            x = hinge(x, r, k, P0, P1, h, width)
     return x
 
 
 @triton.jit
-def add_pieces(x, r, first, last, P0, P1, h, width, GROUPS: tl.constexpr):
-    """Scores with their bias. ``first`` and ``last``: see ``break_points``."""
-    piece = P0 + (h * width + first) * 2
-    x = x + ((tl.load(piece) * LOG2E) * r + tl.load(piece + 1) * LOG2E)
-    for g in tl.static_range(GROUPS):
-        if first + g * GROUP < last:
-            x = hinges(x, r, first + g * GROUP, P0, P1, h, width)
-    return x
+def crowded(behind, least, most, P1, GROUPS: tl.constexpr, BLOCK: tl.constexpr, APPROXIMATE: tl.constexpr):
+    """Whether tiles, their queries so far behind their keys, have more break points than a far tile may have."""
+    c = tl.load(P1)
+    lowest = log2_of(1.0 + c * tl.maximum(behind - (BLOCK - 1), 0.0), APPROXIMATE) * least * (1.0 - SLACK)
+    highest = log2_of(1.0 + c * (behind + (BLOCK - 1)), APPROXIMATE) * most * (1.0 + SLACK) + SLACK
+    count = (behind * 0).to(tl.int32)
+    for k in range(GROUPS * GROUP):
+        t = tl.load(P1 + HEADER + k)
+        count += ((t >= lowest) & (t < highest)).to(tl.int32)
+    return count > GROUP
+
+
+@triton.jit
+def easy_keys(
+    start, end, m0, off, by_query, P1, GROUPS: tl.constexpr, BLOCK: tl.constexpr, APPROXIMATE: tl.constexpr
+):  # fmt: skip
+    """Up to which tile of keys, of those from ``start`` to ``end``, none is crowded."""
+    stop = end
+    for first in range(start, end, AT_ONCE):
+        n = first + tl.arange(0, AT_ONCE)
+        behind = tl.maximum(m0 + off - n * BLOCK, 0).to(tl.float32)
+        hard = crowded(behind, tl.min(by_query), tl.max(by_query), P1, GROUPS, BLOCK, APPROXIMATE)
+        stop = tl.minimum(stop, tl.min(tl.where(hard & (n < end), n, end)))
+    return stop
+
+
+@triton.jit
+def easy_queries(
+    start, end, n0, off, at, T, P1, width, GROUPS: tl.constexpr, BLOCK: tl.constexpr, APPROXIMATE: tl.constexpr
+):  # fmt: skip
+    """From which tile of queries on none is crowded. Numbers of queries fall from one to the next."""
+    begin = start
+    by_query = P1 + HEADER + width - 1 + at * T
+    for first in range(start, end, AT_ONCE):
+        m = first + tl.arange(0, AT_ONCE)
+        behind = tl.maximum(m * BLOCK + off - n0, 0).to(tl.float32)
+        most = tl.load(by_query + m * BLOCK, mask=m < end, other=0.0)
+        least = tl.load(by_query + tl.minimum(m * BLOCK + (BLOCK - 1), T - 1), mask=m < end, other=0.0)
+        hard = crowded(behind, least, most, P1, GROUPS, BLOCK, APPROXIMATE)
+        begin = tl.maximum(begin, tl.max(tl.where(hard & (m < end), m + 1, start)))
+    return begin
 
 
 @triton.jit
@@ -86,7 +136,7 @@ def with_pieces(
     low, high = distance_bounds(qp, kp, m0, n0, off, BLOCK, ONE_SIDED)
     first, last = break_points(low, high, by_query, P1, GROUPS, APPROXIMATE)
     r = logs(qp, kp, qi, kj, m0, n0, off, P1, BLOCK, FAR, APPROXIMATE) * by_query
-    return add_pieces(x, r, first, last, P0, P1, h, width, GROUPS), r, first, last
+    return add_pieces(x, r, first, last, P0, P1, h, width, FAR), r, first, last
 
 
 @triton.jit
@@ -118,9 +168,22 @@ def flush(G0, place, total, by_ratio):
 
 
 @triton.jit
+def _beyond(
+    to_log, to_c, ds, r, k, qp, kp, kj, m0, n0, qi, off, c, P0, P1, G0, base, h, width, BLOCK: tl.constexpr,
+    FAR: tl.constexpr,
+):  # fmt: skip
+    """What lies beyond a break point that is in the tile."""
+    bend = tl.load(P0 + (h * width + k + 1) * 2) - tl.load(P0 + (h * width + k) * 2)
+    ds = tl.where(r > tl.load(P1 + HEADER + k), ds, 0.0)
+    total, by_ratio, by_c = _row_sums(ds, r, qp, kp, kj, m0, n0, qi, off, c, BLOCK, FAR)
+    flush(G0, base + k * 4 + 2, total, by_ratio)
+    return to_log + bend * by_ratio, to_c + bend * by_c
+
+
+@triton.jit
 def piece_sums(
     sums, ds, r, first, last, qp, kp, kj, m0, n0, qi, off, P0, P1, G0, program, h, width, BLOCK: tl.constexpr,
-    GROUPS: tl.constexpr, FAR: tl.constexpr,
+    FAR: tl.constexpr,
 ):  # fmt: skip
     """What a tile adds to the gradients. G0 is (programs, width, 4): ds and ds·ratio of tiles that begin in a piece, and
     of what lies beyond its break point in tiles that go on."""
@@ -137,16 +200,20 @@ def piece_sums(
     by_ratio += b
     to_log += slope * b
     to_c += slope * s
-    for g in tl.static_range(GROUPS):
-        if first + g * GROUP < last:
-            for u in tl.static_range(GROUP):
-                k = first + g * GROUP + u
-                bend = tl.load(P0 + (h * width + k + 1) * 2) - tl.load(P0 + (h * width + k) * 2)
-                beyond = tl.where(r > tl.load(P1 + HEADER + k), ds, 0.0)
-                a, b, s = _row_sums(beyond, r, qp, kp, kj, m0, n0, qi, off, c, BLOCK, FAR)
-                to_log += bend * b
-                to_c += bend * s
-                flush(G0, base + k * 4 + 2, a, b)
+    if FAR:
+        for u in tl.static_range(GROUP // 2):
+            if last > first + 2 * u:
+                k = first + 2 * u
+                for _ in tl.static_range(2):
+                    to_log, to_c = _beyond(
+                        to_log, to_c, ds, r, k, qp, kp, kj, m0, n0, qi, off, c, P0, P1, G0, base, h, width, BLOCK, FAR
+                    )
+                    k += 1
+    else:
+        for k in range(first, last):
+            to_log, to_c = _beyond(
+                to_log, to_c, ds, r, k, qp, kp, kj, m0, n0, qi, off, c, P0, P1, G0, base, h, width, BLOCK, FAR
+            )
     return total, by_ratio, to_log, to_c, first
 
 
