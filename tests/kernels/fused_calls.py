@@ -12,6 +12,7 @@ from torch import Tensor
 from vantage.kernels import kernel_named
 from vantage.kernels.fused import Fused
 from vantage.position import Fire
+from vantage.position.shaw import ValueDistances
 from vantage.spec.forms import DistanceTable, LogDistance, PowerDistance, QueryAndKey, RatioPieces, RowTable, Slope
 from vantage.spec.masks import Causal, Chunked, Everything, Mask, Prefix, SameSegment, Window
 from vantage.spec.normalisers import Softmax
@@ -23,6 +24,15 @@ MISSING = DEVICE == "cpu" and importlib.util.find_spec("triton") is None
 # relative to the norm, as inputs and outputs are rounded
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 FORMS = ("none", "slope", "log", "power", "table", "row table", "query and key", "pieces")
+
+
+LEARNED = {  # what a form has to learn
+    "none": (),
+    "log": ("bias.a", "bias.p"),
+    "power": ("bias.a", "bias.p"),
+    "query and key": ("bias.query", "bias.key"),
+    "pieces": ("bias.slopes", "bias.offsets", "bias.c", "bias.limit"),
+}
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,7 @@ class Case:
     lse: bool = False  # the log-sum-exp has a gradient as well
     width: int = 9  # of a table
     first: int = -2  # the distance of its first entry
+    values: int = 0  # values by distance up to this one on both sides
     hidden: int = 6  # units of a network
     limit: float = 11.0  # positions below this are as it
 
@@ -134,6 +145,7 @@ class Inputs:
         self.bias = form(case, g, torch.float32)
         shape = {None: (0,), "head": (H,), "query": (B, H, T)}[case.sinks]
         self.sinks = torch.randn(*shape, generator=g).to(device)
+        self.vectors = torch.randn(2 * case.values + 1, case.e, generator=g).to(device)
         self.grad_lse = torch.randn(B, H, T, generator=g).to(device) if case.lse else None
 
     def run(self, kernel: object, dtype: torch.dtype | None = None, poison: bool = False) -> Ran:
@@ -155,7 +167,15 @@ class Inputs:
         if case.sinks:
             sinks = self.sinks.to(wide).detach().requires_grad_()
             leaves.append(sinks)
-        need = Need(case.mask, case.d**-0.5 * 2, case.softcap, bias, sinks, Softmax(case.temperature), lse=True)
+        value_bias = None
+        if case.values:
+            value_bias = ValueDistances(case.values, case.e)
+            value_bias.table = torch.nn.Parameter(self.vectors.to(wide))
+            leaves.append(value_bias.table)
+        need = Need(
+            case.mask, case.d**-0.5 * 2, case.softcap, bias, sinks, Softmax(case.temperature), value_bias=value_bias,
+            lse=True,
+        )
         view = View(k, v, self.k_pos)
         assert kernel.refuses(need, q, view) is None, kernel.refuses(need, q, view)
         got = kernel(q, view, self.q_pos.against(self.k_pos), need)
@@ -171,9 +191,10 @@ def far_off(
     """The relative error of everything that the fused kernel gives."""
     inputs = Inputs(case, dtype, seed)
     got, right = inputs.run(Fused(block), poison=poison), inputs.run(kernel_named("reference"), torch.float64)
-    names = ["q", "k", "v", *(["bias"] if case.form != "none" else []), "second", "sinks"]
+    names = ["q", "k", "v", *LEARNED.get(case.form, ("bias",))]
+    names += (["sinks"] if case.sinks else []) + (["values"] if case.values else [])
     errors = {"out": error(got.out, right.out), "lse": error(got.lse, right.lse)}
-    return errors | {f"{name}.grad": error(a, b) for name, a, b in zip(names, got.grads, right.grads, strict=False)}
+    return errors | {f"{name}.grad": error(a, b) for name, a, b in zip(names, got.grads, right.grads, strict=True)}
 
 
 def error(got: Tensor, right: Tensor) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vantage.kernels.mask_flags import mask_flags
-from vantage.spec.forms import Form, form_of
+from vantage.spec.forms import Form, form_of, value_form_of
 from vantage.spec.parts import Dense, Need
 from vantage.spec.positions import Pair
 
@@ -12,7 +12,7 @@ def refuses_need(need: Need, kernel: str) -> str | None:
     """Why no such kernel can do this; ``kernel``: what it is called."""
     if need.weights:
         return f"the {kernel} kernel does not hand back weights"
-    if need.value_bias is not None:
+    if need.value_bias is not None and value_form_of(need.value_bias) is None:
         return f"a value bias needs the weights, which the {kernel} kernel does not form"
     if need.temperature is None:
         return f"the {kernel} kernel has softmax alone, not {type(need.normalise).__name__}"

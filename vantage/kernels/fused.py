@@ -25,6 +25,8 @@ from vantage.spec.forms import (
     RatioPieces,
     RowTable,
     Slope,
+    ValueTable,
+    value_form_of,
 )
 from vantage.spec.masks import visible
 from vantage.spec.parts import Attended, Need, View
@@ -37,6 +39,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 WIDEST = 256  # of a head
 LONGEST_TABLE = 1_024  # distances of a table that is learned: each query keeps a place for each of them
 MOST_BANKED = 4_096  # distances of a table whose tiles are made beforehand
+WIDEST_VALUES = 129  # distances that a value may have a vector for: they are one tile
 MOST_BREAKS = 64  # break points of a function in pieces
 FAR_BLOCKS = 4  # from so many blocks away on, a logarithm or power of the distance is a cubic in each tile (gpu/far.py)
 LOG2E = math.log2(math.e)
@@ -67,7 +70,9 @@ class Fused:
         if flags.nothing or 0 in (*q_BHTd.shape, view.k.shape[2]):
             return _nothing_seen(q_BHTd, view, sinks, need)
         block = self.block or _block(q_BHTd, view.v)
-        bias = _bias(form_of_need(need), flags, pair, cool, block, q_BHTd.shape[:2])
+        bias = _bias(_form(need, q_BHTd), flags, pair, cool, block, q_BHTd.shape[:2])
+        if need.value_bias is not None:
+            bias = _with_values(bias, value_form_of(need.value_bias))
         beyond = bias.beyond if flags.one_sided else None
         places = pair.once(("fused", flags, block, beyond), lambda: _lasting_places(pair, flags, block, beyond))
         out, lse = FusedAttention.apply(
@@ -130,8 +135,21 @@ def _refuses_shape(need: Need, q: Tensor, view: View) -> str | None:
         return f"the fused kernel learns tables of up to {LONGEST_TABLE} distances, not {form.values.shape[-1]}"
     if isinstance(form, RatioPieces) and form.breaks.shape[0] > MOST_BREAKS:
         return f"the fused kernel has functions of up to {MOST_BREAKS} break points, not {form.breaks.shape[0]}"
+    if need.value_bias is not None and (why := _refuses_values(form, value_form_of(need.value_bias))):
+        return why
     if isinstance(form, RatioPieces) and form.two_sided:
         return "the fused kernel has no ratio to the later of query and key, as FIRE has where it looks both ways"
+    return None
+
+
+def _refuses_values(form: Form | None, values: ValueTable | None) -> str | None:
+    assert values is not None, "a value bias that was not refused"
+    if form is not None and not isinstance(form, RowTable):
+        return "the fused kernel has values by distance beside a table of scores by distance alone"
+    if form is not None and (form.values.shape[-1], form.first) != (values.values.shape[0], values.first):
+        return "the fused kernel needs values by distance to have the distances that scores have"
+    if values.values.shape[0] > WIDEST_VALUES:
+        return f"the fused kernel has values of up to {WIDEST_VALUES} distances, not {values.values.shape[0]}"
     return None
 
 
@@ -198,6 +216,20 @@ def _pieces(form: RatioPieces, pair: Pair, cool: float, heads: Sequence[int]) ->
     breaks = torch.nn.functional.pad(form.breaks.detach().float(), (0, more), value=float("inf"))
     two = torch.cat((head, breaks, share.flatten()))
     return BiasTensors(NUMBERS[RatioPieces], _float(pieces, cool), two, 0, pieces.shape[1], banks=groups)
+
+
+def _form(need: Need, q: Tensor) -> Form | None:
+    """With a table of values by distance there is one for scores as well, of the same distances."""
+    form, values = form_of_need(need), None if need.value_bias is None else value_form_of(need.value_bias)
+    if values is None or form is not None:
+        return form
+    return RowTable(q.new_zeros(*q.shape[:3], values.values.shape[0], dtype=torch.float32), values.first)
+
+
+def _with_values(bias: BiasTensors, form: ValueTable | None) -> BiasTensors:
+    """The values of the distances that the table of the bias has left."""
+    assert form is not None, "a value bias that was not refused"
+    return bias._replace(two=_float(form.values[form.values.shape[0] - bias.width :], 1.0), banks=1)
 
 
 def _bank(values_HW: Tensor, low: int, rest: int, block: int) -> Tensor:

@@ -111,6 +111,8 @@ class FusedAttention(torch.autograd.Function):
             # a row of the scores' gradient adds up to what the sink takes, since weights add up to one
             row_sums = torch.where(lse == float("-inf"), 0.0, delta - shared * (1 - to_sink))
             d_one, d_two = _bias_gradients(plan, one, two, row_sums)
+            if plan.learned and plan.form == TABLES[1] and plan.banks:
+                d_two = _gradient_of_values(two, grad, torch.where(lse == float("-inf"), 0.0, 1 - to_sink))
             if sinks is not None:
                 d_sinks = -to_sink * shared
                 d_sinks = d_sinks.sum((0, 2)) if sinks.dim() == 1 else d_sinks
@@ -166,3 +168,9 @@ def _gradients_of_pieces(plan: FusedPlan, one: Tensor, two: Tensor) -> tuple[Ten
     to_query, to_c = two
     head = torch.cat((to_c.sum()[None], to_c.new_zeros(plan.width + 2)))
     return in_piece.flip(-1), torch.cat((head, to_query.flatten()))
+
+
+def _gradient_of_values(mass: Tensor, grad: Tensor, whole: Tensor) -> Tensor:
+    """(W, e): the weights at each distance, times the gradient of the output. The last distance has what is left."""
+    mass = torch.cat((mass[..., :-1], (whole - mass[..., :-1].sum(-1))[..., None]), -1)
+    return (mass.flatten(0, 2).to(grad.dtype).T @ grad.flatten(0, 2)).float()

@@ -81,6 +81,8 @@ def _refuses_inputs(need: Need, q: Tensor, view: View) -> str | None:
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return "the tiles kernel cannot be compiled into a graph, nor has it a rule for vmap"
     form = form_of_need(need)
+    if need.value_bias is not None:
+        return "a value bias needs the weights, which the tiles kernel does not form"
     if isinstance(form, RatioPieces):
         return "the tiles kernel knows biases by distance, and this one is of a ratio of positions"
     if form is not None and not isinstance(form, QueryAndKey) and view.pos.pos.is_floating_point():

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from vantage.spec.parts import Dense, Pointwise
+from vantage.spec.parts import Dense, Pointwise, ValueBias
 from vantage.spec.positions import Place
 
 
@@ -114,6 +114,27 @@ class RatioPieces(Pointwise):
 
 
 Form = Slope | LogDistance | PowerDistance | DistanceTable | RowTable | QueryAndKey | RatioPieces
+
+
+@dataclass(frozen=True, eq=False)
+class ValueTable:
+    """values[i - j] is added to the value of a key, the first of them for the distance ``first``; further out is as the
+    last on that side: Shaw's values."""
+
+    values: Tensor  # (W, e)
+    first: int
+
+
+@runtime_checkable
+class HasValueForm(Protocol):
+    """A value bias that says what it is."""
+
+    def form(self) -> ValueTable: ...
+
+
+def value_form_of(value_bias: ValueBias) -> ValueTable | None:
+    """The form of a value bias; ``None``: it has none that a kernel could run."""
+    return value_bias.form() if isinstance(value_bias, HasValueForm) else None
 
 
 @runtime_checkable

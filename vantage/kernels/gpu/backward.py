@@ -11,7 +11,21 @@ import triton.language as tl
 
 from vantage.kernels.gpu.far import cubic, log2_of, log_slope_sums, log_terms, middle_and_along
 from vantage.kernels.gpu.pieces import easy_keys, easy_queries, empty_sums, piece_sums, store_sums, with_pieces
-from vantage.kernels.gpu.tiles import LOG, LOG2E, PIECES, POWER, SLOPE, biased, column, place, scaled, sees, shift_of
+from vantage.kernels.gpu.tiles import (
+    LOG,
+    LOG2E,
+    PIECES,
+    POWER,
+    ROW_TABLE,
+    SLOPE,
+    biased,
+    column,
+    place,
+    scaled,
+    sees,
+    shift_of,
+)
+from vantage.kernels.gpu.values import by_distance, value_term
 
 
 @triton.jit
@@ -62,7 +76,7 @@ def _bias_sums(
 
 @triton.jit
 def _query_step(
-    q, do, k_tiles, v_tiles, kp, n, m0, qi, qo, qp, qs, q0, shift, line, delta, KP, row, rows, at, h, P0, P1, G0, T, S,
+    q, do, k_tiles, v_tiles, kp, n, m0, qi, qo, qp, qs, q0, shift, line, delta, KP, row, rows, at, h, P0, P1, G0, G1, T, S,
     off, low, width, banks, origin, window, chunk, prefix, scale, cap, dq, one, two, BLOCK: tl.constexpr,
     FORM: tl.constexpr, ONE_SIDED: tl.constexpr, RUN: tl.constexpr, FLOAT: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, CHUNK: tl.constexpr, PREFIX: tl.constexpr, SEGMENT: tl.constexpr, EMPTY: tl.constexpr,
@@ -100,7 +114,10 @@ def _query_step(
             CAUSAL, WINDOW, CHUNK, PREFIX, SEGMENT, EMPTY,
         )  # fmt: skip
         p = tl.where(see, p, 0.0)
-    ds = p * (tl.dot(do, v.T, input_precision=PRECISION) - delta[:, None])
+    dp = tl.dot(do, v.T, input_precision=PRECISION)
+    if FORM == ROW_TABLE and BANKED and not (FULL and ONE_SIDED):
+        dp = value_term(dp, qp[:, None] - kp[None, :], qi[:, None], T, low, width, at, P1, ONE_SIDED)
+    ds = p * (dp - delta[:, None])
     if LEARNED and FORM == PIECES:
         one = piece_sums(
             one, ds, r, first, last, qp, kp, kj, m0, n, qi, off, P0, P1, G0, tl.program_id(0), h, width, BLOCK,
@@ -111,15 +128,10 @@ def _query_step(
             ds, qp, kp, P0, P1, h, one, two, m0, n, kj, qi, off, BLOCK, FORM, FULL and ONE_SIDED, APPROXIMATE
         )
     elif LEARNED and not (FULL and ONE_SIDED):
-        # every distance has a key of its own, but for those before the first; what is beyond the last is the rest
         d = qp[:, None] - kp[None, :] - low
-        one += tl.sum(tl.where(d <= 0, ds, 0.0), 1)
-        inside = see & (d > 0) & (d < width - 1) & (qi < T)[:, None]
-        where = G0 + (at * T + qi)[:, None] * width + d.to(tl.int32)
-        if RUN:
-            tl.store(where, ds, mask=inside)
-        else:  # two keys may stand at one position
-            tl.atomic_add(where, ds, mask=inside, sem="relaxed")
+        one = by_distance(ds, one, d, see, qi, T, width, at, G0, RUN)
+        if FORM == ROW_TABLE and BANKED:
+            two = by_distance(p, two, d, see, qi, T, width, at, G1, RUN)
     if SOFTCAP:
         ds = ds * slope
     return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION), one, two
@@ -181,7 +193,7 @@ def query_gradients(
         ahead = column(KP, P1, row, rows, at, n + BLOCK + tl.arange(0, BLOCK), S, FORM, RUN, FLOAT)
         dq, one, two = _query_step(
             q, do, k_tiles, v_tiles, kp, n, m0, qi, qo, qp, qs, q0, shift, line, delta, KP, row, rows, at, h, P0, P1,
-            G0, T, S, off, low, width, banks, origin, window, chunk, prefix, scale, cap, dq, one, two, BLOCK, FORM,
+            G0, G1, T, S, off, low, width, banks, origin, window, chunk, prefix, scale, cap, dq, one, two, BLOCK, FORM,
             ONE_SIDED, RUN, FLOAT, CAUSAL, WINDOW, CHUNK, PREFIX, SEGMENT, EMPTY, BANKED, SOFTCAP, PRECISION,
             APPROXIMATE, LEARNED, False,
         )  # fmt: skip
@@ -190,7 +202,7 @@ def query_gradients(
         ahead = column(KP, P1, row, rows, at, n + BLOCK + tl.arange(0, BLOCK), S, FORM, RUN, FLOAT)
         dq, one, two = _query_step(
             q, do, k_tiles, v_tiles, kp, n, m0, qi, qo, qp, qs, q0, shift, line, delta, KP, row, rows, at, h, P0, P1,
-            G0, T, S, off, low, width, banks, origin, window, chunk, prefix, scale, cap, dq, one, two, BLOCK, FORM,
+            G0, G1, T, S, off, low, width, banks, origin, window, chunk, prefix, scale, cap, dq, one, two, BLOCK, FORM,
             ONE_SIDED, RUN, FLOAT, CAUSAL, WINDOW, CHUNK, PREFIX, SEGMENT, EMPTY, BANKED, SOFTCAP, PRECISION,
             APPROXIMATE, LEARNED, True,
         )  # fmt: skip
@@ -199,7 +211,7 @@ def query_gradients(
         ahead = column(KP, P1, row, rows, at, n + BLOCK + tl.arange(0, BLOCK), S, FORM, RUN, FLOAT)
         dq, one, two = _query_step(
             q, do, k_tiles, v_tiles, kp, n, m0, qi, qo, qp, qs, q0, shift, line, delta, KP, row, rows, at, h, P0, P1,
-            G0, T, S, off, low, width, banks, origin, window, chunk, prefix, scale, cap, dq, one, two, BLOCK, FORM,
+            G0, G1, T, S, off, low, width, banks, origin, window, chunk, prefix, scale, cap, dq, one, two, BLOCK, FORM,
             ONE_SIDED, RUN, FLOAT, CAUSAL, WINDOW, CHUNK, PREFIX, SEGMENT, EMPTY, BANKED, SOFTCAP, PRECISION,
             APPROXIMATE, LEARNED, False,
         )  # fmt: skip
@@ -214,6 +226,8 @@ def query_gradients(
         tl.store(G1 + at * T + qi, two, mask=inside)
     elif LEARNED:
         tl.store(G0 + (at * T + qi) * width, one, mask=inside)
+        if FORM == ROW_TABLE and BANKED:
+            tl.store(G1 + (at * T + qi) * width, two, mask=inside)
 
 
 @triton.jit
@@ -260,7 +274,10 @@ def _key_step(
         p = tl.where(see, p, 0.0)
     do = g_tiles.load([m0, 0])
     dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
-    ds = p * (tl.dot(v, do.T, input_precision=PRECISION) - delta[None, :])
+    dp = tl.dot(v, do.T, input_precision=PRECISION)
+    if FORM == ROW_TABLE and BANKED and not (FULL and ONE_SIDED):
+        dp = value_term(dp, qp[None, :] - kp[:, None], qi[None, :], T, low, width, at, P1, ONE_SIDED)
+    ds = p * (dp - delta[None, :])
     if LEARNED:
         total += tl.sum(ds, 1)
     if SOFTCAP:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from vantage.kernels.gpu.pieces import easy_keys
-from vantage.kernels.gpu.tiles import LN2, LOG2E, PIECES, biased, column, place, scaled, sees, shift_of
+from vantage.kernels.gpu.tiles import LN2, LOG2E, PIECES, ROW_TABLE, TABLE, biased, column, place, scaled, sees, shift_of
 
 
 @triton.jit
@@ -122,6 +122,8 @@ def attend(
     lo, full_lo, full_hi, hi = tl.load(bounds), tl.load(bounds + 1), tl.load(bounds + 2), tl.load(bounds + 3)
     if FORM == PIECES and ONE_SIDED:
         full_hi = easy_keys(full_lo, full_hi, m0, off, shift, P1, BANKED, BLOCK, APPROXIMATE)
+    # what tables have for a tile would take the room of a second program
+    NEAR: tl.constexpr = 2 if FORM == TABLE and BANKED else 1 if FORM == ROW_TABLE else None
     acc = tl.zeros([BLOCK, E_TILE], tl.float32)
     m = tl.full([BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
@@ -137,7 +139,7 @@ def attend(
             )  # fmt: skip
             kp = ahead
     else:
-        for n in tl.range(lo * BLOCK, full_lo * BLOCK, BLOCK):
+        for n in tl.range(lo * BLOCK, full_lo * BLOCK, BLOCK, num_stages=NEAR):
             ahead = column(KP, P1, row, rows, at, n + BLOCK + tl.arange(0, BLOCK), S, FORM, RUN, FLOAT)
             acc, m, total = _step(
                 q, k_tiles, v_tiles, kp, n, m0, qi, qo, qp, qs, q0, shift, KP, row, rows, at, h, P0, P1, T, S, off, low,
@@ -155,7 +157,7 @@ def attend(
                 False, True,
             )  # fmt: skip
             kp = ahead
-        for n in tl.range(full_hi * BLOCK, hi * BLOCK, BLOCK):
+        for n in tl.range(full_hi * BLOCK, hi * BLOCK, BLOCK, num_stages=NEAR):
             ahead = column(KP, P1, row, rows, at, n + BLOCK + tl.arange(0, BLOCK), S, FORM, RUN, FLOAT)
             acc, m, total = _step(
                 q, k_tiles, v_tiles, kp, n, m0, qi, qo, qp, qs, q0, shift, KP, row, rows, at, h, P0, P1, T, S, off, low,

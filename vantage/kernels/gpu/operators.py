@@ -10,8 +10,8 @@ import torch
 import triton
 from torch import Tensor
 
-from vantage.kernels.fused_operator import BY_KEY, NUMBERS, PIECES, FusedPlan
-from vantage.kernels.gpu import backward, forward
+from vantage.kernels.fused_operator import BY_KEY, NUMBERS, PIECES, TABLES, FusedPlan
+from vantage.kernels.gpu import backward, forward, values
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
 LOG2E = 1.4426950408889634
@@ -37,7 +37,34 @@ def attend(
             HAS_SINKS=tensors[2] is not None, MERGED=merged(p), num_warps=warps(q, v),
             num_stages=stages(q, v, p, 1),
         )  # fmt: skip
+    if has_values(p):
+        add_values(q, k, v, out, lse, [one, two, sinks, q_places, k_places, ranges], p, factors, tensors[2] is not None)
     return out, lse
+
+
+def add_values(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, tensors: list[Tensor], p: FusedPlan,
+    factors: list[float], has_sinks: bool,
+) -> None:  # fmt: skip
+    """What a table of values by distance, the second tensor, adds to the output."""
+    B, H, T, _ = q.shape
+    blocks, how = triton.cdiv(T, p.block), constants(q, k, v, p, factors)
+    mass = q.new_zeros(B, H, T, p.width, dtype=torch.float32)
+    one, two, sinks, q_places, k_places, ranges = tensors
+    strides = (*q.stride()[:3], *k.stride()[:3], *out.stride()[:3], *sink_strides(sinks))
+    kernel: Launch = values.add_values
+    del how["BANKED"]
+    with on(q):
+        kernel[(blocks * B * H,)](
+            q, k, out, lse, one, two, sinks, mass, q_places, k_places, ranges, *strides, T, k.shape[2], blocks,
+            ranges.shape[0], p.off, p.origin, p.low, p.width, p.window, p.chunk, p.prefix, *units(factors), **how,
+            HAS_SINKS=has_sinks, W_TILE=tile(p.width), num_warps=warps(q, v), num_stages=2,
+        )  # fmt: skip
+
+
+def has_values(p: FusedPlan) -> bool:
+    """Whether the second tensor of a table for each query is one of values."""
+    return p.form == TABLES[1] and p.banks > 0
 
 
 def attend_back(
@@ -70,6 +97,9 @@ def attend_back(
             H=H, E=v.shape[3], E_TILE=how["E_TILE"], BLOCK=p.block,
         )  # fmt: skip
         shared = delta if grad_lse is None else delta - grad_lse
+        if has_values(p):
+            two = grad.float() @ two.T  # what each vector says to a query's gradient
+            shared = shared - two[..., -1] if p.one_sided else shared
         launch = backward.query_gradients
         launch[(blocks * B * H,)](
             q, k, v, grad, lse, shared, dq, one, two, one_sum, two_sum, q_places, k_places, key_ranges,
@@ -131,6 +161,8 @@ def empty_gradients(
     elif p.learned and p.form == BY_KEY:
         two = q.new_empty(B, H, k.shape[2], dtype=torch.float32)
     elif p.learned:
+        if has_values(p):
+            two = q.new_zeros(B, H, T, p.width, dtype=torch.float32)
         one = q.new_zeros(B, H, T, p.width, dtype=torch.float32)
     return dq, dk, dv, one, two, delta
 
@@ -162,7 +194,7 @@ def warps(q: Tensor, v: Tensor) -> int:
 def stages(q: Tensor, v: Tensor, p: FusedPlan, held: int) -> int:
     """How many tiles may be on their way: as many as fit beside the ``held`` ones. Three forward pay, two back, and two
     forward with ready-made biases, where two programs then fit on one multiprocessor."""
-    most = 3 if held == 1 and (not p.banks or p.form == PIECES) else 2
+    most = 3 if held == 1 else 2
     room = shared_memory(q.device) - p.block * p.block * 4 * held
     turned = 2 if held == 2 and turns_tiles_in_memory(q.device) else 0
     return max(1, min(most, (room // (p.block * row_bytes(q, v)) - held - turned) // 2))
