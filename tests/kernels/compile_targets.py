@@ -18,7 +18,7 @@ from vantage.kernels.gpu import backward, forward, operators
 
 SHARED = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}  # bytes a block may share
 INTEGERS = {"QP", "KP", "BOUNDS"}
-NUMBERS = {"LSE", "DELTA", "P0", "P1", "SINKS", "G0", "G1"}
+NUMBERS = {"LSE", "LINE", "MASS", "DELTA", "P0", "P1", "SINKS", "G0", "G1"}
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
@@ -59,7 +59,11 @@ def compile_one(kernel, constants: dict, dtype: torch.dtype, capability: int, wa
         else:
             kinds[name] = "fp32" if name in ("scale", "cap", "factor") else "i32"
     values = {(names.index(name),): value for name, value in constants.items()}
-    strides = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name[-1] == "t" and len(name) == 2}
+    strides = {
+        (i,): [["tt.divisibility", 16]]
+        for i, name in enumerate(names)
+        if (name[-1] == "t" and len(name) == 2) or name in NUMBERS | INTEGERS
+    }
     source = ASTSource(kernel, kinds, values, strides)
     options = {"num_warps": warps, "num_stages": stages}
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)

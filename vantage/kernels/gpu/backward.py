@@ -139,7 +139,7 @@ def _query_step(
 
 @triton.jit
 def query_gradients(
-    Q, K, V, DO, LSE, DELTA, DQ, P0, P1, G0, G1, QP, KP, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, gb, gh, gt, db,
+    Q, K, V, DO, LINE, DELTA, DQ, P0, P1, G0, G1, QP, KP, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, gb, gh, gt, db,
     dh, dt, T, S, blocks, rows, off, origin, low, width, banks, window, chunk, prefix, scale, cap, factor,
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, D_TILE: tl.constexpr,
     E_TILE: tl.constexpr, BLOCK: tl.constexpr, FORM: tl.constexpr, ONE_SIDED: tl.constexpr, RUN: tl.constexpr,
@@ -173,11 +173,11 @@ def query_gradients(
         qp = place(QP, 1, row, rows, qi, T, FLOAT)
         q0 = tl.max(qp)
     shift = shift_of(qp, q0, P0, P1, at, h, qi, T, width, FORM, ONE_SIDED)
-    line = tl.load(LSE + at * T + qi, mask=inside, other=float("inf"))
-    line = tl.where(line == float("-inf"), float("inf"), line) * LOG2E
+    rest = at * tl.cdiv(T, BLOCK) * BLOCK
+    line = tl.load(LINE + rest + qi)
     if FORM != PIECES:
         line = line - shift
-    delta = tl.load(DELTA + at * T + qi, mask=inside, other=0.0)
+    delta = tl.load(DELTA + rest + qi)
     bounds = BOUNDS + (row * blocks + block) * 4
     lo, full_lo, full_hi, hi = tl.load(bounds), tl.load(bounds + 1), tl.load(bounds + 2), tl.load(bounds + 3)
     NEAR: tl.constexpr = 1 if BANKED and FORM != PIECES else None  # ready-made biases would take the room of a second program
@@ -232,7 +232,7 @@ def query_gradients(
 
 @triton.jit
 def _key_step(
-    k, v, q_tiles, g_tiles, m0, n0, kj, ko, kp, ks, LSE, DELTA, QP, row, rows, at, h, P0, P1, T, S, off, low, width,
+    k, v, q_tiles, g_tiles, m0, n0, kj, ko, kp, ks, LINE, DELTA, QP, row, rows, at, h, P0, P1, T, S, off, low, width,
     banks, origin, window, chunk, prefix, scale, cap, dk, dv, total, BLOCK: tl.constexpr, FORM: tl.constexpr,
     ONE_SIDED: tl.constexpr, RUN: tl.constexpr, FLOAT: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     CHUNK: tl.constexpr, PREFIX: tl.constexpr, SEGMENT: tl.constexpr, EMPTY: tl.constexpr, BANKED: tl.constexpr,
@@ -254,11 +254,11 @@ def _key_step(
             qo = place(QP, 0, row, rows, qi, T, False)
             qs = place(QP, 2, row, rows, qi, T, False)
     shift = shift_of(qp, q0, P0, P1, at, h, qi, T, width, FORM, ONE_SIDED)
-    line = tl.load(LSE + at * T + qi, mask=inside, other=float("inf"))
-    line = tl.where(line == float("-inf"), float("inf"), line) * LOG2E
+    rest = at * tl.cdiv(T, BLOCK) * BLOCK
+    line = tl.load(LINE + rest + qi)
     if FORM != PIECES:
         line = line - shift
-    delta = tl.load(DELTA + at * T + qi, mask=inside, other=0.0)
+    delta = tl.load(DELTA + rest + qi)
     q = q_tiles.load([m0, 0])
     x, slope = scaled(tl.dot(k, q.T, input_precision=PRECISION), scale, cap, SOFTCAP, APPROXIMATE)
     x = biased(
@@ -288,7 +288,7 @@ def _key_step(
 
 @triton.jit
 def key_gradients(
-    Q, K, V, DO, LSE, DELTA, DK, DV, P0, P1, G1, QP, KP, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, gb, gh, gt, xb,
+    Q, K, V, DO, LINE, DELTA, DK, DV, P0, P1, G1, QP, KP, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, gb, gh, gt, xb,
     xh, xt, yb, yh, yt, T, S, blocks, rows, off, origin, low, width, banks, window, chunk, prefix, scale, cap, factor,
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, D_TILE: tl.constexpr,
     E_TILE: tl.constexpr, BLOCK: tl.constexpr, FORM: tl.constexpr, ONE_SIDED: tl.constexpr, RUN: tl.constexpr,
@@ -333,21 +333,21 @@ def key_gradients(
             full_lo = easy_queries(full_lo, full_hi, n0, off, at, T, P1, width, BANKED, BLOCK, APPROXIMATE)
         for m0 in tl.range(lo * BLOCK, full_lo * BLOCK, BLOCK, num_stages=NEAR):
             dk, dv, total = _key_step(
-                k, v, q_tiles, g_tiles, m0, n0, kj, ko, kp, ks, LSE, DELTA, QP, row, rows, at, h, P0, P1, T, S, off,
+                k, v, q_tiles, g_tiles, m0, n0, kj, ko, kp, ks, LINE, DELTA, QP, row, rows, at, h, P0, P1, T, S, off,
                 low, width, banks, origin, window, chunk, prefix, scale, cap, dk, dv, total, BLOCK, FORM, ONE_SIDED,
                 RUN, FLOAT, CAUSAL, WINDOW, CHUNK, PREFIX, SEGMENT, EMPTY, BANKED, SOFTCAP, PRECISION, APPROXIMATE,
                 LEARNED, False,
             )  # fmt: skip
         for m0 in tl.range(full_lo * BLOCK, full_hi * BLOCK, BLOCK):
             dk, dv, total = _key_step(
-                k, v, q_tiles, g_tiles, m0, n0, kj, ko, kp, ks, LSE, DELTA, QP, row, rows, at, h, P0, P1, T, S, off,
+                k, v, q_tiles, g_tiles, m0, n0, kj, ko, kp, ks, LINE, DELTA, QP, row, rows, at, h, P0, P1, T, S, off,
                 low, width, banks, origin, window, chunk, prefix, scale, cap, dk, dv, total, BLOCK, FORM, ONE_SIDED,
                 RUN, FLOAT, CAUSAL, WINDOW, CHUNK, PREFIX, SEGMENT, EMPTY, BANKED, SOFTCAP, PRECISION, APPROXIMATE,
                 LEARNED, True,
             )  # fmt: skip
         for m0 in tl.range(full_hi * BLOCK, hi * BLOCK, BLOCK, num_stages=NEAR):
             dk, dv, total = _key_step(
-                k, v, q_tiles, g_tiles, m0, n0, kj, ko, kp, ks, LSE, DELTA, QP, row, rows, at, h, P0, P1, T, S, off,
+                k, v, q_tiles, g_tiles, m0, n0, kj, ko, kp, ks, LINE, DELTA, QP, row, rows, at, h, P0, P1, T, S, off,
                 low, width, banks, origin, window, chunk, prefix, scale, cap, dk, dv, total, BLOCK, FORM, ONE_SIDED,
                 RUN, FLOAT, CAUSAL, WINDOW, CHUNK, PREFIX, SEGMENT, EMPTY, BANKED, SOFTCAP, PRECISION, APPROXIMATE,
                 LEARNED, False,

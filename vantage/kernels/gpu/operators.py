@@ -100,18 +100,26 @@ def attend_back(
         if has_values(p):
             two = grad.float() @ two.T  # what each vector says to a query's gradient
             shared = shared - two[..., -1] if p.one_sided else shared
+        # what scores are measured from, and what a row's gradients are: up to whole blocks, so that nothing is asked
+        line = whole_blocks(torch.where(lse == float("-inf"), float("inf"), lse * LOG2E), p.block, float("inf"))
+        shared = whole_blocks(shared, p.block, 0.0)
         launch = backward.query_gradients
         launch[(blocks * B * H,)](
-            q, k, v, grad, lse, shared, dq, one, two, one_sum, two_sum, q_places, k_places, key_ranges,
+            q, k, v, grad, line, shared, dq, one, two, one_sum, two_sum, q_places, k_places, key_ranges,
             *inputs, *dq.stride()[:3], T, S, blocks, *numbers, **how, LEARNED=p.learned and p.form != BY_KEY,
         )  # fmt: skip
         launch = backward.key_gradients
         launch[(key_blocks * B * G,)](
-            q, k, v, grad, lse, shared, dk, dv, one, two, two_sum, q_places, k_places, query_ranges,
+            q, k, v, grad, line, shared, dk, dv, one, two, two_sum, q_places, k_places, query_ranges,
             *inputs, *dk.stride()[:3], *dv.stride()[:3], T, S, key_blocks, *numbers,
             **how, LEARNED=p.learned and p.form == BY_KEY,
         )  # fmt: skip
     return dq, dk, dv, one_sum, two_sum, delta
+
+
+def whole_blocks(x: Tensor, block: int, value: float) -> Tensor:
+    """(B, H, T) with T filled up to whole blocks."""
+    return torch.nn.functional.pad(x, (0, -x.shape[-1] % block), value=value).contiguous()
 
 
 def merged(p: FusedPlan) -> bool:
