@@ -55,7 +55,7 @@ class Case:
     lse: bool = False  # the log-sum-exp has a gradient as well
     width: int = 9  # of a table
     first: int = -2  # the distance of its first entry
-    values: int = 0  # values by distance up to this one on both sides
+    values: int = 0  # there is a vector for each distance up to this one on both sides
     hidden: int = 6  # units of a network
     limit: float = 11.0  # positions below this are as it
 
@@ -203,6 +203,16 @@ def error(got: Tensor, right: Tensor) -> float:
     return float((got - right).norm() / right.norm().clamp_min(1e-6))
 
 
+AROUND = {"width": 9, "first": -4, "values": 4}
+VALUES = [
+    *(Case("row table", mask, **AROUND) for mask in (Causal(), Everything(), Causal() & Window(9), Causal() | Prefix(13))),
+    Case("row table", Causal() & SameSegment(), "documents", B=2, T=33, S=33, softcap=1.5, sinks="query", lse=True, **AROUND),
+    *(Case("row table", places=places, B=2, **AROUND) for places in ("stretched", "padded", "shuffled")),
+    Case("row table", places="blind", B=2, T=30, S=18, sinks="head", **AROUND),
+    Case("row table", T=19, S=51, share=3, e=24, temperature=0.7, **AROUND),
+    Case("row table", T=1, S=51, **AROUND),
+    Case("none", T=40, S=40, values=4),
+]
 MASKS = {
     "causal": Causal(),
     "everything": Everything(),
@@ -225,6 +235,10 @@ SMALL = [
     *(Case(form, softcap=1.5, sinks="query", temperature=0.7, lse=True) for form in FORMS),
     *(Case(form, Causal(), "documents", softcap=1.5, sinks="head", temperature=2.0, B=2) for form in FORMS),
     Case("table", width=60, first=0),
+    *(Case(form, T=100, S=100) for form in ("log", "power", "pieces")),  # with tiles far from the diagonal
+    Case("pieces", T=90, S=90, hidden=30, limit=60.0),  # several break points in a tile that is far
+    Case("pieces", hidden=1),
+    *VALUES,
     Case("table", width=1, first=4),
     Case("row table", width=70, first=-10, T=40, S=90),
     Case("slope", Causal() & Chunked(9) & SameSegment(), "documents", B=2),
@@ -250,5 +264,7 @@ LARGE = [
     *long(G=2, share=1, T=600, S=600, d=192, e=128, width=129, first=0, sinks="query", lse=True, temperature=0.8),
     *long(places="stretched", B=2, T=800, S=800, d=128, e=128, width=129, first=0),
     *long(places="padded", B=2, T=800, S=900, d=128, e=128, width=129, first=0),
+    Case("row table", B=2, G=2, T=1000, S=1000, d=128, e=128, width=33, first=-16, values=16),
+    Case("row table", Everything(), G=2, T=500, S=700, d=64, e=64, width=33, first=-16, values=16),
     *long(mask=Causal() | Prefix(300), T=800, S=800, d=64, e=64, width=129, first=0),
 ]

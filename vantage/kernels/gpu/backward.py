@@ -60,7 +60,7 @@ def _bias_sums(
         middle, along = middle_and_along(qp[:, None], kp[None, :], m0, n0, kj[None, :], qi[:, None], off, BLOCK)
         c0, c1, c2, c3 = log_terms(middle, p, BLOCK, APPROXIMATE)
         one -= tl.sum(ds * cubic(along, c0, c1, c2, c3), 1) / LOG2E
-        _, by_p = log_slope_sums(ds, tl.reshape(middle, [BLOCK]), along, p)
+        _, by_p = log_slope_sums(ds, tl.reshape(middle, [BLOCK]), along, p, BLOCK)
         two -= by_p * tl.load(P0 + h)
     elif FORM == LOG:
         inner = 1.0 + tl.load(P1 + h) * x

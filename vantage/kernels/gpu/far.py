@@ -73,11 +73,16 @@ def power_terms(middle, p, BLOCK: tl.constexpr, APPROXIMATE: tl.constexpr):
 
 
 @triton.jit
-def log_slope_sums(ds, middle, along, p):
+def log_slope_sums(ds, middle, along, p, BLOCK: tl.constexpr):
     """Row sums of ds, and of ds times the derivative of log(1 + p·distance) by p, which is distance / (1 + p·distance):
     in a far tile a parabola in ``along``. ``ds`` has a row for each of ``middle``, which has one number a row."""
     w = 1.0 / (1.0 + p * middle)
+    half = p * w * (BLOCK / 2)
+    hh = half * half
+    c0 = middle + w * (BLOCK / 16) * half * hh
+    c1 = w * (1.0 + 0.75 * hh)
+    c2 = -p * w * w * (1.0 + hh)
     total = tl.sum(ds, 1)
     first = tl.sum(ds * along, 1)
     second = tl.sum(ds * (along * along), 1)
-    return total, w * (middle * total + w * (first - p * w * second))
+    return total, w * (c0 * total + c1 * first + c2 * second)

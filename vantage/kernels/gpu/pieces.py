@@ -152,7 +152,7 @@ def _row_sums(ds, r, qp, kp, kj, m0, n0, qi, off, c, BLOCK: tl.constexpr, FAR: t
     """Sums over keys of ds; of ds times the ratio; and of ds times the logarithm's derivative."""
     if FAR:
         middle, along = middle_and_along(qp[:, None], kp[None, :], m0, n0, kj[None, :], qi[:, None], off, BLOCK)
-        total, slope = log_slope_sums(ds, tl.reshape(middle, [BLOCK]), along, c)
+        total, slope = log_slope_sums(ds, tl.reshape(middle, [BLOCK]), along, c, BLOCK)
     else:
         d = tl.abs(qp[:, None] - kp[None, :]).to(tl.float32)
         total = tl.sum(ds, 1)
