@@ -117,7 +117,9 @@ def pieces(normal: Callable[..., Tensor], heads: int, case: Case) -> RatioPieces
             parameter.copy_(normal(*parameter.shape))
         part.f[0].bias.copy_(-part.f[0].weight[:, 0] * normal(case.hidden).sigmoid())
         form = part.form()
-    return replace(form, **{f.name: x.to(torch.float32) for f in fields(form) if isinstance(x := getattr(form, f.name), Tensor)})
+    return replace(
+        form, **{f.name: x.to(torch.float32) for f in fields(form) if isinstance(x := getattr(form, f.name), Tensor)}
+    )
 
 
 @dataclass
@@ -173,7 +175,13 @@ class Inputs:
             value_bias.table = torch.nn.Parameter(self.vectors.to(wide))
             leaves.append(value_bias.table)
         need = Need(
-            case.mask, case.d**-0.5 * 2, case.softcap, bias, sinks, Softmax(case.temperature), value_bias=value_bias,
+            case.mask,
+            case.d**-0.5 * 2,
+            case.softcap,
+            bias,
+            sinks,
+            Softmax(case.temperature),
+            value_bias=value_bias,
             lse=True,
         )
         view = View(k, v, self.k_pos)
@@ -205,8 +213,22 @@ def error(got: Tensor, right: Tensor) -> float:
 
 AROUND = {"width": 9, "first": -4, "values": 4}
 VALUES = [
-    *(Case("row table", mask, **AROUND) for mask in (Causal(), Everything(), Causal() & Window(9), Causal() | Prefix(13))),
-    Case("row table", Causal() & SameSegment(), "documents", B=2, T=33, S=33, softcap=1.5, sinks="query", lse=True, **AROUND),
+    *(
+        Case("row table", mask, **AROUND)
+        for mask in (Causal(), Everything(), Causal() & Window(9), Causal() | Prefix(13))
+    ),
+    Case(
+        "row table",
+        Causal() & SameSegment(),
+        "documents",
+        B=2,
+        T=33,
+        S=33,
+        softcap=1.5,
+        sinks="query",
+        lse=True,
+        **AROUND,
+    ),
     *(Case("row table", places=places, B=2, **AROUND) for places in ("stretched", "padded", "shuffled")),
     Case("row table", places="blind", B=2, T=30, S=18, sinks="head", **AROUND),
     Case("row table", T=19, S=51, share=3, e=24, temperature=0.7, **AROUND),

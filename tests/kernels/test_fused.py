@@ -274,7 +274,9 @@ def test_a_model_with_it_compiles_whole(position):
     """Without a break, forward and backward, and to the same numbers."""
     from vantage.model import build, decoder
 
-    model = build(decoder(vocab=17, width=32, layers=2, heads=2, position=position), seed=0, kernel=Fused(16)).to(DEVICE)
+    model = build(decoder(vocab=17, width=32, layers=2, heads=2, position=position), seed=0, kernel=Fused(16)).to(
+        DEVICE
+    )
     tokens = torch.randint(17, (1, 20), generator=torch.Generator().manual_seed(0)).to(DEVICE)
     grads = []
     torch._dynamo.reset()

@@ -44,7 +44,16 @@ MOST_BREAKS = 64  # break points of a function in pieces
 FAR_BLOCKS = 4  # from so many blocks away on, a logarithm or power of the distance is a cubic in each tile (gpu/far.py)
 LOG2E = math.log2(math.e)
 HEADER, GROUP = 4, 4  # as gpu/pieces.py has them
-NUMBERS = {type(None): 0, Slope: 1, LogDistance: 2, PowerDistance: 3, DistanceTable: 4, RowTable: 5, QueryAndKey: 6, RatioPieces: 7}
+NUMBERS = {
+    type(None): 0,
+    Slope: 1,
+    LogDistance: 2,
+    PowerDistance: 3,
+    DistanceTable: 4,
+    RowTable: 5,
+    QueryAndKey: 6,
+    RatioPieces: 7,
+}
 
 
 class Fused:

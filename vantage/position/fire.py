@@ -7,6 +7,7 @@ c and L are learned. Bidirectional attention uses |i - j| and max(L, i, j).
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -83,7 +84,7 @@ class FireBias(nn.Module):
     def form(self) -> RatioPieces:
         """The network as the pieces that its hidden units cut: in each the same units are above 0."""
         dtype = wide(self.c.dtype)
-        inner, outer = (self.f[0], self.f[2])
+        inner, outer = cast(nn.Linear, self.f[0]), cast(nn.Linear, self.f[2])
         w, b = inner.weight[:, 0].to(dtype), inner.bias.to(dtype)
         breaks = (-b / w).detach()
         breaks = torch.where(breaks.isfinite(), breaks, 0.0).sort().values  # a unit without a weight cuts nothing

@@ -76,8 +76,8 @@ def _bias_sums(
 
 @triton.jit
 def _query_step(
-    q, do, k_tiles, v_tiles, kp, n, m0, qi, qo, qp, qs, q0, shift, line, delta, KP, row, rows, at, h, P0, P1, G0, G1, T, S,
-    off, low, width, banks, origin, window, chunk, prefix, scale, cap, dq, one, two, BLOCK: tl.constexpr,
+    q, do, k_tiles, v_tiles, kp, n, m0, qi, qo, qp, qs, q0, shift, line, delta, KP, row, rows, at, h, P0, P1, G0, G1, T,
+    S, off, low, width, banks, origin, window, chunk, prefix, scale, cap, dq, one, two, BLOCK: tl.constexpr,
     FORM: tl.constexpr, ONE_SIDED: tl.constexpr, RUN: tl.constexpr, FLOAT: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, CHUNK: tl.constexpr, PREFIX: tl.constexpr, SEGMENT: tl.constexpr, EMPTY: tl.constexpr,
     BANKED: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr,
@@ -96,6 +96,7 @@ def _query_step(
         k = tl.where((ko >= 0)[:, None], k, 0.0)
         v = tl.where((ko >= 0)[:, None], v, 0.0)
     x, slope = scaled(tl.dot(q, k.T, input_precision=PRECISION), scale, cap, SOFTCAP, APPROXIMATE)
+    r, first, last = x, 0, 0
     if FORM == PIECES:
         x, r, first, last = with_pieces(
             x, qp[:, None], kp[None, :], shift[:, None], P0, P1, h, qi[:, None], m0, kj[None, :], n, off, width, BLOCK,
@@ -180,7 +181,9 @@ def query_gradients(
     delta = tl.load(DELTA + rest + qi)
     bounds = BOUNDS + (row * blocks + block) * 4
     lo, full_lo, full_hi, hi = tl.load(bounds), tl.load(bounds + 1), tl.load(bounds + 2), tl.load(bounds + 3)
-    NEAR: tl.constexpr = 1 if BANKED and FORM != PIECES else None  # ready-made biases would take the room of a second program
+    NEAR: tl.constexpr = (
+        1 if BANKED and FORM != PIECES else None
+    )  # ready-made biases would take the room of a second program
     dq = tl.zeros([BLOCK, D_TILE], tl.float32)
     one = tl.zeros([BLOCK], tl.float32)
     two = tl.zeros([BLOCK], tl.float32)
@@ -241,7 +244,6 @@ def _key_step(
 ):  # fmt: skip
     """One tile of queries, for the gradients of keys and values. Tiles stand on their side: (keys, queries)."""
     qi = m0 + tl.arange(0, BLOCK)
-    inside = qi < T
     qo = qi + off
     qp = qi + off
     qs = qi * 0

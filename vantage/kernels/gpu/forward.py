@@ -9,7 +9,19 @@ import triton
 import triton.language as tl
 
 from vantage.kernels.gpu.pieces import easy_keys
-from vantage.kernels.gpu.tiles import LN2, LOG2E, PIECES, ROW_TABLE, TABLE, biased, column, place, scaled, sees, shift_of
+from vantage.kernels.gpu.tiles import (
+    LN2,
+    LOG2E,
+    PIECES,
+    ROW_TABLE,
+    TABLE,
+    biased,
+    column,
+    place,
+    scaled,
+    sees,
+    shift_of,
+)
 
 
 @triton.jit

@@ -182,7 +182,8 @@ def constants(q: Tensor, k: Tensor, v: Tensor, p: FusedPlan, factors: list[float
         "H": H, "GROUP": H // k.shape[1], "D": D, "E": E, "D_TILE": tile(D), "E_TILE": tile(E), "BLOCK": p.block,
         "FORM": p.form, "ONE_SIDED": bool(p.one_sided), "RUN": bool(p.run), "FLOAT": bool(p.fractional),
         "CAUSAL": bool(p.causal), "WINDOW": p.window > 0, "CHUNK": p.chunk > 0, "PREFIX": p.prefix > 0,
-        "SEGMENT": bool(p.segments), "EMPTY": bool(p.empty), "BANKED": p.banks if p.form == PIECES else p.banks > 0, "SOFTCAP": factors[1] > 0,
+        "SEGMENT": bool(p.segments), "EMPTY": bool(p.empty),
+        "BANKED": p.banks if p.form == PIECES else p.banks > 0, "SOFTCAP": factors[1] > 0,
         "PRECISION": "tf32x3" if full else "tf32", "APPROXIMATE": q.is_cuda and not full and not torch.version.hip,
     }  # fmt: skip
 
@@ -200,8 +201,7 @@ def warps(q: Tensor, v: Tensor) -> int:
 
 
 def stages(q: Tensor, v: Tensor, p: FusedPlan, held: int) -> int:
-    """How many tiles may be on their way: as many as fit beside the ``held`` ones. Three forward pay, two back, and two
-    forward with ready-made biases, where two programs then fit on one multiprocessor."""
+    """How many tiles may be on their way: as many as fit beside the ``held`` ones. Three forward pay, two back."""
     most = 3 if held == 1 else 2
     room = shared_memory(q.device) - p.block * p.block * 4 * held
     turned = 2 if held == 2 and turns_tiles_in_memory(q.device) else 0

@@ -185,8 +185,8 @@ def piece_sums(
     sums, ds, r, first, last, qp, kp, kj, m0, n0, qi, off, P0, P1, G0, program, h, width, BLOCK: tl.constexpr,
     FAR: tl.constexpr,
 ):  # fmt: skip
-    """What a tile adds to the gradients. G0 is (programs, width, 4): ds and ds·ratio of tiles that begin in a piece, and
-    of what lies beyond its break point in tiles that go on."""
+    """What a tile adds to the gradients. G0 is (programs, width, 4): ds and ds·ratio of tiles that begin in a piece,
+    and of what lies beyond its break point in tiles that go on."""
     total, by_ratio, to_log, to_c, piece = sums
     base = program * width * 4
     if first != piece:

@@ -30,8 +30,8 @@ def by_distance(x, first, d, see, i, T, width, at, PLACES, RUN: tl.constexpr):
 
 @triton.jit
 def value_term(dp, d, i, T, low, width, at, P1, ONE_SIDED: tl.constexpr):
-    """The gradient of weights with what the vectors say, less what the last one says where attention looks back: that is
-    left out of the row's sum as well."""
+    """The gradient of weights with what the vectors say, less what the last one says where attention looks back: that
+    is left out of the row's sum as well."""
     w = tl.minimum(tl.maximum(d - low, 0), width - 1).to(tl.int32)
     row = P1 + (at * T + i) * width
     dp += tl.load(row + w, mask=i < T, other=0.0)
@@ -121,9 +121,13 @@ def add_values(
         whole -= tl.math.exp2(sink - line)
     tl.debug_barrier()  # what other threads have put into MASS is there for all
     w = tl.arange(0, W_TILE)
-    mass = tl.load(MASS + (at * T + qi)[:, None] * width + w[None, :], mask=inside[:, None] & (w < width)[None, :], other=0.0)
+    mass = tl.load(
+        MASS + (at * T + qi)[:, None] * width + w[None, :], mask=inside[:, None] & (w < width)[None, :], other=0.0
+    )
     mass = tl.where((w == 0)[None, :], first[:, None], mass)
-    mass = tl.where((w == width - 1)[None, :], (whole - tl.sum(tl.where((w < width - 1)[None, :], mass, 0.0), 1))[:, None], mass)
+    mass = tl.where(
+        (w == width - 1)[None, :], (whole - tl.sum(tl.where((w < width - 1)[None, :], mass, 0.0), 1))[:, None], mass
+    )
     c = tl.arange(0, E_TILE)
     vectors = tl.load(P1 + w[:, None] * E + c[None, :], mask=(w < width)[:, None] & (c < E)[None, :], other=0.0)
     kind = OUT.dtype.element_ty
