@@ -265,11 +265,6 @@ class Need:
     lse: bool = False  # hand back the log of the sum of exponentials
 
     @property
-    def dense_bias(self) -> Tensor | None:
-        """The bias where it exists as a whole only, as large as the scores."""
-        return self.bias.value if isinstance(self.bias, Dense) else None
-
-    @property
     def temperature(self) -> float | None:
         """Of the softmax; ``None``: weights are made of scores in another way."""
         return self.normalise.temperature if isinstance(self.normalise, Softmax) else None
