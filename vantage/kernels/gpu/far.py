@@ -45,13 +45,10 @@ def log_terms(middle, p, BLOCK: tl.constexpr, APPROXIMATE: tl.constexpr):
     """Of log2(1 + p·(middle + along)), as a cubic in ``along``."""
     whole = 1.0 + p * middle
     u = p / whole
-    half = u * (BLOCK / 2)
-    hh = half * half
-    c0 = log2_of(whole, APPROXIMATE) + (LOG2E / 32) * hh * hh
-    c1 = u * (LOG2E - (LOG2E / 16) * hh * hh)
-    c2 = u * u * (-LOG2E / 2 - (LOG2E / 4) * hh)
-    c3 = u * u * u * (LOG2E / 3 + (LOG2E / 4) * hh)
-    return c0, c1, c2, c3
+    uu = u * u
+    more = uu * (BLOCK * BLOCK / 16 * LOG2E)
+    c0 = log2_of(whole, APPROXIMATE) + uu * uu * (BLOCK * BLOCK * BLOCK * BLOCK / 512 * LOG2E)
+    return c0, u * LOG2E, uu * (-LOG2E / 2 - more), uu * u * (LOG2E / 3 + more)
 
 
 @triton.jit

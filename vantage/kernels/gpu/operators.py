@@ -62,6 +62,12 @@ def add_values(
         )  # fmt: skip
 
 
+def by_vector(grad: Tensor, vectors: Tensor) -> Tensor:
+    """(B, H, T, W), float32: what each vector says to a query's gradient. Row by row, as heads lie side by side."""
+    turned = vectors.to(grad.dtype).T.expand(grad.shape[1], -1, -1)
+    return torch.stack([torch.bmm(row, turned) for row in grad]).float()
+
+
 def has_values(p: FusedPlan) -> bool:
     """Whether the second tensor of a table for each query is one of values."""
     return p.form == TABLES[1] and p.banks > 0
@@ -98,7 +104,7 @@ def attend_back(
         )  # fmt: skip
         shared = delta if grad_lse is None else delta - grad_lse
         if has_values(p):
-            two = grad.float() @ two.T  # what each vector says to a query's gradient
+            two = by_vector(grad, two)
             shared = shared - two[..., -1] if p.one_sided else shared
         # what scores are measured from, and what a row's gradients are: up to whole blocks, so that nothing is asked
         line = whole_blocks(torch.where(lse == float("-inf"), float("inf"), lse * LOG2E), p.block, float("inf"))

@@ -19,12 +19,12 @@ def by_distance(x, first, d, see, i, T, width, at, PLACES, RUN: tl.constexpr):
     """Adds x to each query's row of PLACES, (B, H, T, width), by distance ``d`` from the table's first on. What is at
     the first distance or before it comes back as a sum; the last distance, which has the rest, is left out."""
     first += tl.sum(tl.where(d <= 0, x, 0.0), 1)
-    inside = see & (d > 0) & (d < width - 1) & (i < T)[:, None]
-    where = PLACES + (at * T + i)[:, None] * width + d.to(tl.int32)
-    if RUN:  # every distance has a key of its own
-        tl.store(where, x, mask=inside)
+    where = (PLACES + (at * T + i) * width)[:, None] + d.to(tl.int32)
+    if RUN:  # every distance has a key of its own, one that is not seen has 0, and what is negative is very large
+        last = tl.where(i < T, width - 2, 0).to(tl.uint32)
+        tl.store(where, x, mask=(d - 1).to(tl.uint32) < last[:, None])
     else:  # two keys may stand at one position
-        tl.atomic_add(where, x, mask=inside, sem="relaxed")
+        tl.atomic_add(where, x, mask=see & (d > 0) & (d < width - 1) & (i < T)[:, None], sem="relaxed")
     return first
 
 
