@@ -48,7 +48,7 @@ def dot_rows(
 
 @triton.jit
 def _bias_sums(
-    ds, qp, kp, P0, P1, h, one, two, m0, n0, kj, qi, off, BLOCK: tl.constexpr, FORM: tl.constexpr, FAR: tl.constexpr,
+    ds, qp, kp, P0, P1, h, one, two, m0, n0, off, BLOCK: tl.constexpr, FORM: tl.constexpr, FAR: tl.constexpr,
     APPROXIMATE: tl.constexpr,
 ):  # fmt: skip
     """What a tile adds to the gradients of the (one or two) numbers of a form, row by row."""
@@ -57,7 +57,7 @@ def _bias_sums(
         one -= tl.sum(ds * x, 1)
     if FORM == LOG and FAR:
         p = tl.load(P1 + h)
-        middle, along = middle_and_along(qp[:, None], kp[None, :], m0, n0, kj[None, :], qi[:, None], off, BLOCK)
+        middle, along = middle_and_along(qp[:, None], kp[None, :], m0, n0, off, BLOCK)
         c0, c1, c2, c3 = log_terms(middle, p, BLOCK, APPROXIMATE)
         one -= tl.sum(ds * cubic(along, c0, c1, c2, c3), 1) / LOG2E
         _, by_p = log_slope_sums(ds, tl.reshape(middle, [BLOCK]), along, p, BLOCK)
@@ -99,8 +99,8 @@ def _query_step(
     r, first, last = x, 0, 0
     if FORM == PIECES:
         x, r, first, last = with_pieces(
-            x, qp[:, None], kp[None, :], shift[:, None], P0, P1, h, qi[:, None], m0, kj[None, :], n, off, width, BLOCK,
-            BANKED, ONE_SIDED, FULL and ONE_SIDED, APPROXIMATE,
+            x, qp[:, None], kp[None, :], shift[:, None], P0, P1, at, h, m0, n, T, off, width, BLOCK, BANKED,
+            ONE_SIDED, FULL and ONE_SIDED, APPROXIMATE,
         )  # fmt: skip
     else:
         x = biased(
@@ -121,13 +121,11 @@ def _query_step(
     ds = p * (dp - delta[:, None])
     if LEARNED and FORM == PIECES:
         one = piece_sums(
-            one, ds, r, first, last, qp, kp, kj, m0, n, qi, off, P0, P1, G0, tl.program_id(0), h, width, BLOCK,
+            one, ds, r, first, last, qp, kp, m0, n, off, P0, P1, G0, tl.program_id(0), h, width, BLOCK,
             FULL and ONE_SIDED,
         )  # fmt: skip
     elif LEARNED and FORM <= 3:
-        one, two = _bias_sums(
-            ds, qp, kp, P0, P1, h, one, two, m0, n, kj, qi, off, BLOCK, FORM, FULL and ONE_SIDED, APPROXIMATE
-        )
+        one, two = _bias_sums(ds, qp, kp, P0, P1, h, one, two, m0, n, off, BLOCK, FORM, FULL and ONE_SIDED, APPROXIMATE)
     elif LEARNED and not (FULL and ONE_SIDED):
         d = qp[:, None] - kp[None, :] - low
         one = by_distance(ds, one, d, see, qi, T, width, at, G0, RUN)

@@ -23,16 +23,16 @@ def log2_of(x, APPROXIMATE: tl.constexpr):
 
 
 @triton.jit
-def middle_and_along(qp, kp, m0, n0, kj, qi, off, BLOCK: tl.constexpr):
+def middle_and_along(qp, kp, m0, n0, off, BLOCK: tl.constexpr):
     """Where positions run on: the distances of a tile as one number for each row and one for each column, less than
     BLOCK / 2. A row is a query, or a key where tiles stand on their side."""
     if qp.shape[0] > 1:
         middle = (qp - n0).to(tl.float32) - (BLOCK - 1) / 2
-        along = (BLOCK - 1) / 2 - (kj - n0).to(tl.float32)
+        along = (BLOCK - 1) / 2 - tl.arange(0, BLOCK).to(tl.float32)
     else:
         middle = (m0 + off - kp).to(tl.float32) + (BLOCK - 1) / 2
-        along = (qi - m0).to(tl.float32) - (BLOCK - 1) / 2
-    return middle, along
+        along = tl.arange(0, BLOCK).to(tl.float32) - (BLOCK - 1) / 2
+    return middle, along[None, :]
 
 
 @triton.jit

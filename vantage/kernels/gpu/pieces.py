@@ -19,13 +19,14 @@ SLACK = tl.constexpr(1e-5)  # bounds of a ratio are rounded, and so is the ratio
 
 
 @triton.jit
-def break_points(low, high, by_query, P1, GROUPS: tl.constexpr, APPROXIMATE: tl.constexpr):
-    """How many break points lie below all ratios of a tile, and below some; of its lowest and highest distance."""
+def break_points(low, high, least, most, P1, GROUPS: tl.constexpr, APPROXIMATE: tl.constexpr):
+    """How many break points lie below all ratios of a tile, and below some; of its lowest and highest distance, and of
+    the lowest and highest number of its queries."""
     c = tl.load(P1)
     k = tl.arange(0, GROUPS * GROUP)
     at = tl.load(P1 + HEADER + k)
-    lowest = log2_of(1.0 + c * low, APPROXIMATE) * tl.min(by_query) * (1.0 - SLACK)
-    highest = log2_of(1.0 + c * high, APPROXIMATE) * tl.max(by_query) * (1.0 + SLACK) + SLACK
+    lowest = log2_of(1.0 + c * low, APPROXIMATE) * least * (1.0 - SLACK)
+    highest = log2_of(1.0 + c * high, APPROXIMATE) * most * (1.0 + SLACK) + SLACK
     return tl.sum((at < lowest).to(tl.int32)), tl.sum((at < highest).to(tl.int32))
 
 
@@ -46,12 +47,12 @@ def distance_bounds(qp, kp, m0, n0, off, BLOCK: tl.constexpr, ONE_SIDED: tl.cons
 
 @triton.jit
 def logs(
-    qp, kp, qi, kj, m0, n0, off, P1, BLOCK: tl.constexpr, FAR: tl.constexpr, APPROXIMATE: tl.constexpr
+    qp, kp, m0, n0, off, P1, BLOCK: tl.constexpr, FAR: tl.constexpr, APPROXIMATE: tl.constexpr
 ):  # fmt: skip
     """log2(1 + c·distance) of a tile's pairs."""
     c = tl.load(P1)
     if FAR:
-        middle, along = middle_and_along(qp, kp, m0, n0, kj, qi, off, BLOCK)
+        middle, along = middle_and_along(qp, kp, m0, n0, off, BLOCK)
         c0, c1, c2, c3 = log_terms(middle, c, BLOCK, APPROXIMATE)
         y = cubic(along, c0, c1, c2, c3)
     else:
@@ -129,13 +130,19 @@ def easy_queries(
 
 @triton.jit
 def with_pieces(
-    x, qp, kp, by_query, P0, P1, h, qi, m0, kj, n0, off, width, BLOCK: tl.constexpr, GROUPS: tl.constexpr,
+    x, qp, kp, by_query, P0, P1, at, h, m0, n0, T, off, width, BLOCK: tl.constexpr, GROUPS: tl.constexpr,
     ONE_SIDED: tl.constexpr, FAR: tl.constexpr, APPROXIMATE: tl.constexpr,
 ):  # fmt: skip
     """Scores with their bias; the ratios, and the two numbers of ``break_points``."""
     low, high = distance_bounds(qp, kp, m0, n0, off, BLOCK, ONE_SIDED)
-    first, last = break_points(low, high, by_query, P1, GROUPS, APPROXIMATE)
-    r = logs(qp, kp, qi, kj, m0, n0, off, P1, BLOCK, FAR, APPROXIMATE) * by_query
+    if ONE_SIDED:  # the numbers of queries fall from one to the next
+        numbers = P1 + HEADER + width - 1 + at * T
+        most = tl.load(numbers + m0)
+        least = tl.load(numbers + tl.minimum(m0 + BLOCK - 1, T - 1))
+    else:
+        least, most = tl.min(by_query), tl.max(by_query)
+    first, last = break_points(low, high, least, most, P1, GROUPS, APPROXIMATE)
+    r = logs(qp, kp, m0, n0, off, P1, BLOCK, FAR, APPROXIMATE) * by_query
     return add_pieces(x, r, first, last, P0, P1, h, width, FAR), r, first, last
 
 
@@ -148,10 +155,10 @@ def empty_sums(h, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _row_sums(ds, r, qp, kp, kj, m0, n0, qi, off, c, BLOCK: tl.constexpr, FAR: tl.constexpr):
+def _row_sums(ds, r, qp, kp, m0, n0, off, c, BLOCK: tl.constexpr, FAR: tl.constexpr):
     """Sums over keys of ds; of ds times the ratio; and of ds times the logarithm's derivative."""
     if FAR:
-        middle, along = middle_and_along(qp[:, None], kp[None, :], m0, n0, kj[None, :], qi[:, None], off, BLOCK)
+        middle, along = middle_and_along(qp[:, None], kp[None, :], m0, n0, off, BLOCK)
         total, slope = log_slope_sums(ds, tl.reshape(middle, [BLOCK]), along, c, BLOCK)
     else:
         d = tl.abs(qp[:, None] - kp[None, :]).to(tl.float32)
@@ -169,20 +176,20 @@ def flush(G0, place, total, by_ratio):
 
 @triton.jit
 def _beyond(
-    to_log, to_c, ds, r, k, qp, kp, kj, m0, n0, qi, off, c, P0, P1, G0, base, h, width, BLOCK: tl.constexpr,
+    to_log, to_c, ds, r, k, qp, kp, m0, n0, off, c, P0, P1, G0, base, h, width, BLOCK: tl.constexpr,
     FAR: tl.constexpr,
 ):  # fmt: skip
     """What lies beyond a break point that is in the tile."""
     bend = tl.load(P0 + (h * width + k + 1) * 2) - tl.load(P0 + (h * width + k) * 2)
     ds = tl.where(r > tl.load(P1 + HEADER + k), ds, 0.0)
-    total, by_ratio, by_c = _row_sums(ds, r, qp, kp, kj, m0, n0, qi, off, c, BLOCK, FAR)
+    total, by_ratio, by_c = _row_sums(ds, r, qp, kp, m0, n0, off, c, BLOCK, FAR)
     flush(G0, base + k * 4 + 2, total, by_ratio)
     return to_log + bend * by_ratio, to_c + bend * by_c
 
 
 @triton.jit
 def piece_sums(
-    sums, ds, r, first, last, qp, kp, kj, m0, n0, qi, off, P0, P1, G0, program, h, width, BLOCK: tl.constexpr,
+    sums, ds, r, first, last, qp, kp, m0, n0, off, P0, P1, G0, program, h, width, BLOCK: tl.constexpr,
     FAR: tl.constexpr,
 ):  # fmt: skip
     """What a tile adds to the gradients. G0 is (programs, width, 4): ds and ds·ratio of tiles that begin in a piece,
@@ -194,7 +201,7 @@ def piece_sums(
         total = tl.zeros([BLOCK], tl.float32)
         by_ratio = tl.zeros([BLOCK], tl.float32)
     c = tl.load(P1)
-    a, b, s = _row_sums(ds, r, qp, kp, kj, m0, n0, qi, off, c, BLOCK, FAR)
+    a, b, s = _row_sums(ds, r, qp, kp, m0, n0, off, c, BLOCK, FAR)
     slope = tl.load(P0 + (h * width + first) * 2)
     total += a
     by_ratio += b
@@ -206,13 +213,13 @@ def piece_sums(
                 k = first + 2 * u
                 for _ in tl.static_range(2):
                     to_log, to_c = _beyond(
-                        to_log, to_c, ds, r, k, qp, kp, kj, m0, n0, qi, off, c, P0, P1, G0, base, h, width, BLOCK, FAR
+                        to_log, to_c, ds, r, k, qp, kp, m0, n0, off, c, P0, P1, G0, base, h, width, BLOCK, FAR
                     )
                     k += 1
     else:
         for k in range(first, last):
             to_log, to_c = _beyond(
-                to_log, to_c, ds, r, k, qp, kp, kj, m0, n0, qi, off, c, P0, P1, G0, base, h, width, BLOCK, FAR
+                to_log, to_c, ds, r, k, qp, kp, m0, n0, off, c, P0, P1, G0, base, h, width, BLOCK, FAR
             )
     return total, by_ratio, to_log, to_c, first
 

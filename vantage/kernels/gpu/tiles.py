@@ -122,10 +122,10 @@ def shift_of(qp, q0, P0, P1, at, h, i, T, width, FORM: tl.constexpr, ONE_SIDED: 
 
 @triton.jit
 def far_bias(
-    qp, kp, m0, n0, kj, i, off, P0, P1, h, BLOCK: tl.constexpr, FORM: tl.constexpr, APPROXIMATE: tl.constexpr
+    qp, kp, m0, n0, off, P0, P1, h, BLOCK: tl.constexpr, FORM: tl.constexpr, APPROXIMATE: tl.constexpr
 ):  # fmt: skip
     """The bias of a logarithm or a power, its sign turned, in a tile far from the diagonal."""
-    middle, along = middle_and_along(qp, kp, m0, n0, kj, i, off, BLOCK)
+    middle, along = middle_and_along(qp, kp, m0, n0, off, BLOCK)
     a, p = tl.load(P0 + h), tl.load(P1 + h)
     if FORM == LOG:
         c0, c1, c2, c3 = log_terms(middle, p, BLOCK, APPROXIMATE)
@@ -154,11 +154,11 @@ def biased(
         x = x + tl.load(P1 + ((h * banks + bank) * BLOCK + i - m0) * BLOCK + kj - n0)
     elif FORM == PIECES:
         x, _, _, _ = with_pieces(
-            x, qp, kp, shift, P0, P1, h, i, m0, kj, n0, off, width, BLOCK, BANKED, ONE_SIDED, FULL and ONE_SIDED,
+            x, qp, kp, shift, P0, P1, at, h, m0, n0, T, off, width, BLOCK, BANKED, ONE_SIDED, FULL and ONE_SIDED,
             APPROXIMATE,
         )  # fmt: skip
     elif (FORM == LOG or FORM == POWER) and FULL and ONE_SIDED:  # noqa: SIM109
-        x = x - far_bias(qp, kp, m0, n0, kj, i, off, P0, P1, h, BLOCK, FORM, APPROXIMATE)
+        x = x - far_bias(qp, kp, m0, n0, off, P0, P1, h, BLOCK, FORM, APPROXIMATE)
     elif FORM == LOG or FORM == POWER:  # noqa: SIM109
         x = x + bias_of(qp - kp, P0, P1, at, h, i, T, low, width, FORM, APPROXIMATE)
     elif FORM > 0 and not (FULL and ONE_SIDED):
