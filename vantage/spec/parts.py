@@ -114,7 +114,7 @@ class BiasInputs(NamedTuple):
 
 
 class ScoreBias(Protocol):
-    """Added to the scaled scores: ALiBi, T5, KERPLE, Shaw (pointwise); FIRE, Transformer-XL, CoPE (dense)."""
+    """Added to the scaled scores: ALiBi, T5, KERPLE, Shaw (pointwise); FIRE (dense, with a form), CoPE (dense)."""
 
     def at(self, inputs: BiasInputs) -> Pointwise | Dense | None: ...
 

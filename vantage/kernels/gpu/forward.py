@@ -25,7 +25,7 @@ from vantage.kernels.gpu.tiles import (
 
 
 @triton.jit
-def _masked(
+def masked_scores(
     s, kj, kp, n, m0, qi, qo, qp, qs, q0, shift, KP, row, rows, at, h, P0, P1, T, S, off, low, width, banks,
     origin, window, chunk, prefix, BLOCK: tl.constexpr, FORM: tl.constexpr, ONE_SIDED: tl.constexpr, RUN: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, PREFIX: tl.constexpr, SEGMENT: tl.constexpr,
@@ -68,7 +68,7 @@ def _step(
                 low, width, banks, BLOCK, FORM, ONE_SIDED, True, BANKED, APPROXIMATE,
             )  # fmt: skip
         else:
-            s = _masked(
+            s = masked_scores(
                 s, kj, kp, n, m0, qi, qo, qp, qs, q0, shift, KP, row, rows, at, h, P0, P1, T, S, off, low, width,
                 banks, origin, window, chunk, prefix, BLOCK, FORM, ONE_SIDED, RUN, CAUSAL, WINDOW, CHUNK, PREFIX,
                 SEGMENT, EMPTY, BANKED, APPROXIMATE,
@@ -79,7 +79,7 @@ def _step(
             low, width, banks, BLOCK, FORM, ONE_SIDED, True, BANKED, APPROXIMATE,
         )  # fmt: skip
     else:
-        s = _masked(
+        s = masked_scores(
             s, kj, kp, n, m0, qi, qo, qp, qs, q0, shift, KP, row, rows, at, h, P0, P1, T, S, off, low, width, banks,
             origin, window, chunk, prefix, BLOCK, FORM, ONE_SIDED, RUN, CAUSAL, WINDOW, CHUNK, PREFIX, SEGMENT, EMPTY,
             BANKED, APPROXIMATE,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vantage.kernels.gpu.forward import _masked
+from vantage.kernels.gpu.forward import masked_scores
 from vantage.kernels.gpu.tiles import LOG2E, column, place, scaled, shift_of
 
 
@@ -53,7 +53,7 @@ def _weigh(
     kp = column(KP, P1, row, rows, at, kj, S, FORM, RUN, FLOAT)
     s = tl.dot(q, k_tiles.load([n, 0]).T, input_precision=PRECISION)
     s, _ = scaled(s, scale, cap, SOFTCAP, APPROXIMATE)
-    s = _masked(
+    s = masked_scores(
         s, kj, kp, n, m0, qi, qo, qp, qs, q0, shift, KP, row, rows, at, h, P0, P1, T, S, off, low, width, 0, origin,
         window, chunk, prefix, BLOCK, FORM, ONE_SIDED, RUN, CAUSAL, WINDOW, CHUNK, PREFIX, SEGMENT, EMPTY, False,
         APPROXIMATE,
