@@ -21,7 +21,7 @@ def by_distance(x, first, d, see, i, T, width, at, PLACES, RUN: tl.constexpr):
     first += tl.sum(tl.where(d <= 0, x, 0.0), 1)
     where = (PLACES + (at * T + i) * width)[:, None] + d.to(tl.int32)
     if RUN:  # every distance has a key of its own, one that is not seen has 0, and what is negative is very large
-        last = tl.where(i < T, width - 2, 0).to(tl.uint32)
+        last = tl.where(i < T, tl.maximum(width - 2, 0), 0).to(tl.uint32)
         tl.store(where, x, mask=(d - 1).to(tl.uint32) < last[:, None])
     else:  # two keys may stand at one position
         tl.atomic_add(where, x, mask=see & (d > 0) & (d < width - 1) & (i < T)[:, None], sem="relaxed")
