@@ -172,6 +172,9 @@ def _gradients_of_pieces(plan: FusedPlan, one: Tensor, two: Tensor) -> tuple[Ten
 
 def _gradient_of_values(mass: Tensor, grad: Tensor, whole: Tensor) -> Tensor:
     """(W, e): the weights at each distance, times the gradient of the output. The last distance has what is left."""
-    mass = torch.cat((mass[..., :-1], (whole - mass[..., :-1].sum(-1))[..., None]), -1)
+    width = mass.shape[-1]
+    rest = (whole - mass[..., :-1].sum(-1))[..., None]
+    more = mass.new_zeros(()).expand(*mass.shape[:-1], -width % 8)  # products want multiples of 8
+    mass = torch.cat((mass[..., :-1], rest, more), -1)
     rows = zip(mass.to(grad.dtype).transpose(-1, -2), grad, strict=True)  # heads of a token lie side by side
-    return torch.stack([torch.bmm(weights, of).float().sum(0) for weights, of in rows]).sum(0)
+    return torch.stack([torch.bmm(weights, of).float().sum(0) for weights, of in rows]).sum(0)[:width]
