@@ -13,7 +13,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from vantage.kernels import chooser
-from vantage.position import Rope
+from vantage.position import Fire, Rope, Shaw
 from vantage.spec.forms import DistanceTable, LogDistance, PowerDistance, QueryAndKey, RowTable, Slope
 from vantage.spec.masks import Causal, SameSegment, Window
-from vantage.spec.parts import Need, Pointwise, Shape, View
+from vantage.spec.parts import BiasInputs, Encoding, Need, Pointwise, Shape, View
 from vantage.spec.positions import Positions
 
 RESULTS = Path(__file__).parent / "results"
@@ -119,6 +119,7 @@ class Task:
     rope: bool = False
     flex: bool = True  # FlexAttention by hand has this row
     by_keys: bool = True  # FlexAttention's way back takes less than seconds
+    encoding: Encoding | None = None  # its parts act, all that they work out counted
 
 
 def learned(*shape: int) -> Tensor:
@@ -142,6 +143,8 @@ TASKS = (
     Task("KERPLE power", lambda s: PowerDistance(learned(s.heads), learned(s.heads)), flex=False),
     Task("Shaw, keys", lambda s: RowTable(learned(s.batch, s.heads, s.length, 33), -16), flex=False),
     Task("FoX", lambda s: QueryAndKey(*(learned(s.batch, s.heads, s.length) for _ in range(2))), flex=False),
+    Task("Shaw, keys and values", encoding=Shaw(), flex=False),
+    Task("FIRE", encoding=Fire(), flex=False),
     Task(f"window {REACH:,}", window=REACH),
 )
 
@@ -164,20 +167,34 @@ def ours(task: Task, size: Size, x: Inputs, at: Positions) -> tuple[Callable[[],
     sinks = learned(size.heads) if task.sinks else None
     mask = Causal() if task.window is None else Causal() & Window(task.window)
     mask = mask & SameSegment() if task.name == "documents" else mask
-    need = Need(mask, size.width**-0.5, task.softcap, bias, sinks)
+    plain = Need(mask, size.width**-0.5, task.softcap, bias, sinks)
     choose = chooser("auto")
     pair = at.against(at)
     shape = Shape(size.heads * size.width, size.heads, size.kv_heads, size.width, size.width, size.width)
     turn = Rope().build(shape).to("cuda") if task.rope else None
+    parts = [] if task.encoding is None else score_and_value_bias(task.encoding, shape)
+
+    def needed() -> Need:
+        if not parts:
+            return plain
+        inputs = BiasInputs(x.q, x.q, x.k, at, at, plain.scale)
+        return replace(plain, bias=parts[0].at(inputs), value_bias=parts[1] if len(parts) > 1 else None)
 
     def run() -> Tensor:
         q, k = (x.q, x.k) if turn is None else (turn.query(x.q, at), turn.key(x.k, at))  # pyright: ignore[reportCallIssue]
-        view = View(k, x.v, at)
+        view, need = View(k, x.v, at), needed()
         return choose(need, q, view)(q, view, pair, need).out
 
     leaves = [x.q, x.k, x.v] + [t for t in vars(bias or object).values() if isinstance(t, Tensor) and t.requires_grad]
-    kernel = choose(need, x.q, View(x.k, x.v, at)).name
+    leaves += [p for part in parts for p in part.parameters()]
+    kernel = choose(needed(), x.q, View(x.k, x.v, at)).name
     return run, leaves + ([] if sinks is None else [sinks]), kernel
+
+
+def score_and_value_bias(encoding: Encoding, shape: Shape) -> list[Any]:
+    """The modules of an encoding that acts on scores, and on values where it does that as well."""
+    parts = encoding.parts(causal=True)
+    return [part.build(shape).to("cuda", torch.bfloat16) for part in (parts.bias, parts.value_bias) if part is not None]
 
 
 def cudnn(x: Inputs) -> Callable[[], Tensor]:

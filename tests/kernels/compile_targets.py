@@ -14,11 +14,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from vantage.kernels.fused_operator import BY_KEY, FusedPlan
-from vantage.kernels.gpu import backward, forward, operators
+from vantage.kernels.gpu import backward, forward, operators, values
 
 SHARED = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}  # bytes a block may share
 INTEGERS = {"QP", "KP", "BOUNDS"}
-NUMBERS = {"LSE", "DELTA", "P0", "P1", "SINKS", "G0", "G1"}
+NUMBERS = {"LSE", "LINE", "MASS", "DELTA", "P0", "P1", "SINKS", "G0", "G1"}
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
@@ -59,7 +59,11 @@ def compile_one(kernel, constants: dict, dtype: torch.dtype, capability: int, wa
         else:
             kinds[name] = "fp32" if name in ("scale", "cap", "factor") else "i32"
     values = {(names.index(name),): value for name, value in constants.items()}
-    strides = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name[-1] == "t" and len(name) == 2}
+    strides = {
+        (i,): [["tt.divisibility", 16]]
+        for i, name in enumerate(names)
+        if (name[-1] == "t" and len(name) == 2) or name in NUMBERS | INTEGERS
+    }
     source = ASTSource(kernel, kinds, values, strides)
     options = {"num_warps": warps, "num_stages": stages}
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
@@ -73,12 +77,15 @@ def compile_all(capability: int, p: FusedPlan, dtype: torch.dtype, width: int, s
     p = p._replace(block=operators.block_for(q, q))
     how = operators.constants(q, q[:, :1], q, p, [1.0, softcap, 1.0]) | {"APPROXIMATE": dtype != torch.float32}
     warps, used = operators.warps(q, q), {}
+    added = [(values.add_values, 1, {"HAS_SINKS": True, "W_TILE": 32})] if operators.has_values(p) else []
     for kernel, held, more in (
+        *added,
         (forward.attend, 1, {"HAS_SINKS": True, "MERGED": operators.merged(p)}),
         (backward.query_gradients, 2, {"LEARNED": bool(p.learned) and p.form < BY_KEY}),
         (backward.key_gradients, 2, {"LEARNED": bool(p.learned) and p.form == BY_KEY}),
     ):
-        made = compile_one(kernel, how | more, dtype, capability, warps, operators.stages(q, q, p, held))
+        known = {name: x for name, x in how.items() if name in kernel.arg_names}
+        made = compile_one(kernel, known | more, dtype, capability, warps, operators.stages(q, q, p, held))
         used[made.metadata.name] = made.metadata.shared
         assert made.metadata.shared <= SHARED[capability], (made.metadata.name, capability, made.metadata.shared)
     return used
@@ -92,6 +99,8 @@ def main() -> int:
             (plan(5, run=False), torch.float16, 64, 20.0),
             (plan(2), torch.float32, 128, 0.0),
             (plan(6), torch.bfloat16, 256, 0.0),
+            (plan(7)._replace(one_sided=1, banks=8, width=37), torch.bfloat16, 128, 0.0),
+            (plan(5)._replace(banks=1, width=17), torch.bfloat16, 128, 0.0),
         ):
             print(capability, p.form, dtype, width, compile_all(capability, p, dtype, width, softcap), flush=True)
     return 0

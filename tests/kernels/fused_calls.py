@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -10,17 +11,28 @@ from torch import Tensor
 
 from vantage.kernels import kernel_named
 from vantage.kernels.fused import Fused
-from vantage.spec.forms import DistanceTable, LogDistance, PowerDistance, QueryAndKey, RowTable, Slope
+from vantage.position import Fire
+from vantage.position.shaw import ValueDistances
+from vantage.spec.forms import DistanceTable, LogDistance, PowerDistance, QueryAndKey, RatioPieces, RowTable, Slope
 from vantage.spec.masks import Causal, Chunked, Everything, Mask, Prefix, SameSegment, Window
 from vantage.spec.normalisers import Softmax
-from vantage.spec.parts import Need, Pointwise, View
+from vantage.spec.parts import Need, Pointwise, Shape, View
 from vantage.spec.positions import EMPTY, Positions
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MISSING = DEVICE == "cpu" and importlib.util.find_spec("triton") is None
 # relative to the norm, as inputs and outputs are rounded
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
-FORMS = ("none", "slope", "log", "power", "table", "row table", "query and key")
+FORMS = ("none", "slope", "log", "power", "table", "row table", "query and key", "pieces")
+
+
+LEARNED = {  # what a form has to learn
+    "none": (),
+    "log": ("bias.a", "bias.p"),
+    "power": ("bias.a", "bias.p"),
+    "query and key": ("bias.query", "bias.key"),
+    "pieces": ("bias.slopes", "bias.offsets", "bias.c", "bias.limit"),
+}
 
 
 @dataclass(frozen=True)
@@ -43,6 +55,9 @@ class Case:
     lse: bool = False  # the log-sum-exp has a gradient as well
     width: int = 9  # of a table
     first: int = -2  # the distance of its first entry
+    values: int = 0  # there is a vector for each distance up to this one on both sides
+    hidden: int = 6  # units of a network
+    limit: float = 11.0  # positions below this are as it
 
     @property
     def H(self) -> int:
@@ -88,8 +103,23 @@ def form(case: Case, generator: torch.Generator, dtype: torch.dtype) -> Pointwis
         "table": lambda: DistanceTable(normal(H, case.width), case.first),
         "row table": lambda: RowTable(normal(B, H, T, case.width), case.first),
         "query and key": lambda: QueryAndKey(normal(B, H, T), normal(B, H, S)),
+        "pieces": lambda: pieces(normal, H, case),
     }
     return makes[case.form]()
+
+
+def pieces(normal: Callable[..., Tensor], heads: int, case: Case) -> RatioPieces:
+    """FIRE's, with break points among the ratios."""
+    fire = Fire(hidden=case.hidden, init_L=case.limit, init_c=0.3, bidirectional=False)
+    part = fire.build(Shape(16 * heads, heads, heads, 16, 16, 16)).double()
+    with torch.no_grad():
+        for parameter in (*part.f[0].parameters(), *part.f[2].parameters()):
+            parameter.copy_(normal(*parameter.shape))
+        part.f[0].bias.copy_(-part.f[0].weight[:, 0] * normal(case.hidden).sigmoid())
+        form = part.form()
+    return replace(
+        form, **{f.name: x.to(torch.float32) for f in fields(form) if isinstance(x := getattr(form, f.name), Tensor)}
+    )
 
 
 @dataclass
@@ -117,6 +147,7 @@ class Inputs:
         self.bias = form(case, g, torch.float32)
         shape = {None: (0,), "head": (H,), "query": (B, H, T)}[case.sinks]
         self.sinks = torch.randn(*shape, generator=g).to(device)
+        self.vectors = torch.randn(2 * case.values + 1, case.e, generator=g).to(device)
         self.grad_lse = torch.randn(B, H, T, generator=g).to(device) if case.lse else None
 
     def run(self, kernel: object, dtype: torch.dtype | None = None, poison: bool = False) -> Ran:
@@ -131,14 +162,28 @@ class Inputs:
         bias = self.bias
         if bias is not None:
             learned = {f.name: x for f in fields(bias) if isinstance(x := getattr(bias, f.name), Tensor)}  # pyright: ignore[reportArgumentType]
-            learned = {name: x.to(self.device, wide).detach().requires_grad_() for name, x in learned.items()}
+            learned = {name: x.to(self.device, wide).detach() for name, x in learned.items()}
             bias = replace(bias, **learned)  # pyright: ignore[reportArgumentType]
-            leaves += learned.values()
+            leaves += [x.requires_grad_() for name, x in learned.items() if name != "breaks"]
         sinks = None
         if case.sinks:
             sinks = self.sinks.to(wide).detach().requires_grad_()
             leaves.append(sinks)
-        need = Need(case.mask, case.d**-0.5 * 2, case.softcap, bias, sinks, Softmax(case.temperature), lse=True)
+        value_bias = None
+        if case.values:
+            value_bias = ValueDistances(case.values, case.e)
+            value_bias.table = torch.nn.Parameter(self.vectors.to(wide))
+            leaves.append(value_bias.table)
+        need = Need(
+            case.mask,
+            case.d**-0.5 * 2,
+            case.softcap,
+            bias,
+            sinks,
+            Softmax(case.temperature),
+            value_bias=value_bias,
+            lse=True,
+        )
         view = View(k, v, self.k_pos)
         assert kernel.refuses(need, q, view) is None, kernel.refuses(need, q, view)
         got = kernel(q, view, self.q_pos.against(self.k_pos), need)
@@ -154,9 +199,10 @@ def far_off(
     """The relative error of everything that the fused kernel gives."""
     inputs = Inputs(case, dtype, seed)
     got, right = inputs.run(Fused(block), poison=poison), inputs.run(kernel_named("reference"), torch.float64)
-    names = ["q", "k", "v", *(["bias"] if case.form != "none" else []), "second", "sinks"]
+    names = ["q", "k", "v", *LEARNED.get(case.form, ("bias",))]
+    names += (["sinks"] if case.sinks else []) + (["values"] if case.values else [])
     errors = {"out": error(got.out, right.out), "lse": error(got.lse, right.lse)}
-    return errors | {f"{name}.grad": error(a, b) for name, a, b in zip(names, got.grads, right.grads, strict=False)}
+    return errors | {f"{name}.grad": error(a, b) for name, a, b in zip(names, got.grads, right.grads, strict=True)}
 
 
 def error(got: Tensor, right: Tensor) -> float:
@@ -165,6 +211,30 @@ def error(got: Tensor, right: Tensor) -> float:
     return float((got - right).norm() / right.norm().clamp_min(1e-6))
 
 
+AROUND = {"width": 9, "first": -4, "values": 4}
+VALUES = [
+    *(
+        Case("row table", mask, **AROUND)
+        for mask in (Causal(), Everything(), Causal() & Window(9), Causal() | Prefix(13))
+    ),
+    Case(
+        "row table",
+        Causal() & SameSegment(),
+        "documents",
+        B=2,
+        T=33,
+        S=33,
+        softcap=1.5,
+        sinks="query",
+        lse=True,
+        **AROUND,
+    ),
+    *(Case("row table", places=places, B=2, **AROUND) for places in ("stretched", "padded", "shuffled")),
+    Case("row table", places="blind", B=2, T=30, S=18, sinks="head", **AROUND),
+    Case("row table", T=19, S=51, share=3, e=24, temperature=0.7, **AROUND),
+    Case("row table", T=1, S=51, **AROUND),
+    Case("none", T=40, S=40, values=4),
+]
 MASKS = {
     "causal": Causal(),
     "everything": Everything(),
@@ -187,6 +257,10 @@ SMALL = [
     *(Case(form, softcap=1.5, sinks="query", temperature=0.7, lse=True) for form in FORMS),
     *(Case(form, Causal(), "documents", softcap=1.5, sinks="head", temperature=2.0, B=2) for form in FORMS),
     Case("table", width=60, first=0),
+    *(Case(form, T=100, S=100) for form in ("log", "power", "pieces")),  # with tiles far from the diagonal
+    Case("pieces", T=90, S=90, hidden=30, limit=60.0),  # several break points in a tile that is far
+    Case("pieces", hidden=1),
+    *VALUES,
     Case("table", width=1, first=4),
     Case("row table", width=70, first=-10, T=40, S=90),
     Case("slope", Causal() & Chunked(9) & SameSegment(), "documents", B=2),
@@ -212,5 +286,7 @@ LARGE = [
     *long(G=2, share=1, T=600, S=600, d=192, e=128, width=129, first=0, sinks="query", lse=True, temperature=0.8),
     *long(places="stretched", B=2, T=800, S=800, d=128, e=128, width=129, first=0),
     *long(places="padded", B=2, T=800, S=900, d=128, e=128, width=129, first=0),
+    Case("row table", B=2, G=2, T=1000, S=1000, d=128, e=128, width=33, first=-16, values=16),
+    Case("row table", Everything(), G=2, T=500, S=700, d=64, e=64, width=33, first=-16, values=16),
     *long(mask=Causal() | Prefix(300), T=800, S=800, d=64, e=64, width=129, first=0),
 ]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from tests.kernels.fused_calls import DEVICE, LARGE, MISSING, SMALL, TOLERANCE, Case, Inputs, far_off
+from tests.kernels.fused_calls import DEVICE, LARGE, MISSING, SMALL, TOLERANCE, VALUES, Case, Inputs, far_off
 from tests.kernels.helpers import ByDistance, call
 from tests.sampling import examples
 from tests.spec.helpers import masks, pairs
@@ -16,7 +16,8 @@ from vantage.kernels import chooser, kernel_named
 from vantage.kernels.fused import Fused
 from vantage.kernels.mask_flags import MaskFlags, mask_flags
 from vantage.kernels.tile_ranges import tile_ranges
-from vantage.spec.forms import DistanceTable, Slope
+from vantage.position.shaw import ValueDistances
+from vantage.spec.forms import DistanceTable, RatioPieces, RowTable, Slope
 from vantage.spec.masks import Causal, Chunked, Everything, Filled, Nothing, Prefix, SameSegment, Window, dense, visible
 from vantage.spec.normalisers import Argmax
 from vantage.spec.parts import Dense, Need, View
@@ -80,8 +81,9 @@ def test_more_than_32_bits_can_count():
 
 
 @needs_triton
-def test_gradients_of_a_table_are_equal_from_run_to_run():
-    inputs = Inputs(Case("table", T=20, S=20), torch.float32)
+@pytest.mark.parametrize("case", [Case("table", T=20, S=20), Case("pieces", T=20, S=20), VALUES[0]], ids=str)
+def test_gradients_of_a_table_are_equal_from_run_to_run(case):
+    inputs = Inputs(case, torch.float32)
     once, again = inputs.run(Fused(16)), inputs.run(Fused(16))
     assert all(torch.equal(a, b) for a, b in zip(once.grads, again.grads, strict=True))
 
@@ -192,6 +194,13 @@ def test_where_it_runs(monkeypatch):
     assert Fused().auto("cuda")
 
 
+class Weighing:
+    """A value bias that does not say what it is."""
+
+    def at(self, weights, q_pos, k_pos):
+        return weights.sum(-1, keepdim=True)
+
+
 REFUSED = {
     "weights": ({"weights": True}, "does not hand back weights"),
     "argmax": ({"normalise": Argmax()}, "softmax alone, not Argmax"),
@@ -199,6 +208,24 @@ REFUSED = {
     "mask": ({"mask": Causal() | Window(3)}, r"does not know the mask Causal\(\) | Window\(n=3\)"),
     "dense": ({"bias": Dense(torch.zeros(1, 4, 3, 5))}, "dense bias is as large as the scores"),
     "no form": ({"bias": ByDistance(torch.ones(4))}, "the bias ByDistance has no form"),
+    "pieces": (
+        {"bias": RatioPieces(torch.zeros(65), *torch.zeros(2, 4, 66), torch.ones(1), torch.ones(1))},
+        "up to 64 break points, not 65",
+    ),
+    "ratio to the later": (
+        {"bias": RatioPieces(torch.zeros(3), *torch.zeros(2, 4, 4), torch.ones(1), torch.ones(1), two_sided=True)},
+        "no ratio to the later of query and key",
+    ),
+    "values": (
+        {"value_bias": ValueDistances(3, 8), "bias": Slope(torch.zeros(4))},
+        "beside a table of scores by distance alone",
+    ),
+    "other values": (
+        {"value_bias": ValueDistances(3, 8), "bias": RowTable(torch.zeros(2, 4, 3, 9), -4)},
+        "needs values by distance to have the distances that scores have",
+    ),
+    "many values": ({"value_bias": ValueDistances(65, 8)}, "values of up to 129 distances, not 131"),
+    "value bias": ({"value_bias": Weighing()}, "a value bias needs the weights"),
     "long table": (
         {"bias": DistanceTable(torch.zeros(4, 2000, requires_grad=True), 0)},
         "learns tables of up to 1024 distances, not 2000",
@@ -242,11 +269,14 @@ VIEW = View(torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 3, 4), Positions.arange(1
 
 
 @needs_triton
-def test_a_model_with_it_compiles_whole():
+@pytest.mark.parametrize("position", ["t5", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fire", "shaw"))])
+def test_a_model_with_it_compiles_whole(position):
     """Without a break, forward and backward, and to the same numbers."""
     from vantage.model import build, decoder
 
-    model = build(decoder(vocab=17, width=32, layers=2, heads=2, position="t5"), seed=0, kernel=Fused(16)).to(DEVICE)
+    model = build(decoder(vocab=17, width=32, layers=2, heads=2, position=position), seed=0, kernel=Fused(16)).to(
+        DEVICE
+    )
     tokens = torch.randint(17, (1, 20), generator=torch.Generator().manual_seed(0)).to(DEVICE)
     grads = []
     torch._dynamo.reset()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from tests.position.helpers import SHAPE, bias_of, built, inputs_of, positions, vectors
-from vantage.position import ENCODINGS, T5, Kerple
+from vantage.position import ENCODINGS, T5, Fire, Kerple, Shaw
 from vantage.spec.forms import (
     DistanceTable,
     Form,
@@ -16,9 +16,12 @@ from vantage.spec.forms import (
     LogDistance,
     PowerDistance,
     QueryAndKey,
+    RatioPieces,
     RowTable,
     Slope,
+    ValueTable,
     form_of,
+    value_form_of,
 )
 from vantage.spec.parts import Pointwise, materialise
 from vantage.spec.positions import Positions
@@ -32,10 +35,12 @@ FORMS = {
     "shaw": RowTable,
     "bank": RowTable,
     "fox": QueryAndKey,
+    "fire": RatioPieces,
+    "fire-both": RatioPieces,
 }
-DENSE = ["fire", "xl", "cope", "path", "shifted", "self-extend", "dual-chunk"]
+DENSE = ["xl", "cope", "path", "shifted", "self-extend", "dual-chunk"]
 CONFIGS = {name: parts.bias for name in ENCODINGS if (parts := ENCODINGS[name].make(100).parts(causal=True)).bias}
-CONFIGS |= {"kerple-power": Kerple("power"), "t5-both": T5(bidirectional=True)}
+CONFIGS |= {"kerple-power": Kerple("power"), "t5-both": T5(bidirectional=True), "fire-both": Fire(bidirectional=True)}
 
 
 def value(bias, q_pos: Positions, k_pos: Positions) -> Tensor:
@@ -90,6 +95,34 @@ def test_a_module_says_its_form_where_its_inputs_do_not_matter():
     part = built(CONFIGS["alibi"])
     assert isinstance(part, HasForm)
     assert tuple(part.form().slopes.tolist()) == part.slopes
+
+
+def test_a_bias_with_a_form_is_made_whole_when_it_is_asked_for():
+    part, pos = built(CONFIGS["fire"]), Positions.arange(2, 4)
+    bias = bias_at(part, pos, pos)
+    part.whole = None  # it would be called
+    assert isinstance(form_of(bias), RatioPieces)
+    assert form_of(bias) is form_of(bias)
+
+
+def test_a_hidden_unit_without_a_weight_cuts_nothing():
+    part, pos = built(Fire(hidden=3, bidirectional=False)), Positions.arange(2, 9)
+    with torch.no_grad():
+        part.f[0].weight[1] = 0.0
+        part.f[0].bias[1] = 2.0
+    form = form_of(bias_at(part, pos, pos))
+    assert form.breaks.isfinite().all()
+    torch.testing.assert_close(value(form, pos, pos), bias_of(part, pos, pos))
+
+
+def test_the_form_of_values_by_distance():
+    part = built(Shaw(max_distance=2).parts(causal=True).value_bias)
+    form = value_form_of(part)
+    assert isinstance(form, ValueTable)
+    pos = Positions.arange(1, 6)
+    weights = torch.eye(6, dtype=torch.float64)[None, None].expand(1, 1, 6, 6).roll(1, -2)  # each sees the one before
+    assert form.first == -2
+    torch.testing.assert_close(part.at(weights, pos, pos)[0, 0, 1:], form.values[3].expand(5, -1))
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from vantage.kernels.mask_flags import mask_flags
-from vantage.spec.forms import Form, form_of
-from vantage.spec.parts import Need
+from vantage.spec.forms import Form, form_of, value_form_of
+from vantage.spec.parts import Dense, Need
 from vantage.spec.positions import Pair
 
 
@@ -12,7 +12,7 @@ def refuses_need(need: Need, kernel: str) -> str | None:
     """Why no such kernel can do this; ``kernel``: what it is called."""
     if need.weights:
         return f"the {kernel} kernel does not hand back weights"
-    if need.value_bias is not None:
+    if need.value_bias is not None and value_form_of(need.value_bias) is None:
         return f"a value bias needs the weights, which the {kernel} kernel does not form"
     if need.temperature is None:
         return f"the {kernel} kernel has softmax alone, not {type(need.normalise).__name__}"
@@ -20,9 +20,11 @@ def refuses_need(need: Need, kernel: str) -> str | None:
         return f"the {kernel} kernel has no dropout"
     if mask_flags(need.mask) is None:
         return f"the {kernel} kernel does not know the mask {need.mask!r}"
-    if need.dense_bias is not None:
+    if need.bias is None or form_of(need.bias) is not None:
+        return None
+    if isinstance(need.bias, Dense):
         return f"a dense bias is as large as the scores, which the {kernel} kernel does not form"
-    if need.bias is not None and form_of(need.bias) is None:
+    if need.bias is not None:
         return f"the bias {type(need.bias).__name__} has no form that the {kernel} kernel could run"
     return None
 

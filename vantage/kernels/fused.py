@@ -6,7 +6,7 @@ import functools
 import importlib.util
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -22,8 +22,11 @@ from vantage.spec.forms import (
     LogDistance,
     PowerDistance,
     QueryAndKey,
+    RatioPieces,
     RowTable,
     Slope,
+    ValueTable,
+    value_form_of,
 )
 from vantage.spec.masks import visible
 from vantage.spec.parts import Attended, Need, View
@@ -36,8 +39,21 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 WIDEST = 256  # of a head
 LONGEST_TABLE = 1_024  # distances of a table that is learned: each query keeps a place for each of them
 MOST_BANKED = 4_096  # distances of a table whose tiles are made beforehand
+WIDEST_VALUES = 129  # distances that a value may have a vector for: they are one tile
+MOST_BREAKS = 64  # break points of a function in pieces
+FAR_BLOCKS = 4  # from so many blocks away on, a logarithm or power of the distance is a cubic in each tile (gpu/far.py)
 LOG2E = math.log2(math.e)
-NUMBERS = {type(None): 0, Slope: 1, LogDistance: 2, PowerDistance: 3, DistanceTable: 4, RowTable: 5, QueryAndKey: 6}
+HEADER, GROUP = 4, 4  # as gpu/pieces.py has them
+NUMBERS = {
+    type(None): 0,
+    Slope: 1,
+    LogDistance: 2,
+    PowerDistance: 3,
+    DistanceTable: 4,
+    RowTable: 5,
+    QueryAndKey: 6,
+    RatioPieces: 7,
+}
 
 
 class Fused:
@@ -63,7 +79,9 @@ class Fused:
         if flags.nothing or 0 in (*q_BHTd.shape, view.k.shape[2]):
             return _nothing_seen(q_BHTd, view, sinks, need)
         block = self.block or _block(q_BHTd, view.v)
-        bias = _bias(form_of_need(need), flags, pair, cool, block)
+        bias = _bias(_form(need, q_BHTd), flags, pair, cool, block, q_BHTd.shape[:2])
+        if need.value_bias is not None:
+            bias = _with_values(bias, value_form_of(need.value_bias))
         beyond = bias.beyond if flags.one_sided else None
         places = pair.once(("fused", flags, block, beyond), lambda: _lasting_places(pair, flags, block, beyond))
         out, lse = FusedAttention.apply(
@@ -124,6 +142,23 @@ def _refuses_shape(need: Need, q: Tensor, view: View) -> str | None:
     form = form_of_need(need)
     if isinstance(form, DistanceTable | RowTable) and form.values.shape[-1] > LONGEST_TABLE and _learns(form.values):
         return f"the fused kernel learns tables of up to {LONGEST_TABLE} distances, not {form.values.shape[-1]}"
+    if isinstance(form, RatioPieces) and form.breaks.shape[0] > MOST_BREAKS:
+        return f"the fused kernel has functions of up to {MOST_BREAKS} break points, not {form.breaks.shape[0]}"
+    if need.value_bias is not None and (why := _refuses_values(form, value_form_of(need.value_bias))):
+        return why
+    if isinstance(form, RatioPieces) and form.two_sided:
+        return "the fused kernel has no ratio to the later of query and key, as FIRE has where it looks both ways"
+    return None
+
+
+def _refuses_values(form: Form | None, values: ValueTable | None) -> str | None:
+    assert values is not None, "a value bias that was not refused"
+    if form is not None and not isinstance(form, RowTable):
+        return "the fused kernel has values by distance beside a table of scores by distance alone"
+    if form is not None and (form.values.shape[-1], form.first) != (values.values.shape[0], values.first):
+        return "the fused kernel needs values by distance to have the distances that scores have"
+    if values.values.shape[0] > WIDEST_VALUES:
+        return f"the fused kernel has values of up to {WIDEST_VALUES} distances, not {values.values.shape[0]}"
     return None
 
 
@@ -147,14 +182,19 @@ class BiasTensors(NamedTuple):
     banks: int = 0
 
 
-def _bias(form: Form | None, flags: MaskFlags, pair: Pair, cool: float, block: int) -> BiasTensors:
+def _bias(
+    form: Form | None, flags: MaskFlags, pair: Pair, cool: float, block: int, heads: Sequence[int]
+) -> BiasTensors:
     number = NUMBERS[type(form)]
     if form is None:
         return BiasTensors(number)
+    far = FAR_BLOCKS * block if flags.one_sided and runs(pair) else None
     if isinstance(form, Slope):
         return BiasTensors(number, _float(form.slopes, cool), beyond=0)
     if isinstance(form, LogDistance | PowerDistance):
-        return BiasTensors(number, _float(form.a, cool), _float(form.p, 1.0))
+        return BiasTensors(number, _float(form.a, cool), _float(form.p, 1.0), beyond=far)
+    if isinstance(form, RatioPieces):
+        return _pieces(form, pair, cool, heads)._replace(beyond=far)
     if isinstance(form, QueryAndKey):
         return BiasTensors(number, _float(form.by_query, cool), _float(form.by_key, cool))
     values, low = form.values, form.first
@@ -166,6 +206,39 @@ def _bias(form: Form | None, flags: MaskFlags, pair: Pair, cool: float, block: i
         bank = _bank(values.detach(), low, _offset(pair) % block, block)
     banks = 0 if bank is None else bank.shape[1]
     return BiasTensors(number, values, bank, low, width, low + width - 1, banks)
+
+
+def _pieces(form: RatioPieces, pair: Pair, cool: float, heads: Sequence[int]) -> BiasTensors:
+    """One: (H, pieces, 2). Two: c, then the break points from the fifth number on, then a number for each query that
+    makes log2(1 + c·distance) the ratio. Behind the last break point there are some at infinity, in whole groups."""
+    groups = max(1, (1 << max(form.breaks.shape[0] - 1, 0).bit_length()) // GROUP)
+    more = (groups + 1) * GROUP - form.breaks.shape[0]
+    pieces = torch.stack((form.slopes, form.offsets), -1).float()
+    pieces = torch.cat((pieces, pieces[:, -1:].expand(-1, more, -1)), 1)
+    c = form.c.abs().float()
+    pos = pair.q.pos[: pair.rows]
+    if pair.q.known.first is not None:
+        pos = pos[:1]
+    share = form.share(torch.maximum(pos.to(form.c.dtype), form.limit)).float() / LOG2E  # (R, T)
+    share = share[:, None].expand(*heads, pos.shape[1])
+    head = torch.nn.functional.pad(c, (0, HEADER - 1))
+    breaks = torch.nn.functional.pad(form.breaks.detach().float(), (0, more), value=float("inf"))
+    two = torch.cat((head, breaks, share.flatten()))
+    return BiasTensors(NUMBERS[RatioPieces], _float(pieces, cool), two, 0, pieces.shape[1], banks=groups)
+
+
+def _form(need: Need, q: Tensor) -> Form | None:
+    """With a table of values by distance there is one for scores as well, of the same distances."""
+    form, values = form_of_need(need), None if need.value_bias is None else value_form_of(need.value_bias)
+    if values is None or form is not None:
+        return form
+    return RowTable(q.new_zeros(*q.shape[:3], values.values.shape[0], dtype=torch.float32), values.first)
+
+
+def _with_values(bias: BiasTensors, form: ValueTable | None) -> BiasTensors:
+    """The values of the distances that the table of the bias has left."""
+    assert form is not None, "a value bias that was not refused"
+    return bias._replace(two=_float(form.values[form.values.shape[0] - bias.width :], 1.0), banks=1)
 
 
 def _bank(values_HW: Tensor, low: int, rest: int, block: int) -> Tensor:

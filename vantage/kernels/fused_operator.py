@@ -14,6 +14,7 @@ SLOPE = 1  # the forms by number, as gpu/tiles.py has them
 NUMBERS = 4  # forms below this one have a number or two for each head
 TABLES = (4, 5)  # forms that are a table: one for all, one for each query
 BY_KEY = 6
+PIECES = 7
 
 
 class FusedPlan(NamedTuple):
@@ -28,7 +29,7 @@ class FusedPlan(NamedTuple):
     origin: int  # the first key
     low: int  # distance of a table's first entry
     width: int  # of a table
-    banks: int  # tiles of a table's biases, ready made; 0: they are looked up
+    banks: int  # tiles of a table's biases, ready made; 0: they are looked up. Of pieces: groups of break points
     empty: int  # there may be empty places
     causal: int
     window: int
@@ -110,6 +111,8 @@ class FusedAttention(torch.autograd.Function):
             # a row of the scores' gradient adds up to what the sink takes, since weights add up to one
             row_sums = torch.where(lse == float("-inf"), 0.0, delta - shared * (1 - to_sink))
             d_one, d_two = _bias_gradients(plan, one, two, row_sums)
+            if plan.learned and plan.form == TABLES[1] and plan.banks:
+                d_two = _gradient_of_values(two, grad, torch.where(lse == float("-inf"), 0.0, 1 - to_sink))
             if sinks is not None:
                 d_sinks = -to_sink * shared
                 d_sinks = d_sinks.sum((0, 2)) if sinks.dim() == 1 else d_sinks
@@ -146,9 +149,32 @@ def _bias_gradients(plan: FusedPlan, one: Tensor, two: Tensor, row_sums: Tensor)
         return None, None
     if form == BY_KEY:
         return row_sums, two
+    if form == PIECES:
+        return _gradients_of_pieces(plan, one, two)
     if form not in TABLES:
         return one.sum((0, 2)), None if form == SLOPE else two.sum((0, 2))
     if form == TABLES[0]:
         one, row_sums = one.sum((0, 2)), row_sums.sum((0, 2))
     rest = row_sums - one[..., :-1].sum(-1)
     return torch.cat((one[..., :-1], rest[..., None]), -1), None
+
+
+def _gradients_of_pieces(plan: FusedPlan, one: Tensor, two: Tensor) -> tuple[Tensor, Tensor]:
+    """A piece has what the tiles that begin in it have (``one[..., :2]``), and what lies beyond the break point before
+    it, less what lies beyond its own (``one[..., 2:]``). Break points stay where they are."""
+    begun, beyond = one.sum((0, 2)).split(2, -1)  # (H, width, 2) each: of offsets, and of slopes
+    in_piece = begun - beyond
+    in_piece[:, 1:] += beyond[:, :-1]
+    to_query, to_c = two
+    head = torch.cat((to_c.sum()[None], to_c.new_zeros(plan.width + 2)))
+    return in_piece.flip(-1), torch.cat((head, to_query.flatten()))
+
+
+def _gradient_of_values(mass: Tensor, grad: Tensor, whole: Tensor) -> Tensor:
+    """(W, e): the weights at each distance, times the gradient of the output. The last distance has what is left."""
+    width = mass.shape[-1]
+    rest = (whole - mass[..., :-1].sum(-1))[..., None]
+    more = mass.new_zeros(()).expand(*mass.shape[:-1], -width % 8)  # products want multiples of 8
+    mass = torch.cat((mass[..., :-1], rest, more), -1)
+    rows = zip(mass.to(grad.dtype).transpose(-1, -2), grad, strict=True)  # heads of a token lie side by side
+    return torch.stack([torch.bmm(weights, of).float().sum(0) for weights, of in rows]).sum(0)[:width]

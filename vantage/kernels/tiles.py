@@ -17,7 +17,7 @@ from vantage.kernels.native import BiasKind, TileCall, native
 from vantage.kernels.native.build import enabled
 from vantage.kernels.reference import Reference
 from vantage.kernels.tile_ranges import tile_ranges
-from vantage.spec.forms import Form, QueryAndKey, RowTable
+from vantage.spec.forms import Form, QueryAndKey, RatioPieces, RowTable
 from vantage.spec.masks import visible
 from vantage.spec.parts import Attended, Need, View
 from vantage.spec.positions import Pair, Place, Positions
@@ -81,6 +81,10 @@ def _refuses_inputs(need: Need, q: Tensor, view: View) -> str | None:
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return "the tiles kernel cannot be compiled into a graph, nor has it a rule for vmap"
     form = form_of_need(need)
+    if need.value_bias is not None:
+        return "a value bias needs the weights, which the tiles kernel does not form"
+    if isinstance(form, RatioPieces):
+        return "the tiles kernel knows biases by distance, and this one is of a ratio of positions"
     if form is not None and not isinstance(form, QueryAndKey) and view.pos.pos.is_floating_point():
         return "the tiles kernel knows biases by whole distances, and these positions are fractions"
     learned = (q, view.k, view.v, need.sinks, *(vars(form).values() if form is not None else ()))

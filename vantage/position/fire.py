@@ -7,14 +7,17 @@ c and L are learned. Bidirectional attention uses |i - j| and max(L, i, j).
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from vantage.errors import BadInput
 from vantage.position.angles import wide
+from vantage.spec.forms import RatioPieces
 from vantage.spec.operations import AttentionWork
 from vantage.spec.parts import BiasInputs, Dense, Parts, Shape
+from vantage.spec.positions import Pair
 from vantage.spec.registry import Entry, parameter
 
 EPS = 1e-6  # keeps the first position, where ψ is 0, from dividing by it
@@ -64,13 +67,33 @@ class FireBias(nn.Module):
         self.f = nn.Sequential(nn.Linear(1, config.hidden), nn.ReLU(), nn.Linear(config.hidden, heads))
 
     def at(self, inputs: BiasInputs) -> Dense:
-        i, j = (place.pos[:, 0] for place in inputs.q_pos.against(inputs.k_pos).places())  # (R, T, 1) and (R, 1, S)
+        return Dense(make=lambda: self.whole(inputs.q_pos.against(inputs.k_pos)), form=self.form)
+
+    def whole(self, pair: Pair) -> Tensor:
+        """(R, H, T, S)."""
+        i, j = (place.pos[:, 0] for place in pair.places())  # (R, T, 1) and (R, 1, S)
         dtype = wide(self.c.dtype)
-        limit = (self.L_multiple.to(dtype) * self.config.init_L).abs()
-        within = torch.maximum(i.to(dtype), limit)
+        within = torch.maximum(i.to(dtype), self.limit(dtype))
         within = torch.maximum(within, j.to(dtype)) if self.bidirectional else within
         ratio = self.psi((i - j).to(dtype)) / (self.psi(within) + EPS)
-        return Dense(self.f(ratio[..., None].to(self.c.dtype)).permute(0, 3, 1, 2))
+        return self.f(ratio[..., None].to(self.c.dtype)).permute(0, 3, 1, 2)
+
+    def limit(self, dtype: torch.dtype) -> Tensor:
+        return (self.L_multiple.to(dtype) * self.config.init_L).abs()
+
+    def form(self) -> RatioPieces:
+        """The network as the pieces that its hidden units cut: in each the same units are above 0."""
+        dtype = wide(self.c.dtype)
+        inner, outer = cast(nn.Linear, self.f[0]), cast(nn.Linear, self.f[2])
+        w, b = inner.weight[:, 0].to(dtype), inner.bias.to(dtype)
+        breaks = (-b / w).detach()
+        breaks = torch.where(breaks.isfinite(), breaks, 0.0).sort().values  # a unit without a weight cuts nothing
+        ends = torch.cat((breaks[:1] - 1, breaks, breaks[-1:] + 1))
+        middle = (ends[:-1] + ends[1:])[:, None] / 2
+        active = (w * middle + b > 0).to(dtype).detach()  # (K + 1, K)
+        out = outer.weight.to(dtype)
+        slopes, offsets = out @ (active * w).T, out @ (active * b).T + outer.bias.to(dtype)[:, None]
+        return RatioPieces(breaks, slopes, offsets, self.c.to(dtype), self.limit(dtype), self.bidirectional, EPS)
 
     def psi(self, x: Tensor) -> Tensor:
         """log(|c·x| + 1): the sign of the distance does not count, nor that of c, which is free to cross 0."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vantage.errors import BadInput
 from vantage.position.angles import need_whole
-from vantage.spec.forms import RowTable
+from vantage.spec.forms import RowTable, ValueTable
 from vantage.spec.operations import AttentionWork
 from vantage.spec.parts import BiasInputs, Parts, Pointwise, Shape
 from vantage.spec.positions import Place, Positions
@@ -99,6 +99,9 @@ class ValueDistances(nn.Module):
     def __init__(self, max_distance: int, value_dim: int):
         super().__init__()
         self.table = _table(max_distance, value_dim)
+
+    def form(self) -> ValueTable:
+        return ValueTable(self.table.flip(0), first=-(self.table.shape[0] // 2))
 
     def at(self, weights_BHTS: Tensor, q_pos: Positions, k_pos: Positions) -> Tensor:
         need_whole(q_pos, "Shaw's table")

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from vantage.spec.parts import Dense, Pointwise
+from vantage.spec.parts import Dense, Pointwise, ValueBias
 from vantage.spec.positions import Place
 
 
@@ -82,7 +82,59 @@ class QueryAndKey(Pointwise):
         return self.by_query[b, h, i] + self.by_key[b, h, k.column]
 
 
-Form = Slope | LogDistance | PowerDistance | DistanceTable | RowTable | QueryAndKey
+@dataclass(frozen=True, eq=False)
+class RatioPieces(Pointwise):
+    """slopes[h, p]·r + offsets[h, p] of the ratio r = ψ(i - j) / (ψ(max(limit, i)) + eps), ψ(x) = log(1 + |c·x|): FIRE.
+
+    p is the number of break points below r, which all heads share. At a break point both pieces are alike: so moving
+    one changes nothing, and none has a gradient. ``two_sided``: the ratio is to max(limit, i, j).
+    """
+
+    breaks: Tensor  # (K,), rising
+    slopes: Tensor  # (H, K + 1)
+    offsets: Tensor  # (H, K + 1)
+    c: Tensor  # (1,)
+    limit: Tensor  # (1,), not negative
+    two_sided: bool = False
+    eps: float = 1e-6
+
+    def __call__(self, b: Tensor, h: Tensor, i: Tensor, q: Place, k: Place) -> Tensor:
+        within = torch.maximum(q.pos.to(self.c.dtype), self.limit)
+        within = torch.maximum(within, k.pos.to(self.c.dtype)) if self.two_sided else within
+        ratio = self.psi(q.pos - k.pos) * self.share(within)
+        piece = torch.searchsorted(self.breaks, ratio.detach())
+        return self.slopes[h, piece] * ratio + self.offsets[h, piece]
+
+    def psi(self, x: Tensor) -> Tensor:
+        return torch.log1p((self.c * x).abs())
+
+    def share(self, within: Tensor) -> Tensor:
+        """What makes a logarithm of a distance a share of that of ``within``."""
+        return 1 / (self.psi(within) + self.eps)
+
+
+Form = Slope | LogDistance | PowerDistance | DistanceTable | RowTable | QueryAndKey | RatioPieces
+
+
+@dataclass(frozen=True, eq=False)
+class ValueTable:
+    """values[i - j] is added to the value of a key, the first of them for the distance ``first``; further out is as the
+    last on that side: Shaw's values."""
+
+    values: Tensor  # (W, e)
+    first: int
+
+
+@runtime_checkable
+class HasValueForm(Protocol):
+    """A value bias that says what it is."""
+
+    def form(self) -> ValueTable: ...
+
+
+def value_form_of(value_bias: ValueBias) -> ValueTable | None:
+    """The form of a value bias; ``None``: it has none that a kernel could run."""
+    return value_bias.form() if isinstance(value_bias, HasValueForm) else None
 
 
 @runtime_checkable

@@ -66,10 +66,36 @@ class Pointwise(ABC):
         return (type(self), *(id(v) if isinstance(v, Tensor) else v for v in values))
 
 
-class Dense(NamedTuple):
-    """A score bias that only exists as a whole, (B or 1, H, T, S)."""
+class Dense:
+    """A score bias that exists as a whole, (B or 1, H, T, S).
 
-    value: Tensor
+    ``make``: it is made when it is asked for; then ``form`` says what it is to kernels that need not have it whole
+    (spec/forms.py).
+    """
+
+    def __init__(
+        self,
+        value: Tensor | None = None,
+        *,
+        make: Callable[[], Tensor] | None = None,
+        form: Callable[[], Any] = lambda: None,
+    ):
+        assert (value is None) != (make is None), "one of the two"
+        self._value, self._make, self._say_form = value, make, form
+        self._forms: list[Any] = []
+
+    @property
+    def value(self) -> Tensor:
+        if self._value is None:
+            assert self._make is not None
+            self._value = self._make()
+        return self._value
+
+    def form(self) -> Any:
+        """What it is, worked out once; ``None``: nothing but a whole."""
+        if not self._forms:
+            self._forms.append(self._say_form())
+        return self._forms[0]
 
 
 class BiasInputs(NamedTuple):
@@ -88,7 +114,7 @@ class BiasInputs(NamedTuple):
 
 
 class ScoreBias(Protocol):
-    """Added to the scaled scores: ALiBi, T5, KERPLE, Shaw (pointwise); FIRE, Transformer-XL, CoPE (dense)."""
+    """Added to the scaled scores: ALiBi, T5, KERPLE, Shaw (pointwise); FIRE (dense, with a form), CoPE (dense)."""
 
     def at(self, inputs: BiasInputs) -> Pointwise | Dense | None: ...
 
@@ -237,11 +263,6 @@ class Need:
     value_bias: ValueBias | None = None
     weights: bool = False  # hand back the weights
     lse: bool = False  # hand back the log of the sum of exponentials
-
-    @property
-    def dense_bias(self) -> Tensor | None:
-        """The bias where it exists as a whole only, as large as the scores."""
-        return self.bias.value if isinstance(self.bias, Dense) else None
 
     @property
     def temperature(self) -> float | None:

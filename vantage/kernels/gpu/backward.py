@@ -9,7 +9,23 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vantage.kernels.gpu.tiles import LOG, LOG2E, POWER, SLOPE, biased, column, place, scaled, sees, shift_of
+from vantage.kernels.gpu.far import cubic, log2_of, log_slope_sums, log_terms, middle_and_along
+from vantage.kernels.gpu.pieces import easy_keys, easy_queries, empty_sums, piece_sums, store_sums, with_pieces
+from vantage.kernels.gpu.tiles import (
+    LOG,
+    LOG2E,
+    PIECES,
+    POWER,
+    ROW_TABLE,
+    SLOPE,
+    biased,
+    column,
+    place,
+    scaled,
+    sees,
+    shift_of,
+)
+from vantage.kernels.gpu.values import by_distance, value_term
 
 
 @triton.jit
@@ -31,17 +47,27 @@ def dot_rows(
 
 
 @triton.jit
-def _bias_sums(ds, d, P0, P1, h, one, two, FORM: tl.constexpr):
+def _bias_sums(
+    ds, qp, kp, P0, P1, h, one, two, m0, n0, off, BLOCK: tl.constexpr, FORM: tl.constexpr, FAR: tl.constexpr,
+    APPROXIMATE: tl.constexpr,
+):  # fmt: skip
     """What a tile adds to the gradients of the (one or two) numbers of a form, row by row."""
-    x = tl.abs(d).to(tl.float32)
+    x = tl.abs(qp[:, None] - kp[None, :]).to(tl.float32)
     if FORM == SLOPE:
         one -= tl.sum(ds * x, 1)
-    if FORM == LOG:
+    if FORM == LOG and FAR:
+        p = tl.load(P1 + h)
+        middle, along = middle_and_along(qp[:, None], kp[None, :], m0, n0, off, BLOCK)
+        c0, c1, c2, c3 = log_terms(middle, p, BLOCK, APPROXIMATE)
+        one -= tl.sum(ds * cubic(along, c0, c1, c2, c3), 1) / LOG2E
+        _, by_p = log_slope_sums(ds, tl.reshape(middle, [BLOCK]), along, p, BLOCK)
+        two -= by_p * tl.load(P0 + h)
+    elif FORM == LOG:
         inner = 1.0 + tl.load(P1 + h) * x
-        one -= tl.sum(ds * tl.math.log2(inner), 1) / LOG2E
+        one -= tl.sum(ds * log2_of(inner, APPROXIMATE), 1) / LOG2E
         two -= tl.sum(ds * (x / inner), 1) * tl.load(P0 + h)
     if FORM == POWER:
-        log = tl.math.log2(tl.where(x > 0, x, 1.0))
+        log = log2_of(tl.where(x > 0, x, 1.0), APPROXIMATE)
         raised = tl.where(x > 0, tl.math.exp2(tl.load(P1 + h) * log), 0.0)
         one -= tl.sum(ds * raised, 1)
         two -= tl.sum(ds * raised * log, 1) / LOG2E * tl.load(P0 + h)
@@ -50,8 +76,8 @@ def _bias_sums(ds, d, P0, P1, h, one, two, FORM: tl.constexpr):
 
 @triton.jit
 def _query_step(
-    q, do, k_tiles, v_tiles, kp, n, m0, qi, qo, qp, qs, q0, shift, line, delta, KP, row, rows, at, h, P0, P1, G0, T, S,
-    off, low, width, banks, origin, window, chunk, prefix, scale, cap, dq, one, two, BLOCK: tl.constexpr,
+    q, do, k_tiles, v_tiles, kp, n, m0, qi, qo, qp, qs, q0, shift, line, delta, KP, row, rows, at, h, P0, P1, G0, G1, T,
+    S, off, low, width, banks, origin, window, chunk, prefix, scale, cap, dq, one, two, BLOCK: tl.constexpr,
     FORM: tl.constexpr, ONE_SIDED: tl.constexpr, RUN: tl.constexpr, FLOAT: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, CHUNK: tl.constexpr, PREFIX: tl.constexpr, SEGMENT: tl.constexpr, EMPTY: tl.constexpr,
     BANKED: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr,
@@ -70,10 +96,17 @@ def _query_step(
         k = tl.where((ko >= 0)[:, None], k, 0.0)
         v = tl.where((ko >= 0)[:, None], v, 0.0)
     x, slope = scaled(tl.dot(q, k.T, input_precision=PRECISION), scale, cap, SOFTCAP, APPROXIMATE)
-    x = biased(
-        x, qp[:, None], kp[None, :], q0, shift[:, None], P0, P1, at, h, qi[:, None], m0, kj[None, :], n, T, off, low,
-        width, banks, BLOCK, FORM, ONE_SIDED, FULL, BANKED,
-    )  # fmt: skip
+    r, first, last = x, 0, 0
+    if FORM == PIECES:
+        x, r, first, last = with_pieces(
+            x, qp[:, None], kp[None, :], shift[:, None], P0, P1, at, h, m0, n, T, off, width, BLOCK, BANKED,
+            ONE_SIDED, FULL and ONE_SIDED, APPROXIMATE,
+        )  # fmt: skip
+    else:
+        x = biased(
+            x, qp[:, None], kp[None, :], q0, shift[:, None], P0, P1, at, h, qi[:, None], m0, kj[None, :], n, T, off,
+            low, width, banks, BLOCK, FORM, ONE_SIDED, FULL, BANKED, APPROXIMATE,
+        )  # fmt: skip
     p = tl.math.exp2(x - line[:, None])
     see = (kj < S)[None, :]
     if not FULL:
@@ -82,19 +115,22 @@ def _query_step(
             CAUSAL, WINDOW, CHUNK, PREFIX, SEGMENT, EMPTY,
         )  # fmt: skip
         p = tl.where(see, p, 0.0)
-    ds = p * (tl.dot(do, v.T, input_precision=PRECISION) - delta[:, None])
-    if LEARNED and FORM <= 3:
-        one, two = _bias_sums(ds, qp[:, None] - kp[None, :], P0, P1, h, one, two, FORM)
+    dp = tl.dot(do, v.T, input_precision=PRECISION)
+    if FORM == ROW_TABLE and BANKED and not (FULL and ONE_SIDED):
+        dp = value_term(dp, qp[:, None] - kp[None, :], qi[:, None], T, low, width, at, P1, ONE_SIDED)
+    ds = p * (dp - delta[:, None])
+    if LEARNED and FORM == PIECES:
+        one = piece_sums(
+            one, ds, r, first, last, qp, kp, m0, n, off, P0, P1, G0, tl.program_id(0), h, width, BLOCK,
+            FULL and ONE_SIDED,
+        )  # fmt: skip
+    elif LEARNED and FORM <= 3:
+        one, two = _bias_sums(ds, qp, kp, P0, P1, h, one, two, m0, n, off, BLOCK, FORM, FULL and ONE_SIDED, APPROXIMATE)
     elif LEARNED and not (FULL and ONE_SIDED):
-        # every distance has a key of its own, but for those before the first; what is beyond the last is the rest
         d = qp[:, None] - kp[None, :] - low
-        one += tl.sum(tl.where(d <= 0, ds, 0.0), 1)
-        inside = see & (d > 0) & (d < width - 1) & (qi < T)[:, None]
-        where = G0 + (at * T + qi)[:, None] * width + d.to(tl.int32)
-        if RUN:
-            tl.store(where, ds, mask=inside)
-        else:  # two keys may stand at one position
-            tl.atomic_add(where, ds, mask=inside, sem="relaxed")
+        one = by_distance(ds, one, d, see, qi, T, width, at, G0, RUN)
+        if FORM == ROW_TABLE and BANKED:
+            two = by_distance(p, two, d, see, qi, T, width, at, G1, RUN)
     if SOFTCAP:
         ds = ds * slope
     return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION), one, two
@@ -102,7 +138,7 @@ def _query_step(
 
 @triton.jit
 def query_gradients(
-    Q, K, V, DO, LSE, DELTA, DQ, P0, P1, G0, G1, QP, KP, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, gb, gh, gt, db,
+    Q, K, V, DO, LINE, DELTA, DQ, P0, P1, G0, G1, QP, KP, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, gb, gh, gt, db,
     dh, dt, T, S, blocks, rows, off, origin, low, width, banks, window, chunk, prefix, scale, cap, factor,
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, D_TILE: tl.constexpr,
     E_TILE: tl.constexpr, BLOCK: tl.constexpr, FORM: tl.constexpr, ONE_SIDED: tl.constexpr, RUN: tl.constexpr,
@@ -135,22 +171,30 @@ def query_gradients(
         qs = place(QP, 2, row, rows, qi, T, False)
         qp = place(QP, 1, row, rows, qi, T, FLOAT)
         q0 = tl.max(qp)
-    shift = shift_of(qp, q0, P0, at, h, qi, T, width, FORM, ONE_SIDED)
-    line = tl.load(LSE + at * T + qi, mask=inside, other=float("inf"))
-    line = tl.where(line == float("-inf"), float("inf"), line) * LOG2E - shift
-    delta = tl.load(DELTA + at * T + qi, mask=inside, other=0.0)
+    shift = shift_of(qp, q0, P0, P1, at, h, qi, T, width, FORM, ONE_SIDED)
+    rest = at * tl.cdiv(T, BLOCK) * BLOCK
+    line = tl.load(LINE + rest + qi)
+    if FORM != PIECES:
+        line = line - shift
+    delta = tl.load(DELTA + rest + qi)
     bounds = BOUNDS + (row * blocks + block) * 4
     lo, full_lo, full_hi, hi = tl.load(bounds), tl.load(bounds + 1), tl.load(bounds + 2), tl.load(bounds + 3)
-    NEAR: tl.constexpr = 1 if BANKED else None  # ready-made biases would take the room of a second program
+    NEAR: tl.constexpr = (
+        1 if BANKED and FORM != PIECES else None
+    )  # ready-made biases would take the room of a second program
     dq = tl.zeros([BLOCK, D_TILE], tl.float32)
     one = tl.zeros([BLOCK], tl.float32)
     two = tl.zeros([BLOCK], tl.float32)
+    if FORM == PIECES:
+        one = empty_sums(h, BLOCK)
+        if ONE_SIDED:
+            full_hi = easy_keys(full_lo, full_hi, m0, off, shift, P1, BANKED, BLOCK, APPROXIMATE)
     kp = column(KP, P1, row, rows, at, lo * BLOCK + tl.arange(0, BLOCK), S, FORM, RUN, FLOAT)
     for n in tl.range(lo * BLOCK, full_lo * BLOCK, BLOCK, num_stages=NEAR):
         ahead = column(KP, P1, row, rows, at, n + BLOCK + tl.arange(0, BLOCK), S, FORM, RUN, FLOAT)
         dq, one, two = _query_step(
             q, do, k_tiles, v_tiles, kp, n, m0, qi, qo, qp, qs, q0, shift, line, delta, KP, row, rows, at, h, P0, P1,
-            G0, T, S, off, low, width, banks, origin, window, chunk, prefix, scale, cap, dq, one, two, BLOCK, FORM,
+            G0, G1, T, S, off, low, width, banks, origin, window, chunk, prefix, scale, cap, dq, one, two, BLOCK, FORM,
             ONE_SIDED, RUN, FLOAT, CAUSAL, WINDOW, CHUNK, PREFIX, SEGMENT, EMPTY, BANKED, SOFTCAP, PRECISION,
             APPROXIMATE, LEARNED, False,
         )  # fmt: skip
@@ -159,7 +203,7 @@ def query_gradients(
         ahead = column(KP, P1, row, rows, at, n + BLOCK + tl.arange(0, BLOCK), S, FORM, RUN, FLOAT)
         dq, one, two = _query_step(
             q, do, k_tiles, v_tiles, kp, n, m0, qi, qo, qp, qs, q0, shift, line, delta, KP, row, rows, at, h, P0, P1,
-            G0, T, S, off, low, width, banks, origin, window, chunk, prefix, scale, cap, dq, one, two, BLOCK, FORM,
+            G0, G1, T, S, off, low, width, banks, origin, window, chunk, prefix, scale, cap, dq, one, two, BLOCK, FORM,
             ONE_SIDED, RUN, FLOAT, CAUSAL, WINDOW, CHUNK, PREFIX, SEGMENT, EMPTY, BANKED, SOFTCAP, PRECISION,
             APPROXIMATE, LEARNED, True,
         )  # fmt: skip
@@ -168,7 +212,7 @@ def query_gradients(
         ahead = column(KP, P1, row, rows, at, n + BLOCK + tl.arange(0, BLOCK), S, FORM, RUN, FLOAT)
         dq, one, two = _query_step(
             q, do, k_tiles, v_tiles, kp, n, m0, qi, qo, qp, qs, q0, shift, line, delta, KP, row, rows, at, h, P0, P1,
-            G0, T, S, off, low, width, banks, origin, window, chunk, prefix, scale, cap, dq, one, two, BLOCK, FORM,
+            G0, G1, T, S, off, low, width, banks, origin, window, chunk, prefix, scale, cap, dq, one, two, BLOCK, FORM,
             ONE_SIDED, RUN, FLOAT, CAUSAL, WINDOW, CHUNK, PREFIX, SEGMENT, EMPTY, BANKED, SOFTCAP, PRECISION,
             APPROXIMATE, LEARNED, False,
         )  # fmt: skip
@@ -176,16 +220,20 @@ def query_gradients(
     c = tl.arange(0, D_TILE)
     out = DQ + b * db + h.to(tl.int64) * dh + qi.to(tl.int64)[:, None] * dt + c[None, :]
     tl.store(out, (dq * factor).to(DQ.dtype.element_ty), mask=inside[:, None] & (c < D)[None, :])
-    if LEARNED and FORM <= 3:
+    if LEARNED and FORM == PIECES:
+        store_sums(one, shift, G0, G1, tl.program_id(0), width, at, T, qi, inside, tl.num_programs(0) // blocks)
+    elif LEARNED and FORM <= 3:
         tl.store(G0 + at * T + qi, one, mask=inside)
         tl.store(G1 + at * T + qi, two, mask=inside)
     elif LEARNED:
         tl.store(G0 + (at * T + qi) * width, one, mask=inside)
+        if FORM == ROW_TABLE and BANKED:
+            tl.store(G1 + (at * T + qi) * width, two, mask=inside)
 
 
 @triton.jit
 def _key_step(
-    k, v, q_tiles, g_tiles, m0, n0, kj, ko, kp, ks, LSE, DELTA, QP, row, rows, at, h, P0, P1, T, S, off, low, width,
+    k, v, q_tiles, g_tiles, m0, n0, kj, ko, kp, ks, LINE, DELTA, QP, row, rows, at, h, P0, P1, T, S, off, low, width,
     banks, origin, window, chunk, prefix, scale, cap, dk, dv, total, BLOCK: tl.constexpr, FORM: tl.constexpr,
     ONE_SIDED: tl.constexpr, RUN: tl.constexpr, FLOAT: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     CHUNK: tl.constexpr, PREFIX: tl.constexpr, SEGMENT: tl.constexpr, EMPTY: tl.constexpr, BANKED: tl.constexpr,
@@ -194,7 +242,6 @@ def _key_step(
 ):  # fmt: skip
     """One tile of queries, for the gradients of keys and values. Tiles stand on their side: (keys, queries)."""
     qi = m0 + tl.arange(0, BLOCK)
-    inside = qi < T
     qo = qi + off
     qp = qi + off
     qs = qi * 0
@@ -206,15 +253,17 @@ def _key_step(
         if not FULL:
             qo = place(QP, 0, row, rows, qi, T, False)
             qs = place(QP, 2, row, rows, qi, T, False)
-    shift = shift_of(qp, q0, P0, at, h, qi, T, width, FORM, ONE_SIDED)
-    line = tl.load(LSE + at * T + qi, mask=inside, other=float("inf"))
-    line = tl.where(line == float("-inf"), float("inf"), line) * LOG2E - shift
-    delta = tl.load(DELTA + at * T + qi, mask=inside, other=0.0)
+    shift = shift_of(qp, q0, P0, P1, at, h, qi, T, width, FORM, ONE_SIDED)
+    rest = at * tl.cdiv(T, BLOCK) * BLOCK
+    line = tl.load(LINE + rest + qi)
+    if FORM != PIECES:
+        line = line - shift
+    delta = tl.load(DELTA + rest + qi)
     q = q_tiles.load([m0, 0])
     x, slope = scaled(tl.dot(k, q.T, input_precision=PRECISION), scale, cap, SOFTCAP, APPROXIMATE)
     x = biased(
         x, qp[None, :], kp[:, None], q0, shift[None, :], P0, P1, at, h, qi[None, :], m0, kj[:, None], n0, T, off, low,
-        width, banks, BLOCK, FORM, ONE_SIDED, FULL, BANKED,
+        width, banks, BLOCK, FORM, ONE_SIDED, FULL, BANKED, APPROXIMATE,
     )  # fmt: skip
     p = tl.math.exp2(x - line[None, :])
     if not FULL:
@@ -225,7 +274,10 @@ def _key_step(
         p = tl.where(see, p, 0.0)
     do = g_tiles.load([m0, 0])
     dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
-    ds = p * (tl.dot(v, do.T, input_precision=PRECISION) - delta[None, :])
+    dp = tl.dot(v, do.T, input_precision=PRECISION)
+    if FORM == ROW_TABLE and BANKED and not (FULL and ONE_SIDED):
+        dp = value_term(dp, qp[None, :] - kp[:, None], qi[None, :], T, low, width, at, P1, ONE_SIDED)
+    ds = p * (dp - delta[None, :])
     if LEARNED:
         total += tl.sum(ds, 1)
     if SOFTCAP:
@@ -236,7 +288,7 @@ def _key_step(
 
 @triton.jit
 def key_gradients(
-    Q, K, V, DO, LSE, DELTA, DK, DV, P0, P1, G1, QP, KP, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, gb, gh, gt, xb,
+    Q, K, V, DO, LINE, DELTA, DK, DV, P0, P1, G1, QP, KP, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, gb, gh, gt, xb,
     xh, xt, yb, yh, yt, T, S, blocks, rows, off, origin, low, width, banks, window, chunk, prefix, scale, cap, factor,
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, D_TILE: tl.constexpr,
     E_TILE: tl.constexpr, BLOCK: tl.constexpr, FORM: tl.constexpr, ONE_SIDED: tl.constexpr, RUN: tl.constexpr,
@@ -267,7 +319,7 @@ def key_gradients(
         v = tl.where((ko >= 0)[:, None], v, 0.0)
     bounds = BOUNDS + (row * blocks + block) * 4
     lo, full_lo, full_hi, hi = tl.load(bounds), tl.load(bounds + 1), tl.load(bounds + 2), tl.load(bounds + 3)
-    NEAR: tl.constexpr = 1 if BANKED else None  # as above
+    NEAR: tl.constexpr = 1 if BANKED and FORM != PIECES else None  # as above
     dk = tl.zeros([BLOCK, D_TILE], tl.float32)
     dv = tl.zeros([BLOCK, E_TILE], tl.float32)
     for i in range(GROUP):
@@ -277,23 +329,25 @@ def key_gradients(
         g_tiles = tl.make_tensor_descriptor(DO + b * gb + h.to(tl.int64) * gh, [T, E], [gt, 1], [BLOCK, E_TILE])
         kp = column(KP, P1, row, rows, at, kj, S, FORM, RUN, FLOAT)
         total = tl.zeros([BLOCK], tl.float32)
+        if FORM == PIECES and ONE_SIDED:
+            full_lo = easy_queries(full_lo, full_hi, n0, off, at, T, P1, width, BANKED, BLOCK, APPROXIMATE)
         for m0 in tl.range(lo * BLOCK, full_lo * BLOCK, BLOCK, num_stages=NEAR):
             dk, dv, total = _key_step(
-                k, v, q_tiles, g_tiles, m0, n0, kj, ko, kp, ks, LSE, DELTA, QP, row, rows, at, h, P0, P1, T, S, off,
+                k, v, q_tiles, g_tiles, m0, n0, kj, ko, kp, ks, LINE, DELTA, QP, row, rows, at, h, P0, P1, T, S, off,
                 low, width, banks, origin, window, chunk, prefix, scale, cap, dk, dv, total, BLOCK, FORM, ONE_SIDED,
                 RUN, FLOAT, CAUSAL, WINDOW, CHUNK, PREFIX, SEGMENT, EMPTY, BANKED, SOFTCAP, PRECISION, APPROXIMATE,
                 LEARNED, False,
             )  # fmt: skip
         for m0 in tl.range(full_lo * BLOCK, full_hi * BLOCK, BLOCK):
             dk, dv, total = _key_step(
-                k, v, q_tiles, g_tiles, m0, n0, kj, ko, kp, ks, LSE, DELTA, QP, row, rows, at, h, P0, P1, T, S, off,
+                k, v, q_tiles, g_tiles, m0, n0, kj, ko, kp, ks, LINE, DELTA, QP, row, rows, at, h, P0, P1, T, S, off,
                 low, width, banks, origin, window, chunk, prefix, scale, cap, dk, dv, total, BLOCK, FORM, ONE_SIDED,
                 RUN, FLOAT, CAUSAL, WINDOW, CHUNK, PREFIX, SEGMENT, EMPTY, BANKED, SOFTCAP, PRECISION, APPROXIMATE,
                 LEARNED, True,
             )  # fmt: skip
         for m0 in tl.range(full_hi * BLOCK, hi * BLOCK, BLOCK, num_stages=NEAR):
             dk, dv, total = _key_step(
-                k, v, q_tiles, g_tiles, m0, n0, kj, ko, kp, ks, LSE, DELTA, QP, row, rows, at, h, P0, P1, T, S, off,
+                k, v, q_tiles, g_tiles, m0, n0, kj, ko, kp, ks, LINE, DELTA, QP, row, rows, at, h, P0, P1, T, S, off,
                 low, width, banks, origin, window, chunk, prefix, scale, cap, dk, dv, total, BLOCK, FORM, ONE_SIDED,
                 RUN, FLOAT, CAUSAL, WINDOW, CHUNK, PREFIX, SEGMENT, EMPTY, BANKED, SOFTCAP, PRECISION, APPROXIMATE,
                 LEARNED, False,

@@ -8,15 +8,28 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vantage.kernels.gpu.tiles import LN2, LOG2E, biased, column, place, scaled, sees, shift_of
+from vantage.kernels.gpu.pieces import easy_keys
+from vantage.kernels.gpu.tiles import (
+    LN2,
+    LOG2E,
+    PIECES,
+    ROW_TABLE,
+    TABLE,
+    biased,
+    column,
+    place,
+    scaled,
+    sees,
+    shift_of,
+)
 
 
 @triton.jit
-def _masked(
+def masked_scores(
     s, kj, kp, n, m0, qi, qo, qp, qs, q0, shift, KP, row, rows, at, h, P0, P1, T, S, off, low, width, banks,
     origin, window, chunk, prefix, BLOCK: tl.constexpr, FORM: tl.constexpr, ONE_SIDED: tl.constexpr, RUN: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, PREFIX: tl.constexpr, SEGMENT: tl.constexpr,
-    EMPTY: tl.constexpr, BANKED: tl.constexpr,
+    EMPTY: tl.constexpr, BANKED: tl.constexpr, APPROXIMATE: tl.constexpr,
 ):  # fmt: skip
     """The scores of a tile in which some pairs may not see each other."""
     ko = kj
@@ -26,7 +39,7 @@ def _masked(
         ks = place(KP, 2, row, rows, kj, S, False)
     s = biased(
         s, qp[:, None], kp[None, :], q0, shift[:, None], P0, P1, at, h, qi[:, None], m0, kj[None, :], n, T, off, low,
-        width, banks, BLOCK, FORM, ONE_SIDED, False, BANKED,
+        width, banks, BLOCK, FORM, ONE_SIDED, False, BANKED, APPROXIMATE,
     )  # fmt: skip
     see = sees(
         qo[:, None], ko[None, :], qs[:, None], ks[None, :], (kj < S)[None, :], origin, window, chunk, prefix,
@@ -52,24 +65,24 @@ def _step(
         if full:
             s = biased(
                 s, qp[:, None], kp[None, :], q0, shift[:, None], P0, P1, at, h, qi[:, None], m0, kj[None, :], n, T, off,
-                low, width, banks, BLOCK, FORM, ONE_SIDED, True, BANKED,
+                low, width, banks, BLOCK, FORM, ONE_SIDED, True, BANKED, APPROXIMATE,
             )  # fmt: skip
         else:
-            s = _masked(
+            s = masked_scores(
                 s, kj, kp, n, m0, qi, qo, qp, qs, q0, shift, KP, row, rows, at, h, P0, P1, T, S, off, low, width,
                 banks, origin, window, chunk, prefix, BLOCK, FORM, ONE_SIDED, RUN, CAUSAL, WINDOW, CHUNK, PREFIX,
-                SEGMENT, EMPTY, BANKED,
+                SEGMENT, EMPTY, BANKED, APPROXIMATE,
             )  # fmt: skip
     elif FULL:
         s = biased(
             s, qp[:, None], kp[None, :], q0, shift[:, None], P0, P1, at, h, qi[:, None], m0, kj[None, :], n, T, off,
-            low, width, banks, BLOCK, FORM, ONE_SIDED, True, BANKED,
+            low, width, banks, BLOCK, FORM, ONE_SIDED, True, BANKED, APPROXIMATE,
         )  # fmt: skip
     else:
-        s = _masked(
+        s = masked_scores(
             s, kj, kp, n, m0, qi, qo, qp, qs, q0, shift, KP, row, rows, at, h, P0, P1, T, S, off, low, width, banks,
             origin, window, chunk, prefix, BLOCK, FORM, ONE_SIDED, RUN, CAUSAL, WINDOW, CHUNK, PREFIX, SEGMENT, EMPTY,
-            BANKED,
+            BANKED, APPROXIMATE,
         )  # fmt: skip
     top = tl.maximum(m, tl.max(s, 1))
     pivot = top if FULL else tl.where(top == float("-inf"), 0.0, top)  # a row that has seen nothing yet
@@ -116,9 +129,13 @@ def attend(
         qs = place(QP, 2, row, rows, qi, T, False)
         qp = place(QP, 1, row, rows, qi, T, FLOAT)
         q0 = tl.max(qp)
-    shift = shift_of(qp, q0, P0, at, h, qi, T, width, FORM, ONE_SIDED)
+    shift = shift_of(qp, q0, P0, P1, at, h, qi, T, width, FORM, ONE_SIDED)
     bounds = BOUNDS + (row * blocks + block) * 4
     lo, full_lo, full_hi, hi = tl.load(bounds), tl.load(bounds + 1), tl.load(bounds + 2), tl.load(bounds + 3)
+    if FORM == PIECES and ONE_SIDED:
+        full_hi = easy_keys(full_lo, full_hi, m0, off, shift, P1, BANKED, BLOCK, APPROXIMATE)
+    # what tables have for a tile would take the room of a second program
+    NEAR: tl.constexpr = 2 if FORM == TABLE and BANKED else 1 if FORM == ROW_TABLE else None
     acc = tl.zeros([BLOCK, E_TILE], tl.float32)
     m = tl.full([BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
@@ -134,7 +151,7 @@ def attend(
             )  # fmt: skip
             kp = ahead
     else:
-        for n in tl.range(lo * BLOCK, full_lo * BLOCK, BLOCK):
+        for n in tl.range(lo * BLOCK, full_lo * BLOCK, BLOCK, num_stages=NEAR):
             ahead = column(KP, P1, row, rows, at, n + BLOCK + tl.arange(0, BLOCK), S, FORM, RUN, FLOAT)
             acc, m, total = _step(
                 q, k_tiles, v_tiles, kp, n, m0, qi, qo, qp, qs, q0, shift, KP, row, rows, at, h, P0, P1, T, S, off, low,
@@ -152,7 +169,7 @@ def attend(
                 False, True,
             )  # fmt: skip
             kp = ahead
-        for n in tl.range(full_hi * BLOCK, hi * BLOCK, BLOCK):
+        for n in tl.range(full_hi * BLOCK, hi * BLOCK, BLOCK, num_stages=NEAR):
             ahead = column(KP, P1, row, rows, at, n + BLOCK + tl.arange(0, BLOCK), S, FORM, RUN, FLOAT)
             acc, m, total = _step(
                 q, k_tiles, v_tiles, kp, n, m0, qi, qo, qp, qs, q0, shift, KP, row, rows, at, h, P0, P1, T, S, off, low,
@@ -161,7 +178,8 @@ def attend(
                 False, False,
             )  # fmt: skip
             kp = ahead
-    m = m + shift
+    if FORM != PIECES:
+        m = m + shift
     inside = qi < T
     if HAS_SINKS:
         sink = tl.load(SINKS + b * sb + h * sh + qi.to(tl.int64) * st, mask=inside, other=0.0).to(tl.float32) * LOG2E

@@ -10,8 +10,8 @@ import torch
 import triton
 from torch import Tensor
 
-from vantage.kernels.fused_operator import BY_KEY, NUMBERS, FusedPlan
-from vantage.kernels.gpu import backward, forward
+from vantage.kernels.fused_operator import BY_KEY, NUMBERS, PIECES, TABLES, FusedPlan
+from vantage.kernels.gpu import backward, forward, values
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
 LOG2E = 1.4426950408889634
@@ -37,7 +37,40 @@ def attend(
             HAS_SINKS=tensors[2] is not None, MERGED=merged(p), num_warps=warps(q, v),
             num_stages=stages(q, v, p, 1),
         )  # fmt: skip
+    if has_values(p):
+        add_values(q, k, v, out, lse, [one, two, sinks, q_places, k_places, ranges], p, factors, tensors[2] is not None)
     return out, lse
+
+
+def add_values(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, tensors: list[Tensor], p: FusedPlan,
+    factors: list[float], has_sinks: bool,
+) -> None:  # fmt: skip
+    """What a table of values by distance, the second tensor, adds to the output."""
+    B, H, T, _ = q.shape
+    blocks, how = triton.cdiv(T, p.block), constants(q, k, v, p, factors)
+    mass = q.new_zeros(B, H, T, p.width, dtype=torch.float32)
+    one, two, sinks, q_places, k_places, ranges = tensors
+    strides = (*q.stride()[:3], *k.stride()[:3], *out.stride()[:3], *sink_strides(sinks))
+    kernel: Launch = values.add_values
+    del how["BANKED"]
+    with on(q):
+        kernel[(blocks * B * H,)](
+            q, k, out, lse, one, two, sinks, mass, q_places, k_places, ranges, *strides, T, k.shape[2], blocks,
+            ranges.shape[0], p.off, p.origin, p.low, p.width, p.window, p.chunk, p.prefix, *units(factors), **how,
+            HAS_SINKS=has_sinks, W_TILE=tile(p.width), num_warps=warps(q, v), num_stages=2,
+        )  # fmt: skip
+
+
+def by_vector(grad: Tensor, vectors: Tensor) -> Tensor:
+    """(B, H, T, W), float32: what each vector says to a query's gradient. Row by row, as heads lie side by side."""
+    turned = vectors.to(grad.dtype).T.expand(grad.shape[1], -1, -1)
+    return torch.stack([torch.bmm(row, turned) for row in grad]).float()
+
+
+def has_values(p: FusedPlan) -> bool:
+    """Whether the second tensor of a table for each query is one of values."""
+    return p.form == TABLES[1] and p.banks > 0
 
 
 def attend_back(
@@ -70,18 +103,29 @@ def attend_back(
             H=H, E=v.shape[3], E_TILE=how["E_TILE"], BLOCK=p.block,
         )  # fmt: skip
         shared = delta if grad_lse is None else delta - grad_lse
+        if has_values(p):
+            two = by_vector(grad, two)
+            shared = shared - two[..., -1] if p.one_sided else shared
+        # what scores are measured from, and what a row's gradients are: up to whole blocks, so that nothing is asked
+        line = whole_blocks(torch.where(lse == float("-inf"), float("inf"), lse * LOG2E), p.block, float("inf"))
+        shared = whole_blocks(shared, p.block, 0.0)
         launch = backward.query_gradients
         launch[(blocks * B * H,)](
-            q, k, v, grad, lse, shared, dq, one, two, one_sum, two_sum, q_places, k_places, key_ranges,
-            *inputs, *dq.stride()[:3], T, S, blocks, *numbers, **how, LEARNED=p.learned and p.form < BY_KEY,
+            q, k, v, grad, line, shared, dq, one, two, one_sum, two_sum, q_places, k_places, key_ranges,
+            *inputs, *dq.stride()[:3], T, S, blocks, *numbers, **how, LEARNED=p.learned and p.form != BY_KEY,
         )  # fmt: skip
         launch = backward.key_gradients
         launch[(key_blocks * B * G,)](
-            q, k, v, grad, lse, shared, dk, dv, one, two, two_sum, q_places, k_places, query_ranges,
+            q, k, v, grad, line, shared, dk, dv, one, two, two_sum, q_places, k_places, query_ranges,
             *inputs, *dk.stride()[:3], *dv.stride()[:3], T, S, key_blocks, *numbers,
             **how, LEARNED=p.learned and p.form == BY_KEY,
         )  # fmt: skip
     return dq, dk, dv, one_sum, two_sum, delta
+
+
+def whole_blocks(x: Tensor, block: int, value: float) -> Tensor:
+    """(B, H, T) with T filled up to whole blocks."""
+    return torch.nn.functional.pad(x, (0, -x.shape[-1] % block), value=value).contiguous()
 
 
 def merged(p: FusedPlan) -> bool:
@@ -125,9 +169,14 @@ def empty_gradients(
     one, two = q.new_empty(0, dtype=torch.float32), q.new_empty(0, dtype=torch.float32)
     if p.learned and p.form < NUMBERS:
         one, two = torch.empty_like(delta), torch.empty_like(delta)
+    elif p.learned and p.form == PIECES:
+        one = q.new_zeros(B, H, triton.cdiv(T, p.block), p.width, 4, dtype=torch.float32)
+        two = q.new_empty(2, B, H, T, dtype=torch.float32)
     elif p.learned and p.form == BY_KEY:
         two = q.new_empty(B, H, k.shape[2], dtype=torch.float32)
     elif p.learned:
+        if has_values(p):
+            two = q.new_zeros(B, H, T, p.width, dtype=torch.float32)
         one = q.new_zeros(B, H, T, p.width, dtype=torch.float32)
     return dq, dk, dv, one, two, delta
 
@@ -139,7 +188,8 @@ def constants(q: Tensor, k: Tensor, v: Tensor, p: FusedPlan, factors: list[float
         "H": H, "GROUP": H // k.shape[1], "D": D, "E": E, "D_TILE": tile(D), "E_TILE": tile(E), "BLOCK": p.block,
         "FORM": p.form, "ONE_SIDED": bool(p.one_sided), "RUN": bool(p.run), "FLOAT": bool(p.fractional),
         "CAUSAL": bool(p.causal), "WINDOW": p.window > 0, "CHUNK": p.chunk > 0, "PREFIX": p.prefix > 0,
-        "SEGMENT": bool(p.segments), "EMPTY": bool(p.empty), "BANKED": p.banks > 0, "SOFTCAP": factors[1] > 0,
+        "SEGMENT": bool(p.segments), "EMPTY": bool(p.empty),
+        "BANKED": p.banks if p.form == PIECES else p.banks > 0, "SOFTCAP": factors[1] > 0,
         "PRECISION": "tf32x3" if full else "tf32", "APPROXIMATE": q.is_cuda and not full and not torch.version.hip,
     }  # fmt: skip
 
@@ -157,9 +207,8 @@ def warps(q: Tensor, v: Tensor) -> int:
 
 
 def stages(q: Tensor, v: Tensor, p: FusedPlan, held: int) -> int:
-    """How many tiles may be on their way: as many as fit beside the ``held`` ones. Three forward pay, two back, and two
-    forward with ready-made biases, where two programs then fit on one multiprocessor."""
-    most = 3 if held == 1 and not p.banks else 2
+    """How many tiles may be on their way: as many as fit beside the ``held`` ones. Three forward pay, two back."""
+    most = 3 if held == 1 else 2
     room = shared_memory(q.device) - p.block * p.block * 4 * held
     turned = 2 if held == 2 and turns_tiles_in_memory(q.device) else 0
     return max(1, min(most, (room // (p.block * row_bytes(q, v)) - held - turned) // 2))

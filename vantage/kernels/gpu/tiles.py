@@ -5,10 +5,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from vantage.kernels.gpu.far import cubic, log2_of, log_terms, middle_and_along, power_terms
+from vantage.kernels.gpu.pieces import HEADER, with_pieces
+
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 # the forms of spec/forms.py, by number
-NONE, SLOPE, LOG, POWER, TABLE, ROW_TABLE, QUERY_AND_KEY = (tl.constexpr(i) for i in range(7))
+NONE, SLOPE, LOG, POWER, TABLE, ROW_TABLE, QUERY_AND_KEY, PIECES = (tl.constexpr(i) for i in range(8))
 
 
 @triton.jit
@@ -77,15 +80,15 @@ def column(KP, P1, row, rows, at, kj, S, FORM: tl.constexpr, RUN: tl.constexpr, 
 
 
 @triton.jit
-def bias_of(d, P0, P1, at, h, i, T, low, width, FORM: tl.constexpr):
+def bias_of(d, P0, P1, at, h, i, T, low, width, FORM: tl.constexpr, APPROXIMATE: tl.constexpr):
     """The bias of distances d (they broadcast). ``at`` is the number of the row and head, i are queries."""
     if FORM == SLOPE:
         x = -tl.load(P0 + h) * LOG2E * tl.abs(d).to(tl.float32)
     elif FORM == LOG:
-        x = -tl.load(P0 + h) * tl.math.log2(1.0 + tl.load(P1 + h) * tl.abs(d).to(tl.float32))
+        x = -tl.load(P0 + h) * log2_of(1.0 + tl.load(P1 + h) * tl.abs(d).to(tl.float32), APPROXIMATE)
     elif FORM == POWER:
         far = tl.abs(d).to(tl.float32)
-        raised = tl.math.exp2(tl.load(P1 + h) * tl.math.log2(tl.where(far > 0, far, 1.0)))
+        raised = tl.math.exp2(tl.load(P1 + h) * log2_of(tl.where(far > 0, far, 1.0), APPROXIMATE))
         x = -tl.load(P0 + h) * LOG2E * tl.where(far > 0, raised, 0.0)
     else:
         w = tl.minimum(tl.maximum(d - low, 0), width - 1).to(tl.int32)
@@ -97,9 +100,11 @@ def bias_of(d, P0, P1, at, h, i, T, low, width, FORM: tl.constexpr):
 
 
 @triton.jit
-def shift_of(qp, q0, P0, at, h, i, T, width, FORM: tl.constexpr, ONE_SIDED: tl.constexpr):
+def shift_of(qp, q0, P0, P1, at, h, i, T, width, FORM: tl.constexpr, ONE_SIDED: tl.constexpr):
     """What every visible key of a query gets alike (far keys, where attention looks back): softmax does not see it, so
     it is left out of the tiles and put back into the log-sum-exp. One-sided: distances of full tiles are not negative.
+
+    For a function in pieces: the number that makes a query's logarithms ratios. Nothing is put back there.
     """
     x = (i * 0).to(tl.float32)
     if FORM == SLOPE and ONE_SIDED:
@@ -110,13 +115,31 @@ def shift_of(qp, q0, P0, at, h, i, T, width, FORM: tl.constexpr, ONE_SIDED: tl.c
         x = tl.load(P0 + (at * T + i) * width + width - 1, mask=i < T, other=0.0) * LOG2E
     elif FORM == QUERY_AND_KEY:
         x = tl.load(P0 + at * T + i, mask=i < T, other=0.0) * LOG2E
+    elif FORM == PIECES:  # the table has one row more than there are break points
+        x = tl.load(P1 + HEADER + width - 1 + at * T + i, mask=i < T, other=0.0)
     return x
+
+
+@triton.jit
+def far_bias(
+    qp, kp, m0, n0, off, P0, P1, h, BLOCK: tl.constexpr, FORM: tl.constexpr, APPROXIMATE: tl.constexpr
+):  # fmt: skip
+    """The bias of a logarithm or a power, its sign turned, in a tile far from the diagonal."""
+    middle, along = middle_and_along(qp, kp, m0, n0, off, BLOCK)
+    a, p = tl.load(P0 + h), tl.load(P1 + h)
+    if FORM == LOG:
+        c0, c1, c2, c3 = log_terms(middle, p, BLOCK, APPROXIMATE)
+    else:
+        a *= LOG2E
+        c0, c1, c2, c3 = power_terms(middle, p, BLOCK, APPROXIMATE)
+    return cubic(along, a * c0, a * c1, a * c2, a * c3)
 
 
 @triton.jit
 def biased(
     x, qp, kp, q0, shift, P0, P1, at, h, i, m0, kj, n0, T, off, low, width, banks,
     BLOCK: tl.constexpr, FORM: tl.constexpr, ONE_SIDED: tl.constexpr, FULL: tl.constexpr, BANKED: tl.constexpr,
+    APPROXIMATE: tl.constexpr,
 ):  # fmt: skip
     """Scores with their bias, less the query's ``shift``. A full tile of a one-sided form needs hardly anything.
 
@@ -129,10 +152,17 @@ def biased(
     elif FORM == TABLE and BANKED and not FULL:
         bank = tl.maximum(tl.minimum((m0 - n0) // BLOCK + off // BLOCK + 1, banks - 1), 0)
         x = x + tl.load(P1 + ((h * banks + bank) * BLOCK + i - m0) * BLOCK + kj - n0)
+    elif FORM == PIECES:
+        x, _, _, _ = with_pieces(
+            x, qp, kp, shift, P0, P1, at, h, m0, n0, T, off, width, BLOCK, BANKED, ONE_SIDED, FULL and ONE_SIDED,
+            APPROXIMATE,
+        )  # fmt: skip
+    elif (FORM == LOG or FORM == POWER) and FULL and ONE_SIDED:  # noqa: SIM109
+        x = x - far_bias(qp, kp, m0, n0, off, P0, P1, h, BLOCK, FORM, APPROXIMATE)
     elif FORM == LOG or FORM == POWER:  # noqa: SIM109
-        x = x + bias_of(qp - kp, P0, P1, at, h, i, T, low, width, FORM)
+        x = x + bias_of(qp - kp, P0, P1, at, h, i, T, low, width, FORM, APPROXIMATE)
     elif FORM > 0 and not (FULL and ONE_SIDED):
-        x = x + bias_of(qp - kp, P0, P1, at, h, i, T, low, width, FORM)
+        x = x + bias_of(qp - kp, P0, P1, at, h, i, T, low, width, FORM, APPROXIMATE)
         if ONE_SIDED:
             x = x - shift
     return x
