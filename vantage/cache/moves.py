@@ -50,6 +50,15 @@ class Span(BufferWrite, BufferRead):
 
 
 @final
+@dataclass(frozen=True)
+class Whole(BufferRead):
+    """All of a buffer that holds what is to be seen and nothing else."""
+
+    def get(self, buffer: Tensor, x_BGTw: Tensor | None = None) -> Tensor:
+        return buffer
+
+
+@final
 @dataclass(frozen=True, eq=False)
 class Places(BufferWrite):
     """The same places in every row, in any order. Takes the last of what the pass brings."""
