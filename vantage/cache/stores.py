@@ -86,23 +86,24 @@ class Store:
 
     def extend(self, places: int, copies: BlockCopies | None, tokens: int, path: str) -> None:
         """Room for so many tokens that a kernel will write, outside any pass."""
-        if self._waiting is not None:
-            self.settle()
-        if places > self._places:
-            self._grow(places)
+        self.reserve(places)
         self._count(tokens, path)
         if copies is not None:
             for buffer in self._buffers:
                 copies.run(buffer)
 
+    def reserve(self, places: int) -> None:
+        """Have so many places, so that what comes next finds the buffers where they will be."""
+        if self._waiting is not None:
+            self.settle()
+        if places > self._places:
+            self._grow(places)
+
     def _open(self, step: Step) -> list[Tensor]:
         if step is self._last:
             raise CacheError("these positions were appended here before: make new Positions for every pass")
         assert step.write is not None, "a step that only looks cannot write"
-        if self._waiting is not None:
-            self.settle()
-        if step.places > self._places:
-            self._grow(step.places)
+        self.reserve(step.places)
         self._last = step
         return self._buffers
 
