@@ -228,16 +228,21 @@ class ModelCache:
         cut = len(self.layers)
         return ModelCache(layers[:cut], layers[cut:], masks=self.masks, owner=self.owner, length=self.length)
 
-    def _idle(self, otherwise: str = "running: wait until it is over") -> None:
-        if self._savepoints is not None and self._unwatched:
+    def _undo_failed(self) -> None:
+        """A pass that nobody watched and that is still open has failed."""
+        if self._unwatched and self._savepoints is not None:
             self.abandon()
+
+    def _idle(self, otherwise: str = "running: wait until it is over") -> None:
+        self._undo_failed()
         if self._savepoints is not None:
             raise CacheError(f"a pass with this cache is {otherwise}")
 
     # ---- what it holds
 
     def belongs_to(self, owner: object) -> None:
-        """Raises if another model made this cache."""
+        """Raises if another model made this cache. The first thing that a model asks of it."""
+        self._undo_failed()
         if self.owner is not owner:
             raise CacheError("this cache belongs to another model: make one with model.new_cache(...)")
 
@@ -253,6 +258,7 @@ class ModelCache:
     @property
     def tokens(self) -> tuple[int, ...]:
         """Tokens each row stands for, those that left a window included. May read a device."""
+        self._undo_failed()
         return self.ledgers[0].tokens
 
     @property
@@ -261,6 +267,7 @@ class ModelCache:
 
         After tokens with several axes (an image) a row goes on past the highest of all, which ``ahead`` tells.
         """
+        self._undo_failed()
         start = self.ledgers[0].next_positions
         return start if self.ahead is None else start._replace(ahead=self.ahead)
 

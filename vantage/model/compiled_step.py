@@ -70,13 +70,13 @@ def open_step(model: Any, tokens: Tensor, cache: ModelCache, **inputs: Any) -> T
         return logits
     model.embed.tokens.check(tokens)
     pos = model.place(tokens, inputs["positions"], cache, None, inputs["length"])
-    if not _fits(model, pos) or cache.widest(pos) < 1:
+    if (top := _top(model, pos)) is None:
         return model(tokens, cache=cache, **{**inputs, "positions": pos})
     cache.begin(pos, unwatched=True)
     try:
         x = model.embed(tokens, pos, None)
         hidden = model.whole_steps.hidden(model, x, pos, cache)
-        step = _placed(pos, cache) if hidden is None else None
+        step = _placed(pos, top, cache) if hidden is None else None
         if step is not None:
             return step
         hidden = model.run(x, model.context(pos, cache)) if hidden is None else hidden
@@ -98,16 +98,18 @@ def _able(cache: ModelCache) -> bool:
     return not cache.cross and not cache.states and cache.ahead is None and cache.ledgers[0].holding
 
 
-def _fits(model: Any, pos: Positions) -> bool:
-    """Whether the graph may count positions up to a round number: what is past the last one is refused in words."""
+def _top(model: Any, pos: Positions) -> int | None:
+    """A round number that no position of the next steps exceeds. ``None``: these are not for a graph: unequal for masks
+    and encodings, or past the last one there is, which is refused in words."""
     known = pos.known
     if known.pos is None or known.empty or pos.segment is not None or pos.pos is not pos.order:
-        return False
+        return None
     limits = [n for n in (model.max_positions, pos.length) if n is not None]
-    return all(known.pos[1] < n for n in limits)
+    top = min((known.pos[1] // BOUND + 1) * BOUND, *limits) if limits else (known.pos[1] // BOUND + 1) * BOUND
+    return top - 1 if known.pos[1] < top else None
 
 
-def _placed(pos: Positions, cache: ModelCache) -> OpenStep | None:
+def _placed(pos: Positions, top: int, cache: ModelCache) -> OpenStep | None:
     """The step with tensors for places; ``None``: some ledger says more than that."""
     steps = [ledger.place(pos) for ledger in cache.ledgers]
     placed = [one for step in steps if (one := PlacedStep.of(step)) is not None and one.pos.shape[1] > 1]
@@ -126,6 +128,4 @@ def _placed(pos: Positions, cache: ModelCache) -> OpenStep | None:
         torch._dynamo.maybe_mark_dynamic(one.order, 1)
         if one.table is not None:
             torch._dynamo.maybe_mark_dynamic(one.table, 1)
-    assert pos.known.pos is not None
-    top = (pos.known.pos[1] // BOUND + 1) * BOUND - 1
     return OpenStep(pos.pos, top, pos.known.same_rows, pos.length, placed, layers)

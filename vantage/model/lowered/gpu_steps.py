@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vantage.cache import ModelCache, Paged
+from vantage.cache import ModelCache, Paged, Static
 from vantage.cache.codecs import PlainCodec
 from vantage.cache.contiguous import Contiguous
 from vantage.cache.layer_cache import LayerCache
@@ -69,7 +69,7 @@ class GpuSteps:
             isinstance(layer.store.codec, PlainCodec) and layer.store.codec.dtype is self.program.dtype
             for layer in layers
         )
-        return plain and all(isinstance(ledger, (Contiguous, Paged)) for ledger in cache.ledgers)
+        return plain and all(isinstance(ledger, (Contiguous, Paged, Static)) for ledger in cache.ledgers)
 
     def _layers(self, cache: ModelCache) -> list[LayerCache]:
         """Those whose keys and values a step writes."""
@@ -114,7 +114,7 @@ class GpuSteps:
         """
         one = caches[0]
         able = steps <= MOST_AHEAD and all(cache.extensible and cache.batch == 1 for cache in caches)
-        if not able or not self.takes(one):
+        if not able or not self.takes(one) or (len(caches) > 1 and not all(layer.store.pooled for layer in one.layers)):
             return None
         extensions = [cache.extend(steps, self.path) for cache in caches]
         places = [_side_by_side([row[i].layout for row in extensions]) for i in range(len(one.ledgers))]
@@ -139,6 +139,8 @@ class GpuSteps:
     def _graph(self, places: Sequence[RowPlaces], last: int, cache: ModelCache) -> StepGraph | None:
         """The graph for these rows, up to this position."""
         rows = next((n for n in BUCKETS if n >= len(places[0].held)), None)
+        if self.modules is not None and any(place.blocks is None for place in places):
+            rows = len(places[0].held)  # buffers have so many rows
         if rows is None or not self._within(last, cache.length):
             return None
         ledgers = list(cache.ledgers)

@@ -1,8 +1,8 @@
 """A step of a model that has no lowered form: its own modules, over places that stand on the device.
 
 Nothing of it depends on a number of the host's, so it can be a CUDA graph like a lowered step. Keys and values are read
-whole, block by block of a row's table, and what no token has been written to has position -1. The graph holds the very
-buffers of a pool: it is made anew when they become others.
+whole, a static cache's buffers or all blocks of a row's table, and where no token has been written the position is -1.
+The graph holds the very buffers: it is made anew when they become others.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vantage.cache import ModelCache, Paged
+from vantage.cache import ModelCache, Paged, Static
 from vantage.cache.layer_cache import LayerCache
-from vantage.cache.moves import BufferRead, BufferWrite, Gathered, PoolPlaces
+from vantage.cache.moves import BufferRead, BufferWrite, Gathered, PoolPlaces, Scatter, Span
 from vantage.cache.placed import PlacedCache
 from vantage.cache.pool import BIN
 from vantage.kernels.gpu.decode import RowState
@@ -38,7 +38,7 @@ class ModuleProgram:
     def takes(self, cache: ModelCache) -> bool:
         """Whether a step with this cache can be placed by the device."""
         plain = not cache.cross and not cache.states and cache.ahead is None
-        return plain and all(isinstance(ledger, Paged) for ledger in cache.ledgers)
+        return plain and all(isinstance(ledger, (Paged, Static)) for ledger in cache.ledgers)
 
 
 class ModuleStep:
@@ -47,6 +47,7 @@ class ModuleStep:
     def __init__(self, model: Any, layers: Sequence[LayerCache], ledgers: Sequence[int], top: int, length: int | None):
         self._model, self._ledgers, self._length = model, ledgers, length
         self._stores = [(layer.store.tensors, layer.store.codec, layer.store.streams) for layer in layers]
+        self._places = {i: layer.ledger.places for i, layer in zip(ledgers, layers, strict=True)}
         limits = [n for n in (model.max_positions, length) if n is not None]
         self._top = min(top, *(n - 1 for n in limits)) if limits else top
 
@@ -55,7 +56,10 @@ class ModuleStep:
         held, at = held_B.to(torch.int64)[:, None], pos_B.to(torch.int64)[:, None]
         alone = len(at) == 1
         pos = Positions(at, at, None, self._known(empty=False, alone=alone), self._length)
-        placed = [_placed(row, held, at) for row in rows]
+        placed = [
+            _in_blocks(row, held, at) if row.block else _in_rows(self._places[i] - 1, held, at)
+            for i, row in enumerate(rows)
+        ]
         views = [Positions(p, p, None, self._known(empty=True, alone=alone), self._length) for _, _, p in placed]
         caches = [
             PlacedCache(buffers, codec, streams, *placed[i][:2], views[i])
@@ -69,7 +73,7 @@ class ModuleStep:
         return Known(None, None, (0, self._top), None, empty=empty, same_rows=alone)
 
 
-def _placed(row: RowState, held_B1: Tensor, pos_B1: Tensor) -> tuple[BufferWrite, BufferRead, Tensor]:
+def _in_blocks(row: RowState, held_B1: Tensor, pos_B1: Tensor) -> tuple[BufferWrite, BufferRead, Tensor]:
     """How a token of each row is written, how what it sees is read, and where that stands, (B, S)."""
     table, gone, size = row.table.to(torch.int64), row.gone.to(torch.int64)[:, None], row.block
     held = held_B1.clamp_min(0)
@@ -79,3 +83,9 @@ def _placed(row: RowState, held_B1: Tensor, pos_B1: Tensor) -> tuple[BufferWrite
     pos = torch.where(number <= held, number + (pos_B1 - held), EMPTY)
     return PoolPlaces(block * size + held % size), Gathered(table, size, places), pos
 
+
+def _in_rows(size: int, held_B1: Tensor, pos_B1: Tensor) -> tuple[BufferWrite, BufferRead, Tensor]:
+    """The same for rows that own their places, and one more where nobody reads."""
+    number = torch.arange(size, device=held_B1.device)
+    pos = torch.where(number <= held_B1, number + (pos_B1 - held_B1), EMPTY)
+    return Scatter(torch.where(held_B1 < 0, size, held_B1)), Span(0, size), pos
