@@ -347,8 +347,8 @@ class Model(nn.Module):
         block: int | None = None,
         draft: int | None = None,
     ) -> ModelCache:
-        """An empty cache for ``batch`` rows: "contiguous", "ring", "paged", "quantised", "kivi", "sinks",
-        "heavy-hitters", "tova", "snapkv", an object such as ``vt.SinkCache(4, 256)``, or a kind of your own.
+        """An empty cache for ``batch`` rows: "contiguous", "ring", "paged", "static", "quantised", "kivi",
+        "sinks", "heavy-hitters", "tova", "snapkv", an object such as ``vt.SinkCache(4, 256)``, or a kind of your own.
 
         ``capacity`` fixes its size in tokens (default: it grows). ``length`` declares how long the
         context may become, for RoPE rules that depend on it; it holds for the cache's life. ``draft``
