@@ -10,6 +10,7 @@ import torch
 from vantage.kernels.native.build import enabled
 from vantage.model.lowered.gpu_program import lower_for_gpu
 from vantage.model.lowered.lower import lower
+from vantage.model.lowered.module_step import uncaptured
 from vantage.spec.native import CannotLower
 
 LOWERED, CAPTURED, MODULES = "lowered", "graph of modules", "modules"
@@ -42,8 +43,8 @@ def step_choice(model: Any, device: str) -> StepChoice:
     if device == "cuda":
         if importlib.util.find_spec("triton") is None:
             others[CAPTURED] = "Triton is not installed"
-        elif model.spec.keeps_states:
-            others[CAPTURED] = "it keeps states, which every pass makes anew"
+        elif (why := uncaptured(model)) is not None:
+            others[CAPTURED] = why
         else:
             return StepChoice(CAPTURED, others)
     return StepChoice(MODULES, others)

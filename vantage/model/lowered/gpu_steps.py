@@ -23,7 +23,7 @@ from vantage.cache.stores import Store
 from vantage.kernels.gpu import decode
 from vantage.kernels.gpu.choose import Searches
 from vantage.model.lowered.gpu_program import GpuProgram, Turn, lower_for_gpu
-from vantage.model.lowered.module_step import ModuleProgram, ModuleStep
+from vantage.model.lowered.module_step import ModuleProgram, ModuleStep, uncaptured
 from vantage.model.lowered.step_graph import MOST_AHEAD, GraphShape, Pending, RowPlaces, StepGraph
 from vantage.model.lowered.watch import ModelWatch
 from vantage.spec.native import CannotLower
@@ -47,7 +47,7 @@ class GpuSteps:
         except CannotLower as why:
             self.program, self.modules = GpuProgram(dtype=model.dtype), ModuleProgram.of(model, str(why))
         self.path = GRAPH if self.modules is None else MODULE_GRAPH
-        self.why_not: str | None = None  # why the modules could not be captured
+        self.why_not = None if self.modules is None else uncaptured(model)  # why its modules make no graph
         self._watch = ModelWatch(model, self.program.tensors if self.modules is None else self.modules.tensors)
         self._graphs: dict[GraphShape, StepGraph] = {}
         self._angles: dict[tuple[int, int | None], dict[int, decode.RopeTables]] = {}

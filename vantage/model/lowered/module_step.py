@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,8 +19,18 @@ from vantage.cache.layer_cache import LayerCache
 from vantage.cache.moves import BufferRead, BufferWrite, Gathered, PoolPlaces, Scatter, Span
 from vantage.cache.placed import PlacedCache
 from vantage.cache.pool import BIN
-from vantage.kernels.gpu.decode import RowState
+from vantage.spec.native import asks_host
 from vantage.spec.positions import EMPTY, Known, Positions
+
+if TYPE_CHECKING:
+    from vantage.kernels.gpu.decode import RowState
+
+
+def uncaptured(model: Any) -> str | None:
+    """Why no graph can be made of a model's modules; ``None``: nothing is known that speaks against it."""
+    if model.spec.keeps_states:
+        return "it keeps states, which every pass makes anew"
+    return asks_host(model)
 
 
 @dataclass
