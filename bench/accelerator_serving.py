@@ -235,7 +235,9 @@ def memory(model: Model) -> Iterator[Row]:
     cache = engine._memory._empty.bytes
     free, total = torch.cuda.mem_get_info()
     note = f"weights {weights / GIB:.2f}, cache {cache / GIB:.2f} GiB; CUDA's own context included"
-    yield Row("memory beyond weights and cache", (total - free - weights - cache) / GIB, "GiB", 3, 2, less=True, note=note)
+    yield Row(
+        "memory beyond weights and cache", (total - free - weights - cache) / GIB, "GiB", 3, 2, less=True, note=note
+    )
     del engine
 
 

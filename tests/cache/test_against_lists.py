@@ -105,7 +105,9 @@ class Machine(RuleBasedStateMachine):
         shift = data.draw(st.sampled_from([0, 0, 5]))
         known = "read"
         if self.kind.device:
-            known = data.draw(st.sampled_from(["read", "counts"] + (["nothing"] if self.kind.name not in ("paged", "static") else [])))
+            known = data.draw(
+                st.sampled_from(["read", "counts"] + (["nothing"] if self.kind.name not in ("paged", "static") else []))
+            )
         if data.draw(st.booleans()):  # equal rows, no empty place
             width = data.draw(st.integers(1, 7))
             if not shift and not self.segmented and len(set(ends)) == 1 and known == "read":

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 
 import vantage as vt
-from vantage.cache.kinds.static import StaticCache
 from vantage.cache import CACHES, ModelCache
+from vantage.cache.kinds.static import StaticCache
 from vantage.conformance.scenarios import sharpen
 from vantage.model import Model
 from vantage.spec.masks import Window

@@ -90,9 +90,9 @@ class PlacedStep:
         where, read = step.view_pos, step.read
         pos, order, device = where.pos, where.order, where.device
         match write, read:
-            case (Span(n=1) | Strided(n=1)), (Span() | Strided()):
+            case ((Span(n=1) | Strided(n=1)), (Span() | Strided())):
                 index = torch.full((1,), write.at - read.at, device=device)
-            case (Places() | Scatter()), Span():
+            case ((Places() | Scatter()), Span()):
                 index = write.index if read.at == 0 else write.index - read.at
             case Strided(n=1), Gathered():
                 index = torch.arange(write.rows, device=device)[:, None] * write.stride + write.at

@@ -72,13 +72,16 @@ class Static(Ledger):
         tables.scatter(index, pos)
         known = joined(before.known, pos.known)
         known = Known(None, known.order, known.pos, held, min(held) < self._size, known.same_rows)
-        self._before, self._state = state, _State(
-            tables,
-            before.held_B + pos.filled.sum(1),
-            torch.maximum(before.next_B, pos.order.amax(1) + 1),
-            held,
-            known if pos.segment is None else unlike(known),
-            self._first_with(pos),
+        self._before, self._state = (
+            state,
+            _State(
+                tables,
+                before.held_B + pos.filled.sum(1),
+                torch.maximum(before.next_B, pos.order.amax(1) + 1),
+                held,
+                known if pos.segment is None else unlike(known),
+                self._first_with(pos),
+            ),
         )
         return Step(Scatter(index), Span(0, self._size), self._view(pos.length), self.places)
 

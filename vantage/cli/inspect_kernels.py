@@ -1,4 +1,4 @@
-"""``vantage inspect kernels``: which kernel each layer runs, which way a step with a cache, and what keeps the others."""
+"""``vantage inspect kernels``: which kernel each layer runs, which way a step runs, and what keeps the others."""
 
 from __future__ import annotations
 

@@ -48,6 +48,6 @@ ENTRY = Entry(
     "static",
     StaticCache,
     title="Static",
-    summary="Buffers of a fixed size, read whole, in which empty places have no position: one CUDA graph for all steps.",
+    summary="Buffers of a fixed size, read whole; empty places have no position. One CUDA graph serves all steps.",
     variants={"static": lambda size: StaticCache(capacity=size.length)},
 )
