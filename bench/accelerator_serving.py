@@ -79,8 +79,8 @@ def held_keys(lengths: list[int], speed: float, splits: int | None = None) -> fl
     order = torch.randperm(sum(blocks), dtype=torch.int32) + 1  # blocks lie anywhere
     for row, part in zip(table, order.split(blocks), strict=True):
         row[: len(part)] = part
-    ints = [torch.tensor(x, dtype=torch.int32, device=device) for x in (lengths, lengths, [0] * rows)]
-    state = decode.RowState(*ints, table.to(device), BLOCK)
+    held = torch.tensor(lengths, dtype=torch.int32, device=device)
+    state = decode.RowState(held, held, torch.zeros_like(held), table.to(device), BLOCK)
     stores = torch.tensor([decode.store_numbers(k, v)], device=device)
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     shares = decode.splits_for(rows, KV_HEADS, processors) if splits is None else splits
@@ -295,7 +295,7 @@ def module_rate(model: Model, rows: int, held: int, steps: int) -> float:
     """Tokens a second module by module."""
     cache = model.new_cache(rows, kind="paged", capacity=held + steps + 8)
     token = torch.randint(VOCAB, (rows, held), device="cuda")
-    hidden = model.hidden(token, cache=cache)
+    hidden, begun = model.hidden(token, cache=cache), 0.0
     for step in range(steps + 4):
         if step == 4:
             torch.cuda.synchronize()

@@ -8,8 +8,9 @@ compiler, and is done when ``open_step`` returns. Imported by a compiler's first
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, TypeVar, cast, final
 
 import torch
 import torch._dynamo
@@ -23,6 +24,14 @@ from vantage.spec.positions import Known, Positions
 
 COMPILED = "compiled"  # how tokens were computed, in a cache's counts
 BOUND = 4096  # the host's knowledge of the highest position is rounded up to a multiple of this
+
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def outside(function: Function) -> Function:
+    """What a compiler does not look into."""
+    return cast(Function, torch.compiler.disable(function))
 
 
 @final
@@ -60,7 +69,7 @@ class OpenStep:
         return model.head(model.run(model.embed(tokens_B1, pos, None), ctx))
 
 
-@torch.compiler.disable
+@outside
 def open_step(model: Any, tokens: Tensor, cache: ModelCache, **inputs: Any) -> Tensor | OpenStep:
     """The logits, where this pass is not one for a graph; else the step, begun."""
     plain = all(inputs[name] is None for name in ("mask", "source", "types", "images"))
@@ -88,7 +97,7 @@ def open_step(model: Any, tokens: Tensor, cache: ModelCache, **inputs: Any) -> T
     return model.head(hidden) if logits is None else logits
 
 
-@torch.compiler.disable
+@outside
 def close_step(cache: ModelCache) -> None:
     cache.commit()
 
