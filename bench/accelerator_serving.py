@@ -191,11 +191,19 @@ def prefill_rate(model: Model) -> float:
     return sum(map(len, prompts[4:])) / (time.perf_counter() - begun)
 
 
-def arrivals(model: Model, seconds: float) -> Iterator[Row]:
+def arrivals(model: Model, seconds: float, chunk: int = 512) -> Iterator[Row]:
     """Prompts arrive whenever a row is free; and what it costs a request that runs."""
     prefill, (engine, decode) = prefill_rate(model), decoding(model, ROWS, 1.0)
     alone = ROWS / decode
-    engine, draw = Engine(model, rows=ROWS, capacity=ROWS * 2832, chunk=2048), random.Random(3)
+    del engine
+    yield from arriving(model, seconds, chunk, prefill, decode, alone)
+
+
+def arriving(
+    model: Model, seconds: float, chunk: int, prefill: float, decode: float, alone: float
+) -> Iterator[Row]:
+    """The same, given tokens a second of each alone and seconds between two tokens."""
+    engine, draw = Engine(model, rows=ROWS, capacity=ROWS * 2832, chunk=chunk), random.Random(3)
     running = []
 
     def fill() -> None:
@@ -221,10 +229,12 @@ def arrivals(model: Model, seconds: float) -> Iterator[Row]:
     read, made = after.prefilled - before.prefilled, after.generated - before.generated
     allowed = read / prefill + made / decode
     note = f"{read / took:,.0f} read and {made / took:,.0f} made a second; alone {prefill:,.0f} and {decode:,.0f}"
-    yield Row("prompts of 128 to 2,048 arriving: share of both rates", allowed / took, "share", 0.6, 0.75, note=note)
+    what = f"prompts of 128 to 2,048 arriving, chunks of {chunk}: share of both rates"
+    yield Row(what, allowed / took, "share", 0.6, 0.75, note=note)
     between = statistics.median(gaps) if gaps else float("nan")
     note = f"{between * 1e3:.2f} ms, alone {alone * 1e3:.2f}; longest {max(gaps, default=0) * 1e3:.1f}"
-    yield Row("time between two tokens while prompts are read", between / alone, "times", 3, 2, less=True, note=note)
+    what = f"time between two tokens while prompts are read, chunks of {chunk}"
+    yield Row(what, between / alone, "times", 3, 2, less=True, note=note)
 
 
 def memory(model: Model) -> Iterator[Row]:
