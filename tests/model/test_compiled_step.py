@@ -58,6 +58,7 @@ def both(model, compiled, kind, batch, prompt, steps, **options):
 
 
 @pytest.mark.parametrize("kind", ["contiguous", "paged", "ring", "static"])
+@pytest.mark.sampled
 @torch.inference_mode()
 def test_a_thousand_steps_are_compiled_at_most_twice(kind):
     model, compiler = built("window" if kind == "ring" else "rope"), Counting()
