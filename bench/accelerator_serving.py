@@ -199,9 +199,7 @@ def arrivals(model: Model, seconds: float, chunk: int = 512) -> Iterator[Row]:
     yield from arriving(model, seconds, chunk, prefill, decode, alone)
 
 
-def arriving(
-    model: Model, seconds: float, chunk: int, prefill: float, decode: float, alone: float
-) -> Iterator[Row]:
+def arriving(model: Model, seconds: float, chunk: int, prefill: float, decode: float, alone: float) -> Iterator[Row]:
     """The same, given tokens a second of each alone and seconds between two tokens."""
     engine, draw = Engine(model, rows=ROWS, capacity=ROWS * 2832, chunk=chunk), random.Random(3)
     running = []

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vantage.cache.dump import DumpReader, LedgerDump, check_known, damaged, dump_known, dump_tables
 from vantage.cache.facts import NextPositions, Tables, check_rising, check_segments, joined, picked, unlike
-from vantage.cache.ledger import Layout, Ledger, LedgerExtension, Step
+from vantage.cache.ledger import FixedSizeLedger, Layout, LedgerExtension, Step
 from vantage.cache.moves import Scatter, Span
 from vantage.errors import BadInput, CacheError
 from vantage.spec.positions import Known, Positions
@@ -35,7 +35,7 @@ class _State:
 
 
 @final
-class Static(Ledger):
+class Static(FixedSizeLedger):
     """``size`` tokens a row, whose order must go on by one. A row has one place more, where empty places are written
     and nobody reads."""
 
@@ -214,18 +214,6 @@ class Static(Ledger):
     @property
     def name(self) -> str:
         return f"static, {self._size} places"
-
-    @property
-    def places(self) -> int:
-        return self._size + 1
-
-    @property
-    def used(self) -> int:
-        return self.places
-
-    @property
-    def capacity(self) -> int | None:
-        return self._size
 
     @property
     def tokens(self) -> tuple[int, ...]:
