@@ -283,7 +283,7 @@ def attend(
 
 
 def splits_for(rows: int, kv_heads: int, processors: int) -> int:
-    """Into how many shares a row's keys are cut: enough for every processor, a power of two; several for up to 128 rows,
+    """Into how many shares a row's keys are cut: enough for every processor, a power of two; several for few rows,
     since the longest would hold all others up (64 rows of 1k to 128k: 0.64 of the bandwidth with one share, 0.90 with
     four; 256 rows of up to 2k lose a tenth with four).
 
