@@ -54,7 +54,7 @@ class RunAhead:
         steps = self._of(samples) or self._launch(samples, None)
         if steps is None:
             return None
-        if self._passes.asynchronous and steps.samples == samples:  # a GPU runs these while a prompt is launched
+        if self._passes.asynchronous and steps.samples == samples and not self._scheduler.prompts_wait:
             following = self._launch(samples, steps)
             if following is not None:
                 self._launched.append(following)
