@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 
 from tests.cache.helpers import Chunk, Oracle, Token, check_view, chunk_of, device_like, fail, model_cache, plain, run
-from vantage.cache import Contiguous, Ledger, ModelCache, Paged, Pool, Ring
+from vantage.cache import Contiguous, Ledger, ModelCache, Paged, Pool, Ring, Static
 from vantage.errors import BadInput, CacheError, VantageError
 
 
@@ -38,6 +38,8 @@ class Kind:
         if self.name == "paged":
             pool = Pool(None if self.capacity is None else self.capacity * batch, self.block)
             return Paged(batch, pool, window=self.window, draft=self.draft)
+        if self.name == "static":
+            return Static(batch, self.capacity or 1)
         return Contiguous(batch, capacity=self.capacity, window=self.window)
 
     @property
@@ -56,6 +58,8 @@ KINDS = [
     Kind("ring", window=3, draft=2),
     Kind("ring", window=1, draft=0),
     Kind("ring", window=2, draft=3, device=True),
+    Kind("static", capacity=20),
+    Kind("static", capacity=20, device=True),
     Kind("paged"),
     Kind("paged", capacity=12),
     Kind("paged", window=4),
@@ -101,7 +105,9 @@ class Machine(RuleBasedStateMachine):
         shift = data.draw(st.sampled_from([0, 0, 5]))
         known = "read"
         if self.kind.device:
-            known = data.draw(st.sampled_from(["read", "counts"] + (["nothing"] if self.kind.name != "paged" else [])))
+            known = data.draw(
+                st.sampled_from(["read", "counts"] + (["nothing"] if self.kind.name not in ("paged", "static") else []))
+            )
         if data.draw(st.booleans()):  # equal rows, no empty place
             width = data.draw(st.integers(1, 7))
             if not shift and not self.segmented and len(set(ends)) == 1 and known == "read":

@@ -143,7 +143,7 @@ def test_an_unknown_kind_is_refused_with_the_nearest(kind, says):
 
 def test_nonsense_is_refused():
     with pytest.raises(
-        BadInput, match=r"no kind of cache is called 'zzzz'\. There are: contiguous, ring, paged, quantised"
+        BadInput, match=r"no kind of cache is called 'zzzz'\. There are: contiguous, ring, paged, static, quantised"
     ):
         make(GLOBAL, kind="zzzz")
     with pytest.raises(Refused, match="no layer of this model has one: use kind='contiguous'"):

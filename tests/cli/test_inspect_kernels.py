@@ -2,10 +2,12 @@
 
 import json
 
+import pytest
 import torch
 
-from vantage import save
+from vantage import Experts, FeedForward, TopK, save
 from vantage.cli.main import main
+from vantage.inspect.kernels import step_kernel
 from vantage.model import build, decoder
 
 
@@ -16,10 +18,36 @@ def test_what_each_layer_runs(tmp_path, capsys):
         "self 0 to self 2: tiles\n"
         "  sdpa: yields: it would form 5,000,000,000 numbers\n"
         "  reference: not needed: another one comes first\n"
+        "a step with a cache: modules\n"
+        "  lowered: T5Table has no native form\n"
     )
     assert main(["inspect", "kernels", str(tmp_path / "model"), "--device", "cpu", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert [(layer["site"], layer["kernel"]) for layer in told] == [(f"self {i}", "tiles") for i in range(3)]
+    chosen = [(layer["site"], layer["kernel"]) for layer in told]
+    assert chosen == [*((f"self {i}", "tiles") for i in range(3)), ("a step with a cache", "modules")]
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "way", "others"),
+    [
+        ({}, "cpu", "lowered", {}),
+        ({}, "cuda", "lowered", {}),
+        ({"position": "t5"}, "cuda", "graph of modules", {"lowered": "T5Table has no native form"}),
+        (
+            {"ffn": Experts(FeedForward(64, "silu", gated=True), 2, TopK(1))},
+            "cuda",
+            "modules",
+            {
+                "lowered": "_Experts has no native form",
+                "graph of modules": "which tokens go to an expert is read by the host",
+            },
+        ),
+    ],
+)
+def test_which_way_a_step_runs(options, device, way, others, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # as if Triton were there
+    choice = step_kernel(build(decoder(vocab=64, width=64, layers=1, heads=2, **options)), device)
+    assert (choice.kernel, choice.others) == (way, others)
 
 
 def test_a_gpu_that_is_not_here(tmp_path, capsys):

@@ -9,6 +9,7 @@ import torch
 
 import vantage as vt
 from vantage.cache import CACHES, ModelCache
+from vantage.cache.kinds.static import StaticCache
 from vantage.conformance.scenarios import sharpen
 from vantage.model import Model
 from vantage.spec.masks import Window
@@ -50,7 +51,8 @@ KINDS = [kind for kind in CACHES if kind != "low-bit"]  # as quantised, only coa
 EVERY = [(m, k) for m in MODELS for k in KINDS if k != "ring" or m in ("window", "mixed")]
 CASES = [(m, k) for m, k in EVERY if k not in ("heavy-hitters", "tova", "snapkv")]  # which take tokens back
 
-SMALL = {"sinks": vt.SinkCache(2, 7), "kivi": vt.KiviCache(4, 2, 3, 4)}  # so that they forget and pack
+# so that they forget and pack, or read little
+SMALL = {"sinks": vt.SinkCache(2, 7), "kivi": vt.KiviCache(4, 2, 3, 4), "static": StaticCache(96)}
 
 
 @functools.cache

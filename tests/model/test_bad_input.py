@@ -309,7 +309,7 @@ def test_a_failed_first_pass_leaves_no_source_behind():
     ("options", "says"),
     [
         ({"kind": "pagd"}, "Did you mean 'paged'"),
-        ({"kind": "zzz"}, "There are: contiguous, ring, paged, quantised"),
+        ({"kind": "zzz"}, "There are: contiguous, ring, paged, static, quantised"),
         ({"capacity": 0}, "capacity=0: give at least 1, or None"),
         ({"length": 0}, "length=0: give at least 1, or None"),
         ({"draft": -1}, "draft=-1: give 0 or more"),

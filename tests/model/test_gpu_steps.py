@@ -139,8 +139,120 @@ def test_what_it_cannot_take_changes_nothing():
 
 
 def test_what_has_no_form_on_a_gpu_is_named():
+    from vantage.model.lowered.gpu_program import lower_for_gpu
+
     with pytest.raises(CannotLower, match=" has no native form"):
-        steps_of(built(position="cope"))
+        lower_for_gpu(built(position="cope"))
+    assert steps_of(built(position="cope")).modules.why == "CountedPositions has no native form"
+
+
+LATENT = vt.Latent(2, kv_rank=16, nope_dim=8, rope_dim=8, value_dim=16, norm=vt.RMSNorm())
+PARTS = {
+    "t5": {"position": "t5"},
+    "t5, window": {"position": "t5", "window": 4},
+    "kerple": {"position": "kerple"},
+    "fire": {"position": "fire"},
+    "cope": {"position": "cope"},
+    "fox": {"position": "fox"},
+    "shaw": {"position": "shaw"},
+    "xpos": {"position": "xpos"},
+    "latent": {"heads": None, "attention": LATENT},
+}
+
+
+def of_parts(name):
+    options = {"vocab": 61, "width": 32, "layers": 2, "heads": 2, **PARTS[name]}
+    spec = vt.decoder(**{key: value for key, value in options.items() if value is not None})
+    return vt.build(spec, seed=1).eval().to(DEVICE)
+
+
+@pytest.mark.parametrize("name", PARTS)
+@torch.inference_mode()
+def test_modules_over_places_on_the_device_give_the_logits_of_a_whole_pass(name):
+    """Rows of unequal length, in a bucket of more rows, twice, so that the second step reads what the first wrote."""
+    model = of_parts(name)
+    steps = steps_of(model)
+    assert steps.modules is not None
+    texts = [[1, 2, 3, 4, 5, 6, 7], [9, 8, 7], [4, 4]]
+    cache = ModelCache.join(rows_of(model, texts))
+    for token in (11, 12):
+        pos = Positions.onward(torch.tensor([len(text) - 1 for text in texts]), 1).to(DEVICE)
+        cache.begin(pos)
+        logits = steps.logits(torch.tensor([[text[-1]] for text in texts], device=DEVICE), pos, cache)
+        assert logits is not None, steps.why_not
+        cache.commit()
+        for row, text in zip(logits, texts, strict=True):
+            torch.testing.assert_close(row[0], last_logits(model, text), rtol=1e-4, atol=1e-5)
+            text.append(token)
+    assert cache.tokens == (8, 4, 3)
+    assert cache.layers[0].store.paths["graph of modules"] == 6
+
+
+@torch.inference_mode()
+def test_modules_run_ahead_while_their_pool_grows():
+    """A pool whose buffers become others; and rows that end, whose places a bucket of rows must not write."""
+    model = of_parts("t5")
+    steps = steps_of(model)
+    prompts = [[1, 2, 3, 4, 5], [9, 8], [7, 7, 7]]
+    base = model.new_cache(1, kind="paged", block=4)
+    caches = [base.fresh(1) for _ in prompts]
+    for cache, prompt in zip(caches, prompts, strict=True):
+        model.hidden(torch.tensor([prompt[:-1]], device=DEVICE), cache=cache)
+    texts = [list(p) for p in prompts]
+
+    def check(chosen, rows):
+        for tokens in chosen.tokens:
+            for text, token in zip(rows, tokens, strict=True):
+                assert token == int(last_logits(model, text).argmax())
+                text.append(token)
+
+    check(steps.ahead([p[-1] for p in prompts], caches, 3, [GREEDY] * 3).read(), texts)
+    grown = base.layers[0].store.version
+    check(steps.ahead([text[-1] for text in texts[:2]], caches[:2], 40, [GREEDY] * 2).read(), texts[:2])
+    assert base.layers[0].store.version > grown
+    check(steps.ahead([texts[2][-1]], caches[2:], 2, [GREEDY]).read(), texts[2:])
+
+
+@torch.inference_mode()
+def test_a_static_cache_under_graphs_of_modules():
+    model = of_parts("t5")
+    steps = steps_of(model)
+    tokens = torch.randint(61, (2, 9), device=DEVICE)
+    cache = model.new_cache(2, kind="static", capacity=40)
+    model(tokens[:, :8], cache=cache)
+    pos = Positions.arange(2, 1, 8, device=DEVICE)
+    cache.begin(pos)
+    logits = steps.logits(tokens[:, 8:], pos, cache)
+    cache.commit()
+    torch.testing.assert_close(logits[:, 0], model(tokens)[:, -1], rtol=1e-4, atol=1e-5)
+    one = model.new_cache(1, kind="static", capacity=40)
+    model(tokens[:1, :8], cache=one)
+    text = tokens[0].tolist()
+    for [token] in steps.ahead([text[8]], [one], 4, [GREEDY]).read().tokens:
+        assert token == int(last_logits(model, text).argmax())
+        text.append(token)
+    assert one.tokens == (12,)
+    assert steps.ahead([1, 2], [one, model.new_cache(1, kind="static", capacity=40)], 1, [GREEDY] * 2) is None
+
+
+def test_what_makes_no_graph_is_named():
+    one = vt.FeedForward(32, "silu", gated=True)
+    experts = vt.decoder(vocab=61, width=32, layers=1, heads=2, ffn=vt.Experts(one, 4, vt.TopK(2)))
+    steps = steps_of(vt.build(experts).eval().to(DEVICE))
+    assert steps.why_not == "which tokens go to an expert is read by the host"
+    assert not steps.takes(steps._model.new_cache(1, kind="paged"))
+
+
+@torch.inference_mode()
+def test_graphs_go_with_the_pool_they_read():
+    model = of_parts("t5")
+    steps = steps_of(model)
+    for _ in range(3):
+        caches = rows_of(model, [[1, 2, 3]])
+        steps.ahead([3], caches, 1, [GREEDY]).read()
+        assert len(steps._graphs) == 1
+        del caches
+    assert len(steps._graphs) == 0
 
 
 def test_norms_and_activations_become_part_of_products():

@@ -21,6 +21,7 @@ from vantage.cache.paged import Paged
 from vantage.cache.pool import BLOCK, Pool
 from vantage.cache.report import CacheReport, Holding, RowHolding
 from vantage.cache.ring import Ring
+from vantage.cache.static import Static
 from vantage.cache.stores import Store
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "RowHolding",
     "Savepoint",
     "SingleCodec",
+    "Static",
     "Step",
     "Store",
     "as_forgetting",

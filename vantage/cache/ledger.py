@@ -336,10 +336,6 @@ class FixedSizeLedger(Ledger):
 
     _size: int
 
-    @abstractmethod
-    def _limits(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """The first position, the lowest that is held and the next one, of every row. May read a device."""
-
     @property
     def places(self) -> int:
         return self._size + 1
@@ -351,6 +347,14 @@ class FixedSizeLedger(Ledger):
     @property
     def capacity(self) -> int | None:
         return self._size
+
+
+class LastTokensLedger(FixedSizeLedger):
+    """Rows of fixed size that let go of what came early, and know where they began."""
+
+    @abstractmethod
+    def _limits(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """The first position, the lowest that is held and the next one, of every row. May read a device."""
 
     @property
     def tokens(self) -> tuple[int, ...]:

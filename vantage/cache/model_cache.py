@@ -49,6 +49,7 @@ class ModelCache:
         self.ahead: Tensor | None = None  # (B,): by how much positions are ahead of the order, after several axes
         self._ahead_after: Tensor | None = None  # the same once the open pass is committed
         self._savepoints: list[Savepoint] | None = None
+        self._unwatched = False  # whether nobody would tell that the open pass has failed
 
     # ---- a pass
 
@@ -60,10 +61,13 @@ class ModelCache:
         """``with cache.step(pos): …`` runs one forward pass: all of it is kept, or none."""
         return CachePass(self, pos)
 
-    def begin(self, pos: Positions) -> None:
-        """Place these positions everywhere, before any layer writes: what is refused is refused here."""
-        if self._savepoints is not None:
-            raise CacheError("a pass with this cache is already running: finish it, or use cache.fork()")
+    def begin(self, pos: Positions, *, unwatched: bool = False) -> None:
+        """Place these positions everywhere, before any layer writes: what is refused is refused here.
+
+        ``unwatched``: nobody says so if the pass fails. Whoever uses the cache next finds it open, and it is undone.
+        """
+        self._idle("already running: finish it, or use cache.fork()")
+        self._unwatched = unwatched
         self._check_settled(pos)
         self._ahead_after = self.ahead if pos.axes is None else self._ahead(pos)
         self._savepoints = [ledger.savepoint() for ledger in (*self.ledgers, *self.cross_ledgers)]
@@ -224,14 +228,21 @@ class ModelCache:
         cut = len(self.layers)
         return ModelCache(layers[:cut], layers[cut:], masks=self.masks, owner=self.owner, length=self.length)
 
-    def _idle(self) -> None:
+    def _undo_failed(self) -> None:
+        """A pass that nobody watched and that is still open has failed."""
+        if self._unwatched and self._savepoints is not None:
+            self.abandon()
+
+    def _idle(self, otherwise: str = "running: wait until it is over") -> None:
+        self._undo_failed()
         if self._savepoints is not None:
-            raise CacheError("a pass with this cache is running: wait until it is over")
+            raise CacheError(f"a pass with this cache is {otherwise}")
 
     # ---- what it holds
 
     def belongs_to(self, owner: object) -> None:
-        """Raises if another model made this cache."""
+        """Raises if another model made this cache. The first thing that a model asks of it."""
+        self._undo_failed()
         if self.owner is not owner:
             raise CacheError("this cache belongs to another model: make one with model.new_cache(...)")
 
@@ -247,6 +258,7 @@ class ModelCache:
     @property
     def tokens(self) -> tuple[int, ...]:
         """Tokens each row stands for, those that left a window included. May read a device."""
+        self._undo_failed()
         return self.ledgers[0].tokens
 
     @property
@@ -255,6 +267,7 @@ class ModelCache:
 
         After tokens with several axes (an image) a row goes on past the highest of all, which ``ahead`` tells.
         """
+        self._undo_failed()
         start = self.ledgers[0].next_positions
         return start if self.ahead is None else start._replace(ahead=self.ahead)
 

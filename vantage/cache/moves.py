@@ -50,6 +50,15 @@ class Span(BufferWrite, BufferRead):
 
 
 @final
+@dataclass(frozen=True)
+class Whole(BufferRead):
+    """All of a buffer that holds what is to be seen and nothing else."""
+
+    def get(self, buffer: Tensor, x_BGTw: Tensor | None = None) -> Tensor:
+        return buffer
+
+
+@final
 @dataclass(frozen=True, eq=False)
 class Places(BufferWrite):
     """The same places in every row, in any order. Takes the last of what the pass brings."""
@@ -184,6 +193,9 @@ class Gathered(BufferRead):
 
     def get(self, buffer: Tensor, x_BGTw: Tensor | None) -> Tensor:
         rows, width = self.table.shape
-        # whole blocks at a time: long runs of memory instead of single tokens
-        blocks = buffer.unflatten(1, (-1, self.block)).index_select(1, self.table.flatten())
-        return blocks.view(buffer.shape[0], rows, width * self.block, -1).transpose(0, 1).narrow(2, 0, self.n)
+        g, places, w = buffer.shape
+        # whole blocks at a time, as rows of a matrix: long runs of memory, for which a GPU has a kernel of its own
+        blocks = places // self.block
+        index = self.table.flatten() + torch.arange(g, device=buffer.device)[:, None] * blocks
+        found = buffer.view(g * blocks, self.block * w).index_select(0, index.flatten())
+        return found.view(g, rows, width * self.block, w).transpose(0, 1).narrow(2, 0, self.n)

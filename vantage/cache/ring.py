@@ -25,7 +25,7 @@ from vantage.cache.facts import (
     side_by_side,
     unlike,
 )
-from vantage.cache.ledger import FixedSizeLedger, Layout, Step
+from vantage.cache.ledger import LastTokensLedger, Layout, Step
 from vantage.cache.moves import BufferWrite, Concatenated, Places, Scatter, Span
 from vantage.errors import BadInput, CacheError
 from vantage.spec.positions import EMPTY, Known, Positions
@@ -54,7 +54,7 @@ class _Mixed:
 
 
 @final
-class Ring(FixedSizeLedger):
+class Ring(LastTokensLedger):
     """A window of ``window`` tokens and ``draft`` more that can be taken back.
 
     Up to draft + 1 tokens at a time are written in place and the view is the ring itself. More are

@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from vantage.cache.codecs import StreamShape
 from vantage.cache.moves import BufferRead
 from vantage.spec.positions import Pair, Positions
+
+
+def as_kept(
+    streams: Sequence[Tensor],
+    shapes: Sequence[StreamShape],
+    buffers: Sequence[Tensor],
+    read: BufferRead,
+    pos: Positions | None,
+    view_pos: Positions,
+) -> tuple[Tensor, ...]:
+    """What a pass brings of each stream, as its buffer keeps it: running ones as sums over the row so far."""
+    kept = []
+    for x, shape, buffer in zip(streams, shapes, buffers, strict=True):
+        x = x.to(shape.dtype)
+        if shape.running:
+            assert pos is not None, "a sum over a row asks which places are filled"
+            x = summed(x, pos) + last_sum(buffer, read, x, pos.against(view_pos))
+        kept.append(x)
+    return tuple(kept)
 
 
 def summed(x_BGTw: Tensor, pos: Positions) -> Tensor:

@@ -25,7 +25,7 @@ from vantage.cache.facts import (
     side_by_side,
     unlike,
 )
-from vantage.cache.ledger import FixedSizeLedger, Layout, Step
+from vantage.cache.ledger import LastTokensLedger, Layout, Step
 from vantage.cache.moves import Concatenated, HeadScatter, Span
 from vantage.cache.policies import POLICIES, Entries, Policy
 from vantage.errors import BadInput, CacheError, Refused
@@ -59,7 +59,7 @@ class _Pass:
 
 
 @final
-class Selective(FixedSizeLedger):
+class Selective(LastTokensLedger):
     """``heads``: how many key/value heads decide for themselves what they keep; 1: they decide together.
 
     ``draft`` tokens can be taken back where the rule is a window. In every row the order goes on by one.

@@ -13,7 +13,7 @@ from vantage.cache.dump import damaged
 from vantage.cache.grouped import Grouped
 from vantage.cache.ledger import Ledger, Step
 from vantage.cache.moves import BlockCopies, Copied, Packing, Scatter
-from vantage.cache.running import last_sum, summed
+from vantage.cache.running import as_kept
 from vantage.errors import BadInput, CacheError
 from vantage.spec.positions import Positions
 
@@ -86,23 +86,24 @@ class Store:
 
     def extend(self, places: int, copies: BlockCopies | None, tokens: int, path: str) -> None:
         """Room for so many tokens that a kernel will write, outside any pass."""
-        if self._waiting is not None:
-            self.settle()
-        if places > self._places:
-            self._grow(places)
+        self.reserve(places)
         self._count(tokens, path)
         if copies is not None:
             for buffer in self._buffers:
                 copies.run(buffer)
 
+    def reserve(self, places: int) -> None:
+        """Have so many places, so that what comes next finds the buffers where they will be."""
+        if self._waiting is not None:
+            self.settle()
+        if places > self._places:
+            self._grow(places)
+
     def _open(self, step: Step) -> list[Tensor]:
         if step is self._last:
             raise CacheError("these positions were appended here before: make new Positions for every pass")
         assert step.write is not None, "a step that only looks cannot write"
-        if self._waiting is not None:
-            self.settle()
-        if step.places > self._places:
-            self._grow(step.places)
+        self.reserve(step.places)
         self._last = step
         return self._buffers
 
@@ -157,16 +158,11 @@ class Store:
         self.paths[path] = self.paths.get(path, 0) + tokens
 
     def _sums(self, step: Step, streams: Sequence[Tensor], pos: Positions | None) -> tuple[Tensor, ...]:
-        own = []
-        for x, shape, buffer in zip(streams, self.streams, self._beside, strict=True):
-            x = x.to(shape.dtype)
-            if shape.running:
-                assert pos is not None, "a sum over a row asks which places are filled"
-                if isinstance(step.write, Copied):  # the sum before may stand in a block that moves with this write
+        if isinstance(step.write, Copied):  # the sum before may stand in a block that moves with this write
+            for buffer, shape in zip(self._beside, self.streams, strict=True):
+                if shape.running:
                     step.write.copies.run(buffer)
-                x = summed(x, pos) + last_sum(buffer, step.read, x, pos.against(step.view_pos))
-            own.append(x)
-        return tuple(own)
+        return as_kept(streams, self.streams, self._beside, step.read, pos, step.view_pos)
 
     def read(self, step: Step) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """What a step shows: keys, values and streams."""

@@ -19,7 +19,19 @@ SAMPLING = (
 )
 
 # as the registry has them, which imports torch
-CACHE_KINDS = "contiguous", "ring", "paged", "quantised", "low-bit", "kivi", "sinks", "heavy-hitters", "tova", "snapkv"
+CACHE_KINDS = (
+    "contiguous",
+    "ring",
+    "paged",
+    "static",
+    "quantised",
+    "low-bit",
+    "kivi",
+    "sinks",
+    "heavy-hitters",
+    "tova",
+    "snapkv",
+)
 
 
 def add_sampling(parser: argparse.ArgumentParser, temperature: float = 0.0) -> argparse._ArgumentGroup:

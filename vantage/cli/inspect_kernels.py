@@ -1,4 +1,4 @@
-"""``vantage inspect kernels``: which kernel each layer runs, and what keeps the others from it."""
+"""``vantage inspect kernels``: which kernel each layer runs, which way a step runs, and what keeps the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = what.add_parser(
         "kernels",
         help="which kernel each layer runs, and why not another",
-        description="Which kernel each layer runs in one pass, and what keeps the others from it. Nothing is computed.",
+        description="Which kernel each layer runs in one pass, which way a step with a cache runs (lowered, a graph of "
+        "the modules, or module by module), and what keeps the others from it. Nothing is computed.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -44,15 +45,18 @@ def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_model(args.model, args.adapter)
-    from vantage.inspect.kernels import kernel_choices
+    from vantage.inspect.kernels import kernel_choices, step_kernel
 
+    model = load_model(args.model, args.dtype, adapter=args.adapter)  # packed weights cannot be asked
     choices = kernel_choices(
-        load_model(args.model, args.dtype, adapter=args.adapter),  # packed weights cannot be asked
+        model,
         context=args.context,
         batch=args.batch,
         device=args.device,
         train=args.train,
     )
+    if not args.train:
+        choices.append(step_kernel(model, args.device))
     if args.json:
         print(json.dumps([asdict(choice) for choice in choices], ensure_ascii=False))
         return 0

@@ -20,9 +20,12 @@ from vantage.errors import Refused
 from vantage.inspect.sites import Site, sites_of
 from vantage.kernels import chooser, explain
 from vantage.model import Model
+from vantage.model.lowered.choice import step_choice
 from vantage.model.packed import PackedLinear
 from vantage.spec.parts import Attended, Context, Kernel, Need, View
 from vantage.spec.positions import Pair, Positions
+
+STEP = "a step with a cache"
 
 
 @final
@@ -98,6 +101,12 @@ def kernel_choices(
         for handle in handles:
             handle.remove()
     return choices
+
+
+def step_kernel(model: Model, device: str | None = None) -> KernelChoice:
+    """Which way a step with a cache runs, in the place of a kernel."""
+    way = step_choice(model, device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return KernelChoice(STEP, way.name, way.others)
 
 
 def _fake(x: Any, device: str, dtype: torch.dtype | None, train: bool) -> Tensor:

@@ -109,6 +109,8 @@ class Experts:
 
 
 class _Experts(nn.Module):
+    asks_host = "which tokens go to an expert is read by the host"
+
     def __init__(self, config: Experts, width: int):
         super().__init__()
         self.weigh_input, self.scale, self.k = config.weigh_input, config.scale, config.router.k

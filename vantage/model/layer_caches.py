@@ -7,7 +7,7 @@ from typing import final
 
 import torch
 
-from vantage.cache import LayerPlan, ModelCache, NoCache, no_caches
+from vantage.cache import LayerPlan, NoCache, no_caches
 from vantage.spec.masks import Everything
 from vantage.spec.model import ModelSpec
 from vantage.spec.parts import Cache
@@ -36,13 +36,16 @@ class LayerCaches:
             self._kept[how] = no_caches(self._spec, kv_dtype, dtype)
         return self._kept[how], self._no_cross
 
-    def of(self, cache: ModelCache) -> tuple[Sequence[Cache], Sequence[Cache]]:
-        """One for each layer that keeps something, wanted by the layer's number."""
-        own, across = iter(cache.layers), iter(cache.cross)
-        layers, every = self._spec.layers, cache.layers
-        if len(every) < len(layers):
+    def of(self, kept: Sequence[Cache], cross: Sequence[Cache] = ()) -> tuple[Sequence[Cache], Sequence[Cache]]:
+        """From one for each layer that keeps something to one for each layer."""
+        layers, every = self._spec.layers, kept
+        if len(kept) < len(layers):
+            own = iter(kept)
             every = [_next(own, layer.source is None) for layer in layers]
-        return every, [_next(across, layer.cross is not None) for layer in layers] if cache.cross else self._no_cross
+        if not cross:
+            return every, self._no_cross
+        across = iter(cross)
+        return every, [_next(across, layer.cross is not None) for layer in layers]
 
 
 def _next(caches: Iterator[Cache], some: bool) -> Cache:

@@ -22,7 +22,7 @@ from vantage.model.pass_inputs import check_images, check_mask, check_source, de
 from vantage.model.pooling import NoPooler
 from vantage.spec.images import ImageTokens
 from vantage.spec.model import ModelKind, ModelSpec
-from vantage.spec.parts import Attended, Context, EncoderOutput, Kernel, Need, View
+from vantage.spec.parts import Attended, Cache, Context, EncoderOutput, Kernel, Need, View
 from vantage.spec.positions import Positions
 from vantage.spec.sampling import PendingSteps, RowChoice
 
@@ -144,9 +144,11 @@ class Model(nn.Module):
         holds it, leave it out. A model of images takes those (B, C, H, W) in the place of tokens; ``images`` are those
         in a text, as ``model.vision`` gives them.
         """
+        if cache is not None and torch.compiler.is_compiling():
+            return self._compiled(tokens, cache, positions, mask, length, source, types, images)
         plain = mask is None and source is None and types is None and images is None
         if cache is not None and tokens.shape[-1] == 1 and plain:
-            step = self._step_on_gpu(tokens, positions, cache, length)
+            step = self.step_on_gpu(tokens, positions, cache, length)
             if step is not None:
                 return step
         hidden = self.hidden(
@@ -161,6 +163,37 @@ class Model(nn.Module):
         )
         logits = self.whole_steps.logits(hidden)
         return self.head(hidden) if logits is None else logits
+
+    def _compiled(
+        self,
+        tokens: Tensor,
+        cache: ModelCache,
+        positions: Positions | Tensor | None,
+        mask: Tensor | None,
+        length: int | None,
+        source: Tensor | EncoderOutput | None,
+        types: Tensor | None,
+        images: ImageTokens | None,
+    ) -> Tensor:
+        """With a cache under a compiler, which sees what is computed of a step and nothing of where it stands."""
+        from vantage.model.compiled_step import close_step, open_step
+
+        step = open_step(
+            self,
+            tokens,
+            cache,
+            positions=positions,
+            mask=mask,
+            length=length,
+            source=source,
+            types=types,
+            images=images,
+        )
+        if isinstance(step, Tensor):
+            return step
+        logits = step.run(self, tokens)
+        close_step(cache)
+        return logits
 
     def hidden(
         self,
@@ -290,7 +323,7 @@ class Model(nn.Module):
             cache.belongs_to(self._owner)
         return self.whole_steps.steps_ahead(self, tokens, caches, steps, choices)
 
-    def _step_on_gpu(
+    def step_on_gpu(
         self, tokens: Tensor, positions: Positions | Tensor | None, cache: ModelCache, length: int | None
     ) -> Tensor | None:
         """The logits of a step that runs as a graph, where it does."""
@@ -312,8 +345,8 @@ class Model(nn.Module):
         block: int | None = None,
         draft: int | None = None,
     ) -> ModelCache:
-        """An empty cache for ``batch`` rows: "contiguous", "ring", "paged", "quantised", "kivi", "sinks",
-        "heavy-hitters", "tova", "snapkv", an object such as ``vt.SinkCache(4, 256)``, or a kind of your own.
+        """An empty cache for ``batch`` rows: "contiguous", "ring", "paged", "static", "quantised", "kivi",
+        "sinks", "heavy-hitters", "tova", "snapkv", an object such as ``vt.SinkCache(4, 256)``, or a kind of your own.
 
         ``capacity`` fixes its size in tokens (default: it grows). ``length`` declares how long the
         context may become, for RoPE rules that depend on it; it holds for the cache's life. ``draft``
@@ -373,8 +406,12 @@ class Model(nn.Module):
         if cache is None:
             caches = self._layer_caches.without_cache(self.kv_dtype, self.dtype)
         else:
-            caches = self._layer_caches.of(cache)
+            caches = self._layer_caches.of(cache.layers, cache.cross)
         return Context(pos, self._choose, *caches, memory=memory, watch=watch, images=images)
+
+    def placed_context(self, pos: Positions, caches: Sequence[Cache]) -> Context:
+        """The same for a step that has been placed: one cache for each layer that keeps something."""
+        return Context(pos, self._choose, *self._layer_caches.of(caches))
 
     def place(
         self,

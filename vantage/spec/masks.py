@@ -247,7 +247,7 @@ class And(Mask):
         return " & ".join(f"({m!r})" if isinstance(m, Or) else repr(m) for m in (self.a, self.b))
 
     def __call__(self, q: Place, k: Place) -> Tensor:
-        return self.a(q, k) & self.b(q, k)
+        return self.a.__call__(q, k) & self.b.__call__(q, k)
 
     def simplified(self, q: Positions, k: Positions) -> Mask:
         return _both(self.a.simplified(q, k), self.b.simplified(q, k))
@@ -274,7 +274,7 @@ class Or(Mask):
         return f"{self.a!r} | {self.b!r}"
 
     def __call__(self, q: Place, k: Place) -> Tensor:
-        return self.a(q, k) | self.b(q, k)
+        return self.a.__call__(q, k) | self.b.__call__(q, k)
 
     def simplified(self, q: Positions, k: Positions) -> Mask:
         return _either(self.a.simplified(q, k), self.b.simplified(q, k))
@@ -322,7 +322,12 @@ def windows(mask: Mask) -> list[int]:
 
 def dense(mask: Mask, pair: Pair) -> Tensor:
     """The mask as a bool tensor (R, 1, Tq, Tk), R = 1 where rows agree. Built once per pair."""
-    return pair.once(("dense", mask), lambda: mask(*pair.places()))
+
+    def make() -> Tensor:
+        q, k = pair.places()
+        return mask.__call__(q, k)  # as a method: torch 2.11's compiler cannot call an object that it saw made
+
+    return pair.once(("dense", mask), make)
 
 
 def _in_documents(q: Positions, k: Positions) -> bool:

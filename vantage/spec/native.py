@@ -25,6 +25,18 @@ def no_native_form(part: object) -> CannotLower:
     return CannotLower(f"{type(part).__name__} has no native form")
 
 
+@runtime_checkable
+class AsksHost(Protocol):
+    """A module that reads numbers back from the device to know what to compute: no graph can be captured of it."""
+
+    asks_host: str  # what it reads
+
+
+def asks_host(model: nn.Module) -> str | None:
+    """What the modules of a model read back from the device; ``None``: nothing."""
+    return next((part.asks_host for part in model.modules() if isinstance(part, AsksHost)), None)
+
+
 class HeadColumns(NamedTuple):
     """Heads that stand side by side in a buffer."""
 

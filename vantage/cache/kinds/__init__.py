@@ -30,6 +30,7 @@ CACHES: Registry[CacheKind] = Registry(
         "contiguous",
         "ring",
         "paged",
+        "static",
         "quantised",
         "low_bit",
         "kivi",

@@ -14,23 +14,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vantage.cache import ModelCache, Paged
+from vantage.cache import ModelCache, Paged, Static
 from vantage.cache.codecs import PlainCodec
 from vantage.cache.contiguous import Contiguous
+from vantage.cache.layer_cache import LayerCache
 from vantage.cache.ledger import Layout
 from vantage.cache.stores import Store
 from vantage.kernels.gpu import decode
 from vantage.kernels.gpu.choose import Searches
-from vantage.model.lowered.gpu_program import Turn, lower_for_gpu
+from vantage.model.lowered.gpu_program import GpuProgram, Turn, lower_for_gpu
+from vantage.model.lowered.module_step import ModuleProgram, ModuleStep, uncaptured
 from vantage.model.lowered.step_graph import MOST_AHEAD, GraphShape, Pending, RowPlaces, StepGraph
 from vantage.model.lowered.watch import ModelWatch
+from vantage.spec.native import CannotLower
 from vantage.spec.positions import Positions
 from vantage.spec.sampling import PendingSteps, RowChoice
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # rows that a graph is made for
 LEAST_ANGLES = 4096  # positions of the first tables of rotations
 LEAST_BLOCKS = 64
-GRAPH = "graph"  # how tokens were computed, in a cache's counts
+GRAPH, MODULE_GRAPH = "graph", "graph of modules"  # how tokens were computed, in a cache's counts
 
 
 class GpuSteps:
@@ -38,10 +41,17 @@ class GpuSteps:
 
     def __init__(self, model: Any):
         self._model = model
-        self.program = lower_for_gpu(model)
-        self._watch = ModelWatch(model, self.program.tensors)
+        self.modules: ModuleProgram | None = None  # where the model cannot be lowered
+        try:
+            self.program = lower_for_gpu(model)
+        except CannotLower as why:
+            self.program, self.modules = GpuProgram(dtype=model.dtype), ModuleProgram.of(model, str(why))
+        self.path = GRAPH if self.modules is None else MODULE_GRAPH
+        self.why_not = None if self.modules is None else uncaptured(model)  # why its modules make no graph
+        self._watch = ModelWatch(model, self.program.tensors if self.modules is None else self.modules.tensors)
         self._graphs: dict[GraphShape, StepGraph] = {}
         self._angles: dict[tuple[int, int | None], dict[int, decode.RopeTables]] = {}
+        self._watched_stores: set[int] = set()
         self._last_stores: tuple[list[tuple[weakref.ref[Store], int]], np.ndarray] | None = None
 
     def stale(self) -> bool:
@@ -52,12 +62,20 @@ class GpuSteps:
 
     def takes(self, cache: ModelCache) -> bool:
         """Whether the kernels can read and write this cache where it lies."""
-        layers = [cache.layers[attention.index] for attention in self.program.attentions]
+        if self.modules is not None:
+            return self.why_not is None and self.modules.takes(cache)
+        layers = self._layers(cache)
         plain = all(
             isinstance(layer.store.codec, PlainCodec) and layer.store.codec.dtype is self.program.dtype
             for layer in layers
         )
-        return plain and all(isinstance(ledger, (Contiguous, Paged)) for ledger in cache.ledgers)
+        return plain and all(isinstance(ledger, (Contiguous, Paged, Static)) for ledger in cache.ledgers)
+
+    def _layers(self, cache: ModelCache) -> list[LayerCache]:
+        """Those whose keys and values a step writes."""
+        if self.modules is not None:
+            return list(cache.layers)
+        return [cache.layers[attention.index] for attention in self.program.attentions]
 
     # ---- steps
 
@@ -67,14 +85,15 @@ class GpuSteps:
         if layouts is None or pos.known.pos is None:
             return None
         places = [RowPlaces(one.held, one.blocks, one.block, one.gone) for one in layouts]
+        steps, layers = {ledger: ledger.place(pos) for ledger in cache.ledgers}, self._layers(cache)
+        for layer in layers:
+            layer.store.reserve(steps[layer.ledger].places)
         graph = self._graph(places, pos.known.pos[1], cache)
         if graph is None:
             return None
-        steps = {ledger: ledger.place(pos) for ledger in cache.ledgers}
         rows = len(tokens_B1)
-        for attention in self.program.attentions:
-            layer = cache.layers[attention.index]
-            layer.store.enter(steps[layer.ledger], rows, GRAPH)
+        for layer in layers:
+            layer.store.enter(steps[layer.ledger], rows, self.path)
         graph.place(places, self._stores(cache))
         graph.set_positions(pos.pos[:, 0])
         graph.tokens[:rows].copy_(tokens_B1[:, 0])
@@ -95,9 +114,9 @@ class GpuSteps:
         """
         one = caches[0]
         able = steps <= MOST_AHEAD and all(cache.extensible and cache.batch == 1 for cache in caches)
-        if not able or not self.takes(one):
+        if not able or not self.takes(one) or (len(caches) > 1 and not all(layer.store.pooled for layer in one.layers)):
             return None
-        extensions = [cache.extend(steps, GRAPH) for cache in caches]
+        extensions = [cache.extend(steps, self.path) for cache in caches]
         places = [_side_by_side([row[i].layout for row in extensions]) for i in range(len(one.ledgers))]
         first = [row[0].first + held for row, held in zip(extensions, places[0].held, strict=True)]
         graph = self._graph(places, max(first) + steps - 1, one)
@@ -120,19 +139,55 @@ class GpuSteps:
     def _graph(self, places: Sequence[RowPlaces], last: int, cache: ModelCache) -> StepGraph | None:
         """The graph for these rows, up to this position."""
         rows = next((n for n in BUCKETS if n >= len(places[0].held)), None)
+        if self.modules is not None and any(place.blocks is None for place in places):
+            rows = len(places[0].held)  # buffers have so many rows
         if rows is None or not self._within(last, cache.length):
             return None
         ledgers = list(cache.ledgers)
-        attentions = self.program.attentions
-        which = tuple(ledgers.index(cache.layers[step.index].ledger) for step in attentions)
+        layers, turning = self._layers(cache), any(a.turn for a in self.program.attentions)
+        which = tuple(ledgers.index(layer.ledger) for layer in layers)
         widest = max((len(row) for place in places for row in place.blocks or ()), default=1)
         table = _at_least(widest, LEAST_BLOCKS) if any(place.blocks is not None for place in places) else 1
-        angles = _at_least(last + 1, LEAST_ANGLES) if any(a.turn for a in attentions) else 1
+        angles = _at_least(last + 1, LEAST_ANGLES) if turning or self.modules is not None else 1
         blocks = tuple(0 if place.blocks is None else place.block for place in places)
         shape = GraphShape(rows, which, blocks, table, angles, cache.length)
+        if self.modules is not None:
+            return self._module_graph(shape, layers)
         if shape not in self._graphs:
             self._graphs[shape] = StepGraph(self._model, self.program, shape, self._rotations(angles, cache.length))
         return self._graphs[shape]
+
+    def _module_graph(self, shape: GraphShape, layers: Sequence[LayerCache]) -> StepGraph | None:
+        """The graph of the modules over these very buffers; ``None``, and why for good, where it cannot be made."""
+        shape = shape._replace(stores=tuple((id(layer.store), layer.store.version) for layer in layers))
+        if shape not in self._graphs:
+            step = ModuleStep(self._model, layers, shape.ledgers, shape.angles - 1, shape.length)
+            try:
+                graph = StepGraph(self._model, self.program, shape, {}, step)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                self.why_not = f"its step cannot be captured: {str(error).splitlines()[0]}"
+                return None
+            self._forget_others(layers)
+            self._graphs[shape] = graph
+        return self._graphs[shape]
+
+    def _forget_others(self, layers: Sequence[LayerCache]) -> None:
+        """Let go of graphs over buffers that this store has given up, and of all of them when it goes."""
+        store, version = layers[0].store, layers[0].store.version
+        own = id(store)
+        old = [shape for shape in self._graphs if shape.stores[0][0] == own and shape.stores[0][1] != version]
+        for shape in old:
+            del self._graphs[shape]
+        if own not in self._watched_stores:
+            self._watched_stores.add(own)
+            weakref.finalize(store, _forget_store, weakref.ref(self), own)
+
+    def forget_store(self, own: int) -> None:
+        self._watched_stores.discard(own)
+        for shape in [shape for shape in self._graphs if shape.stores and shape.stores[0][0] == own]:
+            del self._graphs[shape]
 
     def _within(self, last: int, length: int | None) -> bool:
         """Whether the model has this position; what lies beyond is refused elsewhere, in words."""
@@ -148,7 +203,8 @@ class GpuSteps:
             return None
         # rows of unequal length may each be a plain run
         run = all(layout.run for layout in layouts) or pos.known.pos == pos.known.order
-        return layouts if run or all(step.scores.slopes is None for step in self.program.attentions) else None
+        reads_none = self.modules is None and all(step.scores.slopes is None for step in self.program.attentions)
+        return layouts if run or reads_none else None
 
     def _stores(self, cache: ModelCache) -> np.ndarray:
         """Where every layer's keys and values are. Mostly that is where they were."""
@@ -158,6 +214,7 @@ class GpuSteps:
             for (ref, version), store in zip(self._last_stores[0], now, strict=True)
         ):
             numbers = np.array([decode.store_numbers(*store.tensors) for store in now], dtype=np.int64)
+            numbers = numbers.reshape(-1, decode.ADDRESS)
             self._last_stores = [(weakref.ref(store), store.version) for store in now], numbers
         return self._last_stores[1]
 
@@ -171,6 +228,11 @@ class GpuSteps:
                     tables[id(turn.tables)] = _rotation(turn, where)
             self._angles[positions, length] = tables
         return self._angles[positions, length]
+
+
+def _forget_store(steps: weakref.ref[GpuSteps], own: int) -> None:
+    if (alive := steps()) is not None:
+        alive.forget_store(own)
 
 
 def _searches(choices: Sequence[RowChoice]) -> Searches:

@@ -21,6 +21,7 @@ from vantage.model.lowered.gpu_program import (
     NormStep,
     ScaleStep,
 )
+from vantage.model.lowered.module_step import ModuleStep
 from vantage.spec.native import NormForm
 from vantage.spec.positions import Known, Positions
 from vantage.spec.sampling import Chosen, RowChoice
@@ -57,6 +58,7 @@ class GraphShape(NamedTuple):
     table: int  # blocks of a row
     angles: int  # positions of the tables of rotations
     length: int | None
+    stores: tuple[tuple[int, int], ...] = ()  # which buffers, where the modules themselves run
 
 
 class RowPlaces(NamedTuple):
@@ -71,8 +73,16 @@ class RowPlaces(NamedTuple):
 class StepGraph:
     """One step for so many rows over buffers of its own, captured where there is a GPU."""
 
-    def __init__(self, model: Any, program: GpuProgram, shape: GraphShape, rotations: dict[int, decode.RopeTables]):
+    def __init__(
+        self,
+        model: Any,
+        program: GpuProgram,
+        shape: GraphShape,
+        rotations: dict[int, decode.RopeTables],
+        modules: ModuleStep | None = None,
+    ):
         self._model, self._program, self._shape, self._rotations = model, program, shape, rotations
+        self._modules = modules  # instead of the program's steps
         device, rows = model.device, shape.rows
         self._device = device
         with torch.inference_mode(False), torch.no_grad():  # its buffers serve callers in both modes
@@ -100,10 +110,10 @@ class StepGraph:
         ]
         settings, uniforms = floats[: 3 * rows].view(rows, 3), floats[3 * rows :].view(MOST_AHEAD, rows)
         self._choices = choose.Choices.over(settings, top_k, uniforms, taken)
-        self._stores = torch.zeros((len(shape.ledgers), decode.ADDRESS), dtype=torch.int64, device=device)
+        self._stores = torch.zeros((len(program.attentions), decode.ADDRESS), dtype=torch.int64, device=device)
         self._numbers: np.ndarray | None = None
         self._buffers = [torch.empty((rows, width), dtype=program.dtype, device=device) for width in program.widths]
-        self.logits = torch.zeros((rows, program.widths[program.out]), dtype=torch.float32, device=device)
+        self.logits = torch.zeros((rows, self._model.spec.vocab), dtype=torch.float32, device=device)
         processors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 4
         self._workspaces: dict[tuple[int, int, int], decode.Workspace] = {}
         for step in program.attentions:
@@ -153,6 +163,7 @@ class StepGraph:
                 gone.numpy()[:used] = place.gone
                 for line, blocks in zip(table.numpy(), place.blocks, strict=False):
                     line[: len(blocks)] = blocks
+                    line[len(blocks) :] = 0  # the block that nobody owns, whose numbers are numbers
         end = len(ints) - rows
         if tokens is not None:
             ints[end : end + used] = tokens
@@ -226,6 +237,9 @@ class StepGraph:
         return graph.replay
 
     def _step(self) -> None:
+        if self._modules is not None:
+            self.logits.copy_(self._modules.logits(self.tokens, self.held, self.pos, self._row_states))
+            return
         model, rows = self._model, self._shape.rows
         pos = self.pos[:, None].to(torch.int64)
         where = Positions(pos, pos, known=Known(pos=(0, 0), order=(0, 0), counts=(1,) * rows, empty=False))

@@ -143,7 +143,7 @@ class WholeSteps:
         )
 
     def runs_on_gpu(self, model: Any) -> bool:
-        """Whether this model's steps could be graphs: it is on a GPU, and every part has a form there."""
+        """Whether this model's steps could be graphs: it is on a GPU, and its parts are lowered or can be captured."""
         if model.device.type != "cuda" or self._kernel != "auto" or torch.is_grad_enabled() or model.training:
             return False
         if torch.compiler.is_compiling() or self.watcher is not None:
@@ -152,7 +152,7 @@ class WholeSteps:
             self._gpu = None
         if self._gpu is None and self._why_not_on_gpu is None:
             self._lower_for_gpu(model)
-        return self._gpu is not None and not self._gpu.watched()
+        return self._gpu is not None and self._gpu.why_not is None and not self._gpu.watched()
 
     def _ready_on_gpu(self, model: Any, cache: ModelCache) -> GpuSteps | None:
         return self._gpu if self.runs_on_gpu(model) and self._gpu is not None and self._gpu.takes(cache) else None
