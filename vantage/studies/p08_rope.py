@@ -53,8 +53,8 @@ class RopeFromZero:
 
 
 class _RotationFromZero(Rotation):
-    def turn(self, x_BHTd: Tensor, pos: Positions) -> Tensor:
-        return super().turn(x_BHTd, Positions.arange(*pos.shape))
+    def tables(self, pos: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return super().tables(Positions.arange(*pos.shape, device=pos.device), dtype)
 
 
 @dataclass(frozen=True)
