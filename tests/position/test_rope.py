@@ -451,9 +451,9 @@ def test_queries_and_keys_in_one_pass(back: bool, pairing: str, dim: int, width:
         cos, sin = turns(positions, torch.rand(width // 2, device=device), 1.0, pairing, dtype)
         x = torch.randn(2, 77, 5 * dim, device=device).to(dtype)
         q, k = (part.unflatten(-1, (-1, dim)).transpose(1, 2) for part in x.split((3 * dim, 2 * dim), -1))
-        for given in ((q, k), (k, q), (q.contiguous(), k), (q,)):
-            got = rope.turned(given, cos, sin, pairing, back=back)
-            for one, out in zip(given, got, strict=True):
+        for xs in ((q, k), (k, q), (q.contiguous(), k), (q,)):
+            got = rope.turned(xs, cos, sin, pairing, back=back)
+            for one, out in zip(xs, got, strict=True):
                 wide = one.double().requires_grad_()
                 wanted = by_hand(wide, cos.double(), sin.double(), pairing)
                 if back:
