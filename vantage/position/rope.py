@@ -275,8 +275,8 @@ class _TurnBoth(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride] (as wrapped)
         from vantage.position.gpu.rope import turned
 
-        wanted = [grad for grad in grads if grad is not None]
-        back = iter(turned(wanted, *ctx.saved_tensors, ctx.pairing, back=True) if wanted else ())
+        (cos, sin), wanted = ctx.saved_tensors, [grad for grad in grads if grad is not None]
+        back = iter(turned(wanted, cos, sin, ctx.pairing, back=True) if wanted else ())
         return *(None if grad is None else next(back) for grad in grads), None, None, None
 
 

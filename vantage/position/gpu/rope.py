@@ -16,9 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 Kernel = Any  # triton's: indexed by its grid, then called
-TILE = 2048  # pairs of numbers in one program
+TILE = 1024  # pairs of numbers in one program
 MOST_HEADS = 16  # of one program
-WARPS = 4
+WARPS = 2
 
 
 @triton.jit
