@@ -97,6 +97,8 @@ class Rotation(nn.Module):
         return self.turn(k_BGTd, pos)
 
     def query_and_key(self, q_BHTd: Tensor, k_BGTd: Tensor, pos: Positions) -> tuple[Tensor, Tensor]:
+        if not in_one_launch(q_BHTd, k_BGTd):
+            return self.query(q_BHTd, pos), self.key(k_BGTd, pos)
         return rotate_both(q_BHTd, k_BGTd, *self.tables(pos, q_BHTd.dtype), self.config.pairing)
 
     def turn(self, x_BHTd: Tensor, pos: Positions) -> Tensor:
@@ -206,13 +208,16 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
     return rotate_by(x, cos, sin, pairing)
 
 
-def rotate_both(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> tuple[Tensor, Tensor]:
-    """Queries and keys of the same tokens, turned alike: on a GPU in one pass over both."""
+def in_one_launch(q: Tensor, k: Tensor) -> bool:
+    """Whether ``rotate_both`` can take both at once: on a GPU, outside of vmap and its like."""
     together = _in_one_pass(q) and _in_one_pass(k) and q.dtype == k.dtype
-    if together and not torch._C._are_functorch_transforms_active():
-        turned: tuple[Tensor, Tensor] = _TurnBoth.apply(q, k, cos, sin, pairing)
-        return turned
-    return rotate(q, cos, sin, pairing), rotate(k, cos, sin, pairing)
+    return together and not torch._C._are_functorch_transforms_active()
+
+
+def rotate_both(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> tuple[Tensor, Tensor]:
+    """Queries and keys of the same tokens, turned alike."""
+    turned: tuple[Tensor, Tensor] = _TurnBoth.apply(q, k, cos, sin, pairing)
+    return turned
 
 
 def _in_one_pass(x: Tensor) -> bool:
