@@ -135,7 +135,7 @@ def _refuses_places(need: Need, q: Tensor, view: View) -> str | None:
         flags = mask_flags(need.mask)
         if flags is None or not flags.segments or not square:
             return "the cudnn kernel has documents in one pass that see themselves alone"
-        if known.documents is None:
+        if known.documents is None or torch.compiler.is_compiling():
             return "the cudnn kernel needs documents one behind the other, and a host that knows how many"
         if need.sinks is not None:
             return "cuDNN has no gradient of sinks over documents"
@@ -174,14 +174,14 @@ def _stands_last(flags: MaskFlags, pair: Pair) -> bool:
 
 
 def _rounded(at: Positions) -> tuple[int, int] | None:
-    """How many documents and how long at most, as powers of two: so plans are few. A length that is no multiple of 128
-    gave wrong gradients in cuDNN 9.19. (0, 0): there are none."""
+    """How many documents and how long at most, rounded up so that plans are few. (0, 0): there are none."""
     if at.segment is None:
         return 0, 0
     if at.known.documents is None:
         return None
     count, longest = at.known.documents
-    return 1 << (count - 1).bit_length(), max(128, 1 << (longest - 1).bit_length())
+    step = max(128, (1 << (longest - 1).bit_length()) // 8)  # at most four lengths between two powers of two
+    return 1 << (count - 1).bit_length(), -(-longest // step) * step
 
 
 def _laid_out(x: Tensor, *, packed: bool) -> Tensor:
@@ -217,7 +217,7 @@ def _documents(pair: Pair, most: int, longest: int, strides: tuple[int, ...]) ->
 
 def document_starts(at: Positions, most: int) -> tuple[Tensor, Tensor]:
     """(most + 1) and (most): the first token of each document, counted over all rows, and its length; without a word
-    from the device."""
+    from the device. The longest come first: short ones then fill what is left of a GPU at the end."""
     assert at.segment is not None
     filled = at.filled.flatten()
     first = filled & (at.order == at.segment).flatten()
@@ -228,7 +228,8 @@ def document_starts(at: Positions, most: int) -> tuple[Tensor, Tensor]:
     lengths.scatter_add_(0, torch.where(filled, which, none), filled.int())
     end = torch.where(filled, place + 1, 0).amax()
     starts = end.repeat(most + 1).scatter_(0, torch.where(first, which, none), torch.where(first, place, end))
-    return starts, lengths[:most]
+    lengths, by_length = lengths[:most].sort(descending=True, stable=True)
+    return torch.cat((starts[by_length], starts[most:])), lengths
 
 
 ENTRY = Entry(

@@ -46,12 +46,20 @@ def attend_back(
     if grad.stride() != out.stride():  # offsets of documents are the output's, and plans are few
         grad = torch.empty_like(out).copy_(grad)
     given = {"q": q, "k": k, "v": v, "o": out, "dO": grad, "stats": stats, **grads}
+    if how.documents:  # in strides cuDNN 9.19 gave wrong gradients of queries and keys: side by side, as theirs are
+        given |= {name: torch.empty_like(given[f"d{name}"]).copy_(given[name]) for name in _strided(given)}
     given |= _small(given, tensors)
+    if how.documents:
+        given |= {f"{name}_offsets": given[f"d{name}_offsets"] for name in "qkv"}
     d_sinks = q.new_zeros(1, q.shape[1], 1, 1, dtype=torch.float32)
     if tensors[0] is not None:
         given["d_sinks"] = d_sinks
     execute(planned("backward", given, how, scale), given)
     return *grads.values(), d_sinks.flatten()  # pyright: ignore[reportReturnType] (three gradients)
+
+
+def _strided(given: dict[str, Tensor]) -> list[str]:
+    return [name for name in "qkv" if given[name].stride() != given[f"d{name}"].stride()]
 
 
 def _small(given: dict[str, Tensor], tensors: list[Tensor | None]) -> dict[str, Tensor]:

@@ -19,19 +19,21 @@ Kernel = Any  # triton's: indexed by its grid, then called
 TILE = 1024  # pairs of numbers in one program
 MOST_HEADS = 16  # of one program
 WARPS = 2
+EVICT = ""  # what is read is not read again
 
 
 @triton.jit
 def _pairs(
-    x, at, column, inside, half, ROWS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, ADJACENT: tl.constexpr
-):
+    x, at, column, inside, half, ROWS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, ADJACENT: tl.constexpr,
+    EVICT: tl.constexpr,
+):  # fmt: skip
     """The first and second members of all pairs, in float32; ``at``: where a head begins."""
     if ADJACENT:
-        both = tl.load(x + at + column, mask=inside).to(tl.float32)
+        both = tl.load(x + at + column, mask=inside, eviction_policy=EVICT).to(tl.float32)
         a, b = tl.split(tl.reshape(both, [ROWS, HEADS, HALF, 2]))
     else:
-        a = tl.load(x + at + column, mask=inside).to(tl.float32)
-        b = tl.load(x + at + half + column, mask=inside).to(tl.float32)
+        a = tl.load(x + at + column, mask=inside, eviction_policy=EVICT).to(tl.float32)
+        b = tl.load(x + at + half + column, mask=inside, eviction_policy=EVICT).to(tl.float32)
     return a, b
 
 
@@ -39,7 +41,7 @@ def _pairs(
 def _turn_heads(
     x, out, cos, sin, batch, token, first, heads, length, half, rest, xb, xh, xt, ob, oh, ot, cb, ct, sb, st,
     BACK: tl.constexpr, ADJACENT: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
-    REST: tl.constexpr,
+    REST: tl.constexpr, EVICT: tl.constexpr,
 ):  # fmt: skip
     """Some heads of some tokens: both members of a pair are read once, and each is written with its partner's share."""
     SPAN: tl.constexpr = 2 * HALF if ADJACENT else HALF  # numbers that are loaded together
@@ -47,13 +49,13 @@ def _turn_heads(
     head = (first + tl.arange(0, HEADS)[None, :, None]).to(tl.int64)
     wide = 2 * half if ADJACENT else half
     filled = (token < length) & (column < wide)
-    cos_a, cos_b = _pairs(cos, batch * cb + token * ct, column, filled, half, ROWS, 1, HALF, ADJACENT)
-    sin_a, sin_b = _pairs(sin, batch * sb + token * st, column, filled, half, ROWS, 1, HALF, ADJACENT)
+    cos_a, cos_b = _pairs(cos, batch * cb + token * ct, column, filled, half, ROWS, 1, HALF, ADJACENT, "")
+    sin_a, sin_b = _pairs(sin, batch * sb + token * st, column, filled, half, ROWS, 1, HALF, ADJACENT, "")
     if BACK:
         sin_a, sin_b = sin_b, sin_a
     inside = filled & (head < heads)
     at, to = batch * xb + token * xt + head * xh, batch * ob + token * ot + head * oh
-    a, b = _pairs(x, at, column, inside, half, ROWS, HEADS, HALF, ADJACENT)
+    a, b = _pairs(x, at, column, inside, half, ROWS, HEADS, HALF, ADJACENT, EVICT)
     turned_a, turned_b = a * cos_a + b * sin_a, b * cos_b + a * sin_b
     if ADJACENT:
         both = tl.reshape(tl.join(turned_a, turned_b), [ROWS, HEADS, SPAN])
@@ -72,7 +74,7 @@ def turn(
     q, k, q_out, k_out, cos, sin, q_heads, k_heads, length, half, rest, blocks, q_groups, groups,
     qb, qh, qt, kb, kh, kt, qob, qoh, qot, kob, koh, kot, cb, ct, sb, st,
     BACK: tl.constexpr, ADJACENT: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
-    REST: tl.constexpr,
+    REST: tl.constexpr, EVICT: tl.constexpr,
 ):  # fmt: skip
     """A program has some tokens and some heads, of the queries or of the keys. Those of one token are neighbours."""
     program = tl.program_id(0)
@@ -82,12 +84,12 @@ def turn(
     if group < q_groups:
         _turn_heads(
             q, q_out, cos, sin, batch, token, group * HEADS, q_heads, length, half, rest, qb, qh, qt, qob, qoh, qot,
-            cb, ct, sb, st, BACK, ADJACENT, ROWS, HEADS, HALF, REST,
+            cb, ct, sb, st, BACK, ADJACENT, ROWS, HEADS, HALF, REST, EVICT,
         )  # fmt: skip
     else:
         _turn_heads(
             k, k_out, cos, sin, batch, token, (group - q_groups) * HEADS, k_heads, length, half, rest, kb, kh, kt,
-            kob, koh, kot, cb, ct, sb, st, BACK, ADJACENT, ROWS, HEADS, HALF, REST,
+            kob, koh, kot, cb, ct, sb, st, BACK, ADJACENT, ROWS, HEADS, HALF, REST, EVICT,
         )  # fmt: skip
 
 
@@ -112,6 +114,6 @@ def turned(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, pairing: str, *, back
         kernel[(B * blocks * (q_groups + k_groups),)](
             xs[0], xs[-1], outs[0], outs[-1], cos, sin, H, G, T, half, rest, blocks, q_groups, q_groups + k_groups,
             *strides, *tables, BACK=back, ADJACENT=pairing == "adjacent", ROWS=rows, HEADS=heads,
-            HALF=wide, REST=triton.next_power_of_2(rest) if rest else 0, num_warps=WARPS,
+            HALF=wide, REST=triton.next_power_of_2(rest) if rest else 0, EVICT=EVICT, num_warps=WARPS,
         )  # fmt: skip
     return outs
