@@ -22,6 +22,7 @@ from vantage.spec.registry import Entry
 
 SHORTEST = 512  # queries from which on a plan is worth its time
 PAYS_AFTER = 5e14  # operations in which a plan of 0.2 s is won back: 450 and 560 TFLOP/s, fused and planned
+MOST_SHAPES = 64  # that are planned for
 WIDEST = 256  # of a head
 OLDEST = 91_900  # version of cuDNN that was tried
 
@@ -33,7 +34,7 @@ class Cudnn:
     name = "cudnn"
 
     def __init__(self) -> None:
-        self.shapes = RecurringShapes(PAYS_AFTER)
+        self.shapes = RecurringShapes(PAYS_AFTER, plans=MOST_SHAPES)
         self.elsewhere = Fused()
 
     def auto(self, device: str) -> bool:
@@ -51,10 +52,8 @@ class Cudnn:
     def yields(self, need: Need, q: Tensor, view: View) -> bool:
         """Where a row is short, or nobody knows that its shape comes again."""
         T, S = q.shape[2], view.k.shape[2]
-        if T < SHORTEST:
+        if T < SHORTEST or torch.compiler.is_compiling():  # nobody counts passes in compiled code
             return True
-        if torch.compiler.is_compiling():  # what is compiled for comes again, if it is trained on
-            return not torch.is_grad_enabled()
         flags = mask_flags(need.mask)
         assert flags is not None, "a mask that was not refused"
         documents = _rounded(view.pos)

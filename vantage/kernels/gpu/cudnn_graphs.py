@@ -12,7 +12,7 @@ from torch import Tensor
 
 cudnn: Any = importlib.import_module("cudnn")  # it has no types
 
-MOST_PLANS = 64  # that are kept for one device: what has not run for longest is forgotten
+MOST_PLANS = 256  # that are kept: what has not run for longest is forgotten
 TYPES = {
     torch.bfloat16: cudnn.data_type.BFLOAT16,
     torch.float16: cudnn.data_type.HALF,
