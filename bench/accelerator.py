@@ -1,8 +1,10 @@
 """``python -m bench.accelerator``: attention with each position encoding on a GPU, beside FlexAttention and cuDNN.
 
-Three contestants in one run: ours (``kernel="auto"``), FlexAttention written by hand, and cuDNN's attention without any
-position, of which every row is a share. Operations count visible pairs only. What layers of a pass share (ranges of
-tiles, masks) is made once and not timed; "first call" is what compiling takes. Results go to ``bench/results``.
+Contestants in one run: ours (``kernel="auto"``) without cuDNN's front end and, where that is installed, with it;
+FlexAttention written by hand; and cuDNN's attention without any position, of which every row is a share. Operations
+count visible pairs only. What layers of a pass share (ranges of tiles, masks) is made once and not timed. Every shape
+has come in enough passes that plans are made; "first" is what compiling and planning takes. Results go to
+``bench/results``.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,181 +23,117 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vantage.kernels import chooser
-from vantage.position import Fire, Rope, Shaw
-from vantage.spec.forms import DistanceTable, LogDistance, PowerDistance, QueryAndKey, RowTable, Slope
+from bench.accelerator_tasks import (
+    CHUNKS,
+    SIZES,
+    TABLE,
+    TASKS,
+    Inputs,
+    Size,
+    Task,
+    learned,
+    positions_of,
+    visible_pairs,
+)
+from vantage.kernels import chooser, kernel_named
+from vantage.kernels.cudnn import cannot_run
+from vantage.kernels.recurring import PASSES
+from vantage.position import Rope
+from vantage.spec.forms import DistanceTable, LogDistance, Slope
 from vantage.spec.masks import Causal, SameSegment, Window
-from vantage.spec.parts import BiasInputs, Encoding, Need, Pointwise, Shape, View
+from vantage.spec.parts import BiasInputs, Need, Shape, View, chain_both
 from vantage.spec.positions import Positions
 
 RESULTS = Path(__file__).parent / "results"
 CALLS, REPEATS = 10, 3  # between two events, and of those the median
 BACKWARD = 2.5  # operations of the way back, of those forward
-TABLE = 128  # distances of T5
-REACH = 1024
 
 
 @dataclass(frozen=True)
-class Size:
-    batch: int
-    heads: int
-    kv_heads: int
-    length: int
-    width: int
+class Times:
+    """Milliseconds, and those of cuDNN without position in turn with it. nan: not run."""
 
-    @property
-    def name(self) -> str:
-        heads = f"{self.heads}" if self.heads == self.kv_heads else f"{self.heads}/{self.kv_heads}"
-        return f"B{self.batch} H{heads} N{self.length} D{self.width}"
-
-
-SIZES = (Size(4, 16, 16, 4096, 128), Size(1, 16, 16, 16384, 128), Size(4, 32, 8, 4096, 128), Size(4, 16, 16, 4096, 64))
+    forward: float
+    both: float = float("nan")  # forward and backward
+    cudnn_forward: float = float("nan")
+    cudnn_both: float = float("nan")
 
 
 @dataclass
 class Row:
-    """One encoding at one size: milliseconds of each contestant, forward and forward with backward."""
+    """One encoding at one size."""
 
     size: str
     row: str
-    kernel: str
     pairs: int
     operations: float  # forward
-    first_call: float  # seconds
-    extra_memory: float  # bytes beyond inputs, outputs and their gradients
-    milliseconds: dict[str, tuple[float, float]] = field(default_factory=dict)
+    kernels: dict[str, str] = field(default_factory=dict)  # ours: which ran forward and which with gradients
+    first_call: dict[str, float] = field(default_factory=dict)  # seconds
+    extra_memory: dict[str, float] = field(default_factory=dict)  # bytes beyond inputs, outputs and their gradients
+    times: dict[str, Times] = field(default_factory=dict)  # of each contestant
+    plain: float = 0.0  # operations of cuDNN without position, forward
     failed: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
-class Inputs:
-    """Random tensors of one size."""
+class Ours:
+    """A call of ours as a layer makes it."""
 
+    task: Task
     size: Size
+    x: Inputs
+    at: Positions
 
     def __post_init__(self) -> None:
-        s = self.size
+        task, size = self.task, self.size
+        bias, sinks = task.bias(size), learned(size.heads) if task.sinks else None
+        mask = Causal() if task.window is None else Causal() & Window(task.window)
+        mask = mask & SameSegment() if task.name == "documents" else mask
+        self.need = Need(mask, size.width**-0.5, task.softcap, bias, sinks)
+        shape = Shape(size.heads * size.width, size.heads, size.kv_heads, size.width, size.width, size.width)
+        self.transforms = [Rope().build(shape).to("cuda")] if task.rope else []
+        tables = [t for t in vars(bias or object).values() if isinstance(t, Tensor) and t.requires_grad]
+        parts = None if task.encoding is None else task.encoding.parts(causal=True)
+        self.biases = [
+            part.build(shape).to("cuda", torch.bfloat16)
+            for part in ((parts.bias, parts.value_bias) if parts else ())
+            if part is not None
+        ]
+        self.leaves = [self.x.q, self.x.k, self.x.v, *tables] + ([] if sinks is None else [sinks])
+        self.leaves += [p for module in self.biases for p in module.parameters()]
+        self.choose, self.kernel = chooser("auto"), ""
 
-        def normal(heads: int) -> Tensor:
-            x = torch.randn(s.batch, s.length, heads, s.width, device="cuda", dtype=torch.bfloat16)
-            return x.transpose(1, 2).requires_grad_()
+    def __call__(self, at: Positions | None = None) -> Tensor:
+        at = self.at if at is None else at
+        queries = at if not self.size.past else at.once("queries", lambda: at.narrow(self.size.past, self.size.length))
+        q, k = chain_both(self.transforms, self.x.q, self.x.k, at) if self.transforms else (self.x.q, self.x.k)
+        view, need = View(k, self.x.v, at), self.need
+        if self.biases:
+            bias, *values = self.biases
+            inputs = BiasInputs(self.x.q, q, k, queries, at, need.scale)
+            need = replace(need, bias=bias.at(inputs), value_bias=values[0] if values else None)
+        kernel = self.choose(need, q, view)
+        self.kernel = kernel.name
+        return kernel(q, view, queries.against(at), need).out
 
-        self.q, self.k, self.v = normal(s.heads), normal(s.kv_heads), normal(s.kv_heads)
-        self.grad = torch.randn(s.batch, s.length, s.heads, s.width, device="cuda", dtype=torch.bfloat16).transpose(
-            1, 2
-        )
-
-
-def documents(size: Size) -> Positions:
-    """Rows of documents of 512 to 4,096 tokens."""
-    g = torch.Generator().manual_seed(0)
-    rows = []
-    for _ in range(size.batch):
-        row: list[int] = []
-        while sum(row) < size.length:
-            row.append(min(int(torch.randint(512, 4097, (1,), generator=g)), size.length - sum(row)))
-        rows.append(row)
-    return Positions.packed(rows).to("cuda")
-
-
-def gathered(size: Size) -> Positions:
-    """Rising positions with gaps, as randomised positions are."""
-    steps = torch.randint(1, 4, (size.batch, size.length), generator=torch.Generator().manual_seed(0))
-    pos = steps.cumsum(1)
-    order = torch.arange(size.length).expand_as(pos)
-    at = Positions.of(pos, order=order)
-    return at.to("cuda")
-
-
-@dataclass(frozen=True)
-class Task:
-    """What a row asks of a kernel."""
-
-    name: str
-    bias: Callable[[Size], Pointwise | None] = lambda size: None
-    window: int | None = None
-    places: Callable[[Size], Positions] | None = None
-    softcap: float | None = None
-    sinks: bool = False
-    rope: bool = False
-    flex: bool = True  # FlexAttention by hand has this row
-    by_keys: bool = True  # FlexAttention's way back takes less than seconds
-    encoding: Encoding | None = None  # its parts act, all that they work out counted
+    def come_again(self, *, back: bool) -> None:
+        """As many passes as make a plan worth its time, and one more that runs it."""
+        for _ in range(PASSES + 1):
+            out = self(replace(self.at, memo={}))
+            if back:
+                torch.autograd.grad(out, self.leaves, self.x.grad)
 
 
-def learned(*shape: int) -> Tensor:
-    return torch.rand(*shape, device="cuda").requires_grad_()
-
-
-def slopes(size: Size) -> Slope:
-    return Slope(torch.rand(size.heads, device="cuda") / 2)
-
-
-TASKS = (
-    Task("none"),
-    Task("RoPE, its pass counted", rope=True, flex=False),
-    Task("ALiBi", slopes),
-    Task("documents", places=documents),
-    Task("ALiBi, gathered positions", slopes, places=gathered, flex=False),
-    Task("T5", lambda s: DistanceTable(learned(s.heads, TABLE + 1), 0), by_keys=False),
-    Task("softcap", softcap=20.0),
-    Task("sinks", sinks=True, flex=False),
-    Task("KERPLE log", lambda s: LogDistance(learned(s.heads), learned(s.heads)), by_keys=False),
-    Task("KERPLE power", lambda s: PowerDistance(learned(s.heads), learned(s.heads)), flex=False),
-    Task("Shaw, keys", lambda s: RowTable(learned(s.batch, s.heads, s.length, 33), -16), flex=False),
-    Task("FoX", lambda s: QueryAndKey(*(learned(s.batch, s.heads, s.length) for _ in range(2))), flex=False),
-    Task("Shaw, keys and values", encoding=Shaw(), flex=False),
-    Task("FIRE", encoding=Fire(), flex=False),
-    Task(f"window {REACH:,}", window=REACH),
-)
-
-
-def positions_of(task: Task, size: Size) -> Positions:
-    return Positions.arange(size.batch, size.length, device="cuda") if task.places is None else task.places(size)
-
-
-def visible_pairs(task: Task, size: Size, at: Positions) -> int:
-    n = size.length
-    if task.name == "documents":
-        rank = (at.order - at.segment)[at.filled]  # pyright: ignore[reportOptionalOperand]
-        return int((rank + 1).sum())
-    each = min(n, task.window or n)
-    return size.batch * (each * (each + 1) // 2 + (n - each) * each)
-
-
-def ours(task: Task, size: Size, x: Inputs, at: Positions) -> tuple[Callable[[], Tensor], list[Tensor], str]:
-    bias = task.bias(size)
-    sinks = learned(size.heads) if task.sinks else None
-    mask = Causal() if task.window is None else Causal() & Window(task.window)
-    mask = mask & SameSegment() if task.name == "documents" else mask
-    plain = Need(mask, size.width**-0.5, task.softcap, bias, sinks)
-    choose = chooser("auto")
-    pair = at.against(at)
-    shape = Shape(size.heads * size.width, size.heads, size.kv_heads, size.width, size.width, size.width)
-    turn = Rope().build(shape).to("cuda") if task.rope else None
-    parts = [] if task.encoding is None else score_and_value_bias(task.encoding, shape)
-
-    def needed() -> Need:
-        if not parts:
-            return plain
-        inputs = BiasInputs(x.q, x.q, x.k, at, at, plain.scale)
-        return replace(plain, bias=parts[0].at(inputs), value_bias=parts[1] if len(parts) > 1 else None)
-
-    def run() -> Tensor:
-        q, k = (x.q, x.k) if turn is None else (turn.query(x.q, at), turn.key(x.k, at))  # pyright: ignore[reportCallIssue]
-        view, need = View(k, x.v, at), needed()
-        return choose(need, q, view)(q, view, pair, need).out
-
-    leaves = [x.q, x.k, x.v] + [t for t in vars(bias or object).values() if isinstance(t, Tensor) and t.requires_grad]
-    leaves += [p for part in parts for p in part.parameters()]
-    kernel = choose(needed(), x.q, View(x.k, x.v, at)).name
-    return run, leaves + ([] if sinks is None else [sinks]), kernel
-
-
-def score_and_value_bias(encoding: Encoding, shape: Shape) -> list[Any]:
-    """The modules of an encoding that acts on scores, and on values where it does that as well."""
-    parts = encoding.parts(causal=True)
-    return [part.build(shape).to("cuda", torch.bfloat16) for part in (parts.bias, parts.value_bias) if part is not None]
+@contextmanager
+def front_end(used: bool) -> Iterator[None]:
+    """With cuDNN's front end or without."""
+    kernel: Any = kernel_named("cudnn")
+    if not used:
+        kernel.auto = lambda device: False
+    try:
+        yield
+    finally:
+        kernel.__dict__.pop("auto", None)
 
 
 def cudnn(x: Inputs) -> Callable[[], Tensor]:
@@ -243,90 +182,137 @@ def by_hand(task: Task, size: Size, x: Inputs, at: Positions) -> tuple[Callable[
     ), leaves
 
 
-def milliseconds(call: Callable[[], Any], calls: int = CALLS) -> float:
-    call()
-    samples = []
+def side_by_side(contestants: dict[str, Callable[[], Any]], calls: int = CALLS) -> dict[str, float]:
+    """Milliseconds of each. In turn: a GPU that has grown warm is slower for everybody."""
+    samples: dict[str, list[float]] = {name: [] for name in contestants}
+    for call in contestants.values():
+        call()
     for _ in range(REPEATS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(calls):
-            call()
-        end.record()
-        torch.cuda.synchronize()
-        samples.append(start.elapsed_time(end) / calls)
-    return sorted(samples)[REPEATS // 2]
+        for name, call in contestants.items():
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            for _ in range(calls):
+                call()
+            end.record()
+            torch.cuda.synchronize()
+            samples[name].append(start.elapsed_time(end) / calls)
+    return {name: sorted(taken)[REPEATS // 2] for name, taken in samples.items()}
 
 
-def both_ways(run: Callable[[], Tensor], leaves: list[Tensor], grad: Tensor, calls: int = CALLS) -> tuple[float, float]:
-    """Forward as inference runs it, and forward with backward."""
+def both_ways(run: Callable[[], Tensor], leaves: list[Tensor], x: Inputs, calls: int = CALLS) -> Times:
+    """Forward as inference runs it, and forward with backward, beside cuDNN without position."""
+    anchor = cudnn(x)
     with torch.no_grad():
-        forward = milliseconds(run, calls)
-    return forward, milliseconds(lambda: torch.autograd.grad(run(), leaves, grad), calls)
+        forward = side_by_side({"it": run, "cuDNN": anchor}, calls)
+    both = side_by_side(
+        {
+            "it": lambda: torch.autograd.grad(run(), leaves, x.grad),
+            "cuDNN": lambda: torch.autograd.grad(anchor(), [x.q, x.k, x.v], x.grad),
+        },
+        calls,
+    )
+    return Times(forward["it"], both["it"], forward["cuDNN"], both["cuDNN"])
+
+
+def measure_ours(row: Row, name: str, call: Ours, *, back: bool) -> None:
+    started = time.perf_counter()
+    with torch.no_grad():
+        call.come_again(back=False)
+    row.kernels[name] = call.kernel
+    if back:
+        call.come_again(back=True)
+        row.kernels[name] += f", {call.kernel}" if call.kernel != row.kernels[name] else ""
+    torch.cuda.synchronize()
+    row.first_call[name] = time.perf_counter() - started
+    torch.cuda.reset_peak_memory_stats()
+    before, x = torch.cuda.memory_allocated(), call.x
+    if back:
+        results = [*torch.autograd.grad(call(), call.leaves, x.grad), x.grad]  # x.grad stands for the output
+    else:
+        with torch.no_grad():
+            results = [call()]
+    taken = torch.cuda.max_memory_allocated() - before
+    row.extra_memory[name] = taken - sum(t.numel() * t.element_size() for t in results)
+    del results
+    if back:
+        row.times[name] = both_ways(call, call.leaves, x)
+    else:
+        with torch.no_grad():
+            row.times[name] = Times(side_by_side({"it": call})["it"])
 
 
 def measure(task: Task, size: Size, *, flex: bool) -> Row:
     x, at = Inputs(size), positions_of(task, size)
     pairs = visible_pairs(task, size, at)
-    run, leaves, kernel = ours(task, size, x, at)
-    row = Row(size.name, task.name, kernel, pairs, 4.0 * pairs * size.heads * size.width, 0.0, 0.0)
-    started = time.perf_counter()
-    torch.autograd.grad(run(), leaves, x.grad)
-    torch.cuda.synchronize()
-    row.first_call = time.perf_counter() - started
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    grads = torch.autograd.grad(run(), leaves, x.grad)
-    results = sum(t.numel() * t.element_size() for t in (*grads, x.grad))  # x.grad stands for the output
-    row.extra_memory = torch.cuda.max_memory_allocated() - before - results
-    del grads
-    row.milliseconds["ours"] = both_ways(run, leaves, x.grad)
-    if task.name == "none":
-        attempt(row, "cuDNN", lambda: both_ways(cudnn(x), [x.q, x.k, x.v], x.grad))
-    if flex and task.flex:
+    row = Row(size.name, task.name, pairs, 4.0 * pairs * size.heads * size.width)
+    row.plain = 4.0 * visible_pairs(TASKS[0], size, at) * size.heads * size.width
+    back = not size.past  # a chunk of a prompt is read, not learned from
+    with front_end(used=False):
+        measure_ours(row, OURS, Ours(task, size, x, at), back=back)
+    if cannot_run("cuda") is None:
+        attempt(row, WITH_FRONT_END, lambda: measure_ours(row, WITH_FRONT_END, Ours(task, size, x, at), back=back))
+    if flex and task.flex and back:
 
-        def hand() -> tuple[float, float]:
+        def hand() -> None:
             torch._dynamo.reset()
             made, of = by_hand(task, size, x, at)
-            return both_ways(made, of, x.grad, CALLS if task.by_keys else 1)
+            row.times["FlexAttention"] = both_ways(made, of, x, CALLS if task.by_keys else 1)
 
         attempt(row, "FlexAttention", hand)
     return row
 
 
-def attempt(row: Row, name: str, call: Callable[[], tuple[float, float]]) -> None:
+def attempt(row: Row, name: str, call: Callable[[], None]) -> None:
     """A contestant that cannot do it is told so, and the others go on."""
     try:
-        row.milliseconds[name] = call()
+        call()
     except Exception as e:
         row.failed[name] = f"{type(e).__name__}: {str(e)[:200]}"
 
 
 def rates(row: Row, name: str) -> tuple[float, float]:
     """TFLOP/s, forward and forward with backward."""
-    forward, both = row.milliseconds[name]
-    return row.operations / forward / 1e9, row.operations * (1 + BACKWARD) / both / 1e9
+    times = row.times[name]
+    return row.operations / times.forward / 1e9, row.operations * (1 + BACKWARD) / times.both / 1e9
 
 
-WIDTHS = (-22, -26, -7, 15, 11, 11, 11, 7, 9)
-HEADINGS = ("size", "row", "kernel", "ours, ms", "TFLOP/s", "share", "Flex", "first", "memory")
+def anchor_rates(row: Row, name: str) -> tuple[float, float]:
+    """The same of cuDNN without position, measured beside it."""
+    times = row.times[name]
+    return row.plain / times.cudnn_forward / 1e9, row.plain * (1 + BACKWARD) / times.cudnn_both / 1e9
+
+
+OURS, WITH_FRONT_END = "ours", "with the front end"
+WIDTHS = (-32, -26, -12, 15, 11, 11, 11, 11, 7, 9)
+HEADINGS = ("size", "row", "kernel", "ours, ms", "TFLOP/s", "share", "cuDNN", "Flex", "first", "memory")
 
 
 def line(cells: Sequence[str]) -> str:
     return " ".join(cell.ljust(-n) if n < 0 else cell.rjust(n) for cell, n in zip(cells, WIDTHS, strict=True))
 
 
-def shown(row: Row, best: tuple[float, float]) -> Iterator[str]:
-    """A row as it is printed; ``best``: what cuDNN reached at this size."""
-    forward, both = rates(row, "ours")
-    flex = "/".join(f"{x:.0f}" for x in rates(row, "FlexAttention")) if "FlexAttention" in row.milliseconds else "-"
-    times = "/".join(f"{x:.3f}" for x in row.milliseconds["ours"])
-    share = f"{forward / best[0]:.2f} {both / best[1]:.2f}"
-    memory = f"{row.extra_memory / 2**20:.0f}MiB"
-    speed = f"{forward:.0f}/{both:.0f}"
-    yield line((row.size, row.row, row.kernel, times, speed, share, flex, f"{row.first_call:.1f}s", memory))
-    if "cuDNN" in row.milliseconds:
-        anchor = "/".join(f"{x:.0f}" for x in rates(row, "cuDNN"))
-        yield line((row.size, "cuDNN without position", "", "", anchor, "", "", "", ""))
+def shown(row: Row) -> Iterator[str]:
+    """A row as it is printed, a line for each way of ours."""
+    flex = "/".join(f"{x:.0f}" for x in rates(row, "FlexAttention")) if "FlexAttention" in row.times else "-"
+    for name in (OURS, WITH_FRONT_END):
+        if name not in row.times or (name == WITH_FRONT_END and "cudnn" not in row.kernels[name]):
+            continue  # without it the same kernel runs
+        speeds, anchors, times = rates(row, name), anchor_rates(row, name), row.times[name]
+        share = " ".join(f"{speed / anchor:.2f}" for speed, anchor in zip(speeds, anchors, strict=True))
+        yield line(
+            (
+                row.size,
+                row.row,
+                row.kernels[name],
+                f"{times.forward:.3f}/{times.both:.3f}",
+                "/".join(f"{x:.0f}" for x in speeds),
+                share,
+                "/".join(f"{x:.0f}" for x in anchors),
+                flex,
+                f"{row.first_call[name]:.1f}s",
+                f"{row.extra_memory[name] / 2**20:.0f}MiB",
+            )
+        )
     yield from (f"    {name} failed: {why}" for name, why in row.failed.items())
 
 
@@ -334,6 +320,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.accelerator", description=__doc__)
     parser.add_argument("--no-flex", action="store_true", help="leave FlexAttention out: it compiles for minutes")
     parser.add_argument("--sizes", type=int, default=len(SIZES), help="how many of the sizes; default: all")
+    names = [task.name for task in TASKS]
+    parser.add_argument(
+        "--rows", nargs="+", choices=names, metavar="NAME", help=f"of: {'; '.join(names)}; default: all"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / "accelerator.json", help="the JSON; default: %(default)s")
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
@@ -343,17 +333,16 @@ def main(argv: list[str] | None = None) -> int:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     print(line(HEADINGS), flush=True)
-    for n, size in enumerate(SIZES[: args.sizes]):
-        best = (float("nan"), float("nan"))
-        for task in TASKS:
+    chosen = [task for task in TASKS if not args.rows or task.name in args.rows]
+    for n, size in enumerate((*SIZES[: args.sizes], *CHUNKS)):
+        for task in TASKS[:1] if size.past else chosen:
             try:
                 row = measure(task, size, flex=not args.no_flex and n < 2)
             except Exception as e:
                 print(f"{size.name} {task.name}: {type(e).__name__}: {str(e)[:300]}", file=sys.stderr, flush=True)
                 continue
             rows.append(row)
-            best = rates(row, "cuDNN") if "cuDNN" in row.milliseconds else best
-            print("\n".join(shown(row, best)), flush=True)  # at once: a run may be cut short
+            print("\n".join(shown(row)), flush=True)  # at once: a run may be cut short
             args.out.write_text(json.dumps({"versions": versions, "rows": [asdict(row) for row in rows]}, indent=1))
             torch.cuda.empty_cache()
     return 0

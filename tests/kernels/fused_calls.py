@@ -71,7 +71,7 @@ def places(case: Case, generator: torch.Generator) -> tuple[Positions, Positions
     if case.places == "documents":
         lengths = [[n for n in (S // 3 - 2 * b, S // 5, S - S // 3 - S // 5 - 1) if n > 0] for b in range(B)]
         at = Positions.packed(lengths, width=S)
-        return at.narrow(S - T, T), at
+        return at if T == S else at.narrow(S - T, T), at
     if case.places == "padded":
         at = Positions.rows([S - 5 * (b + 1) for b in range(B)], width=S, pad="left")
         return at.narrow(S - T, T), at
@@ -138,7 +138,8 @@ class Inputs:
         g = torch.Generator().manual_seed(seed)
         self.case, self.device, self.dtype = case, device, dtype
         q_pos, k_pos = places(case, g)
-        self.q_pos, self.k_pos = q_pos.to(device), k_pos.to(device)
+        self.k_pos = k_pos.to(device)
+        self.q_pos = self.k_pos if q_pos is k_pos else q_pos.to(device)
         B, H, G, T, S = case.B, case.H, case.G, case.T, case.S
         shapes = ((B, T, H, case.d), (B, S, G, case.d), (B, S, G, case.e), (B, T, H, case.e))
         self.q, self.k, self.v, self.grad = (
@@ -150,8 +151,15 @@ class Inputs:
         self.vectors = torch.randn(2 * case.values + 1, case.e, generator=g).to(device)
         self.grad_lse = torch.randn(B, H, T, generator=g).to(device) if case.lse else None
 
-    def run(self, kernel: object, dtype: torch.dtype | None = None, poison: bool = False) -> Ran:
-        """``poison``: what lies in empty places is NaN."""
+    def run(
+        self,
+        kernel: object,
+        dtype: torch.dtype | None = None,
+        poison: bool = False,
+        lse: bool = True,
+        learned: bool = True,
+    ) -> Ran:
+        """``poison``: what lies in empty places is NaN. ``learned``: a bias has a gradient as well."""
         case = self.case
         dtype, wide = dtype or self.dtype, torch.float64 if dtype == torch.float64 else torch.float32
         q, k, v = (x.detach().clone().to(dtype) for x in (self.q, self.k, self.v))
@@ -161,10 +169,10 @@ class Inputs:
         leaves = [x.requires_grad_() for x in (q, k, v)]
         bias = self.bias
         if bias is not None:
-            learned = {f.name: x for f in fields(bias) if isinstance(x := getattr(bias, f.name), Tensor)}  # pyright: ignore[reportArgumentType]
-            learned = {name: x.to(self.device, wide).detach() for name, x in learned.items()}
-            bias = replace(bias, **learned)  # pyright: ignore[reportArgumentType]
-            leaves += [x.requires_grad_() for name, x in learned.items() if name != "breaks"]
+            tables = {f.name: x for f in fields(bias) if isinstance(x := getattr(bias, f.name), Tensor)}  # pyright: ignore[reportArgumentType]
+            tables = {name: x.to(self.device, wide).detach() for name, x in tables.items()}
+            bias = replace(bias, **tables)  # pyright: ignore[reportArgumentType]
+            leaves += [x.requires_grad_() for name, x in tables.items() if learned and name != "breaks"]
         sinks = None
         if case.sinks:
             sinks = self.sinks.to(wide).detach().requires_grad_()
@@ -182,7 +190,7 @@ class Inputs:
             sinks,
             Softmax(case.temperature),
             value_bias=value_bias,
-            lse=True,
+            lse=lse,
         )
         view = View(k, v, self.k_pos)
         assert kernel.refuses(need, q, view) is None, kernel.refuses(need, q, view)
@@ -190,7 +198,8 @@ class Inputs:
         outputs, grads = [got.out], [self.grad.to(dtype)]
         if self.grad_lse is not None:
             outputs, grads = [*outputs, got.lse], [*grads, self.grad_lse.to(got.lse.dtype)]
-        return Ran(got.out.detach(), got.lse.detach(), list(torch.autograd.grad(outputs, leaves, grads)))
+        lse_BHT = got.out.new_zeros(0) if got.lse is None else got.lse.detach()
+        return Ran(got.out.detach(), lse_BHT, list(torch.autograd.grad(outputs, leaves, grads)))
 
 
 def far_off(

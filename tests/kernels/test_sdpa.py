@@ -7,8 +7,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
+from vantage.kernels import chooser, sdpa
+from vantage.kernels.recurring import RecurringShapes
 from vantage.kernels.sdpa import plans_pay, unplanned
 from vantage.model import build, decoder
+from vantage.spec.masks import Causal
+from vantage.spec.parts import Need, View
+from vantage.spec.positions import Positions
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -38,15 +43,33 @@ def test_what_the_caller_chose_stays():
         assert not allowed()
 
 
+def view_of(q: torch.Tensor) -> View:
+    return View(q, q, Positions.arange(len(q), q.shape[2], device=q.device))
+
+
 def test_a_processor_has_no_plans():
-    assert plans_pay(torch.empty(1, 1, 1, 8))
+    q = torch.empty(1, 1, 1, 8)
+    assert plans_pay(q, view_of(q))
 
 
 @needs_gpu
 @pytest.mark.parametrize(("queries", "grad", "pays"), [(1, True, False), (512, True, True), (512, False, False)])
 def test_a_plan_pays_for_long_rows_that_are_trained_on(queries: int, grad: bool, pays: bool):
+    q = torch.empty(1, 1, queries, 8, device="cuda")
     with torch.set_grad_enabled(grad):
-        assert plans_pay(torch.empty(1, 1, queries, 8, device="cuda")) is pays
+        assert plans_pay(q, view_of(q)) is pays
+
+
+@needs_gpu
+def test_without_gradients_a_plan_pays_once_a_shape_has_come_again(monkeypatch):
+    monkeypatch.setattr(sdpa, "_shapes", RecurringShapes(sdpa.PAYS_AFTER))
+    q = torch.empty(1, 2, 4096, 64, device="cuda", dtype=torch.bfloat16)
+    choose, need, chosen = chooser("auto"), Need(Causal(), 0.125), []
+    with torch.no_grad():
+        for _ in range(4):
+            view = view_of(q)
+            chosen.append([choose(need, q, view).name for layer in range(5)])
+    assert chosen == [["fused"] * 5] * 2 + [["sdpa"] * 5] * 2
 
 
 @needs_gpu

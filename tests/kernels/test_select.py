@@ -133,14 +133,17 @@ def test_auto_says_once_what_it_fell_back_from(monkeypatch):
 
 
 def test_every_kernel_has_its_name():
-    assert list(KERNELS) == ["sdpa", "fused", "tiles", "flex-compiled", "flex", "reference"]
+    assert list(KERNELS) == ["sdpa", "cudnn", "fused", "tiles", "flex-compiled", "flex", "reference"]
     assert all(kernel_named(name).name == name for name in KERNELS)
 
 
 def test_what_runs_without_being_named():
     """Fastest first, and at last the reference, which never refuses."""
     automatic = {device: [name for name in KERNELS if kernel_named(name).auto(device)] for device in ("cuda", "cpu")}
-    assert automatic == {"cuda": ["sdpa", "fused", "flex-compiled", "reference"], "cpu": ["sdpa", "tiles", "reference"]}
+    assert automatic == {
+        "cuda": ["sdpa", "cudnn", "fused", "flex-compiled", "reference"],
+        "cpu": ["sdpa", "tiles", "reference"],
+    }
 
 
 def test_auto_takes_the_first_that_does_not_refuse():

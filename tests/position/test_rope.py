@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as apply_adjacent
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -388,7 +389,7 @@ def test_what_a_compiler_is_told_about_our_operators_is_true():
     freq = torch.rand(3, dtype=F64)
     torch.library.opcheck(opaque, (torch.arange(10).view(2, 5), freq, 1.5, "halves", F64))
     cos, sin = turns(torch.arange(5).view(1, 5), freq, 1.0, "halves", F64)
-    torch.library.opcheck(turned_back, (vectors(2, 1, 5, 6), cos, sin))
+    torch.library.opcheck(turned_back, (vectors(2, 1, 5, 6), cos, sin, "halves"))
 
 
 @pytest.mark.parametrize("dims", [(1, None, None), (0, 0, None), (2, None, 1)])
@@ -400,19 +401,23 @@ def test_turning_back_under_vmap(dims: tuple[int | None, ...]):
         alone[0][i] if dim is None else torch.stack([args[i] for args in alone], dim) for i, dim in enumerate(dims)
     ]
     wanted = [
-        turned_back(*(args[i] if dim is not None else alone[0][i] for i, dim in enumerate(dims))) for args in alone
+        turned_back(*(args[i] if dim is not None else alone[0][i] for i, dim in enumerate(dims)), "halves")
+        for args in alone
     ]
-    torch.testing.assert_close(torch.func.vmap(turned_back, in_dims=dims)(*given), torch.stack(wanted), rtol=0, atol=0)
+    got = torch.func.vmap(turned_back, in_dims=(*dims, None))(*given, "halves")
+    torch.testing.assert_close(got, torch.stack(wanted), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("width", [6, 4])
+@pytest.mark.parametrize("pairing", ["halves", "adjacent"])
 @pytest.mark.parametrize("stacked", [False, True])
-def test_the_operator_that_turns_and_its_gradient(stacked: bool):
+def test_the_operator_that_turns_and_its_gradient(stacked: bool, pairing: str, width: int):
     """What a GPU runs in one pass, here with the passes of a CPU: alone and for a stack of models."""
-    tables = turns(torch.arange(5).view(1, 5), torch.rand(3, dtype=F64), 1.0, "halves", F64)
-    torch.library.opcheck(turned, (vectors(2, 1, 5, 6), *tables))
+    tables = turns(torch.arange(5).view(1, 5), torch.rand(width // 2, dtype=F64), 1.0, pairing, F64)
+    torch.library.opcheck(turned, (vectors(2, 1, 5, 6), *tables, pairing))
     x, upstream = (vectors(3, 2, 1, 5 * 6, seed=n).view(3, 2, 1, 5, 6) for n in (1, 2))
     outcomes = []
-    for rule in (lambda x: Turn.apply(x, *tables), lambda x: rotate_by(x, *tables, "halves")):
+    for rule in (lambda x: Turn.apply(x, *tables, pairing), lambda x: by_hand(x, *tables, pairing)):
         given = x.clone().requires_grad_()
         out = torch.func.vmap(rule)(given) if stacked else torch.stack([rule(one) for one in given])
         outcomes.append((out.detach(), *torch.autograd.grad(out, given, upstream)))
@@ -420,41 +425,86 @@ def test_the_operator_that_turns_and_its_gradient(stacked: bool):
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("dim", [64, 80])
-@pytest.mark.parametrize("way", ["turned", "turned_back"])
-def test_in_one_pass(way: str, dim: int, own: bool):
-    """In half precision, over the strides that a projection or an attention hands on; a row may have positions of its
+def by_hand(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
+    """Turned as far as the tables reach."""
+    width = cos.shape[-1]
+    return torch.cat((rotate_by(x[..., :width], cos, sin, pairing), x[..., width:]), -1)
+
+
+ONE_PASS = [(64, 64), (80, 80), (24, 16), (128, 32)]  # width of a head, and of what turns
+
+
+@pytest.mark.parametrize(("dim", "width"), ONE_PASS)
+@pytest.mark.parametrize("pairing", ["halves", "adjacent"])
+@pytest.mark.parametrize("back", [False, True])
+def test_queries_and_keys_in_one_pass(back: bool, pairing: str, dim: int, width: int):
+    """Over the strides that a projection or an attention hands on, with fewer keys; a row may have positions of its
     own. On a GPU, or in Triton's interpreter."""
     pytest.importorskip("triton")
     from vantage.position.gpu import rope
 
     on_gpu = torch.cuda.is_available()  # the interpreter cuts bfloat16 off where a GPU rounds
     device, half = ("cuda", torch.bfloat16) if on_gpu else ("cpu", torch.float16)
-    positions = torch.arange(2 * 77).view(2, 77)[: 1 + own].to(device)
-    cos, sin = turns(positions, torch.rand(dim // 2, device=device), 1.0, "halves", half)
-    x = torch.randn(2, 77, 3, dim, device=device, dtype=half).transpose(1, 2)
-    wide = [t.double() for t in (x, cos, sin)]
-    wanted = rotate_by(*wide, "halves") if way == "turned" else turned_back(*wide)
-    for strided in (x, x.contiguous()):
-        got = getattr(rope, way)(strided, cos, sin)
-        torch.testing.assert_close(got.double(), wanted, rtol=2**-8, atol=2**-8)
+    length = 77 if on_gpu else 9
+    positions = torch.arange(2 * length).view(2, length)[: 1 + (dim < 80)].to(device)
+    for dtype, tolerance in ((half, 2**-8), (torch.float32, 2e-6)):
+        cos, sin = turns(positions, torch.rand(width // 2, device=device), 1.0, pairing, dtype)
+        x = torch.randn(2, length, 5 * dim, device=device).to(dtype)
+        q, k = (part.unflatten(-1, (-1, dim)).transpose(1, 2) for part in x.split((3 * dim, 2 * dim), -1))
+        for xs in ((q, k), (k, q.contiguous()), (q,)):
+            got = rope.turned(xs, cos, sin, pairing, back=back)
+            for one, out in zip(xs, got, strict=True):
+                wide = one.double().requires_grad_()
+                wanted = by_hand(wide, cos.double(), sin.double(), pairing)
+                if back:
+                    (wanted,) = torch.autograd.grad(wanted, wide, one.double())
+                torch.testing.assert_close(out.double(), wanted, rtol=tolerance, atol=tolerance)
+
+
+def test_nothing_to_turn():
+    pytest.importorskip("triton")
+    from vantage.position.gpu import rope
+
+    cos, sin = turns(torch.arange(0).view(1, 0), torch.rand(4), 1.0, "halves", torch.float32)
+    got = rope.turned((torch.empty(2, 3, 0, 8), torch.empty(2, 1, 0, 8)), cos, sin, "halves", back=False)
+    assert [x.shape for x in got] == [(2, 3, 0, 8), (2, 1, 0, 8)]
+
+
+@pytest.mark.parametrize("config", [vt.Rope(), vt.Rope(pairing="adjacent"), vt.Rope(share=0.5)])
+def test_both_at_once_is_one_after_the_other(config):
+    """Gradients as well, of both or of one alone."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    rotation = config.build(Shape(32, 4, 2, 8, 8, 8)).to(device)
+    at = Positions.arange(2, 7, 3, device=device)
+    q, k = (torch.randn(2, n, 7, 8, device=device).requires_grad_() for n in (4, 2))
+    both = rotation.query_and_key(q, k, at)
+    apart = rotation.query(q, at), rotation.key(k, at)
+    for got, wanted, leaf in zip(both, apart, (q, k), strict=True):
+        torch.testing.assert_close(got, wanted)
+        upstream = torch.randn_like(got)
+        of = (torch.autograd.grad(out, leaf, upstream, retain_graph=True)[0] for out in (got, wanted))
+        torch.testing.assert_close(*of)
+    together = (torch.autograd.grad([x.sin().sum() for x in pair], (q, k), retain_graph=True) for pair in (both, apart))
+    torch.testing.assert_close(*together)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_model_in_half_precision_turns_in_one_pass(monkeypatch):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_model_turns_queries_and_keys_in_one_pass(monkeypatch, dtype):
     from vantage.position.gpu import rope
 
-    calls, one_pass = [], rope._in_one_pass
-    monkeypatch.setattr(rope, "_in_one_pass", lambda *a, back: (calls.append(back), one_pass(*a, back=back))[1])
-    model = vt.build(vt.decoder(vocab=19, width=64, layers=2, heads=4)).to("cuda", torch.bfloat16)
+    calls, turned = [], rope.turned
+    monkeypatch.setattr(
+        rope, "turned", lambda xs, *a, back: (calls.append((len(xs), back)), turned(xs, *a, back=back))[1]
+    )
+    model = vt.build(vt.decoder(vocab=19, width=64, layers=2, heads=4)).to("cuda", dtype)
     model(torch.arange(12, device="cuda")[None]).float().sum().backward()
-    assert calls == [False] * 4 + [True] * 4
+    assert calls == [(2, False)] * 2 + [(2, True)] * 2
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_turning_back_more_rows_than_a_grid_is_high():
     cos, sin = turns(torch.arange(3).view(1, 3).cuda(), torch.rand(8, device="cuda"), 1.0, "halves", torch.bfloat16)
     grad = torch.randn(2**16, 2, 3, 16, device="cuda", dtype=torch.bfloat16)
-    wanted = turned_back(*(t.double() for t in (grad, cos, sin)))
-    torch.testing.assert_close(turned_back(grad, cos, sin).double(), wanted, rtol=2**-8, atol=2**-8)
+    wanted = turned_back(*(t.double() for t in (grad, cos, sin)), "halves")
+    torch.testing.assert_close(turned_back(grad, cos, sin, "halves").double(), wanted, rtol=2**-8, atol=2**-8)

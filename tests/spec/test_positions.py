@@ -267,3 +267,41 @@ def test_a_pair_is_made_once_and_works_a_thing_out_once():
     assert pair.once("x", lambda: calls.append(1) or 7) == 7
     assert pair.once("x", lambda: calls.append(1) or 8) == 7
     assert len(calls) == 1
+
+
+# ---- documents, as far as the host knows them
+
+
+def test_how_many_documents_there_are_and_how_long_the_longest():
+    at = Positions.packed([[3, 2], [1, 1, 4]], width=9)
+    assert at.known.documents == (5, 4)
+    again = Positions.of(at.pos, order=at.order, segment=at.segment)
+    assert again.known.documents == (5, 4)
+    assert Positions.arange(2, 5).known.documents is None
+
+
+@pytest.mark.parametrize("change", ["narrow", "expand", "repeat", "every"])
+def test_of_a_part_of_the_rows_nothing_is_said(change):
+    at = Positions.packed([[3, 2]])
+    changed = {
+        "narrow": lambda: at.narrow(1, 3),
+        "expand": lambda: at.expand(2),
+        "repeat": lambda: at.repeat(2),
+        "every": lambda: at.every(1, 0),
+    }[change]()
+    assert changed.known.documents is None
+
+
+def test_documents_that_are_not_one_behind_the_other():
+    def known(pos, order, segment):
+        tensors = [torch.tensor([x]) for x in (pos, order, segment)]
+        return Positions.of(tensors[0], order=tensors[1], segment=tensors[2]).known.documents
+
+    assert known([0, 1, 0], [0, 1, 2], [0, 0, 2]) == (2, 2)
+    assert known([0, 1, 0, -1], [0, 1, 2, -1], [0, 0, 2, -1]) == (2, 2)
+    assert known([-1, 0, 1], [-1, 0, 1], [-1, 0, 0]) is None  # padded on the left
+    assert known([1, 2, 0], [1, 2, 3], [0, 0, 3]) is None  # goes on where a pass before it ended
+    assert known([0, 1, 5], [0, 1, 2], [0, 0, 2]) is None  # positions of its own
+    assert known([0, 2, 0], [0, 2, 3], [0, 0, 3]) is None  # a gap
+    assert known([0, 0, 1], [0, 1, 2], [0, 1, 0]) is None  # taking turns
+    assert known([-1], [-1], [-1]) is None

@@ -16,7 +16,7 @@ from vantage.spec.model import BuildContext, CacheShape, NormConfig, Scores
 from vantage.spec.native import LANES, CannotLower, HeadColumns, Program, no_native_form
 from vantage.spec.normalisers import Argmax, Entmax15, OffByOne, Sigmoid, Softmax, Sparsemax, StickBreaking
 from vantage.spec.operations import AttentionWork, linear_operations, output_operations
-from vantage.spec.parts import Context, Shape, View, chain
+from vantage.spec.parts import Context, Shape, View, chain, chain_both
 from vantage.spec.registry import Entry, MatrixSize, Refusal
 
 
@@ -110,24 +110,28 @@ class GroupedQueryAttention(nn.Module):
 
     def forward(self, x_BTD: Tensor, ctx: Context) -> Tensor:
         q_raw, *keys_and_values = self.project(x_BTD)
-        view = self.keep(x_BTD, ctx, *keys_and_values) if self.source is None else ctx.views[self.source]
-        pos = ctx.standing(view)
-        q = chain(self.qk, "query", q_raw, pos)
-        need = self.scorer.need(q_raw, q, view, pos, x_BTD)
+        q, view = self.place(x_BTD, ctx, q_raw, *keys_and_values)
+        need = self.scorer.need(q_raw, q, view, ctx.standing(view), x_BTD)
         out = ctx.attend("self", self.index, q, view, need)
         for transform in self.output:
             out = transform(out, x_BTD, ctx.pos)
         return self.out(merge_heads(out))
 
-    def keep(self, x_BTD: Tensor, ctx: Context, k: Tensor, v: Tensor) -> View:
-        """Take keys and values into the layer's cache; what there is to look at."""
-        cache = ctx.caches[self.index]
-        k = k if cache.late else chain(self.qk, "key", k, ctx.pos)
+    def place(self, x_BTD: Tensor, ctx: Context, q: Tensor, *keys_and_values: Tensor) -> tuple[Tensor, View]:
+        """Queries and what there is to look at, each transformed for where it stands."""
+        if self.source is not None:
+            view = ctx.views[self.source]
+            return chain(self.qk, "query", q, ctx.standing(view)), view
+        (k, v), cache = keys_and_values, ctx.caches[self.index]
+        if not cache.late:
+            q, k = chain_both(self.qk, q, k, ctx.pos)
         view = cache.append(ctx.pos, k, self.value_norm(v), *self.scorer.streams(x_BTD, ctx.pos))
-        view = view._replace(k=chain(self.qk, "key", view.k, view.pos)) if cache.late else view
+        if cache.late:
+            q = chain(self.qk, "query", q, ctx.standing(view))
+            view = view._replace(k=chain(self.qk, "key", view.k, view.pos))
         if self.shared:
             ctx.views[self.index] = view.unobserved()
-        return view
+        return q, view
 
     # ---- what others ask
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vantage.kernels.recurring import RecurringShapes
 from vantage.spec.masks import Causal, Everything, Mask, SameSegment, conjuncts, dense, is_plain_causal, visible
 from vantage.spec.normalisers import NOT_SOFTMAX
 from vantage.spec.parts import Attended, Need, View, materialise
@@ -19,6 +20,8 @@ AT_EASE = 2**23  # numbers of a mask or bias up to which forming them costs no m
 UNPLANNED = 4_096  # queries from which on a GPU's attention without a plan is slower than the fused kernel
 TILED = 64  # queries from which on a CPU's attention in tiles is the faster one
 PLANNED = 512  # queries from which on a GPU's planned attention is worth its plan, if shapes come again
+PAYS_AFTER = 1e14  # operations in which a plan of 50 ms is won back: 430 and 570 TFLOP/s, without and with
+_shapes = RecurringShapes(PAYS_AFTER)  # without gradients
 
 
 class Sdpa:
@@ -60,8 +63,9 @@ class Sdpa:
             return q.shape[-2] >= TILED
         if q.device.type != "cuda" or q.shape[-2] == 1:
             return False
-        unplanned = q.shape[-2] >= UNPLANNED and q.element_size() == 2 and not plans_pay(q)
-        return unplanned or self.forms(need, q, view) > AT_EASE
+        if self.forms(need, q, view) > AT_EASE:
+            return True
+        return q.shape[-2] >= UNPLANNED and q.element_size() == 2 and not plans_pay(q, view)
 
     def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:
         assert need.temperature is not None
@@ -78,7 +82,8 @@ class Sdpa:
             q = q.reshape(B, G, H // G, d)
             if attn_mask is not None and attn_mask.shape[1] != 1:
                 attn_mask = attn_mask.reshape(attn_mask.shape[0], G, H // G, -1)
-        with nullcontext() if torch.compiler.is_compiling() or plans_pay(q) else unplanned():
+        planned = torch.compiler.is_compiling() or (attn_mask is None and plans_pay(q, view))
+        with nullcontext() if planned or may_plan(q) else unplanned():
             out = F.scaled_dot_product_attention(
                 q,
                 k,
@@ -101,11 +106,23 @@ class Sdpa:
         return bias if shown is None else bias.masked_fill(~shown, float("-inf"))
 
 
-def plans_pay(q: Tensor) -> bool:
+def plans_pay(q: Tensor, view: View) -> bool:
     """Whether torch may choose cuDNN's attention. It is the fastest on a recent GPU, but makes a plan for every new
     shape: about 50 ms on an H200. A cache gives a new shape at every step, which made a step of 24 layers take 53 ms;
-    so do prompts, and rows of sentences. What comes again as it was are long rows that are trained on.
+    so do prompts, and rows of sentences. What comes again as it was are long rows that are trained on, and others once
+    they have come again.
     """
+    if may_plan(q):
+        return True
+    if q.shape[-2] < PLANNED or torch.compiler.is_compiling():
+        return False
+    k, v = view.k, view.v
+    operations = 2.0 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] * (q.shape[3] + v.shape[3])
+    return _shapes.planned((q.shape, k.shape, v.shape, q.dtype, q.device), view.pos, operations)
+
+
+def may_plan(q: Tensor) -> bool:
+    """Whether there are no plans, or long rows are trained on."""
     return q.device.type != "cuda" or (torch.is_grad_enabled() and q.shape[-2] >= PLANNED)
 
 

@@ -19,7 +19,7 @@ from vantage.spec.registry import Entry, Registry, entries_of
 KERNELS: Registry[Kernel] = Registry(
     "kernel",
     (
-        *entries_of("vantage.kernels", "sdpa", "fused", "tiles"),
+        *entries_of("vantage.kernels", "sdpa", "cudnn", "fused", "tiles"),
         flex.COMPILED,
         flex.UNFUSED,
         *entries_of("vantage.kernels", "reference"),
@@ -42,7 +42,7 @@ class FormsPairs(Protocol):
 
 @runtime_checkable
 class Yields(Protocol):
-    """A kernel that stands back where one that forms nothing is faster."""
+    """A kernel that stands back where one that forms nothing is faster, or needs no plan for a new shape."""
 
     def yields(self, need: Need, q: Tensor, view: View) -> bool: ...
 
@@ -112,8 +112,8 @@ def _first_willing(need: Need, q: Tensor, view: View) -> Kernel:
         if why is not None:
             if why == cannot_compile(device):
                 _say_once(why)
-        elif yielding is None and candidate.yields is not None and candidate.yields(need, q, view):
-            yielding = candidate
+        elif candidate.yields is not None and candidate.yields(need, q, view):
+            yielding = yielding or candidate
         else:
             return _not_too_large(candidate, need, q, view)
     assert yielding is not None, "the reference kernel never refuses"
@@ -156,7 +156,7 @@ def explain(need: Need, q: Tensor, view: View) -> dict[str, str]:
             slower = (
                 "yields: slower here than in tiles"
                 if q.device.type == "cpu"
-                else "yields: without a plan it is slower here"
+                else "yields: a plan pays for long rows whose shape has come in three passes"
             )
             why = f"yields: it would form {formed:,} numbers" if formed else slower
         else:

@@ -9,21 +9,10 @@ from torch import Tensor, nn
 
 from vantage.errors import BadInput
 from vantage.position.angles import wide
-from vantage.spec.forms import Slope
+from vantage.spec.forms import Slope, alibi_slopes
 from vantage.spec.parts import BiasInputs, Parts, Shape, materialise
 from vantage.spec.positions import Positions
 from vantage.spec.registry import Entry, Fit, parameter
-
-
-def alibi_slopes(heads: int) -> tuple[float, ...]:
-    """2^(-8k/h) for k = 1 … h. Where h is no power of two: those of the power below, and then every
-    second one of the power above, as the paper's code has it."""
-    if heads < 1:
-        raise BadInput(f"{heads} heads: ALiBi has a slope for each of at least 1")
-    below = 1 << (heads.bit_length() - 1)
-    slopes = [2.0 ** (-8 * k / below) for k in range(1, below + 1)]
-    between = [2.0 ** (-4 * k / below) for k in range(1, 2 * (heads - below), 2)]
-    return tuple(slopes + between)
 
 
 def _read_slopes(text: str, fit: Fit) -> tuple[float, ...] | None:
@@ -77,13 +66,13 @@ class AlibiSlopes(nn.Module):
         self.slopes = slopes
 
     def form(self) -> Slope:
-        return Slope(torch.tensor(self.slopes, dtype=torch.float64))
+        return Slope(torch.tensor(self.slopes, dtype=torch.float64), self.slopes)
 
     def at(self, inputs: BiasInputs) -> Slope:
         dtype = wide(inputs.q.dtype)
 
         def make() -> Slope:
-            return Slope(torch.tensor(self.slopes, dtype=dtype, device=inputs.q.device))
+            return Slope(torch.tensor(self.slopes, dtype=dtype, device=inputs.q.device), self.slopes)
 
         return inputs.q_pos.once(("alibi", self.slopes, dtype), make)  # the same object in all layers: it is built once
 

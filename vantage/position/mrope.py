@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vantage.errors import BadInput
-from vantage.position.rope import Rope, Rotation, join
+from vantage.position.rope import Rope, Rotation, in_one_launch, join, rotate_both
 from vantage.spec.abilities import Bands
 from vantage.spec.native import HeadColumns, Program
 from vantage.spec.parts import Parts, Shape
@@ -86,6 +86,11 @@ class AxisRotation(nn.Module):
 
     def key(self, k_BGTd: Tensor, pos: Positions) -> Tensor:
         return self.rotation.turn_by(k_BGTd, *self.tables(pos, k_BGTd.dtype))
+
+    def query_and_key(self, q_BHTd: Tensor, k_BGTd: Tensor, pos: Positions) -> tuple[Tensor, Tensor]:
+        if not in_one_launch(q_BHTd, k_BGTd):
+            return self.query(q_BHTd, pos), self.key(k_BGTd, pos)
+        return rotate_both(q_BHTd, k_BGTd, *self.tables(pos, q_BHTd.dtype), self.config.rope.pairing)
 
     def bands(self, pos: Positions) -> Bands:
         return self.rotation.bands(pos)

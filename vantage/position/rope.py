@@ -6,13 +6,16 @@ and how much of the head is turned (``share``). Values are never turned. No para
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from vantage.errors import BadInput, LengthExceeded
 from vantage.position.angles import angles, bound, highest, need_even, rows
@@ -93,6 +96,11 @@ class Rotation(nn.Module):
     def key(self, k_BGTd: Tensor, pos: Positions) -> Tensor:
         return self.turn(k_BGTd, pos)
 
+    def query_and_key(self, q_BHTd: Tensor, k_BGTd: Tensor, pos: Positions) -> tuple[Tensor, Tensor]:
+        if not in_one_launch(q_BHTd, k_BGTd):
+            return self.query(q_BHTd, pos), self.key(k_BGTd, pos)
+        return rotate_both(q_BHTd, k_BGTd, *self.tables(pos, q_BHTd.dtype), self.config.pairing)
+
     def turn(self, x_BHTd: Tensor, pos: Positions) -> Tensor:
         return self.turn_by(x_BHTd, *self.tables(pos, x_BHTd.dtype))
 
@@ -103,10 +111,7 @@ class Rotation(nn.Module):
 
     def turn_by(self, x_BHTd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """What ``tables`` gave, applied to the share of a head that turns."""
-        if self.turned == self.dim:
-            return rotate(x_BHTd, cos, sin, self.config.pairing)
-        turning, still = x_BHTd.split((self.turned, self.dim - self.turned), dim=-1)
-        return torch.cat((rotate(turning, cos, sin, self.config.pairing), still), dim=-1)
+        return rotate(x_BHTd, cos, sin, self.config.pairing)
 
     def bands(self, pos: Positions) -> Bands:
         rule = self.config.rule
@@ -189,12 +194,40 @@ def context_length(pos: Positions) -> int:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
-    """x turned. One roll and two fused passes: on a CPU faster than slicing and concatenating; compiled, slower. On a
-    GPU in half precision one pass."""
-    if pairing == "halves" and (torch.compiler.is_compiling() or (x.is_cuda and x.element_size() == 2)):
-        turned: Tensor = _Turn.apply(x, cos, sin)
+    """x turned as far as the tables reach; the rest passes through. One roll and two fused passes: on a CPU faster than
+    slicing and concatenating; compiled, slower. On a GPU one pass."""
+    if _in_one_pass(x):
+        turned: Tensor = _Turn.apply(x, cos, sin, pairing)
+        return turned
+    if (width := cos.shape[-1]) < x.shape[-1]:
+        turning, still = x.split((width, x.shape[-1] - width), dim=-1)
+        return torch.cat((rotate(turning, cos, sin, pairing), still), dim=-1)
+    if pairing == "halves" and torch.compiler.is_compiling():
+        turned = _Turn.apply(x, cos, sin, pairing)
         return turned
     return rotate_by(x, cos, sin, pairing)
+
+
+def in_one_launch(q: Tensor, k: Tensor) -> bool:
+    """Whether ``rotate_both`` can take both at once: on a GPU, outside of vmap and its like."""
+    together = _in_one_pass(q) and _in_one_pass(k) and q.dtype == k.dtype
+    return together and not torch._C._are_functorch_transforms_active()
+
+
+def rotate_both(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> tuple[Tensor, Tensor]:
+    """Queries and keys of the same tokens, turned alike."""
+    turned: tuple[Tensor, Tensor] = _TurnBoth.apply(q, k, cos, sin, pairing)
+    return turned
+
+
+def _in_one_pass(x: Tensor) -> bool:
+    """Whether a kernel of ours turns it; in float64 it would lose half the digits."""
+    return x.is_cuda and x.element_size() <= 4 and not torch.compiler.is_compiling() and _has_triton()
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def rotate_by(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
@@ -212,21 +245,50 @@ class _Turn(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
         if torch.compiler.is_compiling():  # it is drawn into the kernel before
             return torch.addcmul(x * cos, torch.cat(x.chunk(2, -1)[::-1], -1), sin)
-        return _turned(x, cos, sin)
+        return _turned(x, cos, sin, pairing)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[1:])
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, cos, sin, ctx.pairing = inputs
+        ctx.save_for_backward(cos, sin)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return _turned_back(grads[0], *ctx.saved_tensors), None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        return _turned_back(grads[0], *ctx.saved_tensors, ctx.pairing), None, None, None
 
 
-def in_passes(grad: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+class _TurnBoth(torch.autograd.Function):
+    """Queries and keys in one launch there and one back, without an operator around it: no compiler sees it."""
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> tuple[Tensor, ...]:
+        from vantage.position.gpu.rope import turned  # what it needs is not everywhere
+
+        return tuple(turned((q, k), cos, sin, pairing, back=False))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        *_, cos, sin, ctx.pairing = inputs
+        ctx.save_for_backward(cos, sin)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride] (as wrapped)
+        from vantage.position.gpu.rope import turned
+
+        (cos, sin), wanted = ctx.saved_tensors, [grad for grad in grads if grad is not None]
+        back = iter(turned(wanted, cos, sin, ctx.pairing, back=True) if wanted else ())
+        return *(None if grad is None else next(back) for grad in grads), None, None, None
+
+
+def in_passes(grad: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
+    """The gradient of x from that of what was turned: turned the other way."""
+    if pairing == "adjacent":
+        return rotate_by(grad, cos, sin.unflatten(-1, (-1, 2)).flip(-1).flatten(-2), pairing)
     turned = torch.mul(grad, cos, out=torch.empty_like(grad))
     (turned_a, turned_b), (a, b), (sin_a, sin_b) = turned.chunk(2, -1), grad.chunk(2, -1), sin.chunk(2, -1)
     turned_a.addcmul_(b, sin_b)
@@ -234,39 +296,55 @@ def in_passes(grad: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return turned
 
 
-def _halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return rotate_by(x, cos, sin, "halves")
+def _part_by_part(turn: Callable[..., Tensor]) -> Callable[[Tensor, Tensor, Tensor, str], Tensor]:
+    """As far as the tables reach; the rest is copied."""
+
+    def whole(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
+        width = cos.shape[-1]
+        turned = turn(x[..., :width], cos, sin, pairing)
+        return turned if width == x.shape[-1] else torch.cat((turned, x[..., width:]), -1)
+
+    return whole
 
 
-_turned = torch.library.custom_op("vantage::turned", _halves, mutates_args=())
-_turned_back = torch.library.custom_op("vantage::turned_back", in_passes, mutates_args=())
+_there, _back = _part_by_part(rotate_by), _part_by_part(in_passes)
+_turned = torch.library.custom_op("vantage::turned", _there, mutates_args=())
+_turned_back = torch.library.custom_op("vantage::turned_back", _back, mutates_args=())
 
 
 @_turned.register_kernel("cuda")
-def _(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    from vantage.position.gpu.rope import turned  # what it needs is not everywhere
-
-    return turned(x, cos, sin)
+def _(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
+    return _one_pass(x, cos, sin, pairing, back=False) if _kernel_does(x) else _there(x, cos, sin, pairing)
 
 
 @_turned_back.register_kernel("cuda")
-def _(grad: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    from vantage.position.gpu.rope import turned_back
+def _(grad: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
+    return _one_pass(grad, cos, sin, pairing, back=True) if _kernel_does(grad) else _back(grad, cos, sin, pairing)
 
-    return turned_back(grad, cos, sin)
+
+def _kernel_does(x: Tensor) -> bool:
+    """It does not count the dimensions of many models at once."""
+    return x.dim() == 4 and x.element_size() <= 4 and _has_triton()
+
+
+def _one_pass(x: Tensor, cos: Tensor, sin: Tensor, pairing: str, *, back: bool) -> Tensor:
+    from vantage.position.gpu.rope import turned  # what it needs is not everywhere
+
+    return turned((x,), cos, sin, pairing, back=back)[0]
 
 
 def _rules(operator: Any) -> None:
     """What compilers and vmap ask of both."""
 
     @operator.register_fake
-    def _(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
         return torch.empty_like(x)
 
     @operator.register_vmap
-    def _(info: Any, dims: tuple[int | None, ...], x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, int]:
-        x, cos, sin = (t if dim is None else t.movedim(dim, 0) for t, dim in zip((x, cos, sin), dims, strict=True))
-        return operator(x, cos, sin), 0
+    def _(info: Any, dims: tuple[int | None, ...], x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Any:
+        tensors = zip((x, cos, sin), dims, strict=False)
+        x, cos, sin = (t if dim is None else t.movedim(dim, 0) for t, dim in tensors)
+        return operator(x, cos, sin, pairing), 0
 
 
 _rules(_turned)

@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from vantage.errors import BadInput
 from vantage.spec.parts import Dense, Pointwise, ValueBias
 from vantage.spec.positions import Place
 
@@ -21,6 +22,7 @@ class Slope(Pointwise):
     """-slopes[h]·|i - j|: ALiBi."""
 
     slopes: Tensor  # (H,)
+    numbers: tuple[float, ...] | None = None  # the same, where the host knows them
 
     def __call__(self, b: Tensor, h: Tensor, i: Tensor, q: Place, k: Place) -> Tensor:
         return -self.slopes[h] * (q.pos - k.pos).abs()
@@ -111,6 +113,17 @@ class RatioPieces(Pointwise):
     def share(self, within: Tensor) -> Tensor:
         """What makes a logarithm of a distance a share of that of ``within``."""
         return 1 / (self.psi(within) + self.eps)
+
+
+def alibi_slopes(heads: int) -> tuple[float, ...]:
+    """2^(-8k/h) for k = 1 … h. Where h is no power of two: those of the power below, and then every
+    second one of the power above, as the paper's code has it."""
+    if heads < 1:
+        raise BadInput(f"{heads} heads: ALiBi has a slope for each of at least 1")
+    below = 1 << (heads.bit_length() - 1)
+    slopes = [2.0 ** (-8 * k / below) for k in range(1, below + 1)]
+    between = [2.0 ** (-4 * k / below) for k in range(1, 2 * (heads - below), 2)]
+    return tuple(slopes + between)
 
 
 Form = Slope | LogDistance | PowerDistance | DistanceTable | RowTable | QueryAndKey | RatioPieces

@@ -53,6 +53,15 @@ class QKTransform(Protocol):
     def key(self, k_BGTd: Tensor, pos: Positions) -> Tensor: ...
 
 
+@runtime_checkable
+class TransformsBoth(Protocol):
+    """A q/k transform that takes the queries and keys of the same tokens in one pass."""
+
+    def query_and_key(self, q_BHTd: Tensor, k_BGTd: Tensor, pos: Positions) -> tuple[Tensor, Tensor]:
+        """What ``query`` and ``key`` give."""
+        ...
+
+
 class Pointwise(ABC):
     """A score bias as a function of one query and one key. Subclasses are frozen dataclasses (eq=False)."""
 
@@ -396,6 +405,16 @@ def chain(transforms: Iterable[Any], side: str, x: Tensor, pos: Positions) -> Te
     for transform in transforms:
         x = transform.query(x, pos) if side == "query" else transform.key(x, pos)
     return x
+
+
+def chain_both(transforms: Iterable[Any], q: Tensor, k: Tensor, pos: Positions) -> tuple[Tensor, Tensor]:
+    """Apply q/k transforms in order to the queries and keys of the same tokens, to both at once where one can."""
+    for transform in transforms:
+        if torch.compiler.is_compiling() or not isinstance(transform, TransformsBoth):
+            q, k = transform.query(q, pos), transform.key(k, pos)
+        else:
+            q, k = transform.query_and_key(q, k, pos)
+    return q, k
 
 
 def materialise(bias: Pointwise | Dense | None, pair: Pair, heads: int, dtype: torch.dtype) -> Tensor | None:

@@ -46,6 +46,9 @@ class Known:
     counts: tuple[int, ...] | None = None  # filled places in each row
     empty: bool = True  # False: no place is empty
     same_rows: bool = False  # every row holds the same
+    documents: tuple[int, int] | None = (
+        None  # how many in all rows, and tokens of the longest; see ``packed_documents``
+    )
 
     @staticmethod
     def run(first: int, rows: int, width: int) -> Known:
@@ -156,7 +159,7 @@ class Positions:
         if bounds is not None:
             known = replace(known, pos=bounds, order=known.order or bounds)
         if segment is not None:
-            known = replace(known, first=None, same_rows=False)
+            known = replace(known, first=None, same_rows=False, documents=packed_documents(pos, order, segment))
         return Positions(pos, order, segment, known)
 
     @staticmethod
@@ -241,7 +244,7 @@ class Positions:
         """One row for every row of a batch."""
         known = self.known
         counts = None if known.counts is None else known.counts[:1] * batch
-        known = replace(known, counts=counts, same_rows=self.segment is None)
+        known = replace(known, counts=counts, same_rows=self.segment is None, documents=None)
         segment = None if self.segment is None else self.segment.expand(batch, -1)
         pos, order = self.pos.expand(batch, -1), self.order.expand(batch, -1)
         axes = None if self.axes is None else self.axes.expand(-1, batch, -1)
@@ -252,14 +255,16 @@ class Positions:
         counts = None if self.known.counts is None else tuple(n for n in self.known.counts for _ in range(times))
         pos, order = self.pos.repeat_interleave(times, 0), self.order.repeat_interleave(times, 0)
         segment = None if self.segment is None else self.segment.repeat_interleave(times, 0)
-        return Positions(pos, order, segment, replace(self.known, counts=counts), self.length)
+        known = replace(self.known, counts=counts, documents=None)
+        return Positions(pos, order, segment, known, self.length)
 
     def every(self, step: int, first: int) -> Positions:
         """Rows first, first + step, …: the way back from ``repeat``."""
         cut = slice(first, None, step)
         counts = None if self.known.counts is None else self.known.counts[cut]
         segment = None if self.segment is None else self.segment[cut]
-        return Positions(self.pos[cut], self.order[cut], segment, replace(self.known, counts=counts), self.length)
+        known = replace(self.known, counts=counts, documents=None)
+        return Positions(self.pos[cut], self.order[cut], segment, known, self.length)
 
     def ahead(self, by_B: Tensor) -> Positions:
         """The same tokens, each row so much further on for encodings; masks see no difference."""
@@ -274,9 +279,24 @@ class Positions:
         if known.first is not None:
             known = Known.run(known.first + start, len(pos), width)
         else:
-            known = replace(known, counts=Known.read(pos, order).counts)
+            known = replace(known, counts=Known.read(pos, order).counts, documents=None)
         axes = None if self.axes is None else self.axes[:, :, cut]
         return Positions(pos, order, segment, known, self.length, axes)
+
+
+def packed_documents(pos_BT: Tensor, order_BT: Tensor, segment_BT: Tensor) -> tuple[int, int] | None:
+    """How many documents there are and how long the longest is, where rows hold one after another from the left, each
+    running from 0 on; ``None``: they do not, or nothing can be read without asking a device."""
+    if pos_BT.device.type != "cpu" or pos_BT.numel() == 0 or pos_BT.is_floating_point():
+        return None
+    filled, rank = order_BT >= 0, order_BT - segment_BT
+    first = filled & (rank == 0)
+    runs_on = torch.zeros_like(filled)
+    runs_on[:, 1:] = filled[:, :-1] & (segment_BT[:, 1:] == segment_BT[:, :-1])
+    packed = ~filled | ((first | runs_on) & (order_BT == torch.arange(order_BT.shape[1])) & (pos_BT == rank))
+    if not bool(packed.all()) or not bool((filled[:, :-1] | ~filled[:, 1:]).all()) or not bool(filled.any()):
+        return None
+    return int(first.sum()), int(rank[filled].max()) + 1
 
 
 class Pair:

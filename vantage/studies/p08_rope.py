@@ -54,7 +54,10 @@ class RopeFromZero:
 
 class _RotationFromZero(Rotation):
     def turn(self, x_BHTd: Tensor, pos: Positions) -> Tensor:
-        return super().turn(x_BHTd, Positions.arange(*pos.shape))
+        return super().turn(x_BHTd, Positions.arange(*pos.shape, device=pos.device))
+
+    def query_and_key(self, q_BHTd: Tensor, k_BGTd: Tensor, pos: Positions) -> tuple[Tensor, Tensor]:
+        return self.turn(q_BHTd, pos), self.turn(k_BGTd, pos)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,12 @@
-"""RoPE on a GPU in half precision, in one pass over queries, keys or a gradient.
+"""RoPE on a GPU in one pass over queries and keys together, or over their gradients.
 
-torch's own operators take three passes, and are slow ones over what a projection or an attention hands on in strides.
+torch's own operators take three passes over each, and are slow ones over what a projection or an attention hands on in
+strides. Here every number is read once and written once, and the tables are read once for all heads of a token.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,61 +15,105 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vantage.position.rope import in_passes, rotate_by
-
 Kernel = Any  # triton's: indexed by its grid, then called
-ROWS = 32  # positions of one head
+TILE = 1024  # pairs of numbers in one program
+MOST_HEADS = 16  # of one program
+WARPS = 2
+EVICT = ""  # what is read is not read again
+
+
+@triton.jit
+def _pairs(
+    x, at, column, inside, half, ROWS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, ADJACENT: tl.constexpr,
+    EVICT: tl.constexpr,
+):  # fmt: skip
+    """The first and second members of all pairs, in float32; ``at``: where a head begins."""
+    if ADJACENT:
+        both = tl.load(x + at + column, mask=inside, eviction_policy=EVICT).to(tl.float32)
+        a, b = tl.split(tl.reshape(both, [ROWS, HEADS, HALF, 2]))
+    else:
+        a = tl.load(x + at + column, mask=inside, eviction_policy=EVICT).to(tl.float32)
+        b = tl.load(x + at + half + column, mask=inside, eviction_policy=EVICT).to(tl.float32)
+    return a, b
+
+
+@triton.jit
+def _turn_heads(
+    x, out, cos, sin, batch, token, first, heads, length, half, rest, xb, xh, xt, ob, oh, ot, cb, ct, sb, st,
+    BACK: tl.constexpr, ADJACENT: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
+    REST: tl.constexpr, EVICT: tl.constexpr,
+):  # fmt: skip
+    """Some heads of some tokens: both members of a pair are read once, and each is written with its partner's share."""
+    SPAN: tl.constexpr = 2 * HALF if ADJACENT else HALF  # numbers that are loaded together
+    column = tl.arange(0, SPAN)[None, None, :]
+    head = (first + tl.arange(0, HEADS)[None, :, None]).to(tl.int64)
+    wide = 2 * half if ADJACENT else half
+    filled = (token < length) & (column < wide)
+    cos_a, cos_b = _pairs(cos, batch * cb + token * ct, column, filled, half, ROWS, 1, HALF, ADJACENT, "")
+    sin_a, sin_b = _pairs(sin, batch * sb + token * st, column, filled, half, ROWS, 1, HALF, ADJACENT, "")
+    if BACK:
+        sin_a, sin_b = sin_b, sin_a
+    inside = filled & (head < heads)
+    at, to = batch * xb + token * xt + head * xh, batch * ob + token * ot + head * oh
+    a, b = _pairs(x, at, column, inside, half, ROWS, HEADS, HALF, ADJACENT, EVICT)
+    turned_a, turned_b = a * cos_a + b * sin_a, b * cos_b + a * sin_b
+    if ADJACENT:
+        both = tl.reshape(tl.join(turned_a, turned_b), [ROWS, HEADS, SPAN])
+        tl.store(out + to + column, both.to(out.dtype.element_ty), mask=inside)
+    else:
+        tl.store(out + to + column, turned_a.to(out.dtype.element_ty), mask=inside)
+        tl.store(out + to + half + column, turned_b.to(out.dtype.element_ty), mask=inside)
+    if REST > 0:  # what does not turn passes through
+        behind = tl.arange(0, REST)[None, None, :]
+        left = (token < length) & (head < heads) & (behind < rest)
+        tl.store(out + to + 2 * half + behind, tl.load(x + at + 2 * half + behind, mask=left), mask=left)
 
 
 @triton.jit
 def turn(
-    x, cos, sin, turned, heads, length, half, xb, xh, xt, mb, mh, mt, cb, ct, BACK: tl.constexpr,
-    ROWS: tl.constexpr, HALF: tl.constexpr,
+    q, k, q_out, k_out, cos, sin, q_heads, k_heads, length, half, rest, blocks, q_groups, groups,
+    qb, qh, qt, kb, kh, kt, qob, qoh, qot, kob, koh, kot, cb, ct, sb, st,
+    BACK: tl.constexpr, ADJACENT: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
+    REST: tl.constexpr, EVICT: tl.constexpr,
 ):  # fmt: skip
-    """Some positions of one head: both halves are read once, and each is written with its partner's share."""
-    row = tl.program_id(0).to(tl.int64)
-    batch, head = row // heads, row % heads
-    t = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    k = tl.arange(0, HALF)
-    inside = (t < length)[:, None] & (k < half)[None, :]
-    at = batch * xb + head * xh + t[:, None] * xt + k[None, :]
-    place = batch * cb + t[:, None] * ct + k[None, :]
-    a = tl.load(x + at, mask=inside).to(tl.float32)
-    b = tl.load(x + at + half, mask=inside).to(tl.float32)
-    cos_a = tl.load(cos + place, mask=inside).to(tl.float32)
-    cos_b = tl.load(cos + place + half, mask=inside).to(tl.float32)
-    sin_a = tl.load(sin + place, mask=inside).to(tl.float32)
-    sin_b = tl.load(sin + place + half, mask=inside).to(tl.float32)
-    if BACK:
-        sin_a, sin_b = sin_b, sin_a
-    to = batch * mb + head * mh + t[:, None] * mt + k[None, :]
-    tl.store(turned + to, (a * cos_a + b * sin_a).to(turned.dtype.element_ty), mask=inside)
-    tl.store(turned + to + half, (b * cos_b + a * sin_b).to(turned.dtype.element_ty), mask=inside)
-
-
-def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x (B, H, T, d) turned by cos and sin (1 or B, 1, T, d), whose last dimension is dense."""
-    return _in_one_pass(x, cos, sin, back=False) if one_pass_does(x) else rotate_by(x, cos, sin, "halves")
-
-
-def turned_back(grad: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The gradient of x from that of what was turned."""
-    return _in_one_pass(grad, cos, sin, back=True) if one_pass_does(grad) else in_passes(grad, cos, sin)
-
-
-def one_pass_does(x: Tensor) -> bool:
-    """In full precision the kernel would lose some of it; it does not count the dimensions of many models at once."""
-    return x.element_size() == 2 and x.dim() == 4 and x.stride(-1) == 1
-
-
-def _in_one_pass(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool) -> Tensor:
-    out = torch.empty_like(x)
-    rows, heads, length, d = x.shape
-    own = cos.stride(0) if len(cos) > 1 else 0
-    kernel: Kernel = turn
-    with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
-        kernel[rows * heads, triton.cdiv(length, ROWS)](  # the first may be large, the second not above 65,535
-            x, cos, sin, out, heads, length, d // 2, *x.stride()[:3], *out.stride()[:3], own, cos.stride(2),
-            BACK=back, ROWS=ROWS, HALF=triton.next_power_of_2(d // 2), num_warps=4,
+    """A program has some tokens and some heads, of the queries or of the keys. Those of one token are neighbours."""
+    program = tl.program_id(0)
+    group, block = program % groups, program // groups
+    batch = (block // blocks).to(tl.int64)
+    token = ((block % blocks) * ROWS + tl.arange(0, ROWS)[:, None, None]).to(tl.int64)
+    if group < q_groups:
+        _turn_heads(
+            q, q_out, cos, sin, batch, token, group * HEADS, q_heads, length, half, rest, qb, qh, qt, qob, qoh, qot,
+            cb, ct, sb, st, BACK, ADJACENT, ROWS, HEADS, HALF, REST, EVICT,
         )  # fmt: skip
-    return out
+    else:
+        _turn_heads(
+            k, k_out, cos, sin, batch, token, (group - q_groups) * HEADS, k_heads, length, half, rest, kb, kh, kt,
+            kob, koh, kot, cb, ct, sb, st, BACK, ADJACENT, ROWS, HEADS, HALF, REST, EVICT,
+        )  # fmt: skip
+
+
+def turned(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, pairing: str, *, back: bool) -> list[Tensor]:
+    """Queries (B, H, T, d) and keys (B, G, T, d), or one of them, turned by cos and sin (1 or B, 1, T, up to d);
+    ``back``: gradients from those of what was turned. What lies behind the tables' width passes through."""
+    xs = [x if x.stride(-1) == 1 else x.contiguous() for x in xs]
+    outs = [x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2) for x in xs]
+    (B, H, T, d), G = xs[0].shape, 0 if len(xs) == 1 else xs[1].shape[1]
+    if not any(x.numel() for x in xs):
+        return outs
+    half = cos.shape[-1] // 2
+    rest = d - 2 * half
+    wide = triton.next_power_of_2(half)
+    heads = min(MOST_HEADS, triton.next_power_of_2(max(H, G)))
+    rows = min(max(1, TILE // (wide * heads)), triton.next_power_of_2(T))
+    blocks, q_groups, k_groups = triton.cdiv(T, rows), triton.cdiv(H, heads), triton.cdiv(G, heads)
+    tables = [stride for x in (cos, sin) for stride in (x.stride(0) if len(x) > 1 else 0, x.stride(2))]
+    strides = [stride for side in (xs, outs) for x in (side[0], side[-1]) for stride in x.stride()[:3]]
+    kernel: Kernel = turn
+    with torch.cuda.device(cos.device) if cos.is_cuda else nullcontext():
+        kernel[(B * blocks * (q_groups + k_groups),)](
+            xs[0], xs[-1], outs[0], outs[-1], cos, sin, H, G, T, half, rest, blocks, q_groups, q_groups + k_groups,
+            *strides, *tables, BACK=back, ADJACENT=pairing == "adjacent", ROWS=rows, HEADS=heads,
+            HALF=wide, REST=triton.next_power_of_2(rest) if rest else 0, EVICT=EVICT, num_warps=WARPS,
+        )  # fmt: skip
+    return outs
