@@ -37,6 +37,9 @@ WIDEST = 256  # of a head
 LONGEST_TABLE = 1_024  # distances of a table that is learned: each query keeps a place for each of them
 MOST_BANKED = 4_096  # distances of a table whose tiles are made beforehand
 LOG2E = math.log2(math.e)
+WIDE = 128  # queries and keys of a tile of the forward pass for Hopper, and the fewest queries it pays for
+WIDE_HEADS = {64, 128}
+WIDE_ALWAYS, WIDE_ONE_SIDED = {0, 6}, {1, 4}  # forms by number, as in NUMBERS
 NUMBERS = {type(None): 0, Slope: 1, LogDistance: 2, PowerDistance: 3, DistanceTable: 4, RowTable: 5, QueryAndKey: 6}
 
 
@@ -66,6 +69,7 @@ class Fused:
         bias = _bias(form_of_need(need), flags, pair, cool, block)
         beyond = bias.beyond if flags.one_sided else None
         places = pair.once(("fused", flags, block, beyond), lambda: _lasting_places(pair, flags, block, beyond))
+        wide = _wide(q_BHTd, view, bias, flags, pair)
         out, lse = FusedAttention.apply(
             q_BHTd,
             view.k,
@@ -74,6 +78,7 @@ class Fused:
             bias.two,
             sinks,
             *places,
+            *wide,
             [int(x) for x in _plan(bias, flags, pair, block)],
             [need.scale, need.softcap or 0.0, cool],
         )
@@ -216,6 +221,36 @@ def _plan(bias: BiasTensors, flags: MaskFlags, pair: Pair, block: int) -> FusedP
         segments=flags.segments,
         block=block,
     )
+
+
+def _wide(
+    q: Tensor, view: View, bias: BiasTensors, flags: MaskFlags, pair: Pair
+) -> tuple[Tensor, Tensor | None] | tuple[None, None]:
+    """What the forward pass for Hopper reads besides: tile ranges of its own block, and the biases of a table's tiles;
+    ``None`` where it does not run. It has the places that run on, and the biases that cost a tile next to nothing."""
+    one_sided = bias.beyond is not None and flags.one_sided
+    known = bias.form in WIDE_ALWAYS or (bias.form in WIDE_ONE_SIDED and one_sided and (bias.banks > 0 or not bias.width))
+    if not (known and runs(pair) and q.shape[2] >= WIDE and not torch.compiler.is_compiling()):
+        return None, None
+    if q.device.type != "cuda" or q.element_size() != 2 or not {q.shape[3], view.v.shape[3]} <= WIDE_HEADS:
+        return None, None
+    if not _hopper(q.device.index or 0):
+        return None, None
+    beyond, first = bias.beyond if flags.one_sided else None, pair.k.known.first or 0
+    ranges = _ranges_of_runs(_offset(pair), first, q.shape[2], view.k.shape[2], flags, WIDE, beyond, q.device)
+    bank = None
+    if bias.banks:
+        assert bias.one is not None
+        bank = _bank(bias.one.detach(), bias.low, _offset(pair) % WIDE, WIDE)
+    return ranges.keys, bank
+
+
+@functools.cache
+def _hopper(device: int) -> bool:
+    """Gluon is new and changes from version to version: it runs with the one that it was measured with."""
+    import triton
+
+    return torch.cuda.get_device_capability(device) == (9, 0) and triton.__version__.startswith("3.6.")
 
 
 def _fractional(pair: Pair) -> bool:

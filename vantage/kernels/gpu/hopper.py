@@ -22,6 +22,7 @@ LN2 = gl.constexpr(0.6931471805599453)
 # the forms of spec/forms.py, by number
 SLOPE, LOG, POWER, TABLE, QUERY_AND_KEY = (gl.constexpr(i) for i in (1, 2, 3, 4, 6))
 ROWS = gl.constexpr(64)  # queries of one group of warps
+BLOCK = 128  # queries and keys of a tile
 
 
 @gluon.jit
@@ -56,7 +57,7 @@ def _scores(
             "tanh.approx.f32 $0, $1;", "=f,f", [s * scale], dtype=gl.float32, is_pure=True, pack=1
         )
         s = s * cap
-    else:
+    elif FORM > 0:
         s = s * scale
     if FORM == SLOPE:
         s = s + (slope * (kj - q0).to(gl.float32))[None, :]
@@ -90,12 +91,18 @@ def _scores(
 
 
 @gluon.jit
-def _weights(s, m, total, MASKED: gl.constexpr):
-    """Weights that are not divided yet, and the new maximum and sum; last what all earlier weights are multiplied by."""
-    top = gl.maximum(m, gl.max(s, 1))
+def _weights(s, m, total, scale, RAW: gl.constexpr, MASKED: gl.constexpr):
+    """Weights that are not divided yet, and the new maximum and sum; last what all earlier weights are multiplied by.
+    ``RAW``: scores are not scaled yet, which costs nothing where they are taken off the maximum."""
+    top = gl.max(s, 1)
+    if RAW:
+        top = top * scale
+    top = gl.maximum(m, top)
     pivot = top
     if MASKED:  # a row that has seen nothing yet
         pivot = gl.where(top == float("-inf"), 0.0, top)
+    if RAW:
+        s = s * scale
     p = gl.exp2(s - pivot[:, None])
     shrink = gl.exp2(m - pivot)
     return p, top, total * shrink + gl.sum(p, 1), shrink
@@ -103,26 +110,30 @@ def _weights(s, m, total, MASKED: gl.constexpr):
 
 @gluon.jit
 def _tile(
-    j, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0, P1, at, h, S, off, banks,
+    part: gl.constexpr, turns, j, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0, P1, at, h, S, off, banks,
     origin, window, chunk, prefix, scale, cap, slope, empty, P_LAYOUT: gl.constexpr, BLOCK: gl.constexpr,
     FORM: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CHUNK: gl.constexpr, PREFIX: gl.constexpr,
-    SOFTCAP: gl.constexpr, MASKED: gl.constexpr,
+    SOFTCAP: gl.constexpr, TURNS: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Scores of tile j, while the values of the tile before are added."""
     stages: gl.constexpr = k.shape[0]
     here = j % stages
     before = (j - 1) % stages
     mbarrier.wait(k_ready.index(here), j // stages & 1)
+    if TURNS:  # products of one group while the other takes its softmax
+        mbarrier.wait(turns.index(part), (j - 1) & 1)
     s = warpgroup_mma(q, k.index(here).permute((1, 0)), empty, use_acc=False, is_async=True)
     mbarrier.wait(v_ready.index(before), (j - 1) // stages & 1)
     acc = warpgroup_mma(p, v.index(before), acc, is_async=True)
+    if TURNS:
+        mbarrier.arrive(turns.index(1 - part), count=1)
     s = warpgroup_mma_wait(1, deps=[s])
     mbarrier.arrive(k_free.index(here), count=1)
     s = _scores(
         s, (lo + j) * BLOCK, qi, m0, q0, P0, P1, at, h, S, off, banks, origin, window, chunk, prefix, scale, cap, slope,
         BLOCK, FORM, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, MASKED,
     )  # fmt: skip
-    w, m, total, shrink = _weights(s, m, total, MASKED)
+    w, m, total, shrink = _weights(s, m, total, scale, FORM == 0 and not SOFTCAP, MASKED)
     acc = warpgroup_mma_wait(0, deps=[acc])
     mbarrier.arrive(v_free.index(before), count=1)
     acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
@@ -132,10 +143,10 @@ def _tile(
 
 @gluon.jit
 def _attend(
-    part: gl.constexpr, q_shared, k, v, q_ready, k_ready, k_free, v_ready, v_free, block, OUT, LSE, P0, P1, SINKS, b, h,
+    part: gl.constexpr, q_shared, k, v, q_ready, k_ready, k_free, v_ready, v_free, turns, block, OUT, LSE, P0, P1, SINKS, b, h,
     at, ob, oh, ot, sb, sh, st, T, S, lo, full_lo, full_hi, hi, off, origin, width, banks, window, chunk, prefix, scale,
     cap, BLOCK: gl.constexpr, E: gl.constexpr, FORM: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr,
-    CHUNK: gl.constexpr, PREFIX: gl.constexpr, SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr,
+    CHUNK: gl.constexpr, PREFIX: gl.constexpr, SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr, TURNS: gl.constexpr,
 ):  # fmt: skip
     """One group of warps: half of a block's queries, over all of their keys."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])
@@ -161,27 +172,27 @@ def _attend(
         s, lo * BLOCK, qi, m0, q0, P0, P1, at, h, S, off, banks, origin, window, chunk, prefix, scale, cap, slope,
         BLOCK, FORM, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, True,
     )  # fmt: skip
-    w, m, total, _ = _weights(s, m, total, True)
+    w, m, total, _ = _weights(s, m, total, scale, FORM == 0 and not SOFTCAP, True)
     p = gl.convert_layout(w.to(v.dtype), P_LAYOUT)
     first = gl.maximum(full_lo - lo, 1)
     last = gl.maximum(full_hi - lo, first)
     for j in range(1, gl.minimum(first, hi - lo)):
         acc, p, m, total = _tile(
-            j, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0, P1, at, h, S, off,
+            part, turns, j, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0, P1, at, h, S, off,
             banks, origin, window, chunk, prefix, scale, cap, slope, empty, P_LAYOUT, BLOCK, FORM, CAUSAL, WINDOW,
-            CHUNK, PREFIX, SOFTCAP, True,
+            CHUNK, PREFIX, SOFTCAP, TURNS, True,
         )  # fmt: skip
     for j in range(first, last):
         acc, p, m, total = _tile(
-            j, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0, P1, at, h, S, off,
+            part, turns, j, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0, P1, at, h, S, off,
             banks, origin, window, chunk, prefix, scale, cap, slope, empty, P_LAYOUT, BLOCK, FORM, CAUSAL, WINDOW,
-            CHUNK, PREFIX, SOFTCAP, False,
+            CHUNK, PREFIX, SOFTCAP, TURNS, False,
         )  # fmt: skip
     for j in range(last, hi - lo):
         acc, p, m, total = _tile(
-            j, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0, P1, at, h, S, off,
+            part, turns, j, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0, P1, at, h, S, off,
             banks, origin, window, chunk, prefix, scale, cap, slope, empty, P_LAYOUT, BLOCK, FORM, CAUSAL, WINDOW,
-            CHUNK, PREFIX, SOFTCAP, True,
+            CHUNK, PREFIX, SOFTCAP, TURNS, True,
         )  # fmt: skip
     end = hi - lo - 1
     mbarrier.wait(v_ready.index(end % stages), end // stages & 1)
@@ -217,11 +228,11 @@ def attend(
     off, origin, width, banks, window, chunk, prefix, scale, cap, H: gl.constexpr, GROUP: gl.constexpr,
     D: gl.constexpr, E: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, FORM: gl.constexpr,
     CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CHUNK: gl.constexpr, PREFIX: gl.constexpr, SOFTCAP: gl.constexpr,
-    HAS_SINKS: gl.constexpr,
+    HAS_SINKS: gl.constexpr, TURNS: gl.constexpr,
 ):  # fmt: skip
     """One block of 128 queries of one head."""
-    block = blocks - 1 - gl.program_id(0) // (gl.num_programs(0) // blocks)  # the longest rows of all heads first
-    at = (gl.program_id(0) % (gl.num_programs(0) // blocks)).to(gl.int64)
+    block = blocks - 1 - gl.program_id(0) % blocks  # head by head, whose keys then stay in the second cache; long rows first
+    at = (gl.program_id(0) // blocks).to(gl.int64)
     b = at // H
     h = (at % H).to(gl.int32)
     g = (h // GROUP).to(gl.int64)
@@ -240,7 +251,12 @@ def attend(
     k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     mbarrier.init(q_ready, count=1)
+    mbarrier.init(turns.index(0), count=1)
+    mbarrier.init(turns.index(1), count=1)
+    if TURNS:
+        mbarrier.arrive(turns.index(0), count=1)
     for stage in gl.static_range(STAGES):
         mbarrier.init(k_ready.index(stage), count=1)
         mbarrier.init(v_ready.index(stage), count=1)
@@ -254,14 +270,14 @@ def attend(
     gl.warp_specialize(
         [
             (_attend, (
-                0, q, k, v, q_ready, k_ready, k_free, v_ready, v_free, block, OUT, LSE, P0, P1, SINKS, b, h, at, ob, oh, ot, sb,
+                0, q, k, v, q_ready, k_ready, k_free, v_ready, v_free, turns, block, OUT, LSE, P0, P1, SINKS, b, h, at, ob, oh, ot, sb,
                 sh, st, T, S, lo, full_lo, full_hi, hi, off, origin, width, banks, window, chunk, prefix, scale, cap, BLOCK, E,
-                FORM, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, HAS_SINKS,
+                FORM, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, HAS_SINKS, TURNS,
             )),
             (_attend, (
-                1, q, k, v, q_ready, k_ready, k_free, v_ready, v_free, block, OUT, LSE, P0, P1, SINKS, b, h, at, ob, oh, ot, sb,
+                1, q, k, v, q_ready, k_ready, k_free, v_ready, v_free, turns, block, OUT, LSE, P0, P1, SINKS, b, h, at, ob, oh, ot, sb,
                 sh, st, T, S, lo, full_lo, full_hi, hi, off, origin, width, banks, window, chunk, prefix, scale, cap, BLOCK, E,
-                FORM, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, HAS_SINKS,
+                FORM, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, HAS_SINKS, TURNS,
             )),
             (_copy, (q_tiles, k_tiles, v_tiles, q, k, v, q_ready, k_ready, k_free, v_ready, v_free, block * BLOCK, lo, hi)),
         ],
