@@ -229,7 +229,8 @@ def _wide(
     """What the forward pass for Hopper reads besides: tile ranges of its own block, and the biases of a table's tiles;
     ``None`` where it does not run. It has the places that run on, and the biases that cost a tile next to nothing."""
     one_sided = bias.beyond is not None and flags.one_sided
-    known = bias.form in WIDE_ALWAYS or (bias.form in WIDE_ONE_SIDED and one_sided and (bias.banks > 0 or not bias.width))
+    cheap = one_sided and (bias.banks > 0 or not bias.width)
+    known = bias.form in WIDE_ALWAYS or (bias.form in WIDE_ONE_SIDED and cheap)
     if not (known and runs(pair) and q.shape[2] >= WIDE and not torch.compiler.is_compiling()):
         return None, None
     if q.device.type != "cuda" or q.element_size() != 2 or not {q.shape[3], view.v.shape[3]} <= WIDE_HEADS:

@@ -2,12 +2,12 @@
 
 One warp copies keys and values, two groups of four warps have 64 queries each. A group starts the product of the next
 tile's scores and that of this tile's values before it takes the next softmax, so that the tensor cores work meanwhile.
-Queries and keys stand one after another here; other places, and other GPUs, run ``forward.attend``, whose results it has.
+Queries and keys stand one after another here; other places, and other GPUs, run ``forward.attend``, whose results it
+has.
 """
 
 from __future__ import annotations
 
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -110,10 +110,10 @@ def _weights(s, m, total, scale, RAW: gl.constexpr, MASKED: gl.constexpr):
 
 @gluon.jit
 def _tile(
-    part: gl.constexpr, turns, j, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0, P1, at, h, S, off, banks,
-    origin, window, chunk, prefix, scale, cap, slope, empty, P_LAYOUT: gl.constexpr, BLOCK: gl.constexpr,
-    FORM: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CHUNK: gl.constexpr, PREFIX: gl.constexpr,
-    SOFTCAP: gl.constexpr, TURNS: gl.constexpr, MASKED: gl.constexpr,
+    part: gl.constexpr, turns, j, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0, P1,
+    at, h, S, off, banks, origin, window, chunk, prefix, scale, cap, slope, empty, P_LAYOUT: gl.constexpr, BLOCK:
+    gl.constexpr, FORM: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CHUNK: gl.constexpr, PREFIX:
+    gl.constexpr, SOFTCAP: gl.constexpr, TURNS: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Scores of tile j, while the values of the tile before are added."""
     stages: gl.constexpr = k.shape[0]
@@ -143,10 +143,11 @@ def _tile(
 
 @gluon.jit
 def _attend(
-    part: gl.constexpr, q_shared, k, v, q_ready, k_ready, k_free, v_ready, v_free, turns, block, OUT, LSE, P0, P1, SINKS, b, h,
-    at, ob, oh, ot, sb, sh, st, T, S, lo, full_lo, full_hi, hi, off, origin, width, banks, window, chunk, prefix, scale,
-    cap, BLOCK: gl.constexpr, E: gl.constexpr, FORM: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr,
-    CHUNK: gl.constexpr, PREFIX: gl.constexpr, SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr, TURNS: gl.constexpr,
+    part: gl.constexpr, q_shared, k, v, q_ready, k_ready, k_free, v_ready, v_free, turns, block, OUT, LSE, P0, P1,
+    SINKS, b, h, at, ob, oh, ot, sb, sh, st, T, S, lo, full_lo, full_hi, hi, off, origin, width, banks, window, chunk,
+    prefix, scale, cap, BLOCK: gl.constexpr, E: gl.constexpr, FORM: gl.constexpr, CAUSAL: gl.constexpr, WINDOW:
+    gl.constexpr, CHUNK: gl.constexpr, PREFIX: gl.constexpr, SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr, TURNS:
+    gl.constexpr,
 ):  # fmt: skip
     """One group of warps: half of a block's queries, over all of their keys."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])
@@ -178,21 +179,21 @@ def _attend(
     last = gl.maximum(full_hi - lo, first)
     for j in range(1, gl.minimum(first, hi - lo)):
         acc, p, m, total = _tile(
-            part, turns, j, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0, P1, at, h, S, off,
-            banks, origin, window, chunk, prefix, scale, cap, slope, empty, P_LAYOUT, BLOCK, FORM, CAUSAL, WINDOW,
-            CHUNK, PREFIX, SOFTCAP, TURNS, True,
+            part, turns, j, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0, P1, at, h,
+            S, off, banks, origin, window, chunk, prefix, scale, cap, slope, empty, P_LAYOUT, BLOCK, FORM, CAUSAL,
+            WINDOW, CHUNK, PREFIX, SOFTCAP, TURNS, True,
         )  # fmt: skip
     for j in range(first, last):
         acc, p, m, total = _tile(
-            part, turns, j, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0, P1, at, h, S, off,
-            banks, origin, window, chunk, prefix, scale, cap, slope, empty, P_LAYOUT, BLOCK, FORM, CAUSAL, WINDOW,
-            CHUNK, PREFIX, SOFTCAP, TURNS, False,
+            part, turns, j, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0, P1, at, h,
+            S, off, banks, origin, window, chunk, prefix, scale, cap, slope, empty, P_LAYOUT, BLOCK, FORM, CAUSAL,
+            WINDOW, CHUNK, PREFIX, SOFTCAP, TURNS, False,
         )  # fmt: skip
     for j in range(last, hi - lo):
         acc, p, m, total = _tile(
-            part, turns, j, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0, P1, at, h, S, off,
-            banks, origin, window, chunk, prefix, scale, cap, slope, empty, P_LAYOUT, BLOCK, FORM, CAUSAL, WINDOW,
-            CHUNK, PREFIX, SOFTCAP, TURNS, True,
+            part, turns, j, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0, P1, at, h,
+            S, off, banks, origin, window, chunk, prefix, scale, cap, slope, empty, P_LAYOUT, BLOCK, FORM, CAUSAL,
+            WINDOW, CHUNK, PREFIX, SOFTCAP, TURNS, True,
         )  # fmt: skip
     end = hi - lo - 1
     mbarrier.wait(v_ready.index(end % stages), end // stages & 1)
@@ -231,7 +232,8 @@ def attend(
     HAS_SINKS: gl.constexpr, TURNS: gl.constexpr,
 ):  # fmt: skip
     """One block of 128 queries of one head."""
-    block = blocks - 1 - gl.program_id(0) % blocks  # head by head, whose keys then stay in the second cache; long rows first
+    # head by head, whose keys then stay in the second cache; within one the longest rows first
+    block = blocks - 1 - gl.program_id(0) % blocks
     at = (gl.program_id(0) // blocks).to(gl.int64)
     b = at // H
     h = (at % H).to(gl.int32)
@@ -270,16 +272,18 @@ def attend(
     gl.warp_specialize(
         [
             (_attend, (
-                0, q, k, v, q_ready, k_ready, k_free, v_ready, v_free, turns, block, OUT, LSE, P0, P1, SINKS, b, h, at, ob, oh, ot, sb,
-                sh, st, T, S, lo, full_lo, full_hi, hi, off, origin, width, banks, window, chunk, prefix, scale, cap, BLOCK, E,
-                FORM, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, HAS_SINKS, TURNS,
+                0, q, k, v, q_ready, k_ready, k_free, v_ready, v_free, turns, block, OUT, LSE, P0, P1, SINKS, b, h, at,
+                ob, oh, ot, sb, sh, st, T, S, lo, full_lo, full_hi, hi, off, origin, width, banks, window, chunk,
+                prefix, scale, cap, BLOCK, E, FORM, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, HAS_SINKS, TURNS,
             )),
             (_attend, (
-                1, q, k, v, q_ready, k_ready, k_free, v_ready, v_free, turns, block, OUT, LSE, P0, P1, SINKS, b, h, at, ob, oh, ot, sb,
-                sh, st, T, S, lo, full_lo, full_hi, hi, off, origin, width, banks, window, chunk, prefix, scale, cap, BLOCK, E,
-                FORM, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, HAS_SINKS, TURNS,
+                1, q, k, v, q_ready, k_ready, k_free, v_ready, v_free, turns, block, OUT, LSE, P0, P1, SINKS, b, h, at,
+                ob, oh, ot, sb, sh, st, T, S, lo, full_lo, full_hi, hi, off, origin, width, banks, window, chunk,
+                prefix, scale, cap, BLOCK, E, FORM, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, HAS_SINKS, TURNS,
             )),
-            (_copy, (q_tiles, k_tiles, v_tiles, q, k, v, q_ready, k_ready, k_free, v_ready, v_free, block * BLOCK, lo, hi)),
+            (_copy, (
+                q_tiles, k_tiles, v_tiles, q, k, v, q_ready, k_ready, k_free, v_ready, v_free, block * BLOCK, lo, hi,
+            )),
         ],
         [4, 1],
         [240, 24],

@@ -132,8 +132,8 @@ def units(factors: list[float]) -> tuple[float, float]:
 
 
 def unpack(tensors: list[Tensor | None], other: Tensor) -> list[Tensor]:
-    """Two tensors of the bias, sinks, places of queries and keys, tile ranges of both, and for Hopper tile ranges and the
-    biases of tiles; ``other`` for ``None``."""
+    """Two tensors of the bias, sinks, places of queries and keys, tile ranges of both; for Hopper tile ranges and the
+    biases of tiles. ``other`` for ``None``."""
     return [other if x is None else x for x in tensors]
 
 
