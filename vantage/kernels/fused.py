@@ -38,7 +38,7 @@ LONGEST_TABLE = 1_024  # distances of a table that is learned: each query keeps 
 MOST_BANKED = 4_096  # distances of a table whose tiles are made beforehand
 LOG2E = math.log2(math.e)
 WIDE = 128  # queries and keys of a tile of the forward pass for Hopper, and the fewest queries it pays for
-WIDE_HEADS = {64, 128}
+WIDE_HEAD = 128  # with heads of 64 it is no faster than the pass for all GPUs
 WIDE_ALWAYS, WIDE_ONE_SIDED = {0, 6}, {1, 4}  # forms by number, as in NUMBERS
 NUMBERS = {type(None): 0, Slope: 1, LogDistance: 2, PowerDistance: 3, DistanceTable: 4, RowTable: 5, QueryAndKey: 6}
 
@@ -227,13 +227,14 @@ def _wide(
     q: Tensor, view: View, bias: BiasTensors, flags: MaskFlags, pair: Pair
 ) -> tuple[Tensor, Tensor | None] | tuple[None, None]:
     """What the forward pass for Hopper reads besides: tile ranges of its own block, and the biases of a table's tiles;
-    ``None`` where it does not run. It has the places that run on, and the biases that cost a tile next to nothing."""
+    ``None`` where it does not run. It has places that run on, masks that look back, and biases that cost a tile next to
+    nothing: with a logarithm or a power for each pair it was slower than the pass for all GPUs."""
     one_sided = bias.beyond is not None and flags.one_sided
     cheap = one_sided and (bias.banks > 0 or not bias.width)
     known = bias.form in WIDE_ALWAYS or (bias.form in WIDE_ONE_SIDED and cheap)
-    if not (known and runs(pair) and q.shape[2] >= WIDE and not torch.compiler.is_compiling()):
+    if not (known and runs(pair) and flags.one_sided and q.shape[2] >= WIDE and not torch.compiler.is_compiling()):
         return None, None
-    if q.device.type != "cuda" or q.element_size() != 2 or not {q.shape[3], view.v.shape[3]} <= WIDE_HEADS:
+    if q.device.type != "cuda" or q.element_size() != 2 or q.shape[3] != WIDE_HEAD or view.v.shape[3] != WIDE_HEAD:
         return None, None
     if not _hopper(q.device.index or 0):
         return None, None

@@ -20,9 +20,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
 # the forms of spec/forms.py, by number
-SLOPE, LOG, POWER, TABLE, QUERY_AND_KEY = (gl.constexpr(i) for i in (1, 2, 3, 4, 6))
+SLOPE, TABLE, QUERY_AND_KEY = (gl.constexpr(i) for i in (1, 4, 6))
 ROWS = gl.constexpr(64)  # queries of one group of warps
 BLOCK = 128  # queries and keys of a tile
+STAGES = 2  # tiles of keys and of values on their way; three were slower
 
 
 @gluon.jit
@@ -46,9 +47,9 @@ def _copy(q_tiles, k_tiles, v_tiles, q, k, v, q_ready, k_ready, k_free, v_ready,
 
 @gluon.jit
 def _scores(
-    s, n, qi, m0, q0, P0, P1, at, h, S, off, banks, origin, window, chunk, prefix, scale, cap, slope,
-    BLOCK: gl.constexpr, FORM: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CHUNK: gl.constexpr,
-    PREFIX: gl.constexpr, SOFTCAP: gl.constexpr, MASKED: gl.constexpr,
+    s, n, qi, m0, q0, P0, P1, at, h, S, off, banks, origin, window, chunk, scale, cap, slope, BLOCK: gl.constexpr,
+    FORM: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CHUNK: gl.constexpr, SOFTCAP: gl.constexpr,
+    MASKED: gl.constexpr,
 ):  # fmt: skip
     """Scores of a tile in units of log2, with softcap, bias less the query's shift, and mask."""
     kj = n + gl.arange(0, BLOCK, gl.SliceLayout(0, s.type.layout))
@@ -63,29 +64,19 @@ def _scores(
         s = s + (slope * (kj - q0).to(gl.float32))[None, :]
     elif FORM == QUERY_AND_KEY:
         s = s + (gl.load(P1 + at * S + kj, mask=kj < S, other=0.0) * LOG2E)[None, :]
-    elif FORM == LOG:
-        d = gl.abs((qi + off)[:, None] - kj[None, :]).to(gl.float32)
-        s = s - gl.load(P0 + h) * gl.log2(1.0 + gl.load(P1 + h) * d)
-    elif FORM == POWER:
-        d = gl.abs((qi + off)[:, None] - kj[None, :]).to(gl.float32)
-        raised = gl.exp2(gl.load(P1 + h) * gl.log2(gl.where(d > 0, d, 1.0)))
-        s = s - gl.load(P0 + h) * LOG2E * gl.where(d > 0, raised, 0.0)
     elif FORM == TABLE and MASKED:
         bank = gl.maximum(gl.minimum((m0 - n) // BLOCK + off // BLOCK + 1, banks - 1), 0)
         s = s + gl.load(P1 + ((h * banks + bank) * BLOCK + qi - m0)[:, None] * BLOCK + (kj - n)[None, :])
     if MASKED:
         qo = (qi + off)[:, None]
         ko = kj[None, :]
-        inside = ko < S
-        see = inside & (qo >= off)
+        see = ko < S
         if CAUSAL:
             see = see & (ko <= qo)
         if WINDOW:
             see = see & (qo - ko < window) & (ko - qo < window)
         if CHUNK:
             see = see & (qo - (qo + origin) % chunk == ko - (ko + origin) % chunk)
-        if PREFIX:
-            see = see | ((ko + origin < prefix) & inside)
         s = gl.where(see, s, float("-inf"))
     return s
 
@@ -111,27 +102,28 @@ def _weights(s, m, total, scale, RAW: gl.constexpr, MASKED: gl.constexpr):
 @gluon.jit
 def _tile(
     part: gl.constexpr, turns, j, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0, P1,
-    at, h, S, off, banks, origin, window, chunk, prefix, scale, cap, slope, empty, P_LAYOUT: gl.constexpr, BLOCK:
-    gl.constexpr, FORM: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CHUNK: gl.constexpr, PREFIX:
-    gl.constexpr, SOFTCAP: gl.constexpr, TURNS: gl.constexpr, MASKED: gl.constexpr,
+    at, h, S, off, banks, origin, window, chunk, scale, cap, slope, empty, P_LAYOUT: gl.constexpr, BLOCK: gl.constexpr,
+    FORM: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CHUNK: gl.constexpr, SOFTCAP: gl.constexpr,
+    MASKED: gl.constexpr,
 ):  # fmt: skip
     """Scores of tile j, while the values of the tile before are added."""
     stages: gl.constexpr = k.shape[0]
+    TAKES_TURNS: gl.constexpr = FORM == 1 or FORM == 6 or SOFTCAP
     here = j % stages
     before = (j - 1) % stages
     mbarrier.wait(k_ready.index(here), j // stages & 1)
-    if TURNS:  # products of one group while the other takes its softmax
+    if TAKES_TURNS:  # products of one group while the other takes its softmax
         mbarrier.wait(turns.index(part), (j - 1) & 1)
     s = warpgroup_mma(q, k.index(here).permute((1, 0)), empty, use_acc=False, is_async=True)
     mbarrier.wait(v_ready.index(before), (j - 1) // stages & 1)
     acc = warpgroup_mma(p, v.index(before), acc, is_async=True)
-    if TURNS:
+    if TAKES_TURNS:
         mbarrier.arrive(turns.index(1 - part), count=1)
     s = warpgroup_mma_wait(1, deps=[s])
     mbarrier.arrive(k_free.index(here), count=1)
     s = _scores(
-        s, (lo + j) * BLOCK, qi, m0, q0, P0, P1, at, h, S, off, banks, origin, window, chunk, prefix, scale, cap, slope,
-        BLOCK, FORM, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, MASKED,
+        s, (lo + j) * BLOCK, qi, m0, q0, P0, P1, at, h, S, off, banks, origin, window, chunk, scale, cap, slope, BLOCK,
+        FORM, CAUSAL, WINDOW, CHUNK, SOFTCAP, MASKED,
     )  # fmt: skip
     w, m, total, shrink = _weights(s, m, total, scale, FORM == 0 and not SOFTCAP, MASKED)
     acc = warpgroup_mma_wait(0, deps=[acc])
@@ -145,9 +137,8 @@ def _tile(
 def _attend(
     part: gl.constexpr, q_shared, k, v, q_ready, k_ready, k_free, v_ready, v_free, turns, block, OUT, LSE, P0, P1,
     SINKS, b, h, at, ob, oh, ot, sb, sh, st, T, S, lo, full_lo, full_hi, hi, off, origin, width, banks, window, chunk,
-    prefix, scale, cap, BLOCK: gl.constexpr, E: gl.constexpr, FORM: gl.constexpr, CAUSAL: gl.constexpr, WINDOW:
-    gl.constexpr, CHUNK: gl.constexpr, PREFIX: gl.constexpr, SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr, TURNS:
-    gl.constexpr,
+    scale, cap, BLOCK: gl.constexpr, E: gl.constexpr, FORM: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr,
+    CHUNK: gl.constexpr, SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr,
 ):  # fmt: skip
     """One group of warps: half of a block's queries, over all of their keys."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])
@@ -170,8 +161,8 @@ def _attend(
     s = warpgroup_mma(q, k.index(0).permute((1, 0)), empty, use_acc=False)
     mbarrier.arrive(k_free.index(0), count=1)
     s = _scores(
-        s, lo * BLOCK, qi, m0, q0, P0, P1, at, h, S, off, banks, origin, window, chunk, prefix, scale, cap, slope,
-        BLOCK, FORM, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, True,
+        s, lo * BLOCK, qi, m0, q0, P0, P1, at, h, S, off, banks, origin, window, chunk, scale, cap, slope, BLOCK, FORM,
+        CAUSAL, WINDOW, CHUNK, SOFTCAP, True,
     )  # fmt: skip
     w, m, total, _ = _weights(s, m, total, scale, FORM == 0 and not SOFTCAP, True)
     p = gl.convert_layout(w.to(v.dtype), P_LAYOUT)
@@ -180,20 +171,20 @@ def _attend(
     for j in range(1, gl.minimum(first, hi - lo)):
         acc, p, m, total = _tile(
             part, turns, j, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0, P1, at, h,
-            S, off, banks, origin, window, chunk, prefix, scale, cap, slope, empty, P_LAYOUT, BLOCK, FORM, CAUSAL,
-            WINDOW, CHUNK, PREFIX, SOFTCAP, TURNS, True,
+            S, off, banks, origin, window, chunk, scale, cap, slope, empty, P_LAYOUT, BLOCK, FORM, CAUSAL, WINDOW,
+            CHUNK, SOFTCAP, True,
         )  # fmt: skip
     for j in range(first, last):
         acc, p, m, total = _tile(
             part, turns, j, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0, P1, at, h,
-            S, off, banks, origin, window, chunk, prefix, scale, cap, slope, empty, P_LAYOUT, BLOCK, FORM, CAUSAL,
-            WINDOW, CHUNK, PREFIX, SOFTCAP, TURNS, False,
+            S, off, banks, origin, window, chunk, scale, cap, slope, empty, P_LAYOUT, BLOCK, FORM, CAUSAL, WINDOW,
+            CHUNK, SOFTCAP, False,
         )  # fmt: skip
     for j in range(last, hi - lo):
         acc, p, m, total = _tile(
             part, turns, j, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0, P1, at, h,
-            S, off, banks, origin, window, chunk, prefix, scale, cap, slope, empty, P_LAYOUT, BLOCK, FORM, CAUSAL,
-            WINDOW, CHUNK, PREFIX, SOFTCAP, TURNS, True,
+            S, off, banks, origin, window, chunk, scale, cap, slope, empty, P_LAYOUT, BLOCK, FORM, CAUSAL, WINDOW,
+            CHUNK, SOFTCAP, True,
         )  # fmt: skip
     end = hi - lo - 1
     mbarrier.wait(v_ready.index(end % stages), end // stages & 1)
@@ -226,10 +217,9 @@ def _attend(
 @gluon.jit
 def attend(
     Q, K, V, OUT, LSE, P0, P1, SINKS, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, ob, oh, ot, sb, sh, st, T, S, blocks,
-    off, origin, width, banks, window, chunk, prefix, scale, cap, H: gl.constexpr, GROUP: gl.constexpr,
-    D: gl.constexpr, E: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, FORM: gl.constexpr,
-    CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CHUNK: gl.constexpr, PREFIX: gl.constexpr, SOFTCAP: gl.constexpr,
-    HAS_SINKS: gl.constexpr, TURNS: gl.constexpr,
+    off, origin, width, banks, window, chunk, scale, cap, H: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr,
+    E: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, FORM: gl.constexpr, CAUSAL: gl.constexpr,
+    WINDOW: gl.constexpr, CHUNK: gl.constexpr, SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr,
 ):  # fmt: skip
     """One block of 128 queries of one head."""
     # head by head, whose keys then stay in the second cache; within one the longest rows first
@@ -257,8 +247,7 @@ def attend(
     mbarrier.init(q_ready, count=1)
     mbarrier.init(turns.index(0), count=1)
     mbarrier.init(turns.index(1), count=1)
-    if TURNS:
-        mbarrier.arrive(turns.index(0), count=1)
+    mbarrier.arrive(turns.index(0), count=1)
     for stage in gl.static_range(STAGES):
         mbarrier.init(k_ready.index(stage), count=1)
         mbarrier.init(v_ready.index(stage), count=1)
@@ -273,13 +262,13 @@ def attend(
         [
             (_attend, (
                 0, q, k, v, q_ready, k_ready, k_free, v_ready, v_free, turns, block, OUT, LSE, P0, P1, SINKS, b, h, at,
-                ob, oh, ot, sb, sh, st, T, S, lo, full_lo, full_hi, hi, off, origin, width, banks, window, chunk,
-                prefix, scale, cap, BLOCK, E, FORM, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, HAS_SINKS, TURNS,
+                ob, oh, ot, sb, sh, st, T, S, lo, full_lo, full_hi, hi, off, origin, width, banks, window, chunk, scale,
+                cap, BLOCK, E, FORM, CAUSAL, WINDOW, CHUNK, SOFTCAP, HAS_SINKS,
             )),
             (_attend, (
                 1, q, k, v, q_ready, k_ready, k_free, v_ready, v_free, turns, block, OUT, LSE, P0, P1, SINKS, b, h, at,
-                ob, oh, ot, sb, sh, st, T, S, lo, full_lo, full_hi, hi, off, origin, width, banks, window, chunk,
-                prefix, scale, cap, BLOCK, E, FORM, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, HAS_SINKS, TURNS,
+                ob, oh, ot, sb, sh, st, T, S, lo, full_lo, full_hi, hi, off, origin, width, banks, window, chunk, scale,
+                cap, BLOCK, E, FORM, CAUSAL, WINDOW, CHUNK, SOFTCAP, HAS_SINKS,
             )),
             (_copy, (
                 q_tiles, k_tiles, v_tiles, q, k, v, q_ready, k_ready, k_free, v_ready, v_free, block * BLOCK, lo, hi,

@@ -61,9 +61,9 @@ def attend_on_hopper(
     with on(q):
         kernel[(blocks * B * H,)](
             q, k, v, out, lse, one, two, sinks, ranges, *strides, T, k.shape[2], blocks, p.off, p.origin, p.width,
-            banks, p.window, p.chunk, p.prefix, *units(factors), H=H, GROUP=H // k.shape[1], D=D, E=v.shape[3],
-            BLOCK=hopper.BLOCK, STAGES=2, FORM=p.form, CAUSAL=bool(p.causal), WINDOW=p.window > 0, CHUNK=p.chunk > 0,
-            PREFIX=p.prefix > 0, SOFTCAP=factors[1] > 0, HAS_SINKS=tensors[2] is not None, TURNS=False, num_warps=4,
+            banks, p.window, p.chunk, *units(factors), H=H, GROUP=H // k.shape[1], D=D, E=v.shape[3],
+            BLOCK=hopper.BLOCK, STAGES=hopper.STAGES, FORM=p.form, CAUSAL=bool(p.causal), WINDOW=p.window > 0,
+            CHUNK=p.chunk > 0, SOFTCAP=factors[1] > 0, HAS_SINKS=tensors[2] is not None, num_warps=4,
         )  # fmt: skip
 
 
