@@ -12,9 +12,10 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 from vantage.kernels.fused_operator import BY_KEY, FusedPlan
-from vantage.kernels.gpu import backward, forward, operators, values
+from vantage.kernels.gpu import backward, forward, hopper, operators, values
 
 SHARED = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}  # bytes a block may share
 INTEGERS = {"QP", "KP", "BOUNDS"}
@@ -64,7 +65,7 @@ def compile_one(kernel, constants: dict, dtype: torch.dtype, capability: int, wa
         for i, name in enumerate(names)
         if (name[-1] == "t" and len(name) == 2) or name in NUMBERS | INTEGERS
     }
-    source = ASTSource(kernel, kinds, values, strides)
+    source = (GluonASTSource if kernel is hopper.attend else ASTSource)(kernel, kinds, values, strides)
     options = {"num_warps": warps, "num_stages": stages}
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
@@ -91,6 +92,15 @@ def compile_all(capability: int, p: FusedPlan, dtype: torch.dtype, width: int, s
     return used
 
 
+def compile_hopper(form: int, dtype: torch.dtype, width: int, softcap: float = 0.0) -> int:
+    """Bytes that the forward pass for compute capability 9.0 shares."""
+    masks = {"CAUSAL": True, "WINDOW": True, "CHUNK": True, "SOFTCAP": softcap > 0, "HAS_SINKS": True}
+    sizes = {"H": 2, "GROUP": 2, "D": width, "E": width, "BLOCK": hopper.BLOCK, "STAGES": hopper.STAGES, "FORM": form}
+    shared = compile_one(hopper.attend, sizes | masks, dtype, 90, warps=4, stages=1).metadata.shared
+    assert shared <= SHARED[90], (form, width, shared)
+    return shared
+
+
 def main() -> int:
     for capability in [int(x) for x in sys.argv[1:]] or sorted(SHARED):
         for p, dtype, width, softcap in (
@@ -103,6 +113,9 @@ def main() -> int:
             (plan(5)._replace(banks=1, width=17), torch.bfloat16, 128, 0.0),
         ):
             print(capability, p.form, dtype, width, compile_all(capability, p, dtype, width, softcap), flush=True)
+        for form, dtype, width, softcap in ((0, torch.bfloat16, 128, 0.0), (4, torch.float16, 64, 20.0)):
+            if capability == 90:
+                print("hopper", form, dtype, width, compile_hopper(form, dtype, width, softcap), flush=True)
     return 0
 
 

@@ -43,6 +43,9 @@ WIDEST_VALUES = 129  # distances that a value may have a vector for: they are on
 MOST_BREAKS = 64  # break points of a function in pieces
 FAR_BLOCKS = 4  # from so many blocks away on, a logarithm or power of the distance is a cubic in each tile (gpu/far.py)
 LOG2E = math.log2(math.e)
+WIDE = 128  # queries and keys of a tile of the forward pass for Hopper, and the fewest queries it pays for
+WIDE_HEAD = 128  # with heads of 64 it is no faster than the pass for all GPUs
+WIDE_ALWAYS, WIDE_ONE_SIDED = {0, 6}, {1, 4}  # forms by number, as in NUMBERS
 HEADER, GROUP = 4, 4  # as gpu/pieces.py has them
 NUMBERS = {
     type(None): 0,
@@ -84,6 +87,7 @@ class Fused:
             bias = _with_values(bias, value_form_of(need.value_bias))
         beyond = bias.beyond if flags.one_sided else None
         places = pair.once(("fused", flags, block, beyond), lambda: _lasting_places(pair, flags, block, beyond))
+        wide = _wide(q_BHTd, view, bias, flags, pair)
         out, lse = FusedAttention.apply(
             q_BHTd,
             view.k,
@@ -92,6 +96,7 @@ class Fused:
             bias.two,
             sinks,
             *places,
+            *wide,
             [int(x) for x in _plan(bias, flags, pair, block)],
             [need.scale, need.softcap or 0.0, cool],
         )
@@ -289,6 +294,38 @@ def _plan(bias: BiasTensors, flags: MaskFlags, pair: Pair, block: int) -> FusedP
         segments=flags.segments,
         block=block,
     )
+
+
+def _wide(
+    q: Tensor, view: View, bias: BiasTensors, flags: MaskFlags, pair: Pair
+) -> tuple[Tensor, Tensor | None] | tuple[None, None]:
+    """What the forward pass for Hopper reads besides: tile ranges of its own block, and the biases of a table's tiles;
+    ``None`` where it does not run. It has places that run on, masks that look back, and biases that cost a tile next to
+    nothing: with a logarithm or a power for each pair it was slower than the pass for all GPUs."""
+    one_sided = bias.beyond is not None and flags.one_sided
+    cheap = one_sided and (bias.banks > 0 or not bias.width)
+    known = bias.form in WIDE_ALWAYS or (bias.form in WIDE_ONE_SIDED and cheap)
+    if not (known and runs(pair) and flags.one_sided and q.shape[2] >= WIDE and not torch.compiler.is_compiling()):
+        return None, None
+    if q.device.type != "cuda" or q.element_size() != 2 or q.shape[3] != WIDE_HEAD or view.v.shape[3] != WIDE_HEAD:
+        return None, None
+    if not _hopper(q.device.index or 0):
+        return None, None
+    beyond, first = bias.beyond if flags.one_sided else None, pair.k.known.first or 0
+    ranges = _ranges_of_runs(_offset(pair), first, q.shape[2], view.k.shape[2], flags, WIDE, beyond, q.device)
+    bank = None
+    if bias.banks:
+        assert bias.one is not None
+        bank = _bank(bias.one.detach(), bias.low, _offset(pair) % WIDE, WIDE)
+    return ranges.keys, bank
+
+
+@functools.cache
+def _hopper(device: int) -> bool:
+    """Gluon is new and changes from version to version: it runs with the one that it was measured with."""
+    import triton
+
+    return torch.cuda.get_device_capability(device) == (9, 0) and triton.__version__.startswith("3.6.")
 
 
 def _fractional(pair: Pair) -> bool:

@@ -81,7 +81,8 @@ def _(q: Tensor, k: Tensor, v: Tensor, out: Any, lse: Any, grad: Any, grad_lse: 
 
 
 class FusedAttention(torch.autograd.Function):
-    """q (B, H, T, d), k and v (B, G, S, d or e), two tensors of the bias, sinks, places, tile ranges, plan, factors."""
+    """q (B, H, T, d), k and v (B, G, S, d or e), two tensors of the bias, sinks, places, tile ranges,
+    what the pass for Hopper reads besides, plan, factors."""
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
@@ -116,7 +117,7 @@ class FusedAttention(torch.autograd.Function):
             if sinks is not None:
                 d_sinks = -to_sink * shared
                 d_sinks = d_sinks.sum((0, 2)) if sinks.dim() == 1 else d_sinks
-        return dq, dk, dv, d_one, d_two, d_sinks, None, None, None, None, None, None
+        return dq, dk, dv, d_one, d_two, d_sinks, *[None] * 8
 
 
 def _forward() -> Callable[..., tuple[Tensor, Tensor]]:

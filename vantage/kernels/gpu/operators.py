@@ -15,6 +15,7 @@ from vantage.kernels.gpu import backward, forward, values
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
 LOG2E = 1.4426950408889634
+WIDE_RANGES, WIDE_BANK = 7, 8  # where ``unpack`` has them
 MOST_SHARED = 232_448  # bytes that a block may share on Hopper; others have less
 
 
@@ -24,8 +25,11 @@ def attend(
     """Output (B, H, T, e) and log-sum-exp (B, H, T). ``tensors``: see ``unpack``; ``factors``: see ``units``."""
     out, lse = empty_outputs(q, v)
     p = FusedPlan(*plan)
-    one, two, sinks, q_places, k_places, ranges, _ = unpack(tensors, lse)
+    one, two, sinks, q_places, k_places, ranges, _, _, _ = unpack(tensors, lse)
     q, k, v = (aligned(x) for x in (q, k, v))
+    if tensors[WIDE_RANGES] is not None:
+        attend_on_hopper(q, k, v, out, lse, tensors, p, factors)
+        return out, lse
     B, H, T, _ = q.shape
     blocks = triton.cdiv(T, p.block)
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *sink_strides(sinks))
@@ -40,6 +44,29 @@ def attend(
     if has_values(p):
         add_values(q, k, v, out, lse, [one, two, sinks, q_places, k_places, ranges], p, factors, tensors[2] is not None)
     return out, lse
+
+
+def attend_on_hopper(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, tensors: list[Tensor | None], p: FusedPlan,
+    factors: list[float],
+) -> None:  # fmt: skip
+    """The forward pass by gpu/hopper.py."""
+    from vantage.kernels.gpu import hopper
+
+    one, two, sinks, _, _, _, _, ranges, bank = unpack(tensors, lse)
+    two = two if tensors[WIDE_BANK] is None else bank
+    B, H, T, D = q.shape
+    blocks = triton.cdiv(T, hopper.BLOCK)
+    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *sink_strides(sinks))
+    banks = bank.shape[1] if tensors[WIDE_BANK] is not None else 0
+    kernel: Launch = hopper.attend
+    with on(q):
+        kernel[(blocks * B * H,)](
+            q, k, v, out, lse, one, two, sinks, ranges, *strides, T, k.shape[2], blocks, p.off, p.origin, p.width,
+            banks, p.window, p.chunk, *units(factors), H=H, GROUP=H // k.shape[1], D=D, E=v.shape[3],
+            BLOCK=hopper.BLOCK, STAGES=hopper.STAGES, FORM=p.form, CAUSAL=bool(p.causal), WINDOW=p.window > 0,
+            CHUNK=p.chunk > 0, SOFTCAP=factors[1] > 0, HAS_SINKS=tensors[2] is not None, num_warps=4,
+        )  # fmt: skip
 
 
 def add_values(
@@ -88,7 +115,7 @@ def attend_back(
     """The gradients of q, k and v; two sums of a learned bias; and output times gradient, row by row."""
     dq, dk, dv, one_sum, two_sum, delta = empty_gradients(q, k, v, plan)
     p = FusedPlan(*plan)
-    one, two, _, q_places, k_places, key_ranges, query_ranges = unpack(tensors, lse)
+    one, two, _, q_places, k_places, key_ranges, query_ranges, _, _ = unpack(tensors, lse)
     q, k, v, grad = (aligned(x) for x in (q, k, v, grad))
     B, H, T, _ = q.shape
     S, G = k.shape[2], k.shape[1]
@@ -149,7 +176,8 @@ def units(factors: list[float]) -> tuple[float, float]:
 
 
 def unpack(tensors: list[Tensor | None], other: Tensor) -> list[Tensor]:
-    """Two tensors of the bias, sinks, places of queries and keys, tile ranges of both; ``other`` for ``None``."""
+    """Two tensors of the bias, sinks, places of queries and keys, tile ranges of both; for Hopper tile ranges and the
+    biases of tiles. ``other`` for ``None``."""
     return [other if x is None else x for x in tensors]
 
 
