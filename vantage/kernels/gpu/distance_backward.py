@@ -1,0 +1,267 @@
+"""The backward pass for a bias that is a product of queries and distances, without atomics, in three kernels.
+
+One owns blocks of queries (the gradients of both kinds of queries), one blocks of keys, one blocks of distances.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from vantage.kernels.gpu.skew import by_distance, by_key, by_key_turned
+from vantage.kernels.gpu.tiles import LOG2E, scaled, sees
+
+
+@triton.jit
+def _line(LSE, DELTA, at, qi, T):
+    """What rows' scores are measured from, and output times gradient."""
+    line = tl.load(LSE + at * T + qi, mask=qi < T, other=float("inf"))
+    delta = tl.load(DELTA + at * T + qi, mask=qi < T, other=0.0)
+    return tl.where(line == float("-inf"), float("inf"), line) * LOG2E, delta
+
+
+@triton.jit
+def _query_step(
+    q, qr, do, far, held, k_tiles, v_tiles, r_tiles, n, t, qi, line, delta, S, off, origin, window, chunk, prefix,
+    scale, cap, weight, dq, dqr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    APPROXIMATE: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """One tile of keys. ``held``: what the last tile gave to the block of distances that is this one's farther block."""
+    near = tl.dot(qr, r_tiles.load([t, 0]).T, input_precision=PRECISION)
+    k = k_tiles.load([n, 0])
+    x, slope = scaled(tl.dot(q, k.T, input_precision=PRECISION), scale, cap, SOFTCAP, APPROXIMATE)
+    x = x + by_key(near, far, BLOCK) * weight
+    p = tl.math.exp2(x - line[:, None])
+    if not FULL:
+        kj = n + tl.arange(0, BLOCK)
+        see = sees(
+            (qi + off)[:, None], kj[None, :], 0, 0, (kj < S)[None, :], origin, window, chunk, prefix,
+            CAUSAL, WINDOW, CHUNK, PREFIX, False, False,
+        )  # fmt: skip
+        p = tl.where(see, p, 0.0)
+    v = v_tiles.load([n, 0])
+    ds = p * (tl.dot(do, v.T, input_precision=PRECISION) - delta[:, None])
+    turned = by_distance(ds, BLOCK)
+    c = tl.arange(0, BLOCK)
+    is_far = c[:, None] + c[None, :] >= BLOCK
+    held = held + tl.where(is_far, turned, 0.0)
+    dqr = tl.dot(held.to(qr.dtype), r_tiles.load([t - BLOCK, 0]), dqr, input_precision=PRECISION)
+    if SOFTCAP:
+        ds = ds * slope
+    dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+    return near, tl.where(is_far, 0.0, turned), dq, dqr
+
+
+@triton.jit
+def query_gradients(
+    Q, K, V, QR, R, DO, LSE, DELTA, DQ, DQR, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, rb, rh, rt, gb, gh, gt, db,
+    dh, dt, eb, eh, et, T, S, W, blocks, lift, off, origin, window, chunk, prefix, scale, cap, weight, factor, share,
+    H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, D_TILE: tl.constexpr,
+    E_TILE: tl.constexpr, F_TILE: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    APPROXIMATE: tl.constexpr,
+):  # fmt: skip
+    """DQ and DQR of one block of queries of one head."""
+    block = blocks - 1 - tl.program_id(0) % blocks
+    at = (tl.program_id(0) // blocks).to(tl.int64)
+    b = at // H
+    h = at % H
+    g = h // GROUP
+    m0 = block * BLOCK
+    q_tile = tl.make_tensor_descriptor(Q + b * qb + h * qh, [T, D], [qt, 1], [BLOCK, D_TILE])
+    qr_tile = tl.make_tensor_descriptor(QR + b * rb + h * rh, [T, F], [rt, 1], [BLOCK, F_TILE])
+    g_tile = tl.make_tensor_descriptor(DO + b * gb + h * gh, [T, E], [gt, 1], [BLOCK, E_TILE])
+    k_tiles = tl.make_tensor_descriptor(K + b * kb + g * kh, [S, D], [kt, 1], [BLOCK, D_TILE])
+    v_tiles = tl.make_tensor_descriptor(V + b * vb + g * vh, [S, E], [vt, 1], [BLOCK, E_TILE])
+    r_tiles = tl.make_tensor_descriptor(R + h * W * F, [W, F], [F, 1], [BLOCK, F_TILE])
+    q = q_tile.load([m0, 0])
+    qr = qr_tile.load([m0, 0])
+    do = g_tile.load([m0, 0])
+    qi = m0 + tl.arange(0, BLOCK)
+    line, delta = _line(LSE, DELTA, at, qi, T)
+    bounds = BOUNDS + block * 4
+    lo, full_lo, full_hi, hi = tl.load(bounds), tl.load(bounds + 1), tl.load(bounds + 2), tl.load(bounds + 3)
+    dq = tl.zeros([BLOCK, D_TILE], tl.float32)
+    dqr = tl.zeros([BLOCK, F_TILE], tl.float32)
+    held = tl.zeros([BLOCK, BLOCK], tl.float32)
+    shift = lift - m0
+    far = tl.dot(qr, r_tiles.load([lo * BLOCK + shift - BLOCK, 0]).T, input_precision=PRECISION)
+    for n in tl.range(lo * BLOCK, full_lo * BLOCK, BLOCK):
+        far, held, dq, dqr = _query_step(
+            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, n, n + shift, qi, line, delta, S, off, origin, window,
+            chunk, prefix, scale, cap, weight, dq, dqr, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, PRECISION,
+            APPROXIMATE, False,
+        )  # fmt: skip
+    for n in tl.range(full_lo * BLOCK, full_hi * BLOCK, BLOCK):
+        far, held, dq, dqr = _query_step(
+            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, n, n + shift, qi, line, delta, S, off, origin, window,
+            chunk, prefix, scale, cap, weight, dq, dqr, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, PRECISION,
+            APPROXIMATE, True,
+        )  # fmt: skip
+    for n in tl.range(full_hi * BLOCK, hi * BLOCK, BLOCK):
+        far, held, dq, dqr = _query_step(
+            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, n, n + shift, qi, line, delta, S, off, origin, window,
+            chunk, prefix, scale, cap, weight, dq, dqr, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, PRECISION,
+            APPROXIMATE, False,
+        )  # fmt: skip
+    last = r_tiles.load([hi * BLOCK + shift - BLOCK, 0])
+    dqr = tl.dot(held.to(qr.dtype), last, dqr, input_precision=PRECISION)
+    inside = (qi < T)[:, None]
+    row = qi.to(tl.int64)[:, None]
+    c = tl.arange(0, D_TILE)[None, :]
+    tl.store(DQ + b * db + h * dh + row * dt + c, (dq * factor).to(DQ.dtype.element_ty), mask=inside & (c < D))
+    c = tl.arange(0, F_TILE)[None, :]
+    tl.store(DQR + b * eb + h * eh + row * et + c, (dqr * share).to(DQR.dtype.element_ty), mask=inside & (c < F))
+
+
+@triton.jit
+def _key_step(
+    k, v, q_tiles, g_tiles, qr_tiles, r_tiles, m0, t, kj, LSE, DELTA, at, T, S, off, origin, window, chunk, prefix,
+    scale, cap, weight, dk, dv, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    APPROXIMATE: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """One tile of queries, for the gradients of keys and values. Tiles stand on their side: (keys, queries)."""
+    qi = m0 + tl.arange(0, BLOCK)
+    line, delta = _line(LSE, DELTA, at, qi, T)
+    qr = qr_tiles.load([m0, 0])
+    near = tl.dot(r_tiles.load([t, 0]), qr.T, input_precision=PRECISION)
+    far = tl.dot(r_tiles.load([t - BLOCK, 0]), qr.T, input_precision=PRECISION)
+    q = q_tiles.load([m0, 0])
+    x, slope = scaled(tl.dot(k, q.T, input_precision=PRECISION), scale, cap, SOFTCAP, APPROXIMATE)
+    x = x + by_key_turned(near, far, BLOCK) * weight
+    p = tl.math.exp2(x - line[None, :])
+    if not FULL:
+        see = sees(
+            (qi + off)[None, :], kj[:, None], 0, 0, (kj < S)[:, None], origin, window, chunk, prefix,
+            CAUSAL, WINDOW, CHUNK, PREFIX, False, False,
+        )  # fmt: skip
+        p = tl.where(see, p, 0.0)
+    do = g_tiles.load([m0, 0])
+    dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
+    ds = p * (tl.dot(v, do.T, input_precision=PRECISION) - delta[None, :])
+    if SOFTCAP:
+        ds = ds * slope
+    dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+    return dk, dv
+
+
+@triton.jit
+def key_gradients(
+    Q, K, V, QR, R, DO, LSE, DELTA, DK, DV, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, rb, rh, rt, gb, gh, gt, xb,
+    xh, xt, yb, yh, yt, T, S, W, blocks, lift, off, origin, window, chunk, prefix, scale, cap, weight, factor,
+    H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, D_TILE: tl.constexpr,
+    E_TILE: tl.constexpr, F_TILE: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    APPROXIMATE: tl.constexpr,
+):  # fmt: skip
+    """DK and DV of one block of keys, summed over the heads that share them."""
+    G: tl.constexpr = H // GROUP
+    block = tl.program_id(0) % blocks
+    pair = (tl.program_id(0) // blocks).to(tl.int64)
+    b = pair // G
+    g = pair % G
+    n0 = block * BLOCK
+    kj = n0 + tl.arange(0, BLOCK)
+    k_tile = tl.make_tensor_descriptor(K + b * kb + g * kh, [S, D], [kt, 1], [BLOCK, D_TILE])
+    v_tile = tl.make_tensor_descriptor(V + b * vb + g * vh, [S, E], [vt, 1], [BLOCK, E_TILE])
+    k = k_tile.load([n0, 0])
+    v = v_tile.load([n0, 0])
+    bounds = BOUNDS + block * 4
+    lo, full_lo, full_hi, hi = tl.load(bounds), tl.load(bounds + 1), tl.load(bounds + 2), tl.load(bounds + 3)
+    dk = tl.zeros([BLOCK, D_TILE], tl.float32)
+    dv = tl.zeros([BLOCK, E_TILE], tl.float32)
+    shift = lift + n0
+    for i in range(GROUP):
+        h = g * GROUP + i
+        at = b * H + h
+        q_tiles = tl.make_tensor_descriptor(Q + b * qb + h * qh, [T, D], [qt, 1], [BLOCK, D_TILE])
+        qr_tiles = tl.make_tensor_descriptor(QR + b * rb + h * rh, [T, F], [rt, 1], [BLOCK, F_TILE])
+        g_tiles = tl.make_tensor_descriptor(DO + b * gb + h * gh, [T, E], [gt, 1], [BLOCK, E_TILE])
+        r_tiles = tl.make_tensor_descriptor(R + h * W * F, [W, F], [F, 1], [BLOCK, F_TILE])
+        for m0 in tl.range(lo * BLOCK, full_lo * BLOCK, BLOCK):
+            dk, dv = _key_step(
+                k, v, q_tiles, g_tiles, qr_tiles, r_tiles, m0, shift - m0, kj, LSE, DELTA, at, T, S, off, origin,
+                window, chunk, prefix, scale, cap, weight, dk, dv, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP,
+                PRECISION, APPROXIMATE, False,
+            )  # fmt: skip
+        for m0 in tl.range(full_lo * BLOCK, full_hi * BLOCK, BLOCK):
+            dk, dv = _key_step(
+                k, v, q_tiles, g_tiles, qr_tiles, r_tiles, m0, shift - m0, kj, LSE, DELTA, at, T, S, off, origin,
+                window, chunk, prefix, scale, cap, weight, dk, dv, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP,
+                PRECISION, APPROXIMATE, True,
+            )  # fmt: skip
+        for m0 in tl.range(full_hi * BLOCK, hi * BLOCK, BLOCK):
+            dk, dv = _key_step(
+                k, v, q_tiles, g_tiles, qr_tiles, r_tiles, m0, shift - m0, kj, LSE, DELTA, at, T, S, off, origin,
+                window, chunk, prefix, scale, cap, weight, dk, dv, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP,
+                PRECISION, APPROXIMATE, False,
+            )  # fmt: skip
+    inside = (kj < S)[:, None]
+    row = kj.to(tl.int64)[:, None]
+    c = tl.arange(0, D_TILE)[None, :]
+    tl.store(DK + b * xb + g * xh + row * xt + c, (dk * factor).to(DK.dtype.element_ty), mask=inside & (c < D))
+    c = tl.arange(0, E_TILE)[None, :]
+    tl.store(DV + b * yb + g * yh + row * yt + c, dv.to(DV.dtype.element_ty), mask=inside & (c < E))
+
+
+@triton.jit
+def distance_gradients(
+    Q, K, V, QR, R, DO, LSE, DELTA, DR, qb, qh, qt, kb, kh, kt, vb, vh, vt, rb, rh, rt, gb, gh, gt, batch, T, S, W,
+    blocks, lift, off, origin, window, chunk, prefix, scale, cap, weight, share, H: tl.constexpr,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, D_TILE: tl.constexpr,
+    E_TILE: tl.constexpr, F_TILE: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    APPROXIMATE: tl.constexpr,
+):  # fmt: skip
+    """DR of one block of distances of one head, over all rows of the batch.
+
+    Of a block of queries, the later keys of one tile and the earlier ones of the next stand at these distances, and
+    together they are as many as one tile has: two products each, but all the rest once.
+    """
+    block = blocks - 1 - tl.program_id(0) % blocks  # the nearest distances, which most queries have, first
+    h = (tl.program_id(0) // blocks).to(tl.int64)
+    g = h // GROUP
+    t0 = block * BLOCK
+    r_tile = tl.make_tensor_descriptor(R + h * W * F, [W, F], [F, 1], [BLOCK, F_TILE])
+    r = r_tile.load([t0, 0])
+    a = tl.arange(0, BLOCK)[:, None]
+    c = tl.arange(0, BLOCK)[None, :]
+    first = tl.maximum(lift - t0 - BLOCK, 0)  # before it no query has a key at these distances
+    behind = lift - t0
+    dr = tl.zeros([BLOCK, F_TILE], tl.float32)
+    for b in range(batch):
+        row = h * 0 + b  # as wide as h
+        at = row * H + h
+        q_tiles = tl.make_tensor_descriptor(Q + row * qb + h * qh, [T, D], [qt, 1], [BLOCK, D_TILE])
+        qr_tiles = tl.make_tensor_descriptor(QR + row * rb + h * rh, [T, F], [rt, 1], [BLOCK, F_TILE])
+        g_tiles = tl.make_tensor_descriptor(DO + row * gb + h * gh, [T, E], [gt, 1], [BLOCK, E_TILE])
+        k_tiles = tl.make_tensor_descriptor(K + row * kb + g * kh, [S, D], [kt, 1], [BLOCK, D_TILE])
+        v_tiles = tl.make_tensor_descriptor(V + row * vb + g * vh, [S, E], [vt, 1], [BLOCK, E_TILE])
+        for m0 in tl.range(first, tl.minimum(T, S + behind), BLOCK):
+            n = m0 - behind
+            qi = m0 + tl.arange(0, BLOCK)
+            line, delta = _line(LSE, DELTA, at, qi, T)
+            qr = qr_tiles.load([m0, 0])
+            q = q_tiles.load([m0, 0])
+            do = g_tiles.load([m0, 0])
+            here = tl.dot(q, k_tiles.load([n, 0]).T, input_precision=PRECISION)
+            later = tl.dot(q, k_tiles.load([n + BLOCK, 0]).T, input_precision=PRECISION)
+            x, _ = scaled(tl.where(c >= a, here, later), scale, cap, SOFTCAP, APPROXIMATE)
+            both = tl.dot(qr, r.T, input_precision=PRECISION)
+            x = x + by_key(both, both, BLOCK) * weight
+            kj = n + c + tl.where(c >= a, 0, BLOCK)
+            see = sees(
+                (qi + off)[:, None], kj, 0, 0, (kj >= 0) & (kj < S), origin, window, chunk, prefix,
+                CAUSAL, WINDOW, CHUNK, PREFIX, False, False,
+            )  # fmt: skip
+            p = tl.where(see, tl.math.exp2(x - line[:, None]), 0.0)
+            here = tl.dot(do, v_tiles.load([n, 0]).T, input_precision=PRECISION)
+            later = tl.dot(do, v_tiles.load([n + BLOCK, 0]).T, input_precision=PRECISION)
+            ds = p * (tl.where(c >= a, here, later) - delta[:, None])
+            turned = by_distance(ds, BLOCK)
+            dr = tl.dot(turned.to(qr.dtype).T, qr, dr, input_precision=PRECISION)
+    t = t0 + tl.arange(0, BLOCK)[:, None]
+    f = tl.arange(0, F_TILE)[None, :]
+    tl.store(DR + (h * W + t) * F + f, (dr * share).to(DR.dtype.element_ty), mask=(t < W) & (f < F))
