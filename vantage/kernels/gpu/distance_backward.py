@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vantage.kernels.gpu.skew import by_distance, by_key, by_key_turned
+from vantage.kernels.gpu.skew import by_distance, by_key
 from vantage.kernels.gpu.tiles import LOG2E, scaled, sees
 
 
@@ -25,13 +25,13 @@ def _query_step(
     q, qr, do, far, held, k_tiles, v_tiles, r_tiles, n, t, qi, line, delta, S, off, origin, window, chunk, prefix,
     scale, cap, weight, dq, dqr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
-    APPROXIMATE: tl.constexpr, FULL: tl.constexpr,
+    APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys. ``held``: what the last tile gave to the block of distances that is this one's farther block."""
+    """One tile of keys. ``held``: the last tile's gradient by distance, of whose nearer block this tile has the rest."""
     near = tl.dot(qr, r_tiles.load([t, 0]).T, input_precision=PRECISION)
     k = k_tiles.load([n, 0])
     x, slope = scaled(tl.dot(q, k.T, input_precision=PRECISION), scale, cap, SOFTCAP, APPROXIMATE)
-    x = x + by_key(near, far, BLOCK) * weight
+    x = x + by_key(near, far, BLOCK, SHUFFLED) * weight
     p = tl.math.exp2(x - line[:, None])
     if not FULL:
         kj = n + tl.arange(0, BLOCK)
@@ -42,15 +42,14 @@ def _query_step(
         p = tl.where(see, p, 0.0)
     v = v_tiles.load([n, 0])
     ds = p * (tl.dot(do, v.T, input_precision=PRECISION) - delta[:, None])
-    turned = by_distance(ds, BLOCK)
+    turned = by_distance(ds, BLOCK, SHUFFLED).to(qr.dtype)
     c = tl.arange(0, BLOCK)
-    is_far = c[:, None] + c[None, :] >= BLOCK
-    held = held + tl.where(is_far, turned, 0.0)
-    dqr = tl.dot(held.to(qr.dtype), r_tiles.load([t - BLOCK, 0]), dqr, input_precision=PRECISION)
+    both = tl.where(c[:, None] + c[None, :] >= BLOCK, turned, held)
+    dqr = tl.dot(both, r_tiles.load([t - BLOCK, 0]), dqr, input_precision=PRECISION)
     if SOFTCAP:
         ds = ds * slope
     dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
-    return near, tl.where(is_far, 0.0, turned), dq, dqr
+    return near, turned, dq, dqr
 
 
 @triton.jit
@@ -60,7 +59,7 @@ def query_gradients(
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, D_TILE: tl.constexpr,
     E_TILE: tl.constexpr, F_TILE: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
-    APPROXIMATE: tl.constexpr,
+    APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr,
 ):  # fmt: skip
     """DQ and DQR of one block of queries of one head."""
     block = blocks - 1 - tl.program_id(0) % blocks
@@ -84,29 +83,31 @@ def query_gradients(
     lo, full_lo, full_hi, hi = tl.load(bounds), tl.load(bounds + 1), tl.load(bounds + 2), tl.load(bounds + 3)
     dq = tl.zeros([BLOCK, D_TILE], tl.float32)
     dqr = tl.zeros([BLOCK, F_TILE], tl.float32)
-    held = tl.zeros([BLOCK, BLOCK], tl.float32)
+    held = tl.zeros([BLOCK, BLOCK], QR.dtype.element_ty)
     shift = lift - m0
     far = tl.dot(qr, r_tiles.load([lo * BLOCK + shift - BLOCK, 0]).T, input_precision=PRECISION)
     for n in tl.range(lo * BLOCK, full_lo * BLOCK, BLOCK):
         far, held, dq, dqr = _query_step(
             q, qr, do, far, held, k_tiles, v_tiles, r_tiles, n, n + shift, qi, line, delta, S, off, origin, window,
             chunk, prefix, scale, cap, weight, dq, dqr, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, PRECISION,
-            APPROXIMATE, False,
+            APPROXIMATE, SHUFFLED, False,
         )  # fmt: skip
     for n in tl.range(full_lo * BLOCK, full_hi * BLOCK, BLOCK):
         far, held, dq, dqr = _query_step(
             q, qr, do, far, held, k_tiles, v_tiles, r_tiles, n, n + shift, qi, line, delta, S, off, origin, window,
             chunk, prefix, scale, cap, weight, dq, dqr, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, PRECISION,
-            APPROXIMATE, True,
+            APPROXIMATE, SHUFFLED, True,
         )  # fmt: skip
     for n in tl.range(full_hi * BLOCK, hi * BLOCK, BLOCK):
         far, held, dq, dqr = _query_step(
             q, qr, do, far, held, k_tiles, v_tiles, r_tiles, n, n + shift, qi, line, delta, S, off, origin, window,
             chunk, prefix, scale, cap, weight, dq, dqr, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, PRECISION,
-            APPROXIMATE, False,
+            APPROXIMATE, SHUFFLED, False,
         )  # fmt: skip
     last = r_tiles.load([hi * BLOCK + shift - BLOCK, 0])
-    dqr = tl.dot(held.to(qr.dtype), last, dqr, input_precision=PRECISION)
+    c = tl.arange(0, BLOCK)
+    held = tl.where(c[:, None] + c[None, :] >= BLOCK, 0.0, held).to(qr.dtype)
+    dqr = tl.dot(held, last, dqr, input_precision=PRECISION)
     inside = (qi < T)[:, None]
     row = qi.to(tl.int64)[:, None]
     c = tl.arange(0, D_TILE)[None, :]
@@ -120,30 +121,30 @@ def _key_step(
     k, v, q_tiles, g_tiles, qr_tiles, r_tiles, m0, t, kj, LSE, DELTA, at, T, S, off, origin, window, chunk, prefix,
     scale, cap, weight, dk, dv, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
-    APPROXIMATE: tl.constexpr, FULL: tl.constexpr,
+    APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """One tile of queries, for the gradients of keys and values. Tiles stand on their side: (keys, queries)."""
+    """One tile of queries, for the gradients of keys and values."""
     qi = m0 + tl.arange(0, BLOCK)
     line, delta = _line(LSE, DELTA, at, qi, T)
     qr = qr_tiles.load([m0, 0])
-    near = tl.dot(r_tiles.load([t, 0]), qr.T, input_precision=PRECISION)
-    far = tl.dot(r_tiles.load([t - BLOCK, 0]), qr.T, input_precision=PRECISION)
+    near = tl.dot(qr, r_tiles.load([t, 0]).T, input_precision=PRECISION)
+    far = tl.dot(qr, r_tiles.load([t - BLOCK, 0]).T, input_precision=PRECISION)
     q = q_tiles.load([m0, 0])
-    x, slope = scaled(tl.dot(k, q.T, input_precision=PRECISION), scale, cap, SOFTCAP, APPROXIMATE)
-    x = x + by_key_turned(near, far, BLOCK) * weight
-    p = tl.math.exp2(x - line[None, :])
+    x, slope = scaled(tl.dot(q, k.T, input_precision=PRECISION), scale, cap, SOFTCAP, APPROXIMATE)
+    x = x + by_key(near, far, BLOCK, SHUFFLED) * weight
+    p = tl.math.exp2(x - line[:, None])
     if not FULL:
         see = sees(
-            (qi + off)[None, :], kj[:, None], 0, 0, (kj < S)[:, None], origin, window, chunk, prefix,
+            (qi + off)[:, None], kj[None, :], 0, 0, (kj < S)[None, :], origin, window, chunk, prefix,
             CAUSAL, WINDOW, CHUNK, PREFIX, False, False,
         )  # fmt: skip
         p = tl.where(see, p, 0.0)
     do = g_tiles.load([m0, 0])
-    dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
-    ds = p * (tl.dot(v, do.T, input_precision=PRECISION) - delta[None, :])
+    dv = tl.dot(p.to(do.dtype).T, do, dv, input_precision=PRECISION)
+    ds = p * (tl.dot(do, v.T, input_precision=PRECISION) - delta[:, None])
     if SOFTCAP:
         ds = ds * slope
-    dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+    dk = tl.dot(ds.to(q.dtype).T, q, dk, input_precision=PRECISION)
     return dk, dv
 
 
@@ -154,7 +155,7 @@ def key_gradients(
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, D_TILE: tl.constexpr,
     E_TILE: tl.constexpr, F_TILE: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
-    APPROXIMATE: tl.constexpr,
+    APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr,
 ):  # fmt: skip
     """DK and DV of one block of keys, summed over the heads that share them."""
     G: tl.constexpr = H // GROUP
@@ -184,19 +185,19 @@ def key_gradients(
             dk, dv = _key_step(
                 k, v, q_tiles, g_tiles, qr_tiles, r_tiles, m0, shift - m0, kj, LSE, DELTA, at, T, S, off, origin,
                 window, chunk, prefix, scale, cap, weight, dk, dv, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP,
-                PRECISION, APPROXIMATE, False,
+                PRECISION, APPROXIMATE, SHUFFLED, False,
             )  # fmt: skip
         for m0 in tl.range(full_lo * BLOCK, full_hi * BLOCK, BLOCK):
             dk, dv = _key_step(
                 k, v, q_tiles, g_tiles, qr_tiles, r_tiles, m0, shift - m0, kj, LSE, DELTA, at, T, S, off, origin,
                 window, chunk, prefix, scale, cap, weight, dk, dv, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP,
-                PRECISION, APPROXIMATE, True,
+                PRECISION, APPROXIMATE, SHUFFLED, True,
             )  # fmt: skip
         for m0 in tl.range(full_hi * BLOCK, hi * BLOCK, BLOCK):
             dk, dv = _key_step(
                 k, v, q_tiles, g_tiles, qr_tiles, r_tiles, m0, shift - m0, kj, LSE, DELTA, at, T, S, off, origin,
                 window, chunk, prefix, scale, cap, weight, dk, dv, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP,
-                PRECISION, APPROXIMATE, False,
+                PRECISION, APPROXIMATE, SHUFFLED, False,
             )  # fmt: skip
     inside = (kj < S)[:, None]
     row = kj.to(tl.int64)[:, None]
@@ -213,7 +214,7 @@ def distance_gradients(
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, D_TILE: tl.constexpr,
     E_TILE: tl.constexpr, F_TILE: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
-    APPROXIMATE: tl.constexpr,
+    APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr,
 ):  # fmt: skip
     """DR of one block of distances of one head, over all rows of the batch.
 
@@ -250,7 +251,7 @@ def distance_gradients(
             later = tl.dot(q, k_tiles.load([n + BLOCK, 0]).T, input_precision=PRECISION)
             x, _ = scaled(tl.where(c >= a, here, later), scale, cap, SOFTCAP, APPROXIMATE)
             both = tl.dot(qr, r.T, input_precision=PRECISION)
-            x = x + by_key(both, both, BLOCK) * weight
+            x = x + by_key(both, both, BLOCK, SHUFFLED) * weight
             kj = n + c + tl.where(c >= a, 0, BLOCK)
             see = sees(
                 (qi + off)[:, None], kj, 0, 0, (kj >= 0) & (kj < S), origin, window, chunk, prefix,
@@ -260,7 +261,7 @@ def distance_gradients(
             here = tl.dot(do, v_tiles.load([n, 0]).T, input_precision=PRECISION)
             later = tl.dot(do, v_tiles.load([n + BLOCK, 0]).T, input_precision=PRECISION)
             ds = p * (tl.where(c >= a, here, later) - delta[:, None])
-            turned = by_distance(ds, BLOCK)
+            turned = by_distance(ds, BLOCK, SHUFFLED)
             dr = tl.dot(turned.to(qr.dtype).T, qr, dr, input_precision=PRECISION)
     t = t0 + tl.arange(0, BLOCK)[:, None]
     f = tl.arange(0, F_TILE)[None, :]

@@ -17,13 +17,14 @@ from vantage.kernels.gpu.tiles import LN2, LOG2E, scaled, sees
 def _step(
     q, qr, far, k_tiles, v_tiles, r_tiles, n, t, qi, S, off, origin, window, chunk, prefix, scale, cap, weight, acc, m,
     total, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, PREFIX: tl.constexpr,
-    SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr, FULL: tl.constexpr,
+    SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr,
+    FULL: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys. The product with the nearer block of distances goes out: the next tile's farther one."""
     near = tl.dot(qr, r_tiles.load([t, 0]).T, input_precision=PRECISION)
     s = tl.dot(q, k_tiles.load([n, 0]).T, input_precision=PRECISION)
     s, _ = scaled(s, scale, cap, SOFTCAP, APPROXIMATE)
-    s = s + by_key(near, far, BLOCK) * weight
+    s = s + by_key(near, far, BLOCK, SHUFFLED) * weight
     if not FULL:
         kj = n + tl.arange(0, BLOCK)
         see = sees(
@@ -48,7 +49,7 @@ def attend_by_distance(
     D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr,
     F_TILE: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
     PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, PRECISION: tl.constexpr,
-    APPROXIMATE: tl.constexpr,
+    APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head. R (H, W, F): vectors of falling distances; ``lift``: the row of distance off."""
     block = blocks - 1 - tl.program_id(0) % blocks  # the longest rows first
@@ -75,17 +76,20 @@ def attend_by_distance(
     for n in tl.range(lo * BLOCK, full_lo * BLOCK, BLOCK):
         far, acc, m, total = _step(
             q, qr, far, k_tiles, v_tiles, r_tiles, n, n + shift, qi, S, off, origin, window, chunk, prefix, scale, cap,
-            weight, acc, m, total, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, PRECISION, APPROXIMATE, False,
+            weight, acc, m, total, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, PRECISION, APPROXIMATE, SHUFFLED,
+            False,
         )  # fmt: skip
     for n in tl.range(full_lo * BLOCK, full_hi * BLOCK, BLOCK):
         far, acc, m, total = _step(
             q, qr, far, k_tiles, v_tiles, r_tiles, n, n + shift, qi, S, off, origin, window, chunk, prefix, scale, cap,
-            weight, acc, m, total, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, PRECISION, APPROXIMATE, True,
+            weight, acc, m, total, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, PRECISION, APPROXIMATE, SHUFFLED,
+            True,
         )  # fmt: skip
     for n in tl.range(full_hi * BLOCK, hi * BLOCK, BLOCK):
         far, acc, m, total = _step(
             q, qr, far, k_tiles, v_tiles, r_tiles, n, n + shift, qi, S, off, origin, window, chunk, prefix, scale, cap,
-            weight, acc, m, total, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, PRECISION, APPROXIMATE, False,
+            weight, acc, m, total, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, PRECISION, APPROXIMATE, SHUFFLED,
+            False,
         )  # fmt: skip
     inside = qi < T
     if HAS_SINKS:

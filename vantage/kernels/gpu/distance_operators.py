@@ -109,9 +109,10 @@ def _constants(q: Tensor, k: Tensor, v: Tensor, qr: Tensor, p: FusedPlan, factor
     every = common.constants(q, k, v, p, factors[:3])
     names = ("H", "GROUP", "D", "E", "D_TILE", "E_TILE", "BLOCK", "CAUSAL", "WINDOW", "CHUNK", "PREFIX", "SOFTCAP")
     names = (*names, "PRECISION", "APPROXIMATE")
-    return {name: every[name] for name in names} | {"F": qr.shape[3], "F_TILE": common.tile(qr.shape[3])}
+    return {name: every[name] for name in names} | {"F": qr.shape[3], "F_TILE": common.tile(qr.shape[3]), "SHUFFLED": SHUFFLED}
 
 
+SHUFFLED = False
 SHAPES: dict[int, tuple[int, int]] = {1: (4, 2), 2: (4, 1), 3: (4, 1), 4: (4, 1)}  # warps and stages of each kernel
 
 

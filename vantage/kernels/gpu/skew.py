@@ -10,26 +10,32 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from vantage.kernels.gpu.row_rotation import CONSTRAINTS, TO_LEFT, TO_RIGHT, VALUES
+
+LEFT = tl.constexpr(TO_LEFT)
+RIGHT = tl.constexpr(TO_RIGHT)
+REGISTERS = tl.constexpr(CONSTRAINTS)
+EACH = tl.constexpr(VALUES)
+
 
 @triton.jit
-def by_key(near, far, BLOCK: tl.constexpr):
-    """(queries, distances) of two blocks as (queries, keys)."""
+def by_key(near, far, BLOCK: tl.constexpr, SHUFFLED: tl.constexpr):
+    """(queries, distances) of two blocks as (queries, keys). ``SHUFFLED``: tiles lie as row_rotation.py says."""
     a = tl.arange(0, BLOCK)[:, None]
     c = tl.arange(0, BLOCK)[None, :]
-    return tl.gather(tl.where(a + c >= BLOCK, far, near), (c - a) & (BLOCK - 1), 1)
+    band = tl.where(a + c >= BLOCK, far, near)
+    if SHUFFLED:
+        return tl.inline_asm_elementwise(RIGHT, REGISTERS, [band], dtype=tl.float32, is_pure=True, pack=EACH)
+    else:
+        return tl.gather(band, (c - a) & (BLOCK - 1), 1)
 
 
 @triton.jit
-def by_distance(x, BLOCK: tl.constexpr):
+def by_distance(x, BLOCK: tl.constexpr, SHUFFLED: tl.constexpr):
     """The way back: column c of row a belongs to the far block where a + c reaches BLOCK, else to the near one."""
     a = tl.arange(0, BLOCK)[:, None]
     c = tl.arange(0, BLOCK)[None, :]
-    return tl.gather(x, (c + a) & (BLOCK - 1), 1)
-
-
-@triton.jit
-def by_key_turned(near, far, BLOCK: tl.constexpr):
-    """``by_key`` for tiles that stand on their side: (distances, queries) as (keys, queries)."""
-    c = tl.arange(0, BLOCK)[:, None]
-    a = tl.arange(0, BLOCK)[None, :]
-    return tl.gather(tl.where(a + c >= BLOCK, far, near), (c - a) & (BLOCK - 1), 0)
+    if SHUFFLED:
+        return tl.inline_asm_elementwise(LEFT, REGISTERS, [x], dtype=tl.float32, is_pure=True, pack=EACH)
+    else:
+        return tl.gather(x, (c + a) & (BLOCK - 1), 1)
