@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vantage.kernels.mask_flags import mask_flags
 from vantage.spec.forms import Form, form_of
-from vantage.spec.parts import Need
+from vantage.spec.parts import Dense, Need
 from vantage.spec.positions import Pair
 
 
@@ -20,7 +20,7 @@ def refuses_need(need: Need, kernel: str) -> str | None:
         return f"the {kernel} kernel has no dropout"
     if mask_flags(need.mask) is None:
         return f"the {kernel} kernel does not know the mask {need.mask!r}"
-    if need.dense_bias is not None:
+    if isinstance(need.bias, Dense) and form_of(need.bias) is None:
         return f"a dense bias is as large as the scores, which the {kernel} kernel does not form"
     if need.bias is not None and form_of(need.bias) is None:
         return f"the bias {type(need.bias).__name__} has no form that the {kernel} kernel could run"

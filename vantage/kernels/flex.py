@@ -51,7 +51,7 @@ class Flex:
             return "compiled flex has no float64 on a CPU"
         if q.device.type == "cpu" and (need.lse or need.sinks is not None):
             return "compiled flex does not give the log-sum-exp on a CPU, which sinks need too"
-        if need.dense_bias is not None and need.dense_bias.numel() >= 2**31:
+        if isinstance(need.bias, Dense) and self.forms(need, q, view) >= 2**31:
             return "compiled flex counts in 32 bits, and a dense bias of 2³¹ numbers or more is beyond that"
         if why := cannot_compile(q.device.type):
             return why
@@ -59,8 +59,8 @@ class Flex:
 
     def forms(self, need: Need, q: Tensor, view: View) -> int:
         """torch makes its block mask of a whole one."""
-        if need.dense_bias is not None:
-            return need.dense_bias.numel()
+        if isinstance(need.bias, Dense):
+            return need.bias.numbers(q.shape[0] * q.shape[1] * q.shape[2] * view.k.shape[2])
         return 0 if need.mask == Everything() or q.shape[2] == 1 else q.shape[0] * q.shape[2] * view.k.shape[2]
 
     def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:

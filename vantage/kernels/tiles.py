@@ -19,7 +19,7 @@ from vantage.kernels.reference import Reference
 from vantage.kernels.tile_ranges import tile_ranges
 from vantage.spec.forms import Form, QueryAndKey, RowTable
 from vantage.spec.masks import visible
-from vantage.spec.parts import Attended, Need, View
+from vantage.spec.parts import Attended, Need, Pointwise, View
 from vantage.spec.positions import Pair, Place, Positions
 from vantage.spec.registry import Entry
 
@@ -74,6 +74,8 @@ class Tiles:
 
 
 def _refuses_inputs(need: Need, q: Tensor, view: View) -> str | None:
+    if not isinstance(form_of_need(need), Pointwise | None):
+        return "the tiles kernel has no biases that are products of their own"
     if q.device.type != "cpu":
         return f"the tiles kernel runs on a CPU, not on {q.device.type}"
     if not (q.dtype == view.k.dtype == view.v.dtype == torch.float32):

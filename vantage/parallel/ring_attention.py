@@ -34,7 +34,7 @@ class RingKernel:
     def refuses(self, need: Need, q: Tensor, view: View) -> str | None:
         if need.temperature is None and not isinstance(need.normalise, OffByOne):
             return f"a ring merges by the log-sum-exp, which {type(need.normalise).__name__} does not have"
-        if need.dense_bias is not None:
+        if isinstance(need.bias, Dense):
             return "this layer's score bias exists as a whole only, for all keys at once, and a ring never has them all"
         if isinstance(need.bias, QueryAndKey):
             return "this layer's score bias has a number for each key, which does not go round with it"

@@ -6,6 +6,7 @@ user's own bias gets the fast path as well. The distance is always i - j, from t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -82,7 +83,19 @@ class QueryAndKey(Pointwise):
         return self.by_query[b, h, i] + self.by_key[b, h, k.column]
 
 
-Form = Slope | LogDistance | PowerDistance | DistanceTable | RowTable | QueryAndKey
+@dataclass(frozen=True, eq=False)
+class DistanceKeys:
+    """factor · queries[b, h, i] · keys[h] at i - j, for positions that run on: Transformer-XL, shifted positions.
+
+    Evaluated pair by pair it would be far larger than the scores; a ``Dense`` says it beside a tensor of its own.
+    """
+
+    queries: Tensor  # (B, H, T, f)
+    keys: Callable[[int, int], Tensor]  # a distance and how many, falling from there: their vectors, (H or 1, n, f)
+    factor: float
+
+
+Form = Slope | LogDistance | PowerDistance | DistanceTable | RowTable | QueryAndKey | DistanceKeys
 
 
 @runtime_checkable

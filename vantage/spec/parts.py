@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vantage.errors import Refused
+from vantage.spec.dense import Dense as Dense
 from vantage.spec.images import ImageTokens
 from vantage.spec.kept import StateCache
 from vantage.spec.masks import Mask
@@ -64,12 +65,6 @@ class Pointwise(ABC):
         """Biases with the same key are the same function: layers that share one build it once."""
         values = (getattr(self, f.name) for f in fields(self))  # pyright: ignore[reportArgumentType] (always a dataclass)
         return (type(self), *(id(v) if isinstance(v, Tensor) else v for v in values))
-
-
-class Dense(NamedTuple):
-    """A score bias that only exists as a whole, (B or 1, H, T, S)."""
-
-    value: Tensor
 
 
 class BiasInputs(NamedTuple):
@@ -237,11 +232,6 @@ class Need:
     value_bias: ValueBias | None = None
     weights: bool = False  # hand back the weights
     lse: bool = False  # hand back the log of the sum of exponentials
-
-    @property
-    def dense_bias(self) -> Tensor | None:
-        """The bias where it exists as a whole only, as large as the scores."""
-        return self.bias.value if isinstance(self.bias, Dense) else None
 
     @property
     def temperature(self) -> float | None:

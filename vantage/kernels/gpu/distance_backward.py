@@ -55,7 +55,7 @@ def _query_step(
 @triton.jit
 def query_gradients(
     Q, K, V, QR, R, DO, LSE, DELTA, DQ, DQR, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, rb, rh, rt, gb, gh, gt, db,
-    dh, dt, eb, eh, et, T, S, W, blocks, lift, off, origin, window, chunk, prefix, scale, cap, weight, factor, share,
+    dh, dt, eb, eh, et, wh, T, S, W, blocks, lift, off, origin, window, chunk, prefix, scale, cap, weight, factor, share,
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, D_TILE: tl.constexpr,
     E_TILE: tl.constexpr, F_TILE: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
@@ -73,7 +73,7 @@ def query_gradients(
     g_tile = tl.make_tensor_descriptor(DO + b * gb + h * gh, [T, E], [gt, 1], [BLOCK, E_TILE])
     k_tiles = tl.make_tensor_descriptor(K + b * kb + g * kh, [S, D], [kt, 1], [BLOCK, D_TILE])
     v_tiles = tl.make_tensor_descriptor(V + b * vb + g * vh, [S, E], [vt, 1], [BLOCK, E_TILE])
-    r_tiles = tl.make_tensor_descriptor(R + h * W * F, [W, F], [F, 1], [BLOCK, F_TILE])
+    r_tiles = tl.make_tensor_descriptor(R + h * wh, [W, F], [F, 1], [BLOCK, F_TILE])
     q = q_tile.load([m0, 0])
     qr = qr_tile.load([m0, 0])
     do = g_tile.load([m0, 0])
@@ -151,7 +151,7 @@ def _key_step(
 @triton.jit
 def key_gradients(
     Q, K, V, QR, R, DO, LSE, DELTA, DK, DV, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, rb, rh, rt, gb, gh, gt, xb,
-    xh, xt, yb, yh, yt, T, S, W, blocks, lift, off, origin, window, chunk, prefix, scale, cap, weight, factor,
+    xh, xt, yb, yh, yt, wh, T, S, W, blocks, lift, off, origin, window, chunk, prefix, scale, cap, weight, factor,
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, D_TILE: tl.constexpr,
     E_TILE: tl.constexpr, F_TILE: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
@@ -180,7 +180,7 @@ def key_gradients(
         q_tiles = tl.make_tensor_descriptor(Q + b * qb + h * qh, [T, D], [qt, 1], [BLOCK, D_TILE])
         qr_tiles = tl.make_tensor_descriptor(QR + b * rb + h * rh, [T, F], [rt, 1], [BLOCK, F_TILE])
         g_tiles = tl.make_tensor_descriptor(DO + b * gb + h * gh, [T, E], [gt, 1], [BLOCK, E_TILE])
-        r_tiles = tl.make_tensor_descriptor(R + h * W * F, [W, F], [F, 1], [BLOCK, F_TILE])
+        r_tiles = tl.make_tensor_descriptor(R + h * wh, [W, F], [F, 1], [BLOCK, F_TILE])
         for m0 in tl.range(lo * BLOCK, full_lo * BLOCK, BLOCK):
             dk, dv = _key_step(
                 k, v, q_tiles, g_tiles, qr_tiles, r_tiles, m0, shift - m0, kj, LSE, DELTA, at, T, S, off, origin,
@@ -209,7 +209,7 @@ def key_gradients(
 
 @triton.jit
 def distance_gradients(
-    Q, K, V, QR, R, DO, LSE, DELTA, DR, qb, qh, qt, kb, kh, kt, vb, vh, vt, rb, rh, rt, gb, gh, gt, batch, T, S, W,
+    Q, K, V, QR, R, DO, LSE, DELTA, DR, qb, qh, qt, kb, kh, kt, vb, vh, vt, rb, rh, rt, gb, gh, gt, wh, batch, T, S, W,
     blocks, lift, off, origin, window, chunk, prefix, scale, cap, weight, share, H: tl.constexpr,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, D_TILE: tl.constexpr,
     E_TILE: tl.constexpr, F_TILE: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
@@ -225,7 +225,7 @@ def distance_gradients(
     h = (tl.program_id(0) // blocks).to(tl.int64)
     g = h // GROUP
     t0 = block * BLOCK
-    r_tile = tl.make_tensor_descriptor(R + h * W * F, [W, F], [F, 1], [BLOCK, F_TILE])
+    r_tile = tl.make_tensor_descriptor(R + h * wh, [W, F], [F, 1], [BLOCK, F_TILE])
     r = r_tile.load([t0, 0])
     a = tl.arange(0, BLOCK)[:, None]
     c = tl.arange(0, BLOCK)[None, :]

@@ -44,7 +44,7 @@ def _step(
 
 @triton.jit
 def attend_by_distance(
-    Q, K, V, QR, R, OUT, LSE, SINKS, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, rb, rh, rt, ob, oh, ot, sb, sh, st, T,
+    Q, K, V, QR, R, OUT, LSE, SINKS, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, rb, rh, rt, ob, oh, ot, sb, sh, st, wh, T,
     S, W, blocks, lift, off, origin, window, chunk, prefix, scale, cap, weight, H: tl.constexpr, GROUP: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr,
     F_TILE: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
@@ -62,7 +62,7 @@ def attend_by_distance(
     qr_tile = tl.make_tensor_descriptor(QR + b * rb + h * rh, [T, F], [rt, 1], [BLOCK, F_TILE])
     k_tiles = tl.make_tensor_descriptor(K + b * kb + g * kh, [S, D], [kt, 1], [BLOCK, D_TILE])
     v_tiles = tl.make_tensor_descriptor(V + b * vb + g * vh, [S, E], [vt, 1], [BLOCK, E_TILE])
-    r_tiles = tl.make_tensor_descriptor(R + h * W * F, [W, F], [F, 1], [BLOCK, F_TILE])
+    r_tiles = tl.make_tensor_descriptor(R + h * wh, [W, F], [F, 1], [BLOCK, F_TILE])
     q = q_tile.load([m0, 0])
     qr = qr_tile.load([m0, 0])
     qi = m0 + tl.arange(0, BLOCK)

@@ -11,27 +11,30 @@ from torch import Tensor
 from vantage.kernels.fused_operator import FusedPlan
 from vantage.kernels.gpu import backward, distance_backward, distance_forward
 from vantage.kernels.gpu import operators as common
+from vantage.kernels.gpu.row_rotation import SIDE, WARPS, lies_as_expected
 
 Launch = Any
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+# how many tiles of queries or keys each kernel has in shared memory when it fetches the next ones while it works
+FETCHED_AHEAD = {"attend": 9, "queries": 12, "keys": 13, "distances": 16}
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor | None], plan: list[int], factors: list[float]
+    q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor | None], p: FusedPlan, factors: list[float]
 ) -> tuple[Tensor, Tensor]:
     """As ``operators.attend``; ``tensors`` begin with queries (B, H, T, f) and vectors of distances (H, W, f)."""
     out, lse = common.empty_outputs(q, v)
-    p = FusedPlan(*plan)
     qr, r, sinks, _, _, ranges, _ = common.unpack(tensors, lse)
     q, k, v, qr = (common.aligned(x) for x in (q, k, v, qr))
     B, H, T, _ = q.shape
     blocks = triton.cdiv(T, p.block)
-    strides = (*_strides(q, k, v, qr), *out.stride()[:3], *common.sink_strides(sinks))
-    kernel: Launch = distance_forward.attend_by_distance
+    strides = (*_strides(q, k, v, qr, out), *common.sink_strides(sinks), r.stride(0))
+    how = _constants(q, k, v, qr, p, factors) | {"HAS_SINKS": tensors[2] is not None} | _shape(q, v, p, "attend")
     with common.on(q):
-        kernel[(blocks * B * H,)](
-            q, k, v, qr, r, out, lse, sinks, ranges, *strides, T, k.shape[2], r.shape[1], blocks, *_arguments(p),
-            *_units(factors), **_constants(q, k, v, qr, p, factors), HAS_SINKS=tensors[2] is not None, **_shape(q, v, 1),
+        _launch(
+            distance_forward.attend_by_distance, blocks * B * H,
+            (q, k, v, qr, r, out, lse, sinks, ranges, *strides, T, k.shape[2], r.shape[1], blocks, *_arguments(p),
+             *_units(factors)), how,
         )  # fmt: skip
     return out, lse
 
@@ -45,18 +48,16 @@ def attend_back(
     grad: Tensor,
     grad_lse: Tensor | None,
     tensors: list[Tensor | None],
-    plan: list[int],
+    p: FusedPlan,
     factors: list[float],
 ) -> Gradients:
     """The gradients of q, k and v, of the bias's queries and distances; and output times gradient, row by row."""
-    p = FusedPlan(*plan)
     qr, r, _, _, _, key_ranges, query_ranges = common.unpack(tensors, lse)
-    dq, dk, dv, dqr, dr, delta = empty_gradients(q, k, v, qr, r)
+    dq, dk, dv, dqr, dr, delta = empty_gradients(q, k, v, tensors)
     q, k, v, qr, grad = (common.aligned(x) for x in (q, k, v, qr, grad))
-    (B, H, T, _), (_, G, S, _) = q.shape, k.shape
-    blocks, key_blocks = triton.cdiv(T, p.block), triton.cdiv(S, p.block)
-    distance_blocks = triton.cdiv(r.shape[1], p.block)
-    strides = (*_strides(q, k, v, qr), *grad.stride()[:3])
+    (B, H, T, _), (_, G, S, _), W = q.shape, k.shape, r.shape[1]
+    blocks, key_blocks, distance_blocks = (triton.cdiv(n, p.block) for n in (T, S, W))
+    strides = _strides(q, k, v, qr, grad)
     numbers, factor, share = (*_arguments(p), *_units(factors)), factors[0] * factors[2], factors[3] * factors[2]
     how = _constants(q, k, v, qr, p, factors)
     launch: Launch = backward.dot_rows
@@ -65,31 +66,34 @@ def attend_back(
             out, grad, delta, *out.stride()[:3], *grad.stride()[:3], T, blocks,
             H=H, E=v.shape[3], E_TILE=how["E_TILE"], BLOCK=p.block,
         )  # fmt: skip
-        shared = delta if grad_lse is None else delta - grad_lse
-        inputs = (q, k, v, qr, r, grad, lse, shared)
-        launch = distance_backward.query_gradients
-        launch[(blocks * B * H,)](
-            *inputs, dq, dqr, key_ranges, *strides, *dq.stride()[:3], *dqr.stride()[:3], T, S, r.shape[1], blocks,
-            *numbers, factor, share, **how, **_shape(q, v, 2),
+        inputs = (q, k, v, qr, r, grad, lse, delta if grad_lse is None else delta - grad_lse)
+        _launch(
+            distance_backward.query_gradients, blocks * B * H,
+            (*inputs, dq, dqr, key_ranges, *strides, *_strides(dq, dqr), r.stride(0), T, S, W, blocks, *numbers,
+             factor, share), how | _shape(q, v, p, "queries"),
         )  # fmt: skip
-        launch = distance_backward.key_gradients
-        launch[(key_blocks * B * G,)](
-            *inputs, dk, dv, query_ranges, *strides, *dk.stride()[:3], *dv.stride()[:3], T, S, r.shape[1], key_blocks,
-            *numbers, factor, **how, **_shape(q, v, 3),
+        _launch(
+            distance_backward.key_gradients, key_blocks * B * G,
+            (*inputs, dk, dv, query_ranges, *strides, *_strides(dk, dv), r.stride(0), T, S, W, key_blocks, *numbers,
+             factor), how | _shape(q, v, p, "keys"),
         )  # fmt: skip
-        launch = distance_backward.distance_gradients
-        launch[(distance_blocks * H,)](
-            *inputs, dr, *strides, B, T, S, r.shape[1], distance_blocks, *numbers, share, **how, **_shape(q, v, 4),
-        )  # fmt: skip
+        if p.learned:
+            _launch(
+                distance_backward.distance_gradients, distance_blocks * H,
+                (*inputs, dr, *strides, r.stride(0), B, T, S, W, distance_blocks, *numbers, share),
+                how | _shape(q, v, p, "distances"),
+            )  # fmt: skip
     return dq, dk, dv, dqr, dr, delta
 
 
-def empty_gradients(q: Tensor, k: Tensor, v: Tensor, qr: Tensor, r: Tensor) -> Gradients:
+def empty_gradients(q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor | None]) -> Gradients:
+    qr, r = tensors[:2]
+    assert qr is not None
+    assert r is not None
     dq, dk, dv, dqr = (
         x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2) for x in (q, k, v, qr)
     )
-    delta = q.new_empty(*q.shape[:3], dtype=torch.float32)
-    return dq, dk, dv, dqr, torch.empty_like(r), delta
+    return dq, dk, dv, dqr, torch.empty_like(r), q.new_empty(*q.shape[:3], dtype=torch.float32)
 
 
 def _strides(*tensors: Tensor) -> tuple[int, ...]:
@@ -109,13 +113,30 @@ def _constants(q: Tensor, k: Tensor, v: Tensor, qr: Tensor, p: FusedPlan, factor
     every = common.constants(q, k, v, p, factors[:3])
     names = ("H", "GROUP", "D", "E", "D_TILE", "E_TILE", "BLOCK", "CAUSAL", "WINDOW", "CHUNK", "PREFIX", "SOFTCAP")
     names = (*names, "PRECISION", "APPROXIMATE")
-    return {name: every[name] for name in names} | {"F": qr.shape[3], "F_TILE": common.tile(qr.shape[3]), "SHUFFLED": SHUFFLED}
+    return {name: every[name] for name in names} | {"F": qr.shape[3], "F_TILE": common.tile(qr.shape[3])}
 
 
-SHUFFLED = False
-SHAPES: dict[int, tuple[int, int]] = {1: (4, 2), 2: (4, 1), 3: (4, 1), 4: (4, 1)}  # warps and stages of each kernel
+def _shape(q: Tensor, v: Tensor, p: FusedPlan, which: str) -> dict[str, Any]:
+    warps = common.warps(q, v)
+    ahead = FETCHED_AHEAD[which] * p.block * common.row_bytes(q, v) + 4096 <= common.shared_memory(q.device)
+    shuffled = not _Turned.wrongly and q.is_cuda and q.element_size() == 2 and warps == WARPS and p.block == SIDE
+    shuffled = shuffled and torch.cuda.get_device_capability(q.device)[0] == 9
+    return {"num_warps": warps, "num_stages": 2 if ahead else 1, "SHUFFLED": shuffled}
 
 
-def _shape(q: Tensor, v: Tensor, which: int) -> dict[str, int]:
-    warps, stages = SHAPES[which]
-    return {"num_warps": warps if common.row_bytes(q, v) <= 256 else 8, "num_stages": stages}
+class _Turned:
+    """What has been learned of the compiler."""
+
+    wrongly = False  # it lays tiles out otherwise than row_rotation.py wants them
+    rightly: set[str] = set()  # noqa: RUF012
+
+
+def _launch(kernel: Launch, programs: int, arguments: tuple[Any, ...], how: dict[str, Any]) -> None:
+    compiled = kernel[(programs,)](*arguments, **how)
+    if not how["SHUFFLED"] or compiled.hash in _Turned.rightly:
+        return
+    if lies_as_expected(compiled.asm["ttgir"]):
+        _Turned.rightly.add(compiled.hash)
+    else:
+        _Turned.wrongly = True
+        kernel[(programs,)](*arguments, **(how | {"SHUFFLED": False}))
