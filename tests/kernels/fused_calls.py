@@ -10,10 +10,10 @@ from torch import Tensor
 
 from vantage.kernels import kernel_named
 from vantage.kernels.fused import Fused
-from vantage.spec.forms import DistanceTable, LogDistance, PowerDistance, QueryAndKey, RowTable, Slope
+from vantage.spec.forms import DistanceKeys, DistanceTable, LogDistance, PowerDistance, QueryAndKey, RowTable, Slope
 from vantage.spec.masks import Causal, Chunked, Everything, Mask, Prefix, SameSegment, Window
 from vantage.spec.normalisers import Softmax
-from vantage.spec.parts import Need, Pointwise, View
+from vantage.spec.parts import Dense, Need, Pointwise, View
 from vantage.spec.positions import EMPTY, Positions
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -43,6 +43,7 @@ class Case:
     lse: bool = False  # the log-sum-exp has a gradient as well
     width: int = 9  # of a table
     first: int = -2  # the distance of its first entry
+    f: int = 16  # width of vectors of distances
 
     @property
     def H(self) -> int:
@@ -75,7 +76,7 @@ def places(case: Case, generator: torch.Generator) -> tuple[Positions, Positions
     return queries, keys
 
 
-def form(case: Case, generator: torch.Generator, dtype: torch.dtype) -> Pointwise | None:
+def form(case: Case, generator: torch.Generator, dtype: torch.dtype) -> Pointwise | DistanceVectors | None:
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
@@ -88,8 +89,31 @@ def form(case: Case, generator: torch.Generator, dtype: torch.dtype) -> Pointwis
         "table": lambda: DistanceTable(normal(H, case.width), case.first),
         "row table": lambda: RowTable(normal(B, H, T, case.width), case.first),
         "query and key": lambda: QueryAndKey(normal(B, H, T), normal(B, H, S)),
+        "distance keys": lambda: DistanceVectors(normal(B, H, T, case.f), normal(H, 2 * (T + S) + 256, case.f)),
     }
     return makes[case.form]()
+
+
+@dataclass(frozen=True)
+class DistanceVectors:
+    """A vector for each query and one for each distance, whose product is the bias; further out it is 0."""
+
+    queries: Tensor  # (B, H, T, f)
+    table: Tensor  # (H, W, f), from the distance -W // 2 on
+    factor: float = 0.4
+
+    def dense(self, q_pos: Positions, k_pos: Positions) -> Dense:
+        middle = self.table.shape[1] // 2
+
+        def keys(highest: int, n: int) -> Tensor:
+            return self.table[:, highest - torch.arange(n, device=self.table.device) + middle]
+
+        def whole() -> Tensor:
+            every = self.queries @ self.table.transpose(-1, -2)
+            distance = q_pos.pos[:, None, :, None] - k_pos.pos[:, None, None, :] + middle
+            return self.factor * every.gather(-1, distance.expand(-1, every.shape[1], -1, -1))
+
+        return Dense(whole, DistanceKeys(self.queries, keys, self.factor))
 
 
 @dataclass
@@ -133,6 +157,7 @@ class Inputs:
             learned = {f.name: x for f in fields(bias) if isinstance(x := getattr(bias, f.name), Tensor)}  # pyright: ignore[reportArgumentType]
             learned = {name: x.to(self.device, wide).detach().requires_grad_() for name, x in learned.items()}
             bias = replace(bias, **learned)  # pyright: ignore[reportArgumentType]
+            bias = bias.dense(self.q_pos, self.k_pos) if isinstance(bias, DistanceVectors) else bias
             leaves += learned.values()
         sinks = None
         if case.sinks:
@@ -196,6 +221,18 @@ SMALL = [
 ]
 
 
+SMALL += [
+    *(Case("distance keys", mask, B=1 + n % 2) for n, mask in enumerate(MASKS.values())),
+    Case("distance keys", T=19, S=51),
+    Case("distance keys", T=1, S=51, share=3),
+    Case("distance keys", Causal() & Window(5), T=19, S=51, G=2),  # nothing but the nearest distances
+    Case("distance keys", Everything(), T=33, S=20),
+    Case("distance keys", softcap=1.5, sinks="query", temperature=0.7, lse=True),
+    Case("distance keys", share=1, G=3, d=32, e=16, f=8),
+    Case("distance keys", share=4, G=1, d=24, e=40, f=40),
+]
+
+
 def long(forms: tuple[str, ...] = FORMS, mask: Mask = Causal(), places: str = "run", **sizes) -> list[Case]:
     return [Case(form, mask, places, **sizes) for form in forms]
 
@@ -213,4 +250,12 @@ LARGE = [
     *long(places="stretched", B=2, T=800, S=800, d=128, e=128, width=129, first=0),
     *long(places="padded", B=2, T=800, S=900, d=128, e=128, width=129, first=0),
     *long(mask=Causal() | Prefix(300), T=800, S=800, d=64, e=64, width=129, first=0),
+]
+LARGE += [
+    *long(("distance keys",), B=2, G=2, share=2, T=1000, S=1000, d=128, e=128, f=128),
+    *long(("distance keys",), G=1, share=4, T=300, S=1324, d=64, e=64, f=64),
+    *long(("distance keys",), mask=Everything(), G=2, share=1, T=700, S=900, d=32, e=32, f=32),
+    *long(("distance keys",), mask=Causal() & Window(200), T=1100, S=1100, d=256, e=256, f=256, softcap=5.0, sinks="head"),
+    *long(("distance keys",), G=2, share=1, T=600, S=600, d=192, e=128, f=64, sinks="query", lse=True, temperature=0.8),
+    *long(("distance keys",), mask=Causal() | Prefix(300), T=800, S=800, d=64, e=64, f=64),
 ]

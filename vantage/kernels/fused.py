@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from vantage.kernels.by_form import form_of_need, refuses_need, runs
-from vantage.kernels.fused_operator import FusedAttention, FusedPlan
+from vantage.kernels.fused_operator import DISTANCE_KEYS, FusedAttention, FusedPlan
 from vantage.kernels.mask_flags import MaskFlags, mask_flags
 from vantage.kernels.tile_ranges import TileRanges, tile_ranges
 from vantage.spec.forms import (
+    DistanceKeys,
     DistanceTable,
     Form,
     LogDistance,
@@ -38,6 +39,7 @@ LONGEST_TABLE = 1_024  # distances of a table that is learned: each query keeps 
 MOST_BANKED = 4_096  # distances of a table whose tiles are made beforehand
 LOG2E = math.log2(math.e)
 NUMBERS = {type(None): 0, Slope: 1, LogDistance: 2, PowerDistance: 3, DistanceTable: 4, RowTable: 5, QueryAndKey: 6}
+NUMBERS[DistanceKeys] = DISTANCE_KEYS
 
 
 class Fused:
@@ -63,7 +65,11 @@ class Fused:
         if flags.nothing or 0 in (*q_BHTd.shape, view.k.shape[2]):
             return _nothing_seen(q_BHTd, view, sinks, need)
         block = self.block or _block(q_BHTd, view.v)
-        bias = _bias(form_of_need(need), flags, pair, cool, block)
+        form = form_of_need(need)
+        if isinstance(form, DistanceKeys):
+            bias = _distance_keys(form, flags, pair, block, q_BHTd)
+        else:
+            bias = _bias(form, flags, pair, cool, block)
         beyond = bias.beyond if flags.one_sided else None
         places = pair.once(("fused", flags, block, beyond), lambda: _lasting_places(pair, flags, block, beyond))
         out, lse = FusedAttention.apply(
@@ -75,7 +81,7 @@ class Fused:
             sinks,
             *places,
             [int(x) for x in _plan(bias, flags, pair, block)],
-            [need.scale, need.softcap or 0.0, cool],
+            [need.scale, need.softcap or 0.0, cool, *bias.factor],
         )
         return Attended(out, lse=lse if need.lse else None)
 
@@ -122,6 +128,10 @@ def _refuses_shape(need: Need, q: Tensor, view: View) -> str | None:
     if odd := [width for width in widths if width * q.element_size() % 16]:
         return f"the fused kernel needs heads of a multiple of {16 // q.element_size()} numbers, not {odd[0]}"
     form = form_of_need(need)
+    if isinstance(form, DistanceKeys) and (width := form.queries.shape[-1]) * q.element_size() % 16:
+        return f"the fused kernel needs vectors of distances of a multiple of {16 // q.element_size()} numbers, not {width}"
+    if isinstance(form, DistanceKeys) and form.queries.shape[-1] > max(widths):
+        return f"the fused kernel has vectors of distances no wider than its heads, not {form.queries.shape[-1]}"
     if isinstance(form, DistanceTable | RowTable) and form.values.shape[-1] > LONGEST_TABLE and _learns(form.values):
         return f"the fused kernel learns tables of up to {LONGEST_TABLE} distances, not {form.values.shape[-1]}"
     return None
@@ -145,6 +155,7 @@ class BiasTensors(NamedTuple):
     width: int = 0
     beyond: int | None = None
     banks: int = 0
+    factor: tuple[float, ...] = ()
 
 
 def _bias(form: Form | None, flags: MaskFlags, pair: Pair, cool: float, block: int) -> BiasTensors:
@@ -179,6 +190,24 @@ def _bank(values_HW: Tensor, low: int, rest: int, block: int) -> Tensor:
     return centred[:, (distance - low).clamp(0, width - 1)]
 
 
+def _distance_keys(form: DistanceKeys, flags: MaskFlags, pair: Pair, block: int, q: Tensor) -> BiasTensors:
+    """Queries, and vectors of all distances at which a key is seen, the furthest first. ``low`` is the row of the
+    distance between the first query and the first key: a multiple of the block, so that tiles meet whole blocks."""
+    assert runs(pair), "such a bias has a form where positions run on"
+    T, S, off = pair.q.shape[1], pair.k.shape[1], _offset(pair)
+    highest, lowest = T - 1 + off, off - S + 1
+    if flags.one_sided:
+        lowest = max(lowest, 0)
+    if flags.window and not flags.prefix:
+        highest, lowest = min(highest, flags.window - 1), max(lowest, 1 - flags.window)
+    low = -(-(highest - off) // block) * block
+    keys = form.keys(low + off, max(low + off - lowest + 1, 1)).to(q.dtype)
+    keys = keys.expand(q.shape[1], -1, -1)
+    if _learns(keys) or keys.stride()[1:] != (keys.shape[2], 1):
+        keys = keys.contiguous()
+    return BiasTensors(DISTANCE_KEYS, form.queries.to(q.dtype), keys, low, keys.shape[1], factor=(form.factor,))
+
+
 def _offset(pair: Pair) -> int:
     """The first query less the first key, where places run on."""
     return (pair.q.known.first or 0) - (pair.k.known.first or 0)
@@ -200,7 +229,7 @@ def _plan(bias: BiasTensors, flags: MaskFlags, pair: Pair, block: int) -> FusedP
     return FusedPlan(
         form=bias.form,
         one_sided=bias.beyond is not None and flags.one_sided,
-        learned=_learns(*(x for x in (bias.one, bias.two) if x is not None)),
+        learned=_learns(*(x for x in (bias.one, bias.two)[bias.form == DISTANCE_KEYS :] if x is not None)),
         run=run,
         fractional=not run and _fractional(pair),
         off=_offset(pair) if run else 0,
