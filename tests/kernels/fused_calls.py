@@ -76,7 +76,7 @@ def places(case: Case, generator: torch.Generator) -> tuple[Positions, Positions
     return queries, keys
 
 
-def form(case: Case, generator: torch.Generator, dtype: torch.dtype) -> Pointwise | DistanceVectors | None:
+def form(case: Case, generator: torch.Generator, dtype: torch.dtype):
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
@@ -89,6 +89,7 @@ def form(case: Case, generator: torch.Generator, dtype: torch.dtype) -> Pointwis
         "table": lambda: DistanceTable(normal(H, case.width), case.first),
         "row table": lambda: RowTable(normal(B, H, T, case.width), case.first),
         "query and key": lambda: QueryAndKey(normal(B, H, T), normal(B, H, S)),
+        "own distance keys": lambda: OwnDistanceVectors(normal(H, case.d), normal(H, 2 * (T + S) + 256, case.d)),
         "distance keys": lambda: DistanceVectors(normal(B, H, T, case.f), normal(H, 2 * (T + S) + 256, case.f)),
     }
     return makes[case.form]()
@@ -114,6 +115,20 @@ class DistanceVectors:
             return self.factor * every.gather(-1, distance.expand(-1, every.shape[1], -1, -1))
 
         return Dense(whole, DistanceKeys(self.queries, keys, self.factor))
+
+
+@dataclass(frozen=True)
+class OwnDistanceVectors:
+    """The same for the attention's own queries and an offset to them."""
+
+    offset: Tensor  # (H, d)
+    table: Tensor  # (H, W, d)
+    factor: float = 0.4
+
+    def dense(self, q: Tensor, q_pos: Positions, k_pos: Positions) -> Dense:
+        given = DistanceVectors(q + self.offset[:, None], self.table, self.factor).dense(q_pos, k_pos)
+        form = given.form()
+        return Dense(lambda: given.value, DistanceKeys(None, form.keys, self.factor, self.offset))
 
 
 @dataclass
@@ -157,7 +172,10 @@ class Inputs:
             learned = {f.name: x for f in fields(bias) if isinstance(x := getattr(bias, f.name), Tensor)}  # pyright: ignore[reportArgumentType]
             learned = {name: x.to(self.device, wide).detach().requires_grad_() for name, x in learned.items()}
             bias = replace(bias, **learned)  # pyright: ignore[reportArgumentType]
-            bias = bias.dense(self.q_pos, self.k_pos) if isinstance(bias, DistanceVectors) else bias
+            if isinstance(bias, DistanceVectors):
+                bias = bias.dense(self.q_pos, self.k_pos)
+            elif isinstance(bias, OwnDistanceVectors):
+                bias = bias.dense(q, self.q_pos, self.k_pos)
             leaves += learned.values()
         sinks = None
         if case.sinks:
@@ -221,15 +239,17 @@ SMALL = [
 ]
 
 
-SMALL += [
-    *(Case("distance keys", mask, B=1 + n % 2) for n, mask in enumerate(MASKS.values())),
-    Case("distance keys", T=19, S=51),
-    Case("distance keys", T=1, S=51, share=3),
-    Case("distance keys", Causal() & Window(5), T=19, S=51, G=2),  # nothing but the nearest distances
-    Case("distance keys", Everything(), T=33, S=20),
-    Case("distance keys", softcap=1.5, sinks="query", temperature=0.7, lse=True),
+PRODUCTS = ("distance keys", "own distance keys")  # where places run on
+SMALL_PRODUCTS = [
+    *(Case(form, mask, B=1 + n % 2) for form in PRODUCTS for n, mask in enumerate(MASKS.values())),
+    *(Case(form, T=19, S=51) for form in PRODUCTS),
+    *(Case(form, T=1, S=51, share=3) for form in PRODUCTS),
+    *(Case(form, Causal() & Window(5), T=19, S=51, G=2) for form in PRODUCTS),  # nothing but the nearest distances
+    *(Case(form, Everything(), T=33, S=20) for form in PRODUCTS),
+    *(Case(form, softcap=1.5, sinks="query", temperature=0.7, lse=True) for form in PRODUCTS),
     Case("distance keys", share=1, G=3, d=32, e=16, f=8),
     Case("distance keys", share=4, G=1, d=24, e=40, f=40),
+    Case("own distance keys", share=4, G=1, d=24, e=40),
 ]
 
 
@@ -252,10 +272,10 @@ LARGE = [
     *long(mask=Causal() | Prefix(300), T=800, S=800, d=64, e=64, width=129, first=0),
 ]
 LARGE += [
-    *long(("distance keys",), B=2, G=2, share=2, T=1000, S=1000, d=128, e=128, f=128),
-    *long(("distance keys",), G=1, share=4, T=300, S=1324, d=64, e=64, f=64),
-    *long(("distance keys",), mask=Everything(), G=2, share=1, T=700, S=900, d=32, e=32, f=32),
-    *long(("distance keys",), mask=Causal() & Window(200), T=1100, S=1100, d=256, e=256, f=256, softcap=5.0, sinks="head"),
-    *long(("distance keys",), G=2, share=1, T=600, S=600, d=192, e=128, f=64, sinks="query", lse=True, temperature=0.8),
-    *long(("distance keys",), mask=Causal() | Prefix(300), T=800, S=800, d=64, e=64, f=64),
+    *long(PRODUCTS, B=2, G=2, share=2, T=1000, S=1000, d=128, e=128, f=128),
+    *long(PRODUCTS, G=1, share=4, T=300, S=1324, d=64, e=64, f=64),
+    *long(PRODUCTS, mask=Everything(), G=2, share=1, T=700, S=900, d=32, e=32, f=32),
+    *long(PRODUCTS, mask=Causal() & Window(200), T=1100, S=1100, d=256, e=256, f=256, softcap=5.0, sinks="head"),
+    *long(PRODUCTS, G=2, share=1, T=600, S=600, d=192, e=128, f=64, sinks="query", lse=True, temperature=0.8),
+    *long(PRODUCTS, mask=Causal() | Prefix(300), T=800, S=800, d=64, e=64, f=64),
 ]

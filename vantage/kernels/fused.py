@@ -128,10 +128,10 @@ def _refuses_shape(need: Need, q: Tensor, view: View) -> str | None:
     if odd := [width for width in widths if width * q.element_size() % 16]:
         return f"the fused kernel needs heads of a multiple of {16 // q.element_size()} numbers, not {odd[0]}"
     form = form_of_need(need)
-    if isinstance(form, DistanceKeys) and (width := form.queries.shape[-1]) * q.element_size() % 16:
-        return f"the fused kernel needs vectors of distances of a multiple of {16 // q.element_size()} numbers, not {width}"
-    if isinstance(form, DistanceKeys) and form.queries.shape[-1] > max(widths):
-        return f"the fused kernel has vectors of distances no wider than its heads, not {form.queries.shape[-1]}"
+    if isinstance(form, DistanceKeys) and form.queries is not None:
+        width = form.queries.shape[-1]
+        if width * q.element_size() % 16 or width > max(widths):
+            return f"the fused kernel needs vectors of distances as wide as its heads, not {width}"
     if isinstance(form, DistanceTable | RowTable) and form.values.shape[-1] > LONGEST_TABLE and _learns(form.values):
         return f"the fused kernel learns tables of up to {LONGEST_TABLE} distances, not {form.values.shape[-1]}"
     return None
@@ -156,6 +156,7 @@ class BiasTensors(NamedTuple):
     beyond: int | None = None
     banks: int = 0
     factor: tuple[float, ...] = ()
+    own: bool = False
 
 
 def _bias(form: Form | None, flags: MaskFlags, pair: Pair, cool: float, block: int) -> BiasTensors:
@@ -201,11 +202,15 @@ def _distance_keys(form: DistanceKeys, flags: MaskFlags, pair: Pair, block: int,
     if flags.window and not flags.prefix:
         highest, lowest = min(highest, flags.window - 1), max(lowest, 1 - flags.window)
     low = -(-(highest - off) // block) * block
-    keys = form.keys(low + off, max(low + off - lowest + 1, 1)).to(q.dtype)
-    keys = keys.expand(q.shape[1], -1, -1)
+    keys = form.keys(low + off, max(low + off - lowest + 1, 1)).to(q.dtype).expand(q.shape[1], -1, -1)
     if _learns(keys) or keys.stride()[1:] != (keys.shape[2], 1):
         keys = keys.contiguous()
-    return BiasTensors(DISTANCE_KEYS, form.queries.to(q.dtype), keys, low, keys.shape[1], factor=(form.factor,))
+    one = None
+    if form.queries is not None:
+        one = form.queries.to(q.dtype)
+    elif form.offset is not None:
+        one = (keys.float() @ form.offset.float()[..., None])[..., 0].contiguous()
+    return BiasTensors(DISTANCE_KEYS, one, keys, low, keys.shape[1], factor=(form.factor,), own=form.queries is None)
 
 
 def _offset(pair: Pair) -> int:
@@ -229,7 +234,7 @@ def _plan(bias: BiasTensors, flags: MaskFlags, pair: Pair, block: int) -> FusedP
     return FusedPlan(
         form=bias.form,
         one_sided=bias.beyond is not None and flags.one_sided,
-        learned=_learns(*(x for x in (bias.one, bias.two)[bias.form == DISTANCE_KEYS :] if x is not None)),
+        learned=_learns(*(x for x in (bias.one, bias.two)[bias.form == DISTANCE_KEYS and not bias.own :] if x is not None)),
         run=run,
         fractional=not run and _fractional(pair),
         off=_offset(pair) if run else 0,
@@ -244,6 +249,7 @@ def _plan(bias: BiasTensors, flags: MaskFlags, pair: Pair, block: int) -> FusedP
         prefix=flags.prefix,
         segments=flags.segments,
         block=block,
+        own_queries=bias.own,
     )
 
 

@@ -37,6 +37,7 @@ class FusedPlan(NamedTuple):
     prefix: int
     segments: int
     block: int
+    own_queries: int = 0  # of distance keys: they meet the attention's own queries
 
 
 @torch.library.custom_op("vantage::attend", mutates_args=())
@@ -148,7 +149,7 @@ def _bias_gradients(plan: FusedPlan, one: Tensor, two: Tensor, row_sums: Tensor)
     if form == BY_KEY:
         return row_sums, two
     if form == DISTANCE_KEYS:
-        return one, two if plan.learned else None
+        return (one if plan.learned or not plan.own_queries else None), (two if plan.learned else None)
     if form not in TABLES:
         return one.sum((0, 2)), None if form == SLOPE else two.sum((0, 2))
     if form == TABLES[0]:

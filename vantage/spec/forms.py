@@ -90,9 +90,10 @@ class DistanceKeys:
     Evaluated pair by pair it would be far larger than the scores; a ``Dense`` says it beside a tensor of its own.
     """
 
-    queries: Tensor  # (B, H, T, f)
+    queries: Tensor | None  # (B, H, T, f); ``None``: the attention's own, which saves a product on the way back
     keys: Callable[[int, int], Tensor]  # a distance and how many, falling from there: their vectors, (H or 1, n, f)
     factor: float
+    offset: Tensor | None = None  # (H, f): what is added to the attention's own queries
 
 
 Form = Slope | LogDistance | PowerDistance | DistanceTable | RowTable | QueryAndKey | DistanceKeys

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vantage.kernels.gpu.skew import by_distance, by_key
+from vantage.kernels.gpu.skew import by_distance, by_key, product_with_distances
 from vantage.kernels.gpu.tiles import LOG2E, scaled, sees
 
 
@@ -22,16 +22,17 @@ def _line(LSE, DELTA, at, qi, T):
 
 @triton.jit
 def _query_step(
-    q, qr, do, far, held, k_tiles, v_tiles, r_tiles, n, t, qi, line, delta, S, off, origin, window, chunk, prefix,
-    scale, cap, weight, dq, dqr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, n, t, qi, line, delta, S, W, off, origin, window, chunk, prefix,
+    scale, cap, weight, ratio, dq, dqr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, OWN: tl.constexpr, HAS_C: tl.constexpr,
+    PRECISION: tl.constexpr,
     APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys. ``held``: the last tile's gradient by distance, of whose nearer block this tile has the rest."""
-    near = tl.dot(qr, r_tiles.load([t, 0]).T, input_precision=PRECISION)
+    near = product_with_distances(qr, r_tiles, C, t, W, PRECISION, BLOCK, HAS_C)
     k = k_tiles.load([n, 0])
     x, slope = scaled(tl.dot(q, k.T, input_precision=PRECISION), scale, cap, SOFTCAP, APPROXIMATE)
-    x = x + by_key(near, far, BLOCK, SHUFFLED) * weight
+    x = x + by_key(near, far, far, BLOCK, BLOCK, SHUFFLED) * weight
     p = tl.math.exp2(x - line[:, None])
     if not FULL:
         kj = n + tl.arange(0, BLOCK)
@@ -42,26 +43,31 @@ def _query_step(
         p = tl.where(see, p, 0.0)
     v = v_tiles.load([n, 0])
     ds = p * (tl.dot(do, v.T, input_precision=PRECISION) - delta[:, None])
-    turned = by_distance(ds, BLOCK, SHUFFLED).to(qr.dtype)
+    turned = (by_distance(ds, BLOCK, SHUFFLED) * ratio).to(qr.dtype)
     c = tl.arange(0, BLOCK)
     both = tl.where(c[:, None] + c[None, :] >= BLOCK, turned, held)
-    dqr = tl.dot(both, r_tiles.load([t - BLOCK, 0]), dqr, input_precision=PRECISION)
     if SOFTCAP:
         ds = ds * slope
     dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+    r = r_tiles.load([t - BLOCK, 0])
+    if OWN:
+        dq = tl.dot(both, r, dq, input_precision=PRECISION)
+    else:
+        dqr = tl.dot(both, r, dqr, input_precision=PRECISION)
     return near, turned, dq, dqr
 
 
 @triton.jit
 def query_gradients(
-    Q, K, V, QR, R, DO, LSE, DELTA, DQ, DQR, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, rb, rh, rt, gb, gh, gt, db,
+    Q, K, V, QR, R, C, DO, LSE, DELTA, DQ, DQR, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, rb, rh, rt, gb, gh, gt, db,
     dh, dt, eb, eh, et, wh, T, S, W, blocks, lift, off, origin, window, chunk, prefix, scale, cap, weight, factor, share,
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, D_TILE: tl.constexpr,
     E_TILE: tl.constexpr, F_TILE: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, OWN: tl.constexpr, HAS_C: tl.constexpr,
+    PRECISION: tl.constexpr,
     APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr,
 ):  # fmt: skip
-    """DQ and DQR of one block of queries of one head."""
+    """DQ of one block of queries of one head, and DQR where the bias has queries of its own."""
     block = blocks - 1 - tl.program_id(0) % blocks
     at = (tl.program_id(0) // blocks).to(tl.int64)
     b = at // H
@@ -75,63 +81,70 @@ def query_gradients(
     v_tiles = tl.make_tensor_descriptor(V + b * vb + g * vh, [S, E], [vt, 1], [BLOCK, E_TILE])
     r_tiles = tl.make_tensor_descriptor(R + h * wh, [W, F], [F, 1], [BLOCK, F_TILE])
     q = q_tile.load([m0, 0])
-    qr = qr_tile.load([m0, 0])
+    qr = q if OWN else qr_tile.load([m0, 0])
     do = g_tile.load([m0, 0])
     qi = m0 + tl.arange(0, BLOCK)
     line, delta = _line(LSE, DELTA, at, qi, T)
     bounds = BOUNDS + block * 4
     lo, full_lo, full_hi, hi = tl.load(bounds), tl.load(bounds + 1), tl.load(bounds + 2), tl.load(bounds + 3)
     dq = tl.zeros([BLOCK, D_TILE], tl.float32)
-    dqr = tl.zeros([BLOCK, F_TILE], tl.float32)
+    dqr = dq if OWN else tl.zeros([BLOCK, F_TILE], tl.float32)
+    ratio = share / factor if OWN else 1.0
+    C += h * W
     held = tl.zeros([BLOCK, BLOCK], QR.dtype.element_ty)
     shift = lift - m0
-    far = tl.dot(qr, r_tiles.load([lo * BLOCK + shift - BLOCK, 0]).T, input_precision=PRECISION)
+    far = product_with_distances(qr, r_tiles, C, lo * BLOCK + shift - BLOCK, W, PRECISION, BLOCK, HAS_C)
     for n in tl.range(lo * BLOCK, full_lo * BLOCK, BLOCK):
         far, held, dq, dqr = _query_step(
-            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, n, n + shift, qi, line, delta, S, off, origin, window,
-            chunk, prefix, scale, cap, weight, dq, dqr, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, PRECISION,
+            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, n, n + shift, qi, line, delta, S, W, off, origin, window,
+            chunk, prefix, scale, cap, weight, ratio, dq, dqr, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, OWN, HAS_C, PRECISION,
             APPROXIMATE, SHUFFLED, False,
         )  # fmt: skip
     for n in tl.range(full_lo * BLOCK, full_hi * BLOCK, BLOCK):
         far, held, dq, dqr = _query_step(
-            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, n, n + shift, qi, line, delta, S, off, origin, window,
-            chunk, prefix, scale, cap, weight, dq, dqr, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, PRECISION,
+            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, n, n + shift, qi, line, delta, S, W, off, origin, window,
+            chunk, prefix, scale, cap, weight, ratio, dq, dqr, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, OWN, HAS_C, PRECISION,
             APPROXIMATE, SHUFFLED, True,
         )  # fmt: skip
     for n in tl.range(full_hi * BLOCK, hi * BLOCK, BLOCK):
         far, held, dq, dqr = _query_step(
-            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, n, n + shift, qi, line, delta, S, off, origin, window,
-            chunk, prefix, scale, cap, weight, dq, dqr, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, PRECISION,
+            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, n, n + shift, qi, line, delta, S, W, off, origin, window,
+            chunk, prefix, scale, cap, weight, ratio, dq, dqr, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, OWN, HAS_C, PRECISION,
             APPROXIMATE, SHUFFLED, False,
         )  # fmt: skip
     last = r_tiles.load([hi * BLOCK + shift - BLOCK, 0])
     c = tl.arange(0, BLOCK)
     held = tl.where(c[:, None] + c[None, :] >= BLOCK, 0.0, held).to(qr.dtype)
-    dqr = tl.dot(held, last, dqr, input_precision=PRECISION)
+    if OWN:
+        dq = tl.dot(held, last, dq, input_precision=PRECISION)
+    else:
+        dqr = tl.dot(held, last, dqr, input_precision=PRECISION)
     inside = (qi < T)[:, None]
     row = qi.to(tl.int64)[:, None]
     c = tl.arange(0, D_TILE)[None, :]
     tl.store(DQ + b * db + h * dh + row * dt + c, (dq * factor).to(DQ.dtype.element_ty), mask=inside & (c < D))
-    c = tl.arange(0, F_TILE)[None, :]
-    tl.store(DQR + b * eb + h * eh + row * et + c, (dqr * share).to(DQR.dtype.element_ty), mask=inside & (c < F))
+    if not OWN:
+        c = tl.arange(0, F_TILE)[None, :]
+        tl.store(DQR + b * eb + h * eh + row * et + c, (dqr * share).to(DQR.dtype.element_ty), mask=inside & (c < F))
 
 
 @triton.jit
 def _key_step(
-    k, v, q_tiles, g_tiles, qr_tiles, r_tiles, m0, t, kj, LSE, DELTA, at, T, S, off, origin, window, chunk, prefix,
+    k, v, q_tiles, g_tiles, qr_tiles, r_tiles, C, m0, t, kj, LSE, DELTA, at, T, S, W, off, origin, window, chunk, prefix,
     scale, cap, weight, dk, dv, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, OWN: tl.constexpr, HAS_C: tl.constexpr,
+    PRECISION: tl.constexpr,
     APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """One tile of queries, for the gradients of keys and values."""
     qi = m0 + tl.arange(0, BLOCK)
     line, delta = _line(LSE, DELTA, at, qi, T)
-    qr = qr_tiles.load([m0, 0])
-    near = tl.dot(qr, r_tiles.load([t, 0]).T, input_precision=PRECISION)
-    far = tl.dot(qr, r_tiles.load([t - BLOCK, 0]).T, input_precision=PRECISION)
     q = q_tiles.load([m0, 0])
+    qr = q if OWN else qr_tiles.load([m0, 0])
+    near = product_with_distances(qr, r_tiles, C, t, W, PRECISION, BLOCK, HAS_C)
+    far = product_with_distances(qr, r_tiles, C, t - BLOCK, W, PRECISION, BLOCK, HAS_C)
     x, slope = scaled(tl.dot(q, k.T, input_precision=PRECISION), scale, cap, SOFTCAP, APPROXIMATE)
-    x = x + by_key(near, far, BLOCK, SHUFFLED) * weight
+    x = x + by_key(near, far, far, BLOCK, BLOCK, SHUFFLED) * weight
     p = tl.math.exp2(x - line[:, None])
     if not FULL:
         see = sees(
@@ -150,11 +163,12 @@ def _key_step(
 
 @triton.jit
 def key_gradients(
-    Q, K, V, QR, R, DO, LSE, DELTA, DK, DV, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, rb, rh, rt, gb, gh, gt, xb,
+    Q, K, V, QR, R, C, DO, LSE, DELTA, DK, DV, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, rb, rh, rt, gb, gh, gt, xb,
     xh, xt, yb, yh, yt, wh, T, S, W, blocks, lift, off, origin, window, chunk, prefix, scale, cap, weight, factor,
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, D_TILE: tl.constexpr,
     E_TILE: tl.constexpr, F_TILE: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, OWN: tl.constexpr, HAS_C: tl.constexpr,
+    PRECISION: tl.constexpr,
     APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr,
 ):  # fmt: skip
     """DK and DV of one block of keys, summed over the heads that share them."""
@@ -183,21 +197,21 @@ def key_gradients(
         r_tiles = tl.make_tensor_descriptor(R + h * wh, [W, F], [F, 1], [BLOCK, F_TILE])
         for m0 in tl.range(lo * BLOCK, full_lo * BLOCK, BLOCK):
             dk, dv = _key_step(
-                k, v, q_tiles, g_tiles, qr_tiles, r_tiles, m0, shift - m0, kj, LSE, DELTA, at, T, S, off, origin,
-                window, chunk, prefix, scale, cap, weight, dk, dv, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP,
-                PRECISION, APPROXIMATE, SHUFFLED, False,
+                k, v, q_tiles, g_tiles, qr_tiles, r_tiles, C + h * W, m0, shift - m0, kj, LSE, DELTA, at, T, S, W, off, origin,
+                window, chunk, prefix, scale, cap, weight, dk, dv, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, OWN,
+                HAS_C, PRECISION, APPROXIMATE, SHUFFLED, False,
             )  # fmt: skip
         for m0 in tl.range(full_lo * BLOCK, full_hi * BLOCK, BLOCK):
             dk, dv = _key_step(
-                k, v, q_tiles, g_tiles, qr_tiles, r_tiles, m0, shift - m0, kj, LSE, DELTA, at, T, S, off, origin,
-                window, chunk, prefix, scale, cap, weight, dk, dv, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP,
-                PRECISION, APPROXIMATE, SHUFFLED, True,
+                k, v, q_tiles, g_tiles, qr_tiles, r_tiles, C + h * W, m0, shift - m0, kj, LSE, DELTA, at, T, S, W, off, origin,
+                window, chunk, prefix, scale, cap, weight, dk, dv, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, OWN,
+                HAS_C, PRECISION, APPROXIMATE, SHUFFLED, True,
             )  # fmt: skip
         for m0 in tl.range(full_hi * BLOCK, hi * BLOCK, BLOCK):
             dk, dv = _key_step(
-                k, v, q_tiles, g_tiles, qr_tiles, r_tiles, m0, shift - m0, kj, LSE, DELTA, at, T, S, off, origin,
-                window, chunk, prefix, scale, cap, weight, dk, dv, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP,
-                PRECISION, APPROXIMATE, SHUFFLED, False,
+                k, v, q_tiles, g_tiles, qr_tiles, r_tiles, C + h * W, m0, shift - m0, kj, LSE, DELTA, at, T, S, W, off, origin,
+                window, chunk, prefix, scale, cap, weight, dk, dv, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, OWN,
+                HAS_C, PRECISION, APPROXIMATE, SHUFFLED, False,
             )  # fmt: skip
     inside = (kj < S)[:, None]
     row = kj.to(tl.int64)[:, None]
@@ -209,14 +223,15 @@ def key_gradients(
 
 @triton.jit
 def distance_gradients(
-    Q, K, V, QR, R, DO, LSE, DELTA, DR, qb, qh, qt, kb, kh, kt, vb, vh, vt, rb, rh, rt, gb, gh, gt, wh, batch, T, S, W,
+    Q, K, V, QR, R, C, DO, LSE, DELTA, DR, DC, qb, qh, qt, kb, kh, kt, vb, vh, vt, rb, rh, rt, gb, gh, gt, wh, batch, T, S, W,
     blocks, lift, off, origin, window, chunk, prefix, scale, cap, weight, share, H: tl.constexpr,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, D_TILE: tl.constexpr,
     E_TILE: tl.constexpr, F_TILE: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, OWN: tl.constexpr, HAS_C: tl.constexpr,
+    PRECISION: tl.constexpr,
     APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr,
 ):  # fmt: skip
-    """DR of one block of distances of one head, over all rows of the batch.
+    """DR and DC of one block of distances of one head, over all rows of the batch.
 
     Of a block of queries, the later keys of one tile and the earlier ones of the next stand at these distances, and
     together they are as many as one tile has: two products each, but all the rest once.
@@ -232,6 +247,11 @@ def distance_gradients(
     first = tl.maximum(lift - t0 - BLOCK, 0)  # before it no query has a key at these distances
     behind = lift - t0
     dr = tl.zeros([BLOCK, F_TILE], tl.float32)
+    dc = tl.zeros([BLOCK], tl.float32)
+    beside = tl.zeros([BLOCK], tl.float32)
+    t = t0 + tl.arange(0, BLOCK)
+    if HAS_C:
+        beside = tl.load(C + h * W + t, mask=t < W, other=0.0)
     for b in range(batch):
         row = h * 0 + b  # as wide as h
         at = row * H + h
@@ -244,14 +264,16 @@ def distance_gradients(
             n = m0 - behind
             qi = m0 + tl.arange(0, BLOCK)
             line, delta = _line(LSE, DELTA, at, qi, T)
-            qr = qr_tiles.load([m0, 0])
             q = q_tiles.load([m0, 0])
+            qr = q if OWN else qr_tiles.load([m0, 0])
             do = g_tiles.load([m0, 0])
             here = tl.dot(q, k_tiles.load([n, 0]).T, input_precision=PRECISION)
             later = tl.dot(q, k_tiles.load([n + BLOCK, 0]).T, input_precision=PRECISION)
             x, _ = scaled(tl.where(c >= a, here, later), scale, cap, SOFTCAP, APPROXIMATE)
             both = tl.dot(qr, r.T, input_precision=PRECISION)
-            x = x + by_key(both, both, BLOCK, SHUFFLED) * weight
+            if HAS_C:
+                both = both + beside[None, :]
+            x = x + by_key(both, both, both, BLOCK, BLOCK, SHUFFLED) * weight
             kj = n + c + tl.where(c >= a, 0, BLOCK)
             see = sees(
                 (qi + off)[:, None], kj, 0, 0, (kj >= 0) & (kj < S), origin, window, chunk, prefix,
@@ -262,7 +284,11 @@ def distance_gradients(
             later = tl.dot(do, v_tiles.load([n + BLOCK, 0]).T, input_precision=PRECISION)
             ds = p * (tl.where(c >= a, here, later) - delta[:, None])
             turned = by_distance(ds, BLOCK, SHUFFLED)
+            if HAS_C:
+                dc += tl.sum(turned, 0)
             dr = tl.dot(turned.to(qr.dtype).T, qr, dr, input_precision=PRECISION)
-    t = t0 + tl.arange(0, BLOCK)[:, None]
     f = tl.arange(0, F_TILE)[None, :]
-    tl.store(DR + (h * W + t) * F + f, (dr * share).to(DR.dtype.element_ty), mask=(t < W) & (f < F))
+    where = DR + (h * W + t)[:, None] * F + f
+    tl.store(where, (dr * share).to(DR.dtype.element_ty), mask=(t < W)[:, None] & (f < F))
+    if HAS_C:
+        tl.store(DC + h * W + t, dc * share, mask=t < W)

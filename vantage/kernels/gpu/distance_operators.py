@@ -16,7 +16,7 @@ from vantage.kernels.gpu.row_rotation import SIDE, WARPS, lies_as_expected
 Launch = Any
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 # how many tiles of queries or keys each kernel has in shared memory when it fetches the next ones while it works
-FETCHED_AHEAD = {"attend": 9, "queries": 12, "keys": 13, "distances": 16}
+FETCHED_AHEAD = {"attend": 13, "queries": 99, "keys": 99, "distances": 99}
 
 
 def attend(
@@ -24,16 +24,19 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """As ``operators.attend``; ``tensors`` begin with queries (B, H, T, f) and vectors of distances (H, W, f)."""
     out, lse = common.empty_outputs(q, v)
-    qr, r, sinks, _, _, ranges, _ = common.unpack(tensors, lse)
-    q, k, v, qr = (common.aligned(x) for x in (q, k, v, qr))
+    one, r, sinks, _, _, ranges, _ = common.unpack(tensors, lse)
+    q, k, v = (common.aligned(x) for x in (q, k, v))
+    qr, c = (q, one) if p.own_queries else (common.aligned(one), lse)
     B, H, T, _ = q.shape
-    blocks = triton.cdiv(T, p.block)
+    how = _constants(q, k, v, qr, tensors, p, factors) | _shape(q, v, p, "attend")
+    how |= {"HAS_SINKS": tensors[2] is not None, "ROWS": _rows(q, p, how)}
+    how["num_warps"] *= how["ROWS"] // p.block
+    blocks = triton.cdiv(T, how["ROWS"])
     strides = (*_strides(q, k, v, qr, out), *common.sink_strides(sinks), r.stride(0))
-    how = _constants(q, k, v, qr, p, factors) | {"HAS_SINKS": tensors[2] is not None} | _shape(q, v, p, "attend")
     with common.on(q):
         _launch(
             distance_forward.attend_by_distance, blocks * B * H,
-            (q, k, v, qr, r, out, lse, sinks, ranges, *strides, T, k.shape[2], r.shape[1], blocks, *_arguments(p),
+            (q, k, v, qr, r, c, out, lse, sinks, ranges, *strides, T, k.shape[2], r.shape[1], blocks, *_arguments(p),
              *_units(factors)), how,
         )  # fmt: skip
     return out, lse
@@ -52,21 +55,23 @@ def attend_back(
     factors: list[float],
 ) -> Gradients:
     """The gradients of q, k and v, of the bias's queries and distances; and output times gradient, row by row."""
-    qr, r, _, _, _, key_ranges, query_ranges = common.unpack(tensors, lse)
-    dq, dk, dv, dqr, dr, delta = empty_gradients(q, k, v, tensors)
-    q, k, v, qr, grad = (common.aligned(x) for x in (q, k, v, qr, grad))
+    one, r, _, _, _, key_ranges, query_ranges = common.unpack(tensors, lse)
+    dq, dk, dv, d_one, dr, delta = empty_gradients(q, k, v, tensors, p)
+    q, k, v, grad = (common.aligned(x) for x in (q, k, v, grad))
+    qr, c = (q, one) if p.own_queries else (common.aligned(one), lse)
+    dqr, dc = (dq, d_one) if p.own_queries else (d_one, delta)
     (B, H, T, _), (_, G, S, _), W = q.shape, k.shape, r.shape[1]
     blocks, key_blocks, distance_blocks = (triton.cdiv(n, p.block) for n in (T, S, W))
     strides = _strides(q, k, v, qr, grad)
     numbers, factor, share = (*_arguments(p), *_units(factors)), factors[0] * factors[2], factors[3] * factors[2]
-    how = _constants(q, k, v, qr, p, factors)
+    how = _constants(q, k, v, qr, tensors, p, factors)
     launch: Launch = backward.dot_rows
     with common.on(q):
         launch[(blocks * B * H,)](
             out, grad, delta, *out.stride()[:3], *grad.stride()[:3], T, blocks,
             H=H, E=v.shape[3], E_TILE=how["E_TILE"], BLOCK=p.block,
         )  # fmt: skip
-        inputs = (q, k, v, qr, r, grad, lse, delta if grad_lse is None else delta - grad_lse)
+        inputs = (q, k, v, qr, r, c, grad, lse, delta if grad_lse is None else delta - grad_lse)
         _launch(
             distance_backward.query_gradients, blocks * B * H,
             (*inputs, dq, dqr, key_ranges, *strides, *_strides(dq, dqr), r.stride(0), T, S, W, blocks, *numbers,
@@ -80,20 +85,20 @@ def attend_back(
         if p.learned:
             _launch(
                 distance_backward.distance_gradients, distance_blocks * H,
-                (*inputs, dr, *strides, r.stride(0), B, T, S, W, distance_blocks, *numbers, share),
+                (*inputs, dr, dc, *strides, r.stride(0), B, T, S, W, distance_blocks, *numbers, share),
                 how | _shape(q, v, p, "distances"),
             )  # fmt: skip
-    return dq, dk, dv, dqr, dr, delta
+    return dq, dk, dv, d_one, dr, delta
 
 
-def empty_gradients(q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor | None]) -> Gradients:
-    qr, r = tensors[:2]
-    assert qr is not None
+def empty_gradients(q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor | None], p: FusedPlan) -> Gradients:
+    def turned(x: Tensor) -> Tensor:
+        return x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2)
+
+    one, r = tensors[:2]
     assert r is not None
-    dq, dk, dv, dqr = (
-        x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2) for x in (q, k, v, qr)
-    )
-    return dq, dk, dv, dqr, torch.empty_like(r), q.new_empty(*q.shape[:3], dtype=torch.float32)
+    d_one = r.new_empty(0) if one is None else torch.empty_like(one) if p.own_queries else turned(one)
+    return turned(q), turned(k), turned(v), d_one, torch.empty_like(r), q.new_empty(*q.shape[:3], dtype=torch.float32)
 
 
 def _strides(*tensors: Tensor) -> tuple[int, ...]:
@@ -109,11 +114,15 @@ def _units(factors: list[float]) -> tuple[float, float, float]:
     return *common.units(factors[:3]), factors[3] * factors[2] * common.LOG2E
 
 
-def _constants(q: Tensor, k: Tensor, v: Tensor, qr: Tensor, p: FusedPlan, factors: list[float]) -> dict[str, Any]:
+def _constants(
+    q: Tensor, k: Tensor, v: Tensor, qr: Tensor, tensors: list[Tensor | None], p: FusedPlan, factors: list[float]
+) -> dict[str, Any]:
     every = common.constants(q, k, v, p, factors[:3])
     names = ("H", "GROUP", "D", "E", "D_TILE", "E_TILE", "BLOCK", "CAUSAL", "WINDOW", "CHUNK", "PREFIX", "SOFTCAP")
     names = (*names, "PRECISION", "APPROXIMATE")
-    return {name: every[name] for name in names} | {"F": qr.shape[3], "F_TILE": common.tile(qr.shape[3])}
+    own = bool(p.own_queries)
+    more = {"F": qr.shape[3], "F_TILE": common.tile(qr.shape[3]), "OWN": own, "HAS_C": own and tensors[0] is not None}
+    return {name: every[name] for name in names} | more
 
 
 def _shape(q: Tensor, v: Tensor, p: FusedPlan, which: str) -> dict[str, Any]:
@@ -122,6 +131,13 @@ def _shape(q: Tensor, v: Tensor, p: FusedPlan, which: str) -> dict[str, Any]:
     shuffled = not _Turned.wrongly and q.is_cuda and q.element_size() == 2 and warps == WARPS and p.block == SIDE
     shuffled = shuffled and torch.cuda.get_device_capability(q.device)[0] == 9
     return {"num_warps": warps, "num_stages": 2 if ahead else 1, "SHUFFLED": shuffled}
+
+
+def _rows(q: Tensor, p: FusedPlan, how: dict[str, Any]) -> int:
+    """Queries of a program of the forward pass: twice as many as a tile has keys where two groups of warps can share
+    what they fetch."""
+    twice = q.shape[2] > p.block and (how["SHUFFLED"] or (not q.is_cuda and q.element_size() == 2))
+    return 2 * p.block if twice else p.block
 
 
 class _Turned:

@@ -132,7 +132,7 @@ def empty_gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     p = FusedPlan(*plan)
     if p.form == DISTANCE_KEYS:
-        return by_distance().empty_gradients(q, k, v, tensors)
+        return by_distance().empty_gradients(q, k, v, tensors, p)
     B, H, T, _ = q.shape
     dq, dk, dv = (x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2) for x in (q, k, v))
     delta = q.new_empty(B, H, T, dtype=torch.float32)

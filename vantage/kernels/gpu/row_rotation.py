@@ -76,6 +76,11 @@ TO_RIGHT, TO_LEFT = rotation(True), rotation(False)
 def lies_as_expected(ttgir: str) -> bool:
     """Whether every tile that is turned is a product of one warp group, whole rows in each warp."""
     layouts = dict(re.findall(r"^(#\w+) = (#ttg\.\S.*)$", ttgir, re.MULTILINE))
-    used = re.findall(r"elementwise_inline_asm .*tensor<64x64xf32, (#\w+)>$", re.sub(r" loc\(.*", "", ttgir), re.MULTILINE)
-    wanted = "versionMajor = 3, versionMinor = 0, warpsPerCTA = [4, 1], instrShape = [16, 64,"
-    return bool(used) and all(wanted in layouts.get(name, "") for name in used)
+    text = re.sub(r" loc\(.*", "", ttgir)
+    used = re.findall(r"elementwise_inline_asm .*tensor<(\d+)x64xf32, (#\w+)>$", text, re.MULTILINE)
+
+    def right(rows: int, name: str) -> bool:
+        wanted = f"versionMajor = 3, versionMinor = 0, warpsPerCTA = [{rows // 16}, 1], instrShape = [16, 64,"
+        return wanted in layouts.get(name, "")
+
+    return bool(used) and all(right(int(rows), name) for rows, name in used)

@@ -19,11 +19,24 @@ EACH = tl.constexpr(VALUES)
 
 
 @triton.jit
-def by_key(near, far, BLOCK: tl.constexpr, SHUFFLED: tl.constexpr):
-    """(queries, distances) of two blocks as (queries, keys). ``SHUFFLED``: tiles lie as row_rotation.py says."""
-    a = tl.arange(0, BLOCK)[:, None]
+def product_with_distances(q, r_tiles, C, t, W, PRECISION: tl.constexpr, BLOCK: tl.constexpr, HAS_C: tl.constexpr):
+    """Queries times a block of distances, and what each distance gets beside that (C, a number for each of W)."""
+    x = tl.dot(q, r_tiles.load([t, 0]).T, input_precision=PRECISION)
+    if HAS_C:
+        at = t + tl.arange(0, BLOCK)
+        x = x + tl.load(C + at, mask=(at >= 0) & (at < W), other=0.0)[None, :]
+    return x
+
+
+@triton.jit
+def by_key(near, far, farther, ROWS: tl.constexpr, BLOCK: tl.constexpr, SHUFFLED: tl.constexpr):
+    """(queries, distances) of two blocks as (queries, keys); twice as many queries as keys need a third block.
+    ``SHUFFLED``: tiles lie as row_rotation.py says."""
+    a = tl.arange(0, ROWS)[:, None]
     c = tl.arange(0, BLOCK)[None, :]
-    band = tl.where(a + c >= BLOCK, far, near)
+    if ROWS > BLOCK:
+        near, far = tl.where(a >= BLOCK, far, near), tl.where(a >= BLOCK, farther, far)
+    band = tl.where(a % BLOCK + c >= BLOCK, far, near)
     if SHUFFLED:
         return tl.inline_asm_elementwise(RIGHT, REGISTERS, [band], dtype=tl.float32, is_pure=True, pack=EACH)
     else:
