@@ -99,7 +99,8 @@ def test_a_product_of_queries_and_distances_is_the_bias(name, first):
     assert isinstance(form, DistanceKeys)
     highest, lowest = first + 4 - 2, first - 8
     keys = form.keys(highest, highest - lowest + 1).expand(SHAPE.heads, -1, -1)
-    every = form.factor * form.queries @ keys.transpose(-1, -2)
+    queries = q + (0.0 if form.offset is None else form.offset[:, None]) if form.queries is None else form.queries
+    every = form.factor * queries @ keys.transpose(-1, -2)
     index = highest - (q_pos.pos[:, None, :, None] - k_pos.pos[:, None, None, :])
     shown = every.gather(-1, index.expand(-1, SHAPE.heads, -1, -1))
     torch.testing.assert_close(shown, value(bias, q_pos, k_pos))

@@ -16,7 +16,7 @@ from vantage.spec.model import BuildContext, CacheShape, NormConfig, Scores
 from vantage.spec.native import LANES, CannotLower, HeadColumns, Program, no_native_form
 from vantage.spec.normalisers import Argmax, Entmax15, OffByOne, Sigmoid, Softmax, Sparsemax, StickBreaking
 from vantage.spec.operations import AttentionWork, linear_operations, output_operations
-from vantage.spec.parts import Context, Shape, View, chain
+from vantage.spec.parts import Context, Shape, View, chain, shift_of
 from vantage.spec.registry import Entry, MatrixSize, Refusal
 
 
@@ -111,7 +111,7 @@ class GroupedQueryAttention(nn.Module):
         view = self.keep(x_BTD, ctx, *keys_and_values) if self.source is None else ctx.views[self.source]
         pos = ctx.standing(view)
         q = chain(self.qk, "query", q_raw, pos)
-        need = self.scorer.need(q_raw, q, view, pos, x_BTD)
+        need = self.scorer.need(q_raw, q, view, pos, x_BTD, shift=shift_of(self.qk))
         out = ctx.attend("self", self.index, q, view, need)
         for transform in self.output:
             out = transform(out, x_BTD, ctx.pos)

@@ -58,8 +58,9 @@ class ShiftedBias(nn.Module):
             sines, cosines = distance_waves(inputs.q_pos, highest - back, n, q.shape[-1], base, q.dtype)
             return torch.stack((-sines, cosines), -1).flatten(-2)[None]
 
-        running = runs(inputs.q_pos, inputs.k_pos)
-        return Dense(whole, DistanceKeys(q, keys, inputs.scale) if running else None)
+        if not runs(inputs.q_pos, inputs.k_pos):
+            return Dense(whole)
+        return Dense(whole, DistanceKeys(None if inputs.q is q else q, keys, inputs.scale))
 
 
 ENTRY = Entry(

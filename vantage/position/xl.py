@@ -58,6 +58,9 @@ class QueryBias(nn.Module):
     def key(self, k_BGTd: Tensor, pos: Positions) -> Tensor:
         return k_BGTd
 
+    def query_shift(self) -> Tensor:
+        return self.u
+
 
 @dataclass(frozen=True)
 class DistanceTerm:
@@ -91,18 +94,21 @@ class DistanceBias(nn.Module):
         nn.init.normal_(self.w_r, std=INIT_STD)
 
     def at(self, inputs: BiasInputs) -> Dense:
-        queries, w_r, base = inputs.q_raw + self.v[:, None], self.w_r, self.config.base
+        v, w_r, base = self.v, self.w_r, self.config.base
 
         def whole() -> Tensor:
-            sines, cosines = (queries @ w_r).chunk(2, dim=-1)
+            sines, cosines = ((inputs.q_raw + v[:, None]) @ w_r).chunk(2, dim=-1)
             return inputs.scale * sinusoid_scores(sines, cosines, inputs.q_pos, inputs.k_pos, base)
 
         def keys(highest: int, n: int) -> Tensor:
             waves = torch.cat(distance_waves(inputs.q_pos, highest, n, w_r.shape[-1], base, w_r.dtype), -1)
             return (waves @ w_r.flatten(0, 1).T).unflatten(-1, w_r.shape[:2]).transpose(0, 1)
 
-        running = runs(inputs.q_pos, inputs.k_pos)
-        return Dense(whole, DistanceKeys(queries, keys, inputs.scale) if running else None)
+        if not runs(inputs.q_pos, inputs.k_pos):
+            return Dense(whole)
+        if inputs.shift is None:
+            return Dense(whole, DistanceKeys(inputs.q_raw + v[:, None], keys, inputs.scale))
+        return Dense(whole, DistanceKeys(None, keys, inputs.scale, v - inputs.shift))
 
 
 ENTRY = Entry(

@@ -54,6 +54,15 @@ class QKTransform(Protocol):
     def key(self, k_BGTd: Tensor, pos: Positions) -> Tensor: ...
 
 
+@runtime_checkable
+class ShiftsQueries(Protocol):
+    """A q/k transform that does nothing but add one vector of each head to its queries."""
+
+    def query_shift(self) -> Tensor:
+        """(H, d)"""
+        ...
+
+
 class Pointwise(ABC):
     """A score bias as a function of one query and one key. Subclasses are frozen dataclasses (eq=False)."""
 
@@ -80,6 +89,7 @@ class BiasInputs(NamedTuple):
     streams: tuple[Tensor, ...] = ()  # what it keeps of each key: (B, heads, S, width)
     own: tuple[Tensor, ...] = ()  # the same of the queries' own tokens: (B, heads, T, width)
     softcap: float | None = None  # what caps a score before the bias is added
+    shift: Tensor | None = None  # (H, d): q is q_raw and this, for every token; ``None``: nobody says so
 
 
 class ScoreBias(Protocol):
@@ -365,6 +375,11 @@ def chain(transforms: Iterable[Any], side: str, x: Tensor, pos: Positions) -> Te
     for transform in transforms:
         x = transform.query(x, pos) if side == "query" else transform.key(x, pos)
     return x
+
+
+def shift_of(transforms: Sequence[Any]) -> Tensor | None:
+    """All that q/k transforms do to a query, where that is to add something; ``None``: they do more, or nothing."""
+    return transforms[0].query_shift() if len(transforms) == 1 and isinstance(transforms[0], ShiftsQueries) else None
 
 
 def materialise(bias: Pointwise | Dense | None, pair: Pair, heads: int, dtype: torch.dtype) -> Tensor | None:
