@@ -103,60 +103,89 @@ def test_places_that_do_not_run_on_have_no_form():
 # ---- rows turned between registers
 
 
-def turned(text: str) -> dict[tuple[int, int], tuple[int, int]]:
-    """What PTX does with a tile of 64 by 64 that lies in four warps as an accumulator of Hopper does."""
-    from vantage.kernels.gpu.row_rotation import VALUES, index
+def run_ptx(text: str, arguments: list[str], results: int, warps: int = 4) -> list[dict[tuple[int, int], object]]:
+    """What PTX makes of tiles of 64 columns that lie in warps as accumulators of Hopper do; a number is its tile's name,
+    its row and its column."""
+    from vantage.kernels.gpu.row_rotation import PLACES, VALUES, index
 
     def places(thread: int):
         lane, warp = thread % 32, thread // 32
-        for group in range(8):
-            for half in range(2):
-                for parity in range(2):
-                    at = 16 * warp + 8 * half + lane // 4, 8 * group + 2 * (lane % 4) + parity
-                    yield at, index(group, half, parity)
+        for group, half, parity in PLACES:
+            at = 16 * warp + 8 * half + lane // 4, 8 * group + 2 * (lane % 4) + parity
+            yield at, index(group, half, parity)
 
-    threads = [{"%tid.x": t} | {f"${VALUES + i}": at for at, i in places(t)} for t in range(128)]
-
-    def value(registers: dict, name: str):
-        return int(name) if re.fullmatch(r"-?\d+", name) else registers[name]
+    threads = []
+    for t in range(32 * warps):
+        registers: dict = {"%tid.x": t}
+        for n, name in enumerate(arguments):
+            registers |= {f"${VALUES * (results + n) + i}": (name, *at) for at, i in places(t)}
+        threads.append(registers)
 
     two = {
         "and": lambda a, b: a & b,
         "or": lambda a, b: a | b,
         "shr": lambda a, b: a >> b,
+        "shl": lambda a, b: a << b,
         "sub": lambda a, b: a - b,
         "add": lambda a, b: a + b,
         "setp.eq": lambda a, b: a == b,
         "setp.lt": lambda a, b: a < b,
         "setp.gt": lambda a, b: a > b,
+        "setp.le": lambda a, b: a <= b,
+        "setp.ge": lambda a, b: a >= b,
     }
     for line in text.strip("{}\n").split("\n"):
         if line.startswith(".reg"):
             continue
         name, rest = line.rstrip(";").split(" ", 1)
         into, *given = (x.strip() for x in rest.split(","))
-        results = []
+        found = []
         for t, registers in enumerate(threads):
-            a = [value(registers, x) for x in given]
+            a = [int(x) if re.fullmatch(r"-?\d+", x) else registers[x] for x in given]
             if name.startswith("shfl"):
-                results.append(threads[t // 32 * 32 + a[1]][given[0]])
+                found.append(threads[t // 32 * 32 + a[1]][given[0]])
             elif name.startswith("selp"):
-                results.append(a[0] if a[2] else a[1])
+                found.append(a[0] if a[2] else a[1])
             elif name.startswith("mov"):
-                results.append(a[0])
+                found.append(a[0])
             else:
-                results.append(two[next(x for x in two if name.startswith(x + "."))](*a))
-        for registers, result in zip(threads, results, strict=True):
+                found.append(two[next(x for x in two if name.startswith(x + "."))](*a))
+        for registers, result in zip(threads, found, strict=True):
             registers[into] = result
-    return {at: threads[t][f"${i}"] for t in range(128) for at, i in places(t)}
+    return [
+        {at: threads[t][f"${VALUES * n + i}"] for t in range(32 * warps) for at, i in places(t)} for n in range(results)
+    ]
 
 
-def test_rows_are_turned_by_their_number():
-    from vantage.kernels.gpu.row_rotation import TO_LEFT, TO_RIGHT
+SQUARE = [(a, c) for a in range(64) for c in range(64)]
 
-    right, left = turned(TO_RIGHT), turned(TO_LEFT)
-    assert all(right[a, c] == (a, (c - a) % 64) for a in range(64) for c in range(64))
-    assert all(left[a, c] == (a, (c + a) % 64) for a in range(64) for c in range(64))
+
+def test_two_blocks_of_distances_become_keys():
+    from vantage.kernels.gpu.row_rotation import to_keys
+
+    (got,) = run_ptx(to_keys(wide=False), ["near", "far"], 1)
+    assert got == {(a, b): ("near" if b >= a else "far", a, (b - a) % 64) for a, b in SQUARE}
+    (got,) = run_ptx(to_keys(wide=True), ["near", "far", "farther"], 1, warps=8)
+    assert all(got[a, b] == ("near" if b >= a else "far", a, (b - a) % 64) for a, b in SQUARE)
+    assert all(got[a + 64, b] == ("far" if b >= a else "farther", a + 64, (b - a) % 64) for a, b in SQUARE)
+
+
+def test_keys_become_two_blocks_of_distances():
+    from vantage.kernels.gpu.row_rotation import to_distances
+
+    near, far = run_ptx(to_distances(whole=False), ["x"], 2)
+    for a, c in SQUARE:
+        of_far = a + c >= 64
+        assert (near[a, c], far[a, c]) == ((0, ("x", a, c + a - 64)) if of_far else (("x", a, c + a), 0))
+    (one,) = run_ptx(to_distances(whole=True), ["x"], 1)
+    assert one == {(a, c): ("x", a, (c + a) % 64) for a, c in SQUARE}
+
+
+def test_two_tiles_on_one_diagonal():
+    from vantage.kernels.gpu.row_rotation import on_one_diagonal
+
+    (got,) = run_ptx(on_one_diagonal(), ["here", "later"], 1)
+    assert got == {(a, c): ("here" if c >= a else "later", a, c) for a, c in SQUARE}
 
 
 def test_how_tiles_lie_is_read_off_the_compiled_text():

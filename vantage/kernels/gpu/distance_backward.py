@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vantage.kernels.gpu.skew import by_distance, by_key, product_with_distances
+from vantage.kernels.gpu.skew import by_distance, by_key, by_one_distance_block, on_diagonal, product_with_distances
 from vantage.kernels.gpu.tiles import LOG2E, scaled, sees
 
 
@@ -28,7 +28,7 @@ def _query_step(
     PRECISION: tl.constexpr,
     APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys. ``held``: the last tile's gradient by distance, of whose nearer block this tile has the rest."""
+    """One tile of keys. ``held``: the last tile's gradient by distance, for its nearer block, of which this tile has the rest."""
     near = product_with_distances(qr, r_tiles, C, t, W, PRECISION, BLOCK, HAS_C)
     k = k_tiles.load([n, 0])
     x, slope = scaled(tl.dot(q, k.T, input_precision=PRECISION), scale, cap, SOFTCAP, APPROXIMATE)
@@ -43,9 +43,8 @@ def _query_step(
         p = tl.where(see, p, 0.0)
     v = v_tiles.load([n, 0])
     ds = p * (tl.dot(do, v.T, input_precision=PRECISION) - delta[:, None])
-    turned = (by_distance(ds, BLOCK, SHUFFLED) * ratio).to(qr.dtype)
-    c = tl.arange(0, BLOCK)
-    both = tl.where(c[:, None] + c[None, :] >= BLOCK, turned, held)
+    to_near, to_far = by_distance(ds * ratio, BLOCK, SHUFFLED)
+    both = held + to_far.to(qr.dtype)  # no place has something of both
     if SOFTCAP:
         ds = ds * slope
     dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
@@ -54,7 +53,7 @@ def _query_step(
         dq = tl.dot(both, r, dq, input_precision=PRECISION)
     else:
         dqr = tl.dot(both, r, dqr, input_precision=PRECISION)
-    return near, turned, dq, dqr
+    return near, to_near.to(qr.dtype), dq, dqr
 
 
 @triton.jit
@@ -113,8 +112,6 @@ def query_gradients(
             APPROXIMATE, SHUFFLED, False,
         )  # fmt: skip
     last = r_tiles.load([hi * BLOCK + shift - BLOCK, 0])
-    c = tl.arange(0, BLOCK)
-    held = tl.where(c[:, None] + c[None, :] >= BLOCK, 0.0, held).to(qr.dtype)
     if OWN:
         dq = tl.dot(held, last, dq, input_precision=PRECISION)
     else:
@@ -222,6 +219,46 @@ def key_gradients(
 
 
 @triton.jit
+def _distance_step(
+    r, beside, q_tiles, qr_tiles, g_tiles, k_tiles, v_tiles, m0, n, LSE, DELTA, at, T, S, off, origin, window, chunk,
+    prefix, scale, cap, weight, dr, dc, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, OWN: tl.constexpr, HAS_C: tl.constexpr,
+    PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """One block of queries. The later keys of tile n and the earlier ones of the next stand at these distances."""
+    qi = m0 + tl.arange(0, BLOCK)
+    line, delta = _line(LSE, DELTA, at, qi, T)
+    q = q_tiles.load([m0, 0])
+    qr = q if OWN else qr_tiles.load([m0, 0])
+    do = g_tiles.load([m0, 0])
+    both = tl.dot(qr, r.T, input_precision=PRECISION)
+    if HAS_C:
+        both = both + beside[None, :]
+    here = tl.dot(q, k_tiles.load([n, 0]).T, input_precision=PRECISION)
+    later = tl.dot(q, k_tiles.load([n + BLOCK, 0]).T, input_precision=PRECISION)
+    x, _ = scaled(on_diagonal(here, later, BLOCK, SHUFFLED), scale, cap, SOFTCAP, APPROXIMATE)
+    x = x + by_key(both, both, both, BLOCK, BLOCK, SHUFFLED) * weight
+    p = tl.math.exp2(x - line[:, None])
+    if not FULL:
+        a = tl.arange(0, BLOCK)[:, None]
+        c = tl.arange(0, BLOCK)[None, :]
+        kj = n + c + tl.where(c >= a, 0, BLOCK)
+        see = sees(
+            (qi + off)[:, None], kj, 0, 0, (kj >= 0) & (kj < S), origin, window, chunk, prefix,
+            CAUSAL, WINDOW, CHUNK, PREFIX, False, False,
+        )  # fmt: skip
+        p = tl.where(see, p, 0.0)
+    here = tl.dot(do, v_tiles.load([n, 0]).T, input_precision=PRECISION)
+    later = tl.dot(do, v_tiles.load([n + BLOCK, 0]).T, input_precision=PRECISION)
+    ds = p * (on_diagonal(here, later, BLOCK, SHUFFLED) - delta[:, None])
+    turned = by_one_distance_block(ds, BLOCK, SHUFFLED)
+    if HAS_C:
+        dc += tl.sum(turned, 0)
+    dr = tl.dot(turned.to(qr.dtype).T, qr, dr, input_precision=PRECISION)
+    return dr, dc
+
+
+@triton.jit
 def distance_gradients(
     Q, K, V, QR, R, C, DO, LSE, DELTA, DR, DC, qb, qh, qt, kb, kh, kt, vb, vh, vt, rb, rh, rt, gb, gh, gt, wh, batch, T, S, W,
     blocks, lift, off, origin, window, chunk, prefix, scale, cap, weight, share, H: tl.constexpr,
@@ -233,25 +270,35 @@ def distance_gradients(
 ):  # fmt: skip
     """DR and DC of one block of distances of one head, over all rows of the batch.
 
-    Of a block of queries, the later keys of one tile and the earlier ones of the next stand at these distances, and
-    together they are as many as one tile has: two products each, but all the rest once.
+    Two tiles of keys hold as many keys at these distances as one tile has: two products each, but all the rest once.
     """
     block = blocks - 1 - tl.program_id(0) % blocks  # the nearest distances, which most queries have, first
     h = (tl.program_id(0) // blocks).to(tl.int64)
     g = h // GROUP
     t0 = block * BLOCK
+    t = t0 + tl.arange(0, BLOCK)
     r_tile = tl.make_tensor_descriptor(R + h * wh, [W, F], [F, 1], [BLOCK, F_TILE])
     r = r_tile.load([t0, 0])
-    a = tl.arange(0, BLOCK)[:, None]
-    c = tl.arange(0, BLOCK)[None, :]
-    first = tl.maximum(lift - t0 - BLOCK, 0)  # before it no query has a key at these distances
-    behind = lift - t0
-    dr = tl.zeros([BLOCK, F_TILE], tl.float32)
-    dc = tl.zeros([BLOCK], tl.float32)
     beside = tl.zeros([BLOCK], tl.float32)
-    t = t0 + tl.arange(0, BLOCK)
     if HAS_C:
         beside = tl.load(C + h * W + t, mask=t < W, other=0.0)
+    behind = lift - t0  # how far the tile of a block of queries lies before it
+    first = tl.maximum(behind - BLOCK, 0)  # before it no query has a key at these distances
+    end = tl.minimum(T, S + behind)
+    full_first = tl.maximum(behind, 0)
+    full_end = tl.minimum(T, S + behind - BLOCK) // BLOCK * BLOCK
+    furthest = behind + off
+    full = full_end > full_first
+    if CAUSAL:
+        full = full & (furthest >= BLOCK - 1)
+    if WINDOW:
+        full = full & (furthest < window) & (BLOCK - 1 - furthest < window)
+    if CHUNK:
+        full = full & (chunk < 0)
+    full_first = tl.where(full, full_first, first)
+    full_end = tl.where(full, full_end, first)
+    dr = tl.zeros([BLOCK, F_TILE], tl.float32)
+    dc = tl.zeros([BLOCK], tl.float32)
     for b in range(batch):
         row = h * 0 + b  # as wide as h
         at = row * H + h
@@ -260,33 +307,24 @@ def distance_gradients(
         g_tiles = tl.make_tensor_descriptor(DO + row * gb + h * gh, [T, E], [gt, 1], [BLOCK, E_TILE])
         k_tiles = tl.make_tensor_descriptor(K + row * kb + g * kh, [S, D], [kt, 1], [BLOCK, D_TILE])
         v_tiles = tl.make_tensor_descriptor(V + row * vb + g * vh, [S, E], [vt, 1], [BLOCK, E_TILE])
-        for m0 in tl.range(first, tl.minimum(T, S + behind), BLOCK):
-            n = m0 - behind
-            qi = m0 + tl.arange(0, BLOCK)
-            line, delta = _line(LSE, DELTA, at, qi, T)
-            q = q_tiles.load([m0, 0])
-            qr = q if OWN else qr_tiles.load([m0, 0])
-            do = g_tiles.load([m0, 0])
-            here = tl.dot(q, k_tiles.load([n, 0]).T, input_precision=PRECISION)
-            later = tl.dot(q, k_tiles.load([n + BLOCK, 0]).T, input_precision=PRECISION)
-            x, _ = scaled(tl.where(c >= a, here, later), scale, cap, SOFTCAP, APPROXIMATE)
-            both = tl.dot(qr, r.T, input_precision=PRECISION)
-            if HAS_C:
-                both = both + beside[None, :]
-            x = x + by_key(both, both, both, BLOCK, BLOCK, SHUFFLED) * weight
-            kj = n + c + tl.where(c >= a, 0, BLOCK)
-            see = sees(
-                (qi + off)[:, None], kj, 0, 0, (kj >= 0) & (kj < S), origin, window, chunk, prefix,
-                CAUSAL, WINDOW, CHUNK, PREFIX, False, False,
+        for m0 in tl.range(first, full_first, BLOCK):
+            dr, dc = _distance_step(
+                r, beside, q_tiles, qr_tiles, g_tiles, k_tiles, v_tiles, m0, m0 - behind, LSE, DELTA, at, T, S, off,
+                origin, window, chunk, prefix, scale, cap, weight, dr, dc, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP,
+                OWN, HAS_C, PRECISION, APPROXIMATE, SHUFFLED, False,
             )  # fmt: skip
-            p = tl.where(see, tl.math.exp2(x - line[:, None]), 0.0)
-            here = tl.dot(do, v_tiles.load([n, 0]).T, input_precision=PRECISION)
-            later = tl.dot(do, v_tiles.load([n + BLOCK, 0]).T, input_precision=PRECISION)
-            ds = p * (tl.where(c >= a, here, later) - delta[:, None])
-            turned = by_distance(ds, BLOCK, SHUFFLED)
-            if HAS_C:
-                dc += tl.sum(turned, 0)
-            dr = tl.dot(turned.to(qr.dtype).T, qr, dr, input_precision=PRECISION)
+        for m0 in tl.range(full_first, full_end, BLOCK):
+            dr, dc = _distance_step(
+                r, beside, q_tiles, qr_tiles, g_tiles, k_tiles, v_tiles, m0, m0 - behind, LSE, DELTA, at, T, S, off,
+                origin, window, chunk, prefix, scale, cap, weight, dr, dc, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP,
+                OWN, HAS_C, PRECISION, APPROXIMATE, SHUFFLED, True,
+            )  # fmt: skip
+        for m0 in tl.range(full_end, end, BLOCK):
+            dr, dc = _distance_step(
+                r, beside, q_tiles, qr_tiles, g_tiles, k_tiles, v_tiles, m0, m0 - behind, LSE, DELTA, at, T, S, off,
+                origin, window, chunk, prefix, scale, cap, weight, dr, dc, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP,
+                OWN, HAS_C, PRECISION, APPROXIMATE, SHUFFLED, False,
+            )  # fmt: skip
     f = tl.arange(0, F_TILE)[None, :]
     where = DR + (h * W + t)[:, None] * F + f
     tl.store(where, (dr * share).to(DR.dtype.element_ty), mask=(t < W)[:, None] & (f < F))
