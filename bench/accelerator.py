@@ -13,7 +13,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from vantage.kernels import chooser
-from vantage.position import Rope
+from vantage.position import Rope, Shifted, TransformerXL
 from vantage.spec.forms import DistanceTable, LogDistance, PowerDistance, QueryAndKey, RowTable, Slope
 from vantage.spec.masks import Causal, SameSegment, Window
-from vantage.spec.parts import Need, Pointwise, Shape, View
+from vantage.spec.parts import BiasInputs, Encoding, Need, Pointwise, Shape, View, chain, shift_of
 from vantage.spec.positions import Positions
 
 RESULTS = Path(__file__).parent / "results"
@@ -117,6 +117,7 @@ class Task:
     softcap: float | None = None
     sinks: bool = False
     rope: bool = False
+    encoding: Encoding | None = None  # whose bias is made anew in every call, and counted
     flex: bool = True  # FlexAttention by hand has this row
     by_keys: bool = True  # FlexAttention's way back takes less than seconds
 
@@ -143,6 +144,8 @@ TASKS = (
     Task("Shaw, keys", lambda s: RowTable(learned(s.batch, s.heads, s.length, 33), -16), flex=False),
     Task("FoX", lambda s: QueryAndKey(*(learned(s.batch, s.heads, s.length) for _ in range(2))), flex=False),
     Task(f"window {REACH:,}", window=REACH),
+    Task("Transformer-XL, W_r R counted", encoding=TransformerXL(), flex=False),
+    Task("shifted positions", encoding=Shifted(), flex=False),
 )
 
 
@@ -170,6 +173,9 @@ def ours(task: Task, size: Size, x: Inputs, at: Positions) -> tuple[Callable[[],
     shape = Shape(size.heads * size.width, size.heads, size.kv_heads, size.width, size.width, size.width)
     turn = Rope().build(shape).to("cuda") if task.rope else None
 
+    if task.encoding is not None:
+        return by_encoding(task.encoding, shape, need, x, at)
+
     def run() -> Tensor:
         q, k = (x.q, x.k) if turn is None else (turn.query(x.q, at), turn.key(x.k, at))  # pyright: ignore[reportCallIssue]
         view = View(k, x.v, at)
@@ -178,6 +184,30 @@ def ours(task: Task, size: Size, x: Inputs, at: Positions) -> tuple[Callable[[],
     leaves = [x.q, x.k, x.v] + [t for t in vars(bias or object).values() if isinstance(t, Tensor) and t.requires_grad]
     kernel = choose(need, x.q, View(x.k, x.v, at)).name
     return run, leaves + ([] if sinks is None else [sinks]), kernel
+
+
+def by_encoding(
+    encoding: Encoding, shape: Shape, need: Need, x: Inputs, at: Positions
+) -> tuple[Callable[[], Tensor], list[Tensor], str]:
+    """An encoding that acts on queries and scores, with all that it makes of its parameters in every pass."""
+    parts, choose, pair = encoding.parts(causal=True), chooser("auto"), at.against(at)
+    qk = [transform.build(shape).to("cuda", torch.bfloat16) for transform in parts.qk]
+    assert parts.bias is not None
+    bias = parts.bias.build(shape).to("cuda", torch.bfloat16)
+    view = View(x.k, x.v, at)
+
+    def ask() -> tuple[Tensor, Need]:
+        q = chain(qk, "query", x.q, at)
+        inputs = BiasInputs(x.q, q, x.k, at, at, need.scale, shift=shift_of(qk))
+        return q, replace(need, bias=bias.at(inputs))  # pyright: ignore[reportCallIssue] (a score bias)
+
+    def run() -> Tensor:
+        q, asked = ask()
+        return choose(asked, q, view)(q, view, pair, asked).out
+
+    q, asked = ask()
+    leaves = [x.q, x.k, x.v, *(p for module in (*qk, bias) for p in module.parameters())]
+    return run, leaves, choose(asked, q, view).name
 
 
 def cudnn(x: Inputs) -> Callable[[], Tensor]:
@@ -317,6 +347,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.accelerator", description=__doc__)
     parser.add_argument("--no-flex", action="store_true", help="leave FlexAttention out: it compiles for minutes")
     parser.add_argument("--sizes", type=int, default=len(SIZES), help="how many of the sizes; default: all")
+    parser.add_argument("--only", default="", help="rows whose name has this in it, and the one without position")
     parser.add_argument("--out", type=Path, default=RESULTS / "accelerator.json", help="the JSON; default: %(default)s")
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
@@ -329,6 +360,8 @@ def main(argv: list[str] | None = None) -> int:
     for n, size in enumerate(SIZES[: args.sizes]):
         best = (float("nan"), float("nan"))
         for task in TASKS:
+            if task.name != "none" and args.only not in task.name:
+                continue
             try:
                 row = measure(task, size, flex=not args.no_flex and n < 2)
             except Exception as e:
