@@ -13,7 +13,7 @@ from vantage.kernels.fused import Fused
 from vantage.spec.forms import DistanceKeys, DistanceTable, LogDistance, PowerDistance, QueryAndKey, RowTable, Slope
 from vantage.spec.masks import Causal, Chunked, Everything, Mask, Prefix, SameSegment, Window
 from vantage.spec.normalisers import Softmax
-from vantage.spec.parts import Dense, Need, Pointwise, View
+from vantage.spec.parts import Dense, Need, View
 from vantage.spec.positions import EMPTY, Positions
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

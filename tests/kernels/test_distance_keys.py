@@ -1,4 +1,4 @@
-"""A bias that is a product of queries and distances, in the fused kernel: against the float64 reference, and in models."""
+"""A bias that is a product of queries and distances, in the fused kernel: against the reference, and in models."""
 
 import re
 
@@ -104,8 +104,8 @@ def test_places_that_do_not_run_on_have_no_form():
 
 
 def run_ptx(text: str, arguments: list[str], results: int, warps: int = 4) -> list[dict[tuple[int, int], object]]:
-    """What PTX makes of tiles of 64 columns that lie in warps as accumulators of Hopper do; a number is its tile's name,
-    its row and its column."""
+    """What PTX makes of tiles of 64 columns that lie in warps as accumulators of Hopper do; a number is its tile's
+    name, its row and its column."""
     from vantage.kernels.gpu.row_rotation import PLACES, VALUES, index
 
     def places(thread: int):
@@ -192,10 +192,8 @@ def test_how_tiles_lie_is_read_off_the_compiled_text():
     from vantage.kernels.gpu.row_rotation import lies_as_expected
 
     def text(layout: str) -> str:
-        return (
-            f"#mma = {layout}\n"
-            '%1 = tt.elementwise_inline_asm "x" {pure = true} %0 : tensor<64x64xf32, #mma> -> tensor<64x64xf32, #mma> loc(#a)\n'
-        )
+        kind = "tensor<64x64xf32, #mma>"
+        return f'#mma = {layout}\n%1 = tt.elementwise_inline_asm "x" {{pure = true}} %0 : {kind} -> {kind} loc(#a)\n'
 
     product = "#ttg.nvidia_mma<{versionMajor = 3, versionMinor = 0, warpsPerCTA = [4, 1], instrShape = [16, 64, 16]}>"
     assert lies_as_expected(text(product))

@@ -111,7 +111,7 @@ class GroupedQueryAttention(nn.Module):
         view = self.keep(x_BTD, ctx, *keys_and_values) if self.source is None else ctx.views[self.source]
         pos = ctx.standing(view)
         q = chain(self.qk, "query", q_raw, pos)
-        need = self.scorer.need(q_raw, q, view, pos, x_BTD, shift=shift_of(self.qk))
+        need = self.scorer.need(q_raw, q, view, pos, x_BTD, shift=shift_of([*self.qk]))
         out = ctx.attend("self", self.index, q, view, need)
         for transform in self.output:
             out = transform(out, x_BTD, ctx.pos)

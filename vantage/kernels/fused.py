@@ -19,8 +19,8 @@ from vantage.kernels.tile_ranges import TileRanges, tile_ranges
 from vantage.spec.forms import (
     DistanceKeys,
     DistanceTable,
-    Form,
     LogDistance,
+    PointwiseForm,
     PowerDistance,
     QueryAndKey,
     RowTable,
@@ -159,7 +159,7 @@ class BiasTensors(NamedTuple):
     own: bool = False
 
 
-def _bias(form: Form | None, flags: MaskFlags, pair: Pair, cool: float, block: int) -> BiasTensors:
+def _bias(form: PointwiseForm | None, flags: MaskFlags, pair: Pair, cool: float, block: int) -> BiasTensors:
     number = NUMBERS[type(form)]
     if form is None:
         return BiasTensors(number)
@@ -234,7 +234,9 @@ def _plan(bias: BiasTensors, flags: MaskFlags, pair: Pair, block: int) -> FusedP
     return FusedPlan(
         form=bias.form,
         one_sided=bias.beyond is not None and flags.one_sided,
-        learned=_learns(*(x for x in (bias.one, bias.two)[bias.form == DISTANCE_KEYS and not bias.own :] if x is not None)),
+        learned=_learns(
+            *(x for x in (bias.one, bias.two)[bias.form == DISTANCE_KEYS and not bias.own :] if x is not None)
+        ),
         run=run,
         fractional=not run and _fractional(pair),
         off=_offset(pair) if run else 0,

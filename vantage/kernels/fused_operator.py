@@ -27,7 +27,7 @@ class FusedPlan(NamedTuple):
     fractional: int  # positions are float32, carried as int32
     off: int  # first query less first key, where places run on
     origin: int  # the first key
-    low: int  # distance of a table's first entry; of distance keys, the row of the first query's distance to the first key
+    low: int  # distance of a table's first entry; of distance keys, the row of the distance ``off``
     width: int  # of a table
     banks: int  # tiles of a table's biases, ready made; 0: they are looked up
     empty: int  # there may be empty places

@@ -82,8 +82,8 @@ class DistanceTerm:
 
 
 class DistanceBias(nn.Module):
-    """As a whole: the query is taken through W_r once, and what is left is a sum of sinusoids of the distance. As a form:
-    W_r R(δ) once for every distance."""
+    """As a whole: the query is taken through W_r once, and what is left is a sum of sinusoids of the distance.
+    As a form: W_r R(δ) once for every distance."""
 
     def __init__(self, config: DistanceTerm, shape: Shape):
         super().__init__()

@@ -11,8 +11,8 @@ from torch import Tensor
 class Dense:
     """A score bias that only exists as a whole, (B or 1, H, T, S).
 
-    ``value``: the tensor, or how it is made, which is done when a kernel first asks for it. ``form``: what the bias is to
-    a kernel that does not ask (spec/forms.py).
+    ``value``: the tensor, or how it is made, which is done when a kernel first asks for it. ``form``: what the bias is
+    to a kernel that does not ask (spec/forms.py).
     """
 
     def __init__(self, value: Tensor | Callable[[], Tensor], form: Any = None):

@@ -96,7 +96,8 @@ class DistanceKeys:
     offset: Tensor | None = None  # (H, f): what is added to the attention's own queries
 
 
-Form = Slope | LogDistance | PowerDistance | DistanceTable | RowTable | QueryAndKey | DistanceKeys
+PointwiseForm = Slope | LogDistance | PowerDistance | DistanceTable | RowTable | QueryAndKey
+Form = PointwiseForm | DistanceKeys
 
 
 @runtime_checkable

@@ -28,7 +28,7 @@ def _query_step(
     PRECISION: tl.constexpr,
     APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys. ``held``: the last tile's gradient by distance, for its nearer block, of which this tile has the rest."""
+    """One tile of keys. ``held``: what the last tile gave to its nearer block of distances; this one has the rest."""
     near = product_with_distances(qr, r_tiles, C, t, W, PRECISION, BLOCK, HAS_C)
     k = k_tiles.load([n, 0])
     x, slope = scaled(tl.dot(q, k.T, input_precision=PRECISION), scale, cap, SOFTCAP, APPROXIMATE)
@@ -59,12 +59,11 @@ def _query_step(
 @triton.jit
 def query_gradients(
     Q, K, V, QR, R, C, DO, LSE, DELTA, DQ, DQR, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, rb, rh, rt, gb, gh, gt, db,
-    dh, dt, eb, eh, et, wh, T, S, W, blocks, lift, off, origin, window, chunk, prefix, scale, cap, weight, factor, share,
-    H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, D_TILE: tl.constexpr,
-    E_TILE: tl.constexpr, F_TILE: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, OWN: tl.constexpr, HAS_C: tl.constexpr,
-    PRECISION: tl.constexpr,
-    APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr,
+    dh, dt, eb, eh, et, wh, T, S, W, blocks, lift, off, origin, window, chunk, prefix, scale, cap, weight, factor,
+    share, H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr,
+    D_TILE: tl.constexpr, E_TILE: tl.constexpr, F_TILE: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, OWN: tl.constexpr,
+    HAS_C: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr,
 ):  # fmt: skip
     """DQ of one block of queries of one head, and DQR where the bias has queries of its own."""
     block = blocks - 1 - tl.program_id(0) % blocks
@@ -95,21 +94,21 @@ def query_gradients(
     far = product_with_distances(qr, r_tiles, C, lo * BLOCK + shift - BLOCK, W, PRECISION, BLOCK, HAS_C)
     for n in tl.range(lo * BLOCK, full_lo * BLOCK, BLOCK):
         far, held, dq, dqr = _query_step(
-            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, n, n + shift, qi, line, delta, S, W, off, origin, window,
-            chunk, prefix, scale, cap, weight, ratio, dq, dqr, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, OWN, HAS_C, PRECISION,
-            APPROXIMATE, SHUFFLED, False,
+            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, n, n + shift, qi, line, delta, S, W, off, origin,
+            window, chunk, prefix, scale, cap, weight, ratio, dq, dqr, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP,
+            OWN, HAS_C, PRECISION, APPROXIMATE, SHUFFLED, False,
         )  # fmt: skip
     for n in tl.range(full_lo * BLOCK, full_hi * BLOCK, BLOCK):
         far, held, dq, dqr = _query_step(
-            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, n, n + shift, qi, line, delta, S, W, off, origin, window,
-            chunk, prefix, scale, cap, weight, ratio, dq, dqr, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, OWN, HAS_C, PRECISION,
-            APPROXIMATE, SHUFFLED, True,
+            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, n, n + shift, qi, line, delta, S, W, off, origin,
+            window, chunk, prefix, scale, cap, weight, ratio, dq, dqr, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP,
+            OWN, HAS_C, PRECISION, APPROXIMATE, SHUFFLED, True,
         )  # fmt: skip
     for n in tl.range(full_hi * BLOCK, hi * BLOCK, BLOCK):
         far, held, dq, dqr = _query_step(
-            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, n, n + shift, qi, line, delta, S, W, off, origin, window,
-            chunk, prefix, scale, cap, weight, ratio, dq, dqr, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, OWN, HAS_C, PRECISION,
-            APPROXIMATE, SHUFFLED, False,
+            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, n, n + shift, qi, line, delta, S, W, off, origin,
+            window, chunk, prefix, scale, cap, weight, ratio, dq, dqr, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP,
+            OWN, HAS_C, PRECISION, APPROXIMATE, SHUFFLED, False,
         )  # fmt: skip
     last = r_tiles.load([hi * BLOCK + shift - BLOCK, 0])
     if OWN:
@@ -127,11 +126,10 @@ def query_gradients(
 
 @triton.jit
 def _key_step(
-    k, v, q_tiles, g_tiles, qr_tiles, r_tiles, C, m0, t, kj, LSE, DELTA, at, T, S, W, off, origin, window, chunk, prefix,
-    scale, cap, weight, dk, dv, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    k, v, q_tiles, g_tiles, qr_tiles, r_tiles, C, m0, t, kj, LSE, DELTA, at, T, S, W, off, origin, window, chunk,
+    prefix, scale, cap, weight, dk, dv, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, OWN: tl.constexpr, HAS_C: tl.constexpr,
-    PRECISION: tl.constexpr,
-    APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr, FULL: tl.constexpr,
+    PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """One tile of queries, for the gradients of keys and values."""
     qi = m0 + tl.arange(0, BLOCK)
@@ -194,21 +192,21 @@ def key_gradients(
         r_tiles = tl.make_tensor_descriptor(R + h * wh, [W, F], [F, 1], [BLOCK, F_TILE])
         for m0 in tl.range(lo * BLOCK, full_lo * BLOCK, BLOCK):
             dk, dv = _key_step(
-                k, v, q_tiles, g_tiles, qr_tiles, r_tiles, C + h * W, m0, shift - m0, kj, LSE, DELTA, at, T, S, W, off, origin,
-                window, chunk, prefix, scale, cap, weight, dk, dv, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, OWN,
-                HAS_C, PRECISION, APPROXIMATE, SHUFFLED, False,
+                k, v, q_tiles, g_tiles, qr_tiles, r_tiles, C + h * W, m0, shift - m0, kj, LSE, DELTA, at, T, S, W, off,
+                origin, window, chunk, prefix, scale, cap, weight, dk, dv, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX,
+                SOFTCAP, OWN, HAS_C, PRECISION, APPROXIMATE, SHUFFLED, False,
             )  # fmt: skip
         for m0 in tl.range(full_lo * BLOCK, full_hi * BLOCK, BLOCK):
             dk, dv = _key_step(
-                k, v, q_tiles, g_tiles, qr_tiles, r_tiles, C + h * W, m0, shift - m0, kj, LSE, DELTA, at, T, S, W, off, origin,
-                window, chunk, prefix, scale, cap, weight, dk, dv, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, OWN,
-                HAS_C, PRECISION, APPROXIMATE, SHUFFLED, True,
+                k, v, q_tiles, g_tiles, qr_tiles, r_tiles, C + h * W, m0, shift - m0, kj, LSE, DELTA, at, T, S, W, off,
+                origin, window, chunk, prefix, scale, cap, weight, dk, dv, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX,
+                SOFTCAP, OWN, HAS_C, PRECISION, APPROXIMATE, SHUFFLED, True,
             )  # fmt: skip
         for m0 in tl.range(full_hi * BLOCK, hi * BLOCK, BLOCK):
             dk, dv = _key_step(
-                k, v, q_tiles, g_tiles, qr_tiles, r_tiles, C + h * W, m0, shift - m0, kj, LSE, DELTA, at, T, S, W, off, origin,
-                window, chunk, prefix, scale, cap, weight, dk, dv, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, OWN,
-                HAS_C, PRECISION, APPROXIMATE, SHUFFLED, False,
+                k, v, q_tiles, g_tiles, qr_tiles, r_tiles, C + h * W, m0, shift - m0, kj, LSE, DELTA, at, T, S, W, off,
+                origin, window, chunk, prefix, scale, cap, weight, dk, dv, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX,
+                SOFTCAP, OWN, HAS_C, PRECISION, APPROXIMATE, SHUFFLED, False,
             )  # fmt: skip
     inside = (kj < S)[:, None]
     row = kj.to(tl.int64)[:, None]
@@ -260,12 +258,11 @@ def _distance_step(
 
 @triton.jit
 def distance_gradients(
-    Q, K, V, QR, R, C, DO, LSE, DELTA, DR, DC, qb, qh, qt, kb, kh, kt, vb, vh, vt, rb, rh, rt, gb, gh, gt, wh, batch, T, S, W,
-    blocks, lift, off, origin, window, chunk, prefix, scale, cap, weight, share, H: tl.constexpr,
-    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, D_TILE: tl.constexpr,
-    E_TILE: tl.constexpr, F_TILE: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, OWN: tl.constexpr, HAS_C: tl.constexpr,
-    PRECISION: tl.constexpr,
+    Q, K, V, QR, R, C, DO, LSE, DELTA, DR, DC, qb, qh, qt, kb, kh, kt, vb, vh, vt, rb, rh, rt, gb, gh, gt, wh, batch, T,
+    S, W, blocks, lift, off, origin, window, chunk, prefix, scale, cap, weight, share, H: tl.constexpr,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr,
+    F_TILE: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
+    PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, OWN: tl.constexpr, HAS_C: tl.constexpr, PRECISION: tl.constexpr,
     APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr,
 ):  # fmt: skip
     """DR and DC of one block of distances of one head, over all rows of the batch.
@@ -310,20 +307,20 @@ def distance_gradients(
         for m0 in tl.range(first, full_first, BLOCK):
             dr, dc = _distance_step(
                 r, beside, q_tiles, qr_tiles, g_tiles, k_tiles, v_tiles, m0, m0 - behind, LSE, DELTA, at, T, S, off,
-                origin, window, chunk, prefix, scale, cap, weight, dr, dc, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP,
-                OWN, HAS_C, PRECISION, APPROXIMATE, SHUFFLED, False,
+                origin, window, chunk, prefix, scale, cap, weight, dr, dc, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX,
+                SOFTCAP, OWN, HAS_C, PRECISION, APPROXIMATE, SHUFFLED, False,
             )  # fmt: skip
         for m0 in tl.range(full_first, full_end, BLOCK):
             dr, dc = _distance_step(
                 r, beside, q_tiles, qr_tiles, g_tiles, k_tiles, v_tiles, m0, m0 - behind, LSE, DELTA, at, T, S, off,
-                origin, window, chunk, prefix, scale, cap, weight, dr, dc, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP,
-                OWN, HAS_C, PRECISION, APPROXIMATE, SHUFFLED, True,
+                origin, window, chunk, prefix, scale, cap, weight, dr, dc, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX,
+                SOFTCAP, OWN, HAS_C, PRECISION, APPROXIMATE, SHUFFLED, True,
             )  # fmt: skip
         for m0 in tl.range(full_end, end, BLOCK):
             dr, dc = _distance_step(
                 r, beside, q_tiles, qr_tiles, g_tiles, k_tiles, v_tiles, m0, m0 - behind, LSE, DELTA, at, T, S, off,
-                origin, window, chunk, prefix, scale, cap, weight, dr, dc, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP,
-                OWN, HAS_C, PRECISION, APPROXIMATE, SHUFFLED, False,
+                origin, window, chunk, prefix, scale, cap, weight, dr, dc, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX,
+                SOFTCAP, OWN, HAS_C, PRECISION, APPROXIMATE, SHUFFLED, False,
             )  # fmt: skip
     f = tl.arange(0, F_TILE)[None, :]
     where = DR + (h * W + t)[:, None] * F + f

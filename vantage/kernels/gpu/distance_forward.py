@@ -1,7 +1,7 @@
 """The forward pass for a bias that is a product of its own: a vector of the query with one of the distance.
 
-Where places run on, a tile of queries and keys meets two blocks of distances, and the next tile meets the second of them
-again: one more product for each tile, whose rows are then turned into place (skew.py).
+Where places run on, a tile of queries and keys meets two blocks of distances, and the next tile meets the second of
+them again: one more product for each tile, whose rows are then turned into place (skew.py).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from vantage.kernels.gpu.tiles import LN2, LOG2E, scaled, sees
 @triton.jit
 def _step(
     q, qr, far, farther, k_tiles, v_tiles, r_tiles, C, n, t, qi, S, W, off, origin, window, chunk, prefix, scale, cap,
-    weight, acc, m, total, ROWS: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, PREFIX: tl.constexpr,
-    SOFTCAP: tl.constexpr, HAS_C: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr,
-    SHUFFLED: tl.constexpr, FULL: tl.constexpr,
+    weight, acc, m, total, ROWS: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, HAS_C: tl.constexpr, PRECISION: tl.constexpr,
+    APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys. The product with the nearer block of distances goes out: the next tile's farther one."""
     near = product_with_distances(qr, r_tiles, C, t, W, PRECISION, BLOCK, HAS_C)
@@ -63,15 +63,15 @@ def _ranges(BOUNDS, m0, T, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def attend_by_distance(
-    Q, K, V, QR, R, C, OUT, LSE, SINKS, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, rb, rh, rt, ob, oh, ot, sb, sh, st, wh, T,
-    S, W, blocks, lift, off, origin, window, chunk, prefix, scale, cap, weight, H: tl.constexpr, GROUP: tl.constexpr,
-    D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr,
+    Q, K, V, QR, R, C, OUT, LSE, SINKS, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, rb, rh, rt, ob, oh, ot, sb, sh, st,
+    wh, T, S, W, blocks, lift, off, origin, window, chunk, prefix, scale, cap, weight, H: tl.constexpr,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr,
     F_TILE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, OWN: tl.constexpr, HAS_C: tl.constexpr,
     HAS_SINKS: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries of one head. R (H, W, F): vectors of falling distances; ``lift``: the row of distance off.
-    ``OWN``: the bias has the attention's queries, and C (H, W) beside the product; else queries of its own, QR."""
+    """One block of queries of one head. R (H, W, F): vectors of falling distances; ``lift``: the row of the distance
+    off. ``OWN``: the bias has the attention's queries, and C (H, W) beside the product; else queries of its own, QR."""
     block = blocks - 1 - tl.program_id(0) % blocks  # the longest rows first
     at = (tl.program_id(0) // blocks).to(tl.int64)
     b = at // H

@@ -2,12 +2,12 @@
 
 Triton's own gather goes through shared memory twice and takes so many registers that kernels spill; so do conditions
 that it works out once and keeps. The product of a warp group lies so that a rotation needs one shuffle for each number:
-of row 16·warp + 8·half + lane / 4 a thread has the columns 8·group + 2·(lane % 4) + parity, in the order (group, half, parity). So
-a row is in four lanes; the low three bits of its number say from which of them and of which parity a number comes, and
-the others only how many groups on it goes. A tile has 64 columns, and 64 rows or twice as many.
+of row 16·warp + 8·half + lane / 4 a thread has the columns 8·group + 2·(lane % 4) + parity, in the order (group, half,
+parity). So a row is in four lanes; the low three bits of its number say from which of them and of which parity a number
+comes, and the others only how many groups on it goes. A tile has 64 columns, and 64 rows or twice as many.
 
-Whether a compiled kernel holds its tiles so is read off its own text (``lies_as_expected``): where it does not, the gather
-runs.
+Whether a compiled kernel holds its tiles so is read off its own text (``lies_as_expected``): where it does not, the
+gather runs.
 """
 
 from __future__ import annotations
@@ -82,7 +82,12 @@ def rotation(to_right: bool, source: str, target: str) -> list[str]:
             f"and.b32 s{parity}, l{parity}, 3;",
             f"or.b32 s{parity}, s{parity}, rest;",
         ]
-    lines += ["and.b32 rest, warp, 1;", "setp.eq.s32 by2, rest, 1;", "and.b32 rest, warp, 2;", "setp.eq.s32 by4, rest, 2;"]
+    lines += [
+        "and.b32 rest, warp, 1;",
+        "setp.eq.s32 by2, rest, 1;",
+        "and.b32 rest, warp, 2;",
+        "setp.eq.s32 by4, rest, 2;",
+    ]
     for group, half, parity in PLACES:
         mine, other = index(group, half, parity), index(group, half, 1 - parity)
         lines += [
