@@ -99,7 +99,7 @@ def compile_products(capability: int, dtype: torch.dtype, width: int, own: bool)
         (distance_backward.key_gradients, "keys"),
         (distance_backward.distance_gradients, "distances"),
     ):
-        shape = distance_operators._shape(q, q, p, name)
+        shape = distance_operators._shape(q, q, p, forward=name == "attend")
         warps, stages = shape["num_warps"], shape["num_stages"]
         shuffled = capability == 90 and dtype != torch.float32 and p.block == 64 and warps == 4
         more: dict = {"SHUFFLED": shuffled}

@@ -56,6 +56,24 @@ def test_nothing_is_formed():
     assert out.isfinite().all()
 
 
+def test_vectors_of_distances_learn_without_an_offset():
+    q, view, _ = asked(None)
+    table = torch.randn(2, 64, 16, generator=torch.Generator().manual_seed(5)).to(DEVICE).requires_grad_()
+
+    def whole() -> torch.Tensor:
+        distance = torch.arange(20, device=DEVICE)
+        every = q @ table.transpose(-1, -2)
+        return every.gather(-1, (distance[:, None] - distance + 32).expand(1, 2, 20, 20))
+
+    bias = Dense(whole, DistanceKeys(None, lambda high, n: table[:, high + 32 - torch.arange(n, device=DEVICE)], 1.0))
+    need, pair = Need(Causal(), 1.0, bias=bias), view.pos.against(view.pos)
+    got, right = (
+        torch.autograd.grad(kernel(q, view, pair, need).out.square().sum(), table)[0]
+        for kernel in (Fused(16), kernel_named("reference"))
+    )
+    torch.testing.assert_close(got, right, atol=1e-4, rtol=1e-4)
+
+
 def asked(whole) -> tuple[torch.Tensor, View, Dense]:
     q, k, v = (torch.randn(1, 2, 20, 16, generator=torch.Generator().manual_seed(n)).to(DEVICE) for n in range(3))
     form = DistanceKeys(q, lambda highest, n: torch.ones(1, n, 16, device=DEVICE), 1.0)

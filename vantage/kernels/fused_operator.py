@@ -149,7 +149,8 @@ def _bias_gradients(plan: FusedPlan, one: Tensor, two: Tensor, row_sums: Tensor)
     if form == BY_KEY:
         return row_sums, two
     if form == DISTANCE_KEYS:
-        return (one if plan.learned or not plan.own_queries else None), (two if plan.learned else None)
+        given = one.numel() > 0 and (plan.learned or not plan.own_queries)
+        return one if given else None, two if plan.learned else None
     if form not in TABLES:
         return one.sum((0, 2)), None if form == SLOPE else two.sum((0, 2))
     if form == TABLES[0]:

@@ -15,8 +15,9 @@ from vantage.kernels.gpu.row_rotation import SIDE, WARPS, lies_as_expected
 
 Launch = Any
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-# how many tiles of queries or keys each kernel has in shared memory when it fetches the next ones while it works
-FETCHED_AHEAD = {"attend": 13, "queries": 99, "keys": 99, "distances": 99}
+# Tiles in shared memory of a forward pass that fetches the next ones while it works. Backward, two programs at once that
+# wait for what they fetch were faster than one that does not.
+FETCHED_AHEAD = 13
 
 
 def attend(
@@ -28,7 +29,7 @@ def attend(
     q, k, v = (common.aligned(x) for x in (q, k, v))
     qr, c = (q, one) if p.own_queries else (common.aligned(one), lse)
     B, H, T, _ = q.shape
-    how = _constants(q, k, v, qr, tensors, p, factors) | _shape(q, v, p, "attend")
+    how = _constants(q, k, v, qr, tensors, p, factors) | _shape(q, v, p, forward=True)
     how |= {"HAS_SINKS": tensors[2] is not None, "ROWS": _rows(q, p, how)}
     how["num_warps"] *= how["ROWS"] // p.block
     blocks = triton.cdiv(T, how["ROWS"])
@@ -64,7 +65,7 @@ def attend_back(
     blocks, key_blocks, distance_blocks = (triton.cdiv(n, p.block) for n in (T, S, W))
     strides = _strides(q, k, v, qr, grad)
     numbers, factor, share = (*_arguments(p), *_units(factors)), factors[0] * factors[2], factors[3] * factors[2]
-    how = _constants(q, k, v, qr, tensors, p, factors)
+    how = _constants(q, k, v, qr, tensors, p, factors) | _shape(q, v, p)
     launch: Launch = backward.dot_rows
     with common.on(q):
         launch[(blocks * B * H,)](
@@ -75,18 +76,17 @@ def attend_back(
         _launch(
             distance_backward.query_gradients, blocks * B * H,
             (*inputs, dq, dqr, key_ranges, *strides, *_strides(dq, dqr), r.stride(0), T, S, W, blocks, *numbers,
-             factor, share), how | _shape(q, v, p, "queries"),
+             factor, share), how,
         )  # fmt: skip
         _launch(
             distance_backward.key_gradients, key_blocks * B * G,
             (*inputs, dk, dv, query_ranges, *strides, *_strides(dk, dv), r.stride(0), T, S, W, key_blocks, *numbers,
-             factor), how | _shape(q, v, p, "keys"),
+             factor), how,
         )  # fmt: skip
         if p.learned:
             _launch(
                 distance_backward.distance_gradients, distance_blocks * H,
-                (*inputs, dr, dc, *strides, r.stride(0), B, T, S, W, distance_blocks, *numbers, share),
-                how | _shape(q, v, p, "distances"),
+                (*inputs, dr, dc, *strides, r.stride(0), B, T, S, W, distance_blocks, *numbers, share), how,
             )  # fmt: skip
     return dq, dk, dv, d_one, dr, delta
 
@@ -125,12 +125,12 @@ def _constants(
     return {name: every[name] for name in names} | more
 
 
-def _shape(q: Tensor, v: Tensor, p: FusedPlan, which: str) -> dict[str, Any]:
+def _shape(q: Tensor, v: Tensor, p: FusedPlan, *, forward: bool = False) -> dict[str, Any]:
     warps = common.warps(q, v)
-    ahead = FETCHED_AHEAD[which] * p.block * common.row_bytes(q, v) + 4096 <= common.shared_memory(q.device)
+    room = FETCHED_AHEAD * p.block * common.row_bytes(q, v) + 4096 <= common.shared_memory(q.device)
     shuffled = not _Turned.wrongly and q.is_cuda and q.element_size() == 2 and warps == WARPS and p.block == SIDE
     shuffled = shuffled and torch.cuda.get_device_capability(q.device)[0] == 9
-    return {"num_warps": warps, "num_stages": 2 if ahead else 1, "SHUFFLED": shuffled}
+    return {"num_warps": warps, "num_stages": 2 if forward and room else 1, "SHUFFLED": shuffled}
 
 
 def _rows(q: Tensor, p: FusedPlan, how: dict[str, Any]) -> int:
