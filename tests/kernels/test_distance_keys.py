@@ -58,7 +58,7 @@ def test_nothing_is_formed():
 
 def test_vectors_of_distances_learn_without_an_offset():
     q, view, _ = asked(None)
-    table = torch.randn(2, 64, 16, generator=torch.Generator().manual_seed(5)).to(DEVICE).requires_grad_()
+    table = torch.randn(2, 96, 16, generator=torch.Generator().manual_seed(5)).to(DEVICE).requires_grad_()
 
     def whole() -> torch.Tensor:
         distance = torch.arange(20, device=DEVICE)

@@ -15,8 +15,8 @@ from vantage.kernels.gpu.row_rotation import SIDE, WARPS, lies_as_expected
 
 Launch = Any
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-# Tiles in shared memory of a forward pass that fetches the next ones while it works. Backward, two programs at once that
-# wait for what they fetch were faster than one that does not.
+# Tiles in shared memory of a forward pass that fetches the next ones while it works. Backward, two programs at once
+# that wait for what they fetch were faster than one that does not.
 FETCHED_AHEAD = 13
 
 
