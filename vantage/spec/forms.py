@@ -87,8 +87,8 @@ class QueryAndKey(Pointwise):
 class DistanceKeys:
     """factor · queries[b, h, i] · keys[h] at i - j, for positions that run on: Transformer-XL, shifted positions.
 
-    Evaluated pair by pair it would be far larger than the scores; a ``Dense`` says it beside a tensor of its own. A kernel
-    may ask for vectors of distances that do not occur, up to a tile beyond those that do, and does not use them.
+    Evaluated pair by pair it would be far larger than the scores; a ``Dense`` says it beside a tensor of its own. A
+    kernel may ask for vectors of distances that do not occur, up to a tile beyond those that do, and does not use them.
     """
 
     queries: Tensor | None  # (B, H, T, f); ``None``: the attention's own, which saves a product on the way back
