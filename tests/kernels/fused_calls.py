@@ -271,7 +271,7 @@ LARGE = [
     *long(places="padded", B=2, T=800, S=900, d=128, e=128, width=129, first=0),
     *long(mask=Causal() | Prefix(300), T=800, S=800, d=64, e=64, width=129, first=0),
 ]
-LARGE += [
+LARGE_PRODUCTS = [
     *long(PRODUCTS, B=2, G=2, share=2, T=1000, S=1000, d=128, e=128, f=128),
     *long(PRODUCTS, G=1, share=4, T=300, S=1324, d=64, e=64, f=64),
     *long(PRODUCTS, mask=Everything(), G=2, share=1, T=700, S=900, d=32, e=32, f=32),

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from tests.kernels.fused_calls import DEVICE, MISSING, SMALL_PRODUCTS, TOLERANCE, Case, Inputs, far_off
+from tests.kernels.fused_calls import DEVICE, LARGE_PRODUCTS, MISSING, SMALL_PRODUCTS, TOLERANCE, Case, Inputs, far_off
 from vantage.kernels import kernel_named
 from vantage.kernels.fused import Fused
 from vantage.model import build, decoder
@@ -19,8 +19,8 @@ FEW = SMALL_PRODUCTS[::4]
 MANY = [case for case in SMALL_PRODUCTS if case not in FEW]
 
 
-def check(case: Case, dtype: torch.dtype) -> None:
-    errors = far_off(case, dtype, 16)
+def check(case: Case, dtype: torch.dtype, block: int | None = 16) -> None:
+    errors = far_off(case, dtype, block)
     assert {name: e for name, e in errors.items() if not e <= 3 * TOLERANCE[dtype]} == {}
 
 
@@ -39,6 +39,14 @@ def test_it_is_the_reference_in_half_precision_with_more_rows_than_keys(case):
 @pytest.mark.parametrize("case", MANY, ids=str)
 def test_it_is_the_reference_everywhere(case, dtype):
     check(case, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("case", LARGE_PRODUCTS, ids=str)
+def test_it_is_the_reference_on_a_gpu(case, dtype):
+    check(case, dtype, block=None)
 
 
 def test_gradients_of_distances_are_equal_from_run_to_run():
