@@ -41,7 +41,7 @@ from vantage.kernels.recurring import PASSES
 from vantage.position import Rope
 from vantage.spec.forms import DistanceTable, LogDistance, Slope
 from vantage.spec.masks import Causal, SameSegment, Window
-from vantage.spec.parts import BiasInputs, Need, Shape, View, chain_both
+from vantage.spec.parts import BiasInputs, Need, Shape, View, chain_both, shift_of
 from vantage.spec.positions import Positions
 
 RESULTS = Path(__file__).parent / "results"
@@ -91,16 +91,17 @@ class Ours:
         mask = mask & SameSegment() if task.name == "documents" else mask
         self.need = Need(mask, size.width**-0.5, task.softcap, bias, sinks)
         shape = Shape(size.heads * size.width, size.heads, size.kv_heads, size.width, size.width, size.width)
-        self.transforms = [Rope().build(shape).to("cuda")] if task.rope else []
-        tables = [t for t in vars(bias or object).values() if isinstance(t, Tensor) and t.requires_grad]
         parts = None if task.encoding is None else task.encoding.parts(causal=True)
+        transforms = [Rope()] if task.rope else [] if parts is None else parts.qk
+        self.transforms = [transform.build(shape).to("cuda", torch.bfloat16) for transform in transforms]
+        tables = [t for t in vars(bias or object).values() if isinstance(t, Tensor) and t.requires_grad]
         self.biases = [
             part.build(shape).to("cuda", torch.bfloat16)
             for part in ((parts.bias, parts.value_bias) if parts else ())
             if part is not None
         ]
         self.leaves = [self.x.q, self.x.k, self.x.v, *tables] + ([] if sinks is None else [sinks])
-        self.leaves += [p for module in self.biases for p in module.parameters()]
+        self.leaves += [p for module in (*self.transforms, *self.biases) for p in module.parameters()]
         self.choose, self.kernel = chooser("auto"), ""
 
     def __call__(self, at: Positions | None = None) -> Tensor:
@@ -110,7 +111,7 @@ class Ours:
         view, need = View(k, self.x.v, at), self.need
         if self.biases:
             bias, *values = self.biases
-            inputs = BiasInputs(self.x.q, q, k, queries, at, need.scale)
+            inputs = BiasInputs(self.x.q, q, k, queries, at, need.scale, shift=shift_of(self.transforms))
             need = replace(need, bias=bias.at(inputs), value_bias=values[0] if values else None)
         kernel = self.choose(need, q, view)
         self.kernel = kernel.name

@@ -14,12 +14,22 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from vantage.kernels.fused_operator import BY_KEY, FusedPlan
-from vantage.kernels.gpu import backward, forward, hopper, operators, values
+from vantage.kernels.fused_operator import BY_KEY, DISTANCE_KEYS, FusedPlan
+from vantage.kernels.gpu import (
+    backward,
+    distance_backward,
+    distance_forward,
+    distance_operators,
+    forward,
+    hopper,
+    operators,
+    values,
+)
+from vantage.kernels.gpu.row_rotation import lies_as_expected
 
 SHARED = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}  # bytes a block may share
 INTEGERS = {"QP", "KP", "BOUNDS"}
-NUMBERS = {"LSE", "LINE", "MASS", "DELTA", "P0", "P1", "SINKS", "G0", "G1"}
+NUMBERS = {"LSE", "LINE", "MASS", "DELTA", "P0", "P1", "SINKS", "G0", "G1", "C", "DC"}
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
@@ -55,10 +65,10 @@ def compile_one(kernel, constants: dict, dtype: torch.dtype, capability: int, wa
             kinds[name] = "*i32"
         elif name in NUMBERS:
             kinds[name] = "*fp32"
-        elif name.isupper() and name not in ("T", "S"):
+        elif name.isupper() and name not in ("T", "S", "W"):
             kinds[name] = f"*{NAMES[dtype]}"
         else:
-            kinds[name] = "fp32" if name in ("scale", "cap", "factor") else "i32"
+            kinds[name] = "fp32" if name in ("scale", "cap", "factor", "weight", "share") else "i32"
     values = {(names.index(name),): value for name, value in constants.items()}
     strides = {
         (i,): [["tt.divisibility", 16]]
@@ -101,6 +111,35 @@ def compile_hopper(form: int, dtype: torch.dtype, width: int, softcap: float = 0
     return shared
 
 
+def compile_products(capability: int, dtype: torch.dtype, width: int, own: bool) -> dict[str, int]:
+    """The same of the kernels of distance keys; on Hopper as they run there, rows turned between registers."""
+    q = torch.empty(1, 2, 64, width, dtype=dtype, device="meta")
+    operators.shared_memory = lambda device: SHARED[capability]
+    p = plan(DISTANCE_KEYS)._replace(block=operators.block_for(q, q), own_queries=int(own))
+    how = distance_operators._constants(q, q[:, :1], q, q, [q] * 7, p, [1.0, 0.0, 1.0, 1.0])
+    how |= {"APPROXIMATE": dtype != torch.float32}
+    used = {}
+    for kernel, name in (
+        (distance_forward.attend_by_distance, "attend"),
+        (distance_backward.query_gradients, "queries"),
+        (distance_backward.key_gradients, "keys"),
+        (distance_backward.distance_gradients, "distances"),
+    ):
+        shape = distance_operators._shape(q, q, p, forward=name == "attend")
+        warps, stages = shape["num_warps"], shape["num_stages"]
+        shuffled = capability == 90 and dtype != torch.float32 and p.block == 64 and warps == 4
+        more: dict = {"SHUFFLED": shuffled}
+        if name == "attend":
+            rows = 2 if shuffled else 1
+            more |= {"HAS_SINKS": True, "ROWS": rows * p.block}
+            warps *= rows
+        made = compile_one(kernel, how | more, dtype, capability, warps, stages)
+        assert not shuffled or lies_as_expected(made.asm["ttgir"]), name
+        used[made.metadata.name] = made.metadata.shared
+        assert made.metadata.shared <= SHARED[capability], (made.metadata.name, capability, made.metadata.shared)
+    return used
+
+
 def main() -> int:
     for capability in [int(x) for x in sys.argv[1:]] or sorted(SHARED):
         for p, dtype, width, softcap in (
@@ -116,6 +155,9 @@ def main() -> int:
         for form, dtype, width, softcap in ((0, torch.bfloat16, 128, 0.0), (4, torch.float16, 64, 20.0)):
             if capability == 90:
                 print("hopper", form, dtype, width, compile_hopper(form, dtype, width, softcap), flush=True)
+        for dtype, width, own in ((torch.bfloat16, 128, True), (torch.float16, 64, False), (torch.float32, 128, True)):
+            used = compile_products(capability, dtype, width, own)
+            print(capability, DISTANCE_KEYS, dtype, width, used, flush=True)
     return 0
 
 

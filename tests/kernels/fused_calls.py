@@ -13,10 +13,19 @@ from vantage.kernels import kernel_named
 from vantage.kernels.fused import Fused
 from vantage.position import Fire
 from vantage.position.shaw import ValueDistances
-from vantage.spec.forms import DistanceTable, LogDistance, PowerDistance, QueryAndKey, RatioPieces, RowTable, Slope
+from vantage.spec.forms import (
+    DistanceKeys,
+    DistanceTable,
+    LogDistance,
+    PowerDistance,
+    QueryAndKey,
+    RatioPieces,
+    RowTable,
+    Slope,
+)
 from vantage.spec.masks import Causal, Chunked, Everything, Mask, Prefix, SameSegment, Window
 from vantage.spec.normalisers import Softmax
-from vantage.spec.parts import Need, Pointwise, Shape, View
+from vantage.spec.parts import Dense, Need, Shape, View
 from vantage.spec.positions import EMPTY, Positions
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -58,6 +67,7 @@ class Case:
     values: int = 0  # there is a vector for each distance up to this one on both sides
     hidden: int = 6  # units of a network
     limit: float = 11.0  # positions below this are as it
+    f: int = 16  # width of vectors of distances
 
     @property
     def H(self) -> int:
@@ -90,7 +100,7 @@ def places(case: Case, generator: torch.Generator) -> tuple[Positions, Positions
     return queries, keys
 
 
-def form(case: Case, generator: torch.Generator, dtype: torch.dtype) -> Pointwise | None:
+def form(case: Case, generator: torch.Generator, dtype: torch.dtype):
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
@@ -104,6 +114,8 @@ def form(case: Case, generator: torch.Generator, dtype: torch.dtype) -> Pointwis
         "row table": lambda: RowTable(normal(B, H, T, case.width), case.first),
         "query and key": lambda: QueryAndKey(normal(B, H, T), normal(B, H, S)),
         "pieces": lambda: pieces(normal, H, case),
+        "own distance keys": lambda: OwnDistanceVectors(normal(H, case.d), normal(H, 2 * (T + S) + 256, case.d)),
+        "distance keys": lambda: DistanceVectors(normal(B, H, T, case.f), normal(H, 2 * (T + S) + 256, case.f)),
     }
     return makes[case.form]()
 
@@ -120,6 +132,42 @@ def pieces(normal: Callable[..., Tensor], heads: int, case: Case) -> RatioPieces
     return replace(
         form, **{f.name: x.to(torch.float32) for f in fields(form) if isinstance(x := getattr(form, f.name), Tensor)}
     )
+
+
+@dataclass(frozen=True)
+class DistanceVectors:
+    """A vector for each query and one for each distance, whose product is the bias; further out it is 0."""
+
+    queries: Tensor  # (B, H, T, f)
+    table: Tensor  # (H, W, f), from the distance -W // 2 on
+    factor: float = 0.4
+
+    def dense(self, q_pos: Positions, k_pos: Positions) -> Dense:
+        middle = self.table.shape[1] // 2
+
+        def keys(highest: int, n: int) -> Tensor:
+            return self.table[:, highest - torch.arange(n, device=self.table.device) + middle]
+
+        def whole() -> Tensor:
+            every = self.queries @ self.table.transpose(-1, -2)
+            distance = q_pos.pos[:, None, :, None] - k_pos.pos[:, None, None, :] + middle
+            return self.factor * every.gather(-1, distance.expand(-1, every.shape[1], -1, -1))
+
+        return Dense(whole, lambda: DistanceKeys(self.queries, keys, self.factor))
+
+
+@dataclass(frozen=True)
+class OwnDistanceVectors:
+    """The same for the attention's own queries and an offset to them."""
+
+    offset: Tensor  # (H, d)
+    table: Tensor  # (H, W, d)
+    factor: float = 0.4
+
+    def dense(self, q: Tensor, q_pos: Positions, k_pos: Positions) -> Dense:
+        given = DistanceVectors(q + self.offset[:, None], self.table, self.factor).dense(q_pos, k_pos)
+        form = given.form()
+        return Dense(lambda: given.value, lambda: DistanceKeys(None, form.keys, self.factor, self.offset))
 
 
 @dataclass
@@ -171,8 +219,12 @@ class Inputs:
         if bias is not None:
             tables = {f.name: x for f in fields(bias) if isinstance(x := getattr(bias, f.name), Tensor)}  # pyright: ignore[reportArgumentType]
             tables = {name: x.to(self.device, wide).detach() for name, x in tables.items()}
-            bias = replace(bias, **tables)  # pyright: ignore[reportArgumentType]
             leaves += [x.requires_grad_() for name, x in tables.items() if learned and name != "breaks"]
+            bias = replace(bias, **tables)  # pyright: ignore[reportArgumentType]
+            if isinstance(bias, DistanceVectors):
+                bias = bias.dense(self.q_pos, self.k_pos)
+            elif isinstance(bias, OwnDistanceVectors):
+                bias = bias.dense(q, self.q_pos, self.k_pos)
         sinks = None
         if case.sinks:
             sinks = self.sinks.to(wide).detach().requires_grad_()
@@ -279,6 +331,20 @@ SMALL = [
 ]
 
 
+PRODUCTS = ("distance keys", "own distance keys")  # where places run on
+SMALL_PRODUCTS = [
+    *(Case(form, mask, B=1 + n % 2) for form in PRODUCTS for n, mask in enumerate(MASKS.values())),
+    *(Case(form, T=19, S=51) for form in PRODUCTS),
+    *(Case(form, T=1, S=51, share=3) for form in PRODUCTS),
+    *(Case(form, Causal() & Window(5), T=19, S=51, G=2) for form in PRODUCTS),  # nothing but the nearest distances
+    *(Case(form, Everything(), T=33, S=20) for form in PRODUCTS),
+    *(Case(form, softcap=1.5, sinks="query", temperature=0.7, lse=True) for form in PRODUCTS),
+    Case("distance keys", share=1, G=3, d=32, e=16, f=8),
+    Case("distance keys", share=4, G=1, d=24, e=40, f=40),
+    Case("own distance keys", share=4, G=1, d=24, e=40),
+]
+
+
 def long(forms: tuple[str, ...] = FORMS, mask: Mask = Causal(), places: str = "run", **sizes) -> list[Case]:
     return [Case(form, mask, places, **sizes) for form in forms]
 
@@ -298,4 +364,12 @@ LARGE = [
     Case("row table", B=2, G=2, T=1000, S=1000, d=128, e=128, width=33, first=-16, values=16),
     Case("row table", Everything(), G=2, T=500, S=700, d=64, e=64, width=33, first=-16, values=16),
     *long(mask=Causal() | Prefix(300), T=800, S=800, d=64, e=64, width=129, first=0),
+]
+LARGE_PRODUCTS = [
+    *long(PRODUCTS, B=2, G=2, share=2, T=1000, S=1000, d=128, e=128, f=128),
+    *long(PRODUCTS, G=1, share=4, T=300, S=1324, d=64, e=64, f=64),
+    *long(PRODUCTS, mask=Everything(), G=2, share=1, T=700, S=900, d=32, e=32, f=32),
+    *long(PRODUCTS, mask=Causal() & Window(200), T=1100, S=1100, d=256, e=256, f=256, softcap=5.0, sinks="head"),
+    *long(PRODUCTS, G=2, share=1, T=600, S=600, d=192, e=128, f=64, sinks="query", lse=True, temperature=0.8),
+    *long(PRODUCTS, mask=Causal() | Prefix(300), T=800, S=800, d=64, e=64, f=64),
 ]

@@ -10,6 +10,7 @@ from torch import Tensor
 from tests.position.helpers import SHAPE, bias_of, built, inputs_of, positions, vectors
 from vantage.position import ENCODINGS, T5, Fire, Kerple, Shaw
 from vantage.spec.forms import (
+    DistanceKeys,
     DistanceTable,
     Form,
     HasForm,
@@ -38,7 +39,8 @@ FORMS = {
     "fire": RatioPieces,
     "fire-both": RatioPieces,
 }
-DENSE = ["xl", "cope", "path", "shifted", "self-extend", "dual-chunk"]
+DENSE = ["cope", "path", "self-extend", "dual-chunk"]
+PRODUCTS = ["xl", "shifted"]
 CONFIGS = {name: parts.bias for name in ENCODINGS if (parts := ENCODINGS[name].make(100).parts(causal=True)).bias}
 CONFIGS |= {"kerple-power": Kerple("power"), "t5-both": T5(bidirectional=True), "fire-both": Fire(bidirectional=True)}
 
@@ -55,7 +57,7 @@ def bias_at(part, q_pos: Positions, k_pos: Positions):
 
 
 def test_every_bias_is_in_one_of_the_lists():
-    assert {*FORMS, *DENSE} == set(CONFIGS)
+    assert {*FORMS, *DENSE, *PRODUCTS} == set(CONFIGS)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -88,6 +90,36 @@ def test_gradients_go_through_the_form(name):
 @pytest.mark.parametrize("name", DENSE)
 def test_what_has_no_form_says_so(name):
     pos = Positions.arange(2, 4)
+    assert form_of(bias_at(built(CONFIGS[name]), pos, pos)) is None
+
+
+@pytest.mark.parametrize("first", [0, 3, 9])  # of the queries: behind the keys' first, or before it
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_product_of_queries_and_distances_is_the_bias(name, first):
+    part = built(CONFIGS[name])
+    q_pos, k_pos = Positions.arange(2, 5, start=first), Positions.arange(2, 7, start=2)
+    q, k = vectors(2, 4, 5, 6, 1).requires_grad_(), vectors(2, 2, 7, 6, 2)
+    bias = part.at(inputs_of(part, q, k, q_pos, k_pos))
+    form = form_of(bias)
+    assert isinstance(form, DistanceKeys)
+    highest, lowest = first + 4 - 2, first - 8
+    keys = form.keys(highest, highest - lowest + 1).expand(SHAPE.heads, -1, -1)
+    queries = q + (0.0 if form.offset is None else form.offset[:, None]) if form.queries is None else form.queries
+    every = form.factor * queries @ keys.transpose(-1, -2)
+    index = highest - (q_pos.pos[:, None, :, None] - k_pos.pos[:, None, None, :])
+    shown = every.gather(-1, index.expand(-1, SHAPE.heads, -1, -1))
+    torch.testing.assert_close(shown, value(bias, q_pos, k_pos))
+    of_form, of_whole = (
+        torch.autograd.grad((x * vectors(*x.shape, seed=9)).sum(), [*part.parameters(), q], retain_graph=True)
+        for x in (shown, value(bias, q_pos, k_pos))
+    )
+    for one, other in zip(of_form, of_whole, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_product_has_no_form_where_distances_are_not_known_beforehand(name):
+    pos = Positions.of(torch.tensor([[0, 2, 3], [0, 1, 2]]))
     assert form_of(bias_at(built(CONFIGS[name]), pos, pos)) is None
 
 

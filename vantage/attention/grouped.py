@@ -16,7 +16,7 @@ from vantage.spec.model import BuildContext, CacheShape, NormConfig, Scores
 from vantage.spec.native import LANES, CannotLower, HeadColumns, Program, no_native_form
 from vantage.spec.normalisers import Argmax, Entmax15, OffByOne, Sigmoid, Softmax, Sparsemax, StickBreaking
 from vantage.spec.operations import AttentionWork, linear_operations, output_operations
-from vantage.spec.parts import Context, Shape, View, chain, chain_both
+from vantage.spec.parts import Context, Shape, View, chain, chain_both, shift_of
 from vantage.spec.registry import Entry, MatrixSize, Refusal
 
 
@@ -111,7 +111,7 @@ class GroupedQueryAttention(nn.Module):
     def forward(self, x_BTD: Tensor, ctx: Context) -> Tensor:
         q_raw, *keys_and_values = self.project(x_BTD)
         q, view = self.place(x_BTD, ctx, q_raw, *keys_and_values)
-        need = self.scorer.need(q_raw, q, view, ctx.standing(view), x_BTD)
+        need = self.scorer.need(q_raw, q, view, ctx.standing(view), x_BTD, shift=shift_of([*self.qk]))
         out = ctx.attend("self", self.index, q, view, need)
         for transform in self.output:
             out = transform(out, x_BTD, ctx.pos)

@@ -67,12 +67,20 @@ class Scorer(nn.Module):
         return tuple(x for source in sources if source is not None for x in cast(StreamSource, source).keep(x_BTD, pos))
 
     def need(
-        self, q_raw: Tensor, q: Tensor, view: View, pos: Positions, x_BTD: Tensor, low: Tensor | None = None
+        self,
+        q_raw: Tensor,
+        q: Tensor,
+        view: View,
+        pos: Positions,
+        x_BTD: Tensor,
+        low: Tensor | None = None,
+        shift: Tensor | None = None,
     ) -> Need:
-        """``pos`` is where the queries stand, ``x`` what they were made of, ``low`` its small form if there is one."""
+        """``pos`` is where the queries stand, ``x`` what they were made of, ``low`` its small form if there is one,
+        ``shift`` what ``q`` is more than ``q_raw``, where that is the same for all tokens."""
         n, softcap = self.indexer_streams, self.scores.softcap
         streams, own = view.streams[n:], view.own[n:]
-        inputs = BiasInputs(q_raw, q, view.k, pos, view.pos, self.scale, x_BTD, streams, own, softcap)
+        inputs = BiasInputs(q_raw, q, view.k, pos, view.pos, self.scale, x_BTD, streams, own, softcap, shift)
         heads = 1 if view.selected is None else view.selected.heads
         bias = self.bias.at(inputs) if heads == 1 else _bias_by_head(self.bias, inputs, heads)
         if self.indexer is not None:

@@ -61,7 +61,7 @@ class Flex:
         """torch makes its block mask of a whole one."""
         if isinstance(need.bias, Dense):
             rows = 1 if view.pos.known.same_rows and view.pos.segment is None else q.shape[0]
-            return rows * q.shape[1] * q.shape[2] * view.k.shape[2]
+            return need.bias.numbers(rows * q.shape[1] * q.shape[2] * view.k.shape[2])
         return 0 if need.mask == Everything() or q.shape[2] == 1 else q.shape[0] * q.shape[2] * view.k.shape[2]
 
     def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:

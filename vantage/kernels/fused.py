@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 
 from vantage.kernels.by_form import form_of_need, refuses_need, runs
-from vantage.kernels.fused_operator import FusedAttention, FusedPlan
+from vantage.kernels.fused_operator import DISTANCE_KEYS, FusedAttention, FusedPlan
 from vantage.kernels.mask_flags import MaskFlags, mask_flags
 from vantage.kernels.tile_ranges import TileRanges, tile_ranges
 from vantage.spec.forms import (
+    DistanceKeys,
     DistanceTable,
     Form,
     LogDistance,
+    PointwiseForm,
     PowerDistance,
     QueryAndKey,
     RatioPieces,
@@ -56,6 +58,7 @@ NUMBERS = {
     RowTable: 5,
     QueryAndKey: 6,
     RatioPieces: 7,
+    DistanceKeys: DISTANCE_KEYS,
 }
 
 
@@ -82,7 +85,11 @@ class Fused:
         if flags.nothing or 0 in (*q_BHTd.shape, view.k.shape[2]):
             return _nothing_seen(q_BHTd, view, sinks, need)
         block = self.block or _block(q_BHTd, view.v)
-        bias = _bias(_form(need, q_BHTd), flags, pair, cool, block, q_BHTd.shape[:2])
+        form = _form(need, q_BHTd)
+        if isinstance(form, DistanceKeys):
+            bias = _distance_keys(form, flags, pair, block, q_BHTd)
+        else:
+            bias = _bias(form, flags, pair, cool, block, q_BHTd.shape[:2])
         if need.value_bias is not None:
             bias = _with_values(bias, value_form_of(need.value_bias))
         beyond = bias.beyond if flags.one_sided else None
@@ -98,7 +105,7 @@ class Fused:
             *places,
             *wide,
             [int(x) for x in _plan(bias, flags, pair, block)],
-            [need.scale, need.softcap or 0.0, cool],
+            [need.scale, need.softcap or 0.0, cool, *bias.factor],
         )
         return Attended(out, lse=lse if need.lse else None)
 
@@ -145,6 +152,10 @@ def _refuses_shape(need: Need, q: Tensor, view: View) -> str | None:
     if odd := [width for width in widths if width * q.element_size() % 16]:
         return f"the fused kernel needs heads of a multiple of {16 // q.element_size()} numbers, not {odd[0]}"
     form = form_of_need(need)
+    if isinstance(form, DistanceKeys) and form.queries is not None:
+        width = form.queries.shape[-1]
+        if width * q.element_size() % 16 or width > max(widths):
+            return f"the fused kernel needs vectors of distances as wide as its heads, not {width}"
     if isinstance(form, DistanceTable | RowTable) and form.values.shape[-1] > LONGEST_TABLE and _learns(form.values):
         return f"the fused kernel learns tables of up to {LONGEST_TABLE} distances, not {form.values.shape[-1]}"
     if isinstance(form, RatioPieces) and form.breaks.shape[0] > MOST_BREAKS:
@@ -185,10 +196,12 @@ class BiasTensors(NamedTuple):
     width: int = 0
     beyond: int | None = None
     banks: int = 0
+    factor: tuple[float, ...] = ()
+    own: bool = False
 
 
 def _bias(
-    form: Form | None, flags: MaskFlags, pair: Pair, cool: float, block: int, heads: Sequence[int]
+    form: PointwiseForm | None, flags: MaskFlags, pair: Pair, cool: float, block: int, heads: Sequence[int]
 ) -> BiasTensors:
     number = NUMBERS[type(form)]
     if form is None:
@@ -257,6 +270,28 @@ def _bank(values_HW: Tensor, low: int, rest: int, block: int) -> Tensor:
     return centred[:, (distance - low).clamp(0, width - 1)]
 
 
+def _distance_keys(form: DistanceKeys, flags: MaskFlags, pair: Pair, block: int, q: Tensor) -> BiasTensors:
+    """Queries, and vectors of all distances at which a key is seen, the furthest first. ``low`` is the row of the
+    distance between the first query and the first key: a multiple of the block, so that tiles meet whole blocks."""
+    assert runs(pair), "such a bias has a form where positions run on"
+    T, S, off = pair.q.shape[1], pair.k.shape[1], _offset(pair)
+    highest, lowest = T - 1 + off, off - S + 1
+    if flags.one_sided:
+        lowest = max(lowest, 0)
+    if flags.window and not flags.prefix:
+        highest, lowest = min(highest, flags.window - 1), max(lowest, 1 - flags.window)
+    low = -(-(highest - off) // block) * block
+    keys = form.keys(low + off, max(low + off - lowest + 1, 1)).to(q.dtype).expand(q.shape[1], -1, -1)
+    if _learns(keys) or keys.stride()[1:] != (keys.shape[2], 1):
+        keys = keys.contiguous()
+    one = None
+    if form.queries is not None:
+        one = form.queries.to(q.dtype)
+    elif form.offset is not None:
+        one = (keys * form.offset.to(keys.dtype)[:, None]).sum(-1, dtype=torch.float32)  # without a wider copy of keys
+    return BiasTensors(DISTANCE_KEYS, one, keys, low, keys.shape[1], factor=(form.factor,), own=form.queries is None)
+
+
 def _offset(pair: Pair) -> int:
     """The first query less the first key, where places run on."""
     return (pair.q.known.first or 0) - (pair.k.known.first or 0)
@@ -278,7 +313,9 @@ def _plan(bias: BiasTensors, flags: MaskFlags, pair: Pair, block: int) -> FusedP
     return FusedPlan(
         form=bias.form,
         one_sided=bias.beyond is not None and flags.one_sided,
-        learned=_learns(*(x for x in (bias.one, bias.two) if x is not None)),
+        learned=_learns(
+            *(x for x in (bias.one, bias.two)[bias.form == DISTANCE_KEYS and not bias.own :] if x is not None)
+        ),
         run=run,
         fractional=not run and _fractional(pair),
         off=_offset(pair) if run else 0,
@@ -293,6 +330,7 @@ def _plan(bias: BiasTensors, flags: MaskFlags, pair: Pair, block: int) -> FusedP
         prefix=flags.prefix,
         segments=flags.segments,
         block=block,
+        own_queries=bias.own,
     )
 
 

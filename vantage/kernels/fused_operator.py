@@ -15,6 +15,7 @@ NUMBERS = 4  # forms below this one have a number or two for each head
 TABLES = (4, 5)  # forms that are a table: one for all, one for each query
 BY_KEY = 6
 PIECES = 7
+DISTANCE_KEYS = 10  # has kernels of its own: gpu/distance_operators.py
 
 
 class FusedPlan(NamedTuple):
@@ -22,12 +23,12 @@ class FusedPlan(NamedTuple):
 
     form: int
     one_sided: int
-    learned: int  # the bias wants a gradient
+    learned: int  # the bias wants a gradient; of distance keys, which always do for their queries: the keys too
     run: int  # places run on: order and position are arithmetic
     fractional: int  # positions are float32, carried as int32
     off: int  # first query less first key, where places run on
     origin: int  # the first key
-    low: int  # distance of a table's first entry
+    low: int  # distance of a table's first entry; of distance keys, the row of the distance ``off``
     width: int  # of a table
     banks: int  # tiles of a table's biases, ready made; 0: they are looked up. Of pieces: groups of break points
     empty: int  # there may be empty places
@@ -37,6 +38,7 @@ class FusedPlan(NamedTuple):
     prefix: int
     segments: int
     block: int
+    own_queries: int = 0  # of distance keys: they meet the attention's own queries
 
 
 @torch.library.custom_op("vantage::attend", mutates_args=())
@@ -77,7 +79,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, tensors: Any, plan: Any, factors: Any) ->
 def _(q: Tensor, k: Tensor, v: Tensor, out: Any, lse: Any, grad: Any, grad_lse: Any, tensors: Any, plan: Any, f: Any):
     from vantage.kernels.gpu import operators
 
-    return operators.empty_gradients(q, k, v, plan)
+    return operators.empty_gradients(q, k, v, plan, tensors)
 
 
 class FusedAttention(torch.autograd.Function):
@@ -106,7 +108,7 @@ class FusedAttention(torch.autograd.Function):
         dq, dk, dv, one, two, delta = _backward()(q, k, v, out, lse, grad, grad_lse, tensors, ctx.plan, ctx.factors)
         plan, sinks = FusedPlan(*ctx.plan), tensors[2]
         d_one, d_two, d_sinks = None, None, None
-        if plan.learned or sinks is not None:
+        if plan.learned or plan.form == DISTANCE_KEYS or sinks is not None:
             shared = delta if grad_lse is None else delta - grad_lse
             to_sink = _weight_of_sinks(sinks, lse)
             # a row of the scores' gradient adds up to what the sink takes, since weights add up to one
@@ -146,12 +148,15 @@ def _weight_of_sinks(sinks: Tensor | None, lse: Tensor) -> Tensor | float:
 def _bias_gradients(plan: FusedPlan, one: Tensor, two: Tensor, row_sums: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """From the sums of the kernels. The last entry of a table gets what is left of a row."""
     form = plan.form
-    if not plan.learned:
+    if not plan.learned and form != DISTANCE_KEYS:
         return None, None
     if form == BY_KEY:
         return row_sums, two
     if form == PIECES:
         return _gradients_of_pieces(plan, one, two)
+    if form == DISTANCE_KEYS:
+        given = one.numel() > 0 and (plan.learned or not plan.own_queries)
+        return one if given else None, two if plan.learned else None
     if form not in TABLES:
         return one.sum((0, 2)), None if form == SLOPE else two.sum((0, 2))
     if form == TABLES[0]:

@@ -17,7 +17,7 @@ from vantage.kernels.native import BiasKind, TileCall, native
 from vantage.kernels.native.build import enabled
 from vantage.kernels.reference import Reference
 from vantage.kernels.tile_ranges import tile_ranges
-from vantage.spec.forms import Form, QueryAndKey, RatioPieces, RowTable
+from vantage.spec.forms import DistanceKeys, PointwiseForm, QueryAndKey, RatioPieces, RowTable
 from vantage.spec.masks import visible
 from vantage.spec.parts import Attended, Need, View
 from vantage.spec.positions import Pair, Place, Positions
@@ -44,6 +44,7 @@ class Tiles:
         assert flags is not None, "a mask that was not refused"
         assert library is not None, "asked for before"
         form = form_of_need(need)
+        assert not isinstance(form, DistanceKeys), "a form that was not refused"
         (B, H, T, _), (_, G, S, _), e = q_BHTd.shape, view.k.shape, view.v.shape[-1]
         bias = bias_numbers(form, pair, H)
         if bias is None or flags.nothing or 0 in (B, T, S):
@@ -74,6 +75,8 @@ class Tiles:
 
 
 def _refuses_inputs(need: Need, q: Tensor, view: View) -> str | None:
+    if isinstance(form_of_need(need), DistanceKeys):
+        return "the tiles kernel has no biases that are products of their own"
     if q.device.type != "cpu":
         return f"the tiles kernel runs on a CPU, not on {q.device.type}"
     if not (q.dtype == view.k.dtype == view.v.dtype == torch.float32):
@@ -110,7 +113,7 @@ class BiasNumbers(NamedTuple):
     runs: bool = False
 
 
-def bias_numbers(form: Form | None, pair: Pair, heads: int) -> BiasNumbers | None:
+def bias_numbers(form: PointwiseForm | None, pair: Pair, heads: int) -> BiasNumbers | None:
     """``None``: positions for which distances cannot be worked out beforehand."""
     if form is None:
         return BiasNumbers(BiasKind.NONE)

@@ -26,6 +26,24 @@ def sinusoid_scores(
     return turned @ torch.cat((cos_j, sin_j), dim=-1).transpose(-1, -2)
 
 
+def distance_waves(
+    pos: Positions, highest: int, n: int, dim: int, base: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """sin and cos of the distances highest, highest - 1, …, n of them, (n, dim / 2), once for all layers."""
+
+    def make() -> tuple[Tensor, Tensor]:
+        distances = highest - torch.arange(n, device=pos.device)
+        angle = distances[:, None] * frequencies(dim, base, pos.device)
+        return angle.sin().to(dtype), angle.cos().to(dtype)
+
+    return pos.once(("distance waves", highest, n, dim, base, dtype), make)
+
+
+def runs(q_pos: Positions, k_pos: Positions) -> bool:
+    """Whether queries and keys stand one after another, so that their distances are known beforehand."""
+    return q_pos.known.first is not None and k_pos.known.first is not None
+
+
 def _waves(pos: Positions, dim: int, base: float, back: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """sin and cos of (pos - back)·w, (R, 1, T, dim / 2), once for all layers."""
 

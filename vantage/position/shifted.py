@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from vantage.position.angles import need_even
-from vantage.position.relative import sinusoid_scores
+from vantage.position.relative import distance_waves, runs, sinusoid_scores
+from vantage.spec.forms import DistanceKeys
 from vantage.spec.operations import AttentionWork
 from vantage.spec.parts import BiasInputs, Dense, Parts, Shape
 from vantage.spec.registry import Entry, parameter
@@ -45,10 +47,20 @@ class ShiftedBias(nn.Module):
         self.config = config
 
     def at(self, inputs: BiasInputs) -> Dense:
-        # PE(-δ) for δ = i - j - anchor: the sines change their sign, the cosines do not
-        sines, cosines = -inputs.q_raw[..., 0::2], inputs.q_raw[..., 1::2]
-        base, back = self.config.base, self.config.anchor
-        return Dense(inputs.scale * sinusoid_scores(sines, cosines, inputs.q_pos, inputs.k_pos, base, back=back))
+        q, base, back = inputs.q_raw, self.config.base, self.config.anchor
+
+        def whole() -> Tensor:
+            # PE(-δ) for δ = i - j - anchor: the sines change their sign, the cosines do not
+            sines, cosines = -q[..., 0::2], q[..., 1::2]
+            return inputs.scale * sinusoid_scores(sines, cosines, inputs.q_pos, inputs.k_pos, base, back=back)
+
+        def keys(highest: int, n: int) -> Tensor:
+            sines, cosines = distance_waves(inputs.q_pos, highest - back, n, q.shape[-1], base, q.dtype)
+            return torch.stack((-sines, cosines), -1).flatten(-2)[None]
+
+        if not runs(inputs.q_pos, inputs.k_pos):
+            return Dense(whole)
+        return Dense(whole, lambda: DistanceKeys(None if inputs.q is q else q, keys, inputs.scale))
 
 
 ENTRY = Entry(

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from vantage.position.angles import need_even
-from vantage.position.relative import sinusoid_scores
+from vantage.position.relative import distance_waves, runs, sinusoid_scores
 from vantage.spec.abilities import Effect
+from vantage.spec.forms import DistanceKeys
 from vantage.spec.operations import AttentionWork
 from vantage.spec.parts import INIT_STD, BiasInputs, Dense, Parts, Shape
 from vantage.spec.positions import Positions
@@ -57,6 +58,9 @@ class QueryBias(nn.Module):
     def key(self, k_BGTd: Tensor, pos: Positions) -> Tensor:
         return k_BGTd
 
+    def query_shift(self) -> Tensor:
+        return self.u
+
 
 @dataclass(frozen=True)
 class DistanceTerm:
@@ -78,7 +82,8 @@ class DistanceTerm:
 
 
 class DistanceBias(nn.Module):
-    """The query is taken through W_r once; what is left is a sum of sinusoids of the distance."""
+    """As a whole: the query is taken through W_r once, and what is left is a sum of sinusoids of the distance.
+    As a form: W_r R(δ) once for every distance."""
 
     def __init__(self, config: DistanceTerm, shape: Shape):
         super().__init__()
@@ -89,8 +94,21 @@ class DistanceBias(nn.Module):
         nn.init.normal_(self.w_r, std=INIT_STD)
 
     def at(self, inputs: BiasInputs) -> Dense:
-        sines, cosines = ((inputs.q_raw + self.v[:, None]) @ self.w_r).chunk(2, dim=-1)
-        return Dense(inputs.scale * sinusoid_scores(sines, cosines, inputs.q_pos, inputs.k_pos, self.config.base))
+        v, w_r, base = self.v, self.w_r, self.config.base
+
+        def whole() -> Tensor:
+            sines, cosines = ((inputs.q_raw + v[:, None]) @ w_r).chunk(2, dim=-1)
+            return inputs.scale * sinusoid_scores(sines, cosines, inputs.q_pos, inputs.k_pos, base)
+
+        def keys(highest: int, n: int) -> Tensor:
+            waves = torch.cat(distance_waves(inputs.q_pos, highest, n, w_r.shape[-1], base, w_r.dtype), -1)
+            return (waves @ w_r.flatten(0, 1).T).unflatten(-1, w_r.shape[:2]).transpose(0, 1)
+
+        if not runs(inputs.q_pos, inputs.k_pos):
+            return Dense(whole)
+        if inputs.shift is None:
+            return Dense(whole, lambda: DistanceKeys(inputs.q_raw + v[:, None], keys, inputs.scale))
+        return Dense(whole, lambda: DistanceKeys(None, keys, inputs.scale, v - inputs.shift))
 
 
 ENTRY = Entry(

@@ -6,6 +6,7 @@ user's own bias gets the fast path as well. The distance is always i - j, from t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -126,7 +127,22 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
     return tuple(slopes + between)
 
 
-Form = Slope | LogDistance | PowerDistance | DistanceTable | RowTable | QueryAndKey | RatioPieces
+@dataclass(frozen=True, eq=False)
+class DistanceKeys:
+    """factor · queries[b, h, i] · keys[h] at i - j, for positions that run on: Transformer-XL, shifted positions.
+
+    Evaluated pair by pair it would be far larger than the scores; a ``Dense`` says it beside a tensor of its own. A
+    kernel may ask for vectors of distances that do not occur, up to a tile beyond those that do, and does not use them.
+    """
+
+    queries: Tensor | None  # (B, H, T, f); ``None``: the attention's own, which saves a product on the way back
+    keys: Callable[[int, int], Tensor]  # a distance and how many, falling from there: their vectors, (H or 1, n, f)
+    factor: float
+    offset: Tensor | None = None  # (H, f): what is added to the attention's own queries
+
+
+PointwiseForm = Slope | LogDistance | PowerDistance | DistanceTable | RowTable | QueryAndKey | RatioPieces
+Form = PointwiseForm | DistanceKeys
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vantage.errors import Refused
+from vantage.spec.dense import Dense as Dense
 from vantage.spec.images import ImageTokens
 from vantage.spec.kept import StateCache
 from vantage.spec.masks import Mask
@@ -62,6 +63,15 @@ class TransformsBoth(Protocol):
         ...
 
 
+@runtime_checkable
+class ShiftsQueries(Protocol):
+    """A q/k transform that does nothing but add one vector of each head to its queries."""
+
+    def query_shift(self) -> Tensor:
+        """(H, d)"""
+        ...
+
+
 class Pointwise(ABC):
     """A score bias as a function of one query and one key. Subclasses are frozen dataclasses (eq=False)."""
 
@@ -73,38 +83,6 @@ class Pointwise(ABC):
         """Biases with the same key are the same function: layers that share one build it once."""
         values = (getattr(self, f.name) for f in fields(self))  # pyright: ignore[reportArgumentType] (always a dataclass)
         return (type(self), *(id(v) if isinstance(v, Tensor) else v for v in values))
-
-
-class Dense:
-    """A score bias that exists as a whole, (B or 1, H, T, S).
-
-    ``make``: it is made when it is asked for; then ``form`` says what it is to kernels that need not have it whole
-    (spec/forms.py).
-    """
-
-    def __init__(
-        self,
-        value: Tensor | None = None,
-        *,
-        make: Callable[[], Tensor] | None = None,
-        form: Callable[[], Any] = lambda: None,
-    ):
-        assert (value is None) != (make is None), "one of the two"
-        self._value, self._make, self._say_form = value, make, form
-        self._forms: list[Any] = []
-
-    @property
-    def value(self) -> Tensor:
-        if self._value is None:
-            assert self._make is not None
-            self._value = self._make()
-        return self._value
-
-    def form(self) -> Any:
-        """What it is, worked out once; ``None``: nothing but a whole."""
-        if not self._forms:
-            self._forms.append(self._say_form())
-        return self._forms[0]
 
 
 class BiasInputs(NamedTuple):
@@ -120,6 +98,7 @@ class BiasInputs(NamedTuple):
     streams: tuple[Tensor, ...] = ()  # what it keeps of each key: (B, heads, S, width)
     own: tuple[Tensor, ...] = ()  # the same of the queries' own tokens: (B, heads, T, width)
     softcap: float | None = None  # what caps a score before the bias is added
+    shift: Tensor | None = None  # (H, d): q is q_raw and this, for every token; ``None``: nobody says so
 
 
 class ScoreBias(Protocol):
@@ -415,6 +394,11 @@ def chain_both(transforms: Iterable[Any], q: Tensor, k: Tensor, pos: Positions) 
         else:
             q, k = transform.query_and_key(q, k, pos)
     return q, k
+
+
+def shift_of(transforms: Sequence[Any]) -> Tensor | None:
+    """All that q/k transforms do to a query, where that is to add something; ``None``: they do more, or nothing."""
+    return transforms[0].query_shift() if len(transforms) == 1 and isinstance(transforms[0], ShiftsQueries) else None
 
 
 def materialise(bias: Pointwise | Dense | None, pair: Pair, heads: int, dtype: torch.dtype) -> Tensor | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from vantage.kernels.fused_operator import BY_KEY, NUMBERS, PIECES, TABLES, FusedPlan
+from vantage.kernels.fused_operator import BY_KEY, DISTANCE_KEYS, NUMBERS, PIECES, TABLES, FusedPlan
 from vantage.kernels.gpu import backward, forward, values
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
@@ -23,8 +24,10 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor | None], plan: list[int], factors: list[float]
 ) -> tuple[Tensor, Tensor]:
     """Output (B, H, T, e) and log-sum-exp (B, H, T). ``tensors``: see ``unpack``; ``factors``: see ``units``."""
-    out, lse = empty_outputs(q, v)
     p = FusedPlan(*plan)
+    if p.form == DISTANCE_KEYS:
+        return by_distance().attend(q, k, v, tensors, p, factors)
+    out, lse = empty_outputs(q, v)
     one, two, sinks, q_places, k_places, ranges, _, _, _ = unpack(tensors, lse)
     q, k, v = (aligned(x) for x in (q, k, v))
     if tensors[WIDE_RANGES] is not None:
@@ -113,8 +116,10 @@ def attend_back(
     factors: list[float],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k and v; two sums of a learned bias; and output times gradient, row by row."""
-    dq, dk, dv, one_sum, two_sum, delta = empty_gradients(q, k, v, plan)
     p = FusedPlan(*plan)
+    if p.form == DISTANCE_KEYS:
+        return by_distance().attend_back(q, k, v, out, lse, grad, grad_lse, tensors, p, factors)
+    dq, dk, dv, one_sum, two_sum, delta = empty_gradients(q, k, v, plan, tensors)
     one, two, _, q_places, k_places, key_ranges, query_ranges, _, _ = unpack(tensors, lse)
     q, k, v, grad = (aligned(x) for x in (q, k, v, grad))
     B, H, T, _ = q.shape
@@ -187,10 +192,19 @@ def empty_outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return out, q.new_empty(B, H, T, dtype=torch.float32)
 
 
+def by_distance() -> ModuleType:
+    """The kernels of vectors of distances, which take from here what all share."""
+    from vantage.kernels.gpu import distance_operators
+
+    return distance_operators
+
+
 def empty_gradients(
-    q: Tensor, k: Tensor, v: Tensor, plan: list[int]
+    q: Tensor, k: Tensor, v: Tensor, plan: list[int], tensors: list[Tensor | None]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     p = FusedPlan(*plan)
+    if p.form == DISTANCE_KEYS:
+        return by_distance().empty_gradients(q, k, v, tensors, p)
     B, H, T, _ = q.shape
     dq, dk, dv = (x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2) for x in (q, k, v))
     delta = q.new_empty(B, H, T, dtype=torch.float32)

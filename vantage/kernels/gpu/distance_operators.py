@@ -1,0 +1,158 @@
+"""Launching the kernels of a bias that is a product of queries and distances."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from vantage.kernels.fused_operator import FusedPlan
+from vantage.kernels.gpu import backward, distance_backward, distance_forward
+from vantage.kernels.gpu import operators as common
+from vantage.kernels.gpu.row_rotation import SIDE, WARPS, lies_as_expected
+
+Launch = Any
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+# Tiles in shared memory of a forward pass that fetches the next ones while it works. Backward, two programs at once
+# that wait for what they fetch were faster than one that does not.
+FETCHED_AHEAD = 13
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor | None], p: FusedPlan, factors: list[float]
+) -> tuple[Tensor, Tensor]:
+    """As ``operators.attend``; ``tensors`` begin with queries (B, H, T, f) and vectors of distances (H, W, f)."""
+    out, lse = common.empty_outputs(q, v)
+    one, r, sinks, _, _, ranges, _ = common.unpack(tensors, lse)
+    q, k, v = (common.aligned(x) for x in (q, k, v))
+    qr, c = (q, one) if p.own_queries else (common.aligned(one), lse)
+    B, H, T, _ = q.shape
+    how = _constants(q, k, v, qr, tensors, p, factors) | _shape(q, v, p, forward=True)
+    how |= {"HAS_SINKS": tensors[2] is not None, "ROWS": _rows(q, p, how)}
+    how["num_warps"] *= how["ROWS"] // p.block
+    blocks = triton.cdiv(T, how["ROWS"])
+    strides = (*_strides(q, k, v, qr, out), *common.sink_strides(sinks), r.stride(0))
+    with common.on(q):
+        _launch(
+            distance_forward.attend_by_distance, blocks * B * H,
+            (q, k, v, qr, r, c, out, lse, sinks, ranges, *strides, T, k.shape[2], r.shape[1], blocks, *_arguments(p),
+             *_units(factors)), how,
+        )  # fmt: skip
+    return out, lse
+
+
+def attend_back(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    grad: Tensor,
+    grad_lse: Tensor | None,
+    tensors: list[Tensor | None],
+    p: FusedPlan,
+    factors: list[float],
+) -> Gradients:
+    """The gradients of q, k and v, of the bias's queries and distances; and output times gradient, row by row."""
+    one, r, _, _, _, key_ranges, query_ranges = common.unpack(tensors, lse)
+    dq, dk, dv, d_one, dr, delta = empty_gradients(q, k, v, tensors, p)
+    q, k, v, grad = (common.aligned(x) for x in (q, k, v, grad))
+    qr, c = (q, one) if p.own_queries else (common.aligned(one), lse)
+    dqr, dc = (dq, d_one) if p.own_queries else (d_one, delta)
+    (B, H, T, _), (_, G, S, _), W = q.shape, k.shape, r.shape[1]
+    blocks, key_blocks, distance_blocks = (triton.cdiv(n, p.block) for n in (T, S, W))
+    strides = _strides(q, k, v, qr, grad)
+    numbers, factor, share = (*_arguments(p), *_units(factors)), factors[0] * factors[2], factors[3] * factors[2]
+    how = _constants(q, k, v, qr, tensors, p, factors) | _shape(q, v, p)
+    launch: Launch = backward.dot_rows
+    with common.on(q):
+        launch[(blocks * B * H,)](
+            out, grad, delta, *out.stride()[:3], *grad.stride()[:3], T, blocks,
+            H=H, E=v.shape[3], E_TILE=how["E_TILE"], BLOCK=p.block,
+        )  # fmt: skip
+        inputs = (q, k, v, qr, r, c, grad, lse, delta if grad_lse is None else delta - grad_lse)
+        _launch(
+            distance_backward.query_gradients, blocks * B * H,
+            (*inputs, dq, dqr, key_ranges, *strides, *_strides(dq, dqr), r.stride(0), T, S, W, blocks, *numbers,
+             factor, share), how,
+        )  # fmt: skip
+        _launch(
+            distance_backward.key_gradients, key_blocks * B * G,
+            (*inputs, dk, dv, query_ranges, *strides, *_strides(dk, dv), r.stride(0), T, S, W, key_blocks, *numbers,
+             factor), how,
+        )  # fmt: skip
+        if p.learned:
+            _launch(
+                distance_backward.distance_gradients, distance_blocks * H,
+                (*inputs, dr, dc, *strides, r.stride(0), B, T, S, W, distance_blocks, *numbers, share), how,
+            )  # fmt: skip
+    return dq, dk, dv, d_one, dr, delta
+
+
+def empty_gradients(q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor | None], p: FusedPlan) -> Gradients:
+    def turned(x: Tensor) -> Tensor:
+        return x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2)
+
+    one, r = tensors[:2]
+    assert r is not None
+    d_one = r.new_empty(0) if one is None else torch.empty_like(one) if p.own_queries else turned(one)
+    return turned(q), turned(k), turned(v), d_one, torch.empty_like(r), q.new_empty(*q.shape[:3], dtype=torch.float32)
+
+
+def _strides(*tensors: Tensor) -> tuple[int, ...]:
+    return tuple(stride for x in tensors for stride in x.stride()[:3])
+
+
+def _arguments(p: FusedPlan) -> tuple[int, ...]:
+    return p.low, p.off, p.origin, p.window, p.chunk, p.prefix
+
+
+def _units(factors: list[float]) -> tuple[float, float, float]:
+    """``operators.units``, and what the bias is multiplied by to be in units of log2."""
+    return *common.units(factors[:3]), factors[3] * factors[2] * common.LOG2E
+
+
+def _constants(
+    q: Tensor, k: Tensor, v: Tensor, qr: Tensor, tensors: list[Tensor | None], p: FusedPlan, factors: list[float]
+) -> dict[str, Any]:
+    every = common.constants(q, k, v, p, factors[:3])
+    names = ("H", "GROUP", "D", "E", "D_TILE", "E_TILE", "BLOCK", "CAUSAL", "WINDOW", "CHUNK", "PREFIX", "SOFTCAP")
+    names = (*names, "PRECISION", "APPROXIMATE")
+    own = bool(p.own_queries)
+    more = {"F": qr.shape[3], "F_TILE": common.tile(qr.shape[3]), "OWN": own, "HAS_C": own and tensors[0] is not None}
+    return {name: every[name] for name in names} | more
+
+
+def _shape(q: Tensor, v: Tensor, p: FusedPlan, *, forward: bool = False) -> dict[str, Any]:
+    warps = common.warps(q, v)
+    room = FETCHED_AHEAD * p.block * common.row_bytes(q, v) + 4096 <= common.shared_memory(q.device)
+    shuffled = not _Turned.wrongly and q.is_cuda and q.element_size() == 2 and warps == WARPS and p.block == SIDE
+    shuffled = shuffled and torch.cuda.get_device_capability(q.device)[0] == 9
+    return {"num_warps": warps, "num_stages": 2 if forward and room else 1, "SHUFFLED": shuffled}
+
+
+def _rows(q: Tensor, p: FusedPlan, how: dict[str, Any]) -> int:
+    """Queries of a program of the forward pass: twice as many as a tile has keys where two groups of warps can share
+    what they fetch."""
+    twice = q.shape[2] > p.block and (how["SHUFFLED"] or (not q.is_cuda and q.element_size() == 2))
+    return 2 * p.block if twice else p.block
+
+
+class _Turned:
+    """What has been learned of the compiler."""
+
+    wrongly = False  # it lays tiles out otherwise than row_rotation.py wants them
+    rightly: set[str] = set()  # noqa: RUF012
+
+
+def _launch(kernel: Launch, programs: int, arguments: tuple[Any, ...], how: dict[str, Any]) -> None:
+    compiled = kernel[(programs,)](*arguments, **how)
+    if not how["SHUFFLED"] or compiled.hash in _Turned.rightly:
+        return
+    if lies_as_expected(compiled.asm["ttgir"]):
+        _Turned.rightly.add(compiled.hash)
+    else:
+        _Turned.wrongly = True
+        kernel[(programs,)](*arguments, **(how | {"SHUFFLED": False}))
