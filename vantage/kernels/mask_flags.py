@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
+
 from vantage.spec.masks import (
     Causal,
     Chunked,
@@ -17,6 +19,8 @@ from vantage.spec.masks import (
     Window,
     conjuncts,
 )
+
+MOST_KEPT = 256
 
 
 class MaskFlags(NamedTuple):
@@ -35,8 +39,22 @@ class MaskFlags(NamedTuple):
         return self.causal and not self.prefix
 
 
+# Masks are asked for several times in each layer. Those with flags are plain data; others may hold tensors, and are not
+# kept alive here.
+_kept: dict[Mask, MaskFlags] = {}
+
+
 def mask_flags(mask: Mask) -> MaskFlags | None:
     """``None``: this mask is made in another way. That empty places are unseen goes without saying."""
+    if torch.compiler.is_compiling():
+        return _read(mask)
+    flags = _kept.get(mask)
+    if flags is None and (flags := _read(mask)) is not None and len(_kept) < MOST_KEPT:
+        _kept[mask] = flags
+    return flags
+
+
+def _read(mask: Mask) -> MaskFlags | None:
     if mask == Nothing():
         return MaskFlags(nothing=True)
     parts = [part for part in conjuncts(mask) if part not in (Everything(), Filled())]

@@ -19,7 +19,7 @@ Kernel = Any  # triton's: indexed by its grid, then called
 TILE = 1024  # pairs of numbers in one program
 MOST_HEADS = 16  # of one program
 WARPS = 2
-EVICT = ""  # what is read is not read again
+EVICT = "evict_first"  # what is read here is not read again; what is written is
 
 
 @triton.jit
