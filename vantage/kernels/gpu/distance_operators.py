@@ -25,7 +25,7 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """As ``operators.attend``; ``tensors`` begin with queries (B, H, T, f) and vectors of distances (H, W, f)."""
     out, lse = common.empty_outputs(q, v)
-    one, r, sinks, _, _, ranges, _ = common.unpack(tensors, lse)
+    one, r, sinks, _, _, ranges, *_ = common.unpack(tensors, lse)
     q, k, v = (common.aligned(x) for x in (q, k, v))
     qr, c = (q, one) if p.own_queries else (common.aligned(one), lse)
     B, H, T, _ = q.shape
@@ -56,7 +56,7 @@ def attend_back(
     factors: list[float],
 ) -> Gradients:
     """The gradients of q, k and v, of the bias's queries and distances; and output times gradient, row by row."""
-    one, r, _, _, _, key_ranges, query_ranges = common.unpack(tensors, lse)
+    one, r, _, _, _, key_ranges, query_ranges, *_ = common.unpack(tensors, lse)
     dq, dk, dv, d_one, dr, delta = empty_gradients(q, k, v, tensors, p)
     q, k, v, grad = (common.aligned(x) for x in (q, k, v, grad))
     qr, c = (q, one) if p.own_queries else (common.aligned(one), lse)
