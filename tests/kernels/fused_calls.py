@@ -40,6 +40,8 @@ LEARNED = {  # what a form has to learn
     "log": ("bias.a", "bias.p"),
     "power": ("bias.a", "bias.p"),
     "query and key": ("bias.query", "bias.key"),
+    "distance keys": ("bias.queries", "bias.table"),
+    "own distance keys": ("bias.offset", "bias.table"),
     "pieces": ("bias.slopes", "bias.offsets", "bias.c", "bias.limit"),
 }
 

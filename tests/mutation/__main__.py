@@ -24,6 +24,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 import tomllib
 from collections import Counter
@@ -40,9 +41,10 @@ ROOT = Path(__file__).parents[2]
 EXPLAINED = Path(__file__).with_name("explained.toml")
 KILLERS = Path(__file__).with_name("killers.json")
 TARGETS = ("position", "attention", "cache")
-SECONDS = 240  # of processor time, so that a busy machine kills nobody
+SECONDS = 900  # of processor time, so that a busy machine kills nobody: the whole matrix takes some 400
 HANGS = 1200  # seconds on the clock: asleep for ever
 NO_TESTS = 5  # pytest's exit code when none was chosen
+FORKING = threading.Lock()  # libraries that watch forks (filelock) refuse two at once
 QUICK = 3  # seconds of processor time: what dies sooner needs no hint
 
 # Beyond the tests of its own folder: what else a mutant of a folder must pass. Cheapest first.
@@ -157,7 +159,8 @@ def run(mutant: Mutant, hints: Sequence[str] = (), *, brief: bool = False) -> Ou
 
 def _fork(mutant: Mutant, paths: Sequence[str], only: frozenset[str] | None = None) -> Outcome:
     told, tell = os.pipe()
-    child = os.fork()
+    with FORKING:
+        child = os.fork()
     if child == 0:
         _child(mutant, [path for path in paths if (ROOT / path).exists()], _Watch(tell, only))
     os.close(tell)

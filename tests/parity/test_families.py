@@ -39,7 +39,8 @@ def test_logits_are_those_of_transformers(made):
     wanted = their_logits(theirs, TOKENS)
     ours = vt.load(folder / "theirs")
     got = ours(TOKENS)
-    assert float((got - wanted).abs().max() / wanted.abs().max()) < 1e-4
+    # float32 adds up to more on one processor than on another (qwen3_next: 1.6e-4); float64 is what proves it
+    assert float((got - wanted).abs().max() / wanted.abs().max()) < 5e-4
     wanted64 = their_logits(theirs.double(), TOKENS)
     got64 = vt.load(folder / "theirs", dtype=torch.float64)(TOKENS)
     assert float((got64 - wanted64).abs().max() / wanted64.abs().max()) < 1e-6

@@ -108,10 +108,10 @@ class DumpReader:
         counts = value.get("counts")
         if counts is not None:
             counts = tuple(whole_number(n, "counts", 0) for n in inner.list("counts", self.batch))
-        flags = [value.get(of) for of in ("empty", "same_rows")]
-        if not all(isinstance(flag, bool) for flag in flags):
+        empty, same_rows = value.get("empty"), value.get("same_rows")
+        if not (isinstance(empty, bool) and isinstance(same_rows, bool)):
             damaged(f"{name} is incomplete")
-        return Known(inner.maybe("first", 0), bounds("order"), bounds("pos"), counts, *map(bool, flags))
+        return Known(inner.maybe("first", 0), bounds("order"), bounds("pos"), counts, empty, same_rows)
 
     def run(self, n: int) -> Known:
         """The facts of a plain run of n tokens in every row."""

@@ -106,9 +106,10 @@ class DistanceBias(nn.Module):
 
         if not runs(inputs.q_pos, inputs.k_pos):
             return Dense(whole)
-        if inputs.shift is None:
+        shift = inputs.shift
+        if shift is None:
             return Dense(whole, lambda: DistanceKeys(inputs.q_raw + v[:, None], keys, inputs.scale))
-        return Dense(whole, lambda: DistanceKeys(None, keys, inputs.scale, v - inputs.shift))
+        return Dense(whole, lambda: DistanceKeys(None, keys, inputs.scale, v - shift))
 
 
 ENTRY = Entry(

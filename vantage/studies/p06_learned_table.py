@@ -87,7 +87,7 @@ def train_table(length: int, steps: int, progress: Progress) -> TrainedTable:
     spec = decoder(vocab=data.vocab, width=32, layers=1, heads=2, position=Learned(longest), max_length=longest)
     stack = Stack(spec, [0], [data], [RATE], Recipe(steps, BATCH), CPU)
     first = stack.weights[TABLE].detach().clone()
-    stack.train(lambda step: progress(0.9 * step / steps, "training a model of one layer"))
+    stack.train(lambda step, _: progress(0.9 * step / steps, "training a model of one layer"))
     weights = {name: weight.detach()[0] for name, weight in stack.weights.items()}
     moved = (stack.weights[TABLE].detach() - first)[0].norm(dim=-1)
     return TrainedTable(spec, data, weights, moved, 2 * length + 2)

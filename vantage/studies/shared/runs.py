@@ -8,6 +8,7 @@ from pathlib import Path
 
 from vantage.compare.executors import LocalBackend
 from vantage.compare.experiment import Experiment
+from vantage.compare.jobs import LossPoint
 from vantage.compare.result_table import ResultTable
 from vantage.compare.results import RunResult
 from vantage.compare.run import Entry, run_experiment
@@ -52,6 +53,9 @@ class ComparisonProgress:
     def advanced(self, steps: int) -> None:
         self._done += steps
         self._progress(min(0.99, self._done / self._total), self._doing)
+
+    def learned(self, point: LossPoint) -> None:
+        """A study shows no curve of its losses."""
 
     def chose(self, entry: Entry, rate: float) -> None:
         self._doing = f"training; {entry[1]} on {entry[0]} at a rate of {rate:g}"
