@@ -23,7 +23,7 @@ from vantage.spec.positions import Known, Positions
 
 @final
 @dataclass(frozen=True, eq=False)
-class _State:
+class _Places:
     """Tables by place (B, size + 1), and how many places of each row are taken. Never written into."""
 
     tables: Tables
@@ -48,11 +48,11 @@ class Static(FixedSizeLedger):
         self._size = size
         self._state = self._before = self._nothing(Positions.arange(batch, 1, device=self.device))
 
-    def _nothing(self, like: Positions) -> _State:
+    def _nothing(self, like: Positions) -> _Places:
         zero = torch.zeros(self.batch, dtype=torch.int64, device=self.device)
         tables = Tables.blank(self.batch, self.places, like)
         none = (0,) * self.batch
-        return _State(tables, zero, zero, none, Known(counts=none, same_rows=True))
+        return _Places(tables, zero, zero, none, Known(counts=none, same_rows=True))
 
     # ---- a pass
 
@@ -74,7 +74,7 @@ class Static(FixedSizeLedger):
         known = Known(None, known.order, known.pos, held, min(held) < self._size, known.same_rows)
         self._before, self._state = (
             state,
-            _State(
+            _Places(
                 tables,
                 before.held_B + pos.filled.sum(1),
                 torch.maximum(before.next_B, pos.order.amax(1) + 1),
@@ -153,11 +153,11 @@ class Static(FixedSizeLedger):
         held_B = torch.tensor(held, device=self.device)
         self._state = self._of(tables, held_B, held, known, state.first if even else None)
 
-    def _of(self, tables: Tables, held_B: Tensor, held: tuple[int, ...], known: Known, first: int | None) -> _State:
+    def _of(self, tables: Tables, held_B: Tensor, held: tuple[int, ...], known: Known, first: int | None) -> _Places:
         """A state from tables. Rows that hold nothing at all may begin anew, anywhere."""
         if not any(held):
             return self._nothing(Positions.arange(self.batch, 1, device=self.device))
-        return _State(tables, held_B, tables.order.amax(1) + 1, held, known, first)
+        return _Places(tables, held_B, tables.order.amax(1) + 1, held, known, first)
 
     def _pick(self, index: tuple[int, ...]) -> None:
         state = self._state

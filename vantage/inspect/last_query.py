@@ -18,7 +18,7 @@ from vantage.errors import Refused
 from vantage.inspect.sites import KernelCall, Site, observing
 from vantage.inspect.tiles import tiles
 from vantage.model import Model
-from vantage.model.lowered.shown import LastWeights
+from vantage.model.lowered.shown import WatchedWeights
 
 
 class LastQuery(NamedTuple):
@@ -57,7 +57,7 @@ class LastQueryWatch:
         finally:
             steps.watcher = None
 
-    def see(self, shown: LastWeights) -> None:
+    def see(self, shown: WatchedWeights) -> None:
         """Of a whole step."""
         self.by_modules = None
         keys = shown.first, shown.weights.shape[-1]

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import math
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from vantage.kernels.by_form import form_of_need, refuses_need, runs
+from vantage.kernels.fused_bias import (
+    BiasTensors,
+    bank,
+    bias_tensors,
+    distance_keys,
+    form_to_run,
+    learns,
+    offset,
+    with_values,
+)
 from vantage.kernels.fused_operator import DISTANCE_KEYS, FusedAttention, FusedPlan
 from vantage.kernels.mask_flags import MaskFlags, mask_flags
 from vantage.kernels.tile_ranges import TileRanges, tile_ranges
@@ -20,13 +29,8 @@ from vantage.spec.forms import (
     DistanceKeys,
     DistanceTable,
     Form,
-    LogDistance,
-    PointwiseForm,
-    PowerDistance,
-    QueryAndKey,
     RatioPieces,
     RowTable,
-    Slope,
     ValueTable,
     value_form_of,
 )
@@ -40,26 +44,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 WIDEST = 256  # of a head
 LONGEST_TABLE = 1_024  # distances of a table that is learned: each query keeps a place for each of them
-MOST_BANKED = 4_096  # distances of a table whose tiles are made beforehand
 WIDEST_VALUES = 129  # distances that a value may have a vector for: they are one tile
 MOST_BREAKS = 64  # break points of a function in pieces
-FAR_BLOCKS = 4  # from so many blocks away on, a logarithm or power of the distance is a cubic in each tile (gpu/far.py)
-LOG2E = math.log2(math.e)
 WIDE = 128  # queries and keys of a tile of the forward pass for Hopper, and the fewest queries it pays for
 WIDE_HEAD = 128  # with heads of 64 it is no faster than the pass for all GPUs
-WIDE_ALWAYS, WIDE_ONE_SIDED = {0, 6}, {1, 4}  # forms by number, as in NUMBERS
-HEADER, GROUP = 4, 4  # as gpu/pieces.py has them
-NUMBERS = {
-    type(None): 0,
-    Slope: 1,
-    LogDistance: 2,
-    PowerDistance: 3,
-    DistanceTable: 4,
-    RowTable: 5,
-    QueryAndKey: 6,
-    RatioPieces: 7,
-    DistanceKeys: DISTANCE_KEYS,
-}
+WIDE_ALWAYS, WIDE_ONE_SIDED = {0, 6}, {1, 4}  # forms by number, as in fused_bias.NUMBERS
 
 
 class Fused:
@@ -85,13 +74,13 @@ class Fused:
         if flags.nothing or 0 in (*q_BHTd.shape, view.k.shape[2]):
             return _nothing_seen(q_BHTd, view, sinks, need)
         block = self.block or _block(q_BHTd, view.v)
-        form = _form(need, q_BHTd)
+        form = form_to_run(need, q_BHTd)
         if isinstance(form, DistanceKeys):
-            bias = _distance_keys(form, flags, pair, block, q_BHTd)
+            bias = distance_keys(form, flags, pair, block, q_BHTd)
         else:
-            bias = _bias(form, flags, pair, cool, block, q_BHTd.shape[:2])
+            bias = bias_tensors(form, flags, pair, cool, block, q_BHTd.shape[:2])
         if need.value_bias is not None:
-            bias = _with_values(bias, value_form_of(need.value_bias))
+            bias = with_values(bias, value_form_of(need.value_bias))
         beyond = bias.beyond if flags.one_sided else None
         places = pair.once(("fused", flags, block, beyond), lambda: _lasting_places(pair, flags, block, beyond))
         wide = _wide(q_BHTd, view, bias, flags, pair)
@@ -156,7 +145,7 @@ def _refuses_shape(need: Need, q: Tensor, view: View) -> str | None:
         width = form.queries.shape[-1]
         if width * q.element_size() % 16 or width > max(widths):
             return f"the fused kernel needs vectors of distances as wide as its heads, not {width}"
-    if isinstance(form, DistanceTable | RowTable) and form.values.shape[-1] > LONGEST_TABLE and _learns(form.values):
+    if isinstance(form, DistanceTable | RowTable) and form.values.shape[-1] > LONGEST_TABLE and learns(form.values):
         return f"the fused kernel learns tables of up to {LONGEST_TABLE} distances, not {form.values.shape[-1]}"
     if isinstance(form, RatioPieces) and form.breaks.shape[0] > MOST_BREAKS:
         return f"the fused kernel has functions of up to {MOST_BREAKS} break points, not {form.breaks.shape[0]}"
@@ -178,128 +167,7 @@ def _refuses_values(form: Form | None, values: ValueTable | None) -> str | None:
     return None
 
 
-def _learns(*tensors: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-
-
 # ---- what it hands to Triton
-
-
-class BiasTensors(NamedTuple):
-    """A form as float32 tensors and numbers. ``beyond``: the distance from which on a row's bias is all alike, up to
-    what ``shift_of`` (gpu/tiles.py) puts back; ``None``: nowhere."""
-
-    form: int
-    one: Tensor | None = None
-    two: Tensor | None = None
-    low: int = 0
-    width: int = 0
-    beyond: int | None = None
-    banks: int = 0
-    factor: tuple[float, ...] = ()
-    own: bool = False
-
-
-def _bias(
-    form: PointwiseForm | None, flags: MaskFlags, pair: Pair, cool: float, block: int, heads: Sequence[int]
-) -> BiasTensors:
-    number = NUMBERS[type(form)]
-    if form is None:
-        return BiasTensors(number)
-    far = FAR_BLOCKS * block if flags.one_sided and runs(pair) else None
-    if isinstance(form, Slope):
-        return BiasTensors(number, _float(form.slopes, cool), beyond=0)
-    if isinstance(form, LogDistance | PowerDistance):
-        return BiasTensors(number, _float(form.a, cool), _float(form.p, 1.0), beyond=far)
-    if isinstance(form, RatioPieces):
-        return _pieces(form, pair, cool, heads)._replace(beyond=far)
-    if isinstance(form, QueryAndKey):
-        return BiasTensors(number, _float(form.by_query, cool), _float(form.by_key, cool))
-    values, low = form.values, form.first
-    if low < 0 and flags.one_sided and runs(pair):  # no query meets a negative distance
-        values, low = values[..., min(-low, values.shape[-1] - 1) :], min(0, low + values.shape[-1] - 1)
-    values, width = _float(values, cool), values.shape[-1]
-    bank = None
-    if isinstance(form, DistanceTable) and flags.one_sided and runs(pair) and width <= MOST_BANKED:
-        bank = _bank(values.detach(), low, _offset(pair) % block, block)
-    banks = 0 if bank is None else bank.shape[1]
-    return BiasTensors(number, values, bank, low, width, low + width - 1, banks)
-
-
-def _pieces(form: RatioPieces, pair: Pair, cool: float, heads: Sequence[int]) -> BiasTensors:
-    """One: (H, pieces, 2). Two: c, then the break points from the fifth number on, then a number for each query that
-    makes log2(1 + c·distance) the ratio. Behind the last break point there are some at infinity, in whole groups."""
-    groups = max(1, (1 << max(form.breaks.shape[0] - 1, 0).bit_length()) // GROUP)
-    more = (groups + 1) * GROUP - form.breaks.shape[0]
-    pieces = torch.stack((form.slopes, form.offsets), -1).float()
-    pieces = torch.cat((pieces, pieces[:, -1:].expand(-1, more, -1)), 1)
-    c = form.c.abs().float()
-    pos = pair.q.pos[: pair.rows]
-    if pair.q.known.first is not None:
-        pos = pos[:1]
-    share = form.share(torch.maximum(pos.to(form.c.dtype), form.limit)).float() / LOG2E  # (R, T)
-    share = share[:, None].expand(*heads, pos.shape[1])
-    head = torch.nn.functional.pad(c, (0, HEADER - 1))
-    breaks = torch.nn.functional.pad(form.breaks.detach().float(), (0, more), value=float("inf"))
-    two = torch.cat((head, breaks, share.flatten()))
-    return BiasTensors(NUMBERS[RatioPieces], _float(pieces, cool), two, 0, pieces.shape[1], banks=groups)
-
-
-def _form(need: Need, q: Tensor) -> Form | None:
-    """With a table of values by distance there is one for scores as well, of the same distances."""
-    form, values = form_of_need(need), None if need.value_bias is None else value_form_of(need.value_bias)
-    if values is None or form is not None:
-        return form
-    return RowTable(q.new_zeros(*q.shape[:3], values.values.shape[0], dtype=torch.float32), values.first)
-
-
-def _with_values(bias: BiasTensors, form: ValueTable | None) -> BiasTensors:
-    """The values of the distances that the table of the bias has left."""
-    assert form is not None, "a value bias that was not refused"
-    return bias._replace(two=_float(form.values[form.values.shape[0] - bias.width :], 1.0), banks=1)
-
-
-def _bank(values_HW: Tensor, low: int, rest: int, block: int) -> Tensor:
-    """(H, n, block, block) in units of log2: the biases of tiles in which queries stand one block behind, none, one
-    ahead and so on, and ``rest`` places, less what is far away. The last of them is 0 all over."""
-    width, device = values_HW.shape[-1], values_HW.device
-    n = -(-max(low + width, 1) // block) + 3
-    along = torch.arange(block, device=device)
-    distance = (torch.arange(n, device=device) - 1)[:, None, None] * block + rest + along[:, None] - along
-    centred = (values_HW - values_HW[:, -1:]) * LOG2E
-    return centred[:, (distance - low).clamp(0, width - 1)]
-
-
-def _distance_keys(form: DistanceKeys, flags: MaskFlags, pair: Pair, block: int, q: Tensor) -> BiasTensors:
-    """Queries, and vectors of all distances at which a key is seen, the furthest first. ``low`` is the row of the
-    distance between the first query and the first key: a multiple of the block, so that tiles meet whole blocks."""
-    assert runs(pair), "such a bias has a form where positions run on"
-    T, S, off = pair.q.shape[1], pair.k.shape[1], _offset(pair)
-    highest, lowest = T - 1 + off, off - S + 1
-    if flags.one_sided:
-        lowest = max(lowest, 0)
-    if flags.window and not flags.prefix:
-        highest, lowest = min(highest, flags.window - 1), max(lowest, 1 - flags.window)
-    low = -(-(highest - off) // block) * block
-    keys = form.keys(low + off, max(low + off - lowest + 1, 1)).to(q.dtype).expand(q.shape[1], -1, -1)
-    if _learns(keys) or keys.stride()[1:] != (keys.shape[2], 1):
-        keys = keys.contiguous()
-    one = None
-    if form.queries is not None:
-        one = form.queries.to(q.dtype)
-    elif form.offset is not None:
-        one = (keys * form.offset.to(keys.dtype)[:, None]).sum(-1, dtype=torch.float32)  # without a wider copy of keys
-    return BiasTensors(DISTANCE_KEYS, one, keys, low, keys.shape[1], factor=(form.factor,), own=form.queries is None)
-
-
-def _offset(pair: Pair) -> int:
-    """The first query less the first key, where places run on."""
-    return (pair.q.known.first or 0) - (pair.k.known.first or 0)
-
-
-def _float(x: Tensor, factor: float) -> Tensor:
-    x = x.float()
-    return (x if factor == 1.0 else x * factor).contiguous()
 
 
 def _block(q: Tensor, v: Tensor) -> int:
@@ -313,12 +181,12 @@ def _plan(bias: BiasTensors, flags: MaskFlags, pair: Pair, block: int) -> FusedP
     return FusedPlan(
         form=bias.form,
         one_sided=bias.beyond is not None and flags.one_sided,
-        learned=_learns(
+        learned=learns(
             *(x for x in (bias.one, bias.two)[bias.form == DISTANCE_KEYS and not bias.own :] if x is not None)
         ),
         run=run,
         fractional=not run and _fractional(pair),
-        off=_offset(pair) if run else 0,
+        off=offset(pair) if run else 0,
         origin=pair.k.known.first or 0,
         low=bias.low,
         width=bias.width,
@@ -350,12 +218,12 @@ def _wide(
     if not _hopper(q.device.index or 0):
         return None, None
     beyond, first = bias.beyond if flags.one_sided else None, pair.k.known.first or 0
-    ranges = _ranges_of_runs(_offset(pair), first, q.shape[2], view.k.shape[2], flags, WIDE, beyond, q.device)
-    bank = None
+    ranges = _ranges_of_runs(offset(pair), first, q.shape[2], view.k.shape[2], flags, WIDE, beyond, q.device)
+    tiles = None
     if bias.banks:
         assert bias.one is not None
-        bank = _bank(bias.one.detach(), bias.low, _offset(pair) % WIDE, WIDE)
-    return ranges.keys, bank
+        tiles = bank(bias.one.detach(), bias.low, offset(pair) % WIDE, WIDE)
+    return ranges.keys, tiles
 
 
 @functools.cache
@@ -386,7 +254,7 @@ def _places(
     """Places of queries and keys, where they do not run on, and the tiles to visit."""
     if runs(pair) and not torch.compiler.is_compiling():
         (_, T), (_, S), first = pair.q.shape, pair.k.shape, pair.k.known.first or 0
-        ranges = _ranges_of_runs(_offset(pair), first, T, S, flags, block, beyond, pair.q.device)
+        ranges = _ranges_of_runs(offset(pair), first, T, S, flags, block, beyond, pair.q.device)
     else:
         ranges = tile_ranges(pair, flags, block, beyond)
     if runs(pair):

@@ -16,7 +16,7 @@ from vantage.model.lowered.program import LoweredAttention
 from vantage.spec.native import LANES
 
 
-class LastWeights(NamedTuple):
+class WatchedWeights(NamedTuple):
     """What the last query of each row looked at in one layer, by the weights that the step used.
 
     ``first``: the order of each row's key 0. Rows that hold fewer tokens than others end with zeros.
@@ -32,7 +32,7 @@ class WeightsWatcher(Protocol):
 
     layers: frozenset[int]  # whose weights are wanted
 
-    def see(self, shown: LastWeights) -> None:
+    def see(self, shown: WatchedWeights) -> None:
         """A whole step has shown a layer's weights."""
         ...
 
@@ -74,4 +74,4 @@ class ShownWeights:
             for row, keys in enumerate(self._keys):
                 if keys < weights.shape[-1]:
                     weights[row, :, keys:] = 0.0
-            watcher.see(LastWeights(layer, weights, first))
+            watcher.see(WatchedWeights(layer, weights, first))
