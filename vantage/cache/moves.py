@@ -197,5 +197,5 @@ class Gathered(BufferRead):
         # whole blocks at a time, as rows of a matrix: long runs of memory, for which a GPU has a kernel of its own
         blocks = places // self.block
         index = self.table.flatten() + torch.arange(g, device=buffer.device)[:, None] * blocks
-        found = buffer.view(g * blocks, self.block * w).index_select(0, index.flatten())
-        return found.view(g, rows, width * self.block, w).transpose(0, 1).narrow(2, 0, self.n)
+        gathered = buffer.view(g * blocks, self.block * w).index_select(0, index.flatten())
+        return gathered.view(g, rows, width * self.block, w).transpose(0, 1).narrow(2, 0, self.n)

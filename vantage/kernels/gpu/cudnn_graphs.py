@@ -51,9 +51,9 @@ def planned(way: str, tensors: dict[str, Tensor], options: GraphOptions, scale: 
     shapes = tuple((name, x.dtype, x.shape, x.stride()) for name, x in tensors.items())
     key = (way, device.index, shapes, options._replace(empty=0), scale)
     with _lock:
-        if (found := _plans.get(key)) is not None:
+        if (kept := _plans.get(key)) is not None:
             _plans.move_to_end(key)
-            return found
+            return kept
         plan = _build(way, tensors, options, scale)
         _plans[key] = plan
         while len(_plans) > MOST_PLANS:
