@@ -20,6 +20,8 @@ MACHINERY = {
         "__main__",
         "accelerator",
         "accelerator_generation",
+        "accelerator_serving",
+        "accelerator_tasks",
         "compare",
         "harness",
         "readme",

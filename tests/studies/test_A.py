@@ -381,7 +381,7 @@ def test_A2_a_wrong_score_is_noticed(monkeypatch):
 
 def test_A4_a_missing_scale_is_noticed(monkeypatch):
     need = Scorer.need
-    monkeypatch.setattr(Scorer, "need", lambda self, *args: replace(need(self, *args), scale=1.0))
+    monkeypatch.setattr(Scorer, "need", lambda self, *args, **kw: replace(need(self, *args, **kw), scale=1.0))
     result = fresh("A4")
     assert result.verdict == "mixed"
     assert "scaled scores" in result.words

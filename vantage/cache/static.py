@@ -196,6 +196,8 @@ class Static(FixedSizeLedger):
             ((order[:, 1:] > order[:, :-1]) | (order[:, 1:] < 0)).all()
         ):
             damaged("its rows do not stand one after the other")
+        if not bool(held_B.any()):
+            return ledger
         known, first = saved.known(), saved.maybe("first", 0)
         check_known(known, tables, 0, size)
         if first is not None and not _runs_from(first, tables, held_B):

@@ -83,6 +83,10 @@ class GGUFTensors:
         stored = self.file.tensors[self._home[name]]
         return stored.kind.name if stored.kind.name in PACKED_TYPES and len(stored.shape) == 2 else None
 
+    def row_length(self, name: str) -> int:
+        """Of a matrix as the file has it: Hugging Face may have it turned."""
+        return self.file.tensors[self._home[name]].shape[1]
+
     def row_addresses(self, name: str) -> Tensor:
         """(N, 1): where the rows of a matrix lie in memory.
 

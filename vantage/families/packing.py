@@ -88,7 +88,7 @@ def _as_stored(model: Model, checkpoint: GGUFTensors, prefix: str, *, sixteen: b
         if ours.shape[1] != 1:
             return None  # not whole rows
         addresses = ours[:, 0].contiguous()
-        inputs, parts = checkpoint.shape(names[0])[1], []
+        inputs, parts = checkpoint.row_length(names[0]), []
         for kind, run in _runs(addresses, starts, kinds):
             parts.append(Packed.empty(Format[kind], len(run), inputs, memory))
             done = sum(part.outputs for part in parts) == len(addresses)
