@@ -130,7 +130,8 @@ def test_packed_weights_give_the_same_bits_however_tokens_arrive(kind: str, opti
 @pytest.mark.parametrize("packed", [False, True])
 def test_keys_and_values_in_fewer_bits(kv_dtype: str | None, bytes_each: float, packed: bool):
     """Native steps, modules with a cache and modules without one round alike; and the cache is as small as that."""
-    model, tokens = made(spec()), torch.randint(50, (2, 40))
+    # the same tokens each time: how far a rounding carries depends on them
+    model, tokens = made(spec()), torch.randint(50, (2, 40), generator=torch.Generator().manual_seed(0))
     if packed:
         quantise(model, 8)
         assert model.kv_dtype == "float16"  # unless said
