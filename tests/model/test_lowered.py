@@ -138,7 +138,8 @@ def test_keys_and_values_in_fewer_bits(kv_dtype: str | None, bytes_each: float, 
     else:
         assert model.kv_dtype is None
     model.kv_dtype = kv_dtype
-    allowed = 1e-4 if not packed and kv_dtype is None else 1e-2  # a rounding may fall the other way
+    # a rounding may fall the other way, and one of 8 bits is a large one
+    allowed = 5e-2 if packed and kv_dtype == "int8" else 1e-4 if not packed and kv_dtype is None else 1e-2
     both(model, tokens, [4, 3, *[1] * 33], allowed=allowed)
     with torch.inference_mode():
         cache = model.new_cache(2, capacity=40)
