@@ -45,7 +45,7 @@ for module in pkgutil.walk_packages(vantage.__path__, "vantage."):
     try:
         importlib.import_module(module.name)
     except ModuleNotFoundError as error:
-        if error.name not in ("triton", "cudnn"):  # only kernels for GPUs need them; the first comes with torch for CUDA
+        if error.name not in ("triton", "cudnn"):  # which only kernels for GPUs need
             raise
 """
 WORK = """
