@@ -10,6 +10,7 @@ import torch
 from tests.kernels.fused_calls import TOLERANCE, Case, Inputs, error
 from vantage.kernels import chooser, cudnn, kernel_named
 from vantage.kernels.cudnn import Cudnn, cannot_run, document_starts
+from vantage.position.shaw import ValueDistances
 from vantage.spec.forms import DistanceTable, Slope, alibi_slopes
 from vantage.spec.masks import Causal, Chunked, Everything, Prefix, SameSegment, Window
 from vantage.spec.normalisers import Argmax, Softmax
@@ -139,6 +140,7 @@ PLAIN, PAPER = Need(Causal(), 0.125), alibi_slopes(4)
 REFUSED = {
     "weights": ({"weights": True}, "does not hand back weights"),
     "lse": ({"lse": True}, "no gradient of the log-sum-exp"),
+    "values by distance": ({"value_bias": ValueDistances(2, 64)}, "a value bias needs the weights"),
     "softcap": ({"softcap": 2.0}, "no softcap"),
     "argmax": ({"normalise": Argmax()}, "softmax alone"),
     "sinks": ({"sinks": torch.zeros(1, 4, 8)}, "one sink for each head"),

@@ -1,4 +1,4 @@
-"""What the kernels have in common that run masks and biases by their form, and never form scores: fused and tiles."""
+"""What kernels share that run masks and biases by their form and never form scores: cudnn, fused and tiles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vantage.spec.positions import Pair
 
 
 def refuses_need(need: Need, kernel: str) -> str | None:
-    """Why no such kernel can do this; ``kernel``: what it is called."""
+    """Why no such kernel can do this; ``kernel``: what it is called. A value bias that has a form is left to each."""
     if need.weights:
         return f"the {kernel} kernel does not hand back weights"
     if need.value_bias is not None and value_form_of(need.value_bias) is None:
@@ -24,9 +24,7 @@ def refuses_need(need: Need, kernel: str) -> str | None:
         return None
     if isinstance(need.bias, Dense):
         return f"a dense bias is as large as the scores, which the {kernel} kernel does not form"
-    if need.bias is not None:
-        return f"the bias {type(need.bias).__name__} has no form that the {kernel} kernel could run"
-    return None
+    return f"the bias {type(need.bias).__name__} has no form that the {kernel} kernel could run"
 
 
 def form_of_need(need: Need) -> Form | None:

@@ -111,6 +111,8 @@ def _cannot_run_on_gpu() -> str | None:
 def _refuses_kind(need: Need) -> str | None:
     if need.lse:
         return "the cudnn kernel has no gradient of the log-sum-exp"
+    if need.value_bias is not None:
+        return "a value bias needs the weights, which cuDNN does not form"
     if need.softcap is not None:
         return "cuDNN has no softcap beside a mask"
     if need.sinks is not None and need.sinks.dim() != 1:
