@@ -41,8 +41,9 @@ from vantage.kernels.recurring import PASSES
 from vantage.position import Rope
 from vantage.spec.forms import DistanceTable, LogDistance, Slope
 from vantage.spec.masks import Causal, SameSegment, Window
-from vantage.spec.parts import BiasInputs, Need, Shape, View, chain_both, shift_of
+from vantage.spec.parts import BiasInputs, Need, Shape, View
 from vantage.spec.positions import Positions
+from vantage.spec.transforms import chain_both, shift_of
 
 RESULTS = Path(__file__).parent / "results"
 CALLS, REPEATS = 10, 3  # between two events, and of those the median

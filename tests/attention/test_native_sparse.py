@@ -27,8 +27,8 @@ from vantage.model import empty_model
 from vantage.parallel.tensor import divided
 from vantage.spec.masks import Causal, SameSegment, dense, visible
 from vantage.spec.native import CannotLower
-from vantage.spec.parts import chain
 from vantage.spec.positions import Positions
+from vantage.spec.transforms import chain
 
 BLOCKS = vt.BlockChooser(3, keep=4)
 NSA = vt.NativeSparse(4, 2, near=4, blocks=BLOCKS)

@@ -24,8 +24,9 @@ from vantage.kernels.reference import Reference, grouped_matmul
 from vantage.position.rope import Rotation
 from vantage.spec.masks import Causal, Mask, SameSegment, dense, visible
 from vantage.spec.model import BuildContext, CacheShape, Scores
-from vantage.spec.parts import Attended, BiasInputs, Context, Dense, Need, Parts, Pointwise, Shape, View, chain
+from vantage.spec.parts import Attended, BiasInputs, Context, Dense, Need, Parts, Pointwise, Shape, View
 from vantage.spec.positions import Pair, Place, Positions
+from vantage.spec.transforms import chain
 
 # ---- score biases
 

@@ -13,8 +13,8 @@ from vantage.conformance.factors import allowed_by, attentions, encodings, masks
 from vantage.errors import BadInput, Refused
 from vantage.inspect import Decomposition, decompose, distinguishable
 from vantage.spec.kept import PoolsKeys
-from vantage.spec.parts import chain
 from vantage.spec.positions import Positions
+from vantage.spec.transforms import chain
 
 N = 18
 

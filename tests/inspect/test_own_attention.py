@@ -21,8 +21,9 @@ from vantage.spec.attention import Pieces, PositionParts, QueriesAndKeys
 from vantage.spec.masks import Mask
 from vantage.spec.model import BuildContext, CacheShape, ModelSpec
 from vantage.spec.operations import AttentionWork, linear_operations
-from vantage.spec.parts import BiasInputs, Context, Need, Shape, chain
+from vantage.spec.parts import BiasInputs, Context, Need, Shape
 from vantage.spec.positions import Place, Positions
+from vantage.spec.transforms import chain
 
 WIDTH, HEADS, DIM = 32, 4, 8
 

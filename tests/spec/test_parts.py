@@ -11,8 +11,9 @@ from vantage.kernels import chooser, kernel_named
 from vantage.model.norms import RMSNorm
 from vantage.position import Rope
 from vantage.spec.masks import Causal
-from vantage.spec.parts import Context, Dense, Need, Pointwise, View, chain, materialise
+from vantage.spec.parts import Context, Dense, Need, Pointwise, View, materialise
 from vantage.spec.positions import Positions
+from vantage.spec.transforms import chain
 
 
 @dataclass(frozen=True, eq=False)

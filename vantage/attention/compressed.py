@@ -25,8 +25,9 @@ from vantage.spec.kept import KeptStream
 from vantage.spec.masks import Mask
 from vantage.spec.model import BuildContext, CacheShape, NormConfig, Scores
 from vantage.spec.operations import AttentionWork, linear_operations
-from vantage.spec.parts import INIT_STD, Context, Dense, Pointwise, Shape, View, chain, materialise
+from vantage.spec.parts import INIT_STD, Context, Dense, Pointwise, Shape, View, materialise
 from vantage.spec.positions import Pair, Place, Positions
+from vantage.spec.transforms import chain
 
 
 @dataclass(frozen=True)

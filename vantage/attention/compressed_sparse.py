@@ -22,9 +22,10 @@ from vantage.spec.kept import KeptStream
 from vantage.spec.masks import dense, visible
 from vantage.spec.model import BuildContext, Scores
 from vantage.spec.operations import linear_operations
-from vantage.spec.parts import Buildable, Shape, chain
+from vantage.spec.parts import Buildable, Shape
 from vantage.spec.positions import Positions
 from vantage.spec.registry import Entry, Refusal
+from vantage.spec.transforms import chain
 
 
 @dataclass(frozen=True)

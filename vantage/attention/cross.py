@@ -8,7 +8,8 @@ from vantage.attention.scorer import Scorer, head_outputs, merge_heads
 from vantage.spec.attention import ActivationColumns, Pieces, PositionParts
 from vantage.spec.model import BuildContext, Scores
 from vantage.spec.operations import AttentionWork, linear_operations
-from vantage.spec.parts import Context, Shape, View, chain
+from vantage.spec.parts import Context, Shape, View
+from vantage.spec.transforms import chain
 
 
 class CrossAttention(nn.Module):

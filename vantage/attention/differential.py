@@ -18,8 +18,9 @@ from vantage.errors import BadInput, Refused
 from vantage.spec.attention import ActivationColumns, Pieces, PositionParts, QueriesAndKeys
 from vantage.spec.model import BuildContext, CacheShape, NormConfig, Scores
 from vantage.spec.operations import AttentionWork, linear_operations
-from vantage.spec.parts import Context, Shape, View, chain
+from vantage.spec.parts import Context, Shape, View
 from vantage.spec.registry import Entry
+from vantage.spec.transforms import chain
 
 LAMBDA_STD = 0.1  # of the four vectors, at first
 EPS = 1e-5  # of a norm without weights

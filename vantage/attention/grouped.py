@@ -16,8 +16,9 @@ from vantage.spec.model import BuildContext, CacheShape, NormConfig, Scores
 from vantage.spec.native import LANES, CannotLower, HeadColumns, Program, no_native_form
 from vantage.spec.normalisers import Argmax, Entmax15, OffByOne, Sigmoid, Softmax, Sparsemax, StickBreaking
 from vantage.spec.operations import AttentionWork, linear_operations, output_operations
-from vantage.spec.parts import Context, Shape, View, chain, chain_both, shift_of
+from vantage.spec.parts import Context, Shape, View
 from vantage.spec.registry import Entry, MatrixSize, Refusal
+from vantage.spec.transforms import chain, chain_both, shift_of
 
 
 @dataclass(frozen=True)

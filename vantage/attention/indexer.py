@@ -18,10 +18,11 @@ from vantage.spec.indexing import IndexerInputs
 from vantage.spec.kept import KeptStream
 from vantage.spec.masks import dense, visible
 from vantage.spec.operations import AttentionWork
-from vantage.spec.parts import INIT_STD, Buildable, Shape, chain
+from vantage.spec.parts import INIT_STD, Buildable, Shape
 from vantage.spec.positions import Positions
 from vantage.spec.registry import Entry
 from vantage.spec.ties import without_last_bits
+from vantage.spec.transforms import chain
 
 EPS = 1e-6  # of the keys' norm
 

@@ -12,8 +12,9 @@ from vantage.errors import BadInput, Refused
 from vantage.spec.attention import ActivationColumns, PositionParts, QueriesAndKeys
 from vantage.spec.model import BuildContext, CacheShape, NormConfig, Scores
 from vantage.spec.operations import AttentionWork, linear_operations
-from vantage.spec.parts import INIT_STD, Context, Shape, View, chain
+from vantage.spec.parts import INIT_STD, Context, Shape, View
 from vantage.spec.registry import Entry
+from vantage.spec.transforms import chain
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from vantage.model.part_errors import described
 from vantage.spec.attention import SplitsScores, attentions
 from vantage.spec.masks import Mask
 from vantage.spec.model import Scores
-from vantage.spec.parts import Shape, chain
+from vantage.spec.parts import Shape
+from vantage.spec.transforms import chain
 
 
 def wrong_attention(model: Model, passes: Sequence[tuple[str, PassTrace]], relative: float) -> Fault | None:

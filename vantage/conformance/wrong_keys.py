@@ -14,8 +14,8 @@ from vantage.conformance.trace import declared_length
 from vantage.errors import Refused
 from vantage.model import Model
 from vantage.spec.attention import SplitsScores, attentions
-from vantage.spec.parts import chain
 from vantage.spec.positions import Positions
+from vantage.spec.transforms import chain
 
 Token = tuple[int, int]  # row, place in the row
 NARROW = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)

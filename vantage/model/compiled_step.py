@@ -69,6 +69,16 @@ class OpenStep:
         return model.head(model.run(model.embed(tokens_B1, pos, None), ctx))
 
 
+def compiled_logits(model: Any, tokens: Tensor, cache: ModelCache, **inputs: Any) -> Tensor:
+    """With a cache under a compiler, which sees what is computed of a step and nothing of where it stands."""
+    step = open_step(model, tokens, cache, **inputs)
+    if isinstance(step, Tensor):
+        return step
+    logits = step.run(model, tokens)
+    close_step(cache)
+    return logits
+
+
 @outside
 def open_step(model: Any, tokens: Tensor, cache: ModelCache, **inputs: Any) -> Tensor | OpenStep:
     """The logits, where this pass is not one for a graph; else the step, begun."""

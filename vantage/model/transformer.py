@@ -144,56 +144,20 @@ class Model(nn.Module):
         holds it, leave it out. A model of images takes those (B, C, H, W) in the place of tokens; ``images`` are those
         in a text, as ``model.vision`` gives them.
         """
+        inputs: dict[str, Any] = {"positions": positions, "mask": mask, "length": length}
+        inputs |= {"source": source, "types": types, "images": images}
         if cache is not None and torch.compiler.is_compiling():
-            return self._compiled(tokens, cache, positions, mask, length, source, types, images)
+            from vantage.model.compiled_step import compiled_logits
+
+            return compiled_logits(self, tokens, cache, **inputs)
         plain = mask is None and source is None and types is None and images is None
         if cache is not None and tokens.shape[-1] == 1 and plain:
             step = self.step_on_gpu(tokens, positions, cache, length)
             if step is not None:
                 return step
-        hidden = self.hidden(
-            tokens,
-            positions=positions,
-            cache=cache,
-            mask=mask,
-            length=length,
-            source=source,
-            types=types,
-            images=images,
-        )
+        hidden = self.hidden(tokens, cache=cache, **inputs)
         logits = self.whole_steps.logits(hidden)
         return self.head(hidden) if logits is None else logits
-
-    def _compiled(
-        self,
-        tokens: Tensor,
-        cache: ModelCache,
-        positions: Positions | Tensor | None,
-        mask: Tensor | None,
-        length: int | None,
-        source: Tensor | EncoderOutput | None,
-        types: Tensor | None,
-        images: ImageTokens | None,
-    ) -> Tensor:
-        """With a cache under a compiler, which sees what is computed of a step and nothing of where it stands."""
-        from vantage.model.compiled_step import close_step, open_step
-
-        step = open_step(
-            self,
-            tokens,
-            cache,
-            positions=positions,
-            mask=mask,
-            length=length,
-            source=source,
-            types=types,
-            images=images,
-        )
-        if isinstance(step, Tensor):
-            return step
-        logits = step.run(self, tokens)
-        close_step(cache)
-        return logits
 
     def hidden(
         self,

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from vantage.errors import Refused
 from vantage.spec.operations import AttentionWork, PassSize
-from vantage.spec.parts import QKTransform, ScoreBias, Shape, ValueBias
+from vantage.spec.parts import ScoreBias, Shape, ValueBias
+from vantage.spec.transforms import QKTransform
 
 Pieces = tuple[tuple[str, int], ...]  # the maps in one weight: a name and a number of rows each
 

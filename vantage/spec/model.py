@@ -22,13 +22,13 @@ from vantage.spec.parts import (
     Buildable,
     LengthDependent,
     OutputTransform,
-    QKTransform,
     Sampler,
     ScoreBias,
     Shape,
     TurnsWith,
 )
 from vantage.spec.parts import ValueBias as ValueBiasPart
+from vantage.spec.transforms import QKTransform
 
 
 class NormConfig(Protocol):

@@ -7,7 +7,7 @@ letters: B batch, H query heads, G key/value heads, T queries, S keys, d head wi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -45,31 +45,6 @@ class InputPosition(Protocol):
     """Added to the embeddings: sinusoidal, learned, token types."""
 
     def __call__(self, x_BTD: Tensor, pos: Positions) -> Tensor: ...
-
-
-class QKTransform(Protocol):
-    """Acts on queries and keys before they meet: RoPE, xPos, q/k norm, temperature."""
-
-    def query(self, q_BHTd: Tensor, pos: Positions) -> Tensor: ...
-    def key(self, k_BGTd: Tensor, pos: Positions) -> Tensor: ...
-
-
-@runtime_checkable
-class TransformsBoth(Protocol):
-    """A q/k transform that takes the queries and keys of the same tokens in one pass."""
-
-    def query_and_key(self, q_BHTd: Tensor, k_BGTd: Tensor, pos: Positions) -> tuple[Tensor, Tensor]:
-        """What ``query`` and ``key`` give."""
-        ...
-
-
-@runtime_checkable
-class ShiftsQueries(Protocol):
-    """A q/k transform that does nothing but add one vector of each head to its queries."""
-
-    def query_shift(self) -> Tensor:
-        """(H, d)"""
-        ...
 
 
 class Pointwise(ABC):
@@ -377,28 +352,6 @@ class HeadRows(Pointwise):
 
     def key(self) -> Any:
         return (HeadRows, self.inner.key(), self.heads, self.per)
-
-
-def chain(transforms: Iterable[Any], side: str, x: Tensor, pos: Positions) -> Tensor:
-    """Apply q/k transforms (``QKTransform``, in a ModuleList) in order; ``side`` is "query" or "key"."""
-    for transform in transforms:
-        x = transform.query(x, pos) if side == "query" else transform.key(x, pos)
-    return x
-
-
-def chain_both(transforms: Iterable[Any], q: Tensor, k: Tensor, pos: Positions) -> tuple[Tensor, Tensor]:
-    """Apply q/k transforms in order to the queries and keys of the same tokens, to both at once where one can."""
-    for transform in transforms:
-        if torch.compiler.is_compiling() or not isinstance(transform, TransformsBoth):
-            q, k = transform.query(q, pos), transform.key(k, pos)
-        else:
-            q, k = transform.query_and_key(q, k, pos)
-    return q, k
-
-
-def shift_of(transforms: Sequence[Any]) -> Tensor | None:
-    """All that q/k transforms do to a query, where that is to add something; ``None``: they do more, or nothing."""
-    return transforms[0].query_shift() if len(transforms) == 1 and isinstance(transforms[0], ShiftsQueries) else None
 
 
 def materialise(bias: Pointwise | Dense | None, pair: Pair, heads: int, dtype: torch.dtype) -> Tensor | None:
