@@ -80,11 +80,16 @@ def compile_one(kernel, constants: dict, dtype: torch.dtype, capability: int, wa
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
+def pretend(capability: int) -> None:
+    """That the device is one of this kind."""
+    operators.shared_memory = lambda device: SHARED[capability]
+    operators.turns_tiles_in_memory = lambda device: capability == 100
+
+
 def compile_all(capability: int, p: FusedPlan, dtype: torch.dtype, width: int, softcap: float = 0.0) -> dict[str, int]:
     """Bytes that each kernel shares."""
     q = torch.empty(1, 2, 64, width, dtype=dtype, device="meta")
-    operators.shared_memory = lambda device: SHARED[capability]
-    operators.turns_tiles_in_memory = lambda device: capability == 100
+    pretend(capability)
     p = p._replace(block=operators.block_for(q, q))
     how = operators.constants(q, q[:, :1], q, p, [1.0, softcap, 1.0]) | {"APPROXIMATE": dtype != torch.float32}
     warps, used = operators.warps(q, q), {}
@@ -114,7 +119,7 @@ def compile_hopper(form: int, dtype: torch.dtype, width: int, softcap: float = 0
 def compile_products(capability: int, dtype: torch.dtype, width: int, own: bool) -> dict[str, int]:
     """The same of the kernels of distance keys; on Hopper as they run there, rows turned between registers."""
     q = torch.empty(1, 2, 64, width, dtype=dtype, device="meta")
-    operators.shared_memory = lambda device: SHARED[capability]
+    pretend(capability)
     p = plan(DISTANCE_KEYS)._replace(block=operators.block_for(q, q), own_queries=int(own))
     how = distance_operators._constants(q, q[:, :1], q, q, [q] * 7, p, [1.0, 0.0, 1.0, 1.0])
     how |= {"APPROXIMATE": dtype != torch.float32}

@@ -151,4 +151,6 @@ def test_with_inductor(kind):
     counters.clear()
     worst, _ = both(model, torch.compile(model), kind, 2, 7, 200)
     assert worst < 1e-4
-    assert counters["stats"]["unique_graphs"] <= 2
+    # rows of a pool lie apart by chance as far as its first one begins, or as far as they are long; Inductor takes such
+    # a chance for a rule, and compiles once more when it no longer holds
+    assert counters["stats"]["unique_graphs"] <= (3 if kind == "paged" else 2)

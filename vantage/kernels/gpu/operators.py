@@ -258,7 +258,8 @@ def stages(q: Tensor, v: Tensor, p: FusedPlan, held: int) -> int:
 
 def block_for(q: Tensor, v: Tensor) -> int:
     """Queries and keys of a tile: 64, or as many as fit twice, forward and backward."""
-    fits = [n for n in (64, 32) if 5 * n * row_bytes(q, v) + n * n * 8 <= shared_memory(q.device)]
+    tiles = 8 if q.element_size() == 4 and turns_tiles_in_memory(q.device) else 5  # with the turned ones
+    fits = [n for n in (64, 32) if tiles * n * row_bytes(q, v) + n * n * 8 <= shared_memory(q.device)]
     return fits[0] if fits else 16
 
 
