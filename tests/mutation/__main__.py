@@ -4,13 +4,14 @@
     python -m tests.mutation vantage/cache/ring.py --show
     python -m tests.mutation --remember           and write down where the slow ones died
 
-Each mutant runs in a process forked from one that has torch loaded, against the tests of its own file first
-and then those of the whole package. A survivor must stand in explained.toml with the reason why it changes
-nothing that a caller could see; an explanation that explains nothing fails as well.
+First the tests run once without any mutant, and what each of them runs is recorded (covering.py; kept in .mutation/).
+Then each mutant runs in a process forked from one that has torch loaded, against the tests that run its line: those of
+the test files that know its file best, then the quickest of the others. A survivor must stand in explained.toml with
+the reason why it changes nothing that a caller could see; an explanation that explains nothing fails as well.
 
 Two things save time and change no result. killers.json says which test a mutant died of that took long to find:
 that test runs first, and if it passes or is gone, all the others follow. And a mutant that is explained runs
-against the tests of its own file only, to see whether the explanation still holds; --doubt runs it against all.
+against the nearest tests only, to see whether the explanation still holds; --doubt runs it against all.
 """
 
 from __future__ import annotations
@@ -35,75 +36,32 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests import sampling
+from tests.mutation.covering import Covering, record, record_file
 from tests.mutation.mutants import Mutant, mutants
 
 ROOT = Path(__file__).parents[2]
 EXPLAINED = Path(__file__).with_name("explained.toml")
 KILLERS = Path(__file__).with_name("killers.json")
 TARGETS = ("position", "attention", "cache")
-SECONDS = 900  # of processor time, so that a busy machine kills nobody: the whole matrix takes some 400
-HANGS = 1200  # seconds on the clock: asleep for ever
+MATRIX = "tests/conformance/test_matrix.py"
+SECONDS = 200  # of processor time, so that a busy machine kills nobody
+HANGS = 900  # seconds on the clock: asleep for ever
 NO_TESTS = 5  # pytest's exit code when none was chosen
 FORKING = threading.Lock()  # libraries that watch forks (filelock) refuse two at once
 QUICK = 3  # seconds of processor time: what dies sooner needs no hint
+OPTIONS = ["-q", "--tb=native", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist"]
+OPTIONS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # torch and others came in before pytest
 
-# Beyond the tests of its own folder: what else a mutant of a folder must pass. Cheapest first.
-MORE = {
-    "position": [
-        "tests/conformance/test_variants.py",
-        "tests/test_functional.py",
-        "tests/sources",
-        "tests/conformance/test_matrix.py",
-    ],
-    "attention": [
-        "tests/conformance/test_variants.py",
-        "tests/model",
-        "tests/sources",
-        "tests/oracles",
-        "tests/conformance/test_matrix.py",
-    ],
-    "cache": ["tests/conformance/test_variants.py", "tests/model", "tests/sources", "tests/conformance/test_matrix.py"],
-}
-
-
-# Files that have no test of their own name, or need more than that: whose tests know them best.
-NEAR = {
-    "attention/compressed.py": ["heavily_compressed", "compressed_sparse"],
-    "attention/gated_convolution.py": ["convolution"],
-    "attention/token_steps.py": ["mamba", "delta"],
-    "cache/blocks.py": ["paged", "pool"],
-    "cache/build.py": ["model_cache"],
-    "cache/codecs.py": ["stores", "low_bits"],
-    "cache/grouped.py": ["kivi"],
-    "cache/kinds/forgetting.py": ["policies", "selective"],
-    "cache/kinds/heavy_hitters.py": ["policies"],
-    "cache/kinds/low_bit.py": ["low_bits"],
-    "cache/kinds/quantised.py": ["stores"],
-    "cache/kinds/rounded.py": ["stores", "low_bits"],
-    "cache/kinds/sinks.py": ["policies"],
-    "cache/layer_cache.py": ["stores"],
-    "cache/ledger.py": ["contiguous", "ring", "model_cache"],
-    "cache/moves.py": ["stores", "paged", "ring"],
-    "cache/paged.py": ["paged", "join"],
-    "cache/paged_moves.py": ["paged", "join"],
-    "cache/paged_state.py": ["paged", "join"],
-    "cache/report.py": ["model_cache", "paged"],
-    "cache/running.py": ["selective", "model_cache"],
-    "position/by_order.py": ["registry"],
-    "position/dual_chunk.py": ["remapped"],
-    "position/relative.py": ["shaw", "xl"],
-    "position/self_extend.py": ["remapped"],
-}
-
-
-def stages(file: str) -> list[list[str]]:
-    """Test paths for a source file: its own test, its folder, the rest."""
-    package, stem = Path(file).parts[1], Path(file).stem
-    names = NEAR.get(str(Path(*Path(file).parts[1:])), [stem])
-    own = [f"tests/{package}/test_{name}.py" for name in names]
-    first = [[path for path in own if (ROOT / path).exists()]]
-    first = [paths for paths in first if paths]
-    return [*first, [f"tests/{package}"], [path for path in MORE[package] if (ROOT / path).exists()]]
+# Where tests of a folder's parts are, besides those of the kernels, families and the engine.
+TESTS = (
+    *(f"tests/{target}" for target in TARGETS),
+    "tests/conformance/test_variants.py",
+    "tests/test_functional.py",
+    "tests/sources",
+    "tests/model",
+    "tests/oracles",
+    MATRIX,
+)
 
 
 class Planted(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
@@ -141,28 +99,23 @@ class Outcome(NamedTuple):
     cost: float = 0.0  # seconds of processor time until then
 
 
-def run(mutant: Mutant, hints: Sequence[str] = (), *, brief: bool = False) -> Outcome:
-    """Against the tests that may know it, then against all; ``brief``: no further than those of its own file."""
+def run(mutant: Mutant, stages: Sequence[Sequence[str]], hints: Sequence[str] = ()) -> Outcome:
+    """Against the tests that killed it before, then stage by stage against the others."""
     spent = 0.0
-    if hints:
-        outcome = _fork(mutant, sorted({hint.partition("::")[0] for hint in hints}), frozenset(hints))
-        spent = outcome.cost
-        if outcome.how != "survived":
-            return outcome
-    for paths in stages(mutant.file)[: 1 if brief else None]:
-        outcome = _fork(mutant, paths)
+    for tests in (hints, *stages):
+        outcome = _fork(mutant, tests) if tests else Outcome("survived")
         spent += outcome.cost
         if outcome.how != "survived":
             return outcome._replace(cost=spent)
     return Outcome("survived", cost=spent)
 
 
-def _fork(mutant: Mutant, paths: Sequence[str], only: frozenset[str] | None = None) -> Outcome:
+def _fork(mutant: Mutant, tests: Sequence[str]) -> Outcome:
     told, tell = os.pipe()
     with FORKING:
         child = os.fork()
     if child == 0:
-        _child(mutant, [path for path in paths if (ROOT / path).exists()], _Watch(tell, only))
+        _child(mutant, _Watch(tell, tests))
     os.close(tell)
     os.set_blocking(told, False)  # a child of another thread may hold the other end
     with os.fdopen(told, "rb") as pipe:
@@ -172,7 +125,7 @@ def _fork(mutant: Mutant, paths: Sequence[str], only: frozenset[str] | None = No
             if done:
                 code = os.waitstatus_to_exitcode(status)
                 how = {0: "survived", -signal.SIGKILL: "timeout", -signal.SIGXCPU: "timeout"}.get(code, "killed")
-                if only is not None and code == NO_TESTS:
+                if code == NO_TESTS:  # they are gone
                     how = "survived"
                 return Outcome(how, (pipe.read() or b"").decode() or None, used.ru_utime + used.ru_stime)
             time.sleep(0.02)
@@ -182,14 +135,18 @@ def _fork(mutant: Mutant, paths: Sequence[str], only: frozenset[str] | None = No
 
 
 class _Watch:
-    """A plugin of pytest: leaves only some tests, where they are said, and tells the parent which one failed."""
+    """A plugin of pytest: leaves only these tests, in this order, and tells the parent which one failed."""
 
-    def __init__(self, tell: int, only: frozenset[str] | None):
-        self._tell, self._only = tell, only
+    def __init__(self, tell: int, tests: Sequence[str]):
+        self._tell, self._order = tell, {test: i for i, test in enumerate(tests)}
+
+    def files(self) -> list[str]:
+        named = {test.partition("::")[0] for test in self._order}
+        return sorted(file for file in named if (ROOT / file).exists())
 
     def pytest_collection_modifyitems(self, items: list) -> None:
-        if self._only is not None:
-            items[:] = [item for item in items if item.nodeid in self._only]
+        chosen = [item for item in items if item.nodeid in self._order]
+        items[:] = sorted(chosen, key=lambda item: self._order[item.nodeid])
 
     def pytest_runtest_logreport(self, report) -> None:
         if report.failed:
@@ -197,23 +154,48 @@ class _Watch:
             os._exit(1)  # nobody waits for a summary
 
 
-def _child(mutant: Mutant, paths: list[str], watch: _Watch) -> None:
+def _child(mutant: Mutant, watch: _Watch) -> None:
     """Runs the tests and ends the process; a mutant that cannot even be imported counts as killed."""
     code = 1
     try:
-        null = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):
-            os.dup2(null, stream)
-        os.setsid()
-        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+        _alone(SECONDS)
         import pytest
 
         sys.meta_path.insert(0, Planted(mutant))
-        options = ["-x", "-q", "--tb=native", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist"]
-        options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # torch and others came in before pytest
-        code = int(pytest.main([*options, *paths], plugins=[watch])) if paths else NO_TESTS
+        code = int(pytest.main(["-x", *OPTIONS, *watch.files()], plugins=[watch])) if watch.files() else NO_TESTS
     finally:
         os._exit(code)
+
+
+def _alone(seconds: int) -> None:
+    """A process that says nothing, hears nothing and ends by itself."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(null, stream)
+    os.setsid()
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+
+
+def _record(test_file: str, into: Path) -> None:
+    """In a process of its own: what the tests of a file run."""
+    with FORKING:
+        child = os.fork()
+    if child == 0:
+        try:
+            _alone(3600)
+            if test_file == MATRIX:
+                os.environ[sampling.NAME] = "0"  # some of its cells; all of them say the same of most lines
+            record_file(ROOT, TARGETS, test_file, OPTIONS, into)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+
+
+def recorded(workers: int) -> Covering:
+    """What every test runs, of the tests that there are."""
+    paths = [ROOT / path for path in TESTS]
+    files = [f for path in paths for f in (sorted(path.rglob("test_*.py")) if path.is_dir() else [path])]
+    return record(ROOT, TARGETS, [str(f.relative_to(ROOT)) for f in files], _record, workers)
 
 
 def explained() -> list[dict[str, str]]:
@@ -250,20 +232,19 @@ def _key(mutant: Mutant) -> str:
     return f"{mutant.change}: {mutant.line}"
 
 
-def unharmed(file: str, tests: Sequence[str] = ()) -> bool:
-    """Whether a file that nobody changed passes: if not, every mutant would seem to be killed."""
-    return run(Mutant(file, 1, "", "nothing", None), tests).how == "survived"
-
-
-def _sick(todo: Sequence[Mutant], known: Killers, workers: int) -> list[str]:
-    """One file of each package that fails though nobody changed it. Hinted tests must pass by themselves too."""
-    canaries = {Path(mutant.file).parts[1]: mutant.file for mutant in todo}
-    tests: dict[str, set[str]] = {package: set() for package in canaries}
+def _sick(todo: Sequence[Mutant], covering: Covering, known: Killers, workers: int) -> list[str]:
+    """Files whose tests fail though nobody changed them: every mutant would seem to be killed. One of each package."""
+    packages = {Path(mutant.file).parts[1]: mutant.file for mutant in todo}
+    tests: dict[str, set[str]] = {package: set() for package in packages}
     for mutant in todo:
         tests[Path(mutant.file).parts[1]].update(hints(known, mutant))
+
+    def fails(package: str) -> bool:
+        same = Mutant(packages[package], 1, "", "nothing", None)
+        return run(same, covering.stages(same, ROOT), sorted(tests[package])).how != "survived"
+
     with ThreadPoolExecutor(workers) as pool:
-        well = pool.map(lambda package: unharmed(canaries[package], sorted(tests[package])), canaries)
-        return [file for file, passed in zip(canaries.values(), well, strict=True) if not passed]
+        return [packages[p] for p, failed in zip(packages, pool.map(fails, packages), strict=True) if failed]
 
 
 def preload() -> None:
@@ -296,13 +277,14 @@ def main() -> int:
     ]
     todo = [mutant for file in files for mutant in mutants(file, ROOT)]
     preload()
-    known = killers()
-    if sick := _sick(todo, known, args.workers):
-        print(f"the tests fail without any mutant, first for {sick[0]}: mend that before", file=sys.stderr)
+    covering = recorded(args.workers)
+    if covering.failed:
+        print(f"tests fail without any mutant, first {covering.failed[0]}: mend that before", file=sys.stderr)
         return 2
+    known = killers()
     entries = [entry for entry in explained() if ROOT / entry["file"] in files]
-    found = _run_all(todo, entries, known, args)
-    if sick := _sick(todo, known, args.workers):
+    found = _run_all(todo, covering, entries, known, args)
+    if sick := _sick(todo, covering, known, args.workers):
         print(f"the tests of {sick[0]} have begun to fail by themselves: these results mean nothing", file=sys.stderr)
         return 2
     if args.remember:
@@ -319,12 +301,18 @@ def _reasons(entries: Sequence[dict[str, str]], mutant: Mutant) -> list[str]:
 
 
 def _run_all(
-    todo: Sequence[Mutant], entries: Sequence[dict[str, str]], known: Killers, args: argparse.Namespace
+    todo: Sequence[Mutant],
+    covering: Covering,
+    entries: Sequence[dict[str, str]],
+    known: Killers,
+    args: argparse.Namespace,
 ) -> dict[Mutant, Outcome]:
     found, counted, started = dict[Mutant, Outcome](), Counter[str](), time.monotonic()
 
     def one(mutant: Mutant) -> Outcome:
-        return run(mutant, hints(known, mutant), brief=bool(_reasons(entries, mutant)) and not args.doubt)
+        stages = covering.stages(mutant, ROOT)
+        brief = _reasons(entries, mutant) and not args.doubt
+        return run(mutant, stages[:1] if brief else stages, hints(known, mutant))
 
     with ThreadPoolExecutor(args.workers) as pool:
         jobs = {pool.submit(one, mutant): mutant for mutant in todo}
