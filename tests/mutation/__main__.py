@@ -195,7 +195,7 @@ def recorded(workers: int) -> Covering:
     """What every test runs, of the tests that there are."""
     paths = [ROOT / path for path in TESTS]
     files = [f for path in paths for f in (sorted(path.rglob("test_*.py")) if path.is_dir() else [path])]
-    return record(ROOT, TARGETS, [str(f.relative_to(ROOT)) for f in files], _record, workers)
+    return record(ROOT, [str(f.relative_to(ROOT)) for f in files], _record, workers)
 
 
 def explained() -> list[dict[str, str]]:

@@ -112,36 +112,36 @@ def record_file(root: Path, targets: Iterable[str], test_file: str, options: Seq
     measured.start()
     pytest.main([*options, test_file], plugins=[recorder])
     measured.stop()
-    data = measured.get_data()
-    lines = {
-        str(Path(file).relative_to(root)): {line: [t for t in tests if t] for line, tests in of.items()}
-        for file in data.measured_files()
-        if (of := data.contexts_by_lineno(file))
-    }
-    into.write_text(json.dumps({"seconds": recorder.seconds, "failed": recorder.failed, "lines": lines}))
+    data, lines = measured.get_data(), {}
+    for file in data.measured_files():
+        of = {line: [test for test in tests if test] for line, tests in data.contexts_by_lineno(file).items()}
+        if any(of.values()):
+            lines[str(Path(file).relative_to(root))] = of
+    digests = {file: digest(root / file) for file in (test_file, *lines)}
+    kept = {"digests": digests, "seconds": recorder.seconds, "failed": recorder.failed, "lines": lines}
+    into.write_text(json.dumps(kept))
 
 
-def record(
-    root: Path,
-    targets: Iterable[str],
-    test_files: Sequence[str],
-    run: Callable[[str, Path], None],
-    workers: int,
-) -> Covering:
-    """``run`` runs one file of tests in a process of its own and writes what it ran; where neither it nor the sources
-    have changed since, what was written is taken."""
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
+
+
+def still_true(root: Path, into: Path) -> bool:
+    """Whether neither the tests nor anything that they ran has changed since."""
+    kept = json.loads(into.read_text())["digests"] if into.exists() else {"": "nothing"}
+    return all(digest(root / file) == old for file, old in kept.items())
+
+
+def record(root: Path, test_files: Sequence[str], run: Callable[[str, Path], None], workers: int) -> Covering:
+    """``run`` runs one file of tests in a process of its own and writes what it ran, where that is not known yet."""
     folder = root / KEPT
     folder.mkdir(exist_ok=True)
-    sources = b"".join(f.read_bytes() for target in targets for f in sorted((root / "vantage" / target).rglob("*.py")))
     begun = time.monotonic()
 
     def one(test_file: str) -> Path:
-        digest = hashlib.sha256(sources + (root / test_file).read_bytes()).hexdigest()[:12]
-        name = test_file.replace("/", ".")
-        into = folder / f"{name}.{digest}.json"
-        if not into.exists():
-            for old in folder.glob(f"{name}.*.json"):
-                old.unlink()
+        into = folder / (test_file.replace("/", ".") + ".json")
+        if not still_true(root, into):
+            into.unlink(missing_ok=True)
             run(test_file, into)
         return into
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.__main__ import EXPLAINED, ROOT, TARGETS, explained, explains, stages
-from tests.mutation.mutants import mutants
+from tests.mutation.__main__ import EXPLAINED, ROOT, TESTS, explained, explains
+from tests.mutation.covering import SECONDS, Covering, digest, in_functions, still_true
+from tests.mutation.mutants import Mutant, mutants
 
 SOURCE = '''
 """1 is no number here."""
@@ -77,14 +78,68 @@ def test_every_explanation_is_of_a_mutant_there_is() -> None:
     assert len(set(keys)) == len(keys)
 
 
-@pytest.mark.parametrize("package", TARGETS)
-def test_every_file_has_tests_and_ends_with_the_matrix(package: str) -> None:
-    for file in sorted((ROOT / "vantage" / package).glob("*.py")):
-        found = stages(str(file.relative_to(ROOT)))
-        assert all(found)
-        assert all((ROOT / path).exists() for paths in found for path in paths)
-        assert found[-1][-1] == "tests/conformance/test_matrix.py"
-        assert found[-2] == [f"tests/{package}"]
+# ---- which tests a mutant meets
+
+SIZES = """LIMIT = 3
+
+
+def size(n, most=LIMIT):
+    return min(
+        n,
+        most,
+    )
+"""
+
+
+def a_mutant(line: int) -> Mutant:
+    return Mutant("sizes.py", line, "", "nothing", None)
+
+
+@pytest.fixture
+def covering(tmp_path: Path) -> Covering:
+    (tmp_path / "sizes.py").write_text(SIZES)
+    tests = ["wide.py::a", "wide.py::b", "sizes_a.py::a", "sizes_b.py::a", "sizes_c.py::a", "sizes_c.py::b"]
+    lines = {"sizes.py": {5: [0, 2, 3, 4], 7: [0, 1, 5]}, "others.py": {line: [0] for line in range(9)}}
+    return Covering(tests, [0.1, 0.2, 3.0, 2.0, 1.0, 0.5], lines)
+
+
+def test_lines_of_functions(tmp_path: Path, covering: Covering) -> None:
+    assert in_functions(tmp_path / "sizes.py") == {5, 6, 7, 8}  # a default is worked out when the file is imported
+
+
+def test_a_mutant_meets_the_tests_of_its_line_the_nearest_and_the_quickest_first(
+    tmp_path: Path, covering: Covering
+) -> None:
+    assert covering.stages(a_mutant(5), tmp_path) == [
+        ["sizes_c.py::a", "sizes_b.py::a", "sizes_a.py::a"],
+        ["wide.py::a"],  # most of what it runs is elsewhere
+    ]
+    everything = [["sizes_c.py::b", "sizes_c.py::a", "sizes_b.py::a", "sizes_a.py::a"], ["wide.py::a", "wide.py::b"]]
+    assert covering.stages(a_mutant(1), tmp_path) == everything  # of an import
+    assert covering.stages(a_mutant(6), tmp_path) == everything  # of a line that nothing seems to run
+    (tmp_path / "unused.py").write_text("")
+    assert covering.stages(Mutant("unused.py", 1, "", "nothing", None), tmp_path) == [[], []]
+
+
+def test_slow_tests_are_left_out_unless_there_is_no_other(tmp_path: Path, covering: Covering) -> None:
+    covering.seconds = [SECONDS + 1, 0.2, SECONDS - 1, SECONDS - 2, SECONDS - 3, 0.5]
+    assert covering.stages(a_mutant(5), tmp_path) == [["sizes_c.py::a"], ["wide.py::a"]]
+
+
+def test_what_was_recorded_holds_until_a_file_changes(tmp_path: Path) -> None:
+    source, kept = tmp_path / "a.py", tmp_path / "kept.json"
+    assert not still_true(tmp_path, kept)
+    source.write_text("1")
+    kept.write_text(json.dumps({"digests": {"a.py": digest(source)}}))
+    assert still_true(tmp_path, kept)
+    source.write_text("2")
+    assert not still_true(tmp_path, kept)
+    source.unlink()
+    assert not still_true(tmp_path, kept)
+
+
+def test_there_are_such_tests() -> None:
+    assert all((ROOT / path).exists() for path in TESTS)
 
 
 # A process of its own: a mutant is planted before the package is first imported.
@@ -94,24 +149,24 @@ from tests.mutation import __main__ as tool
 from tests.mutation.mutants import mutants
 
 tool.preload()
-names = "tests/cache/test_pool.py", "tests/cache/test_facts.py"
-tool.stages = lambda file: [[names[0]], [names[1]]]
+tool.TESTS = names = "tests/cache/test_pool.py", "tests/cache/test_facts.py"
+covering = tool.recorded(1)
 pool = list(mutants(tool.ROOT / "vantage/cache/pool.py", tool.ROOT))
 dies = next(m for m in pool if m.line == "self._free += blocks" and m.change == "Add -> Sub")
-facts = list(mutants(tool.ROOT / "vantage/cache/facts.py", tool.ROOT))
-later = next(m for m in facts if m.line == 'return device.type == "cpu"')
 same = tool.Mutant("vantage/cache/pool.py", 1, "", "nothing", None)
-by = tool.run(dies).by
+stages = covering.stages(dies, tool.ROOT)
+by = tool.run(dies, stages).by
 gone = [names[0] + "::test_that_is_gone"], ["tests/cache/test_gone.py::test_it"]
 innocent = [names[1] + "::test_where_rows_go_on"]
 out = {
+    "stages": stages,
     "by": by,
-    "hinted": tool.run(dies, [by]),
-    "gone": [tool.run(dies, hint)[:2] for hint in gone],
-    "innocent": tool.run(dies, innocent)[:2],
-    "same": [tool.run(same, hint)[:2] for hint in ([by], gone[0])],
-    "later": tool.run(later)[0],
-    "brief": tool.run(later, brief=True)[0],
+    "hinted": tool.run(dies, stages, [by]),
+    "gone": [tool.run(dies, stages, hint)[:2] for hint in gone],
+    "innocent": tool.run(dies, stages, innocent)[:2],
+    "same": [tool.run(same, covering.stages(same, tool.ROOT), hint)[:2] for hint in ([by], gone[0])],
+    "later": tool.run(dies, [innocent, [by]])[:2],
+    "none": tool.run(dies, [innocent, []])[:2],
 }
 json.dump(out, sys.stdout)
 """
@@ -121,12 +176,14 @@ json.dump(out, sys.stdout)
 def test_a_hint_changes_no_result() -> None:
     done = subprocess.run([sys.executable, "-c", RUN], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    by = found["by"]
+    outcome = json.loads(done.stdout)
+    by = outcome["by"]
     assert by.startswith("tests/cache/test_pool.py::test_")
-    assert found["hinted"][:2] == ["killed", by]
-    assert found["gone"] == [["killed", by]] * 2  # the others follow
-    assert found["innocent"] == ["killed", by]
-    assert found["same"] == [["survived", None]] * 2
-    assert found["later"] == "killed"
-    assert found["brief"] == "survived"  # it went no further than its own tests
+    assert by in outcome["stages"][0]
+    assert not any(test.startswith("tests/cache/test_facts.py") for tests in outcome["stages"] for test in tests)
+    assert outcome["hinted"][:2] == ["killed", by]
+    assert outcome["gone"] == [["killed", by]] * 2  # the others follow
+    assert outcome["innocent"] == ["killed", by]
+    assert outcome["same"] == [["survived", None]] * 2
+    assert outcome["later"] == ["killed", by]
+    assert outcome["none"] == ["survived", None]
