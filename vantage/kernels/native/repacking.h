@@ -4,7 +4,7 @@
 // A matrix that is done gives the memory of the file's pages back: the file has them, and a model is little more than it.
 #pragma once
 #include <sys/mman.h>
-#include <deque>
+#include <memory>
 #include <system_error>
 #include <vector>
 #include "formats.h"
@@ -60,8 +60,7 @@ class Repacking {
     // The rows must stay where they are until all is done, and so must what they point to.
     void add(RepackRows* repack, const Matrix& w, const uint8_t* const* rows, const MappedPages* pages, int64_t count) {
         pthread_mutex_lock(&lock_);
-        matrices_.emplace_back(repack, w, rows);
-        pages_.emplace_back(pages, pages + count);
+        jobs_.emplace_back(new Job{{repack, w, rows}, {pages, pages + count}});
         pthread_mutex_unlock(&lock_);
         pthread_cond_signal(&more_);
     }
@@ -73,29 +72,32 @@ class Repacking {
         const int own = helper_.joinable() ? threads_ - 1 : threads_;
         run_on_threads(
             [&](int thread) {
-                for (RepackedMatrix& matrix : matrices_) matrix.work(thread, threads_);
+                for (const auto& job : jobs_) job->matrix.work(thread, threads_);
             },
             own);
         if (helper_.joinable()) helper_.join();
         else
-            for (const auto& pages : pages_) give_back(pages);
-        for (size_t i = 0; i < matrices_.size(); i++)
-            if (!matrices_[i].finite()) return (int64_t)i;
+            for (const auto& job : jobs_) give_back(job->pages);
+        for (size_t i = 0; i < jobs_.size(); i++)
+            if (!jobs_[i]->matrix.finite()) return (int64_t)i;
         return -1;
     }
 
   private:
+    struct Job {
+        RepackedMatrix matrix;
+        std::vector<MappedPages> pages;
+    };
+
     void help() {
         for (size_t i = 0;; i++) {
             pthread_mutex_lock(&lock_);
-            while (i == matrices_.size() && !closed_) pthread_cond_wait(&more_, &lock_);
-            const bool end = i == matrices_.size() || abandoned_;
-            RepackedMatrix* matrix = end ? nullptr : &matrices_[i];  // which stays where it is when more are added
-            const std::vector<MappedPages> pages = end ? std::vector<MappedPages>() : pages_[i];
+            while (i == jobs_.size() && !closed_) pthread_cond_wait(&more_, &lock_);
+            Job* const job = i == jobs_.size() || abandoned_ ? nullptr : jobs_[i].get();
             pthread_mutex_unlock(&lock_);
-            if (end) return;
-            matrix->work(threads_ - 1, threads_);
-            give_back(pages);
+            if (job == nullptr) return;
+            job->matrix.work(threads_ - 1, threads_);
+            give_back(job->pages);
         }
     }
     void close() {
@@ -109,8 +111,8 @@ class Repacking {
     }
 
     const int threads_;
-    std::deque<RepackedMatrix> matrices_;
-    std::deque<std::vector<MappedPages>> pages_;
+    // each stays where it is when more are added; a deque would need a newer C++ library than older systems have
+    std::vector<std::unique_ptr<Job>> jobs_;
     bool closed_ = false;
     std::atomic<bool> abandoned_{false};
     // those of C: see ThreadPool
