@@ -52,7 +52,7 @@ QUICK = 3  # seconds of processor time: what dies sooner needs no hint
 OPTIONS = ["-q", "--tb=native", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist"]
 OPTIONS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # torch and others came in before pytest
 
-# Where tests of these parts are, besides those of the kernels, families and the engine. The costs of a part are tested in
+# Where tests of these parts are, besides those of the kernels, families and the engine. What a part costs is tested in
 # inspect, its bounds where specs are read.
 TESTS = (
     *(f"tests/{target}" for target in TARGETS),
