@@ -110,7 +110,8 @@ def test_search_works_on_a_page_that_is_opened_from_a_folder(site: Path) -> None
         page.goto((site / "tutorials" / "s3.html").as_uri())
         page.focus("input.md-search__input")
         page.keyboard.type("conformance")
-        expect(page.locator(".md-search-result__link").first).to_have_attribute(
-            "href", re.compile(r"\.html\?h=conformance"), timeout=1000 * PATIENCE
+        # a page that has no more than words that begin alike may come before it
+        expect(page.locator('.md-search-result__link[href*=".html?h=conformance"]').first).to_be_attached(
+            timeout=1000 * PATIENCE
         )
         browser.close()
