@@ -48,7 +48,7 @@ WIDEST_VALUES = 129  # distances that a value may have a vector for: they are on
 MOST_BREAKS = 64  # break points of a function in pieces
 WIDE = 128  # queries and keys of a tile of the forward pass for Hopper, and the fewest queries it pays for
 WIDE_HEAD = 128  # with heads of 64 it is no faster than the pass for all GPUs
-WIDE_ALWAYS, WIDE_ONE_SIDED = {0, 6}, {1, 4}  # forms by number, as in fused_bias.NUMBERS
+WIDE_ALWAYS, WIDE_ONE_SIDED = {0, 6}, {1, 2, 3, 4}  # forms by number, as in fused_bias.NUMBERS
 
 
 class Fused:
@@ -206,8 +206,8 @@ def _wide(
     q: Tensor, view: View, bias: BiasTensors, flags: MaskFlags, pair: Pair
 ) -> tuple[Tensor, Tensor | None] | tuple[None, None]:
     """What the forward pass for Hopper reads besides: tile ranges of its own block, and the biases of a table's tiles;
-    ``None`` where it does not run. It has places that run on, masks that look back, and biases that cost a tile next to
-    nothing: with a logarithm or a power for each pair it was slower than the pass for all GPUs."""
+    ``None`` where it does not run. It has places that run on, masks that look back, and biases that cost a tile far
+    from the diagonal little."""
     one_sided = bias.beyond is not None and flags.one_sided
     cheap = one_sided and (bias.banks > 0 or not bias.width)
     known = bias.form in WIDE_ALWAYS or (bias.form in WIDE_ONE_SIDED and cheap)
