@@ -130,7 +130,7 @@ def pieces(normal: Callable[..., Tensor], heads: int, case: Case) -> RatioPieces
         for parameter in (*part.f[0].parameters(), *part.f[2].parameters()):
             parameter.copy_(normal(*parameter.shape))
         part.f[0].bias.copy_(-part.f[0].weight[:, 0] * normal(case.hidden).sigmoid())
-        form = part.form()
+        form = part.form().pieces()
     return replace(
         form, **{f.name: x.to(torch.float32) for f in fields(form) if isinstance(x := getattr(form, f.name), Tensor)}
     )

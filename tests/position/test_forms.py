@@ -17,7 +17,7 @@ from vantage.spec.forms import (
     LogDistance,
     PowerDistance,
     QueryAndKey,
-    RatioPieces,
+    RatioNetwork,
     RowTable,
     Slope,
     ValueTable,
@@ -36,8 +36,8 @@ FORMS = {
     "shaw": RowTable,
     "bank": RowTable,
     "fox": QueryAndKey,
-    "fire": RatioPieces,
-    "fire-both": RatioPieces,
+    "fire": RatioNetwork,
+    "fire-both": RatioNetwork,
 }
 DENSE = ["cope", "path", "self-extend", "dual-chunk"]
 PRODUCTS = ["xl", "shifted"]
@@ -133,7 +133,7 @@ def test_a_bias_with_a_form_is_made_whole_when_it_is_asked_for():
     part, pos = built(CONFIGS["fire"]), Positions.arange(2, 4)
     bias = bias_at(part, pos, pos)
     part.whole = None  # it would be called
-    assert isinstance(form_of(bias), RatioPieces)
+    assert isinstance(form_of(bias), RatioNetwork)
     assert form_of(bias) is form_of(bias)
 
 
@@ -143,7 +143,7 @@ def test_a_hidden_unit_without_a_weight_cuts_nothing():
         part.f[0].weight[1] = 0.0
         part.f[0].bias[1] = 2.0
     form = form_of(bias_at(part, pos, pos))
-    assert form.breaks.isfinite().all()
+    assert form.pieces().breaks.isfinite().all()
     torch.testing.assert_close(value(form, pos, pos), bias_of(part, pos, pos))
 
 

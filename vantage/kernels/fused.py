@@ -16,6 +16,7 @@ from vantage.kernels.fused_bias import (
     BiasTensors,
     bank,
     bias_tensors,
+    break_points,
     distance_keys,
     form_to_run,
     learns,
@@ -29,6 +30,7 @@ from vantage.spec.forms import (
     DistanceKeys,
     DistanceTable,
     Form,
+    RatioNetwork,
     RatioPieces,
     RowTable,
     ValueTable,
@@ -147,11 +149,11 @@ def _refuses_shape(need: Need, q: Tensor, view: View) -> str | None:
             return f"the fused kernel needs vectors of distances as wide as its heads, not {width}"
     if isinstance(form, DistanceTable | RowTable) and form.values.shape[-1] > LONGEST_TABLE and learns(form.values):
         return f"the fused kernel learns tables of up to {LONGEST_TABLE} distances, not {form.values.shape[-1]}"
-    if isinstance(form, RatioPieces) and form.breaks.shape[0] > MOST_BREAKS:
-        return f"the fused kernel has functions of up to {MOST_BREAKS} break points, not {form.breaks.shape[0]}"
+    if (n := break_points(form)) > MOST_BREAKS:
+        return f"the fused kernel has functions of up to {MOST_BREAKS} break points, not {n}"
     if need.value_bias is not None and (why := _refuses_values(form, value_form_of(need.value_bias))):
         return why
-    if isinstance(form, RatioPieces) and form.two_sided:
+    if isinstance(form, RatioPieces | RatioNetwork) and form.two_sided:
         return "the fused kernel has no ratio to the later of query and key, as FIRE has where it looks both ways"
     return None
 

@@ -20,6 +20,7 @@ from vantage.spec.forms import (
     PointwiseForm,
     PowerDistance,
     QueryAndKey,
+    RatioNetwork,
     RatioPieces,
     RowTable,
     Slope,
@@ -42,6 +43,7 @@ NUMBERS = {
     RowTable: 5,
     QueryAndKey: 6,
     RatioPieces: 7,
+    RatioNetwork: 7,
     DistanceKeys: DISTANCE_KEYS,
 }
 
@@ -72,7 +74,7 @@ def bias_tensors(
         return BiasTensors(number, _float(form.slopes, cool), beyond=0)
     if isinstance(form, LogDistance | PowerDistance):
         return BiasTensors(number, _float(form.a, cool), _float(form.p, 1.0), beyond=far)
-    if isinstance(form, RatioPieces):
+    if isinstance(form, RatioPieces | RatioNetwork):
         return _pieces(form, pair, cool, heads)._replace(beyond=far)
     if isinstance(form, QueryAndKey):
         return BiasTensors(number, _float(form.by_query, cool), _float(form.by_key, cool))
@@ -87,11 +89,30 @@ def bias_tensors(
     return BiasTensors(number, values, ready, low, width, low + width - 1, banks)
 
 
-def _pieces(form: RatioPieces, pair: Pair, cool: float, heads: Sequence[int]) -> BiasTensors:
+def break_points(form: Form | None) -> int:
+    """How many a function in pieces has at most."""
+    if isinstance(form, RatioNetwork):
+        return form.inner.shape[0]
+    return form.breaks.shape[0] if isinstance(form, RatioPieces) else 0
+
+
+def _pieces(form: RatioPieces | RatioNetwork, pair: Pair, cool: float, heads: Sequence[int]) -> BiasTensors:
     """One: (H, pieces, 2). Two: c, then the break points from the fifth number on, then a number for each query that
-    makes log2(1 + c·distance) the ratio. Behind the last break point there are some at infinity, in whole groups."""
-    groups = max(1, (1 << max(form.breaks.shape[0] - 1, 0).bit_length()) // GROUP)
-    more = (groups + 1) * GROUP - form.breaks.shape[0]
+    makes log2(1 + c·distance) the ratio. Behind the last break point there are some at infinity, in whole groups.
+
+    Of a network that does not learn now, one kernel makes both: as operations of torch they would take longer to start
+    than attention takes at 4,096 tokens."""
+    n = break_points(form)
+    groups = max(1, (1 << max(n - 1, 0).bit_length()) // GROUP)
+    more = (groups + 1) * GROUP - n
+    if isinstance(form, RatioNetwork):
+        weights = (form.inner, form.inner_bias, form.outer, form.outer_bias, form.c, form.limit)
+        if pair.q.known.first is not None and not learns(*weights) and not torch.compiler.is_compiling():
+            from vantage.kernels.gpu.piece_tables import piece_tables
+
+            one, two = piece_tables(weights, form.eps, cool, heads, pair.q.known.first, pair.q.shape[1], n + more)
+            return BiasTensors(NUMBERS[RatioNetwork], one, two, 0, one.shape[1], banks=groups)
+        form = form.pieces()
     pieces = torch.stack((form.slopes, form.offsets), -1).float()
     pieces = torch.cat((pieces, pieces[:, -1:].expand(-1, more, -1)), 1)
     c = form.c.abs().float()
