@@ -17,6 +17,7 @@ from vantage.kernels.fused_bias import (
     bank,
     bias_tensors,
     break_points,
+    count_table,
     distance_keys,
     form_to_run,
     learns,
@@ -27,6 +28,7 @@ from vantage.kernels.fused_operator import DISTANCE_KEYS, FusedAttention, FusedP
 from vantage.kernels.mask_flags import MaskFlags, mask_flags
 from vantage.kernels.tile_ranges import TileRanges, tile_ranges
 from vantage.spec.forms import (
+    CountTable,
     DistanceKeys,
     DistanceTable,
     Form,
@@ -79,6 +81,8 @@ class Fused:
         form = form_to_run(need, q_BHTd)
         if isinstance(form, DistanceKeys):
             bias = distance_keys(form, flags, pair, block, q_BHTd)
+        elif isinstance(form, CountTable):
+            bias = count_table(form, q_BHTd)
         else:
             bias = bias_tensors(form, flags, pair, cool, block, q_BHTd.shape[:2])
         if need.value_bias is not None:
@@ -151,6 +155,10 @@ def _refuses_shape(need: Need, q: Tensor, view: View) -> str | None:
         return f"the fused kernel learns tables of up to {LONGEST_TABLE} distances, not {form.values.shape[-1]}"
     if (n := break_points(form)) > MOST_BREAKS:
         return f"the fused kernel has functions of up to {MOST_BREAKS} break points, not {n}"
+    if isinstance(form, CountTable):
+        flags = mask_flags(need.mask)
+        if flags is None or not (flags.one_sided or flags.nothing):
+            return "the fused kernel counts keys back from a query, where it does not look ahead"
     if need.value_bias is not None and (why := _refuses_values(form, value_form_of(need.value_bias))):
         return why
     if isinstance(form, RatioPieces | RatioNetwork) and form.two_sided:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from vantage.kernels.by_form import form_of_need, runs
-from vantage.kernels.fused_operator import DISTANCE_KEYS
+from vantage.kernels.fused_operator import COUNTS, DISTANCE_KEYS
 from vantage.kernels.mask_flags import MaskFlags
 from vantage.spec.forms import (
+    CountTable,
     DistanceKeys,
     DistanceTable,
     Form,
@@ -45,6 +46,7 @@ NUMBERS = {
     RatioPieces: 7,
     RatioNetwork: 7,
     DistanceKeys: DISTANCE_KEYS,
+    CountTable: COUNTS,
 }
 
 
@@ -172,6 +174,12 @@ def distance_keys(form: DistanceKeys, flags: MaskFlags, pair: Pair, block: int, 
     elif form.offset is not None:
         one = (keys * form.offset.to(keys.dtype)[:, None]).sum(-1, dtype=torch.float32)  # without a wider copy of keys
     return BiasTensors(DISTANCE_KEYS, one, keys, low, keys.shape[1], factor=(form.factor,), own=form.queries is None)
+
+
+def count_table(form: CountTable, q: Tensor) -> BiasTensors:
+    """In the dtype of the queries, which it is a product of."""
+    by_count = form.by_count.to(q.dtype).contiguous()
+    return BiasTensors(COUNTS, by_count, width=by_count.shape[-1], factor=(form.scale,))
 
 
 def offset(pair: Pair) -> int:

@@ -17,7 +17,7 @@ from vantage.kernels.native import BiasKind, TileCall, native
 from vantage.kernels.native.build import enabled
 from vantage.kernels.reference import Reference
 from vantage.kernels.tile_ranges import tile_ranges
-from vantage.spec.forms import DistanceKeys, PointwiseForm, QueryAndKey, RatioNetwork, RatioPieces, RowTable
+from vantage.spec.forms import CountTable, DistanceKeys, PointwiseForm, QueryAndKey, RatioNetwork, RatioPieces, RowTable
 from vantage.spec.masks import visible
 from vantage.spec.parts import Attended, Need, View
 from vantage.spec.positions import Pair, Place, Positions
@@ -75,6 +75,8 @@ class Tiles:
 
 
 def _refuses_inputs(need: Need, q: Tensor, view: View) -> str | None:
+    if isinstance(form_of_need(need), CountTable):
+        return "the tiles kernel knows biases by distance, and this one counts keys"
     if isinstance(form_of_need(need), DistanceKeys):
         return "the tiles kernel has no biases that are products of their own"
     if q.device.type != "cpu":

@@ -174,8 +174,20 @@ class DistanceKeys:
     offset: Tensor | None = None  # (H, f): what is added to the attention's own queries
 
 
+@dataclass(frozen=True, eq=False)
+class CountTable:
+    """by_count[b, h, i] at the sum of σ(scale·q_i·k) over the keys from j to i, for positions that run on and attention
+    that looks back: CoPE. Between whole counts it is interpolated, beyond the last it is as there.
+
+    What is counted lies between a query and a key, so that no pair can be evaluated by itself: a ``Dense`` says it.
+    """
+
+    by_count: Tensor  # (B, H, T, P)
+    scale: float
+
+
 PointwiseForm = Slope | LogDistance | PowerDistance | DistanceTable | RowTable | QueryAndKey | RatioPieces | RatioNetwork
-Form = PointwiseForm | DistanceKeys
+Form = PointwiseForm | DistanceKeys | CountTable
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,329 @@
+"""The backward pass for a bias that counts keys, without atomics, in three kernels.
+
+The first finds how many tiles of each block of queries count (behind them the highest count is reached). The second has
+blocks of queries: their gradients, and those of what they have for each count. The third has blocks of keys.
+
+A gate takes part in the counts of its own key and of all older ones. So its gradient is a sum from the oldest key on,
+which is what all keys have less the sum over newer ones: the second kernel, which goes from the newest key back, has that
+at hand. It keeps both sums at the beginning of each tile for the third, or of every second, third, … where more tiles
+count than it has room for; then the third works out those in between once more.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from vantage.kernels.gpu.backward import key_step, query_step
+from vantage.kernels.gpu.count_tiles import by_count, first_column, gates_of, sums_of_later, triangle
+from vantage.kernels.gpu.tiles import scaled
+
+
+@triton.jit
+def count_tiles(
+    Q, K, COUNTED, BOUNDS, qb, qh, qt, kb, kh, kt, T, S, P, blocks, off, origin, window, chunk, gate, H: tl.constexpr,
+    GROUP: tl.constexpr, D: tl.constexpr, D_TILE: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """COUNTED (B, H, blocks): how many tiles, from the newest key on, until all queries are at the highest count."""
+    block = tl.program_id(0) % blocks
+    at = (tl.program_id(0) // blocks).to(tl.int64)
+    b = at // H
+    h = at % H
+    m0 = block * BLOCK
+    q_tile = tl.make_tensor_descriptor(Q + b * qb + h * qh, [T, D], [qt, 1], [BLOCK, D_TILE])
+    k_tiles = tl.make_tensor_descriptor(K + b * kb + h // GROUP * kh, [S, D], [kt, 1], [BLOCK, D_TILE])
+    q = q_tile.load([m0, 0])
+    qi = m0 + tl.arange(0, BLOCK)
+    lo, newest = tl.load(BOUNDS + block * 4), tl.load(BOUNDS + block * 4 + 3)
+    hi = newest
+    ones = triangle(Q, BLOCK, True)
+    carry = tl.where(qi < T, 0.0, P + 0.0)
+    while (hi > lo) & (tl.min(carry) < P - 1):
+        hi -= 1
+        s = tl.dot(q, k_tiles.load([hi * BLOCK, 0]).T, input_precision=PRECISION)
+        kj = hi * BLOCK + tl.arange(0, BLOCK)
+        gates, _ = gates_of(s, qi, kj, S, off, origin, window, chunk, gate, CAUSAL, WINDOW, CHUNK)
+        carry = first_column(carry[:, None] + sums_of_later(gates, ones, PRECISION), BLOCK)
+    tl.store(COUNTED + at * blocks + block, newest - hi)
+
+
+@triton.jit
+def _counted(
+    q, do, k, v, ones, ones_behind, n, qi, BY, row, last, line, delta, carry, later, T, S, P, off, origin, window,
+    chunk, scale, cap, gate, weight, ratio, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr,
+):  # fmt: skip
+    """A tile with counts: weights, their scores' gradient and that of the counts, what the gates are, and the sums that
+    the next tile goes on from. ``later``: of the counts' gradient, over newer tiles."""
+    kj = n + tl.arange(0, BLOCK)
+    s = tl.dot(q, k.T, input_precision=PRECISION)
+    gates, see = gates_of(s, qi, kj, S, off, origin, window, chunk, gate, CAUSAL, WINDOW, CHUNK)
+    count = carry[:, None] + sums_of_later(gates, ones, PRECISION)
+    bias, rise, below, part = by_count(count, BY, row[:, None], (qi < T)[:, None], P)
+    x, slope = scaled(s, scale, cap, SOFTCAP, APPROXIMATE)
+    p = tl.where(see, tl.math.exp2(x + (bias - last[:, None]) * weight - line[:, None]), 0.0)
+    ds = p * (tl.dot(do, v.T, input_precision=PRECISION) - delta[:, None])
+    to_count = ds * rise
+    newer = later[:, None] + sums_of_later(to_count, ones_behind, PRECISION)
+    # of the gates (``ratio``: their scale as a share of that of scores): what all counts get, less ``newer``; the first term is put in by who knows it
+    bend = gates * (1.0 - gates) * ratio
+    if SOFTCAP:
+        to_scores = ds * slope - bend * newer
+    else:
+        to_scores = ds - bend * newer
+    return p, ds, to_scores, bend, below, part, see, gates, first_column(count, BLOCK), later + tl.sum(to_count, 1)
+
+
+@triton.jit
+def _store_sums(
+    ds, below, part, before, see, sum0, sum1, ones_behind, A0, A1, row, P, BLOCK: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """Where a query's count passes a whole number, what newer keys have of ds, and of ds times the part beyond the
+    whole number below. Each number is passed once, since a gate is at most 1: no two keys write to one place."""
+    newer0 = sum0[:, None] + sums_of_later(ds, ones_behind, PRECISION)
+    newer1 = sum1[:, None] + sums_of_later(ds * part, ones_behind, PRECISION)
+    was = tl.minimum(before, P - 1.0).to(tl.int32)
+    to = row[:, None] + below
+    passed = see & (below > was)
+    tl.store(A0 + to, newer0, mask=passed)
+    tl.store(A1 + to, newer1, mask=passed)
+    skipped = see & (below > was + 1)  # two at once, by a rounding
+    tl.store(A0 + to - 1, newer0, mask=skipped)
+    tl.store(A1 + to - 1, newer1, mask=skipped)
+    return sum0 + tl.sum(ds, 1), sum1 + tl.sum(ds * part, 1)
+
+
+@triton.jit
+def _at(A, row, p, inside, top, total, P):
+    """What newer keys than those at count p have: kept where it was passed, and behind the highest count all of it."""
+    x = tl.load(A + row + p, mask=inside & (p > 0) & (p <= top) & (p < P), other=0.0)
+    return tl.where(p > top, total, x)
+
+
+@triton.jit
+def _store_by_count(A0, A1, row, inside, top, sum0, sum1, P, P_TILE: tl.constexpr):
+    """A0 becomes the gradient of what a query has for each count but the last one."""
+    for first in range(0, P, P_TILE):
+        p = first + tl.arange(0, P_TILE)[None, :]
+        low = _at(A0, row, p, inside, top, sum0, P)
+        high = _at(A0, row, p + 1, inside, top, sum0, P)
+        low_part = _at(A1, row, p, inside, top, sum1, P)
+        high_part = _at(A1, row, p + 1, inside, top, sum1, P)
+        before_part = _at(A1, row, p - 1, inside, top, sum1, P)
+        tl.debug_barrier()  # the next number's place is read before it is written
+        to_count = high - low - (high_part - low_part) + (low_part - before_part)
+        tl.store(A0 + row + p, to_count, mask=inside & (p < P - 1))
+        tl.debug_barrier()
+
+
+@triton.jit
+def query_gradients(
+    Q, K, V, BY, DO, LINE, DELTA, DQ, A0, A1, COUNTED, SUMS, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, gb, gh, gt, db,
+    dh, dt, T, S, P, blocks, heads, off, origin, window, chunk, scale, cap, gate, weight, ratio, factor, H: tl.constexpr,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr,
+    BLOCK: tl.constexpr, P_TILE: tl.constexpr, KEPT: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr,
+    LEARNED: tl.constexpr,
+):  # fmt: skip
+    """DQ of one block of queries of one head, and A0 (B, H, T, P), the gradient of BY. SUMS (2, B, H, KEPT + 1, T):
+    counts and the counts' gradients of newer tiles, for each tile that is kept, and last of all tiles."""
+    block = blocks - 1 - tl.program_id(0) % blocks
+    at = (tl.program_id(0) // blocks).to(tl.int64)
+    b = at // H
+    h = (at % H).to(tl.int32)
+    g = (h // GROUP).to(tl.int64)
+    m0 = block * BLOCK
+    q_tile = tl.make_tensor_descriptor(Q + b * qb + h.to(tl.int64) * qh, [T, D], [qt, 1], [BLOCK, D_TILE])
+    g_tile = tl.make_tensor_descriptor(DO + b * gb + h.to(tl.int64) * gh, [T, E], [gt, 1], [BLOCK, E_TILE])
+    k_tiles = tl.make_tensor_descriptor(K + b * kb + g * kh, [S, D], [kt, 1], [BLOCK, D_TILE])
+    v_tiles = tl.make_tensor_descriptor(V + b * vb + g * vh, [S, E], [vt, 1], [BLOCK, E_TILE])
+    q = q_tile.load([m0, 0])
+    do = g_tile.load([m0, 0])
+    qi = m0 + tl.arange(0, BLOCK)
+    inside = qi < T
+    padded = at * tl.cdiv(T, BLOCK) * BLOCK
+    line = tl.load(LINE + padded + qi)
+    delta = tl.load(DELTA + padded + qi)
+    bounds = BOUNDS + block * 4
+    lo, full_lo, full_hi, newest = tl.load(bounds), tl.load(bounds + 1), tl.load(bounds + 2), tl.load(bounds + 3)
+    tiles = tl.load(COUNTED + at * blocks + block)
+    stride = tl.maximum(tl.cdiv(tiles, KEPT), 1)
+    row = (at * T + qi) * P
+    last = tl.load(BY + row + P - 1, mask=inside, other=0.0).to(tl.float32)
+    ones = triangle(Q, BLOCK, True)
+    ones_behind = triangle(Q, BLOCK, False)
+    dq = tl.zeros([BLOCK, D_TILE], tl.float32)
+    of_gates = tl.zeros([BLOCK, D_TILE], tl.float32)
+    carry = tl.zeros([BLOCK], tl.float32)
+    later = tl.zeros([BLOCK], tl.float32)
+    sum0 = tl.zeros([BLOCK], tl.float32)
+    sum1 = tl.zeros([BLOCK], tl.float32)
+    kept = SUMS + at * (KEPT + 1) * T + qi
+    kept_later = kept + (at * 0 + heads) * (KEPT + 1) * T
+    for e in range(tiles):
+        slot = e // stride * T
+        begins = inside & (e % stride == 0)
+        tl.store(kept + slot, carry, mask=begins)
+        tl.store(kept_later + slot, later, mask=begins)
+        n = (newest - 1 - e) * BLOCK
+        k = k_tiles.load([n, 0])
+        v = v_tiles.load([n, 0])
+        p, ds, to_scores, bend, below, part, see, gates, counted, later = _counted(
+            q, do, k, v, ones, ones_behind, n, qi, BY, row, last, line, delta, carry, later, T, S, P, off, origin,
+            window, chunk, scale, cap, gate, weight, ratio, BLOCK, CAUSAL, WINDOW, CHUNK, SOFTCAP, PRECISION, APPROXIMATE,
+        )  # fmt: skip
+        if LEARNED:
+            before = carry[:, None] + sums_of_later(gates, ones_behind, PRECISION)
+            sum0, sum1 = _store_sums(
+                ds, below, part, before, see & inside[:, None], sum0, sum1, ones_behind, A0, A1, row, P, BLOCK,
+                PRECISION,
+            )  # fmt: skip
+        carry = counted
+        dq = tl.dot(to_scores.to(k.dtype), k, dq, input_precision=PRECISION)
+        of_gates = tl.dot(bend.to(k.dtype), k, of_gates, input_precision=PRECISION)
+    dq += later[:, None] * of_gates
+    tl.store(kept_later + KEPT * T, later, mask=inside)
+    if LEARNED:
+        top = tl.minimum(carry, P - 1.0).to(tl.int32)
+        tl.debug_barrier()
+        _store_by_count(A0, A1, row[:, None], inside[:, None], top[:, None], sum0[:, None], sum1[:, None], P, P_TILE)
+    hi = newest - tiles
+    full_lo = tl.minimum(full_lo, hi)
+    full_hi = tl.minimum(full_hi, hi)
+    qo = qi + off
+    for n in tl.range(lo * BLOCK, full_lo * BLOCK, BLOCK):
+        dq, sum0, sum1 = query_step(
+            q, do, k_tiles, v_tiles, qi, n, m0, qi, qo, qo, qi * 0, 0, last, line, delta, BOUNDS, 0, 1, at, h, BY, BY,
+            BY, BY, T, S, off, 0, 0, 0, origin, window, chunk, 0, scale, cap, dq, sum0, sum1, BLOCK, 0, False, True,
+            False, CAUSAL, WINDOW, CHUNK, False, False, False, False, SOFTCAP, PRECISION, APPROXIMATE, False, False,
+        )  # fmt: skip
+    for n in tl.range(full_lo * BLOCK, full_hi * BLOCK, BLOCK):
+        dq, sum0, sum1 = query_step(
+            q, do, k_tiles, v_tiles, qi, n, m0, qi, qo, qo, qi * 0, 0, last, line, delta, BOUNDS, 0, 1, at, h, BY, BY,
+            BY, BY, T, S, off, 0, 0, 0, origin, window, chunk, 0, scale, cap, dq, sum0, sum1, BLOCK, 0, False, True,
+            False, CAUSAL, WINDOW, CHUNK, False, False, False, False, SOFTCAP, PRECISION, APPROXIMATE, False, True,
+        )  # fmt: skip
+    for n in tl.range(full_hi * BLOCK, hi * BLOCK, BLOCK):
+        dq, sum0, sum1 = query_step(
+            q, do, k_tiles, v_tiles, qi, n, m0, qi, qo, qo, qi * 0, 0, last, line, delta, BOUNDS, 0, 1, at, h, BY, BY,
+            BY, BY, T, S, off, 0, 0, 0, origin, window, chunk, 0, scale, cap, dq, sum0, sum1, BLOCK, 0, False, True,
+            False, CAUSAL, WINDOW, CHUNK, False, False, False, False, SOFTCAP, PRECISION, APPROXIMATE, False, False,
+        )  # fmt: skip
+    c = tl.arange(0, D_TILE)
+    to = DQ + b * db + h.to(tl.int64) * dh + qi.to(tl.int64)[:, None] * dt + c[None, :]
+    tl.store(to, (dq * factor).to(DQ.dtype.element_ty), mask=inside[:, None] & (c < D)[None, :])
+
+
+@triton.jit
+def _counted_queries(
+    k, v, q_tiles, g_tiles, k_tiles, v_tiles, ones, ones_behind, m, n, BY, LINE, DELTA, COUNTED, SUMS, BOUNDS, at,
+    blocks, heads, T, S, P, off, origin, window, chunk, scale, cap, gate, weight, ratio, dk, dv, BLOCK: tl.constexpr,
+    KEPT: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFTCAP: tl.constexpr,
+    PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr,
+):  # fmt: skip
+    """One tile of queries whose keys are counted, for the gradients of keys and values."""
+    m0 = m * BLOCK
+    qi = m0 + tl.arange(0, BLOCK)
+    inside = qi < T
+    padded = at * tl.cdiv(T, BLOCK) * BLOCK
+    line = tl.load(LINE + padded + qi)
+    delta = tl.load(DELTA + padded + qi)
+    row = (at * T + qi) * P
+    last = tl.load(BY + row + P - 1, mask=inside, other=0.0).to(tl.float32)
+    q = q_tiles.load([m0, 0])
+    do = g_tiles.load([m0, 0])
+    newest = tl.load(BOUNDS + m * 4 + 3)
+    tiles = tl.load(COUNTED + at * blocks + m)
+    stride = tl.maximum(tl.cdiv(tiles, KEPT), 1)
+    e = newest - 1 - n
+    counts = (e >= 0) & (e < tiles)  # else all of its counts are the highest
+    slot = tl.where(counts, e // stride, 0)
+    kept = SUMS + at * (KEPT + 1) * T + qi
+    kept_later = kept + (at * 0 + heads) * (KEPT + 1) * T
+    every = tl.load(kept_later + KEPT * T, mask=inside, other=0.0)
+    carry = tl.where(counts, tl.load(kept + slot * T, mask=inside, other=0.0), P + 0.0)
+    later = tl.where(counts, tl.load(kept_later + slot * T, mask=inside, other=0.0), every)
+    for between in range(tl.where(counts, slot * stride, 0), tl.where(counts, e, 0)):
+        n0 = (newest - 1 - between) * BLOCK
+        _, _, _, _, _, _, _, _, carry, later = _counted(
+            q, do, k_tiles.load([n0, 0]), v_tiles.load([n0, 0]), ones, ones_behind, n0, qi, BY, row, last, line, delta,
+            carry, later, T, S, P, off, origin, window, chunk, scale, cap, gate, weight, ratio, BLOCK, CAUSAL, WINDOW, CHUNK,
+            SOFTCAP, PRECISION, APPROXIMATE,
+        )  # fmt: skip
+    p, ds, to_scores, bend, below, part, see, gates, carry, later = _counted(
+        q, do, k, v, ones, ones_behind, n * BLOCK, qi, BY, row, last, line, delta, carry, later, T, S, P, off, origin,
+        window, chunk, scale, cap, gate, weight, ratio, BLOCK, CAUSAL, WINDOW, CHUNK, SOFTCAP, PRECISION, APPROXIMATE,
+    )  # fmt: skip
+    to_scores += bend * every[:, None]
+    dv = tl.dot(p.to(do.dtype).T, do, dv, input_precision=PRECISION)
+    dk = tl.dot(to_scores.to(q.dtype).T, q, dk, input_precision=PRECISION)
+    return dk, dv
+
+
+@triton.jit
+def key_gradients(
+    Q, K, V, BY, DO, LINE, DELTA, DK, DV, COUNTED, ENDS, SUMS, BOUNDS, RANGES, qb, qh, qt, kb, kh, kt, vb, vh, vt, gb,
+    gh, gt, xb, xh, xt, yb, yh, yt, T, S, P, blocks, query_blocks, heads, off, origin, window, chunk, scale, cap, gate,
+    weight, ratio, factor, H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, D_TILE: tl.constexpr,
+    E_TILE: tl.constexpr, BLOCK: tl.constexpr, KEPT: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr,
+):  # fmt: skip
+    """DK and DV of one block of keys, summed over the heads that share them. ENDS (B, H, blocks): before which block of
+    queries these keys are counted. BOUNDS are those of queries, RANGES those of keys."""
+    G: tl.constexpr = H // GROUP
+    block = tl.program_id(0) % blocks
+    pair = (tl.program_id(0) // blocks).to(tl.int64)
+    b = pair // G
+    g = pair % G
+    n0 = block * BLOCK
+    kj = n0 + tl.arange(0, BLOCK)
+    k_tiles = tl.make_tensor_descriptor(K + b * kb + g * kh, [S, D], [kt, 1], [BLOCK, D_TILE])
+    v_tiles = tl.make_tensor_descriptor(V + b * vb + g * vh, [S, E], [vt, 1], [BLOCK, E_TILE])
+    k = k_tiles.load([n0, 0])
+    v = v_tiles.load([n0, 0])
+    ranges = RANGES + block * 4
+    lo, full_lo, full_hi, hi = tl.load(ranges), tl.load(ranges + 1), tl.load(ranges + 2), tl.load(ranges + 3)
+    ones = triangle(Q, BLOCK, True)
+    ones_behind = triangle(Q, BLOCK, False)
+    dk = tl.zeros([BLOCK, D_TILE], tl.float32)
+    dv = tl.zeros([BLOCK, E_TILE], tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    for i in range(GROUP):
+        h = (g * GROUP + i).to(tl.int32)
+        at = b * H + h
+        q_tiles = tl.make_tensor_descriptor(Q + b * qb + h.to(tl.int64) * qh, [T, D], [qt, 1], [BLOCK, D_TILE])
+        g_tiles = tl.make_tensor_descriptor(DO + b * gb + h.to(tl.int64) * gh, [T, E], [gt, 1], [BLOCK, E_TILE])
+        end = tl.minimum(tl.maximum(tl.load(ENDS + at * blocks + block), lo), hi)
+        for m in range(lo, end):
+            dk, dv = _counted_queries(
+                k, v, q_tiles, g_tiles, k_tiles, v_tiles, ones, ones_behind, m, block, BY, LINE, DELTA, COUNTED, SUMS,
+                BOUNDS, at, query_blocks, heads, T, S, P, off, origin, window, chunk, scale, cap, gate, weight, ratio, dk, dv,
+                BLOCK, KEPT, CAUSAL, WINDOW, CHUNK, SOFTCAP, PRECISION, APPROXIMATE,
+            )  # fmt: skip
+        first = tl.maximum(full_lo, end)
+        past = tl.maximum(full_hi, first)
+        for m0 in tl.range(end * BLOCK, first * BLOCK, BLOCK):
+            dk, dv, total = key_step(
+                k, v, q_tiles, g_tiles, m0, n0, kj, kj, kj, kj * 0, LINE, DELTA, BOUNDS, 0, 1, at, h, BY, BY, T, S, off,
+                0, 0, 0, origin, window, chunk, 0, scale, cap, dk, dv, total, BLOCK, 0, False, True, False, CAUSAL,
+                WINDOW, CHUNK, False, False, False, False, SOFTCAP, PRECISION, APPROXIMATE, False, False,
+            )  # fmt: skip
+        for m0 in tl.range(first * BLOCK, past * BLOCK, BLOCK):
+            dk, dv, total = key_step(
+                k, v, q_tiles, g_tiles, m0, n0, kj, kj, kj, kj * 0, LINE, DELTA, BOUNDS, 0, 1, at, h, BY, BY, T, S, off,
+                0, 0, 0, origin, window, chunk, 0, scale, cap, dk, dv, total, BLOCK, 0, False, True, False, CAUSAL,
+                WINDOW, CHUNK, False, False, False, False, SOFTCAP, PRECISION, APPROXIMATE, False, True,
+            )  # fmt: skip
+        for m0 in tl.range(past * BLOCK, hi * BLOCK, BLOCK):
+            dk, dv, total = key_step(
+                k, v, q_tiles, g_tiles, m0, n0, kj, kj, kj, kj * 0, LINE, DELTA, BOUNDS, 0, 1, at, h, BY, BY, T, S, off,
+                0, 0, 0, origin, window, chunk, 0, scale, cap, dk, dv, total, BLOCK, 0, False, True, False, CAUSAL,
+                WINDOW, CHUNK, False, False, False, False, SOFTCAP, PRECISION, APPROXIMATE, False, False,
+            )  # fmt: skip
+    inside = (kj < S)[:, None]
+    where = kj.to(tl.int64)[:, None]
+    c = tl.arange(0, D_TILE)[None, :]
+    tl.store(DK + b * xb + g * xh + where * xt + c, (dk * factor).to(DK.dtype.element_ty), mask=inside & (c < D))
+    c = tl.arange(0, E_TILE)[None, :]
+    tl.store(DV + b * yb + g * yh + where * yt + c, dv.to(DV.dtype.element_ty), mask=inside & (c < E))
