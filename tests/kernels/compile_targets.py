@@ -14,9 +14,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from vantage.kernels.fused_operator import BY_KEY, DISTANCE_KEYS, FusedPlan
+from vantage.kernels.fused_operator import BY_KEY, COUNTS, DISTANCE_KEYS, FusedPlan
 from vantage.kernels.gpu import (
     backward,
+    count_backward,
+    count_forward,
+    count_operators,
     distance_backward,
     distance_forward,
     distance_operators,
@@ -28,8 +31,9 @@ from vantage.kernels.gpu import (
 from vantage.kernels.gpu.row_rotation import lies_as_expected
 
 SHARED = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}  # bytes a block may share
-INTEGERS = {"QP", "KP", "BOUNDS"}
-NUMBERS = {"LSE", "LINE", "MASS", "DELTA", "P0", "P1", "SINKS", "G0", "G1", "C", "DC"}
+INTEGERS = {"QP", "KP", "BOUNDS", "RANGES", "COUNTED", "ENDS"}
+NUMBERS = {"A0", "A1", "SUMS", "LIMIT", "LSE", "LINE", "MASS", "DELTA", "P0", "P1", "SINKS", "G0", "G1", "C", "DC"}
+FLOATS = {"scale", "cap", "factor", "weight", "share", "gate", "ratio", "cool", "eps"}
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
@@ -65,10 +69,10 @@ def compile_one(kernel, constants: dict, dtype: torch.dtype, capability: int, wa
             kinds[name] = "*i32"
         elif name in NUMBERS:
             kinds[name] = "*fp32"
-        elif name.isupper() and name not in ("T", "S", "W"):
+        elif name.isupper() and name not in ("T", "S", "W", "P"):
             kinds[name] = f"*{NAMES[dtype]}"
         else:
-            kinds[name] = "fp32" if name in ("scale", "cap", "factor", "weight", "share") else "i32"
+            kinds[name] = "fp32" if name in FLOATS else "i32"
     values = {(names.index(name),): value for name, value in constants.items()}
     strides = {
         (i,): [["tt.divisibility", 16]]
@@ -140,6 +144,28 @@ def compile_products(capability: int, dtype: torch.dtype, width: int, own: bool)
     return used
 
 
+def compile_counts(capability: int, dtype: torch.dtype, width: int) -> dict[str, int]:
+    """The same of the kernels of counts."""
+    q = torch.empty(1, 2, 64, width, dtype=dtype, device="meta")
+    operators.shared_memory = lambda device: SHARED[capability]
+    operators.turns_tiles_in_memory = lambda device: capability == 100
+    p = plan(COUNTS)._replace(block=operators.block_for(q, q))
+    how = count_operators._constants(q, q[:, :1], q, p, [1.0, 0.0, 1.0, 1.0]) | {"APPROXIMATE": dtype != torch.float32}
+    how |= {"KEPT": count_operators.KEPT, "P_TILE": 64, "LEARNED": True, "HAS_SINKS": True}
+    warps, used = operators.warps(q, q), {}
+    for kernel, stages in (
+        (count_forward.attend_by_count, operators.stages(q, q, p, 1)),
+        (count_backward.count_tiles, 1),
+        (count_backward.query_gradients, operators.stages(q, q, p, 2)),
+        (count_backward.key_gradients, operators.stages(q, q, p, 2)),
+    ):
+        known = {name: x for name, x in how.items() if name in kernel.arg_names}
+        made = compile_one(kernel, known, dtype, capability, warps, stages)
+        used[made.metadata.name] = made.metadata.shared
+        assert made.metadata.shared <= SHARED[capability], (made.metadata.name, capability, made.metadata.shared)
+    return used
+
+
 def main() -> int:
     for capability in [int(x) for x in sys.argv[1:]] or sorted(SHARED):
         for p, dtype, width, softcap in (
@@ -158,6 +184,8 @@ def main() -> int:
         for dtype, width, own in ((torch.bfloat16, 128, True), (torch.float16, 64, False), (torch.float32, 128, True)):
             used = compile_products(capability, dtype, width, own)
             print(capability, DISTANCE_KEYS, dtype, width, used, flush=True)
+        for dtype, width in ((torch.bfloat16, 128), (torch.float32, 64)):
+            print(capability, COUNTS, dtype, width, compile_counts(capability, dtype, width), flush=True)
     return 0
 
 

@@ -278,6 +278,8 @@ def _ranges_of_runs(
     off: int, first: int, T: int, S: int, flags: MaskFlags, block: int, beyond: int | None, device: torch.device
 ) -> TileRanges:
     """Kept from pass to pass: lengths come again, and these are a few kilobytes."""
+    if not (flags.chunk or flags.prefix):  # then only distances count, and a place below 0 would be an empty one
+        first += max(0, -first, -first - off)
     k = Positions.arange(1, S, first, device=device)
     return tile_ranges(Positions.arange(1, T, first + off, device=device).against(k), flags, block, beyond)
 

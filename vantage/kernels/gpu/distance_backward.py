@@ -251,7 +251,7 @@ def _distance_step(
     ds = p * (on_diagonal(here, later, BLOCK, SHUFFLED) - delta[:, None])
     turned = by_one_distance_block(ds, BLOCK, SHUFFLED)
     if HAS_C:
-        dc += tl.sum(turned, 0)
+        dc += turned  # added up over queries at the end: between threads and warps that takes as long as a product
     dr = tl.dot(turned.to(qr.dtype).T, qr, dr, input_precision=PRECISION)
     return dr, dc
 
@@ -295,7 +295,7 @@ def distance_gradients(
     full_first = tl.where(full, full_first, first)
     full_end = tl.where(full, full_end, first)
     dr = tl.zeros([BLOCK, F_TILE], tl.float32)
-    dc = tl.zeros([BLOCK], tl.float32)
+    dc = tl.zeros([BLOCK, BLOCK], tl.float32) if HAS_C else tl.zeros([BLOCK], tl.float32)
     for b in range(batch):
         row = h * 0 + b  # as wide as h
         at = row * H + h
@@ -326,4 +326,4 @@ def distance_gradients(
     where = DR + (h * W + t)[:, None] * F + f
     tl.store(where, (dr * share).to(DR.dtype.element_ty), mask=(t < W)[:, None] & (f < F))
     if HAS_C:
-        tl.store(DC + h * W + t, dc * share, mask=t < W)
+        tl.store(DC + h * W + t, tl.sum(dc, 0) * share, mask=t < W)
