@@ -128,6 +128,7 @@ def compile_products(capability: int, dtype: torch.dtype, width: int, own: bool)
         (distance_backward.query_gradients, "queries"),
         (distance_backward.key_gradients, "keys"),
         (distance_backward.distance_gradients, "distances"),
+        (distance_backward.kept_distance_gradients, "kept"),
     ):
         shape = distance_operators._shape(q, q, p, forward=name == "attend")
         warps, stages = shape["num_warps"], shape["num_stages"]
@@ -137,7 +138,9 @@ def compile_products(capability: int, dtype: torch.dtype, width: int, own: bool)
             rows = 2 if shuffled else 1
             more |= {"HAS_SINKS": True, "ROWS": rows * p.block}
             warps *= rows
-        made = compile_one(kernel, how | more, dtype, capability, warps, stages)
+        known = {n: x for n, x in (how | more | {"KEEPS": True}).items() if n in kernel.arg_names}
+        made = compile_one(kernel, known, dtype, capability, warps, 3 if name == "kept" else stages)
+        shuffled = shuffled and name != "kept"
         assert not shuffled or lies_as_expected(made.asm["ttgir"]), name
         used[made.metadata.name] = made.metadata.shared
         assert made.metadata.shared <= SHARED[capability], (made.metadata.name, capability, made.metadata.shared)

@@ -41,6 +41,33 @@ def test_it_is_the_reference_everywhere(case, dtype):
     check(case, dtype)
 
 
+def keep(monkeypatch, heads: int) -> None:
+    """Room for the scores' gradient of so many heads at once."""
+    from vantage.kernels.gpu import distance_operators as operators
+
+    room = operators._room_to_keep
+
+    def room_for(q, p, batch, most):
+        monkeypatch.setattr(operators, "KEPT_SHARE", 1000.0)
+        monkeypatch.setattr(operators, "FEWEST_PROGRAMS", 0)
+        return room(q, p, batch, most)[0], min(heads, q.shape[1])
+
+    monkeypatch.setattr(operators, "_room_to_keep", room_for)
+
+
+@pytest.mark.parametrize("case", FEW, ids=str)
+def test_it_is_the_reference_where_the_gradient_of_scores_is_kept(case, monkeypatch):
+    keep(monkeypatch, heads=2)
+    check(case, torch.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", MANY, ids=str)
+def test_it_is_the_reference_everywhere_where_the_gradient_of_scores_is_kept(case, monkeypatch):
+    keep(monkeypatch, heads=1)
+    check(case, torch.float32)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -21,12 +21,29 @@ def _line(LSE, DELTA, at, qi, T):
 
 
 @triton.jit
+def _slot(block, blocks, most, step):
+    """Where tile ``step`` of a block of queries is kept. Later blocks have one tile more each, up to ``most``; a block
+    and the one that is as far from the other end share a row of memory, and begin at its two ends."""
+    row = tl.minimum(block, blocks - 1 - block)
+    length = 2 * most - blocks + 1
+    return row * length + tl.where(block >= blocks - 1 - block, step, length - 1 - step)
+
+
+@triton.jit
+def _kept_tiles(KEPT, pair, blocks, most, BLOCK: tl.constexpr):
+    """Those of one row and head."""
+    tiles = (blocks + 1) // 2 * (2 * most - blocks + 1)
+    first = KEPT + pair * tiles * (BLOCK * BLOCK)
+    return tl.make_tensor_descriptor(first, [tiles * BLOCK, BLOCK], [BLOCK, 1], [BLOCK, BLOCK])
+
+
+@triton.jit
 def _query_step(
-    q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, n, t, qi, line, delta, S, W, off, origin, window, chunk, prefix,
-    scale, cap, weight, ratio, dq, dqr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, kept_tiles, slot, n, t, qi, line, delta, S, W, off, origin, window,
+    chunk, prefix, scale, cap, weight, ratio, dq, dqr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, OWN: tl.constexpr, HAS_C: tl.constexpr,
-    PRECISION: tl.constexpr,
-    APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr, FULL: tl.constexpr,
+    KEEPS: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr,
+    FULL: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys. ``held``: what the last tile gave to its nearer block of distances; this one has the rest."""
     near = product_with_distances(qr, r_tiles, C, t, W, PRECISION, BLOCK, HAS_C)
@@ -45,6 +62,8 @@ def _query_step(
     ds = p * (tl.dot(do, v.T, input_precision=PRECISION) - delta[:, None])
     to_near, to_far = by_distance(ds * ratio, BLOCK, SHUFFLED)
     both = held + to_far.to(qr.dtype)  # no place has something of both
+    if KEEPS:
+        kept_tiles.store([slot * BLOCK, 0], both)
     if SOFTCAP:
         ds = ds * slope
     dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
@@ -56,20 +75,23 @@ def _query_step(
     return near, to_near.to(qr.dtype), dq, dqr
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_head"])
 def query_gradients(
-    Q, K, V, QR, R, C, DO, LSE, DELTA, DQ, DQR, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, rb, rh, rt, gb, gh, gt, db,
-    dh, dt, eb, eh, et, wh, T, S, W, blocks, lift, off, origin, window, chunk, prefix, scale, cap, weight, factor,
-    share, H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr,
+    Q, K, V, QR, R, C, DO, LSE, DELTA, DQ, DQR, KEPT, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, rb, rh, rt, gb, gh,
+    gt, db, dh, dt, eb, eh, et, wh, T, S, W, blocks, first_head, heads, most, lift, off, origin, window, chunk, prefix,
+    scale, cap, weight, factor, share, H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr,
     D_TILE: tl.constexpr, E_TILE: tl.constexpr, F_TILE: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, OWN: tl.constexpr,
-    HAS_C: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr,
+    HAS_C: tl.constexpr, KEEPS: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr,
+    SHUFFLED: tl.constexpr,
 ):  # fmt: skip
-    """DQ of one block of queries of one head, and DQR where the bias has queries of its own."""
+    """DQ of one block of queries of one head, of so many ``heads`` from ``first_head`` on; DQR where the bias has queries
+    of its own. ``KEEPS``: KEPT gets the scores' gradient by distance, in tiles (``_slot``)."""
     block = blocks - 1 - tl.program_id(0) % blocks
-    at = (tl.program_id(0) // blocks).to(tl.int64)
-    b = at // H
-    h = at % H
+    pair = (tl.program_id(0) // blocks).to(tl.int64)
+    b = pair // heads
+    h = first_head + pair % heads
+    at = b * H + h
     g = h // GROUP
     m0 = block * BLOCK
     q_tile = tl.make_tensor_descriptor(Q + b * qb + h * qh, [T, D], [qt, 1], [BLOCK, D_TILE])
@@ -90,27 +112,33 @@ def query_gradients(
     ratio = share / factor if OWN else 1.0
     C += h * W
     held = tl.zeros([BLOCK, BLOCK], QR.dtype.element_ty)
+    kept_tiles = _kept_tiles(KEPT, pair, blocks, most, BLOCK) if KEEPS else k_tiles
     shift = lift - m0
     far = product_with_distances(qr, r_tiles, C, lo * BLOCK + shift - BLOCK, W, PRECISION, BLOCK, HAS_C)
     for n in tl.range(lo * BLOCK, full_lo * BLOCK, BLOCK):
         far, held, dq, dqr = _query_step(
-            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, n, n + shift, qi, line, delta, S, W, off, origin,
-            window, chunk, prefix, scale, cap, weight, ratio, dq, dqr, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP,
-            OWN, HAS_C, PRECISION, APPROXIMATE, SHUFFLED, False,
+            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, kept_tiles,
+            _slot(block, blocks, most, n // BLOCK - lo), n, n + shift, qi, line, delta, S, W, off, origin, window, chunk,
+            prefix, scale, cap, weight, ratio, dq, dqr, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, OWN, HAS_C, KEEPS,
+            PRECISION, APPROXIMATE, SHUFFLED, False,
         )  # fmt: skip
     for n in tl.range(full_lo * BLOCK, full_hi * BLOCK, BLOCK):
         far, held, dq, dqr = _query_step(
-            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, n, n + shift, qi, line, delta, S, W, off, origin,
-            window, chunk, prefix, scale, cap, weight, ratio, dq, dqr, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP,
-            OWN, HAS_C, PRECISION, APPROXIMATE, SHUFFLED, True,
+            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, kept_tiles,
+            _slot(block, blocks, most, n // BLOCK - lo), n, n + shift, qi, line, delta, S, W, off, origin, window, chunk,
+            prefix, scale, cap, weight, ratio, dq, dqr, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, OWN, HAS_C, KEEPS,
+            PRECISION, APPROXIMATE, SHUFFLED, True,
         )  # fmt: skip
     for n in tl.range(full_hi * BLOCK, hi * BLOCK, BLOCK):
         far, held, dq, dqr = _query_step(
-            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, n, n + shift, qi, line, delta, S, W, off, origin,
-            window, chunk, prefix, scale, cap, weight, ratio, dq, dqr, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP,
-            OWN, HAS_C, PRECISION, APPROXIMATE, SHUFFLED, False,
+            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, kept_tiles,
+            _slot(block, blocks, most, n // BLOCK - lo), n, n + shift, qi, line, delta, S, W, off, origin, window, chunk,
+            prefix, scale, cap, weight, ratio, dq, dqr, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, OWN, HAS_C, KEEPS,
+            PRECISION, APPROXIMATE, SHUFFLED, False,
         )  # fmt: skip
     last = r_tiles.load([hi * BLOCK + shift - BLOCK, 0])
+    if KEEPS:
+        kept_tiles.store([_slot(block, blocks, most, hi - lo) * BLOCK, 0], held)
     if OWN:
         dq = tl.dot(held, last, dq, input_precision=PRECISION)
     else:
@@ -322,6 +350,40 @@ def distance_gradients(
                 origin, window, chunk, prefix, scale, cap, weight, dr, dc, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX,
                 SOFTCAP, OWN, HAS_C, PRECISION, APPROXIMATE, SHUFFLED, False,
             )  # fmt: skip
+    f = tl.arange(0, F_TILE)[None, :]
+    where = DR + (h * W + t)[:, None] * F + f
+    tl.store(where, (dr * share).to(DR.dtype.element_ty), mask=(t < W)[:, None] & (f < F))
+    if HAS_C:
+        tl.store(DC + h * W + t, tl.sum(dc, 0) * share, mask=t < W)
+
+
+@triton.jit(do_not_specialize=["first_head"])
+def kept_distance_gradients(
+    QR, DR, DC, KEPT, BOUNDS, rb, rh, rt, T, S, W, blocks, query_blocks, first_head, heads, batch, most, lift, share,
+    F: tl.constexpr, F_TILE: tl.constexpr, BLOCK: tl.constexpr, HAS_C: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """DR and DC of one block of distances of one head, of the scores' gradient that ``query_gradients`` has kept."""
+    block = blocks - 1 - tl.program_id(0) % blocks  # the nearest distances, which most queries have, first
+    part = (tl.program_id(0) // blocks).to(tl.int64)
+    h = first_head + part
+    t = block * BLOCK + tl.arange(0, BLOCK)
+    behind = lift // BLOCK - block
+    first = tl.maximum(behind - 1, 0)
+    end = tl.minimum(query_blocks, tl.cdiv(S, BLOCK) + behind)
+    dr = tl.zeros([BLOCK, F_TILE], tl.float32)
+    dc = tl.zeros([BLOCK, BLOCK], tl.float32)
+    for b in range(batch):
+        pair = part * 0 + b * heads + part
+        kept_tiles = _kept_tiles(KEPT, pair, query_blocks, most, BLOCK)
+        qr_tiles = tl.make_tensor_descriptor(QR + b * rb + h * rh, [T, F], [rt, 1], [BLOCK, F_TILE])
+        for m in tl.range(first, end):
+            lo, hi = tl.load(BOUNDS + m * 4), tl.load(BOUNDS + m * 4 + 3)
+            step = m + 1 - behind - lo
+            slot = _slot(m, query_blocks, most, step)
+            x = kept_tiles.load([tl.where((step >= 0) & (step <= hi - lo), slot, -1) * BLOCK, 0])  # before all it is 0
+            dr = tl.dot(x.T, qr_tiles.load([m * BLOCK, 0]), dr, input_precision=PRECISION)
+            if HAS_C:
+                dc += x.to(tl.float32)
     f = tl.arange(0, F_TILE)[None, :]
     where = DR + (h * W + t)[:, None] * F + f
     tl.store(where, (dr * share).to(DR.dtype.element_ty), mask=(t < W)[:, None] & (f < F))
