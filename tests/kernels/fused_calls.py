@@ -374,7 +374,10 @@ SMALL_PRODUCTS = [
 
 
 SMALL_COUNTS = [
-    *(Case("counts", mask, B=1 + n % 2, width=5) for n, mask in enumerate((MASKS[x] for x in ("causal", "window", "chunked")))),
+    *(
+        Case("counts", mask, B=1 + n % 2, width=5)
+        for n, mask in enumerate(MASKS[x] for x in ("causal", "window", "chunked"))
+    ),
     Case("counts", T=60, S=60, width=4),  # most tiles are beyond the last count
     Case("counts", T=60, S=60, width=40, B=2),  # and here none is
     Case("counts", T=50, S=70, width=9, gates=40.0),  # gates open or shut: counts are whole numbers

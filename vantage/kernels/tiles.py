@@ -44,7 +44,7 @@ class Tiles:
         assert flags is not None, "a mask that was not refused"
         assert library is not None, "asked for before"
         form = form_of_need(need)
-        assert not isinstance(form, DistanceKeys), "a form that was not refused"
+        assert not isinstance(form, DistanceKeys | CountTable), "a form that was not refused"
         (B, H, T, _), (_, G, S, _), e = q_BHTd.shape, view.k.shape, view.v.shape[-1]
         bias = bias_numbers(form, pair, H)
         if bias is None or flags.nothing or 0 in (B, T, S):

@@ -186,7 +186,9 @@ class CountTable:
     scale: float
 
 
-PointwiseForm = Slope | LogDistance | PowerDistance | DistanceTable | RowTable | QueryAndKey | RatioPieces | RatioNetwork
+PointwiseForm = (
+    Slope | LogDistance | PowerDistance | DistanceTable | RowTable | QueryAndKey | RatioPieces | RatioNetwork
+)
 Form = PointwiseForm | DistanceKeys | CountTable
 
 

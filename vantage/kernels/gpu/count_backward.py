@@ -4,9 +4,9 @@ The first finds how many tiles of each block of queries count (behind them the h
 blocks of queries: their gradients, and those of what they have for each count. The third has blocks of keys.
 
 A gate takes part in the counts of its own key and of all older ones. So its gradient is a sum from the oldest key on,
-which is what all keys have less the sum over newer ones: the second kernel, which goes from the newest key back, has that
-at hand. It keeps both sums at the beginning of each tile for the third, or of every second, third, … where more tiles
-count than it has room for; then the third works out those in between once more.
+which is what all keys have less the sum over newer ones: the second kernel, which goes from the newest key back, has
+that at hand. It keeps both sums at the beginning of each tile for the third, or of every second, third, … where more
+tiles count than it has room for; then the third works out those in between once more.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def _counted(
     CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr,
 ):  # fmt: skip
     """A tile with counts: weights, their scores' gradient and that of the counts, what the gates are, and the sums that
-    the next tile goes on from. ``later``: of the counts' gradient, over newer tiles."""
+    the next tile goes on from. ``later``: of the counts' gradient, over newer tiles. ``ratio``: the scale of gates as a
+    share of that of scores."""
     kj = n + tl.arange(0, BLOCK)
     s = tl.dot(q, k.T, input_precision=PRECISION)
     gates, see = gates_of(s, qi, kj, S, off, origin, window, chunk, gate, CAUSAL, WINDOW, CHUNK)
@@ -66,7 +67,7 @@ def _counted(
     ds = p * (tl.dot(do, v.T, input_precision=PRECISION) - delta[:, None])
     to_count = ds * rise
     newer = later[:, None] + sums_of_later(to_count, ones_behind, PRECISION)
-    # of the gates (``ratio``: their scale as a share of that of scores): what all counts get, less ``newer``; the first term is put in by who knows it
+    # of the gates: what all counts get, which is put in by who knows it, less ``newer``
     bend = gates * (1.0 - gates) * ratio
     if SOFTCAP:
         to_scores = ds * slope - bend * newer
@@ -120,8 +121,8 @@ def _store_by_count(A0, A1, row, inside, top, sum0, sum1, P, P_TILE: tl.constexp
 @triton.jit
 def query_gradients(
     Q, K, V, BY, DO, LINE, DELTA, DQ, A0, A1, COUNTED, SUMS, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, gb, gh, gt, db,
-    dh, dt, T, S, P, blocks, heads, off, origin, window, chunk, scale, cap, gate, weight, ratio, factor, H: tl.constexpr,
-    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr,
+    dh, dt, T, S, P, blocks, heads, off, origin, window, chunk, scale, cap, gate, weight, ratio, factor,
+    H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr,
     BLOCK: tl.constexpr, P_TILE: tl.constexpr, KEPT: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr,
     LEARNED: tl.constexpr,
@@ -161,7 +162,7 @@ def query_gradients(
     sum1 = tl.zeros([BLOCK], tl.float32)
     kept = SUMS + at * (KEPT + 1) * T + qi
     kept_later = kept + (at * 0 + heads) * (KEPT + 1) * T
-    for e in range(tiles):
+    for e in tl.range(0, tiles, num_stages=1):  # tiles fetched ahead would take the room of a second program
         slot = e // stride * T
         begins = inside & (e % stride == 0)
         tl.store(kept + slot, carry, mask=begins)
@@ -169,9 +170,10 @@ def query_gradients(
         n = (newest - 1 - e) * BLOCK
         k = k_tiles.load([n, 0])
         v = v_tiles.load([n, 0])
-        p, ds, to_scores, bend, below, part, see, gates, counted, later = _counted(
+        _, ds, to_scores, bend, below, part, see, gates, counted, later = _counted(
             q, do, k, v, ones, ones_behind, n, qi, BY, row, last, line, delta, carry, later, T, S, P, off, origin,
-            window, chunk, scale, cap, gate, weight, ratio, BLOCK, CAUSAL, WINDOW, CHUNK, SOFTCAP, PRECISION, APPROXIMATE,
+            window, chunk, scale, cap, gate, weight, ratio, BLOCK, CAUSAL, WINDOW, CHUNK, SOFTCAP, PRECISION,
+            APPROXIMATE,
         )  # fmt: skip
         if LEARNED:
             before = carry[:, None] + sums_of_later(gates, ones_behind, PRECISION)
@@ -244,14 +246,14 @@ def _counted_queries(
     every = tl.load(kept_later + KEPT * T, mask=inside, other=0.0)
     carry = tl.where(counts, tl.load(kept + slot * T, mask=inside, other=0.0), P + 0.0)
     later = tl.where(counts, tl.load(kept_later + slot * T, mask=inside, other=0.0), every)
-    for between in range(tl.where(counts, slot * stride, 0), tl.where(counts, e, 0)):
+    for between in tl.range(tl.where(counts, slot * stride, 0), tl.where(counts, e, 0), num_stages=1):
         n0 = (newest - 1 - between) * BLOCK
         _, _, _, _, _, _, _, _, carry, later = _counted(
             q, do, k_tiles.load([n0, 0]), v_tiles.load([n0, 0]), ones, ones_behind, n0, qi, BY, row, last, line, delta,
-            carry, later, T, S, P, off, origin, window, chunk, scale, cap, gate, weight, ratio, BLOCK, CAUSAL, WINDOW, CHUNK,
-            SOFTCAP, PRECISION, APPROXIMATE,
+            carry, later, T, S, P, off, origin, window, chunk, scale, cap, gate, weight, ratio, BLOCK, CAUSAL, WINDOW,
+            CHUNK, SOFTCAP, PRECISION, APPROXIMATE,
         )  # fmt: skip
-    p, ds, to_scores, bend, below, part, see, gates, carry, later = _counted(
+    p, _, to_scores, bend, _, _, _, _, _, _ = _counted(
         q, do, k, v, ones, ones_behind, n * BLOCK, qi, BY, row, last, line, delta, carry, later, T, S, P, off, origin,
         window, chunk, scale, cap, gate, weight, ratio, BLOCK, CAUSAL, WINDOW, CHUNK, SOFTCAP, PRECISION, APPROXIMATE,
     )  # fmt: skip
@@ -295,11 +297,11 @@ def key_gradients(
         q_tiles = tl.make_tensor_descriptor(Q + b * qb + h.to(tl.int64) * qh, [T, D], [qt, 1], [BLOCK, D_TILE])
         g_tiles = tl.make_tensor_descriptor(DO + b * gb + h.to(tl.int64) * gh, [T, E], [gt, 1], [BLOCK, E_TILE])
         end = tl.minimum(tl.maximum(tl.load(ENDS + at * blocks + block), lo), hi)
-        for m in range(lo, end):
+        for m in tl.range(lo, end, num_stages=1):
             dk, dv = _counted_queries(
                 k, v, q_tiles, g_tiles, k_tiles, v_tiles, ones, ones_behind, m, block, BY, LINE, DELTA, COUNTED, SUMS,
-                BOUNDS, at, query_blocks, heads, T, S, P, off, origin, window, chunk, scale, cap, gate, weight, ratio, dk, dv,
-                BLOCK, KEPT, CAUSAL, WINDOW, CHUNK, SOFTCAP, PRECISION, APPROXIMATE,
+                BOUNDS, at, query_blocks, heads, T, S, P, off, origin, window, chunk, scale, cap, gate, weight, ratio,
+                dk, dv, BLOCK, KEPT, CAUSAL, WINDOW, CHUNK, SOFTCAP, PRECISION, APPROXIMATE,
             )  # fmt: skip
         first = tl.maximum(full_lo, end)
         past = tl.maximum(full_hi, first)

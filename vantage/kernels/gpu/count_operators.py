@@ -117,7 +117,7 @@ def _arguments(p: FusedPlan) -> tuple[int, ...]:
 
 
 def _units(factors: list[float]) -> tuple[float, float, float, float]:
-    """``operators.units``; the scale of what gates are made of, and what the bias is multiplied by, for units of log2."""
+    """``operators.units``; then the scale of gates, and what the bias is multiplied by, to be in units of log2."""
     return *common.units(factors[:3]), factors[3] * common.LOG2E, factors[2] * common.LOG2E
 
 

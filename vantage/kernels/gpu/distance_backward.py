@@ -39,11 +39,11 @@ def _kept_tiles(KEPT, pair, blocks, most, BLOCK: tl.constexpr):
 
 @triton.jit
 def _query_step(
-    q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, kept_tiles, slot, n, t, qi, line, delta, S, W, off, origin, window,
-    chunk, prefix, scale, cap, weight, ratio, dq, dqr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, OWN: tl.constexpr, HAS_C: tl.constexpr,
-    KEEPS: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr,
-    FULL: tl.constexpr,
+    q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, kept_tiles, slot, n, t, qi, line, delta, S, W, off, origin,
+    window, chunk, prefix, scale, cap, weight, ratio, dq, dqr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, OWN: tl.constexpr,
+    HAS_C: tl.constexpr, KEEPS: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr,
+    SHUFFLED: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys. ``held``: what the last tile gave to its nearer block of distances; this one has the rest."""
     near = product_with_distances(qr, r_tiles, C, t, W, PRECISION, BLOCK, HAS_C)
@@ -79,14 +79,14 @@ def _query_step(
 def query_gradients(
     Q, K, V, QR, R, C, DO, LSE, DELTA, DQ, DQR, KEPT, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, rb, rh, rt, gb, gh,
     gt, db, dh, dt, eb, eh, et, wh, T, S, W, blocks, first_head, heads, most, lift, off, origin, window, chunk, prefix,
-    scale, cap, weight, factor, share, H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr,
-    D_TILE: tl.constexpr, E_TILE: tl.constexpr, F_TILE: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr, CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, OWN: tl.constexpr,
-    HAS_C: tl.constexpr, KEEPS: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr,
+    scale, cap, weight, factor, share, H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    F: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr, F_TILE: tl.constexpr, BLOCK: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr,
+    OWN: tl.constexpr, HAS_C: tl.constexpr, KEEPS: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr,
     SHUFFLED: tl.constexpr,
 ):  # fmt: skip
-    """DQ of one block of queries of one head, of so many ``heads`` from ``first_head`` on; DQR where the bias has queries
-    of its own. ``KEEPS``: KEPT gets the scores' gradient by distance, in tiles (``_slot``)."""
+    """DQ of one block of queries of one head, of so many ``heads`` from ``first_head`` on; DQR where the bias has
+    queries of its own. ``KEEPS``: KEPT gets the scores' gradient by distance, in tiles (``_slot``)."""
     block = blocks - 1 - tl.program_id(0) % blocks
     pair = (tl.program_id(0) // blocks).to(tl.int64)
     b = pair // heads
@@ -117,24 +117,21 @@ def query_gradients(
     far = product_with_distances(qr, r_tiles, C, lo * BLOCK + shift - BLOCK, W, PRECISION, BLOCK, HAS_C)
     for n in tl.range(lo * BLOCK, full_lo * BLOCK, BLOCK):
         far, held, dq, dqr = _query_step(
-            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, kept_tiles,
-            _slot(block, blocks, most, n // BLOCK - lo), n, n + shift, qi, line, delta, S, W, off, origin, window, chunk,
-            prefix, scale, cap, weight, ratio, dq, dqr, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, OWN, HAS_C, KEEPS,
-            PRECISION, APPROXIMATE, SHUFFLED, False,
+            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, kept_tiles, _slot(block, blocks, most, n // BLOCK - lo),
+            n, n + shift, qi, line, delta, S, W, off, origin, window, chunk, prefix, scale, cap, weight, ratio, dq, dqr,
+            BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, OWN, HAS_C, KEEPS, PRECISION, APPROXIMATE, SHUFFLED, False,
         )  # fmt: skip
     for n in tl.range(full_lo * BLOCK, full_hi * BLOCK, BLOCK):
         far, held, dq, dqr = _query_step(
-            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, kept_tiles,
-            _slot(block, blocks, most, n // BLOCK - lo), n, n + shift, qi, line, delta, S, W, off, origin, window, chunk,
-            prefix, scale, cap, weight, ratio, dq, dqr, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, OWN, HAS_C, KEEPS,
-            PRECISION, APPROXIMATE, SHUFFLED, True,
+            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, kept_tiles, _slot(block, blocks, most, n // BLOCK - lo),
+            n, n + shift, qi, line, delta, S, W, off, origin, window, chunk, prefix, scale, cap, weight, ratio, dq, dqr,
+            BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, OWN, HAS_C, KEEPS, PRECISION, APPROXIMATE, SHUFFLED, True,
         )  # fmt: skip
     for n in tl.range(full_hi * BLOCK, hi * BLOCK, BLOCK):
         far, held, dq, dqr = _query_step(
-            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, kept_tiles,
-            _slot(block, blocks, most, n // BLOCK - lo), n, n + shift, qi, line, delta, S, W, off, origin, window, chunk,
-            prefix, scale, cap, weight, ratio, dq, dqr, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, OWN, HAS_C, KEEPS,
-            PRECISION, APPROXIMATE, SHUFFLED, False,
+            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, kept_tiles, _slot(block, blocks, most, n // BLOCK - lo),
+            n, n + shift, qi, line, delta, S, W, off, origin, window, chunk, prefix, scale, cap, weight, ratio, dq, dqr,
+            BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, OWN, HAS_C, KEEPS, PRECISION, APPROXIMATE, SHUFFLED, False,
         )  # fmt: skip
     last = r_tiles.load([hi * BLOCK + shift - BLOCK, 0])
     if KEEPS:

@@ -106,10 +106,10 @@ def _scores(
         s = s * cap
     elif FORM > 0 and FORM != LOG and FORM != POWER:
         s = s * scale
-    if (FORM == LOG or FORM == POWER) and MASKED:
+    if (FORM == LOG or FORM == POWER) and MASKED:  # noqa: SIM109
         along = gl.arange(0, BLOCK, gl.SliceLayout(0, s.type.layout)).to(gl.float32)
         s = s + _near_bias((qi + off - n).to(gl.float32), along, slope, power, FORM)
-    elif FORM == LOG or FORM == POWER:
+    elif FORM == LOG or FORM == POWER:  # noqa: SIM109
         along = (BLOCK - 1) / 2 - gl.arange(0, BLOCK, gl.SliceLayout(0, s.type.layout)).to(gl.float32)
         _, c1, c2, c3 = terms
         along = along[None, :]
@@ -163,8 +163,8 @@ def _weights(s, m, total, scale, more, RAW: gl.constexpr, MASKED: gl.constexpr, 
 def _tile(
     part: gl.constexpr, turns, j, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0, P1,
     at, h, S, off, banks, origin, window, chunk, scale, cap, slope, power, empty, P_LAYOUT: gl.constexpr,
-    BLOCK: gl.constexpr, FORM: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CHUNK: gl.constexpr, SOFTCAP: gl.constexpr,
-    MASKED: gl.constexpr,
+    BLOCK: gl.constexpr, FORM: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CHUNK: gl.constexpr,
+    SOFTCAP: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Scores of tile j, while the values of the tile before are added."""
     stages: gl.constexpr = k.shape[0]
@@ -218,7 +218,7 @@ def _attend(
     power = 0.0
     if FORM == SLOPE:
         slope = gl.load(P0 + h) * LOG2E
-    elif FORM == LOG or FORM == POWER:
+    elif FORM == LOG or FORM == POWER:  # noqa: SIM109
         slope = -gl.load(P0 + h)
         power = gl.load(P1 + h)
         if FORM == POWER:
