@@ -32,7 +32,8 @@ from vantage.kernels.gpu.row_rotation import lies_as_expected
 
 SHARED = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}  # bytes a block may share
 INTEGERS = {"QP", "KP", "BOUNDS", "RANGES", "COUNTED", "ENDS"}
-NUMBERS = {"A0", "A1", "SUMS", "LIMIT", "LSE", "LINE", "MASS", "DELTA", "P0", "P1", "SINKS", "G0", "G1", "C", "DC"}
+NUMBERS = {"LSE", "LINE", "MASS", "DELTA", "P0", "P1", "SINKS", "G0", "G1", "C", "DC"}
+NUMBERS |= {"A0", "A1", "SUMS", "TOTALS"}
 FLOATS = {"scale", "cap", "factor", "weight", "share", "gate", "ratio", "cool", "eps"}
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
@@ -154,11 +155,13 @@ def compile_counts(capability: int, dtype: torch.dtype, width: int) -> dict[str,
     operators.turns_tiles_in_memory = lambda device: capability == 100
     p = plan(COUNTS)._replace(block=operators.block_for(q, q))
     how = count_operators._constants(q, q[:, :1], q, p, [1.0, 0.0, 1.0, 1.0]) | {"APPROXIMATE": dtype != torch.float32}
-    how |= {"KEPT": count_operators.KEPT, "P_TILE": 64, "LEARNED": True, "HAS_SINKS": True}
+    how |= {"KEPT": count_operators.KEPT, "P_TILE": 64, "ROWS": 32, "LEARNED": True, "HAS_SINKS": True}
     warps, used = operators.warps(q, q), {}
     for kernel, stages in (
         (count_forward.attend_by_count, operators.stages(q, q, p, 1)),
         (count_backward.count_tiles, 1),
+        (count_backward.sum_counts, 1),
+        (count_backward.gradients_by_count, 2),
         (count_backward.query_gradients, operators.stages(q, q, p, 2)),
         (count_backward.key_gradients, operators.stages(q, q, p, 2)),
     ):

@@ -116,8 +116,8 @@ class FusedAttention(torch.autograd.Function):
             row_sums = torch.where(lse == float("-inf"), 0.0, delta - shared * (1 - to_sink))
             d_one, d_two = _bias_gradients(plan, one, two, row_sums)
             if plan.learned and plan.form == COUNTS:
-                one[..., -1] = row_sums - one[..., :-1].sum(-1)
-                d_one = one if ctx.factors[2] == 1.0 else one * ctx.factors[2]
+                one[..., -1] += (row_sums * ctx.factors[2]).to(one.dtype)
+                d_one = one
             if plan.learned and plan.form == TABLES[1] and plan.banks:
                 d_two = _gradient_of_values(two, grad, torch.where(lse == float("-inf"), 0.0, 1 - to_sink))
             if sinks is not None:

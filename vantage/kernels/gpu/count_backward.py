@@ -1,12 +1,13 @@
-"""The backward pass for a bias that counts keys, without atomics, in three kernels.
+"""The backward pass for a bias that counts keys, without atomics.
 
-The first finds how many tiles of each block of queries count (behind them the highest count is reached). The second has
-blocks of queries: their gradients, and those of what they have for each count. The third has blocks of keys.
+``count_tiles`` finds how many tiles of each block of queries count (behind them the highest count is reached). In those
+``sum_counts`` adds up what the others need; then come the gradients of what queries have for each count, of queries,
+and of keys and values.
 
 A gate takes part in the counts of its own key and of all older ones. So its gradient is a sum from the oldest key on,
-which is what all keys have less the sum over newer ones: the second kernel, which goes from the newest key back, has
-that at hand. It keeps both sums at the beginning of each tile for the third, or of every second, third, … where more
-tiles count than it has room for; then the third works out those in between once more.
+which is what all keys have less the sum over newer ones. Blocks of queries go from the newest key back and have the
+latter at hand. For blocks of keys both sums are kept at the beginning of each tile, or of every second, third, … where
+more tiles count than there is room for; then those in between are worked out once more.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import triton
 import triton.language as tl
 
 from vantage.kernels.gpu.backward import key_step, query_step
-from vantage.kernels.gpu.count_tiles import by_count, first_column, gates_of, sums_of_later, triangle
+from vantage.kernels.gpu.count_tiles import by_count, first_column, gates_of, store_at, sums_of_later, triangle
 from vantage.kernels.gpu.tiles import scaled
 
 
@@ -49,86 +50,164 @@ def count_tiles(
 
 
 @triton.jit
-def _counted(
-    q, do, k, v, ones, ones_behind, n, qi, BY, row, last, line, delta, carry, later, T, S, P, off, origin, window,
-    chunk, scale, cap, gate, weight, ratio, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr,
+def _place(carry, gates, below, row, inside, ones_behind, P, PRECISION: tl.constexpr):
+    """Where a key passes a whole number of counts, twice the place of that number, and one more where it passes two at
+    once, which a rounding may do; elsewhere -1. A gate is at most 1, and what newer keys have is the very sum that the
+    next key has: so each number is passed by one key, and no two write to one place."""
+    before = carry[:, None] + sums_of_later(gates, ones_behind, PRECISION)
+    was = tl.minimum(before, P - 1.0).to(tl.int32)
+    return tl.where(inside[:, None] & (below > was), (row[:, None] + below) * 2 + (below > was + 1).to(tl.int32), -1)
+
+
+@triton.jit
+def _weighed(
+    q, do, k, v, ones, ones_behind, n, qi, BY, row, last, line, delta, carry, inside, S, P, off, origin, window, chunk,
+    scale, cap, gate, weight, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
+    SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr, PLACED: tl.constexpr,
 ):  # fmt: skip
-    """A tile with counts: weights, their scores' gradient and that of the counts, what the gates are, and the sums that
-    the next tile goes on from. ``later``: of the counts' gradient, over newer tiles. ``ratio``: the scale of gates as a
-    share of that of scores."""
+    """A tile that counts: its weights and their scores' gradient, the derivative of the softcap, how fast the bias
+    rises with the count, gates, the part of counts beyond whole numbers, and the count that the next tile goes on from;
+    ``PLACED``: and the places of ``_place``."""
     kj = n + tl.arange(0, BLOCK)
     s = tl.dot(q, k.T, input_precision=PRECISION)
     gates, see = gates_of(s, qi, kj, S, off, origin, window, chunk, gate, CAUSAL, WINDOW, CHUNK)
     count = carry[:, None] + sums_of_later(gates, ones, PRECISION)
-    bias, rise, below, part = by_count(count, BY, row[:, None], (qi < T)[:, None], P)
+    bias, rise, below, part = by_count(count, BY, row[:, None], P, APPROXIMATE)
+    place = _place(carry, gates, below, row, inside, ones_behind, P, PRECISION) if PLACED else below
     x, slope = scaled(s, scale, cap, SOFTCAP, APPROXIMATE)
     p = tl.where(see, tl.math.exp2(x + (bias - last[:, None]) * weight - line[:, None]), 0.0)
     ds = p * (tl.dot(do, v.T, input_precision=PRECISION) - delta[:, None])
-    to_count = ds * rise
-    newer = later[:, None] + sums_of_later(to_count, ones_behind, PRECISION)
-    # of the gates: what all counts get, which is put in by who knows it, less ``newer``
-    bend = gates * (1.0 - gates) * ratio
-    if SOFTCAP:
-        to_scores = ds * slope - bend * newer
-    else:
-        to_scores = ds - bend * newer
-    return p, ds, to_scores, bend, below, part, see, gates, first_column(count, BLOCK), later + tl.sum(to_count, 1)
+    return p, ds, slope, rise, gates, part, first_column(count, BLOCK), place
 
 
 @triton.jit
-def _store_sums(
-    ds, below, part, before, see, sum0, sum1, ones_behind, A0, A1, row, P, BLOCK: tl.constexpr, PRECISION: tl.constexpr
+def _with_gates(
+    ds, slope, rise, gates, every, later, ones_behind, ratio, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """Where a query's count passes a whole number, what newer keys have of ds, and of ds times the part beyond the
-    whole number below. Each number is passed once, since a gate is at most 1: no two keys write to one place."""
-    newer0 = sum0[:, None] + sums_of_later(ds, ones_behind, PRECISION)
-    newer1 = sum1[:, None] + sums_of_later(ds * part, ones_behind, PRECISION)
-    was = tl.minimum(before, P - 1.0).to(tl.int32)
-    to = row[:, None] + below
-    passed = see & (below > was)
-    tl.store(A0 + to, newer0, mask=passed)
-    tl.store(A1 + to, newer1, mask=passed)
-    skipped = see & (below > was + 1)  # two at once, by a rounding
-    tl.store(A0 + to - 1, newer0, mask=skipped)
-    tl.store(A1 + to - 1, newer1, mask=skipped)
-    return sum0 + tl.sum(ds, 1), sum1 + tl.sum(ds * part, 1)
+    """The gradient of scores by both their ways, as weights and as gates. A gate gets what all counts get (``every``),
+    less those of newer keys (``later``: of newer tiles). ``ratio``: the scale of gates as a share of that of scores."""
+    newer = later[:, None] + sums_of_later(ds * rise, ones_behind, PRECISION)
+    if SOFTCAP:
+        ds = ds * slope
+    return ds + gates * (1.0 - gates) * (every[:, None] - newer) * ratio
 
 
 @triton.jit
-def _at(A, row, p, inside, top, total, P):
+def _store_newer(A, total, x, place, ones_behind, PRECISION: tl.constexpr, IN_PLACE: tl.constexpr):
+    """What newer keys have of x, into the places of A that keys pass. ``total``: what newer tiles have, and then all."""
+    newer = total[:, None] + sums_of_later(x, ones_behind, PRECISION)
+    passed = place >= 0
+    store_at(A, place >> 1, newer, passed, IN_PLACE)
+    store_at(A, (place >> 1) - 1, newer, passed & ((place & 1) == 1), IN_PLACE)
+    return total + tl.sum(x, 1)
+
+
+@triton.jit
+def sum_counts(
+    Q, K, V, BY, DO, LINE, DELTA, A0, A1, TOTALS, COUNTED, SUMS, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, gb, gh, gt,
+    T, S, P, blocks, heads, off, origin, window, chunk, scale, cap, gate, weight, H: tl.constexpr, GROUP: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr, BLOCK: tl.constexpr,
+    KEPT: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFTCAP: tl.constexpr,
+    PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr, LEARNED: tl.constexpr,
+):  # fmt: skip
+    """Of one block of queries of one head. SUMS (2, B, H, KEPT + 1, T): counts, and the counts' gradients, of newer
+    tiles, for each tile that is kept and last of all. A0 and A1 (B, H, T, P): where a query's count passes a whole
+    number, what newer keys have of ds, and of ds times the part beyond the whole number below; TOTALS (2, B, H, T): the
+    same of all keys."""
+    block = blocks - 1 - tl.program_id(0) % blocks
+    at = (tl.program_id(0) // blocks).to(tl.int64)
+    b = at // H
+    h = at % H
+    g = h // GROUP
+    m0 = block * BLOCK
+    q_tile = tl.make_tensor_descriptor(Q + b * qb + h * qh, [T, D], [qt, 1], [BLOCK, D_TILE])
+    g_tile = tl.make_tensor_descriptor(DO + b * gb + h * gh, [T, E], [gt, 1], [BLOCK, E_TILE])
+    k_tiles = tl.make_tensor_descriptor(K + b * kb + g * kh, [S, D], [kt, 1], [BLOCK, D_TILE])
+    v_tiles = tl.make_tensor_descriptor(V + b * vb + g * vh, [S, E], [vt, 1], [BLOCK, E_TILE])
+    q = q_tile.load([m0, 0])
+    do = g_tile.load([m0, 0])
+    qi = m0 + tl.arange(0, BLOCK)
+    inside = qi < T
+    padded = at * tl.cdiv(T, BLOCK) * BLOCK
+    line = tl.load(LINE + padded + qi)
+    delta = tl.load(DELTA + padded + qi)
+    newest = tl.load(BOUNDS + block * 4 + 3)
+    tiles = tl.load(COUNTED + at * blocks + block)
+    stride = tl.maximum(tl.cdiv(tiles, KEPT), 1)
+    first_row = (at * T + m0) * P
+    BY += first_row
+    A0 += first_row
+    A1 += first_row
+    row = (tl.minimum(qi, T - 1) - m0) * P
+    last = tl.load(BY + row + P - 1).to(tl.float32)
+    ones = triangle(Q, BLOCK, True)
+    ones_behind = triangle(Q, BLOCK, False)
+    carry = tl.zeros([BLOCK], tl.float32)
+    later = tl.zeros([BLOCK], tl.float32)
+    sum0 = tl.zeros([BLOCK], tl.float32)
+    sum1 = tl.zeros([BLOCK], tl.float32)
+    kept = SUMS + at * (KEPT + 1) * T + qi
+    kept_later = kept + (at * 0 + heads) * (KEPT + 1) * T
+    for e in range(tiles):
+        slot = e // stride * T
+        begins = inside & (e % stride == 0)
+        tl.store(kept + slot, carry, mask=begins)
+        tl.store(kept_later + slot, later, mask=begins)
+        n = (newest - 1 - e) * BLOCK
+        _, ds, _, rise, _, part, carry, place = _weighed(
+            q, do, k_tiles.load([n, 0]), v_tiles.load([n, 0]), ones, ones_behind, n, qi, BY, row, last, line, delta,
+            carry, inside, S, P, off, origin, window, chunk, scale, cap, gate, weight, BLOCK, CAUSAL, WINDOW, CHUNK,
+            SOFTCAP, PRECISION, APPROXIMATE, LEARNED,
+        )  # fmt: skip
+        later += tl.sum(ds * rise, 1)
+        if LEARNED:
+            sum0 = _store_newer(A0, sum0, ds, place, ones_behind, PRECISION, APPROXIMATE)
+            sum1 = _store_newer(A1, sum1, ds * part, place, ones_behind, PRECISION, APPROXIMATE)
+    tl.store(kept + KEPT * T, carry, mask=inside)
+    tl.store(kept_later + KEPT * T, later, mask=inside)
+    if LEARNED:
+        tl.store(TOTALS + at * T + qi, sum0, mask=inside)
+        tl.store(TOTALS + (heads + at) * T + qi, sum1, mask=inside)
+
+
+@triton.jit
+def _newer(A, row, p, inside, top, total, P):
     """What newer keys than those at count p have: kept where it was passed, and behind the highest count all of it."""
     x = tl.load(A + row + p, mask=inside & (p > 0) & (p <= top) & (p < P), other=0.0)
     return tl.where(p > top, total, x)
 
 
 @triton.jit
-def _store_by_count(A0, A1, row, inside, top, sum0, sum1, P, P_TILE: tl.constexpr):
-    """A0 becomes the gradient of what a query has for each count but the last one."""
-    for first in range(0, P, P_TILE):
-        p = first + tl.arange(0, P_TILE)[None, :]
-        low = _at(A0, row, p, inside, top, sum0, P)
-        high = _at(A0, row, p + 1, inside, top, sum0, P)
-        low_part = _at(A1, row, p, inside, top, sum1, P)
-        high_part = _at(A1, row, p + 1, inside, top, sum1, P)
-        before_part = _at(A1, row, p - 1, inside, top, sum1, P)
-        tl.debug_barrier()  # the next number's place is read before it is written
-        to_count = high - low - (high_part - low_part) + (low_part - before_part)
-        tl.store(A0 + row + p, to_count, mask=inside & (p < P - 1))
-        tl.debug_barrier()
+def gradients_by_count(
+    A0, A1, TOTALS, SUMS, OUT, T, P, rows, factor, KEPT: tl.constexpr, ROWS: tl.constexpr, P_TILE: tl.constexpr
+):  # fmt: skip
+    """OUT (B, H, T, P): the gradient of what queries have for each count, of the sums of ``sum_counts``. The last one
+    has what is left: as if a row added up to nothing, as without sinks it does."""
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inside = (i < rows)[:, None]
+    counted = tl.load(SUMS + (i // T * (KEPT + 1) + KEPT) * T + i % T, mask=i < rows, other=0.0)
+    top = tl.minimum(counted, P - 1.0).to(tl.int32)[:, None]
+    sum0 = tl.load(TOTALS + i, mask=i < rows, other=0.0)[:, None]
+    sum1 = tl.load(TOTALS + rows + i, mask=i < rows, other=0.0)[:, None]
+    row = i[:, None] * P
+    p = tl.arange(0, P_TILE)[None, :]
+    part = _newer(A1, row, p, inside, top, sum1, P)
+    x = _newer(A0, row, p + 1, inside, top, sum0, P) - _newer(A0, row, p, inside, top, sum0, P)
+    x += 2.0 * part - _newer(A1, row, p + 1, inside, top, sum1, P) - _newer(A1, row, p - 1, inside, top, sum1, P)
+    x = tl.where(p < P - 1, x, 0.0)
+    x = tl.where(p == P - 1, -tl.sum(x, 1)[:, None], x)
+    tl.store(OUT + row + p, (x * factor).to(OUT.dtype.element_ty), mask=inside & (p < P))
 
 
 @triton.jit
 def query_gradients(
-    Q, K, V, BY, DO, LINE, DELTA, DQ, A0, A1, COUNTED, SUMS, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, gb, gh, gt, db,
-    dh, dt, T, S, P, blocks, heads, off, origin, window, chunk, scale, cap, gate, weight, ratio, factor,
-    H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr,
-    BLOCK: tl.constexpr, P_TILE: tl.constexpr, KEPT: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr,
-    LEARNED: tl.constexpr,
+    Q, K, V, BY, DO, LINE, DELTA, DQ, COUNTED, SUMS, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, gb, gh, gt, db, dh, dt,
+    T, S, P, blocks, heads, off, origin, window, chunk, scale, cap, gate, weight, ratio, factor, H: tl.constexpr,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr,
+    BLOCK: tl.constexpr, KEPT: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
+    SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr,
 ):  # fmt: skip
-    """DQ of one block of queries of one head, and A0 (B, H, T, P), the gradient of BY. SUMS (2, B, H, KEPT + 1, T):
-    counts and the counts' gradients of newer tiles, for each tile that is kept, and last of all tiles."""
+    """DQ of one block of queries of one head."""
     block = blocks - 1 - tl.program_id(0) % blocks
     at = (tl.program_id(0) // blocks).to(tl.int64)
     b = at // H
@@ -149,67 +228,46 @@ def query_gradients(
     bounds = BOUNDS + block * 4
     lo, full_lo, full_hi, newest = tl.load(bounds), tl.load(bounds + 1), tl.load(bounds + 2), tl.load(bounds + 3)
     tiles = tl.load(COUNTED + at * blocks + block)
-    stride = tl.maximum(tl.cdiv(tiles, KEPT), 1)
-    row = (at * T + qi) * P
-    last = tl.load(BY + row + P - 1, mask=inside, other=0.0).to(tl.float32)
+    BY += (at * T + m0) * P
+    row = (tl.minimum(qi, T - 1) - m0) * P
+    last = tl.load(BY + row + P - 1).to(tl.float32)
+    every = tl.load(SUMS + ((heads + at) * (KEPT + 1) + KEPT) * T + qi, mask=inside, other=0.0)
     ones = triangle(Q, BLOCK, True)
     ones_behind = triangle(Q, BLOCK, False)
     dq = tl.zeros([BLOCK, D_TILE], tl.float32)
-    of_gates = tl.zeros([BLOCK, D_TILE], tl.float32)
     carry = tl.zeros([BLOCK], tl.float32)
     later = tl.zeros([BLOCK], tl.float32)
-    sum0 = tl.zeros([BLOCK], tl.float32)
-    sum1 = tl.zeros([BLOCK], tl.float32)
-    kept = SUMS + at * (KEPT + 1) * T + qi
-    kept_later = kept + (at * 0 + heads) * (KEPT + 1) * T
     for e in tl.range(0, tiles, num_stages=1):  # tiles fetched ahead would take the room of a second program
-        slot = e // stride * T
-        begins = inside & (e % stride == 0)
-        tl.store(kept + slot, carry, mask=begins)
-        tl.store(kept_later + slot, later, mask=begins)
         n = (newest - 1 - e) * BLOCK
         k = k_tiles.load([n, 0])
-        v = v_tiles.load([n, 0])
-        _, ds, to_scores, bend, below, part, see, gates, counted, later = _counted(
-            q, do, k, v, ones, ones_behind, n, qi, BY, row, last, line, delta, carry, later, T, S, P, off, origin,
-            window, chunk, scale, cap, gate, weight, ratio, BLOCK, CAUSAL, WINDOW, CHUNK, SOFTCAP, PRECISION,
-            APPROXIMATE,
+        _, ds, slope, rise, gates, _, carry, _ = _weighed(
+            q, do, k, v_tiles.load([n, 0]), ones, ones_behind, n, qi, BY, row, last, line, delta, carry, inside, S, P,
+            off, origin, window, chunk, scale, cap, gate, weight, BLOCK, CAUSAL, WINDOW, CHUNK, SOFTCAP, PRECISION,
+            APPROXIMATE, False,
         )  # fmt: skip
-        if LEARNED:
-            before = carry[:, None] + sums_of_later(gates, ones_behind, PRECISION)
-            sum0, sum1 = _store_sums(
-                ds, below, part, before, see & inside[:, None], sum0, sum1, ones_behind, A0, A1, row, P, BLOCK,
-                PRECISION,
-            )  # fmt: skip
-        carry = counted
+        to_scores = _with_gates(ds, slope, rise, gates, every, later, ones_behind, ratio, SOFTCAP, PRECISION)
+        later += tl.sum(ds * rise, 1)
         dq = tl.dot(to_scores.to(k.dtype), k, dq, input_precision=PRECISION)
-        of_gates = tl.dot(bend.to(k.dtype), k, of_gates, input_precision=PRECISION)
-    dq += later[:, None] * of_gates
-    tl.store(kept_later + KEPT * T, later, mask=inside)
-    if LEARNED:
-        top = tl.minimum(carry, P - 1.0).to(tl.int32)
-        tl.debug_barrier()
-        _store_by_count(A0, A1, row[:, None], inside[:, None], top[:, None], sum0[:, None], sum1[:, None], P, P_TILE)
     hi = newest - tiles
     full_lo = tl.minimum(full_lo, hi)
     full_hi = tl.minimum(full_hi, hi)
     qo = qi + off
     for n in tl.range(lo * BLOCK, full_lo * BLOCK, BLOCK):
-        dq, sum0, sum1 = query_step(
+        dq, carry, later = query_step(
             q, do, k_tiles, v_tiles, qi, n, m0, qi, qo, qo, qi * 0, 0, last, line, delta, BOUNDS, 0, 1, at, h, BY, BY,
-            BY, BY, T, S, off, 0, 0, 0, origin, window, chunk, 0, scale, cap, dq, sum0, sum1, BLOCK, 0, False, True,
+            BY, BY, T, S, off, 0, 0, 0, origin, window, chunk, 0, scale, cap, dq, carry, later, BLOCK, 0, False, True,
             False, CAUSAL, WINDOW, CHUNK, False, False, False, False, SOFTCAP, PRECISION, APPROXIMATE, False, False,
         )  # fmt: skip
     for n in tl.range(full_lo * BLOCK, full_hi * BLOCK, BLOCK):
-        dq, sum0, sum1 = query_step(
+        dq, carry, later = query_step(
             q, do, k_tiles, v_tiles, qi, n, m0, qi, qo, qo, qi * 0, 0, last, line, delta, BOUNDS, 0, 1, at, h, BY, BY,
-            BY, BY, T, S, off, 0, 0, 0, origin, window, chunk, 0, scale, cap, dq, sum0, sum1, BLOCK, 0, False, True,
+            BY, BY, T, S, off, 0, 0, 0, origin, window, chunk, 0, scale, cap, dq, carry, later, BLOCK, 0, False, True,
             False, CAUSAL, WINDOW, CHUNK, False, False, False, False, SOFTCAP, PRECISION, APPROXIMATE, False, True,
         )  # fmt: skip
     for n in tl.range(full_hi * BLOCK, hi * BLOCK, BLOCK):
-        dq, sum0, sum1 = query_step(
+        dq, carry, later = query_step(
             q, do, k_tiles, v_tiles, qi, n, m0, qi, qo, qo, qi * 0, 0, last, line, delta, BOUNDS, 0, 1, at, h, BY, BY,
-            BY, BY, T, S, off, 0, 0, 0, origin, window, chunk, 0, scale, cap, dq, sum0, sum1, BLOCK, 0, False, True,
+            BY, BY, T, S, off, 0, 0, 0, origin, window, chunk, 0, scale, cap, dq, carry, later, BLOCK, 0, False, True,
             False, CAUSAL, WINDOW, CHUNK, False, False, False, False, SOFTCAP, PRECISION, APPROXIMATE, False, False,
         )  # fmt: skip
     c = tl.arange(0, D_TILE)
@@ -231,8 +289,9 @@ def _counted_queries(
     padded = at * tl.cdiv(T, BLOCK) * BLOCK
     line = tl.load(LINE + padded + qi)
     delta = tl.load(DELTA + padded + qi)
-    row = (at * T + qi) * P
-    last = tl.load(BY + row + P - 1, mask=inside, other=0.0).to(tl.float32)
+    BY += (at * T + m0) * P
+    row = (tl.minimum(qi, T - 1) - m0) * P
+    last = tl.load(BY + row + P - 1).to(tl.float32)
     q = q_tiles.load([m0, 0])
     do = g_tiles.load([m0, 0])
     newest = tl.load(BOUNDS + m * 4 + 3)
@@ -248,16 +307,17 @@ def _counted_queries(
     later = tl.where(counts, tl.load(kept_later + slot * T, mask=inside, other=0.0), every)
     for between in tl.range(tl.where(counts, slot * stride, 0), tl.where(counts, e, 0), num_stages=1):
         n0 = (newest - 1 - between) * BLOCK
-        _, _, _, _, _, _, _, _, carry, later = _counted(
+        _, ds, _, rise, _, _, carry, _ = _weighed(
             q, do, k_tiles.load([n0, 0]), v_tiles.load([n0, 0]), ones, ones_behind, n0, qi, BY, row, last, line, delta,
-            carry, later, T, S, P, off, origin, window, chunk, scale, cap, gate, weight, ratio, BLOCK, CAUSAL, WINDOW,
-            CHUNK, SOFTCAP, PRECISION, APPROXIMATE,
+            carry, inside, S, P, off, origin, window, chunk, scale, cap, gate, weight, BLOCK, CAUSAL, WINDOW, CHUNK,
+            SOFTCAP, PRECISION, APPROXIMATE, False,
         )  # fmt: skip
-    p, _, to_scores, bend, _, _, _, _, _, _ = _counted(
-        q, do, k, v, ones, ones_behind, n * BLOCK, qi, BY, row, last, line, delta, carry, later, T, S, P, off, origin,
-        window, chunk, scale, cap, gate, weight, ratio, BLOCK, CAUSAL, WINDOW, CHUNK, SOFTCAP, PRECISION, APPROXIMATE,
+        later += tl.sum(ds * rise, 1)
+    p, ds, slope, rise, gates, _, _, _ = _weighed(
+        q, do, k, v, ones, ones_behind, n * BLOCK, qi, BY, row, last, line, delta, carry, inside, S, P, off, origin,
+        window, chunk, scale, cap, gate, weight, BLOCK, CAUSAL, WINDOW, CHUNK, SOFTCAP, PRECISION, APPROXIMATE, False,
     )  # fmt: skip
-    to_scores += bend * every[:, None]
+    to_scores = _with_gates(ds, slope, rise, gates, every, later, ones_behind, ratio, SOFTCAP, PRECISION)
     dv = tl.dot(p.to(do.dtype).T, do, dv, input_precision=PRECISION)
     dk = tl.dot(to_scores.to(q.dtype).T, q, dk, input_precision=PRECISION)
     return dk, dv

@@ -13,7 +13,7 @@ from vantage.kernels.gpu.tiles import LN2, LOG2E, scaled
 @triton.jit
 def _counted_tile(
     q, k_tiles, v_tiles, ones, n, qi, BY, row, last, carry, S, P, off, origin, window, chunk, scale, cap, gate, weight,
-    acc, m, total, T, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
+    acc, m, total, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
     SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys, with their counts."""
@@ -21,7 +21,7 @@ def _counted_tile(
     s = tl.dot(q, k_tiles.load([n, 0]).T, input_precision=PRECISION)
     gates, see = gates_of(s, qi, kj, S, off, origin, window, chunk, gate, CAUSAL, WINDOW, CHUNK)
     count = carry[:, None] + sums_of_later(gates, ones, PRECISION)
-    bias, _, _, _ = by_count(count, BY, row[:, None], (qi < T)[:, None], P)
+    bias, _, _, _ = by_count(count, BY, row[:, None], P, APPROXIMATE)
     s, _ = scaled(s, scale, cap, SOFTCAP, APPROXIMATE)
     s = tl.where(see, s + (bias - last[:, None]) * weight, float("-inf"))
     top = tl.maximum(m, tl.max(s, 1))
@@ -56,8 +56,9 @@ def attend_by_count(
     inside = qi < T
     bounds = BOUNDS + block * 4
     lo, full_lo, full_hi, hi = tl.load(bounds), tl.load(bounds + 1), tl.load(bounds + 2), tl.load(bounds + 3)
-    row = (at * T + qi) * P
-    last = tl.load(BY + row + P - 1, mask=inside, other=0.0).to(tl.float32)
+    BY += (at * T + m0) * P
+    row = (tl.minimum(qi, T - 1) - m0) * P
+    last = tl.load(BY + row + P - 1).to(tl.float32)
     ones = triangle(Q, BLOCK, True)
     acc = tl.zeros([BLOCK, E_TILE], tl.float32)
     m = tl.full([BLOCK], float("-inf"), tl.float32)
@@ -67,7 +68,7 @@ def attend_by_count(
         hi -= 1
         acc, m, total, carry = _counted_tile(
             q, k_tiles, v_tiles, ones, hi * BLOCK, qi, BY, row, last, carry, S, P, off, origin, window, chunk, scale,
-            cap, gate, weight, acc, m, total, T, BLOCK, CAUSAL, WINDOW, CHUNK, SOFTCAP, PRECISION, APPROXIMATE,
+            cap, gate, weight, acc, m, total, BLOCK, CAUSAL, WINDOW, CHUNK, SOFTCAP, PRECISION, APPROXIMATE,
         )  # fmt: skip
     full_lo = tl.minimum(full_lo, hi)
     full_hi = tl.minimum(full_hi, hi)

@@ -15,7 +15,7 @@ from vantage.kernels.gpu import operators as common
 Launch = Any
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 KEPT = 16  # tiles of a block of queries whose sums are kept for the keys' gradients
-WIDEST_TILE = 64  # counts that are turned into gradients at once
+TILE = 2048  # numbers of a program that has no products
 
 
 def attend(
@@ -50,14 +50,15 @@ def attend_back(
     p: FusedPlan,
     factors: list[float],
 ) -> Gradients:
-    """The gradients of q, k and v, and of what queries have for each count but the last; and output times gradient."""
+    """The gradients of q, k and v, and of what queries have for each count, the last one as if rows added up to
+    nothing; and output times gradient, row by row."""
     by_count, _, _, _, _, key_ranges, query_ranges, *_ = common.unpack(tensors, lse)
-    dq, dk, dv, d_count, parts, delta = empty_gradients(q, k, v, tensors, p)
+    dq, dk, dv, d_count, none, delta = empty_gradients(q, k, v, tensors, p)
     q, k, v, grad = (common.aligned(x) for x in (q, k, v, grad))
     (B, H, T, _), (_, G, S, _), P = q.shape, k.shape, p.width
     blocks, key_blocks = triton.cdiv(T, p.block), triton.cdiv(S, p.block)
     how = _constants(q, k, v, p, factors) | {"num_warps": common.warps(q, v)}
-    numbers, factor = (*_arguments(p), *_units(factors), factors[3] / factors[0]), factors[0] * factors[2]
+    numbers, factor, ratio = (*_arguments(p), *_units(factors)), factors[0] * factors[2], factors[3] / factors[0]
     strides, gate = _strides(q, k, v, grad), _units(factors)[2]
     counted = lse.new_empty(B, H, blocks, dtype=torch.int32)
     sums = lse.new_empty(2, B, H, KEPT + 1, T)
@@ -78,18 +79,32 @@ def attend_back(
         line = torch.where(lse == float("-inf"), float("inf"), lse * common.LOG2E - last)
         line = common.whole_blocks(line, p.block, float("inf"))
         inputs = (q, k, v, by_count, grad, line, common.whole_blocks(shared, p.block, 0.0))
+        totals = lse.new_empty(2, B, H, T)
+        newer0, newer1 = (lse.new_empty(B, H, T, P if p.learned else 0) for _ in range(2))
+        launch = count_backward.sum_counts
+        launch[(blocks * B * H,)](
+            *inputs, newer0, newer1, totals, counted, sums, key_ranges, *strides, T, S, P, blocks, B * H, *numbers,
+            **how, KEPT=KEPT, LEARNED=bool(p.learned), num_stages=1,
+        )  # fmt: skip
+        if p.learned:
+            launch = count_backward.gradients_by_count
+            wide = triton.next_power_of_2(P)
+            rows = max(1, TILE // wide)
+            launch[(triton.cdiv(B * H * T, rows),)](
+                newer0, newer1, totals, sums, d_count, T, P, B * H * T, factors[2], KEPT=KEPT, ROWS=rows, P_TILE=wide
+            )
+        del newer0, newer1
         launch = count_backward.query_gradients
         launch[(blocks * B * H,)](
-            *inputs, dq, d_count, parts, counted, sums, key_ranges, *strides, *_strides(dq), T, S, P, blocks, B * H,
-            *numbers, factor, **how, **ahead, KEPT=KEPT, P_TILE=min(WIDEST_TILE, triton.next_power_of_2(P)),
-            LEARNED=bool(p.learned),
+            *inputs, dq, counted, sums, key_ranges, *strides, *_strides(dq), T, S, P, blocks, B * H, *numbers, ratio,
+            factor, **how, **ahead, KEPT=KEPT,
         )  # fmt: skip
         launch = count_backward.key_gradients
         launch[(key_blocks * B * G,)](
             *inputs, dk, dv, counted, _ends(counted, key_ranges, key_blocks), sums, key_ranges, query_ranges, *strides,
-            *_strides(dk, dv), T, S, P, key_blocks, blocks, B * H, *numbers, factor, **how, **ahead, KEPT=KEPT,
+            *_strides(dk, dv), T, S, P, key_blocks, blocks, B * H, *numbers, ratio, factor, **how, **ahead, KEPT=KEPT,
         )  # fmt: skip
-    return dq, dk, dv, d_count, parts, delta
+    return dq, dk, dv, d_count, none, delta
 
 
 def _ends(counted: Tensor, ranges: Tensor, key_blocks: int) -> Tensor:
@@ -104,8 +119,8 @@ def _ends(counted: Tensor, ranges: Tensor, key_blocks: int) -> Tensor:
 def empty_gradients(q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor | None], p: FusedPlan) -> Gradients:
     dq, dk, dv = (x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2) for x in (q, k, v))
     delta = q.new_empty(*q.shape[:3], dtype=torch.float32)
-    d_count, parts = (q.new_empty(*q.shape[:3], p.width if p.learned else 0, dtype=torch.float32) for _ in range(2))
-    return dq, dk, dv, d_count, parts, delta
+    d_count = q.new_empty(*q.shape[:3], p.width if p.learned else 0)
+    return dq, dk, dv, d_count, q.new_empty(0), delta
 
 
 def _strides(*tensors: Tensor) -> tuple[int, ...]:

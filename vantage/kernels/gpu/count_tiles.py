@@ -56,13 +56,45 @@ def first_column(x, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def by_count(count, BY, row, inside, P):
-    """What queries have for a count, between whole counts interpolated, and how fast it rises there. BY has P numbers
-    for each query; ``row`` says where a query's begin."""
+def number_at(BASE, i, IN_PLACE: tl.constexpr):
+    """Of half precision, at place i from BASE on. ``IN_PLACE``: each thread asks for what it has places of, where a load
+    of Triton's would bring tiles into another layout first, and back."""
+    if IN_PLACE and BASE.dtype.element_ty == tl.bfloat16:
+        x = tl.inline_asm_elementwise(
+            "{.reg .b64 at; .reg .b16 x, none; mad.wide.u32 at, $1, 2, $2; mov.b16 none, 0;"
+            "ld.global.nc.b16 x, [at]; mov.b32 $0, {none, x};}",
+            "=f,r,l", [i, BASE.to(tl.int64)], dtype=tl.float32, is_pure=True, pack=1,
+        )  # fmt: skip
+    elif IN_PLACE:
+        x = tl.inline_asm_elementwise(
+            "{.reg .b64 at; .reg .b16 x; mad.wide.u32 at, $1, 2, $2; ld.global.nc.b16 x, [at]; cvt.f32.f16 $0, x;}",
+            "=f,r,l", [i, BASE.to(tl.int64)], dtype=tl.float32, is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        x = tl.load(BASE + i).to(tl.float32)
+    return x
+
+
+@triton.jit
+def store_at(BASE, i, x, mask, IN_PLACE: tl.constexpr):
+    """Float32 numbers, in the same way."""
+    if IN_PLACE:
+        tl.inline_asm_elementwise(
+            "{.reg .b64 at; .reg .pred wanted; setp.ne.s32 wanted, $4, 0; mad.wide.u32 at, $1, 4, $2;"
+            "@wanted st.global.f32 [at], $3; mov.b32 $0, 0;}",
+            "=r,r,l,f,r", [i, BASE.to(tl.int64), x, mask.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+    else:
+        tl.store(BASE + i, x, mask=mask)
+
+
+@triton.jit
+def by_count(count, BY, row, P, IN_PLACE: tl.constexpr):
+    """What queries have for a count, between whole counts interpolated, and how fast it rises there; the count as a
+    whole number and a part. BY has P numbers for each query; ``row``: where those of a query begin."""
     count = tl.minimum(count, P - 1.0)
     below = count.to(tl.int32)
-    low = tl.load(BY + row + below, mask=inside, other=0.0).to(tl.float32)
-    high = tl.load(BY + row + tl.minimum(below + 1, P - 1), mask=inside, other=0.0).to(tl.float32)
-    rise = high - low
+    low = number_at(BY, row + below, IN_PLACE)
+    rise = number_at(BY, row + tl.minimum(below + 1, P - 1), IN_PLACE) - low
     part = count - below.to(tl.float32)
     return low + part * rise, rise, below, part
