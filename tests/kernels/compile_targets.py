@@ -139,7 +139,7 @@ def compile_products(capability: int, dtype: torch.dtype, width: int, own: bool)
             rows = 2 if shuffled else 1
             more |= {"HAS_SINKS": True, "ROWS": rows * p.block}
             warps *= rows
-        known = {n: x for n, x in (how | more | {"KEEPS": True}).items() if n in kernel.arg_names}
+        known = {n: x for n, x in (how | more | {"KEEPS": True, "BOUNDED": True}).items() if n in kernel.arg_names}
         made = compile_one(kernel, known, dtype, capability, warps, 3 if name == "kept" else stages)
         shuffled = shuffled and name != "kept"
         assert not shuffled or lies_as_expected(made.asm["ttgir"]), name

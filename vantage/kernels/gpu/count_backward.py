@@ -94,7 +94,7 @@ def _with_gates(
 
 @triton.jit
 def _store_newer(A, total, x, place, ones_behind, PRECISION: tl.constexpr, IN_PLACE: tl.constexpr):
-    """What newer keys have of x, into the places of A that keys pass. ``total``: what newer tiles have, and then all."""
+    """What newer keys have of x, into the places of A that keys pass. ``total``: what newer tiles have; back: all."""
     newer = total[:, None] + sums_of_later(x, ones_behind, PRECISION)
     passed = place >= 0
     store_at(A, place >> 1, newer, passed, IN_PLACE)

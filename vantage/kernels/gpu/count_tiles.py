@@ -57,8 +57,8 @@ def first_column(x, BLOCK: tl.constexpr):
 
 @triton.jit
 def number_at(BASE, i, IN_PLACE: tl.constexpr):
-    """Of half precision, at place i from BASE on. ``IN_PLACE``: each thread asks for what it has places of, where a load
-    of Triton's would bring tiles into another layout first, and back."""
+    """Of half precision, at place i from BASE on. ``IN_PLACE``: each thread asks for what it has places of, where a
+    load of Triton's would bring tiles into another layout first, and back."""
     if IN_PLACE and BASE.dtype.element_ty == tl.bfloat16:
         x = tl.inline_asm_elementwise(
             "{.reg .b64 at; .reg .b16 x, none; mad.wide.u32 at, $1, 2, $2; mov.b16 none, 0;"

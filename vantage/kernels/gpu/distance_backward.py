@@ -21,12 +21,13 @@ def _line(LSE, DELTA, at, qi, T):
 
 
 @triton.jit
-def _slot(block, blocks, most, step):
-    """Where tile ``step`` of a block of queries is kept. Later blocks have one tile more each, up to ``most``; a block
-    and the one that is as far from the other end share a row of memory, and begin at its two ends."""
+def _slot(block, blocks, most, n):
+    """Where a block of queries keeps what its tile of keys n gives to the farther of its two blocks of distances. Later
+    blocks have one tile more each, up to ``most``; a block and the one that is as far from the other end share a row of
+    memory, and begin at its two ends."""
     row = tl.minimum(block, blocks - 1 - block)
     length = 2 * most - blocks + 1
-    return row * length + tl.where(block >= blocks - 1 - block, step, length - 1 - step)
+    return row * length + tl.where(block >= blocks - 1 - block, n, length - 1 - n)
 
 
 @triton.jit
@@ -87,8 +88,13 @@ def query_gradients(
 ):  # fmt: skip
     """DQ of one block of queries of one head, of so many ``heads`` from ``first_head`` on; DQR where the bias has
     queries of its own. ``KEEPS``: KEPT gets the scores' gradient by distance, in tiles (``_slot``)."""
-    block = blocks - 1 - tl.program_id(0) % blocks
-    pair = (tl.program_id(0) // blocks).to(tl.int64)
+    program = tl.program_id(0)
+    block = blocks - 1 - program % blocks
+    pair = (program // blocks).to(tl.int64)
+    if KEEPS:  # of few heads: the longest of all first, or they would be waited for
+        pairs = tl.num_programs(0) // blocks
+        block = blocks - 1 - program // pairs
+        pair = (program % pairs).to(tl.int64)
     b = pair // heads
     h = first_head + pair % heads
     at = b * H + h
@@ -117,25 +123,25 @@ def query_gradients(
     far = product_with_distances(qr, r_tiles, C, lo * BLOCK + shift - BLOCK, W, PRECISION, BLOCK, HAS_C)
     for n in tl.range(lo * BLOCK, full_lo * BLOCK, BLOCK):
         far, held, dq, dqr = _query_step(
-            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, kept_tiles, _slot(block, blocks, most, n // BLOCK - lo),
+            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, kept_tiles, _slot(block, blocks, most, n // BLOCK),
             n, n + shift, qi, line, delta, S, W, off, origin, window, chunk, prefix, scale, cap, weight, ratio, dq, dqr,
             BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, OWN, HAS_C, KEEPS, PRECISION, APPROXIMATE, SHUFFLED, False,
         )  # fmt: skip
     for n in tl.range(full_lo * BLOCK, full_hi * BLOCK, BLOCK):
         far, held, dq, dqr = _query_step(
-            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, kept_tiles, _slot(block, blocks, most, n // BLOCK - lo),
+            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, kept_tiles, _slot(block, blocks, most, n // BLOCK),
             n, n + shift, qi, line, delta, S, W, off, origin, window, chunk, prefix, scale, cap, weight, ratio, dq, dqr,
             BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, OWN, HAS_C, KEEPS, PRECISION, APPROXIMATE, SHUFFLED, True,
         )  # fmt: skip
     for n in tl.range(full_hi * BLOCK, hi * BLOCK, BLOCK):
         far, held, dq, dqr = _query_step(
-            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, kept_tiles, _slot(block, blocks, most, n // BLOCK - lo),
+            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, kept_tiles, _slot(block, blocks, most, n // BLOCK),
             n, n + shift, qi, line, delta, S, W, off, origin, window, chunk, prefix, scale, cap, weight, ratio, dq, dqr,
             BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, OWN, HAS_C, KEEPS, PRECISION, APPROXIMATE, SHUFFLED, False,
         )  # fmt: skip
     last = r_tiles.load([hi * BLOCK + shift - BLOCK, 0])
     if KEEPS:
-        kept_tiles.store([_slot(block, blocks, most, hi - lo) * BLOCK, 0], held)
+        kept_tiles.store([_slot(block, blocks, most, hi) * BLOCK, 0], held)
     if OWN:
         dq = tl.dot(held, last, dq, input_precision=PRECISION)
     else:
@@ -357,9 +363,11 @@ def distance_gradients(
 @triton.jit(do_not_specialize=["first_head"])
 def kept_distance_gradients(
     QR, DR, DC, KEPT, BOUNDS, rb, rh, rt, T, S, W, blocks, query_blocks, first_head, heads, batch, most, lift, share,
-    F: tl.constexpr, F_TILE: tl.constexpr, BLOCK: tl.constexpr, HAS_C: tl.constexpr, PRECISION: tl.constexpr,
+    F: tl.constexpr, F_TILE: tl.constexpr, BLOCK: tl.constexpr, BOUNDED: tl.constexpr, HAS_C: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """DR and DC of one block of distances of one head, of the scores' gradient that ``query_gradients`` has kept."""
+    """DR and DC of one block of distances of one head, of the scores' gradient that ``query_gradients`` has kept.
+    ``BOUNDED``: blocks of queries may not have visited all tiles of keys at these distances."""
     block = blocks - 1 - tl.program_id(0) % blocks  # the nearest distances, which most queries have, first
     part = (tl.program_id(0) // blocks).to(tl.int64)
     h = first_head + part
@@ -374,10 +382,12 @@ def kept_distance_gradients(
         kept_tiles = _kept_tiles(KEPT, pair, query_blocks, most, BLOCK)
         qr_tiles = tl.make_tensor_descriptor(QR + b * rb + h * rh, [T, F], [rt, 1], [BLOCK, F_TILE])
         for m in tl.range(first, end):
-            lo, hi = tl.load(BOUNDS + m * 4), tl.load(BOUNDS + m * 4 + 3)
-            step = m + 1 - behind - lo
-            slot = _slot(m, query_blocks, most, step)
-            x = kept_tiles.load([tl.where((step >= 0) & (step <= hi - lo), slot, -1) * BLOCK, 0])  # before all it is 0
+            n = m + 1 - behind
+            slot = _slot(m, query_blocks, most, n)
+            if BOUNDED:  # before all that is kept there are zeros
+                lo, hi = tl.load(BOUNDS + m * 4), tl.load(BOUNDS + m * 4 + 3)
+                slot = tl.where((n >= lo) & (n <= hi), slot, -1)
+            x = kept_tiles.load([slot * BLOCK, 0])
             dr = tl.dot(x.T, qr_tiles.load([m * BLOCK, 0]), dr, input_precision=PRECISION)
             if HAS_C:
                 dc += x.to(tl.float32)

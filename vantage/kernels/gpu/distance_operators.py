@@ -89,7 +89,8 @@ def attend_back(
                 launch[(distance_blocks * heads,)](
                     qr, dr, dc, kept, key_ranges, *qr.stride()[:3], T, S, W, distance_blocks, blocks, first, heads, B,
                     most, p.low, factor if p.own_queries else share, F=how["F"], F_TILE=how["F_TILE"], BLOCK=p.block,
-                    HAS_C=how["HAS_C"], PRECISION=how["PRECISION"], num_warps=how["num_warps"], num_stages=3,
+                    BOUNDED=bool(p.window or p.chunk or p.prefix), HAS_C=how["HAS_C"], PRECISION=how["PRECISION"],
+                    num_warps=how["num_warps"], num_stages=4,
                 )  # fmt: skip
         _launch(
             distance_backward.key_gradients, key_blocks * B * G,

@@ -169,7 +169,7 @@ def _tile(
     """Scores of tile j, while the values of the tile before are added."""
     stages: gl.constexpr = k.shape[0]
     CUBIC: gl.constexpr = (FORM == 2 or FORM == 3) and not MASKED
-    TAKES_TURNS: gl.constexpr = FORM == 1 or FORM == 2 or FORM == 3 or FORM == 6 or SOFTCAP
+    TAKES_TURNS: gl.constexpr = FORM == 1 or FORM == 6 or SOFTCAP
     here = j % stages
     before = (j - 1) % stages
     mbarrier.wait(k_ready.index(here), j // stages & 1)
