@@ -288,7 +288,9 @@ VIEW = View(torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 3, 4), Positions.arange(1
 
 
 @needs_triton
-@pytest.mark.parametrize("position", ["t5", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fire", "shaw"))])
+@pytest.mark.parametrize(
+    "position", ["t5", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fire", "shaw", "cope"))]
+)
 def test_a_model_with_it_compiles_whole(position):
     """Without a break, forward and backward, and to the same numbers."""
     from vantage.model import build, decoder
