@@ -162,8 +162,8 @@ def compile_counts(capability: int, dtype: torch.dtype, width: int) -> dict[str,
         (count_backward.count_tiles, 1),
         (count_backward.sum_counts, 1),
         (count_backward.gradients_by_count, 2),
-        (count_backward.query_gradients, operators.stages(q, q, p, 2)),
-        (count_backward.key_gradients, operators.stages(q, q, p, 2)),
+        (count_backward.query_gradients, count_operators._stages_back(q, q, p)),
+        (count_backward.key_gradients, count_operators._stages_back(q, q, p)),
     ):
         known = {name: x for name, x in how.items() if name in kernel.arg_names}
         made = compile_one(kernel, known, dtype, capability, warps, stages)
@@ -190,7 +190,7 @@ def main() -> int:
         for dtype, width, own in ((torch.bfloat16, 128, True), (torch.float16, 64, False), (torch.float32, 128, True)):
             used = compile_products(capability, dtype, width, own)
             print(capability, DISTANCE_KEYS, dtype, width, used, flush=True)
-        for dtype, width in ((torch.bfloat16, 128), (torch.float32, 64)):
+        for dtype, width in ((torch.bfloat16, 128), (torch.float32, 64), (torch.float16, 256)):
             print(capability, COUNTS, dtype, width, compile_counts(capability, dtype, width), flush=True)
     return 0
 

@@ -172,13 +172,14 @@ def distance_keys(form: DistanceKeys, flags: MaskFlags, pair: Pair, block: int, 
     if form.queries is not None:
         one = form.queries.to(q.dtype)
     elif form.offset is not None:
-        one = (keys * form.offset.to(keys.dtype)[:, None]).sum(-1, dtype=torch.float32)  # without a wider copy of keys
+        one = torch.bmm(keys, form.offset.to(keys.dtype)[..., None])[..., 0].float()  # without a copy of keys
     return BiasTensors(DISTANCE_KEYS, one, keys, low, keys.shape[1], factor=(form.factor,), own=form.queries is None)
 
 
 def count_table(form: CountTable, q: Tensor) -> BiasTensors:
     """In the dtype of the queries, which it is a product of."""
-    by_count = form.by_count.to(q.dtype).contiguous()
+    by_count = form.by_count.to(q.dtype)
+    by_count = by_count if by_count.stride(-1) == 1 else by_count.contiguous()
     return BiasTensors(COUNTS, by_count, width=by_count.shape[-1], factor=(form.scale,))
 
 

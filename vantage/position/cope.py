@@ -72,7 +72,9 @@ class CountedPositions(nn.Module):
 
         if not runs(inputs.q_pos, inputs.k_pos):
             return Dense(whole)
-        return Dense(whole, lambda: CountTable(inputs.q_raw @ self.table.T, inputs.scale))
+        # heads of a token lie side by side: seen so, the product takes no copy of the queries
+        by_token = inputs.q_raw.transpose(1, 2)
+        return Dense(whole, lambda: CountTable((by_token @ self.table.T).transpose(1, 2), inputs.scale))
 
 
 def _grouped_scores(q_BHTd: Tensor, k_BGSd: Tensor) -> Tensor:

@@ -61,9 +61,10 @@ def _place(carry, gates, below, row, inside, ones_behind, P, PRECISION: tl.const
 
 @triton.jit
 def _weighed(
-    q, do, k, v, ones, ones_behind, n, qi, BY, row, last, line, delta, carry, inside, S, P, off, origin, window, chunk,
-    scale, cap, gate, weight, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
-    SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr, PLACED: tl.constexpr,
+    q, do, k, v, ones, ones_behind, n, qi, BY, row, place_row, last, line, delta, carry, inside, S, P, off, origin,
+    window, chunk, scale, cap, gate, weight, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr,
+    PLACED: tl.constexpr,
 ):  # fmt: skip
     """A tile that counts: its weights and their scores' gradient, the derivative of the softcap, how fast the bias
     rises with the count, gates, the part of counts beyond whole numbers, and the count that the next tile goes on from;
@@ -73,7 +74,7 @@ def _weighed(
     gates, see = gates_of(s, qi, kj, S, off, origin, window, chunk, gate, CAUSAL, WINDOW, CHUNK)
     count = carry[:, None] + sums_of_later(gates, ones, PRECISION)
     bias, rise, below, part = by_count(count, BY, row[:, None], P, APPROXIMATE)
-    place = _place(carry, gates, below, row, inside, ones_behind, P, PRECISION) if PLACED else below
+    place = _place(carry, gates, below, place_row, inside, ones_behind, P, PRECISION) if PLACED else below
     x, slope = scaled(s, scale, cap, SOFTCAP, APPROXIMATE)
     p = tl.where(see, tl.math.exp2(x + (bias - last[:, None]) * weight - line[:, None]), 0.0)
     ds = p * (tl.dot(do, v.T, input_precision=PRECISION) - delta[:, None])
@@ -104,11 +105,11 @@ def _store_newer(A, total, x, place, ones_behind, PRECISION: tl.constexpr, IN_PL
 
 @triton.jit
 def sum_counts(
-    Q, K, V, BY, DO, LINE, DELTA, A0, A1, TOTALS, COUNTED, SUMS, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, gb, gh, gt,
-    T, S, P, blocks, heads, off, origin, window, chunk, scale, cap, gate, weight, H: tl.constexpr, GROUP: tl.constexpr,
-    D: tl.constexpr, E: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr, BLOCK: tl.constexpr,
-    KEPT: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFTCAP: tl.constexpr,
-    PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr, LEARNED: tl.constexpr,
+    Q, K, V, BY, DO, LINE, DELTA, A0, A1, TOTALS, COUNTED, SUMS, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, cb, ch, ct,
+    gb, gh, gt, T, S, P, blocks, heads, off, origin, window, chunk, scale, cap, gate, weight, H: tl.constexpr,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr,
+    BLOCK: tl.constexpr, KEPT: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
+    SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr, LEARNED: tl.constexpr,
 ):  # fmt: skip
     """Of one block of queries of one head. SUMS (2, B, H, KEPT + 1, T): counts, and the counts' gradients, of newer
     tiles, for each tile that is kept and last of all. A0 and A1 (B, H, T, P): where a query's count passes a whole
@@ -134,11 +135,11 @@ def sum_counts(
     newest = tl.load(BOUNDS + block * 4 + 3)
     tiles = tl.load(COUNTED + at * blocks + block)
     stride = tl.maximum(tl.cdiv(tiles, KEPT), 1)
-    first_row = (at * T + m0) * P
-    BY += first_row
-    A0 += first_row
-    A1 += first_row
-    row = (tl.minimum(qi, T - 1) - m0) * P
+    BY += b * cb + h * ch + (at * 0 + m0) * ct
+    A0 += (at * T + m0) * P
+    A1 += (at * T + m0) * P
+    row = (tl.minimum(qi, T - 1) - m0) * ct
+    place_row = (qi - m0) * P
     last = tl.load(BY + row + P - 1).to(tl.float32)
     ones = triangle(Q, BLOCK, True)
     ones_behind = triangle(Q, BLOCK, False)
@@ -155,9 +156,9 @@ def sum_counts(
         tl.store(kept_later + slot, later, mask=begins)
         n = (newest - 1 - e) * BLOCK
         _, ds, _, rise, _, part, carry, place = _weighed(
-            q, do, k_tiles.load([n, 0]), v_tiles.load([n, 0]), ones, ones_behind, n, qi, BY, row, last, line, delta,
-            carry, inside, S, P, off, origin, window, chunk, scale, cap, gate, weight, BLOCK, CAUSAL, WINDOW, CHUNK,
-            SOFTCAP, PRECISION, APPROXIMATE, LEARNED,
+            q, do, k_tiles.load([n, 0]), v_tiles.load([n, 0]), ones, ones_behind, n, qi, BY, row, place_row, last, line,
+            delta, carry, inside, S, P, off, origin, window, chunk, scale, cap, gate, weight, BLOCK, CAUSAL, WINDOW,
+            CHUNK, SOFTCAP, PRECISION, APPROXIMATE, LEARNED,
         )  # fmt: skip
         later += tl.sum(ds * rise, 1)
         if LEARNED:
@@ -179,7 +180,8 @@ def _newer(A, row, p, inside, top, total, P):
 
 @triton.jit
 def gradients_by_count(
-    A0, A1, TOTALS, SUMS, OUT, T, P, rows, factor, KEPT: tl.constexpr, ROWS: tl.constexpr, P_TILE: tl.constexpr
+    A0, A1, TOTALS, SUMS, OUT, cb, ch, ct, T, P, rows, factor, H: tl.constexpr, KEPT: tl.constexpr, ROWS: tl.constexpr,
+    P_TILE: tl.constexpr,
 ):  # fmt: skip
     """OUT (B, H, T, P): the gradient of what queries have for each count, of the sums of ``sum_counts``. The last one
     has what is left: as if a row added up to nothing, as without sinks it does."""
@@ -196,14 +198,15 @@ def gradients_by_count(
     x += 2.0 * part - _newer(A1, row, p + 1, inside, top, sum1, P) - _newer(A1, row, p - 1, inside, top, sum1, P)
     x = tl.where(p < P - 1, x, 0.0)
     x = tl.where(p == P - 1, -tl.sum(x, 1)[:, None], x)
-    tl.store(OUT + row + p, (x * factor).to(OUT.dtype.element_ty), mask=inside & (p < P))
+    to = OUT + (i // T // H * cb + i // T % H * ch + i % T * ct)[:, None] + p
+    tl.store(to, (x * factor).to(OUT.dtype.element_ty), mask=inside & (p < P))
 
 
 @triton.jit
 def query_gradients(
-    Q, K, V, BY, DO, LINE, DELTA, DQ, COUNTED, SUMS, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, gb, gh, gt, db, dh, dt,
-    T, S, P, blocks, heads, off, origin, window, chunk, scale, cap, gate, weight, ratio, factor, H: tl.constexpr,
-    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr,
+    Q, K, V, BY, DO, LINE, DELTA, DQ, COUNTED, SUMS, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, cb, ch, ct, gb, gh, gt,
+    db, dh, dt, T, S, P, blocks, heads, off, origin, window, chunk, scale, cap, gate, weight, ratio, factor,
+    H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr,
     BLOCK: tl.constexpr, KEPT: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
     SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr,
 ):  # fmt: skip
@@ -228,8 +231,8 @@ def query_gradients(
     bounds = BOUNDS + block * 4
     lo, full_lo, full_hi, newest = tl.load(bounds), tl.load(bounds + 1), tl.load(bounds + 2), tl.load(bounds + 3)
     tiles = tl.load(COUNTED + at * blocks + block)
-    BY += (at * T + m0) * P
-    row = (tl.minimum(qi, T - 1) - m0) * P
+    BY += b * cb + h.to(tl.int64) * ch + (at * 0 + m0) * ct
+    row = (tl.minimum(qi, T - 1) - m0) * ct
     last = tl.load(BY + row + P - 1).to(tl.float32)
     every = tl.load(SUMS + ((heads + at) * (KEPT + 1) + KEPT) * T + qi, mask=inside, other=0.0)
     ones = triangle(Q, BLOCK, True)
@@ -241,8 +244,8 @@ def query_gradients(
         n = (newest - 1 - e) * BLOCK
         k = k_tiles.load([n, 0])
         _, ds, slope, rise, gates, _, carry, _ = _weighed(
-            q, do, k, v_tiles.load([n, 0]), ones, ones_behind, n, qi, BY, row, last, line, delta, carry, inside, S, P,
-            off, origin, window, chunk, scale, cap, gate, weight, BLOCK, CAUSAL, WINDOW, CHUNK, SOFTCAP, PRECISION,
+            q, do, k, v_tiles.load([n, 0]), ones, ones_behind, n, qi, BY, row, row, last, line, delta, carry, inside, S,
+            P, off, origin, window, chunk, scale, cap, gate, weight, BLOCK, CAUSAL, WINDOW, CHUNK, SOFTCAP, PRECISION,
             APPROXIMATE, False,
         )  # fmt: skip
         to_scores = _with_gates(ds, slope, rise, gates, every, later, ones_behind, ratio, SOFTCAP, PRECISION)
@@ -277,7 +280,7 @@ def query_gradients(
 
 @triton.jit
 def _counted_queries(
-    k, v, q_tiles, g_tiles, k_tiles, v_tiles, ones, ones_behind, m, n, BY, LINE, DELTA, COUNTED, SUMS, BOUNDS, at,
+    k, v, q_tiles, g_tiles, k_tiles, v_tiles, ones, ones_behind, m, n, BY, LINE, DELTA, COUNTED, SUMS, BOUNDS, at, ct,
     blocks, heads, T, S, P, off, origin, window, chunk, scale, cap, gate, weight, ratio, dk, dv, BLOCK: tl.constexpr,
     KEPT: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr,
@@ -289,8 +292,8 @@ def _counted_queries(
     padded = at * tl.cdiv(T, BLOCK) * BLOCK
     line = tl.load(LINE + padded + qi)
     delta = tl.load(DELTA + padded + qi)
-    BY += (at * T + m0) * P
-    row = (tl.minimum(qi, T - 1) - m0) * P
+    BY += (at * 0 + m0) * ct
+    row = (tl.minimum(qi, T - 1) - m0) * ct
     last = tl.load(BY + row + P - 1).to(tl.float32)
     q = q_tiles.load([m0, 0])
     do = g_tiles.load([m0, 0])
@@ -308,14 +311,15 @@ def _counted_queries(
     for between in tl.range(tl.where(counts, slot * stride, 0), tl.where(counts, e, 0), num_stages=1):
         n0 = (newest - 1 - between) * BLOCK
         _, ds, _, rise, _, _, carry, _ = _weighed(
-            q, do, k_tiles.load([n0, 0]), v_tiles.load([n0, 0]), ones, ones_behind, n0, qi, BY, row, last, line, delta,
-            carry, inside, S, P, off, origin, window, chunk, scale, cap, gate, weight, BLOCK, CAUSAL, WINDOW, CHUNK,
-            SOFTCAP, PRECISION, APPROXIMATE, False,
+            q, do, k_tiles.load([n0, 0]), v_tiles.load([n0, 0]), ones, ones_behind, n0, qi, BY, row, row, last, line,
+            delta, carry, inside, S, P, off, origin, window, chunk, scale, cap, gate, weight, BLOCK, CAUSAL, WINDOW,
+            CHUNK, SOFTCAP, PRECISION, APPROXIMATE, False,
         )  # fmt: skip
         later += tl.sum(ds * rise, 1)
     p, ds, slope, rise, gates, _, _, _ = _weighed(
-        q, do, k, v, ones, ones_behind, n * BLOCK, qi, BY, row, last, line, delta, carry, inside, S, P, off, origin,
-        window, chunk, scale, cap, gate, weight, BLOCK, CAUSAL, WINDOW, CHUNK, SOFTCAP, PRECISION, APPROXIMATE, False,
+        q, do, k, v, ones, ones_behind, n * BLOCK, qi, BY, row, row, last, line, delta, carry, inside, S, P, off,
+        origin, window, chunk, scale, cap, gate, weight, BLOCK, CAUSAL, WINDOW, CHUNK, SOFTCAP, PRECISION, APPROXIMATE,
+        False,
     )  # fmt: skip
     to_scores = _with_gates(ds, slope, rise, gates, every, later, ones_behind, ratio, SOFTCAP, PRECISION)
     dv = tl.dot(p.to(do.dtype).T, do, dv, input_precision=PRECISION)
@@ -325,11 +329,12 @@ def _counted_queries(
 
 @triton.jit
 def key_gradients(
-    Q, K, V, BY, DO, LINE, DELTA, DK, DV, COUNTED, ENDS, SUMS, BOUNDS, RANGES, qb, qh, qt, kb, kh, kt, vb, vh, vt, gb,
-    gh, gt, xb, xh, xt, yb, yh, yt, T, S, P, blocks, query_blocks, heads, off, origin, window, chunk, scale, cap, gate,
-    weight, ratio, factor, H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, D_TILE: tl.constexpr,
-    E_TILE: tl.constexpr, BLOCK: tl.constexpr, KEPT: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr,
+    Q, K, V, BY, DO, LINE, DELTA, DK, DV, COUNTED, ENDS, SUMS, BOUNDS, RANGES, qb, qh, qt, kb, kh, kt, vb, vh, vt, cb,
+    ch, ct, gb, gh, gt, xb, xh, xt, yb, yh, yt, T, S, P, blocks, query_blocks, heads, off, origin, window, chunk, scale,
+    cap, gate, weight, ratio, factor, H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    D_TILE: tl.constexpr, E_TILE: tl.constexpr, BLOCK: tl.constexpr, KEPT: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    APPROXIMATE: tl.constexpr,
 ):  # fmt: skip
     """DK and DV of one block of keys, summed over the heads that share them. ENDS (B, H, blocks): before which block of
     queries these keys are counted. BOUNDS are those of queries, RANGES those of keys."""
@@ -359,9 +364,10 @@ def key_gradients(
         end = tl.minimum(tl.maximum(tl.load(ENDS + at * blocks + block), lo), hi)
         for m in tl.range(lo, end, num_stages=1):
             dk, dv = _counted_queries(
-                k, v, q_tiles, g_tiles, k_tiles, v_tiles, ones, ones_behind, m, block, BY, LINE, DELTA, COUNTED, SUMS,
-                BOUNDS, at, query_blocks, heads, T, S, P, off, origin, window, chunk, scale, cap, gate, weight, ratio,
-                dk, dv, BLOCK, KEPT, CAUSAL, WINDOW, CHUNK, SOFTCAP, PRECISION, APPROXIMATE,
+                k, v, q_tiles, g_tiles, k_tiles, v_tiles, ones, ones_behind, m, block,
+                BY + b * cb + h.to(tl.int64) * ch, LINE, DELTA, COUNTED, SUMS, BOUNDS, at, ct, query_blocks, heads, T,
+                S, P, off, origin, window, chunk, scale, cap, gate, weight, ratio, dk, dv, BLOCK, KEPT, CAUSAL, WINDOW,
+                CHUNK, SOFTCAP, PRECISION, APPROXIMATE,
             )  # fmt: skip
         first = tl.maximum(full_lo, end)
         past = tl.maximum(full_hi, first)

@@ -35,10 +35,10 @@ def _counted_tile(
 
 @triton.jit
 def attend_by_count(
-    Q, K, V, BY, OUT, LSE, SINKS, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, ob, oh, ot, sb, sh, st, T, S, P, blocks,
-    off, origin, window, chunk, scale, cap, gate, weight, H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
-    E: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    Q, K, V, BY, OUT, LSE, SINKS, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, cb, ch, ct, ob, oh, ot, sb, sh, st, T, S,
+    P, blocks, off, origin, window, chunk, scale, cap, gate, weight, H: tl.constexpr, GROUP: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr, BLOCK: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head. BY (B, H, T, P): what each query has for each count."""
@@ -56,8 +56,8 @@ def attend_by_count(
     inside = qi < T
     bounds = BOUNDS + block * 4
     lo, full_lo, full_hi, hi = tl.load(bounds), tl.load(bounds + 1), tl.load(bounds + 2), tl.load(bounds + 3)
-    BY += (at * T + m0) * P
-    row = (tl.minimum(qi, T - 1) - m0) * P
+    BY += b * cb + h.to(tl.int64) * ch + (at * 0 + m0) * ct
+    row = (tl.minimum(qi, T - 1) - m0) * ct
     last = tl.load(BY + row + P - 1).to(tl.float32)
     ones = triangle(Q, BLOCK, True)
     acc = tl.zeros([BLOCK, E_TILE], tl.float32)

@@ -27,7 +27,7 @@ def attend(
     q, k, v = (common.aligned(x) for x in (q, k, v))
     B, H, T, _ = q.shape
     blocks = triton.cdiv(T, p.block)
-    strides = (*_strides(q, k, v, out), *common.sink_strides(sinks))
+    strides = (*_strides(q, k, v, by_count, out), *common.sink_strides(sinks))
     kernel: Launch = count_forward.attend_by_count
     with common.on(q):
         kernel[(blocks * B * H,)](
@@ -59,10 +59,10 @@ def attend_back(
     blocks, key_blocks = triton.cdiv(T, p.block), triton.cdiv(S, p.block)
     how = _constants(q, k, v, p, factors) | {"num_warps": common.warps(q, v)}
     numbers, factor, ratio = (*_arguments(p), *_units(factors)), factors[0] * factors[2], factors[3] / factors[0]
-    strides, gate = _strides(q, k, v, grad), _units(factors)[2]
+    strides, gate = _strides(q, k, v, by_count, grad), _units(factors)[2]
     counted = lse.new_empty(B, H, blocks, dtype=torch.int32)
     sums = lse.new_empty(2, B, H, KEPT + 1, T)
-    ahead = {"num_stages": common.stages(q, v, p, 2)}
+    ahead = {"num_stages": _stages_back(q, v, p)}
     launch: Launch = backward.dot_rows
     with common.on(q):
         launch[(blocks * B * H,)](
@@ -91,8 +91,9 @@ def attend_back(
             wide = triton.next_power_of_2(P)
             rows = max(1, TILE // wide)
             launch[(triton.cdiv(B * H * T, rows),)](
-                newer0, newer1, totals, sums, d_count, T, P, B * H * T, factors[2], KEPT=KEPT, ROWS=rows, P_TILE=wide
-            )
+                newer0, newer1, totals, sums, d_count, *_strides(d_count), T, P, B * H * T, factors[2], H=H, KEPT=KEPT,
+                ROWS=rows, P_TILE=wide,
+            )  # fmt: skip
         del newer0, newer1
         launch = count_backward.query_gradients
         launch[(blocks * B * H,)](
@@ -107,6 +108,12 @@ def attend_back(
     return dq, dk, dv, d_count, none, delta
 
 
+def _stages_back(q: Tensor, v: Tensor, p: FusedPlan) -> int:
+    """Two where the tiles that the keys' kernel has then fit."""
+    tiles = 10 if q.dtype == torch.float32 else 8
+    return 2 if tiles * p.block * common.row_bytes(q, v) + 4096 <= common.shared_memory(q.device) else 1
+
+
 def _ends(counted: Tensor, ranges: Tensor, key_blocks: int) -> Tensor:
     """(B, H, blocks of keys): the first block of queries from which on none counts these keys."""
     oldest = (ranges[..., 3].view(1, 1, -1) - counted).clamp(0, key_blocks - 1).long()
@@ -119,7 +126,7 @@ def _ends(counted: Tensor, ranges: Tensor, key_blocks: int) -> Tensor:
 def empty_gradients(q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor | None], p: FusedPlan) -> Gradients:
     dq, dk, dv = (x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2) for x in (q, k, v))
     delta = q.new_empty(*q.shape[:3], dtype=torch.float32)
-    d_count = q.new_empty(*q.shape[:3], p.width if p.learned else 0)
+    d_count = q.new_empty(q.shape[0], q.shape[2], q.shape[1], p.width if p.learned else 0).transpose(1, 2)
     return dq, dk, dv, d_count, q.new_empty(0), delta
 
 
