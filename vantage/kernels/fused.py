@@ -77,8 +77,8 @@ class Fused:
         sinks = None if need.sinks is None else need.sinks.float() * cool
         if flags.nothing or 0 in (*q_BHTd.shape, view.k.shape[2]):
             return _nothing_seen(q_BHTd, view, sinks, need)
-        block = self.block or _block(q_BHTd, view.v)
         form = form_to_run(need, q_BHTd)
+        block = self.block or _block(q_BHTd, view.v, form)
         if isinstance(form, DistanceKeys):
             bias = distance_keys(form, flags, pair, block, q_BHTd)
         elif isinstance(form, CountTable):
@@ -180,10 +180,10 @@ def _refuses_values(form: Form | None, values: ValueTable | None) -> str | None:
 # ---- what it hands to Triton
 
 
-def _block(q: Tensor, v: Tensor) -> int:
+def _block(q: Tensor, v: Tensor, form: Form | None) -> int:
     from vantage.kernels.gpu.operators import block_for
 
-    return block_for(q, v)
+    return block_for(q, v, counts=isinstance(form, CountTable))
 
 
 def _plan(bias: BiasTensors, flags: MaskFlags, pair: Pair, block: int) -> FusedPlan:

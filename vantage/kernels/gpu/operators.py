@@ -256,9 +256,11 @@ def stages(q: Tensor, v: Tensor, p: FusedPlan, held: int) -> int:
     return max(1, min(most, (room // (p.block * row_bytes(q, v)) - held - turned) // 2))
 
 
-def block_for(q: Tensor, v: Tensor) -> int:
-    """Queries and keys of a tile: 64, or as many as fit twice, forward and backward."""
-    fits = [n for n in (64, 32) if 5 * n * row_bytes(q, v) + n * n * 8 <= shared_memory(q.device)]
+def block_for(q: Tensor, v: Tensor, *, counts: bool = False) -> int:
+    """Queries and keys of a tile: 64, or as many as fit twice, forward and backward. ``counts``: for the kernels of
+    counts, which have more tiles at once."""
+    room, tiles = shared_memory(q.device), (10 if q.dtype == torch.float32 else 7) if counts else 0
+    fits = [n for n in (64, 32) if max(5 * n * row_bytes(q, v) + n * n * 8, tiles * n * row_bytes(q, v)) <= room]
     return fits[0] if fits else 16
 
 
