@@ -193,7 +193,8 @@ class Counts:
             by_count = self.by_count.to(count.dtype)
             return torch.lerp(by_count.gather(-1, below), by_count.gather(-1, above), count - below)
 
-        return Dense(whole, lambda: CountTable(self.by_count, scale))
+        by_token = self.by_count.transpose(1, 2).contiguous()  # as a layer has it: heads of a token side by side
+        return Dense(whole, lambda: CountTable(by_token.transpose(1, 2), scale))
 
 
 @dataclass

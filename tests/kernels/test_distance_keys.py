@@ -10,7 +10,7 @@ from vantage.kernels import kernel_named
 from vantage.kernels.fused import Fused
 from vantage.model import build, decoder
 from vantage.spec.forms import DistanceKeys
-from vantage.spec.masks import Causal, Window
+from vantage.spec.masks import Causal, Everything, Window
 from vantage.spec.parts import Dense, Need, View
 from vantage.spec.positions import Positions
 
@@ -74,6 +74,21 @@ def test_it_is_the_reference_everywhere_where_the_gradient_of_scores_is_kept(cas
 @pytest.mark.parametrize("case", LARGE_PRODUCTS, ids=str)
 def test_it_is_the_reference_on_a_gpu(case, dtype):
     check(case, dtype, block=None)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("case", [*LARGE_PRODUCTS[:4], LARGE_PRODUCTS[6]], ids=str)
+def test_it_is_the_reference_on_a_gpu_where_the_gradient_of_scores_is_kept(case, monkeypatch):
+    keep(monkeypatch, heads=2)
+    check(case, torch.bfloat16, block=None)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+def test_keys_before_and_behind_all_queries_on_a_gpu():
+    """Fewer keys than queries, some of which stand below 0, and all are seen."""
+    check(Case("own distance keys", Everything(), T=900, S=300, d=128, e=128), torch.bfloat16, block=None)
 
 
 def test_gradients_of_distances_are_equal_from_run_to_run():

@@ -172,7 +172,7 @@ def distance_keys(form: DistanceKeys, flags: MaskFlags, pair: Pair, block: int, 
     if form.queries is not None:
         one = form.queries.to(q.dtype)
     elif form.offset is not None:
-        one = torch.bmm(keys, form.offset.to(keys.dtype)[..., None])[..., 0].float()  # without a copy of keys
+        one = (keys * form.offset.to(keys.dtype)[:, None]).sum(-1, dtype=torch.float32)  # without a wider copy of keys
     return BiasTensors(DISTANCE_KEYS, one, keys, low, keys.shape[1], factor=(form.factor,), own=form.queries is None)
 
 
