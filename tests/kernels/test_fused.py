@@ -134,6 +134,11 @@ def test_a_second_derivative_is_refused():
 
 
 @needs_triton
+def test_places_below_0_that_run_on_are_not_empty():
+    check(Case("slope", Everything(), T=60, S=20))
+
+
+@needs_triton
 def test_without_keys_there_is_nothing():
     q = torch.zeros(2, 2, 3, 16, device=DEVICE)
     view = View(torch.zeros(2, 1, 0, 16, device=DEVICE), torch.zeros(2, 1, 0, 8, device=DEVICE), Positions.arange(2, 0))
