@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vantage.position import Fire, Shaw, Shifted, TransformerXL
+from vantage.position import CoPE, Fire, Shaw, Shifted, TransformerXL
 from vantage.spec.forms import DistanceTable, LogDistance, PowerDistance, QueryAndKey, RowTable, Slope, alibi_slopes
 from vantage.spec.parts import Encoding, Pointwise
 from vantage.spec.positions import Positions
@@ -118,6 +118,7 @@ TASKS = (
     Task("Shaw, keys and values", encoding=Shaw(), flex=False),
     Task("FIRE", encoding=Fire(), flex=False),
     Task("Transformer-XL, W_r R counted", encoding=TransformerXL(), flex=False),
+    Task("CoPE", encoding=CoPE(), flex=False),
     Task("shifted positions", encoding=Shifted(), flex=False),
     Task("FoX", lambda s: QueryAndKey(*(learned(s.batch, s.heads, s.length) for _ in range(2))), flex=False),
     Task(f"window {REACH:,}", window=REACH),

@@ -14,9 +14,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from vantage.kernels.fused_operator import BY_KEY, DISTANCE_KEYS, FusedPlan
+from vantage.kernels.fused_operator import BY_KEY, COUNTS, DISTANCE_KEYS, FusedPlan
 from vantage.kernels.gpu import (
     backward,
+    count_backward,
+    count_forward,
+    count_operators,
     distance_backward,
     distance_forward,
     distance_operators,
@@ -28,8 +31,10 @@ from vantage.kernels.gpu import (
 from vantage.kernels.gpu.row_rotation import lies_as_expected
 
 SHARED = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}  # bytes a block may share
-INTEGERS = {"QP", "KP", "BOUNDS"}
+INTEGERS = {"QP", "KP", "BOUNDS", "RANGES", "COUNTED", "ENDS"}
 NUMBERS = {"LSE", "LINE", "MASS", "DELTA", "P0", "P1", "SINKS", "G0", "G1", "C", "DC"}
+NUMBERS |= {"A0", "A1", "SUMS", "TOTALS"}
+FLOATS = {"scale", "cap", "factor", "weight", "share", "gate", "ratio", "cool", "eps"}
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
@@ -65,10 +70,10 @@ def compile_one(kernel, constants: dict, dtype: torch.dtype, capability: int, wa
             kinds[name] = "*i32"
         elif name in NUMBERS:
             kinds[name] = "*fp32"
-        elif name.isupper() and name not in ("T", "S", "W"):
+        elif name.isupper() and name not in ("T", "S", "W", "P"):
             kinds[name] = f"*{NAMES[dtype]}"
         else:
-            kinds[name] = "fp32" if name in ("scale", "cap", "factor", "weight", "share") else "i32"
+            kinds[name] = "fp32" if name in FLOATS else "i32"
     values = {(names.index(name),): value for name, value in constants.items()}
     strides = {
         (i,): [["tt.divisibility", 16]]
@@ -129,6 +134,7 @@ def compile_products(capability: int, dtype: torch.dtype, width: int, own: bool)
         (distance_backward.query_gradients, "queries"),
         (distance_backward.key_gradients, "keys"),
         (distance_backward.distance_gradients, "distances"),
+        (distance_backward.kept_distance_gradients, "kept"),
     ):
         shape = distance_operators._shape(q, q, p, forward=name == "attend")
         warps, stages = shape["num_warps"], shape["num_stages"]
@@ -138,8 +144,34 @@ def compile_products(capability: int, dtype: torch.dtype, width: int, own: bool)
             rows = 2 if shuffled else 1
             more |= {"HAS_SINKS": True, "ROWS": rows * p.block}
             warps *= rows
-        made = compile_one(kernel, how | more, dtype, capability, warps, stages)
+        known = {n: x for n, x in (how | more | {"KEEPS": True, "BOUNDED": True}).items() if n in kernel.arg_names}
+        made = compile_one(kernel, known, dtype, capability, warps, 3 if name == "kept" else stages)
+        shuffled = shuffled and name != "kept"
         assert not shuffled or lies_as_expected(made.asm["ttgir"]), name
+        used[made.metadata.name] = made.metadata.shared
+        assert made.metadata.shared <= SHARED[capability], (made.metadata.name, capability, made.metadata.shared)
+    return used
+
+
+def compile_counts(capability: int, dtype: torch.dtype, width: int) -> dict[str, int]:
+    """The same of the kernels of counts."""
+    q = torch.empty(1, 2, 64, width, dtype=dtype, device="meta")
+    operators.shared_memory = lambda device: SHARED[capability]
+    operators.turns_tiles_in_memory = lambda device: capability == 100
+    p = plan(COUNTS)._replace(block=operators.block_for(q, q, counts=True))
+    how = count_operators._constants(q, q[:, :1], q, p, [1.0, 0.0, 1.0, 1.0]) | {"APPROXIMATE": dtype != torch.float32}
+    how |= {"KEPT": count_operators.KEPT, "P_TILE": 64, "ROWS": 32, "LEARNED": True, "HAS_SINKS": True}
+    warps, used = operators.warps(q, q), {}
+    for kernel, stages in (
+        (count_forward.attend_by_count, operators.stages(q, q, p, 1)),
+        (count_backward.count_tiles, 1),
+        (count_backward.sum_counts, 1),
+        (count_backward.gradients_by_count, 2),
+        (count_backward.query_gradients, count_operators._stages_back(q, q, p)),
+        (count_backward.key_gradients, count_operators._stages_back(q, q, p)),
+    ):
+        known = {name: x for name, x in how.items() if name in kernel.arg_names}
+        made = compile_one(kernel, known, dtype, capability, warps, stages)
         used[made.metadata.name] = made.metadata.shared
         assert made.metadata.shared <= SHARED[capability], (made.metadata.name, capability, made.metadata.shared)
     return used
@@ -163,6 +195,8 @@ def main() -> int:
         for dtype, width, own in ((torch.bfloat16, 128, True), (torch.float16, 64, False), (torch.float32, 128, True)):
             used = compile_products(capability, dtype, width, own)
             print(capability, DISTANCE_KEYS, dtype, width, used, flush=True)
+        for dtype, width in ((torch.bfloat16, 128), (torch.float32, 64), (torch.float16, 256)):
+            print(capability, COUNTS, dtype, width, compile_counts(capability, dtype, width), flush=True)
     return 0
 
 

@@ -12,8 +12,10 @@ from torch import Tensor
 from vantage.kernels import kernel_named
 from vantage.kernels.fused import Fused
 from vantage.position import Fire
+from vantage.position.cope import CountedPositions
 from vantage.position.shaw import ValueDistances
 from vantage.spec.forms import (
+    CountTable,
     DistanceKeys,
     DistanceTable,
     LogDistance,
@@ -42,6 +44,7 @@ LEARNED = {  # what a form has to learn
     "query and key": ("bias.query", "bias.key"),
     "distance keys": ("bias.queries", "bias.table"),
     "own distance keys": ("bias.offset", "bias.table"),
+    "counts": ("bias.by_count",),
     "pieces": ("bias.slopes", "bias.offsets", "bias.c", "bias.limit"),
 }
 
@@ -70,6 +73,7 @@ class Case:
     hidden: int = 6  # units of a network
     limit: float = 11.0  # positions below this are as it
     f: int = 16  # width of vectors of distances
+    gates: float = 2.0  # scale of what opens gates, times the root of the width; a large one leaves few half open
 
     @property
     def H(self) -> int:
@@ -116,6 +120,7 @@ def form(case: Case, generator: torch.Generator, dtype: torch.dtype):
         "row table": lambda: RowTable(normal(B, H, T, case.width), case.first),
         "query and key": lambda: QueryAndKey(normal(B, H, T), normal(B, H, S)),
         "pieces": lambda: pieces(normal, H, case),
+        "counts": lambda: Counts(normal(B, H, T, case.width)),
         "own distance keys": lambda: OwnDistanceVectors(normal(H, case.d), normal(H, 2 * (T + S) + 256, case.d)),
         "distance keys": lambda: DistanceVectors(normal(B, H, T, case.f), normal(H, 2 * (T + S) + 256, case.f)),
     }
@@ -130,7 +135,7 @@ def pieces(normal: Callable[..., Tensor], heads: int, case: Case) -> RatioPieces
         for parameter in (*part.f[0].parameters(), *part.f[2].parameters()):
             parameter.copy_(normal(*parameter.shape))
         part.f[0].bias.copy_(-part.f[0].weight[:, 0] * normal(case.hidden).sigmoid())
-        form = part.form()
+        form = part.form().pieces()
     return replace(
         form, **{f.name: x.to(torch.float32) for f in fields(form) if isinstance(x := getattr(form, f.name), Tensor)}
     )
@@ -170,6 +175,26 @@ class OwnDistanceVectors:
         given = DistanceVectors(q + self.offset[:, None], self.table, self.factor).dense(q_pos, k_pos)
         form = given.form()
         return Dense(lambda: given.value, lambda: DistanceKeys(None, form.keys, self.factor, self.offset))
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Numbers of each query for each count of the keys that it cares about."""
+
+    by_count: Tensor  # (B, H, T, P)
+
+    def dense(self, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> Dense:
+        counted = CountedPositions(self.by_count.shape[-1], q.shape[-1])
+
+        def whole() -> Tensor:
+            count = counted.counts(q, k, q_pos, k_pos, scale)
+            below = count.detach().floor().long()
+            above = (below + 1).clamp_max(self.by_count.shape[-1] - 1)
+            by_count = self.by_count.to(count.dtype)
+            return torch.lerp(by_count.gather(-1, below), by_count.gather(-1, above), count - below)
+
+        by_token = self.by_count.transpose(1, 2).contiguous()  # as a layer has it: heads of a token side by side
+        return Dense(whole, lambda: CountTable(by_token.transpose(1, 2), scale))
 
 
 @dataclass
@@ -227,6 +252,8 @@ class Inputs:
                 bias = bias.dense(self.q_pos, self.k_pos)
             elif isinstance(bias, OwnDistanceVectors):
                 bias = bias.dense(q, self.q_pos, self.k_pos)
+            elif isinstance(bias, Counts):
+                bias = bias.dense(q, k, self.q_pos, self.k_pos, case.gates * case.d**-0.5)
         sinks = None
         if case.sinks:
             sinks = self.sinks.to(wide).detach().requires_grad_()
@@ -347,6 +374,23 @@ SMALL_PRODUCTS = [
 ]
 
 
+SMALL_COUNTS = [
+    *(
+        Case("counts", mask, B=1 + n % 2, width=5)
+        for n, mask in enumerate(MASKS[x] for x in ("causal", "window", "chunked"))
+    ),
+    Case("counts", T=60, S=60, width=4),  # most tiles are beyond the last count
+    Case("counts", T=60, S=60, width=40, B=2),  # and here none is
+    Case("counts", T=50, S=70, width=9, gates=40.0),  # gates open or shut: counts are whole numbers
+    Case("counts", T=19, S=51, width=6, G=2),
+    Case("counts", T=1, S=51, share=3, width=7),
+    Case("counts", T=33, S=20, width=6),  # the first queries see nothing
+    Case("counts", softcap=1.5, sinks="query", temperature=0.7, lse=True, width=6),
+    Case("counts", T=40, S=40, sinks="head", share=4, G=1, d=24, e=40, width=2),
+    Case("counts", Causal() & Window(30), T=80, S=80, width=8, share=3),
+]
+
+
 def long(forms: tuple[str, ...] = FORMS, mask: Mask = Causal(), places: str = "run", **sizes) -> list[Case]:
     return [Case(form, mask, places, **sizes) for form in forms]
 
@@ -366,6 +410,15 @@ LARGE = [
     Case("row table", B=2, G=2, T=1000, S=1000, d=128, e=128, width=33, first=-16, values=16),
     Case("row table", Everything(), G=2, T=500, S=700, d=64, e=64, width=33, first=-16, values=16),
     *long(mask=Causal() | Prefix(300), T=800, S=800, d=64, e=64, width=129, first=0),
+]
+LARGE_COUNTS = [
+    Case("counts", B=2, G=2, share=2, T=1000, S=1000, d=128, e=128, width=64),
+    Case("counts", B=1, G=2, share=1, T=700, S=700, d=128, e=128, width=64, gates=40.0),
+    Case("counts", G=1, share=4, T=300, S=1324, d=64, e=64, width=33),
+    Case("counts", G=2, share=1, T=2500, S=2500, d=64, e=64, width=1024),  # every tile counts, and not all are kept
+    Case("counts", Causal() & Window(200), T=1100, S=1100, d=256, e=256, width=17, softcap=5.0, sinks="head"),
+    Case("counts", G=2, share=1, T=600, S=600, d=192, e=128, width=100, sinks="query", lse=True, temperature=0.8),
+    Case("counts", T=1, S=900, d=128, e=128, width=64),
 ]
 LARGE_PRODUCTS = [
     *long(PRODUCTS, B=2, G=2, share=2, T=1000, S=1000, d=128, e=128, f=128),

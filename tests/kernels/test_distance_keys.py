@@ -10,7 +10,7 @@ from vantage.kernels import kernel_named
 from vantage.kernels.fused import Fused
 from vantage.model import build, decoder
 from vantage.spec.forms import DistanceKeys
-from vantage.spec.masks import Causal, Window
+from vantage.spec.masks import Causal, Everything, Window
 from vantage.spec.parts import Dense, Need, View
 from vantage.spec.positions import Positions
 
@@ -41,12 +41,54 @@ def test_it_is_the_reference_everywhere(case, dtype):
     check(case, dtype)
 
 
+def keep(monkeypatch, heads: int) -> None:
+    """Room for the scores' gradient of so many heads at once."""
+    from vantage.kernels.gpu import distance_operators as operators
+
+    room = operators._room_to_keep
+
+    def room_for(q, p, batch, most):
+        monkeypatch.setattr(operators, "KEPT_SHARE", 1000.0)
+        monkeypatch.setattr(operators, "FEWEST_PROGRAMS", 0)
+        return room(q, p, batch, most)[0], min(heads, q.shape[1])
+
+    monkeypatch.setattr(operators, "_room_to_keep", room_for)
+
+
+@pytest.mark.parametrize("case", FEW, ids=str)
+def test_it_is_the_reference_where_the_gradient_of_scores_is_kept(case, monkeypatch):
+    keep(monkeypatch, heads=2)
+    check(case, torch.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", MANY, ids=str)
+def test_it_is_the_reference_everywhere_where_the_gradient_of_scores_is_kept(case, monkeypatch):
+    keep(monkeypatch, heads=1)
+    check(case, torch.float32)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("case", LARGE_PRODUCTS, ids=str)
 def test_it_is_the_reference_on_a_gpu(case, dtype):
     check(case, dtype, block=None)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("case", [*LARGE_PRODUCTS[:4], LARGE_PRODUCTS[6]], ids=str)
+def test_it_is_the_reference_on_a_gpu_where_the_gradient_of_scores_is_kept(case, monkeypatch):
+    keep(monkeypatch, heads=2)
+    check(case, torch.bfloat16, block=None)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+def test_keys_before_and_behind_all_queries_on_a_gpu():
+    """Fewer keys than queries, some of which stand below 0, and all are seen."""
+    check(Case("own distance keys", Everything(), T=900, S=300, d=128, e=128), torch.bfloat16, block=None)
 
 
 def test_gradients_of_distances_are_equal_from_run_to_run():

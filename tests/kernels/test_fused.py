@@ -14,13 +14,15 @@ from tests.spec.helpers import masks, pairs
 from vantage.errors import Refused
 from vantage.kernels import chooser, kernel_named
 from vantage.kernels.fused import Fused
+from vantage.kernels.fused_bias import bias_tensors
 from vantage.kernels.mask_flags import MaskFlags, mask_flags
 from vantage.kernels.tile_ranges import tile_ranges
+from vantage.position import Fire
 from vantage.position.shaw import ValueDistances
 from vantage.spec.forms import DistanceTable, RatioPieces, RowTable, Slope
 from vantage.spec.masks import Causal, Chunked, Everything, Filled, Nothing, Prefix, SameSegment, Window, dense, visible
 from vantage.spec.normalisers import Argmax
-from vantage.spec.parts import Dense, Need, View
+from vantage.spec.parts import Dense, Need, Shape, View
 from vantage.spec.positions import Positions
 
 needs_triton = pytest.mark.skipif(MISSING, reason="needs Triton: pip install triton")
@@ -104,6 +106,23 @@ def test_what_inference_has_made_is_there_for_training():
 
 
 @needs_triton
+@needs_triton
+@pytest.mark.parametrize("hidden", [1, 3, 30])
+def test_tables_of_a_network_are_the_same_in_one_launch(hidden):
+    part = Fire(hidden=hidden, init_L=11.0, init_c=0.3, bidirectional=False).build(Shape(64, 4, 4, 16, 16, 16))
+    with torch.no_grad():
+        part.f[0].bias.copy_(-part.f[0].weight[:, 0] * torch.linspace(0.9, 0.1, hidden))
+        part.f[0].weight[0] = 0.0  # cuts nothing
+    part, at = part.to(DEVICE), Positions.arange(2, 37, 5, device=DEVICE)
+    by_torch = bias_tensors(part.form(), MaskFlags(causal=True), at.against(at), 0.7, 16, (2, 4))
+    with torch.no_grad():
+        launched = bias_tensors(part.form(), MaskFlags(causal=True), at.against(at), 0.7, 16, (2, 4))
+    assert by_torch.one.requires_grad
+    assert not launched.one.requires_grad
+    for one, other in zip(by_torch, launched, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_a_second_derivative_is_refused():
     inputs = Inputs(Case(T=5, S=5), torch.float32)
     q = inputs.q.clone().requires_grad_()
@@ -112,6 +131,11 @@ def test_a_second_derivative_is_refused():
     (first,) = torch.autograd.grad((Fused(16)(q, view, pair, need).out ** 2).sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         first.sum().backward()
+
+
+@needs_triton
+def test_places_below_0_that_run_on_are_not_empty():
+    check(Case("slope", Everything(), T=60, S=20))
 
 
 @needs_triton
@@ -269,7 +293,9 @@ VIEW = View(torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 3, 4), Positions.arange(1
 
 
 @needs_triton
-@pytest.mark.parametrize("position", ["t5", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fire", "shaw"))])
+@pytest.mark.parametrize(
+    "position", ["t5", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fire", "shaw", "cope"))]
+)
 def test_a_model_with_it_compiles_whole(position):
     """Without a break, forward and backward, and to the same numbers."""
     from vantage.model import build, decoder

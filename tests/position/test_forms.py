@@ -10,6 +10,7 @@ from torch import Tensor
 from tests.position.helpers import SHAPE, bias_of, built, inputs_of, positions, vectors
 from vantage.position import ENCODINGS, T5, Fire, Kerple, Shaw
 from vantage.spec.forms import (
+    CountTable,
     DistanceKeys,
     DistanceTable,
     Form,
@@ -17,7 +18,7 @@ from vantage.spec.forms import (
     LogDistance,
     PowerDistance,
     QueryAndKey,
-    RatioPieces,
+    RatioNetwork,
     RowTable,
     Slope,
     ValueTable,
@@ -36,11 +37,12 @@ FORMS = {
     "shaw": RowTable,
     "bank": RowTable,
     "fox": QueryAndKey,
-    "fire": RatioPieces,
-    "fire-both": RatioPieces,
+    "fire": RatioNetwork,
+    "fire-both": RatioNetwork,
 }
-DENSE = ["cope", "path", "self-extend", "dual-chunk"]
+DENSE = ["path", "self-extend", "dual-chunk"]
 PRODUCTS = ["xl", "shifted"]
+COUNTED = ["cope"]
 CONFIGS = {name: parts.bias for name in ENCODINGS if (parts := ENCODINGS[name].make(100).parts(causal=True)).bias}
 CONFIGS |= {"kerple-power": Kerple("power"), "t5-both": T5(bidirectional=True), "fire-both": Fire(bidirectional=True)}
 
@@ -57,7 +59,7 @@ def bias_at(part, q_pos: Positions, k_pos: Positions):
 
 
 def test_every_bias_is_in_one_of_the_lists():
-    assert {*FORMS, *DENSE, *PRODUCTS} == set(CONFIGS)
+    assert {*FORMS, *DENSE, *PRODUCTS, *COUNTED} == set(CONFIGS)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -117,7 +119,17 @@ def test_a_product_of_queries_and_distances_is_the_bias(name, first):
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
+def test_counts_say_what_each_query_has_for_each_of_them():
+    part, pos = built(CONFIGS["cope"]), Positions.arange(2, 5)
+    q, k = vectors(2, 4, 5, 6, 1), vectors(2, 2, 5, 6, 2)
+    inputs = inputs_of(part, q, k, pos, pos)
+    form = form_of(part.at(inputs))
+    assert isinstance(form, CountTable)
+    assert form.scale == inputs.scale
+    torch.testing.assert_close(form.by_count, q @ part.table.T)
+
+
+@pytest.mark.parametrize("name", [*PRODUCTS, *COUNTED])
 def test_a_product_has_no_form_where_distances_are_not_known_beforehand(name):
     pos = Positions.of(torch.tensor([[0, 2, 3], [0, 1, 2]]))
     assert form_of(bias_at(built(CONFIGS[name]), pos, pos)) is None
@@ -133,7 +145,7 @@ def test_a_bias_with_a_form_is_made_whole_when_it_is_asked_for():
     part, pos = built(CONFIGS["fire"]), Positions.arange(2, 4)
     bias = bias_at(part, pos, pos)
     part.whole = None  # it would be called
-    assert isinstance(form_of(bias), RatioPieces)
+    assert isinstance(form_of(bias), RatioNetwork)
     assert form_of(bias) is form_of(bias)
 
 
@@ -143,7 +155,7 @@ def test_a_hidden_unit_without_a_weight_cuts_nothing():
         part.f[0].weight[1] = 0.0
         part.f[0].bias[1] = 2.0
     form = form_of(bias_at(part, pos, pos))
-    assert form.breaks.isfinite().all()
+    assert form.pieces().breaks.isfinite().all()
     torch.testing.assert_close(value(form, pos, pos), bias_of(part, pos, pos))
 
 

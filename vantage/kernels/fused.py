@@ -16,6 +16,8 @@ from vantage.kernels.fused_bias import (
     BiasTensors,
     bank,
     bias_tensors,
+    break_points,
+    count_table,
     distance_keys,
     form_to_run,
     learns,
@@ -26,9 +28,11 @@ from vantage.kernels.fused_operator import DISTANCE_KEYS, FusedAttention, FusedP
 from vantage.kernels.mask_flags import MaskFlags, mask_flags
 from vantage.kernels.tile_ranges import TileRanges, tile_ranges
 from vantage.spec.forms import (
+    CountTable,
     DistanceKeys,
     DistanceTable,
     Form,
+    RatioNetwork,
     RatioPieces,
     RowTable,
     ValueTable,
@@ -48,7 +52,7 @@ WIDEST_VALUES = 129  # distances that a value may have a vector for: they are on
 MOST_BREAKS = 64  # break points of a function in pieces
 WIDE = 128  # queries and keys of a tile of the forward pass for Hopper, and the fewest queries it pays for
 WIDE_HEAD = 128  # with heads of 64 it is no faster than the pass for all GPUs
-WIDE_ALWAYS, WIDE_ONE_SIDED = {0, 6}, {1, 4}  # forms by number, as in fused_bias.NUMBERS
+WIDE_ALWAYS, WIDE_ONE_SIDED = {0, 6}, {1, 2, 3, 4}  # forms by number, as in fused_bias.NUMBERS
 
 
 class Fused:
@@ -73,10 +77,12 @@ class Fused:
         sinks = None if need.sinks is None else need.sinks.float() * cool
         if flags.nothing or 0 in (*q_BHTd.shape, view.k.shape[2]):
             return _nothing_seen(q_BHTd, view, sinks, need)
-        block = self.block or _block(q_BHTd, view.v)
         form = form_to_run(need, q_BHTd)
+        block = self.block or _block(q_BHTd, view.v, form)
         if isinstance(form, DistanceKeys):
             bias = distance_keys(form, flags, pair, block, q_BHTd)
+        elif isinstance(form, CountTable):
+            bias = count_table(form, q_BHTd)
         else:
             bias = bias_tensors(form, flags, pair, cool, block, q_BHTd.shape[:2])
         if need.value_bias is not None:
@@ -147,11 +153,15 @@ def _refuses_shape(need: Need, q: Tensor, view: View) -> str | None:
             return f"the fused kernel needs vectors of distances as wide as its heads, not {width}"
     if isinstance(form, DistanceTable | RowTable) and form.values.shape[-1] > LONGEST_TABLE and learns(form.values):
         return f"the fused kernel learns tables of up to {LONGEST_TABLE} distances, not {form.values.shape[-1]}"
-    if isinstance(form, RatioPieces) and form.breaks.shape[0] > MOST_BREAKS:
-        return f"the fused kernel has functions of up to {MOST_BREAKS} break points, not {form.breaks.shape[0]}"
+    if (n := break_points(form)) > MOST_BREAKS:
+        return f"the fused kernel has functions of up to {MOST_BREAKS} break points, not {n}"
+    if isinstance(form, CountTable):
+        flags = mask_flags(need.mask)
+        if flags is None or not (flags.one_sided or flags.nothing):
+            return "the fused kernel counts keys back from a query, where it does not look ahead"
     if need.value_bias is not None and (why := _refuses_values(form, value_form_of(need.value_bias))):
         return why
-    if isinstance(form, RatioPieces) and form.two_sided:
+    if isinstance(form, RatioPieces | RatioNetwork) and form.two_sided:
         return "the fused kernel has no ratio to the later of query and key, as FIRE has where it looks both ways"
     return None
 
@@ -170,10 +180,10 @@ def _refuses_values(form: Form | None, values: ValueTable | None) -> str | None:
 # ---- what it hands to Triton
 
 
-def _block(q: Tensor, v: Tensor) -> int:
+def _block(q: Tensor, v: Tensor, form: Form | None) -> int:
     from vantage.kernels.gpu.operators import block_for
 
-    return block_for(q, v)
+    return block_for(q, v, counts=isinstance(form, CountTable))
 
 
 def _plan(bias: BiasTensors, flags: MaskFlags, pair: Pair, block: int) -> FusedPlan:
@@ -206,8 +216,8 @@ def _wide(
     q: Tensor, view: View, bias: BiasTensors, flags: MaskFlags, pair: Pair
 ) -> tuple[Tensor, Tensor | None] | tuple[None, None]:
     """What the forward pass for Hopper reads besides: tile ranges of its own block, and the biases of a table's tiles;
-    ``None`` where it does not run. It has places that run on, masks that look back, and biases that cost a tile next to
-    nothing: with a logarithm or a power for each pair it was slower than the pass for all GPUs."""
+    ``None`` where it does not run. It has places that run on, masks that look back, and biases that cost a tile far
+    from the diagonal little."""
     one_sided = bias.beyond is not None and flags.one_sided
     cheap = one_sided and (bias.banks > 0 or not bias.width)
     known = bias.form in WIDE_ALWAYS or (bias.form in WIDE_ONE_SIDED and cheap)
@@ -268,6 +278,8 @@ def _ranges_of_runs(
     off: int, first: int, T: int, S: int, flags: MaskFlags, block: int, beyond: int | None, device: torch.device
 ) -> TileRanges:
     """Kept from pass to pass: lengths come again, and these are a few kilobytes."""
+    if not (flags.chunk or flags.prefix):  # then only distances count, and a place below 0 would be an empty one
+        first += max(0, -first, -first - off)
     k = Positions.arange(1, S, first, device=device)
     return tile_ranges(Positions.arange(1, T, first + off, device=device).against(k), flags, block, beyond)
 

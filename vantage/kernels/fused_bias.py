@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from vantage.kernels.by_form import form_of_need, runs
-from vantage.kernels.fused_operator import DISTANCE_KEYS
+from vantage.kernels.fused_operator import COUNTS, DISTANCE_KEYS
 from vantage.kernels.mask_flags import MaskFlags
 from vantage.spec.forms import (
+    CountTable,
     DistanceKeys,
     DistanceTable,
     Form,
@@ -20,6 +21,7 @@ from vantage.spec.forms import (
     PointwiseForm,
     PowerDistance,
     QueryAndKey,
+    RatioNetwork,
     RatioPieces,
     RowTable,
     Slope,
@@ -42,7 +44,9 @@ NUMBERS = {
     RowTable: 5,
     QueryAndKey: 6,
     RatioPieces: 7,
+    RatioNetwork: 7,
     DistanceKeys: DISTANCE_KEYS,
+    CountTable: COUNTS,
 }
 
 
@@ -72,7 +76,7 @@ def bias_tensors(
         return BiasTensors(number, _float(form.slopes, cool), beyond=0)
     if isinstance(form, LogDistance | PowerDistance):
         return BiasTensors(number, _float(form.a, cool), _float(form.p, 1.0), beyond=far)
-    if isinstance(form, RatioPieces):
+    if isinstance(form, RatioPieces | RatioNetwork):
         return _pieces(form, pair, cool, heads)._replace(beyond=far)
     if isinstance(form, QueryAndKey):
         return BiasTensors(number, _float(form.by_query, cool), _float(form.by_key, cool))
@@ -87,11 +91,30 @@ def bias_tensors(
     return BiasTensors(number, values, ready, low, width, low + width - 1, banks)
 
 
-def _pieces(form: RatioPieces, pair: Pair, cool: float, heads: Sequence[int]) -> BiasTensors:
+def break_points(form: Form | None) -> int:
+    """How many a function in pieces has at most."""
+    if isinstance(form, RatioNetwork):
+        return form.inner.shape[0]
+    return form.breaks.shape[0] if isinstance(form, RatioPieces) else 0
+
+
+def _pieces(form: RatioPieces | RatioNetwork, pair: Pair, cool: float, heads: Sequence[int]) -> BiasTensors:
     """One: (H, pieces, 2). Two: c, then the break points from the fifth number on, then a number for each query that
-    makes log2(1 + c·distance) the ratio. Behind the last break point there are some at infinity, in whole groups."""
-    groups = max(1, (1 << max(form.breaks.shape[0] - 1, 0).bit_length()) // GROUP)
-    more = (groups + 1) * GROUP - form.breaks.shape[0]
+    makes log2(1 + c·distance) the ratio. Behind the last break point there are some at infinity, in whole groups.
+
+    Of a network that does not learn now, one kernel makes both: as operations of torch they would take longer to start
+    than attention takes at 4,096 tokens."""
+    n = break_points(form)
+    groups = max(1, (1 << max(n - 1, 0).bit_length()) // GROUP)
+    more = (groups + 1) * GROUP - n
+    if isinstance(form, RatioNetwork):
+        weights = (form.inner, form.inner_bias, form.outer, form.outer_bias, form.c, form.limit)
+        if pair.q.known.first is not None and not learns(*weights) and not torch.compiler.is_compiling():
+            from vantage.kernels.gpu.piece_tables import piece_tables
+
+            one, two = piece_tables(weights, form.eps, cool, heads, pair.q.known.first, pair.q.shape[1], n + more)
+            return BiasTensors(NUMBERS[RatioNetwork], one, two, 0, one.shape[1], banks=groups)
+        form = form.pieces()
     pieces = torch.stack((form.slopes, form.offsets), -1).float()
     pieces = torch.cat((pieces, pieces[:, -1:].expand(-1, more, -1)), 1)
     c = form.c.abs().float()
@@ -151,6 +174,13 @@ def distance_keys(form: DistanceKeys, flags: MaskFlags, pair: Pair, block: int, 
     elif form.offset is not None:
         one = (keys * form.offset.to(keys.dtype)[:, None]).sum(-1, dtype=torch.float32)  # without a wider copy of keys
     return BiasTensors(DISTANCE_KEYS, one, keys, low, keys.shape[1], factor=(form.factor,), own=form.queries is None)
+
+
+def count_table(form: CountTable, q: Tensor) -> BiasTensors:
+    """In the dtype of the queries, which it is a product of."""
+    by_count = form.by_count.to(q.dtype)
+    by_count = by_count if by_count.stride(-1) == 1 else by_count.contiguous()
+    return BiasTensors(COUNTS, by_count, width=by_count.shape[-1], factor=(form.scale,))
 
 
 def offset(pair: Pair) -> int:

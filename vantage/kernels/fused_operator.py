@@ -16,6 +16,7 @@ TABLES = (4, 5)  # forms that are a table: one for all, one for each query
 BY_KEY = 6
 PIECES = 7
 DISTANCE_KEYS = 10  # has kernels of its own: gpu/distance_operators.py
+COUNTS = 11  # and so has this: gpu/count_operators.py
 
 
 class FusedPlan(NamedTuple):
@@ -29,7 +30,7 @@ class FusedPlan(NamedTuple):
     off: int  # first query less first key, where places run on
     origin: int  # the first key
     low: int  # distance of a table's first entry; of distance keys, the row of the distance ``off``
-    width: int  # of a table
+    width: int  # of a table; of counts: how many there are
     banks: int  # tiles of a table's biases, ready made; 0: they are looked up. Of pieces: groups of break points
     empty: int  # there may be empty places
     causal: int
@@ -114,6 +115,9 @@ class FusedAttention(torch.autograd.Function):
             # a row of the scores' gradient adds up to what the sink takes, since weights add up to one
             row_sums = torch.where(lse == float("-inf"), 0.0, delta - shared * (1 - to_sink))
             d_one, d_two = _bias_gradients(plan, one, two, row_sums)
+            if plan.learned and plan.form == COUNTS:
+                one[..., -1] += (row_sums * ctx.factors[2]).to(one.dtype)
+                d_one = one
             if plan.learned and plan.form == TABLES[1] and plan.banks:
                 d_two = _gradient_of_values(two, grad, torch.where(lse == float("-inf"), 0.0, 1 - to_sink))
             if sinks is not None:
@@ -148,7 +152,7 @@ def _weight_of_sinks(sinks: Tensor | None, lse: Tensor) -> Tensor | float:
 def _bias_gradients(plan: FusedPlan, one: Tensor, two: Tensor, row_sums: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """From the sums of the kernels. The last entry of a table gets what is left of a row."""
     form = plan.form
-    if not plan.learned and form != DISTANCE_KEYS:
+    if form == COUNTS or (not plan.learned and form != DISTANCE_KEYS):
         return None, None
     if form == BY_KEY:
         return row_sums, two

@@ -17,7 +17,7 @@ from vantage.kernels.native import BiasKind, TileCall, native
 from vantage.kernels.native.build import enabled
 from vantage.kernels.reference import Reference
 from vantage.kernels.tile_ranges import tile_ranges
-from vantage.spec.forms import DistanceKeys, PointwiseForm, QueryAndKey, RatioPieces, RowTable
+from vantage.spec.forms import CountTable, DistanceKeys, PointwiseForm, QueryAndKey, RatioNetwork, RatioPieces, RowTable
 from vantage.spec.masks import visible
 from vantage.spec.parts import Attended, Need, View
 from vantage.spec.positions import Pair, Place, Positions
@@ -44,7 +44,7 @@ class Tiles:
         assert flags is not None, "a mask that was not refused"
         assert library is not None, "asked for before"
         form = form_of_need(need)
-        assert not isinstance(form, DistanceKeys), "a form that was not refused"
+        assert not isinstance(form, DistanceKeys | CountTable), "a form that was not refused"
         (B, H, T, _), (_, G, S, _), e = q_BHTd.shape, view.k.shape, view.v.shape[-1]
         bias = bias_numbers(form, pair, H)
         if bias is None or flags.nothing or 0 in (B, T, S):
@@ -75,6 +75,8 @@ class Tiles:
 
 
 def _refuses_inputs(need: Need, q: Tensor, view: View) -> str | None:
+    if isinstance(form_of_need(need), CountTable):
+        return "the tiles kernel knows biases by distance, and this one counts keys"
     if isinstance(form_of_need(need), DistanceKeys):
         return "the tiles kernel has no biases that are products of their own"
     if q.device.type != "cpu":
@@ -86,7 +88,7 @@ def _refuses_inputs(need: Need, q: Tensor, view: View) -> str | None:
     form = form_of_need(need)
     if need.value_bias is not None:
         return "a value bias needs the weights, which the tiles kernel does not form"
-    if isinstance(form, RatioPieces):
+    if isinstance(form, RatioPieces | RatioNetwork):
         return "the tiles kernel knows biases by distance, and this one is of a ratio of positions"
     if form is not None and not isinstance(form, QueryAndKey) and view.pos.pos.is_floating_point():
         return "the tiles kernel knows biases by whole distances, and these positions are fractions"

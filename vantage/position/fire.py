@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vantage.errors import BadInput
 from vantage.position.angles import wide
-from vantage.spec.forms import RatioPieces
+from vantage.spec.forms import RatioNetwork
 from vantage.spec.operations import AttentionWork
 from vantage.spec.parts import BiasInputs, Dense, Parts, Shape
 from vantage.spec.positions import Pair
@@ -81,19 +81,11 @@ class FireBias(nn.Module):
     def limit(self, dtype: torch.dtype) -> Tensor:
         return (self.L_multiple.to(dtype) * self.config.init_L).abs()
 
-    def form(self) -> RatioPieces:
-        """The network as the pieces that its hidden units cut: in each the same units are above 0."""
-        dtype = wide(self.c.dtype)
+    def form(self) -> RatioNetwork:
         inner, outer = cast(nn.Linear, self.f[0]), cast(nn.Linear, self.f[2])
-        w, b = inner.weight[:, 0].to(dtype), inner.bias.to(dtype)
-        breaks = (-b / w).detach()
-        breaks = torch.where(breaks.isfinite(), breaks, 0.0).sort().values  # a unit without a weight cuts nothing
-        ends = torch.cat((breaks[:1] - 1, breaks, breaks[-1:] + 1))
-        middle = (ends[:-1] + ends[1:])[:, None] / 2
-        active = (w * middle + b > 0).to(dtype).detach()  # (K + 1, K)
-        out = outer.weight.to(dtype)
-        slopes, offsets = out @ (active * w).T, out @ (active * b).T + outer.bias.to(dtype)[:, None]
-        return RatioPieces(breaks, slopes, offsets, self.c.to(dtype), self.limit(dtype), self.bidirectional, EPS)
+        limit = self.L_multiple.to(wide(self.c.dtype)) * self.config.init_L
+        weights = (inner.weight[:, 0], inner.bias, outer.weight, outer.bias)
+        return RatioNetwork(*weights, self.c, limit, self.bidirectional, EPS)
 
     def psi(self, x: Tensor) -> Tensor:
         """log(|c·x| + 1): the sign of the distance does not count, nor that of c, which is free to cross 0."""

@@ -26,15 +26,13 @@ def sinusoid_scores(
     return turned @ torch.cat((cos_j, sin_j), dim=-1).transpose(-1, -2)
 
 
-def distance_waves(
-    pos: Positions, highest: int, n: int, dim: int, base: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """sin and cos of the distances highest, highest - 1, …, n of them, (n, dim / 2), once for all layers."""
+def distance_waves(pos: Positions, highest: int, n: int, dim: int, base: float, dtype: torch.dtype) -> Tensor:
+    """sin and then cos of the distances highest, highest - 1, …, n of them, (n, dim), once for all layers."""
 
-    def make() -> tuple[Tensor, Tensor]:
+    def make() -> Tensor:
         distances = highest - torch.arange(n, device=pos.device)
         angle = distances[:, None] * frequencies(dim, base, pos.device)
-        return angle.sin().to(dtype), angle.cos().to(dtype)
+        return torch.cat((angle.sin().to(dtype), angle.cos().to(dtype)), -1)
 
     return pos.once(("distance waves", highest, n, dim, base, dtype), make)
 

@@ -55,7 +55,8 @@ class ShiftedBias(nn.Module):
             return inputs.scale * sinusoid_scores(sines, cosines, inputs.q_pos, inputs.k_pos, base, back=back)
 
         def keys(highest: int, n: int) -> Tensor:
-            sines, cosines = distance_waves(inputs.q_pos, highest - back, n, q.shape[-1], base, q.dtype)
+            waves = distance_waves(inputs.q_pos, highest - back, n, q.shape[-1], base, q.dtype)
+            sines, cosines = waves.chunk(2, -1)
             return torch.stack((-sines, cosines), -1).flatten(-2)[None]
 
         if not runs(inputs.q_pos, inputs.k_pos):

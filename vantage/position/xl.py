@@ -101,7 +101,7 @@ class DistanceBias(nn.Module):
             return inputs.scale * sinusoid_scores(sines, cosines, inputs.q_pos, inputs.k_pos, base)
 
         def keys(highest: int, n: int) -> Tensor:
-            waves = torch.cat(distance_waves(inputs.q_pos, highest, n, w_r.shape[-1], base, w_r.dtype), -1)
+            waves = distance_waves(inputs.q_pos, highest, n, w_r.shape[-1], base, w_r.dtype)
             return (waves @ w_r.flatten(0, 1).T).unflatten(-1, w_r.shape[:2]).transpose(0, 1)
 
         if not runs(inputs.q_pos, inputs.k_pos):

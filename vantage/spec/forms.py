@@ -116,6 +116,39 @@ class RatioPieces(Pointwise):
         return 1 / (self.psi(within) + self.eps)
 
 
+@dataclass(frozen=True, eq=False)
+class RatioNetwork(Pointwise):
+    """outer[h]·relu(inner·r + inner_bias) + outer_bias[h] of the ratio r of ``RatioPieces``: FIRE, as it is learned.
+
+    In whatever dtype its weights have; a kernel may make the pieces of it in one of its own.
+    """
+
+    inner: Tensor  # (K,)
+    inner_bias: Tensor  # (K,)
+    outer: Tensor  # (H, K)
+    outer_bias: Tensor  # (H,)
+    c: Tensor  # (1,)
+    limit: Tensor  # (1,), whose sign does not count
+    two_sided: bool = False
+    eps: float = 1e-6
+
+    def __call__(self, b: Tensor, h: Tensor, i: Tensor, q: Place, k: Place) -> Tensor:
+        return self.pieces()(b, h, i, q, k)
+
+    def pieces(self) -> RatioPieces:
+        """The network as the pieces that its hidden units cut: in each the same units are above 0."""
+        dtype = torch.promote_types(self.c.dtype, torch.float32)
+        w, b, out = self.inner.to(dtype), self.inner_bias.to(dtype), self.outer.to(dtype)
+        breaks = (-b / w).detach()
+        breaks = torch.where(breaks.isfinite(), breaks, 0.0).sort().values  # a unit without a weight cuts nothing
+        ends = torch.cat((breaks[:1] - 1, breaks, breaks[-1:] + 1))
+        middle = (ends[:-1] + ends[1:])[:, None] / 2
+        active = (w * middle + b > 0).to(dtype).detach()  # (K + 1, K)
+        slopes, offsets = out @ (active * w).T, out @ (active * b).T + self.outer_bias.to(dtype)[:, None]
+        limit = self.limit.to(dtype).abs()
+        return RatioPieces(breaks, slopes, offsets, self.c.to(dtype), limit, self.two_sided, self.eps)
+
+
 def alibi_slopes(heads: int) -> tuple[float, ...]:
     """2^(-8k/h) for k = 1 … h. Where h is no power of two: those of the power below, and then every
     second one of the power above, as the paper's code has it."""
@@ -141,8 +174,22 @@ class DistanceKeys:
     offset: Tensor | None = None  # (H, f): what is added to the attention's own queries
 
 
-PointwiseForm = Slope | LogDistance | PowerDistance | DistanceTable | RowTable | QueryAndKey | RatioPieces
-Form = PointwiseForm | DistanceKeys
+@dataclass(frozen=True, eq=False)
+class CountTable:
+    """by_count[b, h, i] at the sum of σ(scale·q_i·k) over the keys from j to i, for positions that run on and attention
+    that looks back: CoPE. Between whole counts it is interpolated, beyond the last it is as there.
+
+    What is counted lies between a query and a key, so that no pair can be evaluated by itself: a ``Dense`` says it.
+    """
+
+    by_count: Tensor  # (B, H, T, P)
+    scale: float
+
+
+PointwiseForm = (
+    Slope | LogDistance | PowerDistance | DistanceTable | RowTable | QueryAndKey | RatioPieces | RatioNetwork
+)
+Form = PointwiseForm | DistanceKeys | CountTable
 
 
 @dataclass(frozen=True, eq=False)

@@ -77,7 +77,7 @@ class BiasInputs(NamedTuple):
 
 
 class ScoreBias(Protocol):
-    """Added to the scaled scores: ALiBi, T5, KERPLE, Shaw (pointwise); FIRE (dense, with a form), CoPE (dense)."""
+    """Added to the scaled scores: ALiBi, T5, KERPLE, Shaw (pointwise); FIRE, CoPE (dense, with a form)."""
 
     def at(self, inputs: BiasInputs) -> Pointwise | Dense | None: ...
 

@@ -75,7 +75,7 @@ def _bias_sums(
 
 
 @triton.jit
-def _query_step(
+def query_step(
     q, do, k_tiles, v_tiles, kp, n, m0, qi, qo, qp, qs, q0, shift, line, delta, KP, row, rows, at, h, P0, P1, G0, G1, T,
     S, off, low, width, banks, origin, window, chunk, prefix, scale, cap, dq, one, two, BLOCK: tl.constexpr,
     FORM: tl.constexpr, ONE_SIDED: tl.constexpr, RUN: tl.constexpr, FLOAT: tl.constexpr, CAUSAL: tl.constexpr,
@@ -192,7 +192,7 @@ def query_gradients(
     kp = column(KP, P1, row, rows, at, lo * BLOCK + tl.arange(0, BLOCK), S, FORM, RUN, FLOAT)
     for n in tl.range(lo * BLOCK, full_lo * BLOCK, BLOCK, num_stages=NEAR):
         ahead = column(KP, P1, row, rows, at, n + BLOCK + tl.arange(0, BLOCK), S, FORM, RUN, FLOAT)
-        dq, one, two = _query_step(
+        dq, one, two = query_step(
             q, do, k_tiles, v_tiles, kp, n, m0, qi, qo, qp, qs, q0, shift, line, delta, KP, row, rows, at, h, P0, P1,
             G0, G1, T, S, off, low, width, banks, origin, window, chunk, prefix, scale, cap, dq, one, two, BLOCK, FORM,
             ONE_SIDED, RUN, FLOAT, CAUSAL, WINDOW, CHUNK, PREFIX, SEGMENT, EMPTY, BANKED, SOFTCAP, PRECISION,
@@ -201,7 +201,7 @@ def query_gradients(
         kp = ahead
     for n in tl.range(full_lo * BLOCK, full_hi * BLOCK, BLOCK):
         ahead = column(KP, P1, row, rows, at, n + BLOCK + tl.arange(0, BLOCK), S, FORM, RUN, FLOAT)
-        dq, one, two = _query_step(
+        dq, one, two = query_step(
             q, do, k_tiles, v_tiles, kp, n, m0, qi, qo, qp, qs, q0, shift, line, delta, KP, row, rows, at, h, P0, P1,
             G0, G1, T, S, off, low, width, banks, origin, window, chunk, prefix, scale, cap, dq, one, two, BLOCK, FORM,
             ONE_SIDED, RUN, FLOAT, CAUSAL, WINDOW, CHUNK, PREFIX, SEGMENT, EMPTY, BANKED, SOFTCAP, PRECISION,
@@ -210,7 +210,7 @@ def query_gradients(
         kp = ahead
     for n in tl.range(full_hi * BLOCK, hi * BLOCK, BLOCK, num_stages=NEAR):
         ahead = column(KP, P1, row, rows, at, n + BLOCK + tl.arange(0, BLOCK), S, FORM, RUN, FLOAT)
-        dq, one, two = _query_step(
+        dq, one, two = query_step(
             q, do, k_tiles, v_tiles, kp, n, m0, qi, qo, qp, qs, q0, shift, line, delta, KP, row, rows, at, h, P0, P1,
             G0, G1, T, S, off, low, width, banks, origin, window, chunk, prefix, scale, cap, dq, one, two, BLOCK, FORM,
             ONE_SIDED, RUN, FLOAT, CAUSAL, WINDOW, CHUNK, PREFIX, SEGMENT, EMPTY, BANKED, SOFTCAP, PRECISION,
@@ -232,7 +232,7 @@ def query_gradients(
 
 
 @triton.jit
-def _key_step(
+def key_step(
     k, v, q_tiles, g_tiles, m0, n0, kj, ko, kp, ks, LINE, DELTA, QP, row, rows, at, h, P0, P1, T, S, off, low, width,
     banks, origin, window, chunk, prefix, scale, cap, dk, dv, total, BLOCK: tl.constexpr, FORM: tl.constexpr,
     ONE_SIDED: tl.constexpr, RUN: tl.constexpr, FLOAT: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
@@ -332,21 +332,21 @@ def key_gradients(
         if FORM == PIECES and ONE_SIDED:
             full_lo = easy_queries(full_lo, full_hi, n0, off, at, T, P1, width, BANKED, BLOCK, APPROXIMATE)
         for m0 in tl.range(lo * BLOCK, full_lo * BLOCK, BLOCK, num_stages=NEAR):
-            dk, dv, total = _key_step(
+            dk, dv, total = key_step(
                 k, v, q_tiles, g_tiles, m0, n0, kj, ko, kp, ks, LINE, DELTA, QP, row, rows, at, h, P0, P1, T, S, off,
                 low, width, banks, origin, window, chunk, prefix, scale, cap, dk, dv, total, BLOCK, FORM, ONE_SIDED,
                 RUN, FLOAT, CAUSAL, WINDOW, CHUNK, PREFIX, SEGMENT, EMPTY, BANKED, SOFTCAP, PRECISION, APPROXIMATE,
                 LEARNED, False,
             )  # fmt: skip
         for m0 in tl.range(full_lo * BLOCK, full_hi * BLOCK, BLOCK):
-            dk, dv, total = _key_step(
+            dk, dv, total = key_step(
                 k, v, q_tiles, g_tiles, m0, n0, kj, ko, kp, ks, LINE, DELTA, QP, row, rows, at, h, P0, P1, T, S, off,
                 low, width, banks, origin, window, chunk, prefix, scale, cap, dk, dv, total, BLOCK, FORM, ONE_SIDED,
                 RUN, FLOAT, CAUSAL, WINDOW, CHUNK, PREFIX, SEGMENT, EMPTY, BANKED, SOFTCAP, PRECISION, APPROXIMATE,
                 LEARNED, True,
             )  # fmt: skip
         for m0 in tl.range(full_hi * BLOCK, hi * BLOCK, BLOCK, num_stages=NEAR):
-            dk, dv, total = _key_step(
+            dk, dv, total = key_step(
                 k, v, q_tiles, g_tiles, m0, n0, kj, ko, kp, ks, LINE, DELTA, QP, row, rows, at, h, P0, P1, T, S, off,
                 low, width, banks, origin, window, chunk, prefix, scale, cap, dk, dv, total, BLOCK, FORM, ONE_SIDED,
                 RUN, FLOAT, CAUSAL, WINDOW, CHUNK, PREFIX, SEGMENT, EMPTY, BANKED, SOFTCAP, PRECISION, APPROXIMATE,

@@ -21,12 +21,30 @@ def _line(LSE, DELTA, at, qi, T):
 
 
 @triton.jit
+def _slot(block, blocks, most, n):
+    """Where a block of queries keeps what its tile of keys n gives to the farther of its two blocks of distances. Later
+    blocks have one tile more each, up to ``most``; a block and the one that is as far from the other end share a row of
+    memory, and begin at its two ends."""
+    row = tl.minimum(block, blocks - 1 - block)
+    length = 2 * most - blocks + 1
+    return row * length + tl.where(block >= blocks - 1 - block, n, length - 1 - n)
+
+
+@triton.jit
+def _kept_tiles(KEPT, pair, blocks, most, BLOCK: tl.constexpr):
+    """Those of one row and head."""
+    tiles = (blocks + 1) // 2 * (2 * most - blocks + 1)
+    first = KEPT + pair * tiles * (BLOCK * BLOCK)
+    return tl.make_tensor_descriptor(first, [tiles * BLOCK, BLOCK], [BLOCK, 1], [BLOCK, BLOCK])
+
+
+@triton.jit
 def _query_step(
-    q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, n, t, qi, line, delta, S, W, off, origin, window, chunk, prefix,
-    scale, cap, weight, ratio, dq, dqr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, OWN: tl.constexpr, HAS_C: tl.constexpr,
-    PRECISION: tl.constexpr,
-    APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr, FULL: tl.constexpr,
+    q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, kept_tiles, slot, n, t, qi, line, delta, S, W, off, origin,
+    window, chunk, prefix, scale, cap, weight, ratio, dq, dqr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, OWN: tl.constexpr,
+    HAS_C: tl.constexpr, KEEPS: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr,
+    SHUFFLED: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys. ``held``: what the last tile gave to its nearer block of distances; this one has the rest."""
     near = product_with_distances(qr, r_tiles, C, t, W, PRECISION, BLOCK, HAS_C)
@@ -45,6 +63,8 @@ def _query_step(
     ds = p * (tl.dot(do, v.T, input_precision=PRECISION) - delta[:, None])
     to_near, to_far = by_distance(ds * ratio, BLOCK, SHUFFLED)
     both = held + to_far.to(qr.dtype)  # no place has something of both
+    if KEEPS:
+        kept_tiles.store([slot * BLOCK, 0], both)
     if SOFTCAP:
         ds = ds * slope
     dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
@@ -56,20 +76,28 @@ def _query_step(
     return near, to_near.to(qr.dtype), dq, dqr
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_head"])
 def query_gradients(
-    Q, K, V, QR, R, C, DO, LSE, DELTA, DQ, DQR, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, rb, rh, rt, gb, gh, gt, db,
-    dh, dt, eb, eh, et, wh, T, S, W, blocks, lift, off, origin, window, chunk, prefix, scale, cap, weight, factor,
-    share, H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr,
-    D_TILE: tl.constexpr, E_TILE: tl.constexpr, F_TILE: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr, CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, OWN: tl.constexpr,
-    HAS_C: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr,
+    Q, K, V, QR, R, C, DO, LSE, DELTA, DQ, DQR, KEPT, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, rb, rh, rt, gb, gh,
+    gt, db, dh, dt, eb, eh, et, wh, T, S, W, blocks, first_head, heads, most, lift, off, origin, window, chunk, prefix,
+    scale, cap, weight, factor, share, H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    F: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr, F_TILE: tl.constexpr, BLOCK: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr,
+    OWN: tl.constexpr, HAS_C: tl.constexpr, KEEPS: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr,
+    SHUFFLED: tl.constexpr,
 ):  # fmt: skip
-    """DQ of one block of queries of one head, and DQR where the bias has queries of its own."""
-    block = blocks - 1 - tl.program_id(0) % blocks
-    at = (tl.program_id(0) // blocks).to(tl.int64)
-    b = at // H
-    h = at % H
+    """DQ of one block of queries of one head, of so many ``heads`` from ``first_head`` on; DQR where the bias has
+    queries of its own. ``KEEPS``: KEPT gets the scores' gradient by distance, in tiles (``_slot``)."""
+    program = tl.program_id(0)
+    block = blocks - 1 - program % blocks
+    pair = (program // blocks).to(tl.int64)
+    if KEEPS:  # of few heads: the longest of all first, or they would be waited for
+        pairs = tl.num_programs(0) // blocks
+        block = blocks - 1 - program // pairs
+        pair = (program % pairs).to(tl.int64)
+    b = pair // heads
+    h = first_head + pair % heads
+    at = b * H + h
     g = h // GROUP
     m0 = block * BLOCK
     q_tile = tl.make_tensor_descriptor(Q + b * qb + h * qh, [T, D], [qt, 1], [BLOCK, D_TILE])
@@ -90,27 +118,30 @@ def query_gradients(
     ratio = share / factor if OWN else 1.0
     C += h * W
     held = tl.zeros([BLOCK, BLOCK], QR.dtype.element_ty)
+    kept_tiles = _kept_tiles(KEPT, pair, blocks, most, BLOCK) if KEEPS else k_tiles
     shift = lift - m0
     far = product_with_distances(qr, r_tiles, C, lo * BLOCK + shift - BLOCK, W, PRECISION, BLOCK, HAS_C)
     for n in tl.range(lo * BLOCK, full_lo * BLOCK, BLOCK):
         far, held, dq, dqr = _query_step(
-            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, n, n + shift, qi, line, delta, S, W, off, origin,
-            window, chunk, prefix, scale, cap, weight, ratio, dq, dqr, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP,
-            OWN, HAS_C, PRECISION, APPROXIMATE, SHUFFLED, False,
+            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, kept_tiles, _slot(block, blocks, most, n // BLOCK),
+            n, n + shift, qi, line, delta, S, W, off, origin, window, chunk, prefix, scale, cap, weight, ratio, dq, dqr,
+            BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, OWN, HAS_C, KEEPS, PRECISION, APPROXIMATE, SHUFFLED, False,
         )  # fmt: skip
     for n in tl.range(full_lo * BLOCK, full_hi * BLOCK, BLOCK):
         far, held, dq, dqr = _query_step(
-            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, n, n + shift, qi, line, delta, S, W, off, origin,
-            window, chunk, prefix, scale, cap, weight, ratio, dq, dqr, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP,
-            OWN, HAS_C, PRECISION, APPROXIMATE, SHUFFLED, True,
+            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, kept_tiles, _slot(block, blocks, most, n // BLOCK),
+            n, n + shift, qi, line, delta, S, W, off, origin, window, chunk, prefix, scale, cap, weight, ratio, dq, dqr,
+            BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, OWN, HAS_C, KEEPS, PRECISION, APPROXIMATE, SHUFFLED, True,
         )  # fmt: skip
     for n in tl.range(full_hi * BLOCK, hi * BLOCK, BLOCK):
         far, held, dq, dqr = _query_step(
-            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, n, n + shift, qi, line, delta, S, W, off, origin,
-            window, chunk, prefix, scale, cap, weight, ratio, dq, dqr, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP,
-            OWN, HAS_C, PRECISION, APPROXIMATE, SHUFFLED, False,
+            q, qr, do, far, held, k_tiles, v_tiles, r_tiles, C, kept_tiles, _slot(block, blocks, most, n // BLOCK),
+            n, n + shift, qi, line, delta, S, W, off, origin, window, chunk, prefix, scale, cap, weight, ratio, dq, dqr,
+            BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX, SOFTCAP, OWN, HAS_C, KEEPS, PRECISION, APPROXIMATE, SHUFFLED, False,
         )  # fmt: skip
     last = r_tiles.load([hi * BLOCK + shift - BLOCK, 0])
+    if KEEPS:
+        kept_tiles.store([_slot(block, blocks, most, hi) * BLOCK, 0], held)
     if OWN:
         dq = tl.dot(held, last, dq, input_precision=PRECISION)
     else:
@@ -251,7 +282,7 @@ def _distance_step(
     ds = p * (on_diagonal(here, later, BLOCK, SHUFFLED) - delta[:, None])
     turned = by_one_distance_block(ds, BLOCK, SHUFFLED)
     if HAS_C:
-        dc += tl.sum(turned, 0)
+        dc += turned  # added up over queries at the end: between threads and warps that takes as long as a product
     dr = tl.dot(turned.to(qr.dtype).T, qr, dr, input_precision=PRECISION)
     return dr, dc
 
@@ -295,7 +326,7 @@ def distance_gradients(
     full_first = tl.where(full, full_first, first)
     full_end = tl.where(full, full_end, first)
     dr = tl.zeros([BLOCK, F_TILE], tl.float32)
-    dc = tl.zeros([BLOCK], tl.float32)
+    dc = tl.zeros([BLOCK, BLOCK], tl.float32) if HAS_C else tl.zeros([BLOCK], tl.float32)
     for b in range(batch):
         row = h * 0 + b  # as wide as h
         at = row * H + h
@@ -326,4 +357,42 @@ def distance_gradients(
     where = DR + (h * W + t)[:, None] * F + f
     tl.store(where, (dr * share).to(DR.dtype.element_ty), mask=(t < W)[:, None] & (f < F))
     if HAS_C:
-        tl.store(DC + h * W + t, dc * share, mask=t < W)
+        tl.store(DC + h * W + t, tl.sum(dc, 0) * share, mask=t < W)
+
+
+@triton.jit(do_not_specialize=["first_head"])
+def kept_distance_gradients(
+    QR, DR, DC, KEPT, BOUNDS, rb, rh, rt, T, S, W, blocks, query_blocks, first_head, heads, batch, most, lift, share,
+    F: tl.constexpr, F_TILE: tl.constexpr, BLOCK: tl.constexpr, BOUNDED: tl.constexpr, HAS_C: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """DR and DC of one block of distances of one head, of the scores' gradient that ``query_gradients`` has kept.
+    ``BOUNDED``: blocks of queries may not have visited all tiles of keys at these distances."""
+    block = blocks - 1 - tl.program_id(0) % blocks  # the nearest distances, which most queries have, first
+    part = (tl.program_id(0) // blocks).to(tl.int64)
+    h = first_head + part
+    t = block * BLOCK + tl.arange(0, BLOCK)
+    behind = lift // BLOCK - block
+    first = tl.maximum(behind - 1, 0)
+    end = tl.minimum(query_blocks, tl.cdiv(S, BLOCK) + behind)
+    dr = tl.zeros([BLOCK, F_TILE], tl.float32)
+    dc = tl.zeros([BLOCK, BLOCK], tl.float32)
+    for b in range(batch):
+        pair = part * 0 + b * heads + part
+        kept_tiles = _kept_tiles(KEPT, pair, query_blocks, most, BLOCK)
+        qr_tiles = tl.make_tensor_descriptor(QR + b * rb + h * rh, [T, F], [rt, 1], [BLOCK, F_TILE])
+        for m in tl.range(first, end):
+            n = m + 1 - behind
+            slot = _slot(m, query_blocks, most, n)
+            if BOUNDED:  # before all that is kept there are zeros
+                lo, hi = tl.load(BOUNDS + m * 4), tl.load(BOUNDS + m * 4 + 3)
+                slot = tl.where((n >= lo) & (n <= hi), slot, -1)
+            x = kept_tiles.load([slot * BLOCK, 0])
+            dr = tl.dot(x.T, qr_tiles.load([m * BLOCK, 0]), dr, input_precision=PRECISION)
+            if HAS_C:
+                dc += x.to(tl.float32)
+    f = tl.arange(0, F_TILE)[None, :]
+    where = DR + (h * W + t)[:, None] * F + f
+    tl.store(where, (dr * share).to(DR.dtype.element_ty), mask=(t < W)[:, None] & (f < F))
+    if HAS_C:
+        tl.store(DC + h * W + t, tl.sum(dc, 0) * share, mask=t < W)

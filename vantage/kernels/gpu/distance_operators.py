@@ -18,6 +18,8 @@ Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 # Tiles in shared memory of a forward pass that fetches the next ones while it works. Backward, two programs at once
 # that wait for what they fetch were faster than one that does not.
 FETCHED_AHEAD = 13
+KEPT_SHARE = 2.25  # numbers of the scores' gradient that are kept, of those that the queries have
+FEWEST_PROGRAMS = 400  # blocks of queries that keep a GPU busy
 
 
 def attend(
@@ -73,17 +75,29 @@ def attend_back(
             H=H, E=v.shape[3], E_TILE=how["E_TILE"], BLOCK=p.block,
         )  # fmt: skip
         inputs = (q, k, v, qr, r, c, grad, lse, delta if grad_lse is None else delta - grad_lse)
-        _launch(
-            distance_backward.query_gradients, blocks * B * H,
-            (*inputs, dq, dqr, key_ranges, *strides, *_strides(dq, dqr), r.stride(0), T, S, W, blocks, *numbers,
-             factor, share), how,
-        )  # fmt: skip
+        most = _most_tiles(T, S, p)
+        kept, heads = _room_to_keep(q, p, B, most)
+        for first in range(0, H, heads):
+            heads = min(heads, H - first)
+            _launch(
+                distance_backward.query_gradients, blocks * B * heads,
+                (*inputs, dq, dqr, kept, key_ranges, *strides, *_strides(dq, dqr), r.stride(0), T, S, W, blocks, first,
+                 heads, most, *numbers, factor, share), how | {"KEEPS": kept.numel() > 0},
+            )  # fmt: skip
+            if kept.numel():
+                launch = distance_backward.kept_distance_gradients
+                launch[(distance_blocks * heads,)](
+                    qr, dr, dc, kept, key_ranges, *qr.stride()[:3], T, S, W, distance_blocks, blocks, first, heads, B,
+                    most, p.low, factor if p.own_queries else share, F=how["F"], F_TILE=how["F_TILE"], BLOCK=p.block,
+                    BOUNDED=bool(p.window or p.chunk or p.prefix), HAS_C=how["HAS_C"], PRECISION=how["PRECISION"],
+                    num_warps=how["num_warps"], num_stages=4,
+                )  # fmt: skip
         _launch(
             distance_backward.key_gradients, key_blocks * B * G,
             (*inputs, dk, dv, query_ranges, *strides, *_strides(dk, dv), r.stride(0), T, S, W, key_blocks, *numbers,
              factor), how,
         )  # fmt: skip
-        if p.learned:
+        if p.learned and not kept.numel():
             _launch(
                 distance_backward.distance_gradients, distance_blocks * H,
                 (*inputs, dr, dc, *strides, r.stride(0), B, T, S, W, distance_blocks, *numbers, share), how,
@@ -99,6 +113,26 @@ def empty_gradients(q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor | None
     assert r is not None
     d_one = r.new_empty(0) if one is None else torch.empty_like(one) if p.own_queries else turned(one)
     return turned(q), turned(k), turned(v), d_one, torch.empty_like(r), q.new_empty(*q.shape[:3], dtype=torch.float32)
+
+
+def _most_tiles(T: int, S: int, p: FusedPlan) -> int:
+    """How many blocks of distances the last block of queries meets at most; each earlier one meets one less at most."""
+    blocks, key_blocks = triton.cdiv(T, p.block), triton.cdiv(S, p.block)
+    if not p.causal or p.prefix:
+        return key_blocks + blocks
+    return max(blocks + 1 + max(triton.cdiv(p.off, p.block), 0), blocks)
+
+
+def _room_to_keep(q: Tensor, p: FusedPlan, batch: int, most: int) -> tuple[Tensor, int]:
+    """Memory for the scores' gradient of so many heads at once, by distance: then the gradients by distance are one
+    product. Nothing, and all heads, where there is none for enough blocks of queries to keep the GPU busy."""
+    H, T = q.shape[1], q.shape[2]
+    blocks = triton.cdiv(T, p.block)
+    each = batch * ((blocks + 1) // 2) * (2 * most - blocks + 1) * p.block**2
+    heads = min(int(KEPT_SHARE * q.numel()) // each, H)
+    if not p.learned or heads * batch * blocks < FEWEST_PROGRAMS:
+        return q.new_empty(0), H
+    return q.new_empty(heads * each), heads
 
 
 def _strides(*tensors: Tensor) -> tuple[int, ...]:

@@ -49,7 +49,7 @@ def masked_scores(
 
 
 @triton.jit
-def _step(
+def attend_tile(
     q, k_tiles, v_tiles, kp, n, m0, qi, qo, qp, qs, q0, shift, KP, row, rows, at, h, P0, P1, T, S, off, low, width,
     banks, origin, window, chunk, prefix, scale, cap, acc, m, total, BLOCK: tl.constexpr, FORM: tl.constexpr,
     ONE_SIDED: tl.constexpr, RUN: tl.constexpr, FLOAT: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
@@ -143,7 +143,7 @@ def attend(
     if MERGED:
         for n in tl.range(lo * BLOCK, hi * BLOCK, BLOCK):
             ahead = column(KP, P1, row, rows, at, n + BLOCK + tl.arange(0, BLOCK), S, FORM, RUN, FLOAT)
-            acc, m, total = _step(
+            acc, m, total = attend_tile(
                 q, k_tiles, v_tiles, kp, n, m0, qi, qo, qp, qs, q0, shift, KP, row, rows, at, h, P0, P1, T, S, off, low,
                 width, banks, origin, window, chunk, prefix, scale, cap, acc, m, total, BLOCK, FORM, ONE_SIDED, RUN,
                 FLOAT, CAUSAL, WINDOW, CHUNK, PREFIX, SEGMENT, EMPTY, BANKED, SOFTCAP, PRECISION, APPROXIMATE, False,
@@ -153,7 +153,7 @@ def attend(
     else:
         for n in tl.range(lo * BLOCK, full_lo * BLOCK, BLOCK, num_stages=NEAR):
             ahead = column(KP, P1, row, rows, at, n + BLOCK + tl.arange(0, BLOCK), S, FORM, RUN, FLOAT)
-            acc, m, total = _step(
+            acc, m, total = attend_tile(
                 q, k_tiles, v_tiles, kp, n, m0, qi, qo, qp, qs, q0, shift, KP, row, rows, at, h, P0, P1, T, S, off, low,
                 width, banks, origin, window, chunk, prefix, scale, cap, acc, m, total, BLOCK, FORM, ONE_SIDED, RUN,
                 FLOAT, CAUSAL, WINDOW, CHUNK, PREFIX, SEGMENT, EMPTY, BANKED, SOFTCAP, PRECISION, APPROXIMATE, False,
@@ -162,7 +162,7 @@ def attend(
             kp = ahead
         for n in tl.range(full_lo * BLOCK, full_hi * BLOCK, BLOCK):
             ahead = column(KP, P1, row, rows, at, n + BLOCK + tl.arange(0, BLOCK), S, FORM, RUN, FLOAT)
-            acc, m, total = _step(
+            acc, m, total = attend_tile(
                 q, k_tiles, v_tiles, kp, n, m0, qi, qo, qp, qs, q0, shift, KP, row, rows, at, h, P0, P1, T, S, off, low,
                 width, banks, origin, window, chunk, prefix, scale, cap, acc, m, total, BLOCK, FORM, ONE_SIDED, RUN,
                 FLOAT, CAUSAL, WINDOW, CHUNK, PREFIX, SEGMENT, EMPTY, BANKED, SOFTCAP, PRECISION, APPROXIMATE, True,
@@ -171,7 +171,7 @@ def attend(
             kp = ahead
         for n in tl.range(full_hi * BLOCK, hi * BLOCK, BLOCK, num_stages=NEAR):
             ahead = column(KP, P1, row, rows, at, n + BLOCK + tl.arange(0, BLOCK), S, FORM, RUN, FLOAT)
-            acc, m, total = _step(
+            acc, m, total = attend_tile(
                 q, k_tiles, v_tiles, kp, n, m0, qi, qo, qp, qs, q0, shift, KP, row, rows, at, h, P0, P1, T, S, off, low,
                 width, banks, origin, window, chunk, prefix, scale, cap, acc, m, total, BLOCK, FORM, ONE_SIDED, RUN,
                 FLOAT, CAUSAL, WINDOW, CHUNK, PREFIX, SEGMENT, EMPTY, BANKED, SOFTCAP, PRECISION, APPROXIMATE, False,

@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
 # the forms of spec/forms.py, by number
-SLOPE, TABLE, QUERY_AND_KEY = (gl.constexpr(i) for i in (1, 4, 6))
+SLOPE, LOG, POWER, TABLE, QUERY_AND_KEY = (gl.constexpr(i) for i in (1, 2, 3, 4, 6))
 ROWS = gl.constexpr(64)  # queries of one group of warps
 BLOCK = 128  # queries and keys of a tile
 STAGES = 2  # tiles of keys and of values on their way; three were slower
@@ -46,21 +46,75 @@ def _copy(q_tiles, k_tiles, v_tiles, q, k, v, q_ready, k_ready, k_free, v_ready,
 
 
 @gluon.jit
+def _log2(x):
+    """The special function unit's, within 2^-22."""
+    return gl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def _near_bias(far, along, slope, power, FORM: gl.constexpr):
+    """A logarithm or power of the distances far - along."""
+    if FORM == LOG:
+        x = _log2((1.0 + power * far)[:, None] - (power * along)[None, :])
+    else:
+        d = far[:, None] - along[None, :]
+        x = gl.where(d > 0, gl.exp2(power * _log2(d)), 0.0)
+    return slope * x
+
+
+@gluon.jit
+def _far_terms(middle, slope, power, FORM: gl.constexpr, BLOCK: gl.constexpr):
+    """The same of the distances middle + along, |along| < BLOCK / 2, as a cubic in ``along``: gpu/far.py, whose
+    functions Gluon cannot call. From three blocks away on within 1e-4 of log2."""
+    if FORM == LOG:
+        whole = 1.0 + power * middle
+        u = power / whole
+        uu = u * u
+        more = uu * (BLOCK * BLOCK / 16 * LOG2E)
+        c0 = _log2(whole) + uu * uu * (BLOCK * BLOCK * BLOCK * BLOCK / 512 * LOG2E)
+        c1 = u * LOG2E
+        c2 = uu * (-LOG2E / 2 - more)
+        c3 = uu * u * (LOG2E / 3 + more)
+    else:
+        u = 1.0 / middle
+        hh = u * u * (BLOCK * BLOCK / 4)
+        b2 = power * (power - 1.0) / 2
+        b3 = b2 * (power - 2.0) / 3
+        b4 = b3 * (power - 3.0) / 4
+        b5 = b4 * (power - 4.0) / 5
+        raised = gl.exp2(power * _log2(middle))
+        c0 = raised * (1.0 - b4 / 8 * hh * hh)
+        c1 = raised * u * (power - b5 * (5 / 16) * hh * hh)
+        c2 = raised * u * u * (b2 + b4 * hh)
+        c3 = raised * u * u * u * (b3 + b5 * (5 / 4) * hh)
+    return slope * c0, slope * c1, slope * c2, slope * c3
+
+
+@gluon.jit
 def _scores(
-    s, n, qi, m0, q0, P0, P1, at, h, S, off, banks, origin, window, chunk, scale, cap, slope, BLOCK: gl.constexpr,
-    FORM: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CHUNK: gl.constexpr, SOFTCAP: gl.constexpr,
-    MASKED: gl.constexpr,
+    s, terms, n, qi, m0, q0, P0, P1, at, h, S, off, banks, origin, window, chunk, scale, cap, slope, power,
+    BLOCK: gl.constexpr, FORM: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CHUNK: gl.constexpr,
+    SOFTCAP: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
-    """Scores of a tile in units of log2, with softcap, bias less the query's shift, and mask."""
+    """Scores of a tile in units of log2 (a logarithm's or a power's: not multiplied by the scale yet), with softcap,
+    bias less the query's shift, and mask. ``terms``: of a far tile's cubic, whose first stays with the row."""
     kj = n + gl.arange(0, BLOCK, gl.SliceLayout(0, s.type.layout))
     if SOFTCAP:
         s = gl.inline_asm_elementwise(
             "tanh.approx.f32 $0, $1;", "=f,f", [s * scale], dtype=gl.float32, is_pure=True, pack=1
         )
         s = s * cap
-    elif FORM > 0:
+    elif FORM > 0 and FORM != LOG and FORM != POWER:
         s = s * scale
-    if FORM == SLOPE:
+    if (FORM == LOG or FORM == POWER) and MASKED:  # noqa: SIM109
+        along = gl.arange(0, BLOCK, gl.SliceLayout(0, s.type.layout)).to(gl.float32)
+        s = s + _near_bias((qi + off - n).to(gl.float32), along, slope, power, FORM)
+    elif FORM == LOG or FORM == POWER:  # noqa: SIM109
+        along = (BLOCK - 1) / 2 - gl.arange(0, BLOCK, gl.SliceLayout(0, s.type.layout)).to(gl.float32)
+        _, c1, c2, c3 = terms
+        along = along[None, :]
+        s = s + along * (c1[:, None] + along * (c2[:, None] + along * c3[:, None]))
+    elif FORM == SLOPE:
         s = s + (slope * (kj - q0).to(gl.float32))[None, :]
     elif FORM == QUERY_AND_KEY:
         s = s + (gl.load(P1 + at * S + kj, mask=kj < S, other=0.0) * LOG2E)[None, :]
@@ -82,32 +136,39 @@ def _scores(
 
 
 @gluon.jit
-def _weights(s, m, total, scale, RAW: gl.constexpr, MASKED: gl.constexpr):
+def _weights(s, m, total, scale, more, RAW: gl.constexpr, MASKED: gl.constexpr, CUBIC: gl.constexpr):
     """Weights that are not divided yet, and the new maximum and sum; last what all earlier weights are multiplied by.
-    ``RAW``: scores are not scaled yet, which costs nothing where they are taken off the maximum."""
+    ``RAW``: scores are not scaled yet, which costs nothing where they are taken off the maximum. ``CUBIC``: nor is
+    ``more`` added to each row."""
     top = gl.max(s, 1)
+    if CUBIC:
+        top = top + more
     if RAW:
         top = top * scale
     top = gl.maximum(m, top)
     pivot = top
     if MASKED:  # a row that has seen nothing yet
         pivot = gl.where(top == float("-inf"), 0.0, top)
+    shrink = gl.exp2(m - pivot)
     if RAW:
         s = s * scale
+        more = more * scale
+    if CUBIC:
+        pivot = pivot - more
     p = gl.exp2(s - pivot[:, None])
-    shrink = gl.exp2(m - pivot)
     return p, top, total * shrink + gl.sum(p, 1), shrink
 
 
 @gluon.jit
 def _tile(
     part: gl.constexpr, turns, j, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0, P1,
-    at, h, S, off, banks, origin, window, chunk, scale, cap, slope, empty, P_LAYOUT: gl.constexpr, BLOCK: gl.constexpr,
-    FORM: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CHUNK: gl.constexpr, SOFTCAP: gl.constexpr,
-    MASKED: gl.constexpr,
+    at, h, S, off, banks, origin, window, chunk, scale, cap, slope, power, empty, P_LAYOUT: gl.constexpr,
+    BLOCK: gl.constexpr, FORM: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CHUNK: gl.constexpr,
+    SOFTCAP: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Scores of tile j, while the values of the tile before are added."""
     stages: gl.constexpr = k.shape[0]
+    CUBIC: gl.constexpr = (FORM == 2 or FORM == 3) and not MASKED
     TAKES_TURNS: gl.constexpr = FORM == 1 or FORM == 6 or SOFTCAP
     here = j % stages
     before = (j - 1) % stages
@@ -119,13 +180,18 @@ def _tile(
     acc = warpgroup_mma(p, v.index(before), acc, is_async=True)
     if TAKES_TURNS:
         mbarrier.arrive(turns.index(1 - part), count=1)
+    n = (lo + j) * BLOCK
+    terms = (m, m, m, m)
+    if CUBIC:
+        terms = _far_terms((qi + off - n).to(gl.float32) - (BLOCK - 1) / 2, slope, power, FORM, BLOCK)
     s = warpgroup_mma_wait(1, deps=[s])
     mbarrier.arrive(k_free.index(here), count=1)
     s = _scores(
-        s, (lo + j) * BLOCK, qi, m0, q0, P0, P1, at, h, S, off, banks, origin, window, chunk, scale, cap, slope, BLOCK,
+        s, terms, n, qi, m0, q0, P0, P1, at, h, S, off, banks, origin, window, chunk, scale, cap, slope, power, BLOCK,
         FORM, CAUSAL, WINDOW, CHUNK, SOFTCAP, MASKED,
     )  # fmt: skip
-    w, m, total, shrink = _weights(s, m, total, scale, FORM == 0 and not SOFTCAP, MASKED)
+    RAW: gl.constexpr = (FORM == 0 or FORM == 2 or FORM == 3) and not SOFTCAP
+    w, m, total, shrink = _weights(s, m, total, scale, terms[0], RAW, MASKED, CUBIC)
     acc = warpgroup_mma_wait(0, deps=[acc])
     mbarrier.arrive(v_free.index(before), count=1)
     acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
@@ -149,8 +215,16 @@ def _attend(
     qi = m0 + part * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, S_LAYOUT))
     q0 = m0 + off
     slope = 0.0
+    power = 0.0
     if FORM == SLOPE:
         slope = gl.load(P0 + h) * LOG2E
+    elif FORM == LOG or FORM == POWER:  # noqa: SIM109
+        slope = -gl.load(P0 + h)
+        power = gl.load(P1 + h)
+        if FORM == POWER:
+            slope = slope * LOG2E
+        if not SOFTCAP:
+            slope = slope / scale
     q = q_shared.index(part)
     m = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, S_LAYOUT))
     total = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, S_LAYOUT))
@@ -161,30 +235,31 @@ def _attend(
     s = warpgroup_mma(q, k.index(0).permute((1, 0)), empty, use_acc=False)
     mbarrier.arrive(k_free.index(0), count=1)
     s = _scores(
-        s, lo * BLOCK, qi, m0, q0, P0, P1, at, h, S, off, banks, origin, window, chunk, scale, cap, slope, BLOCK, FORM,
-        CAUSAL, WINDOW, CHUNK, SOFTCAP, True,
+        s, (m, m, m, m), lo * BLOCK, qi, m0, q0, P0, P1, at, h, S, off, banks, origin, window, chunk, scale, cap, slope,
+        power, BLOCK, FORM, CAUSAL, WINDOW, CHUNK, SOFTCAP, True,
     )  # fmt: skip
-    w, m, total, _ = _weights(s, m, total, scale, FORM == 0 and not SOFTCAP, True)
+    RAW: gl.constexpr = (FORM == 0 or FORM == 2 or FORM == 3) and not SOFTCAP
+    w, m, total, _ = _weights(s, m, total, scale, m, RAW, True, False)
     p = gl.convert_layout(w.to(v.dtype), P_LAYOUT)
     first = gl.maximum(full_lo - lo, 1)
     last = gl.maximum(full_hi - lo, first)
     for j in range(1, gl.minimum(first, hi - lo)):
         acc, p, m, total = _tile(
             part, turns, j, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0, P1, at, h,
-            S, off, banks, origin, window, chunk, scale, cap, slope, empty, P_LAYOUT, BLOCK, FORM, CAUSAL, WINDOW,
-            CHUNK, SOFTCAP, True,
+            S, off, banks, origin, window, chunk, scale, cap, slope, power, empty, P_LAYOUT, BLOCK, FORM, CAUSAL,
+            WINDOW, CHUNK, SOFTCAP, True,
         )  # fmt: skip
     for j in range(first, last):
         acc, p, m, total = _tile(
             part, turns, j, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0, P1, at, h,
-            S, off, banks, origin, window, chunk, scale, cap, slope, empty, P_LAYOUT, BLOCK, FORM, CAUSAL, WINDOW,
-            CHUNK, SOFTCAP, False,
+            S, off, banks, origin, window, chunk, scale, cap, slope, power, empty, P_LAYOUT, BLOCK, FORM, CAUSAL,
+            WINDOW, CHUNK, SOFTCAP, False,
         )  # fmt: skip
     for j in range(last, hi - lo):
         acc, p, m, total = _tile(
             part, turns, j, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0, P1, at, h,
-            S, off, banks, origin, window, chunk, scale, cap, slope, empty, P_LAYOUT, BLOCK, FORM, CAUSAL, WINDOW,
-            CHUNK, SOFTCAP, True,
+            S, off, banks, origin, window, chunk, scale, cap, slope, power, empty, P_LAYOUT, BLOCK, FORM, CAUSAL,
+            WINDOW, CHUNK, SOFTCAP, True,
         )  # fmt: skip
     end = hi - lo - 1
     mbarrier.wait(v_ready.index(end % stages), end // stages & 1)

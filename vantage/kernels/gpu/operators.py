@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
@@ -11,11 +12,12 @@ import torch
 import triton
 from torch import Tensor
 
-from vantage.kernels.fused_operator import BY_KEY, DISTANCE_KEYS, NUMBERS, PIECES, TABLES, FusedPlan
+from vantage.kernels.fused_operator import BY_KEY, COUNTS, DISTANCE_KEYS, NUMBERS, PIECES, TABLES, FusedPlan
 from vantage.kernels.gpu import backward, forward, values
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
 LOG2E = 1.4426950408889634
+OF_THEIR_OWN = {DISTANCE_KEYS: "distance_operators", COUNTS: "count_operators"}
 WIDE_RANGES, WIDE_BANK = 7, 8  # where ``unpack`` has them
 MOST_SHARED = 232_448  # bytes that a block may share on Hopper; others have less
 
@@ -25,8 +27,8 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Output (B, H, T, e) and log-sum-exp (B, H, T). ``tensors``: see ``unpack``; ``factors``: see ``units``."""
     p = FusedPlan(*plan)
-    if p.form == DISTANCE_KEYS:
-        return by_distance().attend(q, k, v, tensors, p, factors)
+    if p.form in OF_THEIR_OWN:
+        return kernels_of(p.form).attend(q, k, v, tensors, p, factors)
     out, lse = empty_outputs(q, v)
     one, two, sinks, q_places, k_places, ranges, _, _, _ = unpack(tensors, lse)
     q, k, v = (aligned(x) for x in (q, k, v))
@@ -117,8 +119,8 @@ def attend_back(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k and v; two sums of a learned bias; and output times gradient, row by row."""
     p = FusedPlan(*plan)
-    if p.form == DISTANCE_KEYS:
-        return by_distance().attend_back(q, k, v, out, lse, grad, grad_lse, tensors, p, factors)
+    if p.form in OF_THEIR_OWN:
+        return kernels_of(p.form).attend_back(q, k, v, out, lse, grad, grad_lse, tensors, p, factors)
     dq, dk, dv, one_sum, two_sum, delta = empty_gradients(q, k, v, plan, tensors)
     one, two, _, q_places, k_places, key_ranges, query_ranges, _, _ = unpack(tensors, lse)
     q, k, v, grad = (aligned(x) for x in (q, k, v, grad))
@@ -192,19 +194,17 @@ def empty_outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return out, q.new_empty(B, H, T, dtype=torch.float32)
 
 
-def by_distance() -> ModuleType:
-    """The kernels of vectors of distances, which take from here what all share."""
-    from vantage.kernels.gpu import distance_operators
-
-    return distance_operators
+def kernels_of(form: int) -> ModuleType:
+    """The kernels of a form that has some of its own, which take from here what all share."""
+    return importlib.import_module(f"vantage.kernels.gpu.{OF_THEIR_OWN[form]}")
 
 
 def empty_gradients(
     q: Tensor, k: Tensor, v: Tensor, plan: list[int], tensors: list[Tensor | None]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     p = FusedPlan(*plan)
-    if p.form == DISTANCE_KEYS:
-        return by_distance().empty_gradients(q, k, v, tensors, p)
+    if p.form in OF_THEIR_OWN:
+        return kernels_of(p.form).empty_gradients(q, k, v, tensors, p)
     B, H, T, _ = q.shape
     dq, dk, dv = (x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2) for x in (q, k, v))
     delta = q.new_empty(B, H, T, dtype=torch.float32)
@@ -256,10 +256,13 @@ def stages(q: Tensor, v: Tensor, p: FusedPlan, held: int) -> int:
     return max(1, min(most, (room // (p.block * row_bytes(q, v)) - held - turned) // 2))
 
 
-def block_for(q: Tensor, v: Tensor) -> int:
-    """Queries and keys of a tile: 64, or as many as fit twice, forward and backward."""
-    tiles = 8 if q.element_size() == 4 and turns_tiles_in_memory(q.device) else 5  # with the turned ones
-    fits = [n for n in (64, 32) if tiles * n * row_bytes(q, v) + n * n * 8 <= shared_memory(q.device)]
+def block_for(q: Tensor, v: Tensor, *, counts: bool = False) -> int:
+    """Queries and keys of a tile: 64, or as many as fit twice, forward and backward. ``counts``: for the kernels of
+    counts, which have more tiles at once."""
+    wide, row = q.element_size() == 4, row_bytes(q, v)
+    held = 8 if wide and turns_tiles_in_memory(q.device) else 5  # with the turned ones
+    counted = (10 if wide else 7) if counts else 0
+    fits = [n for n in (64, 32) if max(held * n * row + n * n * 8, counted * n * row) <= shared_memory(q.device)]
     return fits[0] if fits else 16
 
 

@@ -1,0 +1,91 @@
+"""A bias that counts keys, in the fused kernel: against the reference, and in models."""
+
+import pytest
+import torch
+
+from tests.kernels.fused_calls import DEVICE, LARGE_COUNTS, MISSING, SMALL_COUNTS, TOLERANCE, Case, Inputs, far_off
+from vantage.kernels import kernel_named
+from vantage.kernels.fused import Fused
+from vantage.model import build, decoder
+from vantage.spec.forms import CountTable
+from vantage.spec.masks import Causal, Everything, Prefix
+from vantage.spec.parts import Dense, Need, View
+from vantage.spec.positions import Positions
+
+pytestmark = pytest.mark.skipif(MISSING, reason="needs Triton: pip install triton")
+
+
+def check(case: Case, dtype: torch.dtype, block: int | None = 16) -> None:
+    errors = far_off(case, dtype, block)
+    assert {name: e for name, e in errors.items() if not e <= 3 * TOLERANCE[dtype]} == {}
+
+
+@pytest.mark.parametrize("case", SMALL_COUNTS, ids=str)
+def test_it_is_the_reference(case):
+    check(case, torch.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SMALL_COUNTS, ids=str)
+def test_it_is_the_reference_in_half_precision(case):
+    check(case, torch.float16)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("case", LARGE_COUNTS, ids=str)
+def test_it_is_the_reference_on_a_gpu(case, dtype):
+    check(case, dtype, block=None)
+
+
+def test_sums_that_are_not_kept_are_worked_out_again(monkeypatch):
+    from vantage.kernels.gpu import count_operators
+
+    monkeypatch.setattr(count_operators, "KEPT", 2)
+    check(Case("counts", T=90, S=90, width=60), torch.float32)
+
+
+def test_gradients_are_equal_from_run_to_run():
+    inputs = Inputs(Case("counts", B=2, T=40, S=40, width=6), torch.float32)
+    once, again = inputs.run(Fused(16)), inputs.run(Fused(16))
+    assert all(torch.equal(a, b) for a, b in zip(once.grads, again.grads, strict=True))
+
+
+def asked(mask) -> str | None:
+    q, k, v = (torch.randn(1, 2, 20, 16, generator=torch.Generator().manual_seed(n)).to(DEVICE) for n in range(3))
+    bias = Dense(lambda: torch.zeros(1, 2, 20, 20), lambda: CountTable(q[..., :5], 1.0))
+    view = View(k, v, Positions.arange(1, 20, device=DEVICE))
+    return Fused().refuses(Need(mask, 1.0, bias=bias), q, view)
+
+
+def test_it_refuses_masks_that_look_ahead():
+    assert asked(Causal()) is None
+    assert "does not look ahead" in (asked(Everything()) or "")
+    assert "does not look ahead" in (asked(Causal() | Prefix(4)) or "")
+
+
+def losses(kernel, **pass_options) -> list[torch.Tensor]:
+    model = build(decoder(vocab=17, width=32, layers=2, heads=2, position="cope"), seed=0, kernel=kernel).to(DEVICE)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias.table"):  # zero at first, so that nothing would be seen
+            torch.nn.init.normal_(parameter, generator=torch.Generator(DEVICE).manual_seed(1))
+    tokens = torch.randint(17, (2, 20), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    out = model(tokens, **pass_options)
+    out.logsumexp(-1).sum().backward()
+    return [out, *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+def test_a_model_learns_the_same():
+    got, right = losses(Fused(16)), losses("reference")
+    assert len(got) == len(right)
+    for a, b in zip(got, right, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-4, rtol=2e-4)
+
+
+def test_places_that_do_not_run_on_have_no_form():
+    """Then the bias is formed as a whole, by the kernels that take one."""
+    packed = Positions.packed([[12, 8], [20]])
+    with pytest.raises(Exception, match="dense bias is as large as the scores"):
+        losses(Fused(16), positions=packed)
+    assert kernel_named("reference").refuses is not None
