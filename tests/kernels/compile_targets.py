@@ -102,9 +102,10 @@ def compile_all(capability: int, p: FusedPlan, dtype: torch.dtype, width: int, s
     return used
 
 
-def compile_hopper(form: int, dtype: torch.dtype, width: int, softcap: float = 0.0) -> int:
+def compile_hopper(form: int, dtype: torch.dtype, width: int, softcap: float = 0.0, *, documents: bool = False) -> int:
     """Bytes that the forward pass for compute capability 9.0 shares."""
-    masks = {"CAUSAL": True, "WINDOW": True, "CHUNK": True, "SOFTCAP": softcap > 0, "HAS_SINKS": True}
+    masks = {"CAUSAL": True, "WINDOW": not documents, "CHUNK": not documents}
+    masks |= {"SOFTCAP": softcap > 0, "HAS_SINKS": True, "DOCUMENTS": documents}
     sizes = {"H": 2, "GROUP": 2, "D": width, "E": width, "BLOCK": hopper.BLOCK, "STAGES": hopper.STAGES, "FORM": form}
     shared = compile_one(hopper.attend, sizes | masks, dtype, 90, warps=4, stages=1).metadata.shared
     assert shared <= SHARED[90], (form, width, shared)

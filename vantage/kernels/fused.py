@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vantage.kernels.by_form import form_of_need, refuses_need, runs
+from vantage.kernels.documents import document_blocks, documents_alone
 from vantage.kernels.fused_bias import (
     BiasTensors,
     bank,
@@ -49,6 +50,7 @@ MOST_BREAKS = 64  # break points of a function in pieces
 WIDE = 128  # queries and keys of a tile of the forward pass for Hopper, and the fewest queries it pays for
 WIDE_HEAD = 128  # with heads of 64 it is no faster than the pass for all GPUs
 WIDE_ALWAYS, WIDE_ONE_SIDED = {0, 6}, {1, 4}  # forms by number, as in fused_bias.NUMBERS
+WIDE_DOCUMENTS = {0, 1, 6}  # those of them that read no distances that a host must know
 
 
 class Fused:
@@ -204,18 +206,20 @@ def _plan(bias: BiasTensors, flags: MaskFlags, pair: Pair, block: int) -> FusedP
 
 def _wide(
     q: Tensor, view: View, bias: BiasTensors, flags: MaskFlags, pair: Pair
-) -> tuple[Tensor, Tensor | None] | tuple[None, None]:
+) -> tuple[Tensor | None, Tensor | None]:
     """What the forward pass for Hopper reads besides: tile ranges of its own block, and the biases of a table's tiles;
     ``None`` where it does not run. It has places that run on, masks that look back, and biases that cost a tile next to
     nothing: with a logarithm or a power for each pair it was slower than the pass for all GPUs."""
+    if q.device.type != "cuda" or q.element_size() != 2 or q.shape[3] != WIDE_HEAD or view.v.shape[3] != WIDE_HEAD:
+        return None, None
+    if q.shape[2] < WIDE or not flags.one_sided or torch.compiler.is_compiling() or not _hopper(q.device.index or 0):
+        return None, None
+    if flags.segments:
+        return _wide_documents(bias, flags, pair), None
     one_sided = bias.beyond is not None and flags.one_sided
     cheap = one_sided and (bias.banks > 0 or not bias.width)
     known = bias.form in WIDE_ALWAYS or (bias.form in WIDE_ONE_SIDED and cheap)
-    if not (known and runs(pair) and flags.one_sided and q.shape[2] >= WIDE and not torch.compiler.is_compiling()):
-        return None, None
-    if q.device.type != "cuda" or q.element_size() != 2 or q.shape[3] != WIDE_HEAD or view.v.shape[3] != WIDE_HEAD:
-        return None, None
-    if not _hopper(q.device.index or 0):
+    if not (known and runs(pair)):
         return None, None
     beyond, first = bias.beyond if flags.one_sided else None, pair.k.known.first or 0
     ranges = _ranges_of_runs(offset(pair), first, q.shape[2], view.k.shape[2], flags, WIDE, beyond, q.device)
@@ -224,6 +228,19 @@ def _wide(
         assert bias.one is not None
         tiles = bank(bias.one.detach(), bias.low, offset(pair) % WIDE, WIDE)
     return ranges.keys, tiles
+
+
+def _wide_documents(bias: BiasTensors, flags: MaskFlags, pair: Pair) -> Tensor | None:
+    """The blocks of documents, each as if it were a row of its own."""
+    documents = documents_alone(pair)
+    if documents is None or bias.form not in WIDE_DOCUMENTS or flags.window or flags.chunk:
+        return None
+
+    def make() -> Tensor:
+        with torch.inference_mode(False):  # they serve training as well
+            return document_blocks(pair.q, documents[0], WIDE)
+
+    return pair.once("document blocks", make)
 
 
 @functools.cache
