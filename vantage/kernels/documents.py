@@ -9,8 +9,8 @@ from vantage.spec.positions import Pair, Positions
 
 
 def documents_alone(pair: Pair) -> tuple[int, int] | None:
-    """How many documents there are and how long the longest is, where queries and keys are the same tokens, one document
-    behind the other, and a host knows; ``None``: they are not, or it does not."""
+    """How many documents there are and how long the longest is, where queries and keys are the same tokens, one
+    document behind the other, and the host knows it; ``None``: they are not, or it does not."""
     same = pair.q.order is pair.k.order and pair.q.segment is pair.k.segment
     return pair.q.known.documents if same and pair.q.segment is not None else None
 
@@ -33,8 +33,8 @@ def document_starts(at: Positions, most: int) -> tuple[Tensor, Tensor]:
 
 
 def document_blocks(at: Positions, count: int, block: int) -> Tensor:
-    """(n, 4), int32: row, first token, end and number of each block of a document, the longest rows of tiles first. n is
-    the most that there may be of ``count`` documents; what is too much ends at 0."""
+    """(n, 4), int32: row, first token, end and number of each block of a document, the longest rows of tiles first. n
+    is the most that there may be of ``count`` documents; what is too much ends at 0."""
     rows, width = at.shape
     starts, lengths = document_starts(at, count)
     blocks = (lengths + block - 1) // block

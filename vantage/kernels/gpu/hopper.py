@@ -102,9 +102,9 @@ def _weights(s, m, total, scale, RAW: gl.constexpr, MASKED: gl.constexpr):
 @gluon.jit
 def _tile(
     part: gl.constexpr, turns, j, k0, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0,
-    P1, at, h, S, off, banks, origin, window, chunk, scale, cap, slope, empty, P_LAYOUT: gl.constexpr, BLOCK: gl.constexpr,
-    FORM: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CHUNK: gl.constexpr, SOFTCAP: gl.constexpr,
-    MASKED: gl.constexpr,
+    P1, at, h, S, off, banks, origin, window, chunk, scale, cap, slope, empty, P_LAYOUT: gl.constexpr,
+    BLOCK: gl.constexpr, FORM: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CHUNK: gl.constexpr,
+    SOFTCAP: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Scores of tile j, while the values of the tile before are added."""
     stages: gl.constexpr = k.shape[0]
@@ -137,8 +137,8 @@ def _tile(
 def _attend(
     part: gl.constexpr, q_shared, k, v, q_ready, k_ready, k_free, v_ready, v_free, turns, m0, k0, OUT, LSE, P0, P1,
     SINKS, b, h, at, ob, oh, ot, lb, lh, lt, sb, sh, st, T, S, end, lo, full_lo, full_hi, hi, off, origin, width,
-    banks, window, chunk, scale, cap, BLOCK: gl.constexpr, E: gl.constexpr, FORM: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr,
-    CHUNK: gl.constexpr, SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr,
+    banks, window, chunk, scale, cap, BLOCK: gl.constexpr, E: gl.constexpr, FORM: gl.constexpr, CAUSAL: gl.constexpr,
+    WINDOW: gl.constexpr, CHUNK: gl.constexpr, SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr,
 ):  # fmt: skip
     """One group of warps: half of a block's queries, over all of their keys."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])

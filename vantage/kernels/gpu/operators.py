@@ -80,8 +80,8 @@ def attend_on_hopper(
 
 
 def heads_together(heads: int, k: Tensor) -> int:
-    """How many heads' blocks are worked on at once, the longest of all first: the more, the less a GPU idles at the end;
-    but what they read should stay in its second cache."""
+    """How many heads' blocks are worked on at once, the longest of all first: the more, the less a GPU idles at
+    the end; but what they read should stay in its second cache."""
     return next(n for n in (TOGETHER, 4, 2, 1) if heads % n == 0)
 
 
