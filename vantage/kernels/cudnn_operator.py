@@ -48,7 +48,8 @@ def _(q: Tensor, k: Tensor, v: Tensor, out: Any, stats: Any, grad: Any, tensors:
 
 
 class CudnnAttention(torch.autograd.Function):
-    """q (B, H, T, d), k and v (B, G, S, d or e), sinks, offsets and lengths of documents, options, scale."""
+    """q (B, H, T, d), k and v (B, G, S, d or e), sinks, offsets and lengths of documents, their blocks where the pass
+    forward is our own, options, scale."""
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
@@ -66,7 +67,7 @@ class CudnnAttention(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride] (as wrapped)
         q, k, v, *tensors, out, stats = ctx.saved_tensors
         dq, dk, dv, d_sinks = _backward()(q, k, v, out, stats, grads[0], tensors, ctx.options, ctx.scale)
-        return dq, dk, dv, None if tensors[0] is None else d_sinks, None, None, None, None
+        return dq, dk, dv, None if tensors[0] is None else d_sinks, *[None] * 5
 
 
 def _forward() -> Callable[..., tuple[Tensor, Tensor]]:

@@ -210,12 +210,11 @@ def _wide(
     """What the forward pass for Hopper reads besides: tile ranges of its own block, and the biases of a table's tiles;
     ``None`` where it does not run. It has places that run on, masks that look back, and biases that cost a tile next to
     nothing: with a logarithm or a power for each pair it was slower than the pass for all GPUs."""
-    if q.device.type != "cuda" or q.element_size() != 2 or q.shape[3] != WIDE_HEAD or view.v.shape[3] != WIDE_HEAD:
-        return None, None
-    if q.shape[2] < WIDE or not flags.one_sided or torch.compiler.is_compiling() or not _hopper(q.device.index or 0):
+    if not (flags.one_sided and wide_shape(q, view.v)):
         return None, None
     if flags.segments:
-        return _wide_documents(bias, flags, pair), None
+        has = bias.form in WIDE_DOCUMENTS and not flags.window and not flags.chunk
+        return wide_documents(pair) if has else None, None
     one_sided = bias.beyond is not None and flags.one_sided
     cheap = one_sided and (bias.banks > 0 or not bias.width)
     known = bias.form in WIDE_ALWAYS or (bias.form in WIDE_ONE_SIDED and cheap)
@@ -230,10 +229,17 @@ def _wide(
     return ranges.keys, tiles
 
 
-def _wide_documents(bias: BiasTensors, flags: MaskFlags, pair: Pair) -> Tensor | None:
-    """The blocks of documents, each as if it were a row of its own."""
+def wide_shape(q: Tensor, v: Tensor) -> bool:
+    """Whether the forward pass for Hopper has such heads, and pays for so many queries."""
+    if q.device.type != "cuda" or q.element_size() != 2 or q.shape[3] != WIDE_HEAD or v.shape[3] != WIDE_HEAD:
+        return False
+    return q.shape[2] >= WIDE and not torch.compiler.is_compiling() and _hopper(q.device.index or 0)
+
+
+def wide_documents(pair: Pair) -> Tensor | None:
+    """The blocks of documents, each as if it were a row of its own; ``None``: the host does not know how many."""
     documents = documents_alone(pair)
-    if documents is None or bias.form not in WIDE_DOCUMENTS or flags.window or flags.chunk:
+    if documents is None:
         return None
 
     def make() -> Tensor:

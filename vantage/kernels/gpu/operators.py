@@ -79,6 +79,14 @@ def attend_on_hopper(
         )  # fmt: skip
 
 
+def attend_documents(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, blocks: Tensor, scale: float, *, empty: bool
+) -> None:
+    """The same for documents that look back at themselves, without a bias. ``blocks``: of ``document_blocks``."""
+    plan = FusedPlan(*[0] * len(FusedPlan._fields[:-1]))._replace(causal=1, segments=1, empty=int(empty))
+    attend_on_hopper(q, k, v, out, lse, [None] * WIDE_RANGES + [blocks, None], plan, [scale, 0.0, 1.0])
+
+
 def heads_together(heads: int, k: Tensor) -> int:
     """How many heads' blocks are worked on at once, the longest of all first: the more, the less a GPU idles at
     the end; but what they read should stay in its second cache."""
