@@ -17,6 +17,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from vantage.kernels.gpu.tiles import LENGTHS
+
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
 # the forms of spec/forms.py, by number
@@ -213,7 +215,7 @@ def _attend(
     gl.store(to, acc.to(OUT.dtype.element_ty), mask=(i < end)[:, None])
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=(*LENGTHS, "together"))
 def attend(
     Q, K, V, OUT, LSE, P0, P1, SINKS, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, ob, oh, ot, lb, lh, lt, sb, sh, st, T,
     S, blocks, together, off, origin, width, banks, window, chunk, scale, cap, H: gl.constexpr, GROUP: gl.constexpr,
