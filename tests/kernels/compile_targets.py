@@ -145,6 +145,9 @@ def main() -> int:
     for capability in [int(x) for x in sys.argv[1:]] or sorted(SHARED):
         for p, dtype, width, softcap in (
             (plan(0), torch.bfloat16, 128, 0.0),
+            (plan(0, run=False), torch.bfloat16, 128, 0.0),  # documents
+            (plan(1)._replace(window=9, chunk=7, prefix=3), torch.bfloat16, 64, 0.0),
+            (plan(3), torch.float16, 128, 0.0),
             (plan(4), torch.bfloat16, 128, 0.0),
             (plan(5, run=False), torch.float16, 64, 20.0),
             (plan(2), torch.float32, 128, 0.0),
@@ -153,9 +156,14 @@ def main() -> int:
             (plan(5)._replace(banks=1, width=17), torch.bfloat16, 128, 0.0),
         ):
             print(capability, p.form, dtype, width, compile_all(capability, p, dtype, width, softcap), flush=True)
-        for form, dtype, width, softcap in ((0, torch.bfloat16, 128, 0.0), (4, torch.float16, 64, 20.0)):
-            if capability == 90:
-                print("hopper", form, dtype, width, compile_hopper(form, dtype, width, softcap), flush=True)
+        if capability == 90:
+            for form, dtype, width, softcap, documents in (
+                (0, torch.bfloat16, 128, 0.0, True),
+                (1, torch.bfloat16, 128, 0.0, False),
+                (4, torch.float16, 64, 20.0, False),
+            ):
+                shared = compile_hopper(form, dtype, width, softcap, documents=documents)
+                print(capability, "hopper", form, dtype, width, shared, flush=True)
         for dtype, width, own in ((torch.bfloat16, 128, True), (torch.float16, 64, False), (torch.float32, 128, True)):
             used = compile_products(capability, dtype, width, own)
             print(capability, DISTANCE_KEYS, dtype, width, used, flush=True)
