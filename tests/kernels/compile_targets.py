@@ -22,14 +22,15 @@ from vantage.kernels.gpu import (
     distance_operators,
     forward,
     hopper,
+    hopper_documents,
     operators,
     values,
 )
 from vantage.kernels.gpu.row_rotation import lies_as_expected
 
 SHARED = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}  # bytes a block may share
-INTEGERS = {"QP", "KP", "BOUNDS"}
-NUMBERS = {"LSE", "LINE", "MASS", "DELTA", "P0", "P1", "SINKS", "G0", "G1", "C", "DC"}
+INTEGERS = {"QP", "KP", "BOUNDS", "BLOCKS", "COUNTER"}
+NUMBERS = {"SLOPES", "LSE", "LINE", "MASS", "DELTA", "P0", "P1", "SINKS", "G0", "G1", "C", "DC"}
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
@@ -75,7 +76,9 @@ def compile_one(kernel, constants: dict, dtype: torch.dtype, capability: int, wa
         for i, name in enumerate(names)
         if (name[-1] == "t" and len(name) == 2) or name in NUMBERS | INTEGERS
     }
-    source = (GluonASTSource if kernel is hopper.attend else ASTSource)(kernel, kinds, values, strides)
+    source = (GluonASTSource if kernel in (hopper.attend, hopper_documents.attend) else ASTSource)(
+        kernel, kinds, values, strides
+    )
     options = {"num_warps": warps, "num_stages": stages}
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
@@ -102,14 +105,21 @@ def compile_all(capability: int, p: FusedPlan, dtype: torch.dtype, width: int, s
     return used
 
 
-def compile_hopper(form: int, dtype: torch.dtype, width: int, softcap: float = 0.0, *, documents: bool = False) -> int:
+def compile_hopper(form: int, dtype: torch.dtype, width: int, softcap: float = 0.0) -> int:
     """Bytes that the forward pass for compute capability 9.0 shares."""
-    masks = {"CAUSAL": True, "WINDOW": not documents, "CHUNK": not documents}
-    masks |= {"SOFTCAP": softcap > 0, "HAS_SINKS": True, "DOCUMENTS": documents}
+    masks = {"CAUSAL": True, "WINDOW": True, "CHUNK": True, "SOFTCAP": softcap > 0, "HAS_SINKS": True}
     sizes = {"H": 2, "GROUP": 2, "D": width, "E": width, "BLOCK": hopper.BLOCK, "STAGES": hopper.STAGES, "FORM": form}
     shared = compile_one(hopper.attend, sizes | masks, dtype, 90, warps=4, stages=1).metadata.shared
     assert shared <= SHARED[90], (form, width, shared)
     return shared
+
+
+def compile_blocks(dtype: torch.dtype, width: int, *, slope: bool) -> int:
+    """The same of its pass over documents."""
+    sizes = {"H": 4, "GROUP": 2, "D": width, "BLOCK": hopper_documents.BLOCK, "STAGES": hopper_documents.STAGES}
+    made = compile_one(hopper_documents.attend, sizes | {"SLOPE": slope}, dtype, 90, warps=4, stages=1)
+    assert made.metadata.shared <= SHARED[90], (width, made.metadata.shared)
+    return made.metadata.shared
 
 
 def compile_products(capability: int, dtype: torch.dtype, width: int, own: bool) -> dict[str, int]:
@@ -157,13 +167,14 @@ def main() -> int:
         ):
             print(capability, p.form, dtype, width, compile_all(capability, p, dtype, width, softcap), flush=True)
         if capability == 90:
-            for form, dtype, width, softcap, documents in (
-                (0, torch.bfloat16, 128, 0.0, True),
-                (1, torch.bfloat16, 128, 0.0, False),
-                (4, torch.float16, 64, 20.0, False),
+            for form, dtype, width, softcap in (
+                (0, torch.bfloat16, 128, 0.0),
+                (1, torch.bfloat16, 128, 0.0),
+                (4, torch.float16, 64, 20.0),
             ):
-                shared = compile_hopper(form, dtype, width, softcap, documents=documents)
-                print(capability, "hopper", form, dtype, width, shared, flush=True)
+                print(capability, "hopper", form, dtype, width, compile_hopper(form, dtype, width, softcap), flush=True)
+            for dtype, width, slope in ((torch.bfloat16, 128, False), (torch.float16, 64, True)):
+                print(capability, "blocks", dtype, width, slope, compile_blocks(dtype, width, slope=slope), flush=True)
         for dtype, width, own in ((torch.bfloat16, 128, True), (torch.float16, 64, False), (torch.float32, 128, True)):
             used = compile_products(capability, dtype, width, own)
             print(capability, DISTANCE_KEYS, dtype, width, used, flush=True)

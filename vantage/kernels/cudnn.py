@@ -12,7 +12,7 @@ from torch import Tensor
 from vantage.kernels.by_form import form_of_need, refuses_need, runs
 from vantage.kernels.cudnn_operator import CudnnAttention
 from vantage.kernels.documents import document_starts
-from vantage.kernels.fused import Fused, constant_when_compiled, wide_documents, wide_shape
+from vantage.kernels.fused import Fused, blocks_of_rows, constant_when_compiled
 from vantage.kernels.mask_flags import MaskFlags, mask_flags
 from vantage.kernels.recurring import RecurringShapes
 from vantage.spec.forms import Slope, alibi_slopes
@@ -25,7 +25,7 @@ SHORTEST = 512  # queries from which on a plan is worth its time
 PAYS_AFTER = 5e14  # operations in which a plan of 0.2 s is won back: 450 and 560 TFLOP/s, fused and planned
 MOST_SHAPES = 64  # that are planned for
 WIDEST = 256  # of a head
-OWN_FORWARD = True  # documents go forward by gpu/hopper.py, where it has their heads: cuDNN is slower
+OWN_FORWARD = True  # documents go forward by gpu/hopper_documents.py, where it has their heads
 OLDEST = 91_900  # version of cuDNN that was tried
 
 
@@ -85,7 +85,7 @@ class Cudnn:
         ]
         sinks = None if need.sinks is None else need.sinks.float() * cool
         own = OWN_FORWARD and documents[0] > 0 and flags.causal and not flags.window and need.bias is None
-        blocks = wide_documents(pair) if own and wide_shape(q, v) else None
+        blocks = blocks_of_rows(q, k, v, pair) if own else None
         tensors = sinks, offsets, lengths, blocks
         out, _ = CudnnAttention.apply(q, k, v, *tensors, [int(x) for x in options], need.scale * cool)
         return Attended(out)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vantage.kernels.by_form import form_of_need, refuses_need, runs
-from vantage.kernels.documents import document_blocks, documents_alone
+from vantage.kernels.documents import document_blocks, documents_alone, row_blocks
 from vantage.kernels.fused_bias import (
     BiasTensors,
     bank,
@@ -50,7 +50,8 @@ MOST_BREAKS = 64  # break points of a function in pieces
 WIDE = 128  # queries and keys of a tile of the forward pass for Hopper, and the fewest queries it pays for
 WIDE_HEAD = 128  # with heads of 64 it is no faster than the pass for all GPUs
 WIDE_ALWAYS, WIDE_ONE_SIDED = {0, 6}, {1, 4}  # forms by number, as in fused_bias.NUMBERS
-WIDE_DOCUMENTS = {0, 1, 6}  # those of them that read no distances that a host must know
+IN_BLOCKS, BLOCK_HEADS = {0, 1}, (64, 128)  # forms and widths of heads that gpu/hopper_documents.py has
+LONGEST_IN_BLOCKS = 8192  # tokens of a row
 
 
 class Fused:
@@ -85,7 +86,8 @@ class Fused:
             bias = with_values(bias, value_form_of(need.value_bias))
         beyond = bias.beyond if flags.one_sided else None
         places = pair.once(("fused", flags, block, beyond), lambda: _lasting_places(pair, flags, block, beyond))
-        wide = _wide(q_BHTd, view, bias, flags, pair)
+        blocks = _blocks(q_BHTd, view, bias, flags, pair, need)
+        wide = _wide(q_BHTd, view, bias, flags, pair) if blocks is None else (blocks, None)
         out, lse = FusedAttention.apply(
             q_BHTd,
             view.k,
@@ -206,19 +208,18 @@ def _plan(bias: BiasTensors, flags: MaskFlags, pair: Pair, block: int) -> FusedP
 
 def _wide(
     q: Tensor, view: View, bias: BiasTensors, flags: MaskFlags, pair: Pair
-) -> tuple[Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor | None] | tuple[None, None]:
     """What the forward pass for Hopper reads besides: tile ranges of its own block, and the biases of a table's tiles;
     ``None`` where it does not run. It has places that run on, masks that look back, and biases that cost a tile next to
     nothing: with a logarithm or a power for each pair it was slower than the pass for all GPUs."""
-    if not (flags.one_sided and wide_shape(q, view.v)):
-        return None, None
-    if flags.segments:
-        has = bias.form in WIDE_DOCUMENTS and not flags.window and not flags.chunk
-        return wide_documents(pair) if has else None, None
     one_sided = bias.beyond is not None and flags.one_sided
     cheap = one_sided and (bias.banks > 0 or not bias.width)
     known = bias.form in WIDE_ALWAYS or (bias.form in WIDE_ONE_SIDED and cheap)
-    if not (known and runs(pair)):
+    if not (known and runs(pair) and flags.one_sided and q.shape[2] >= WIDE and not torch.compiler.is_compiling()):
+        return None, None
+    if q.device.type != "cuda" or q.element_size() != 2 or q.shape[3] != WIDE_HEAD or view.v.shape[3] != WIDE_HEAD:
+        return None, None
+    if not _hopper(q.device.index or 0):
         return None, None
     beyond, first = bias.beyond if flags.one_sided else None, pair.k.known.first or 0
     ranges = _ranges_of_runs(offset(pair), first, q.shape[2], view.k.shape[2], flags, WIDE, beyond, q.device)
@@ -229,15 +230,28 @@ def _wide(
     return ranges.keys, tiles
 
 
-def wide_shape(q: Tensor, v: Tensor) -> bool:
-    """Whether the forward pass for Hopper has such heads, and pays for so many queries."""
-    if q.device.type != "cuda" or q.element_size() != 2 or q.shape[3] != WIDE_HEAD or v.shape[3] != WIDE_HEAD:
-        return False
-    return q.shape[2] >= WIDE and not torch.compiler.is_compiling() and _hopper(q.device.index or 0)
+def _blocks(
+    q: Tensor, view: View, bias: BiasTensors, flags: MaskFlags, pair: Pair, need: Need
+) -> Tensor | None:  # fmt: skip
+    """The blocks of queries that gpu/hopper_documents.py takes one by one; ``None`` where it does not run."""
+    plain = flags == MaskFlags(causal=True, segments=flags.segments) and need.softcap is None and need.sinks is None
+    if not plain or bias.form not in IN_BLOCKS:
+        return None
+    return blocks_of_rows(q, view.k, view.v, pair)
 
 
-def wide_documents(pair: Pair) -> Tensor | None:
-    """The blocks of documents, each as if it were a row of its own; ``None``: the host does not know how many."""
+def blocks_of_rows(q: Tensor, k: Tensor, v: Tensor, pair: Pair) -> Tensor | None:
+    """Those of documents that look back at themselves, or of whole rows; ``None`` where that pass has not their heads,
+    their places or their layout."""
+    (B, T), S = pair.q.shape, pair.k.shape[1]
+    if q.device.type != "cuda" or torch.compiler.is_compiling() or T != S or T < WIDE or pair.q.known.empty:
+        return None
+    if q.shape[3] not in BLOCK_HEADS or v.shape[3] != q.shape[3] or q.element_size() != 2:
+        return None
+    if not (all(_side_by_side(x) for x in (q, k, v)) and _hopper(q.device.index or 0)):
+        return None
+    if runs(pair):
+        return row_blocks(B, T, WIDE, q.device) if offset(pair) == 0 and _whole_rows_pay(q) else None
     documents = documents_alone(pair)
     if documents is None:
         return None
@@ -247,6 +261,19 @@ def wide_documents(pair: Pair) -> Tensor | None:
             return document_blocks(pair.q, documents[0], WIDE)
 
     return pair.once("document blocks", make)
+
+
+def _side_by_side(x: Tensor) -> bool:
+    """Whether all tokens lie at one distance, heads side by side, and as the copy engine wants them."""
+    _, _, tokens, width = x.shape
+    one_distance = len(x) == 1 or x.stride(0) == tokens * x.stride(2)
+    even = x.stride(2) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
+    return x.stride(3) == 1 and x.stride(1) == width and one_distance and even and x.stride(2) > 0
+
+
+def _whole_rows_pay(q: Tensor) -> bool:
+    """Whole rows gain where they are short, or where heads are narrow: gpu/hopper.py has none of 64."""
+    return q.shape[3] == 64 or q.shape[2] <= LONGEST_IN_BLOCKS
 
 
 @functools.cache

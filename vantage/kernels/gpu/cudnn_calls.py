@@ -17,11 +17,11 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor | None], options: list[int], scale: float
 ) -> tuple[Tensor, Tensor]:
     """Output (B, H, T, e) and log-sum-exp (B, H, T, 1). ``tensors``: sinks, offsets and lengths of documents, their
-    blocks where gpu/hopper.py runs."""
+    blocks where gpu/hopper_documents.py runs."""
     how = GraphOptions(*options)
     out, stats = empty_outputs(q, v, documents=how.documents > 0)
     if (blocks := tensors[3]) is not None:
-        operators.attend_documents(q, k, v, out, stats[..., 0], blocks, scale, empty=how.empty > 0)
+        operators.in_blocks(q, k, v, out, stats[..., 0], None, blocks, scale)
         return out, stats
     if how.empty:
         out.zero_()

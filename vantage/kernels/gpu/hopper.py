@@ -2,8 +2,8 @@
 
 One warp copies keys and values, two groups of four warps have 64 queries each. A group starts the product of the next
 tile's scores and that of this tile's values before it takes the next softmax, so that the tensor cores work meanwhile.
-Queries and keys stand one after another here, in a row or in each of its documents; other places, and other GPUs, run
-``forward.attend``, whose results it has.
+Queries and keys stand one after another here; other places, and other GPUs, run ``forward.attend``, whose results it
+has.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STAGES = 2  # tiles of keys and of values on their way; three were slower
 
 
 @gluon.jit
-def _copy(q_tiles, k_tiles, v_tiles, q, k, v, q_ready, k_ready, k_free, v_ready, v_free, m0, k0, lo, hi):
+def _copy(q_tiles, k_tiles, v_tiles, q, k, v, q_ready, k_ready, k_free, v_ready, v_free, m0, lo, hi):
     """The warp that copies: both halves of the queries, then keys and values as places become free."""
     stages: gl.constexpr = k.shape[0]
     block: gl.constexpr = k.shape[1]
@@ -41,10 +41,10 @@ def _copy(q_tiles, k_tiles, v_tiles, q, k, v, q_ready, k_ready, k_free, v_ready,
         phase = (j // stages & 1) ^ 1
         mbarrier.wait(k_free.index(at), phase)
         mbarrier.expect(k_ready.index(at), k_tiles.block_type.nbytes)
-        tma.async_copy_global_to_shared(k_tiles, [k0 + (lo + j) * block, 0], k_ready.index(at), k.index(at))
+        tma.async_copy_global_to_shared(k_tiles, [(lo + j) * block, 0], k_ready.index(at), k.index(at))
         mbarrier.wait(v_free.index(at), phase)
         mbarrier.expect(v_ready.index(at), v_tiles.block_type.nbytes)
-        tma.async_copy_global_to_shared(v_tiles, [k0 + (lo + j) * block, 0], v_ready.index(at), v.index(at))
+        tma.async_copy_global_to_shared(v_tiles, [(lo + j) * block, 0], v_ready.index(at), v.index(at))
 
 
 @gluon.jit
@@ -103,10 +103,10 @@ def _weights(s, m, total, scale, RAW: gl.constexpr, MASKED: gl.constexpr):
 
 @gluon.jit
 def _tile(
-    part: gl.constexpr, turns, j, k0, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0,
-    P1, at, h, S, off, banks, origin, window, chunk, scale, cap, slope, empty, P_LAYOUT: gl.constexpr,
-    BLOCK: gl.constexpr, FORM: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CHUNK: gl.constexpr,
-    SOFTCAP: gl.constexpr, MASKED: gl.constexpr,
+    part: gl.constexpr, turns, j, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0, P1,
+    at, h, S, off, banks, origin, window, chunk, scale, cap, slope, empty, P_LAYOUT: gl.constexpr, BLOCK: gl.constexpr,
+    FORM: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CHUNK: gl.constexpr, SOFTCAP: gl.constexpr,
+    MASKED: gl.constexpr,
 ):  # fmt: skip
     """Scores of tile j, while the values of the tile before are added."""
     stages: gl.constexpr = k.shape[0]
@@ -124,8 +124,8 @@ def _tile(
     s = warpgroup_mma_wait(1, deps=[s])
     mbarrier.arrive(k_free.index(here), count=1)
     s = _scores(
-        s, k0 + (lo + j) * BLOCK, qi, m0, q0, P0, P1, at, h, S, off, banks, origin, window, chunk, scale, cap, slope,
-        BLOCK, FORM, CAUSAL, WINDOW, CHUNK, SOFTCAP, MASKED,
+        s, (lo + j) * BLOCK, qi, m0, q0, P0, P1, at, h, S, off, banks, origin, window, chunk, scale, cap, slope, BLOCK,
+        FORM, CAUSAL, WINDOW, CHUNK, SOFTCAP, MASKED,
     )  # fmt: skip
     w, m, total, shrink = _weights(s, m, total, scale, FORM == 0 and not SOFTCAP, MASKED)
     acc = warpgroup_mma_wait(0, deps=[acc])
@@ -137,16 +137,17 @@ def _tile(
 
 @gluon.jit
 def _attend(
-    part: gl.constexpr, q_shared, k, v, q_ready, k_ready, k_free, v_ready, v_free, turns, m0, k0, OUT, LSE, P0, P1,
-    SINKS, b, h, at, ob, oh, ot, lb, lh, lt, sb, sh, st, T, S, end, lo, full_lo, full_hi, hi, off, origin, width,
-    banks, window, chunk, scale, cap, BLOCK: gl.constexpr, E: gl.constexpr, FORM: gl.constexpr, CAUSAL: gl.constexpr,
-    WINDOW: gl.constexpr, CHUNK: gl.constexpr, SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr,
+    part: gl.constexpr, q_shared, k, v, q_ready, k_ready, k_free, v_ready, v_free, turns, block, OUT, LSE, P0, P1,
+    SINKS, b, h, at, ob, oh, ot, sb, sh, st, T, S, lo, full_lo, full_hi, hi, off, origin, width, banks, window, chunk,
+    scale, cap, BLOCK: gl.constexpr, E: gl.constexpr, FORM: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr,
+    CHUNK: gl.constexpr, SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr,
 ):  # fmt: skip
     """One group of warps: half of a block's queries, over all of their keys."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, E, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
     stages: gl.constexpr = k.shape[0]
+    m0 = block * BLOCK
     qi = m0 + part * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, S_LAYOUT))
     q0 = m0 + off
     slope = 0.0
@@ -162,8 +163,8 @@ def _attend(
     s = warpgroup_mma(q, k.index(0).permute((1, 0)), empty, use_acc=False)
     mbarrier.arrive(k_free.index(0), count=1)
     s = _scores(
-        s, k0 + lo * BLOCK, qi, m0, q0, P0, P1, at, h, S, off, banks, origin, window, chunk, scale, cap, slope, BLOCK,
-        FORM, CAUSAL, WINDOW, CHUNK, SOFTCAP, True,
+        s, lo * BLOCK, qi, m0, q0, P0, P1, at, h, S, off, banks, origin, window, chunk, scale, cap, slope, BLOCK, FORM,
+        CAUSAL, WINDOW, CHUNK, SOFTCAP, True,
     )  # fmt: skip
     w, m, total, _ = _weights(s, m, total, scale, FORM == 0 and not SOFTCAP, True)
     p = gl.convert_layout(w.to(v.dtype), P_LAYOUT)
@@ -171,26 +172,26 @@ def _attend(
     last = gl.maximum(full_hi - lo, first)
     for j in range(1, gl.minimum(first, hi - lo)):
         acc, p, m, total = _tile(
-            part, turns, j, k0, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0, P1, at,
-            h, S, off, banks, origin, window, chunk, scale, cap, slope, empty, P_LAYOUT, BLOCK, FORM, CAUSAL, WINDOW,
+            part, turns, j, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0, P1, at, h,
+            S, off, banks, origin, window, chunk, scale, cap, slope, empty, P_LAYOUT, BLOCK, FORM, CAUSAL, WINDOW,
             CHUNK, SOFTCAP, True,
         )  # fmt: skip
     for j in range(first, last):
         acc, p, m, total = _tile(
-            part, turns, j, k0, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0, P1, at,
-            h, S, off, banks, origin, window, chunk, scale, cap, slope, empty, P_LAYOUT, BLOCK, FORM, CAUSAL, WINDOW,
+            part, turns, j, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0, P1, at, h,
+            S, off, banks, origin, window, chunk, scale, cap, slope, empty, P_LAYOUT, BLOCK, FORM, CAUSAL, WINDOW,
             CHUNK, SOFTCAP, False,
         )  # fmt: skip
     for j in range(last, hi - lo):
         acc, p, m, total = _tile(
-            part, turns, j, k0, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0, P1, at,
-            h, S, off, banks, origin, window, chunk, scale, cap, slope, empty, P_LAYOUT, BLOCK, FORM, CAUSAL, WINDOW,
+            part, turns, j, lo, acc, p, m, total, q, k, v, k_ready, k_free, v_ready, v_free, qi, m0, q0, P0, P1, at, h,
+            S, off, banks, origin, window, chunk, scale, cap, slope, empty, P_LAYOUT, BLOCK, FORM, CAUSAL, WINDOW,
             CHUNK, SOFTCAP, True,
         )  # fmt: skip
-    tail = hi - lo - 1
-    mbarrier.wait(v_ready.index(tail % stages), tail // stages & 1)
-    acc = warpgroup_mma(p, v.index(tail % stages), acc)
-    inside = qi < end
+    end = hi - lo - 1
+    mbarrier.wait(v_ready.index(end % stages), end // stages & 1)
+    acc = warpgroup_mma(p, v.index(end % stages), acc)
+    inside = qi < T
     if FORM == SLOPE:
         m = m - slope * (qi + off - q0).to(gl.float32)
     elif FORM == TABLE:
@@ -206,64 +207,39 @@ def _attend(
         m = top
     seen = total > 0
     lse = gl.where(seen, (m + gl.log2(gl.where(seen, total, 1.0))) * LN2, float("-inf"))
-    gl.store(LSE + b * lb + h.to(gl.int64) * lh + qi.to(gl.int64) * lt, lse, mask=inside)
+    gl.store(LSE + at * T + qi, lse, mask=inside)
     share = gl.convert_layout(share / gl.where(seen, total, 1.0), gl.SliceLayout(1, O_LAYOUT))
     acc = acc * share[:, None]
     i = m0 + part * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, O_LAYOUT))
     c = gl.arange(0, E, gl.SliceLayout(0, O_LAYOUT))
     to = OUT + b * ob + h.to(gl.int64) * oh + i.to(gl.int64)[:, None] * ot + c[None, :]
-    gl.store(to, acc.to(OUT.dtype.element_ty), mask=(i < end)[:, None])
+    gl.store(to, acc.to(OUT.dtype.element_ty), mask=(i < T)[:, None])
 
 
-@gluon.jit(do_not_specialize=(*LENGTHS, "together"))
+@gluon.jit(do_not_specialize=LENGTHS)
 def attend(
-    Q, K, V, OUT, LSE, P0, P1, SINKS, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, ob, oh, ot, lb, lh, lt, sb, sh, st, T,
-    S, blocks, together, off, origin, width, banks, window, chunk, scale, cap, H: gl.constexpr, GROUP: gl.constexpr,
-    D: gl.constexpr, E: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, FORM: gl.constexpr,
-    CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CHUNK: gl.constexpr, SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr,
-    DOCUMENTS: gl.constexpr,
+    Q, K, V, OUT, LSE, P0, P1, SINKS, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, ob, oh, ot, sb, sh, st, T, S, blocks,
+    off, origin, width, banks, window, chunk, scale, cap, H: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr,
+    E: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, FORM: gl.constexpr, CAUSAL: gl.constexpr,
+    WINDOW: gl.constexpr, CHUNK: gl.constexpr, SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr,
 ):  # fmt: skip
-    """One block of 128 queries of one head. With documents BOUNDS says which: row, first token, end, number in it."""
-    # few heads at a time, whose keys then stay in the second cache; of these the longest rows first
-    heads = gl.program_id(0) // (blocks * together)
-    within = gl.program_id(0) % (blocks * together)
-    k0 = 0
-    end = T
-    if DOCUMENTS:
-        item = BOUNDS + within // together * 4
-        h = heads * together + within % together
-        b = gl.load(item).to(gl.int64)
-        k0 = gl.load(item + 1)
-        end = gl.load(item + 2)
-        block = gl.load(item + 3)
-        at = b * H + h
-        lo = 0
-        full_lo = 0
-        full_hi = block
-        hi = block + 1
-        q_end = gl.maximum(end, 1)  # a place in the list that no document has: its end is 0, and nothing is written
-        k_end = q_end
-    else:
-        at = (heads * together + within % together).to(gl.int64)
-        b = at // H
-        h = (at % H).to(gl.int32)
-        block = blocks - 1 - within // together
-        bounds = BOUNDS + block * 4
-        lo = gl.load(bounds)
-        full_lo = gl.load(bounds + 1)
-        full_hi = gl.load(bounds + 2)
-        hi = gl.maximum(gl.load(bounds + 3), lo + 1)  # one tile at least, which may show nothing
-        q_end = T
-        k_end = S
-    m0 = k0 + block * BLOCK
+    """One block of 128 queries of one head."""
+    # a few heads at a time, whose keys then stay in the second cache; of these the longest rows first
+    FEW: gl.constexpr = 4 if H % 4 == 0 else 1
+    few = gl.where(S <= 8192, FEW, 1)
+    within = gl.program_id(0) % (blocks * few)
+    block = blocks - 1 - within // few
+    at = (gl.program_id(0) // (blocks * few) * few + within % few).to(gl.int64)
+    b = at // H
+    h = (at % H).to(gl.int32)
     g = (h // GROUP).to(gl.int64)
     dtype: gl.constexpr = Q.dtype.element_ty
     Q_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, D], dtype)
     K_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK, D], dtype)
     V_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK, E], dtype)
-    q_tiles = tma.make_tensor_descriptor(Q + b * qb + h.to(gl.int64) * qh, [q_end, D], [qt, 1], [ROWS, D], Q_LAYOUT)
-    k_tiles = tma.make_tensor_descriptor(K + b * kb + g * kh, [k_end, D], [kt, 1], [BLOCK, D], K_LAYOUT)
-    v_tiles = tma.make_tensor_descriptor(V + b * vb + g * vh, [k_end, E], [vt, 1], [BLOCK, E], V_LAYOUT)
+    q_tiles = tma.make_tensor_descriptor(Q + b * qb + h.to(gl.int64) * qh, [T, D], [qt, 1], [ROWS, D], Q_LAYOUT)
+    k_tiles = tma.make_tensor_descriptor(K + b * kb + g * kh, [S, D], [kt, 1], [BLOCK, D], K_LAYOUT)
+    v_tiles = tma.make_tensor_descriptor(V + b * vb + g * vh, [S, E], [vt, 1], [BLOCK, E], V_LAYOUT)
     q = gl.allocate_shared_memory(dtype, [2, ROWS, D], Q_LAYOUT)
     k = gl.allocate_shared_memory(dtype, [STAGES, BLOCK, D], K_LAYOUT)
     v = gl.allocate_shared_memory(dtype, [STAGES, BLOCK, E], V_LAYOUT)
@@ -282,20 +258,25 @@ def attend(
         mbarrier.init(v_ready.index(stage), count=1)
         mbarrier.init(k_free.index(stage), count=2)
         mbarrier.init(v_free.index(stage), count=2)
+    bounds = BOUNDS + block * 4
+    lo = gl.load(bounds)
+    full_lo = gl.load(bounds + 1)
+    full_hi = gl.load(bounds + 2)
+    hi = gl.maximum(gl.load(bounds + 3), lo + 1)  # one tile at least, which may show nothing
     gl.warp_specialize(
         [
             (_attend, (
-                0, q, k, v, q_ready, k_ready, k_free, v_ready, v_free, turns, m0, k0, OUT, LSE, P0, P1, SINKS, b, h, at,
-                ob, oh, ot, lb, lh, lt, sb, sh, st, T, S, end, lo, full_lo, full_hi, hi, off, origin, width, banks,
-                window, chunk, scale, cap, BLOCK, E, FORM, CAUSAL, WINDOW, CHUNK, SOFTCAP, HAS_SINKS,
+                0, q, k, v, q_ready, k_ready, k_free, v_ready, v_free, turns, block, OUT, LSE, P0, P1, SINKS, b, h, at,
+                ob, oh, ot, sb, sh, st, T, S, lo, full_lo, full_hi, hi, off, origin, width, banks, window, chunk, scale,
+                cap, BLOCK, E, FORM, CAUSAL, WINDOW, CHUNK, SOFTCAP, HAS_SINKS,
             )),
             (_attend, (
-                1, q, k, v, q_ready, k_ready, k_free, v_ready, v_free, turns, m0, k0, OUT, LSE, P0, P1, SINKS, b, h, at,
-                ob, oh, ot, lb, lh, lt, sb, sh, st, T, S, end, lo, full_lo, full_hi, hi, off, origin, width, banks,
-                window, chunk, scale, cap, BLOCK, E, FORM, CAUSAL, WINDOW, CHUNK, SOFTCAP, HAS_SINKS,
+                1, q, k, v, q_ready, k_ready, k_free, v_ready, v_free, turns, block, OUT, LSE, P0, P1, SINKS, b, h, at,
+                ob, oh, ot, sb, sh, st, T, S, lo, full_lo, full_hi, hi, off, origin, width, banks, window, chunk, scale,
+                cap, BLOCK, E, FORM, CAUSAL, WINDOW, CHUNK, SOFTCAP, HAS_SINKS,
             )),
             (_copy, (
-                q_tiles, k_tiles, v_tiles, q, k, v, q_ready, k_ready, k_free, v_ready, v_free, m0, k0, lo, hi,
+                q_tiles, k_tiles, v_tiles, q, k, v, q_ready, k_ready, k_free, v_ready, v_free, block * BLOCK, lo, hi,
             )),
         ],
         [4, 1],

@@ -17,7 +17,7 @@ from vantage.kernels.gpu import backward, forward, values
 Launch = Any  # triton's kernels: indexed by their grid, then called
 LOG2E = 1.4426950408889634
 WIDE_RANGES, WIDE_BANK = 7, 8  # where ``unpack`` has them
-TOGETHER = 4
+BLOCK_LIST = 2  # dimensions of a list of blocks, which a pass of its own takes; tile ranges have three
 MOST_SHARED = 232_448  # bytes that a block may share on Hopper; others have less
 
 
@@ -31,8 +31,11 @@ def attend(
     out, lse = empty_outputs(q, v)
     one, two, sinks, q_places, k_places, ranges, _, _, _ = unpack(tensors, lse)
     q, k, v = (aligned(x) for x in (q, k, v))
-    if tensors[WIDE_RANGES] is not None:
-        attend_on_hopper(q, k, v, out, lse, tensors, p, factors)
+    if (wide := tensors[WIDE_RANGES]) is not None:
+        if wide.dim() == BLOCK_LIST:
+            in_blocks(q, k, v, out, lse, one if p.form else None, wide, factors[0] * factors[2])
+        else:
+            attend_on_hopper(q, k, v, out, lse, tensors, p, factors)
         return out, lse
     B, H, T, _ = q.shape
     blocks = triton.cdiv(T, p.block)
@@ -60,37 +63,26 @@ def attend_on_hopper(
     one, two, sinks, _, _, _, _, ranges, bank = unpack(tensors, lse)
     two = two if tensors[WIDE_BANK] is None else bank
     B, H, T, D = q.shape
-    documents = p.segments > 0
-    blocks = len(ranges) if documents else triton.cdiv(T, hopper.BLOCK)
-    places = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *lse.stride()[:3])
-    together = heads_together(H, k)
-    if p.empty:  # nobody writes there
-        out.zero_()
-        lse.fill_(float("-inf"))
+    blocks = triton.cdiv(T, hopper.BLOCK)
+    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *sink_strides(sinks))
     banks = bank.shape[1] if tensors[WIDE_BANK] is not None else 0
     kernel: Launch = hopper.attend
     with on(q):
-        kernel[(blocks * H * (1 if documents else B),)](
-            q, k, v, out, lse, one, two, sinks, ranges, *places, *sink_strides(sinks), T, k.shape[2], blocks, together,
-            p.off, p.origin, p.width, banks, p.window, p.chunk, *units(factors), H=H, GROUP=H // k.shape[1], D=D,
-            E=v.shape[3], BLOCK=hopper.BLOCK, STAGES=hopper.STAGES, FORM=p.form, CAUSAL=bool(p.causal),
-            WINDOW=p.window > 0, CHUNK=p.chunk > 0, SOFTCAP=factors[1] > 0, HAS_SINKS=tensors[2] is not None,
-            DOCUMENTS=documents, num_warps=4,
+        kernel[(blocks * B * H,)](
+            q, k, v, out, lse, one, two, sinks, ranges, *strides, T, k.shape[2], blocks, p.off, p.origin, p.width,
+            banks, p.window, p.chunk, *units(factors), H=H, GROUP=H // k.shape[1], D=D, E=v.shape[3],
+            BLOCK=hopper.BLOCK, STAGES=hopper.STAGES, FORM=p.form, CAUSAL=bool(p.causal), WINDOW=p.window > 0,
+            CHUNK=p.chunk > 0, SOFTCAP=factors[1] > 0, HAS_SINKS=tensors[2] is not None, num_warps=4,
         )  # fmt: skip
 
 
-def attend_documents(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, blocks: Tensor, scale: float, *, empty: bool
+def in_blocks(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, slopes: Tensor | None, blocks: Tensor, scale: float
 ) -> None:
-    """The same for documents that look back at themselves, without a bias. ``blocks``: of ``document_blocks``."""
-    plan = FusedPlan(*[0] * len(FusedPlan._fields[:-1]))._replace(causal=1, segments=1, empty=int(empty))
-    attend_on_hopper(q, k, v, out, lse, [None] * WIDE_RANGES + [blocks, None], plan, [scale, 0.0, 1.0])
+    """The same of whole documents or rows by gpu/hopper_documents.py, without a bias or with slopes."""
+    from vantage.kernels.gpu import hopper_documents
 
-
-def heads_together(heads: int, k: Tensor) -> int:
-    """How many heads' blocks are worked on at once, the longest of all first: the more, the less a GPU idles at
-    the end; but what they read should stay in its second cache."""
-    return next(n for n in (TOGETHER, 4, 2, 1) if heads % n == 0)
+    hopper_documents.attend_documents(q, k, v, out, lse, slopes, blocks, scale)
 
 
 def add_values(
