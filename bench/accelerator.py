@@ -334,6 +334,7 @@ def main(argv: list[str] | None = None) -> int:
     rows: list[Row] = []
     print(line(HEADINGS), flush=True)
     chosen = [task for task in TASKS if not args.rows or task.name in args.rows]
+    torch.cuda.set_stream(torch.cuda.Stream())  # the default one cannot be captured
     for n, size in enumerate((*SIZES[: args.sizes], *CHUNKS)):
         for task in TASKS[:1] if size.past else chosen:
             try:

@@ -39,16 +39,13 @@ def on_device(contestants: dict[str, Callable[[], Any]]) -> dict[str, float]:
 
 
 def captured(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
-    """A graph of some calls, one after the other."""
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):  # as torch asks: what is made once is made before
-        for _ in range(2):
-            call()
-    torch.cuda.current_stream().wait_stream(aside)
+    """A graph of some calls, one after the other. The stream that they run on is not the default one, which cannot be
+    captured: gradients go to the stream on which their leaves were first used."""
+    for _ in range(2):  # what is made once is made before
+        call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
         for _ in range(CAPTURED):
             call()
     graph.replay()

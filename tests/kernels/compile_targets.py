@@ -76,9 +76,8 @@ def compile_one(kernel, constants: dict, dtype: torch.dtype, capability: int, wa
         for i, name in enumerate(names)
         if (name[-1] == "t" and len(name) == 2) or name in NUMBERS | INTEGERS
     }
-    source = (GluonASTSource if kernel in (hopper.attend, hopper_documents.attend) else ASTSource)(
-        kernel, kinds, values, strides
-    )
+    language = GluonASTSource if kernel in (hopper.attend, hopper_documents.attend) else ASTSource
+    source = language(kernel, kinds, values, strides)
     options = {"num_warps": warps, "num_stages": stages}
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 

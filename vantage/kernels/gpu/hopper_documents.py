@@ -248,8 +248,8 @@ def attend(
                 blocks, together, items, scale, D, SLOPE,
             )),
             (_copy, (
-                q_tiles, k_tiles, v_tiles, q, k, v, following, of_blocks, of_tiles, BLOCKS, COUNTER, T, blocks, together,
-                items, D, GROUP,
+                q_tiles, k_tiles, v_tiles, q, k, v, following, of_blocks, of_tiles, BLOCKS, COUNTER, T, blocks,
+                together, items, D, GROUP,
             )),
         ],
         [4, 1],
