@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vantage.kernels.by_form import form_of_need, refuses_need, runs
-from vantage.kernels.cudnn_operator import CudnnAttention
+from vantage.kernels.cudnn_operator import attend
 from vantage.kernels.documents import document_starts
 from vantage.kernels.fused import Fused, blocks_of_rows, constant_when_compiled
 from vantage.kernels.mask_flags import MaskFlags, mask_flags
@@ -87,7 +87,7 @@ class Cudnn:
         own = OWN_FORWARD and documents[0] > 0 and flags.causal and not flags.window and need.bias is None
         blocks = blocks_of_rows(q, k, v, pair) if own else None
         tensors = sinks, offsets, lengths, blocks
-        out, _ = CudnnAttention.apply(q, k, v, *tensors, [int(x) for x in options], need.scale * cool)
+        out, _ = attend(q, k, v, *tensors, [int(x) for x in options], need.scale * cool)
         return Attended(out)
 
 

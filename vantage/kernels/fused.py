@@ -23,7 +23,7 @@ from vantage.kernels.fused_bias import (
     offset,
     with_values,
 )
-from vantage.kernels.fused_operator import DISTANCE_KEYS, FusedAttention, FusedPlan
+from vantage.kernels.fused_operator import DISTANCE_KEYS, FusedPlan, attend
 from vantage.kernels.mask_flags import MaskFlags, mask_flags
 from vantage.kernels.tile_ranges import TileRanges, tile_ranges
 from vantage.spec.forms import (
@@ -88,7 +88,7 @@ class Fused:
         places = pair.once(("fused", flags, block, beyond), lambda: _lasting_places(pair, flags, block, beyond))
         blocks = _blocks(q_BHTd, view, bias, flags, pair, need)
         wide = _wide(q_BHTd, view, bias, flags, pair) if blocks is None else (blocks, None)
-        out, lse = FusedAttention.apply(
+        out, lse = attend(
             q_BHTd,
             view.k,
             view.v,
