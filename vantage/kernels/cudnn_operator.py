@@ -17,6 +17,7 @@ def forward_op(
 ) -> tuple[Tensor, Tensor]:
     from vantage.kernels.gpu import cudnn_calls
 
+    q, k, v = (laid_out(x, packed=False) for x in (q, k, v))
     return cudnn_calls.attend(q, k, v, tensors, options, scale)
 
 
@@ -34,6 +35,7 @@ def backward_op(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from vantage.kernels.gpu import cudnn_calls
 
+    q, k, v = (laid_out(x, packed=False) for x in (q, k, v))
     return cudnn_calls.attend_back(q, k, v, out, stats, grad, tensors, options, scale)
 
 
@@ -91,6 +93,17 @@ def _backward() -> Callable[..., tuple[Tensor, ...]]:
     from vantage.kernels.gpu import cudnn_calls
 
     return cudnn_calls.attend_back
+
+
+def laid_out(x: Tensor, *, packed: bool) -> Tensor:
+    """As it is, if the last dimension is dense, rows lie at multiples of 16 bytes and, where documents are packed, all
+    tokens at one distance; else a copy with the heads of a token side by side."""
+    numbers = 16 // x.element_size()
+    even = x.stride(3) == 1 and not any(n % numbers for n in (x.storage_offset(), *x.stride()[:3]))
+    one_distance = not packed or len(x) == 1 or x.stride(0) == x.shape[2] * x.stride(2)
+    if even and one_distance and x.stride(2) > 0:
+        return x
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def empty_outputs(q: Tensor, v: Tensor, *, documents: bool) -> tuple[Tensor, Tensor]:
