@@ -12,7 +12,7 @@ from torch import Tensor
 from vantage.kernels.by_form import form_of_need, refuses_need, runs
 from vantage.kernels.cudnn_operator import attend, laid_out
 from vantage.kernels.documents import document_starts
-from vantage.kernels.fused import Fused, blocks_of_rows, constant_when_compiled
+from vantage.kernels.fused import Fused, blocks_of_queries, constant_when_compiled
 from vantage.kernels.mask_flags import MaskFlags, mask_flags
 from vantage.kernels.recurring import RecurringShapes
 from vantage.spec.forms import Slope, alibi_slopes
@@ -73,6 +73,9 @@ class Cudnn:
         flags = mask_flags(mask)
         if flags is None or not _stands_last(flags, pair):
             return self.elsewhere(q_BHTd, view, pair, need)
+        blocks = blocks_of_queries(q_BHTd, view, flags, pair, need) if OWN_FORWARD else None
+        if blocks is not None and not torch.is_grad_enabled():
+            return self.elsewhere(q_BHTd, view, pair, need)
         cool = 1 / need.temperature
         documents = _rounded(view.pos) if flags.segments else (0, 0)
         assert documents is not None, "documents that were not refused"
@@ -89,9 +92,8 @@ class Cudnn:
             documents[0] > 0 and pair.q.known.empty,
         ]
         sinks = None if need.sinks is None else need.sinks.float() * cool
-        own = OWN_FORWARD and documents[0] > 0 and flags.causal and not flags.window and need.bias is None
-        blocks = blocks_of_rows(q, k, v, pair) if own else None
-        tensors = sinks, offsets, lengths, blocks
+        # with slopes cuDNN's log-sum-exp, which its way back reads, was not compared with ours
+        tensors = sinks, offsets, lengths, blocks if need.bias is None and documents[0] else None
         out, _ = attend(q, k, v, *tensors, [int(x) for x in options], need.scale * cool)
         return Attended(out)
 

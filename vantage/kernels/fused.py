@@ -32,6 +32,7 @@ from vantage.spec.forms import (
     Form,
     RatioPieces,
     RowTable,
+    Slope,
     ValueTable,
     value_form_of,
 )
@@ -50,7 +51,7 @@ MOST_BREAKS = 64  # break points of a function in pieces
 WIDE = 128  # queries and keys of a tile of the forward pass for Hopper, and the fewest queries it pays for
 WIDE_HEAD = 128  # with heads of 64 it is no faster than the pass for all GPUs
 WIDE_ALWAYS, WIDE_ONE_SIDED = {0, 6}, {1, 4}  # forms by number, as in fused_bias.NUMBERS
-IN_BLOCKS, BLOCK_HEADS = {0, 1}, (64, 128)  # forms and widths of heads that gpu/hopper_documents.py has
+BLOCK_HEADS = (64, 128)  # widths of heads that gpu/hopper_documents.py has
 LONGEST_IN_BLOCKS = 8192  # tokens of a row
 
 
@@ -86,7 +87,7 @@ class Fused:
             bias = with_values(bias, value_form_of(need.value_bias))
         beyond = bias.beyond if flags.one_sided else None
         places = pair.once(("fused", flags, block, beyond), lambda: _lasting_places(pair, flags, block, beyond))
-        blocks = _blocks(q_BHTd, view, bias, flags, pair, need)
+        blocks = blocks_of_queries(q_BHTd, view, flags, pair, need)
         wide = _wide(q_BHTd, view, bias, flags, pair) if blocks is None else (blocks, None)
         out, lse = attend(
             q_BHTd,
@@ -230,21 +231,16 @@ def _wide(
     return ranges.keys, tiles
 
 
-def _blocks(
-    q: Tensor, view: View, bias: BiasTensors, flags: MaskFlags, pair: Pair, need: Need
-) -> Tensor | None:  # fmt: skip
-    """The blocks of queries that gpu/hopper_documents.py takes one by one; ``None`` where it does not run."""
-    plain = flags == MaskFlags(causal=True, segments=flags.segments) and need.softcap is None and need.sinks is None
-    if not plain or bias.form not in IN_BLOCKS:
+def blocks_of_queries(q: Tensor, view: View, flags: MaskFlags, pair: Pair, need: Need) -> Tensor | None:
+    """What gpu/hopper_documents.py takes one by one, of documents that look back at themselves or of whole rows;
+    ``None`` where it has not their mask, bias, heads, places or layout."""
+    if q.device.type != "cuda" or torch.compiler.is_compiling():
         return None
-    return blocks_of_rows(q, view.k, view.v, pair)
-
-
-def blocks_of_rows(q: Tensor, k: Tensor, v: Tensor, pair: Pair) -> Tensor | None:
-    """Those of documents that look back at themselves, or of whole rows; ``None`` where that pass has not their heads,
-    their places or their layout."""
-    (B, T), S = pair.q.shape, pair.k.shape[1]
-    if q.device.type != "cuda" or torch.compiler.is_compiling() or T != S or T < WIDE or pair.q.known.empty:
+    plain = flags == MaskFlags(causal=True, segments=flags.segments) and need.softcap is None and need.sinks is None
+    if not plain or not isinstance(form_of_need(need), Slope | None) or need.value_bias is not None:
+        return None
+    (B, T), S, k, v = pair.q.shape, pair.k.shape[1], view.k, view.v
+    if T != S or T < WIDE or pair.q.known.empty:
         return None
     if q.shape[3] not in BLOCK_HEADS or v.shape[3] != q.shape[3] or q.element_size() != 2:
         return None
