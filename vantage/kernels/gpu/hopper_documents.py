@@ -22,11 +22,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from vantage.kernels.gpu.hopper import LN2, LOG2E, ROWS
 from vantage.kernels.gpu.operators import Launch, on
 
-LOG2E = gl.constexpr(1.4426950408889634)
-LN2 = gl.constexpr(0.6931471805599453)
-ROWS = gl.constexpr(64)  # queries of one group of warps
 BLOCK = 128  # queries of a block and keys of a tile
 TURNS = False
 STAGES = 2  # tiles of keys and of values on their way
