@@ -116,7 +116,7 @@ def compile_hopper(form: int, dtype: torch.dtype, width: int, softcap: float = 0
 def compile_blocks(dtype: torch.dtype, width: int, *, slope: bool) -> int:
     """The same of its pass over documents."""
     sizes = {"H": 4, "GROUP": 2, "D": width, "BLOCK": hopper_documents.BLOCK, "STAGES": hopper_documents.STAGES}
-    made = compile_one(hopper_documents.attend, sizes | {"SLOPE": slope, "TURNS": slope}, dtype, 90, warps=4, stages=1)
+    made = compile_one(hopper_documents.attend, sizes | {"SLOPE": slope}, dtype, 90, warps=4, stages=1)
     assert made.metadata.shared <= SHARED[90], (width, made.metadata.shared)
     return made.metadata.shared
 

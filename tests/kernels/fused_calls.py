@@ -369,6 +369,7 @@ LARGE = [
         for width in (64, 128)
     ),
     *(Case(form, B=2, G=1, share=3, T=n, S=n, d=64, e=64) for form in ("none", "slope") for n in (128, 1025)),
+    Case("slope", Causal(), "filled by documents", B=2, T=700, S=700, d=128, e=128),  # which see each other
     *long(mask=Everything(), G=2, share=1, T=700, S=900, d=32, e=32, width=65, first=-32),
     *long(mask=Causal() & Window(200), T=1100, S=1100, d=256, e=256, width=33, first=-16, softcap=5.0, sinks="head"),
     *long(G=2, share=1, T=600, S=600, d=192, e=128, width=129, first=0, sinks="query", lse=True, temperature=0.8),

@@ -126,31 +126,6 @@ def test_a_compiler_carries_it():
     torch.testing.assert_close(*grads, rtol=2e-2, atol=2e-2)
 
 
-@needs_cudnn
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [{"position": "alibi"}, {"position": "learned", "window": 100}], ids=str)
-def test_a_model_that_learns_compiled_takes_it(how, monkeypatch):
-    from vantage.kernels.gpu import cudnn_calls
-    from vantage.model import build, decoder
-
-    spec = decoder(vocab=17, width=256, layers=2, heads=2, max_length=2048, **how)
-    tokens = torch.randint(17, (1, 2048), device="cuda")
-    runs = []
-    attend = cudnn_calls.attend
-    called = []
-    monkeypatch.setattr(cudnn_calls, "attend", lambda *args: called.append(args[4]) or attend(*args))
-    torch._dynamo.reset()
-    for kernel, compiled in (("reference", False), ("auto", True)):
-        model = build(spec, seed=0, kernel=kernel).to("cuda", torch.bfloat16)
-        run = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
-        out = run(tokens)
-        out.float().logsumexp(-1).sum().backward()
-        runs.append([out.detach(), *(p.grad for p in model.parameters())])
-    torch._dynamo.reset()
-    assert len(called) == 2  # a call for each layer
-    assert all(error(a, b) < 0.05 for a, b in zip(*runs, strict=True))
-
-
 # ---- what it refuses, as if this machine had all that it needs
 
 
@@ -223,15 +198,6 @@ def test_it_yields_to_kernels_without_plans_until_a_shape_comes_again(here):
     assert yields == [True, True, False, False]
     q, view = here
     assert all(kernel.yields(PLAIN, q, view._replace(pos=Positions.arange(1, 8))) for _ in range(9))
-
-
-def test_compiled_it_yields_where_nothing_is_learned(here, monkeypatch):
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    long = torch.zeros(1, 1, 600, 8, dtype=torch.bfloat16)
-    view = View(long, long, Positions.arange(1, 600))
-    assert not Cudnn().yields(PLAIN, long, view)
-    with torch.no_grad():
-        assert Cudnn().yields(PLAIN, long, view)
 
 
 # ---- documents

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vantage.kernels.documents import document_blocks, document_starts, documents_alone, row_blocks
+from vantage.kernels.documents import document_blocks, document_starts, documents_alone
 from vantage.kernels.fused import _side_by_side
 from vantage.spec.positions import Positions
 
@@ -53,15 +53,6 @@ def test_documents_alone_are_those_that_look_at_themselves():
     assert documents_alone(at.narrow(4, 5).against(at)) is None  # behind a cache
     plain = Positions.arange(1, 9)
     assert documents_alone(plain.against(plain)) is None
-
-
-@given(st.integers(1, 4), st.integers(1, 30))
-def test_a_row_is_a_document(rows, width):
-    at = Positions.packed([[width]] * rows)
-    assert (
-        row_blocks(rows, width, BLOCK, torch.device("cpu")).tolist()
-        == document_blocks(at, rows, BLOCK)[: rows * -(-width // BLOCK)].tolist()
-    )
 
 
 def test_what_lies_as_one_description_says():

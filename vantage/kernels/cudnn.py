@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from vantage.kernels.by_form import form_of_need, refuses_need, runs
-from vantage.kernels.cudnn_operator import attend, laid_out
+from vantage.kernels.cudnn_operator import attend
 from vantage.kernels.documents import document_starts
-from vantage.kernels.fused import Fused, blocks_of_queries, constant_when_compiled
+from vantage.kernels.fused import Fused, constant_when_compiled
 from vantage.kernels.mask_flags import MaskFlags, mask_flags
 from vantage.kernels.recurring import RecurringShapes
 from vantage.spec.forms import Slope, alibi_slopes
@@ -25,7 +25,6 @@ SHORTEST = 512  # queries from which on a plan is worth its time
 PAYS_AFTER = 5e14  # operations in which a plan of 0.2 s is won back: 450 and 560 TFLOP/s, fused and planned
 MOST_SHAPES = 64  # that are planned for
 WIDEST = 256  # of a head
-OWN_FORWARD = True  # documents go forward by gpu/hopper_documents.py, where it has their heads
 OLDEST = 91_900  # version of cuDNN that was tried
 
 
@@ -52,13 +51,10 @@ class Cudnn:
         )
 
     def yields(self, need: Need, q: Tensor, view: View) -> bool:
-        """Where a row is short, or nobody knows that its shape comes again. Nobody counts passes in compiled code; what
-        learns there comes again."""
+        """Where a row is short, or nobody knows that its shape comes again."""
         T, S = q.shape[2], view.k.shape[2]
-        if T < SHORTEST:
+        if T < SHORTEST or torch.compiler.is_compiling():  # nobody counts passes in compiled code
             return True
-        if torch.compiler.is_compiling():
-            return not torch.is_grad_enabled()
         flags = mask_flags(need.mask)
         assert flags is not None, "a mask that was not refused"
         documents = _rounded(view.pos)
@@ -73,15 +69,10 @@ class Cudnn:
         flags = mask_flags(mask)
         if flags is None or not _stands_last(flags, pair):
             return self.elsewhere(q_BHTd, view, pair, need)
-        blocks = blocks_of_queries(q_BHTd, view, flags, pair, need) if OWN_FORWARD else None
-        if blocks is not None and not torch.is_grad_enabled():
-            return self.elsewhere(q_BHTd, view, pair, need)
         cool = 1 / need.temperature
         documents = _rounded(view.pos) if flags.segments else (0, 0)
         assert documents is not None, "documents that were not refused"
-        q, k, v = q_BHTd, view.k, view.v
-        if not torch.compiler.is_compiling():  # a compiler does not know yet how they will lie
-            q, k, v = (laid_out(x, packed=documents[0] > 0) for x in (q, k, v))
+        q, k, v = (_laid_out(x, packed=documents[0] > 0) for x in (q_BHTd, view.k, view.v))
         offsets, lengths = _documents(pair, *documents, _token_strides(q, k, v)) if documents[0] else (None, None)
         options = [
             flags.causal,
@@ -92,9 +83,7 @@ class Cudnn:
             documents[0] > 0 and pair.q.known.empty,
         ]
         sinks = None if need.sinks is None else need.sinks.float() * cool
-        # with slopes cuDNN's log-sum-exp, which its way back reads, was not compared with ours
-        tensors = sinks, offsets, lengths, blocks if need.bias is None and documents[0] else None
-        out, _ = attend(q, k, v, *tensors, [int(x) for x in options], need.scale * cool)
+        out, _ = attend(q, k, v, sinks, offsets, lengths, [int(x) for x in options], need.scale * cool)
         return Attended(out)
 
 
@@ -195,6 +184,17 @@ def _rounded(at: Positions) -> tuple[int, int] | None:
     count, longest = at.known.documents
     step = max(128, (1 << (longest - 1).bit_length()) // 8)  # at most four lengths between two powers of two
     return 1 << (count - 1).bit_length(), -(-longest // step) * step
+
+
+def _laid_out(x: Tensor, *, packed: bool) -> Tensor:
+    """As it is, if the last dimension is dense, rows lie at multiples of 16 bytes and, where documents are packed, all
+    tokens at one distance; else a copy with the heads of a token side by side."""
+    numbers = 16 // x.element_size()
+    even = x.stride(3) == 1 and not any(n % numbers for n in (x.storage_offset(), *x.stride()[:3]))
+    one_distance = not packed or len(x) == 1 or x.stride(0) == x.shape[2] * x.stride(2)
+    if even and one_distance and x.stride(2) > 0:
+        return x
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _token_strides(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:

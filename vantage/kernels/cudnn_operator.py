@@ -17,7 +17,6 @@ def forward_op(
 ) -> tuple[Tensor, Tensor]:
     from vantage.kernels.gpu import cudnn_calls
 
-    q, k, v = (laid_out(x, packed=False) for x in (q, k, v))
     return cudnn_calls.attend(q, k, v, tensors, options, scale)
 
 
@@ -35,7 +34,6 @@ def backward_op(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from vantage.kernels.gpu import cudnn_calls
 
-    q, k, v = (laid_out(x, packed=False) for x in (q, k, v))
     return cudnn_calls.attend_back(q, k, v, out, stats, grad, tensors, options, scale)
 
 
@@ -50,8 +48,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, out: Any, stats: Any, grad: Any, tensors:
 
 
 class CudnnAttention(torch.autograd.Function):
-    """q (B, H, T, d), k and v (B, G, S, d or e), sinks, offsets and lengths of documents, their blocks where the pass
-    forward is our own, options, scale."""
+    """q (B, H, T, d), k and v (B, G, S, d or e), sinks, offsets and lengths of documents, options, scale."""
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
@@ -69,7 +66,7 @@ class CudnnAttention(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride] (as wrapped)
         q, k, v, *tensors, out, stats = ctx.saved_tensors
         dq, dk, dv, d_sinks = _backward()(q, k, v, out, stats, grads[0], tensors, ctx.options, ctx.scale)
-        return dq, dk, dv, None if tensors[0] is None else d_sinks, *[None] * 5
+        return dq, dk, dv, None if tensors[0] is None else d_sinks, None, None, None, None
 
 
 def attend(*inputs: Any) -> tuple[Tensor, Tensor]:
@@ -93,17 +90,6 @@ def _backward() -> Callable[..., tuple[Tensor, ...]]:
     from vantage.kernels.gpu import cudnn_calls
 
     return cudnn_calls.attend_back
-
-
-def laid_out(x: Tensor, *, packed: bool) -> Tensor:
-    """As it is, if the last dimension is dense, rows lie at multiples of 16 bytes and, where documents are packed, all
-    tokens at one distance; else a copy with the heads of a token side by side."""
-    numbers = 16 // x.element_size()
-    even = x.stride(3) == 1 and not any(n % numbers for n in (x.storage_offset(), *x.stride()[:3]))
-    one_distance = not packed or len(x) == 1 or x.stride(0) == x.shape[2] * x.stride(2)
-    if even and one_distance and x.stride(2) > 0:
-        return x
-    return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def empty_outputs(q: Tensor, v: Tensor, *, documents: bool) -> tuple[Tensor, Tensor]:

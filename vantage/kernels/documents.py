@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
@@ -32,16 +30,6 @@ def document_starts(at: Positions, most: int) -> tuple[Tensor, Tensor]:
     starts = end.repeat(most + 1).scatter_(0, torch.where(first, which, none), torch.where(first, place, end))
     lengths, by_length = lengths[:most].sort(descending=True, stable=True)
     return torch.cat((starts[by_length], starts[most:])), lengths
-
-
-@functools.lru_cache(maxsize=64)
-def row_blocks(rows: int, width: int, block: int, device: torch.device) -> Tensor:
-    """The same of rows that are one document each. Kept from pass to pass: lengths come again."""
-    with torch.inference_mode(False):
-        numbers = torch.arange(-(-width // block) - 1, -1, -1, device=device).repeat_interleave(rows)
-        row = torch.arange(rows, device=device).repeat(len(numbers) // rows)
-        zero = torch.zeros_like(row)
-        return torch.stack((row, zero, zero + width, numbers), 1).to(torch.int32)
 
 
 def document_blocks(at: Positions, count: int, block: int) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vantage.kernels.by_form import form_of_need, refuses_need, runs
-from vantage.kernels.documents import document_blocks, documents_alone, row_blocks
+from vantage.kernels.documents import document_blocks, documents_alone
 from vantage.kernels.fused_bias import (
     BiasTensors,
     bank,
@@ -52,7 +52,6 @@ WIDE = 128  # queries and keys of a tile of the forward pass for Hopper, and the
 WIDE_HEAD = 128  # with heads of 64 it is no faster than the pass for all GPUs
 WIDE_ALWAYS, WIDE_ONE_SIDED = {0, 6}, {1, 4}  # forms by number, as in fused_bias.NUMBERS
 BLOCK_HEADS = (64, 128)  # widths of heads that gpu/hopper_documents.py has
-LONGEST_IN_BLOCKS = 8192  # tokens of a row
 
 
 class Fused:
@@ -232,22 +231,20 @@ def _wide(
 
 
 def blocks_of_queries(q: Tensor, view: View, flags: MaskFlags, pair: Pair, need: Need) -> Tensor | None:
-    """What gpu/hopper_documents.py takes one by one, of documents that look back at themselves or of whole rows;
-    ``None`` where it has not their mask, bias, heads, places or layout."""
+    """What gpu/hopper_documents.py takes one by one, of documents that look back at themselves; ``None`` where it has
+    not their mask, bias, heads, places or layout."""
     if q.device.type != "cuda" or torch.compiler.is_compiling():
         return None
-    plain = flags == MaskFlags(causal=True, segments=flags.segments) and need.softcap is None and need.sinks is None
+    plain = flags == MaskFlags(causal=True, segments=True) and need.softcap is None and need.sinks is None
     if not plain or not isinstance(form_of_need(need), Slope | None) or need.value_bias is not None:
         return None
-    (B, T), S, k, v = pair.q.shape, pair.k.shape[1], view.k, view.v
+    T, S, k, v = pair.q.shape[1], pair.k.shape[1], view.k, view.v
     if T != S or T < WIDE or pair.q.known.empty:
         return None
     if q.shape[3] not in BLOCK_HEADS or v.shape[3] != q.shape[3] or q.element_size() != 2:
         return None
     if not (all(_side_by_side(x) for x in (q, k, v)) and _hopper(q.device.index or 0)):
         return None
-    if runs(pair):
-        return row_blocks(B, T, WIDE, q.device) if offset(pair) == 0 and _whole_rows_pay(q) else None
     documents = documents_alone(pair)
     if documents is None:
         return None
@@ -265,11 +262,6 @@ def _side_by_side(x: Tensor) -> bool:
     one_distance = len(x) == 1 or x.stride(0) == tokens * x.stride(2)
     even = x.stride(2) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
     return x.stride(3) == 1 and x.stride(1) == width and one_distance and even and x.stride(2) > 0
-
-
-def _whole_rows_pay(q: Tensor) -> bool:
-    """Whole rows gain where they are short, or where heads are narrow: gpu/hopper.py has none of 64."""
-    return q.shape[3] == 64 or q.shape[2] <= LONGEST_IN_BLOCKS
 
 
 @functools.cache

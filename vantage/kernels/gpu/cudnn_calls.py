@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from vantage.kernels.cudnn_operator import empty_gradients, empty_outputs
-from vantage.kernels.gpu import operators
 from vantage.kernels.gpu.cudnn_graphs import GraphOptions, execute, planned
 
 # of each a row of offsets, where there are documents
@@ -16,13 +15,9 @@ OFFSETS = ("q", "k", "v", "o", "stats", "dq", "dk", "dv")
 def attend(
     q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor | None], options: list[int], scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Output (B, H, T, e) and log-sum-exp (B, H, T, 1). ``tensors``: sinks, offsets and lengths of documents, their
-    blocks where gpu/hopper_documents.py runs."""
+    """Output (B, H, T, e) and log-sum-exp (B, H, T, 1). ``tensors``: sinks, offsets and lengths of documents."""
     how = GraphOptions(*options)
     out, stats = empty_outputs(q, v, documents=how.documents > 0)
-    if (blocks := tensors[3]) is not None:
-        operators.in_blocks(q, k, v, out, stats[..., 0], None, blocks, scale)
-        return out, stats
     if how.empty:
         out.zero_()
     given = {"q": q, "k": k, "v": v, "o": out, "stats": stats}
@@ -69,7 +64,7 @@ def _strided(given: dict[str, Tensor]) -> list[str]:
 
 def _small(given: dict[str, Tensor], tensors: list[Tensor | None]) -> dict[str, Tensor]:
     """What goes with them: sinks, where documents begin and how long they are."""
-    sinks, offsets, lengths, _ = tensors
+    sinks, offsets, lengths = tensors
     small = {}
     if sinks is not None:
         small["sinks"] = sinks.view(1, -1, 1, 1)

@@ -1,4 +1,4 @@
-"""Documents, or whole rows, that look back at themselves: a forward pass for Hopper (compute capability 9.0), in Gluon.
+"""Documents that look back at themselves: a forward pass for Hopper (compute capability 9.0), in Gluon.
 
 Short rows of tiles spend much of their time between two blocks of queries: a program starts, the first tiles come, the
 output is written. So programs stay here, one on each multiprocessor, and take the next block from a counter. The warp
@@ -26,7 +26,6 @@ from vantage.kernels.gpu.hopper import LN2, LOG2E, ROWS
 from vantage.kernels.gpu.operators import Launch, on
 
 BLOCK = 128  # queries of a block and keys of a tile
-TURNS = False
 STAGES = 2  # tiles of keys and of values on their way
 TOGETHER = 8  # heads whose blocks are worked on at once, the longest first
 
@@ -105,7 +104,7 @@ def _weights(s, m, total, n0, qi, m0, scale, slope, SLOPE: gl.constexpr, MASKED:
 @gluon.jit
 def _tile(
     part: gl.constexpr, c, turn, n0, acc, p, m, total, q, k, v, of_tiles, turns, qi, m0, scale, slope,
-    empty, P_LAYOUT: gl.constexpr, SLOPE: gl.constexpr, TURNS: gl.constexpr, MASKED: gl.constexpr,
+    empty, P_LAYOUT: gl.constexpr, SLOPE: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Scores of the tile c of all that this program meets, while the values of the tile before are added."""
     k_ready, k_free, v_ready, v_free = of_tiles
@@ -113,12 +112,12 @@ def _tile(
     here = c % stages
     before = (c - 1) % stages
     mbarrier.wait(k_ready.index(here), c // stages & 1)
-    if TURNS:  # products of one group while the other takes its softmax
+    if SLOPE:  # products of one group while the other takes its softmax
         mbarrier.wait(turns.index(part), turn & 1)
     s = warpgroup_mma(q, k.index(here).permute((1, 0)), empty, use_acc=False, is_async=True)
     mbarrier.wait(v_ready.index(before), (c - 1) // stages & 1)
     acc = warpgroup_mma(p, v.index(before), acc, is_async=True)
-    if TURNS:
+    if SLOPE:
         mbarrier.arrive(turns.index(1 - part), count=1)
     s = warpgroup_mma_wait(1, deps=[s])
     mbarrier.arrive(k_free.index(here), count=1)
@@ -132,7 +131,7 @@ def _tile(
 @gluon.jit
 def _attend(
     part: gl.constexpr, q_shared, k, v, following, of_blocks, of_tiles, turns, BLOCKS, OUT, LSE, SLOPES, ob, oh, ot, lb,
-    lh, lt, blocks, together, items, scale, D: gl.constexpr, SLOPE: gl.constexpr, TURNS: gl.constexpr,
+    lh, lt, blocks, together, items, scale, D: gl.constexpr, SLOPE: gl.constexpr,
 ):  # fmt: skip
     """One group of warps: half of each block's queries, over all of their keys."""
     q_ready, q_free, next_ready, next_free = of_blocks
@@ -168,12 +167,12 @@ def _attend(
         for j in range(1, number):
             acc, p, m, total = _tile(
                 part, n + j, n - i + j - 1, first + j * BLOCK, acc, p, m, total, q, k, v, of_tiles, turns, qi,
-                m0, scale, slope, empty, P_LAYOUT, SLOPE, TURNS, False,
+                m0, scale, slope, empty, P_LAYOUT, SLOPE, False,
             )  # fmt: skip
         for j in range(gl.maximum(number, 1), number + 1):  # the diagonal
             acc, p, m, total = _tile(
                 part, n + j, n - i + j - 1, first + j * BLOCK, acc, p, m, total, q, k, v, of_tiles, turns, qi,
-                m0, scale, slope, empty, P_LAYOUT, SLOPE, TURNS, True,
+                m0, scale, slope, empty, P_LAYOUT, SLOPE, True,
             )  # fmt: skip
         mbarrier.arrive(q_free.index(slot), count=1)
         mbarrier.wait(next_ready.index(slot), i // 2 & 1)
@@ -200,7 +199,7 @@ def _attend(
 def attend(
     Q, K, V, OUT, LSE, SLOPES, BLOCKS, COUNTER, qt, kt, vt, ob, oh, ot, lb, lh, lt, tokens, T, blocks, together, items,
     scale, H: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
-    SLOPE: gl.constexpr, TURNS: gl.constexpr,
+    SLOPE: gl.constexpr,
 ):  # fmt: skip
     """A program for each multiprocessor. ``BLOCKS``: of ``documents.document_blocks``."""
     dtype: gl.constexpr = Q.dtype.element_ty
@@ -240,11 +239,11 @@ def attend(
         [
             (_attend, (
                 0, q, k, v, following, of_blocks, of_tiles, turns, BLOCKS, OUT, LSE, SLOPES, ob, oh, ot, lb, lh, lt,
-                blocks, together, items, scale, D, SLOPE, TURNS,
+                blocks, together, items, scale, D, SLOPE,
             )),
             (_attend, (
                 1, q, k, v, following, of_blocks, of_tiles, turns, BLOCKS, OUT, LSE, SLOPES, ob, oh, ot, lb, lh, lt,
-                blocks, together, items, scale, D, SLOPE, TURNS,
+                blocks, together, items, scale, D, SLOPE,
             )),
             (_copy, (
                 q_tiles, k_tiles, v_tiles, q, k, v, following, of_blocks, of_tiles, BLOCKS, COUNTER, T, blocks,
@@ -270,7 +269,7 @@ def attend_documents(
             q, k, v, out, lse, lse if slopes is None else slopes, blocks, counter, q.stride(2), k.stride(2),
             v.stride(2), *out.stride()[:3], *lse.stride()[:3], B * T, T, len(blocks), together, items,
             scale * LOG2E.value, H=H, GROUP=H // k.shape[1], D=D, BLOCK=BLOCK, STAGES=STAGES,
-            SLOPE=slopes is not None, TURNS=TURNS is True or (slopes is not None and TURNS != "no"), num_warps=4,
+            SLOPE=slopes is not None, num_warps=4,
         )  # fmt: skip
 
 
