@@ -3,8 +3,9 @@
 Contestants in one run: ours (``kernel="auto"``) without cuDNN's front end and, where that is installed, with it;
 FlexAttention written by hand; and cuDNN's attention without any position, of which every row is a share. Operations
 count visible pairs only. What layers of a pass share (ranges of tiles, masks) is made once and not timed. Every shape
-has come in enough passes that plans are made; "first" is what compiling and planning takes. Results go to
-``bench/results``.
+has come in enough passes that plans are made; "first" is what compiling and planning takes. Calls are timed twice: as a
+host launches them, which a busy one may do more slowly than a GPU works, and as graphs ("device"), where the host takes
+no part. Results go to ``bench/results``.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from bench.accelerator_tasks import (
     positions_of,
     visible_pairs,
 )
+from bench.accelerator_timing import CALLS, on_device, side_by_side
 from vantage.kernels import chooser, kernel_named
 from vantage.kernels.cudnn import cannot_run
 from vantage.kernels.recurring import PASSES
@@ -46,7 +48,6 @@ from vantage.spec.positions import Positions
 from vantage.spec.transforms import chain_both, shift_of
 
 RESULTS = Path(__file__).parent / "results"
-CALLS, REPEATS = 10, 3  # between two events, and of those the median
 BACKWARD = 2.5  # operations of the way back, of those forward
 
 
@@ -58,6 +59,7 @@ class Times:
     both: float = float("nan")  # forward and backward
     cudnn_forward: float = float("nan")
     cudnn_both: float = float("nan")
+    device: dict[str, float] = field(default_factory=dict)  # the same four as graphs, where a graph can hold them
 
 
 @dataclass
@@ -184,36 +186,21 @@ def by_hand(task: Task, size: Size, x: Inputs, at: Positions) -> tuple[Callable[
     ), leaves
 
 
-def side_by_side(contestants: dict[str, Callable[[], Any]], calls: int = CALLS) -> dict[str, float]:
-    """Milliseconds of each. In turn: a GPU that has grown warm is slower for everybody."""
-    samples: dict[str, list[float]] = {name: [] for name in contestants}
-    for call in contestants.values():
-        call()
-    for _ in range(REPEATS):
-        for name, call in contestants.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            for _ in range(calls):
-                call()
-            end.record()
-            torch.cuda.synchronize()
-            samples[name].append(start.elapsed_time(end) / calls)
-    return {name: sorted(taken)[REPEATS // 2] for name, taken in samples.items()}
-
-
 def both_ways(run: Callable[[], Tensor], leaves: list[Tensor], x: Inputs, calls: int = CALLS) -> Times:
     """Forward as inference runs it, and forward with backward, beside cuDNN without position."""
     anchor = cudnn(x)
+    ways = {"it": run, "cuDNN": anchor}
     with torch.no_grad():
-        forward = side_by_side({"it": run, "cuDNN": anchor}, calls)
-    both = side_by_side(
-        {
-            "it": lambda: torch.autograd.grad(run(), leaves, x.grad),
-            "cuDNN": lambda: torch.autograd.grad(anchor(), [x.q, x.k, x.v], x.grad),
-        },
-        calls,
-    )
-    return Times(forward["it"], both["it"], forward["cuDNN"], both["cuDNN"])
+        forward, device_forward = side_by_side(ways, calls), on_device(ways)
+    ways = {
+        "it": lambda: torch.autograd.grad(run(), leaves, x.grad),
+        "cuDNN": lambda: torch.autograd.grad(anchor(), [x.q, x.k, x.v], x.grad),
+    }
+    both, device_both = side_by_side(ways, calls), on_device(ways)
+    device = {"forward": device_forward.get("it"), "cudnn_forward": device_forward.get("cuDNN")}
+    device |= {"both": device_both.get("it"), "cudnn_both": device_both.get("cuDNN")}
+    known = {name: ms for name, ms in device.items() if ms is not None}
+    return Times(forward["it"], both["it"], forward["cuDNN"], both["cuDNN"], known)
 
 
 def measure_ours(row: Row, name: str, call: Ours, *, back: bool) -> None:
@@ -284,9 +271,20 @@ def anchor_rates(row: Row, name: str) -> tuple[float, float]:
     return row.plain / times.cudnn_forward / 1e9, row.plain * (1 + BACKWARD) / times.cudnn_both / 1e9
 
 
+def device_shares(row: Row, name: str) -> str:
+    """Of cuDNN without position, both as graphs."""
+    found = row.times[name].device
+    shares = [
+        f"{row.operations / found[way] / (row.plain / found[f'cudnn_{way}']):.2f}"
+        for way in ("forward", "both")
+        if way in found and f"cudnn_{way}" in found
+    ]
+    return " ".join(shares) or "-"
+
+
 OURS, WITH_FRONT_END = "ours", "with the front end"
-WIDTHS = (-32, -26, -12, 15, 11, 11, 11, 11, 7, 9)
-HEADINGS = ("size", "row", "kernel", "ours, ms", "TFLOP/s", "share", "cuDNN", "Flex", "first", "memory")
+WIDTHS = (-32, -26, -12, 15, 11, 11, 11, 11, 11, 7, 9)
+HEADINGS = ("size", "row", "kernel", "ours, ms", "TFLOP/s", "share", "device", "cuDNN", "Flex", "first", "memory")
 
 
 def line(cells: Sequence[str]) -> str:
@@ -309,6 +307,7 @@ def shown(row: Row) -> Iterator[str]:
                 f"{times.forward:.3f}/{times.both:.3f}",
                 "/".join(f"{x:.0f}" for x in speeds),
                 share,
+                device_shares(row, name),
                 "/".join(f"{x:.0f}" for x in anchors),
                 flex,
                 f"{row.first_call[name]:.1f}s",
@@ -336,6 +335,7 @@ def main(argv: list[str] | None = None) -> int:
     rows: list[Row] = []
     print(line(HEADINGS), flush=True)
     chosen = [task for task in TASKS if not args.rows or task.name in args.rows]
+    torch.cuda.set_stream(torch.cuda.Stream())  # the default one cannot be captured
     for n, size in enumerate((*SIZES[: args.sizes], *CHUNKS)):
         for task in TASKS[:1] if size.past else chosen:
             try:

@@ -1,4 +1,4 @@
-"""Compiles the kernels of a decoding step for GPUs that are not here.
+"""Compiles the kernels of a decoding step, RoPE, GELU and the loss for GPUs that are not here.
 
 python -m tests.kernels.compile_steps [CAPABILITY …]
 """
@@ -17,6 +17,9 @@ from triton.compiler import ASTSource
 from vantage.kernels.gpu import choose, decode, packed, packed_product, product
 from vantage.kernels.gpu.packed import DeviceBlocks
 from vantage.kernels.native import Format
+from vantage.model.gpu import gelu
+from vantage.position.gpu import rope
+from vantage.training import cross_entropy
 
 CAPABILITIES = (80, 89, 90, 100, 120)
 POINTERS = {
@@ -28,7 +31,8 @@ POINTERS = {
     "out_status": "i32", "masses": "i64", "floor_masses": "i64", "floor_keys": "i64", "prefixes": "i64", "here": "i64",
     "above": "i64", "masses_above": "i64", "goals": "fp64", "fronts": "i64", "kept": "i32", "ties": "i32",
     "masses_of_fronts": "i64", "numbers": "i64", "scales": "fp32", "squares": "fp32", "words": "i32", "halves": "fp16",
-    "factors": "i8", "ids": "i64", "partial": "fp32",
+    "factors": "i8", "ids": "i64", "partial": "fp32", "q": "T", "k": "T", "q_out": "T", "k_out": "T", "grad": "T",
+    "targets": "i64", "losses": "fp32", "grads": "T",
 }  # fmt: skip
 FLOATS = {"eps", "offset", "factor", "scale", "cap", "q_eps", "q_offset", "k_eps", "k_offset", "unit"}
 TYPES = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
@@ -44,6 +48,8 @@ def compile_one(kernel: Any, constants: dict[str, Any], dtype: str, capability: 
             kinds[name] = "*" + POINTERS[name].replace("T", dtype)
             if name == "sums" and "prefixes" in names:
                 kinds[name] = "*i64"
+        elif name == "scale" and "grads" in names:  # a number on the device
+            kinds[name] = "*fp32"
         else:
             kinds[name] = "fp32" if name in FLOATS else "i32"
     values = {(names.index(name),): value for name, value in constants.items()}
@@ -106,7 +112,20 @@ def compile_all(capability: int, dtype: str) -> list[str]:
     cases.append(
         (packed_product.arrange, {"NORM": True, "FUNCTION": 3, "GATED": True, "OPERANDS": 2, "DEPENDENT": dependent})
     )
+    cases += passes_over_a_sequence()
     return [compile_one(kernel, constants, dtype, capability).metadata.name for kernel, constants in cases]
+
+
+def passes_over_a_sequence() -> list[tuple[Any, dict[str, Any]]]:
+    turns = {"ROWS": 1, "HEADS": 16, "HALF": 64, "EVICT": rope.EVICT}
+    pairings = [(back, adjacent) for back in (False, True) for adjacent in (False, True)]
+    return [
+        *((rope.turn, turns | {"BACK": back, "ADJACENT": on, "REST": 32 * on}) for back, on in pairings),
+        (gelu._forward_kernel, {"BLOCK": gelu.BLOCK}),
+        (gelu._backward_kernel, {"BLOCK": gelu.BLOCK}),
+        (cross_entropy._forward, {"BLOCK": 4096}),
+        (cross_entropy._backward, {"BLOCK": 2048}),
+    ]
 
 
 def main() -> int:

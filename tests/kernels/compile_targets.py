@@ -25,14 +25,15 @@ from vantage.kernels.gpu import (
     distance_operators,
     forward,
     hopper,
+    hopper_documents,
     operators,
     values,
 )
 from vantage.kernels.gpu.row_rotation import lies_as_expected
 
 SHARED = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}  # bytes a block may share
-INTEGERS = {"QP", "KP", "BOUNDS", "RANGES", "COUNTED", "ENDS"}
-NUMBERS = {"LSE", "LINE", "MASS", "DELTA", "P0", "P1", "SINKS", "G0", "G1", "C", "DC"}
+INTEGERS = {"QP", "KP", "BOUNDS", "RANGES", "COUNTED", "ENDS", "BLOCKS", "COUNTER"}
+NUMBERS = {"SLOPES", "LSE", "LINE", "MASS", "DELTA", "P0", "P1", "SINKS", "G0", "G1", "C", "DC"}
 NUMBERS |= {"A0", "A1", "SUMS", "TOTALS"}
 FLOATS = {"scale", "cap", "factor", "weight", "share", "gate", "ratio", "cool", "eps"}
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -80,7 +81,8 @@ def compile_one(kernel, constants: dict, dtype: torch.dtype, capability: int, wa
         for i, name in enumerate(names)
         if (name[-1] == "t" and len(name) == 2) or name in NUMBERS | INTEGERS
     }
-    source = (GluonASTSource if kernel is hopper.attend else ASTSource)(kernel, kinds, values, strides)
+    language = GluonASTSource if kernel in (hopper.attend, hopper_documents.attend) else ASTSource
+    source = language(kernel, kinds, values, strides)
     options = {"num_warps": warps, "num_stages": stages}
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
@@ -119,6 +121,14 @@ def compile_hopper(form: int, dtype: torch.dtype, width: int, softcap: float = 0
     shared = compile_one(hopper.attend, sizes | masks, dtype, 90, warps=4, stages=1).metadata.shared
     assert shared <= SHARED[90], (form, width, shared)
     return shared
+
+
+def compile_blocks(dtype: torch.dtype, width: int, *, slope: bool) -> int:
+    """The same of its pass over documents."""
+    sizes = {"H": 4, "GROUP": 2, "D": width, "BLOCK": hopper_documents.BLOCK, "STAGES": hopper_documents.STAGES}
+    made = compile_one(hopper_documents.attend, sizes | {"SLOPE": slope}, dtype, 90, warps=4, stages=1)
+    assert made.metadata.shared <= SHARED[90], (width, made.metadata.shared)
+    return made.metadata.shared
 
 
 def compile_products(capability: int, dtype: torch.dtype, width: int, own: bool) -> dict[str, int]:
@@ -181,6 +191,9 @@ def main() -> int:
     for capability in [int(x) for x in sys.argv[1:]] or sorted(SHARED):
         for p, dtype, width, softcap in (
             (plan(0), torch.bfloat16, 128, 0.0),
+            (plan(0, run=False), torch.bfloat16, 128, 0.0),  # documents
+            (plan(1)._replace(window=9, chunk=7, prefix=3), torch.bfloat16, 64, 0.0),
+            (plan(3), torch.float16, 128, 0.0),
             (plan(4), torch.bfloat16, 128, 0.0),
             (plan(5, run=False), torch.float16, 64, 20.0),
             (plan(2), torch.float32, 128, 0.0),
@@ -189,9 +202,15 @@ def main() -> int:
             (plan(5)._replace(banks=1, width=17), torch.bfloat16, 128, 0.0),
         ):
             print(capability, p.form, dtype, width, compile_all(capability, p, dtype, width, softcap), flush=True)
-        for form, dtype, width, softcap in ((0, torch.bfloat16, 128, 0.0), (4, torch.float16, 64, 20.0)):
-            if capability == 90:
-                print("hopper", form, dtype, width, compile_hopper(form, dtype, width, softcap), flush=True)
+        if capability == 90:
+            for form, dtype, width, softcap in (
+                (0, torch.bfloat16, 128, 0.0),
+                (1, torch.bfloat16, 128, 0.0),
+                (4, torch.float16, 64, 20.0),
+            ):
+                print(capability, "hopper", form, dtype, width, compile_hopper(form, dtype, width, softcap), flush=True)
+            for dtype, width, slope in ((torch.bfloat16, 128, False), (torch.float16, 64, True)):
+                print(capability, "blocks", dtype, width, slope, compile_blocks(dtype, width, slope=slope), flush=True)
         for dtype, width, own in ((torch.bfloat16, 128, True), (torch.float16, 64, False), (torch.float32, 128, True)):
             used = compile_products(capability, dtype, width, own)
             print(capability, DISTANCE_KEYS, dtype, width, used, flush=True)

@@ -84,8 +84,11 @@ def places(case: Case, generator: torch.Generator) -> tuple[Positions, Positions
     B, T, S = case.B, case.T, case.S
     if case.places == "run":  # the queries are the last of the keys
         return Positions.arange(B, T, 3 + S - T), Positions.arange(B, S, 3)
-    if case.places == "documents":
-        lengths = [[n for n in (S // 3 - 2 * b, S // 5, S - S // 3 - S // 5 - 1) if n > 0] for b in range(B)]
+    if case.places in ("documents", "filled by documents"):
+        rest = S - S // 3 - S // 5
+        lengths = [[n for n in (S // 3 - 2 * b, S // 5, rest - 1) if n > 0] for b in range(B)]
+        if case.places == "filled by documents":
+            lengths = [[S // 3 - 2 * b, S // 5, rest + 2 * b] for b in range(B)]
         at = Positions.packed(lengths, width=S)
         return at if T == S else at.narrow(S - T, T), at
     if case.places == "padded":
@@ -402,6 +405,15 @@ LARGE = [
     *long(
         mask=Causal() & SameSegment(), places="documents", B=2, G=2, T=1500, S=1500, d=128, e=128, width=129, first=-128
     ),
+    *(
+        Case(
+            form, Causal() & SameSegment(), "filled by documents", B=3, G=2, T=1500, S=1500, d=width, e=width, lse=True
+        )
+        for form in ("none", "slope", "query and key")
+        for width in (64, 128)
+    ),
+    *(Case(form, B=2, G=1, share=3, T=n, S=n, d=64, e=64) for form in ("none", "slope") for n in (128, 1025)),
+    Case("slope", Causal(), "filled by documents", B=2, T=700, S=700, d=128, e=128),  # which see each other
     *long(mask=Everything(), G=2, share=1, T=700, S=900, d=32, e=32, width=65, first=-32),
     *long(mask=Causal() & Window(200), T=1100, S=1100, d=256, e=256, width=33, first=-16, softcap=5.0, sinks="head"),
     *long(G=2, share=1, T=600, S=600, d=192, e=128, width=129, first=0, sinks="query", lse=True, temperature=0.8),

@@ -9,7 +9,7 @@ import torch
 
 from tests.kernels.fused_calls import TOLERANCE, Case, Inputs, error
 from vantage.kernels import chooser, cudnn, kernel_named
-from vantage.kernels.cudnn import Cudnn, cannot_run, document_starts
+from vantage.kernels.cudnn import Cudnn, cannot_run
 from vantage.position.shaw import ValueDistances
 from vantage.spec.forms import DistanceTable, Slope, alibi_slopes
 from vantage.spec.masks import Causal, Chunked, Everything, Prefix, SameSegment, Window
@@ -201,13 +201,6 @@ def test_it_yields_to_kernels_without_plans_until_a_shape_comes_again(here):
 
 
 # ---- documents
-
-
-def test_where_documents_begin_and_how_long_they_are():
-    at = Positions.packed([[3, 1], [6]], width=8)
-    starts, lengths = document_starts(at, 4)
-    assert starts.tolist() == [8, 0, 3, 14, 14]
-    assert lengths.tolist() == [6, 3, 1, 0]
 
 
 def test_bounds_of_documents_are_few():

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
+from typing import TYPE_CHECKING
 
 from vantage.cli.flags import check_device
 from vantage.cli.progress import Bar
+
+if TYPE_CHECKING:
+    from vantage.conformance.kernel_column import KernelReport
 
 EXAMPLE = """\
 examples:
@@ -15,6 +20,8 @@ examples:
   vantage check --strength 3           # every triple; takes much longer
   vantage check --filter alibi         # only the cells with `alibi` in their name
   vantage check --device cuda          # the parts on a GPU
+  vantage check --device cuda --kernels fused cudnn auto --dtype bfloat16
+                                       # the same cells through kernels that need one
   vantage check --json > matrix.json   # for a program to read
 
 exit code: 0 when every cell holds, 1 when one fails, 2 for bad input
@@ -43,6 +50,19 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     parser.add_argument("--filter", metavar="TEXT", default="", help="only the cells whose name contains TEXT")
     parser.add_argument("--device", default="cpu", help="where the parts run; the reference stays on the host")
+    parser.add_argument(
+        "--kernels",
+        nargs="+",
+        metavar="NAME",
+        help="every pair through these kernels (auto: what runs by itself), and what they refuse",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        default="float32",
+        help="with --kernels; default: %(default)s",
+    )
+    parser.add_argument("--share", default="1/1", metavar="I/N", help="with --kernels: one part of N")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=run)
 
@@ -54,10 +74,36 @@ def run(args: argparse.Namespace) -> int:
     from vantage.conformance.matrix import run_matrix
 
     with Bar("cells") as progress:
-        report = run_matrix(strength=args.strength, filter=args.filter, device=args.device, progress=progress)
+        if args.kernels:
+            report = _through_kernels(args, progress)
+        else:
+            report = run_matrix(strength=args.strength, filter=args.filter, device=args.device, progress=progress)
     if args.json:
         print(json.dumps(report.to_json(), indent=2))
     else:
         # In a file or a log there is no width to respect, and rich's own guess of 80 cuts cell names off.
         Console(width=None if sys.stdout.isatty() else LOG_WIDTH).print(report.table())
     return 0 if report.ok else 1
+
+
+def _through_kernels(args: argparse.Namespace, progress: Bar) -> KernelReport:
+    import torch
+
+    from vantage.conformance.kernel_column import run_through
+    from vantage.errors import BadInput, unknown
+    from vantage.kernels import KERNELS
+
+    for name in args.kernels:
+        if name != "auto" and name not in KERNELS:
+            raise BadInput(unknown("kernel", name, ["auto", *KERNELS]))
+    part = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", args.share)
+    if part is None or int(part[1]) > int(part[2]):
+        raise BadInput(f"--share {args.share}: give I/N, such as 2/8")
+    return run_through(
+        args.kernels,
+        dtype=getattr(torch, args.dtype),
+        device=args.device,
+        filter=args.filter,
+        share=(int(part[1]) - 1, int(part[2])),
+        progress=progress,
+    )

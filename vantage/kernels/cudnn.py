@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from vantage.kernels.by_form import form_of_need, refuses_need, runs
-from vantage.kernels.cudnn_operator import CudnnAttention
+from vantage.kernels.cudnn_operator import attend
+from vantage.kernels.documents import document_starts
 from vantage.kernels.fused import Fused, constant_when_compiled
 from vantage.kernels.mask_flags import MaskFlags, mask_flags
 from vantage.kernels.recurring import RecurringShapes
@@ -82,7 +83,7 @@ class Cudnn:
             documents[0] > 0 and pair.q.known.empty,
         ]
         sinks = None if need.sinks is None else need.sinks.float() * cool
-        out, _ = CudnnAttention.apply(q, k, v, sinks, offsets, lengths, [int(x) for x in options], need.scale * cool)
+        out, _ = attend(q, k, v, sinks, offsets, lengths, [int(x) for x in options], need.scale * cool)
         return Attended(out)
 
 
@@ -214,23 +215,6 @@ def _documents(pair: Pair, most: int, longest: int, strides: tuple[int, ...]) ->
             ]
 
     return pair.once(("cudnn", most, longest, strides), make)
-
-
-def document_starts(at: Positions, most: int) -> tuple[Tensor, Tensor]:
-    """(most + 1) and (most): the first token of each document, counted over all rows, and its length; without a word
-    from the device. The longest come first: short ones then fill what is left of a GPU at the end."""
-    assert at.segment is not None
-    filled = at.filled.flatten()
-    first = filled & (at.order == at.segment).flatten()
-    place = torch.arange(len(filled), device=filled.device)
-    which = first.cumsum(0) - 1
-    none = torch.full_like(which, most)
-    lengths = torch.zeros(most + 1, dtype=torch.int32, device=filled.device)
-    lengths.scatter_add_(0, torch.where(filled, which, none), filled.int())
-    end = torch.where(filled, place + 1, 0).amax()
-    starts = end.repeat(most + 1).scatter_(0, torch.where(first, which, none), torch.where(first, place, end))
-    lengths, by_length = lengths[:most].sort(descending=True, stable=True)
-    return torch.cat((starts[by_length], starts[most:])), lengths
 
 
 ENTRY = Entry(

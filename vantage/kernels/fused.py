@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vantage.kernels.by_form import form_of_need, refuses_need, runs
+from vantage.kernels.documents import document_blocks, documents_alone
 from vantage.kernels.fused_bias import (
     BiasTensors,
     bank,
@@ -24,7 +25,7 @@ from vantage.kernels.fused_bias import (
     offset,
     with_values,
 )
-from vantage.kernels.fused_operator import DISTANCE_KEYS, FusedAttention, FusedPlan
+from vantage.kernels.fused_operator import DISTANCE_KEYS, FusedPlan, attend
 from vantage.kernels.mask_flags import MaskFlags, mask_flags
 from vantage.kernels.tile_ranges import TileRanges, tile_ranges
 from vantage.spec.forms import (
@@ -35,6 +36,7 @@ from vantage.spec.forms import (
     RatioNetwork,
     RatioPieces,
     RowTable,
+    Slope,
     ValueTable,
     value_form_of,
 )
@@ -53,6 +55,7 @@ MOST_BREAKS = 64  # break points of a function in pieces
 WIDE = 128  # queries and keys of a tile of the forward pass for Hopper, and the fewest queries it pays for
 WIDE_HEAD = 128  # with heads of 64 it is no faster than the pass for all GPUs
 WIDE_ALWAYS, WIDE_ONE_SIDED = {0, 6}, {1, 2, 3, 4}  # forms by number, as in fused_bias.NUMBERS
+BLOCK_HEADS = (64, 128)  # widths of heads that gpu/hopper_documents.py has
 
 
 class Fused:
@@ -89,8 +92,9 @@ class Fused:
             bias = with_values(bias, value_form_of(need.value_bias))
         beyond = bias.beyond if flags.one_sided else None
         places = pair.once(("fused", flags, block, beyond), lambda: _lasting_places(pair, flags, block, beyond))
-        wide = _wide(q_BHTd, view, bias, flags, pair)
-        out, lse = FusedAttention.apply(
+        blocks = blocks_of_queries(q_BHTd, view, flags, pair, need)
+        wide = _wide(q_BHTd, view, bias, flags, pair) if blocks is None else (blocks, None)
+        out, lse = attend(
             q_BHTd,
             view.k,
             view.v,
@@ -234,6 +238,40 @@ def _wide(
         assert bias.one is not None
         tiles = bank(bias.one.detach(), bias.low, offset(pair) % WIDE, WIDE)
     return ranges.keys, tiles
+
+
+def blocks_of_queries(q: Tensor, view: View, flags: MaskFlags, pair: Pair, need: Need) -> Tensor | None:
+    """What gpu/hopper_documents.py takes one by one, of documents that look back at themselves; ``None`` where it has
+    not their mask, bias, heads, places or layout."""
+    if q.device.type != "cuda" or torch.compiler.is_compiling():
+        return None
+    plain = flags == MaskFlags(causal=True, segments=True) and need.softcap is None and need.sinks is None
+    if not plain or not isinstance(form_of_need(need), Slope | None) or need.value_bias is not None:
+        return None
+    T, S, k, v = pair.q.shape[1], pair.k.shape[1], view.k, view.v
+    if T != S or T < WIDE or pair.q.known.empty:
+        return None
+    if q.shape[3] not in BLOCK_HEADS or v.shape[3] != q.shape[3] or q.element_size() != 2:
+        return None
+    if not (all(_side_by_side(x) for x in (q, k, v)) and _hopper(q.device.index or 0)):
+        return None
+    documents = documents_alone(pair)
+    if documents is None:
+        return None
+
+    def make() -> Tensor:
+        with torch.inference_mode(False):  # they serve training as well
+            return document_blocks(pair.q, documents[0], WIDE)
+
+    return pair.once("document blocks", make)
+
+
+def _side_by_side(x: Tensor) -> bool:
+    """Whether all tokens lie at one distance, heads side by side, and as the copy engine wants them."""
+    _, _, tokens, width = x.shape
+    one_distance = len(x) == 1 or x.stride(0) == tokens * x.stride(2)
+    even = x.stride(2) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
+    return x.stride(3) == 1 and x.stride(1) == width and one_distance and even and x.stride(2) > 0
 
 
 @functools.cache

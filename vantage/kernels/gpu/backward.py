@@ -12,6 +12,7 @@ import triton.language as tl
 from vantage.kernels.gpu.far import cubic, log2_of, log_slope_sums, log_terms, middle_and_along
 from vantage.kernels.gpu.pieces import easy_keys, easy_queries, empty_sums, piece_sums, store_sums, with_pieces
 from vantage.kernels.gpu.tiles import (
+    LENGTHS,
     LOG,
     LOG2E,
     PIECES,
@@ -28,7 +29,7 @@ from vantage.kernels.gpu.tiles import (
 from vantage.kernels.gpu.values import by_distance, value_term
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def dot_rows(
     OUT, DO, DELTA, ob, oh, ot, gb, gh, gt, T, blocks,
     H: tl.constexpr, E: tl.constexpr, E_TILE: tl.constexpr, BLOCK: tl.constexpr,
@@ -136,7 +137,7 @@ def query_step(
     return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION), one, two
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def query_gradients(
     Q, K, V, DO, LINE, DELTA, DQ, P0, P1, G0, G1, QP, KP, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, gb, gh, gt, db,
     dh, dt, T, S, blocks, rows, off, origin, low, width, banks, window, chunk, prefix, scale, cap, factor,
@@ -286,7 +287,7 @@ def key_step(
     return dk, dv, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def key_gradients(
     Q, K, V, DO, LINE, DELTA, DK, DV, P0, P1, G1, QP, KP, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, gb, gh, gt, xb,
     xh, xt, yb, yh, yt, T, S, blocks, rows, off, origin, low, width, banks, window, chunk, prefix, scale, cap, factor,

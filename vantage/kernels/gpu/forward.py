@@ -10,6 +10,7 @@ import triton.language as tl
 
 from vantage.kernels.gpu.pieces import easy_keys
 from vantage.kernels.gpu.tiles import (
+    LENGTHS,
     LN2,
     LOG2E,
     PIECES,
@@ -97,7 +98,7 @@ def attend_tile(
     return acc, top, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def attend(
     Q, K, V, OUT, LSE, P0, P1, SINKS, QP, KP, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, ob, oh, ot, sb, sh, st, T,
     S, blocks, rows, off, origin, low, width, banks, window, chunk, prefix, scale, cap, H: tl.constexpr,

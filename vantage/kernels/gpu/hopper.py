@@ -17,6 +17,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from vantage.kernels.gpu.tiles import LENGTHS
+
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
 # the forms of spec/forms.py, by number
@@ -289,7 +291,7 @@ def _attend(
     gl.store(to, acc.to(OUT.dtype.element_ty), mask=(i < T)[:, None])
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=LENGTHS)
 def attend(
     Q, K, V, OUT, LSE, P0, P1, SINKS, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, ob, oh, ot, sb, sh, st, T, S, blocks,
     off, origin, width, banks, window, chunk, scale, cap, H: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr,
@@ -297,9 +299,12 @@ def attend(
     WINDOW: gl.constexpr, CHUNK: gl.constexpr, SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr,
 ):  # fmt: skip
     """One block of 128 queries of one head."""
-    # head by head, whose keys then stay in the second cache; within one the longest rows first
-    block = blocks - 1 - gl.program_id(0) % blocks
-    at = (gl.program_id(0) // blocks).to(gl.int64)
+    # a few heads at a time, whose keys then stay in the second cache; of these the longest rows first
+    FEW: gl.constexpr = 4 if H % 4 == 0 else 1
+    few = gl.where(S <= 8192, FEW, 1)
+    within = gl.program_id(0) % (blocks * few)
+    block = blocks - 1 - within // few
+    at = (gl.program_id(0) // (blocks * few) * few + within % few).to(gl.int64)
     b = at // H
     h = (at % H).to(gl.int32)
     g = (h // GROUP).to(gl.int64)

@@ -19,6 +19,7 @@ Launch = Any  # triton's kernels: indexed by their grid, then called
 LOG2E = 1.4426950408889634
 OF_THEIR_OWN = {DISTANCE_KEYS: "distance_operators", COUNTS: "count_operators"}
 WIDE_RANGES, WIDE_BANK = 7, 8  # where ``unpack`` has them
+BLOCK_LIST = 2  # dimensions of a list of blocks, which a pass of its own takes; tile ranges have three
 MOST_SHARED = 232_448  # bytes that a block may share on Hopper; others have less
 
 
@@ -32,8 +33,11 @@ def attend(
     out, lse = empty_outputs(q, v)
     one, two, sinks, q_places, k_places, ranges, _, _, _ = unpack(tensors, lse)
     q, k, v = (aligned(x) for x in (q, k, v))
-    if tensors[WIDE_RANGES] is not None:
-        attend_on_hopper(q, k, v, out, lse, tensors, p, factors)
+    if (wide := tensors[WIDE_RANGES]) is not None:
+        if wide.dim() == BLOCK_LIST:
+            in_blocks(q, k, v, out, lse, one if p.form else None, wide, factors[0] * factors[2])
+        else:
+            attend_on_hopper(q, k, v, out, lse, tensors, p, factors)
         return out, lse
     B, H, T, _ = q.shape
     blocks = triton.cdiv(T, p.block)
@@ -72,6 +76,15 @@ def attend_on_hopper(
             BLOCK=hopper.BLOCK, STAGES=hopper.STAGES, FORM=p.form, CAUSAL=bool(p.causal), WINDOW=p.window > 0,
             CHUNK=p.chunk > 0, SOFTCAP=factors[1] > 0, HAS_SINKS=tensors[2] is not None, num_warps=4,
         )  # fmt: skip
+
+
+def in_blocks(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, slopes: Tensor | None, blocks: Tensor, scale: float
+) -> None:
+    """The same of whole documents or rows by gpu/hopper_documents.py, without a bias or with slopes."""
+    from vantage.kernels.gpu import hopper_documents
+
+    hopper_documents.attend_documents(q, k, v, out, lse, slopes, blocks, scale)
 
 
 def add_values(

@@ -10,6 +10,8 @@ from vantage.kernels.gpu.pieces import HEADER, with_pieces
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
+# What a kernel is told at run time. Triton would compile anew where one of them is 1 or a multiple of 16.
+LENGTHS = ("T", "S", "blocks", "rows", "off", "origin", "low", "width", "banks", "window", "chunk", "prefix")
 # the forms of spec/forms.py, by number
 NONE, SLOPE, LOG, POWER, TABLE, ROW_TABLE, QUERY_AND_KEY, PIECES = (tl.constexpr(i) for i in range(8))
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from vantage.kernels.gpu.forward import masked_scores
-from vantage.kernels.gpu.tiles import LOG2E, column, place, scaled, shift_of
+from vantage.kernels.gpu.tiles import LENGTHS, LOG2E, column, place, scaled, shift_of
 
 
 @triton.jit
@@ -62,7 +62,7 @@ def _weigh(
     return by_distance(p, first, qp[:, None] - kp[None, :] - low, s > float("-inf"), qi, T, width, at, MASS, RUN)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def add_values(
     Q, K, OUT, LSE, P0, P1, SINKS, MASS, QP, KP, BOUNDS, qb, qh, qt, kb, kh, kt, ob, oh, ot, sb, sh, st, T, S, blocks,
     rows, off, origin, low, width, window, chunk, prefix, scale, cap, H: tl.constexpr, GROUP: tl.constexpr,

@@ -1,0 +1,66 @@
+"""Where documents lie, and the blocks of queries that a kernel takes one by one."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vantage.kernels.documents import document_blocks, document_starts, documents_alone
+from vantage.kernels.fused import _side_by_side
+from vantage.spec.positions import Positions
+
+BLOCK = 4
+rows_of_documents = st.lists(st.lists(st.integers(1, 11), min_size=1, max_size=4), min_size=1, max_size=3)
+
+
+def test_where_documents_begin_and_how_long_they_are():
+    at = Positions.packed([[3, 1], [6]], width=8)
+    starts, lengths = document_starts(at, 4)
+    assert starts.tolist() == [8, 0, 3, 14, 14]
+    assert lengths.tolist() == [6, 3, 1, 0]
+
+
+@given(rows_of_documents, st.integers(0, 5))
+def test_blocks_hold_every_token_once_and_none_that_is_empty(rows, more):
+    at = Positions.packed(rows, width=max(map(sum, rows)) + more)
+    assert at.known.documents is not None
+    count = at.known.documents[0]
+    held = torch.zeros(at.shape, dtype=torch.int64)
+    for row, first, end, number in document_blocks(at, count, BLOCK).tolist():
+        begin = first + number * BLOCK
+        held[row, begin : min(begin + BLOCK, end)] += 1
+        if begin < end:  # of one document, all of it
+            assert at.segment is not None
+            assert (at.segment[row, first:end] == first).all()
+            assert end == at.shape[1] or at.order[row, end] < 0 or at.segment[row, end] == end
+    assert (held == at.filled).all()
+
+
+@given(rows_of_documents)
+def test_the_longest_rows_of_tiles_come_first_and_what_is_too_much_last(rows):
+    at = Positions.packed(rows)
+    assert at.known.documents is not None
+    blocks = document_blocks(at, at.known.documents[0], BLOCK)
+    there = blocks[:, 2] > 0
+    assert (there[:-1] | ~there[1:]).all()
+    numbers = blocks[there, 3]
+    assert (numbers[:-1] >= numbers[1:]).all()
+    assert int(there.sum()) == sum(-(-n // BLOCK) for row in rows for n in row)
+
+
+def test_documents_alone_are_those_that_look_at_themselves():
+    at = Positions.packed([[5, 4], [9]])
+    assert documents_alone(at.against(at)) == (3, 9)
+    assert documents_alone(at.narrow(4, 5).against(at)) is None  # behind a cache
+    plain = Positions.arange(1, 9)
+    assert documents_alone(plain.against(plain)) is None
+
+
+def test_what_lies_as_one_description_says():
+    x = torch.empty(2, 5, 3, 64, dtype=torch.bfloat16).transpose(1, 2)  # as a projection hands it on
+    qkv = torch.empty(2, 5, 9 * 64, dtype=torch.bfloat16)
+    q, _, v = (part.unflatten(-1, (3, 64)).transpose(1, 2) for part in qkv.split(3 * 64, -1))
+    assert all(_side_by_side(t) for t in (x, q, v, x[:1, :, 1:]))
+    assert not _side_by_side(x.contiguous())  # heads lie apart
+    assert not _side_by_side(x[:, :, 1:])  # a row has more tokens than it shows
+    assert not _side_by_side(x[..., 1:])
+    assert not _side_by_side(x[:, :, :1].expand(-1, -1, 5, -1))

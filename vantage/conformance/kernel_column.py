@@ -1,0 +1,172 @@
+"""The cells of the matrix through kernels that the matrix itself cannot run: those of a GPU, and ``auto``.
+
+Such a kernel does not do everything. What it refuses is counted with its reason; what it does must be what the float64
+reference gives, in float32 within the matrix's own bound. In half precision three sharp layers round too much for one
+bound: a cell may then be some times as far off as the same cell through the reference kernel in that precision.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+
+import torch
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from vantage.conformance.covering import Cell, cover
+from vantage.conformance.factors import NUMBER, allowed_by, caches, factors, rules
+from vantage.conformance.matrix import TOLERANCE
+from vantage.conformance.scenarios import run_cell
+from vantage.errors import BadInput, Refused
+
+HALF = (torch.bfloat16, torch.float16)
+NEAR = {torch.bfloat16: 0.05, torch.float16: 0.01}  # logits are of size 1 to 10
+TIMES_REFERENCE = 3.0  # as far off as the reference kernel in half precision, which rounds elsewhere
+
+
+@dataclass(frozen=True)
+class KernelCell:
+    """A cell and what became of it."""
+
+    cell: Cell
+    error: float = 0.0  # the largest difference of any logit; inf when it raised
+    allowed: float = 0.0
+    refused: str = ""  # why the kernel does not do it
+    raised: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return bool(self.refused) or self.error <= self.allowed
+
+    @property
+    def name(self) -> str:
+        return "/".join(self.cell)
+
+
+@dataclass
+class KernelReport:
+    """What these kernels showed."""
+
+    dtype: torch.dtype
+    results: list[KernelCell] = field(default_factory=list)
+
+    @property
+    def failures(self) -> list[KernelCell]:
+        return [result for result in self.results if not result.ok]
+
+    @property
+    def ok(self) -> bool:
+        return not self.failures
+
+    def of(self, kernel: str) -> list[KernelCell]:
+        return [result for result in self.results if result.cell[NUMBER["kernel"]] == kernel]
+
+    def kernels(self) -> list[str]:
+        return list(dict.fromkeys(result.cell[NUMBER["kernel"]] for result in self.results))
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "ok": self.ok,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "kernels": {kernel: self._counts(kernel) for kernel in self.kernels()},
+            "failures": [
+                {"cell": r.name, "error": r.error if isfinite(r.error) else None, "raised": r.raised}
+                for r in self.failures
+            ],
+        }
+
+    def table(self) -> Group:
+        table = Table(title=f"Cells in {self.dtype} against the float64 reference", title_justify="left")
+        for heading in ("kernel", "right", "wrong", "refused", "worst error"):
+            table.add_column(heading, justify="left" if heading == "kernel" else "right")
+        for kernel in self.kernels():
+            *counts, worst = self._counts(kernel).values()
+            table.add_row(kernel, *map(str, counts), f"{worst:.1e}")
+        notes = {r.name: r.raised or f"off by {r.error:.1e}, {r.allowed:.1e} allowed" for r in self.failures}
+        wrong = [Text(f"FAILED {name}: {note}") for name, note in notes.items()]
+        reasons = Counter(r.refused for r in self.results if r.refused).most_common()
+        return Group(table, *wrong, *(Text(f"refused {n} times: {why}") for why, n in reasons))
+
+    def _counts(self, kernel: str) -> dict[str, float]:
+        results = self.of(kernel)
+        ran = [r for r in results if not r.refused]
+        return {
+            "right": sum(r.ok for r in ran),
+            "wrong": sum(not r.ok for r in ran),
+            "refused": len(results) - len(ran),
+            "worst": max((r.error for r in ran if isfinite(r.error)), default=0.0),
+        }
+
+
+def cells_through(kernels: Sequence[str], *, strength: int = 2, filter: str = "") -> list[Cell]:
+    """The matrix's cells, each through all of these kernels. What rounds or jumps by design is left out: hard attention
+    and caches of fewer bits turn a rounding into a jump, so that nothing but float64 is to be compared."""
+    at = NUMBER["kernel"]
+    rounded = {name for name, kind in caches().items() if not kind.exact}
+    chosen = dict.fromkeys(
+        (*cell[:at], kernel, *cell[at + 1 :])
+        for cell in cover(factors(), strength, allowed_by(rules()))
+        for kernel in kernels
+        if cell[NUMBER["attention"]] != "hard" and cell[NUMBER["cache"]] not in rounded
+    )
+    return [cell for cell in chosen if filter in "/".join(cell)]
+
+
+def run_through(
+    kernels: Sequence[str],
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cuda",
+    filter: str = "",
+    share: tuple[int, int] = (0, 1),
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> KernelReport:
+    """Run the matrix through kernels by name. ``share``: (i, n), every n-th cell from the i-th on, for n processes."""
+    first, step = share
+    cells = cells_through(kernels, filter=filter)[first::step]
+    if not cells:
+        raise BadInput(f"no cell's name contains {filter!r}")
+    return run_cells(cells, dtype=dtype, device=device, progress=progress)
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> KernelReport:
+    """Run these cells."""
+    if dtype not in (*HALF, torch.float32):
+        raise BadInput(f"dtype={dtype}: use float32, bfloat16 or float16; float64 is what they are compared with")
+    report = KernelReport(dtype)
+    for cell in cells:
+        report.results.append(_run(cell, dtype, device))
+        progress(len(report.results), len(cells))
+    return report
+
+
+def _run(cell: Cell, dtype: torch.dtype, device: torch.device | str) -> KernelCell:
+    try:
+        error = run_cell(cell, dtype, device)
+    except Refused as e:
+        asked, _, why = str(e).partition(" was asked for, but ")
+        if asked != f"the kernel {cell[NUMBER['kernel']]!r}":  # another part refuses, and no rule of the matrix says so
+            return KernelCell(cell, float("inf"), raised=str(e))
+        return KernelCell(cell, refused=why.partition("; use kernel=")[0])
+    except Exception as e:  # a broken part must show as one failed cell, not end the run
+        return KernelCell(cell, float("inf"), raised=f"{type(e).__name__}: {e}")
+    return KernelCell(cell, error, _allowed(cell, error, dtype, device))
+
+
+def _allowed(cell: Cell, error: float, dtype: torch.dtype, device: torch.device | str) -> float:
+    if dtype not in HALF:
+        return TOLERANCE[dtype]
+    if error <= NEAR[dtype]:
+        return NEAR[dtype]
+    at = NUMBER["kernel"]
+    return TIMES_REFERENCE * run_cell((*cell[:at], "reference", *cell[at + 1 :]), dtype, device)
