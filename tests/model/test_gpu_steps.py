@@ -65,6 +65,67 @@ def test_a_step_gives_the_logits_of_a_whole_pass(options):
     assert cache.tokens == (7, 3)
 
 
+@pytest.mark.parametrize("kind", ["paged", "contiguous", "static"])
+@pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
+@torch.inference_mode()
+def test_chunks_of_a_prompt_give_the_hidden_states_of_a_whole_pass(options, kind, monkeypatch):
+    """A chunk that fills no bucket, one that is several pieces, and one after what the kernels wrote before."""
+    monkeypatch.setattr("vantage.model.lowered.chunk_graph.CHUNKS", (4, 8))
+    model = built(**options)
+    steps = steps_of(model)
+    tokens = [(7 * i + 3) % 61 for i in range(40)]
+    want = model.hidden(torch.tensor([tokens], device=DEVICE))
+    cache = model.new_cache(1, kind=kind, capacity=64, **({"block": 4} if kind == "paged" else {}))
+    at = 0
+    for n in (3, 20, 8, 9):  # 3 of 4; 8, 8 and 4; 8; 8 and, in a bucket of 4, 1
+        pos = Positions.arange(1, n, at, device=DEVICE)
+        cache.begin(pos)
+        x = model.embed(torch.tensor([tokens[at : at + n]], device=DEVICE), pos, None)
+        got = steps.hidden(x, pos, cache)
+        cache.commit()
+        torch.testing.assert_close(got, want[:, at : at + n], rtol=1e-4, atol=1e-5)
+        at += n
+    assert cache.tokens == (40,)
+    assert cache.layers[0].store.paths["graph of a chunk"] == 40
+    logits = model(torch.tensor([[5]], device=DEVICE), cache=cache)  # what was kept is what the modules read
+    torch.testing.assert_close(logits[0, -1], last_logits(model, [*tokens, 5]), rtol=1e-4, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_chunks_after_a_shared_prefix():
+    """A row that goes on from another's blocks writes into copies of those that are not full."""
+    model = built(**MODELS["rope"])
+    steps = steps_of(model)
+    prefix, rests = [3, 1, 4, 1, 5, 9], [[2, 6, 5], [3, 5, 8, 9, 7]]
+    base = rows_of(model, [[*prefix, 0]])[0]
+    caches = [base.fork() for _ in rests]
+    for cache, rest in zip(caches, rests, strict=True):
+        pos = Positions.arange(1, len(rest), len(prefix), device=DEVICE)
+        cache.begin(pos)
+        x = model.embed(torch.tensor([rest], device=DEVICE), pos, None)
+        got = steps.hidden(x, pos, cache)
+        cache.commit()
+        want = model.hidden(torch.tensor([[*prefix, *rest]], device=DEVICE))[:, len(prefix) :]
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_a_pass_that_is_no_chunk_of_one_run_is_left_to_the_modules():
+    model = built(**MODELS["rope"])
+    steps = steps_of(model)
+    for pos, batch in [
+        (Positions.arange(2, 3), 2),  # two rows
+        (Positions.arange(1, 1), 1),  # a step
+        (Positions.rows([2], width=3), 1),  # padding
+        (Positions.of(torch.tensor([[0, 2, 4]])), 1),  # gaps
+    ]:
+        cache, pos = model.new_cache(batch), pos.to(DEVICE)
+        tokens = torch.ones(pos.shape, dtype=torch.int64, device=DEVICE)
+        cache.begin(pos)
+        assert steps.hidden(model.embed(tokens, pos, None), pos, cache) is None
+        cache.abandon()
+
+
 @pytest.mark.parametrize("bits", [8, 4])
 @torch.inference_mode()
 def test_weights_in_blocks(bits):

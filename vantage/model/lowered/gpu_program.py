@@ -108,12 +108,24 @@ class GpuProgram(ProgramBuffers):
     dtype: torch.dtype = torch.float32
     steps: list[GpuStep] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)  # read where they lie, so they must stay there
+    hidden: int = 0  # the buffer of what goes into the head
+    body_steps: int = 0  # those before the head's
     _turns: dict[int, Turn] = field(default_factory=dict)  # by the column of the heads, until they attend
     _norms: dict[int, NormForm] = field(default_factory=dict)
 
     @property
     def attentions(self) -> list[AttendStep]:
         return [step for step in self.steps if isinstance(step, AttendStep)]
+
+    @property
+    def body(self) -> list[GpuStep]:
+        """The steps before the head's."""
+        return self.steps[: self.body_steps]
+
+    @staticmethod
+    def touched(step: GpuStep) -> tuple[int, ...]:
+        """The buffers that a step reads or writes."""
+        return (_writes(step), *_reads(step))
 
     def linear(self, module: nn.Module, src: int, into: int | None, name: str) -> int:
         if isinstance(module, PackedLinear):
@@ -261,5 +273,7 @@ def lower_for_gpu(model: Any) -> GpuProgram:
     x = program.buffer("x", model.spec.width)
     for block in model.blocks:
         x = program.lower(block, x)
-    program.out = program.lower(model.head, program.lower(model.norm, x))
+    program.hidden = program.lower(model.norm, x)
+    program.body_steps = len(program.steps)
+    program.out = program.lower(model.head, program.hidden)
     return program

@@ -22,6 +22,7 @@ from vantage.cache.ledger import Layout
 from vantage.cache.stores import Store
 from vantage.kernels.gpu import decode
 from vantage.kernels.gpu.choose import Searches
+from vantage.model.lowered.chunk_graph import FEWEST, ChunkBuffers, ChunkGraph, bucket_for
 from vantage.model.lowered.gpu_program import GpuProgram, Turn, lower_for_gpu
 from vantage.model.lowered.module_step import ModuleProgram, ModuleStep, uncaptured
 from vantage.model.lowered.step_graph import MOST_AHEAD, GraphShape, Pending, RowPlaces, StepGraph
@@ -32,8 +33,9 @@ from vantage.spec.sampling import PendingSteps, RowChoice
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # rows that a graph is made for
 LEAST_ANGLES = 4096  # positions of the first tables of rotations
-LEAST_BLOCKS = 64
-GRAPH, MODULE_GRAPH = "graph", "graph of modules"  # how tokens were computed, in a cache's counts
+LEAST_BLOCKS, LEAST_CHUNK_BLOCKS = 64, 1024  # of a row's table; a chunk's graph has one row, and lives longer
+# how tokens were computed, in a cache's counts
+GRAPH, MODULE_GRAPH, CHUNK_GRAPH = "graph", "graph of modules", "graph of a chunk"
 
 
 class GpuSteps:
@@ -50,6 +52,8 @@ class GpuSteps:
         self.why_not = None if self.modules is None else uncaptured(model)  # why its modules make no graph
         self._watch = ModelWatch(model, self.program.tensors if self.modules is None else self.modules.tensors)
         self._graphs: dict[GraphShape, StepGraph] = {}
+        self._chunk_graphs: dict[GraphShape, ChunkGraph] = {}
+        self._chunk_buffers: ChunkBuffers | None = None
         self._angles: dict[tuple[int, int | None], dict[int, decode.RopeTables]] = {}
         self._watched_stores: set[int] = set()
         self._last_stores: tuple[list[tuple[weakref.ref[Store], int]], np.ndarray] | None = None
@@ -100,6 +104,29 @@ class GpuSteps:
         graph.run()
         return graph.logits[:rows].clone()[:, None]
 
+    def hidden(self, x_BTD: Tensor, pos: Positions, cache: ModelCache) -> Tensor | None:
+        """The last hidden states (1, T, D) of a row's next tokens, which the cache takes in, inside an open pass;
+        ``None``: not for this pass."""
+        tokens, first = x_BTD.shape[1], pos.known.first
+        if self.modules is not None or len(x_BTD) > 1 or tokens < FEWEST or first is None:
+            return None
+        layouts = self._layouts(pos, cache)
+        if layouts is None or not all(one.run for one in layouts) or x_BTD.dtype is not self.program.dtype:
+            return None
+        if not self._within(first + tokens - 1, cache.length):
+            return None
+        places = [RowPlaces(one.held, one.blocks, one.block, one.gone) for one in layouts]
+        steps = {ledger: ledger.place(pos) for ledger in cache.ledgers}
+        for layer in self._layers(cache):
+            layer.store.enter(steps[layer.ledger], tokens, CHUNK_GRAPH)
+        stores, out, at = self._stores(cache), torch.empty_like(x_BTD), 0
+        while at < tokens:
+            graph = self._chunk_graph(tokens - at, places, first + tokens - 1, cache)
+            end = min(at + graph.tokens, tokens)
+            out[0, at:end] = graph.run(x_BTD[0, at:end], places, at, first + at, stores)
+            at = end
+        return out
+
     def ahead(
         self,
         tokens: Sequence[int] | PendingSteps,
@@ -143,19 +170,38 @@ class GpuSteps:
             rows = len(places[0].held)  # buffers have so many rows
         if rows is None or not self._within(last, cache.length):
             return None
+        shape = self._shape(rows, places, last, cache, LEAST_BLOCKS)
+        if self.modules is not None:
+            return self._module_graph(shape, self._layers(cache))
+        if shape not in self._graphs:
+            rotations = self._rotations(shape.angles, cache.length)
+            self._graphs[shape] = StepGraph(self._model, self.program, shape, rotations)
+        return self._graphs[shape]
+
+    def _chunk_graph(self, tokens: int, places: Sequence[RowPlaces], last: int, cache: ModelCache) -> ChunkGraph:
+        """The graph for so many tokens of one row, or for the first of them."""
+        if self._chunk_buffers is None:
+            self._chunk_buffers = ChunkBuffers(self.program, self._model.device)
+        shape = self._shape(bucket_for(tokens), places, last, cache, LEAST_CHUNK_BLOCKS)
+        if shape not in self._chunk_graphs:
+            rotations = self._rotations(shape.angles, cache.length)
+            self._chunk_graphs[shape] = ChunkGraph(
+                self._model, self.program, shape, rotations, self._chunk_buffers
+            )
+        return self._chunk_graphs[shape]
+
+    def _shape(
+        self, rows: int, places: Sequence[RowPlaces], last: int, cache: ModelCache, least_blocks: int
+    ) -> GraphShape:
+        """What a graph for so many rows must be made for, up to this position."""
         ledgers = list(cache.ledgers)
         layers, turning = self._layers(cache), any(a.turn for a in self.program.attentions)
         which = tuple(ledgers.index(layer.ledger) for layer in layers)
         widest = max((len(row) for place in places for row in place.blocks or ()), default=1)
-        table = _at_least(widest, LEAST_BLOCKS) if any(place.blocks is not None for place in places) else 1
+        table = _at_least(widest, least_blocks) if any(place.blocks is not None for place in places) else 1
         angles = _at_least(last + 1, LEAST_ANGLES) if turning or self.modules is not None else 1
         blocks = tuple(0 if place.blocks is None else place.block for place in places)
-        shape = GraphShape(rows, which, blocks, table, angles, cache.length)
-        if self.modules is not None:
-            return self._module_graph(shape, layers)
-        if shape not in self._graphs:
-            self._graphs[shape] = StepGraph(self._model, self.program, shape, self._rotations(angles, cache.length))
-        return self._graphs[shape]
+        return GraphShape(rows, which, blocks, table, angles, cache.length)
 
     def _module_graph(self, shape: GraphShape, layers: Sequence[LayerCache]) -> StepGraph | None:
         """The graph of the modules over these very buffers; ``None``, and why for good, where it cannot be made."""

@@ -11,18 +11,9 @@ import torch
 from torch import Tensor
 
 from vantage.kernels.gpu import choose, decode, packed, packed_product, product
-from vantage.model.lowered.gpu_program import (
-    ActivateStep,
-    AddStep,
-    AttendStep,
-    GpuProgram,
-    GpuStep,
-    LinearStep,
-    NormStep,
-    ScaleStep,
-)
+from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, GpuStep, LinearStep
 from vantage.model.lowered.module_step import ModuleStep
-from vantage.spec.native import NormForm
+from vantage.model.lowered.row_steps import attention_options, run_step, slopes_of
 from vantage.spec.positions import Known, Positions
 from vantage.spec.sampling import Chosen, RowChoice
 
@@ -130,7 +121,7 @@ class StepGraph:
         self._split_sums = packed_product.SplitSums.make(blocks, device) if self._single else None
         self._dependent = self._single and product.supports_dependent_launch(device)
         self._steps = program.joined() if self._single else program.steps
-        self._slopes = [_slopes(step, device) for step in program.attentions]
+        self._slopes = [slopes_of(step, device) for step in program.attentions]
 
     def _per_ledger(self, ints: Tensor) -> list[tuple[Tensor, Tensor]]:
         """For each ledger the blocks that are gone (rows,), and the table of the others (rows, blocks)."""
@@ -253,58 +244,29 @@ class StepGraph:
         choose.choose_tokens(self.logits, self._choices, self.tokens, self.held, self.pos, searches)
 
     def _do(self, step: GpuStep) -> None:
-        buffers = self._buffers
-        match step:
-            case LinearStep():
-                self._linear(step)
-            case NormStep():
-                product.norm(buffers[step.src], buffers[step.dst], **_norm(step.form), dependent=self._dependent)
-            case ActivateStep():
-                x, out = buffers[step.src], buffers[step.dst]
-                product.activate(x, out, step.function, gated=step.gated, dependent=self._dependent)
-            case AddStep():
-                torch.add(buffers[step.a], buffers[step.b], out=buffers[step.dst])
-            case ScaleStep():
-                buffer = buffers[step.dst]
-                if step.factor != 1.0:
-                    buffer.mul_(step.factor)
-                if step.softcap is not None:
-                    buffer.copy_(step.softcap * torch.tanh(buffer / step.softcap))
-            case AttendStep():
-                self._attend(step)
+        if self._single and isinstance(step, LinearStep):
+            self._linear(step)
+        else:
+            run_step(step, self._buffers, self._attend, dependent=self._dependent)
 
     def _linear(self, step: LinearStep) -> None:
-        x, out, weight = self._buffers[step.src], self._buffers[step.dst], step.weight
+        """The product of one row."""
+        x, out, weight, norm = self._buffers[step.src], self._buffers[step.dst], step.weight, step.norm
         if not isinstance(weight, Tensor):
-            out = out[:, step.column : step.column + weight.outputs]
-        if self._single and not isinstance(weight, Tensor):
-            return self._packed(step, weight, x[0], out[0])
-        if not isinstance(weight, Tensor):
-            weight = packed.unpacked(weight, x.dtype)  # its memory is the next one's
-        norm = step.norm
-        if self._single:
-            product.multiply(
-                x,
-                weight,
-                out,
-                bias=step.bias,
-                gain=None if norm is None else norm.weight,
-                eps=0.0 if norm is None else norm.eps,
-                offset=0.0 if norm is None else norm.offset,
-                add=step.add,
-                function=step.function,
-                gated=step.gated,
-                dependent=self._dependent,
-            )
-            return
-        if step.add:
-            if step.bias is not None:
-                out.add_(step.bias)
-            torch.addmm(out, x, weight.T, out=out)
-        elif step.bias is not None:
-            torch.addmm(step.bias, x, weight.T, out=out)
-        else:
-            torch.mm(x, weight.T, out=out)
+            return self._packed(step, weight, x[0], out[0, step.column : step.column + weight.outputs])
+        product.multiply(
+            x,
+            weight,
+            out,
+            bias=step.bias,
+            gain=None if norm is None else norm.weight,
+            eps=0.0 if norm is None else norm.eps,
+            offset=0.0 if norm is None else norm.offset,
+            add=step.add,
+            function=step.function,
+            gated=step.gated,
+            dependent=self._dependent,
+        )
 
     def _packed(self, step: LinearStep, weight: packed.DeviceBlocks, x: Tensor, out: Tensor) -> None:
         """The parts of one weight follow each other, and share what was made of the row."""
@@ -336,7 +298,7 @@ class StepGraph:
         )
 
     def _attend(self, step: AttendStep) -> None:
-        s, scores, turn = step.shape, step.scores, step.turn
+        s, turn = step.shape, step.turn
         decode.decode(
             self._buffers[step.src],
             self._buffers[step.dst],
@@ -344,36 +306,8 @@ class StepGraph:
             step.index,
             self._row_states[self._shape.ledgers[step.index]],
             self._workspaces[s.heads, s.kv_heads, s.value_dim],
-            heads=s.heads,
-            kv_heads=s.kv_heads,
-            key_dim=s.key_dim,
-            value_dim=s.value_dim,
-            scale=scores.scale,
-            softcap=scores.softcap,
-            window=scores.window,
             slopes=self._slopes[step.index],
-            sinks=scores.sinks,
             rotation=None if turn is None else self._rotations[id(turn.tables)],
-            q_norm=_head_norm(step.q_norm),
-            k_norm=_head_norm(step.k_norm),
             dependent=self._dependent,
+            **attention_options(step),
         )
-
-
-def _norm(form: NormForm) -> dict[str, Any]:
-    return {
-        "gain": form.weight,
-        "bias": form.bias,
-        "eps": form.eps,
-        "offset": form.offset,
-        "centred": form.centred,
-    }
-
-
-def _head_norm(form: NormForm | None) -> decode.HeadNorm | None:
-    return None if form is None else decode.HeadNorm(form.weight, form.eps, form.offset)
-
-
-def _slopes(step: AttendStep, device: torch.device) -> Tensor | None:
-    slopes = step.scores.slopes
-    return None if slopes is None else torch.tensor(slopes, dtype=torch.float32, device=device)
