@@ -155,11 +155,11 @@ class GpuSteps:
         graph.place(places, self._stores(one), first, known, choices, steps)
         if isinstance(tokens, Pending):
             graph.tokens[: len(caches)].copy_(tokens.last)
-        searches = _searches(choices)
+        searches, begun = _searches(choices), graph.now()
         for _ in range(steps):
             graph.run()
             graph.choose(searches)
-        return graph.read(steps, len(caches))
+        return graph.read(steps, len(caches), begun)
 
     # ---- before a step
 

@@ -27,6 +27,7 @@ class Pending:
     tokens: Tensor
     logprobs: Tensor
     status: Tensor
+    begun: torch.cuda.Event | None
     done: torch.cuda.Event | None
     rows: int
     last: Tensor  # (rows,) on the device: where the next steps go on
@@ -38,6 +39,10 @@ class Pending:
         status = self.status[:, cut].tolist()
         fine = [[s == choose.CHOSEN for s in row] for row in status]
         return Chosen(self.tokens[:, cut].tolist(), self.logprobs[:, cut].tolist(), fine)
+
+    @property
+    def seconds(self) -> float | None:
+        return None if self.begun is None or self.done is None else self.begun.elapsed_time(self.done) / 1e3
 
 
 class GraphShape(NamedTuple):
@@ -195,20 +200,26 @@ class StepGraph:
             self._launch_choice[searches] = self._capture(lambda: self._choose(searches))
         self._launch_choice[searches]()
 
-    def read(self, steps: int, rows: int) -> Pending:
+    def now(self) -> torch.cuda.Event | None:
+        """Where the device's work stands."""
+        if self._device.type != "cuda":
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def read(self, steps: int, rows: int, begun: torch.cuda.Event | None) -> Pending:
         """What was chosen, on its way to the host."""
         choices, last = self._choices, self.tokens[:rows].clone()
         device = [t[:steps] for t in (choices.tokens, choices.logprobs, choices.status)]
         if self._device.type != "cuda":
             tokens, logprobs, status = (t.clone() for t in device)
-            return Pending(tokens, logprobs, status, None, rows, last)
+            return Pending(tokens, logprobs, status, None, None, rows, last)
         host = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in device]
         for target, source in zip(host, device, strict=True):
             target.copy_(source, non_blocking=True)
-        done = torch.cuda.Event()
-        done.record()
         tokens, logprobs, status = host
-        return Pending(tokens, logprobs, status, done, rows, last)
+        return Pending(tokens, logprobs, status, begun, self.now(), rows, last)
 
     def _capture(self, run: Callable[[], None]) -> Callable[[], None]:
         """As a graph, after a first run with no row in use, in which every kernel is compiled."""
