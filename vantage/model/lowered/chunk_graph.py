@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vantage.kernels.gpu import chunk, decode
+from vantage.kernels.gpu import chunk, decode, packed_rows
 from vantage.model.lowered.gpu_program import AttendStep, GpuProgram
-from vantage.model.lowered.row_steps import attention_options, run_step, slopes_of
+from vantage.model.lowered.row_steps import attention_options, run_step, slopes_of, sums_for
 from vantage.model.lowered.step_graph import GraphShape, RowPlaces
 
 # tokens that a graph is made for; a longer pass is several of the largest
@@ -43,6 +43,7 @@ class ChunkBuffers:
             self.queries = torch.empty(most * width, dtype=program.dtype, device=device)
             self.stores = torch.zeros((len(program.attentions), decode.ADDRESS), dtype=torch.int64, device=device)
             self.slopes = [slopes_of(step, device) for step in program.attentions]
+            self.sums = sums_for(program.body, packed_rows.MOST_ROWS, device)
         self.numbers: np.ndarray | None = None  # what ``stores`` says
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
@@ -110,7 +111,7 @@ class ChunkGraph:
 
     def _steps(self) -> None:
         for step in self._program.body:
-            run_step(step, self._buffers, self._attend)
+            run_step(step, self._buffers, self._attend, sums=self._memory.sums)
 
     def _attend(self, step: AttendStep) -> None:
         s, turn, memory = step.shape, step.turn, self._memory

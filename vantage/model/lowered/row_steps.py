@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vantage.kernels.gpu import decode, packed, product
+from vantage.kernels.gpu import decode, packed, packed_rows, product
 from vantage.model.lowered.gpu_program import (
     ActivateStep,
     AddStep,
@@ -22,12 +22,18 @@ from vantage.spec.native import NormForm
 
 
 def run_step(
-    step: GpuStep, buffers: Sequence[Tensor], attend: Callable[[AttendStep], None], *, dependent: bool = False
+    step: GpuStep,
+    buffers: Sequence[Tensor],
+    attend: Callable[[AttendStep], None],
+    *,
+    sums: packed_rows.RowSums | None = None,
+    dependent: bool = False,
 ) -> None:
-    """One step over buffers (rows, width). ``attend``: what an attention does, which knows where its rows stand."""
+    """One step over buffers (rows, width). ``attend``: what an attention does, which knows where its rows stand.
+    ``sums``: for weights in blocks, as ``sums_for`` makes them."""
     match step:
         case LinearStep():
-            _linear(step, buffers)
+            _linear(step, buffers, sums)
         case NormStep():
             product.norm(buffers[step.src], buffers[step.dst], **_norm(step.form), dependent=dependent)
         case ActivateStep():
@@ -45,10 +51,20 @@ def run_step(
             attend(step)
 
 
-def _linear(step: LinearStep, buffers: Sequence[Tensor]) -> None:
+def sums_for(steps: Iterable[GpuStep], rows: int, device: torch.device) -> packed_rows.RowSums | None:
+    """Room for what programs leave to each other in products with weights in blocks."""
+    weights = [step.weight for step in steps if isinstance(step, LinearStep)]
+    blocks = [weight for weight in weights if not isinstance(weight, Tensor)]
+    return packed_rows.RowSums.make(blocks, rows, device)
+
+
+def _linear(step: LinearStep, buffers: Sequence[Tensor], sums: packed_rows.RowSums | None) -> None:
     x, out, weight = buffers[step.src], buffers[step.dst], step.weight
     if not isinstance(weight, Tensor):
         out = out[:, step.column : step.column + weight.outputs]
+        if packed_rows.takes(weight, len(x)):
+            packed_rows.multiply(x, weight, out, bias=step.bias, add=step.add, sums=sums)
+            return
         weight = packed.unpacked(weight, x.dtype)  # its memory is the next one's
     if step.add:
         if step.bias is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from vantage.kernels.gpu import choose, decode, packed, packed_product, product
 from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, GpuStep, LinearStep
 from vantage.model.lowered.module_step import ModuleStep
-from vantage.model.lowered.row_steps import attention_options, run_step, slopes_of
+from vantage.model.lowered.row_steps import attention_options, run_step, slopes_of, sums_for
 from vantage.spec.positions import Known, Positions
 from vantage.spec.sampling import Chosen, RowChoice
 
@@ -124,6 +124,7 @@ class StepGraph:
         ] = {}  # of the weight in blocks that is being multiplied
         blocks = [s.weight for s in program.steps if isinstance(s, LinearStep) and not isinstance(s.weight, Tensor)]
         self._split_sums = packed_product.SplitSums.make(blocks, device) if self._single else None
+        self._row_sums = sums_for(program.steps, rows, device)
         self._dependent = self._single and product.supports_dependent_launch(device)
         self._steps = program.joined() if self._single else program.steps
         self._slopes = [slopes_of(step, device) for step in program.attentions]
@@ -258,7 +259,7 @@ class StepGraph:
         if self._single and isinstance(step, LinearStep):
             self._linear(step)
         else:
-            run_step(step, self._buffers, self._attend, dependent=self._dependent)
+            run_step(step, self._buffers, self._attend, sums=self._row_sums, dependent=self._dependent)
 
     def _linear(self, step: LinearStep) -> None:
         """The product of one row."""
