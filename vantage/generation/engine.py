@@ -38,10 +38,11 @@ class Engine:
 
     ``capacity``: tokens of the cache in all, in blocks of ``block`` (``None``: it grows). ``rows``: how
     many samples run at once. ``queue``: how many requests may wait. ``chunk``: prompt tokens computed
-    between tokens of the others (default: 256 on a CPU, 2,048 on a GPU). ``share_prefixes``: keep what was computed for requests that begin
-    alike, each tenant's for itself unless ``share_tenants``; an encoder-decoder shares none. When blocks
-    run out, unused prefixes go first, the least recently used before the others (a cache that grows
-    keeps the last 64); then the request that ranks last is put back and computed again later.
+    between tokens of the others (default: 256 on a CPU, 2,048 on a GPU). ``share_prefixes``: keep what was
+    computed for requests that begin alike, each tenant's for itself unless ``share_tenants``; an
+    encoder-decoder shares none. When blocks run out, unused prefixes go first, the least recently used
+    before the others (a cache that grows keeps the last 64); then the request that ranks last is put back
+    and computed again later.
 
     ``batch_invariant``: every request's tokens are bit for bit those of a run alone with the same
     ``chunk``, on the same machine with the same number of threads. The price: each

@@ -92,9 +92,7 @@ class ChunkGraph:
         (self._launch or self._steps)()
         return self._buffers[self._program.hidden][: len(x_TD)]
 
-    def _place(
-        self, tokens: int, places: Sequence[RowPlaces], before: int, first: int, stores: np.ndarray
-    ) -> None:
+    def _place(self, tokens: int, places: Sequence[RowPlaces], before: int, first: int, stores: np.ndarray) -> None:
         # memory of its own for every call: what is on its way to the device must stay as it is
         staged = torch.zeros(len(self._ints), dtype=torch.int32, pin_memory=self._device.type == "cuda")
         ints = staged.numpy()

@@ -185,9 +185,7 @@ class GpuSteps:
         shape = self._shape(bucket_for(tokens), places, last, cache, LEAST_CHUNK_BLOCKS)
         if shape not in self._chunk_graphs:
             rotations = self._rotations(shape.angles, cache.length)
-            self._chunk_graphs[shape] = ChunkGraph(
-                self._model, self.program, shape, rotations, self._chunk_buffers
-            )
+            self._chunk_graphs[shape] = ChunkGraph(self._model, self.program, shape, rotations, self._chunk_buffers)
         return self._chunk_graphs[shape]
 
     def _shape(
