@@ -23,9 +23,10 @@ MODELS = {
     "fox": {"position": "fox"},
     "cope": {"position": "cope"},
     "softcap": {"attention": vt.GroupedQuery(4, scores=vt.Scores(softcap=5.0)), "position": "t5"},
+    # a form of its own
     "latent": {"attention": vt.Latent(4, kv_rank=32, nope_dim=16, rope_dim=16, value_dim=32, norm=vt.RMSNorm())},
 }
-LOWERED = ("rope", "alibi", "learned", "window")
+LOWERED = ("rope", "alibi", "learned", "window", "latent")
 CHOICES = {
     "greedy": {},
     "temperature": {"temperature": 1.0, "seed": 3},

@@ -207,7 +207,6 @@ def test_what_has_no_form_on_a_gpu_is_named():
     assert steps_of(built(position="cope")).modules.why == "CountedPositions has no native form"
 
 
-LATENT = vt.Latent(2, kv_rank=16, nope_dim=8, rope_dim=8, value_dim=16, norm=vt.RMSNorm())
 PARTS = {
     "t5": {"position": "t5"},
     "t5, window": {"position": "t5", "window": 4},
@@ -217,7 +216,15 @@ PARTS = {
     "fox": {"position": "fox"},
     "shaw": {"position": "shaw"},
     "xpos": {"position": "xpos"},
-    "latent": {"heads": None, "attention": LATENT},
+}
+LATENT = {"kv_rank": 16, "nope_dim": 8, "rope_dim": 8, "value_dim": 16, "norm": vt.RMSNorm()}
+LATENTS = {
+    "latent": {"attention": vt.Latent(2, **LATENT)},
+    "low queries": {"attention": vt.Latent(2, **LATENT, q_rank=32)},
+    "window": {"attention": vt.Latent(2, **LATENT), "window": 3},
+    "softcap, sinks": {"attention": vt.Latent(2, **LATENT, scores=vt.Scores(softcap=2.0, sinks=True))},
+    "three heads": {"attention": vt.Latent(3, **{**LATENT, "kv_rank": 12, "value_dim": 6})},
+    "alibi": {"attention": vt.Latent(4, **{**LATENT, "rope_dim": 0}), "position": "alibi"},
 }
 
 
@@ -227,13 +234,8 @@ def of_parts(name):
     return vt.build(spec, seed=1).eval().to(DEVICE)
 
 
-@pytest.mark.parametrize("name", PARTS)
-@torch.inference_mode()
-def test_modules_over_places_on_the_device_give_the_logits_of_a_whole_pass(name):
+def check_steps(model, steps):
     """Rows of unequal length, in a bucket of more rows, twice, so that the second step reads what the first wrote."""
-    model = of_parts(name)
-    steps = steps_of(model)
-    assert steps.modules is not None
     texts = [[1, 2, 3, 4, 5, 6, 7], [9, 8, 7], [4, 4]]
     cache = ModelCache.join(rows_of(model, texts))
     for token in (11, 12):
@@ -246,7 +248,34 @@ def test_modules_over_places_on_the_device_give_the_logits_of_a_whole_pass(name)
             torch.testing.assert_close(row[0], last_logits(model, text), rtol=1e-4, atol=1e-5)
             text.append(token)
     assert cache.tokens == (8, 4, 3)
-    assert cache.layers[0].store.paths["graph of modules"] == 6
+    return cache.layers[0].store.paths
+
+
+@pytest.mark.parametrize("name", PARTS)
+@torch.inference_mode()
+def test_modules_over_places_on_the_device_give_the_logits_of_a_whole_pass(name):
+    model = of_parts(name)
+    steps = steps_of(model)
+    assert steps.modules is not None
+    assert check_steps(model, steps)["graph of modules"] == 6
+
+
+@pytest.mark.parametrize("name", LATENTS)
+@torch.inference_mode()
+def test_latents_give_the_logits_of_a_whole_pass(name):
+    """Several rows in blocks, and one row that owns its places, with several shares of what is held."""
+    model = vt.build(vt.decoder(vocab=61, width=32, layers=2, **LATENTS[name]), seed=1).eval().to(DEVICE)
+    if any("sinks" in name for name, _ in model.named_parameters()):
+        for one in (p for name, p in model.named_parameters() if "sinks" in name):
+            torch.nn.init.normal_(one)
+    steps = steps_of(model)
+    assert steps.modules is None
+    assert check_steps(model, steps)["graph"] == 6
+    text, cache = [(5 * i) % 61 for i in range(50)], model.new_cache(1)
+    model.hidden(torch.tensor([text[:-1]], device=DEVICE), cache=cache)
+    for [token] in steps.ahead([text[-1]], [cache], 3, [GREEDY]).read().tokens:
+        assert token == int(last_logits(model, text).argmax())
+        text.append(token)
 
 
 @torch.inference_mode()

@@ -294,8 +294,10 @@ def splits_for(rows: int, kv_heads: int, processors: int) -> int:
     return min(64, 1 << (wanted.bit_length() - 1))
 
 
-def store_numbers(k: Tensor, v: Tensor) -> list[int]:
-    """Where a layer's keys and values are: addresses, and strides of rows (0 in a pool) and heads."""
+def store_numbers(k: Tensor, v: Tensor | None = None) -> list[int]:
+    """Where a layer's keys and values are: addresses, and strides of rows (0 in a pool) and heads. Without values: they
+    are the front of the keys."""
+    v = k if v is None else v
     strides = [(t.stride(0) if t.dim() == 4 else 0, t.stride(-3)) for t in (k, v)]
     return [k.data_ptr(), v.data_ptr(), *strides[0], *strides[1], 0, 0]
 

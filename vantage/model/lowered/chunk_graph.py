@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vantage.kernels.gpu import chunk, decode, packed_rows
-from vantage.model.lowered.gpu_program import AttendStep, GpuProgram
+from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, LatentStep
 from vantage.model.lowered.row_steps import attention_options, run_step, slopes_of, sums_for
 from vantage.model.lowered.step_graph import GraphShape, RowPlaces
 
@@ -39,13 +39,17 @@ class ChunkBuffers:
                 torch.zeros((most if i in used else 0, width), dtype=program.dtype, device=device)
                 for i, width in enumerate(program.widths)
             ]
-            width = max(step.shape.heads * step.shape.key_dim for step in program.attentions)
+            width = max(step.shape.heads * step.shape.key_dim for step in _attends(program))
             self.queries = torch.empty(most * width, dtype=program.dtype, device=device)
             self.stores = torch.zeros((len(program.attentions), decode.ADDRESS), dtype=torch.int64, device=device)
             self.slopes = [slopes_of(step, device) for step in program.attentions]
             self.sums = sums_for(program.body, packed_rows.MOST_ROWS, device)
         self.numbers: np.ndarray | None = None  # what ``stores`` says
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+
+def _attends(program: GpuProgram) -> list[AttendStep]:
+    return [step for step in program.body if isinstance(step, AttendStep)]
 
 
 class ChunkGraph:
@@ -111,7 +115,8 @@ class ChunkGraph:
         for step in self._program.body:
             run_step(step, self._buffers, self._attend, sums=self._memory.sums)
 
-    def _attend(self, step: AttendStep) -> None:
+    def _attend(self, step: AttendStep | LatentStep) -> None:
+        assert isinstance(step, AttendStep), "others take no chunks"
         s, turn, memory = step.shape, step.turn, self._memory
         width = s.heads * s.key_dim
         chunk.attend_chunk(

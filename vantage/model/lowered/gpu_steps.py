@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vantage.cache import ModelCache, Paged, Static
-from vantage.cache.codecs import PlainCodec
+from vantage.cache.codecs import PlainCodec, SingleCodec
 from vantage.cache.contiguous import Contiguous
 from vantage.cache.layer_cache import LayerCache
 from vantage.cache.ledger import Layout
@@ -23,7 +23,7 @@ from vantage.cache.stores import Store
 from vantage.kernels.gpu import decode
 from vantage.kernels.gpu.choose import Searches
 from vantage.model.lowered.chunk_graph import FEWEST, ChunkBuffers, ChunkGraph, bucket_for
-from vantage.model.lowered.gpu_program import GpuProgram, Turn, lower_for_gpu
+from vantage.model.lowered.gpu_program import GpuProgram, LatentStep, Turn, lower_for_gpu
 from vantage.model.lowered.module_step import ModuleProgram, ModuleStep, uncaptured
 from vantage.model.lowered.step_graph import MOST_AHEAD, GraphShape, Pending, RowPlaces, StepGraph
 from vantage.model.lowered.watch import ModelWatch
@@ -68,11 +68,10 @@ class GpuSteps:
         """Whether the kernels can read and write this cache where it lies."""
         if self.modules is not None:
             return self.why_not is None and self.modules.takes(cache)
-        layers = self._layers(cache)
-        plain = all(
-            isinstance(layer.store.codec, PlainCodec) and layer.store.codec.dtype is self.program.dtype
-            for layer in layers
-        )
+        plain = True
+        for layer, step in zip(self._layers(cache), self.program.attentions, strict=True):
+            codec, wanted = layer.store.codec, SingleCodec if isinstance(step, LatentStep) else PlainCodec
+            plain = plain and isinstance(codec, wanted) and codec.dtype is self.program.dtype
         return plain and all(isinstance(ledger, (Contiguous, Paged, Static)) for ledger in cache.ledgers)
 
     def _layers(self, cache: ModelCache) -> list[LayerCache]:
@@ -108,7 +107,9 @@ class GpuSteps:
         """The last hidden states (1, T, D) of a row's next tokens, which the cache takes in, inside an open pass;
         ``None``: not for this pass."""
         tokens, first = x_BTD.shape[1], pos.known.first
-        if self.modules is not None or len(x_BTD) > 1 or tokens < FEWEST or first is None:
+        if self.modules is not None or not self.program.takes_chunks:
+            return None
+        if len(x_BTD) > 1 or tokens < FEWEST or first is None:
             return None
         layouts = self._layouts(pos, cache)
         if layouts is None or not all(one.run for one in layouts) or x_BTD.dtype is not self.program.dtype:

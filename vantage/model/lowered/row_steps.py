@@ -14,6 +14,7 @@ from vantage.model.lowered.gpu_program import (
     AddStep,
     AttendStep,
     GpuStep,
+    LatentStep,
     LinearStep,
     NormStep,
     ScaleStep,
@@ -24,7 +25,7 @@ from vantage.spec.native import NormForm
 def run_step(
     step: GpuStep,
     buffers: Sequence[Tensor],
-    attend: Callable[[AttendStep], None],
+    attend: Callable[[AttendStep | LatentStep], None],
     *,
     sums: packed_rows.RowSums | None = None,
     dependent: bool = False,
@@ -47,7 +48,7 @@ def run_step(
                 buffer.mul_(step.factor)
             if step.softcap is not None:
                 buffer.copy_(step.softcap * torch.tanh(buffer / step.softcap))
-        case AttendStep():
+        case AttendStep() | LatentStep():
             attend(step)
 
 
@@ -93,7 +94,7 @@ def attention_options(step: AttendStep) -> dict[str, Any]:
     }
 
 
-def slopes_of(step: AttendStep, device: torch.device) -> Tensor | None:
+def slopes_of(step: AttendStep | LatentStep, device: torch.device) -> Tensor | None:
     slopes = step.scores.slopes
     return None if slopes is None else torch.tensor(slopes, dtype=torch.float32, device=device)
 
@@ -109,4 +110,8 @@ def _norm(form: NormForm) -> dict[str, Any]:
 
 
 def _head_norm(form: NormForm | None) -> decode.HeadNorm | None:
-    return None if form is None else decode.HeadNorm(form.weight, form.eps, form.offset)
+    return None if form is None else head_norm(form)
+
+
+def head_norm(form: NormForm) -> decode.HeadNorm:
+    return decode.HeadNorm(form.weight, form.eps, form.offset)

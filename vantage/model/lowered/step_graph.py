@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vantage.kernels.gpu import choose, decode, packed, packed_product, product
-from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, GpuStep, LinearStep
+from vantage.kernels.gpu import choose, decode, latent, packed, packed_product, product
+from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, GpuStep, LatentStep, LinearStep
 from vantage.model.lowered.module_step import ModuleStep
-from vantage.model.lowered.row_steps import attention_options, run_step, slopes_of, sums_for
+from vantage.model.lowered.row_steps import attention_options, head_norm, run_step, slopes_of, sums_for
+from vantage.spec.native import LatentSizes
 from vantage.spec.positions import Known, Positions
 from vantage.spec.sampling import Chosen, RowChoice
 
@@ -108,11 +109,20 @@ class StepGraph:
         self._choices = choose.Choices.over(settings, top_k, uniforms, taken)
         self._stores = torch.zeros((len(program.attentions), decode.ADDRESS), dtype=torch.int64, device=device)
         self._numbers: np.ndarray | None = None
-        self._buffers = [torch.empty((rows, width), dtype=program.dtype, device=device) for width in program.widths]
+        self._buffers = [torch.zeros((rows, width), dtype=program.dtype, device=device) for width in program.widths]
         self.logits = torch.zeros((rows, self._model.spec.vocab), dtype=torch.float32, device=device)
         processors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 4
         self._workspaces: dict[tuple[int, int, int], decode.Workspace] = {}
+        self._latent_workspaces: dict[LatentSizes, latent.LatentWorkspace] = {}
         for step in program.attentions:
+            if isinstance(step, LatentStep):
+                sizes = step.form.sizes
+                if sizes not in self._latent_workspaces:
+                    programs = sizes.heads // latent.heads_at_once(sizes.heads)
+                    splits = decode.splits_for(rows, programs, processors)
+                    made = latent.LatentWorkspace.make(rows, splits, sizes, program.dtype, device)
+                    self._latent_workspaces[sizes] = made
+                continue
             s = step.shape
             key = s.heads, s.kv_heads, s.value_dim
             if key not in self._workspaces:
@@ -309,7 +319,9 @@ class StepGraph:
             split_sums=self._split_sums,
         )
 
-    def _attend(self, step: AttendStep) -> None:
+    def _attend(self, step: AttendStep | LatentStep) -> None:
+        if isinstance(step, LatentStep):
+            return self._attend_latent(step)
         s, turn = step.shape, step.turn
         decode.decode(
             self._buffers[step.src],
@@ -322,4 +334,26 @@ class StepGraph:
             rotation=None if turn is None else self._rotations[id(turn.tables)],
             dependent=self._dependent,
             **attention_options(step),
+        )
+
+    def _attend_latent(self, step: LatentStep) -> None:
+        form, scores, turn = step.form, step.scores, step.turn
+        latent.decode_latent(
+            self._buffers[step.queries],
+            self._buffers[step.src],
+            self._buffers[step.dst],
+            form.k_up,
+            form.v_up,
+            self._stores,
+            step.index,
+            self._row_states[self._shape.ledgers[step.index]],
+            self._latent_workspaces[form.sizes],
+            sizes=form.sizes,
+            norm=head_norm(step.norm),
+            scale=scores.scale,
+            softcap=scores.softcap,
+            window=scores.window,
+            slopes=self._slopes[step.index],
+            sinks=scores.sinks,
+            rotation=None if turn is None else self._rotations[id(turn.tables)],
         )
