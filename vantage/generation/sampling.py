@@ -10,7 +10,7 @@ import hashlib
 import math
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, final, runtime_checkable
 
@@ -87,7 +87,7 @@ class Picker:
         self.seed = secrets.randbelow(SEEDS) if sampling.seed is None else sampling.seed
         self.step = 0
         self._bias = sampling.bias
-        _in_vocab("logit_bias", (token for token, _ in self._bias), vocab)
+        _in_vocab("logit_bias", [token for token, _ in self._bias], vocab)
         _in_vocab("the prompt", prompt, vocab)
         self._prompt = frozenset(prompt)
         self._output: Counter[int] = Counter()
@@ -109,6 +109,8 @@ class Picker:
     def pick(self, logits_V: Tensor) -> Pick:
         """Choose, without advancing: the same logits give the same token until ``took``."""
         adjusted = self._adjusted(logits_V)
+        if self.sampling.greedy and not self.sampling.logprobs and logits_V.device.type != "cpu":
+            return self._pick_at_once(adjusted, logits_V)
         token = self._best(adjusted)
         if not self.sampling.greedy:
             token = self._draw(self._probabilities(adjusted), uniform(self.seed, self.sample, self.step))
@@ -119,6 +121,17 @@ class Picker:
             best = logits_V.topk(min(self.sampling.logprobs, self.vocab))
             top = tuple(zip(best.indices.tolist(), (best.values - total).tolist(), strict=True))
         return Pick(token, float(logits_V[token] - total), top)
+
+    def _pick_at_once(self, adjusted_V: Tensor, logits_V: Tensor) -> Pick:
+        """The likeliest, with one wait for the device."""
+        token = adjusted_V.argmax(keepdim=True)
+        highest = logits_V.max()
+        total = highest + (logits_V - highest).exp().sum().log()
+        logprob = logits_V.gather(0, token) - total
+        numbers = torch.stack((token.double(), adjusted_V.gather(0, token).double(), logprob.double())).flatten()
+        best, value, chosen = numbers.tolist()
+        self._check_best(value)
+        return Pick(int(best), chosen)
 
     def took(self, token: int) -> None:
         """This token was taken: penalties, constraint and random numbers move on."""
@@ -171,10 +184,12 @@ class Picker:
     def _best(self, adjusted_V: Tensor) -> int:
         """The best token. Raises if there is none."""
         token = _best_of(adjusted_V)
-        best = float(adjusted_V[token])
-        if not math.isfinite(best):
-            raise Refused(_no_token(best, self.constraint is not None))
+        self._check_best(float(adjusted_V[token]))
         return token
+
+    def _check_best(self, logit: float) -> None:
+        if not math.isfinite(logit):
+            raise Refused(_no_token(logit, self.constraint is not None))
 
     def _probabilities(self, adjusted_V: Tensor) -> Tensor:
         return torch.softmax(adjusted_V.double() / self.sampling.temperature, -1)
@@ -236,7 +251,9 @@ def uniform(seed: int, sample: int, step: int) -> float:
     return (int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 11) * 2.0**-53
 
 
-def _in_vocab(what: str, tokens: Iterable[int], vocab: int) -> None:
+def _in_vocab(what: str, tokens: Sequence[int], vocab: int) -> None:
+    if not tokens or (min(tokens) >= 0 and max(tokens) < vocab):
+        return
     for token in tokens:
         if not 0 <= token < vocab:
             raise BadInput(f"{what} names token {token}; this model has 0 to {vocab - 1}")

@@ -7,6 +7,7 @@ how many are new and where they stand is read from the device, so that one CUDA 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from vantage.kernels.gpu.decode import NO_TURN, TYPES, HeadNorm, RopeTables, rot
 Launch = Any  # triton's kernels: indexed by their grid, then called
 PLACED = 16  # tokens whose keys a program writes
 FEWEST_PROGRAMS = 128  # fewer leave processors of an H200 without work, so that tiles are made smaller
+MOST_SPLITS, LEAST = 8, 512  # programs that share what a tile sees, and the keys that one has at least
 
 
 @dataclass(frozen=True)
@@ -133,23 +135,53 @@ def _over_keys(
     return m, total, acc
 
 
+@triton.jit
+def _joined(sums, highest, totals, at, e, mine, m, total, acc, active, step, E: tl.constexpr):
+    """What the shares of a tile's keys make together, in their order, which other programs have written."""
+    m = tl.full(m.shape, float("-inf"), tl.float32)
+    for i in range(active):
+        m = tl.maximum(m, tl.load(highest + at + i * step, mask=mine, other=float("-inf"), cache_modifier=".cg"))
+    safe = tl.where(m == float("-inf"), 0.0, m)
+    total = total * 0.0
+    acc = acc * 0.0
+    for i in range(active):
+        high = tl.load(highest + at + i * step, mask=mine, other=float("-inf"), cache_modifier=".cg")
+        weight = tl.exp2(high - safe)
+        total += weight * tl.load(totals + at + i * step, mask=mine, other=0.0, cache_modifier=".cg")
+        from_ = sums + (at + i * step).to(tl.int64)[:, None] * E + e
+        acc += weight[:, None] * tl.load(from_, mask=mine[:, None] & (e < E), other=0.0, cache_modifier=".cg")
+    return m, total, acc
+
+
 @triton.jit(do_not_specialize=["layer"])
 def attend(
-    queries, out, stores, held, count, gone, table, slopes, sinks, layer, scale, cap, window,
-    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr,
-    HEADS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr, SOFTCAP: tl.constexpr,
-    SLOPES: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr, TYPE: tl.constexpr,
-    STAGES: tl.constexpr,
+    queries, out, stores, held, count, gone, table, slopes, sinks, sums, highest, totals, arrived, layer, tokens, scale,
+    cap, window, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, D_TILE: tl.constexpr,
+    E_TILE: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr,
+    LEAST: tl.constexpr, BLOCK: tl.constexpr, SOFTCAP: tl.constexpr, SLOPES: tl.constexpr, SINKS: tl.constexpr,
+    WINDOW: tl.constexpr, PRECISION: tl.constexpr, TYPE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """out (T, H · E). A row of a tile is a head of a token; HEADS: a power of two, at least those of a group."""
+    """out (T, H · E). A row of a tile is a head of a token; HEADS: a power of two, at least those of a group. SPLITS:
+    so many programs share what a tile sees, if that is more than LEAST keys each, and the last of them joins it."""
     g = tl.program_id(0)
     tile = tl.num_programs(1) - 1 - tl.program_id(1)  # those with the most keys first
+    split = tl.program_id(2)
     GROUP: tl.constexpr = H // G
     TOKENS: tl.constexpr = ROWS // HEADS
     new, n = tl.load(count), tl.load(held)
     first = tile * TOKENS
     if first >= new:
         return
+    last = n + tl.minimum(first + TOKENS, new)
+    begin = 0
+    if WINDOW:
+        begin = tl.maximum(0, n + first + 1 - window)
+    share = tl.maximum(tl.cdiv(tl.cdiv(last - begin, SPLITS), KEYS) * KEYS, LEAST)
+    active = tl.cdiv(last - begin, share)
+    if split >= active:
+        return
+    start = begin + split * share
+    end = tl.minimum(start + share, last)
     r = tl.arange(0, ROWS)
     i = first + r // HEADS
     h = g * GROUP + r % HEADS
@@ -171,49 +203,86 @@ def attend(
     if SLOPES:
         slope = tl.load(slopes + h, mask=mine, other=0.0)[:, None]
     seen = n + i
-    last = n + tl.minimum(first + TOKENS, new)
     m = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, E_TILE), tl.float32)
-    start = 0
-    if WINDOW:
-        start = tl.maximum(0, n + first + 1 - window)
-    else:  # up to the first token's own key everybody sees everything
-        whole = (n + first + 1) // KEYS * KEYS
+    whole = start
+    if not WINDOW:  # up to the first token's own key everybody sees everything
+        whole = start + tl.maximum(tl.minimum(end, n + first + 1) - start, 0) // KEYS * KEYS
         m, total, acc = _over_keys(
-            q, m, total, acc, k_base, v_base, blocks, 0, whole, last, seen, slope, scale, cap, window, D, E, D_TILE,
+            q, m, total, acc, k_base, v_base, blocks, start, whole, last, seen, slope, scale, cap, window, D, E, D_TILE,
             E_TILE, KEYS, BLOCK, False, SOFTCAP, SLOPES, WINDOW, PRECISION, TYPE, STAGES,
         )  # fmt: skip
-        start = whole
     m, total, acc = _over_keys(
-        q, m, total, acc, k_base, v_base, blocks, start, last, last, seen, slope, scale, cap, window, D, E, D_TILE,
+        q, m, total, acc, k_base, v_base, blocks, whole, end, end, seen, slope, scale, cap, window, D, E, D_TILE,
         E_TILE, KEYS, BLOCK, True, SOFTCAP, SLOPES, WINDOW, PRECISION, TYPE, STAGES,
     )  # fmt: skip
+    if SPLITS > 1:
+        if active > 1:
+            at = i * H + h
+            step = tokens * H
+            mine_at = at + split * step
+            tl.store(sums + mine_at.to(tl.int64)[:, None] * E + e, acc, mask=mine[:, None] & (e < E))
+            tl.store(highest + mine_at, m, mask=mine)
+            tl.store(totals + mine_at, total, mask=mine)
+            tl.debug_barrier()
+            before = tl.atomic_add(arrived + tile * G + g, 1, sem="acq_rel")
+            if before < active - 1:
+                return
+            tl.store(arrived + tile * G + g, 0)
+            m, total, acc = _joined(sums, highest, totals, at, e, mine, m, total, acc, active, step, E)
     if SINKS:
         total += tl.exp2(tl.load(sinks + h, mask=mine, other=0.0).to(tl.float32) * 1.4426950408889634 - m)
     to = out + i.to(tl.int64)[:, None] * (H * E) + h[:, None] * E + e
+    total = tl.where(mine, total, 1.0)
     tl.store(to, (acc / total[:, None]).to(out.dtype.element_ty), mask=mine[:, None] & (e < E))
 
 
 class ChunkTile(NamedTuple):
-    """How the queries of a chunk are cut up."""
+    """How the queries of a chunk are cut up, and the keys that each tile sees."""
 
     rows: int  # heads of tokens
     keys: int
     warps: int
     stages: int
+    splits: int = 1
 
 
 def tile_for(tokens: int, heads: int, kv_heads: int, width: int, dtype: torch.dtype) -> ChunkTile:
-    """By the bucket and the model's shape alone, so that a chunk's sums depend on nothing else."""
+    """As measured on an H200; by the bucket and the model's shape alone, so that a chunk's sums depend on nothing
+    else."""
     group = triton.next_power_of_2(heads // kv_heads)
     rows = 128
     while rows > 16 and tokens * group * kv_heads < rows * FEWEST_PROGRAMS:
         rows //= 2
-    rows = max(rows, group)
-    if dtype is torch.float32 or width > 128:
-        return ChunkTile(max(group, min(rows, 64)), 32, 4, 2)
-    return ChunkTile(rows, 64, 8 if rows >= 128 and width > 64 else 4, 3)
+    wide = dtype is torch.float32 or width > 128
+    rows = max(min(rows, 64) if wide else rows, group)
+    programs = kv_heads * triton.cdiv(tokens * group, rows)
+    splits = min(MOST_SPLITS, 1 << max(4 * FEWEST_PROGRAMS // programs, 1).bit_length() - 1)
+    if wide:
+        return ChunkTile(rows, 32, 4, 2, splits)
+    warps = 8 if rows >= 128 and width <= 64 else 4
+    return ChunkTile(rows, 128 if rows == 16 and width <= 64 else 64, warps, 3, splits)
+
+
+class ChunkWorkspace(NamedTuple):
+    """Room for what programs that share the keys of a tile leave for the last of them; all layers use it in turn."""
+
+    sums: Tensor
+    highest: Tensor
+    totals: Tensor
+    arrived: Tensor  # 0 between passes
+
+    @staticmethod
+    def make(tiles: Iterable[tuple[int, ChunkTile]], heads: int, width: int, device: torch.device) -> ChunkWorkspace:
+        """For these numbers of tokens, each with its tile."""
+        most = max(tokens * tile.splits for tokens, tile in tiles) * heads
+        return ChunkWorkspace(
+            torch.empty(most * width, device=device),
+            torch.empty(most, device=device),
+            torch.empty(most, device=device),
+            torch.zeros(most, dtype=torch.int32, device=device),
+        )
 
 
 def attend_chunk(
@@ -223,6 +292,7 @@ def attend_chunk(
     stores: Tensor,
     layer: int,
     at: ChunkPlace,
+    work: ChunkWorkspace,
     *,
     heads: int,
     kv_heads: int,
@@ -237,6 +307,7 @@ def attend_chunk(
     q_norm: HeadNorm | None = None,
     k_norm: HeadNorm | None = None,
     tile: ChunkTile | None = None,
+    least: int = LEAST,
 ) -> None:
     """out (T, heads · value_dim) from qkv (T, queries | keys | values), both contiguous; ``queries``: room for as many,
     turned. ``stores``: (layers, ADDRESS) int64, as ``decode`` has them."""
@@ -259,10 +330,10 @@ def attend_chunk(
     tile = tile or tile_for(tokens, heads, kv_heads, max(key_dim, value_dim), qkv.dtype)
     group = triton.next_power_of_2(heads // kv_heads)
     second: Launch = attend
-    second[(kv_heads, triton.cdiv(tokens * group, tile.rows))](
+    second[(kv_heads, triton.cdiv(tokens * group, tile.rows), tile.splits)](
         queries, out, stores, at.held, at.count, at.gone, at.table, nothing if slopes is None else slopes,
-        nothing if sinks is None else sinks, layer, scale, softcap or 1.0, window, HEADS=group, ROWS=tile.rows,
-        KEYS=tile.keys, SOFTCAP=softcap is not None, SLOPES=slopes is not None, SINKS=sinks is not None,
-        WINDOW=window > 0, PRECISION="ieee" if qkv.dtype is torch.float32 else "tf32", STAGES=tile.stages,
-        num_warps=tile.warps, **sizes,
+        nothing if sinks is None else sinks, *work, layer, tokens, scale, softcap or 1.0, window, HEADS=group,
+        ROWS=tile.rows, KEYS=tile.keys, SPLITS=tile.splits, LEAST=max(least, tile.keys), SOFTCAP=softcap is not None,
+        SLOPES=slopes is not None, SINKS=sinks is not None, WINDOW=window > 0,
+        PRECISION="ieee" if qkv.dtype is torch.float32 else "tf32", STAGES=tile.stages, num_warps=tile.warps, **sizes,
     )  # fmt: skip

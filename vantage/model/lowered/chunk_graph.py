@@ -1,7 +1,7 @@
 """A chunk of one row's tokens through a lowered model: the steps of its program with a token in every row.
 
-A bucket of tokens is a CUDA graph, made when it is wanted for the second time; the first time its kernels run one by
-one. So a chunk costs the host one launch, where module by module it costs hundreds.
+A bucket of tokens is a CUDA graph, so that a chunk costs the host one launch, where module by module it costs hundreds.
+It is always the graph that runs: the same kernels, one by one, were seen to give other bits.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from vantage.kernels.gpu import chunk, decode, packed_rows
 from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, LatentStep
 from vantage.model.lowered.row_steps import attention_options, run_step, slopes_of, sums_for
 from vantage.model.lowered.step_graph import GraphShape, RowPlaces
+from vantage.spec.parts import Shape
 
 # tokens that a graph is made for; a longer pass is several of the largest
 CHUNKS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
@@ -39,8 +40,10 @@ class ChunkBuffers:
                 torch.zeros((most if i in used else 0, width), dtype=program.dtype, device=device)
                 for i, width in enumerate(program.widths)
             ]
-            width = max(step.shape.heads * step.shape.key_dim for step in _attends(program))
+            shapes = [step.shape for step in program.body if isinstance(step, AttendStep)]
+            width = max(shape.heads * shape.key_dim for shape in shapes)
             self.queries = torch.empty(most * width, dtype=program.dtype, device=device)
+            self.shares = {shape: _shares(shape, program.dtype, device) for shape in {*shapes}}
             self.stores = torch.zeros((len(program.attentions), decode.ADDRESS), dtype=torch.int64, device=device)
             self.slopes = [slopes_of(step, device) for step in program.attentions]
             self.sums = sums_for(program.body, packed_rows.MOST_ROWS, device)
@@ -48,8 +51,10 @@ class ChunkBuffers:
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
 
-def _attends(program: GpuProgram) -> list[AttendStep]:
-    return [step for step in program.body if isinstance(step, AttendStep)]
+def _shares(shape: Shape, dtype: torch.dtype, device: torch.device) -> chunk.ChunkWorkspace:
+    heads, width = shape.heads, max(shape.key_dim, shape.value_dim)
+    tiles = [(tokens, chunk.tile_for(tokens, heads, shape.kv_heads, width, dtype)) for tokens in CHUNKS]
+    return chunk.ChunkWorkspace.make(tiles, heads, shape.value_dim, device)
 
 
 class ChunkGraph:
@@ -74,8 +79,7 @@ class ChunkGraph:
             chunk.ChunkPlace(held, count, pos, row[:1], row[1:], block)
             for row, block in zip(tables, shape.blocks, strict=True)
         ]
-        self._launch: Callable[[], None] | None = None
-        self._runs = 0
+        self._launch = self._captured()
 
     @property
     def tokens(self) -> int:
@@ -87,14 +91,19 @@ class ChunkGraph:
         pass. ``first``: their first position. What comes back is written over by the next call."""
         self._place(len(x_TD), places, before, first, stores)
         self._buffers[0][: len(x_TD)].copy_(x_TD)
-        self._runs += 1
-        if self._runs == 2 and self._device.type == "cuda":
-            graph = torch.cuda.CUDAGraph()
-            with torch.inference_mode(False), torch.no_grad(), torch.cuda.graph(graph, pool=self._memory.pool):
-                self._steps()
-            self._launch = graph.replay
-        (self._launch or self._steps)()
+        self._launch()
         return self._buffers[self._program.hidden][: len(x_TD)]
+
+    def _captured(self) -> Callable[[], None]:
+        """As a graph, after a first run with no token in it, in which every kernel is compiled."""
+        if self._device.type != "cuda":
+            return self._steps
+        graph = torch.cuda.CUDAGraph()
+        with torch.inference_mode(False), torch.no_grad():
+            self._steps()
+            with torch.cuda.graph(graph, pool=self._memory.pool):
+                self._steps()
+        return graph.replay
 
     def _place(self, tokens: int, places: Sequence[RowPlaces], before: int, first: int, stores: np.ndarray) -> None:
         # memory of its own for every call: what is on its way to the device must stay as it is
@@ -126,6 +135,7 @@ class ChunkGraph:
             memory.stores,
             step.index,
             self._places[self._shape.ledgers[step.index]],
+            memory.shares[s],
             slopes=memory.slopes[step.index],
             rotation=None if turn is None else self._rotations[id(turn.tables)],
             **attention_options(step),
