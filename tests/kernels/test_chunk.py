@@ -37,7 +37,9 @@ def reference(q_THd, k_GSd, v_GSe, held, options):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(("held", "new", "bucket", "splits", "block"), [(0, 5, 8, 1, 4), (37, 7, 8, 4, 4), (21, 16, 16, 2, 0)])
+@pytest.mark.parametrize(
+    ("held", "new", "bucket", "splits", "block"), [(0, 5, 8, 1, 4), (37, 7, 8, 4, 4), (21, 16, 16, 2, 0)]
+)
 def test_a_chunk_attends_as_a_softmax_does(case, held, new, bucket, splits, block):
     """Less than a bucket and all of it, blocks in any order and a row that owns its places, with shares of the keys."""
     from vantage.kernels.gpu.chunk import ChunkPlace, ChunkTile, ChunkWorkspace, attend_chunk

@@ -66,7 +66,7 @@ def test_a_product_of_several_rows_with_blocks(kind: str, outputs: int, count: i
 
     inputs = inputs_of(kind, count)
     weight, blocks = blocks_of(kind, outputs, inputs)
-    assert takes(blocks, rows_)
+    assert takes(blocks, rows_, torch.float32)
     draw = torch.Generator().manual_seed(inputs)
     x, bias = torch.randn(rows_, inputs, generator=draw).to(DEVICE), torch.randn(outputs, generator=draw).to(DEVICE)
     before = torch.randn(rows_, outputs + 8, generator=draw).to(DEVICE)  # its outputs lie within wider rows
@@ -76,7 +76,7 @@ def test_a_product_of_several_rows_with_blocks(kind: str, outputs: int, count: i
         torch.full((programs * splits * OUTPUTS * 16,), torch.nan, device=DEVICE),
         torch.zeros(programs, dtype=torch.int32, device=DEVICE),
     )
-    tile = RowsTile(16, 4, splits > 1, splits)
+    tile = RowsTile(16, 4, splits)
     multiply(x, blocks, wide[:, :outputs], bias=bias, add=True, sums=sums if splits > 1 else None, tile=tile)
     assert not sums.arrived.any(), "left as the next product wants it"
     torch.testing.assert_close(wide[:, outputs:], before[:, outputs:], rtol=0, atol=0)

@@ -15,14 +15,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vantage.kernels.gpu.decode import NO_TURN, TYPES, HeadNorm, RopeTables, RowState, rotated, scored
+from vantage.kernels.gpu.decode import FEWEST_SPLITS, NO_TURN, TYPES, HeadNorm, RopeTables, RowState, rotated, scored
 from vantage.spec.native import LatentSizes
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
 ROWS = 16  # of a tile of queries: the matrix units take no fewer
-MOST_HEADS = 32  # of a program; each reads all latents of its share
-KEYS = 64
+MOST_HEADS, LEAST_TILE = 32, 16  # heads of a program, each of which reads all latents of its share; and of its tile
+KEYS, STAGES, WARPS = 64, 2, 8
+MOST_SPLITS = 256
 COLUMNS = 128  # of the latent, carried at once
+
+
+def splits_for(rows: int, heads: int, processors: int) -> int:
+    """Into how many shares a row's latents are cut: enough for every processor, a power of two, by the bucket of rows
+    alone; several for few rows, since the longest would hold all others up."""
+    programs = rows * (heads // heads_at_once(heads))
+    wanted = max(min(FEWEST_SPLITS, max(1, 256 // rows)), 2 * processors // programs)
+    return min(MOST_SPLITS, 1 << (wanted.bit_length() - 1))
 
 
 def heads_at_once(heads: int) -> int:
@@ -264,13 +273,13 @@ def decode_latent(
         **roped, **precision,
     )  # fmt: skip
     heads = heads_at_once(sizes.heads)
-    keys, stages = (16, 1) if q.dtype is torch.float32 else (KEYS, 2)
+    keys, stages = (16, 1) if q.dtype is torch.float32 else (KEYS, STAGES)
     second: Launch = attend
     second[(B, sizes.heads // heads, splits)](
         work.queries, stores, rows.held, rows.gone, rows.table, nothing if slopes is None else slopes, work.sums,
         work.highest, work.totals, layer, *places, scale, softcap or 1.0, window, H=sizes.heads, R=sizes.rank,
-        HEADS=heads, HEADS_TILE=max(16, heads), SPLITS=splits, KEYS=keys, STAGES=stages, SOFTCAP=softcap is not None,
-        SLOPES=slopes is not None, WINDOW=window > 0, num_warps=8, **tile, **roped, **precision,
+        HEADS=heads, HEADS_TILE=max(LEAST_TILE, heads), SPLITS=splits, KEYS=keys, STAGES=stages, SOFTCAP=softcap is not None,
+        SLOPES=slopes is not None, WINDOW=window > 0, num_warps=WARPS, **tile, **roped, **precision,
     )  # fmt: skip
     third: Launch = expand
     third[(sizes.heads, B)](

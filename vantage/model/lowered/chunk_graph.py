@@ -46,7 +46,7 @@ class ChunkBuffers:
             self.shares = {shape: _shares(shape, program.dtype, device) for shape in {*shapes}}
             self.stores = torch.zeros((len(program.attentions), decode.ADDRESS), dtype=torch.int64, device=device)
             self.slopes = [slopes_of(step, device) for step in program.attentions]
-            self.sums = sums_for(program.body, packed_rows.MOST_ROWS, device)
+            self.sums = sums_for(program.body, packed_rows.MOST_ROWS, program.dtype, device)
         self.numbers: np.ndarray | None = None  # what ``stores`` says
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 

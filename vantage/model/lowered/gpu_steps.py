@@ -49,6 +49,7 @@ class GpuSteps:
         except CannotLower as why:
             self.program, self.modules = GpuProgram(dtype=model.dtype), ModuleProgram.of(model, str(why))
         self.path = GRAPH if self.modules is None else MODULE_GRAPH
+        self._attentions = self.program.attentions
         self.why_not = None if self.modules is None else uncaptured(model)  # why its modules make no graph
         self._watch = ModelWatch(model, self.program.tensors if self.modules is None else self.modules.tensors)
         self._graphs: dict[GraphShape, StepGraph] = {}
@@ -69,7 +70,7 @@ class GpuSteps:
         if self.modules is not None:
             return self.why_not is None and self.modules.takes(cache)
         plain = True
-        for layer, step in zip(self._layers(cache), self.program.attentions, strict=True):
+        for layer, step in zip(self._layers(cache), self._attentions, strict=True):
             codec, wanted = layer.store.codec, SingleCodec if isinstance(step, LatentStep) else PlainCodec
             plain = plain and isinstance(codec, wanted) and codec.dtype is self.program.dtype
         return plain and all(isinstance(ledger, (Contiguous, Paged, Static)) for ledger in cache.ledgers)
@@ -78,7 +79,7 @@ class GpuSteps:
         """Those whose keys and values a step writes."""
         if self.modules is not None:
             return list(cache.layers)
-        return [cache.layers[attention.index] for attention in self.program.attentions]
+        return [cache.layers[attention.index] for attention in self._attentions]
 
     # ---- steps
 
@@ -194,7 +195,7 @@ class GpuSteps:
     ) -> GraphShape:
         """What a graph for so many rows must be made for, up to this position."""
         ledgers = list(cache.ledgers)
-        layers, turning = self._layers(cache), any(a.turn for a in self.program.attentions)
+        layers, turning = self._layers(cache), any(a.turn for a in self._attentions)
         which = tuple(ledgers.index(layer.ledger) for layer in layers)
         widest = max((len(row) for place in places for row in place.blocks or ()), default=1)
         table = _at_least(widest, least_blocks) if any(place.blocks is not None for place in places) else 1
@@ -248,12 +249,12 @@ class GpuSteps:
             return None
         # rows of unequal length may each be a plain run
         run = all(layout.run for layout in layouts) or pos.known.pos == pos.known.order
-        reads_none = self.modules is None and all(step.scores.slopes is None for step in self.program.attentions)
+        reads_none = self.modules is None and all(step.scores.slopes is None for step in self._attentions)
         return layouts if run or reads_none else None
 
     def _stores(self, cache: ModelCache) -> np.ndarray:
         """Where every layer's keys and values are. Mostly that is where they were."""
-        now = [cache.layers[attention.index].store for attention in self.program.attentions]
+        now = [cache.layers[attention.index].store for attention in self._attentions]
         if self._last_stores is None or any(
             ref() is not store or version != store.version
             for (ref, version), store in zip(self._last_stores[0], now, strict=True)
@@ -268,7 +269,7 @@ class GpuSteps:
         if (positions, length) not in self._angles:
             where = Positions.arange(1, positions, device=self._model.device).declare(length)
             tables: dict[int, decode.RopeTables] = {}
-            for turn in (step.turn for step in self.program.attentions if step.turn is not None):
+            for turn in (step.turn for step in self._attentions if step.turn is not None):
                 if id(turn.tables) not in tables:
                     tables[id(turn.tables)] = _rotation(turn, where)
             self._angles[positions, length] = tables
