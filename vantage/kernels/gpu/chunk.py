@@ -217,20 +217,19 @@ def attend(
         q, m, total, acc, k_base, v_base, blocks, whole, end, end, seen, slope, scale, cap, window, D, E, D_TILE,
         E_TILE, KEYS, BLOCK, True, SOFTCAP, SLOPES, WINDOW, PRECISION, TYPE, STAGES,
     )  # fmt: skip
-    if SPLITS > 1:
-        if active > 1:
-            at = i * H + h
-            step = tokens * H
-            mine_at = at + split * step
-            tl.store(sums + mine_at.to(tl.int64)[:, None] * E + e, acc, mask=mine[:, None] & (e < E))
-            tl.store(highest + mine_at, m, mask=mine)
-            tl.store(totals + mine_at, total, mask=mine)
-            tl.debug_barrier()
-            before = tl.atomic_add(arrived + tile * G + g, 1, sem="acq_rel")
-            if before < active - 1:
-                return
-            tl.store(arrived + tile * G + g, 0)
-            m, total, acc = _joined(sums, highest, totals, at, e, mine, m, total, acc, active, step, E)
+    if SPLITS > 1 and active > 1:
+        at = i * H + h
+        step = tokens * H
+        mine_at = at + split * step
+        tl.store(sums + mine_at.to(tl.int64)[:, None] * E + e, acc, mask=mine[:, None] & (e < E))
+        tl.store(highest + mine_at, m, mask=mine)
+        tl.store(totals + mine_at, total, mask=mine)
+        tl.debug_barrier()
+        before = tl.atomic_add(arrived + tile * G + g, 1, sem="acq_rel")
+        if before < active - 1:
+            return
+        tl.store(arrived + tile * G + g, 0)
+        m, total, acc = _joined(sums, highest, totals, at, e, mine, m, total, acc, active, step, E)
     if SINKS:
         total += tl.exp2(tl.load(sinks + h, mask=mine, other=0.0).to(tl.float32) * 1.4426950408889634 - m)
     to = out + i.to(tl.int64)[:, None] * (H * E) + h[:, None] * E + e

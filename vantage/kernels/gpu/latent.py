@@ -212,7 +212,7 @@ def expand(
     r = tl.arange(0, R_TILE)
     if n < 1:
         return
-    first, share, active = _shares(n, window, WINDOW, SPLITS, KEYS)
+    _, _, active = _shares(n, window, WINDOW, SPLITS, KEYS)
     i = tl.arange(0, SPLITS)
     at = (b * SPLITS + i) * H + h
     high = tl.load(highest + at, mask=i < active, other=float("-inf"))
@@ -278,8 +278,8 @@ def decode_latent(
     second[(B, sizes.heads // heads, splits)](
         work.queries, stores, rows.held, rows.gone, rows.table, nothing if slopes is None else slopes, work.sums,
         work.highest, work.totals, layer, *places, scale, softcap or 1.0, window, H=sizes.heads, R=sizes.rank,
-        HEADS=heads, HEADS_TILE=max(LEAST_TILE, heads), SPLITS=splits, KEYS=keys, STAGES=stages, SOFTCAP=softcap is not None,
-        SLOPES=slopes is not None, WINDOW=window > 0, num_warps=WARPS, **tile, **roped, **precision,
+        HEADS=heads, HEADS_TILE=max(LEAST_TILE, heads), SPLITS=splits, KEYS=keys, STAGES=stages,
+        SOFTCAP=softcap is not None, SLOPES=slopes is not None, WINDOW=window > 0, num_warps=WARPS, **tile, **roped, **precision,
     )  # fmt: skip
     third: Launch = expand
     third[(sizes.heads, B)](
