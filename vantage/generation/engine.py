@@ -23,7 +23,7 @@ from vantage.generation.limits import ContextWatch, GenerationLimits
 from vantage.generation.request import Event, Output, QueueFull, Request, RequestFailed
 from vantage.generation.run_ahead import LaunchedSteps, RunAhead
 from vantage.generation.running_samples import RunningSample, by_pass
-from vantage.generation.sampling import Constraint, Pick, Picker, Sampling, fork_constraint
+from vantage.generation.sampling import Constraint, Pick, Sampling, fork_constraint, seed_of
 from vantage.generation.scheduler import Scheduler
 from vantage.generation.stats import Counters, Stats
 from vantage.generation.stops import Stop
@@ -141,7 +141,7 @@ class Engine:
             raise BadInput(unknown("adapter", adapter, self._passes.adapters))
         placed = PromptImages.of(self.model, prompt, images)
         constraints = [constraint, *(fork_constraint(constraint) for _ in range(n - 1))]
-        seed = Picker(sampling, prompt, vocab=self.model.spec.vocab).seed
+        seed = seed_of(sampling)
         sampling = replace(sampling, seed=seed)
         outputs = tuple(Output(i, seed, None if self.model.tokenizer is None else "") for i in range(n))
         request = Request(

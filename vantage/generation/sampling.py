@@ -12,6 +12,7 @@ import secrets
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, final, runtime_checkable
 
 import numpy as np
@@ -84,12 +85,12 @@ class Picker:
         constraint: Constraint | None = None,
     ):
         self.sampling, self.vocab, self.sample, self.constraint = sampling, vocab, sample, constraint
-        self.seed = secrets.randbelow(SEEDS) if sampling.seed is None else sampling.seed
+        self.seed = seed_of(sampling)
         self.step = 0
         self._bias = sampling.bias
         _in_vocab("logit_bias", [token for token, _ in self._bias], vocab)
         _in_vocab("the prompt", prompt, vocab)
-        self._prompt = frozenset(prompt)
+        self._prompt = prompt
         self._output: Counter[int] = Counter()
 
     def distribution(self, logits_V: Tensor) -> Tensor:
@@ -156,13 +157,17 @@ class Picker:
 
     # ---- inside
 
+    @cached_property
+    def _in_prompt(self) -> frozenset[int]:
+        return frozenset(self._prompt)
+
     def _adjusted(self, logits_V: Tensor) -> Tensor:
         """The logits after penalties, bias and constraint."""
         if logits_V.shape != (self.vocab,):
             raise BadInput(f"logits of shape {tuple(logits_V.shape)}: give ({self.vocab},), one for each token")
         s = self.sampling
         logits = logits_V.detach()
-        if s.repetition_penalty != 1 and (seen := sorted(self._prompt | self._output.keys())):
+        if s.repetition_penalty != 1 and (seen := sorted(self._in_prompt | self._output.keys())):
             index = torch.tensor(seen, device=logits.device)
             old = logits[index]
             new = torch.where(old < 0, old * s.repetition_penalty, old / s.repetition_penalty)
@@ -243,6 +248,11 @@ def _ranked(p_V: Tensor, least: Tensor | float) -> Tensor:
         return torch.from_numpy(ids[np.argsort(-p[ids], kind="stable")])
     ids = (p_V >= least).nonzero()[:, 0]
     return ids[p_V[ids].sort(descending=True, stable=True).indices]
+
+
+def seed_of(sampling: Sampling) -> int:
+    """The one that was given, or another one each time."""
+    return secrets.randbelow(SEEDS) if sampling.seed is None else sampling.seed
 
 
 def uniform(seed: int, sample: int, step: int) -> float:
