@@ -180,15 +180,15 @@ def decoding(model: Model, rows: int, seconds: float) -> tuple[Engine, float]:
 def prefill_rate(model: Model) -> float:
     """Prompt tokens a second with nothing else to do."""
     engine, draw = Engine(model, rows=ROWS, capacity=ROWS * 2832, chunk=2048), random.Random(2)
-    prompts = [prompt_of(draw, draw.randint(*PROMPTS)) for _ in range(32)]
-    for prompt in prompts[:4]:
-        engine.submit(prompt, max_tokens=1)
+    for tokens in range(64, PROMPTS[1] + 1, 64):  # every shape once
+        engine.submit(prompt_of(draw, tokens), max_tokens=1)
     engine.run()
+    prompts = [prompt_of(draw, draw.randint(*PROMPTS)) for _ in range(64)]
     begun = time.perf_counter()
-    for prompt in prompts[4:]:
+    for prompt in prompts:
         engine.submit(prompt, max_tokens=1)
     engine.run()
-    return sum(map(len, prompts[4:])) / (time.perf_counter() - begun)
+    return sum(map(len, prompts)) / (time.perf_counter() - begun)
 
 
 def arrivals(model: Model, seconds: float, chunk: int = 2048) -> Iterator[Row]:

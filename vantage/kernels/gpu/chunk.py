@@ -153,16 +153,16 @@ def _joined(sums, highest, totals, at, e, mine, m, total, acc, active, step, E: 
     return m, total, acc
 
 
-@triton.jit(do_not_specialize=["layer"])
+@triton.jit(do_not_specialize=["layer", "tokens", "splits"])
 def attend(
-    queries, out, stores, held, count, gone, table, slopes, sinks, sums, highest, totals, arrived, layer, tokens, scale,
-    cap, window, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, D_TILE: tl.constexpr,
-    E_TILE: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr,
+    queries, out, stores, held, count, gone, table, slopes, sinks, sums, highest, totals, arrived, layer, tokens, splits,
+    scale, cap, window, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, D_TILE: tl.constexpr,
+    E_TILE: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     LEAST: tl.constexpr, BLOCK: tl.constexpr, SOFTCAP: tl.constexpr, SLOPES: tl.constexpr, SINKS: tl.constexpr,
     WINDOW: tl.constexpr, PRECISION: tl.constexpr, TYPE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """out (T, H · E). A row of a tile is a head of a token; HEADS: a power of two, at least those of a group. SPLITS:
-    so many programs share what a tile sees, if that is more than LEAST keys each, and the last of them joins it."""
+    """out (T, H · E). A row of a tile is a head of a token; HEADS: a power of two, at least those of a group. At most
+    ``splits`` programs share what a tile sees, if that is more than LEAST keys each, and the last of them joins it."""
     g = tl.program_id(0)
     tile = tl.num_programs(1) - 1 - tl.program_id(1)  # those with the most keys first
     split = tl.program_id(2)
@@ -176,7 +176,7 @@ def attend(
     begin = 0
     if WINDOW:
         begin = tl.maximum(0, n + first + 1 - window)
-    share = tl.maximum(tl.cdiv(tl.cdiv(last - begin, SPLITS), KEYS) * KEYS, LEAST)
+    share = tl.maximum(tl.cdiv(tl.cdiv(last - begin, splits), KEYS) * KEYS, LEAST)
     active = tl.cdiv(last - begin, share)
     if split >= active:
         return
@@ -217,7 +217,7 @@ def attend(
         q, m, total, acc, k_base, v_base, blocks, whole, end, end, seen, slope, scale, cap, window, D, E, D_TILE,
         E_TILE, KEYS, BLOCK, True, SOFTCAP, SLOPES, WINDOW, PRECISION, TYPE, STAGES,
     )  # fmt: skip
-    if SPLITS > 1 and active > 1:
+    if active > 1:
         at = i * H + h
         step = tokens * H
         mine_at = at + split * step
@@ -331,8 +331,8 @@ def attend_chunk(
     second: Launch = attend
     second[(kv_heads, triton.cdiv(tokens * group, tile.rows), tile.splits)](
         queries, out, stores, at.held, at.count, at.gone, at.table, nothing if slopes is None else slopes,
-        nothing if sinks is None else sinks, *work, layer, tokens, scale, softcap or 1.0, window, HEADS=group,
-        ROWS=tile.rows, KEYS=tile.keys, SPLITS=tile.splits, LEAST=max(least, tile.keys), SOFTCAP=softcap is not None,
+        nothing if sinks is None else sinks, *work, layer, tokens, tile.splits, scale, softcap or 1.0, window,
+        HEADS=group, ROWS=tile.rows, KEYS=tile.keys, LEAST=max(least, tile.keys), SOFTCAP=softcap is not None,
         SLOPES=slopes is not None, SINKS=sinks is not None, WINDOW=window > 0,
         PRECISION="ieee" if qkv.dtype is torch.float32 else "tf32", STAGES=tile.stages, num_warps=tile.warps, **sizes,
     )  # fmt: skip

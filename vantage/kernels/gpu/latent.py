@@ -279,7 +279,8 @@ def decode_latent(
         work.queries, stores, rows.held, rows.gone, rows.table, nothing if slopes is None else slopes, work.sums,
         work.highest, work.totals, layer, *places, scale, softcap or 1.0, window, H=sizes.heads, R=sizes.rank,
         HEADS=heads, HEADS_TILE=max(LEAST_TILE, heads), SPLITS=splits, KEYS=keys, STAGES=stages,
-        SOFTCAP=softcap is not None, SLOPES=slopes is not None, WINDOW=window > 0, num_warps=WARPS, **tile, **roped, **precision,
+        SOFTCAP=softcap is not None, SLOPES=slopes is not None, WINDOW=window > 0, num_warps=WARPS, **tile,
+        **roped, **precision,
     )  # fmt: skip
     third: Launch = expand
     third[(sizes.heads, B)](

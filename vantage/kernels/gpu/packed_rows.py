@@ -113,8 +113,8 @@ def product(
         last = tl.atomic_add(arrived + tl.program_id(0), 1, sem="acq_rel") == SPLITS - 1
         if last:
             acc = tl.zeros((LANES, ROWS), tl.float32)
-            for i in tl.static_range(SPLITS):
-                acc += tl.load(mine + i * (LANES * ROWS), cache_modifier=".cg")
+            for other in tl.static_range(SPLITS):
+                acc += tl.load(mine + other * (LANES * ROWS), cache_modifier=".cg")
             tl.store(arrived + tl.program_id(0), 0)
     kept = (n < N)[:, None] & (m < rows)[None, :] & last
     to = out + m[None, :].to(tl.int64) * out_stride + n[:, None]
@@ -165,7 +165,7 @@ def width_for(rows: int) -> int:
 
 def tile_for(blocks: DeviceBlocks) -> RowsTile:
     """By the matrix alone."""
-    words, programs = 64, triton.cdiv(blocks.outputs, OUTPUTS)
+    words, programs = 32, triton.cdiv(blocks.outputs, OUTPUTS)
     tiles = triton.cdiv(blocks.inputs * FORMS[blocks.format].low // 32, words)
     return RowsTile(words, 4, max(1, min(8, tiles // 2, PROGRAMS // programs)))
 
@@ -175,7 +175,8 @@ def arranged(x: Tensor, format: Format) -> Tensor:
     what its place in the word makes of a number."""
     form, (rows, inputs) = FORMS[format], x.shape
     each = 32 // form.low
-    out = x.new_zeros((each, inputs // each, width_for(rows)))
+    # rows that are none meet nobody; but an interpreter of kernels minds what is no number
+    out = (x.new_empty if x.is_cuda else x.new_zeros)((each, inputs // each, width_for(rows)))
     taken = x.view(rows, -1, each).permute(2, 1, 0)
     if form.high or form.table is not None:
         out[:, :, :rows] = taken

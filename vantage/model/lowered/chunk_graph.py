@@ -48,7 +48,10 @@ class ChunkBuffers:
             self.slopes = [slopes_of(step, device) for step in program.attentions]
             self.sums = sums_for(program.body, packed_rows.MOST_ROWS, program.dtype, device)
         self.numbers: np.ndarray | None = None  # what ``stores`` says
-        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        on_gpu = device.type == "cuda"
+        self.pool = torch.cuda.graph_pool_handle() if on_gpu else None
+        # one for all captures, since torch's products keep a workspace for every stream
+        self.stream = torch.cuda.Stream(device) if on_gpu else None
 
 
 def _shares(shape: Shape, dtype: torch.dtype, device: torch.device) -> chunk.ChunkWorkspace:
@@ -96,13 +99,21 @@ class ChunkGraph:
 
     def _captured(self) -> Callable[[], None]:
         """As a graph, after a first run with no token in it, in which every kernel is compiled."""
-        if self._device.type != "cuda":
+        if self._memory.stream is None:
             return self._steps
-        graph = torch.cuda.CUDAGraph()
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
+        stream = self._memory.stream
         with torch.inference_mode(False), torch.no_grad():
             self._steps()
-            with torch.cuda.graph(graph, pool=self._memory.pool):
-                self._steps()
+            stream.wait_stream(current)
+            # not ``torch.cuda.graph``, which collects garbage and empties the allocator first: a tenth of a second
+            with torch.cuda.stream(stream):
+                graph.capture_begin(pool=self._memory.pool)
+                try:
+                    self._steps()
+                finally:
+                    graph.capture_end()
+            current.wait_stream(stream)
         return graph.replay
 
     def _place(self, tokens: int, places: Sequence[RowPlaces], before: int, first: int, stores: np.ndarray) -> None:
