@@ -155,9 +155,9 @@ def _joined(sums, highest, totals, at, e, mine, m, total, acc, active, step, E: 
 
 @triton.jit(do_not_specialize=["layer", "tokens", "splits"])
 def attend(
-    queries, out, stores, held, count, gone, table, slopes, sinks, sums, highest, totals, arrived, layer, tokens, splits,
-    scale, cap, window, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, D_TILE: tl.constexpr,
-    E_TILE: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    queries, out, stores, held, count, gone, table, slopes, sinks, sums, highest, totals, arrived, layer, tokens,
+    splits, scale, cap, window, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    D_TILE: tl.constexpr, E_TILE: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     LEAST: tl.constexpr, BLOCK: tl.constexpr, SOFTCAP: tl.constexpr, SLOPES: tl.constexpr, SINKS: tl.constexpr,
     WINDOW: tl.constexpr, PRECISION: tl.constexpr, TYPE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
