@@ -27,12 +27,34 @@ PROGRAMS = 264  # two for each processor of an H200: with fewer outputs, program
 
 
 @triton.jit
+def _place_of_four(half, PLACE: tl.constexpr):
+    """The bits of one of four numbers, and those of 2**23, in one instruction: a compiler takes two."""
+    if PLACE == 0:
+        number = tl.inline_asm_elementwise(
+            "lop3.b32 $0, $1, 0xF, 0x4B000000, 0xEA;", "=r,r", [half], dtype=tl.int32, is_pure=True, pack=1
+        )
+    elif PLACE == 1:
+        number = tl.inline_asm_elementwise(
+            "lop3.b32 $0, $1, 0xF0, 0x4B000000, 0xEA;", "=r,r", [half], dtype=tl.int32, is_pure=True, pack=1
+        )
+    elif PLACE == 2:
+        number = tl.inline_asm_elementwise(
+            "lop3.b32 $0, $1, 0xF00, 0x4B000000, 0xEA;", "=r,r", [half], dtype=tl.int32, is_pure=True, pack=1
+        )
+    else:
+        number = tl.inline_asm_elementwise(
+            "lop3.b32 $0, $1, 0xF000, 0x4B000000, 0xEA;", "=r,r", [half], dtype=tl.int32, is_pure=True, pack=1
+        )
+    return number
+
+
+@triton.jit
 def product(
     x, words, halves, factors, table, bias, out, partial, arrived, K, N, groups, rows, out_stride, BIAS: tl.constexpr,
     ADD: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, SHARE: tl.constexpr, WIDE: tl.constexpr,
     MINIMUM: tl.constexpr, NIBBLES: tl.constexpr, OFFSET: tl.constexpr, TABLE: tl.constexpr, INPUTS: tl.constexpr,
     SCALES: tl.constexpr, BYTES: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr,
-    LANES: tl.constexpr, PRECISION: tl.constexpr,
+    LANES: tl.constexpr, PRECISION: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """out (rows, N) = x · wᵀ + bias, or with ADD that more; x as ``arranged`` has it. A tile is so many words of every
     output. SPLITS: so many programs share the inputs, and the last of them adds what they found, in their order."""
@@ -94,7 +116,10 @@ def product(
                 value *= scale
             else:
                 # the bits of 2**23 and a number are the float of their sum: converting takes four times as long
-                number = (half & (((1 << LOW) - 1) << (j // 2 * LOW))) | 0x4B000000
+                if ASM and LOW == 4:
+                    number = _place_of_four(half, j // 2)
+                else:
+                    number = (half & (((1 << LOW) - 1) << (j // 2 * LOW))) | 0x4B000000
                 if LOW == 8:
                     number = number ^ (128 << (j // 2 * LOW))
                 less = 8388608.0 + (128 if LOW == 8 else OFFSET) * (1 << (j // 2 * LOW))
@@ -213,5 +238,6 @@ def multiply(
         row, *blocks.views, out if bias is None else bias, out, *held, blocks.inputs, blocks.outputs, blocks.groups,
         len(x), out.stride(0), BIAS=bias is not None, ADD=add, **blocks.constants, TILE=tile.words, SPLITS=splits,
         ROWS=row.shape[2], LANES=OUTPUTS,
-        PRECISION="ieee" if x.dtype is torch.float32 else "tf32", num_warps=tile.warps,
+        PRECISION="ieee" if x.dtype is torch.float32 else "tf32", ASM=out.is_cuda and torch.version.hip is None,
+        num_warps=tile.warps,
     )  # fmt: skip
