@@ -118,7 +118,7 @@ class NativeProgram(ProgramBuffers):
         return attended
 
     def attend_latent(self, q: int, kv: int, index: int, form: LatentForm, scores: ScoreForm) -> int:
-        raise CannotLower("latent attention has no native form on a CPU")
+        raise CannotLower("LatentAttention has no native form on a CPU")
 
     def activate(self, src: int, hidden: int, function: Any, *, gated: bool) -> int:
         if function not in FUNCTIONS:
