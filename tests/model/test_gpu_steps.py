@@ -260,25 +260,6 @@ def test_modules_over_places_on_the_device_give_the_logits_of_a_whole_pass(name)
     assert check_steps(model, steps)["graph of modules"] == 6
 
 
-@torch.inference_mode()
-def test_a_lowered_model_with_keys_of_8_bits_runs_its_modules():
-    from vantage.model.lowered.gpu_steps import GpuSteps
-
-    model = built(**MODELS["rope"])
-    model.kv_dtype = "int8"
-    assert not steps_of(model).takes(model.new_cache(1, kind="paged"))
-    steps = GpuSteps(model, lowered=False)
-    prompts = [[1, 2, 3, 4, 5, 6, 7], [9, 8, 7]]
-    cache = ModelCache.join(rows_of(model, prompts))
-    pos = Positions.onward(torch.tensor([len(p) - 1 for p in prompts]), 1).to(DEVICE)
-    cache.begin(pos)
-    logits = steps.logits(torch.tensor([[p[-1]] for p in prompts], device=DEVICE), pos, cache)
-    cache.commit()
-    for row, prompt in zip(logits, prompts, strict=True):
-        torch.testing.assert_close(row[0], last_logits(model, prompt), rtol=1e-4, atol=1e-5)
-    assert cache.layers[0].store.paths["graph of modules"] == 2
-
-
 @pytest.mark.parametrize("name", LATENTS)
 @torch.inference_mode()
 def test_latents_give_the_logits_of_a_whole_pass(name):

@@ -41,13 +41,10 @@ GRAPH, MODULE_GRAPH, CHUNK_GRAPH = "graph", "graph of modules", "graph of a chun
 class GpuSteps:
     """A model's step as graphs, one for each number of rows. Made anew when the model changes under it."""
 
-    def __init__(self, model: Any, *, lowered: bool = True):
-        """Not ``lowered``: its modules, for caches that the kernels of a lowered step do not read."""
+    def __init__(self, model: Any):
         self._model = model
         self.modules: ModuleProgram | None = None  # where the model cannot be lowered
         try:
-            if not lowered:
-                raise CannotLower("its cache keeps keys and values in another form")
             self.program = lower_for_gpu(model)
         except CannotLower as why:
             self.program, self.modules = GpuProgram(dtype=model.dtype), ModuleProgram.of(model, str(why))

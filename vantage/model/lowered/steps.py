@@ -37,7 +37,6 @@ class WholeSteps:
         self._last_hidden: weakref.ref[Tensor] | None = None  # what the last whole step gave
         self._why_not: str | None = None  # said by the model's parts: it stays so until the model changes
         self._gpu: GpuSteps | None = None
-        self._gpu_modules: GpuSteps | None = None  # of a model that is lowered, for caches that this does not take
         self._why_not_on_gpu: str | None = None
         self.watcher: WeightsWatcher | None = None  # who wants the weights of each pass's last query
         self._in_the_way = ""  # why the last pass that could have been a whole step was none
@@ -159,15 +158,7 @@ class WholeSteps:
         return self._gpu is not None and self._gpu.why_not is None and not self._gpu.watched()
 
     def _ready_on_gpu(self, model: Any, cache: ModelCache) -> GpuSteps | None:
-        if not self.runs_on_gpu(model) or self._gpu is None:
-            return None
-        if self._gpu.takes(cache):
-            return self._gpu
-        if self._gpu.modules is not None:
-            return None
-        if self._gpu_modules is None or self._gpu_modules.stale():
-            self._gpu_modules = type(self._gpu)(model, lowered=False)
-        return self._gpu_modules if self._gpu_modules.takes(cache) else None
+        return self._gpu if self.runs_on_gpu(model) and self._gpu is not None and self._gpu.takes(cache) else None
 
     def _lower_for_gpu(self, model: Any) -> None:
         try:
