@@ -66,7 +66,7 @@ def test_a_product_of_several_rows_with_blocks(kind: str, outputs: int, count: i
 
     inputs = inputs_of(kind, count)
     weight, blocks = blocks_of(kind, outputs, inputs)
-    assert takes(blocks, rows_, torch.float32)
+    assert takes(blocks, rows_)
     draw = torch.Generator().manual_seed(inputs)
     x, bias = torch.randn(rows_, inputs, generator=draw).to(DEVICE), torch.randn(outputs, generator=draw).to(DEVICE)
     before = torch.randn(rows_, outputs + 8, generator=draw).to(DEVICE)  # its outputs lie within wider rows

@@ -216,6 +216,10 @@ PARTS = {
     "fox": {"position": "fox"},
     "shaw": {"position": "shaw"},
     "xpos": {"position": "xpos"},
+    "latent": {
+        "heads": None,
+        "attention": vt.Latent(2, kv_rank=16, nope_dim=8, rope_dim=8, value_dim=16, norm=vt.RMSNorm()),
+    },
 }
 LATENT = {"kv_rank": 16, "nope_dim": 8, "rope_dim": 8, "value_dim": 16, "norm": vt.RMSNorm()}
 LATENTS = {
@@ -262,8 +266,9 @@ def test_modules_over_places_on_the_device_give_the_logits_of_a_whole_pass(name)
 
 @pytest.mark.parametrize("name", LATENTS)
 @torch.inference_mode()
-def test_latents_give_the_logits_of_a_whole_pass(name):
+def test_latents_give_the_logits_of_a_whole_pass(name, monkeypatch):
     """Several rows in blocks, and one row that owns its places, with several shares of what is held."""
+    monkeypatch.setenv("VANTAGE_LATENT_STEPS", "1")
     model = vt.build(vt.decoder(vocab=61, width=32, layers=2, **LATENTS[name]), seed=1).eval().to(DEVICE)
     if any("sinks" in name for name, _ in model.named_parameters()):
         for one in (p for name, p in model.named_parameters() if "sinks" in name):

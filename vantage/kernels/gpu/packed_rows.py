@@ -8,7 +8,6 @@ is put into another order but the rows, which are few.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -16,36 +15,41 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vantage.kernels.gpu.packed import DeviceBlocks, scales_of
-from vantage.kernels.native import Format
+from vantage.kernels.gpu.packed import DeviceBlocks, blocks_of, scales_of
 from vantage.kernels.packed_layout import FORMS
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
-FEWEST_ROWS, MOST_ROWS = 16, 64  # that a product is made for; with more, unpacking the weights costs less
+FEWEST_ROWS = MOST_ROWS = 16  # that a product is made for; more were not measured
 OUTPUTS = 64  # of one program: four groups, which stand side by side
 PROGRAMS = 264  # two for each processor of an H200: with fewer outputs, programs share inputs
 
 
 @triton.jit
-def _place_of_four(half, PLACE: tl.constexpr):
-    """The bits of one of four numbers, and those of 2**23, in one instruction: a compiler takes two."""
-    if PLACE == 0:
-        number = tl.inline_asm_elementwise(
-            "lop3.b32 $0, $1, 0xF, 0x4B000000, 0xEA;", "=r,r", [half], dtype=tl.int32, is_pure=True, pack=1
-        )
-    elif PLACE == 1:
-        number = tl.inline_asm_elementwise(
-            "lop3.b32 $0, $1, 0xF0, 0x4B000000, 0xEA;", "=r,r", [half], dtype=tl.int32, is_pure=True, pack=1
-        )
-    elif PLACE == 2:
-        number = tl.inline_asm_elementwise(
-            "lop3.b32 $0, $1, 0xF00, 0x4B000000, 0xEA;", "=r,r", [half], dtype=tl.int32, is_pure=True, pack=1
-        )
-    else:
-        number = tl.inline_asm_elementwise(
-            "lop3.b32 $0, $1, 0xF000, 0x4B000000, 0xEA;", "=r,r", [half], dtype=tl.int32, is_pure=True, pack=1
-        )
-    return number
+def _tile(
+    words, halves, factors, first, stride, lane, valid, start, count, LOW: tl.constexpr, HIGH: tl.constexpr,
+    SHARE: tl.constexpr, WIDE: tl.constexpr, MINIMUM: tl.constexpr, NIBBLES: tl.constexpr, INPUTS: tl.constexpr,
+    SCALES: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """So many words of every output from ``start`` on, their fifth bits (the same where there are none), scales and
+    minima, each (words, outputs)."""
+    PARTS: tl.constexpr = INPUTS // 32
+    w = start + tl.arange(0, TILE)
+    inside = (w < count)[:, None] & valid
+    part, of_part = w // LOW, w % LOW
+    block = first + (part // PARTS)[:, None] * stride
+    begin = (block + (SCALES + part % PARTS * (64 * (LOW + HIGH)))[:, None]) // 4 + lane
+    # 16 outputs side by side, from a multiple of 32 bytes on: the compiler does not see it
+    begin = tl.max_contiguous(tl.multiple_of(begin, (1, 8)), (1, 16))
+    at = words + begin + (of_part * 16)[:, None]
+    word = tl.load(at, mask=inside, other=0, eviction_policy="evict_first")
+    high = word
+    if HIGH:
+        high = tl.load(words + begin + 16 * LOW, mask=inside, other=0) >> (of_part * (16 // LOW))[:, None]
+    share = (part % PARTS * 32 + of_part * (32 // LOW)) // SHARE
+    scale, minimum = scales_of(
+        halves, factors, block, share[:, None], lane, inside, WIDE, MINIMUM, NIBBLES, INPUTS // SHARE
+    )
+    return word, high, scale, minimum
 
 
 @triton.jit
@@ -53,83 +57,53 @@ def product(
     x, words, halves, factors, table, bias, out, partial, arrived, K, N, groups, rows, out_stride, BIAS: tl.constexpr,
     ADD: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, SHARE: tl.constexpr, WIDE: tl.constexpr,
     MINIMUM: tl.constexpr, NIBBLES: tl.constexpr, OFFSET: tl.constexpr, TABLE: tl.constexpr, INPUTS: tl.constexpr,
-    SCALES: tl.constexpr, BYTES: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr,
-    LANES: tl.constexpr, PRECISION: tl.constexpr, ASM: tl.constexpr,
+    SCALES: tl.constexpr, BYTES: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr,
+    ROWS: tl.constexpr, LANES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """out (rows, N) = x · wᵀ + bias, or with ADD that more; x as ``arranged`` has it. A tile is so many words of every
-    output. SPLITS: so many programs share the inputs, and the last of them adds what they found, in their order."""
-    four = tl.program_id(0)  # groups that stand side by side; of the last ones there may be fewer
-    i = tl.arange(0, LANES)
-    n = four * LANES + i
+    output. SPLITS: so many programs share the inputs, and the last of them adds what they found, in their order.
+    A tile is read while the one before is multiplied."""
+    n = tl.program_id(0) * LANES + tl.arange(0, LANES)
     m = tl.arange(0, ROWS)
     split = tl.program_id(1)
-    PARTS: tl.constexpr = INPUTS // 32
     IN_WORD: tl.constexpr = 32 // LOW  # inputs
     count = K // IN_WORD
-    side_by_side = tl.minimum(groups - four * 4, 4)
-    base = four.to(tl.int64) * 4 * (K // INPUTS) * BYTES
-    words += base // 4
-    halves += base // 2
-    factors += base
-    # offsets from there, in bytes: of a group's first block, and of an output in it
-    valid = (i // 16 < side_by_side)[None, :]
-    group = tl.where(valid, (i // 16 * BYTES)[None, :], 0)
-    lane = (i % 16)[None, :]
+    first, stride = blocks_of(tl.minimum(n // 16, groups - 1), groups, K // INPUTS, BYTES)
+    first, stride, lane, valid = first[None, :], stride[None, :], (n % 16)[None, :], (n < groups * 16)[None, :]
     acc = tl.zeros((LANES, ROWS), tl.float32)
     per_split = tl.cdiv(count, TILE * SPLITS) * TILE
     begin = split * per_split
     end = tl.minimum(begin + per_split, count)
+    word, high, scale, minimum = _tile(
+        words, halves, factors, first, stride, lane, valid, begin, end, LOW, HIGH, SHARE, WIDE, MINIMUM, NIBBLES,
+        INPUTS, SCALES, TILE,
+    )  # fmt: skip
     for start in tl.range(begin, end, TILE, num_stages=1):
         w = start + tl.arange(0, TILE)
-        inside = (w < end)[:, None] & valid
         loaded = tl.tuple(())
-        for j in tl.static_range(IN_WORD):  # all at once, since each of them waits for the memory
-            row = tl.load(x + (j * count + w)[:, None] * ROWS + m[None, :], mask=(w < end)[:, None], other=0.0)
+        for i in tl.static_range(IN_WORD):  # all at once, since each of them waits for the memory
+            at = (i * count + w)[:, None] * ROWS + m[None, :]
+            row = tl.load(x + at, mask=(w < end)[:, None], other=0.0)
             loaded = loaded + (row,)  # noqa: RUF005 (Triton does not know the star)
-        part, of_part = w // LOW, w % LOW
-        block = (part // PARTS * (side_by_side * BYTES))[:, None] + group
-        at = (SCALES + part % PARTS * (64 * (LOW + HIGH)))[:, None] + block + lane * 4
-        # 16 outputs side by side, from a multiple of 32 bytes on: the compiler does not see it
-        at = tl.max_contiguous(tl.multiple_of(at // 4, (1, 8)), (1, 16))
-        word = tl.load(words + at + (of_part * 16)[:, None], mask=inside, other=0, eviction_policy="evict_first")
-        high = word
-        if HIGH:
-            high = tl.load(words + at + 16 * LOW, mask=inside, other=0) >> (of_part * (16 // LOW))[:, None]
-        share = ((part % PARTS * 32 + of_part * IN_WORD) // SHARE)[:, None]
-        scale, minimum = scales_of(halves, factors, block, share, lane, inside, WIDE, MINIMUM, NIBBLES, INPUTS // SHARE)
-        upper = word >> 16
-        if LOW == 2:
-            upper = upper & 0xFFFF
-        for j in tl.static_range(IN_WORD):
-            # where the number stands in its half of the word it is so many times as large: ``arranged`` divides
-            half = word
-            if j % 2:
-                half = upper
-            if HIGH or TABLE:
-                number = (half >> (j // 2 * LOW)) & ((1 << LOW) - 1)
-                if HIGH:
-                    number |= ((high >> (j // 2 + j % 2 * 16)) & 1) << LOW
-                if TABLE:
-                    value = ((tl.load(table + number) ^ 128) - 128).to(tl.float32)
-                else:
-                    value = (number | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + OFFSET)
-                value *= scale
-            else:
-                # the bits of 2**23 and a number are the float of their sum: converting takes four times as long
-                if ASM and LOW == 4:
-                    number = _place_of_four(half, j // 2)
-                else:
-                    number = (half & (((1 << LOW) - 1) << (j // 2 * LOW))) | 0x4B000000
+        next_word, next_high, next_scale, next_minimum = _tile(
+            words, halves, factors, first, stride, lane, valid, start + TILE, end, LOW, HIGH, SHARE, WIDE, MINIMUM,
+            NIBBLES, INPUTS, SCALES, TILE,
+        )  # fmt: skip
+        for i in tl.static_range(IN_WORD):
+            number = (word >> (i // 2 * LOW + i % 2 * 16)) & ((1 << LOW) - 1)
+            if HIGH:
+                number |= ((high >> (i // 2 + i % 2 * 16)) & 1) << LOW
+            if TABLE:
+                value = ((tl.load(table + number) ^ 128) - 128).to(tl.float32) * scale
+            else:  # the bits of 2**23 and the number are the float of their sum: converting takes four times as long
                 if LOW == 8:
-                    number = number ^ (128 << (j // 2 * LOW))
-                less = 8388608.0 + (128 if LOW == 8 else OFFSET) * (1 << (j // 2 * LOW))
-                value = (number.to(tl.float32, bitcast=True) - less) * scale
+                    number = number ^ 128
+                value = (number | 0x4B000000).to(tl.float32, bitcast=True)
+                value = (value - (8388608.0 + (128 if LOW == 8 else OFFSET))) * scale
             if MINIMUM:
-                if HIGH:
-                    value += minimum
-                else:
-                    value += minimum * (1 << (j // 2 * LOW))
-            acc = tl.dot(tl.trans(value.to(x.dtype.element_ty)), loaded[j], acc, input_precision=PRECISION)
+                value += minimum
+            acc = tl.dot(tl.trans(value.to(x.dtype.element_ty)), loaded[i], acc, input_precision=PRECISION)
+        word, high, scale, minimum = next_word, next_high, next_scale, next_minimum
     last = True
     if SPLITS > 1:
         mine = partial + tl.program_id(0) * (SPLITS * LANES * ROWS) + (n % LANES)[:, None] * ROWS + m[None, :]
@@ -138,8 +112,8 @@ def product(
         last = tl.atomic_add(arrived + tl.program_id(0), 1, sem="acq_rel") == SPLITS - 1
         if last:
             acc = tl.zeros((LANES, ROWS), tl.float32)
-            for other in tl.static_range(SPLITS):
-                acc += tl.load(mine + other * (LANES * ROWS), cache_modifier=".cg")
+            for i in tl.static_range(SPLITS):
+                acc += tl.load(mine + i * (LANES * ROWS), cache_modifier=".cg")
             tl.store(arrived + tl.program_id(0), 0)
     kept = (n < N)[:, None] & (m < rows)[None, :] & last
     to = out + m[None, :].to(tl.int64) * out_stride + n[:, None]
@@ -165,11 +139,10 @@ class RowSums(NamedTuple):
     arrived: Tensor
 
     @staticmethod
-    def make(blocks: Iterable[DeviceBlocks], rows: int, dtype: torch.dtype, device: torch.device) -> RowSums | None:
+    def make(blocks: Iterable[DeviceBlocks], rows: int, device: torch.device) -> RowSums | None:
         """For the largest of these with so many rows; ``None``: no product with them is split."""
         width = width_for(rows)
-        taken = [one for one in blocks if takes(one, rows, dtype)]
-        programs = [(triton.cdiv(one.outputs, OUTPUTS), tile_for(one).splits) for one in taken]
+        programs = [(triton.cdiv(one.outputs, OUTPUTS), tile_for(one).splits) for one in blocks if takes(one, rows)]
         split = [(count, splits) for count, splits in programs if splits > 1]
         if not split:
             return None
@@ -177,10 +150,9 @@ class RowSums(NamedTuple):
         return RowSums(partial, torch.zeros(max(count for count, _ in split), dtype=torch.int32, device=device))
 
 
-def takes(blocks: DeviceBlocks, rows: int, dtype: torch.dtype) -> bool:
-    """Whether so many rows meet these blocks as they are; numbers of 6 bits lie across words, and float16 has not the
-    range for numbers that are not moved to their place."""
-    return 1 < rows <= MOST_ROWS and FORMS[blocks.format].low != 6 and dtype is not torch.float16
+def takes(blocks: DeviceBlocks, rows: int) -> bool:
+    """Whether so many rows meet these blocks as they are; numbers of 6 bits lie across words."""
+    return 1 < rows <= MOST_ROWS and FORMS[blocks.format].low != 6
 
 
 def width_for(rows: int) -> int:
@@ -189,33 +161,18 @@ def width_for(rows: int) -> int:
 
 
 def tile_for(blocks: DeviceBlocks) -> RowsTile:
-    """By the matrix alone."""
+    """As measured on an H200, by the matrix alone."""
     words, programs = 32, triton.cdiv(blocks.outputs, OUTPUTS)
     tiles = triton.cdiv(blocks.inputs * FORMS[blocks.format].low // 32, words)
     return RowsTile(words, 4, max(1, min(8, tiles // 2, PROGRAMS // programs)))
 
 
-def arranged(x: Tensor, format: Format) -> Tensor:
-    """x (rows, K) as (inputs of a word, words, rows): the first input of every word, the second, and so on, each over
-    what its place in the word makes of a number."""
-    form, (rows, inputs) = FORMS[format], x.shape
-    each = 32 // form.low
-    # rows that are none meet nobody; but an interpreter of kernels minds what is no number
-    out = (x.new_empty if x.is_cuda else x.new_zeros)((each, inputs // each, width_for(rows)))
-    taken = x.view(rows, -1, each).permute(2, 1, 0)
-    if form.high or form.table is not None:
-        out[:, :, :rows] = taken
-    else:
-        torch.mul(taken, _over_places(form.low, x.dtype, x.device), out=out[:, :, :rows])
+def arranged(x: Tensor, low: int) -> Tensor:
+    """x (rows, K) as (inputs of a word, words, rows): the first input of every word, the second, and so on."""
+    rows, inputs = x.shape
+    out = x.new_zeros((32 // low, inputs * low // 32, width_for(rows)))
+    out[:, :, :rows] = x.view(rows, -1, 32 // low).permute(2, 1, 0)
     return out
-
-
-@lru_cache
-def _over_places(low: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """One over the number that stands for 1 in each place of a word, (inputs of a word, 1, 1)."""
-    with torch.inference_mode(False):
-        places = [2.0 ** -(i // 2 * low) for i in range(32 // low)]
-        return torch.tensor(places, dtype=dtype, device=device)[:, None, None]
 
 
 def multiply(
@@ -231,13 +188,12 @@ def multiply(
     """x (rows, K) by a matrix in blocks (N, K), into out (rows, N), or added to it. ``sums``: without them no two
     programs share the inputs."""
     tile = tile or tile_for(blocks)
-    programs, row = triton.cdiv(blocks.outputs, OUTPUTS), arranged(x, blocks.format)
+    programs, row = triton.cdiv(blocks.outputs, OUTPUTS), arranged(x, FORMS[blocks.format].low)
     splits, held = (1, (out, out)) if sums is None else (tile.splits, sums)
     kernel: Launch = product
     kernel[(programs, splits)](
         row, *blocks.views, out if bias is None else bias, out, *held, blocks.inputs, blocks.outputs, blocks.groups,
         len(x), out.stride(0), BIAS=bias is not None, ADD=add, **blocks.constants, TILE=tile.words, SPLITS=splits,
         ROWS=row.shape[2], LANES=OUTPUTS,
-        PRECISION="ieee" if x.dtype is torch.float32 else "tf32", ASM=out.is_cuda and torch.version.hip is None,
-        num_warps=tile.warps,
+        PRECISION="ieee" if x.dtype is torch.float32 else "tf32", num_warps=tile.warps,
     )  # fmt: skip

@@ -46,12 +46,9 @@ class ChunkBuffers:
             self.shares = {shape: _shares(shape, program.dtype, device) for shape in {*shapes}}
             self.stores = torch.zeros((len(program.attentions), decode.ADDRESS), dtype=torch.int64, device=device)
             self.slopes = [slopes_of(step, device) for step in program.attentions]
-            self.sums = sums_for(program.body, packed_rows.MOST_ROWS, program.dtype, device)
+            self.sums = sums_for(program.body, packed_rows.MOST_ROWS, device)
         self.numbers: np.ndarray | None = None  # what ``stores`` says
-        on_gpu = device.type == "cuda"
-        self.pool = torch.cuda.graph_pool_handle() if on_gpu else None
-        # one for all captures, since torch's products keep a workspace for every stream
-        self.stream = torch.cuda.Stream(device) if on_gpu else None
+        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
 
 def _shares(shape: Shape, dtype: torch.dtype, device: torch.device) -> chunk.ChunkWorkspace:
@@ -99,21 +96,13 @@ class ChunkGraph:
 
     def _captured(self) -> Callable[[], None]:
         """As a graph, after a first run with no token in it, in which every kernel is compiled."""
-        if self._memory.stream is None:
+        if self._device.type != "cuda":
             return self._steps
-        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
-        stream = self._memory.stream
+        graph = torch.cuda.CUDAGraph()
         with torch.inference_mode(False), torch.no_grad():
             self._steps()
-            stream.wait_stream(current)
-            # not ``torch.cuda.graph``, which collects garbage and empties the allocator first: a tenth of a second
-            with torch.cuda.stream(stream):
-                graph.capture_begin(pool=self._memory.pool)
-                try:
-                    self._steps()
-                finally:
-                    graph.capture_end()
-            current.wait_stream(stream)
+            with torch.cuda.graph(graph, pool=self._memory.pool):
+                self._steps()
         return graph.replay
 
     def _place(self, tokens: int, places: Sequence[RowPlaces], before: int, first: int, stores: np.ndarray) -> None:

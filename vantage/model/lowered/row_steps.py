@@ -52,20 +52,18 @@ def run_step(
             attend(step)
 
 
-def sums_for(
-    steps: Iterable[GpuStep], rows: int, dtype: torch.dtype, device: torch.device
-) -> packed_rows.RowSums | None:
+def sums_for(steps: Iterable[GpuStep], rows: int, device: torch.device) -> packed_rows.RowSums | None:
     """Room for what programs leave to each other in products with weights in blocks."""
     weights = [step.weight for step in steps if isinstance(step, LinearStep)]
     blocks = [weight for weight in weights if not isinstance(weight, Tensor)]
-    return packed_rows.RowSums.make(blocks, rows, dtype, device)
+    return packed_rows.RowSums.make(blocks, rows, device)
 
 
 def _linear(step: LinearStep, buffers: Sequence[Tensor], sums: packed_rows.RowSums | None) -> None:
     x, out, weight = buffers[step.src], buffers[step.dst], step.weight
     if not isinstance(weight, Tensor):
         out = out[:, step.column : step.column + weight.outputs]
-        if packed_rows.takes(weight, len(x), x.dtype):
+        if packed_rows.takes(weight, len(x)):
             packed_rows.multiply(x, weight, out, bias=step.bias, add=step.add, sums=sums)
             return
         weight = packed.unpacked(weight, x.dtype)  # its memory is the next one's

@@ -133,7 +133,7 @@ class StepGraph:
         ] = {}  # of the weight in blocks that is being multiplied
         blocks = [s.weight for s in program.steps if isinstance(s, LinearStep) and not isinstance(s.weight, Tensor)]
         self._split_sums = packed_product.SplitSums.make(blocks, device) if self._single else None
-        self._row_sums = sums_for(program.steps, rows, program.dtype, device)
+        self._row_sums = sums_for(program.steps, rows, device)
         self._dependent = self._single and product.supports_dependent_launch(device)
         self._steps = program.joined() if self._single else program.steps
         self._slopes = [slopes_of(step, device) for step in program.attentions]
