@@ -60,6 +60,16 @@ def test_the_same_tokens_as_on_a_cpu(name, choice):
     assert got[0].stats.paths["graph" if name in LOWERED else "graph of modules"] > 100
 
 
+@pytest.mark.parametrize("choice", ["greedy", "top-p"])
+def test_latent_attention_in_its_lowered_form(choice, monkeypatch):
+    monkeypatch.setenv("VANTAGE_LATENT_STEPS", "1")
+    cpu, gpu = pair("latent")
+    want = vt.generate(cpu, PROMPTS, max_tokens=50, **CHOICES[choice])
+    got = vt.generate(gpu, PROMPTS, max_tokens=50, stats=True, **CHOICES[choice])
+    assert [a.tokens for a in got] == [a.tokens for a in want]
+    assert got[0].stats.paths["graph"] > 100
+
+
 @pytest.mark.parametrize("name", ["rope", "alibi", "t5"])
 def test_a_text_grows_past_the_first_table_of_blocks(name):
     """A row with more than 64 blocks takes another graph, in the middle of steps that are under way."""
@@ -77,6 +87,26 @@ def test_batch_invariant_gives_the_same_bits(name):
     together = vt.generate(gpu, PROMPTS, max_tokens=40, batch_invariant=True, logprobs=0)
     alone = [vt.generate(gpu, prompt, max_tokens=40, batch_invariant=True, logprobs=0) for prompt in PROMPTS]
     assert [answer.logprobs for answer in together] == [answer.logprobs for answer in alone]
+
+
+@pytest.mark.parametrize("name", ["rope", "alibi", "window"])
+def test_prompts_run_as_graphs_of_chunks(name):
+    """In pieces that fill no bucket, behind a shared prefix, and while others decode."""
+    cpu, gpu = pair(name)
+    engine = Engine(gpu, rows=6, chunk=48)
+    base = [(5 * i + 1) % 211 for i in range(700)]
+    prompts = [base, base[:600] + [7] * 90, [3] * 17, base[:100]]
+    requests = []
+    for prompt in prompts:
+        requests.append(engine.submit(prompt, max_tokens=20))
+        for _ in range(3):
+            engine.step()
+    engine.run()
+    for request, prompt in zip(requests, prompts, strict=True):
+        want = vt.generate(cpu, prompt, max_tokens=20, ends=False).tokens
+        assert tuple(request.outputs[0].tokens) == want
+    assert engine.stats.paths["graph of a chunk"] > 700
+    assert engine.stats.reused > 500
 
 
 @pytest.mark.parametrize("name", ["rope", "t5", "fox"])

@@ -57,3 +57,29 @@ def test_a_product_with_blocks(kind: str, outputs: int, count: int, tile: int, s
     wide = x.double() * torch.rsqrt((x.double() ** 2).mean() + 1e-5) * (1 + gain.double())
     want = weight.double() @ wide + bias.double() + before.double()
     assert float((out - want).abs().max()) < 2e-5 * float((weight.double().abs() @ wide.abs()).max())
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("Q6")])
+@pytest.mark.parametrize(("outputs", "count", "rows_", "splits"), [(40, 2, 2, 1), (150, 3, 5, 1), (70, 5, 16, 3)])
+def test_a_product_of_several_rows_with_blocks(kind: str, outputs: int, count: int, rows_: int, splits: int):
+    from vantage.kernels.gpu.packed_rows import OUTPUTS, RowsTile, RowSums, multiply, takes
+
+    inputs = inputs_of(kind, count)
+    weight, blocks = blocks_of(kind, outputs, inputs)
+    assert takes(blocks, rows_)
+    draw = torch.Generator().manual_seed(inputs)
+    x, bias = torch.randn(rows_, inputs, generator=draw).to(DEVICE), torch.randn(outputs, generator=draw).to(DEVICE)
+    before = torch.randn(rows_, outputs + 8, generator=draw).to(DEVICE)  # its outputs lie within wider rows
+    wide = before.clone()
+    programs = -(-outputs // OUTPUTS)
+    sums = RowSums(
+        torch.full((programs * splits * OUTPUTS * 16,), torch.nan, device=DEVICE),
+        torch.zeros(programs, dtype=torch.int32, device=DEVICE),
+    )
+    tile = RowsTile(16, 4, splits)
+    multiply(x, blocks, wide[:, :outputs], bias=bias, add=True, sums=sums if splits > 1 else None, tile=tile)
+    assert not sums.arrived.any(), "left as the next product wants it"
+    torch.testing.assert_close(wide[:, outputs:], before[:, outputs:], rtol=0, atol=0)
+    want = x.double() @ weight.double().T + bias.double() + before[:, :outputs].double()
+    most = float((x.double().abs() @ weight.double().abs().T).max())
+    assert float((wide[:, :outputs] - want).abs().max()) < 2e-6 * most

@@ -65,6 +65,67 @@ def test_a_step_gives_the_logits_of_a_whole_pass(options):
     assert cache.tokens == (7, 3)
 
 
+@pytest.mark.parametrize("kind", ["paged", "contiguous", "static"])
+@pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
+@torch.inference_mode()
+def test_chunks_of_a_prompt_give_the_hidden_states_of_a_whole_pass(options, kind, monkeypatch):
+    """A chunk that fills no bucket, one that is several pieces, and one after what the kernels wrote before."""
+    monkeypatch.setattr("vantage.model.lowered.chunk_graph.CHUNKS", (4, 8))
+    model = built(**options)
+    steps = steps_of(model)
+    tokens = [(7 * i + 3) % 61 for i in range(40)]
+    want = model.hidden(torch.tensor([tokens], device=DEVICE))
+    cache = model.new_cache(1, kind=kind, capacity=64, **({"block": 4} if kind == "paged" else {}))
+    at = 0
+    for n in (3, 20, 8, 9):  # 3 of 4; 8, 8 and 4; 8; 8 and, in a bucket of 4, 1
+        pos = Positions.arange(1, n, at, device=DEVICE)
+        cache.begin(pos)
+        x = model.embed(torch.tensor([tokens[at : at + n]], device=DEVICE), pos, None)
+        got = steps.hidden(x, pos, cache)
+        cache.commit()
+        torch.testing.assert_close(got, want[:, at : at + n], rtol=1e-4, atol=1e-5)
+        at += n
+    assert cache.tokens == (40,)
+    assert cache.layers[0].store.paths["graph of a chunk"] == 40
+    logits = model(torch.tensor([[5]], device=DEVICE), cache=cache)  # what was kept is what the modules read
+    torch.testing.assert_close(logits[0, -1], last_logits(model, [*tokens, 5]), rtol=1e-4, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_chunks_after_a_shared_prefix():
+    """A row that goes on from another's blocks writes into copies of those that are not full."""
+    model = built(**MODELS["rope"])
+    steps = steps_of(model)
+    prefix, rests = [3, 1, 4, 1, 5, 9], [[2, 6, 5], [3, 5, 8, 9, 7]]
+    base = rows_of(model, [[*prefix, 0]])[0]
+    caches = [base.fork() for _ in rests]
+    for cache, rest in zip(caches, rests, strict=True):
+        pos = Positions.arange(1, len(rest), len(prefix), device=DEVICE)
+        cache.begin(pos)
+        x = model.embed(torch.tensor([rest], device=DEVICE), pos, None)
+        got = steps.hidden(x, pos, cache)
+        cache.commit()
+        want = model.hidden(torch.tensor([[*prefix, *rest]], device=DEVICE))[:, len(prefix) :]
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_a_pass_that_is_no_chunk_of_one_run_is_left_to_the_modules():
+    model = built(**MODELS["rope"])
+    steps = steps_of(model)
+    for pos, batch in [
+        (Positions.arange(2, 3), 2),  # two rows
+        (Positions.arange(1, 1), 1),  # a step
+        (Positions.rows([2], width=3), 1),  # padding
+        (Positions.of(torch.tensor([[0, 2, 4]])), 1),  # gaps
+    ]:
+        cache, pos = model.new_cache(batch), pos.to(DEVICE)
+        tokens = torch.ones(pos.shape, dtype=torch.int64, device=DEVICE)
+        cache.begin(pos)
+        assert steps.hidden(model.embed(tokens, pos, None), pos, cache) is None
+        cache.abandon()
+
+
 @pytest.mark.parametrize("bits", [8, 4])
 @torch.inference_mode()
 def test_weights_in_blocks(bits):
@@ -146,7 +207,6 @@ def test_what_has_no_form_on_a_gpu_is_named():
     assert steps_of(built(position="cope")).modules.why == "CountedPositions has no native form"
 
 
-LATENT = vt.Latent(2, kv_rank=16, nope_dim=8, rope_dim=8, value_dim=16, norm=vt.RMSNorm())
 PARTS = {
     "t5": {"position": "t5"},
     "t5, window": {"position": "t5", "window": 4},
@@ -156,7 +216,19 @@ PARTS = {
     "fox": {"position": "fox"},
     "shaw": {"position": "shaw"},
     "xpos": {"position": "xpos"},
-    "latent": {"heads": None, "attention": LATENT},
+    "latent": {
+        "heads": None,
+        "attention": vt.Latent(2, kv_rank=16, nope_dim=8, rope_dim=8, value_dim=16, norm=vt.RMSNorm()),
+    },
+}
+LATENT = {"kv_rank": 16, "nope_dim": 8, "rope_dim": 8, "value_dim": 16, "norm": vt.RMSNorm()}
+LATENTS = {
+    "latent": {"attention": vt.Latent(2, **LATENT)},
+    "low queries": {"attention": vt.Latent(2, **LATENT, q_rank=32)},
+    "window": {"attention": vt.Latent(2, **LATENT), "window": 3},
+    "softcap, sinks": {"attention": vt.Latent(2, **LATENT, scores=vt.Scores(softcap=2.0, sinks=True))},
+    "three heads": {"attention": vt.Latent(3, **{**LATENT, "kv_rank": 12, "value_dim": 6})},
+    "alibi": {"attention": vt.Latent(4, **{**LATENT, "rope_dim": 0}), "position": "alibi"},
 }
 
 
@@ -166,13 +238,8 @@ def of_parts(name):
     return vt.build(spec, seed=1).eval().to(DEVICE)
 
 
-@pytest.mark.parametrize("name", PARTS)
-@torch.inference_mode()
-def test_modules_over_places_on_the_device_give_the_logits_of_a_whole_pass(name):
+def check_steps(model, steps):
     """Rows of unequal length, in a bucket of more rows, twice, so that the second step reads what the first wrote."""
-    model = of_parts(name)
-    steps = steps_of(model)
-    assert steps.modules is not None
     texts = [[1, 2, 3, 4, 5, 6, 7], [9, 8, 7], [4, 4]]
     cache = ModelCache.join(rows_of(model, texts))
     for token in (11, 12):
@@ -185,7 +252,35 @@ def test_modules_over_places_on_the_device_give_the_logits_of_a_whole_pass(name)
             torch.testing.assert_close(row[0], last_logits(model, text), rtol=1e-4, atol=1e-5)
             text.append(token)
     assert cache.tokens == (8, 4, 3)
-    assert cache.layers[0].store.paths["graph of modules"] == 6
+    return cache.layers[0].store.paths
+
+
+@pytest.mark.parametrize("name", PARTS)
+@torch.inference_mode()
+def test_modules_over_places_on_the_device_give_the_logits_of_a_whole_pass(name):
+    model = of_parts(name)
+    steps = steps_of(model)
+    assert steps.modules is not None
+    assert check_steps(model, steps)["graph of modules"] == 6
+
+
+@pytest.mark.parametrize("name", LATENTS)
+@torch.inference_mode()
+def test_latents_give_the_logits_of_a_whole_pass(name, monkeypatch):
+    """Several rows in blocks, and one row that owns its places, with several shares of what is held."""
+    monkeypatch.setenv("VANTAGE_LATENT_STEPS", "1")
+    model = vt.build(vt.decoder(vocab=61, width=32, layers=2, **LATENTS[name]), seed=1).eval().to(DEVICE)
+    if any("sinks" in name for name, _ in model.named_parameters()):
+        for one in (p for name, p in model.named_parameters() if "sinks" in name):
+            torch.nn.init.normal_(one)
+    steps = steps_of(model)
+    assert steps.modules is None
+    assert check_steps(model, steps)["graph"] == 6
+    text, cache = [(5 * i) % 61 for i in range(50)], model.new_cache(1)
+    model.hidden(torch.tensor([text[:-1]], device=DEVICE), cache=cache)
+    for [token] in steps.ahead([text[-1]], [cache], 3, [GREEDY]).read().tokens:
+        assert token == int(last_logits(model, text).argmax())
+        text.append(token)
 
 
 @torch.inference_mode()

@@ -11,6 +11,7 @@ from vantage.attention.scorer import Scorer, head_outputs, merge_heads
 from vantage.errors import BadInput, Refused
 from vantage.spec.attention import ActivationColumns, PositionParts, QueriesAndKeys
 from vantage.spec.model import BuildContext, CacheShape, NormConfig, Scores
+from vantage.spec.native import HeadColumns, LatentForm, LatentSizes, Program
 from vantage.spec.operations import AttentionWork, linear_operations
 from vantage.spec.parts import INIT_STD, Context, Shape, View
 from vantage.spec.registry import Entry
@@ -141,6 +142,19 @@ class LatentAttention(nn.Module):
         k = torch.cat([k_nope, k_rot.expand(-1, self.config.heads, -1, -1)], -1)
         v = torch.einsum("bsr,hvr->bhsv", latent[:, 0], self.v_up)
         return torch.cat([q_nope, q_rot], -1), kept._replace(k=k, v=v), None
+
+    def native(self, program: Program, src: int, into: int | None) -> int:
+        c, scores = self.config, self.scorer.score_form()
+        kv = program.linear(self.kv_down, src, None, "latent")
+        low = src if c.q_rank is None else program.linear(self.q_down, src, None, "low")
+        q = program.linear(self.q_up, program.lower(self.q_norm, low), None, "queries")
+        queries, keys = HeadColumns(q, c.nope_dim, c.heads, c.rope_dim), HeadColumns(kv, c.kv_rank, 1, c.rope_dim)
+        for transform in self.qk:
+            program.transform(transform, queries, keys)
+        sizes = LatentSizes(c.heads, c.kv_rank, c.nope_dim, c.rope_dim, c.value_dim)
+        form = LatentForm(sizes, self.kv_norm, self.k_up, self.v_up)
+        attended = program.attend_latent(q, kv, self.index, form, scores)
+        return program.linear(self.out, attended, into, "out of attention")
 
     # ---- what others ask
 

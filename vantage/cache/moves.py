@@ -8,6 +8,7 @@ buffers then follow. Buffers are contiguous: (B, G, places, w) where rows own th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
@@ -143,12 +144,28 @@ class Strided(BufferWrite, BufferRead):
         return buffer.as_strided((self.rows, g, self.n, w), (self.stride * w, places * w, w, 1), self.at * w)
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class PoolPlaces(BufferWrite):
-    """A place in the pool for every token of every row."""
+class Later:
+    """A tensor that is made when it is first wanted: kernels that find places by themselves never want it."""
 
-    index: Tensor  # (B, T)
+    def __init__(self, tensor: Tensor | Callable[[], Tensor]):
+        self._tensor = tensor
+
+    def get(self) -> Tensor:
+        if not isinstance(self._tensor, Tensor):
+            self._tensor = self._tensor()
+        return self._tensor
+
+
+@final
+class PoolPlaces(BufferWrite):
+    """A place in the pool for every token of every row, (B, T)."""
+
+    def __init__(self, index: Tensor | Callable[[], Tensor]):
+        self._index = Later(index)
+
+    @property
+    def index(self) -> Tensor:
+        return self._index.get()
 
     def put(self, buffer: Tensor, x_BGTw: Tensor) -> None:
         flat = x_BGTw.transpose(0, 1).flatten(1, 2)
@@ -183,13 +200,15 @@ class Copied(BufferWrite):
 
 
 @final
-@dataclass(frozen=True, eq=False)
 class Gathered(BufferRead):
-    """The blocks of a table, row by row, cut to n places."""
+    """The blocks of a table (B, blocks), row by row, cut to n places."""
 
-    table: Tensor  # (B, blocks)
-    block: int
-    n: int
+    def __init__(self, table: Tensor | Callable[[], Tensor], block: int, n: int):
+        self._table, self.block, self.n = Later(table), block, n
+
+    @property
+    def table(self) -> Tensor:
+        return self._table.get()
 
     def get(self, buffer: Tensor, x_BGTw: Tensor | None) -> Tensor:
         rows, width = self.table.shape

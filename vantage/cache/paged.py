@@ -95,10 +95,10 @@ class Paged(Ledger):
             assert pos.known.first is not None
             new = PagedState.run(todo.rows, pos.known.first - state.longest)
         else:
-            token_BT = self._tokens(pos)
+            token_BT = self._tokens(pos, state.rows)
             new = self._with_tables(pos, todo.rows, token_BT)
         write = self._moves.write(
-            new, pos.shape[1], counts, lambda: self._tokens(pos) if token_BT is None else token_BT
+            new, pos.shape[1], counts, lambda: self._tokens(pos, state.rows) if token_BT is None else token_BT
         )
         if (copies := self._copies(todo)) is not None:
             write = Copied(copies, write)
@@ -116,9 +116,9 @@ class Paged(Ledger):
         longest = state.longest
         return longest == 0 or first == state.first + longest
 
-    def _tokens(self, pos: Positions) -> Tensor:
-        """Which token of its row each one is, -1 for an empty place, (B, T)."""
-        before = torch.tensor([row.tokens for row in self._state.rows], device=self.device)
+    def _tokens(self, pos: Positions, rows: tuple[BlockRow, ...]) -> Tensor:
+        """Which token of its row each one is, -1 for an empty place, (B, T). ``rows``: before the pass."""
+        before = torch.tensor([row.tokens for row in rows], device=self.device)
         return torch.where(pos.filled, before[:, None] + pos.filled.long().cumsum(1) - 1, -1)
 
     def _with_tables(self, pos: Positions, rows: tuple[BlockRow, ...], token_BT: Tensor) -> PagedState:

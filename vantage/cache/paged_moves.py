@@ -31,11 +31,14 @@ class BlockMoves:
         if apart is not None and min(counts) == width:
             at = new.rows[0].place(size) + new.rows[0].tokens - width
             return Strided(at, apart, len(new.rows), width)
-        token_BT = tokens()
+        return PoolPlaces(lambda: self._places(new, tokens()))
+
+    def _places(self, new: PagedState, token_BT: Tensor) -> Tensor:
+        size = self._size
         gone = torch.tensor([row.gone for row in new.rows], device=self._device)[:, None]
         column = (token_BT // size - gone).clamp_min(0)
         block = self._block_table(tuple(row.blocks for row in new.rows)).gather(1, column)
-        return PoolPlaces(torch.where(token_BT >= 0, block * size + token_BT % size, BIN * size))
+        return torch.where(token_BT >= 0, block * size + token_BT % size, BIN * size)
 
     def read(
         self, state: PagedState, hidden: Sequence[int], length: int | None, gather: bool
@@ -54,7 +57,7 @@ class BlockMoves:
         n = max(row.tokens - skip for row, skip in zip(rows, skips, strict=True))
         n = n if state.tables is None else max(1, n)
         blocks = tuple(row.blocks[block - row.gone :] for row, block in zip(rows, first, strict=True))
-        return Gathered(self._block_table(blocks), size, n), self._view(state, skips, n, length)
+        return Gathered(lambda: self._block_table(blocks), size, n), self._view(state, skips, n, length)
 
     def _view(self, state: PagedState, skips: Sequence[int], n: int, length: int | None) -> Positions:
         """The positions of n tokens a row, after those that are skipped (one number, or one a row)."""

@@ -143,7 +143,9 @@ class Pool:
         """Blocks for rows that begin anew: evenly over the largest gap, or wherever there are any."""
         if not counts:
             return []
-        gap = max(self._gaps(), key=lambda gap: gap.blocks)
+        starts, ends = self._edges()
+        largest = int((ends - starts).argmax())
+        gap = Gap(int(starts[largest]), int(ends[largest] - starts[largest]))
         behind = int(gap.start > 1)  # leave room to grow for whoever ends where the gap begins
         stride = gap.blocks // (len(counts) + behind)
         if stride >= max(counts):
@@ -159,6 +161,11 @@ class Pool:
         return free
 
     def _gaps(self) -> list[Gap]:
+        starts, ends = (edges.tolist() for edges in self._edges())
+        return [Gap(start, end - start) for start, end in zip(starts, ends, strict=True)]
+
+    def _edges(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where gaps begin, and where they end."""
         free = np.concatenate(([False], np.asarray(self._uses) == 0, [False]))
-        edges = np.flatnonzero(free[1:] != free[:-1]).tolist()  # where a gap begins, and where it ends
-        return [Gap(start, end - start) for start, end in zip(edges[::2], edges[1::2], strict=True)]
+        edges = np.flatnonzero(free[1:] != free[:-1])
+        return edges[::2], edges[1::2]

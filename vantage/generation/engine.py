@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from time import perf_counter
 from typing import final
 
 import torch
@@ -15,13 +16,14 @@ from torch import Tensor
 from vantage.cache import BLOCK
 from vantage.errors import BadInput, Refused, unknown
 from vantage.generation.block_memory import BlockMemory
+from vantage.generation.chunks import PromptChunks, default_chunk
 from vantage.generation.forward_passes import ForwardPasses
 from vantage.generation.images import PromptImages
 from vantage.generation.limits import ContextWatch, GenerationLimits
 from vantage.generation.request import Event, Output, QueueFull, Request, RequestFailed
 from vantage.generation.run_ahead import LaunchedSteps, RunAhead
 from vantage.generation.running_samples import RunningSample, by_pass
-from vantage.generation.sampling import Constraint, Pick, Picker, Sampling, fork_constraint
+from vantage.generation.sampling import Constraint, Pick, Sampling, fork_constraint, seed_of
 from vantage.generation.scheduler import Scheduler
 from vantage.generation.stats import Counters, Stats
 from vantage.generation.stops import Stop
@@ -36,10 +38,11 @@ class Engine:
 
     ``capacity``: tokens of the cache in all, in blocks of ``block`` (``None``: it grows). ``rows``: how
     many samples run at once. ``queue``: how many requests may wait. ``chunk``: prompt tokens computed
-    between two tokens of the others. ``share_prefixes``: keep what was computed for requests that begin
-    alike, each tenant's for itself unless ``share_tenants``; an encoder-decoder shares none. When blocks
-    run out, unused prefixes go first, the least recently used before the others (a cache that grows
-    keeps the last 64); then the request that ranks last is put back and computed again later.
+    between tokens of the others (default: 256 on a CPU, 2,048 on a GPU). ``share_prefixes``: keep what was
+    computed for requests that begin alike, each tenant's for itself unless ``share_tenants``; an
+    encoder-decoder shares none. When blocks run out, unused prefixes go first, the least recently used
+    before the others (a cache that grows keeps the last 64); then the request that ranks last is put back
+    and computed again later.
 
     ``batch_invariant``: every request's tokens are bit for bit those of a run alone with the same
     ``chunk``, on the same machine with the same number of threads. The price: each
@@ -61,7 +64,7 @@ class Engine:
         *,
         capacity: int | None = None,
         block: int = BLOCK,
-        chunk: int = 256,
+        chunk: int | None = None,
         rows: int = 64,
         queue: int = 1024,
         share_prefixes: bool = True,
@@ -70,12 +73,13 @@ class Engine:
         cache: bool = True,
         adapters: Mapping[str, Model] | None = None,
     ):
+        chunk = default_chunk(model.device) if chunk is None else chunk
         for name, value in (("chunk", chunk), ("rows", rows), ("queue", queue)):
             if value < 1:
                 raise BadInput(f"{name}={value}: give at least 1")
         self.model, self._limits = model, GenerationLimits.of(model)
         self._passes = ForwardPasses(model, adapters or {})
-        self._chunk, self._queue = chunk, queue
+        self._queue = queue
         self._invariant, self._caching = batch_invariant, cache
         self._counters, self._context = Counters(), ContextWatch(self._limits)
         memory = BlockMemory(
@@ -86,6 +90,7 @@ class Engine:
             cut=chunk if batch_invariant else 1,
             share=share_prefixes and cache and model.encoder is None,
         )
+        self._chunks = PromptChunks(memory, chunk, batch_invariant, cache)
         self._memory, self._checks = memory, RequestChecks(model, self._limits, memory, rows)
         self._scheduler = Scheduler(
             memory,
@@ -136,7 +141,7 @@ class Engine:
             raise BadInput(unknown("adapter", adapter, self._passes.adapters))
         placed = PromptImages.of(self.model, prompt, images)
         constraints = [constraint, *(fork_constraint(constraint) for _ in range(n - 1))]
-        seed = Picker(sampling, prompt, vocab=self.model.spec.vocab).seed
+        seed = seed_of(sampling)
         sampling = replace(sampling, seed=seed)
         outputs = tuple(Output(i, seed, None if self.model.tokenizer is None else "") for i in range(n))
         request = Request(
@@ -164,10 +169,21 @@ class Engine:
     def step(self) -> list[Event]:
         """One token for every row that decodes, and a chunk of prompts. Returns what happened since the last step."""
         self._counters.steps += 1
+        begun, launched = perf_counter(), list[LaunchedSteps]()
         with self._counters.timed("schedule"):
             self._scheduler.admit()
-        self._decode()
-        self._prefill()
+        try:
+            self._decode(launched)
+            # a GPU gets prompts before what it decodes is read: the host's work is done while it reads them
+            tokens, complete = self._prefill()
+            steps, seconds = self._take_all(launched)
+        finally:
+            if launched:  # interrupted: rows hold more than was taken
+                self._ahead.clear(self._scheduler.ready("decode"))
+        for sample, logits in complete:
+            self._begin_answer(sample, logits)
+        if tokens and seconds:
+            self._ahead.pace.note(perf_counter() - begun, steps, seconds)
         self._context.warn()
         events, self._events = self._events, []
         return events
@@ -210,8 +226,8 @@ class Engine:
 
     # ---- a step
 
-    def _decode(self) -> None:
-        """One token more for every sample whose prompt is computed."""
+    def _decode(self, launched: list[LaunchedSteps]) -> None:
+        """One token more for every sample whose prompt is computed; those that a device is choosing, ``launched``."""
         for sample in self._scheduler.ready("decode"):
             if sample.length is not None and len(sample.tokens) > sample.length:
                 self._scheduler.restart(sample)
@@ -221,6 +237,8 @@ class Engine:
                 self._scheduler.own(sample)
                 sample.held().crop(sample.fed - 1)
                 sample.fed -= 1
+                if sample.siblings or not sample.output.picks:  # before its answer began
+                    sample.stage = "prefill"
         samples = self._scheduler.ready("decode")
         if self._invariant:
             groups = [[sample] for sample in samples]
@@ -232,14 +250,16 @@ class Engine:
                 continue
             try:
                 with self._counters.timed("decode"):  # on a CPU the steps run here, on a GPU they are launched
-                    launched = self._ahead.next(group) if self._caching else None
+                    steps = self._ahead.next(group) if self._caching else None
             except Exception as e:
                 self._fail(group, e)
                 continue
-            if launched is None:
+            if steps is None:
                 self._run_batch(group)
             else:
-                self._take_steps(launched)
+                launched.append(steps)
+                if not self._passes.asynchronous:
+                    self._take_all(launched)
 
     def _run_batch(self, samples: list[RunningSample]) -> None:
         try:
@@ -256,6 +276,14 @@ class Engine:
             sample.feed()
         for sample, row in zip(samples, logits, strict=True):
             self._choose(sample, row)
+
+    def _take_all(self, launched: list[LaunchedSteps]) -> tuple[int, float]:
+        """Take all that was launched. How many steps that were, and what they took of the device."""
+        steps, seconds = 0, 0.0
+        while launched:
+            self._take_steps(one := launched.pop(0))
+            steps, seconds = steps + one.steps, seconds + (one.pending.seconds or 0.0)
+        return steps, seconds
 
     def _take_steps(self, launched: LaunchedSteps) -> None:
         """Take the tokens that the device has chosen."""
@@ -277,59 +305,57 @@ class Engine:
             if not complete:  # interrupted: rows hold more than was taken
                 self._ahead.clear(self._scheduler.ready("decode"))
 
-    def _prefill(self) -> None:
-        """Prompts by rank, until a chunk's worth of tokens is done."""
-        left = self._chunk
+    def _prefill(self) -> tuple[int, list[tuple[RunningSample, Tensor]]]:
+        """Prompts by rank, until a chunk's worth of tokens is done: how many were computed, and whose logits are on
+        their way."""
+        left, complete = self._chunks.size, list[tuple[RunningSample, Tensor]]()
         for sample in self._scheduler.ready("prefill"):
             while left > 0 and sample.stage == "prefill":  # one before may have taken its blocks
-                end = self._chunk_end(sample)
+                end = self._chunks.end(sample)
                 with self._counters.timed("schedule"):
                     fits = self._scheduler.room(sample.held(), end - sample.fed, sample)
                 if not fits:
                     break
                 left -= end - sample.fed
-                self._run_chunk(sample, end)
+                if (logits := self._run_chunk(sample, end)) is not None:
+                    complete.append((sample, logits))
+                    if not self._passes.asynchronous:
+                        self._begin_answer(*complete.pop())
                 if not self._caching:
                     break  # it begins anew for every token: one a step, as with a cache
+        return self._chunks.size - left, complete
 
-    def _chunk_end(self, sample: RunningSample) -> int:
-        """Chunks end at multiples of their size, whatever else runs, and where the masks allow a cut."""
-        if not self._caching:
-            return len(sample.tokens)
-        if self._invariant and sample.fed >= sample.chunked:
-            return sample.fed + 1  # generated tokens go the way they went the first time
-        total = sample.chunked if self._invariant else len(sample.tokens)
-        end = min(total, sample.fed - sample.fed % self._chunk + self._chunk)
-        while end < total and not self._memory.settled(end):
-            end += 1
-        return end
-
-    def _run_chunk(self, sample: RunningSample, end: int) -> None:
+    def _run_chunk(self, sample: RunningSample, end: int) -> Tensor | None:
+        """The logits (V,) after a prompt's last token, where it was among these."""
         start = sample.fed
         try:
             with self._counters.timed("prefill"):
                 logits = self._passes.prefill(sample, end)
         except Exception as e:
-            return self._fail([sample], e)
+            self._fail([sample], e)
+            return None
         again = max(0, min(end, sample.reached) - start)
         sample.request.recomputed += again
         self._counters.recomputed += again
         self._counters.prefilled += max(0, min(end, len(sample.request.tokens)) - max(start, sample.reached))
         self._counters.calls += 1
         sample.fed, sample.reached = end, max(sample.reached, end)
-        if logits is None:
-            return
-        sample.stage = "decode"
+        if logits is not None:
+            sample.stage = "decode"
+        return logits
+
+    def _begin_answer(self, sample: RunningSample, logits_V: Tensor) -> None:
+        """A prompt is computed: every sample of its request gets a row and its first token."""
         try:
             with self._counters.timed("schedule"):
-                if end <= len(sample.request.tokens) or not self._invariant:
+                if sample.fed <= len(sample.request.tokens) or not self._invariant:
                     self._scheduler.keep(sample)
                 samples = self._scheduler.fork(sample)
         except Exception as e:
             return self._fail([sample], e)
         for one in samples:
             if sample.request.max_tokens:
-                self._choose(one, logits)
+                self._choose(one, logits_V)
             else:
                 self._end_scored(one)
 

@@ -66,9 +66,12 @@ class ForwardPasses:
     def prefill(self, sample: RunningSample, end: int) -> Tensor | None:
         """Run a sample's tokens up to ``end``. The logits (V,) after the last of all, if that was among them."""
         model, row, start = self._model(sample.request), sample.held(), sample.fed
-        tokens = torch.tensor([sample.tokens[start:end]], device=model.device)
+        tokens = _on_device([sample.tokens[start:end]], model.device)
         placed, source = sample.request.images, self._source(sample, model)
-        positions = Positions.arange(1, end - start, start) if placed is None else placed.positions(start, end)
+        if placed is None:
+            positions = Positions.arange(1, end - start, start, device=model.device)
+        else:
+            positions = placed.positions(start, end)
         images = self._images(sample.request, model, start, end)
         wanted = end == len(sample.tokens)
         if tokens.shape[1] == 1 and wanted:  # as a decoding row goes: a token computed again gives the same bits
@@ -135,6 +138,13 @@ def _onward(samples: Sequence[RunningSample]) -> Positions:
     if len(set(fed)) == 1:
         return Positions.arange(len(fed), 1, fed[0])
     return Positions.onward(torch.tensor(fed), 1)
+
+
+def _on_device(tokens: list[list[int]], device: torch.device) -> Tensor:
+    """There when the device's work gets to it: the host does not wait for what is under way."""
+    if device.type != "cuda":
+        return torch.tensor(tokens, device=device)
+    return torch.tensor(tokens, pin_memory=True).to(device, non_blocking=True)
 
 
 def _wide(logits: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import NamedTuple, final
 
 from vantage.cache import ModelCache
+from vantage.generation.cached_sequence import common_length
 
 OTHERS = 64  # tenants that are asked, to say why a prefix missed
 GHOSTS = 64  # evicted prefixes that are remembered by their tokens, to say why a prefix missed
@@ -110,16 +111,11 @@ class PrefixTree:
         node, at = self._root, 0
         while at < len(tokens) and tokens[at] in node.children:
             node = node.children[tokens[at]]
-            same = _common(node.edge, tokens, at)
+            same = common_length(node.edge, tokens[at : at + len(node.edge)])
             at += same
             if same < len(node.edge):
                 return node, at, same
         return node, at, len(node.edge)
-
-
-def _common(edge: tuple[int, ...], tokens: Sequence[int], at: int) -> int:
-    end = min(len(edge), len(tokens) - at)
-    return next((i for i in range(end) if edge[i] != tokens[at + i]), end)
 
 
 def _leaves(node: _Node) -> Iterator[PrefixLeaf]:

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import final
 
+from vantage.generation.chunks import MOST, Pace
 from vantage.generation.forward_passes import ForwardPasses
 from vantage.generation.limits import GenerationLimits
 from vantage.generation.running_samples import RunningSample
 from vantage.generation.scheduler import Scheduler
 from vantage.spec.sampling import PendingSteps
 
-MOST, FEW = 16, 4  # tokens of a row that are launched together; few while a prompt waits
 SECONDS_TOGETHER = 0.1  # seconds that steps may take together on a CPU
 LEAST_LEFT = 4  # of the longest answer: with fewer to come nothing more is launched before these are read
 
@@ -47,6 +47,7 @@ class RunAhead:
     def __init__(self, passes: ForwardPasses, scheduler: Scheduler, limits: GenerationLimits):
         self._passes, self._scheduler, self._limits = passes, scheduler, limits
         self._launched: list[LaunchedSteps] = []
+        self.pace = Pace()
         self._seconds = SECONDS_TOGETHER  # that a step took last on a CPU
 
     def next(self, samples: list[RunningSample]) -> LaunchedSteps | None:
@@ -103,7 +104,7 @@ class RunAhead:
         left = max(sample.text.left for sample in samples) - coming
         if coming and left < LEAST_LEFT:
             return 0
-        most = FEW if self._scheduler.prompts_wait else MOST
+        most = self.pace.steps if self._scheduler.prompts_wait else MOST
         if not self._passes.asynchronous:
             most = min(most, max(int(SECONDS_TOGETHER / self._seconds), 1))
         return min(most, left, *room)

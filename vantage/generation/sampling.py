@@ -10,8 +10,9 @@ import hashlib
 import math
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, final, runtime_checkable
 
 import numpy as np
@@ -84,12 +85,12 @@ class Picker:
         constraint: Constraint | None = None,
     ):
         self.sampling, self.vocab, self.sample, self.constraint = sampling, vocab, sample, constraint
-        self.seed = secrets.randbelow(SEEDS) if sampling.seed is None else sampling.seed
+        self.seed = seed_of(sampling)
         self.step = 0
         self._bias = sampling.bias
-        _in_vocab("logit_bias", (token for token, _ in self._bias), vocab)
+        _in_vocab("logit_bias", [token for token, _ in self._bias], vocab)
         _in_vocab("the prompt", prompt, vocab)
-        self._prompt = frozenset(prompt)
+        self._prompt = prompt
         self._output: Counter[int] = Counter()
 
     def distribution(self, logits_V: Tensor) -> Tensor:
@@ -109,6 +110,8 @@ class Picker:
     def pick(self, logits_V: Tensor) -> Pick:
         """Choose, without advancing: the same logits give the same token until ``took``."""
         adjusted = self._adjusted(logits_V)
+        if self.sampling.greedy and not self.sampling.logprobs and logits_V.device.type != "cpu":
+            return self._pick_at_once(adjusted, logits_V)
         token = self._best(adjusted)
         if not self.sampling.greedy:
             token = self._draw(self._probabilities(adjusted), uniform(self.seed, self.sample, self.step))
@@ -119,6 +122,17 @@ class Picker:
             best = logits_V.topk(min(self.sampling.logprobs, self.vocab))
             top = tuple(zip(best.indices.tolist(), (best.values - total).tolist(), strict=True))
         return Pick(token, float(logits_V[token] - total), top)
+
+    def _pick_at_once(self, adjusted_V: Tensor, logits_V: Tensor) -> Pick:
+        """The likeliest, with one wait for the device."""
+        token = adjusted_V.argmax(keepdim=True)
+        highest = logits_V.max()
+        total = highest + (logits_V - highest).exp().sum().log()
+        logprob = logits_V.gather(0, token) - total
+        numbers = torch.stack((token.double(), adjusted_V.gather(0, token).double(), logprob.double())).flatten()
+        best, value, chosen = numbers.tolist()
+        self._check_best(value)
+        return Pick(int(best), chosen)
 
     def took(self, token: int) -> None:
         """This token was taken: penalties, constraint and random numbers move on."""
@@ -143,13 +157,17 @@ class Picker:
 
     # ---- inside
 
+    @cached_property
+    def _in_prompt(self) -> frozenset[int]:
+        return frozenset(self._prompt)
+
     def _adjusted(self, logits_V: Tensor) -> Tensor:
         """The logits after penalties, bias and constraint."""
         if logits_V.shape != (self.vocab,):
             raise BadInput(f"logits of shape {tuple(logits_V.shape)}: give ({self.vocab},), one for each token")
         s = self.sampling
         logits = logits_V.detach()
-        if s.repetition_penalty != 1 and (seen := sorted(self._prompt | self._output.keys())):
+        if s.repetition_penalty != 1 and (seen := sorted(self._in_prompt | self._output.keys())):
             index = torch.tensor(seen, device=logits.device)
             old = logits[index]
             new = torch.where(old < 0, old * s.repetition_penalty, old / s.repetition_penalty)
@@ -171,10 +189,12 @@ class Picker:
     def _best(self, adjusted_V: Tensor) -> int:
         """The best token. Raises if there is none."""
         token = _best_of(adjusted_V)
-        best = float(adjusted_V[token])
-        if not math.isfinite(best):
-            raise Refused(_no_token(best, self.constraint is not None))
+        self._check_best(float(adjusted_V[token]))
         return token
+
+    def _check_best(self, logit: float) -> None:
+        if not math.isfinite(logit):
+            raise Refused(_no_token(logit, self.constraint is not None))
 
     def _probabilities(self, adjusted_V: Tensor) -> Tensor:
         return torch.softmax(adjusted_V.double() / self.sampling.temperature, -1)
@@ -230,13 +250,20 @@ def _ranked(p_V: Tensor, least: Tensor | float) -> Tensor:
     return ids[p_V[ids].sort(descending=True, stable=True).indices]
 
 
+def seed_of(sampling: Sampling) -> int:
+    """The one that was given, or another one each time."""
+    return secrets.randbelow(SEEDS) if sampling.seed is None else sampling.seed
+
+
 def uniform(seed: int, sample: int, step: int) -> float:
     """One number from 0 up to 1, the same on every machine."""
     key = b"".join(n.to_bytes(8, "little") for n in (seed, sample, step))
     return (int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 11) * 2.0**-53
 
 
-def _in_vocab(what: str, tokens: Iterable[int], vocab: int) -> None:
+def _in_vocab(what: str, tokens: Sequence[int], vocab: int) -> None:
+    if not tokens or (min(tokens) >= 0 and max(tokens) < vocab):
+        return
     for token in tokens:
         if not 0 <= token < vocab:
             raise BadInput(f"{what} names token {token}; this model has 0 to {vocab - 1}")

@@ -99,7 +99,7 @@ class Batching:
     rows: int = 32  # samples that run at once
     queue: int = 64  # samples that may wait
     capacity: int = 16_384  # tokens of cache
-    chunk: int = 256  # prompt tokens between two tokens of the others
+    chunk: int = 0  # prompt tokens between tokens of the others; 0: the engine's own number for the device
     batch_invariant: bool = False
     share_prefixes: bool = True  # within one key
     dtype: str = "auto"
@@ -240,7 +240,15 @@ OPTIONS = (
     Option("rows", "batching", "rows", int, "samples that run at once", 1, 4096),
     Option("queue", "batching", "queue", int, "samples that may wait; more are refused with 429", 0, 2**20),
     Option("capacity", "batching", "capacity", int, "tokens of cache for each model", 16, 2**31),
-    Option("chunk", "batching", "chunk", int, "prompt tokens computed between two tokens of the others", 1, 2**20),
+    Option(
+        "chunk",
+        "batching",
+        "chunk",
+        int,
+        "prompt tokens computed between tokens of the others; 0: 256 on a CPU, 2,048 on a GPU",
+        0,
+        2**20,
+    ),
     Option("batch_invariant", "batching", "batch_invariant", bool, "the same bits whatever else runs; slower"),
     Option("share_prefixes", "batching", "share_prefixes", bool, "keep what was computed for later requests of a key"),
     Option("dtype", "batching", "dtype", str, "how weights are kept", choices=DTYPES),

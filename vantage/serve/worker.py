@@ -217,7 +217,7 @@ class Worker:
         return Engine(
             self._model,
             capacity=b.capacity,
-            chunk=b.chunk,
+            chunk=b.chunk or None,
             rows=b.rows,
             queue=b.rows + b.queue + 1,  # seats are counted before: this is never reached
             batch_invariant=b.batch_invariant,

@@ -66,6 +66,25 @@ class ScoreForm(NamedTuple):
     sinks: Tensor | None
 
 
+class LatentSizes(NamedTuple):
+    """The widths of latent attention."""
+
+    heads: int
+    rank: int  # of the latent
+    nope: int  # of a query that meets the latent
+    rope: int  # and of one that meets the rotary key
+    values: int
+
+
+class LatentForm(NamedTuple):
+    """Latent attention in its absorbed form: queries are carried into the latent's space, and back to the values."""
+
+    sizes: LatentSizes
+    norm: nn.Module  # of the latent
+    k_up: Tensor  # (heads, nope, rank)
+    v_up: Tensor  # (heads, values, rank)
+
+
 class AngleTables(Protocol):
     """A rotation whose cosines and sines are handed to every call of a program."""
 
@@ -105,6 +124,11 @@ class Program(Protocol):
 
     def attend(self, qkv: int, index: int, shape: Shape, scores: ScoreForm) -> int:
         """Append the keys and values of a buffer to the layer's cache and attend: (rows, heads · value_dim)."""
+        ...
+
+    def attend_latent(self, q: int, kv: int, index: int, form: LatentForm, scores: ScoreForm) -> int:
+        """Append the latent and the rotary key of ``kv``, normed and turned, to the layer's cache and attend with the
+        queries of ``q``, each with its rotary part behind: (rows, heads · values)."""
         ...
 
     def activate(self, src: int, hidden: int, function: Any, *, gated: bool) -> int: ...

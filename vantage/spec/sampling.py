@@ -91,6 +91,11 @@ class PendingSteps(Protocol):
         """Waits for them."""
         ...
 
+    @property
+    def seconds(self) -> float | None:
+        """What they took of the device, once they have been read; ``None``: they ran in the caller's own time."""
+        ...
+
 
 def check_guessing(*, n: int, stream: bool, batch_invariant: bool, cache: bool, images: bool = False) -> None:
     """Guessing ahead (``draft``) runs one sample at a time, on a cache that can go back; it counts positions."""

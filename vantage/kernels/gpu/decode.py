@@ -73,7 +73,7 @@ class Workspace:
 
 
 @triton.jit
-def _turned(x, at, d, inside, cos, sin, gain, size, offset, D, turned, NORM: tl.constexpr, GAIN: tl.constexpr,
+def rotated(x, at, d, inside, cos, sin, gain, size, offset, D, turned, NORM: tl.constexpr, GAIN: tl.constexpr,
             TURN: tl.constexpr):  # fmt: skip
     """x (…, DIM) at ``at``, normed by ``size`` and turned. ``d``: which dimension each is."""
     v = tl.load(x + at + d, mask=inside, other=0.0).to(tl.float32)
@@ -99,7 +99,7 @@ def _turned(x, at, d, inside, cos, sin, gain, size, offset, D, turned, NORM: tl.
 
 
 @triton.jit
-def _scored(s, distance, slope, scale, cap, SOFTCAP: tl.constexpr, SLOPES: tl.constexpr):
+def scored(s, distance, slope, scale, cap, SOFTCAP: tl.constexpr, SLOPES: tl.constexpr):
     """Scores in units of log2."""
     s *= scale
     if SOFTCAP:
@@ -210,7 +210,7 @@ def attend(
     if Q_NORM:
         raw = tl.load(qkv + q_at + d[None, :], mask=inside, other=0.0).to(tl.float32)
         size = tl.rsqrt(tl.sum(raw * raw, 1) / D + q_eps)[:, None]
-    q = _turned(
+    q = rotated(
         qkv, q_at, d[None, :], inside, cos + place, sin + place, q_gain, size, q_offset, D, turned, Q_NORM, Q_GAIN,
         TURN,
     ).to(TYPE)  # fmt: skip
@@ -230,7 +230,7 @@ def attend(
         k = tl.load(k_base + slot[:, None] * D + d[None, :], mask=valid[:, None] & (d < D)[None, :], other=0.0)
         v = tl.load(v_base + slot[:, None] * E + e[None, :], mask=valid[:, None] & (e < E)[None, :], other=0.0)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        s = _scored(s, (n - j).to(tl.float32)[None, :], slope, scale, cap, SOFTCAP, SLOPES)
+        s = scored(s, (n - j).to(tl.float32)[None, :], slope, scale, cap, SOFTCAP, SLOPES)
         s = tl.where(valid[None, :], s, float("-inf"))
         higher = tl.maximum(m, tl.max(s, 1))
         p = tl.exp2(s - higher[:, None])
@@ -248,14 +248,14 @@ def attend(
         if K_NORM:
             new_raw = tl.load(qkv + k_at + d, mask=d < D, other=0.0).to(tl.float32)
             new_size = tl.rsqrt(tl.sum(new_raw * new_raw, 0) / D + k_eps)
-        new_k = _turned(
+        new_k = rotated(
             qkv, k_at, d, d < D, cos + place, sin + place, k_gain, new_size, k_offset, D, turned, K_NORM, K_GAIN, TURN
         ).to(TYPE)
         new_v = tl.load(qkv + row + H * D + G * D + g * E + e, mask=e < E, other=0.0).to(TYPE)
         tl.store(k_base + new_slot * D + d, new_k, mask=d < D)
         tl.store(v_base + new_slot * E + e, new_v, mask=e < E)
         new_s = tl.sum(q.to(tl.float32) * new_k.to(tl.float32)[None, :], 1)
-        new_s = _scored(new_s, 0.0, 0.0, scale, cap, SOFTCAP, False)
+        new_s = scored(new_s, 0.0, 0.0, scale, cap, SOFTCAP, False)
         new_m = tl.maximum(m, new_s)
         new_p = tl.exp2(new_s - new_m)
         new_fade = tl.exp2(m - new_m)
@@ -294,8 +294,10 @@ def splits_for(rows: int, kv_heads: int, processors: int) -> int:
     return min(64, 1 << (wanted.bit_length() - 1))
 
 
-def store_numbers(k: Tensor, v: Tensor) -> list[int]:
-    """Where a layer's keys and values are: addresses, and strides of rows (0 in a pool) and heads."""
+def store_numbers(k: Tensor, v: Tensor | None = None) -> list[int]:
+    """Where a layer's keys and values are: addresses, and strides of rows (0 in a pool) and heads. Without values: they
+    are the front of the keys."""
+    v = k if v is None else v
     strides = [(t.stride(0) if t.dim() == 4 else 0, t.stride(-3)) for t in (k, v)]
     return [k.data_ptr(), v.data_ptr(), *strides[0], *strides[1], 0, 0]
 

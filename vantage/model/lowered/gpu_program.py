@@ -5,6 +5,7 @@ For a few rows, norms and activations become a part of the products beside them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from vantage.spec.native import (
     AngleTables,
     CannotLower,
     HeadColumns,
+    LatentForm,
     NormForm,
     ScoreForm,
     no_native_form,
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 # The kernels know activations by these numbers.
 FUNCTIONS = {ACTIVATIONS[name]: i for i, name in enumerate(("relu", "gelu", "gelu_tanh", "silu"))}
 NO_FUNCTION = -1
+LATENT_STEPS = "VANTAGE_LATENT_STEPS"  # 1: latent attention is lowered; not by default, until it has run on a GPU
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +101,19 @@ class AttendStep:
     k_norm: NormForm | None
 
 
-GpuStep = LinearStep | NormStep | ActivateStep | AddStep | ScaleStep | AttendStep
+@dataclass(frozen=True, eq=False)
+class LatentStep:
+    src: int  # latents and rotary keys
+    queries: int
+    dst: int
+    index: int  # of the layer
+    form: LatentForm
+    norm: NormForm
+    scores: ScoreForm
+    turn: Turn | None
+
+
+GpuStep = LinearStep | NormStep | ActivateStep | AddStep | ScaleStep | AttendStep | LatentStep
 
 
 @dataclass
@@ -108,12 +123,30 @@ class GpuProgram(ProgramBuffers):
     dtype: torch.dtype = torch.float32
     steps: list[GpuStep] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)  # read where they lie, so they must stay there
-    _turns: dict[int, Turn] = field(default_factory=dict)  # by the column of the heads, until they attend
-    _norms: dict[int, NormForm] = field(default_factory=dict)
+    hidden: int = 0  # the buffer of what goes into the head
+    body_steps: int = 0  # those before the head's
+    # by the buffer and column of the heads, until they attend
+    _turns: dict[tuple[int, int], Turn] = field(default_factory=dict)
+    _norms: dict[tuple[int, int], NormForm] = field(default_factory=dict)
 
     @property
-    def attentions(self) -> list[AttendStep]:
-        return [step for step in self.steps if isinstance(step, AttendStep)]
+    def attentions(self) -> list[AttendStep | LatentStep]:
+        return [step for step in self.steps if isinstance(step, (AttendStep, LatentStep))]
+
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether several tokens of a row may be a pass: latents meet many of them sooner in the expanded form."""
+        return all(isinstance(step, AttendStep) for step in self.attentions)
+
+    @property
+    def body(self) -> list[GpuStep]:
+        """The steps before the head's."""
+        return self.steps[: self.body_steps]
+
+    @staticmethod
+    def touched(step: GpuStep) -> tuple[int, ...]:
+        """The buffers that a step reads or writes."""
+        return (_writes(step), *_reads(step))
 
     def linear(self, module: nn.Module, src: int, into: int | None, name: str) -> int:
         if isinstance(module, PackedLinear):
@@ -147,29 +180,51 @@ class GpuProgram(ProgramBuffers):
 
     def norm_heads(self, module: nn.Module, heads: HeadColumns) -> None:
         form = _form(module)
-        if form.centred or form.bias is not None or heads.column in self._turns:
+        at = heads.buffer, heads.column
+        if form.centred or form.bias is not None or at in self._turns:
             raise CannotLower(f"{type(module).__name__} of single heads has no form on a GPU")
         self._hold(form.weight)
-        self._norms[heads.column] = form
+        self._norms[at] = form
 
     def rotate(self, tables: AngleTables, heads: HeadColumns, turned: int, *, adjacent: bool) -> None:
-        if heads.column in self._turns:
+        at = heads.buffer, heads.column
+        if at in self._turns:
             raise CannotLower("two rotations of one head have no form on a GPU")
-        self._turns[heads.column] = Turn(tables, turned, adjacent)
+        self._turns[at] = Turn(tables, turned, adjacent)
 
     def attend(self, qkv: int, index: int, shape: Shape, scores: ScoreForm) -> int:
         if index != len(self.attentions):
             raise CannotLower("its layers do not stand in order")
-        q_turn, k_turn = (self._turns.pop(column, None) for column in (0, shape.heads * shape.key_dim))
-        q_norm, k_norm = (self._norms.pop(column, None) for column in (0, shape.heads * shape.key_dim))
+        columns = (0, shape.heads * shape.key_dim)
+        q_norm, k_norm = (self._norms.pop((qkv, column), None) for column in columns)
+        turn = self._turn_of(*((qkv, column) for column in columns))
+        self._hold(scores.sinks)
+        attended = self.buffer("attended", shape.heads * shape.value_dim)
+        self.steps.append(AttendStep(qkv, attended, index, shape, scores, turn, q_norm, k_norm))
+        return attended
+
+    def attend_latent(self, q: int, kv: int, index: int, form: LatentForm, scores: ScoreForm) -> int:
+        if os.environ.get(LATENT_STEPS) != "1":
+            raise CannotLower(f"LatentAttention has no native form, unless {LATENT_STEPS}=1 asks for one that is new")
+        if index != len(self.attentions):
+            raise CannotLower("its layers do not stand in order")
+        sizes, norm = form.sizes, _form(form.norm)
+        if norm.centred or norm.bias is not None or self._norms:
+            raise CannotLower(f"{type(form.norm).__name__} of a latent, or norms of its heads, have no form on a GPU")
+        turn = self._turn_of((q, sizes.nope), (kv, sizes.rank))
+        self._hold(scores.sinks, norm.weight, form.k_up, form.v_up)
+        attended = self.buffer("attended", sizes.heads * sizes.values)
+        self.steps.append(LatentStep(kv, q, attended, index, form, norm, scores, turn))
+        return attended
+
+    def _turn_of(self, queries: tuple[int, int], keys: tuple[int, int]) -> Turn | None:
+        """The rotation that both have."""
+        q_turn, k_turn = (self._turns.pop(at, None) for at in (queries, keys))
         if (q_turn is None) != (k_turn is None) or (
             q_turn is not None and k_turn is not None and q_turn.tables is not k_turn.tables
         ):
             raise CannotLower("queries and keys that are turned differently have no form on a GPU")
-        self._hold(scores.sinks)
-        attended = self.buffer("attended", shape.heads * shape.value_dim)
-        self.steps.append(AttendStep(qkv, attended, index, shape, scores, q_turn, q_norm, k_norm))
-        return attended
+        return q_turn
 
     def activate(self, src: int, hidden: int, function: Any, *, gated: bool) -> int:
         if function not in FUNCTIONS:
@@ -239,6 +294,8 @@ def _writes(step: GpuStep) -> int:
 def _reads(step: GpuStep) -> tuple[int, ...]:
     if isinstance(step, AddStep):
         return step.a, step.b
+    if isinstance(step, LatentStep):
+        return step.src, step.queries
     if isinstance(step, ScaleStep) or (isinstance(step, LinearStep) and step.add):
         return (step.dst, *((step.src,) if isinstance(step, LinearStep) else ()))
     return (step.src,)
@@ -261,5 +318,7 @@ def lower_for_gpu(model: Any) -> GpuProgram:
     x = program.buffer("x", model.spec.width)
     for block in model.blocks:
         x = program.lower(block, x)
-    program.out = program.lower(model.head, program.lower(model.norm, x))
+    program.hidden = program.lower(model.norm, x)
+    program.body_steps = len(program.steps)
+    program.out = program.lower(model.head, program.hidden)
     return program

@@ -15,14 +15,15 @@ import torch
 from torch import Tensor
 
 from vantage.cache import ModelCache, Paged, Static
-from vantage.cache.codecs import PlainCodec
+from vantage.cache.codecs import PlainCodec, SingleCodec
 from vantage.cache.contiguous import Contiguous
 from vantage.cache.layer_cache import LayerCache
 from vantage.cache.ledger import Layout
 from vantage.cache.stores import Store
 from vantage.kernels.gpu import decode
 from vantage.kernels.gpu.choose import Searches
-from vantage.model.lowered.gpu_program import GpuProgram, Turn, lower_for_gpu
+from vantage.model.lowered.chunk_graph import FEWEST, ChunkBuffers, ChunkGraph, bucket_for
+from vantage.model.lowered.gpu_program import GpuProgram, LatentStep, Turn, lower_for_gpu
 from vantage.model.lowered.module_step import ModuleProgram, ModuleStep, uncaptured
 from vantage.model.lowered.step_graph import MOST_AHEAD, GraphShape, Pending, RowPlaces, StepGraph
 from vantage.model.lowered.watch import ModelWatch
@@ -32,8 +33,9 @@ from vantage.spec.sampling import PendingSteps, RowChoice
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # rows that a graph is made for
 LEAST_ANGLES = 4096  # positions of the first tables of rotations
-LEAST_BLOCKS = 64
-GRAPH, MODULE_GRAPH = "graph", "graph of modules"  # how tokens were computed, in a cache's counts
+LEAST_BLOCKS, LEAST_CHUNK_BLOCKS = 64, 1024  # of a row's table; a chunk's graph has one row, and lives longer
+# how tokens were computed, in a cache's counts
+GRAPH, MODULE_GRAPH, CHUNK_GRAPH = "graph", "graph of modules", "graph of a chunk"
 
 
 class GpuSteps:
@@ -47,9 +49,12 @@ class GpuSteps:
         except CannotLower as why:
             self.program, self.modules = GpuProgram(dtype=model.dtype), ModuleProgram.of(model, str(why))
         self.path = GRAPH if self.modules is None else MODULE_GRAPH
+        self._attentions = self.program.attentions
         self.why_not = None if self.modules is None else uncaptured(model)  # why its modules make no graph
         self._watch = ModelWatch(model, self.program.tensors if self.modules is None else self.modules.tensors)
         self._graphs: dict[GraphShape, StepGraph] = {}
+        self._chunk_graphs: dict[GraphShape, ChunkGraph] = {}
+        self._chunk_buffers: ChunkBuffers | None = None
         self._angles: dict[tuple[int, int | None], dict[int, decode.RopeTables]] = {}
         self._watched_stores: set[int] = set()
         self._last_stores: tuple[list[tuple[weakref.ref[Store], int]], np.ndarray] | None = None
@@ -64,18 +69,17 @@ class GpuSteps:
         """Whether the kernels can read and write this cache where it lies."""
         if self.modules is not None:
             return self.why_not is None and self.modules.takes(cache)
-        layers = self._layers(cache)
-        plain = all(
-            isinstance(layer.store.codec, PlainCodec) and layer.store.codec.dtype is self.program.dtype
-            for layer in layers
-        )
+        plain = True
+        for layer, step in zip(self._layers(cache), self._attentions, strict=True):
+            codec, wanted = layer.store.codec, SingleCodec if isinstance(step, LatentStep) else PlainCodec
+            plain = plain and isinstance(codec, wanted) and codec.dtype is self.program.dtype
         return plain and all(isinstance(ledger, (Contiguous, Paged, Static)) for ledger in cache.ledgers)
 
     def _layers(self, cache: ModelCache) -> list[LayerCache]:
         """Those whose keys and values a step writes."""
         if self.modules is not None:
             return list(cache.layers)
-        return [cache.layers[attention.index] for attention in self.program.attentions]
+        return [cache.layers[attention.index] for attention in self._attentions]
 
     # ---- steps
 
@@ -99,6 +103,31 @@ class GpuSteps:
         graph.tokens[:rows].copy_(tokens_B1[:, 0])
         graph.run()
         return graph.logits[:rows].clone()[:, None]
+
+    def hidden(self, x_BTD: Tensor, pos: Positions, cache: ModelCache) -> Tensor | None:
+        """The last hidden states (1, T, D) of a row's next tokens, which the cache takes in, inside an open pass;
+        ``None``: not for this pass."""
+        tokens, first = x_BTD.shape[1], pos.known.first
+        if self.modules is not None or not self.program.takes_chunks:
+            return None
+        if len(x_BTD) > 1 or tokens < FEWEST or first is None:
+            return None
+        layouts = self._layouts(pos, cache)
+        if layouts is None or not all(one.run for one in layouts) or x_BTD.dtype is not self.program.dtype:
+            return None
+        if not self._within(first + tokens - 1, cache.length):
+            return None
+        places = [RowPlaces(one.held, one.blocks, one.block, one.gone) for one in layouts]
+        steps = {ledger: ledger.place(pos) for ledger in cache.ledgers}
+        for layer in self._layers(cache):
+            layer.store.enter(steps[layer.ledger], tokens, CHUNK_GRAPH)
+        stores, out, at = self._stores(cache), torch.empty_like(x_BTD), 0
+        while at < tokens:
+            graph = self._chunk_graph(tokens - at, places, first + tokens - 1, cache)
+            end = min(at + graph.tokens, tokens)
+            out[0, at:end] = graph.run(x_BTD[0, at:end], places, at, first + at, stores)
+            at = end
+        return out
 
     def ahead(
         self,
@@ -128,11 +157,11 @@ class GpuSteps:
         graph.place(places, self._stores(one), first, known, choices, steps)
         if isinstance(tokens, Pending):
             graph.tokens[: len(caches)].copy_(tokens.last)
-        searches = _searches(choices)
+        searches, begun = _searches(choices), graph.now()
         for _ in range(steps):
             graph.run()
             graph.choose(searches)
-        return graph.read(steps, len(caches))
+        return graph.read(steps, len(caches), begun)
 
     # ---- before a step
 
@@ -143,19 +172,36 @@ class GpuSteps:
             rows = len(places[0].held)  # buffers have so many rows
         if rows is None or not self._within(last, cache.length):
             return None
+        shape = self._shape(rows, places, last, cache, LEAST_BLOCKS)
+        if self.modules is not None:
+            return self._module_graph(shape, self._layers(cache))
+        if shape not in self._graphs:
+            rotations = self._rotations(shape.angles, cache.length)
+            self._graphs[shape] = StepGraph(self._model, self.program, shape, rotations)
+        return self._graphs[shape]
+
+    def _chunk_graph(self, tokens: int, places: Sequence[RowPlaces], last: int, cache: ModelCache) -> ChunkGraph:
+        """The graph for so many tokens of one row, or for the first of them."""
+        if self._chunk_buffers is None:
+            self._chunk_buffers = ChunkBuffers(self.program, self._model.device)
+        shape = self._shape(bucket_for(tokens), places, last, cache, LEAST_CHUNK_BLOCKS)
+        if shape not in self._chunk_graphs:
+            rotations = self._rotations(shape.angles, cache.length)
+            self._chunk_graphs[shape] = ChunkGraph(self._model, self.program, shape, rotations, self._chunk_buffers)
+        return self._chunk_graphs[shape]
+
+    def _shape(
+        self, rows: int, places: Sequence[RowPlaces], last: int, cache: ModelCache, least_blocks: int
+    ) -> GraphShape:
+        """What a graph for so many rows must be made for, up to this position."""
         ledgers = list(cache.ledgers)
-        layers, turning = self._layers(cache), any(a.turn for a in self.program.attentions)
+        layers, turning = self._layers(cache), any(a.turn for a in self._attentions)
         which = tuple(ledgers.index(layer.ledger) for layer in layers)
         widest = max((len(row) for place in places for row in place.blocks or ()), default=1)
-        table = _at_least(widest, LEAST_BLOCKS) if any(place.blocks is not None for place in places) else 1
+        table = _at_least(widest, least_blocks) if any(place.blocks is not None for place in places) else 1
         angles = _at_least(last + 1, LEAST_ANGLES) if turning or self.modules is not None else 1
         blocks = tuple(0 if place.blocks is None else place.block for place in places)
-        shape = GraphShape(rows, which, blocks, table, angles, cache.length)
-        if self.modules is not None:
-            return self._module_graph(shape, layers)
-        if shape not in self._graphs:
-            self._graphs[shape] = StepGraph(self._model, self.program, shape, self._rotations(angles, cache.length))
-        return self._graphs[shape]
+        return GraphShape(rows, which, blocks, table, angles, cache.length)
 
     def _module_graph(self, shape: GraphShape, layers: Sequence[LayerCache]) -> StepGraph | None:
         """The graph of the modules over these very buffers; ``None``, and why for good, where it cannot be made."""
@@ -203,12 +249,12 @@ class GpuSteps:
             return None
         # rows of unequal length may each be a plain run
         run = all(layout.run for layout in layouts) or pos.known.pos == pos.known.order
-        reads_none = self.modules is None and all(step.scores.slopes is None for step in self.program.attentions)
+        reads_none = self.modules is None and all(step.scores.slopes is None for step in self._attentions)
         return layouts if run or reads_none else None
 
     def _stores(self, cache: ModelCache) -> np.ndarray:
         """Where every layer's keys and values are. Mostly that is where they were."""
-        now = [cache.layers[attention.index].store for attention in self.program.attentions]
+        now = [cache.layers[attention.index].store for attention in self._attentions]
         if self._last_stores is None or any(
             ref() is not store or version != store.version
             for (ref, version), store in zip(self._last_stores[0], now, strict=True)
@@ -223,7 +269,7 @@ class GpuSteps:
         if (positions, length) not in self._angles:
             where = Positions.arange(1, positions, device=self._model.device).declare(length)
             tables: dict[int, decode.RopeTables] = {}
-            for turn in (step.turn for step in self.program.attentions if step.turn is not None):
+            for turn in (step.turn for step in self._attentions if step.turn is not None):
                 if id(turn.tables) not in tables:
                     tables[id(turn.tables)] = _rotation(turn, where)
             self._angles[positions, length] = tables

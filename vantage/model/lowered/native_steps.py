@@ -51,6 +51,10 @@ class StepsDone(NamedTuple):
     def read(self) -> Chosen:
         return self.chosen
 
+    @property
+    def seconds(self) -> None:
+        return None
+
 
 class StepResults:
     """Where the kernels write what they choose."""

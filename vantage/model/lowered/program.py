@@ -22,6 +22,7 @@ from vantage.spec.native import (
     AngleTables,
     CannotLower,
     HeadColumns,
+    LatentForm,
     ScoreForm,
     no_native_form,
 )
@@ -115,6 +116,9 @@ class NativeProgram(ProgramBuffers):
         slopes = None if scores.slopes is None else torch.tensor(scores.slopes, dtype=torch.float32)
         self.emit(OpKind.ATTEND, attended, qkv, n=numbers, f=factors, p=[slopes, scores.sinks])
         return attended
+
+    def attend_latent(self, q: int, kv: int, index: int, form: LatentForm, scores: ScoreForm) -> int:
+        raise CannotLower("LatentAttention has no native form on a CPU")
 
     def activate(self, src: int, hidden: int, function: Any, *, gated: bool) -> int:
         if function not in FUNCTIONS:

@@ -10,19 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vantage.kernels.gpu import choose, decode, packed, packed_product, product
-from vantage.model.lowered.gpu_program import (
-    ActivateStep,
-    AddStep,
-    AttendStep,
-    GpuProgram,
-    GpuStep,
-    LinearStep,
-    NormStep,
-    ScaleStep,
-)
+from vantage.kernels.gpu import choose, decode, latent, packed, packed_product, product
+from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, GpuStep, LatentStep, LinearStep
 from vantage.model.lowered.module_step import ModuleStep
-from vantage.spec.native import NormForm
+from vantage.model.lowered.row_steps import attention_options, head_norm, run_step, slopes_of, sums_for
+from vantage.spec.native import LatentSizes
 from vantage.spec.positions import Known, Positions
 from vantage.spec.sampling import Chosen, RowChoice
 
@@ -36,6 +28,7 @@ class Pending:
     tokens: Tensor
     logprobs: Tensor
     status: Tensor
+    begun: torch.cuda.Event | None
     done: torch.cuda.Event | None
     rows: int
     last: Tensor  # (rows,) on the device: where the next steps go on
@@ -47,6 +40,10 @@ class Pending:
         status = self.status[:, cut].tolist()
         fine = [[s == choose.CHOSEN for s in row] for row in status]
         return Chosen(self.tokens[:, cut].tolist(), self.logprobs[:, cut].tolist(), fine)
+
+    @property
+    def seconds(self) -> float | None:
+        return None if self.begun is None or self.done is None else self.begun.elapsed_time(self.done) / 1e3
 
 
 class GraphShape(NamedTuple):
@@ -112,11 +109,19 @@ class StepGraph:
         self._choices = choose.Choices.over(settings, top_k, uniforms, taken)
         self._stores = torch.zeros((len(program.attentions), decode.ADDRESS), dtype=torch.int64, device=device)
         self._numbers: np.ndarray | None = None
-        self._buffers = [torch.empty((rows, width), dtype=program.dtype, device=device) for width in program.widths]
+        self._buffers = [torch.zeros((rows, width), dtype=program.dtype, device=device) for width in program.widths]
         self.logits = torch.zeros((rows, self._model.spec.vocab), dtype=torch.float32, device=device)
         processors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 4
         self._workspaces: dict[tuple[int, int, int], decode.Workspace] = {}
+        self._latent_workspaces: dict[LatentSizes, latent.LatentWorkspace] = {}
         for step in program.attentions:
+            if isinstance(step, LatentStep):
+                sizes = step.form.sizes
+                if sizes not in self._latent_workspaces:
+                    splits = latent.splits_for(rows, sizes.heads, processors)
+                    made = latent.LatentWorkspace.make(rows, splits, sizes, program.dtype, device)
+                    self._latent_workspaces[sizes] = made
+                continue
             s = step.shape
             key = s.heads, s.kv_heads, s.value_dim
             if key not in self._workspaces:
@@ -128,9 +133,10 @@ class StepGraph:
         ] = {}  # of the weight in blocks that is being multiplied
         blocks = [s.weight for s in program.steps if isinstance(s, LinearStep) and not isinstance(s.weight, Tensor)]
         self._split_sums = packed_product.SplitSums.make(blocks, device) if self._single else None
+        self._row_sums = sums_for(program.steps, rows, device)
         self._dependent = self._single and product.supports_dependent_launch(device)
         self._steps = program.joined() if self._single else program.steps
-        self._slopes = [_slopes(step, device) for step in program.attentions]
+        self._slopes = [slopes_of(step, device) for step in program.attentions]
 
     def _per_ledger(self, ints: Tensor) -> list[tuple[Tensor, Tensor]]:
         """For each ledger the blocks that are gone (rows,), and the table of the others (rows, blocks)."""
@@ -204,20 +210,26 @@ class StepGraph:
             self._launch_choice[searches] = self._capture(lambda: self._choose(searches))
         self._launch_choice[searches]()
 
-    def read(self, steps: int, rows: int) -> Pending:
+    def now(self) -> torch.cuda.Event | None:
+        """Where the device's work stands."""
+        if self._device.type != "cuda":
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def read(self, steps: int, rows: int, begun: torch.cuda.Event | None) -> Pending:
         """What was chosen, on its way to the host."""
         choices, last = self._choices, self.tokens[:rows].clone()
         device = [t[:steps] for t in (choices.tokens, choices.logprobs, choices.status)]
         if self._device.type != "cuda":
             tokens, logprobs, status = (t.clone() for t in device)
-            return Pending(tokens, logprobs, status, None, rows, last)
+            return Pending(tokens, logprobs, status, None, None, rows, last)
         host = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in device]
         for target, source in zip(host, device, strict=True):
             target.copy_(source, non_blocking=True)
-        done = torch.cuda.Event()
-        done.record()
         tokens, logprobs, status = host
-        return Pending(tokens, logprobs, status, done, rows, last)
+        return Pending(tokens, logprobs, status, begun, self.now(), rows, last)
 
     def _capture(self, run: Callable[[], None]) -> Callable[[], None]:
         """As a graph, after a first run with no row in use, in which every kernel is compiled."""
@@ -253,58 +265,29 @@ class StepGraph:
         choose.choose_tokens(self.logits, self._choices, self.tokens, self.held, self.pos, searches)
 
     def _do(self, step: GpuStep) -> None:
-        buffers = self._buffers
-        match step:
-            case LinearStep():
-                self._linear(step)
-            case NormStep():
-                product.norm(buffers[step.src], buffers[step.dst], **_norm(step.form), dependent=self._dependent)
-            case ActivateStep():
-                x, out = buffers[step.src], buffers[step.dst]
-                product.activate(x, out, step.function, gated=step.gated, dependent=self._dependent)
-            case AddStep():
-                torch.add(buffers[step.a], buffers[step.b], out=buffers[step.dst])
-            case ScaleStep():
-                buffer = buffers[step.dst]
-                if step.factor != 1.0:
-                    buffer.mul_(step.factor)
-                if step.softcap is not None:
-                    buffer.copy_(step.softcap * torch.tanh(buffer / step.softcap))
-            case AttendStep():
-                self._attend(step)
+        if self._single and isinstance(step, LinearStep):
+            self._linear(step)
+        else:
+            run_step(step, self._buffers, self._attend, sums=self._row_sums, dependent=self._dependent)
 
     def _linear(self, step: LinearStep) -> None:
-        x, out, weight = self._buffers[step.src], self._buffers[step.dst], step.weight
+        """The product of one row."""
+        x, out, weight, norm = self._buffers[step.src], self._buffers[step.dst], step.weight, step.norm
         if not isinstance(weight, Tensor):
-            out = out[:, step.column : step.column + weight.outputs]
-        if self._single and not isinstance(weight, Tensor):
-            return self._packed(step, weight, x[0], out[0])
-        if not isinstance(weight, Tensor):
-            weight = packed.unpacked(weight, x.dtype)  # its memory is the next one's
-        norm = step.norm
-        if self._single:
-            product.multiply(
-                x,
-                weight,
-                out,
-                bias=step.bias,
-                gain=None if norm is None else norm.weight,
-                eps=0.0 if norm is None else norm.eps,
-                offset=0.0 if norm is None else norm.offset,
-                add=step.add,
-                function=step.function,
-                gated=step.gated,
-                dependent=self._dependent,
-            )
-            return
-        if step.add:
-            if step.bias is not None:
-                out.add_(step.bias)
-            torch.addmm(out, x, weight.T, out=out)
-        elif step.bias is not None:
-            torch.addmm(step.bias, x, weight.T, out=out)
-        else:
-            torch.mm(x, weight.T, out=out)
+            return self._packed(step, weight, x[0], out[0, step.column : step.column + weight.outputs])
+        product.multiply(
+            x,
+            weight,
+            out,
+            bias=step.bias,
+            gain=None if norm is None else norm.weight,
+            eps=0.0 if norm is None else norm.eps,
+            offset=0.0 if norm is None else norm.offset,
+            add=step.add,
+            function=step.function,
+            gated=step.gated,
+            dependent=self._dependent,
+        )
 
     def _packed(self, step: LinearStep, weight: packed.DeviceBlocks, x: Tensor, out: Tensor) -> None:
         """The parts of one weight follow each other, and share what was made of the row."""
@@ -335,8 +318,10 @@ class StepGraph:
             split_sums=self._split_sums,
         )
 
-    def _attend(self, step: AttendStep) -> None:
-        s, scores, turn = step.shape, step.scores, step.turn
+    def _attend(self, step: AttendStep | LatentStep) -> None:
+        if isinstance(step, LatentStep):
+            return self._attend_latent(step)
+        s, turn = step.shape, step.turn
         decode.decode(
             self._buffers[step.src],
             self._buffers[step.dst],
@@ -344,36 +329,30 @@ class StepGraph:
             step.index,
             self._row_states[self._shape.ledgers[step.index]],
             self._workspaces[s.heads, s.kv_heads, s.value_dim],
-            heads=s.heads,
-            kv_heads=s.kv_heads,
-            key_dim=s.key_dim,
-            value_dim=s.value_dim,
+            slopes=self._slopes[step.index],
+            rotation=None if turn is None else self._rotations[id(turn.tables)],
+            dependent=self._dependent,
+            **attention_options(step),
+        )
+
+    def _attend_latent(self, step: LatentStep) -> None:
+        form, scores, turn = step.form, step.scores, step.turn
+        latent.decode_latent(
+            self._buffers[step.queries],
+            self._buffers[step.src],
+            self._buffers[step.dst],
+            form.k_up,
+            form.v_up,
+            self._stores,
+            step.index,
+            self._row_states[self._shape.ledgers[step.index]],
+            self._latent_workspaces[form.sizes],
+            sizes=form.sizes,
+            norm=head_norm(step.norm),
             scale=scores.scale,
             softcap=scores.softcap,
             window=scores.window,
             slopes=self._slopes[step.index],
             sinks=scores.sinks,
             rotation=None if turn is None else self._rotations[id(turn.tables)],
-            q_norm=_head_norm(step.q_norm),
-            k_norm=_head_norm(step.k_norm),
-            dependent=self._dependent,
         )
-
-
-def _norm(form: NormForm) -> dict[str, Any]:
-    return {
-        "gain": form.weight,
-        "bias": form.bias,
-        "eps": form.eps,
-        "offset": form.offset,
-        "centred": form.centred,
-    }
-
-
-def _head_norm(form: NormForm | None) -> decode.HeadNorm | None:
-    return None if form is None else decode.HeadNorm(form.weight, form.eps, form.offset)
-
-
-def _slopes(step: AttendStep, device: torch.device) -> Tensor | None:
-    slopes = step.scores.slopes
-    return None if slopes is None else torch.tensor(slopes, dtype=torch.float32, device=device)

@@ -43,6 +43,9 @@ class WholeSteps:
 
     def hidden(self, model: Any, x_BTD: Tensor, pos: Positions, cache: ModelCache) -> Tensor | None:
         """The model's last hidden states, if a whole step could make them."""
+        gpu = self._ready_on_gpu(model, cache) if x_BTD.device.type == "cuda" else None
+        if gpu is not None and (hidden := gpu.hidden(x_BTD, pos, cache)) is not None:
+            return hidden
         why = "this pass is one for torch: padding, documents, or a cache of another form than float32, float16 or int8"
         if (lowered := self._ready(model, x_BTD)) is not None:
             hidden = lowered.hidden(x_BTD, pos, cache, fast=model.fast, watcher=self.watcher)

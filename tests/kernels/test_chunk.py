@@ -1,0 +1,78 @@
+"""Several tokens of one row over a cache in blocks: what a plain softmax over all that they see makes of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.kernels.fused_calls import DEVICE, MISSING
+
+pytestmark = pytest.mark.skipif(MISSING, reason="needs Triton: pip install triton")
+H, G, D, E = 6, 2, 16, 24
+CASES = {
+    "plain": {},
+    "softcap": {"softcap": 3.0},
+    "window": {"window": 7},
+    "slopes": {"slopes": [0.5, 0.25, 0.1, 0.3, 0.2, 0.05]},
+    "sinks": {"sinks": [0.3, -0.2, 1.0, 0.0, 2.0, -1.0]},
+}
+
+
+def reference(q_THd, k_GSd, v_GSe, held, options):
+    """In float64, token by token."""
+    out = torch.zeros(*q_THd.shape[:2], E, dtype=torch.float64)
+    scale, cap, window = D**-0.5, options.get("softcap"), options.get("window", 0)
+    for i in range(len(q_THd)):
+        last = held + i
+        first = max(0, last + 1 - window) if window else 0
+        for h in range(H):
+            scores = k_GSd[h * G // H, first : last + 1].double() @ q_THd[i, h].double() * scale
+            scores = cap * torch.tanh(scores / cap) if cap else scores
+            if "slopes" in options:
+                scores = scores - options["slopes"][h] * torch.arange(last - first, -1, -1)
+            sink = [options["sinks"][h]] if "sinks" in options else []
+            weights = torch.cat((scores, torch.tensor(sink, dtype=torch.float64))).softmax(0)[: len(scores)]
+            out[i, h] = weights @ v_GSe[h * G // H, first : last + 1].double()
+    return out
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("held", "new", "bucket", "splits", "block"), [(0, 5, 8, 1, 4), (37, 7, 8, 4, 4), (21, 16, 16, 2, 0)]
+)
+def test_a_chunk_attends_as_a_softmax_does(case, held, new, bucket, splits, block):
+    """Less than a bucket and all of it, blocks in any order and a row that owns its places, with shares of the keys."""
+    from vantage.kernels.gpu.chunk import ChunkPlace, ChunkTile, ChunkWorkspace, attend_chunk
+    from vantage.kernels.gpu.decode import store_numbers
+
+    options, draw = CASES[case], torch.Generator().manual_seed(held + new)
+    size = block or 1
+    blocks = -(-(held + new) // size)
+    k, v = (torch.randn(G, (blocks + 1) * size, width, generator=draw) for width in (D, E))
+    table = torch.randperm(blocks, generator=draw) + 1 if block else torch.zeros(1)
+    slots = [int(table[i // size]) * size + i % size if block else i for i in range(held + new)]
+    qkv = torch.randn(bucket, H * D + G * (D + E), generator=draw)
+    q, new_k, new_v = qkv[:new].split((H * D, G * D, G * E), 1)
+    keys, values = k[:, slots].clone(), v[:, slots].clone()
+    keys[:, held:] = new_k.view(new, G, D).transpose(0, 1)
+    values[:, held:] = new_v.view(new, G, E).transpose(0, 1)
+
+    k, v, qkv = k.to(DEVICE), v.to(DEVICE), qkv.to(DEVICE)
+    held_, count, pos, gone = (torch.tensor([n], dtype=torch.int32, device=DEVICE) for n in (held, new, held, 0))
+    at = ChunkPlace(held_, count, pos, gone, table.to(DEVICE, torch.int32), block)
+    tile = ChunkTile(16, 16, 4, 1, splits)
+    work = ChunkWorkspace.make([(bucket, tile)], H, E, torch.device(DEVICE))
+    out = torch.full((bucket, H * E), torch.nan, device=DEVICE)
+    stores = torch.tensor([store_numbers(k, v)], device=DEVICE)
+    extra = {name: torch.tensor(options[name], device=DEVICE) for name in ("slopes", "sinks") if name in options}
+    extra |= {name: options[name] for name in ("softcap", "window") if name in options}
+    attend_chunk(
+        qkv, torch.empty(bucket, H * D, device=DEVICE), out, stores, 0, at, work, heads=H, kv_heads=G, key_dim=D,
+        value_dim=E, scale=D**-0.5, tile=tile, least=16, **extra,
+    )  # fmt: skip
+    want = reference(q.view(new, H, D), keys, values, held, options)
+    torch.testing.assert_close(out[:new].cpu().double().view(new, H, E), want, rtol=1e-4, atol=1e-5)
+    assert bool(out[new:].isnan().all()), "what is no token is not written"
+    assert not work.arrived.any(), "left as the next pass wants it"
+    torch.testing.assert_close(k[:, slots].cpu(), keys)
+    torch.testing.assert_close(v[:, slots].cpu(), values)

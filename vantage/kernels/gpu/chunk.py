@@ -1,0 +1,338 @@
+"""Attention of several new tokens of one row over a cache that stays where it is: a chunk of a prompt, or a draft.
+
+First keys and values of the new tokens are turned and written to the cache, and queries turned beside them. Then a
+program takes a few tokens, with all heads that share a key, over everything that they see. How many tokens are held,
+how many are new and where they stand is read from the device, so that one CUDA graph serves every cache and length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vantage.kernels.gpu.decode import NO_TURN, TYPES, HeadNorm, RopeTables, rotated, scored
+
+Launch = Any  # triton's kernels: indexed by their grid, then called
+PLACED = 16  # tokens whose keys a program writes
+FEWEST_PROGRAMS = 128  # fewer leave processors of an H200 without work, so that tiles are made smaller
+MOST_SPLITS, LEAST = 8, 512  # programs that share what a tile sees, and the keys that one has at least
+
+
+@dataclass(frozen=True)
+class ChunkPlace:
+    """Where the new tokens stand, all on the device and int32."""
+
+    held: Tensor  # (1,): tokens of the row before them
+    count: Tensor  # (1,): how many are new; the others of a bucket are nothing
+    pos: Tensor  # (1,): the position of the first
+    gone: Tensor  # (1,): blocks at the front that were given back
+    table: Tensor  # (blocks,)
+    block: int  # tokens in a block; 0: the row owns its places
+
+
+@triton.jit
+def _slots(blocks, j, mask, BLOCK: tl.constexpr):
+    """Where the tokens j of the row are. BLOCK 0: at j."""
+    slot = j.to(tl.int64)
+    if BLOCK:
+        slot = tl.load(blocks + j // BLOCK, mask=mask, other=0).to(tl.int64) * BLOCK + j % BLOCK
+    return slot
+
+
+@triton.jit(do_not_specialize=["layer"])
+def place(
+    qkv, queries, stores, held, count, pos, gone, table, cos, sin, q_gain, k_gain, layer, q_eps, q_offset, k_eps,
+    k_offset, turned, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, TOKENS: tl.constexpr,
+    D_TILE: tl.constexpr, E_TILE: tl.constexpr, BLOCK: tl.constexpr, TURN: tl.constexpr, Q_NORM: tl.constexpr,
+    K_NORM: tl.constexpr, Q_GAIN: tl.constexpr, K_GAIN: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """queries (T, H · D) turned, from qkv (T, queries | keys | values); keys turned and values, into the cache."""
+    head = tl.program_id(1)
+    i = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    new = tl.load(count)
+    if tl.program_id(0) * TOKENS >= new:
+        return
+    d = tl.arange(0, D_TILE)[None, :]
+    inside = (i < new)[:, None] & (d < D)
+    row = i.to(tl.int64)[:, None] * ((H + G) * D + G * E)
+    angle = (tl.load(pos) + i).to(tl.int64)[:, None] * turned
+    angle = tl.where((i < new)[:, None], angle, 0)  # the tables may end before the bucket does
+    size = tl.zeros((TOKENS, 1), tl.float32)
+    if head < H:
+        at = row + head * D
+        if Q_NORM:
+            raw = tl.load(qkv + at + d, mask=inside, other=0.0).to(tl.float32)
+            size = tl.rsqrt(tl.sum(raw * raw, 1) / D + q_eps)[:, None]
+        q = rotated(qkv, at, d, inside, cos + angle, sin + angle, q_gain, size, q_offset, D, turned, Q_NORM, Q_GAIN,
+                    TURN)  # fmt: skip
+        tl.store(queries + i.to(tl.int64)[:, None] * (H * D) + head * D + d, q.to(TYPE), mask=inside)
+    else:
+        g = head - H
+        e = tl.arange(0, E_TILE)[None, :]
+        numbers = stores + layer * 8
+        k_base = tl.load(numbers).to(tl.pointer_type(TYPE)) + g * tl.load(numbers + 3)
+        v_base = tl.load(numbers + 1).to(tl.pointer_type(TYPE)) + g * tl.load(numbers + 5)
+        missing = 0
+        if BLOCK:
+            missing = tl.load(gone)
+        slot = _slots(table - missing, tl.load(held) + i, i < new, BLOCK)[:, None]
+        at = row + head * D
+        if K_NORM:
+            raw = tl.load(qkv + at + d, mask=inside, other=0.0).to(tl.float32)
+            size = tl.rsqrt(tl.sum(raw * raw, 1) / D + k_eps)[:, None]
+        k = rotated(qkv, at, d, inside, cos + angle, sin + angle, k_gain, size, k_offset, D, turned, K_NORM, K_GAIN,
+                    TURN)  # fmt: skip
+        tl.store(k_base + slot * D + d, k.to(TYPE), mask=inside)
+        kept = (i < new)[:, None] & (e < E)
+        v = tl.load(qkv + row + (H + G) * D + g * E + e, mask=kept, other=0.0)
+        tl.store(v_base + slot * E + e, v.to(TYPE), mask=kept)
+
+
+@triton.jit
+def _over_keys(
+    q, m, total, acc, k_base, v_base, blocks, start, end, last, seen, slope, scale, cap, window,
+    D: tl.constexpr, E: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr, KEYS: tl.constexpr,
+    BLOCK: tl.constexpr, MASKED: tl.constexpr, SOFTCAP: tl.constexpr, SLOPES: tl.constexpr, WINDOW: tl.constexpr,
+    PRECISION: tl.constexpr, TYPE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """What the queries make of the keys from start to end. ``seen``: the last that each of them sees; ``last``: the
+    end of what is written. Not MASKED: all of them see all of these."""
+    d = tl.arange(0, D_TILE)[None, :]
+    e = tl.arange(0, E_TILE)[None, :]
+    for begin in tl.range(start, end, KEYS, num_stages=STAGES):
+        j = begin + tl.arange(0, KEYS)
+        slot = _slots(blocks, j, j < last, BLOCK)[:, None]
+        k_mask = d < D
+        v_mask = e < E
+        if MASKED:
+            k_mask = k_mask & (j < last)[:, None]
+            v_mask = v_mask & (j < last)[:, None]
+        k = tl.load(k_base + slot * D + d, mask=k_mask, other=0.0)
+        v = tl.load(v_base + slot * E + e, mask=v_mask, other=0.0)
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        s = scored(s, (seen[:, None] - j[None, :]).to(tl.float32), slope, scale, cap, SOFTCAP, SLOPES)
+        if MASKED:
+            sees = j[None, :] <= seen[:, None]
+            if WINDOW:
+                sees = sees & (j[None, :] > seen[:, None] - window)
+            s = tl.where(sees, s, float("-inf"))
+        higher = tl.maximum(m, tl.max(s, 1))
+        safe = higher
+        if MASKED:  # a query may see nothing of a tile, and of those before it
+            safe = tl.where(higher == float("-inf"), 0.0, higher)
+        p = tl.exp2(s - safe[:, None])
+        fade = tl.exp2(m - safe)
+        total = total * fade + tl.sum(p, 1)
+        acc = acc * fade[:, None]
+        acc = tl.dot(p.to(TYPE), v, acc, input_precision=PRECISION)
+        m = higher
+    return m, total, acc
+
+
+@triton.jit
+def _joined(sums, highest, totals, at, e, mine, m, total, acc, active, step, E: tl.constexpr):
+    """What the shares of a tile's keys make together, in their order, which other programs have written."""
+    m = tl.full(m.shape, float("-inf"), tl.float32)
+    for i in range(active):
+        m = tl.maximum(m, tl.load(highest + at + i * step, mask=mine, other=float("-inf"), cache_modifier=".cg"))
+    safe = tl.where(m == float("-inf"), 0.0, m)
+    total = total * 0.0
+    acc = acc * 0.0
+    for i in range(active):
+        high = tl.load(highest + at + i * step, mask=mine, other=float("-inf"), cache_modifier=".cg")
+        weight = tl.exp2(high - safe)
+        total += weight * tl.load(totals + at + i * step, mask=mine, other=0.0, cache_modifier=".cg")
+        from_ = sums + (at + i * step).to(tl.int64)[:, None] * E + e
+        acc += weight[:, None] * tl.load(from_, mask=mine[:, None] & (e < E), other=0.0, cache_modifier=".cg")
+    return m, total, acc
+
+
+@triton.jit(do_not_specialize=["layer", "tokens", "splits"])
+def attend(
+    queries, out, stores, held, count, gone, table, slopes, sinks, sums, highest, totals, arrived, layer, tokens,
+    splits, scale, cap, window, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    D_TILE: tl.constexpr, E_TILE: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    LEAST: tl.constexpr, BLOCK: tl.constexpr, SOFTCAP: tl.constexpr, SLOPES: tl.constexpr, SINKS: tl.constexpr,
+    WINDOW: tl.constexpr, PRECISION: tl.constexpr, TYPE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """out (T, H · E). A row of a tile is a head of a token; HEADS: a power of two, at least those of a group. At most
+    ``splits`` programs share what a tile sees, if that is more than LEAST keys each, and the last of them joins it."""
+    g = tl.program_id(0)
+    tile = tl.num_programs(1) - 1 - tl.program_id(1)  # those with the most keys first
+    split = tl.program_id(2)
+    GROUP: tl.constexpr = H // G
+    TOKENS: tl.constexpr = ROWS // HEADS
+    new, n = tl.load(count), tl.load(held)
+    first = tile * TOKENS
+    if first >= new:
+        return
+    last = n + tl.minimum(first + TOKENS, new)
+    begin = 0
+    if WINDOW:
+        begin = tl.maximum(0, n + first + 1 - window)
+    share = tl.maximum(tl.cdiv(tl.cdiv(last - begin, splits), KEYS) * KEYS, LEAST)
+    active = tl.cdiv(last - begin, share)
+    if split >= active:
+        return
+    start = begin + split * share
+    end = tl.minimum(start + share, last)
+    r = tl.arange(0, ROWS)
+    i = first + r // HEADS
+    h = g * GROUP + r % HEADS
+    mine = (r % HEADS < GROUP) & (i < new)
+    numbers = stores + layer * 8
+    k_base = tl.load(numbers).to(tl.pointer_type(TYPE)) + g * tl.load(numbers + 3)
+    v_base = tl.load(numbers + 1).to(tl.pointer_type(TYPE)) + g * tl.load(numbers + 5)
+    k_base = tl.multiple_of(k_base, 16)
+    v_base = tl.multiple_of(v_base, 16)
+    missing = 0
+    if BLOCK:
+        missing = tl.load(gone)
+    blocks = table - missing
+    d = tl.arange(0, D_TILE)[None, :]
+    e = tl.arange(0, E_TILE)[None, :]
+    q_at = queries + i.to(tl.int64)[:, None] * (H * D) + h[:, None] * D + d
+    q = tl.load(q_at, mask=mine[:, None] & (d < D), other=0.0)
+    slope = tl.zeros((ROWS, 1), tl.float32)
+    if SLOPES:
+        slope = tl.load(slopes + h, mask=mine, other=0.0)[:, None]
+    seen = n + i
+    m = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, E_TILE), tl.float32)
+    whole = start
+    if not WINDOW:  # up to the first token's own key everybody sees everything
+        whole = start + tl.maximum(tl.minimum(end, n + first + 1) - start, 0) // KEYS * KEYS
+        m, total, acc = _over_keys(
+            q, m, total, acc, k_base, v_base, blocks, start, whole, last, seen, slope, scale, cap, window, D, E, D_TILE,
+            E_TILE, KEYS, BLOCK, False, SOFTCAP, SLOPES, WINDOW, PRECISION, TYPE, STAGES,
+        )  # fmt: skip
+    m, total, acc = _over_keys(
+        q, m, total, acc, k_base, v_base, blocks, whole, end, end, seen, slope, scale, cap, window, D, E, D_TILE,
+        E_TILE, KEYS, BLOCK, True, SOFTCAP, SLOPES, WINDOW, PRECISION, TYPE, STAGES,
+    )  # fmt: skip
+    if active > 1:
+        at = i * H + h
+        step = tokens * H
+        mine_at = at + split * step
+        tl.store(sums + mine_at.to(tl.int64)[:, None] * E + e, acc, mask=mine[:, None] & (e < E))
+        tl.store(highest + mine_at, m, mask=mine)
+        tl.store(totals + mine_at, total, mask=mine)
+        tl.debug_barrier()
+        before = tl.atomic_add(arrived + tile * G + g, 1, sem="acq_rel")
+        if before < active - 1:
+            return
+        tl.store(arrived + tile * G + g, 0)
+        m, total, acc = _joined(sums, highest, totals, at, e, mine, m, total, acc, active, step, E)
+    if SINKS:
+        total += tl.exp2(tl.load(sinks + h, mask=mine, other=0.0).to(tl.float32) * 1.4426950408889634 - m)
+    to = out + i.to(tl.int64)[:, None] * (H * E) + h[:, None] * E + e
+    total = tl.where(mine, total, 1.0)
+    tl.store(to, (acc / total[:, None]).to(out.dtype.element_ty), mask=mine[:, None] & (e < E))
+
+
+class ChunkTile(NamedTuple):
+    """How the queries of a chunk are cut up, and the keys that each tile sees."""
+
+    rows: int  # heads of tokens
+    keys: int
+    warps: int
+    stages: int
+    splits: int = 1
+
+
+def tile_for(tokens: int, heads: int, kv_heads: int, width: int, dtype: torch.dtype) -> ChunkTile:
+    """As measured on an H200; by the bucket and the model's shape alone, so that a chunk's sums depend on nothing
+    else."""
+    group = triton.next_power_of_2(heads // kv_heads)
+    rows = 128
+    while rows > 16 and tokens * group * kv_heads < rows * FEWEST_PROGRAMS:
+        rows //= 2
+    wide = dtype is torch.float32 or width > 128
+    rows = max(min(rows, 64) if wide else rows, group)
+    programs = kv_heads * triton.cdiv(tokens * group, rows)
+    splits = min(MOST_SPLITS, 1 << max(4 * FEWEST_PROGRAMS // programs, 1).bit_length() - 1)
+    if wide:
+        return ChunkTile(rows, 32, 4, 2, splits)
+    warps = 8 if rows >= 128 and width <= 64 else 4
+    return ChunkTile(rows, 128 if rows == 16 and width <= 64 else 64, warps, 3, splits)
+
+
+class ChunkWorkspace(NamedTuple):
+    """Room for what programs that share the keys of a tile leave for the last of them; all layers use it in turn."""
+
+    sums: Tensor
+    highest: Tensor
+    totals: Tensor
+    arrived: Tensor  # 0 between passes
+
+    @staticmethod
+    def make(tiles: Iterable[tuple[int, ChunkTile]], heads: int, width: int, device: torch.device) -> ChunkWorkspace:
+        """For these numbers of tokens, each with its tile."""
+        most = max(tokens * tile.splits for tokens, tile in tiles) * heads
+        return ChunkWorkspace(
+            torch.empty(most * width, device=device),
+            torch.empty(most, device=device),
+            torch.empty(most, device=device),
+            torch.zeros(most, dtype=torch.int32, device=device),
+        )
+
+
+def attend_chunk(
+    qkv: Tensor,
+    queries: Tensor,
+    out: Tensor,
+    stores: Tensor,
+    layer: int,
+    at: ChunkPlace,
+    work: ChunkWorkspace,
+    *,
+    heads: int,
+    kv_heads: int,
+    key_dim: int,
+    value_dim: int,
+    scale: float,
+    softcap: float | None = None,
+    window: int = 0,
+    slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    rotation: RopeTables | None = None,
+    q_norm: HeadNorm | None = None,
+    k_norm: HeadNorm | None = None,
+    tile: ChunkTile | None = None,
+    least: int = LEAST,
+) -> None:
+    """out (T, heads · value_dim) from qkv (T, queries | keys | values), both contiguous; ``queries``: room for as many,
+    turned. ``stores``: (layers, ADDRESS) int64, as ``decode`` has them."""
+    tokens, nothing, dtype = len(qkv), at.held, TYPES[qkv.dtype]
+    q_gain, q_eps, q_offset = (None, 0.0, 0.0) if q_norm is None else (q_norm.gain, q_norm.eps, q_norm.offset)
+    k_gain, k_eps, k_offset = (None, 0.0, 0.0) if k_norm is None else (k_norm.gain, k_norm.eps, k_norm.offset)
+    cos, sin, turned = (nothing, nothing, 0) if rotation is None else (rotation.cos, rotation.sin, rotation.turned)
+    sizes = {
+        "H": heads, "G": kv_heads, "D": key_dim, "E": value_dim, "BLOCK": at.block, "TYPE": dtype,
+        "D_TILE": max(16, triton.next_power_of_2(key_dim)), "E_TILE": max(16, triton.next_power_of_2(value_dim)),
+    }  # fmt: skip
+    first: Launch = place
+    first[(triton.cdiv(tokens, PLACED), heads + kv_heads)](
+        qkv, queries, stores, at.held, at.count, at.pos, at.gone, at.table, cos, sin,
+        nothing if q_gain is None else q_gain, nothing if k_gain is None else k_gain, layer, q_eps, q_offset, k_eps,
+        k_offset, turned, TOKENS=PLACED, TURN=NO_TURN if rotation is None else rotation.pairing,
+        Q_NORM=q_norm is not None, K_NORM=k_norm is not None, Q_GAIN=q_gain is not None, K_GAIN=k_gain is not None,
+        num_warps=4, **sizes,
+    )  # fmt: skip
+    tile = tile or tile_for(tokens, heads, kv_heads, max(key_dim, value_dim), qkv.dtype)
+    group = triton.next_power_of_2(heads // kv_heads)
+    second: Launch = attend
+    second[(kv_heads, triton.cdiv(tokens * group, tile.rows), tile.splits)](
+        queries, out, stores, at.held, at.count, at.gone, at.table, nothing if slopes is None else slopes,
+        nothing if sinks is None else sinks, *work, layer, tokens, tile.splits, scale, softcap or 1.0, window,
+        HEADS=group, ROWS=tile.rows, KEYS=tile.keys, LEAST=max(least, tile.keys), SOFTCAP=softcap is not None,
+        SLOPES=slopes is not None, SINKS=sinks is not None, WINDOW=window > 0,
+        PRECISION="ieee" if qkv.dtype is torch.float32 else "tf32", STAGES=tile.stages, num_warps=tile.warps, **sizes,
+    )  # fmt: skip

@@ -1,0 +1,142 @@
+"""A chunk of one row's tokens through a lowered model: the steps of its program with a token in every row.
+
+A bucket of tokens is a CUDA graph, so that a chunk costs the host one launch, where module by module it costs hundreds.
+It is always the graph that runs: the same kernels, one by one, were seen to give other bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vantage.kernels.gpu import chunk, decode, packed_rows
+from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, LatentStep
+from vantage.model.lowered.row_steps import attention_options, run_step, slopes_of, sums_for
+from vantage.model.lowered.step_graph import GraphShape, RowPlaces
+from vantage.spec.parts import Shape
+
+# tokens that a graph is made for; a longer pass is several of the largest
+CHUNKS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+FEWEST = 2  # tokens of a pass; a single one is a step
+
+
+def bucket_for(tokens: int) -> int:
+    """The tokens of the graph that takes so many, or the most there are."""
+    return next((n for n in CHUNKS if n >= tokens), CHUNKS[-1])
+
+
+class ChunkBuffers:
+    """What the steps of a chunk read and write. All graphs use it, and never two of them at once."""
+
+    def __init__(self, program: GpuProgram, device: torch.device):
+        used = {0, program.hidden, *(number for step in program.body for number in program.touched(step))}
+        most = CHUNKS[-1]
+        with torch.inference_mode(False):
+            self.buffers = [  # zeros: what no token has filled yet goes through the same steps
+                torch.zeros((most if i in used else 0, width), dtype=program.dtype, device=device)
+                for i, width in enumerate(program.widths)
+            ]
+            shapes = [step.shape for step in program.body if isinstance(step, AttendStep)]
+            width = max(shape.heads * shape.key_dim for shape in shapes)
+            self.queries = torch.empty(most * width, dtype=program.dtype, device=device)
+            self.shares = {shape: _shares(shape, program.dtype, device) for shape in {*shapes}}
+            self.stores = torch.zeros((len(program.attentions), decode.ADDRESS), dtype=torch.int64, device=device)
+            self.slopes = [slopes_of(step, device) for step in program.attentions]
+            self.sums = sums_for(program.body, packed_rows.MOST_ROWS, device)
+        self.numbers: np.ndarray | None = None  # what ``stores`` says
+        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+
+def _shares(shape: Shape, dtype: torch.dtype, device: torch.device) -> chunk.ChunkWorkspace:
+    heads, width = shape.heads, max(shape.key_dim, shape.value_dim)
+    tiles = [(tokens, chunk.tile_for(tokens, heads, shape.kv_heads, width, dtype)) for tokens in CHUNKS]
+    return chunk.ChunkWorkspace.make(tiles, heads, shape.value_dim, device)
+
+
+class ChunkGraph:
+    """The steps for so many tokens of one row (``shape.rows``)."""
+
+    def __init__(
+        self,
+        model: Any,
+        program: GpuProgram,
+        shape: GraphShape,
+        rotations: dict[int, decode.RopeTables],
+        memory: ChunkBuffers,
+    ):
+        self._program, self._shape, self._rotations, self._memory = program, shape, rotations, memory
+        self._device: torch.device = model.device
+        with torch.inference_mode(False):
+            self._ints = torch.zeros(3 + len(shape.blocks) * (1 + shape.table), dtype=torch.int32, device=self._device)
+            self._buffers = [buffer[: shape.rows] for buffer in memory.buffers]
+        held, count, pos = self._ints[:3].split(1)
+        tables = self._ints[3:].view(len(shape.blocks), 1 + shape.table)
+        self._places = [
+            chunk.ChunkPlace(held, count, pos, row[:1], row[1:], block)
+            for row, block in zip(tables, shape.blocks, strict=True)
+        ]
+        self._launch = self._captured()
+
+    @property
+    def tokens(self) -> int:
+        """The most that it takes."""
+        return self._shape.rows
+
+    def run(self, x_TD: Tensor, places: Sequence[RowPlaces], before: int, first: int, stores: np.ndarray) -> Tensor:
+        """The last hidden states (T, D) of so many tokens, after those that are held and ``before`` more of the same
+        pass. ``first``: their first position. What comes back is written over by the next call."""
+        self._place(len(x_TD), places, before, first, stores)
+        self._buffers[0][: len(x_TD)].copy_(x_TD)
+        self._launch()
+        return self._buffers[self._program.hidden][: len(x_TD)]
+
+    def _captured(self) -> Callable[[], None]:
+        """As a graph, after a first run with no token in it, in which every kernel is compiled."""
+        if self._device.type != "cuda":
+            return self._steps
+        graph = torch.cuda.CUDAGraph()
+        with torch.inference_mode(False), torch.no_grad():
+            self._steps()
+            with torch.cuda.graph(graph, pool=self._memory.pool):
+                self._steps()
+        return graph.replay
+
+    def _place(self, tokens: int, places: Sequence[RowPlaces], before: int, first: int, stores: np.ndarray) -> None:
+        # memory of its own for every call: what is on its way to the device must stay as it is
+        staged = torch.zeros(len(self._ints), dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        ints = staged.numpy()
+        ints[:3] = places[0].held[0] + before, tokens, first
+        for place, row in zip(places, ints[3:].reshape(len(places), -1), strict=True):
+            if place.blocks is not None:
+                row[0] = place.gone[0]
+                row[1 : 1 + len(place.blocks[0])] = place.blocks[0]
+        self._ints.copy_(staged, non_blocking=True)
+        memory = self._memory
+        if stores is not memory.numbers:
+            memory.stores.copy_(torch.from_numpy(stores))
+            memory.numbers = stores
+
+    def _steps(self) -> None:
+        for step in self._program.body:
+            run_step(step, self._buffers, self._attend, sums=self._memory.sums)
+
+    def _attend(self, step: AttendStep | LatentStep) -> None:
+        assert isinstance(step, AttendStep), "others take no chunks"
+        s, turn, memory = step.shape, step.turn, self._memory
+        width = s.heads * s.key_dim
+        chunk.attend_chunk(
+            self._buffers[step.src],
+            memory.queries[: self._shape.rows * width].view(-1, width),
+            self._buffers[step.dst],
+            memory.stores,
+            step.index,
+            self._places[self._shape.ledgers[step.index]],
+            memory.shares[s],
+            slopes=memory.slopes[step.index],
+            rotation=None if turn is None else self._rotations[id(turn.tables)],
+            **attention_options(step),
+        )
