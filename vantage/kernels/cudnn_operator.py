@@ -69,12 +69,6 @@ class CudnnAttention(torch.autograd.Function):
         return dq, dk, dv, None if tensors[0] is None else d_sinks, None, None, None, None
 
 
-def attend(*inputs: Any) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp. Without gradients autograd's own work, half of a call's time on the host, is left out."""
-    differentiable = torch.is_grad_enabled() or torch.compiler.is_compiling()
-    return CudnnAttention.apply(*inputs) if differentiable else CudnnAttention.forward(*inputs)
-
-
 def _forward() -> Callable[..., tuple[Tensor, Tensor]]:
     """The operator for a compiler; without one the call itself, which starts sooner."""
     if torch.compiler.is_compiling():
