@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 import vantage as vt
 from tests.attention.helpers import attention
 from vantage.attention import (
+    ATTENTIONS,
     BlockChooser,
     CompressedSparse,
     Differential,
@@ -29,8 +32,10 @@ from vantage.attention import (
     SmallMaps,
     TopKIndexer,
 )
+from vantage.attention.delta import unit
+from vantage.attention.differential import UnitLength
 from vantage.attention.indexer import EarlierChoice, KeyChoice
-from vantage.errors import BadInput
+from vantage.errors import BadInput, Refused
 from vantage.spec.abilities import Effect
 from vantage.spec.attention import ActivationColumns
 from vantage.spec.kept import KeptStream, StateShape
@@ -76,6 +81,20 @@ def test_what_parts_say_of_themselves() -> None:
     for indexer in (TopKIndexer(), SharedIndexer(0)):
         assert (indexer.shared, indexer.every_key) == (False, True)
     assert (KeyChoice.kept, EarlierChoice.kept) == (1, 0)  # streams beside the keys
+
+
+def test_which_attentions_a_comparison_takes_by_name() -> None:
+    """Those that need no more than heads. The three forms of grouped-query attention have names of their own."""
+    compared = {entry.name for entry in ATTENTIONS.entries() if entry.compared}
+    assert compared == {"differential", "heavily-compressed", "compressed-sparse", "native-sparse"}
+
+
+def test_what_keeps_a_division_by_zero_away() -> None:
+    """Of a vector of that length itself, √½ is left."""
+    half = pytest.approx(0.5**0.5, rel=1e-4)
+    assert float(unit(torch.tensor([1e-3]))) == half
+    assert float(UnitLength()(torch.tensor([1e-5**0.5]))) == half
+    assert KeyChoice(TopKIndexer(1, 1, 4), 4).k_norm.eps == 1e-6  # DeepSeek-V3.2's
 
 
 SMALLEST: dict[str, Callable[[], AttentionConfig]] = {
@@ -354,6 +373,34 @@ def test_what_small_maps_learn() -> None:
     assert sum(p.numel() for p in attention(small, WIDTH).parameters()) == sum(LEARNED["latent"].values()) + more
 
 
+LATENT = BY_HAND["latent"][0]
+# What one of so many processes gets. With more processes than key heads, some have the same one.
+DIVIDED: dict[str, tuple[Any, int, Any]] = {
+    "grouped in 2": (GroupedQuery(8, 4, 3, 5), 2, GroupedQuery(4, 2, 3, 5)),
+    "grouped in 4": (GroupedQuery(8, 4, 3, 5), 4, GroupedQuery(2, 1, 3, 5)),
+    "grouped in 8": (GroupedQuery(8, 4, 3, 5), 8, GroupedQuery(1, 1, 3, 5)),
+    "grouped by the width": (GroupedQuery(8), 2, GroupedQuery(4, 4, 2, 2)),
+    "grouped in 3": (GroupedQuery(8, 4), 3, None),
+    "grouped in 6": (GroupedQuery(12, 4, 3), 6, None),
+    "latent in 2": (LATENT, 2, replace(LATENT, heads=2)),  # pyright: ignore[reportArgumentType] (a dataclass)
+    "latent in 4": (LATENT, 4, replace(LATENT, heads=1)),  # pyright: ignore[reportArgumentType]
+    "latent in 3": (LATENT, 3, None),
+    "native-sparse in 2": (NativeSparse(8, 4, 3), 2, NativeSparse(4, 2, 3)),
+    "native-sparse in 4": (NativeSparse(8, 4), 4, NativeSparse(2, 1, 2)),
+    "native-sparse in 8": (NativeSparse(8, 4, 3), 8, None),  # the heads of a key head choose together
+}
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_divided_among_processes(name: str) -> None:
+    config, ranks, wanted = DIVIDED[name]
+    if wanted is None:
+        with pytest.raises(Refused, match=f"among {ranks} processes"):
+            config.divided(ranks, WIDTH)
+    else:
+        assert config.divided(ranks, WIDTH) == wanted
+
+
 def test_cross_attentions_columns() -> None:
     built: Any = attention(GroupedQuery(4, 2, 3, value_dim=5), WIDTH, cross=True)
     columns = {"q": ("q", 0, 12, 4), "k": ("kv", 0, 6, 2), "v": ("kv", 6, 10, 2), "heads": ("out", 0, 20, 4)}
@@ -361,6 +408,7 @@ def test_cross_attentions_columns() -> None:
     assert built.projections() == {"kv": (("k", 6), ("v", 10))}
     assert sum(p.numel() for p in built.parameters()) == 16 * 12 + 16 * 16 + 20 * 16
     assert built.crosses
-    for config in (GroupedQuery(4), Differential(4), BY_HAND["latent"][0], HeavilyCompressed(4)):
+    for config in (GroupedQuery(4), Differential(4), LATENT, HeavilyCompressed(4)):
         inside: Any = attention(config, WIDTH)
         assert not inside.crosses
+    assert not attention(LATENT, WIDTH).biased  # what its norms make of a bias is no bias
