@@ -1,19 +1,15 @@
-"""What every attention takes for granted, the smallest that it takes and the largest that it refuses, and its sizes."""
+"""The sizes of every attention, counted by hand: shapes, what is kept and learned, activations, costs, shares."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 import vantage as vt
-from tests.attention.helpers import attention
+from tests.attention.helpers import attention, build_context
 from vantage.attention import (
-    ATTENTIONS,
-    BlockChooser,
     CompressedSparse,
     Differential,
     EntryChooser,
@@ -23,200 +19,21 @@ from vantage.attention import (
     HeavilyCompressed,
     KimiDelta,
     Latent,
-    LengthTemperature,
     Mamba2,
     NativeSparse,
     OutputGate,
-    QKNorm,
-    SharedIndexer,
     SmallMaps,
-    TopKIndexer,
 )
-from vantage.attention.delta import unit
-from vantage.attention.differential import UnitLength
-from vantage.attention.indexer import EarlierChoice, KeyChoice
-from vantage.errors import BadInput, Refused
-from vantage.spec.abilities import Effect
+from vantage.errors import Refused
 from vantage.spec.attention import ActivationColumns
 from vantage.spec.kept import KeptStream, StateShape
 from vantage.spec.masks import Causal, SameSegment
 from vantage.spec.model import AttentionConfig, CacheShape
+from vantage.spec.native import LANES, CannotLower
+from vantage.spec.operations import AttentionWork, PassSize
 from vantage.spec.parts import Shape
 
 NORM, WIDTH = vt.RMSNorm(), 16
-
-# A spec that was written without these means these.
-DEFAULTS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "grouped": (GroupedQuery(4), {"bias": False, "out_bias": False}),
-    "differential": (Differential(4), {"bias": False, "out_bias": False}),
-    "latent": (Latent(4, 2, 2, 2, 2, NORM), {"bias": False}),
-    "gated-delta": (GatedDelta(4, NORM), {"taps": 4}),
-    "kimi-delta": (KimiDelta(4, NORM), {"taps": 4}),
-    "mamba-2": (
-        Mamba2(4, NORM),
-        {"state_dim": 128, "groups": 1, "taps": 4, "bias": False, "convolution_bias": True, "least_step": 0.0},
-    ),
-    "gated-convolution": (GatedConvolution(), {"taps": 3, "bias": False}),
-    "native-sparse": (NativeSparse(4), {"near": 512, "blocks": BlockChooser(64, 16, 1, 2)}),
-    "hca": (HeavilyCompressed(4), {"ratio": 128, "near": 128, "turned_values": False, "maps": SmallMaps(out_groups=1)}),
-    "csa": (CompressedSparse(4), {"ratio": 4, "near": 128, "choice": EntryChooser(512, 64, 128)}),
-    "indexer": (TopKIndexer(), {"keep": 2048, "heads": 64, "head_dim": 128}),
-    "temperature": (LengthTemperature(), {"scale": 0.1, "floor": 8192.0}),
-    "qk-norm": (QKNorm(NORM), {"keys": True}),
-    "gate": (OutputGate(), {"bias": False}),
-}
-
-
-@pytest.mark.parametrize("name", DEFAULTS)
-def test_what_is_left_out(name: str) -> None:
-    config, wanted = DEFAULTS[name]
-    assert {field: getattr(config, field) for field in wanted} == wanted
-
-
-def test_what_parts_say_of_themselves() -> None:
-    """A norm's scores do not hang on the position; a temperature's do, and it acts on a sum term by term."""
-    assert QKNorm.effect == Effect("q/k norm", positional=False, linear=False)
-    assert LengthTemperature.effect == Effect("temperature", positional=True, linear=True)
-    assert (QKNorm(NORM).shared, LengthTemperature().shared, OutputGate().shared) == (False, True, False)
-    for indexer in (TopKIndexer(), SharedIndexer(0)):
-        assert (indexer.shared, indexer.every_key) == (False, True)
-    assert (KeyChoice.kept, EarlierChoice.kept) == (1, 0)  # streams beside the keys
-
-
-def test_which_attentions_a_comparison_takes_by_name() -> None:
-    """Those that need no more than heads. The three forms of grouped-query attention have names of their own."""
-    compared = {entry.name for entry in ATTENTIONS.entries() if entry.compared}
-    assert compared == {"differential", "heavily-compressed", "compressed-sparse", "native-sparse"}
-
-
-def test_what_keeps_a_division_by_zero_away() -> None:
-    """Of a vector of that length itself, √½ is left."""
-    half = pytest.approx(0.5**0.5, rel=1e-4)
-    assert float(unit(torch.tensor([1e-3]))) == half
-    assert float(UnitLength()(torch.tensor([1e-5**0.5]))) == half
-    assert KeyChoice(TopKIndexer(1, 1, 4), 4).k_norm.eps == 1e-6  # DeepSeek-V3.2's
-
-
-SMALLEST: dict[str, Callable[[], AttentionConfig]] = {
-    "grouped": lambda: GroupedQuery(1, 1, 1, clip=0.5),
-    "differential": lambda: Differential(2, 2, 1),
-    "latent": lambda: Latent(1, 1, 1, 0, 1, NORM),
-    "gated-delta": lambda: GatedDelta(1, NORM, 1, 1),
-    "kimi-delta": lambda: KimiDelta(1, NORM, 1),
-    "mamba-2": lambda: Mamba2(1, NORM, 1, state_dim=1, taps=2, greatest_step=0.0),
-    "gated-convolution": lambda: GatedConvolution(2),
-    "native-sparse": lambda: NativeSparse(1, near=1, blocks=BlockChooser(1, keep=1, first=0, recent=1)),
-    "hca": lambda: HeavilyCompressed(1, 1, ratio=2, near=1, rope_dim=0),
-    "hca all turned": lambda: HeavilyCompressed(1, 3, rope_dim=3),
-    "csa": lambda: CompressedSparse(1, 1, ratio=2, near=1, choice=EntryChooser(1, 1, 1, rope_dim=0)),
-    "csa all turned": lambda: CompressedSparse(1, choice=EntryChooser(1, 1, 3, rope_dim=3)),
-    # sizes that do not divide the width, each with one that says so
-    "grouped apart": lambda: GroupedQuery(3, 3, 4),
-    "differential apart": lambda: Differential(6, 6, 4),
-    "gated-delta apart": lambda: GatedDelta(3, NORM, key_dim=4),
-    "kimi-delta apart": lambda: KimiDelta(3, NORM, head_dim=4),
-    "mamba-2 apart": lambda: Mamba2(3, NORM, head_dim=4),
-    "hca apart": lambda: HeavilyCompressed(3, 4),
-}
-
-
-@pytest.mark.parametrize("name", SMALLEST)
-def test_the_smallest_that_is_taken(name: str) -> None:
-    config = SMALLEST[name]()
-    assert config.shape(WIDTH).width == WIDTH
-    attention(config, WIDTH, Causal() & SameSegment())
-
-
-REFUSED: dict[str, list[Callable[[], AttentionConfig]]] = {
-    "grouped": [
-        lambda: GroupedQuery(0, 1, 4),
-        lambda: GroupedQuery(4, 0),
-        lambda: GroupedQuery(4, -1),
-        lambda: GroupedQuery(4, 3),
-        lambda: GroupedQuery(3),
-        lambda: GroupedQuery(4, clip=0.0),
-    ],
-    "differential": [
-        lambda: Differential(0, 2, 4),
-        lambda: Differential(4, 0),
-        lambda: Differential(4, -2),
-        lambda: Differential(6, 4, 4),
-        lambda: Differential(3, 3, 4),
-        lambda: Differential(6),
-    ],
-    "latent": [
-        lambda: Latent(0, 1, 1, 2, 1, NORM),
-        lambda: Latent(1, 0, 1, 2, 1, NORM),
-        lambda: Latent(1, 1, 0, 2, 1, NORM),
-        lambda: Latent(1, 1, 1, 2, 0, NORM),
-        lambda: Latent(1, 1, 1, -2, 1, NORM),
-        lambda: Latent(1, 1, 1, 3, 1, NORM),
-    ],
-    "gated-delta": [
-        lambda: GatedDelta(0, NORM, 1, 4),
-        lambda: GatedDelta(4, NORM, 0),
-        lambda: GatedDelta(4, NORM, -1),
-        lambda: GatedDelta(4, NORM, 3),
-        lambda: GatedDelta(3, NORM),
-    ],
-    "kimi-delta": [lambda: KimiDelta(0, NORM, 4), lambda: KimiDelta(3, NORM)],
-    "mamba-2": [
-        lambda: Mamba2(0, NORM, 4),
-        lambda: Mamba2(4, NORM, groups=0),
-        lambda: Mamba2(4, NORM, groups=-1),
-        lambda: Mamba2(4, NORM, groups=3),
-        lambda: Mamba2(3, NORM),
-        lambda: Mamba2(4, NORM, taps=1),
-        lambda: Mamba2(4, NORM, state_dim=0),
-        lambda: Mamba2(4, NORM, least_step=-0.5),
-        lambda: Mamba2(4, NORM, least_step=0.5, greatest_step=0.25),
-    ],
-    "gated-convolution": [lambda: GatedConvolution(1)],
-    "native-sparse": [
-        lambda: NativeSparse(4, near=0),
-        lambda: NativeSparse(4, blocks=BlockChooser(0)),
-        lambda: NativeSparse(4, blocks=BlockChooser(first=-1)),
-        lambda: NativeSparse(4, blocks=BlockChooser(recent=0)),
-        lambda: NativeSparse(4, blocks=BlockChooser(keep=2)),
-    ],
-    "hca": [
-        lambda: HeavilyCompressed(0, 4),
-        lambda: HeavilyCompressed(3),
-        lambda: HeavilyCompressed(4, ratio=1),
-        lambda: HeavilyCompressed(4, near=0),
-        lambda: HeavilyCompressed(4, 0),
-        lambda: HeavilyCompressed(4, rope_dim=-1),
-        lambda: HeavilyCompressed(4, rope_dim=5),
-        lambda: HeavilyCompressed(4, maps=SmallMaps(out_groups=0)),
-        lambda: HeavilyCompressed(4, maps=SmallMaps(out_groups=-1)),
-        lambda: HeavilyCompressed(4, maps=SmallMaps(out_groups=3)),
-    ],
-    "csa": [
-        lambda: CompressedSparse(4, choice=EntryChooser(keep=0)),
-        lambda: CompressedSparse(4, choice=EntryChooser(heads=0)),
-        lambda: CompressedSparse(4, choice=EntryChooser(head_dim=0)),
-        lambda: CompressedSparse(4, choice=EntryChooser(head_dim=4, rope_dim=-1)),
-        lambda: CompressedSparse(4, choice=EntryChooser(head_dim=4, rope_dim=5)),
-    ],
-}
-
-
-@pytest.mark.parametrize(("name", "which"), [(name, i) for name, wrong in REFUSED.items() for i in range(len(wrong))])
-def test_what_is_refused(name: str, which: int) -> None:
-    with pytest.raises(BadInput):
-        REFUSED[name][which]().shape(WIDTH)
-
-
-def test_what_parts_beside_them_refuse() -> None:
-    assert TopKIndexer(1, 1, 1).keep == 1
-    for wrong in ({"keep": 0}, {"heads": 0}, {"head_dim": 0}):
-        with pytest.raises(BadInput, match="1 or more"):
-            TopKIndexer(**wrong)
-    assert (LengthTemperature(floor=0.5).floor, LengthTemperature(floor=1.5, kind="self-extend").floor) == (0.5, 1.5)
-    for floor, kind in ((0.0, "llama4"), (1.0, "self-extend")):
-        with pytest.raises(BadInput, match="floor="):
-            LengthTemperature(floor=floor, kind=kind)
-
 
 # Sizes where nothing is said, in a width of 16.
 PLAIN: dict[str, tuple[AttentionConfig, Shape]] = {
@@ -225,7 +42,7 @@ PLAIN: dict[str, tuple[AttentionConfig, Shape]] = {
     "gated-delta": (GatedDelta(4, NORM), Shape(16, 4, 4, 4, 4, 0)),
     "kimi-delta": (KimiDelta(4, NORM), Shape(16, 4, 4, 4, 4, 0)),
     "mamba-2": (Mamba2(4, NORM), Shape(16, 4, 1, 128, 8, 0)),
-    "mamba-2 of wide heads": (Mamba2(32, NORM), Shape(16, 32, 1, 128, 1, 0)),
+    "mamba-2 of many heads": (Mamba2(32, NORM), Shape(16, 32, 1, 128, 1, 0)),
     "native-sparse": (NativeSparse(4), Shape(16, 4, 4, 4, 4, 4)),
     "hca": (HeavilyCompressed(4), Shape(16, 4, 1, 4, 4, 4)),
 }
@@ -371,6 +188,76 @@ def test_what_small_maps_learn() -> None:
     small = Latent(4, kv_rank=5, nope_dim=3, rope_dim=2, value_dim=7, norm=NORM, q_rank=6)
     more = 16 * 6 + 6 + 6 * 20 - 16 * 20
     assert sum(p.numel() for p in attention(small, WIDTH).parameters()) == sum(LEARNED["latent"].values()) + more
+
+
+def test_the_three_forms_of_grouped_query_attention_have_their_names() -> None:
+    assert GroupedQuery(4).describe(WIDTH) == ("multi-head, 4 / 4 × 4",)
+    assert GroupedQuery(4, 1).describe(WIDTH) == ("multi-query, 4 / 1 × 4",)
+    assert GroupedQuery(4, 2).describe(WIDTH) == ("grouped-query, 4 / 2 × 4",)
+    assert GroupedQuery(4, 2, value_norm=NORM).describe(WIDTH) == ("grouped-query, 4 / 2 × 4", "normed values")
+
+
+# Five tokens that look at five, 2 for a multiply and an add: scores, weighted sum, projections, output.
+COSTS: dict[str, tuple[int, int, int, int]] = {
+    "grouped": (2 * 4 * 25 * 3, 2 * 4 * 25 * 5, 10 * 16 * 28, 10 * 20 * 16),
+    "differential": (2 * 4 * 25 * 3, 2 * 4 * 25 * 6, 10 * 16 * 24, 10 * 12 * 16),
+    "native-sparse": (2 * 4 * 25 * 3, 2 * 4 * 25 * 3, 10 * 16 * (24 + 12), 10 * 12 * 16),  # 12 gates
+    # expanded: 5 latents become keys of 3 and values of 7 in each head
+    "latent": (2 * 4 * 25 * 5, 2 * 4 * 25 * 7, 10 * 16 * (20 + 7) + 10 * 4 * 5 * 10, 10 * 28 * 16),
+    "hca": (2 * 4 * 5 * 6 * 6, 2 * 4 * 5 * 6 * 6, 10 * 16 * (24 + 6 + 12), 10 * 24 * 16),  # five tokens and an entry
+}
+
+
+@pytest.mark.parametrize("name", COSTS)
+def test_costs_counted_by_hand(name: str) -> None:
+    config, shape, _, _ = BY_HAND[name]
+    built: Any = attention(config, WIDTH)
+    keys = built.keys_given(5, 5) if isinstance(config, HeavilyCompressed) else 5
+    work = AttentionWork(shape, PassSize(1, 5, 5), keys, built.score_width(5, 5))
+    names = ("scores", "weighted sum", "projections", "output")
+    assert built.operations(work) == dict(zip(names, COSTS[name], strict=True))
+
+
+def test_what_a_step_of_latent_attention_costs() -> None:
+    """Absorbed: a query goes into the latents' width of 5 and the output comes back; keys are 5 + 2 wide."""
+    config, shape, _, _ = BY_HAND["latent"]
+    built: Any = attention(config, WIDTH)
+    assert built.score_width(1, 5) == 7
+    assert built.operations(AttentionWork(shape, PassSize(1, 1, 5), 5, 7)) == {
+        "scores": 2 * 4 * 5 * 7,
+        "weighted sum": 2 * 4 * 5 * 5,
+        "projections": 2 * 16 * (20 + 7) + 2 * 4 * 3 * 5,
+        "output": 2 * 28 * 16 + 2 * 4 * 5 * 7,
+    }
+
+
+def test_a_gated_output_costs_its_map() -> None:
+    config, shape, _, _ = BY_HAND["grouped"]
+    gated = replace(build_context(config=config, width=WIDTH), output=(OutputGate().build(shape),))
+    built: Any = config.build(WIDTH, gated)
+    output = built.operations(AttentionWork(shape, PassSize(1, 5, 5), 5, 3))["output"]
+    assert output == COSTS["grouped"][3] + 10 * 16 * 20
+
+
+def test_what_a_source_costs_is_paid_when_it_is_read() -> None:
+    built: Any = attention(GroupedQuery(4, 2, 3, value_dim=5), WIDTH, cross=True)
+    read, later = (PassSize(2, 5, 5, source=7, fresh=fresh) for fresh in (True, False))
+    query, source = 2 * 10 * 16 * 12, 2 * 14 * 16 * 16
+    assert built.operations(AttentionWork(built.shape, read, 7, 3))["projections"] == query + source
+    assert built.operations(AttentionWork(built.shape, later, 7, 3))["projections"] == query
+
+
+def test_entries_and_near_tokens_are_what_a_kernel_is_given() -> None:
+    """Of 10 keys 3 entries, and of the tokens those near to one of 3 queries: 3 and the one before."""
+    built: Any = attention(HeavilyCompressed(4, ratio=3, near=2), WIDTH)
+    assert (built.keys_given(3, 10), built.keys_given(10, 10)) == (4 + 3, 10 + 3)
+
+
+@pytest.mark.parametrize(("key_dim", "value_dim"), [(LANES, LANES + 1), (LANES + 1, LANES)])
+def test_native_steps_need_heads_of_whole_lanes(key_dim: int, value_dim: int) -> None:
+    built: Any = attention(GroupedQuery(2, head_dim=key_dim, value_dim=value_dim), WIDTH)
+    with pytest.raises(CannotLower, match="are no multiples of"):
+        built.native(None, 0, None)
 
 
 LATENT = BY_HAND["latent"][0]
