@@ -11,7 +11,6 @@ import torch
 import vantage as vt
 from tests.attention.helpers import attention
 from vantage.attention import (
-    ATTENTIONS,
     BlockChooser,
     CompressedSparse,
     Differential,
@@ -77,12 +76,6 @@ def test_what_parts_say_of_themselves() -> None:
     for indexer in (TopKIndexer(), SharedIndexer(0)):
         assert (indexer.shared, indexer.every_key) == (False, True)
     assert (KeyChoice.kept, EarlierChoice.kept) == (1, 0)  # streams beside the keys
-
-
-def test_which_attentions_a_comparison_takes_by_name() -> None:
-    """Those that need no more than heads. The three forms of grouped-query attention have names of their own."""
-    compared = {entry.name for entry in ATTENTIONS.entries() if entry.compared}
-    assert compared == {"differential", "heavily-compressed", "compressed-sparse", "native-sparse"}
 
 
 def test_what_keeps_a_division_by_zero_away() -> None:
