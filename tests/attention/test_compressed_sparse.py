@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 
 import vantage as vt
 from tests.attention.compressed_layers import both, run_ours, run_theirs
-from tests.attention.helpers import attention, check_gradients, vectors
+from tests.attention.helpers import ShapeRecord, attention, check_gradients, vectors
 from tests.attention.model_checks import TOKENS, check_cached, check_costs, check_taken_back, small_model
 from vantage.attention.compressed import ChoiceInputs
 from vantage.attention.key_windows import KeyWindows
@@ -121,15 +121,9 @@ def test_any_encoding_stands_where_tokens_and_entries_stand(position):
 
 
 def test_the_chooser_builds_its_own_transforms_for_its_own_heads():
-    @dataclass(frozen=True)
-    class ToldShape:
-        def build(self, shape):
-            told.append(shape)
-            return torch.nn.Identity()
-
-    told = []
-    attention(replace(CSA, turned_values=False, choice=replace(CHOICE, qk=(ToldShape(),))), 32)
-    assert told == [Shape(32, 3, 1, 8, 8, rotary_dim=4)]
+    told = ShapeRecord()
+    attention(replace(CSA, turned_values=False, choice=replace(CHOICE, qk=(told,))), 32)
+    assert told.shapes == [Shape(32, 3, 1, 8, 8, rotary_dim=4)]
 
 
 def test_what_is_kept_of_a_token():

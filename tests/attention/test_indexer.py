@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from transformers.models.deepseek_v32.configuration_deepseek_v32 import Deepseek
 from transformers.models.deepseek_v32.modeling_deepseek_v32 import DeepseekV32Indexer, DeepseekV32RotaryEmbedding
 
 import vantage as vt
-from tests.attention.helpers import F64, vectors
+from tests.attention.helpers import F64, ShapeRecord, vectors
 from tests.attention.model_checks import check_costs, check_saved
 from vantage.attention.indexer import KeyChoice, best, index_scores
 from vantage.conformance.scenarios import sharpen
@@ -56,15 +56,9 @@ def test_scores_are_scaled_by_the_number_of_heads_and_by_their_width():
 
 
 def test_its_own_transforms_are_built_for_its_own_heads():
-    @dataclass(frozen=True)
-    class ToldShape:
-        def build(self, shape):
-            told.append(shape)
-            return torch.nn.Identity()
-
-    told = []
-    KeyChoice(vt.TopKIndexer(4, 3, 8, (ToldShape(),)), 32)
-    assert told == [Shape(32, 3, 1, 8, 8, rotary_dim=8)]
+    told = ShapeRecord()
+    KeyChoice(vt.TopKIndexer(4, 3, 8, (told,)), 32)
+    assert told.shapes == [Shape(32, 3, 1, 8, 8, rotary_dim=8)]
 
 
 def test_the_chosen_keys_share_the_weights():
