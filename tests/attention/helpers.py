@@ -13,7 +13,7 @@ from vantage.kernels import chooser
 from vantage.model.linear import dense
 from vantage.spec.masks import Causal, Everything, Mask
 from vantage.spec.model import AttentionConfig, BuildContext
-from vantage.spec.parts import Cache, Context, EncoderOutput, Parts, View
+from vantage.spec.parts import Cache, Context, EncoderOutput, Parts, Shape, View
 from vantage.spec.positions import Positions
 
 F64 = torch.float64
@@ -51,6 +51,17 @@ class Forgetting:
 
     def view(self) -> View:
         raise AssertionError("nothing is held")
+
+
+class ShapeRecord:
+    """A part that changes nothing and keeps the shapes it was built for."""
+
+    def __init__(self) -> None:
+        self.shapes: list[Shape] = []
+
+    def build(self, shape: Shape) -> nn.Module:
+        self.shapes.append(shape)
+        return nn.Identity()
 
 
 def build_context(

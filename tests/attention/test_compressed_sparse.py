@@ -9,12 +9,13 @@ import torch
 
 import vantage as vt
 from tests.attention.compressed_layers import both, run_ours, run_theirs
-from tests.attention.helpers import attention, check_gradients, vectors
+from tests.attention.helpers import ShapeRecord, attention, check_gradients, vectors
 from tests.attention.model_checks import TOKENS, check_cached, check_costs, check_taken_back, small_model
 from vantage.attention.compressed import ChoiceInputs
 from vantage.attention.key_windows import KeyWindows
 from vantage.errors import BadInput
 from vantage.spec.masks import Causal
+from vantage.spec.parts import Shape
 from vantage.spec.positions import Positions
 
 CHOICE = vt.EntryChooser(2, heads=3, head_dim=8, rope_dim=4, qk=(vt.Rope(),))
@@ -107,10 +108,22 @@ def test_gradients():
     check_gradients(module, run_ours, vectors(1, 5, 6))
 
 
-@pytest.mark.parametrize("keep", [2, 64])
+@pytest.mark.parametrize("keep", [2, 8, 64])  # fewer than the 8 entries, as many, and more: then none is chosen
 def test_the_costs_are_those_that_torch_counts(keep):
     config = replace(CSA, choice=replace(CHOICE, keep=keep), maps=vt.SmallMaps(8, 1e-6, 6, 2))
     check_costs(vt.decoder(vocab=19, width=32, layers=2, attention=config))
+
+
+@pytest.mark.parametrize("position", ["rope", "fox", "fire"])
+def test_any_encoding_stands_where_tokens_and_entries_stand(position):
+    """A forget gate keeps a stream of its own behind those of the entries and of the choice."""
+    check_cached(model(replace(CSA, turned_values=False), position=position), "paged", (5, 3, *(1,) * 15))
+
+
+def test_the_chooser_builds_its_own_transforms_for_its_own_heads():
+    told = ShapeRecord()
+    attention(replace(CSA, turned_values=False, choice=replace(CHOICE, qk=(told,))), 32)
+    assert told.shapes == [Shape(32, 3, 1, 8, 8, rotary_dim=4)]
 
 
 def test_what_is_kept_of_a_token():

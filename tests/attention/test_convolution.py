@@ -103,6 +103,22 @@ def test_gradients():
     assert torch.autograd.gradcheck(lambda x: one(x, nothing(1, 3, 3), pos, ())[0], x)
 
 
+def test_one_tap_sees_the_token_itself():
+    one, x = conv(3, 1), vectors(1, 4, 3)
+    out, (state,) = one(x, nothing(1, 1, 3), Positions.arange(1, 4), (3,))
+    torch.testing.assert_close(out, x * one.weight[:, 0])
+    assert state.shape == (1, 0, 3)
+
+
+def test_fresh_weights():
+    """Of four taps ½ each: what comes out is as large as what went in."""
+    assert float(conv(1000, 4).weight.detach().std()) == pytest.approx(0.5, rel=0.05)
+
+
 def test_what_cannot_be():
+    with pytest.raises(BadInput, match="taps=0"):
+        vt.build(
+            vt.decoder(vocab=9, width=8, layers=1, attention=vt.KimiDelta(2, vt.RMSNorm(), taps=0), position="none")
+        )
     with pytest.raises(BadInput, match="taps=1"):
         GatedConvolution(1)

@@ -94,6 +94,15 @@ def test_qwen3_nexts_layer():
         torch.testing.assert_close(got, theirs(x), atol=2e-5, rtol=2e-4)
 
 
+def test_fresh_heads():
+    """Rates from next to nothing to 16."""
+    fresh = GatedDelta(500, vt.RMSNorm(), key_dim=1)
+    layer = vt.build(vt.decoder(vocab=9, width=2, layers=1, attention=fresh, position="none")).blocks[0].sublayers[0]
+    rates = layer.A_log.detach().exp()
+    assert float(rates.min()) < 0.2
+    assert 15.5 < float(rates.max()) <= 16.001
+
+
 # ---- in a model
 
 

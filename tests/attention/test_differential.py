@@ -12,6 +12,7 @@ from tests.attention.helpers import Listing, attention, check_gradients, context
 from vantage.attention.differential import first_lambda
 from vantage.conformance.scenarios import sharpen
 from vantage.errors import BadInput, Refused
+from vantage.spec.parts import Parts
 from vantage.spec.positions import Positions
 
 
@@ -24,7 +25,10 @@ def by_the_formula(module, x):
     """(1 - λ₀) · rms((P₁ - λ P₂) V), one output after another."""
     s, T = module.shape, x.shape[1]
     q, k, v = module.qkv(x).split(module.widths, -1)
-    q, k = (t.unflatten(-1, (-1, s.key_dim)) for t in (q, k))
+    q, k = (t.unflatten(-1, (-1, s.key_dim)).transpose(1, 2) for t in (q, k))
+    for transform in module.qk:
+        q, k = transform.query(q, Positions.arange(2, T)), transform.key(k, Positions.arange(2, T))
+    q, k = q.transpose(1, 2), k.transpose(1, 2)
     v = v.unflatten(-1, (-1, 2 * s.key_dim))
     seen = torch.ones(T, T, dtype=torch.bool).tril()
     later = torch.full((T, T), -torch.inf, dtype=x.dtype).masked_fill(seen, 0.0)
@@ -46,9 +50,10 @@ def by_the_formula(module, x):
 
 
 @pytest.mark.parametrize("kv_heads", [8, 4, 2])
+@pytest.mark.parametrize("parts", [Parts(), vt.Rope().parts(causal=True)], ids=["no position", "rope"])
 @torch.no_grad()
-def test_the_formula(kv_heads):
-    module = attention(vt.Differential(8, kv_heads, head_dim=3), 16)
+def test_the_formula(kv_heads, parts):
+    module = attention(vt.Differential(8, kv_heads, head_dim=4), 16, parts=parts)
     x = vectors(2, 6, 16)
     torch.testing.assert_close(run(module, x), by_the_formula(module, x), rtol=1e-9, atol=1e-10)
 
@@ -70,6 +75,14 @@ def test_lambda_begins_where_the_vectors_are_zero():
     assert float(module.share()) == 0.25  # e⁰ - e⁰ + λ₀
     module.lambda_q1[0] = module.lambda_k1[0] = 1.0
     assert float(module.share()) == pytest.approx(2.71828 - 1 + 0.25, abs=1e-5)
+
+
+def test_fresh_vectors_leave_lambda_where_it_begins():
+    layer = vt.decoder(vocab=9, width=8, layers=1, attention=vt.Differential(2, head_dim=2048), position="none")
+    module = vt.build(layer).blocks[0].sublayers[0]
+    vectors_of = torch.stack([getattr(module, f"lambda_{name}").detach() for name in ("q1", "k1", "q2", "k2")])
+    assert float(vectors_of.mean()) == pytest.approx(0, abs=0.01)
+    assert float(vectors_of.std()) == pytest.approx(0.1, rel=0.05)
 
 
 @torch.no_grad()

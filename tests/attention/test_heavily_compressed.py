@@ -18,10 +18,12 @@ from tests.attention.model_checks import (
     check_taken_back,
     small_model,
 )
+from vantage.attention.compressed import near_or_chosen
+from vantage.attention.key_windows import KeyWindows
 from vantage.conformance.scenarios import sharpen
 from vantage.errors import BadInput, Refused
 from vantage.inspect import cost
-from vantage.spec.parts import Shape
+from vantage.spec.parts import Dense, Shape
 from vantage.spec.positions import Positions
 
 HCA = vt.HeavilyCompressed(4, ratio=3, near=4, turned_values=True, scores=vt.Scores(sinks=True))
@@ -104,6 +106,19 @@ def test_turning_back_is_the_other_way(position):
 @pytest.mark.parametrize("position", ["rope", "alibi", "fox", "fire", "self-extend", "shaw"])
 def test_any_encoding_stands_where_tokens_and_entries_stand(position):
     check_cached(model(replace(HCA, turned_values=False), position=position), "paged", (5, 3, *(1,) * 15))
+
+
+def test_a_bias_of_all_pairs_is_added_to_what_is_seen():
+    """Of the tokens a query sees itself and the one before; entries it sees as the mask allows."""
+    pos = Positions.arange(1, 6)
+    windows = KeyWindows.of(pos.against(pos), 3, 2, causal=True)
+    assert (windows.tokens, windows.seen.shape[1]) == (6, 8)
+    bias, q = vectors(1, 2, 6, 8), vectors(1, 2, 6, 4, seed=1)
+    got = near_or_chosen(Dense(bias), 2, windows, None, pos.against(windows.seen), q)
+    assert isinstance(got, Dense)
+    near = (torch.arange(6)[:, None] - torch.arange(6)).abs() <= 1
+    torch.testing.assert_close(got.value[..., 6:], bias[..., 6:])
+    torch.testing.assert_close(got.value[..., :6], bias[..., :6].masked_fill(~near, -torch.inf))
 
 
 def test_generate_gives_what_one_pass_gives():

@@ -10,9 +10,9 @@ from transformers.models.deepseek_v32.configuration_deepseek_v32 import Deepseek
 from transformers.models.deepseek_v32.modeling_deepseek_v32 import DeepseekV32Indexer, DeepseekV32RotaryEmbedding
 
 import vantage as vt
-from tests.attention.helpers import F64, vectors
+from tests.attention.helpers import F64, ShapeRecord, vectors
 from tests.attention.model_checks import check_costs, check_saved
-from vantage.attention.indexer import KeyChoice, best
+from vantage.attention.indexer import KeyChoice, best, index_scores
 from vantage.conformance.scenarios import sharpen
 from vantage.errors import BadInput, Refused
 from vantage.spec.indexing import IndexerInputs
@@ -46,6 +46,19 @@ def test_the_worked_number_needs_the_relu():
         part.scores(inputs, inputs.streams[0][:, 0]).flatten(), torch.tensor([2.0, 1.0]).double()
     )
     assert part.choose(inputs).flatten().tolist() == [True, False]
+
+
+def test_scores_are_scaled_by_the_number_of_heads_and_by_their_width():
+    """Nine heads with q · k = 4 in a width of 4, each with the weight 3: 9 · 3/√9 · 4/√4 = 18."""
+    one = torch.ones(1, 9, 1, 4, dtype=F64)
+    got = index_scores(one, one[:, 0], torch.full((1, 1, 9), 3.0, dtype=F64))
+    assert got.tolist() == [[[18.0]]]
+
+
+def test_its_own_transforms_are_built_for_its_own_heads():
+    told = ShapeRecord()
+    KeyChoice(vt.TopKIndexer(4, 3, 8, (told,)), 32)
+    assert told.shapes == [Shape(32, 3, 1, 8, 8, rotary_dim=8)]
 
 
 def test_the_chosen_keys_share_the_weights():
@@ -156,6 +169,13 @@ def test_gradients_pass_the_choice_by():
 @pytest.mark.parametrize("name", ["grouped", "latent", "shared"])
 def test_costs_are_those_that_torch_counts(name):
     check_costs(model(name).spec)
+
+
+@pytest.mark.parametrize("keep", [16, 17])
+def test_costs_where_there_are_just_so_many_keys(keep):
+    """Of 17 keys 17 are kept without a look at them; to keep 16 they are scored."""
+    spec = vt.decoder(vocab=19, width=32, layers=1, heads=4)
+    check_costs(with_indexer(spec, vt.TopKIndexer(keep, 3, 24)))
 
 
 def test_saved_and_loaded(tmp_path):

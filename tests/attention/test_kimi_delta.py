@@ -87,6 +87,15 @@ def test_kimi_linears_layer():
         torch.testing.assert_close(got, theirs(x), atol=2e-5, rtol=2e-4)
 
 
+def test_fresh_heads():
+    """Rates from 1 to 16, as in Mamba."""
+    fresh = vt.KimiDelta(500, vt.RMSNorm(), head_dim=1)
+    layer = vt.build(vt.decoder(vocab=9, width=2, layers=1, attention=fresh, position="none")).blocks[0].sublayers[0]
+    rates = layer.A_log.detach().exp()
+    assert 1 <= float(rates.min()) < 1.5
+    assert 15.5 < float(rates.max()) <= 16.001
+
+
 def hybrid() -> vt.Model:
     spec = vt.decoder(vocab=19, width=16, layers=3, heads=4, kv_heads=2)
     state = replace(spec.layers[0], attention=vt.KimiDelta(4, vt.RMSNorm(), rank=2), qk=())

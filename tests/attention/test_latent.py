@@ -85,6 +85,18 @@ def test_token_by_token_is_the_whole():
     assert torch.equal(cache.held.v, cache.held.k[..., :6])  # the value is the front of the key
 
 
+@torch.no_grad()
+def test_queries_and_keys_are_those_of_every_head():
+    """As the expanded form has them, before any position acts on them."""
+    module, x = attention(DIRECT, 8), vectors(2, 5, 8)
+    q, k = module.queries_and_keys(x)
+    down = module.kv_down(x)
+    latent, shared = module.kv_norm(down[..., :6]), down[..., 6:]
+    for h in range(3):
+        torch.testing.assert_close(q[:, h], module.q_up(x)[..., 6 * h : 6 * h + 6])
+        torch.testing.assert_close(k[:, h], torch.cat([latent @ module.k_up[h].T, shared], -1))
+
+
 def test_what_is_kept_is_small():
     assert CONFIG.cache_shape(8) == CacheShape(1, 8, 6, single=True)
     assert CONFIG.shape(8) == Shape(8, 3, 3, 6, 5, rotary_dim=2)

@@ -7,12 +7,18 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan, mamba2_selective_state_update
+from transformers.models.mamba2.configuration_mamba2 import Mamba2Config
+from transformers.models.mamba2.modeling_mamba2 import (
+    Mamba2Mixer,
+    mamba2_chunk_scan,
+    mamba2_selective_state_update,
+)
 
 import vantage as vt
-from tests.attention.helpers import F64, vectors
+from tests.attention.helpers import F64, context, vectors
 from tests.attention.model_checks import check_saved
 from vantage.attention.mamba import state_space
+from vantage.cache.build import no_caches
 from vantage.conformance.scenarios import sharpen
 from vantage.errors import BadInput, Refused
 from vantage.inspect import cost
@@ -48,6 +54,49 @@ def test_transformers_forms():
         dt, A = step[:, t, :, None].expand(-1, -1, e), rate[:, None, None].expand(-1, e, d)
         one = mamba2_selective_state_update(state, x[:, t], dt, A, b[:, t], c[:, t])
         torch.testing.assert_close(out[:, t], one, atol=2e-5, rtol=2e-4)
+
+
+@torch.no_grad()
+def test_mamba_2s_layer():
+    H, e, d, G, D, T = 4, 8, 5, 2, 16, 7
+    config = Mamba2Config(
+        num_heads=H,
+        head_dim=e,
+        hidden_size=D,
+        state_size=d,
+        expand=2,
+        n_groups=G,
+        num_hidden_layers=1,
+        use_bias=True,
+        chunk_size=4,
+    )
+    theirs = Mamba2Mixer(config, 0).eval()
+    mixer = vt.Mamba2(H, vt.RMSNorm(eps=config.layer_norm_epsilon), state_dim=d, groups=G, bias=True)
+    model = vt.build(vt.decoder(vocab=9, width=D, layers=1, attention=mixer, position="none")).eval()
+    ours = model.blocks[0].sublayers[0]
+    for p in theirs.parameters():
+        p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())) * 0.5)
+    ours.maps.load_state_dict(theirs.in_proj.state_dict())
+    ours.out.load_state_dict(theirs.out_proj.state_dict())
+    ours.norm.load_state_dict(theirs.norm.state_dict())
+    ours.conv.weight.copy_(theirs.conv1d.weight[:, 0])
+    ours.conv.bias.copy_(theirs.conv1d.bias)
+    for name in ("dt_bias", "A_log", "D"):
+        getattr(ours, name).copy_(getattr(theirs, name))
+    x = vectors(2, T, D).float()
+    got = ours(x, context(Positions.arange(2, T), caches=no_caches(model.spec, None, model.dtype)))
+    torch.testing.assert_close(got, theirs(x), atol=2e-5, rtol=2e-4)
+
+
+def test_fresh_heads():
+    """Steps from a thousandth to a tenth, rates from 1 up, and each token passed on as it is."""
+    fresh = vt.Mamba2(500, vt.RMSNorm(), head_dim=1, state_dim=1)
+    mixer = vt.build(vt.decoder(vocab=9, width=2, layers=1, attention=fresh, position="none")).blocks[0].sublayers[0]
+    steps = torch.nn.functional.softplus(mixer.dt_bias.detach())
+    assert 0.00099 < float(steps.min()) < 0.0015
+    assert 0.08 < float(steps.max()) < 0.101
+    torch.testing.assert_close(mixer.A_log.detach().exp(), torch.arange(1.0, 501))
+    assert mixer.D.unique().tolist() == [1]
 
 
 def hybrid(**options) -> vt.Model:

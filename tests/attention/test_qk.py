@@ -1,11 +1,16 @@
 """Transforms of queries and keys that are not positions: norms and temperature."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+import vantage as vt
 from tests.attention.helpers import F64, attention, check_gradients, run, vectors
 from vantage.attention import GroupedQuery, LengthTemperature, QKNorm
+from vantage.conformance.scenarios import sharpen
 from vantage.errors import BadInput
+from vantage.kernels.native import native
 from vantage.model.norms import LayerNorm, RMSNorm
 from vantage.spec.parts import Parts, Shape
 from vantage.spec.positions import Positions
@@ -56,6 +61,23 @@ def factor_of(part: LengthTemperature, *positions: int) -> list[float]:
 )
 def test_the_kinds_of_length_temperature_at_the_end_of_a_length(kind, at_8191, at_16383):
     assert factor_of(LengthTemperature(0.1, 8192.0, kind), 8191, 16383) == pytest.approx([at_8191, at_16383], abs=5e-5)
+
+
+@pytest.mark.parametrize("kind", ["llama4", "ministral3", "inkling", "self-extend"])
+def test_the_first_token_is_never_sharpened_and_padding_no_more_than_it(kind):
+    assert factor_of(LengthTemperature(0.5, 2.0, kind), 0, -1) == [1.0, 1.0]
+
+
+@pytest.mark.skipif(native() is None, reason="no C++ compiler here")
+@pytest.mark.parametrize("keys", [True, False])
+def test_a_native_step_norms_what_a_pass_norms(keys):
+    spec = vt.decoder(vocab=9, width=32, layers=1, attention=GroupedQuery(2, 1, head_dim=16), position="rope")
+    layer = replace(spec.layers[0], qk=(QKNorm(RMSNorm(), keys), *spec.layers[0].qk))
+    model, tokens = sharpen(vt.build(replace(spec, layers=(layer,)))), torch.tensor([[3, 1, 4, 1, 5]])
+    with torch.inference_mode():
+        whole = model(tokens)
+        model.kernel = "native"
+        torch.testing.assert_close(model(tokens, cache=model.new_cache()), whole, rtol=1e-4, atol=1e-4)
 
 
 def test_ministral_3s_temperature_is_transformers():

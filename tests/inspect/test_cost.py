@@ -84,6 +84,20 @@ def test_what_is_kept_beside_keys_or_in_their_place(of: ModelSpec) -> None:
 
 
 @pytest.mark.parametrize(
+    "attention",
+    [
+        vt.GatedDelta(4, vt.RMSNorm(), key_heads=2, key_dim=5, value_dim=3),
+        vt.KimiDelta(4, vt.RMSNorm(), head_dim=5, rank=3),
+        vt.Mamba2(4, vt.RMSNorm(), head_dim=3, state_dim=5, groups=2),
+        vt.GatedConvolution(3),
+    ],
+    ids=lambda attention: type(attention).__name__,
+)
+def test_mixers_with_a_state(attention: object) -> None:
+    check(vt.decoder(vocab=19, width=32, layers=1, attention=attention, position="none"))
+
+
+@pytest.mark.parametrize(
     "of",
     [
         vt.encoder(**SMALL),

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vantage.attention.scorer import NoBias
-from vantage.errors import Refused
+from vantage.errors import BadInput, Refused
 from vantage.spec.masks import Causal, SameSegment
 from vantage.spec.model import BuildContext
 from vantage.spec.positions import Positions
@@ -28,6 +28,8 @@ class ShortConvolution(nn.Module):
 
     def __init__(self, channels: int, taps: int, *, bias: bool = False):
         super().__init__()
+        if taps < 1:
+            raise BadInput(f"taps={taps}: a convolution sees one token or more")
         self.taps = taps
         self.weight = nn.Parameter(torch.empty(channels, taps))
         nn.init.normal_(self.weight, std=taps**-0.5)

@@ -119,7 +119,6 @@ def index_scores(q_BHTd: Tensor, k_BSd: Tensor, weights_BTH: Tensor) -> Tensor:
 def best(scores_BTS: Tensor, keys: Positions, count: int) -> Tensor:
     """True at the highest ``count``. Of equal ones, which a ReLU makes, the later token is taken, wherever it lies."""
     scores_BTS = without_last_bits(scores_BTS)
-    scores_BTS = scores_BTS.expand(keys.shape[0], -1, -1) if len(scores_BTS) == 1 else scores_BTS
     latest_first = keys.order.argsort(dim=-1, descending=True)[:, None].expand_as(scores_BTS)
     ranked = scores_BTS.gather(-1, latest_first).argsort(dim=-1, descending=True, stable=True)[..., :count]
     chosen = latest_first.gather(-1, ranked)
