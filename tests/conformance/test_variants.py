@@ -1,4 +1,5 @@
-"""What the matrix tries of each part, and what a part is by its name, as committed: a size that changes is seen.
+"""What the matrix tries of each part, what a part is by its name, which of them compete and the bounds of their fields,
+as committed: a size that changes is seen.
 
 `python -m tests.conformance.test_variants` writes the list anew.
 """
@@ -15,6 +16,7 @@ from vantage.conformance.factors import attentions, caches, encodings, masks
 from vantage.errors import BadInput
 from vantage.position import ENCODINGS
 from vantage.position.scaling import SCALINGS
+from vantage.spec.registry import parameters
 
 LIST = Path(__file__).with_name("variants.txt")
 REGISTRIES = (ENCODINGS, SCALINGS, ATTENTIONS, QK_PARTS, OUTPUT_PARTS, INDEXERS, CACHES)
@@ -30,6 +32,14 @@ def lines() -> Iterator[str]:
             for number in (8, None):  # heads, or the longest row
                 with suppress(BadInput):  # some need one
                     yield f"{registry.what} {entry.name} by its name, {number}: {entry.make(number)!r}"
+    for registry in (ENCODINGS, ATTENTIONS):
+        yield f"compared, {registry.what}: {', '.join(e.name for e in registry.entries() if e.compared)}"
+    yield f"compared randomised as well: {', '.join(e.name for e in ENCODINGS.entries() if e.randomised)}"
+    for registry in REGISTRIES:
+        for entry in registry.entries():
+            for name, info in parameters(entry.config).items():
+                bounds = info.choices or (info.low, info.high)
+                yield f"field of {registry.what} {entry.name}: {name}, {bounds}, a form shows {info.default}"
 
 
 def test_what_is_tried_is_the_committed_list():
