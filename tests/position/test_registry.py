@@ -1,5 +1,6 @@
 """Names, defaults, and what all encodings have in common."""
 
+import contextlib
 import copy
 import dataclasses
 
@@ -39,6 +40,7 @@ from vantage.position import (
 from vantage.position.t5 import T5Bias
 from vantage.spec.parts import Encoding, Parts, Place, materialise
 from vantage.spec.positions import Positions
+from vantage.spec.registry import Entry
 
 NAMES = ["none", "sinusoidal", "learned", "shifted", "rope", "mrope", "axial", "xpos", "alibi", "t5", "shaw", "xl"]
 NAMES += ["kerple", "fire", "cope", "fox", "path", "bank", "ssmax", "lerope", "fope", "self-extend", "dual-chunk"]
@@ -120,6 +122,48 @@ def test_what_is_built_once_for_all_layers():
 def built_once(name: str) -> bool:
     parts = encoding(name, max_length=100).parts(causal=True)
     return next(p for p in (*parts.inputs, *parts.qk, parts.bias) if p is not None).shared
+
+
+@dataclasses.dataclass(frozen=True)
+class Outside:
+    """An encoding of somebody else's, whose one part stands where the entry says."""
+
+    def parts(self, *, causal: bool) -> Parts:
+        return Parts()
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    draw = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Acting:
+    build = shared = None
+
+
+@dataclasses.dataclass
+class Loose:
+    build = shared = None
+
+
+@pytest.mark.parametrize(
+    ("place", "part", "lacks"),
+    [
+        ("sampler", Drawn, None),
+        ("qk", Acting, None),
+        ("sampler", Acting, "Acting, the sampler of 'outside', has no draw"),
+        ("qk", Drawn, "Drawn, the qk of 'outside', has no build and no shared"),
+        ("bias", Loose, "Loose, the bias of 'outside', is no frozen dataclass"),
+    ],
+)
+def test_what_an_encoding_from_outside_is_made_of(place, part, lacks):
+    entry = Entry("outside", Outside, components={place: (part,)})
+    with pytest.raises(BadInput, match=lacks) if lacks else contextlib.nullcontext():
+        ENCODINGS.register(entry)
+    assert ("outside" in ENCODINGS) is (lacks is None)
+    if lacks is None:
+        ENCODINGS.unregister("outside")
 
 
 def test_NoPE_acts_nowhere():

@@ -15,15 +15,17 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as app
 import vantage as vt
 from tests.position.helpers import F64, moved, positions, unread, vectors
 from vantage import functional as vf
-from vantage.errors import BadInput, LengthExceeded
-from vantage.position import Rope, permutation
+from vantage.conformance.scenarios import sharpen
+from vantage.errors import BadInput, LengthExceeded, Refused
+from vantage.kernels.native import native
+from vantage.position import AxialRope, MultiAxisRope, Rope, permutation
 from vantage.position.rope import Rotation, join, rotate, rotate_by, turns
 from vantage.position.rope import _opaque as opaque
 from vantage.position.rope import _Turn as Turn
 from vantage.position.rope import _turned as turned
 from vantage.position.rope import _turned_back as turned_back
 from vantage.position.scaling import DynamicNTK, Linear, Llama3, LongRope, YaRN
-from vantage.spec.parts import LengthDependent, Parts, Shape
+from vantage.spec.parts import Encoding, LengthDependent, Parts, Shape
 from vantage.spec.positions import Positions
 
 BOTH = pytest.mark.parametrize("pairing", ["halves", "adjacent"])
@@ -486,6 +488,42 @@ def test_both_at_once_is_one_after_the_other(config):
         torch.testing.assert_close(*of)
     together = (torch.autograd.grad([x.sin().sum() for x in pair], (q, k), retain_graph=True) for pair in (both, apart))
     torch.testing.assert_close(*together)
+
+
+def test_what_it_is_called():
+    assert Rope().describe() == "RoPE, base 10,000"
+    assert Rope(5e5, Linear(4.0), share=0.5).describe() == "RoPE, base 500,000, Linear × 4, on 0.5 of each head"
+
+
+def native_step(position: Encoding, kernel: str) -> Tensor:
+    """Logits of four tokens, one and one; the axes are the position, as in text."""
+    model = sharpen(vt.build(vt.decoder(vocab=9, width=64, layers=2, heads=4, kv_heads=2, position=position)))
+    model.kernel = kernel
+    cache = model.new_cache(1)
+    with torch.inference_mode():
+        return torch.cat([model(part, cache=cache) for part in torch.arange(6)[None].split([4, 1, 1], 1)], 1)
+
+
+@pytest.mark.skipif(native() is None, reason="no C++ compiler here")
+@pytest.mark.parametrize(
+    "config",
+    [
+        Rope(),
+        Rope(pairing="adjacent", share=0.5),
+        MultiAxisRope(),
+        MultiAxisRope(rope=Rope(pairing="adjacent")),
+        AxialRope(base=50.0),
+    ],
+    ids=str,
+)
+def test_native_steps_turn_alike(config):
+    torch.testing.assert_close(native_step(config, "native"), native_step(config, "sdpa"), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(native() is None, reason="no C++ compiler here")
+def test_a_split_head_has_no_native_form():
+    with pytest.raises(Refused, match="axial RoPE that splits a head has no native form"):
+        native_step(AxialRope(layout="split"), "native")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
