@@ -342,6 +342,7 @@ def test_acts_on_queries_and_keys_alone():
     [
         (lambda: Rope(pairing="quarters"), "pairing='quarters': use one of 'halves', 'adjacent'"),
         (lambda: Rope(base=0.0), "base=0.0: use a positive number"),
+        (lambda: Rope(base=math.inf), "base=inf: use a positive number"),
         (lambda: Rope(share=0.0), "share=0.0"),
         (lambda: Rope(share=1.5), "share=1.5"),
         (lambda: Rotation(Rope(), 7), r"RoPE \(share 1.0 of 7\) works on pairs of dimensions, got 7"),
