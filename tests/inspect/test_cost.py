@@ -76,7 +76,7 @@ def test_a_window_whose_bias_reads_further() -> None:
 
 
 def test_path_in_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """11 keys are blocks of 4, 4 and 3; early queries see nothing of the later ones, and are not multiplied with them."""
+    """11 keys are blocks of 4, 4 and 3; early queries see nothing of the later ones, and are left out there."""
     monkeypatch.setattr(path_attention, "BLOCK", 4)
     check(spec("path"))
 

@@ -38,6 +38,7 @@ from vantage.position import (
     scaling,
 )
 from vantage.position.t5 import T5Bias
+from vantage.spec.abilities import Effect, effect_of
 from vantage.spec.parts import Encoding, Parts, Place, materialise
 from vantage.spec.positions import Positions
 from vantage.spec.registry import Entry
@@ -116,12 +117,24 @@ def test_other_defaults():
 def test_what_is_built_once_for_all_layers():
     once = {part: built_once(part) for part in NAMES if part not in ("none", "xl", "shaw")}
     own = {"kerple", "fire", "cope", "fox", "path", "bank"}
-    assert once == {name: name not in own for name in once}
+    several = {"ssmax": [True, False], "self-extend": [True, True], "dual-chunk": [True, True]}
+    assert once == {name: [name not in own] for name in once} | several
 
 
-def built_once(name: str) -> bool:
+def built_once(name: str) -> list[bool]:
+    """Of each of its parts."""
     parts = encoding(name, max_length=100).parts(causal=True)
-    return next(p for p in (*parts.inputs, *parts.qk, parts.bias) if p is not None).shared
+    return [part.shared for part in (*parts.inputs, *parts.qk, parts.bias) if part is not None]
+
+
+def test_what_transforms_do_to_a_score():
+    """All are linear, so that scores can be taken apart; a count of tokens is no position."""
+    effects = {name: [effect_of(part) for part in encoding(name, max_length=9).parts(causal=True).qk] for name in NAMES}
+    turning = Effect("rotation", linear=True)
+    assert effects["rope"] == effects["mrope"] == effects["axial"] == effects["lerope"] == [turning]
+    assert effects["xpos"] == [Effect("fading rotation", linear=True)]
+    assert effects["fope"] == [Effect("Fourier mix", linear=True)]
+    assert effects["ssmax"] == [turning, Effect("temperature", positional=False, linear=True)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -180,7 +180,7 @@ def test_who_depends_on_the_length(rule, original):
 
 
 def test_what_a_form_says_of_longrope():
-    """One divisor is asked for, that of the slowest pair: the others rise to it from 1. A sharpening of 0 is the rule's."""
+    """One divisor is asked for, of the slowest pair: the others rise to it from 1. A sharpening of 0 is the rule's."""
     fields, of_4, of_1 = parameters(LongRope), Fit(length=64, rotary_dim=8), Fit(length=64, rotary_dim=2)
     for name in ("short", "long"):
         assert fields[name].read(4.0, of_4) == (1.0, 2.0, 3.0, 4.0)

@@ -92,7 +92,7 @@ def test_half_precision():
 
 
 def test_what_it_costs():
-    """Every query of 4 heads, and every row of weights, meets 2·3 + 1 distances, in a key's 6 and a value's 5 numbers."""
+    """Queries of 4 heads, and rows of weights, meet 2·3 + 1 distances, in a key's 6 and a value's 5 numbers."""
     work = AttentionWork(SHAPE, PassSize(batch=2, queries=5, keys=9), keys=9, score_width=6)
     assert ShawKeys(3).operations(work) == 2 * (2 * 4 * 5) * 7 * 6
     assert ShawValues(3).operations(work) == 2 * (2 * 4 * 5) * 7 * 5
