@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import LlamaConfig
 from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as apply_adjacent
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -19,7 +20,8 @@ from vantage.conformance.scenarios import sharpen
 from vantage.errors import BadInput, LengthExceeded, Refused
 from vantage.kernels.native import native
 from vantage.position import AxialRope, MultiAxisRope, Rope, permutation
-from vantage.position.rope import Rotation, join, rotate, rotate_by, turns
+from vantage.position.rope import Rotation, in_one_launch, join, rotate, rotate_by, turns
+from vantage.position.rope import _kernel_does as kernel_does
 from vantage.position.rope import _opaque as opaque
 from vantage.position.rope import _Turn as Turn
 from vantage.position.rope import _turned as turned
@@ -489,6 +491,60 @@ def test_both_at_once_is_one_after_the_other(config):
         torch.testing.assert_close(*of)
     together = (torch.autograd.grad([x.sin().sum() for x in pair], (q, k), retain_graph=True) for pair in (both, apart))
     torch.testing.assert_close(*together)
+
+
+def test_in_float64_both_at_once_lose_no_digits():
+    rotation, at = Rope().build(Shape(32, 4, 2, 8, 8, 8)), Positions.arange(1, 5, 1000)
+    q, k = vectors(1, 4, 5, 8), vectors(1, 2, 5, 8, 1)
+    for got, x in zip(rotation.query_and_key(q, k, at), (q, k), strict=True):
+        torch.testing.assert_close(got, rotation.query(x, at), rtol=1e-14, atol=1e-14)
+
+
+def test_when_both_are_taken_at_once():
+    """On a GPU, of one dtype, not in float64, and not under vmap. Tensors without memory say where they would be."""
+    pytest.importorskip("triton")
+    half, single, double = torch.bfloat16, torch.float32, torch.float64
+    with FakeTensorMode():
+        gpu = {dtype: torch.empty(2, 4, 3, 8, dtype=dtype, device="cuda") for dtype in (half, single, double)}
+        cpu = torch.empty(2, 4, 3, 8, dtype=half)
+        at_once = [(q, k) for q in gpu for k in gpu if in_one_launch(gpu[q], gpu[k])]
+        assert at_once == [(half, half), (single, single)]
+        assert not in_one_launch(gpu[half], cpu)
+        assert not in_one_launch(cpu, gpu[half])
+        assert not in_one_launch(cpu, cpu)
+        assert [kernel_does(x) for x in gpu.values()] == [True, True, False]
+        many = torch.empty(5, 2, 4, 3, 8, dtype=half, device="cuda")  # models
+        assert not kernel_does(many)
+        seen = []
+        torch.vmap(lambda q: (seen.append(in_one_launch(q, q)), q)[1])(many)
+    assert seen == [False]
+
+
+def test_back_is_the_other_way():
+    rotation, x, at = Rope(share=0.5).build(Shape(32, 4, 2, 8, 8, 8)), vectors(1, 4, 5, 8), Positions.arange(1, 5, 9)
+    torch.testing.assert_close(rotation.back(rotation.turn(x, at), at), x)
+
+
+def test_bands_have_the_frequencies_of_the_context():
+    """Past the original length they are others; a rule that does not ask for the length needs none."""
+    rotation = DYNAMIC.build(Shape(32, 4, 2, 8, 8, 8))
+    near, far = Positions.arange(1, 5), Positions.arange(1, 50)
+    assert torch.equal(rotation.bands(far).frequency, rotation.rates(far)[0])
+    assert not torch.equal(rotation.bands(far).frequency, rotation.bands(near).frequency)
+    blind = unread(torch.arange(3, device="meta")[None])
+    assert len(Rope().build(Shape(32, 4, 2, 8, 8, 8)).bands(blind).frequency) == 4
+
+
+def test_steps_in_any_order_are_turned_by_their_own_positions():
+    """Tables of the last few positions are kept: a step elsewhere, or in a context of another length, has others."""
+    shape, x = Shape(32, 4, 2, 8, 8, 8), vectors(1, 4, 1, 8)
+    rotation, rule = Rope().build(shape), DYNAMIC.build(shape)
+    for first in (1024, 1, 31, 32, 0):
+        at = Positions.arange(1, 1, first)
+        torch.testing.assert_close(rotation.query(x, at), rotation.query(x, unread(at.pos)))
+    for length in (8, 64, 8):
+        at = Positions.arange(1, 1, 5).declare(length)
+        torch.testing.assert_close(rule.query(x, at), DYNAMIC.build(shape).query(x, at))
 
 
 def test_what_it_is_called():
