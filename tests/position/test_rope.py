@@ -20,9 +20,11 @@ from vantage.conformance.scenarios import sharpen
 from vantage.errors import BadInput, LengthExceeded, Refused
 from vantage.kernels.native import native
 from vantage.position import AxialRope, MultiAxisRope, Rope, permutation
-from vantage.position.rope import Rotation, in_one_launch, join, rotate, rotate_by, turns
+from vantage.position.rope import Rotation, banded, in_one_launch, join, rotate, rotate_both, rotate_by, turns
+from vantage.position.rope import _back_on_gpu as back_on_gpu
 from vantage.position.rope import _kernel_does as kernel_does
 from vantage.position.rope import _opaque as opaque
+from vantage.position.rope import _there_on_gpu as there_on_gpu
 from vantage.position.rope import _Turn as Turn
 from vantage.position.rope import _turned as turned
 from vantage.position.rope import _turned_back as turned_back
@@ -491,6 +493,45 @@ def test_both_at_once_is_one_after_the_other(config):
         torch.testing.assert_close(*of)
     together = (torch.autograd.grad([x.sin().sum() for x in pair], (q, k), retain_graph=True) for pair in (both, apart))
     torch.testing.assert_close(*together)
+
+
+@BOTH
+def test_one_launch_for_both_and_one_back(pairing):
+    """On a GPU, or in Triton's interpreter. Of a side that nothing came back for there is no gradient at all."""
+    pytest.importorskip("triton")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    cos, sin = turns(torch.arange(3, 8, device=device)[None], torch.rand(4, device=device), 1.0, pairing, torch.float32)
+    q, k = (torch.randn(2, n, 5, 8, device=device).requires_grad_() for n in (4, 2))
+    both = rotate_both(q, k, cos, sin, pairing)
+    apart = tuple(by_hand(x, cos, sin, pairing) for x in (q, k))
+    torch.testing.assert_close(both, apart)
+    for used in ((0,), (1,), (0, 1)):
+        got, wanted = (
+            torch.autograd.grad([pair[i].sin().sum() for i in used], (q, k), retain_graph=True, allow_unused=True)
+            for pair in (both, apart)
+        )
+        assert [grad is None for grad in got] == [i not in used for i in (0, 1)]
+        for i in used:
+            torch.testing.assert_close(got[i], wanted[i])
+
+
+@BOTH
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (F64, 1e-14)])
+def test_what_a_gpu_runs_for_the_operators(pairing, dtype, tolerance):
+    """A kernel of ours, or in float64, where that would lose digits, torch's."""
+    pytest.importorskip("triton")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    cos, sin = turns(torch.arange(3, 8, device=device)[None], torch.rand(4, device=device), 1.0, pairing, dtype)
+    x, upstream = (torch.randn(2, 4, 5, 8, device=device, dtype=dtype) for _ in range(2))
+    wanted = by_hand(x.requires_grad_(), cos, sin, pairing)
+    torch.testing.assert_close(there_on_gpu(x.detach(), cos, sin, pairing), wanted, rtol=tolerance, atol=tolerance)
+    (grad,) = torch.autograd.grad(wanted, x, upstream)
+    torch.testing.assert_close(back_on_gpu(upstream, cos, sin, pairing), grad, rtol=tolerance, atol=tolerance)
+
+
+def test_bands_behind_the_turned_share_are_none():
+    assert banded(8, 4, "halves").tolist() == [0, 1, 0, 1, -1, -1, -1, -1]
+    assert banded(6, 4, "adjacent").tolist() == [0, 0, 1, 1, -1, -1]
 
 
 def test_in_float64_both_at_once_lose_no_digits():
