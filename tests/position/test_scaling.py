@@ -213,6 +213,7 @@ def test_frequencies_are_made_where_they_are_wanted():
         (lambda: Proportional(-0.1), "share=-0.1"),
         (lambda: DynamicNTK(0.5, 10), "factor=0.5: use 1 or more"),
         (lambda: DynamicNTK(2.0, 0), "original=0: use 1 or more"),
+        (lambda: DynamicNTK(math.inf, 10), "factor=inf: use 1 or more"),
         (lambda: YaRN(0.5, 10), "factor=0.5"),
         (lambda: YaRN(2.0, 0), "original=0"),
         (lambda: YaRN(2.0, 10, beta_fast=1, beta_slow=1), "beta_fast=1, beta_slow=1: the first must be the larger"),
