@@ -22,6 +22,7 @@ from vantage.kernels.native import native
 from vantage.position import AxialRope, MultiAxisRope, Rope, permutation
 from vantage.position.rope import Rotation, banded, in_one_launch, join, rotate, rotate_both, rotate_by, turns
 from vantage.position.rope import _back_on_gpu as back_on_gpu
+from vantage.position.rope import _has_triton as has_triton
 from vantage.position.rope import _kernel_does as kernel_does
 from vantage.position.rope import _opaque as opaque
 from vantage.position.rope import _there_on_gpu as there_on_gpu
@@ -534,6 +535,16 @@ def test_bands_behind_the_turned_share_are_none():
     assert banded(6, 4, "adjacent").tolist() == [0, 0, 1, 1, -1, -1]
 
 
+def test_operators_leave_the_rest_of_a_head_alone():
+    """4 heads, 4 tokens and 4 dimensions that turn, of 6: what is left over goes by the head and by nothing else."""
+    cos, sin = turns(torch.arange(4)[None], torch.rand(2), 1.0, "halves", F64)
+    x = vectors(1, 4, 4, 6)
+    for operator in (turned, turned_back):
+        out = operator(x, cos, sin, "halves")
+        assert torch.equal(out[..., 4:], x[..., 4:])
+        assert not torch.equal(out[..., 1:, :4], x[..., 1:, :4])
+
+
 def test_in_float64_both_at_once_lose_no_digits():
     rotation, at = Rope().build(Shape(32, 4, 2, 8, 8, 8)), Positions.arange(1, 5, 1000)
     q, k = vectors(1, 4, 5, 8), vectors(1, 2, 5, 8, 1)
@@ -544,6 +555,7 @@ def test_in_float64_both_at_once_lose_no_digits():
 def test_when_both_are_taken_at_once():
     """On a GPU, of one dtype, not in float64, and not under vmap. Tensors without memory say where they would be."""
     pytest.importorskip("triton")
+    has_triton.cache_clear()  # asked once, and here anew
     half, single, double = torch.bfloat16, torch.float32, torch.float64
     with FakeTensorMode():
         gpu = {dtype: torch.empty(2, 4, 3, 8, dtype=dtype, device="cuda") for dtype in (half, single, double)}
@@ -584,8 +596,8 @@ def test_steps_in_any_order_are_turned_by_their_own_positions():
         at = Positions.arange(1, 1, first)
         torch.testing.assert_close(rotation.query(x, at), rotation.query(x, unread(at.pos)))
     for length in (8, 64, 8):
-        at = Positions.arange(1, 1, 5).declare(length)
-        torch.testing.assert_close(rule.query(x, at), DYNAMIC.build(shape).query(x, at))
+        here, again = (Positions.arange(1, 1, 5).declare(length) for _ in range(2))  # each keeps its tables
+        torch.testing.assert_close(rule.query(x, here), DYNAMIC.build(shape).query(x, again))
 
 
 def test_what_it_is_called():
