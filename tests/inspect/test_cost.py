@@ -22,6 +22,7 @@ from vantage.model import Model
 from vantage.model.patches import Patches
 from vantage.model.pooling import First
 from vantage.model.routers import GroupLimited
+from vantage.position import path_attention
 from vantage.spec.altup import AltUp
 from vantage.spec.masks import Causal, Chunked, Mask, Prefix, SameSegment, Window
 from vantage.spec.model import Embedding, Head, ModelSpec
@@ -72,6 +73,12 @@ def test_every_attention_and_every_encoding(which: tuple[str, str, str]) -> None
 def test_a_window_whose_bias_reads_further() -> None:
     """PaTH's convolution reads what one token before the window keeps: a step is shown so much more."""
     check(vt.decoder(**SMALL, kv_heads=2, position="path", window=4))
+
+
+def test_path_in_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """11 keys are blocks of 4, 4 and 3; early queries see nothing of the later ones, and are left out there."""
+    monkeypatch.setattr(path_attention, "BLOCK", 4)
+    check(spec("path"))
 
 
 GATED = vt.decoder(**SMALL, kv_heads=2)

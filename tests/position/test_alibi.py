@@ -10,6 +10,7 @@ from vantage.errors import BadInput
 from vantage.position import Alibi, alibi_bias, alibi_slopes
 from vantage.spec.parts import BiasInputs, Shape
 from vantage.spec.positions import Positions
+from vantage.spec.registry import Fit, parameters
 
 
 def of(heads: int) -> Shape:
@@ -60,6 +61,21 @@ def test_own_slopes():
     got = bias_of(part, Positions.of(torch.tensor([[2]])), Positions.of(torch.tensor([[0, 7]])))
     assert got[0, :, 0].tolist() == [[-2, -5], [-1, -2.5], [0, 0], [-6, -15]]
     assert hash(Alibi(slopes=[1.0])) == hash(Alibi(slopes=(1.0,)))  # pyright: ignore[reportArgumentType]
+
+
+def test_slopes_as_they_are_written_into_a_form():
+    read, fit = parameters(Alibi)["slopes"].read, Fit(length=64, rotary_dim=8)
+    assert read is not None
+    assert read("16, 0.25,0", fit) == (16.0, 0.25, 0.0)
+    assert read(" , ", fit) is None  # the paper's
+    for text in ("16.5", "-0.5, 1", "nan", "half"):
+        with pytest.raises(BadInput, match=f"slopes are '{text}'"):
+            read(text, fit)
+
+
+def test_some_of_the_heads_keep_their_slopes():
+    assert Alibi().of_heads(2, 3, heads=8) == Alibi((2.0**-3, 2.0**-4, 2.0**-5))
+    assert Alibi((4.0, 3.0, 2.0, 1.0)).of_heads(1, 2, heads=4) == Alibi((3.0, 2.0))
 
 
 def test_slopes_are_not_rounded_with_the_model():

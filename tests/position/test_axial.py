@@ -107,8 +107,10 @@ def test_gradients():
 def test_refused():
     with pytest.raises(BadInput, match="layout='turns': use one of whole, split"):
         AxialRope(layout="turns")
-    with pytest.raises(BadInput, match="base=0"):
-        AxialRope(base=0)
+    for base in (0.0, float("inf"), float("nan")):
+        with pytest.raises(BadInput, match=f"base={base}"):
+            AxialRope(base=base)
+    assert AxialRope(base=1.0).base == 1.0
     with pytest.raises(BadInput, match="a head has 6: give a multiple of 4"):
         vt.build(vt.decoder(vocab=5, width=12, layers=1, heads=2, position="axial"))
     with pytest.raises(BadInput, match="positions with 3 axes for axial RoPE: give 2"):

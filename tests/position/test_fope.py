@@ -12,6 +12,7 @@ import vantage as vt
 from tests.position.helpers import F64, SHAPE, built, vectors
 from vantage.errors import BadInput
 from vantage.position import FoPE, Rope
+from vantage.spec.operations import AttentionWork, PassSize
 from vantage.spec.parts import Shape
 from vantage.spec.positions import Positions
 
@@ -74,6 +75,30 @@ def test_it_is_relative_only_while_the_mixes_are_the_identity():
 def test_a_rotary_key_for_all_heads_has_one_mix():
     assert FoPE().build(Shape(12, 4, 4, key_dim=10, value_dim=5, rotary_dim=6)).cos.shape[0] == 1
     assert FoPE().build(SHAPE).cos.shape[0] == SHAPE.kv_heads
+
+
+def test_which_pairs_turn():
+    """ω = 1 turns once in 6.28 positions, ω = 0.01 in 628.3; with a base of 1 all pairs are as the first."""
+    assert [FoPE(length=n).turning(4) for n in (7, 628, 629)] == [1, 1, 2]
+    assert FoPE(length=7, base=1.0).turning(4) == 2
+
+
+def test_how_it_begins():
+    """Around the identity, each mix as far from it whatever the number of pairs: 0.5 / √32 a number."""
+    torch.manual_seed(0)
+    part = FoPE(length=10**6, spread=0.5).build(Shape(256, 4, 4, 64, 64, 64))
+    for mix in (part.cos, part.sin):
+        away = mix - torch.eye(32)
+        assert away.std().item() == pytest.approx(0.0884, rel=0.05)
+        assert away.mean().abs() < 0.01
+
+
+def test_what_it_costs():
+    """Cosines and sines, of queries and of keys, are four products of (5 positions, 3 pairs) with (3, 3)."""
+    size = PassSize(batch=2, queries=5, keys=9)
+    part, one_key = FoPE(length=100_000), dataclasses.replace(SHAPE, key_dim=10)
+    assert part.operations(AttentionWork(SHAPE, size, 9, 6)) == 4 * 2 * (2 * 5 * 3 * 3)  # of two mixes
+    assert part.operations(AttentionWork(one_key, size, 9, 6)) == 4 * (2 * 5 * 3 * 3)
 
 
 @pytest.mark.parametrize("wrong", [{"length": 6}, {"slow": "fast"}, {"pairing": "thirds"}, {"base": 0.0}])

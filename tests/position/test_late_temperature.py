@@ -7,11 +7,12 @@ import torch
 
 from tests.attention.helpers import Listing, attention, check_gradients, run
 from tests.attention.helpers import vectors as flat
-from tests.position.helpers import bias_of, built, vectors
+from tests.position.helpers import SHAPE, bias_of, built, vectors
 from vantage.attention import GroupedQuery
 from vantage.errors import BadInput
 from vantage.position.late_temperature import LateTemperature
 from vantage.spec.model import Scores
+from vantage.spec.operations import AttentionWork, PassSize
 from vantage.spec.parts import BiasInputs, Parts
 from vantage.spec.positions import Positions
 
@@ -35,6 +36,13 @@ def test_it_is_its_formula():
 def test_up_to_the_length_there_is_no_bias():
     module, pos = built(LateTemperature(8, CAP)), Positions.arange(1, 9)
     assert module.at(BiasInputs(vectors(1, 4, 9, 6), vectors(1, 4, 9, 6), vectors(1, 2, 9, 6), pos, pos, 1.0)) is None
+
+
+def test_what_it_costs():
+    """The scores once more, from the first position past the length on: 8 is the last without."""
+    for tokens, cost in ((9, 0), (10, 2 * (2 * 4 * 10) * 10 * 6)):  # rows, heads, queries; keys; a head's numbers
+        work = AttentionWork(SHAPE, PassSize(2, tokens, tokens), tokens, 6)
+        assert LateTemperature(8, CAP).operations(work) == cost
 
 
 def test_a_late_row_does_not_touch_an_early_one():

@@ -8,6 +8,7 @@ from vantage.errors import BadInput
 from vantage.position import Learned
 from vantage.spec.parts import Parts
 from vantage.spec.positions import Positions
+from vantage.spec.registry import Fit, parameters
 
 
 def test_P6_a_row_per_position():
@@ -101,6 +102,11 @@ def test_half_precision():
     out = part(torch.ones(1, 5, SHAPE.width, dtype=torch.bfloat16), Positions.arange(1, 5))
     assert out.dtype == torch.bfloat16
     assert built(Learned(5))(torch.ones(1, 5, SHAPE.width), Positions.arange(1, 5)).dtype == torch.float32
+
+
+def test_a_form_has_a_word_for_refusing():
+    read, fit = parameters(Learned)["extend"].read, Fit(length=64, rotary_dim=8)
+    assert [read(word, fit) for word in ("refuse", "last", "wrap")] == [None, "last", "wrap"]
 
 
 def test_acts_on_the_input_alone():

@@ -49,6 +49,16 @@ def test_gradients_reach_every_place():
     assert bool((module.table.grad > 0).all())
 
 
+def test_one_place_is_the_same_for_every_patch():
+    module = built(LearnedGrid(1), SHAPE)
+    got = module(torch.zeros(1, 6, 3, dtype=torch.float64), Positions.of_axes(ImageGrid(2, 3).axes()[:, None]))
+    torch.testing.assert_close(got[0], module.table.expand(6, 3))
+
+
+def test_each_layer_has_its_own():
+    assert not LearnedGrid(3).shared
+
+
 def test_refused():
     module, x = built(LearnedGrid(3), SHAPE), torch.zeros(1, 2, 3, dtype=torch.float64)
     with pytest.raises(BadInput, match="side=0"):

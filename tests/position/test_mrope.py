@@ -37,6 +37,7 @@ def test_the_pairs_of_each_axis():
     assert interleaved == [0, 1, 2] * 20 + [0] * 4
     assert axis_of_pairs(4, (), False) == [0, 0, 1, 2]
     assert axis_of_pairs(2, (), True) == [0, 0]
+    assert MultiAxisRope((0, 2, 1)).build(SHAPE).axis_of_pair == [1, 1, 2]  # no time
     with pytest.raises(BadInput, match="are 3 pairs, and 4 pairs of a head turn"):
         axis_of_pairs(4, (1, 1, 1), False)
     with pytest.raises(BadInput, match="axis 1 has more pairs than turns"):

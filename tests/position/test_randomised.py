@@ -78,6 +78,13 @@ def test_what_the_host_knows_stays_true():
     assert even.known.empty is False
 
 
+def test_where_random_numbers_come_from_is_no_part_of_the_encoding():
+    """A spec is the same after it was written down, which a generator cannot be."""
+    one = Randomised(Rope(), generator=torch.Generator())
+    assert one == Randomised(Rope())
+    assert repr(one) == repr(Randomised(Rope()))
+
+
 def test_random_numbers_come_from_torch_or_from_a_generator():
     pos = Positions.arange(2, 6)
     draws = []

@@ -1,5 +1,6 @@
 """Names, defaults, and what all encodings have in common."""
 
+import contextlib
 import copy
 import dataclasses
 
@@ -37,8 +38,10 @@ from vantage.position import (
     scaling,
 )
 from vantage.position.t5 import T5Bias
+from vantage.spec.abilities import Effect, effect_of
 from vantage.spec.parts import Encoding, Parts, Place, materialise
 from vantage.spec.positions import Positions
+from vantage.spec.registry import Entry
 
 NAMES = ["none", "sinusoidal", "learned", "shifted", "rope", "mrope", "axial", "xpos", "alibi", "t5", "shaw", "xl"]
 NAMES += ["kerple", "fire", "cope", "fox", "path", "bank", "ssmax", "lerope", "fope", "self-extend", "dual-chunk"]
@@ -114,12 +117,66 @@ def test_other_defaults():
 def test_what_is_built_once_for_all_layers():
     once = {part: built_once(part) for part in NAMES if part not in ("none", "xl", "shaw")}
     own = {"kerple", "fire", "cope", "fox", "path", "bank"}
-    assert once == {name: name not in own for name in once}
+    several = {"ssmax": [True, False], "self-extend": [True, True], "dual-chunk": [True, True]}
+    assert once == {name: [name not in own] for name in once} | several
 
 
-def built_once(name: str) -> bool:
+def built_once(name: str) -> list[bool]:
+    """Of each of its parts."""
     parts = encoding(name, max_length=100).parts(causal=True)
-    return next(p for p in (*parts.inputs, *parts.qk, parts.bias) if p is not None).shared
+    return [part.shared for part in (*parts.inputs, *parts.qk, parts.bias) if part is not None]
+
+
+def test_what_transforms_do_to_a_score():
+    """All are linear, so that scores can be taken apart; a count of tokens is no position."""
+    effects = {name: [effect_of(part) for part in encoding(name, max_length=9).parts(causal=True).qk] for name in NAMES}
+    turning = Effect("rotation", linear=True)
+    assert effects["rope"] == effects["mrope"] == effects["axial"] == effects["lerope"] == [turning]
+    assert effects["xpos"] == [Effect("fading rotation", linear=True)]
+    assert effects["fope"] == [Effect("Fourier mix", linear=True)]
+    assert effects["ssmax"] == [turning, Effect("temperature", positional=False, linear=True)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outside:
+    """An encoding of somebody else's, whose one part stands where the entry says."""
+
+    def parts(self, *, causal: bool) -> Parts:
+        return Parts()
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    draw = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Acting:
+    build = shared = None
+
+
+@dataclasses.dataclass
+class Loose:
+    build = shared = None
+
+
+@pytest.mark.parametrize(
+    ("place", "part", "lacks"),
+    [
+        ("sampler", Drawn, None),
+        ("qk", Acting, None),
+        ("sampler", Acting, "Acting, the sampler of 'outside', has no draw"),
+        ("qk", Drawn, "Drawn, the qk of 'outside', has no build and no shared"),
+        ("bias", Loose, "Loose, the bias of 'outside', is no frozen dataclass"),
+    ],
+)
+def test_what_an_encoding_from_outside_is_made_of(place, part, lacks):
+    entry = Entry("outside", Outside, components={place: (part,)})
+    with pytest.raises(BadInput, match=lacks) if lacks else contextlib.nullcontext():
+        ENCODINGS.register(entry)
+    assert ("outside" in ENCODINGS) is (lacks is None)
+    if lacks is None:
+        ENCODINGS.unregister("outside")
 
 
 def test_NoPE_acts_nowhere():

@@ -14,6 +14,7 @@ from vantage.position import DualChunk, LogTemperature, Rope, SelfExtend
 from vantage.position.scaling import YaRN
 from vantage.spec.masks import Window
 from vantage.spec.model import Scores
+from vantage.spec.operations import AttentionWork, PassSize
 from vantage.spec.parts import BiasInputs, Shape
 from vantage.spec.positions import Positions
 
@@ -35,23 +36,25 @@ def places(rule, i: int, j: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("rule", "distances"),
+    ("rule", "query", "distances"),
     [
-        (SelfExtend(4, 8), {13: 7, 12: 8, 8: 9, 0: 11}),
-        (DualChunk(12, 4), {18: 2, 15: 5, 8: 12, 7: 5, 0: 12}),
+        (SelfExtend(4, 8), 20, {13: 7, 12: 8, 8: 9, 0: 11}),
+        (DualChunk(12, 4), 20, {18: 2, 15: 5, 8: 12, 7: 5, 0: 12}),
+        (DualChunk(12, 4), 23, {16: 7, 15: 5, 8: 12, 7: 5, 0: 12}),  # 15 where it stands, but no more than the chunk
+        (DualChunk(12, 7), 23, {20: 3, 16: 7, 11: 8, 2: 7, 0: 9}),  # chunks of 5: the farthest stand at 9
     ],
-    ids=["self-extend", "dual-chunk"],
+    ids=["self-extend", "dual-chunk", "dual-chunk, end", "dual-chunk, short"],
 )
-def test_the_worked_distances_of_query_20(rule, distances):
+def test_the_worked_distances(rule, query, distances):
     """From the regions themselves, and from the formulas above."""
     keys = torch.tensor([list(distances)])
-    got = {j: 20 - j for j in distances}
-    for region in rule.regions(torch.tensor([[20]]), keys):
+    got = {j: query - j for j in distances}
+    for region in rule.regions(torch.tensor([[query]]), keys):
         for n, j in enumerate(distances):
             if region.pairs[0, 0, n]:
                 got[j] = int(region.queries[0, 0] - region.keys[0, n])
     assert got == distances
-    assert {j: places(rule, 20, j)[0] - places(rule, 20, j)[1] for j in distances} == distances
+    assert {j: places(rule, query, j)[0] - places(rule, query, j)[1] for j in distances} == distances
 
 
 def scores(rule, q: torch.Tensor, k: torch.Tensor, q_pos: list[int], k_pos: list[int], rope: Rope, scale: float):
@@ -109,6 +112,13 @@ def test_near_rows_are_plain_rope_and_need_no_bias():
         assert rule.build(SHAPE).at(BiasInputs(q, q, q[:, :2], pos, pos, 1.0)) is None
 
 
+@pytest.mark.parametrize(("rule", "products"), [(SelfExtend(2, 4), 2), (DualChunk(6, 2), 3)])
+def test_what_it_costs(rule, products):
+    """Nothing for rows of 4, the window and the first chunk; then so many products of all queries and keys."""
+    for tokens, cost in ((4, 0), (5, products * 2 * (2 * 4 * 5) * 5 * 6)):  # rows, heads, queries; keys; numbers
+        assert rule.operations(AttentionWork(SHAPE, PassSize(2, tokens, tokens), tokens, 6)) == cost
+
+
 @torch.no_grad()
 def test_swap_changes_the_rotation_under_it():
     model = vt.build(vt.decoder(vocab=19, width=16, layers=1, heads=2, position=SelfExtend(2, 4)), seed=0)
@@ -133,6 +143,8 @@ def test_what_cannot_be():
         SelfExtend(3, 4)
     with pytest.raises(BadInput, match="local=6"):
         DualChunk(6, 6)
+    assert DualChunk(6, 0).step == 6
+    assert SelfExtend(1, 1).unchanged == 1
     for rule in BOTH:
         with pytest.raises(Refused, match="causal"):
             rule.parts(causal=False)

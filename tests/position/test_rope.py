@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import LlamaConfig
 from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as apply_adjacent
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -15,15 +16,21 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as app
 import vantage as vt
 from tests.position.helpers import F64, moved, positions, unread, vectors
 from vantage import functional as vf
-from vantage.errors import BadInput, LengthExceeded
-from vantage.position import Rope, permutation
-from vantage.position.rope import Rotation, join, rotate, rotate_by, turns
+from vantage.conformance.scenarios import sharpen
+from vantage.errors import BadInput, LengthExceeded, Refused
+from vantage.kernels.native import native
+from vantage.position import AxialRope, MultiAxisRope, Rope, permutation
+from vantage.position.rope import Rotation, banded, in_one_launch, join, rotate, rotate_both, rotate_by, turns
+from vantage.position.rope import _back_on_gpu as back_on_gpu
+from vantage.position.rope import _has_triton as has_triton
+from vantage.position.rope import _kernel_does as kernel_does
 from vantage.position.rope import _opaque as opaque
+from vantage.position.rope import _there_on_gpu as there_on_gpu
 from vantage.position.rope import _Turn as Turn
 from vantage.position.rope import _turned as turned
 from vantage.position.rope import _turned_back as turned_back
 from vantage.position.scaling import DynamicNTK, Linear, Llama3, LongRope, YaRN
-from vantage.spec.parts import LengthDependent, Parts, Shape
+from vantage.spec.parts import Encoding, LengthDependent, Parts, Shape
 from vantage.spec.positions import Positions
 
 BOTH = pytest.mark.parametrize("pairing", ["halves", "adjacent"])
@@ -340,6 +347,7 @@ def test_acts_on_queries_and_keys_alone():
     [
         (lambda: Rope(pairing="quarters"), "pairing='quarters': use one of 'halves', 'adjacent'"),
         (lambda: Rope(base=0.0), "base=0.0: use a positive number"),
+        (lambda: Rope(base=math.inf), "base=inf: use a positive number"),
         (lambda: Rope(share=0.0), "share=0.0"),
         (lambda: Rope(share=1.5), "share=1.5"),
         (lambda: Rotation(Rope(), 7), r"RoPE \(share 1.0 of 7\) works on pairs of dimensions, got 7"),
@@ -486,6 +494,146 @@ def test_both_at_once_is_one_after_the_other(config):
         torch.testing.assert_close(*of)
     together = (torch.autograd.grad([x.sin().sum() for x in pair], (q, k), retain_graph=True) for pair in (both, apart))
     torch.testing.assert_close(*together)
+
+
+@BOTH
+def test_one_launch_for_both_and_one_back(pairing):
+    """On a GPU, or in Triton's interpreter. Of a side that nothing came back for there is no gradient at all."""
+    pytest.importorskip("triton")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    cos, sin = turns(torch.arange(3, 8, device=device)[None], torch.rand(4, device=device), 1.0, pairing, torch.float32)
+    q, k = (torch.randn(2, n, 5, 8, device=device).requires_grad_() for n in (4, 2))
+    both = rotate_both(q, k, cos, sin, pairing)
+    apart = tuple(by_hand(x, cos, sin, pairing) for x in (q, k))
+    torch.testing.assert_close(both, apart)
+    for used in ((0,), (1,), (0, 1)):
+        got, wanted = (
+            torch.autograd.grad([pair[i].sin().sum() for i in used], (q, k), retain_graph=True, allow_unused=True)
+            for pair in (both, apart)
+        )
+        assert [grad is None for grad in got] == [i not in used for i in (0, 1)]
+        for i in used:
+            torch.testing.assert_close(got[i], wanted[i])
+
+
+@BOTH
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (F64, 1e-14)])
+def test_what_a_gpu_runs_for_the_operators(pairing, dtype, tolerance):
+    """A kernel of ours, or in float64, where that would lose digits, torch's."""
+    pytest.importorskip("triton")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    cos, sin = turns(torch.arange(3, 8, device=device)[None], torch.rand(4, device=device), 1.0, pairing, dtype)
+    x, upstream = (torch.randn(2, 4, 5, 8, device=device, dtype=dtype) for _ in range(2))
+    wanted = by_hand(x.requires_grad_(), cos, sin, pairing)
+    torch.testing.assert_close(there_on_gpu(x.detach(), cos, sin, pairing), wanted, rtol=tolerance, atol=tolerance)
+    (grad,) = torch.autograd.grad(wanted, x, upstream)
+    torch.testing.assert_close(back_on_gpu(upstream, cos, sin, pairing), grad, rtol=tolerance, atol=tolerance)
+
+
+def test_bands_behind_the_turned_share_are_none():
+    assert banded(8, 4, "halves").tolist() == [0, 1, 0, 1, -1, -1, -1, -1]
+    assert banded(6, 4, "adjacent").tolist() == [0, 0, 1, 1, -1, -1]
+
+
+def test_operators_leave_the_rest_of_a_head_alone():
+    """4 heads, 4 tokens and 4 dimensions that turn, of 6: what is left over goes by the head and by nothing else."""
+    cos, sin = turns(torch.arange(4)[None], torch.rand(2), 1.0, "halves", F64)
+    x = vectors(1, 4, 4, 6)
+    for operator in (turned, turned_back):
+        out = operator(x, cos, sin, "halves")
+        assert torch.equal(out[..., 4:], x[..., 4:])
+        assert not torch.equal(out[..., 1:, :4], x[..., 1:, :4])
+
+
+def test_in_float64_both_at_once_lose_no_digits():
+    rotation, at = Rope().build(Shape(32, 4, 2, 8, 8, 8)), Positions.arange(1, 5, 1000)
+    q, k = vectors(1, 4, 5, 8), vectors(1, 2, 5, 8, 1)
+    for got, x in zip(rotation.query_and_key(q, k, at), (q, k), strict=True):
+        torch.testing.assert_close(got, rotation.query(x, at), rtol=1e-14, atol=1e-14)
+
+
+def test_when_both_are_taken_at_once():
+    """On a GPU, of one dtype, not in float64, and not under vmap. Tensors without memory say where they would be."""
+    pytest.importorskip("triton")
+    has_triton.cache_clear()  # asked once, and here anew
+    half, single, double = torch.bfloat16, torch.float32, torch.float64
+    with FakeTensorMode():
+        gpu = {dtype: torch.empty(2, 4, 3, 8, dtype=dtype, device="cuda") for dtype in (half, single, double)}
+        cpu = torch.empty(2, 4, 3, 8, dtype=half)
+        at_once = [(q, k) for q in gpu for k in gpu if in_one_launch(gpu[q], gpu[k])]
+        assert at_once == [(half, half), (single, single)]
+        assert not in_one_launch(gpu[half], cpu)
+        assert not in_one_launch(cpu, gpu[half])
+        assert not in_one_launch(cpu, cpu)
+        assert [kernel_does(x) for x in gpu.values()] == [True, True, False]
+        many = torch.empty(5, 2, 4, 3, 8, dtype=half, device="cuda")  # models
+        assert not kernel_does(many)
+        seen = []
+        torch.vmap(lambda q: (seen.append(in_one_launch(q, q)), q)[1])(many)
+    assert seen == [False]
+
+
+def test_back_is_the_other_way():
+    rotation, x, at = Rope(share=0.5).build(Shape(32, 4, 2, 8, 8, 8)), vectors(1, 4, 5, 8), Positions.arange(1, 5, 9)
+    torch.testing.assert_close(rotation.back(rotation.turn(x, at), at), x)
+
+
+def test_bands_have_the_frequencies_of_the_context():
+    """Past the original length they are others; a rule that does not ask for the length needs none."""
+    rotation = DYNAMIC.build(Shape(32, 4, 2, 8, 8, 8))
+    near, far = Positions.arange(1, 5), Positions.arange(1, 50)
+    assert torch.equal(rotation.bands(far).frequency, rotation.rates(far)[0])
+    assert not torch.equal(rotation.bands(far).frequency, rotation.bands(near).frequency)
+    blind = unread(torch.arange(3, device="meta")[None])
+    assert len(Rope().build(Shape(32, 4, 2, 8, 8, 8)).bands(blind).frequency) == 4
+
+
+def test_steps_in_any_order_are_turned_by_their_own_positions():
+    """Tables of the last few positions are kept: a step elsewhere, or in a context of another length, has others."""
+    shape, x = Shape(32, 4, 2, 8, 8, 8), vectors(1, 4, 1, 8)
+    rotation, rule = Rope().build(shape), DYNAMIC.build(shape)
+    for first in (1024, 1, 31, 32, 0):
+        at = Positions.arange(1, 1, first)
+        torch.testing.assert_close(rotation.query(x, at), rotation.query(x, unread(at.pos)))
+    for length in (8, 64, 8):
+        here, again = (Positions.arange(1, 1, 5).declare(length) for _ in range(2))  # each keeps its tables
+        torch.testing.assert_close(rule.query(x, here), DYNAMIC.build(shape).query(x, again))
+
+
+def test_what_it_is_called():
+    assert Rope().describe() == "RoPE, base 10,000"
+    assert Rope(5e5, Linear(4.0), share=0.5).describe() == "RoPE, base 500,000, Linear × 4, on 0.5 of each head"
+
+
+def native_step(position: Encoding, kernel: str) -> Tensor:
+    """Logits of four tokens, one and one; the axes are the position, as in text."""
+    model = sharpen(vt.build(vt.decoder(vocab=9, width=64, layers=2, heads=4, kv_heads=2, position=position)))
+    model.kernel = kernel
+    cache = model.new_cache(1)
+    with torch.inference_mode():
+        return torch.cat([model(part, cache=cache) for part in torch.arange(6)[None].split([4, 1, 1], 1)], 1)
+
+
+@pytest.mark.skipif(native() is None, reason="no C++ compiler here")
+@pytest.mark.parametrize(
+    "config",
+    [
+        Rope(),
+        Rope(pairing="adjacent", share=0.5),
+        MultiAxisRope(),
+        MultiAxisRope(rope=Rope(pairing="adjacent")),
+        AxialRope(base=50.0),
+    ],
+    ids=str,
+)
+def test_native_steps_turn_alike(config):
+    torch.testing.assert_close(native_step(config, "native"), native_step(config, "sdpa"), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(native() is None, reason="no C++ compiler here")
+def test_a_split_head_has_no_native_form():
+    with pytest.raises(Refused, match="axial RoPE that splits a head has no native form"):
+        native_step(AxialRope(layout="split"), "native")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -11,6 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from tests.position.helpers import F64
 from vantage.errors import BadInput
 from vantage.position.scaling import Default, DynamicNTK, Linear, Llama3, LongRope, Proportional, YaRN
+from vantage.spec.registry import Fit, parameters
 
 DIM = 32
 SHORT = tuple(1 + 0.05 * k for k in range(DIM // 2))
@@ -178,6 +179,17 @@ def test_who_depends_on_the_length(rule, original):
     assert torch.equal(freq[0], freq[2]) is (original is None)
 
 
+def test_what_a_form_says_of_longrope():
+    """One divisor is asked for, of the slowest pair: the others rise to it from 1. A sharpening of 0 is the rule's."""
+    fields, of_4, of_1 = parameters(LongRope), Fit(length=64, rotary_dim=8), Fit(length=64, rotary_dim=2)
+    for name in ("short", "long"):
+        assert fields[name].read(4.0, of_4) == (1.0, 2.0, 3.0, 4.0)
+        assert fields[name].read(7.0, Fit(length=64, rotary_dim=4)) == (1.0, 7.0)
+        assert fields[name].read(4.0, of_1) == (1.0,)
+    assert fields["attention_factor"].read(0.0, of_4) is None
+    assert fields["attention_factor"].read(1.5, of_4) == 1.5
+
+
 def test_frequencies_are_made_where_they_are_wanted():
     for rule in (
         Default(),
@@ -195,11 +207,13 @@ def test_frequencies_are_made_where_they_are_wanted():
     ("make", "says"),
     [
         (lambda: Linear(0.0), "factor=0.0: use a positive number"),
+        (lambda: Linear(math.inf), "factor=inf: use a positive number"),
         (lambda: Proportional(0.5, 0.0), "factor=0.0: use a positive number"),
         (lambda: Proportional(1.1), "share=1.1"),
         (lambda: Proportional(-0.1), "share=-0.1"),
         (lambda: DynamicNTK(0.5, 10), "factor=0.5: use 1 or more"),
         (lambda: DynamicNTK(2.0, 0), "original=0: use 1 or more"),
+        (lambda: DynamicNTK(math.inf, 10), "factor=inf: use 1 or more"),
         (lambda: YaRN(0.5, 10), "factor=0.5"),
         (lambda: YaRN(2.0, 0), "original=0"),
         (lambda: YaRN(2.0, 10, beta_fast=1, beta_slow=1), "beta_fast=1, beta_slow=1: the first must be the larger"),
@@ -207,6 +221,7 @@ def test_frequencies_are_made_where_they_are_wanted():
         (lambda: LongRope((1.0,), (1.0,), 10), "needs factor=.*or attention_factor="),
         (lambda: LongRope((1.0,), (1.0,), 10, factor=0.0), "factor=0.0"),
         (lambda: LongRope((1.0,), (1.0,), 0, factor=2.0), "original=0"),
+        (lambda: LongRope((1.0,), (1.0,), 1, factor=2.0), "original=1: the attention factor is divided by"),
         (lambda: Llama3(0.5, 1.0, 4.0, 10), "factor=0.5"),
         (lambda: Llama3(8.0, 1.0, 4.0, 0), "original=0"),
         (lambda: Llama3(8.0, 4.0, 4.0, 10), "low_freq_factor=4.0, high_freq_factor=4.0"),
@@ -219,6 +234,6 @@ def test_frequencies_are_made_where_they_are_wanted():
 def test_bad_input(make, says):
     """And what lies just within is taken."""
     Linear(0.5), Proportional(1.0, 0.5), Proportional(0.0), DynamicNTK(1.0, 1), YaRN(1.0, 1, beta_fast=2, beta_slow=0.5)
-    LongRope((1.0,), (1.0,), 1, factor=0.5), Llama3(1.0, 0.5, 0.6, 1)
+    LongRope((1.0,), (1.0,), 2, factor=0.5), LongRope((1.0,), (1.0,), 1, attention_factor=1.0), Llama3(1.0, 0.5, 0.6, 1)
     with pytest.raises(BadInput, match=says):
         make()

@@ -8,6 +8,7 @@ from tests.position.helpers import F64, SHAPE, bias_of, built, check_gradients, 
 from vantage.errors import BadInput
 from vantage.position import Shaw
 from vantage.position.shaw import ShawKeys, ShawValues
+from vantage.spec.operations import AttentionWork, PassSize
 from vantage.spec.parts import Parts
 from vantage.spec.positions import Positions
 
@@ -88,6 +89,19 @@ def test_half_precision():
     assert part.at(torch.rand(1, 4, 3, 3).bfloat16(), pos, pos).dtype == torch.bfloat16
     keys, q = built(ShawKeys(2), dtype=torch.bfloat16), torch.rand(1, 4, 3, 6).bfloat16()
     assert bias_of(keys, pos, pos, q=q, k=q).isfinite().all()
+
+
+def test_what_it_costs():
+    """Queries of 4 heads, and rows of weights, meet 2·3 + 1 distances, in a key's 6 and a value's 5 numbers."""
+    work = AttentionWork(SHAPE, PassSize(batch=2, queries=5, keys=9), keys=9, score_width=6)
+    assert ShawKeys(3).operations(work) == 2 * (2 * 4 * 5) * 7 * 6
+    assert ShawValues(3).operations(work) == 2 * (2 * 4 * 5) * 7 * 5
+
+
+def test_the_form_of_the_values_begins_at_the_farthest_later_key():
+    part = built(ShawValues(3))
+    assert part.form().first == -3
+    assert torch.equal(part.form().values[0], part.table[-1])
 
 
 def test_where_it_acts():

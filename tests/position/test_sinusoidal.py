@@ -156,6 +156,8 @@ def test_acts_on_the_input_alone():
     [
         ({"layout": "mixed"}, "layout='mixed': use one of 'interleaved', 'halves'"),
         ({"base": 0.0}, "base=0.0: use a positive number"),
+        ({"base": float("inf")}, "base=inf: use a positive number"),
+        ({"base": float("nan")}, "base=nan: use a positive number"),
         ({"dropout": 1.0}, "dropout=1.0: use a share"),
         ({"dropout": -0.1}, "dropout=-0.1"),
     ],

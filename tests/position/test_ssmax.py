@@ -63,6 +63,9 @@ def test_the_count_is_not_the_position_and_stops_at_a_window():
     assert plain[0, 2] == plain[0, 3] == plain[0, 4] != plain[0, 1]
     with pytest.raises(BadInput, match="window=1"):
         LogTemperature(window=1)
+    assert part.counts_tokens  # whoever moves tokens and looks for a change must know
+    two = factors(built(LogTemperature(window=2)), Positions.arange(1, 3))
+    assert two[0, 0] != two[0, 1] == two[0, 2]
 
 
 def test_it_stands_behind_any_encoding():

@@ -121,6 +121,11 @@ def test_bad_input(make, says):
         make()
 
 
+def test_a_table_for_all_layers_is_called_so():
+    assert T5().describe() == "T5 buckets, 32, one table"
+    assert T5(shared=False).describe() == "T5 buckets, 32"
+
+
 def test_fractions_are_refused():
     part, whole = built(CAUSAL), Positions.arange(1, 1)
     half = Positions.of(torch.tensor([[0.5]], dtype=F64), order=torch.tensor([[0]]))

@@ -57,7 +57,7 @@ class GridTable(nn.Module):
         side, dtype = self.config.side, torch.promote_types(self.table.dtype, torch.float32)
         steps = axes_2BT.amax(-1, keepdim=True).clamp(min=1)  # one row or column stands at the first place
         place = axes_2BT.clamp(min=0).to(precise(axes_2BT.device)) * (side - 1) / steps
-        low = place.floor().long().clamp(max=side - 1)
+        low = place.floor().long()
         share = (place - low).to(dtype)
         high = (low + 1).clamp(max=side - 1)
         rows = ((low[0], 1 - share[0]), (high[0], share[0]))

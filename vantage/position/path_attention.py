@@ -151,7 +151,7 @@ def _change(q: Tensor, k: Tensor, w: Tensor, share: Tensor, q_pos: Positions, k_
         cut, first = slice(start, start + BLOCK), _queries_before(pair, start)
         k_b, w_b = k[:, :, cut], w[:, :, cut]
         share_b = torch.where(k_pos.filled[:, None, cut, None], share[:, :, cut], 0).transpose(-1, -2)  # (B, G, 1, C)
-        newer = torch.tril(w_b @ w_b.transpose(-1, -2), -1) * share_b  # (B, G, newer, older)
+        newer = w_b @ w_b.transpose(-1, -2) * share_b  # (B, G, newer, older), of which the part below 1s is read
         if k_pos.segment is not None:
             segment = k_pos.segment[:, cut]
             newer = newer * (segment[:, None, :, None] == segment[:, None, None, :])

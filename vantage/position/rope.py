@@ -313,12 +313,12 @@ _turned_back = torch.library.custom_op("vantage::turned_back", _back, mutates_ar
 
 
 @_turned.register_kernel("cuda")
-def _(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
+def _there_on_gpu(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
     return _one_pass(x, cos, sin, pairing, back=False) if _kernel_does(x) else _there(x, cos, sin, pairing)
 
 
 @_turned_back.register_kernel("cuda")
-def _(grad: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
+def _back_on_gpu(grad: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
     return _one_pass(grad, cos, sin, pairing, back=True) if _kernel_does(grad) else _back(grad, cos, sin, pairing)
 
 

@@ -206,6 +206,8 @@ class LongRope:
             raise BadInput("LongRope needs factor= (new length / original length) or attention_factor=: got neither")
         if self.factor is not None:
             _positive("factor", self.factor)
+        if self.attention_factor is None and self.original == 1:
+            raise BadInput("original=1: the attention factor is divided by its logarithm, so give 2 or more, or say it")
 
     @property
     def original_length(self) -> int | None:
