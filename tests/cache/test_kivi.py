@@ -8,6 +8,7 @@ from torch import Tensor
 
 import vantage as vt
 from tests.cache.forgetting_rules import close, run
+from tests.cache.helpers import check_facts
 from vantage.cache import grouped
 from vantage.cache.codecs import PlainCodec, SingleCodec, token_bytes
 from vantage.cache.contiguous import Contiguous
@@ -267,6 +268,85 @@ def test_latent_keys_and_values_are_one_stream_and_a_source_is_kept_as_it_is():
     cache = both.new_cache(2, kind=KIND)
     both(TOKENS[:, :5], source=TOKENS[:, :7], cache=cache)
     assert cache.cross[0].store.codec == PlainCodec(4, 8, 8, F64)
+
+
+# ---- the ledger by itself
+
+
+def test_how_much_is_packed_and_how_many_stay_exact():
+    tokens = torch.arange(9)
+    assert Grouping(3, 4).packed(tokens).tolist() == [0, 0, 0, 0, 0, 0, 0, 3, 3]
+    assert Grouping(1, 2).packed(tokens).tolist() == [0, 0, 0, 1, 2, 3, 4, 5, 6]
+    assert Grouping(3, 4).exact_places(5) == 4 + 3 + 3 + 5
+    for wrong in ((0, 4), (3, 0)):
+        with pytest.raises(BadInput, match="give 1 or more of each"):
+            Grouping(*wrong)
+
+
+def append(ledger: Grouped, pos: Positions) -> list[int]:
+    """How wide the passes are in which these go in; each must show all that its row holds."""
+    widths = []
+    while (done := sum(widths)) < pos.shape[1]:
+        part = pos.narrow(done, pos.shape[1] - done)
+        widths.append(ledger.widest(part))
+        step = ledger.place(part.narrow(0, widths[-1]))
+        shown = step.view_pos
+        for row in range(ledger.batch):
+            held = shown.order[row][shown.filled[row]].tolist()
+            end = int(ledger.next_positions.order[row])
+            assert held == list(range(end - len(held), end))
+            assert shown.pos[row][shown.filled[row]].tolist() == held
+            assert ledger.tokens[row] == len(held)
+        check_facts(shown)
+        ledger.commit()
+    return widths
+
+
+@pytest.mark.parametrize("start", [0, 10])
+@pytest.mark.parametrize("read_back", [True, False])
+def test_passes_end_where_a_group_is_packed(start, read_back, monkeypatch):
+    """Of 3 behind the newest 4: tokens 7, 10 and 13 of a row pack a group, wherever the row begins."""
+    monkeypatch.setattr(grouped, "on_host", lambda device: read_back)
+    ledger = Grouped(2, Grouping(3, 4))
+    assert append(ledger, Positions.arange(2, 14, start)) == [6, 3, 3, 2]
+    assert ledger.next_positions.order.tolist() == [start + 14] * 2
+    assert append(ledger, Positions.arange(2, 1, start + 14)) == [1]
+    assert ledger.tokens == (15, 15)
+    with pytest.raises(BadInput, match=f"expects {start + 15}"):
+        ledger.place(Positions.arange(2, 1, start + 17))
+
+
+def test_of_rows_that_differ_the_first_to_pack_ends_a_pass():
+    ledger = Grouped(2, Grouping(3, 4))
+    assert append(ledger, Positions.rows([6, 4], [10, 0])) == [6]
+    assert append(ledger, Positions.rows([5, 5], [16, 4])) == [2, 1, 2]  # row 1 packs its 7th, row 0 its 10th
+    assert append(ledger, Positions.rows([0, 5], [21, 9], width=5)) == [3, 2]  # its 13th
+    assert ledger.tokens == (11, 14)
+    ledger.crop([0, 14])
+    assert ledger.tokens == (0, 14)
+    assert ledger.next_positions.order.tolist() == [0, 14]
+    assert append(ledger, Positions.rows([2, 1], [30, 14])) == [2]
+    assert ledger.tokens == (2, 15)
+
+
+def test_places_are_as_many_as_asked_for_or_twice_what_there_was():
+    ledger = Grouped(1, Grouping(3, 4))
+    assert (ledger.places, ledger.capacity, ledger.used, ledger.kept_places) == (1, None, 0, 0)
+    assert not ledger.holding
+    append(ledger, Positions.arange(1, 64))
+    assert (ledger.places, ledger.used, ledger.kept_places) == (64 + 1, 64, 64)
+    append(ledger, Positions.arange(1, 1, 64))
+    assert ledger.places == 128 + 1
+    append(ledger, Positions.arange(1, 1, 65))
+    assert (ledger.places, ledger.used) == (128 + 1, 66)
+    assert ledger.holding
+    fixed = Grouped(1, Grouping(3, 4), capacity=1)
+    append(fixed, Positions.arange(1, 1))
+    assert (fixed.places, fixed.capacity) == (2, 1)
+    with pytest.raises(CacheError, match="full"):
+        fixed.place(Positions.arange(1, 1, 1))
+    with pytest.raises(BadInput, match="a capacity of 0"):
+        Grouped(1, Grouping(3, 4), capacity=0)
 
 
 # ---- what cannot be
