@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from tests.cache.helpers import check_facts
+from tests.cache.helpers import Oracle, check_facts, check_view, model_cache, plain, run
 from vantage.cache import facts, selective
 from vantage.cache.dump import DumpReader, LedgerDump
 from vantage.cache.policies import HeavyHitters, SinkWindow
@@ -47,6 +47,7 @@ def test_rows_hold_the_first_tokens_and_the_last():
     ledger = Selective(2, SinkWindow(2, 3), draft=1)
     assert (ledger.places, ledger.tokens, ledger.next_positions.host) == (5 + 1 + 1 + 1, (0, 0), 0)
     assert append(ledger, Positions.arange(2, 1)) == [[0]] * 2
+    assert (ledger.tokens, ledger.next_positions.host) == ((1, 1), 1)
     assert append(ledger, Positions.arange(2, 1, 1)) == [[0, 1]] * 2
     assert (ledger.tokens, ledger.next_positions.host) == ((2, 2), 2)
     assert append(ledger, Positions.arange(2, 9, 2)) == [[0, 1, 8, 9, 10]] * 2
@@ -57,6 +58,7 @@ def test_rows_hold_the_first_tokens_and_the_last():
     assert ledger.next_positions.host is None
     assert ledger._evicted() == (9, 7)
     ledger.crop([13, 12])
+    check_facts(ledger.look().view_pos)
     assert orders(ledger.look().view_pos) == [[0, 1, 11, 12], [0, 1, 9, 10, 11]]
     ledger.reorder([1, 0, 0])
     assert ledger.tokens == (12, 13, 13)
@@ -75,7 +77,80 @@ def test_many_narrow_passes_fill_no_more_than_its_places():
     wide = Selective(1, SinkWindow(1, 2))
     assert append(wide, Positions.arange(1, 3)) == [[0, 2]]
     assert append(wide, Positions.arange(1, 7, 3)) == [[0, 9]]
-    assert append(wide, Positions.arange(1, 1, 10)) == [[0, 10]]
+    assert append(wide, Positions.arange(1, 2, 10)) == [[0, 11]]
+    at_once = Selective(1, SinkWindow(1, 2))
+    assert append(at_once, Positions.arange(1, 7)) == [[0, 6]]
+    assert append(at_once, Positions.arange(1, 2, 7)) == [[0, 8]]
+
+
+@pytest.mark.usefixtures("_host")
+def test_what_fits_is_written_at_once():
+    """Five places: one token, and four more."""
+    ledger = Selective(1, SinkWindow(1, 4))
+    step = ledger.place(Positions.arange(1, 1, 10))
+    assert not step.deferred
+    assert step.view_pos.known.order == (10, 10)
+    ledger.commit()
+    assert ledger.next_positions.host == 11
+    assert not ledger.place(Positions.arange(1, 4, 11)).deferred
+
+
+def test_a_new_document_makes_room_at_once():
+    """Three heavy hitters at most: after the first token of a new document there is room for two more."""
+    ledger = Selective(1, HeavyHitters(2, 1))
+    packed = Positions.packed([[3, 4]])
+    append(ledger, packed.narrow(0, 3))
+    assert ledger.widest(packed.narrow(3, 4)) == 1
+    assert append(ledger, packed.narrow(3, 1)) == [[3]]
+    assert ledger.widest(packed.narrow(4, 3)) == 2
+
+
+@pytest.mark.usefixtures("_host")
+def test_what_is_known_of_rows_that_were_taken_back():
+    ledger = Selective(2, SinkWindow(2, 3), draft=2)
+    append(ledger, Positions.arange(2, 9))
+    ledger.crop(8)
+    assert ledger.look().view_pos.known.same_rows
+    check_facts(ledger.look().view_pos)
+    ledger.crop([7, 8])
+    assert not ledger.look().view_pos.known.same_rows
+    check_facts(ledger.look().view_pos)
+    ledger.crop(7)
+    check_facts(ledger.look().view_pos)
+    assert orders(ledger.look().view_pos) == [[0, 1, 5, 6]] * 2
+
+
+def test_keys_are_shown_without_a_pass_too():
+    cache, chunk = model_cache(Selective(1, SinkWindow(2, 3))), plain(1, 0, 4)
+    run(cache, chunk)
+    check_view(cache.layers[1].view(), Oracle([list(chunk.rows[0])]), 1, [2])
+
+
+def test_a_row_that_is_one_document_goes_back_as_one_that_is_none():
+    for pos in (Positions.arange(1, 4), Positions.packed([[4]])):
+        ledger = Selective(1, SinkWindow(2, 3))
+        append(ledger, pos)
+        ledger.crop(1)
+        assert ledger.tokens == (1,)
+
+
+def test_heads_keep_their_own_in_whatever_order_rows_are():
+    ledger = Selective(2, HeavyHitters(1, 1), heads=2)
+    assert ledger.holds().rows[3].evicted == 0
+    for n in range(3):
+        step = ledger.place(Positions.arange(2, 1, n))
+        heavy = torch.zeros(2, 2, 1, step.view_pos.shape[1])
+        at = step.view_pos.order.view(2, 2, -1)
+        heavy[0, 0, 0, at[0, 0] == 0] = 1.0  # of row 0 the first head looks at token 0, all others at token 1
+        for row, head in ((0, 1), (1, 0), (1, 1)):
+            heavy[row, head, 0, at[row, head] == 1] = 1.0
+        assert step.selected is not None
+        assert step.selected.observe is not None
+        step.selected.observe(heavy)
+        ledger.commit()
+    assert orders(ledger.look().view_pos) == [[0, 2], [1, 2], [1, 2], [1, 2]]
+    ledger.reorder([1, 0])
+    assert orders(ledger.look().view_pos) == [[1, 2], [1, 2], [0, 2], [1, 2]]
 
 
 def test_a_row_that_does_not_begin_at_0_has_no_sinks():
@@ -149,7 +224,7 @@ def read(dump: LedgerDump) -> Selective:
     return Selective.from_dump(DumpReader(dump), CPU)
 
 
-def test_saved_and_read_it_goes_on():
+def test_saved_and_read_it_goes_on(monkeypatch):
     again = read(saved())
     assert (again.tokens, again.next_positions.host) == ((10, 9), None)
     assert orders(again.look().view_pos) == [[0, 1, 7, 8, 9], [0, 1, 6, 7, 8]]
@@ -158,7 +233,14 @@ def test_saved_and_read_it_goes_on():
     empty = Selective(2, SinkWindow(2, 3))
     assert not read(dumped(empty)).holding
     append(empty, Positions.arange(2, 1))
-    assert read(dumped(empty)).next_positions.host == 1
+    with monkeypatch.context() as unread:
+        again = read(dumped(empty))
+        unread.setattr(facts, "on_host", lambda device: False)
+        assert again.next_positions.host == 1
+    nothing_came = Selective(2, SinkWindow(2, 3))
+    nothing_came.place(Positions.rows([0, 0], width=1))
+    nothing_came.commit()
+    assert read(dumped(nothing_came)).tokens == (0, 0)
 
 
 @pytest.mark.parametrize("place", [0, -1])
@@ -168,6 +250,11 @@ def test_a_damaged_file_is_told_by_what_it_says_of_itself(place):
         dump.tables["order"][1, place] = dump.tables["pos"][1, place] = wrong
         with pytest.raises(CheckpointError):
             read(dump)
+    dump = saved()
+    for table in (dump.tables["order"], dump.tables["pos"]):
+        table[0, table[0] == 1] = 0
+    with pytest.raises(CheckpointError, match="it holds a token twice"):
+        read(dump)
     dump = saved()
     dump.numbers["most"] = 4
     with pytest.raises(CheckpointError, match="does not hold what it says"):

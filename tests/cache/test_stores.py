@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from tests.cache.helpers import contiguous, plain, run
 from vantage.cache import Contiguous, Int8Codec, LayerCache, NoCache, Paged, PlainCodec, Pool, Ring, SingleCodec, Store
+from vantage.cache.codecs import HalfCodec, StreamShape, dump_streams, read_streams, rounded
 from vantage.cache.moves import Concatenated, Span
-from vantage.errors import BadInput, CacheError
+from vantage.errors import BadInput, CacheError, CheckpointError
 from vantage.spec.positions import Positions
 
 F32, F64 = torch.float32, torch.float64
@@ -268,3 +269,41 @@ def test_a_step_that_only_looks_writes_nothing():
         cache.store.write(cache.ledger.look(), x, x)
     with pytest.raises(AssertionError, match="belongs to a pass"):
         Concatenated((Span(0, 1),)).get(x, None)
+
+
+# ---- codecs by themselves
+
+
+def test_fewer_bits_for_what_has_all_of_them():
+    two, one, nothing = PlainCodec(1, 4, 4), SingleCodec(1, 6, 4), PlainCodec(0, 0, 0)
+    assert rounded(two, "int8") == Int8Codec(two)
+    assert rounded(one, "float16") == HalfCodec(one)
+    for codec in (Int8Codec(two), HalfCodec(one), nothing):
+        assert rounded(codec, "int8") == codec  # rounded already, or nothing to round
+    assert rounded(two, None) == two
+
+
+def test_sizes_from_a_file():
+    whole = PlainCodec(1, 4, 2).dump()
+    assert PlainCodec.from_dump(whole) == PlainCodec(1, 4, 2)
+    assert PlainCodec.from_dump({**whole, "sizes": [0, 0, 0]}) == PlainCodec(0, 0, 0)  # a layer of states alone
+    assert PlainCodec.from_dump({**whole, "sizes": [1, 1, 2**20 - 1]}).value_dim == 2**20 - 1
+    for sizes in ([0, 4, 2], [1, 0, 0], [1, 4, 0], [1, 4, 2**20], [1, 4, -1], [1, 4], [1, 4, 2, 2], "1", [1, 4, 2.0]):
+        with pytest.raises(CheckpointError):
+            PlainCodec.from_dump({**whole, "sizes": sizes})
+    with pytest.raises(CheckpointError):
+        PlainCodec.from_dump({**whole, "dtype": "int8"})
+
+
+def test_streams_from_a_file():
+    streams = StreamShape(3, torch.float32, 2, True), StreamShape(1, torch.float64, 2**20 - 1)
+    assert read_streams(dump_streams(streams)) == streams
+    good = dump_streams(streams)[0]
+    for at, wrong in ((0, 0), (0, True), (0, 2**20), (1, "int8"), (2, 0), (2, None), (3, 1)):
+        row = [*good]
+        row[at] = wrong
+        with pytest.raises(CheckpointError):
+            read_streams([row])
+    for wrong in (None, [3], [good[:3]], [[*good, 1]]):
+        with pytest.raises(CheckpointError):
+            read_streams(wrong)
