@@ -90,6 +90,11 @@ def test_what_was_not_committed_is_not_held():
     rows.commit()
     assert ends(rows) == [[3], [3]]
     assert marks(rows) == [[3, 103], [3, 103]]
+    one = state_rows(1)
+    assert marks(one) == [[0], [0]]
+    write(one, Positions.arange(1, 2))
+    one.commit()
+    assert marks(one) == [[2], [2]]
 
 
 def test_a_row_goes_back_over_its_draft_and_to_every_so_many_tokens():
@@ -121,6 +126,12 @@ def test_a_row_goes_back_over_its_draft_and_to_every_so_many_tokens():
     write(short, Positions.arange(2, 1, 10))
     short.commit()
     assert ends(short) == [[10, 11]] * 2
+    seldom = state_rows(every=4)
+    write(seldom, Positions.arange(2, 10))
+    seldom.commit()
+    assert ends(seldom) == [[4, 8, 10]] * 2
+    with pytest.raises(CacheError, match="cannot take row 0 back to 9"):
+        seldom.check_crop([9, 10])
 
 
 def test_rows_are_picked_forked_and_begun_anew():
