@@ -153,12 +153,6 @@ def test_a_device_that_is_not_read_back_gives_the_same(monkeypatch):
     got = m(TOKENS, positions=Positions.rows([23, 9]), cache=cache)
     close(got[1:, :9], want[1:, :9])
     close(got[:1], want[:1])
-    ledger = Grouped(2, Grouping(3, 4))
-    ledger.place(Positions.rows([2, 1]))
-    onward = Positions.onward(torch.tensor([2, 1]), 5)
-    assert ledger.widest(onward) == 4  # of either row at most 2 + 4 tokens: none is packed yet
-    ledger.place(onward.narrow(0, 4))
-    assert ledger.widest(Positions.onward(torch.tensor([6, 5]), 5)) == 1
 
 
 # ---- taken back, undone, forked, grown, saved
@@ -193,18 +187,18 @@ def test_further_back_is_refused_and_changes_nothing():
     close(run(m, cache, TOKENS, (23,)), run(m, m.new_cache(2, kind=KIND), TOKENS, (23,)))
 
 
-@torch.no_grad()
-def test_the_oldest_place_that_a_row_goes_back_to():
+@pytest.mark.parametrize("start", [0, 30])
+def test_the_oldest_place_that_a_row_goes_back_to(start):
     """Of 20 tokens, 10 exact places: those from 10 on are there as they came, so 12 is packed to 6 in vain."""
     ledger = Grouped(1, Grouping(3, 4))
     while (n := ledger.tokens[0]) < 20:
-        pos = Positions.arange(1, 20 - n, n)
+        pos = Positions.arange(1, 20 - n, start + n)
         ledger.place(pos.narrow(0, ledger.widest(pos)))
         ledger.commit()
     allowed = []
     for to in range(21):
         try:
-            allowed.append(ledger.check_crop(to)[0])
+            allowed.append(ledger.check_crop(start + to)[0] - start)
         except CacheError:
             continue
     assert allowed == [0, 16, 17, 18, 19, 20]  # 16 reads 12 packed
@@ -327,6 +321,17 @@ def test_of_rows_that_differ_the_first_to_pack_ends_a_pass():
     assert ledger.next_positions.order.tolist() == [0, 14]
     assert append(ledger, Positions.rows([2, 1], [30, 14])) == [2]
     assert ledger.tokens == (2, 15)
+
+
+def test_rows_that_differ_and_are_not_read_go_on_one_by_one(monkeypatch):
+    monkeypatch.setattr(grouped, "on_host", lambda device: False)
+    ledger = Grouped(2, Grouping(3, 4))
+    assert ledger.widest(Positions.rows([9, 4])) == 6  # of no row more than 6 tokens: none is packed yet
+    ledger.place(Positions.rows([2, 1]))
+    onward = Positions.onward(torch.tensor([2, 1]), 5)
+    assert ledger.widest(onward) == 4
+    ledger.place(onward.narrow(0, 4))
+    assert ledger.widest(Positions.onward(torch.tensor([6, 5]), 5)) == 1
 
 
 def test_places_are_as_many_as_asked_for_or_twice_what_there_was():

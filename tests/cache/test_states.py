@@ -68,7 +68,7 @@ def marks(rows: StateRows) -> list[list[float]]:
 
 
 def test_after_which_tokens_of_a_pass_a_state_is_kept():
-    assert state_rows().wanted(Positions.arange(2, 5)) == (4,)
+    assert StateRows(SHAPES, 2, dtype=torch.float32, device=CPU).wanted(Positions.arange(2, 5)) == (4,)
     assert state_rows(draft=2).wanted(Positions.arange(2, 5)) == (2, 3, 4)
     assert state_rows(draft=9).wanted(Positions.arange(2, 5)) == (0, 1, 2, 3, 4)
     # 4 to 9 come in: 6 and 9 tokens are multiples of 3, and after the last there is always one

@@ -120,6 +120,40 @@ def test_a_plain_run_is_known_to_be_one():
     assert ledger.extensible
 
 
+def test_a_row_by_itself_is_extended():
+    ledger = Static(1, 6)
+    append(ledger, Positions.arange(1, 3, 10))
+    ledger.extend(2)
+    assert ledger.look().view_pos.order.tolist() == [[10, 11, 12, 13, 14, -1]]
+    append(ledger, Positions.arange(1, 1, 15))
+    ledger.crop(99)
+    assert not ledger.look().view_pos.known.empty  # it is full
+    assert str(ledger.holds()) == "static, 6 places\n  row 0: 10..15 (6 tokens)"
+
+
+def test_a_row_that_is_taken_back_before_its_beginning_holds_nothing():
+    ledger = Static(2, 6)
+    append(ledger, Positions.arange(2, 3, 10))
+    ledger.crop([3, 12])
+    assert ledger.tokens == (0, 2)
+
+
+def test_where_an_open_pass_stands():
+    ledger = Static(2, 6)
+    assert ledger.layout() is None
+    append(ledger, Positions.arange(2, 3))
+    for pos, run in ((Positions.arange(2, 1, 3), True), (Positions.rows([1, 0], [4, 4]), False)):
+        held = ledger.tokens
+        ledger.place(pos)
+        layout = ledger.layout()
+        assert layout is not None
+        assert (layout.held, layout.run) == (held, run)
+        ledger.commit()
+    documents = Static(2, 6)
+    documents.place(Positions.packed([[2, 1], [3]]))
+    assert documents.layout() is None
+
+
 def test_rows_of_documents_are_no_plain_run():
     ledger = Static(2, 6)
     shown = append(ledger, Positions.packed([[2, 1], [2, 1]]))
@@ -152,7 +186,9 @@ def through_a_file(dump: LedgerDump) -> Static:
     return Static.from_dump(DumpReader(LedgerDump(numbers, dump.tables)), torch.device("cpu"))
 
 
-@pytest.mark.parametrize("pos", [Positions.arange(2, 3, 4), Positions.rows([3, 1]), Positions.packed([[2, 1], [3]])])
+@pytest.mark.parametrize(
+    "pos", [Positions.arange(2, 3), Positions.arange(2, 3, 4), Positions.rows([3, 1]), Positions.packed([[2, 1], [3]])]
+)
 def test_saved_and_read_it_goes_on(pos):
     ledger = Static(2, 5)
     assert not through_a_file(ledger.dump()).holding
@@ -164,12 +200,30 @@ def test_saved_and_read_it_goes_on(pos):
 
 
 @pytest.mark.parametrize(
+    "pos",
+    [
+        Positions.rows([1, 3]),  # rows of unequal length
+        Positions.packed([[3], [3]]),  # documents
+        Positions.of(torch.tensor([[0, 2], [0, 2]]), order=torch.tensor([[0, 1], [0, 1]])),  # positions with gaps
+    ],
+)
+def test_what_is_no_plain_run_cannot_be_said_to_be_one(pos):
+    ledger = Static(2, 5)
+    append(ledger, pos)
+    dump = ledger.dump()
+    assert not through_a_file(dump).extensible
+    with pytest.raises(CheckpointError, match="its rows are no plain run from 0"):
+        through_a_file(LedgerDump(dump.numbers | {"first": 0}, dump.tables))
+
+
+@pytest.mark.parametrize(
     ("row", "first"),
     [
         ([4, 5, 6, -1, -1, -1], 5),
         ([4, 5, -1, 6, -1, -1], None),  # a hole
         ([4, 6, 5, -1, -1, -1], None),  # not rising
         ([4, 4, 5, -1, -1, -1], None),
+        ([4, 0, 5, -1, -1, -1], None),
         ([4, 5, 7, -1, -1, -1], 4),  # no run
     ],
 )
