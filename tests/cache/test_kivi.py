@@ -16,6 +16,7 @@ from vantage.cache.grouped import LEAST, Grouped, Grouping
 from vantage.cache.kinds.kind import LayerPlan, LedgerNeed
 from vantage.cache.kinds.kivi import KiviCache
 from vantage.cache.kivi import KiviCodec
+from vantage.cache.moves import Span
 from vantage.cache.saved import Fingerprint, read_cache, save_cache
 from vantage.cache.stores import Store
 from vantage.conformance.scenarios import sharpen
@@ -187,21 +188,32 @@ def test_further_back_is_refused_and_changes_nothing():
     close(run(m, cache, TOKENS, (23,)), run(m, m.new_cache(2, kind=KIND), TOKENS, (23,)))
 
 
-@pytest.mark.parametrize("start", [0, 30])
-def test_the_oldest_place_that_a_row_goes_back_to(start):
-    """Of 20 tokens, 10 exact places: those from 10 on are there as they came, so 12 is packed to 6 in vain."""
-    ledger = Grouped(1, Grouping(3, 4))
-    while (n := ledger.tokens[0]) < 20:
-        pos = Positions.arange(1, 20 - n, start + n)
-        ledger.place(pos.narrow(0, ledger.widest(pos)))
-        ledger.commit()
+def allowed_crops(ledger: Grouped, start: int = 0) -> list[int]:
     allowed = []
-    for to in range(21):
+    for to in range(ledger.tokens[0] + 1):
         try:
             allowed.append(ledger.check_crop(start + to)[0] - start)
         except CacheError:
             continue
-    assert allowed == [0, 16, 17, 18, 19, 20]  # 16 reads 12 packed
+    return allowed
+
+
+@pytest.mark.parametrize("start", [0, 30])
+def test_the_oldest_place_that_a_row_goes_back_to(start):
+    """Of 20 tokens, 10 exact places: those from 10 on are there as they came, so 12 is packed to 6 in vain."""
+    ledger = Grouped(1, Grouping(3, 4))
+    append(ledger, Positions.arange(1, 20, start))
+    assert allowed_crops(ledger, start) == [0, 16, 17, 18, 19, 20]  # 16 reads 12 packed
+    append(ledger, Positions.arange(1, 1, start + 20))
+    before = ledger.savepoint()
+    ledger.place(Positions.arange(1, 3, start + 21))
+    ledger.roll_back(before)
+    assert allowed_crops(ledger, start) == [0, 19, 20, 21]  # 18 reads 12 packed, and 12 and 13 were written over
+    empty = Grouped(1, Grouping(3, 4))
+    before = empty.savepoint()
+    empty.place(Positions.arange(1, 1))
+    empty.roll_back(before)
+    assert not empty.holding
 
 
 @torch.no_grad()
@@ -283,7 +295,12 @@ def append(ledger: Grouped, pos: Positions) -> list[int]:
     while (done := sum(widths)) < pos.shape[1]:
         part = pos.narrow(done, pos.shape[1] - done)
         widths.append(ledger.widest(part))
+        before = ledger.grouping.packed(torch.tensor(ledger.tokens))
         step = ledger.place(part.narrow(0, widths[-1]))
+        packs = bool((ledger.grouping.packed(torch.tensor(ledger.tokens)) > before).any())
+        assert step.packing is not None
+        if grouped.on_host(ledger.device):
+            assert (step.packing.group is not None) == packs
         shown = step.view_pos
         for row in range(ledger.batch):
             held = shown.order[row][shown.filled[row]].tolist()
@@ -293,6 +310,9 @@ def append(ledger: Grouped, pos: Positions) -> list[int]:
             assert ledger.tokens[row] == len(held)
         check_facts(shown)
         ledger.commit()
+        look = ledger.look()
+        assert torch.equal(look.view_pos.order, shown.order)
+        assert look.read == step.read == Span(0, shown.shape[1])
     return widths
 
 
@@ -306,6 +326,9 @@ def test_passes_end_where_a_group_is_packed(start, read_back, monkeypatch):
     assert ledger.next_positions.order.tolist() == [start + 14] * 2
     assert append(ledger, Positions.arange(2, 1, start + 14)) == [1]
     assert ledger.tokens == (15, 15)
+    shown = ledger.look().view_pos
+    assert (shown.known.first, shown.known.counts, shown.shape) == (start, (15, 15), (2, 15))
+    assert ledger.next_positions.host == start + 15
     with pytest.raises(BadInput, match=f"expects {start + 15}"):
         ledger.place(Positions.arange(2, 1, start + 17))
 
@@ -313,14 +336,41 @@ def test_passes_end_where_a_group_is_packed(start, read_back, monkeypatch):
 def test_of_rows_that_differ_the_first_to_pack_ends_a_pass():
     ledger = Grouped(2, Grouping(3, 4))
     assert append(ledger, Positions.rows([6, 4], [10, 0])) == [6]
+    assert ledger.look().view_pos.known.order == (0, 15)
     assert append(ledger, Positions.rows([5, 5], [16, 4])) == [2, 1, 2]  # row 1 packs its 7th, row 0 its 10th
     assert append(ledger, Positions.rows([0, 5], [21, 9], width=5)) == [3, 2]  # its 13th
     assert ledger.tokens == (11, 14)
-    ledger.crop([0, 14])
-    assert ledger.tokens == (0, 14)
-    assert ledger.next_positions.order.tolist() == [0, 14]
-    assert append(ledger, Positions.rows([2, 1], [30, 14])) == [2]
-    assert ledger.tokens == (2, 15)
+    assert ledger.look().view_pos.shape == (2, 14)
+    assert ledger.look().view_pos.known.first is None
+    ledger.crop([10, 13])
+    assert ledger.tokens == (0, 13)
+    assert ledger.next_positions.order.tolist() == [0, 13]
+    shown = ledger.look().view_pos
+    assert shown.order.tolist() == [[-1] * 13, list(range(13))]
+    check_facts(shown)
+    assert append(ledger, Positions.rows([2, 1], [3, 13])) == [2]  # row 0 begins anew
+    assert ledger.tokens == (2, 14)
+
+
+@pytest.mark.parametrize("read_back", [True, False])
+def test_what_is_known_of_rows_that_were_taken_back(read_back, monkeypatch):
+    monkeypatch.setattr(grouped, "on_host", lambda device: read_back)
+    ledger = Grouped(2, Grouping(3, 4))
+    append(ledger, Positions.arange(2, 9))
+    for to, same in ((8, True), ([7, 8], False)):
+        ledger.crop(to)
+        shown = ledger.look().view_pos
+        check_facts(shown)
+        assert shown.known.same_rows == same
+        assert shown.shape[1] == (8 if read_back else 9)  # what is not read keeps the width it had
+    assert (shown.known.counts == (7, 8)) == read_back
+
+
+def test_rows_that_are_the_same_and_no_plain_run():
+    ledger = Grouped(2, Grouping(3, 4))
+    ledger.place(Positions.of(torch.tensor([[0, 2]] * 2), order=torch.tensor([[0, 1]] * 2)))
+    shown = ledger.look().view_pos
+    assert (shown.known.first, shown.known.same_rows, shown.pos.tolist()) == (None, True, [[0, 2]] * 2)
 
 
 def test_rows_that_differ_and_are_not_read_go_on_one_by_one(monkeypatch):
@@ -328,6 +378,7 @@ def test_rows_that_differ_and_are_not_read_go_on_one_by_one(monkeypatch):
     ledger = Grouped(2, Grouping(3, 4))
     assert ledger.widest(Positions.rows([9, 4])) == 6  # of no row more than 6 tokens: none is packed yet
     ledger.place(Positions.rows([2, 1]))
+    assert ledger.look().view_pos.shape == (2, 2)
     onward = Positions.onward(torch.tensor([2, 1]), 5)
     assert ledger.widest(onward) == 4
     ledger.place(onward.narrow(0, 4))
