@@ -169,6 +169,11 @@ def test_fields_of_a_ledger_are_those_of_its_kind():
     for kind in (SinkCache(2, 3), TovaCache(4)):
         assert kind.ledger(LedgerNeed(1, kv_heads=0)).kind == "contiguous"  # positions alone
         assert kind.ledger(LedgerNeed(1, kv_heads=2)).kind == "selective"
+    # what stays, what comes and a place that nobody reads; a draft once to keep and once to come
+    assert SinkCache(2, 3).ledger(LedgerNeed(1)).places == 4 + 1 + 1
+    assert SinkCache(2, 3).ledger(LedgerNeed(1, draft=5)).places == 4 + 1 + 1 + 5 + 5
+    for draft in (None, 5):  # what goes by weights is never taken back
+        assert TovaCache(4).ledger(LedgerNeed(1, draft=draft)).places == 4 + 1 + 1
 
 
 def test_half_precision_and_nothing_between_eight_bits_and_sixteen():

@@ -24,6 +24,7 @@ from vantage.cache.codecs import Int8Codec, PlainCodec, SingleCodec
 from vantage.cache.kinds.paged import PagedCache
 from vantage.cache.kinds.quantised import QuantisedCache
 from vantage.errors import BadInput, CacheError, Refused
+from vantage.spec.kept import StateShape
 from vantage.spec.masks import Causal, Chunked, Everything, Nothing, Prefix, SameSegment, Window
 from vantage.spec.positions import Positions
 
@@ -118,6 +119,18 @@ def test_one_stream_layers():
     assert isinstance(cache.layers[0].store.codec, SingleCodec)
     quantised = make_cache([LayerPlan(1, 6, 4, GLOBAL, single_stream=True)], kind="quantised")
     assert quantised.layers[0].store.codec == Int8Codec(SingleCodec(1, 6, 4))
+
+
+def test_states_are_kept_where_a_row_may_be_taken_back_or_begun():
+    """After the last two of 20 tokens, since one can always be taken back; in a pool after every four blocks."""
+    layers, pos = plan(GLOBAL, states=(StateShape((2,)),)), Positions.arange(1, 20)
+    for options, wanted in (
+        ({}, (18, 19)),
+        ({"draft": 3}, (16, 17, 18, 19)),
+        ({"kind": "paged", "block": 2}, (7, 15, 18, 19)),
+    ):
+        assert make_cache(layers, **options).layers[0].states.wanted(pos) == wanted
+    assert make(GLOBAL).layers[0].own_states is None
 
 
 def test_reach():

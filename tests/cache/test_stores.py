@@ -6,7 +6,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cache.helpers import contiguous, plain, run
-from vantage.cache import Contiguous, Int8Codec, LayerCache, NoCache, Paged, PlainCodec, Pool, Ring, SingleCodec, Store
+from vantage.cache import (
+    Contiguous,
+    Int8Codec,
+    LayerCache,
+    ModelCache,
+    NoCache,
+    Paged,
+    PlainCodec,
+    Pool,
+    Ring,
+    SingleCodec,
+    Store,
+)
 from vantage.cache.codecs import HalfCodec, StreamShape, dump_streams, read_streams, rounded
 from vantage.cache.moves import Concatenated, Span
 from vantage.errors import BadInput, CacheError, CheckpointError
@@ -269,6 +281,37 @@ def test_a_step_that_only_looks_writes_nothing():
         cache.store.write(cache.ledger.look(), x, x)
     with pytest.raises(AssertionError, match="belongs to a pass"):
         Concatenated((Span(0, 1),)).get(x, None)
+
+
+def test_a_stream_has_heads_of_its_own():
+    ledger = Contiguous(1, capacity=4)
+    cache = LayerCache(ledger, Store(PlainCodec(2, 3, 2), ledger, (StreamShape(4, F32, 1),)))
+    k, v, beside = torch.ones(1, 2, 3, 3), torch.ones(1, 2, 3, 2), torch.arange(12.0).view(1, 1, 3, 4)
+    for wrong in ((), (beside.expand(1, 2, 3, 4),), (beside, beside), (beside[..., :3],)):
+        with pytest.raises(BadInput, match=r"for a cache that takes \[\(1, 1, 3, 4\)\]"):
+            cache.append(Positions.arange(1, 3), k, v, *wrong)
+    view = cache.append(Positions.arange(1, 3), k, v, beside)
+    assert torch.equal(view.streams[0], beside)
+    assert cache.store.token_bytes == 4 * (2 * (3 + 2) + 4)
+    assert cache.store.bytes == 4 * cache.store.token_bytes
+
+
+@pytest.mark.parametrize("make", [lambda: Contiguous(1), lambda: Paged(1, Pool(None, 4))], ids=["contiguous", "paged"])
+def test_a_running_sum_goes_on_in_a_fork(make):
+    """In a pool the block that both share is copied first, and the sum so far stands in it."""
+    ledger = make()
+    cache = ModelCache([LayerCache(ledger, Store(PlainCodec(1, 2, 2), ledger, (StreamShape(1, F32, 1, True),)))])
+
+    def append(cache: ModelCache, start: int, increments: list[float]) -> list[float]:
+        pos, x = Positions.arange(1, len(increments), start), torch.tensor(increments).view(1, 1, -1, 1)
+        with cache.step(pos):
+            kv = x.expand(1, 1, -1, 2)
+            return cache.layers[0].append(pos, kv, kv, x).streams[0].flatten().tolist()
+
+    assert append(cache, 0, [1, 2, 3]) == [1, 3, 6]
+    fork = cache.fork()
+    assert append(fork, 3, [10]) == [1, 3, 6, 16]
+    assert append(cache, 3, [20, 1]) == [1, 3, 6, 26, 27]
 
 
 # ---- codecs by themselves
