@@ -11,6 +11,7 @@ import torch
 from tests.cache.helpers import Token, chunk_of, contiguous, device_like, paged, plain, ragged, ring, run
 from tests.cache.saving import again, story
 from vantage.cache import ModelCache
+from vantage.cache.dump import DumpReader, LedgerDump
 from vantage.errors import CheckpointError
 
 MOST = 2**31  # of a number in such a file
@@ -291,3 +292,26 @@ def test_what_stands_in_the_bin_means_nothing(tmp_path: Path) -> None:
     cache = CASES["paged, unequal"]()
     found = again(cache, tmp_path, lambda h, t: t["ledger.0.order"][:, 0].fill_(99))
     assert found.next_positions.order.tolist() == cache.next_positions.order.tolist() == [5, 0, 2]
+
+
+# ---- numbers, one by one
+
+
+def reader(**numbers) -> DumpReader:
+    return DumpReader(LedgerDump(numbers, {}))
+
+
+def test_a_number_is_whole_and_no_larger_than_a_real_cache_has():
+    assert reader(n=MOST - 1).count("n") == MOST - 1
+    assert reader(n=1).count("n") == 1
+    assert reader(n=0).count("n", 0) == 0
+    assert reader(n=1).maybe("n") == 1
+    assert reader().maybe("n") is None
+    for wrong in (0, -1, MOST, True, 1.0, "1", None):
+        with pytest.raises(CheckpointError):
+            reader(n=wrong).count("n")
+    with pytest.raises(CheckpointError):
+        reader(n=0).maybe("n")
+    assert reader(batch=2**16).batch == 2**16
+    with pytest.raises(CheckpointError, match="65537 rows"):
+        _ = reader(batch=2**16 + 1).batch

@@ -87,6 +87,7 @@ def test_what_a_token_takes():
     plain = PlainCodec(1, 128, 128, torch.bfloat16)
     assert token_bytes(KiviCodec(plain)) == 2 * (128 * 2 // 8 + 2 * 128 // 32 * 2) == 96
     assert token_bytes(KiviCodec(plain, 4)) == 160
+    assert KiviCodec(plain) == KiviCodec(plain, bits=2, group=32, channels=32)  # as in the paper
     assert token_bytes(KiviCodec(SingleCodec(1, 96, 64, torch.bfloat16))) == 96 * 2 // 8 + 2 * 96 // 32 * 2
 
 
@@ -403,6 +404,19 @@ def test_places_are_as_many_as_asked_for_or_twice_what_there_was():
         fixed.place(Positions.arange(1, 1, 1))
     with pytest.raises(BadInput, match="a capacity of 0"):
         Grouped(1, Grouping(3, 4), capacity=0)
+
+
+def test_what_a_store_writes_down_it_takes_back():
+    ledger = Grouped(1, Grouping(3, 4))
+    store, other = (Store(KiviCodec(PlainCodec(1, 8, 8), 4, 3, 4), ledger) for _ in range(2))
+    pos = Positions.arange(1, 6)
+    k, v = randn(1, 1, 6, 8).float(), randn(1, 1, 6, 8, seed=1).float()
+    step = ledger.place(pos)
+    store.write(step, k, v)
+    ledger.commit()
+    other.reserve(ledger.places)
+    other.load(store.dump(6), 6)
+    assert all(torch.equal(a, b) for a, b in zip(other.read(ledger.look())[:2], (k, v), strict=True))
 
 
 # ---- what cannot be

@@ -103,6 +103,15 @@ def test_defaults():
     assert make_cache(plan(GLOBAL), kind="paged").ledgers[0].pool.block == 16
 
 
+def test_a_layer_of_states_alone_forgets_nothing():
+    states_alone = LayerPlan(0, 0, 0, GLOBAL, states=(StateShape((2,)),))
+    keyed = LayerPlan(1, DK, DV, GLOBAL)
+    forgets = make_cache([keyed, states_alone, states_alone], kind="sinks")
+    assert [layer.ledger.kind for layer in forgets.layers] == ["selective", "contiguous", "contiguous"]
+    assert len(forgets.ledgers) == 2
+    assert len(make_cache([keyed, states_alone]).ledgers) == 1
+
+
 def test_a_draft_for_windowed_layers():
     assert make(LOCAL, kind="ring").ledgers[0].capacity == 3
     assert make(LOCAL, kind="ring", draft=2).ledgers[0].capacity == 5
@@ -129,7 +138,11 @@ def test_states_are_kept_where_a_row_may_be_taken_back_or_begun():
         ({"draft": 3}, (16, 17, 18, 19)),
         ({"kind": "paged", "block": 2}, (7, 15, 18, 19)),
     ):
-        assert make_cache(layers, **options).layers[0].states.wanted(pos) == wanted
+        layer = make_cache(layers, **options).layers[0]
+        assert layer.states.wanted(pos) == wanted
+        layer.states.write(pos, wanted, [(torch.zeros(1, 2),)] * len(wanted))
+        layer.states.commit()
+        assert layer.bytes == layer.store.bytes + layer.states.bytes > layer.store.bytes
     assert make(GLOBAL).layers[0].own_states is None
 
 

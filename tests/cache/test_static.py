@@ -6,10 +6,24 @@ import pytest
 import torch
 
 import vantage as vt
-from tests.cache.helpers import check_facts
+from tests.cache.helpers import (
+    Oracle,
+    check_facts,
+    check_view,
+    contiguous,
+    model_cache,
+    paged,
+    plain,
+    ragged,
+    ring,
+    run,
+)
 from vantage.cache import Static, facts
 from vantage.cache.dump import DumpReader, LedgerDump
-from vantage.cache.placed import PlacedStep
+from vantage.cache.grouped import Grouped, Grouping
+from vantage.cache.placed import PlacedCache, PlacedStep
+from vantage.cache.policies import SinkWindow
+from vantage.cache.selective import Selective
 from vantage.errors import BadInput, CacheError, CheckpointError
 from vantage.spec.positions import Known, Positions
 
@@ -66,6 +80,46 @@ def test_a_placed_step_sees_what_the_step_sees():
             torch.testing.assert_close(read.get(shown[0], None)[:, :, at], x[:, :, 0])
             torch.testing.assert_close(step.read.get(store.tensors[0], None)[:, :, at], x[:, :, 0])
             cache.abandon()
+
+
+PLACED = {
+    "contiguous": lambda: contiguous(2),
+    "contiguous, window": lambda: contiguous(2, window=3),
+    "ring": lambda: ring(2, window=4),
+    "paged": lambda: paged(2, block=2),
+    "paged, window": lambda: paged(2, block=2, window=3, draft=0),
+    "paged, fixed": lambda: paged(2, tokens=40, block=4),
+    "static": lambda: model_cache(Static(2, 9)),
+}
+
+
+@pytest.mark.parametrize("starts", [(0, 0), (0, 2), (2, 0)], ids=str)
+@pytest.mark.parametrize("name", PLACED)
+def test_a_placed_step_writes_and_reads_what_a_step_does(name, starts):
+    """Rows of seven tokens and of fewer, in every arrangement: the next token of each, and all that it looks at."""
+    cache, lengths = PLACED[name](), [7 - n for n in starts]
+    chunk = plain(2, 0, 7) if starts == (0, 0) else ragged([0, 0], lengths)
+    oracle = Oracle([[t for t in row if t is not None] for row in chunk.rows])
+    run(cache, chunk)
+    token = ragged(lengths, [1, 1], uid=50)
+    step = cache.ledgers[0].place(plain(2, 7, 1, uid=50).pos if starts == (0, 0) else token.pos)
+    placed = PlacedStep.of(step)
+    assert placed is not None
+    oracle.append(token)
+    store, (write, read) = cache.layers[1].store, placed.moves()
+    shown = placed.shown(step, store.enter(step, 2, "test"))
+    view = PlacedCache(shown, store.codec, (), write, read, placed.view_pos(8, None)).append(
+        token.pos, token.keys(1), token.values(1)
+    )
+    check_view(view, oracle, 1, [n - 2 for n in lengths])
+    assert view.pos.known.pos == (0, 8)
+
+
+def test_what_is_more_than_a_place_is_not_placed():
+    documents, forgetting = Static(1, 9), Selective(1, SinkWindow(1, 2))
+    assert PlacedStep.of(documents.place(Positions.packed([[1]]))) is None
+    assert PlacedStep.of(forgetting.place(Positions.arange(1, 1))) is None
+    assert PlacedStep.of(Grouped(1, Grouping(3, 4)).place(Positions.arange(1, 1))) is None
 
 
 # ---- what the host knows, and what is read back
@@ -142,12 +196,12 @@ def test_where_an_open_pass_stands():
     ledger = Static(2, 6)
     assert ledger.layout() is None
     append(ledger, Positions.arange(2, 3))
-    for pos, run in ((Positions.arange(2, 1, 3), True), (Positions.rows([1, 0], [4, 4]), False)):
+    for pos, plain_run in ((Positions.arange(2, 1, 3), True), (Positions.rows([1, 0], [4, 4]), False)):
         held = ledger.tokens
         ledger.place(pos)
         layout = ledger.layout()
         assert layout is not None
-        assert (layout.held, layout.run) == (held, run)
+        assert (layout.held, layout.run) == (held, plain_run)
         ledger.commit()
     documents = Static(2, 6)
     documents.place(Positions.packed([[2, 1], [3]]))

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import vantage as vt
 from tests.cache.helpers import contiguous, plain, run
 from vantage.cache import (
     Contiguous,
@@ -17,10 +18,15 @@ from vantage.cache import (
     Pool,
     Ring,
     SingleCodec,
+    Static,
     Store,
 )
+from vantage.cache.build import no_caches
 from vantage.cache.codecs import HalfCodec, StreamShape, dump_streams, read_streams, rounded
-from vantage.cache.moves import Concatenated, Span
+from vantage.cache.moves import Concatenated, HeadScatter, Span
+from vantage.cache.placed import PlacedCache
+from vantage.cache.policies import SinkWindow
+from vantage.cache.selective import Selective
 from vantage.errors import BadInput, CacheError, CheckpointError
 from vantage.spec.positions import Positions
 
@@ -296,22 +302,68 @@ def test_a_stream_has_heads_of_its_own():
     assert cache.store.bytes == 4 * cache.store.token_bytes
 
 
-@pytest.mark.parametrize("make", [lambda: Contiguous(1), lambda: Paged(1, Pool(None, 4))], ids=["contiguous", "paged"])
+def summing(ledger) -> ModelCache:
+    """One layer that keeps a running sum beside its keys."""
+    return ModelCache([LayerCache(ledger, Store(PlainCodec(1, 2, 2), ledger, (StreamShape(1, F32, 1, True),)))])
+
+
+def sums(cache: ModelCache, pos: Positions, increments: list[float]) -> list[float]:
+    """What one row is shown once these have come."""
+    x = torch.tensor(increments).view(1, 1, -1, 1)
+    with cache.step(pos):
+        view = cache.layers[0].append(pos, x.expand(1, 1, -1, 2), x.expand(1, 1, -1, 2), x)
+    return view.streams[0][0, 0, view.pos.filled[0], 0].tolist()
+
+
+MAKERS = [lambda: Contiguous(1), lambda: Ring(1, window=9), lambda: Paged(1, Pool(None, 4)), lambda: Static(1, 9)]
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=["contiguous", "ring", "paged", "static"])
 def test_a_running_sum_goes_on_in_a_fork(make):
     """In a pool the block that both share is copied first, and the sum so far stands in it."""
-    ledger = make()
-    cache = ModelCache([LayerCache(ledger, Store(PlainCodec(1, 2, 2), ledger, (StreamShape(1, F32, 1, True),)))])
-
-    def append(cache: ModelCache, start: int, increments: list[float]) -> list[float]:
-        pos, x = Positions.arange(1, len(increments), start), torch.tensor(increments).view(1, 1, -1, 1)
-        with cache.step(pos):
-            kv = x.expand(1, 1, -1, 2)
-            return cache.layers[0].append(pos, kv, kv, x).streams[0].flatten().tolist()
-
-    assert append(cache, 0, [1, 2, 3]) == [1, 3, 6]
+    cache = summing(make())
+    assert sums(cache, Positions.arange(1, 3), [1, 2, 3]) == [1, 3, 6]
     fork = cache.fork()
-    assert append(fork, 3, [10]) == [1, 3, 6, 16]
-    assert append(cache, 3, [20, 1]) == [1, 3, 6, 26, 27]
+    assert sums(fork, Positions.arange(1, 1, 3), [10]) == [1, 3, 6, 16]
+    assert sums(cache, Positions.arange(1, 2, 3), [20, 1]) == [1, 3, 6, 26, 27]
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=["contiguous", "ring", "paged", "static"])
+def test_a_running_sum_begins_with_its_row(make):
+    cache = summing(make())
+    assert sums(cache, Positions.rows([1], width=2, pad="left"), [7, 1]) == [1]  # what is no token adds nothing
+    assert sums(cache, Positions.arange(1, 1, 1), [2]) == [1, 3]
+    cache.crop(1)
+    assert sums(cache, Positions.arange(1, 1, 1), [4]) == [1, 5]
+    cache.crop(0)
+    assert sums(cache, Positions.arange(1, 2), [5, 1]) == [5, 6]
+
+
+def test_a_pass_without_a_cache_rounds_as_one_would():
+    spec = vt.decoder(vocab=5, width=8, layers=1, heads=2)
+    x = torch.linspace(-1, 1, 24).view(1, 2, 3, 4)
+    exact, halved = (no_caches(spec, kv_dtype, F32)[0] for kv_dtype in (None, "float16"))
+    assert torch.equal(exact.append(Positions.arange(1, 3), x, x).k, x)
+    assert torch.equal(halved.append(Positions.arange(1, 3), x, x).k, x.half().float())
+    training = x.clone().requires_grad_()
+    assert torch.equal(halved.append(Positions.arange(1, 3), training, training).k, x)  # gradients pass no rounding
+    with torch.no_grad():
+        assert torch.equal(halved.append(Positions.arange(1, 3), training, training).k, x.half().float())
+
+
+def test_heads_that_decide_for_themselves_take_their_streams_along():
+    """Two heads with places of their own; of four heads of a stream two go with each."""
+    buffer, x = torch.zeros(1, 4, 3, 1), torch.arange(1.0, 5).view(1, 4, 1, 1)
+    HeadScatter(torch.tensor([[0], [2]]), heads=2).put(buffer, x)
+    assert buffer[0, :, :, 0].tolist() == [[1, 0, 0], [2, 0, 0], [0, 0, 3], [0, 0, 4]]
+
+
+def test_only_a_cache_that_numbers_tokens_anew_turns_keys_late():
+    assert not NoCache().late
+    assert not PlacedCache.late
+    assert not any(make().late for make in MAKERS)
+    assert Selective(1, SinkWindow(1, 2, by_place=True)).late
+    assert not Selective(1, SinkWindow(1, 2)).late
 
 
 # ---- codecs by themselves
