@@ -235,6 +235,18 @@ def test_a_pass_ends_before_the_next_begins():
     assert cache.tokens == (1,)
 
 
+def test_a_pass_that_nobody_watched_is_undone_by_who_comes_next():
+    cache = make(GLOBAL)
+    run(cache, plain(1, 0, 2))
+    cache.begin(Positions.arange(1, 3, 2), unwatched=True)
+    cache.begin(Positions.arange(1, 1, 2))
+    cache.commit()
+    assert cache.tokens == (3,)
+    cache.begin(Positions.arange(1, 1, 3))
+    with pytest.raises(CacheError, match="already running"):
+        cache.begin(Positions.arange(1, 1, 3))
+
+
 def test_an_interrupt_undoes_a_pass_too():
     cache = make(GLOBAL)
     with pytest.raises(KeyboardInterrupt), cache.step(Positions.arange(1, 1)):
@@ -257,6 +269,13 @@ def test_room_for_tokens_that_a_kernel_writes():
         assert (layer.store.written, layer.store.paths) == (2 * 3 + 2 * 4, {"modules": 2 * 3, "kernel": 2 * 4})
     run(cache, ragged([17, 17], [1, 0]))
     assert not cache.extensible  # rows that differ
+
+
+@pytest.mark.parametrize("kind", ["ring", "sinks", "kivi"])
+def test_where_places_have_no_order_nothing_is_extended(kind):
+    cache = make(LOCAL, kind=kind)
+    run(cache, plain(1, 0, 3))
+    assert not cache.extensible
 
 
 def test_room_for_all_layers_or_none():
@@ -303,6 +322,7 @@ def test_how_far_positions_are_ahead_of_the_order():
     run(cache, on_axes([7, 9], [3, 2], starts=[2, 2]))  # the highest of row 0 is 9 at order 3, of row 1 3 at order 3
     assert cache.ahead is not None
     assert cache.ahead.tolist() == [6, 0]
+    assert cache.next_positions.ahead is cache.ahead
     assert not cache.extensible
     assert cache.fork().ahead.tolist() == [6, 0]
     run(cache, on_axes([4], [8], starts=[4, 4]))  # row 0 stays at 9 with one token more
