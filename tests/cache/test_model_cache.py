@@ -335,6 +335,19 @@ def test_how_far_positions_are_ahead_of_the_order():
     assert cache.ahead.tolist() == [0, 0, 0]
 
 
+def test_rows_take_along_how_far_they_are_ahead():
+    a = make(GLOBAL, kind="paged")
+    b, c = a.fresh(), a.fresh()
+    run(b, plain(1, 0, 2))
+    run(c, plain(1, 0, 2))
+    assert ModelCache.join([b, c]).ahead is None
+    run(a, on_axes([7, 9], starts=[0]))
+    rows = ModelCache.join([a, b, a.fork()])
+    assert rows.ahead is not None
+    assert rows.ahead.tolist() == [8, 0, 8]
+    assert [one.ahead.tolist() for one in rows.split()] == [[8], [0], [8]]
+
+
 # ---- masks that look ahead
 
 
