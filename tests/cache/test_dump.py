@@ -315,3 +315,19 @@ def test_a_number_is_whole_and_no_larger_than_a_real_cache_has():
     assert reader(batch=2**16).batch == 2**16
     with pytest.raises(CheckpointError, match="65537 rows"):
         _ = reader(batch=2**16 + 1).batch
+
+
+def test_tables_of_a_row_and_of_a_place():
+    scores, column = torch.ones(2, 3), torch.tensor([5, MOST - 1])
+
+    def of(**tables) -> DumpReader:
+        return DumpReader(LedgerDump({"batch": 2}, tables))
+
+    assert torch.equal(of(scores=scores).scores(3), scores)
+    assert torch.equal(of(next=column).column("next"), column)
+    for wrong in ({}, {"scores": scores.long()}, {"scores": scores[:1]}, {"scores": scores / 0}):
+        with pytest.raises(CheckpointError):
+            of(**wrong).scores(3)
+    for wrong in ({}, {"next": column.int()}, {"next": column[:1]}, {"next": column + 1}):
+        with pytest.raises(CheckpointError):
+            of(**wrong).column("next")

@@ -237,6 +237,7 @@ def test_saved_and_read_it_goes_on(monkeypatch):
         again = read(dumped(empty))
         unread.setattr(facts, "on_host", lambda device: False)
         assert again.next_positions.host == 1
+    assert read(dumped(Selective(1, SinkWindow(0, 3)))).name == "SinkWindow(sinks=0, window=3, by_place=False)"
     nothing_came = Selective(2, SinkWindow(2, 3))
     nothing_came.place(Positions.rows([0, 0], width=1))
     nothing_came.commit()
