@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from tests.cache.helpers import Token, chunk_of, contiguous, device_like, paged, plain, ragged, ring, run
 from tests.cache.saving import again, story
-from vantage.cache import ModelCache
+from vantage.cache import ModelCache, saved
 from vantage.cache.dump import DumpReader, LedgerDump
 from vantage.errors import CheckpointError
 
@@ -331,3 +332,15 @@ def test_tables_of_a_row_and_of_a_place():
     for wrong in ({}, {"next": column.int()}, {"next": column[:1]}, {"next": column + 1}):
         with pytest.raises(CheckpointError):
             of(**wrong).column("next")
+
+
+def test_a_header_of_any_length_is_not_parsed(tmp_path, monkeypatch):
+    cache = after(contiguous(), plain(1, 0, 2))
+    again(cache, tmp_path)
+    with safe_open(tmp_path / "cache", framework="pt") as file:
+        length = len(file.metadata()["header"])
+    monkeypatch.setattr(saved, "LONGEST", length)
+    again(cache, tmp_path)
+    monkeypatch.setattr(saved, "LONGEST", length - 1)
+    with pytest.raises(CheckpointError, match="its header has"):
+        again(cache, tmp_path)

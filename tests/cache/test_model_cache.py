@@ -19,6 +19,7 @@ from tests.cache.helpers import (
     ragged,
     run,
 )
+from tests.cache.saving import again
 from vantage.cache import CACHES, Contiguous, LayerCache, LayerPlan, ModelCache, Paged, Ring, Static, Store, make_cache
 from vantage.cache.codecs import Int8Codec, PlainCodec, SingleCodec
 from vantage.cache.kinds.paged import PagedCache
@@ -346,6 +347,14 @@ def test_rows_take_along_how_far_they_are_ahead():
     assert rows.ahead is not None
     assert rows.ahead.tolist() == [8, 0, 8]
     assert [one.ahead.tolist() for one in rows.split()] == [[8], [0], [8]]
+
+
+def test_a_file_knows_how_far_positions_are_ahead_or_behind(tmp_path):
+    """Nine patches of an image take three positions: behind them positions are fewer than tokens."""
+    cache = make(GLOBAL, batch=2)
+    run(cache, on_axes([0, 1, 2] * 3, [5] * 9, starts=[0, 0]))
+    assert cache.ahead is not None
+    assert again(cache, tmp_path).ahead.tolist() == cache.ahead.tolist() == [-6, -3]
 
 
 # ---- masks that look ahead

@@ -4,10 +4,13 @@ import pytest
 import torch
 
 import vantage as vt
+from tests.cache.saving import again
 from tests.generation import zoo
+from vantage.cache import LayerPlan, make_cache
 from vantage.cache.states import NoStates, StateRows
 from vantage.errors import BadInput, CacheError, CheckpointError
 from vantage.spec.kept import StateShape
+from vantage.spec.masks import Causal
 from vantage.spec.positions import Positions
 
 SHAPES = (StateShape((2,)), StateShape((1, 3), wide=True))
@@ -190,14 +193,22 @@ def test_states_as_plain_data():
     write(rows, Positions.arange(2, 4))
     rows.commit()
     rows.crop([4, 0])
-    again = StateRows.from_description(rows.describe(), 2, CPU)
-    assert again.describe() == rows.describe()
-    assert (again.tensor_count, len(rows.dump())) == (3, 3)
-    again.load(rows.dump())
-    assert ends(again) == [[4], []]
-    assert marks(again) == [[4, 0]] * 2
+    restored = StateRows.from_description(rows.describe(), 2, CPU)
+    assert restored.describe() == rows.describe()
+    assert (restored.tensor_count, len(rows.dump())) == (3, 3)
+    restored.load(rows.dump())
+    assert ends(restored) == [[4], []]
+    assert marks(restored) == [[4, 0]] * 2
     unbounded = StateRows.from_description({**rows.describe(), "every": None, "draft": 0}, 2, CPU)
     assert unbounded.wanted(Positions.arange(2, 16)) == (15,)
+
+
+def test_states_are_saved_with_their_cache(tmp_path):
+    cache = make_cache([LayerPlan(0, 0, 0, Causal(), states=SHAPES)], batch=2, dtype=torch.bfloat16)
+    pos = Positions.arange(2, 3)
+    with cache.step(pos):
+        write(cache.layers[0].states, pos)
+    assert marks(again(cache, tmp_path).layers[0].states) == [[3, 103]] * 2
 
 
 @pytest.mark.parametrize(
