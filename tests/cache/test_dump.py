@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from tests.cache.helpers import Token, chunk_of, contiguous, device_like, paged, plain, ragged, ring, run
 from tests.cache.saving import again, story
-from vantage.cache import ModelCache
+from vantage.cache import ModelCache, saved
+from vantage.cache.dump import DumpReader, LedgerDump
 from vantage.errors import CheckpointError
 
 MOST = 2**31  # of a number in such a file
@@ -291,3 +293,54 @@ def test_what_stands_in_the_bin_means_nothing(tmp_path: Path) -> None:
     cache = CASES["paged, unequal"]()
     found = again(cache, tmp_path, lambda h, t: t["ledger.0.order"][:, 0].fill_(99))
     assert found.next_positions.order.tolist() == cache.next_positions.order.tolist() == [5, 0, 2]
+
+
+# ---- numbers, one by one
+
+
+def reader(**numbers) -> DumpReader:
+    return DumpReader(LedgerDump(numbers, {}))
+
+
+def test_a_number_is_whole_and_no_larger_than_a_real_cache_has():
+    assert reader(n=MOST - 1).count("n") == MOST - 1
+    assert reader(n=1).count("n") == 1
+    assert reader(n=0).count("n", 0) == 0
+    assert reader(n=1).maybe("n") == 1
+    assert reader().maybe("n") is None
+    for wrong in (0, -1, MOST, True, 1.0, "1", None):
+        with pytest.raises(CheckpointError):
+            reader(n=wrong).count("n")
+    with pytest.raises(CheckpointError):
+        reader(n=0).maybe("n")
+    assert reader(batch=2**16).batch == 2**16
+    with pytest.raises(CheckpointError, match="65537 rows"):
+        _ = reader(batch=2**16 + 1).batch
+
+
+def test_tables_of_a_row_and_of_a_place():
+    scores, column = torch.ones(2, 3), torch.tensor([5, MOST - 1])
+
+    def of(**tables) -> DumpReader:
+        return DumpReader(LedgerDump({"batch": 2}, tables))
+
+    assert torch.equal(of(scores=scores).scores(3), scores)
+    assert torch.equal(of(next=column).column("next"), column)
+    for wrong in ({}, {"scores": scores.long()}, {"scores": scores[:1]}, {"scores": scores / 0}):
+        with pytest.raises(CheckpointError):
+            of(**wrong).scores(3)
+    for wrong in ({}, {"next": column.int()}, {"next": column[:1]}, {"next": column + 1}):
+        with pytest.raises(CheckpointError):
+            of(**wrong).column("next")
+
+
+def test_a_header_of_any_length_is_not_parsed(tmp_path, monkeypatch):
+    cache = after(contiguous(), plain(1, 0, 2))
+    again(cache, tmp_path)
+    with safe_open(tmp_path / "cache", framework="pt") as file:
+        length = len(file.metadata()["header"])
+    monkeypatch.setattr(saved, "LONGEST", length)
+    again(cache, tmp_path)
+    monkeypatch.setattr(saved, "LONGEST", length - 1)
+    with pytest.raises(CheckpointError, match="its header has"):
+        again(cache, tmp_path)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import vantage as vt
 from tests.cache.forgetting_rules import close, run
+from tests.cache.helpers import check_facts
 from vantage.cache import grouped
 from vantage.cache.codecs import PlainCodec, SingleCodec, token_bytes
 from vantage.cache.contiguous import Contiguous
@@ -15,6 +16,7 @@ from vantage.cache.grouped import LEAST, Grouped, Grouping
 from vantage.cache.kinds.kind import LayerPlan, LedgerNeed
 from vantage.cache.kinds.kivi import KiviCache
 from vantage.cache.kivi import KiviCodec
+from vantage.cache.moves import Span
 from vantage.cache.saved import Fingerprint, read_cache, save_cache
 from vantage.cache.stores import Store
 from vantage.conformance.scenarios import sharpen
@@ -85,6 +87,7 @@ def test_what_a_token_takes():
     plain = PlainCodec(1, 128, 128, torch.bfloat16)
     assert token_bytes(KiviCodec(plain)) == 2 * (128 * 2 // 8 + 2 * 128 // 32 * 2) == 96
     assert token_bytes(KiviCodec(plain, 4)) == 160
+    assert KiviCodec(plain) == KiviCodec(plain, bits=2, group=32, channels=32)  # as in the paper
     assert token_bytes(KiviCodec(SingleCodec(1, 96, 64, torch.bfloat16))) == 96 * 2 // 8 + 2 * 96 // 32 * 2
 
 
@@ -152,12 +155,6 @@ def test_a_device_that_is_not_read_back_gives_the_same(monkeypatch):
     got = m(TOKENS, positions=Positions.rows([23, 9]), cache=cache)
     close(got[1:, :9], want[1:, :9])
     close(got[:1], want[:1])
-    ledger = Grouped(2, Grouping(3, 4))
-    ledger.place(Positions.rows([2, 1]))
-    onward = Positions.onward(torch.tensor([2, 1]), 5)
-    assert ledger.widest(onward) == 4  # of either row at most 2 + 4 tokens: none is packed yet
-    ledger.place(onward.narrow(0, 4))
-    assert ledger.widest(Positions.onward(torch.tensor([6, 5]), 5)) == 1
 
 
 # ---- taken back, undone, forked, grown, saved
@@ -192,21 +189,32 @@ def test_further_back_is_refused_and_changes_nothing():
     close(run(m, cache, TOKENS, (23,)), run(m, m.new_cache(2, kind=KIND), TOKENS, (23,)))
 
 
-@torch.no_grad()
-def test_the_oldest_place_that_a_row_goes_back_to():
-    """Of 20 tokens, 10 exact places: those from 10 on are there as they came, so 12 is packed to 6 in vain."""
-    ledger = Grouped(1, Grouping(3, 4))
-    while (n := ledger.tokens[0]) < 20:
-        pos = Positions.arange(1, 20 - n, n)
-        ledger.place(pos.narrow(0, ledger.widest(pos)))
-        ledger.commit()
+def allowed_crops(ledger: Grouped, start: int = 0) -> list[int]:
     allowed = []
-    for to in range(21):
+    for to in range(ledger.tokens[0] + 1):
         try:
-            allowed.append(ledger.check_crop(to)[0])
+            allowed.append(ledger.check_crop(start + to)[0] - start)
         except CacheError:
             continue
-    assert allowed == [0, 16, 17, 18, 19, 20]  # 16 reads 12 packed
+    return allowed
+
+
+@pytest.mark.parametrize("start", [0, 30])
+def test_the_oldest_place_that_a_row_goes_back_to(start):
+    """Of 20 tokens, 10 exact places: those from 10 on are there as they came, so 12 is packed to 6 in vain."""
+    ledger = Grouped(1, Grouping(3, 4))
+    append(ledger, Positions.arange(1, 20, start))
+    assert allowed_crops(ledger, start) == [0, 16, 17, 18, 19, 20]  # 16 reads 12 packed
+    append(ledger, Positions.arange(1, 1, start + 20))
+    before = ledger.savepoint()
+    ledger.place(Positions.arange(1, 3, start + 21))
+    ledger.roll_back(before)
+    assert allowed_crops(ledger, start) == [0, 19, 20, 21]  # 18 reads 12 packed, and 12 and 13 were written over
+    empty = Grouped(1, Grouping(3, 4))
+    before = empty.savepoint()
+    empty.place(Positions.arange(1, 1))
+    empty.roll_back(before)
+    assert not empty.holding
 
 
 @torch.no_grad()
@@ -267,6 +275,148 @@ def test_latent_keys_and_values_are_one_stream_and_a_source_is_kept_as_it_is():
     cache = both.new_cache(2, kind=KIND)
     both(TOKENS[:, :5], source=TOKENS[:, :7], cache=cache)
     assert cache.cross[0].store.codec == PlainCodec(4, 8, 8, F64)
+
+
+# ---- the ledger by itself
+
+
+def test_how_much_is_packed_and_how_many_stay_exact():
+    tokens = torch.arange(9)
+    assert Grouping(3, 4).packed(tokens).tolist() == [0, 0, 0, 0, 0, 0, 0, 3, 3]
+    assert Grouping(1, 2).packed(tokens).tolist() == [0, 0, 0, 1, 2, 3, 4, 5, 6]
+    assert Grouping(3, 4).exact_places(5) == 4 + 3 + 3 + 5
+    for wrong in ((0, 4), (3, 0)):
+        with pytest.raises(BadInput, match="give 1 or more of each"):
+            Grouping(*wrong)
+
+
+def append(ledger: Grouped, pos: Positions) -> list[int]:
+    """How wide the passes are in which these go in; each must show all that its row holds."""
+    widths = []
+    while (done := sum(widths)) < pos.shape[1]:
+        part = pos.narrow(done, pos.shape[1] - done)
+        widths.append(ledger.widest(part))
+        before = ledger.grouping.packed(torch.tensor(ledger.tokens))
+        step = ledger.place(part.narrow(0, widths[-1]))
+        packs = bool((ledger.grouping.packed(torch.tensor(ledger.tokens)) > before).any())
+        assert step.packing is not None
+        if grouped.on_host(ledger.device):
+            assert (step.packing.group is not None) == packs
+        shown = step.view_pos
+        for row in range(ledger.batch):
+            held = shown.order[row][shown.filled[row]].tolist()
+            end = int(ledger.next_positions.order[row])
+            assert held == list(range(end - len(held), end))
+            assert shown.pos[row][shown.filled[row]].tolist() == held
+            assert ledger.tokens[row] == len(held)
+        check_facts(shown)
+        ledger.commit()
+        look = ledger.look()
+        assert torch.equal(look.view_pos.order, shown.order)
+        assert look.read == step.read == Span(0, shown.shape[1])
+    return widths
+
+
+@pytest.mark.parametrize("start", [0, 10])
+@pytest.mark.parametrize("read_back", [True, False])
+def test_passes_end_where_a_group_is_packed(start, read_back, monkeypatch):
+    """Of 3 behind the newest 4: tokens 7, 10 and 13 of a row pack a group, wherever the row begins."""
+    monkeypatch.setattr(grouped, "on_host", lambda device: read_back)
+    ledger = Grouped(2, Grouping(3, 4))
+    assert append(ledger, Positions.arange(2, 14, start)) == [6, 3, 3, 2]
+    assert ledger.next_positions.order.tolist() == [start + 14] * 2
+    assert append(ledger, Positions.arange(2, 1, start + 14)) == [1]
+    assert ledger.tokens == (15, 15)
+    shown = ledger.look().view_pos
+    assert (shown.known.first, shown.known.counts, shown.shape) == (start, (15, 15), (2, 15))
+    assert ledger.next_positions.host == start + 15
+    with pytest.raises(BadInput, match=f"expects {start + 15}"):
+        ledger.place(Positions.arange(2, 1, start + 17))
+
+
+def test_of_rows_that_differ_the_first_to_pack_ends_a_pass():
+    ledger = Grouped(2, Grouping(3, 4))
+    assert append(ledger, Positions.rows([6, 4], [10, 0])) == [6]
+    assert ledger.look().view_pos.known.order == (0, 15)
+    assert append(ledger, Positions.rows([5, 5], [16, 4])) == [2, 1, 2]  # row 1 packs its 7th, row 0 its 10th
+    assert append(ledger, Positions.rows([0, 5], [21, 9], width=5)) == [3, 2]  # its 13th
+    assert ledger.tokens == (11, 14)
+    assert ledger.look().view_pos.shape == (2, 14)
+    assert ledger.look().view_pos.known.first is None
+    ledger.crop([10, 13])
+    assert ledger.tokens == (0, 13)
+    assert ledger.next_positions.order.tolist() == [0, 13]
+    shown = ledger.look().view_pos
+    assert shown.order.tolist() == [[-1] * 13, list(range(13))]
+    check_facts(shown)
+    assert append(ledger, Positions.rows([2, 1], [3, 13])) == [2]  # row 0 begins anew
+    assert ledger.tokens == (2, 14)
+
+
+@pytest.mark.parametrize("read_back", [True, False])
+def test_what_is_known_of_rows_that_were_taken_back(read_back, monkeypatch):
+    monkeypatch.setattr(grouped, "on_host", lambda device: read_back)
+    ledger = Grouped(2, Grouping(3, 4))
+    append(ledger, Positions.arange(2, 9))
+    for to, same in ((8, True), ([7, 8], False)):
+        ledger.crop(to)
+        shown = ledger.look().view_pos
+        check_facts(shown)
+        assert shown.known.same_rows == same
+        assert shown.shape[1] == (8 if read_back else 9)  # what is not read keeps the width it had
+    assert (shown.known.counts == (7, 8)) == read_back
+
+
+def test_rows_that_are_the_same_and_no_plain_run():
+    ledger = Grouped(2, Grouping(3, 4))
+    ledger.place(Positions.of(torch.tensor([[0, 2]] * 2), order=torch.tensor([[0, 1]] * 2)))
+    shown = ledger.look().view_pos
+    assert (shown.known.first, shown.known.same_rows, shown.pos.tolist()) == (None, True, [[0, 2]] * 2)
+
+
+def test_rows_that_differ_and_are_not_read_go_on_one_by_one(monkeypatch):
+    monkeypatch.setattr(grouped, "on_host", lambda device: False)
+    ledger = Grouped(2, Grouping(3, 4))
+    assert ledger.widest(Positions.rows([9, 4])) == 6  # of no row more than 6 tokens: none is packed yet
+    ledger.place(Positions.rows([2, 1]))
+    assert ledger.look().view_pos.shape == (2, 2)
+    onward = Positions.onward(torch.tensor([2, 1]), 5)
+    assert ledger.widest(onward) == 4
+    ledger.place(onward.narrow(0, 4))
+    assert ledger.widest(Positions.onward(torch.tensor([6, 5]), 5)) == 1
+
+
+def test_places_are_as_many_as_asked_for_or_twice_what_there_was():
+    ledger = Grouped(1, Grouping(3, 4))
+    assert (ledger.places, ledger.capacity, ledger.used, ledger.kept_places) == (1, None, 0, 0)
+    assert not ledger.holding
+    append(ledger, Positions.arange(1, 64))
+    assert (ledger.places, ledger.used, ledger.kept_places) == (64 + 1, 64, 64)
+    append(ledger, Positions.arange(1, 1, 64))
+    assert ledger.places == 128 + 1
+    append(ledger, Positions.arange(1, 1, 65))
+    assert (ledger.places, ledger.used) == (128 + 1, 66)
+    assert ledger.holding
+    fixed = Grouped(1, Grouping(3, 4), capacity=1)
+    append(fixed, Positions.arange(1, 1))
+    assert (fixed.places, fixed.capacity) == (2, 1)
+    with pytest.raises(CacheError, match="full"):
+        fixed.place(Positions.arange(1, 1, 1))
+    with pytest.raises(BadInput, match="a capacity of 0"):
+        Grouped(1, Grouping(3, 4), capacity=0)
+
+
+def test_what_a_store_writes_down_it_takes_back():
+    ledger = Grouped(1, Grouping(3, 4))
+    store, other = (Store(KiviCodec(PlainCodec(1, 8, 8), 4, 3, 4), ledger) for _ in range(2))
+    pos = Positions.arange(1, 6)
+    k, v = randn(1, 1, 6, 8).float(), randn(1, 1, 6, 8, seed=1).float()
+    step = ledger.place(pos)
+    store.write(step, k, v)
+    ledger.commit()
+    other.reserve(ledger.places)
+    other.load(store.dump(6), 6)
+    assert all(torch.equal(a, b) for a, b in zip(other.read(ledger.look())[:2], (k, v), strict=True))
 
 
 # ---- what cannot be

@@ -75,6 +75,16 @@ def test_keys_come_back_within_the_error_of_the_levels(width, bits):
 
 
 @pytest.mark.parametrize("bits", BITS)
+def test_every_number_goes_to_the_nearest_level(bits):
+    x = randn(1, 1, 50, 16).double()
+    turned = hadamard(x / x.norm(dim=-1, keepdim=True)) * 4  # the root of 16: numbers much like those of N(0, 1)
+    nearest = (turned[..., None] - levels_of(bits)).abs().argmin(-1)
+    packed, length = encode_direction(x, bits, torch.float64)
+    assert torch.equal(unpack(packed, 16, bits), nearest)
+    torch.testing.assert_close(length, x.norm(dim=-1, keepdim=True))
+
+
+@pytest.mark.parametrize("bits", BITS)
 def test_values_are_off_by_half_a_step_at_most(bits):
     x = randn(2, 3, 5, 17)
     packed, scales = encode_range(x, bits, torch.float32)
@@ -100,6 +110,11 @@ def test_what_a_token_takes():
     assert token_bytes(LowBitCodec(plain)) == 134
     assert token_bytes(plain) / token_bytes(LowBitCodec(plain)) == pytest.approx(3.8, abs=0.03)
     assert token_bytes(LowBitCodec(SingleCodec(1, 96, 64, torch.bfloat16), 2, 2)) == 128 * 2 // 8 + 2
+    lengths = {t: LowBitCodec(PlainCodec(1, 8, 8, t)).scale_dtype for t in (torch.bfloat16, torch.float32)}
+    assert lengths == {
+        torch.bfloat16: torch.float16,
+        torch.float32: torch.float32,
+    }
 
 
 # ---- in a model

@@ -19,11 +19,14 @@ from tests.cache.helpers import (
     ragged,
     run,
 )
-from vantage.cache import CACHES, Contiguous, LayerPlan, ModelCache, Paged, Ring, make_cache
+from tests.cache.saving import again
+from vantage.cache import CACHES, Contiguous, LayerCache, LayerPlan, ModelCache, Paged, Ring, Static, Store, make_cache
 from vantage.cache.codecs import Int8Codec, PlainCodec, SingleCodec
 from vantage.cache.kinds.paged import PagedCache
 from vantage.cache.kinds.quantised import QuantisedCache
+from vantage.cache.report import Holding
 from vantage.errors import BadInput, CacheError, Refused
+from vantage.spec.kept import StateShape
 from vantage.spec.masks import Causal, Chunked, Everything, Nothing, Prefix, SameSegment, Window
 from vantage.spec.positions import Positions
 
@@ -102,6 +105,15 @@ def test_defaults():
     assert make_cache(plan(GLOBAL), kind="paged").ledgers[0].pool.block == 16
 
 
+def test_a_layer_of_states_alone_forgets_nothing():
+    states_alone = LayerPlan(0, 0, 0, GLOBAL, states=(StateShape((2,)),))
+    keyed = LayerPlan(1, DK, DV, GLOBAL)
+    forgets = make_cache([keyed, states_alone, states_alone], kind="sinks")
+    assert [layer.ledger.kind for layer in forgets.layers] == ["selective", "contiguous", "contiguous"]
+    assert len(forgets.ledgers) == 2
+    assert len(make_cache([keyed, states_alone]).ledgers) == 1
+
+
 def test_a_draft_for_windowed_layers():
     assert make(LOCAL, kind="ring").ledgers[0].capacity == 3
     assert make(LOCAL, kind="ring", draft=2).ledgers[0].capacity == 5
@@ -118,6 +130,22 @@ def test_one_stream_layers():
     assert isinstance(cache.layers[0].store.codec, SingleCodec)
     quantised = make_cache([LayerPlan(1, 6, 4, GLOBAL, single_stream=True)], kind="quantised")
     assert quantised.layers[0].store.codec == Int8Codec(SingleCodec(1, 6, 4))
+
+
+def test_states_are_kept_where_a_row_may_be_taken_back_or_begun():
+    """After the last two of 20 tokens, since one can always be taken back; in a pool after every four blocks."""
+    layers, pos = plan(GLOBAL, states=(StateShape((2,)),)), Positions.arange(1, 20)
+    for options, wanted in (
+        ({}, (18, 19)),
+        ({"draft": 3}, (16, 17, 18, 19)),
+        ({"kind": "paged", "block": 2}, (7, 15, 18, 19)),
+    ):
+        layer = make_cache(layers, **options).layers[0]
+        assert layer.states.wanted(pos) == wanted
+        layer.states.write(pos, wanted, [(torch.zeros(1, 2),)] * len(wanted))
+        layer.states.commit()
+        assert layer.bytes == layer.store.bytes + layer.states.bytes > layer.store.bytes
+    assert make(GLOBAL).layers[0].own_states is None
 
 
 def test_reach():
@@ -208,12 +236,125 @@ def test_a_pass_ends_before_the_next_begins():
     assert cache.tokens == (1,)
 
 
+def test_a_pass_that_nobody_watched_is_undone_by_who_comes_next():
+    cache = make(GLOBAL)
+    run(cache, plain(1, 0, 2))
+    cache.begin(Positions.arange(1, 3, 2), unwatched=True)
+    cache.begin(Positions.arange(1, 1, 2))
+    cache.commit()
+    assert cache.tokens == (3,)
+    cache.begin(Positions.arange(1, 1, 3))
+    with pytest.raises(CacheError, match="already running"):
+        cache.begin(Positions.arange(1, 1, 3))
+
+
 def test_an_interrupt_undoes_a_pass_too():
     cache = make(GLOBAL)
     with pytest.raises(KeyboardInterrupt), cache.step(Positions.arange(1, 1)):
         raise KeyboardInterrupt
     assert cache.tokens == (0,)
     run(cache, plain(1, 0, 1))
+
+
+# ---- several steps at once
+
+
+def test_room_for_tokens_that_a_kernel_writes():
+    cache = make(GLOBAL, LOCAL, batch=2)
+    run(cache, plain(2, 10, 3))
+    assert cache.extensible
+    extensions = cache.extend(4, "kernel")
+    assert [(e.first, e.layout.held) for e in extensions] == [(10, (3, 3))] * 2
+    assert cache.tokens == (7, 7)
+    for layer in cache.layers:
+        assert (layer.store.written, layer.store.paths) == (2 * 3 + 2 * 4, {"modules": 2 * 3, "kernel": 2 * 4})
+    run(cache, ragged([17, 17], [1, 0]))
+    assert not cache.extensible  # rows that differ
+
+
+@pytest.mark.parametrize("kind", ["ring", "sinks", "kivi"])
+def test_where_places_have_no_order_nothing_is_extended(kind):
+    cache = make(LOCAL, kind=kind)
+    run(cache, plain(1, 0, 3))
+    assert not cache.extensible
+
+
+def test_room_for_all_layers_or_none():
+    """The second ledger has no room for four more: the first is taken back to where its rows stood."""
+    layers = [LayerCache(ledger, Store(PlainCodec(G, DK, DV, F64), ledger)) for ledger in (Static(1, 9), Static(1, 5))]
+    cache = ModelCache(layers)
+    run(cache, plain(1, 10, 3))
+    with pytest.raises(CacheError, match="full"):
+        cache.extend(4, "kernel")
+    assert [ledger.tokens for ledger in cache.ledgers] == [(3,), (3,)]
+
+
+def test_what_keeps_more_than_keys_in_place_is_not_extended():
+    for cache in (make(GLOBAL, cross=[Everything()]), make_cache(plan(GLOBAL, states=(StateShape((2,)),)), dtype=F64)):
+        run(cache, plain(1, 0, 3))
+        assert not cache.extensible
+
+
+def test_the_nearest_place_to_go_back_to():
+    cache = make_cache(plan(GLOBAL, states=(StateShape((2,)),)), dtype=F64)
+    pos = Positions.arange(1, 10)
+    states = cache.layers[0].states
+    states.write(pos, states.wanted(pos), [(torch.zeros(1, 2),)] * 2)
+    states.commit()
+    assert [cache.nearest_cut(to) for to in (11, 10, 9, 8, 0)] == [10, 10, 9, 0, 0]
+    assert make(GLOBAL).nearest_cut(8) == 8
+
+
+# ---- tokens on several axes
+
+
+def on_axes(*rows: list[int], starts: list[int]) -> Chunk:
+    """Rows of tokens whose highest axis is this, from these orders on."""
+    axes = torch.tensor([rows, [[0] * len(row) for row in rows]])
+    pos = Positions.of_axes(axes, starts=torch.tensor(starts))
+    return Chunk([[Token(starts[b] + i, n, None, n) for i, n in enumerate(row)] for b, row in enumerate(rows)], pos)
+
+
+def test_how_far_positions_are_ahead_of_the_order():
+    cache = make(GLOBAL, batch=2)
+    assert cache.next_positions.ahead is None
+    run(cache, plain(2, 0, 2))
+    assert cache.ahead is None
+    run(cache, on_axes([7, 9], [3, 2], starts=[2, 2]))  # the highest of row 0 is 9 at order 3, of row 1 3 at order 3
+    assert cache.ahead is not None
+    assert cache.ahead.tolist() == [6, 0]
+    assert cache.next_positions.ahead is cache.ahead
+    assert not cache.extensible
+    assert cache.fork().ahead.tolist() == [6, 0]
+    run(cache, on_axes([4], [8], starts=[4, 4]))  # row 0 stays at 9 with one token more
+    assert cache.ahead.tolist() == [5, 4]
+    cache.crop(4)
+    assert cache.ahead.tolist() == [6, 0]
+    cache.reorder([1, 0, 0])
+    assert cache.ahead.tolist() == [0, 6, 6]
+    cache.crop(0)
+    assert cache.ahead.tolist() == [0, 0, 0]
+
+
+def test_rows_take_along_how_far_they_are_ahead():
+    a = make(GLOBAL, kind="paged")
+    b, c = a.fresh(), a.fresh()
+    run(b, plain(1, 0, 2))
+    run(c, plain(1, 0, 2))
+    assert ModelCache.join([b, c]).ahead is None
+    run(a, on_axes([7, 9], starts=[0]))
+    rows = ModelCache.join([a, b, a.fork()])
+    assert rows.ahead is not None
+    assert rows.ahead.tolist() == [8, 0, 8]
+    assert [one.ahead.tolist() for one in rows.split()] == [[8], [0], [8]]
+
+
+def test_a_file_knows_how_far_positions_are_ahead_or_behind(tmp_path):
+    """Nine patches of an image take three positions: behind them positions are fewer than tokens."""
+    cache = make(GLOBAL, batch=2)
+    run(cache, on_axes([0, 1, 2] * 3, [5] * 9, starts=[0, 0]))
+    assert cache.ahead is not None
+    assert again(cache, tmp_path).ahead.tolist() == cache.ahead.tolist() == [-6, -3]
 
 
 # ---- masks that look ahead
@@ -487,6 +628,7 @@ def test_a_report_tells_positions_from_order_and_what_is_shared():
     other = cache.fork()
     row = other.holds().layers[0].rows[0]
     assert str(row) == "0..2 (3 tokens, positions 5..6, 9, 3 shared)"
+    assert Holding("contiguous", (row, row)).row_name(1) == "row 1"
     gap = make(GLOBAL, capacity=9)
     run(gap, plain(1, 0, 1))
     assert str(gap.holds().layers[0]) == "contiguous, 9 places\n  row 0: 0 (1 token)"

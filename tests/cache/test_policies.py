@@ -8,7 +8,7 @@ import torch
 from tests.cache.forgetting_rules import SINKS, WINDOW
 from vantage.cache.kinds.heavy_hitters import HeavyHitterCache
 from vantage.cache.kinds.sinks import SinkCache
-from vantage.cache.policies import Entries, HeavyHitters, LastWeights, SinkWindow
+from vantage.cache.policies import Entries, HeavyHitters, LastWeights, ObservedByLast, SinkWindow
 from vantage.errors import BadInput
 from vantage.spec.masks import Causal
 from vantage.spec.positions import Known, Positions
@@ -64,6 +64,13 @@ def test_sinks_of_the_last_document_stay():
     assert [SinkWindow(2, 3).kept(draft) for draft in (0, 4)] == [4, 8]
 
 
+def test_rows_of_one_document_and_places_that_are_empty():
+    order = torch.tensor([[-1, 1, 0], [0, -1, -1]])
+    entries = Entries(order, torch.where(order >= 0, 0, -1), None, torch.tensor([[2], [1]]))
+    assert entries.own.tolist() == [[False, True, True], [True, False, False]]
+    assert SinkWindow(0, 3).stay(entries, 0).tolist() == entries.own.tolist()  # the first token is near as well
+
+
 def test_heavy_hitters_of_an_earlier_document_go():
     order, segment = torch.arange(5)[None], torch.tensor([[0, 0, 2, 2, 2]])
     entries = Entries(order, segment, torch.ones(1, 5), torch.tensor([[5]]))
@@ -79,6 +86,14 @@ def test_numbers_of_a_pass_before_anything_is_gone_are_positions():
         assert torch.equal(numbered.order, pos.order)
         assert numbered.known.pos == (0, 4)
         assert numbered.known.first is None
+
+
+def test_numbers_without_sinks_begin_at_the_oldest_in_the_window():
+    keys = Positions.of(torch.tensor([[5, 6, 7], [2, 3, 4]]))
+    query, held = SinkWindow(0, 3, by_place=True).numbers(Positions.of(torch.tensor([[7], [4]])), keys)
+    assert query.pos.tolist() == [[2], [2]]
+    assert held.pos.tolist() == [[0, 1, 2], [0, 1, 2]]
+    assert not held.known.same_rows  # their orders differ
 
 
 def test_numbers_count_in_the_document():
@@ -102,6 +117,7 @@ def test_how_wide_a_pass_may_be():
     assert by_place.widest(Positions.rows([9, 4], pad="left"), 0) == 5
     assert by_place.widest(Positions.packed([[4, 5], [9]]), 0) == 5
     assert by_place.widest(Positions.packed([[4, 5], [5, 4]]), 0) == 9
+    assert by_place.widest(Positions.rows([3, 2], [9, 9]), 0) == 1
     unread = Positions.arange(2, 9).to("meta")
     assert by_place.widest(Positions(unread.pos, unread.order, None, Known()), 0) == 1
     heavy = HeavyHitters(3, 2)
@@ -119,6 +135,9 @@ def test_how_wide_a_pass_may_be():
         (5, 0, 4, 0, False),
         (6, 0, 4, 7, False),  # in the document before, whose sinks are gone
         (8, 0, 9, 7, True),  # only sinks lie before, in the last document
+        (5, 4, 4, 0, True),  # a row that began later, and has just begun to let go
+        (3, 0, 2, 0, True),  # only sinks lie before, and part of the window is among them
+        (7, 0, 8, 7, False),  # the last document is gone: the one before may go on, and lacks its window
     ],
 )
 def test_how_far_a_row_goes_back(to, start, low, document, kept):
@@ -138,3 +157,9 @@ def test_how_far_a_row_goes_back(to, start, low, document, kept):
 def test_bad_numbers(make, says):
     with pytest.raises(BadInput, match=says):
         make()
+
+
+def test_the_smallest_numbers():
+    """Each keeps the query alone, but for the last, which keeps one token beside a window of one."""
+    assert [p.kept(0) for p in (SinkWindow(0, 1), HeavyHitters(0, 1), LastWeights(1))] == [0, 1, 1]
+    assert ObservedByLast(2, 1, 1).kept(0) == 2

@@ -40,6 +40,15 @@ def test_rows_start_apart_and_grow_side_by_side():
     assert pool.free == 4
 
 
+def test_what_does_not_fit_beside_a_row_goes_on_elsewhere_and_is_no_more_than_asked_for():
+    pool = Pool(9 * 4, block=4)
+    assert pool.take([Want(1), Want(1)]) == [[1], [5]]
+    (more,) = pool.take([Want(5, after=1)])
+    assert more[:3] == [2, 3, 4]
+    assert len(more) == 5
+    assert pool.free == 2
+
+
 def test_a_new_row_leaves_room_for_the_one_before_it():
     pool = Pool(9, block=1)
     assert pool.take([Want(1)]) == [[1]]

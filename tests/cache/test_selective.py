@@ -145,6 +145,8 @@ def test_a_row_does_not_go_back_into_an_earlier_document():
         m(TOKENS[:, :12], positions=Positions.packed([[10, 2]]), cache=cache)
         with pytest.raises(CacheError, match="cannot take row 0 back from 12 to 9"):
             cache.crop(9)
+        with pytest.raises(CacheError, match="cannot take row 0 back from 12 to 10"):
+            cache.crop(10)  # the first document could go on from there, and its sinks are gone
         cache.crop(11)
 
 

@@ -134,6 +134,14 @@ def test_the_policy():
             SnapKVCache(*wrong)
 
 
+def test_what_is_weighed_between_two_decisions():
+    """Of 5 + 3: the queries of rank 5, 6 and 7 decide, then 8, 9 and 10; those before 5 have no say."""
+    policy, given = ObservedByLast(5, 3, 1), torch.tensor([[[0.25, 0.75]]])
+    for rank, wanted in ((4, [1, 1]), (5, [0.25, 0.75]), (6, [1.25, 1.75]), (7, [1.25, 1.75]), (8, [0.25, 0.75])):
+        pos = Positions.of(torch.tensor([[rank]]))
+        assert policy.weighed(torch.ones(1, 2), given, pos).tolist() == [wanted]
+
+
 def test_forked_reordered_saved_and_in_eight_bits(tmp_path):
     m, wanted = model(), written_out(decoder())
     cache, path = m.new_cache(1, kind=KIND), tmp_path / "cache.safetensors"

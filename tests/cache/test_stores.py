@@ -5,10 +5,29 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import vantage as vt
 from tests.cache.helpers import contiguous, plain, run
-from vantage.cache import Contiguous, Int8Codec, LayerCache, NoCache, Paged, PlainCodec, Pool, Ring, SingleCodec, Store
-from vantage.cache.moves import Concatenated, Span
-from vantage.errors import BadInput, CacheError
+from vantage.cache import (
+    Contiguous,
+    Int8Codec,
+    LayerCache,
+    ModelCache,
+    NoCache,
+    Paged,
+    PlainCodec,
+    Pool,
+    Ring,
+    SingleCodec,
+    Static,
+    Store,
+)
+from vantage.cache.build import no_caches
+from vantage.cache.codecs import HalfCodec, StreamShape, dump_streams, read_streams, rounded
+from vantage.cache.moves import Concatenated, HeadScatter, Span
+from vantage.cache.placed import PlacedCache
+from vantage.cache.policies import SinkWindow
+from vantage.cache.selective import Selective
+from vantage.errors import BadInput, CacheError, CheckpointError
 from vantage.spec.positions import Positions
 
 F32, F64 = torch.float32, torch.float64
@@ -268,3 +287,118 @@ def test_a_step_that_only_looks_writes_nothing():
         cache.store.write(cache.ledger.look(), x, x)
     with pytest.raises(AssertionError, match="belongs to a pass"):
         Concatenated((Span(0, 1),)).get(x, None)
+
+
+def test_a_stream_has_heads_of_its_own():
+    ledger = Contiguous(1, capacity=4)
+    cache = LayerCache(ledger, Store(PlainCodec(2, 3, 2), ledger, (StreamShape(4, F32, 1),)))
+    k, v, beside = torch.ones(1, 2, 3, 3), torch.ones(1, 2, 3, 2), torch.arange(12.0).view(1, 1, 3, 4)
+    for wrong in ((), (beside.expand(1, 2, 3, 4),), (beside, beside), (beside[..., :3],)):
+        with pytest.raises(BadInput, match=r"for a cache that takes \[\(1, 1, 3, 4\)\]"):
+            cache.append(Positions.arange(1, 3), k, v, *wrong)
+    view = cache.append(Positions.arange(1, 3), k, v, beside)
+    assert torch.equal(view.streams[0], beside)
+    assert cache.store.token_bytes == 4 * (2 * (3 + 2) + 4)
+    assert cache.store.bytes == 4 * cache.store.token_bytes
+
+
+def summing(ledger) -> ModelCache:
+    """One layer that keeps a running sum beside its keys."""
+    return ModelCache([LayerCache(ledger, Store(PlainCodec(1, 2, 2), ledger, (StreamShape(1, F32, 1, True),)))])
+
+
+def sums(cache: ModelCache, pos: Positions, increments: list[float]) -> list[float]:
+    """What one row is shown once these have come."""
+    x = torch.tensor(increments).view(1, 1, -1, 1)
+    with cache.step(pos):
+        view = cache.layers[0].append(pos, x.expand(1, 1, -1, 2), x.expand(1, 1, -1, 2), x)
+    return view.streams[0][0, 0, view.pos.filled[0], 0].tolist()
+
+
+MAKERS = [lambda: Contiguous(1), lambda: Ring(1, window=9), lambda: Paged(1, Pool(None, 4)), lambda: Static(1, 9)]
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=["contiguous", "ring", "paged", "static"])
+def test_a_running_sum_goes_on_in_a_fork(make):
+    """In a pool the block that both share is copied first, and the sum so far stands in it."""
+    cache = summing(make())
+    assert sums(cache, Positions.arange(1, 3), [1, 2, 3]) == [1, 3, 6]
+    fork = cache.fork()
+    assert sums(fork, Positions.arange(1, 1, 3), [10]) == [1, 3, 6, 16]
+    assert sums(cache, Positions.arange(1, 2, 3), [20, 1]) == [1, 3, 6, 26, 27]
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=["contiguous", "ring", "paged", "static"])
+def test_a_running_sum_begins_with_its_row(make):
+    cache = summing(make())
+    assert sums(cache, Positions.rows([1], width=2, pad="left"), [7, 1]) == [1]  # what is no token adds nothing
+    assert sums(cache, Positions.arange(1, 1, 1), [2]) == [1, 3]
+    cache.crop(1)
+    assert sums(cache, Positions.arange(1, 1, 1), [4]) == [1, 5]
+    cache.crop(0)
+    assert sums(cache, Positions.arange(1, 2), [5, 1]) == [5, 6]
+
+
+def test_a_pass_without_a_cache_rounds_as_one_would():
+    spec = vt.decoder(vocab=5, width=8, layers=1, heads=2)
+    x = torch.linspace(-1, 1, 24).view(1, 2, 3, 4)
+    exact, halved = (no_caches(spec, kv_dtype, F32)[0] for kv_dtype in (None, "float16"))
+    assert torch.equal(exact.append(Positions.arange(1, 3), x, x).k, x)
+    assert torch.equal(halved.append(Positions.arange(1, 3), x, x).k, x.half().float())
+    training = x.clone().requires_grad_()
+    assert torch.equal(halved.append(Positions.arange(1, 3), training, training).k, x)  # gradients pass no rounding
+    with torch.no_grad():
+        assert torch.equal(halved.append(Positions.arange(1, 3), training, training).k, x.half().float())
+
+
+def test_heads_that_decide_for_themselves_take_their_streams_along():
+    """Two heads with places of their own; of four heads of a stream two go with each."""
+    buffer, x = torch.zeros(1, 4, 3, 1), torch.arange(1.0, 5).view(1, 4, 1, 1)
+    HeadScatter(torch.tensor([[0], [2]]), heads=2).put(buffer, x)
+    assert buffer[0, :, :, 0].tolist() == [[1, 0, 0], [2, 0, 0], [0, 0, 3], [0, 0, 4]]
+
+
+def test_only_a_cache_that_numbers_tokens_anew_turns_keys_late():
+    assert not NoCache().late
+    assert not PlacedCache.late
+    assert not any(make().late for make in MAKERS)
+    assert Selective(1, SinkWindow(1, 2, by_place=True)).late
+    assert not Selective(1, SinkWindow(1, 2)).late
+
+
+# ---- codecs by themselves
+
+
+def test_fewer_bits_for_what_has_all_of_them():
+    two, one, nothing = PlainCodec(1, 4, 4), SingleCodec(1, 6, 4), PlainCodec(0, 0, 0)
+    assert rounded(two, "int8") == Int8Codec(two)
+    assert rounded(one, "float16") == HalfCodec(one)
+    for codec in (Int8Codec(two), HalfCodec(one), nothing):
+        assert rounded(codec, "int8") == codec  # rounded already, or nothing to round
+    assert rounded(two, None) == two
+
+
+def test_sizes_from_a_file():
+    whole = PlainCodec(1, 4, 2).dump()
+    assert PlainCodec.from_dump(whole) == PlainCodec(1, 4, 2)
+    assert PlainCodec.from_dump({**whole, "sizes": [0, 0, 0]}) == PlainCodec(0, 0, 0)  # a layer of states alone
+    assert PlainCodec.from_dump({**whole, "sizes": [1, 1, 2**20 - 1]}).value_dim == 2**20 - 1
+    for sizes in ([0, 4, 2], [1, 0, 0], [1, 4, 0], [1, 4, 2**20], [1, 4, -1], [1, 4], [1, 4, 2, 2], "1", [1, 4, 2.0]):
+        with pytest.raises(CheckpointError):
+            PlainCodec.from_dump({**whole, "sizes": sizes})
+    with pytest.raises(CheckpointError):
+        PlainCodec.from_dump({**whole, "dtype": "int8"})
+
+
+def test_streams_from_a_file():
+    streams = StreamShape(3, torch.float32, 2, True), StreamShape(1, torch.float64, 2**20 - 1)
+    assert read_streams(dump_streams(streams)) == streams
+    good = dump_streams(streams)[0]
+    for at, wrong in ((0, 0), (0, True), (0, 2**20), (1, "int8"), (2, 0), (2, None), (3, 1)):
+        row = [*good]
+        row[at] = wrong
+        with pytest.raises(CheckpointError):
+            read_streams([row])
+    for wrong in (None, [3], [good[:3]], [[*good, 1]]):
+        with pytest.raises(CheckpointError):
+            read_streams(wrong)

@@ -161,7 +161,8 @@ class SinkWindow:
         return numbered(pos), numbered(keys)
 
     def lost(self, to: int, start: int, low: int, document: int) -> str | None:
-        whole = low <= start or (to >= document and (low <= document + self.sinks or self.low(to, 0) >= low))
+        # at ``document`` itself the one before it may go on, whose sinks are gone
+        whole = low <= start or (to > document and (low <= document + self.sinks or self.low(to, 0) >= low))
         return None if whole else "what it would see there is gone. Make the cache with a larger draft"
 
 

@@ -343,5 +343,5 @@ class Selective(LastTokensLedger):
 def _free_places(order_RS: Tensor, wanted_RT: Tensor, nowhere: int) -> Tensor:
     """(R, T): a free place for every token that wants one, ``nowhere`` for the others."""
     free = (order_RS >= 0).to(torch.int8).argsort(dim=1, stable=True)
-    rank = (wanted_RT.long().cumsum(1) - 1).clamp(0, free.shape[1] - 1)
+    rank = (wanted_RT.long().cumsum(1) - 1).clamp_min(0)
     return torch.where(wanted_RT, free.gather(1, rank), nowhere)
