@@ -11,7 +11,7 @@ from vantage.attention.scorer import Scorer, head_outputs, merge_heads
 from vantage.errors import BadInput, Refused
 from vantage.spec.attention import ActivationColumns, PositionParts, QueriesAndKeys
 from vantage.spec.model import BuildContext, CacheShape, NormConfig, Scores
-from vantage.spec.native import HeadColumns, LatentForm, LatentSizes, Program
+from vantage.spec.native import HeadColumns, LatentDims, LatentForm, Program
 from vantage.spec.operations import AttentionWork, linear_operations
 from vantage.spec.parts import INIT_STD, Context, Shape, View
 from vantage.spec.registry import Entry
@@ -151,7 +151,7 @@ class LatentAttention(nn.Module):
         queries, keys = HeadColumns(q, c.nope_dim, c.heads, c.rope_dim), HeadColumns(kv, c.kv_rank, 1, c.rope_dim)
         for transform in self.qk:
             program.transform(transform, queries, keys)
-        sizes = LatentSizes(c.heads, c.kv_rank, c.nope_dim, c.rope_dim, c.value_dim)
+        sizes = LatentDims(c.heads, c.kv_rank, c.nope_dim, c.rope_dim, c.value_dim)
         form = LatentForm(sizes, self.kv_norm, self.k_up, self.v_up)
         attended = program.attend_latent(q, kv, self.index, form, scores)
         return program.linear(self.out, attended, into, "out of attention")

@@ -41,8 +41,8 @@ def document_blocks(at: Positions, count: int, block: int) -> Tensor:
     behind = blocks.cumsum(0)  # all blocks up to the end of each document
     n = torch.arange(rows * width // block + count, device=at.device)
     of = torch.searchsorted(behind, n, right=True)
-    there, of = of < count, of.clamp(max=count - 1)
+    inside, of = of < count, of.clamp(max=count - 1)
     number = n - (behind - blocks)[of]
     first = starts[of] % width
-    items = torch.stack((starts[of] // width, first, first + lengths[of], number), 1) * there[:, None]
-    return items[number.where(there, -1).argsort(descending=True, stable=True)].to(torch.int32)
+    items = torch.stack((starts[of] // width, first, first + lengths[of], number), 1) * inside[:, None]
+    return items[number.where(inside, -1).argsort(descending=True, stable=True)].to(torch.int32)

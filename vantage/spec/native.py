@@ -66,7 +66,7 @@ class ScoreForm(NamedTuple):
     sinks: Tensor | None
 
 
-class LatentSizes(NamedTuple):
+class LatentDims(NamedTuple):
     """The widths of latent attention."""
 
     heads: int
@@ -79,7 +79,7 @@ class LatentSizes(NamedTuple):
 class LatentForm(NamedTuple):
     """Latent attention in its absorbed form: queries are carried into the latent's space, and back to the values."""
 
-    sizes: LatentSizes
+    sizes: LatentDims
     norm: nn.Module  # of the latent
     k_up: Tensor  # (heads, nope, rank)
     v_up: Tensor  # (heads, values, rank)

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vantage.kernels.gpu.decode import FEWEST_SPLITS, NO_TURN, TYPES, HeadNorm, RopeTables, RowState, rotated, scored
-from vantage.spec.native import LatentSizes
+from vantage.spec.native import LatentDims
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
 ROWS = 16  # of a tile of queries: the matrix units take no fewer
@@ -49,7 +49,7 @@ class LatentWorkspace:
     totals: Tensor  # (B, splits, H)
 
     @staticmethod
-    def make(rows: int, splits: int, sizes: LatentSizes, dtype: torch.dtype, device: torch.device) -> LatentWorkspace:
+    def make(rows: int, splits: int, sizes: LatentDims, dtype: torch.dtype, device: torch.device) -> LatentWorkspace:
         shares = (rows, splits, sizes.heads)
         return LatentWorkspace(
             torch.empty((rows, sizes.heads, sizes.rank + sizes.rope), dtype=dtype, device=device),
@@ -224,11 +224,11 @@ def expand(
     for begin in range(0, active, AT_ONCE):
         some = begin + tl.arange(0, AT_ONCE)
         at_some = (b * SPLITS + some) * H + h
-        there = some < active
+        used = some < active
         parts = tl.load(
-            sums + at_some[:, None].to(tl.int64) * R + r[None, :], mask=there[:, None] & (r < R)[None, :], other=0.0
+            sums + at_some[:, None].to(tl.int64) * R + r[None, :], mask=used[:, None] & (r < R)[None, :], other=0.0
         )
-        weight = tl.exp2(tl.load(highest + at_some, mask=there, other=float("-inf")) - m)
+        weight = tl.exp2(tl.load(highest + at_some, mask=used, other=float("-inf")) - m)
         y += tl.sum(parts * weight[:, None], 0)
     y = (y / total).to(v_up.dtype.element_ty).to(tl.float32)
     up = tl.load(v_up + (h * E + e)[:, None] * R + r[None, :], mask=(e < E)[:, None] & (r < R)[None, :], other=0.0)
@@ -247,7 +247,7 @@ def decode_latent(
     rows: RowState,
     work: LatentWorkspace,
     *,
-    sizes: LatentSizes,
+    sizes: LatentDims,
     norm: HeadNorm,
     scale: float,
     softcap: float | None = None,

@@ -14,7 +14,7 @@ from vantage.kernels.gpu import choose, decode, latent, packed, packed_product, 
 from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, GpuStep, LatentStep, LinearStep
 from vantage.model.lowered.module_step import ModuleStep
 from vantage.model.lowered.row_steps import attention_options, head_norm, run_step, slopes_of, sums_for
-from vantage.spec.native import LatentSizes
+from vantage.spec.native import LatentDims
 from vantage.spec.positions import Known, Positions
 from vantage.spec.sampling import Chosen, RowChoice
 
@@ -113,14 +113,14 @@ class StepGraph:
         self.logits = torch.zeros((rows, self._model.spec.vocab), dtype=torch.float32, device=device)
         processors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 4
         self._workspaces: dict[tuple[int, int, int], decode.Workspace] = {}
-        self._latent_workspaces: dict[LatentSizes, latent.LatentWorkspace] = {}
+        self._latent_workspaces: dict[LatentDims, latent.LatentWorkspace] = {}
         for step in program.attentions:
             if isinstance(step, LatentStep):
                 sizes = step.form.sizes
                 if sizes not in self._latent_workspaces:
                     splits = latent.splits_for(rows, sizes.heads, processors)
-                    made = latent.LatentWorkspace.make(rows, splits, sizes, program.dtype, device)
-                    self._latent_workspaces[sizes] = made
+                    workspace = latent.LatentWorkspace.make(rows, splits, sizes, program.dtype, device)
+                    self._latent_workspaces[sizes] = workspace
                 continue
             s = step.shape
             key = s.heads, s.kv_heads, s.value_dim
