@@ -462,12 +462,23 @@ def test_a_ledger_from_a_file_goes_on(rows, start, monkeypatch):
     assert not empty.holding
 
 
+def test_rows_from_a_file_are_each_as_long_as_they_are():
+    ledger = Grouped(2, Grouping(3, 4))
+    append(ledger, Positions.rows([9, 5], [0, 2]))
+    onward = Positions.onward(torch.tensor([9, 7]), 5)
+    assert through_a_file(ledger).widest(onward) == ledger.widest(onward) == 1  # the 7th token of row 1 packs a group
+
+
 def test_a_ledger_from_a_damaged_file():
     ledger = Grouped(1, Grouping(3, 4), capacity=9)
     append(ledger, Positions.arange(1, 9, 10))
     for numbers in ({"room": 8}, {"most": 8}, {"most": 10}):
         with pytest.raises(CheckpointError):
             through_a_file(ledger, **numbers)
+    dump = ledger.dump()
+    without = LedgerDump(json.loads(json.dumps(dump.numbers)), {k: t for k, t in dump.tables.items() if k != "order"})
+    with pytest.raises(CheckpointError, match="it holds 9 tokens in 9 places"):
+        Grouped.from_dump(DumpReader(without), torch.device("cpu"))
     for tables in ({"start": [9]}, {"next": [18]}, {"top": [8]}):
         with pytest.raises(CheckpointError, match="its rows do not hold what they say"):
             through_a_file(ledger, {name: torch.tensor(t) for name, t in tables.items()})
