@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,9 +11,10 @@ from torch import Tensor
 import vantage as vt
 from tests.cache.forgetting_rules import close, run
 from tests.cache.helpers import check_facts
-from vantage.cache import grouped
+from vantage.cache import facts, grouped
 from vantage.cache.codecs import PlainCodec, SingleCodec, token_bytes
 from vantage.cache.contiguous import Contiguous
+from vantage.cache.dump import DumpReader, LedgerDump
 from vantage.cache.grouped import LEAST, Grouped, Grouping
 from vantage.cache.kinds.kind import LayerPlan, LedgerNeed
 from vantage.cache.kinds.kivi import KiviCache
@@ -372,6 +375,8 @@ def test_rows_that_are_the_same_and_no_plain_run():
     ledger.place(Positions.of(torch.tensor([[0, 2]] * 2), order=torch.tensor([[0, 1]] * 2)))
     shown = ledger.look().view_pos
     assert (shown.known.first, shown.known.same_rows, shown.pos.tolist()) == (None, True, [[0, 2]] * 2)
+    assert ledger.next_positions.order.tolist() == [2, 2]
+    assert str(ledger.holds()).splitlines()[1] == "  row 0: 0..1 (2 tokens, positions 0, 2)"
 
 
 def test_rows_that_differ_and_are_not_read_go_on_one_by_one(monkeypatch):
@@ -404,6 +409,79 @@ def test_places_are_as_many_as_asked_for_or_twice_what_there_was():
         fixed.place(Positions.arange(1, 1, 1))
     with pytest.raises(BadInput, match="a capacity of 0"):
         Grouped(1, Grouping(3, 4), capacity=0)
+
+
+@pytest.mark.parametrize("start", [0, 10])
+def test_a_run_is_known_as_one_after_every_pass(start):
+    ledger = Grouped(1, Grouping(3, 4))
+    for n in range(9):
+        assert ledger.place(Positions.arange(1, 1, start + n)).view_pos.known.first == start
+        ledger.commit()
+    ledger.crop(start + 1)
+    assert ledger.tokens == (1,)
+
+
+def test_the_longest_row_is_not_all_that_counts():
+    ledger = Grouped(2, Grouping(3, 4))
+    append(ledger, Positions.arange(2, 9))
+    ledger.crop([5, 9])
+    assert ledger.widest(Positions.onward(torch.tensor([5, 9]), 5)) == 1  # the 7th token of row 0 packs a group
+
+
+def test_rows_that_are_not_read_are_as_long_as_they_may_be(monkeypatch):
+    monkeypatch.setattr(grouped, "on_host", lambda device: False)
+    ledger = Grouped(2, Grouping(3, 4))
+    for lengths, starts in (([1, 0], [0, 0]), ([0, 1], [1, 0])):
+        ledger.place(Positions.rows(lengths, starts))
+        ledger.commit()
+    assert ledger.look().view_pos.shape == (2, 2)
+
+
+def through_a_file(ledger: Grouped, tables: dict[str, Tensor] | None = None, **numbers) -> Grouped:
+    dump = ledger.dump()
+    plain = json.loads(json.dumps(dump.numbers | numbers))
+    return Grouped.from_dump(DumpReader(LedgerDump(plain, dump.tables | (tables or {}))), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("rows", [[9], [9, 9], [9, 4]], ids=str)
+@pytest.mark.parametrize("start", [0, 10])
+def test_a_ledger_from_a_file_goes_on(rows, start, monkeypatch):
+    starts = [start] * len(rows)
+    alike = len(set(rows)) == 1
+    pos = Positions.arange(len(rows), 9, start) if alike else Positions.rows(rows, starts)
+    ledger = Grouped(len(rows), Grouping(3, 4), capacity=9)
+    append(ledger, pos)
+    restored = through_a_file(ledger)
+    assert (restored.tokens, restored.places, restored.capacity) == (tuple(rows), 10, 9)
+    assert torch.equal(restored.look().view_pos.order, ledger.look().view_pos.order)
+    if alike:
+        monkeypatch.setattr(facts, "on_host", lambda device: False)
+        assert restored.next_positions.host == start + 9
+    empty = through_a_file(Grouped(1, Grouping(3, 4)))
+    assert (empty.places, empty.capacity, empty.exact_places, empty.tokens) == (1, None, 10, (0,))
+    assert not empty.holding
+
+
+def test_rows_from_a_file_are_each_as_long_as_they_are():
+    ledger = Grouped(2, Grouping(3, 4))
+    append(ledger, Positions.rows([9, 5], [0, 2]))
+    onward = Positions.onward(torch.tensor([9, 7]), 5)
+    assert through_a_file(ledger).widest(onward) == ledger.widest(onward) == 1  # the 7th token of row 1 packs a group
+
+
+def test_a_ledger_from_a_damaged_file():
+    ledger = Grouped(1, Grouping(3, 4), capacity=9)
+    append(ledger, Positions.arange(1, 9, 10))
+    for numbers in ({"room": 8}, {"most": 8}, {"most": 10}):
+        with pytest.raises(CheckpointError):
+            through_a_file(ledger, **numbers)
+    dump = ledger.dump()
+    without = LedgerDump(json.loads(json.dumps(dump.numbers)), {k: t for k, t in dump.tables.items() if k != "order"})
+    with pytest.raises(CheckpointError, match="it holds 9 tokens in 9 places"):
+        Grouped.from_dump(DumpReader(without), torch.device("cpu"))
+    for tables in ({"start": [9]}, {"next": [18]}, {"top": [8]}):
+        with pytest.raises(CheckpointError, match="its rows do not hold what they say"):
+            through_a_file(ledger, {name: torch.tensor(t) for name, t in tables.items()})
 
 
 def test_what_a_store_writes_down_it_takes_back():

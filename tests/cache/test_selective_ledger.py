@@ -141,16 +141,16 @@ def test_heads_keep_their_own_in_whatever_order_rows_are():
         step = ledger.place(Positions.arange(2, 1, n))
         heavy = torch.zeros(2, 2, 1, step.view_pos.shape[1])
         at = step.view_pos.order.view(2, 2, -1)
-        heavy[0, 0, 0, at[0, 0] == 0] = 1.0  # of row 0 the first head looks at token 0, all others at token 1
-        for row, head in ((0, 1), (1, 0), (1, 1)):
-            heavy[row, head, 0, at[row, head] == 1] = 1.0
+        # the first head of row 0 and the second of row 1 look at token 0, the others at token 1
+        for row, head, token in ((0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0)):
+            heavy[row, head, 0, at[row, head] == token] = 1.0
         assert step.selected is not None
         assert step.selected.observe is not None
         step.selected.observe(heavy)
         ledger.commit()
-    assert orders(ledger.look().view_pos) == [[0, 2], [1, 2], [1, 2], [1, 2]]
+    assert orders(ledger.look().view_pos) == [[0, 2], [1, 2], [1, 2], [0, 2]]
     ledger.reorder([1, 0])
-    assert orders(ledger.look().view_pos) == [[1, 2], [1, 2], [0, 2], [1, 2]]
+    assert orders(ledger.look().view_pos) == [[1, 2], [0, 2], [0, 2], [1, 2]]
 
 
 def test_a_row_that_does_not_begin_at_0_has_no_sinks():

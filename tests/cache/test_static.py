@@ -108,9 +108,9 @@ def test_a_placed_step_writes_and_reads_what_a_step_does(name, starts):
     oracle.append(token)
     store, (write, read) = cache.layers[1].store, placed.moves()
     shown = placed.shown(step, store.enter(step, 2, "test"))
-    view = PlacedCache(shown, store.codec, (), write, read, placed.view_pos(8, None)).append(
-        token.pos, token.keys(1), token.values(1)
-    )
+    once = PlacedCache(shown, store.codec, (), write, read, placed.view_pos(8, None))
+    assert not once.late  # keys are turned before they come
+    view = once.append(token.pos, token.keys(1), token.values(1))
     check_view(view, oracle, 1, [n - 2 for n in lengths])
     assert view.pos.known.pos == (0, 8)
 
