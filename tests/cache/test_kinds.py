@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+import vantage as vt
 from tests.cache.helpers import DK, DV, F64, G, plain, run
 from vantage.cache import CACHES, LayerPlan, make_cache
 from vantage.cache.kinds import LedgerNeed, cache_kind, window_kinds
@@ -12,6 +13,7 @@ from vantage.cache.kinds.contiguous import ContiguousCache
 from vantage.cache.kinds.forgetting import EVERY_KEY
 from vantage.cache.kinds.heavy_hitters import HeavyHitterCache
 from vantage.cache.kinds.kivi import KiviCache
+from vantage.cache.kinds.low_bit import LowBitCache
 from vantage.cache.kinds.paged import PagedCache
 from vantage.cache.kinds.quantised import QuantisedCache
 from vantage.cache.kinds.ring import RingCache
@@ -20,6 +22,7 @@ from vantage.cache.kinds.snapkv import SnapKVCache
 from vantage.cache.kinds.static import StaticCache
 from vantage.cache.kinds.tova import TovaCache
 from vantage.errors import BadInput
+from vantage.generation.cached_sequence import new_cache
 from vantage.spec.kept import KeptStream
 from vantage.spec.masks import Causal, Everything, Window
 from vantage.spec.registry import parameters
@@ -182,3 +185,14 @@ def test_half_precision_and_nothing_between_eight_bits_and_sixteen():
     assert torch.float16 in {s.dtype for s in QuantisedCache(bits=16).codec(layer(), F64).streams()}
     with pytest.raises(BadInput, match="bits=9: keys and values are kept in 8 or 16 bits"):
         QuantisedCache(bits=9)
+
+
+@pytest.mark.parametrize("kind", [RingCache(), QuantisedCache(RingCache()), LowBitCache(RingCache())], ids=str)
+@torch.inference_mode()
+def test_a_draft_is_taken_back_from_a_ring_whatever_its_bits(kind):
+    model = vt.build(vt.decoder(vocab=9, width=16, layers=1, heads=2, window=8), seed=0).eval()
+    cache = new_cache(model, kind, draft=4)
+    model(torch.arange(16)[None] % 9, cache=cache)
+    model(torch.tensor([[1, 2, 3, 4]]), cache=cache)
+    cache.crop(16)
+    assert cache.tokens == (16,)

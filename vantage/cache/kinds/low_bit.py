@@ -25,6 +25,7 @@ class LowBitCache(RoundedKind):
     codecs: ClassVar[tuple[type[Codec], ...]] = (LowBitCodec,)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_bits(self.key_bits, self.value_bits)
 
     def codec(self, layer: LayerPlan, dtype: torch.dtype) -> Codec:

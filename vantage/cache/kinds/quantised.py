@@ -26,6 +26,7 @@ class QuantisedCache(RoundedKind):
     codecs: ClassVar[tuple[type[Codec], ...]] = (Int8Codec, HalfCodec)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.bits not in CODECS:
             raise BadInput(f"bits={self.bits}: keys and values are kept in 8 or 16 bits")
 

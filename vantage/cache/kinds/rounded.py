@@ -27,6 +27,9 @@ class RoundedKind(ABC):
     exact: ClassVar[bool] = False
     evicts: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "evicts", self.of.evicts)  # as the other kind does: frozen, and no field
+
     @property
     def own_ledgers(self) -> bool:
         kind = as_forgetting(self.of)
