@@ -20,6 +20,7 @@ MACHINERY = {
         "__main__",
         "accelerator",
         "accelerator_generation",
+        "accelerator_prefill",
         "accelerator_serving",
         "accelerator_tasks",
         "compare",

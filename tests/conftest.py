@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     sampled = {
         item.nodeid: item for item in items if item.get_closest_marker("sampled") or item.path.parent.name in STORIES
     }
-    drawn = sampling.draw(sorted(sampled), (), len(sampled) // 6)
+    drawn = sampling.draw(sorted(sampled), (), len(sampled) // 10)
     for name in sampled.keys() - drawn:
         sampled[name].add_marker(pytest.mark.slow)
 

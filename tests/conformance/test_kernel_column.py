@@ -61,6 +61,7 @@ def test_in_half_precision_the_reference_kernel_is_the_measure():
     assert not KernelCell(cell, 100 * result.error, result.allowed).ok
 
 
+@pytest.mark.sampled
 def test_cells_hold_every_pair_of_the_other_parts_for_each_kernel():
     cells = cells_through(["fused", "auto"])
     names = ("fused", "auto")
@@ -88,6 +89,7 @@ def test_a_report_counts_what_is_right_wrong_and_refused():
         (["--kernels", "sdpa", "--filter", "nosuch"], "nosuch"),
     ],
 )
+@pytest.mark.sampled
 def test_bad_input_is_one_line(flags, why, capsys):
     assert main(["check", *flags]) == 2
     assert why in capsys.readouterr().err
@@ -106,6 +108,7 @@ def test_what_another_part_refuses_is_no_refusal_of_the_kernel():
     assert "a ring keeps a window" in result.raised
 
 
+@pytest.mark.sampled
 def test_on_the_command_line(capsys):
     args = ["check", "--kernels", "sdpa", "--share", "1/40", "--filter", "none/", "--json"]
     assert main(args) == 0

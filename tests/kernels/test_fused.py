@@ -106,7 +106,6 @@ def test_what_inference_has_made_is_there_for_training():
 
 
 @needs_triton
-@needs_triton
 @pytest.mark.parametrize("hidden", [1, 3, 30])
 def test_tables_of_a_network_are_the_same_in_one_launch(hidden):
     part = Fire(hidden=hidden, init_L=11.0, init_c=0.3, bidirectional=False).build(Shape(64, 4, 4, 16, 16, 16))
@@ -123,6 +122,7 @@ def test_tables_of_a_network_are_the_same_in_one_launch(hidden):
         torch.testing.assert_close(one, other)
 
 
+@needs_triton
 def test_a_second_derivative_is_refused():
     inputs = Inputs(Case(T=5, S=5), torch.float32)
     q = inputs.q.clone().requires_grad_()

@@ -83,6 +83,7 @@ def test_every_part_gives_what_it_gives_uncompiled(name, kind, batch):
 
 @pytest.mark.parametrize("name", ["latent", "fox"])
 @torch.inference_mode()
+@pytest.mark.sampled
 def test_streams_and_latents(name):
     model, compiler = built(name), Counting()
     model.kernel = "auto"
@@ -93,6 +94,7 @@ def test_streams_and_latents(name):
 
 
 @torch.inference_mode()
+@pytest.mark.sampled
 def test_rows_of_unequal_length():
     model, compiler = built("t5"), Counting()
     compiled = torch.compile(model, backend=compiler)
@@ -108,6 +110,7 @@ def test_rows_of_unequal_length():
 
 
 @torch.inference_mode()
+@pytest.mark.sampled
 def test_a_pass_that_fails_is_undone():
     model = built("t5")
     compiled = torch.compile(model, backend=Counting())

@@ -45,6 +45,7 @@ def test_P16_every_answer_is_what_followed_before():
         assert wanted == [row[row.index(token) + 1] for token in row[8:]]
 
 
+@pytest.mark.sampled
 def test_P15_models_without_training_are_told():
     found = vt.studies.run("P15", seeds=2, steps=10)
     assert found.verdict == "mixed"
