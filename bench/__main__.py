@@ -23,6 +23,7 @@ MACHINERY = {
         "accelerator_prefill",
         "accelerator_serving",
         "accelerator_tasks",
+        "accelerator_timing",
         "compare",
         "harness",
         "readme",
