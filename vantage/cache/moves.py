@@ -144,7 +144,7 @@ class Strided(BufferWrite, BufferRead):
         return buffer.as_strided((self.rows, g, self.n, w), (self.stride * w, places * w, w, 1), self.at * w)
 
 
-class Later:
+class LazyTensor:
     """A tensor that is made when it is first wanted: kernels that find places by themselves never want it."""
 
     def __init__(self, tensor: Tensor | Callable[[], Tensor]):
@@ -161,7 +161,7 @@ class PoolPlaces(BufferWrite):
     """A place in the pool for every token of every row, (B, T)."""
 
     def __init__(self, index: Tensor | Callable[[], Tensor]):
-        self._index = Later(index)
+        self._index = LazyTensor(index)
 
     @property
     def index(self) -> Tensor:
@@ -204,7 +204,7 @@ class Gathered(BufferRead):
     """The blocks of a table (B, blocks), row by row, cut to n places."""
 
     def __init__(self, table: Tensor | Callable[[], Tensor], block: int, n: int):
-        self._table, self.block, self.n = Later(table), block, n
+        self._table, self.block, self.n = LazyTensor(table), block, n
 
     @property
     def table(self) -> Tensor:

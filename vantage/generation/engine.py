@@ -81,8 +81,9 @@ class Engine:
         self._passes = ForwardPasses(model, adapters or {})
         self._queue = queue
         self._invariant, self._caching = batch_invariant, cache
-        # what a GPU does is read while it goes on; alone or not, a row's steps are then read at other times
-        self._late = self._passes.asynchronous and not batch_invariant
+        # Whether a GPU gets prompts before its decoded tokens are read. Batch-invariant rows gave other bits that way
+        # on an H200, for a reason that was not found.
+        self._prompts_first = self._passes.asynchronous and not batch_invariant
         self._counters, self._context = Counters(), ContextWatch(self._limits)
         memory = BlockMemory(
             model,
@@ -260,7 +261,7 @@ class Engine:
                 self._run_batch(group)
             else:
                 launched.append(steps)
-                if not self._late:
+                if not self._prompts_first:
                     self._take_all(launched)
 
     def _run_batch(self, samples: list[RunningSample]) -> None:
@@ -321,7 +322,7 @@ class Engine:
                 left -= end - sample.fed
                 if (logits := self._run_chunk(sample, end)) is not None:
                     complete.append((sample, logits))
-                    if not self._late:
+                    if not self._prompts_first:
                         self._begin_answer(*complete.pop())
                 if not self._caching:
                     break  # it begins anew for every token: one a step, as with a cache
