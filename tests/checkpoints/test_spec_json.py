@@ -373,4 +373,4 @@ def read_or_refused(folder, changes):
         assert isinstance(loaded.spec, ModelSpec)
     except VantageError:
         pass
-    assert time.process_time() - start < 1.0
+    assert time.process_time() - start < 5.0  # some 10 ms; a garbage collection of a large process takes a second
