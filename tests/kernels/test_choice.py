@@ -134,7 +134,8 @@ def test_a_gpu_that_is_not_here():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_model_on_a_gpu():
-    choices = kernel_choices(small("alibi"), context=4096, batch=2, dtype=torch.bfloat16, train=True)
+    choices = kernel_choices(small("alibi"), context=4096, batch=2, dtype=torch.bfloat16, train=True, device="cuda")
     assert {choice.kernel for choice in choices} == {"fused"}
     assert choices[0].others["sdpa"] == "yields: it would form 33,554,432 numbers"
-    assert "dense bias" in kernel_choices(small("fire"), context=1024, dtype=torch.bfloat16)[0].others["fused"]
+    fire = kernel_choices(small("fire"), context=1024, dtype=torch.bfloat16, device="cuda")[0]
+    assert (fire.kernel, "dense bias" in fire.others["sdpa"]) == ("fused", True), fire

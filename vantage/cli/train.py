@@ -61,7 +61,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--track", action="append", default=[], metavar="NAME", help="wandb or mlflow: log there as well"
     )
-    parser.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
+    parser.add_argument("--device", help="cpu or cuda; default: VANTAGE_DEVICE, or cuda where there is one")
     add_tensor_parallel(parser, "train")
     parser.add_argument("--check", action="store_true", help="read and check the settings, print them, train nothing")
     parser.add_argument("--list", action="store_true", help="list the recipes that come with Vantage")

@@ -69,6 +69,11 @@ class Run:
         self.device = chosen_device(device)
         self.world = join(self.device, tensor_parallel)
         if self.device.type == "cuda":
+            if self.world.local >= (gpus := torch.cuda.device_count()):
+                raise BadInput(
+                    f"process {self.world.local} of this machine has no GPU to itself, there are {gpus}: start as many "
+                    "processes as there are GPUs, or say --device cpu"
+                )
             self.device = torch.device("cuda", self.world.local)
             torch.cuda.set_device(self.device)
         self.report: Reporter = report if report is not None and self.world.first else SilentReporter()
