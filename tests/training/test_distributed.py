@@ -88,6 +88,7 @@ def close(one: vt.Model, other: vt.Model) -> None:
         torch.testing.assert_close(value, b[name], atol=2e-4, rtol=1e-3)  # AdamW's first steps blow rounding up
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kinds", [KINDS, pytest.param(MORE, marks=pytest.mark.slow)], ids=["quick", "more"])
 def test_two_processes_give_the_losses_of_one_and_read_each_others_checkpoints(
     tmp_path: Path, kinds: dict[str, dict[str, Any]]
