@@ -18,8 +18,8 @@ from vantage.model import Model
 from vantage.parallel import TensorParallel
 from vantage.parallel.control import ControlChannel
 
-TIGHT = {"block": 4, "chunk": 8, "capacity": 72, "rows": 4}  # too little for all: some are put back
-ROOMY = {"block": 4, "chunk": 8, "rows": 8}
+TIGHT: dict[str, Any] = {"block": 4, "chunk": 8, "capacity": 72, "rows": 4}  # too little for all: some are put back
+ROOMY: dict[str, Any] = {"block": 4, "chunk": 8, "rows": 8}
 COUNTED = (
     "prefilled",
     "reused",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 from datetime import timedelta
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,7 @@ class ControlChannel:
     def __init__(self) -> None:
         if not dist.is_initialized():
             raise Refused("there are no other processes: start with torchrun, or torch.distributed.init_process_group")
-        self._group = dist.new_group(backend="gloo", timeout=FOREVER)
+        self._group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=FOREVER))
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     @property
