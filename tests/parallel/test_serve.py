@@ -120,6 +120,27 @@ def test_two_processes_answer_as_one_and_end_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_torchrun_starts_it_and_its_signal_ends_it(tmp_path: Path) -> None:
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    serve = ["-m", "vantage", "serve", f"tiny={tiny(tmp_path)}", "--tensor-parallel", "2", "--port", "0", "--json"]
+    environment = {**os.environ, **KEYS, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    log = tmp_path / "log"
+    with log.open("w") as err:
+        options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": err, "text": True, "cwd": ROOT}
+        process = start([sys.executable, *torchrun, *serve], env=environment, **options)
+    with process:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["url"]
+        headers = {"Authorization": f"Bearer {KEY}"}
+        body = {"model": "tiny", "messages": HELLO, "max_tokens": 8}
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=PATIENCE)
+        assert answer.json()["usage"]["completion_tokens"] == 8
+        process.send_signal(signal.SIGTERM)
+        process.wait(PATIENCE)  # with a code of torchrun's own
+    assert '"event": "stopped"' in log.read_text()  # drained, not killed
+
+
+@pytest.mark.slow
 def test_a_process_that_is_killed_ends_the_group_and_every_request_is_told(tmp_path: Path) -> None:
     with group(tmp_path) as two, two.client() as client:
         first, second = two.processes

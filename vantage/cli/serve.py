@@ -19,6 +19,7 @@ examples:
   vantage serve --host 0.0.0.0 --api-key "$KEY" --allow-host llm.example.org
   vantage serve --config serve.toml --port 9000
   vantage serve --on ray --replicas 4                 # copies on the machines of a Ray cluster
+  vantage serve ./my-model --on ray --tensor-parallel 2                         # each copy in two processes of it
   torchrun --nproc-per-node 2 -m vantage serve ./my-model --tensor-parallel 2   # a half of the heads in each process
 
   curl http://127.0.0.1:8000/v1/chat/completions -H "Content-Type: application/json" \\

@@ -256,7 +256,8 @@ OPTIONS = (
         "",
         "tensor_parallel",
         int,
-        "heads and columns over N processes: torchrun --nproc-per-node N -m vantage serve … --tensor-parallel N",
+        "heads and columns over N processes: torchrun --nproc-per-node N -m vantage serve … --tensor-parallel N; "
+        "with --on ray, N processes of the cluster for each replica, without torchrun",
         1,
         4096,
     ),
