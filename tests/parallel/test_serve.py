@@ -18,9 +18,11 @@ import httpx
 import openai
 import pytest
 
+import vantage as vt
 from tests.processes import PATIENCE, ROOT, start
 from tests.serve.running import KEY, serving, tiny
-from vantage.errors import BadInput
+from vantage.errors import BadInput, Refused
+from vantage.serve.model_group import check_divides
 from vantage.serve.settings import read_settings
 
 KEYS = {"VANTAGE_API_KEY": KEY, "VANTAGE_NATIVE": "0"}
@@ -180,3 +182,15 @@ def test_one_that_is_killed_while_nothing_is_asked_ends_the_other_within_thirty_
 def test_what_cannot_lie_over_processes_is_refused(models: tuple[str, ...], flags: dict[str, Any], reason: str) -> None:
     with pytest.raises(BadInput, match=reason):
         read_settings(models, {**flags, "tensor_parallel": 2}, environ={})
+
+
+def test_a_model_that_does_not_divide_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
+    folder = tiny(tmp_path)
+    settings = read_settings((str(folder),), {"tensor_parallel": 3}, environ={})
+    with pytest.raises(Refused, match="do not divide among 3 processes"):
+        check_divides(settings)
+    check_divides(read_settings((str(folder),), {"tensor_parallel": 2}, environ={}))
+    encoder = tmp_path / "encoder"
+    vt.save(vt.build(vt.encoder(vocab=40, width=16, layers=1, heads=2)), encoder)
+    with pytest.raises(Refused, match="only models that generate"):
+        check_divides(read_settings((str(encoder),), {"tensor_parallel": 2}, environ={}))

@@ -16,10 +16,12 @@ import torch
 
 from vantage.errors import Refused
 from vantage.families import load as load_model
+from vantage.families import read_spec
 from vantage.generation.peers import FirstProcess, FollowingProcess, Peers, follow_engine
 from vantage.model import Model
 from vantage.parallel.control import ControlChannel
 from vantage.parallel.group import PeerEnded, when_another_ends
+from vantage.parallel.tensor import divided
 from vantage.serve.settings import Batching, ServedModel, ServerSettings
 from vantage.serve.worker import new_engine
 
@@ -59,10 +61,20 @@ class ServingGroup:
         when_another_ends(lambda reason: told(PeerEnded(reason)))
 
 
+def check_divides(settings: ServerSettings) -> None:
+    """Refuse, before a process has read any weight, a model that does not lie over so many of them."""
+    served = settings.models[0]
+    spec = read_spec(served.source)
+    if not spec.generates:
+        raise Refused(f"{served.name}: over processes only models that generate are served: {spec.why_no_generation}")
+    divided(spec, 0, settings.tensor_parallel)
+
+
 def serve_in_group(settings: ServerSettings, channel: ControlChannel, ready: Callable[[str], None]) -> None:
     """In each of the processes that torchrun has started; returns when the first one's server has ended."""
     from vantage.serve.run import serve
 
+    check_divides(settings)
     if not channel.first:
         for (
             number
@@ -90,7 +102,4 @@ def load_share(served: ServedModel, batching: Batching) -> Model:
     """What this process has of a model: it reads no more of the files than that."""
     dtype = batching.dtype
     kept = dtype if dtype == "auto" else getattr(torch, dtype)
-    model = load_model(served.source, dtype=kept, tensor_parallel=True)
-    if not model.generates:
-        raise Refused(f"{served.name} makes embeddings: over processes only models that generate are served")
-    return model
+    return load_model(served.source, dtype=kept, tensor_parallel=True)

@@ -18,6 +18,7 @@ from starlette.types import Message
 from vantage.cluster import HERE, address_of, joined, ray_part
 from vantage.errors import BadInput, Refused
 from vantage.serve.gateway import create_gateway, replica_answer
+from vantage.serve.model_group import check_divides
 from vantage.serve.ray_group import bundles
 from vantage.serve.run import run_app
 from vantage.serve.settings import ServerSettings
@@ -34,6 +35,8 @@ def serve_on_ray(settings: ServerSettings, *, ready: Callable[[str], None] | Non
         raise BadInput(
             f"--on {settings.on}: the server itself must be on a machine of the cluster. Run it there, with --on {HERE}"
         )
+    if settings.tensor_parallel > 1:
+        check_divides(settings)
     with joined(settings.on) as ray:
         machines = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
         cores = cores_each(machines, settings.replicas, settings.tensor_parallel)
