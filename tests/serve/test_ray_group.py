@@ -90,6 +90,20 @@ def test_an_answer_that_had_begun_says_that_its_group_is_gone(nodes: Nodes, grou
                 pass
 
 
+@pytest.mark.slow
+def test_a_lost_machine_is_a_lost_group(nodes: Nodes, groups: Server, plain: Server) -> None:
+    until(lambda: len(nodes.workers(FOLLOWER)) == 2)
+    wanted = [answer(plain, n, 300) for n in range(10, 14)]
+    with ThreadPoolExecutor(4) as threads:
+        asked = [threads.submit(answer, groups, n, 300) for n in range(10, 14)]
+        time.sleep(0.5)
+        nodes.tell("kill")
+        assert [one.result() for one in asked] == wanted
+    nodes.tell("add")
+    until(lambda: len(nodes.workers(FOLLOWER)) == 2)
+    assert answer(groups, 10, 300) == wanted[0]
+
+
 @pytest.mark.parametrize(
     ("machines", "replicas", "each"), [([8], 1, 4), ([4, 4], 2, 2), ([3, 1], 2, 1), ([2, 2], 1, 2)]
 )
