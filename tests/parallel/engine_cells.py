@@ -214,3 +214,16 @@ def fails(where: int) -> str:
         return request.state
     follow_engine(Engine(share, peers=FollowingProcess(channel), **ROOMY), channel)
     return "closed"
+
+
+def told(messages: list[Any]) -> tuple[list[Any], list[int], int]:
+    """What was heard of these, numbers after them, and the bytes that this process sent."""
+    channel = ControlChannel()
+    heard = list(messages)
+    for i, message in enumerate(messages):
+        if channel.first:
+            channel.tell(message)
+        else:
+            heard[i] = channel.hear()
+    numbers = channel.numbers(torch.tensor([[7, 1]]) if channel.first else torch.empty(1, 2, dtype=torch.int64))
+    return heard, numbers.flatten().tolist(), channel.wire.bytes["control"]

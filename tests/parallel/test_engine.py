@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
 import torch
 
-from tests.parallel.engine_cells import ROOMY, TIGHT, fails, gaps, pictures
+from tests.parallel.engine_cells import ROOMY, TIGHT, fails, gaps, pictures, told
 from tests.parallel.processes import in_processes
 from vantage.errors import Refused
 from vantage.generation.peers import FirstProcess
-from vantage.parallel.control import ControlChannel
+from vantage.parallel.control import INLINE, LENGTH, ControlChannel
 
 DIVISIBLE = ("plain", "window", "mixed", "latent", "ntk", "fox", "shared-keys", "encoder-decoder")
 
@@ -63,6 +64,18 @@ def test_images_go_to_all() -> None:
 def test_a_pass_that_fails_in_one_process_is_the_end_of_the_group(where: int) -> None:
     with pytest.raises(AssertionError, match="Broken: the roof fell in"):
         in_processes(2, fails, where, limit=60)
+
+
+@pytest.mark.sampled
+def test_messages_of_any_length_arrive_and_are_counted() -> None:
+    short, exact, long = "a step", b"x" * (INLINE - len(pickle.dumps(b""))), list(range(10**5))
+    size = len(pickle.dumps(long))
+    first, second = in_processes(2, told, [short, exact, long, short])
+    assert first[0] == second[0] == [short, exact, long, short]
+    assert first[1] == second[1] == [7, 1]
+    over = max(0, len(pickle.dumps(exact)) - INLINE)  # a longer string has a longer head
+    assert first[2] == 4 * (LENGTH + INLINE) + size - INLINE + over + 16
+    assert second[2] == 0
 
 
 def test_without_a_group_there_is_nobody_to_tell() -> None:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from vantage.errors import Refused
+from vantage.parallel.wire import Wire
 
 FOREVER = timedelta(days=365)
 INLINE = 4096  # bytes of a message that go with its length, in one broadcast
@@ -28,8 +29,11 @@ class ControlChannel:
     def __init__(self) -> None:
         if not dist.is_initialized():
             raise Refused("there are no other processes: start with torchrun, or torch.distributed.init_process_group")
-        self._group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=FOREVER))
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.wire = Wire(cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=FOREVER)))
+
+    @property
+    def rank(self) -> int:
+        return self.wire.rank
 
     @property
     def first(self) -> bool:
@@ -59,5 +63,6 @@ class ControlChannel:
         return self._broadcast(x)
 
     def _broadcast(self, x: Tensor) -> Tensor:
-        dist.broadcast(x, 0, group=self._group)
+        dist.broadcast(x, 0, group=self.wire.group)
+        self.wire.count("control", x.nbytes * (self.wire.size - 1) if self.first else 0)
         return x
