@@ -150,11 +150,16 @@ def _check_shared(how: str | None, adapter: object) -> None:
 
 def model_kind(source: str | Path) -> ModelKind:
     """What kind of model stands there (decoder, encoder, …), by its config alone."""
+    return read_spec(source).kind
+
+
+def read_spec(source: str | Path) -> ModelSpec:
+    """What the model is, by its config alone."""
     path, _ = find_with_adapter(_path(source), None)
     checkpoint = opened(path, torch.float32)
     family = family_of(checkpoint.config)
     tensors = RenamedTensors(with_prefix(family.unpacked(checkpoint), family.prefix), family.older)
-    return family.spec(Config(checkpoint.config, tensors=tensors.names())).kind
+    return family.spec(Config(checkpoint.config, tensors=tensors.names()))
 
 
 def _path(source: object) -> str | Path:

@@ -56,7 +56,8 @@ class ForwardPasses:
         """Whether the device may choose tokens by itself."""
         model = self._model(samples[0].request)
         counted = all(sample.request.images is None for sample in samples)  # behind an image positions go on elsewhere
-        return counted and model.whole_steps.runs_ahead(model)
+        # steps over processes have no native form
+        return counted and model.parallel is None and model.whole_steps.runs_ahead(model)
 
     @property
     def asynchronous(self) -> bool:
