@@ -74,6 +74,33 @@ def test_without_gradients_a_long_row_has_no_plan(monkeypatch):
 
 
 @pytest.mark.usefixtures("fake")
+def test_layers_that_ask_for_the_same_are_answered_once_in_a_pass(monkeypatch):
+    refuses, times = sdpa.Sdpa.refuses, []
+    monkeypatch.setattr(sdpa.Sdpa, "refuses", lambda self, *asks: (times.append(asks), refuses(self, *asks))[1])
+    choose, (need, q, view) = chooser("auto"), asked(1024)
+    assert [choose(need, q, view).name for _ in range(3)] == ["sdpa"] * 3
+    assert len(times) == 1
+    assert choose(replace(need, softcap=2.0), q, view).name == "fused"  # another need
+    assert choose(need, asked(512, 1024)[1], view).name == "sdpa"  # another shape
+    assert len(times) == 3
+    with torch.no_grad():
+        choose(need, q, view)
+    assert len(times) == 4
+    choose(need, q, view._replace(pos=Positions.arange(4, 1024, device="cuda")))  # another pass
+    assert len(times) == 5
+
+
+@pytest.mark.usefixtures("fake")
+def test_what_has_yielded_is_asked_again(monkeypatch):
+    """A kernel that waits for a shape to come again counts every layer."""
+    of_a_layer = 2.0 * 4 * 16 * 8192 * 8192 * 256
+    monkeypatch.setattr(sdpa, "_shapes", RecurringShapes(1.5 * of_a_layer))
+    asks = asked(8192)
+    with torch.no_grad():
+        assert [chooser("auto")(*asks).name for _ in range(3)] == ["fused", "sdpa", "sdpa"]
+
+
+@pytest.mark.usefixtures("fake")
 def test_nothing_runs_unasked_that_would_form_too_much():
     need, q, view = asked(16_384, batch=1)
     bias = Dense(torch.empty(1, 16, 16_384, 16_384, dtype=torch.bfloat16, device="cuda"))

@@ -167,13 +167,13 @@ def distance_keys(form: DistanceKeys, flags: MaskFlags, pair: Pair, block: int, 
         highest, lowest = min(highest, flags.window - 1), max(lowest, 1 - flags.window)
     low = -(-(highest - off) // block) * block
     keys = form.keys(low + off, max(low + off - lowest + 1, 1)).to(q.dtype).expand(q.shape[1], -1, -1)
-    if learns(keys) or keys.stride()[1:] != (keys.shape[2], 1):
+    if keys.stride(2) != 1 or keys.stride(1) * keys.element_size() % 16:
         keys = keys.contiguous()
     one = None
     if form.queries is not None:
         one = form.queries.to(q.dtype)
     elif form.offset is not None:
-        one = (keys * form.offset.to(keys.dtype)[:, None]).sum(-1, dtype=torch.float32)  # without a wider copy of keys
+        one = _float(form.offset, 1.0)
     return BiasTensors(DISTANCE_KEYS, one, keys, low, keys.shape[1], factor=(form.factor,), own=form.queries is None)
 
 

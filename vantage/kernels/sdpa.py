@@ -52,9 +52,10 @@ class Sdpa:
             return 0  # one query: whatever is formed is no larger than the keys
         if need.bias is not None:
             return rows * H * T * S
+        if view.pos.segment is not None or known.first is None:
+            return rows * T * S
         parts = {part for part in conjuncts(need.mask) if part not in (Everything(), SameSegment())}
-        plain = view.pos.segment is None and known.first is not None and (not parts or (parts == {Causal()} and T == S))
-        return 0 if plain else rows * T * S
+        return 0 if not parts or (parts == {Causal()} and T == S) else rows * T * S
 
     def yields(self, need: Need, q: Tensor, view: View) -> bool:
         """To a kernel that forms nothing. On a CPU wherever tiles can run; on a GPU where a mask or bias would be

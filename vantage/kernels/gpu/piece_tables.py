@@ -143,7 +143,7 @@ class PieceTables(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride] (as wrapped)
-        inner, inner_bias, outer, outer_bias, c, limit = ctx.saved_tensors
+        inner, inner_bias, outer, _, c, limit = ctx.saved_tensors
         eps, cool, rows, first, T, breaks = ctx.numbers
         (H, K), width = outer.shape, breaks + 1
         g0, g1 = (x.contiguous() for x in grads)
