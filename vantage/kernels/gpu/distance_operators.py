@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from vantage.kernels.fused_operator import FusedPlan
 from vantage.kernels.gpu import backward, distance_backward, distance_forward
 from vantage.kernels.gpu import operators as common
 from vantage.kernels.gpu.row_rotation import SIDE, WARPS, lies_as_expected
+from vantage.spec.rounding import ceil_div
 
 Launch = Any
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -35,7 +35,7 @@ def attend(
     how = _constants(q, k, v, qr, tensors, p, factors) | _shape(q, v, p, forward=True)
     how |= {"HAS_SINKS": tensors[2] is not None, "ROWS": _rows(q, p, how)}
     how["num_warps"] *= how["ROWS"] // p.block
-    blocks = triton.cdiv(T, how["ROWS"])
+    blocks = ceil_div(T, how["ROWS"])
     strides = (*_strides(q, k, v, qr, out), *common.sink_strides(sinks), *r.stride()[:2])
     with common.on(q):
         _launch(
@@ -65,7 +65,7 @@ def attend_back(
     qr, c = (q, _beside(tensors[0], r, lse)) if p.own_queries else (common.aligned(one), lse)
     dqr, dc = (dq, torch.empty_like(c)) if p.own_queries else (d_one, delta)
     (B, H, T, _), (_, G, S, _), W = q.shape, k.shape, r.shape[1]
-    blocks, key_blocks, distance_blocks = (triton.cdiv(n, p.block) for n in (T, S, W))
+    blocks, key_blocks, distance_blocks = (ceil_div(n, p.block) for n in (T, S, W))
     strides = _strides(q, k, v, qr, grad)
     numbers, factor, share = (*_arguments(p), *_units(factors)), factors[0] * factors[2], factors[3] * factors[2]
     how = _constants(q, k, v, qr, tensors, p, factors) | _shape(q, v, p)
@@ -118,7 +118,7 @@ def _beside(offset: Tensor | None, r: Tensor, other: Tensor) -> Tensor:
     c = offset.new_empty(H, W)
     launch: Launch = distance_backward.products_with_offset
     with common.on(r):
-        launch[(triton.cdiv(W, block), H)](
+        launch[(ceil_div(W, block), H)](
             r, offset, c, *r.stride()[:2], W, F=F, F_TILE=common.tile(F), BLOCK=block, num_warps=4
         )
     return c
@@ -138,17 +138,17 @@ def empty_gradients(q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor | None
 
 def _most_tiles(T: int, S: int, p: FusedPlan) -> int:
     """How many blocks of distances the last block of queries meets at most; each earlier one meets one less at most."""
-    blocks, key_blocks = triton.cdiv(T, p.block), triton.cdiv(S, p.block)
+    blocks, key_blocks = ceil_div(T, p.block), ceil_div(S, p.block)
     if not p.causal or p.prefix:
         return key_blocks + blocks
-    return max(blocks + 1 + max(triton.cdiv(p.off, p.block), 0), blocks)
+    return max(blocks + 1 + max(ceil_div(p.off, p.block), 0), blocks)
 
 
 def _room_to_keep(q: Tensor, p: FusedPlan, batch: int, most: int) -> tuple[Tensor, int]:
     """Memory for the scores' gradient of so many heads at once, by distance: then the gradients by distance are one
     product. Nothing, and all heads, where there is none for enough blocks of queries to keep the GPU busy."""
     H, T = q.shape[1], q.shape[2]
-    blocks = triton.cdiv(T, p.block)
+    blocks = ceil_div(T, p.block)
     each = batch * ((blocks + 1) // 2) * (2 * most - blocks + 1) * p.block**2
     heads = min(int(KEPT_SHARE * q.numel()) // each, H)
     if not p.learned or heads * batch * blocks < FEWEST_PROGRAMS:

@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 from vantage.kernels.gpu.far import LOG2E
 from vantage.kernels.gpu.operators import on
 from vantage.kernels.gpu.pieces import HEADER
+from vantage.spec.rounding import ceil_div, next_power_of_2
 
 AT_ONCE = 1024  # queries of a program
 
@@ -132,7 +133,7 @@ class PieceTables(torch.autograd.Function):
         two = torch.empty(4 + breaks + queries, device=c.device, dtype=torch.float32)
         kernel: Any = _tables
         with on(c):
-            kernel[(H + triton.cdiv(queries, AT_ONCE),)](
+            kernel[(H + ceil_div(queries, AT_ONCE),)](
                 inner, inner_bias, outer, outer_bias, c, limit, one, two, inner.stride(0), *outer.stride(), K, width,
                 cool, eps, first, T, queries, H=H, AT_ONCE=AT_ONCE, **_tiles(K, width),
             )  # fmt: skip
@@ -159,4 +160,4 @@ class PieceTables(torch.autograd.Function):
 
 
 def _tiles(K: int, width: int) -> dict[str, int]:
-    return {"K_TILE": max(16, triton.next_power_of_2(K)), "W_TILE": triton.next_power_of_2(width)}
+    return {"K_TILE": max(16, next_power_of_2(K)), "W_TILE": next_power_of_2(width)}
