@@ -48,6 +48,8 @@ def slopes(value: float = 1.0) -> Slope:
         ("sdpa", (4096, None), {}),  # trained on: cuDNN, which has a plan
         ("sdpa", (128, None), {"bias": "slope"}),  # a small bias is soon formed
         ("fused", (4096, None), {"bias": "slope"}),
+        ("sdpa", (1024, None), {"mask": Causal() & Window(256)}),  # a mask of a million places, 67 million pairs
+        ("fused", (2048, None), {"mask": Causal() & Window(256)}),  # four times as many of both
         ("fused", (4096, None), {"mask": Causal() & Window(256)}),
         ("fused", (4096, 8192), {}),  # a chunk behind a cache
         ("fused", (4096, None), {"softcap": 20.0}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -15,11 +16,12 @@ from vantage.kernels.cudnn_operator import CompiledAttention, attend
 from vantage.kernels.documents import document_starts
 from vantage.kernels.fused import Fused, constant_when_compiled
 from vantage.kernels.mask_flags import MaskFlags, mask_flags
+from vantage.kernels.planned_documents import Bounds, PlannedDocuments, bounds_of
 from vantage.kernels.recurring import RecurringShapes
 from vantage.spec.forms import Slope, alibi_slopes
 from vantage.spec.masks import visible
 from vantage.spec.parts import Attended, Need, View
-from vantage.spec.positions import Pair, Positions
+from vantage.spec.positions import Pair
 from vantage.spec.registry import Entry
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ class Cudnn:
 
     def __init__(self) -> None:
         self.shapes = RecurringShapes(PAYS_AFTER, plans=MOST_SHAPES)
+        self.documents = PlannedDocuments()
         self.elsewhere = Fused()
 
     def auto(self, device: str) -> bool:
@@ -61,17 +64,19 @@ class Cudnn:
             return True
         flags = mask_flags(need.mask)
         assert flags is not None, "a mask that was not refused"
-        documents = _rounded(view.pos)
-        sinks, bias = need.sinks is not None, need.bias is not None
-        shape = (q.shape, view.k.shape, view.v.shape, q.dtype, q.device, flags, documents, sinks, bias, need.scale)
+        kind, bounds = _kind(q, view, flags, need), bounds_of(view.pos)
         pairs = len(q) * q.shape[1] * T * min(S, flags.window or S)
-        return not self.shapes.planned((*shape, torch.is_grad_enabled()), view.pos, 4.0 * pairs * q.shape[3])
+        if self.shapes.planned((kind, bounds), view.pos, 4.0 * pairs * q.shape[3]):
+            if bounds is not None:
+                self.documents.add(kind, bounds)
+            return False
+        return bounds is None or self.documents.holding(kind, bounds) is None
 
     def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:
         assert need.temperature is not None
         sinks = need.sinks
         if torch.compiler.is_compiling():
-            if (made := _graph(q_BHTd, view.k, view.v, pair, need)) is None:
+            if (made := self._graph(q_BHTd, view, pair, need)) is None:
                 return self.elsewhere(q_BHTd, view, pair, need)
             q, k, v = (_laid_out(x, packed=made.packed) for x in (q_BHTd, view.k, view.v))
             sinks = None if sinks is None else sinks.float() / need.temperature
@@ -79,7 +84,7 @@ class Cudnn:
             return Attended(CompiledAttention.apply(q, k, v, sinks, *graph)[0])
         layers_share = (need.mask, need.scale, need.temperature, need.bias is None, sinks is None)
         key = ("cudnn", layers_share, *(_layout(x) for x in (q_BHTd, view.k, view.v)))
-        shared = pair.once(key, lambda: _layer_calls(q_BHTd, view.k, view.v, pair, need))
+        shared = pair.once(key, lambda: self._layer_calls(q_BHTd, view, pair, need))
         if shared is None:
             return self.elsewhere(q_BHTd, view, pair, need)
         q, k, v = (
@@ -88,6 +93,39 @@ class Cudnn:
         )
         sinks = None if sinks is None else sinks.float() / need.temperature
         return Attended(attend(q, k, v, sinks, shared.calls))
+
+    def _layer_calls(self, q: Tensor, view: View, pair: Pair, need: Need) -> LayerCalls | None:
+        from vantage.kernels.gpu.cudnn_calls import PassCalls
+
+        graph = self._graph(q, view, pair, need)
+        if graph is None:
+            return None
+        q_, k_, v_ = (_suits(x, packed=graph.packed) for x in (q, view.k, view.v))
+        return LayerCalls(PassCalls(graph.options, graph.scale, graph.offsets, graph.lengths), (q_, k_, v_))
+
+    def _graph(self, q: Tensor, view: View, pair: Pair, need: Need) -> Graph | None:
+        """``None``: the queries are not the last of the keys."""
+        assert need.temperature is not None
+        k, v, flags = view.k, view.v, mask_flags(visible(need.mask, pair))
+        if flags is None or not _stands_last(flags, pair):
+            return None
+        bounds = bounds_of(view.pos) if flags.segments else Bounds(0, 0)
+        assert bounds is not None, "documents that were not refused"
+        offsets = lengths = None
+        if packed := bounds.documents > 0:
+            named = mask_flags(need.mask)
+            bounds = self.documents.holding(_kind(q, view, named, need), bounds) or bounds
+            strides = _token_strides(q, k, v, *(_suits(x, packed=True) for x in (q, k, v)))
+            offsets, lengths = _documents(pair, *bounds, strides)
+        options = [
+            flags.causal,
+            q.shape[2] != k.shape[2] and flags.causal,
+            flags.window,
+            need.bias is not None,
+            *bounds,
+            packed and pair.q.known.empty,
+        ]
+        return Graph([int(x) for x in options], need.scale / need.temperature, offsets, lengths)
 
 
 # ---- what it refuses
@@ -188,40 +226,6 @@ class LayerCalls(NamedTuple):
     as_they_are: tuple[bool, bool, bool]  # q, k and v need no copy
 
 
-def _layer_calls(q: Tensor, k: Tensor, v: Tensor, pair: Pair, need: Need) -> LayerCalls | None:
-    from vantage.kernels.gpu.cudnn_calls import PassCalls
-
-    graph = _graph(q, k, v, pair, need)
-    if graph is None:
-        return None
-    q_, k_, v_ = (_suits(x, packed=graph.packed) for x in (q, k, v))
-    return LayerCalls(PassCalls(graph.options, graph.scale, graph.offsets, graph.lengths), (q_, k_, v_))
-
-
-def _graph(q: Tensor, k: Tensor, v: Tensor, pair: Pair, need: Need) -> Graph | None:
-    """``None``: the queries are not the last of the keys."""
-    assert need.temperature is not None
-    flags = mask_flags(visible(need.mask, pair))
-    if flags is None or not _stands_last(flags, pair):
-        return None
-    documents = _rounded(pair.k) if flags.segments else (0, 0)
-    assert documents is not None, "documents that were not refused"
-    packed = documents[0] > 0
-    offsets = lengths = None
-    if packed:
-        strides = _token_strides(q, k, v, *(_suits(x, packed=True) for x in (q, k, v)))
-        offsets, lengths = _documents(pair, *documents, strides)
-    options = [
-        flags.causal,
-        q.shape[2] != k.shape[2] and flags.causal,
-        flags.window,
-        need.bias is not None,
-        *documents,
-        packed and pair.q.known.empty,
-    ]
-    return Graph([int(x) for x in options], need.scale / need.temperature, offsets, lengths)
-
-
 def _stands_last(flags: MaskFlags, pair: Pair) -> bool:
     """Whether the queries are the last of the keys, all of them where there are documents."""
     if flags.segments:
@@ -232,15 +236,11 @@ def _stands_last(flags: MaskFlags, pair: Pair) -> bool:
     return q is not None and k is not None and q + T == k + S
 
 
-def _rounded(at: Positions) -> tuple[int, int] | None:
-    """How many documents and how long at most, rounded up so that plans are few. (0, 0): there are none."""
-    if at.segment is None:
-        return 0, 0
-    if at.known.documents is None:
-        return None
-    count, longest = at.known.documents
-    step = max(128, (1 << (longest - 1).bit_length()) // 8)  # at most four lengths between two powers of two
-    return 1 << (count - 1).bit_length(), -(-longest // step) * step
+def _kind(q: Tensor, view: View, flags: MaskFlags | None, need: Need) -> Hashable:
+    """What a plan is for, the documents aside."""
+    k, v = view.k, view.v
+    asked = (flags, need.scale, need.sinks is None, need.bias is None, torch.is_grad_enabled())
+    return q.shape, k.shape, v.shape, q.dtype, q.device, asked
 
 
 def _layout(x: Tensor) -> tuple[Any, ...]:

@@ -167,7 +167,7 @@ def distance_keys(form: DistanceKeys, flags: MaskFlags, pair: Pair, block: int, 
         highest, lowest = min(highest, flags.window - 1), max(lowest, 1 - flags.window)
     low = -(-(highest - off) // block) * block
     keys = form.keys(low + off, max(low + off - lowest + 1, 1)).to(q.dtype).expand(q.shape[1], -1, -1)
-    if keys.stride(2) != 1 or keys.stride(1) * keys.element_size() % 16:
+    if learns(keys) or keys.stride()[1:] != (keys.shape[2], 1):
         keys = keys.contiguous()
     one = None
     if form.queries is not None:

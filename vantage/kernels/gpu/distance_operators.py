@@ -131,8 +131,8 @@ def empty_gradients(q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor | None
     one, r = tensors[:2]
     assert r is not None
     d_one = r.new_empty(0) if one is None else torch.empty_like(one) if p.own_queries else turned(one)
-    (H, W, F), by_distance = r.shape, r.stride(0) < r.stride(1)  # heads of a distance side by side
-    dr = r.new_empty(W, H, F).transpose(0, 1) if by_distance and r.stride(0) else r.new_empty(H, W, F)
+    H, W, F = r.shape
+    dr = r.new_empty(W, H, F).transpose(0, 1)  # as a product that made the vectors wants it: it makes no copy
     return turned(q), turned(k), turned(v), d_one, dr, q.new_empty(*q.shape[:3], dtype=torch.float32)
 
 
