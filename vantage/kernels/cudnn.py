@@ -5,24 +5,23 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from vantage.kernels.by_form import form_of_need, refuses_need, runs
-from vantage.kernels.cudnn_operator import CompiledAttention, attend
+from vantage.kernels.cudnn_operator import CompiledAttention, attend, side_by_side, suits
 from vantage.kernels.documents import document_starts
 from vantage.kernels.fused import Fused, constant_when_compiled
 from vantage.kernels.mask_flags import MaskFlags, mask_flags
-from vantage.kernels.planned_documents import Bounds, PlannedDocuments, bounds_of
 from vantage.kernels.recurring import RecurringShapes
 from vantage.spec.forms import Slope, alibi_slopes
 from vantage.spec.masks import visible
 from vantage.spec.parts import Attended, Need, View
-from vantage.spec.positions import Pair
+from vantage.spec.positions import Pair, Positions
 from vantage.spec.registry import Entry
+from vantage.spec.rounding import ceil_div, next_power_of_2
 
 if TYPE_CHECKING:
     from vantage.kernels.gpu.cudnn_calls import PassCalls
@@ -42,7 +41,6 @@ class Cudnn:
 
     def __init__(self) -> None:
         self.shapes = RecurringShapes(PAYS_AFTER, plans=MOST_SHAPES)
-        self.documents = PlannedDocuments()
         self.elsewhere = Fused()
 
     def auto(self, device: str) -> bool:
@@ -64,68 +62,31 @@ class Cudnn:
             return True
         flags = mask_flags(need.mask)
         assert flags is not None, "a mask that was not refused"
-        kind, bounds = _kind(q, view, flags, need), bounds_of(view.pos)
+        documents = _rounded(view.pos)
+        sinks, bias = need.sinks is not None, need.bias is not None
+        shape = (q.shape, view.k.shape, view.v.shape, q.dtype, q.device, flags, documents, sinks, bias, need.scale)
         pairs = len(q) * q.shape[1] * T * min(S, flags.window or S)
-        if self.shapes.planned((kind, bounds), view.pos, 4.0 * pairs * q.shape[3]):
-            if bounds is not None:
-                self.documents.add(kind, bounds)
-            return False
-        return bounds is None or self.documents.holding(kind, bounds) is None
+        return not self.shapes.planned((*shape, torch.is_grad_enabled()), view.pos, 4.0 * pairs * q.shape[3])
 
     def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:
         assert need.temperature is not None
         sinks = need.sinks
         if torch.compiler.is_compiling():
-            if (made := self._graph(q_BHTd, view, pair, need)) is None:
+            if (made := _graph(q_BHTd, view.k, view.v, pair, need)) is None:
                 return self.elsewhere(q_BHTd, view, pair, need)
-            q, k, v = (_laid_out(x, packed=made.packed) for x in (q_BHTd, view.k, view.v))
             sinks = None if sinks is None else sinks.float() / need.temperature
-            graph = (made.offsets, made.lengths, made.options, made.scale)
-            return Attended(CompiledAttention.apply(q, k, v, sinks, *graph)[0])
+            return Attended(CompiledAttention.apply(q_BHTd, view.k, view.v, sinks, *made)[0])
         layers_share = (need.mask, need.scale, need.temperature, need.bias is None, sinks is None)
         key = ("cudnn", layers_share, *(_layout(x) for x in (q_BHTd, view.k, view.v)))
-        shared = pair.once(key, lambda: self._layer_calls(q_BHTd, view, pair, need))
+        shared = pair.once(key, lambda: _layer_calls(q_BHTd, view.k, view.v, pair, need))
         if shared is None:
             return self.elsewhere(q_BHTd, view, pair, need)
         q, k, v = (
-            x if as_it_is else _side_by_side(x)
+            x if as_it_is else side_by_side(x)
             for x, as_it_is in zip((q_BHTd, view.k, view.v), shared.as_they_are, strict=True)
         )
         sinks = None if sinks is None else sinks.float() / need.temperature
         return Attended(attend(q, k, v, sinks, shared.calls))
-
-    def _layer_calls(self, q: Tensor, view: View, pair: Pair, need: Need) -> LayerCalls | None:
-        from vantage.kernels.gpu.cudnn_calls import PassCalls
-
-        graph = self._graph(q, view, pair, need)
-        if graph is None:
-            return None
-        q_, k_, v_ = (_suits(x, packed=graph.packed) for x in (q, view.k, view.v))
-        return LayerCalls(PassCalls(graph.options, graph.scale, graph.offsets, graph.lengths), (q_, k_, v_))
-
-    def _graph(self, q: Tensor, view: View, pair: Pair, need: Need) -> Graph | None:
-        """``None``: the queries are not the last of the keys."""
-        assert need.temperature is not None
-        k, v, flags = view.k, view.v, mask_flags(visible(need.mask, pair))
-        if flags is None or not _stands_last(flags, pair):
-            return None
-        bounds = bounds_of(view.pos) if flags.segments else Bounds(0, 0)
-        assert bounds is not None, "documents that were not refused"
-        offsets = lengths = None
-        if packed := bounds.documents > 0:
-            named = mask_flags(need.mask)
-            bounds = self.documents.holding(_kind(q, view, named, need), bounds) or bounds
-            strides = _token_strides(q, k, v, *(_suits(x, packed=True) for x in (q, k, v)))
-            offsets, lengths = _documents(pair, *bounds, strides)
-        options = [
-            flags.causal,
-            q.shape[2] != k.shape[2] and flags.causal,
-            flags.window,
-            need.bias is not None,
-            *bounds,
-            packed and pair.q.known.empty,
-        ]
-        return Graph([int(x) for x in options], need.scale / need.temperature, offsets, lengths)
 
 
 # ---- what it refuses
@@ -207,16 +168,12 @@ def _refuses_shape(q: Tensor, view: View) -> str | None:
 
 
 class Graph(NamedTuple):
-    """What a graph is told, tensors aside."""
+    """What a graph is told: offsets and lengths of documents, gpu/cudnn_graphs.GraphOptions, the scale."""
 
-    options: list[int]  # gpu/cudnn_graphs.GraphOptions
-    scale: float
     offsets: Tensor | None
     lengths: Tensor | None
-
-    @property
-    def packed(self) -> bool:
-        return self.offsets is not None
+    options: list[int]
+    scale: float
 
 
 class LayerCalls(NamedTuple):
@@ -224,6 +181,39 @@ class LayerCalls(NamedTuple):
 
     calls: PassCalls
     as_they_are: tuple[bool, bool, bool]  # q, k and v need no copy
+
+
+def _layer_calls(q: Tensor, k: Tensor, v: Tensor, pair: Pair, need: Need) -> LayerCalls | None:
+    from vantage.kernels.gpu.cudnn_calls import PassCalls
+
+    graph = _graph(q, k, v, pair, need)
+    if graph is None:
+        return None
+    q_, k_, v_ = (suits(x, packed=graph.offsets is not None) for x in (q, k, v))
+    return LayerCalls(PassCalls(graph.options, graph.scale, graph.offsets, graph.lengths), (q_, k_, v_))
+
+
+def _graph(q: Tensor, k: Tensor, v: Tensor, pair: Pair, need: Need) -> Graph | None:
+    """``None``: the queries are not the last of the keys."""
+    assert need.temperature is not None
+    flags = mask_flags(visible(need.mask, pair))
+    if flags is None or not _stands_last(flags, pair):
+        return None
+    documents = _rounded(pair.k) if flags.segments else (0, 0)
+    assert documents is not None, "documents that were not refused"
+    offsets = lengths = None
+    if packed := documents[0] > 0:
+        strides = _token_strides(q, k, v, *(suits(x, packed=True) for x in (q, k, v)))
+        offsets, lengths = _documents(pair, *documents, strides)
+    options = [
+        flags.causal,
+        q.shape[2] != k.shape[2] and flags.causal,
+        flags.window,
+        need.bias is not None,
+        *documents,
+        packed and pair.q.known.empty,
+    ]
+    return Graph(offsets, lengths, [int(x) for x in options], need.scale / need.temperature)
 
 
 def _stands_last(flags: MaskFlags, pair: Pair) -> bool:
@@ -236,33 +226,19 @@ def _stands_last(flags: MaskFlags, pair: Pair) -> bool:
     return q is not None and k is not None and q + T == k + S
 
 
-def _kind(q: Tensor, view: View, flags: MaskFlags | None, need: Need) -> Hashable:
-    """What a plan is for, the documents aside."""
-    k, v = view.k, view.v
-    asked = (flags, need.scale, need.sinks is None, need.bias is None, torch.is_grad_enabled())
-    return q.shape, k.shape, v.shape, q.dtype, q.device, asked
+def _rounded(at: Positions) -> tuple[int, int] | None:
+    """How many documents and how long at most, rounded up so that plans are few. (0, 0): there are none."""
+    if at.segment is None:
+        return 0, 0
+    if at.known.documents is None:
+        return None
+    count, longest = at.known.documents
+    step = max(128, next_power_of_2(longest) // 8)  # at most four lengths between two powers of two
+    return next_power_of_2(count), ceil_div(longest, step) * step
 
 
 def _layout(x: Tensor) -> tuple[Any, ...]:
     return x.shape, x.stride(), x.storage_offset() % (16 // x.element_size())
-
-
-def _suits(x: Tensor, *, packed: bool) -> bool:
-    """Whether the last dimension is dense, rows lie at multiples of 16 bytes and, where documents are packed, all
-    tokens at one distance."""
-    numbers = 16 // x.element_size()
-    even = x.stride(3) == 1 and not any(n % numbers for n in (x.storage_offset(), *x.stride()[:3]))
-    one_distance = not packed or len(x) == 1 or x.stride(0) == x.shape[2] * x.stride(2)
-    return even and one_distance and x.stride(2) > 0
-
-
-def _side_by_side(x: Tensor) -> Tensor:
-    """A copy with the heads of a token side by side."""
-    return x.transpose(1, 2).contiguous().transpose(1, 2)
-
-
-def _laid_out(x: Tensor, *, packed: bool) -> Tensor:
-    return x if _suits(x, packed=packed) else _side_by_side(x)
 
 
 def _token_strides(q: Tensor, k: Tensor, v: Tensor, *as_they_are: bool) -> tuple[int, ...]:

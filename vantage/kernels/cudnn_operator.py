@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 def forward_op(
     q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor | None], options: list[int], scale: float
 ) -> tuple[Tensor, Tensor]:
-    """``tensors``: sinks, offsets and lengths of documents."""
+    """``tensors``: sinks, offsets and lengths of documents, of which there are none here. How tensors lie is looked at
+    in here: a compiler cannot say where in its storage one begins."""
     from vantage.kernels.gpu import cudnn_calls
 
     sinks, *documents = tensors
+    q, k, v = (laid_out(x) for x in (q, k, v))
     return cudnn_calls.attend(q, k, v, sinks, cudnn_calls.PassCalls(options, scale, *documents))
 
 
@@ -39,6 +41,7 @@ def backward_op(
     from vantage.kernels.gpu import cudnn_calls
 
     sinks, *documents = tensors
+    q, k, v = (laid_out(x) for x in (q, k, v))
     calls = cudnn_calls.PassCalls(options, scale, *documents)
     dq, dk, dv, d_sinks = cudnn_calls.attend_back(q, k, v, sinks, out, stats, grad, calls)
     return dq, dk, dv, q.new_zeros(q.shape[1], dtype=torch.float32) if d_sinks is None else d_sinks
@@ -106,6 +109,24 @@ def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, calls: PassCal
     from vantage.kernels.gpu import cudnn_calls
 
     return cudnn_calls.attend(q, k, v, sinks, calls)[0]
+
+
+def suits(x: Tensor, *, packed: bool) -> bool:
+    """Whether the last dimension is dense, rows lie at multiples of 16 bytes and, where documents are packed, all
+    tokens at one distance."""
+    numbers = 16 // x.element_size()
+    even = x.stride(3) == 1 and not any(n % numbers for n in (x.storage_offset(), *x.stride()[:3]))
+    one_distance = not packed or len(x) == 1 or x.stride(0) == x.shape[2] * x.stride(2)
+    return even and one_distance and x.stride(2) > 0
+
+
+def side_by_side(x: Tensor) -> Tensor:
+    """A copy with the heads of a token side by side."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def laid_out(x: Tensor) -> Tensor:
+    return x if suits(x, packed=False) else side_by_side(x)
 
 
 def empty_outputs(q: Tensor, v: Tensor, *, documents: bool) -> tuple[Tensor, Tensor]:
