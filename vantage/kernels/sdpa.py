@@ -17,7 +17,7 @@ from vantage.spec.positions import Pair
 from vantage.spec.registry import Entry, Refusal
 
 AT_EASE = 2**23  # numbers of a mask or bias up to which forming them costs no more than to start another kernel
-MANY_PAIRS = 2**28  # of all rows and heads, from which on looking at a mask or bias for each costs more than that
+MANY_PAIRS = 2**27  # of all rows and heads, from which on looking at a mask or bias for each costs more than that
 UNPLANNED = 4_096  # queries from which on a GPU's attention without a plan is slower than the fused kernel
 TILED = 64  # queries from which on a CPU's attention in tiles is the faster one
 PLANNED = 512  # queries from which on a GPU's planned attention is worth its plan, if shapes come again
