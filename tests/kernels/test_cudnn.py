@@ -83,6 +83,29 @@ def test_over_the_strides_that_a_projection_hands_on(packed):
 
 
 @needs_cudnn
+@pytest.mark.parametrize("learns", [False, True])
+def test_layers_that_share_a_call_read_their_own_tensors(learns):
+    """What a pass has prepared is asked for once; whose tensors lie otherwise gets its own."""
+    at = Positions.packed([[100, 57, 143], [200, 100]]).to("cuda")
+    need, kernel, pair = Need(DOCUMENTS, 0.2), Cudnn(), at.against(at)
+    inputs = [[torch.randn(2, 300, 4, 64, device="cuda", dtype=torch.bfloat16) for _ in "qkvg"] for _ in range(3)]
+    with torch.set_grad_enabled(learns):
+        for number, tensors in enumerate(inputs):
+            q, k, v, upstream = (x.transpose(1, 2).contiguous() if number == 2 else x.transpose(1, 2) for x in tensors)
+            q, k, v = (x.requires_grad_() for x in (q, k, v))
+            out = kernel(q, View(k, v, at), pair, need).out
+            wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
+            right = kernel_named("reference")(wide[0], View(wide[1], wide[2], at), pair, need).out
+            assert error(out.detach(), right.detach()) < TOLERANCE[torch.bfloat16]
+            if learns:
+                grads = (
+                    torch.autograd.grad(out, (q, k, v), upstream),
+                    torch.autograd.grad(right, wide, upstream.double()),
+                )
+                assert all(error(a, b) < TOLERANCE[torch.bfloat16] for a, b in zip(*grads, strict=True))
+
+
+@needs_cudnn
 def test_queries_that_are_not_the_last_keys_go_to_the_fused_kernel(monkeypatch):
     """Only the call knows where queries stand."""
     kernel, calls = Cudnn(), []
