@@ -84,9 +84,34 @@ def test_a_text_grows_past_the_first_table_of_blocks(name):
 @pytest.mark.parametrize("name", ["rope", "window", "t5", "fox"])
 def test_batch_invariant_gives_the_same_bits(name):
     _, gpu = pair(name)
-    together = vt.generate(gpu, PROMPTS, max_tokens=40, batch_invariant=True, logprobs=0)
-    alone = [vt.generate(gpu, prompt, max_tokens=40, batch_invariant=True, logprobs=0) for prompt in PROMPTS]
+    prompts = [*PROMPTS, [(3 * i) % 211 for i in range(700)]]
+    together = vt.generate(gpu, prompts, max_tokens=40, batch_invariant=True, logprobs=0)
+    alone = [vt.generate(gpu, prompt, max_tokens=40, batch_invariant=True, logprobs=0) for prompt in prompts]
     assert [answer.logprobs for answer in together] == [answer.logprobs for answer in alone]
+
+
+@pytest.mark.parametrize("name", ["rope", "window", "t5"])
+def test_batch_invariant_rows_in_chunks_that_are_put_back(name):
+    """Too few blocks for all, prompts of several chunks, prefixes in common, and who comes while others decode."""
+    _, gpu = pair(name)
+    base = [(5 * i + 1) % 211 for i in range(150)]
+    prompts = [base, base[:97] + [7] * 20, base[:64] + [3] * 9, [9] * 33, base[:130]]
+    alone = []
+    for prompt in prompts:
+        engine = Engine(gpu, chunk=32, batch_invariant=True, share_prefixes=False)
+        request = engine.submit(prompt, max_tokens=60)
+        engine.run()
+        alone.append(request.outputs[0].tokens)
+    engine = Engine(gpu, rows=5, capacity=256, chunk=32, batch_invariant=True)
+    requests = []
+    for rank, prompt in enumerate(prompts):  # who comes later goes first
+        requests.append(engine.submit(prompt, max_tokens=60, priority=rank))
+        for _ in range(7):
+            engine.step()
+    engine.run()
+    assert [request.outputs[0].tokens for request in requests] == alone
+    assert engine.stats.preemptions > 0
+    assert engine.stats.reused > 0
 
 
 @pytest.mark.parametrize("name", ["rope", "alibi", "window"])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vantage.kernels.by_form import form_of_need, refuses_need, runs
-from vantage.kernels.cudnn_operator import CudnnAttention
+from vantage.kernels.cudnn_operator import CudnnAttention, forward_op, laid_out
 from vantage.kernels.documents import document_starts
 from vantage.kernels.fused import Fused, constant_when_compiled
 from vantage.kernels.mask_flags import MaskFlags, mask_flags
@@ -72,7 +72,10 @@ class Cudnn:
         cool = 1 / need.temperature
         documents = _rounded(view.pos) if flags.segments else (0, 0)
         assert documents is not None, "documents that were not refused"
-        q, k, v = (_laid_out(x, packed=documents[0] > 0) for x in (q_BHTd, view.k, view.v))
+        compiling = torch.compiler.is_compiling()
+        q, k, v = q_BHTd, view.k, view.v
+        if not compiling:  # the operator does it for itself
+            q, k, v = (laid_out(x, packed=documents[0] > 0) for x in (q, k, v))
         offsets, lengths = _documents(pair, *documents, _token_strides(q, k, v)) if documents[0] else (None, None)
         options = [
             flags.causal,
@@ -84,7 +87,9 @@ class Cudnn:
         ]
         sinks = None if need.sinks is None else need.sinks.float() * cool
         options, scale = [int(x) for x in options], need.scale * cool
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if compiling:
+            out, _ = forward_op(q, k, v, sinks, options, scale)
+        elif torch.is_grad_enabled():
             out, _ = CudnnAttention.apply(q, k, v, sinks, offsets, lengths, options, scale)
         else:  # autograd's own work is half of a call's time on the host
             out, _ = CudnnAttention.forward(q, k, v, sinks, offsets, lengths, options, scale)
@@ -188,17 +193,6 @@ def _rounded(at: Positions) -> tuple[int, int] | None:
     count, longest = at.known.documents
     step = max(128, (1 << (longest - 1).bit_length()) // 8)  # at most four lengths between two powers of two
     return 1 << (count - 1).bit_length(), -(-longest // step) * step
-
-
-def _laid_out(x: Tensor, *, packed: bool) -> Tensor:
-    """As it is, if the last dimension is dense, rows lie at multiples of 16 bytes and, where documents are packed, all
-    tokens at one distance; else a copy with the heads of a token side by side."""
-    numbers = 16 // x.element_size()
-    even = x.stride(3) == 1 and not any(n % numbers for n in (x.storage_offset(), *x.stride()[:3]))
-    one_distance = not packed or len(x) == 1 or x.stride(0) == x.shape[2] * x.stride(2)
-    if even and one_distance and x.stride(2) > 0:
-        return x
-    return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _token_strides(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:

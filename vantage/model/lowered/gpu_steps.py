@@ -112,8 +112,6 @@ class GpuSteps:
             return None
         if len(x_BTD) > 1 or tokens < FEWEST or first is None:
             return None
-        if any(isinstance(ledger, Paged) and ledger.gather for ledger in cache.ledgers):
-            return None  # batch-invariant rows, whose bits were others with graphs (see Engine): module by module
         layouts = self._layouts(pos, cache)
         if layouts is None or not all(one.run for one in layouts) or x_BTD.dtype is not self.program.dtype:
             return None
