@@ -182,8 +182,10 @@ class CachedSequence:
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:
     """How many tokens two texts have in common from the front."""
-    a, b = list(a), list(b)  # a list equals no tuple
     low, high = 0, min(len(a), len(b))
+    a, b = list(a[:high]), list(b[:high])  # a list equals no tuple
+    if a == b:  # mostly
+        return high
     while low < high:  # whole stretches are compared at once
         middle = (low + high + 1) // 2
         low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)

@@ -1,5 +1,5 @@
-"""CUDA graphs, begun and ended by hand. ``torch.cuda.graph`` waits for the device, collects Python's garbage and empties
-the allocator before each, some 150 ms in which nobody gets a token."""
+"""CUDA graphs, begun and ended by hand: before each ``torch.cuda.graph`` waits for the device, collects garbage and
+empties the allocator, some 150 ms in which nobody gets a token."""
 
 from __future__ import annotations
 
