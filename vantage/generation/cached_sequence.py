@@ -183,7 +183,9 @@ class CachedSequence:
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:
     """How many tokens two texts have in common from the front."""
     low, high = 0, min(len(a), len(b))
-    a, b = list(a[:high]), list(b[:high])  # a list equals no tuple
+    a, b = a[:high], b[:high]
+    if type(a) is not type(b):  # a list equals no tuple
+        a, b = list(a), list(b)
     if a == b:  # mostly
         return high
     while low < high:  # whole stretches are compared at once
