@@ -22,7 +22,6 @@ from vantage.spec.positions import Positions
 from vantage.spec.sampling import PendingSteps, RowChoice
 
 SCORED = 64  # tokens of a prompt whose logits are held at once
-AT_ONCE = 4096  # tokens that are handed to a device from memory that is not pinned
 
 
 @final
@@ -152,10 +151,10 @@ def _onward(samples: Sequence[RunningSample]) -> Positions:
 
 
 def _on_device(tokens: list[list[int]], device: torch.device) -> Tensor:
-    """There when the device's work gets to it: the host does not wait for what is under way. CUDA takes a copy of few
-    numbers at once, of which memory they come; pinned memory takes longer to get than they take."""
-    pinned = device.type == "cuda" and len(tokens[0]) > AT_ONCE
-    return torch.tensor(tokens, pin_memory=pinned).to(device, non_blocking=True)
+    """There when the device's work gets to it: the host does not wait for what is under way."""
+    if device.type != "cuda":
+        return torch.tensor(tokens, device=device)
+    return torch.tensor(tokens, pin_memory=True).to(device, non_blocking=True)
 
 
 def _wide(logits: Tensor) -> Tensor:

@@ -97,13 +97,15 @@ class ChunkGraph:
         return self._buffers[self._program.hidden][: len(x_TD)]
 
     def _place(self, tokens: int, places: Sequence[RowPlaces], before: int, first: int, stores: np.ndarray) -> None:
-        ints = np.zeros(len(self._ints), np.int32)  # not pinned: CUDA takes a copy at once, and waits for nothing
+        # memory of its own for every call: what is on its way to the device must stay as it is
+        staged = torch.zeros(len(self._ints), dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        ints = staged.numpy()
         ints[:3] = places[0].held[0] + before, tokens, first
         for place, row in zip(places, ints[3:].reshape(len(places), -1), strict=True):
             if place.blocks is not None:
                 row[0] = place.gone[0]
                 row[1 : 1 + len(place.blocks[0])] = place.blocks[0]
-        self._ints.copy_(torch.from_numpy(ints), non_blocking=True)
+        self._ints.copy_(staged, non_blocking=True)
         memory = self._memory
         if stores is not memory.numbers:
             memory.stores.copy_(torch.from_numpy(stores))
