@@ -83,12 +83,10 @@ class Engine:
             if value < 1:
                 raise BadInput(f"{name}={value}: give at least 1")
         self.model, self._limits = model, GenerationLimits.of(model)
-        self._passes = ForwardPasses(model, adapters or {})
+        self._passes = ForwardPasses(model, adapters or {}, invariant=batch_invariant)
         self._queue, self._peers = queue, NoPeers() if peers is None else peers
         self._invariant, self._caching = batch_invariant, cache
-        # Whether a GPU gets prompts before its decoded tokens are read. Batch-invariant rows gave other bits that way
-        # on an H200, for a reason that was not found.
-        self._prompts_first = self._passes.asynchronous and not batch_invariant
+        self._prompts_first = self._passes.asynchronous  # a GPU gets prompts before its decoded tokens are read
         self._counters, self._context = Counters(), ContextWatch(self._limits)
         memory = BlockMemory(
             model,
@@ -302,12 +300,11 @@ class Engine:
 
     def _take_steps(self, launched: LaunchedSteps) -> None:
         """Take the tokens that the device has chosen."""
-        with self._counters.timed("decode"):
-            chosen = launched.pending.read()
-        self._counters.calls += launched.steps
-        apply = [launched.apply_to(i) for i in range(len(launched.samples))]
-        complete = False
+        apply, complete = [launched.apply_to(i) for i in range(len(launched.samples))], False
         try:
+            with self._counters.timed("decode"):
+                chosen = launched.take()
+            self._counters.calls += launched.steps
             with self._counters.timed("pick"):
                 for tokens, logprobs, fine in zip(*chosen, strict=True):
                     rows = zip(launched.samples, apply, tokens, logprobs, fine, strict=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vantage.kernels.by_form import form_of_need, refuses_need, runs
-from vantage.kernels.cudnn_operator import CompiledAttention, attend, side_by_side, suits
+from vantage.kernels.cudnn_operator import attend, forward_op, side_by_side, suits
 from vantage.kernels.documents import document_starts
 from vantage.kernels.fused import Fused, constant_when_compiled
 from vantage.kernels.mask_flags import MaskFlags, mask_flags
@@ -75,7 +75,7 @@ class Cudnn:
             if (made := _graph(q_BHTd, view.k, view.v, pair, need)) is None:
                 return self.elsewhere(q_BHTd, view, pair, need)
             sinks = None if sinks is None else sinks.float() / need.temperature
-            return Attended(CompiledAttention.apply(q_BHTd, view.k, view.v, sinks, *made)[0])
+            return Attended(forward_op(q_BHTd, view.k, view.v, sinks, made.options, made.scale)[0])
         layers_share = (need.mask, need.scale, need.temperature, need.bias is None, sinks is None)
         key = ("cudnn", layers_share, *(_layout(x) for x in (q_BHTd, view.k, view.v)))
         shared = pair.once(key, lambda: _layer_calls(q_BHTd, view.k, view.v, pair, need))

@@ -15,15 +15,14 @@ if TYPE_CHECKING:
 
 @torch.library.custom_op("vantage::cudnn_attend", mutates_args=())
 def forward_op(
-    q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor | None], options: list[int], scale: float
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, options: list[int], scale: float
 ) -> tuple[Tensor, Tensor]:
-    """``tensors``: sinks, offsets and lengths of documents, of which there are none here. How tensors lie is looked at
-    in here: a compiler cannot say where in its storage one begins."""
+    """For a compiler, which has no documents. How tensors lie is looked at here: in what it traces, that breaks a
+    graph."""
     from vantage.kernels.gpu import cudnn_calls
 
-    sinks, *documents = tensors
     q, k, v = (laid_out(x) for x in (q, k, v))
-    return cudnn_calls.attend(q, k, v, sinks, cudnn_calls.PassCalls(options, scale, *documents))
+    return cudnn_calls.attend(q, k, v, sinks, cudnn_calls.PassCalls(options, scale))
 
 
 @torch.library.custom_op("vantage::cudnn_attend_back", mutates_args=())
@@ -34,54 +33,44 @@ def backward_op(
     out: Tensor,
     stats: Tensor,
     grad: Tensor,
-    tensors: list[Tensor | None],
+    sinks: Tensor | None,
     options: list[int],
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from vantage.kernels.gpu import cudnn_calls
 
-    sinks, *documents = tensors
     q, k, v = (laid_out(x) for x in (q, k, v))
-    calls = cudnn_calls.PassCalls(options, scale, *documents)
+    calls = cudnn_calls.PassCalls(options, scale)
     dq, dk, dv, d_sinks = cudnn_calls.attend_back(q, k, v, sinks, out, stats, grad, calls)
     return dq, dk, dv, q.new_zeros(q.shape[1], dtype=torch.float32) if d_sinks is None else d_sinks
 
 
 @forward_op.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, tensors: Any, options: list[int], scale: Any) -> tuple[Tensor, Tensor]:
-    return empty_outputs(q, v, documents=tensors[1] is not None)
+def _(q: Tensor, k: Tensor, v: Tensor, sinks: Any, options: list[int], scale: Any) -> tuple[Tensor, Tensor]:
+    return empty_outputs(q, v, documents=False)
 
 
 @backward_op.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, out: Any, stats: Any, grad: Any, tensors: Any, options: Any, scale: Any):
+def _(q: Tensor, k: Tensor, v: Tensor, out: Any, stats: Any, grad: Any, sinks: Any, options: Any, scale: Any):
     return (*empty_gradients(q, k, v), q.new_empty(q.shape[1], dtype=torch.float32))
 
 
-class CompiledAttention(torch.autograd.Function):
-    """For a compiler: q (B, H, T, d), k and v (B, G, S, d or e), sinks, offsets and lengths of documents, options,
-    scale."""
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.options, ctx.scale = inputs
+    ctx.save_for_backward(*tensors, *output)
 
-    @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
-        q, k, v, *tensors, options, scale = inputs
-        return forward_op(q, k, v, tensors, options, scale)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        *tensors, ctx.options, ctx.scale = inputs
-        ctx.save_for_backward(*tensors, *output)
-        ctx.mark_non_differentiable(output[1])
+def _gradients(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    q, k, v, sinks, out, stats = ctx.saved_tensors
+    dq, dk, dv, d_sinks = backward_op(q, k, v, out, stats, grad, sinks, ctx.options, ctx.scale)
+    return dq, dk, dv, None if sinks is None else d_sinks, None, None
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride] (as wrapped)
-        q, k, v, *tensors, out, stats = ctx.saved_tensors
-        dq, dk, dv, d_sinks = backward_op(q, k, v, out, stats, grads[0], tensors, ctx.options, ctx.scale)
-        return dq, dk, dv, None if tensors[0] is None else d_sinks, None, None, None, None
+
+forward_op.register_autograd(_gradients, setup_context=_keep)
 
 
 class CudnnAttention(torch.autograd.Function):
-    """Without one: q, k, v, sinks, and the calls of the pass. The context comes first, and no function of its own fills
+    """Without a compiler: q, k, v, sinks, and the calls of the pass. The context comes first, and no function of its own fills
     it: torch would read the signature in every call."""
 
     @staticmethod
