@@ -43,8 +43,7 @@ class TensorParallel:
         """This process's share of a whole model, which every process has alike."""
         share = empty_model(self.own, model.kernel)
         put_parameters(share, {name: self.take(name, p.detach()).clone() for name, p in model.named_parameters()})
-        share.tokenizer, share.config, share.image_processor = model.tokenizer, model.config, model.image_processor
-        return self.connect(share).train(model.training)
+        return self.connect(with_companions(share, model))
 
     def connect(self, share: Model) -> Model:
         """From now on the sublayers of this share sum up with those of the other processes."""
@@ -124,8 +123,7 @@ class TensorParallel:
         """The whole model, on every process: one that is saved as any other."""
         model = empty_model(self.spec, share.kernel)
         put_parameters(model, {name: self.whole_tensor(name, p.detach()) for name, p in share.named_parameters()})
-        model.tokenizer, model.config, model.image_processor = share.tokenizer, share.config, share.image_processor
-        return model.train(share.training)
+        return with_companions(model, share)
 
 
 class LinearWithoutBias(nn.Module):
@@ -172,6 +170,12 @@ def _divided_layer(index: int, layer: Layer, width: int, rank: int, ranks: int) 
         qk=tuple(of_heads(part) for part in layer.qk),
         output=tuple(of_heads(part) for part in layer.output),
     )
+
+
+def with_companions(model: Model, other: Model) -> Model:
+    """The model, with what stands beside the parameters of another one that is the same."""
+    model.tokenizer, model.config, model.image_processor = other.tokenizer, other.config, other.image_processor
+    return model.train(other.training)
 
 
 def put_parameters(
