@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,8 @@ from torch import Tensor
 from vantage.training import Run, Trained, read_log
 from vantage.training.checkpoint import steps
 from vantage.training.settings import settings_of
+
+ROOT = Path(__file__).parents[2]
 
 
 def tiny(**sections: Any) -> dict[str, Any]:
@@ -36,6 +42,28 @@ def go(folder: Path, said: dict[str, Any], *, resume: bool = False, stop: int | 
     if stop is not None:
         run.loop.report = StopsAt(run, stop)
     return run.go()
+
+
+def task(folder: Path, said: dict[str, Any], *, resume: bool = False, stop: int | None = None) -> dict[str, Any]:
+    """A run for ``in_torchrun``."""
+    return {"folder": str(folder), "said": said, "resume": resume, "stop": stop}
+
+
+def in_torchrun(folder: Path, processes: int, tasks: list[dict[str, Any]]) -> None:
+    """Run these in so many processes, one after the other."""
+    file = folder / "tasks.json"
+    file.write_text(json.dumps(tasks))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--standalone"]
+    done = subprocess.run(
+        [*torchrun, "-m", "tests.training.spread", str(file)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
 
 
 class StopsAt:

@@ -179,7 +179,7 @@ class _Experts(nn.Module):
 
     def _by_all(self, x_ND: Tensor, weights_NK: Tensor, chosen_NK: Tensor) -> Tensor:
         out = torch.zeros_like(x_ND)
-        for e, expert in enumerate(self.experts):
+        for e, expert in enumerate(cast(nn.ModuleList, self.experts)):
             token, slot = (chosen_NK == e).nonzero(as_tuple=True)
             weight = weights_NK[token, slot, None]
             expert_out = expert(x_ND[token] * weight) if self.weigh_input else expert(x_ND[token]) * weight
