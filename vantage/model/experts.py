@@ -104,6 +104,10 @@ class Experts:
                 raise Refused(f"{type(part).__name__}, the {name} of these experts, does not say how it is divided")
         return replace(self, **{name: cast(Divisible, part).divided(ranks, width) for name, part in parts.items()})
 
+    @property
+    def chosen(self) -> int:
+        return self.router.k
+
     def of_experts(self, first: int, count: int) -> SomeExperts:
         """What a process has that holds these experts: the router and the shared expert are everybody's."""
         return SomeExperts(self, first, count)

@@ -34,6 +34,11 @@ class SpreadsExperts(Protocol):
         """How many experts there are."""
         ...
 
+    @property
+    def chosen(self) -> int:
+        """How many of them a token goes to."""
+        ...
+
     def of_experts(self, first: int, count: int) -> Any:
         """What a process has that holds these: its module can ``exchange_by``."""
         ...

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from vantage.cluster import processes
 from vantage.errors import BadInput, Refused
+from vantage.model import Model
 from vantage.parallel.group import join_group, leave_group
 from vantage.spec.abilities import ExchangesTokens
 from vantage.training.sections import ParallelSettings
@@ -144,6 +145,27 @@ def mesh_of(device: str, rows: int, parallel: ParallelSettings) -> ProcessMesh:
     return ProcessMesh(mesh, shards, mesh["data", "context"]._flatten("expert_shards"))
 
 
+def blocks_of(learner: nn.Module) -> list[nn.Module]:
+    """The blocks of every transformer in it: what is computed again, and shared out, one at a time."""
+    models = [module for module in learner.modules() if isinstance(module, Model)]
+    return [block for model in models for block in model.blocks]
+
+
+def unshared(blocks: list[nn.Module]) -> list[nn.Module]:
+    """The blocks that share no parameter with another (T5's layers share their bias): those go with the whole."""
+    seen: dict[Tensor, int] = {}
+    for block in blocks:
+        for p in block.parameters():
+            seen[p] = seen.get(p, 0) + 1
+    return [block for block in blocks if all(seen[p] == 1 for p in block.parameters())]
+
+
+def expert_units(learner: nn.Module) -> list[nn.Module]:
+    """The experts that are here, where other processes have the rest: each layer's are shared out by themselves."""
+    layers = [module for module in learner.modules() if isinstance(module, ExchangesTokens)]
+    return [layer.numbered for layer in layers if layer.numbered is not None]
+
+
 def shard(learner: nn.Module, units: Sequence[nn.Module], world: World, dtype: torch.dtype | None) -> None:
     """Share the weights out: each unit (a block) is gathered when it runs, and the rest with the whole.
 
@@ -158,9 +180,8 @@ def shard(learner: nn.Module, units: Sequence[nn.Module], world: World, dtype: t
     # torch warns of logits that are a view, because writing to them would go wrong: nobody here does
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=None if dtype is None else torch.float32)
-    for module in learner.modules():
-        if isinstance(module, ExchangesTokens) and module.numbered is not None:
-            fully_shard(module.numbered, mesh=world.process_mesh.expert_shards, mp_policy=policy)
+    for unit in expert_units(learner):
+        fully_shard(unit, mesh=world.process_mesh.expert_shards, mp_policy=policy)
     mesh = world.process_mesh.shards
     for unit in units:
         fully_shard(unit, mesh=mesh, mp_policy=policy)

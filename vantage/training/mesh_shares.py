@@ -48,9 +48,9 @@ class MeshShares:
 
     def clip(self, most: float | None) -> Tensor:
         """Bring the gradients together, and scale them so that their norm is at most ``most``; the norm they had."""
-        self._together()
+        gathered = self.sum_gradients()
         gradients = {name: p.grad for name, p in self.learner.named_parameters() if p.grad is not None}
-        total = torch.stack([self._squares(name, gradient) for name, gradient in gradients.items()]).sum()
+        total = torch.stack([self._squares(name, g, gathered.get(name)) for name, g in gradients.items()]).sum()
         dist.all_reduce(total)
         norm = total.sqrt().float()
         if most is not None:
@@ -60,11 +60,15 @@ class MeshShares:
         return norm
 
     @torch.no_grad()
-    def _together(self) -> None:
-        """What FSDP2 does not know of: heads and columns know of a gradient, experts have met the tokens of all."""
+    def sum_gradients(self) -> dict[str, Tensor]:
+        """Bring together what FSDP2 does not: what those who share a model know of a gradient.
+
+        Gradients that were gathered for it come back.
+        """
+        gathered: dict[str, Tensor] = {}
         for name, p in self.learner.named_parameters():
             if self._is_expert(name) and p.grad is not None:
-                local(p.grad).div_(self.world.experts)  # the loss was multiplied by all who have tokens
+                local(p.grad).div_(self.world.experts)  # it met the tokens of all: no mean was taken
             cut = self._cut(name)
             if self.tensor is None or cut is None or not cut.inside or not p.requires_grad:
                 continue
@@ -73,17 +77,18 @@ class MeshShares:
             if not cut.maps:
                 self.tensor.wire.sum(local(p.grad))
             elif self._held_twice(cut):
-                gradient = whole(p.grad)
-                self.tensor.sum_shared(cut, gradient)
-                p.grad = like(p.grad, gradient)
+                gathered[name] = whole(p.grad)
+                self.tensor.sum_shared(cut, gathered[name])
+                p.grad = like(p.grad, gathered[name])
+        return gathered
 
-    def _squares(self, name: str, gradient: Tensor) -> Tensor:
+    def _squares(self, name: str, gradient: Tensor, gathered: Tensor | None) -> Tensor:
         """This process's part of the squared norm: what several have counts once."""
         cut = self._cut(name)
-        if cut is None or not self._held_twice(cut):
+        if cut is None or gathered is None:
             copies = 1 if cut is not None and cut.maps else self.world.tensor
             return local(gradient).double().square().sum() / copies
-        parts = zip(cut.maps, cut.split(whole(gradient)), strict=True)
+        parts = zip(cut.maps, cut.split(gathered), strict=True)
         squares = [part.double().square().sum() * m.shards for m, part in parts]
         holders = self.world.shards // (self.world.experts if self._is_expert(name) else 1)
         return torch.stack(squares).sum() / (self.world.tensor * holders)

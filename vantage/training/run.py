@@ -15,14 +15,13 @@ from torch import Tensor, nn
 from vantage.checkpoints.pull import find
 from vantage.errors import BadInput, Refused, unknown
 from vantage.families import opened, tokenizer_of
-from vantage.model import Model
 from vantage.parallel import ContextParallel
 from vantage.spec.devices import chosen_device
 from vantage.training.batch import Batch
 from vantage.training.callbacks import Callbacks
 from vantage.training.compiled import Logits, compiled_loss, in_precision, loss_of, recompute, recompute_no_more
 from vantage.training.context_tokens import ContextTokens
-from vantage.training.distributed import World, join, shard
+from vantage.training.distributed import World, blocks_of, join, shard, unshared
 from vantage.training.example_data import StreamedRows
 from vantage.training.learners import Classifier, Learner
 from vantage.training.log import Reporter, ScoreRecord, SilentReporter
@@ -109,13 +108,13 @@ class Run:
         learner = s.model.learner(self.requirements).to(self.device)
         spec = learner.core.spec
         shares = MeshShares(learner, s, self.world) if self.world.cut else None
-        blocks = _blocks(learner)
+        blocks = blocks_of(learner)
         if s.loop.recompute:
             if not blocks:
                 raise Refused("loop.recompute: this model has no blocks to compute again; leave it out")
             recompute(blocks)
         half = torch.bfloat16 if s.loop.precision == "bfloat16" else None
-        shard(learner, _unshared(blocks), self.world, half)
+        shard(learner, unshared(blocks), self.world, half)
         logits, loss = self._computed(learner, half if self.world.shards == 1 else None)
         average = None if s.average is None else s.average.build(learner)
         state = TrainState(
@@ -187,7 +186,7 @@ class Run:
                 saved_to = save_trained(learner, self.opened, self.folder / "model", base, step=loop.step)
             self.world.wait()
         if self.settings.loop.recompute:
-            recompute_no_more(_blocks(state.learner))
+            recompute_no_more(blocks_of(state.learner))
         core = state.learner.eval().core
         core.tokenizer = self.opened.tokenizer
         if isinstance(state.learner, Classifier):
@@ -244,18 +243,3 @@ def _tokenizer(settings: TrainSettings) -> Any:
     if not isinstance(settings.model, Loaded):
         return None
     return tokenizer_of(opened(find(settings.model.source), torch.float32))
-
-
-def _blocks(learner: nn.Module) -> list[nn.Module]:
-    """The blocks of every transformer in it: what is computed again, and shared out, one at a time."""
-    models = [module for module in learner.modules() if isinstance(module, Model)]
-    return [block for model in models for block in model.blocks]
-
-
-def _unshared(blocks: list[nn.Module]) -> list[nn.Module]:
-    """The blocks that share no parameter with another (T5's layers share their bias): those go with the whole."""
-    seen: dict[Tensor, int] = {}
-    for block in blocks:
-        for p in block.parameters():
-            seen[p] = seen.get(p, 0) + 1
-    return [block for block in blocks if all(seen[p] == 1 for p in block.parameters())]
