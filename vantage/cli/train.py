@@ -79,8 +79,10 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
+    from vantage.cluster import processes
     from vantage.errors import BadInput
     from vantage.training.promises import promise_note
+    from vantage.training.sections import parallel_of
     from vantage.training.tables import check_run_folder, check_table, run_folder, table_of
     from vantage.training.track import check_trackers, trackers
 
@@ -96,6 +98,7 @@ def run(args: argparse.Namespace) -> int:
     check_trackers(args.track)
     out = Path(args.out) if args.out else run_folder(args.settings)
     if not args.check:
+        parallel_of(table).rows(processes())
         check_run_folder(out, resume=args.resume)
     note = promise_note(args.settings, changes)
     from vantage.training.settings import settings_of
@@ -187,7 +190,9 @@ def _print_result(args: argparse.Namespace, trained: Trained, training_run: Run)
         device = [] if args.device is None else ["--device", args.device]
         track = [word for name in args.track for word in ("--track", name)]
         steps = [] if args.steps is None else ["--steps", str(args.steps)]
-        more = ["--out", str(trained.folder), *device, *steps, *track, "--resume"]
+        counts = {axis: getattr(args, f"{axis}_parallel") for axis in AXES}
+        arranged = [word for axis, n in counts.items() if n for word in (f"--{axis}-parallel", str(n))]
+        more = ["--out", str(trained.folder), *device, *steps, *arranged, *track, "--resume"]
         words = ["vantage", "train", args.settings, *args.changes, *more]
         print(f"saved after {trained.step} steps; go on with: {shlex.join(words)}")
 

@@ -15,7 +15,7 @@ from vantage.errors import BadInput
 from vantage.figures.html import page_table
 from vantage.inspect.cache_bytes import CacheSettings, cache_bytes, state_bytes
 from vantage.inspect.machine import floating
-from vantage.inspect.shard_cost import shard_cost, wide
+from vantage.inspect.shard_cost import shard_cost
 from vantage.model import Model, empty_model
 from vantage.parallel.cut import Cut
 from vantage.parallel.experts import spread
@@ -72,20 +72,16 @@ def mesh_cost(
     own = divided(spread_spec, 0, mesh.tensor)
     whole, share = empty_model(spread_spec), empty_model(own)
     cuts = parameter_cuts(whole, share)
-    weights = sum(p.numel() for p in share.parameters())
     columns = Cut(context, mesh.context).padded // mesh.context
     tokens = batch * columns
     exchanged = [_exchanged(own, index, tokens, kind) for index in range(len(own.layers))]
     gathered = (mesh.context - 1) * sum(exchanged)
     handed = sum(state_bytes(shape, kind) for shape, _ in own.caches) * batch if mesh.context > 1 else 0
-    shards = shard_cost(share, mesh, kind) if mesh.trains else None
-    kept = weights * kind.itemsize if shards is None else shards.held
-    numbers = weights if shards is None else shards.held // wide(kind)
-    serves = spec.generates and shards is None
+    weights, serves = shard_cost(share, mesh, kind), spec.generates and not mesh.trains
     memory = {
-        "weights": kept,
-        "weights of the largest block, gathered": 0 if shards is None or mesh.shards == 1 else shards.largest,
-        "gradients and AdamW's moments, in training": kept + numbers * MOMENTS,
+        "weights": weights.held,
+        "weights of the largest block, gathered": weights.largest,
+        "gradients and AdamW's moments, in training": weights.held + weights.numbers * MOMENTS,
         "cache of the whole context": cache_bytes(own, CacheSettings(context, batch, kind)) if serves else 0,
         "keys and values of a layer, gathered": mesh.context * max(exchanged) if mesh.context > 1 else 0,
     }
@@ -96,21 +92,16 @@ def mesh_cost(
         "keys and values": gathered + places,
         "states": handed,
         "tokens to their experts": exchanged_bytes(spec, mesh.experts, tokens, kind),
-        "weights": 0 if shards is None else shards.forward,
+        "weights": weights.forward,
     }
-    own_gradients = sum(
-        _gradient_bytes(cut, mesh.tensor, kind, _shards_of(name, share, mesh)) for name, cut in cuts.items()
-    )
     step = {
         "sums of sublayers": 2 * forward["sums of sublayers"],
         "keys and values": 2 * gathered + places,
         "states": 2 * handed,
         "tokens to their experts": exchanged_bytes(spec, mesh.experts, tokens, kind, backward=True),
-        "gradients over tensor": own_gradients,
-        "gradients over context": 0
-        if shards is not None
-        else sum(summed_bytes(p.numel() * kind.itemsize, mesh.context) for p in share.parameters()),
-        "weights and their gradients": 0 if shards is None else shards.forward + shards.backward,
+        "gradients over tensor": _over_tensor(cuts, share, mesh, kind),
+        "gradients over context": 0 if mesh.trains else _over_context(share, mesh, kind),
+        "weights and their gradients": weights.forward + weights.backward,
     }
     decode = {"sums of sublayers": summed_bytes(batch * per_token, mesh.tensor)}
     sent = {"prefill": forward, "decode": decode, "training step": step}
@@ -162,10 +153,19 @@ def _gradient_bytes(cut: ParameterCut, ranks: int, dtype: torch.dtype, shards: i
     return sums + (gathered if twice else 0)
 
 
-def _shards_of(name: str, share: Model, mesh: MeshShape) -> int:
-    """Over how many devices a parameter is shared out."""
-    of_experts = {id(p) for unit in expert_units(share) for p in unit.parameters()}
-    return mesh.expert_shards if id(share.get_parameter(name)) in of_experts else mesh.shards
+def _over_tensor(cuts: dict[str, ParameterCut], share: Model, mesh: MeshShape, dtype: torch.dtype) -> int:
+    """What is sent of gradients among those who share heads and columns."""
+    experts = {p for unit in expert_units(share) for p in unit.parameters()}
+    total = 0
+    for name, p in share.named_parameters():
+        shards = mesh.expert_shards if p in experts else mesh.shards
+        total += _gradient_bytes(cuts[name], mesh.tensor, dtype, shards)
+    return total
+
+
+def _over_context(share: Model, mesh: MeshShape, dtype: torch.dtype) -> int:
+    """The same among those who share tokens, where FSDP2 does not do it."""
+    return sum(summed_bytes(p.numel() * dtype.itemsize, mesh.context) for p in share.parameters())
 
 
 def _some(numbers: dict[str, int]) -> dict[str, int]:

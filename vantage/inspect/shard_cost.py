@@ -19,9 +19,10 @@ WIDE = 4  # bytes: weights are kept, and gradients summed, in float32 at least
 @final
 @dataclass(frozen=True)
 class ShardCost:
-    """Bytes of one device: what it holds of all weights, what a forward and a backward pass send, and the largest unit
-    that is gathered at a time."""
+    """Of one device: how many numbers it holds of all weights, and the bytes of that; what a pass sends, forwards and
+    back; and the most that is gathered at a time."""
 
+    numbers: int
     held: int
     forward: int
     backward: int
@@ -29,23 +30,26 @@ class ShardCost:
 
 
 def shard_cost(share: Model, mesh: MeshShape, dtype: torch.dtype) -> ShardCost:
-    """Of a device's share of a model (its heads, its experts) in training."""
+    """Of a device's share of a model (its heads, its experts)."""
+    if not mesh.trains:  # it has all of it
+        numbers = sum(p.numel() for p in share.parameters())
+        return ShardCost(numbers, numbers * dtype.itemsize, 0, 0, 0)
     experts = [list(unit.parameters()) for unit in expert_units(share)]
     taken = {p for unit in experts for p in unit}
     blocks = [[p for p in block.parameters() if p not in taken] for block in unshared(blocks_of(share))]
     taken |= {p for block in blocks for p in block}
     rest = [p for p in share.parameters() if p not in taken]
     units = [(unit, mesh.shards) for unit in blocks] + [(unit, mesh.expert_shards) for unit in experts]
-    held = forward = backward = 0
+    numbers = forward = backward = 0
     for unit, ranks in [*units, (rest, mesh.shards)]:
         each = sum(shard_numbers(p, ranks) for p in unit)
-        held += sum(shard_numbers(p, ranks, padded=False) for p in unit) * wide(dtype)
+        numbers += sum(shard_numbers(p, ranks, padded=False) for p in unit)
         forward += (ranks - 1) * each * dtype.itemsize
         # what is outside of blocks stays gathered between the two
         again = 0 if unit is rest else dtype.itemsize
         backward += (ranks - 1) * each * (again + wide(dtype))
-    largest = max((_bytes(unit, dtype) for unit, _ in units), default=0)
-    return ShardCost(held, forward, backward, largest + _bytes(rest, dtype))
+    largest = max((_bytes(unit, dtype) for unit, _ in units), default=0) + _bytes(rest, dtype)
+    return ShardCost(numbers, numbers * wide(dtype), forward, backward, largest if mesh.shards > 1 else 0)
 
 
 def shard_numbers(p: Tensor, ranks: int, *, padded: bool = True) -> int:

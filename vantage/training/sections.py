@@ -195,6 +195,13 @@ def check_sections(table: Mapping[str, Any]) -> None:
         check_seed(reader.value(table["seed"], int, "seed", "settings.seed", 0))
 
 
+def parallel_of(table: Mapping[str, Any]) -> ParallelSettings:
+    """What a table of settings says of the processes."""
+    section = with_part_name(table.get("parallel", {}), ParallelSettings)
+    reader = Reader(MOST, PartNames(error=BadInput, loose=True))
+    return reader.value(section, ParallelSettings, "parallel", "settings.parallel", 0)
+
+
 def check_seed(seed: int) -> None:
     if not 0 <= seed < 2**63:
         raise BadInput(f"seed={seed}: give a number from 0 to 2**63 - 1")
