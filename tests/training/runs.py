@@ -53,9 +53,15 @@ def in_torchrun(folder: Path, processes: int, tasks: list[dict[str, Any]]) -> No
     """Run these in so many processes, one after the other."""
     file = folder / "tasks.json"
     file.write_text(json.dumps(tasks))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--standalone"]
-    done = subprocess.run(
-        [*torchrun, "-m", "tests.training.spread", str(file)],
+    done = torchrun(processes, "tests.training.spread", str(file))
+    assert done.returncode == 0, done.stderr[-6000:]
+
+
+def torchrun(processes: int, module: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a module in so many processes, and wait for its end."""
+    started = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--standalone"]
+    return subprocess.run(
+        [*started, "-m", module, *words],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -63,7 +69,6 @@ def in_torchrun(folder: Path, processes: int, tasks: list[dict[str, Any]]) -> No
         timeout=600,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-6000:]
 
 
 class StopsAt:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import pytest
 import torch
 
 import vantage as vt
-from tests.training.runs import ROOT, go, in_torchrun, losses, task, tiny
+from tests.training.runs import go, in_torchrun, losses, task, tiny, torchrun
 from vantage.errors import BadInput, Refused
 from vantage.training import read_log
 from vantage.training.checkpoint import steps
@@ -118,18 +116,9 @@ def test_the_command_line_runs_in_two_processes(tmp_path: Path) -> None:
         '[data]\nis = "task"\ntask = "copy"\nlengths = [1, 5]\ntest_lengths = [5]\ntest_examples = 8\n'
         '[loop]\nsteps = 6\nbatch = 8\nthreads = 1\n[optimiser]\nis = "adamw"\nlr = 3e-3\n'
     )
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
 
     def start(*more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*torchrun, "-m", "vantage", "train", str(settings), "--out", str(tmp_path / "two"), *more],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
+        return torchrun(2, "vantage", "train", str(settings), "--out", str(tmp_path / "two"), *more)
 
     done = start()
     assert done.returncode == 0, done.stderr[-4000:]

@@ -137,8 +137,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _arrangement(args: argparse.Namespace) -> list[str]:
     """What the flags say of the processes, as changes to the settings."""
-    said = {SETTINGS.get(axis, axis): getattr(args, f"{axis}_parallel") for axis in AXES}
-    return [f"parallel.{name}={count}" for name, count in said.items() if count is not None]
+    return [f"parallel.{SETTINGS.get(axis, axis)}={count}" for axis, count in _counts(args).items()]
+
+
+def _counts(args: argparse.Namespace) -> dict[str, int]:
+    """How many processes the flags give to each axis."""
+    counts = {axis: getattr(args, f"{axis}_parallel") for axis in AXES}
+    return {axis: count for axis, count in counts.items() if count is not None}
 
 
 def _list() -> int:
@@ -190,8 +195,7 @@ def _print_result(args: argparse.Namespace, trained: Trained, training_run: Run)
         device = [] if args.device is None else ["--device", args.device]
         track = [word for name in args.track for word in ("--track", name)]
         steps = [] if args.steps is None else ["--steps", str(args.steps)]
-        counts = {axis: getattr(args, f"{axis}_parallel") for axis in AXES}
-        arranged = [word for axis, n in counts.items() if n for word in (f"--{axis}-parallel", str(n))]
+        arranged = [word for axis, n in _counts(args).items() for word in (f"--{axis}-parallel", str(n))]
         more = ["--out", str(trained.folder), *device, *steps, *arranged, *track, "--resume"]
         words = ["vantage", "train", args.settings, *args.changes, *more]
         print(f"saved after {trained.step} steps; go on with: {shlex.join(words)}")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vantage.errors import Refused
 from vantage.model import Model
-from vantage.parallel import ContextParallel, ContextShare, Cut
+from vantage.parallel import ContextParallel, ContextShare
 from vantage.training.batch import IGNORE, Batch
 from vantage.training.learners import Learner, losses
 
@@ -25,7 +25,7 @@ class ContextTokens:
             raise Refused("parallel.context is for transformers: a recurrent model reads one token after the other")
         self.learner: Any = learner
         self.parallel, self.smoothing = parallel, smoothing
-        self._share: ContextShare | None = None  # of the pass that is under way
+        self._share: ContextShare | None = None  # of the last pass
         learner.forward = self._forward
 
     def logits(self, batch: Batch) -> Tensor:
@@ -38,8 +38,7 @@ class ContextTokens:
         own, wire = self.learner(batch), self.parallel.wire
         if self.learner.whole_rows:
             return losses(own, batch.targets, self.smoothing) / wire.size
-        targets = Cut(batch.tokens.shape[1], wire.size, self.parallel.kind).take(batch.targets, wire.rank, fill=IGNORE)
-        return losses(own, targets, self.smoothing)
+        return losses(own, self._last().take(batch.targets, fill=IGNORE), self.smoothing)
 
     def _forward(self, batch: Batch) -> Tensor:
         learner, wire = self.learner, self.parallel.wire
@@ -49,7 +48,7 @@ class ContextTokens:
         if learner.training and wire.rank:
             torch.manual_seed(torch.initial_seed() + wire.rank)
         share = self.parallel.hidden(learner.core, **given | {"positions": positions})
-        self._share = share
+        self._share = share._replace(hidden=share.hidden.detach()[:, :0])  # how it was cut, and no activations
         return learner.outputs(share.whole(share.hidden) if learner.whole_rows else share.hidden, batch)
 
     def _last(self) -> ContextShare:
