@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 
 import vantage as vt
-from tests.training.runs import go, in_torchrun, task, tiny
+from tests.training.runs import go, in_torchrun, losses, task, tiny
 from tests.training.test_distributed import alike, same_model
-from vantage.errors import BadInput
+from vantage.errors import BadInput, Refused, VantageError
 from vantage.training.checkpoint import steps
+from vantage.training.distributed import World
+from vantage.training.mesh_shares import MeshShares
+from vantage.training.models import DataFacts
+from vantage.training.run import check_processes
 from vantage.training.sections import ParallelSettings
 from vantage.training.settings import settings_of
 
@@ -42,6 +46,7 @@ MORE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"model": {"is": "encoder", "width": 16, "layers": 1, "heads": 2}, "data": {"task": "parity"}}, {"context": 2}),
     ({"optimiser": {"is": "muon", "lr": 0.02}}, {"context": 2}),
     (MIXED, {"tensor": 2}),
+    (DENSE | {"loop": {"recompute": True}}, {"context": 2, "cut": "zigzag"}),
 ]
 FOUR: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (DENSE, {"tensor": 2}),
@@ -49,7 +54,7 @@ FOUR: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (DENSE, {"context": 2, "cut": "zigzag"}),
     (DENSE | {"model": DENSE["model"] | {"kv_heads": 1}}, {"tensor": 2}),  # both have the key head
     (MIXED, {"experts": 2}),
-    (MIXED, {"experts": 2, "tensor": 2}),
+    (MIXED | {"loop": {"recompute": True}}, {"experts": 2, "tensor": 2}),
     (MIXED, {"experts": 2, "context": 2}),
     (MIXED, {"experts": 4}),
 ]
@@ -91,6 +96,17 @@ def test_arrangements_of_four_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "parallel"), [(DENSE, {"context": 2}), (MIXED, {"experts": 2}), (DENSE, {"tensor": 2})]
+)
+def test_half_precision_over_two_processes(tmp_path: Path, kind: dict[str, Any], parallel: dict[str, Any]) -> None:
+    half = kind | {"loop": {"precision": "bfloat16"}}
+    go(tmp_path / "one", tiny(**half))
+    in_torchrun(tmp_path, 2, [task(tmp_path / "two", tiny(**half, parallel=parallel))])
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=2e-3)
+
+
+@pytest.mark.slow
 def test_a_run_goes_from_arrangement_to_arrangement(tmp_path: Path) -> None:
     """Four processes, then two in another arrangement, then one."""
     folder = tmp_path / "moved"
@@ -120,6 +136,33 @@ def test_an_arrangement_needs_processes_that_it_divides(tmp_path: Path) -> None:
         go(tmp_path, tiny(parallel={"tensor": 2}))
     with pytest.raises(BadInput, match=r"parallel.context=0: give at least 1"):
         settings_of(tiny(parallel={"context": 0}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "world", "why"),
+    [
+        ({"loop": {"compile": True}}, World(0, 1, tensor=2), "loop.compile is not for"),
+        ({"loop": {"recompute": True}, "parallel": {"exchange": "ring"}}, World(0, 1, context=2), "use 'gather'"),
+        ({"loop": {"accumulate": "auto"}}, World(0, 1, context=2), "is for one process"),
+        ({"loop": {"batch": 9}}, World(0, 2, experts=2), "9 does not divide among 2 processes"),
+    ],
+)
+def test_what_a_mesh_cannot_do_is_refused(settings: dict[str, Any], world: World, why: str) -> None:
+    with pytest.raises(VantageError, match=why):
+        check_processes(settings_of(tiny(**settings)), world)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"optimiser": {"is": "muon"}}, "optimiser that treats every number by itself"),
+        ({"model": {"is": "recurrent", "width": 16}}, "for transformers that are trained whole"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(settings: dict[str, Any], why: str) -> None:
+    said = settings_of(tiny(**settings))
+    with pytest.raises(Refused, match=why):
+        MeshShares(said.model.learner(DataFacts(9, 0)), said, World(0, 1, tensor=2))
 
 
 def test_the_arrangement_is_no_other_run() -> None:

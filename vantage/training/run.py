@@ -17,6 +17,7 @@ from vantage.errors import BadInput, Refused, unknown
 from vantage.families import opened, tokenizer_of
 from vantage.parallel import ContextParallel
 from vantage.spec.devices import chosen_device
+from vantage.spec.model import ModelSpec
 from vantage.training.batch import Batch
 from vantage.training.callbacks import Callbacks
 from vantage.training.compiled import Logits, compiled_loss, in_precision, loss_of, recompute, recompute_no_more
@@ -79,7 +80,7 @@ class Run:
             "data": data_fingerprint(settings.data),
             "settings": json.loads(json.dumps(settings_table(settings), default=repr)),
         }
-        _check_processes(settings, self.world)
+        check_processes(settings, self.world)
         if note := claim(self.folder, resume, settings, self.origin, self.world):
             self.report.note(note)
         if settings.loop.threads is not None:
@@ -112,6 +113,10 @@ class Run:
         if s.loop.recompute:
             if not blocks:
                 raise Refused("loop.recompute: this model has no blocks to compute again; leave it out")
+            if self.world.context > 1 and isinstance(spec, ModelSpec) and any(shape.states for shape, _ in spec.caches):
+                raise Refused(
+                    "loop.recompute is not for layers with a state over parallel.context: leave one of them out"
+                )
             recompute(blocks)
         half = torch.bfloat16 if s.loop.precision == "bfloat16" else None
         shard(learner, unshared(blocks), self.world, half)
@@ -210,15 +215,20 @@ class Run:
 # ---- inside
 
 
-def _check_processes(settings: TrainSettings, world: World) -> None:
+def check_processes(settings: TrainSettings, world: World) -> None:
     """Refuse what several processes cannot divide among them."""
     batch, accumulate, size = settings.loop.batch, settings.loop.accumulate, world.size
     if world.several and accumulate == "auto":
         raise Refused("loop.accumulate = 'auto' is for one process: give a number where there are several")
     if world.several and isinstance(settings.model, ModelObject) and settings.model.model is not None:
         raise Refused("several processes build the model themselves: give its spec, or settings (model.is = 'loaded')")
-    if (world.cut or world.context > 1) and (settings.loop.compile or settings.loop.recompute):
-        raise Refused("loop.compile and loop.recompute are not for parallel.tensor, context or experts: leave them out")
+    if (world.cut or world.context > 1) and settings.loop.compile:
+        raise Refused("loop.compile is not for parallel.tensor, context or experts: leave it out")
+    if world.context > 1 and settings.loop.recompute and settings.parallel.exchange == "ring":
+        raise Refused(
+            "loop.recompute is not for parallel.exchange = 'ring', which knows the keys of a pass by its positions: "
+            "use 'gather'"
+        )
     if accumulate != "auto" and batch % (size * accumulate):
         raise BadInput(f"loop.batch = {batch} does not divide among {size} processes and {accumulate} parts")
 
