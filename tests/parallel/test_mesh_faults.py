@@ -30,7 +30,7 @@ def four(settings: Path, folder: Path) -> list[subprocess.Popen[str]]:
     started = []
     for rank in range(4):
         place = {"RANK": str(rank), "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        environment = {**os.environ, **place, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, **place, "OMP_NUM_THREADS": "1"}
         started.append(start([*command, "--device", "cpu", "--steps", "5000", *ARRANGED], env=environment, **options))
     return started
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -42,6 +43,9 @@ def go(folder: Path, said: dict[str, Any], *, resume: bool = False, stop: int | 
     if stop is not None:
         run.loop.report = StopsAt(run, stop)
     return run.go()
+
+
+on_cpu = functools.partial(go, device="cpu")  # to compare with processes, which share no GPU
 
 
 def task(folder: Path, said: dict[str, Any], *, resume: bool = False, stop: int | None = None) -> dict[str, Any]:

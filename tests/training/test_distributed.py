@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import vantage as vt
-from tests.training.runs import go, in_torchrun, losses, task, tiny, torchrun
+from tests.training.runs import in_torchrun, losses, on_cpu, task, tiny, torchrun
 from vantage.errors import BadInput, Refused
 from vantage.training import read_log
 from vantage.training.checkpoint import steps
@@ -70,8 +70,8 @@ def test_two_processes_give_the_losses_of_one_and_read_each_others_checkpoints(
     tasks = []
     for name, kind in kinds.items():
         said = tiny(**kind)
-        go(tmp_path / f"{name} one", said)
-        go(tmp_path / f"{name} from one", said, stop=4)
+        on_cpu(tmp_path / f"{name} one", said)
+        on_cpu(tmp_path / f"{name} from one", said, stop=4)
         tasks += [
             task(tmp_path / f"{name} two", said),
             task(tmp_path / f"{name} from two", said, stop=4),
@@ -87,7 +87,7 @@ def test_two_processes_give_the_losses_of_one_and_read_each_others_checkpoints(
         if (early := folder / "checkpoints" / "step-00000002").is_dir():
             # a checkpoint of two is a model as well, put together from both
             close(vt.load(early), vt.load(tmp_path / f"{name} from one" / "checkpoints" / early.name))
-        go(folder, tiny(**kind), resume=True)
+        on_cpu(folder, tiny(**kind), resume=True)
         for other in ("two", "from two", "from one"):
             alike(tmp_path / f"{name} one", tmp_path / f"{name} {other}")
             if name != "recurrent":
@@ -118,12 +118,12 @@ def test_the_command_line_runs_in_two_processes(tmp_path: Path) -> None:
     )
 
     def start(*more: str) -> subprocess.CompletedProcess[str]:
-        return torchrun(2, "vantage", "train", str(settings), "--out", str(tmp_path / "two"), *more)
+        return torchrun(2, "vantage", "train", str(settings), "--out", str(tmp_path / "two"), "--device", "cpu", *more)
 
     done = start()
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.count("done: 6 steps") == 1  # only one of them speaks
-    go(tmp_path / "one", tiny())
+    on_cpu(tmp_path / "one", tiny())
     alike(tmp_path / "one", tmp_path / "two")
     again = start()
     assert again.returncode != 0

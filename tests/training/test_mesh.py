@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import vantage as vt
-from tests.training.runs import go, in_torchrun, losses, task, tiny
+from tests.training.runs import in_torchrun, losses, on_cpu, task, tiny
 from tests.training.test_distributed import alike, same_model
 from vantage.errors import BadInput, Refused, VantageError
 from vantage.training.checkpoint import steps
@@ -65,8 +65,8 @@ def compare(tmp_path: Path, processes: int, cases: list[tuple[dict[str, Any], di
     tasks = []
     for i, (kind, parallel) in enumerate(cases):
         alone, shared = tiny(**kind), tiny(**kind, parallel=parallel)
-        go(tmp_path / f"{i} one", alone)
-        go(tmp_path / f"{i} from one", alone, stop=4)
+        on_cpu(tmp_path / f"{i} one", alone)
+        on_cpu(tmp_path / f"{i} from one", alone, stop=4)
         tasks += [
             task(tmp_path / f"{i} mesh", shared),
             task(tmp_path / f"{i} from mesh", shared, stop=4),
@@ -75,7 +75,7 @@ def compare(tmp_path: Path, processes: int, cases: list[tuple[dict[str, Any], di
     in_torchrun(tmp_path, processes, tasks)
     for i, (kind, _) in enumerate(cases):
         assert 0 < steps(tmp_path / f"{i} from mesh" / "checkpoints")[-1] < 6
-        go(tmp_path / f"{i} from mesh", tiny(**kind), resume=True)
+        on_cpu(tmp_path / f"{i} from mesh", tiny(**kind), resume=True)
         for other in ("mesh", "from mesh", "from one"):
             alike(tmp_path / f"{i} one", tmp_path / f"{i} {other}")
             same_model(tmp_path / f"{i} one", tmp_path / f"{i} {other}")
@@ -100,7 +100,7 @@ def test_half_precision_over_two_processes(tmp_path: Path) -> None:
     cases = {"context": DENSE, "experts": MIXED, "tensor": DENSE}
     half = {axis: kind | {"loop": {"precision": "bfloat16"}} for axis, kind in cases.items()}
     for axis, kind in half.items():
-        go(tmp_path / f"{axis} one", tiny(**kind))
+        on_cpu(tmp_path / f"{axis} one", tiny(**kind))
     tasks = [task(tmp_path / f"{axis} two", tiny(**kind, parallel={axis: 2})) for axis, kind in half.items()]
     in_torchrun(tmp_path, 2, tasks)
     for axis in half:
@@ -111,14 +111,14 @@ def test_half_precision_over_two_processes(tmp_path: Path) -> None:
 def test_a_run_goes_from_arrangement_to_arrangement(tmp_path: Path) -> None:
     """Four processes, then two in another arrangement, then one."""
     folder = tmp_path / "moved"
-    go(tmp_path / "one", tiny(**MIXED))
+    on_cpu(tmp_path / "one", tiny(**MIXED))
     in_torchrun(tmp_path, 4, [task(folder, tiny(**MIXED, parallel={"experts": 2, "tensor": 2}), stop=2)])
     in_torchrun(tmp_path, 2, [task(folder, tiny(**MIXED, parallel={"context": 2}), resume=True, stop=4)])
     checkpoint = vt.load(folder / "checkpoints" / f"step-{steps(folder / 'checkpoints')[-1]:08d}")
     assert sum(p.numel() for p in checkpoint.parameters()) == sum(
         p.numel() for p in vt.load(tmp_path / "one" / "model").parameters()
     )
-    go(folder, tiny(**MIXED), resume=True)
+    on_cpu(folder, tiny(**MIXED), resume=True)
     alike(tmp_path / "one", folder)
     same_model(tmp_path / "one", folder)
 
@@ -134,7 +134,7 @@ def test_an_arrangement_needs_processes_that_it_divides(tmp_path: Path) -> None:
     ):
         ParallelSettings(2, 2).rows(6)
     with pytest.raises(BadInput, match=r"needs 2 processes.*and there is 1: start with torchrun --nproc-per-node 2"):
-        go(tmp_path, tiny(parallel={"tensor": 2}))
+        on_cpu(tmp_path, tiny(parallel={"tensor": 2}))
     with pytest.raises(BadInput, match=r"parallel.context=0: give at least 1"):
         settings_of(tiny(parallel={"context": 0}))
 
