@@ -1,0 +1,252 @@
+"""Layers in host memory that are copied to the device one layer ahead of their use.
+
+There are two buffers on the device, and each takes every second of these layers in turn. While the kernels of one layer
+run, the next is on its way on a stream of its own; when they are done, their buffer takes the layer after that. After
+the last come the first ones again, so that the next pass finds them there and the link need not wait for Python.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol, final
+
+import torch
+from torch import Tensor, nn
+
+from vantage.errors import Refused
+from vantage.model.placement import (
+    check_no_gradient,
+    check_not_compiled,
+    held_tensors,
+    layout_of,
+    on_device,
+    replace_tensors,
+)
+
+BUFFERS = 2
+
+
+class Copies(Protocol):
+    """How bytes come to the device, in the order of what computes with them."""
+
+    def host(self, nbytes: int) -> Tensor:
+        """Host memory that can be copied from."""
+        ...
+
+    def copy(self, buffer: int, into: Tensor, data: Tensor) -> None:
+        """Begin to fill a buffer, after the kernels that were launched before."""
+        ...
+
+    def wait(self, buffer: int) -> None:
+        """Kernels from now on begin when the buffer is filled."""
+        ...
+
+    def join(self) -> None:
+        """At the end of a graph: it is over when its copies are."""
+        ...
+
+
+@final
+class CopiesAtOnce:
+    """Where the device has no streams: a copy is done when it returns."""
+
+    def host(self, nbytes: int) -> Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    def copy(self, buffer: int, into: Tensor, data: Tensor) -> None:
+        into.copy_(data)
+
+    def wait(self, buffer: int) -> None:
+        pass
+
+    def join(self) -> None:
+        pass
+
+
+@final
+class CopiesOnStream:
+    """A CUDA stream of its own, and pinned memory."""
+
+    def __init__(self, device: torch.device):
+        self._device, self._stream = device, torch.cuda.Stream(device)
+        # when a buffer was filled last; inside a graph only what was launched there may be waited for
+        self._filled: dict[tuple[bool, int], torch.cuda.Event] = {}
+        self._ticks = torch.zeros(1, dtype=torch.int32, device=device)
+
+    def host(self, nbytes: int) -> Tensor:
+        memory = torch.empty(nbytes, dtype=torch.uint8)
+        # torch's own pinned memory is rounded up to a power of two
+        error = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), nbytes, 0)
+        if int(error):
+            raise Refused(f"{nbytes:,} bytes of host memory could not be pinned (CUDA error {int(error)})")
+        weakref.finalize(memory.untyped_storage(), _unpin, memory.data_ptr())
+        return memory
+
+    def copy(self, buffer: int, into: Tensor, data: Tensor) -> None:
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            into.copy_(data, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        self._filled[_capturing(), buffer] = event
+
+    def wait(self, buffer: int) -> None:
+        event = self._filled.get((_capturing(), buffer))
+        if event is not None:
+            torch.cuda.current_stream(self._device).wait_event(event)
+            # A kernel that may begin before the one launched before it has ended looks at that one alone, not at
+            # copies: this one cannot.
+            self._ticks.add_(1)
+
+    def join(self) -> None:
+        if _capturing():
+            for buffer in [buffer for inside, buffer in self._filled if inside]:
+                self.wait(buffer)
+                del self._filled[True, buffer]
+
+
+def _capturing() -> bool:
+    """Whether what is launched goes into a graph, and does not run."""
+    return torch.cuda.is_current_stream_capturing()
+
+
+def _unpin(address: int) -> None:
+    torch.cuda.cudart().cudaHostUnregister(address)
+
+
+class Binding(NamedTuple):
+    """A place in a module, and what stands there while the layer rests and while it runs."""
+
+    holder: dict[str, Any]
+    name: str
+    on_host: Tensor
+    on_device: Tensor
+
+
+class Streamed(NamedTuple):
+    """A layer in host memory."""
+
+    data: Tensor  # on the host
+    buffer: int
+    own: tuple[Tensor, ...]  # views of ``data``: the layer's tensors while it rests
+    on_device: dict[int, Tensor]  # views of the buffer, by the ids of those
+
+
+@final
+class StreamedLayers:
+    """The weights of some layers, which run on ``device``. A layer's own tensors are those on the host, so that whoever
+    reads them reads what is true; while it runs they are the buffer's."""
+
+    def __init__(self, device: torch.device, layers: tuple[int, ...], nbytes: int, capacity: int | None = None):
+        """``nbytes``: of the largest of these layers."""
+        self.device, self.layers, self.capacity = device, layers, capacity
+        self._copies: Copies = CopiesOnStream(device) if device.type == "cuda" else CopiesAtOnce()
+        with torch.inference_mode(False):
+            self._buffers = [torch.empty(nbytes, dtype=torch.uint8, device=device) for _ in range(BUFFERS)]
+        self._units: dict[int, Streamed] = {}
+        self._held: list[int | None] = [None] * BUFFERS  # which layer is in a buffer, or on its way there
+        self._order = {layer: i for i, layer in enumerate(layers)}
+        self._bindings: weakref.WeakKeyDictionary[nn.Module, list[Binding]] = weakref.WeakKeyDictionary()
+        # one layer at a time has the buffers: copies of a model may run in other threads
+        self._lock = threading.RLock()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(len(unit.data) for unit in self._units.values())
+
+    def take(self, index: int, block: nn.Module, shared: frozenset[int]) -> None:
+        """Have a layer from now on; where it was before it is let go of. ``shared``: tensors that others have too."""
+        with torch.inference_mode(False), torch.no_grad():
+            layout, buffer = layout_of(block, shared), self._order[index] % BUFFERS
+            data = self._copies.host(layout.nbytes)
+            on_host = {id(laid.tensor): laid.view(data) for laid in layout.tensors}
+            views = {id(on_host[id(laid.tensor)]): laid.view(self._buffers[buffer]) for laid in layout.tensors}
+            for laid in layout.tensors:
+                on_host[id(laid.tensor)].copy_(laid.tensor)
+            replace_tensors(block, on_host)
+            self._units[index] = Streamed(data, buffer, tuple(on_host.values()), views)
+            self._rest_to_device(index, block)
+
+    def run(self, index: int, block: nn.Module, x: Tensor, ctx: Any) -> Tensor:
+        if index not in self._units:
+            return block(x, ctx)
+        check_not_compiled()
+        check_no_gradient(x, block, self.layers)
+        with self._lock:
+            self.begin(index)
+            try:
+                with self.bound(index, block):
+                    return block(x, ctx)
+            finally:
+                self.end(index)
+
+    @contextmanager
+    def bound(self, index: int, block: nn.Module) -> Iterator[None]:
+        bindings = self._bound_to(index, block)
+        for binding in bindings:
+            binding.holder[binding.name] = binding.on_device
+        try:
+            yield
+        finally:
+            for binding in bindings:
+                binding.holder[binding.name] = binding.on_host
+
+    def begin(self, index: int) -> None:
+        unit = self._units.get(index)
+        if unit is None:
+            return
+        if self._held[unit.buffer] != index:  # the pass before did not go through all layers
+            self._fill(index)
+        self._copies.wait(unit.buffer)
+
+    def end(self, index: int) -> None:
+        if index in self._units and self._held[self._units[index].buffer] != self._after(index):
+            self._fill(self._after(index))
+
+    def ready(self) -> None:
+        for layer in self.layers[:BUFFERS]:
+            self.begin(layer)
+
+    @contextmanager
+    def captured(self) -> Iterator[None]:
+        """The buffers hold the first layers before a graph runs, and after it: it ends when its copies are done."""
+        yield
+        self._copies.join()
+
+    def adopt(self, model: nn.Module) -> None:
+        for index in self._units:
+            self._rest_to_device(index, model.get_submodule(f"blocks.{index}"))
+
+    # ---- what is where
+
+    def _after(self, index: int) -> int:
+        """The layer that this one's buffer takes next."""
+        place = self._order[index] + BUFFERS
+        return self.layers[place if place < len(self.layers) else self._order[index] % BUFFERS]
+
+    def _fill(self, index: int) -> None:
+        unit = self._units[index]
+        self._copies.copy(unit.buffer, self._buffers[unit.buffer][: len(unit.data)], unit.data)
+        self._held[unit.buffer] = index
+
+    def _bound_to(self, index: int, block: nn.Module) -> list[Binding]:
+        """Where the modules of this block have the layer's tensors: a model's copy has modules of its own."""
+        if block not in self._bindings:
+            unit = self._units.get(index)
+            views = {} if unit is None else unit.on_device
+            self._bindings[block] = [
+                Binding(holder, name, tensor, views[id(tensor)])
+                for holder, name, tensor in held_tensors(block)
+                if id(tensor) in views
+            ]
+        return self._bindings[block]
+
+    def _rest_to_device(self, index: int, block: nn.Module) -> None:
+        """What the layer has besides: empty tensors, those that others share, an adapter's."""
+        self._bindings.pop(block, None)
+        for holder, name, tensor in held_tensors(block):
+            if id(tensor) not in self._units[index].on_device and tensor.device != self.device:
+                holder[name] = on_device(tensor, self.device)
