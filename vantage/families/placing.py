@@ -27,7 +27,7 @@ from vantage.model import Model
 from vantage.model.mapped import MappedLayers, whole_pages
 from vantage.model.memory_plan import MemoryPlan, memory_size, plan_memory, readable
 from vantage.model.packed import packed_weights
-from vantage.model.placement import AllOnDevice, held_tensors, move, replace_tensors, shared_tensors
+from vantage.model.placement import AllOnDevice, held_tensors, move, move_shared, replace_tensors
 from vantage.model.streamed import StreamedLayers
 
 
@@ -105,7 +105,7 @@ def fill_by_layers(
             weight.to(dtype)
         if index is not None and index in plan.off:
             assert not isinstance(placement, AllOnDevice)
-            placement.take(index, model.blocks[index], shared_tensors(model))
+            placement.take(index, model.blocks[index], move_shared(model, device))
         else:
             _keep(parts, device)
         checkpoint.stored.release()

@@ -11,6 +11,7 @@ import mmap
 import os
 import shutil
 import tempfile
+import weakref
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -43,6 +44,7 @@ class MappedLayers:
                 "name another folder in VANTAGE_HOME"
             )
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (open as long as this lives)
+        weakref.finalize(self, self._file.close)
         self._file.truncate(nbytes)
         # shared: what somebody writes into a weight is in the file when its pages are given back
         self._map = mmap.mmap(self._file.fileno(), nbytes)

@@ -79,7 +79,7 @@ class MemoryPlan:
             "the process before": need.taken,
             "embeddings, norms and head": need.others,
             f"{len(need.layers) - len(away)} layers": sum(need.layers) - sum(away),
-            f"{BUFFERS} buffers for {len(away)} layers": BUFFERS * max(away, default=0),
+            f"room for {BUFFERS} of {len(away)} layers that come and go": BUFFERS * max(away, default=0),
             f"cache of {self.context:,} tokens": need.cache(self.context),
             "workspace": need.workspace(self.context),
         }
@@ -133,10 +133,10 @@ def _refusal(need: MemoryNeed, limit: int, context: int, name: str, smaller: Map
         if any(shrunk.with_layers_off(spread(n, count), context) <= limit for n in (0, *range(BUFFERS + 1, count + 1))):
             ways.append(f"dtype={dtype!r}")
     all_off, none_off = need.with_layers_off(least, context), need.with_layers_off((), context)
-    ways.append(f"{name} of {readable(min(all_off, none_off))} or more ({readable(none_off)} keeps every layer there)")
+    ways.append(f"{name} of {readable(min(all_off, none_off))} or more ({readable(none_off)} holds all layers)")
     return (
-        f"{name}={readable(limit)} is too little for a context of {context:,} tokens even with all {count} layers off "
-        f"the device: {parts}. What would fit: {'; '.join(ways)}"
+        f"{name}={readable(limit)} is too little for a context of {context:,} tokens even with all {count} layers kept "
+        f"elsewhere: {parts}. What would fit: {'; '.join(ways)}"
     )
 
 

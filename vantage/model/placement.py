@@ -169,8 +169,19 @@ def move(modules: Sequence[nn.Module], device: torch.device) -> None:
         replace_tensors(module, moved)
 
 
+def move_shared(model: nn.Module, device: torch.device) -> frozenset[int]:
+    """What layers share goes to the device, and stays shared. Returns the ids of these tensors."""
+    shared = shared_tensors(model)
+    own = {id(tensor): tensor for _, _, tensor in held_tensors(model) if id(tensor) in shared}
+    moved = {key: tensor if tensor.is_meta else on_device(tensor, device) for key, tensor in own.items()}
+    replace_tensors(model, moved)
+    return frozenset(map(id, moved.values()))
+
+
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:
     """The same there: a parameter if it is one."""
+    if tensor.device == device:
+        return tensor
     there = tensor.detach().to(device)
     return nn.Parameter(there, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else there
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, final
 
@@ -22,9 +22,12 @@ from vantage.model.placement import (
     check_not_compiled,
     held_tensors,
     layout_of,
+    move,
+    move_shared,
     on_device,
     replace_tensors,
 )
+from vantage.model.transformer import Model
 
 BUFFERS = 2
 
@@ -75,6 +78,8 @@ class CopiesOnStream:
         # when a buffer was filled last; inside a graph only what was launched there may be waited for
         self._filled: dict[tuple[bool, int], torch.cuda.Event] = {}
         self._ticks = torch.zeros(1, dtype=torch.int32, device=device)
+        self._pinned: list[Tensor] = []
+        weakref.finalize(self, _unpin, self._pinned).atexit = False
 
     def host(self, nbytes: int) -> Tensor:
         memory = torch.empty(nbytes, dtype=torch.uint8)
@@ -82,7 +87,7 @@ class CopiesOnStream:
         error = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), nbytes, 0)
         if int(error):
             raise Refused(f"{nbytes:,} bytes of host memory could not be pinned (CUDA error {int(error)})")
-        weakref.finalize(memory.untyped_storage(), _unpin, memory.data_ptr())
+        self._pinned.append(memory)
         return memory
 
     def copy(self, buffer: int, into: Tensor, data: Tensor) -> None:
@@ -113,8 +118,9 @@ def _capturing() -> bool:
     return torch.cuda.is_current_stream_capturing()
 
 
-def _unpin(address: int) -> None:
-    torch.cuda.cudart().cudaHostUnregister(address)
+def _unpin(memory: Sequence[Tensor]) -> None:
+    for one in memory:
+        torch.cuda.cudart().cudaHostUnregister(one.data_ptr())
 
 
 class Binding(NamedTuple):
@@ -142,12 +148,15 @@ class StreamedLayers:
 
     def __init__(self, device: torch.device, layers: tuple[int, ...], nbytes: int, capacity: int | None = None):
         """``nbytes``: of the largest of these layers."""
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())  # as tensors name it
         self.device, self.layers, self.capacity = device, layers, capacity
         self._copies: Copies = CopiesOnStream(device) if device.type == "cuda" else CopiesAtOnce()
         with torch.inference_mode(False):
             self._buffers = [torch.empty(nbytes, dtype=torch.uint8, device=device) for _ in range(BUFFERS)]
         self._units: dict[int, Streamed] = {}
-        self._held: list[int | None] = [None] * BUFFERS  # which layer is in a buffer, or on its way there
+        # which layer is in a buffer, or on its way there, and which of its states: somebody may write into weights
+        self._held: list[tuple[int, int] | None] = [None] * BUFFERS
         self._order = {layer: i for i, layer in enumerate(layers)}
         self._bindings: weakref.WeakKeyDictionary[nn.Module, list[Binding]] = weakref.WeakKeyDictionary()
         # one layer at a time has the buffers: copies of a model may run in other threads
@@ -198,13 +207,13 @@ class StreamedLayers:
         unit = self._units.get(index)
         if unit is None:
             return
-        if self._held[unit.buffer] != index:  # the pass before did not go through all layers
+        if self._held[unit.buffer] != (index, unit.data._version):  # or the last pass did not go through all layers
             self._fill(index)
         self._copies.wait(unit.buffer)
 
     def end(self, index: int) -> None:
-        if index in self._units and self._held[self._units[index].buffer] != self._after(index):
-            self._fill(self._after(index))
+        if index in self._units and (following := self._after(index)) != index:
+            self._fill(following)
 
     def ready(self) -> None:
         for layer in self.layers[:BUFFERS]:
@@ -230,7 +239,7 @@ class StreamedLayers:
     def _fill(self, index: int) -> None:
         unit = self._units[index]
         self._copies.copy(unit.buffer, self._buffers[unit.buffer][: len(unit.data)], unit.data)
-        self._held[unit.buffer] = index
+        self._held[unit.buffer] = index, unit.data._version
 
     def _bound_to(self, index: int, block: nn.Module) -> list[Binding]:
         """Where the modules of this block have the layer's tensors: a model's copy has modules of its own."""
@@ -250,3 +259,21 @@ class StreamedLayers:
         for holder, name, tensor in held_tensors(block):
             if id(tensor) not in self._units[index].on_device and tensor.device != self.device:
                 holder[name] = on_device(tensor, self.device)
+
+
+def stream_layers(model: Model, device: torch.device | str, layers: Sequence[int]) -> None:
+    """Have a model in memory run on the device with these layers kept on the host."""
+    device = torch.device(device)
+    shared = move_shared(model, device)
+    off = tuple(sorted({*layers}))
+    blocks: list[nn.Module] = list(model.blocks)
+    placement = StreamedLayers(device, off, max(layout_of(blocks[i], shared).nbytes for i in off))
+    move([part for name, part in model.named_children() if name != "blocks"], device)
+    for i, block in enumerate(blocks):
+        if i in off:
+            placement.take(i, block, shared)
+        else:
+            move([block], device)
+    model.requires_grad_(False)
+    model.placement = placement
+    model.kernel = model.kernel  # what was lowered before holds no longer

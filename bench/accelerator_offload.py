@@ -1,0 +1,81 @@
+"""``python -m bench.accelerator_offload``: a model of which a GPU holds a part, against what its link allows.
+
+LLaMA shapes with random weights in bfloat16. A token reads every layer that is off the device once, so it takes no less
+than their bytes over the measured bandwidth of the link.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+
+from bench.accelerator_generation import SHAPES, model_of
+from vantage.model import Model
+from vantage.model.memory_plan import spread
+from vantage.model.streamed import stream_layers
+
+
+def link_bandwidth(nbytes: int = 2**29, times: int = 8) -> float:
+    """Bytes a second from pinned memory."""
+    host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+    return nbytes / _seconds(lambda: there.copy_(host, non_blocking=True), times)
+
+
+def _seconds(run: Callable[[], object], times: int) -> float:
+    """The median of one call, many in flight."""
+    run()
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(times + 1)]
+    events[0].record()
+    for event in events[1:]:
+        run()
+        event.record()
+    torch.cuda.synchronize()
+    return statistics.median(a.elapsed_time(b) for a, b in pairwise(events)) / 1e3
+
+
+def decode(model: Model, rows: int, context: int, steps: int) -> float:
+    """Seconds of a step."""
+    cache = model.new_cache(rows, kind="static", capacity=context + 4 * steps + 8)
+    tokens = torch.randint(0, 1000, (rows, context), device="cuda")
+    with torch.no_grad():
+        model.hidden(tokens, cache=cache)
+        last = tokens[:, -1:]
+        return _seconds(lambda: model(last, cache=cache), steps)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", choices=SHAPES, default="8B")
+    parser.add_argument("--off", type=int, nargs="+", default=[8, 16, 32], help="layers that are not on the device")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--steps", type=int, default=8)
+    args = parser.parse_args()
+    link = link_bandwidth()
+    print(f"{torch.cuda.get_device_name()}, link {link / 1e9:.1f} GB/s", flush=True)
+    for off in args.off:
+        model = model_of(args.shape)
+        if off:
+            stream_layers(model, "cuda", spread(off, len(model.blocks)))
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        nbytes = model.placement.nbytes
+        for rows in args.rows:
+            seconds = decode(model, rows, args.context, args.steps)
+            bound = nbytes / link
+            print(
+                f"{args.shape} off {off} ({nbytes / 1e9:.2f} GB) rows {rows}: {seconds * 1e3:.2f} ms a step, "
+                f"{rows / seconds:.1f} tokens/s, link bound {bound * 1e3:.2f} ms, {bound / seconds:.3f} of it, "
+                f"peak {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB",
+                flush=True,
+            )
+        del model
+
+
+if __name__ == "__main__":
+    main()
