@@ -33,6 +33,7 @@ from vantage.families.recurrent import NAME as RECURRENT
 from vantage.files import SHARD_BYTES
 from vantage.model import Model, empty_model
 from vantage.model.lora import adapted
+from vantage.model.memory_plan import MemoryPlan
 from vantage.model.packed import packed_weights
 from vantage.model.patches import PatchVectors
 from vantage.parallel import TensorParallel
@@ -119,44 +120,75 @@ def load(
     if context is not None and max_memory is None:
         raise BadInput(f"context={context} says for how many tokens max_memory keeps room: give that as well")
     checkpoint = TensorsInMemory(source) if in_memory else opened(path, dtype)
-    if how == "auto" and where.type == "cuda" and isinstance(checkpoint, Folder):
-        dtype = own_dtype(checkpoint.config, torch.float32)
-    family = family_of(checkpoint.config)
-    tensors = RenamedTensors(with_prefix(family.unpacked(checkpoint), family.prefix), family.older)
-    config = Config(checkpoint.config, tensors=tensors.names())
-    try:
-        check_config_size(checkpoint.config, tensors)
-        spec = family.spec(config)
-        links = family.links(config, spec)
-        copies = copies_of(family, config, spec, tensors)
-        config.settle()
-        parallel = TensorParallel(spec) if tensor_parallel else None
-        model = empty_model(spec if parallel is None else parallel.own)
-    except CheckpointError:
-        raise
-    except (BadInput, Refused, RuntimeError, ValueError, TypeError, ArithmeticError) as e:
-        # the last four are torch's own: a size that overflows, a dropout of 7
-        raise CheckpointError(f"{type(source).__name__ if in_memory else source}: {e}") from e
+    dtype = _computed_in(checkpoint, dtype, how, where)
+    model, weights, parallel = _described(source, checkpoint, tensor_parallel)
     model.kernel, model.fast = kernel, fast
-    opened_checkpoint = OpenedCheckpoint(checkpoint, tensors, family, links, copies)
-    plan = planned(model, opened_checkpoint, how, dtype, where, max_memory, context) if parallel is None else None
+    plan = None if parallel is not None else planned(model, weights, how, dtype, where, max_memory, context)
     if plan is not None:
-        fill_by_layers(model, opened_checkpoint, plan, how, dtype, where)
+        fill_by_layers(model, weights, plan, how, dtype, where)
     else:
-        with packer(how, model, checkpoint, tensors, family.prefix, where) as pack:
-            fill(model, links, tensors, dtype, family, copies, pack, parallel)
+        with packer(how, model, checkpoint, weights.tensors, weights.family.prefix, where) as pack:
+            fill(model, weights.links, weights.tensors, dtype, weights.family, weights.copies, pack, parallel)
         model = model if parallel is None else parallel.connect(model)
         for weight in packed_weights(model) if dtype is not torch.float32 else ():
             weight.to(dtype)
-    model.config = family.saved_as(checkpoint.config)
+    model.config = weights.family.saved_as(checkpoint.config)
     model.tokenizer = tokenizer_of(checkpoint) if tokenizer is None else from_object(tokenizer)
-    model.image_processor = image_processor_of(checkpoint, spec)
+    model.image_processor = image_processor_of(checkpoint, model.spec)
     model = model if device is None or plan is not None else model.to(device)
     if put_on is not None:
         from vantage.families.adapters import load_adapter  # which needs this module
 
         load_adapter(model, put_on)
     return model.eval()
+
+
+def _described(
+    source: object, checkpoint: Folder | GGUFTensors | TrainingCheckpoint | TensorsInMemory, tensor_parallel: bool
+) -> tuple[Model, OpenedCheckpoint, TensorParallel | None]:
+    """The model without weights, and where they are."""
+    family = family_of(checkpoint.config)
+    tensors = RenamedTensors(with_prefix(family.unpacked(checkpoint), family.prefix), family.older)
+    config = Config(checkpoint.config, tensors=tensors.names())
+    try:
+        check_config_size(checkpoint.config, tensors)
+        spec = family.spec(config)
+        weights = OpenedCheckpoint(
+            checkpoint, tensors, family, family.links(config, spec), copies_of(family, config, spec, tensors)
+        )
+        config.settle()
+        parallel = TensorParallel(spec) if tensor_parallel else None
+        return empty_model(spec if parallel is None else parallel.own), weights, parallel
+    except CheckpointError:
+        raise
+    except (BadInput, Refused, RuntimeError, ValueError, TypeError, ArithmeticError) as e:
+        # the last four are torch's own: a size that overflows, a dropout of 7
+        raise CheckpointError(f"{source if isinstance(source, (str, Path)) else type(source).__name__}: {e}") from e
+
+
+def memory_plan(
+    source: str | Path,
+    *,
+    max_memory: int | str,
+    context: int | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | str | None = None,
+) -> MemoryPlan:
+    """What ``load`` would do with such a ``max_memory``: what each part takes, and which layers are kept elsewhere."""
+    where = torch.device(device)
+    dtype, how = check_dtype(dtype, where)
+    checkpoint = opened(find_with_adapter(_path(source), None)[0], dtype)
+    dtype = _computed_in(checkpoint, dtype, how, where)
+    model, weights, _ = _described(source, checkpoint, tensor_parallel=False)
+    plan = planned(model, weights, how, dtype, where, max_memory, context)
+    assert plan is not None, "a limit was given"
+    return plan
+
+
+def _computed_in(checkpoint: object, dtype: torch.dtype, how: str | None, where: torch.device) -> torch.dtype:
+    """ "auto" of a folder on a GPU is what its config says."""
+    own = how == "auto" and where.type == "cuda" and isinstance(checkpoint, Folder)
+    return own_dtype(checkpoint.config, torch.float32) if own else dtype
 
 
 def _check_shared(how: str | None, adapter: object, max_memory: object) -> None:
@@ -171,11 +203,16 @@ def _check_shared(how: str | None, adapter: object, max_memory: object) -> None:
 
 def model_kind(source: str | Path) -> ModelKind:
     """What kind of model stands there (decoder, encoder, …), by its config alone."""
+    return read_spec(source).kind
+
+
+def read_spec(source: str | Path) -> ModelSpec:
+    """What the model is, by its config alone."""
     path, _ = find_with_adapter(_path(source), None)
     checkpoint = opened(path, torch.float32)
     family = family_of(checkpoint.config)
     tensors = RenamedTensors(with_prefix(family.unpacked(checkpoint), family.prefix), family.older)
-    return family.spec(Config(checkpoint.config, tensors=tensors.names())).kind
+    return family.spec(Config(checkpoint.config, tensors=tensors.names()))
 
 
 def _path(source: object) -> str | Path:

@@ -25,10 +25,11 @@ from vantage.families.memory_need import (
 from vantage.families.packing import packer
 from vantage.model import Model
 from vantage.model.mapped import MappedLayers, whole_pages
-from vantage.model.memory_plan import MemoryPlan, memory_size, plan_memory, readable
+from vantage.model.memory_plan import MemoryPlan, plan_memory
 from vantage.model.packed import packed_weights
 from vantage.model.placement import AllOnDevice, held_tensors, move, move_shared, replace_tensors
 from vantage.model.streamed import StreamedLayers
+from vantage.spec.memory_size import memory_size, readable
 
 
 def planned(
@@ -43,7 +44,8 @@ def planned(
     """Where each layer goes; ``None``: all of them to the device, which has room. Refused before anything is read where
     there is none."""
     if max_memory is None:
-        _check_room(model, checkpoint, how, dtype, device)
+        if isinstance(checkpoint.stored, (Folder, GGUFTensors)):
+            _check_room(model, checkpoint, how, dtype, device)
         return None
     if not isinstance(checkpoint.stored, (Folder, GGUFTensors)):
         raise Refused("max_memory is for models in files that can be mapped: finish this run, and load its model")

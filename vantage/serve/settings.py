@@ -104,6 +104,7 @@ class Batching:
     share_prefixes: bool = True  # within one key
     dtype: str = "auto"
     device: str = "auto"  # cuda where there is one, otherwise cpu
+    max_memory: str = ""  # of the device, for each model; "": no limit
 
 
 @final
@@ -253,6 +254,14 @@ OPTIONS = (
     Option("share_prefixes", "batching", "share_prefixes", bool, "keep what was computed for later requests of a key"),
     Option("dtype", "batching", "dtype", str, "how weights are kept", choices=DTYPES),
     Option("device", "batching", "device", str, "where models run: auto is cuda where there is one, otherwise cpu"),
+    Option(
+        "max_memory",
+        "batching",
+        "max_memory",
+        str,
+        "the most memory of the device for each model with its cache, as in 6GiB: layers beyond it stay in host "
+        "memory, and on a CPU in a file",
+    ),
     Option("body_bytes", "limits", "body_bytes", int, "the largest body of a request", 1024, 2**30),
     Option("body_seconds", "limits", "body_s", float, "a body must arrive within", 0.1, 3600),
     Option("request_seconds", "limits", "request_s", float, "a request must be answered within", 0.1, 86400),
