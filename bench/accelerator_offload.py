@@ -7,16 +7,22 @@ than their bytes over the measured bandwidth of the link.
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
+import time
 from collections.abc import Callable
 from itertools import pairwise
 
 import torch
 
+import vantage as vt
 from bench.accelerator_generation import SHAPES, model_of
+from vantage.families.memory_need import cache_need, workspace_need
 from vantage.model import Model
-from vantage.model.memory_plan import spread
+from vantage.model.memory_plan import MemoryNeed, plan_memory, spread
+from vantage.model.placement import layout_of
 from vantage.model.streamed import stream_layers
+from vantage.spec.memory_size import memory_size
 
 
 def link_bandwidth(nbytes: int = 2**29, times: int = 8) -> float:
@@ -48,12 +54,47 @@ def decode(model: Model, rows: int, context: int, steps: int) -> float:
         return _seconds(lambda: model(last, cache=cache), steps)
 
 
+def within(shape: str, limit: str, context: int, link: float) -> None:
+    """A prompt and an answer by ``vt.generate`` in a memory of this size, and the most that was taken."""
+    model = model_of(shape)
+    layers = tuple(layout_of(block, frozenset()).nbytes for block in model.blocks)
+    others = sum(p.nbytes for p in model.parameters()) - sum(layers)
+    need = MemoryNeed(
+        layers, others, cache_need(model.spec, model.dtype), workspace_need(model, model.dtype, on_gpu=True)
+    )
+    plan = plan_memory(need, memory_size(limit), context)
+    stream_layers(model, "cuda", plan.off)
+    forget()
+    prompt = [(7 * i + 3) % 1000 for i in range(context - 40)]
+    for tokens in (2, 34):
+        begun = time.perf_counter()
+        vt.generate(model, [prompt], max_tokens=tokens, ends=False)
+        print(
+            f"{shape} in {limit}: {tokens} tokens after {len(prompt)} in {time.perf_counter() - begun:.2f} s",
+            flush=True,
+        )
+    peak, planned = torch.cuda.max_memory_allocated(), sum(plan.parts.values())
+    print(
+        f"{shape} in {limit}: weights {need.weights / 2**30:.2f} GiB, {len(plan.off)} of {len(layers)} layers off, "
+        f"planned {planned / 2**30:.2f} GiB, peak {peak / 2**30:.2f} GiB, link bound {plan.off_bytes / link * 1e3:.1f} ms",
+        flush=True,
+    )
+
+
+def forget() -> None:
+    """What nobody has any longer is no part of what is measured."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="8B")
     parser.add_argument("--off", type=int, nargs="+", default=[8, 16, 32], help="layers that are not on the device")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--max-memory", nargs="+", default=[], help="as vt.load takes it: plan for it, and keep to it")
     parser.add_argument("--steps", type=int, default=8)
     args = parser.parse_args()
     link = link_bandwidth()
@@ -62,8 +103,7 @@ def main() -> None:
         model = model_of(args.shape)
         if off:
             stream_layers(model, "cuda", spread(off, len(model.blocks)))
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+        forget()
         nbytes = model.placement.nbytes
         for rows in args.rows:
             seconds = decode(model, rows, args.context, args.steps)
@@ -75,6 +115,9 @@ def main() -> None:
                 flush=True,
             )
         del model
+        forget()
+    for limit in args.max_memory:
+        within(args.shape, limit, args.context, link)
 
 
 if __name__ == "__main__":

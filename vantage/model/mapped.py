@@ -131,8 +131,8 @@ def whole_pages(nbytes: int) -> int:
 
 
 def _bring(base: int, span: Span) -> None:
-    """Read pages in and map them. ``MADV_WILLNEED`` reads few of them, however many are named. Where the system does not
-    know the other word, they are read when they are first used."""
+    """Read pages in and map them. ``MADV_WILLNEED`` reads few of them, however many are named. Where the system does
+    not know the other word, they are read when they are first used."""
     _libc().madvise(c_void_p(base + span.start), c_size_t(span.nbytes), POPULATE_READ)
 
 

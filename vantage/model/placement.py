@@ -180,9 +180,9 @@ def move_shared(model: nn.Module, device: torch.device) -> frozenset[int]:
 
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:
     """The same there: a parameter if it is one."""
-    if tensor.device == device:
-        return tensor
     there = tensor.detach().to(device)
+    if there.device == tensor.device:  # "cuda" and "cuda:0" may be the same
+        return tensor
     return nn.Parameter(there, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else there
 
 

@@ -148,8 +148,6 @@ class StreamedLayers:
 
     def __init__(self, device: torch.device, layers: tuple[int, ...], nbytes: int, capacity: int | None = None):
         """``nbytes``: of the largest of these layers."""
-        if device.type == "cuda" and device.index is None:
-            device = torch.device("cuda", torch.cuda.current_device())  # as tensors name it
         self.device, self.layers, self.capacity = device, layers, capacity
         self._copies: Copies = CopiesOnStream(device) if device.type == "cuda" else CopiesAtOnce()
         with torch.inference_mode(False):
@@ -257,7 +255,7 @@ class StreamedLayers:
         """What the layer has besides: empty tensors, those that others share, an adapter's."""
         self._bindings.pop(block, None)
         for holder, name, tensor in held_tensors(block):
-            if id(tensor) not in self._units[index].on_device and tensor.device != self.device:
+            if id(tensor) not in self._units[index].on_device:
                 holder[name] = on_device(tensor, self.device)
 
 
