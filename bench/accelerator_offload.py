@@ -76,7 +76,8 @@ def within(shape: str, limit: str, context: int, link: float) -> None:
     peak, planned = torch.cuda.max_memory_allocated(), sum(plan.parts.values())
     print(
         f"{shape} in {limit}: weights {need.weights / 2**30:.2f} GiB, {len(plan.off)} of {len(layers)} layers off, "
-        f"planned {planned / 2**30:.2f} GiB, peak {peak / 2**30:.2f} GiB, link bound {plan.off_bytes / link * 1e3:.1f} ms",
+        f"planned {planned / 2**30:.2f} GiB, peak {peak / 2**30:.2f} GiB, "
+        f"link bound {plan.off_bytes / link * 1e3:.1f} ms",
         flush=True,
     )
 

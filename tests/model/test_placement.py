@@ -212,3 +212,17 @@ def test_what_is_written_into_a_mapped_weight_stays(tmp_path):
 def test_a_full_disk_is_said_first(tmp_path):
     with pytest.raises(Refused, match="VANTAGE_HOME"):
         MappedLayers(tmp_path, (0,), 2**60)
+
+
+@torch.no_grad()
+def test_swapped_positions_run_with_the_same_layers():
+    model = build()
+    model.kernel = "sdpa"
+    other = vt.swap(streamed(model), base=500.0)
+    assert other.placement.layers
+    assert torch.equal(other(TOKENS), vt.swap(model, base=500.0)(TOKENS))
+
+
+def test_no_copy_of_all_of_it():
+    with pytest.raises(Refused, match="copy_sharing_weights"):
+        copy.deepcopy(streamed(build()))

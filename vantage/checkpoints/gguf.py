@@ -104,7 +104,7 @@ class GGUF:
         try:
             # A plain view: slicing a memmap itself costs microseconds each time. Private and never written to, but
             # writable: torch takes no other memory without a copy.
-            mapped = np.memmap(self.path, dtype=np.uint8, mode="c")
+            mapped: Any = np.memmap(self.path, dtype=np.uint8, mode="c")
         except (OSError, ValueError) as e:
             raise CheckpointError(f"{self.path.name} cannot be mapped: {e}") from e
         self._data, self._map = np.asarray(mapped), mapped._mmap

@@ -187,8 +187,9 @@ def memory_plan(
 
 def _computed_in(checkpoint: object, dtype: torch.dtype, how: str | None, where: torch.device) -> torch.dtype:
     """ "auto" of a folder on a GPU is what its config says."""
-    own = how == "auto" and where.type == "cuda" and isinstance(checkpoint, Folder)
-    return own_dtype(checkpoint.config, torch.float32) if own else dtype
+    if how == "auto" and where.type == "cuda" and isinstance(checkpoint, Folder):
+        return own_dtype(checkpoint.config, torch.float32)
+    return dtype
 
 
 def _check_shared(how: str | None, adapter: object, max_memory: object) -> None:

@@ -19,13 +19,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from ctypes import c_size_t, c_void_p
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, NoReturn, final
 
 import torch
 from torch import Tensor, nn
 
 from vantage.errors import Refused
-from vantage.model.placement import check_no_gradient, check_not_compiled, layout_of, replace_tensors
+from vantage.model.placement import check_no_gradient, check_not_compiled, layout_of, no_copy, replace_tensors
 
 POPULATE_READ = 22  # of madvise(2), since Linux 5.14
 
@@ -85,10 +85,12 @@ class MappedLayers:
 
     def _write(self, tensor: Tensor, start: int) -> None:
         """Not through the map, whose pages would be resident."""
-        data = memoryview(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
         self.file.seek(start)
-        self.file.write(data)
+        tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tofile(self.file)
         self.file.flush()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        raise no_copy()
 
     def run(self, index: int, block: nn.Module, x: Tensor, ctx: Any) -> Tensor:
         if index not in self._spans:

@@ -195,6 +195,13 @@ def check_no_gradient(x: Tensor, block: nn.Module, layers: tuple[int, ...]) -> N
         )
 
 
+def no_copy() -> Refused:
+    return Refused(
+        "a model whose layers are kept off the device (max_memory) would be there twice: copy_sharing_weights makes "
+        "one that shares them"
+    )
+
+
 def check_not_compiled() -> None:
     if torch.compiler.is_compiling():
         raise Refused("layers that come to the device while a pass runs (max_memory) cannot be compiled")

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, NamedTuple, NoReturn, Protocol, final
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from vantage.model.placement import (
     layout_of,
     move,
     move_shared,
+    no_copy,
     on_device,
     replace_tensors,
 )
@@ -84,7 +85,7 @@ class CopiesOnStream:
     def host(self, nbytes: int) -> Tensor:
         memory = torch.empty(nbytes, dtype=torch.uint8)
         # torch's own pinned memory is rounded up to a power of two
-        error = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), nbytes, 0)
+        error = _cudart().cudaHostRegister(memory.data_ptr(), nbytes, 0)
         if int(error):
             raise Refused(f"{nbytes:,} bytes of host memory could not be pinned (CUDA error {int(error)})")
         self._pinned.append(memory)
@@ -120,7 +121,11 @@ def _capturing() -> bool:
 
 def _unpin(memory: Sequence[Tensor]) -> None:
     for one in memory:
-        torch.cuda.cudart().cudaHostUnregister(one.data_ptr())
+        _cudart().cudaHostUnregister(one.data_ptr())
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()
 
 
 class Binding(NamedTuple):
@@ -176,6 +181,9 @@ class StreamedLayers:
             replace_tensors(block, on_host)
             self._units[index] = Streamed(data, buffer, tuple(on_host.values()), views)
             self._rest_to_device(index, block)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        raise no_copy()
 
     def run(self, index: int, block: nn.Module, x: Tensor, ctx: Any) -> Tensor:
         if index not in self._units:
