@@ -363,15 +363,14 @@ def test_norms_and_activations_become_part_of_products():
     assert any(type(step).__name__ == "NormStep" for step in parallel.joined()), "both halves read it"
 
 
-@pytest.mark.parametrize("off", [(1,), (0, 1, 3, 4)], ids=str)
 @pytest.mark.parametrize("rows", [1, 2])
 @torch.inference_mode()
-def test_layers_that_are_kept_off_the_device_come_in_between(rows, off, monkeypatch):
+def test_layers_that_are_kept_off_the_device_come_in_between(rows, monkeypatch):
     """Steps and chunks alike: to the bit those of the model that fits."""
     monkeypatch.setattr("vantage.model.lowered.chunk_graph.CHUNKS", (8,))
-    spec = vt.decoder(vocab=61, width=32, layers=5, heads=2, position="rope")
+    spec = vt.decoder(vocab=61, width=32, layers=4, heads=2, position="rope")
     results = []
-    for away in ((), off):
+    for away in ((), (0, 1, 3)):
         model = vt.build(spec, seed=1).eval().to(DEVICE)
         if away:
             stream_layers(model, DEVICE, away)
@@ -382,8 +381,8 @@ def test_layers_that_are_kept_off_the_device_come_in_between(rows, off, monkeypa
         chunk.begin(pos)
         hidden = steps.hidden(model.embed(torch.arange(8, device=DEVICE)[None], pos, None), pos, chunk)
         chunk.commit()
-        drawn = steps.ahead([4, 8][:rows], caches, 4, [GREEDY] * rows).read()
-        drawn_on = steps.ahead(drawn.tokens[-1], caches, 3, [GREEDY] * rows).read()
+        drawn = steps.ahead([4, 8][:rows], caches, 2, [GREEDY] * rows).read()
+        drawn_on = steps.ahead(drawn.tokens[-1], caches, 1, [GREEDY] * rows).read()
         results.append((hidden, drawn.tokens, drawn_on.tokens, drawn.logprobs))
         assert steps.modules is None
     (hidden, *tokens), (off_hidden, *off_tokens) = results
