@@ -19,9 +19,10 @@ import vantage as vt
 from bench.accelerator_generation import SHAPES, model_of
 from vantage.families.memory_need import cache_need, workspace_need
 from vantage.model import Model
+from vantage.model.experts import Experts, TopK
 from vantage.model.memory_plan import MemoryNeed, plan_memory, spread
 from vantage.model.placement import layout_of
-from vantage.model.streamed import stream_layers
+from vantage.model.streamed import StreamedLayers, stream_layers
 from vantage.spec.memory_size import memory_size
 
 
@@ -82,6 +83,36 @@ def within(shape: str, limit: str, context: int, link: float) -> None:
     )
 
 
+def experts(layers: int, steps: int, link: float) -> None:
+    """Mixtral's layers, all of them off the device: of eight experts two are brought for each token."""
+    mixture = Experts(vt.FeedForward(14_336, "silu", gated=True), 8, TopK(2))
+    spec = vt.decoder(
+        vocab=32_000, width=4096, layers=layers, heads=32, kv_heads=8, ffn=mixture, position=vt.Rope(base=1e6)
+    )
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device("cuda"):
+        model = vt.build(spec, seed=0).eval()
+    torch.set_default_dtype(torch.float32)
+    stream_layers(model, "cuda", range(layers))
+    placement = model.placement
+    assert isinstance(placement, StreamedLayers)
+    forget()
+    cache = model.new_cache(1, kind="static", capacity=64 + 2 * steps)
+    tokens = torch.randint(0, 1000, (1, 32), device="cuda")
+    with torch.no_grad():
+        model.hidden(tokens, cache=cache)
+        model(tokens[:, :1], cache=cache)
+        before = placement.copied
+        seconds = _seconds(lambda: model(tokens[:, :1], cache=cache), steps)
+    brought = (placement.copied - before) / (steps + 1)
+    print(
+        f"Mixtral's layers, {layers} off ({placement.nbytes / 1e9:.2f} GB): {brought / 1e9:.2f} GB a token, "
+        f"{seconds * 1e3:.2f} ms, link bound {brought / link * 1e3:.2f} ms, {brought / link / seconds:.3f} of it, "
+        f"peak {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB",
+        flush=True,
+    )
+
+
 def forget() -> None:
     """What nobody has any longer is no part of what is measured."""
     gc.collect()
@@ -96,6 +127,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--max-memory", nargs="+", default=[], help="as vt.load takes it: plan for it, and keep to it")
+    parser.add_argument("--experts", type=int, metavar="N", help="so many of Mixtral's layers as well")
     parser.add_argument("--steps", type=int, default=8)
     args = parser.parse_args()
     link = link_bandwidth()
@@ -119,6 +151,9 @@ def main() -> None:
         forget()
     for limit in args.max_memory:
         within(args.shape, limit, args.context, link)
+        forget()
+    if args.experts:
+        experts(args.experts, args.steps, link)
 
 
 if __name__ == "__main__":

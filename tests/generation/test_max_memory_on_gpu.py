@@ -5,6 +5,8 @@ import torch
 
 import vantage as vt
 from vantage.families.memory_need import free_bytes
+from vantage.model.experts import Experts, TopK
+from vantage.model.lora import Lora, add_lora
 from vantage.model.streamed import stream_layers
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -12,11 +14,12 @@ SPECS = {
     "rope": {"position": "rope", "kv_heads": 2},  # lowered
     "t5": {"position": "t5"},  # a graph of its modules
 }
+EXPERTS = {"position": "rope", "ffn": Experts(vt.FeedForward(256), 8, TopK(2))}  # module by module
 PROMPTS = [[1, 2, 3, 4, 5], [7] * 30, list(range(60))]
 
 
-def pair(name, dtype=torch.bfloat16, layers=9, off=(0, 1, 3, 4, 6, 8), **more):
-    spec = vt.decoder(vocab=211, width=256, layers=layers, heads=4, **SPECS[name], **more)
+def pair(name, dtype=torch.bfloat16, layers=9, off=(0, 1, 3, 4, 6, 8)):
+    spec = vt.decoder(vocab=211, width=256, layers=layers, heads=4, **{**SPECS, "experts": EXPERTS}[name])
     fits = vt.build(spec, seed=1).eval().to(dtype).cuda()
     other = vt.build(spec, seed=1).eval().to(dtype)
     stream_layers(other, "cuda", off)
@@ -24,7 +27,7 @@ def pair(name, dtype=torch.bfloat16, layers=9, off=(0, 1, 3, 4, 6, 8), **more):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", [*SPECS, "experts"])
 @torch.no_grad()
 def test_module_by_module(name, dtype):
     fits, other = pair(name, dtype)
@@ -80,6 +83,27 @@ def test_loading_keeps_to_its_memory(tmp_path, dtype):
     assert [a.tokens for a in got] == [a.tokens for a in want]
     assert torch.cuda.max_memory_allocated() - before <= limit
     assert model.placement.layers
+
+
+def test_experts_come_when_tokens_go_to_them():
+    fits, other = pair("experts", off=tuple(range(9)))
+    for prompts in (PROMPTS, [[5, 6]]):
+        want, got = (vt.generate(model, prompts, max_tokens=20, logprobs=1) for model in (fits, other))
+        assert [a.tokens for a in got] == [a.tokens for a in want]
+        assert [a.logprobs for a in got] == [a.logprobs for a in want]
+
+
+def test_adapters_of_layers_that_are_elsewhere():
+    fits, other = pair("rope")
+    for model in (fits, other):
+        add_lora(model, Lora(rank=4))
+        generator = torch.Generator().manual_seed(1)
+        for name, p in sorted(model.named_parameters()):
+            if name.endswith(".b"):
+                p.data.copy_(torch.randn(p.shape, generator=generator))
+    want, got = (vt.generate(model, PROMPTS, max_tokens=20, logprobs=1) for model in (fits, other))
+    assert [a.tokens for a in got] == [a.tokens for a in want]
+    assert [a.logprobs for a in got] == [a.logprobs for a in want]
 
 
 def test_what_is_free_is_asked_for():

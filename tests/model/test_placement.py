@@ -244,3 +244,19 @@ def test_the_decoder_of_an_encoder_decoder():
     other = streamed(model, (0, 1, 3))
     model.kernel = "sdpa"
     assert torch.equal(other(TOKENS, source=TOKENS), model(TOKENS, source=TOKENS))
+
+
+@torch.no_grad()
+def test_of_experts_those_come_that_tokens_go_to():
+    model = build("experts")
+    model.kernel = "sdpa"
+    other = streamed(model, tuple(range(7)))
+    twin, swapped = copy_sharing_weights(other), vt.swap(other, base=500.0)
+    for one, same in ((other, model), (twin, model), (swapped, vt.swap(model, base=500.0)), (other, model)):
+        before = other.placement.copied
+        assert torch.equal(one(TOKENS[:1, :1]), same(TOKENS[:1, :1]))  # one token goes to 2 of 4 experts
+        expert = sum(p.nbytes for p in other.blocks[0].steps[1].sublayer.experts[0].parameters())
+        rest = other.placement.nbytes // 7 - 4 * expert
+        layers = 9 if before == 0 else 7  # the first pass finds nothing in the buffers
+        assert other.placement.copied - before == 7 * 2 * expert + layers * rest
+    assert torch.equal(other(TOKENS), model(TOKENS))

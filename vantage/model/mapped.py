@@ -61,6 +61,7 @@ class MappedLayers:
         self._map = mmap.mmap(self.file.fileno(), nbytes)
         self._data = torch.frombuffer(self._map, dtype=torch.uint8)
         self._spans: dict[int, Span] = {}
+        self._brought: dict[int, Span] = {}  # what is brought in ahead: experts are read when tokens come to them
         self._end = 0
         self._order = {layer: i for i, layer in enumerate(layers)}
         self._thread = ThreadPoolExecutor(1, "layers")
@@ -80,6 +81,7 @@ class MappedLayers:
                 self._write(laid.tensor, span.start + laid.start)
             replace_tensors(block, {id(laid.tensor): laid.view(mapped) for laid in layout.tensors})
             self._spans[index], self._end = span, span.start + span.nbytes
+            self._brought[index] = Span(span.start, layout.before_experts)
         os.fdatasync(self.file.fileno())  # what is not written yet cannot be given back
         self.end(index)
 
@@ -110,7 +112,7 @@ class MappedLayers:
         if index in self._spans:
             following = self.layers[(self._order[index] + 1) % len(self.layers)]
             if following in self._spans and following != index:
-                self._coming[following] = self._thread.submit(_bring, self._data.data_ptr(), self._spans[following])
+                self._coming[following] = self._thread.submit(_bring, self._data.data_ptr(), self._brought[following])
 
     def end(self, index: int) -> None:
         if index in self._spans:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vantage.errors import Refused
+from vantage.spec.abilities import HasExperts
 
 ALIGNMENT = 256  # bytes, at which every tensor of a layer begins
 
@@ -113,20 +114,28 @@ class LaidTensor(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The tensors of a layer one after the other."""
+    """The tensors of a layer one after the other, those of each of its experts last."""
 
     tensors: tuple[LaidTensor, ...]
     nbytes: int
+    before_experts: int  # bytes that every token needs
 
 
 def layout_of(block: nn.Module, shared: frozenset[int]) -> Layout:
     """Of all tensors of a layer but those that other parts of the model have as well, by their ids."""
     own = {id(tensor): tensor for _, _, tensor in held_tensors(block) if id(tensor) not in shared and tensor.numel()}
-    laid, at = list[LaidTensor](), 0
-    for tensor in own.values():
+    chosen = {id(tensor) for expert in experts_of(block) for _, _, tensor in held_tensors(expert)}
+    laid, at, before = list[LaidTensor](), 0, 0
+    for tensor in sorted(own.values(), key=lambda tensor: id(tensor) in chosen):
         laid.append(LaidTensor(tensor, at))
         at += aligned(tensor.nbytes)
-    return Layout(tuple(laid), at)
+        before = before if id(tensor) in chosen else at
+    return Layout(tuple(laid), at, before)
+
+
+def experts_of(block: nn.Module) -> list[nn.Module]:
+    """Those parts of a layer that run for some tokens alone."""
+    return [expert for module in block.modules() if isinstance(module, HasExperts) for expert in module.experts]
 
 
 def aligned(nbytes: int) -> int:

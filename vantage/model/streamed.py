@@ -3,6 +3,7 @@
 There are two buffers on the device, and each takes every second of these layers in turn. While the kernels of one layer
 run, the next is on its way on a stream of its own; when they are done, their buffer takes the layer after that. After
 the last come the first ones again, so that the next pass finds them there and the link need not wait for Python.
+Of a mixture of experts those come that tokens are sent to, once that is known.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple, NoReturn, Protocol, final
 
 import torch
@@ -18,8 +20,11 @@ from torch import Tensor, nn
 
 from vantage.errors import Refused
 from vantage.model.placement import (
+    Layout,
+    aligned,
     check_no_gradient,
     check_not_compiled,
+    experts_of,
     held_tensors,
     layout_of,
     move,
@@ -140,6 +145,7 @@ class Binding(NamedTuple):
 class Streamed(NamedTuple):
     """A layer in host memory."""
 
+    layout: Layout
     data: Tensor  # on the host
     buffer: int
     own: tuple[Tensor, ...]  # views of ``data``: the layer's tensors while it rests
@@ -161,6 +167,9 @@ class StreamedLayers:
         # which layer is in a buffer, or on its way there, and which of its states: somebody may write into weights
         self._held: list[tuple[int, int] | None] = [None] * BUFFERS
         self._order = {layer: i for i, layer in enumerate(layers)}
+        self._experts: list[set[int]] = [set() for _ in range(BUFFERS)]  # where those begin that are in a buffer
+        self._asked: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # blocks whose experts say that they run
+        self.copied = 0  # bytes so far, but for those that graphs copy
         self._bindings: weakref.WeakKeyDictionary[nn.Module, list[Binding]] = weakref.WeakKeyDictionary()
         # one layer at a time has the buffers: copies of a model may run in other threads
         self._lock = threading.RLock()
@@ -179,7 +188,7 @@ class StreamedLayers:
             for laid in layout.tensors:
                 on_host[id(laid.tensor)].copy_(laid.tensor)
             replace_tensors(block, on_host)
-            self._units[index] = Streamed(data, buffer, tuple(on_host.values()), views)
+            self._units[index] = Streamed(layout, data, buffer, tuple(on_host.values()), views)
             self._rest_to_device(index, block)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
@@ -191,6 +200,7 @@ class StreamedLayers:
         check_not_compiled()
         check_no_gradient(x, block, self.layers)
         with self._lock:
+            self._ask_experts(index, block)
             self.begin(index)
             try:
                 with self.bound(index, block):
@@ -244,8 +254,33 @@ class StreamedLayers:
 
     def _fill(self, index: int) -> None:
         unit = self._units[index]
-        self._copies.copy(unit.buffer, self._buffers[unit.buffer][: len(unit.data)], unit.data)
+        self._copy(unit, slice(0, unit.layout.before_experts))
         self._held[unit.buffer] = index, unit.data._version
+        self._experts[unit.buffer].clear()
+
+    def _copy(self, unit: Streamed, where: slice) -> None:
+        self._copies.copy(unit.buffer, self._buffers[unit.buffer][where], unit.data[where])
+        self.copied += where.stop - where.start
+
+    def _ask_experts(self, index: int, block: nn.Module) -> None:
+        """Have each expert of this block bring its weights when tokens come to it."""
+        if block in self._asked:
+            return
+        self._asked.add(block)
+        unit = self._units[index]
+        starts = {id(tensor): laid.start for tensor, laid in zip(unit.own, unit.layout.tensors, strict=True)}
+        for expert in experts_of(block):
+            spans = [(starts[id(t)], aligned(t.nbytes)) for _, _, t in held_tensors(expert) if id(t) in starts]
+            where = slice(min(start for start, _ in spans), max(start + nbytes for start, nbytes in spans))
+            expert.register_forward_pre_hook(partial(self._bring_expert, index, where))
+
+    def _bring_expert(self, index: int, where: slice, expert: nn.Module, args: tuple[Tensor, ...]) -> None:
+        unit = self._units[index]
+        if not args[0].numel() or where.start in self._experts[unit.buffer]:
+            return
+        self._copy(unit, where)
+        self._copies.wait(unit.buffer)
+        self._experts[unit.buffer].add(where.start)
 
     def _bound_to(self, index: int, block: nn.Module) -> list[Binding]:
         """Where the modules of this block have the layer's tensors: a model's copy has modules of its own."""
