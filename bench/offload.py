@@ -4,7 +4,7 @@ from bench.harness import Bench, Contestant, Goal
 
 BENCH = Bench(
     name="offload",
-    title="A token of a model whose 12 layers (1.2 GiB) lie in a file, read anew for each token",
+    title="A token of a model whose 12 layers (1.3 GiB) lie in a file, read anew for each token",
     contestants=(
         Contestant("vantage", "offload.py", params={"who": "vantage"}),
         Contestant("reading the file", "offload.py", params={"who": "file"}),
