@@ -28,6 +28,7 @@ def setup(who: str) -> None:
             placement.take(i, block, frozenset())
         model.requires_grad_(False)
         model.placement, file = placement, placement.file
+        os.fdatasync(file.fileno())  # the system cannot forget what is not written
     step = _read if who == "file" else _decode
     cache = model.new_cache(1)
     with torch.inference_mode():

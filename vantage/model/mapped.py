@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import mmap
-import os
 import shutil
 import sys
 import tempfile
@@ -82,7 +81,6 @@ class MappedLayers:
             replace_tensors(block, {id(laid.tensor): laid.view(mapped) for laid in layout.tensors})
             self._spans[index], self._end = span, span.start + span.nbytes
             self._brought[index] = Span(span.start, layout.before_experts)
-        os.fdatasync(self.file.fileno())  # what is not written yet cannot be given back
         self.end(index)
 
     def _write(self, tensor: Tensor, start: int) -> None:
