@@ -20,6 +20,7 @@ MACHINERY = {
         "__main__",
         "accelerator",
         "accelerator_generation",
+        "accelerator_offload",
         "accelerator_prefill",
         "accelerator_serving",
         "accelerator_tasks",

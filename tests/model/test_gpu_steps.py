@@ -10,6 +10,7 @@ import vantage as vt
 from tests.kernels.fused_calls import DEVICE, MISSING
 from vantage.cache import ModelCache
 from vantage.model.packed import quantise
+from vantage.model.streamed import stream_layers
 from vantage.spec.native import CannotLower
 from vantage.spec.positions import Positions
 from vantage.spec.sampling import RowChoice
@@ -363,3 +364,30 @@ def test_norms_and_activations_become_part_of_products():
     assert sum(isinstance(step, LinearStep) and step.norm is not None for step in joined) == 5
     parallel = lower_for_gpu(built(position="rope", wiring="parallel"))
     assert any(type(step).__name__ == "NormStep" for step in parallel.joined()), "both halves read it"
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@torch.inference_mode()
+def test_layers_that_are_kept_off_the_device_come_in_between(rows, monkeypatch):
+    """Steps and chunks alike: to the bit those of the model that fits."""
+    monkeypatch.setattr("vantage.model.lowered.chunk_graph.CHUNKS", (8,))
+    spec = vt.decoder(vocab=61, width=32, layers=4, heads=2, position="rope")
+    results = []
+    for away in ((), (0, 1, 3)):
+        model = vt.build(spec, seed=1).eval().to(DEVICE)
+        if away:
+            stream_layers(model, DEVICE, away)
+        steps = steps_of(model)
+        caches = rows_of(model, [[1, 2, 3, 4], [9, 8]][:rows])
+        pos = Positions.arange(1, 8, device=DEVICE)
+        chunk = model.new_cache(1, kind="paged", capacity=64, block=4)
+        chunk.begin(pos)
+        hidden = steps.hidden(model.embed(torch.arange(8, device=DEVICE)[None], pos, None), pos, chunk)
+        chunk.commit()
+        drawn = steps.ahead([4, 8][:rows], caches, 2, [GREEDY] * rows).read()
+        drawn_on = steps.ahead(drawn.tokens[-1], caches, 1, [GREEDY] * rows).read()
+        results.append((hidden, drawn.tokens, drawn_on.tokens, drawn.logprobs))
+        assert steps.modules is None
+    (hidden, *tokens), (off_hidden, *off_tokens) = results
+    assert torch.equal(off_hidden, hidden)
+    assert off_tokens == tokens

@@ -45,6 +45,10 @@ class Folder:
         """The tensor, mapped from the file."""
         return self._file(self._home[name]).get_tensor(name)
 
+    def release(self) -> None:
+        """Let go of the pages that were read, but for tensors in use. What is asked for later is mapped anew."""
+        self._open.clear()
+
     def _homes(self) -> dict[str, str]:
         """Which file holds which tensor."""
         if (self.path / INDEX).exists():

@@ -104,10 +104,10 @@ class GGUF:
         try:
             # A plain view: slicing a memmap itself costs microseconds each time. Private and never written to, but
             # writable: torch takes no other memory without a copy.
-            mapped = np.memmap(self.path, dtype=np.uint8, mode="c")
+            mapped: Any = np.memmap(self.path, dtype=np.uint8, mode="c")
         except (OSError, ValueError) as e:
             raise CheckpointError(f"{self.path.name} cannot be mapped: {e}") from e
-        self._data = np.asarray(mapped)
+        self._data, self._map = np.asarray(mapped), mapped._mmap
         self._address = self._data.ctypes.data
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, StoredTensor] = {}
@@ -139,6 +139,11 @@ class GGUF:
         stored = self.tensors[name]
         count = stored.shape[0]
         return torch.arange(count).mul_(stored.nbytes // count).add_(self._address + stored.start)
+
+    def release(self) -> None:
+        """Give all pages back; they come from the file again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
 
     def pages(self, name: str) -> tuple[int, int]:
         """The address and the length of a tensor's whole pages: who gives them back gets them from the file again.

@@ -98,6 +98,10 @@ class GGUFTensors:
         """The address and the length of a tensor's pages, whose memory may be given back: the file still has them."""
         return self.file.pages(self._home[name])
 
+    def release(self) -> None:
+        """Let go of the pages that were read: the file still has them."""
+        self.file.release()
+
     def _undone(self, theirs: str, tensor: Tensor) -> Tensor:
         rewriting = self._arch.rewriting(theirs)
         try:

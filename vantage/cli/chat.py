@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vantage.cli.flags import add_cache_kind, add_sampling, at_least, check_sampling, sampling_of
 from vantage.cli.interrupts import reads_a_terminal, stopping
-from vantage.cli.models import DEFAULT, add_adapter, add_device, add_dtype, load_model
+from vantage.cli.models import DEFAULT, add_adapter, add_device, add_dtype, add_max_memory, load_model
 from vantage.errors import VantageError
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     add_sampling(parser)
     add_dtype(parser)
     add_device(parser)
+    add_max_memory(parser)
     add_adapter(parser)
     parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be given again")
     add_cache_kind(parser, "--cache")
@@ -78,7 +79,8 @@ def run(args: argparse.Namespace) -> int:
     check_part_name("cache", args.cache)
     if args.load is not None and not Path(args.load).is_file():
         raise BadInput(f"--load {args.load}: there is no such file; /save FILE writes one")
-    model = load_model(args.model, args.dtype, adapter=args.adapter, device=args.device)
+    memory = {"max_memory": args.max_memory, "context": args.context}
+    model = load_model(args.model, args.dtype, adapter=args.adapter, device=args.device, **memory)
     check_chat_model(args.model, model)
     chat = Chat(args, model)
     if args.load is not None:

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from vantage.cli.flags import add_sampling, add_tensor_parallel, at_least, check_sampling, sampling_of
-from vantage.cli.models import DEFAULT, add_adapter, add_device, add_dtype, busy, is_model, load_model
+from vantage.cli.models import DEFAULT, add_adapter, add_device, add_dtype, add_max_memory, busy, is_model, load_model
 
 EXAMPLE = """\
 examples:
@@ -61,6 +61,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--beams", type=int, metavar="N", help="the likeliest text that a search with N beams finds")
     add_dtype(parser)
     add_device(parser)
+    add_max_memory(parser)
     add_adapter(parser)
     add_tensor_parallel(parser, "generate")
     parser.add_argument("--batch-invariant", action="store_true", help="bits that depend on the prompt alone; slower")
@@ -111,7 +112,8 @@ def run(args: argparse.Namespace) -> int:
 def _go_on(args: argparse.Namespace, source: str, prompt: str, options: dict[str, Any]) -> int:
     shared = args.tensor_parallel > 1
     device = "cpu" if shared else args.device
-    model = load_model(source, args.dtype, adapter=args.adapter, device=device, tensor_parallel=shared)
+    memory = {"max_memory": args.max_memory, "context": args.context}
+    model = load_model(source, args.dtype, adapter=args.adapter, device=device, tensor_parallel=shared, **memory)
     if args.beams is not None:
         return _searched(args, model, prompt)
     if args.lookup:

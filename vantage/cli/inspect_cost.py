@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import math
 from pathlib import Path
@@ -10,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from vantage.cli.flags import at_least, parse_numbers
 from vantage.cli.inspect_attention import check_out, show_table, text_of, write
-from vantage.cli.models import DEFAULT, add_adapter, add_dtype, check_model, load_model
+from vantage.cli.models import (
+    DEFAULT,
+    add_adapter,
+    add_dtype,
+    add_max_memory,
+    check_max_memory,
+    check_model,
+    load_model,
+)
 from vantage.cli.progress import Bar
 from vantage.errors import BadInput
 
@@ -54,6 +63,8 @@ def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="AXES",
         help="over several devices, as in tensor=4,context=2, in training also data, experts: memory and bytes sent",
     )
+    add_max_memory(cost, context=False)
+    cost.add_argument("--device", default="auto", help="with --max-memory: whose memory; cpu or cuda")
     add_adapter(cost)
     cost.set_defaults(run=run_cost)
 
@@ -100,13 +111,16 @@ def run_cost(args: argparse.Namespace) -> int:
     elif args.adapter is not None:
         raise BadInput("--adapter goes on a model, and a config.json has no weights: name the model")
     config = _config(args.model) if args.model.endswith(".json") else None
+    check_max_memory(args.max_memory)
+    if args.max_memory is not None and config is not None:
+        raise BadInput("--max-memory asks what a model's own weights take, and a config.json has none: name the model")
     mesh = None if args.mesh is None else MeshShape.read(args.mesh)
     check_out(args)
     from vantage.figures.html import table
     from vantage.inspect import cost, machine, plot_cost
     from vantage.inspect.cost import dtype_for
 
-    subject = load_model(args.model, adapter=args.adapter) if config is None else _spec(config)
+    subject = _subject(args, config)
     # not every processor can multiply in bfloat16, and none of them is fast at it: a config is measured in float32
     weights = args.weights or ("float32" if args.machine == "measure" else None)
     named = str(dtype_for(subject, weights)).removeprefix("torch.")
@@ -114,15 +128,41 @@ def run_cost(args: argparse.Namespace) -> int:
     options = {"context": args.context, "batch": args.batch, "source": args.source, "window": args.window}
     result = cost(subject, dtype=weights, kind=args.kind, machine=on, **options)
     shares = None if mesh is None else _mesh_cost(args, mesh, subject, named)
+    plan = None if args.max_memory is None else _memory_plan(args)
     if args.json:
-        print(json.dumps(result.to_dict() | ({} if shares is None else {"mesh": shares.to_dict()}), ensure_ascii=False))
+        more = ({} if shares is None else {"mesh": shares.to_dict()}) | ({} if plan is None else {"memory": plan})
+        print(json.dumps(result.to_dict() | more, ensure_ascii=False))
     else:
         _show_cost(result)
         if shares is not None:
             show_table(f"each of {shares.mesh.devices} devices ({args.mesh})", shares.header, shares.rows())
+        if plan is not None:
+            rows = [[name, n, n / 2**20] for name, n in plan["device"].items()]
+            show_table(f"memory of {args.max_memory}", ["what", "bytes", "MiB"], rows)
+            print(f"layers kept elsewhere: {plan['off'] or 'none'}; a pass brings {plan['brought']:,} bytes")
     if args.out:
         write(plot_cost(result), args.out, repr(result), table(result.header, result.rows()))
     return 0
+
+
+def _subject(args: argparse.Namespace, config: dict[str, Any] | None) -> Any:
+    """What is counted: a model, or where it may not fit or has no weights, its spec."""
+    if config is not None:
+        return _spec(config)
+    if args.max_memory is None:
+        return load_model(args.model, adapter=args.adapter)
+    from vantage.families import read_spec
+
+    return read_spec(args.model)
+
+
+def _memory_plan(args: argparse.Namespace) -> dict[str, Any]:
+    from vantage.families import memory_plan
+
+    device = ("cuda" if args.machine in ("h200", "h100", "a100") else "cpu") if args.device == "auto" else args.device
+    dtype = "auto" if args.weights is None else getattr(importlib.import_module("torch"), args.weights)
+    plan = memory_plan(args.model, max_memory=args.max_memory, context=args.context, device=device, dtype=dtype)
+    return {"limit": plan.limit, "device": plan.parts, "off": list(plan.off), "brought": plan.off_bytes}
 
 
 def _mesh_cost(args: argparse.Namespace, mesh: MeshShape, subject: Any, dtype: str) -> Any:

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 
 from vantage.cli.flags import at_least
-from vantage.cli.models import DEFAULT, add_adapter, check_model, load_model
+from vantage.cli.models import DEFAULT, add_adapter, add_max_memory, check_model, load_model
 
 EXAMPLE = """\
 examples:
@@ -40,6 +40,7 @@ def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--train", action="store_true", help="with gradients")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     add_adapter(parser)
+    add_max_memory(parser, context=False)
     parser.set_defaults(run=run)
 
 
@@ -47,7 +48,9 @@ def run(args: argparse.Namespace) -> int:
     check_model(args.model, args.adapter)
     from vantage.inspect.kernels import kernel_choices, step_kernel
 
-    model = load_model(args.model, args.dtype, adapter=args.adapter)  # packed weights cannot be asked
+    # packed weights cannot be asked
+    where = None if args.max_memory is None else args.device or "auto"
+    model = load_model(args.model, args.dtype, adapter=args.adapter, device=where, max_memory=args.max_memory)
     choices = kernel_choices(
         model,
         context=args.context,

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from vantage.cli.flags import check_device
+from vantage.cli.flags import at_least, check_device
 from vantage.cli.progress import Bar
 
 DEFAULT = "smollm2"
@@ -36,6 +36,31 @@ def add_adapter(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--adapter", metavar="PATH", help=ADAPTER)
 
 
+def add_max_memory(parser: argparse.ArgumentParser, *, context: bool = True) -> None:
+    """A model that does not fit."""
+    parser.add_argument(
+        "--max-memory",
+        metavar="SIZE",
+        help="the most memory of the device for weights, cache and computing, as in 6GiB, or auto for what is free: "
+        "layers beyond it stay in host memory, and on a CPU in a file",
+    )
+    if context:
+        parser.add_argument(
+            "--context", type=at_least(1), metavar="N", help="tokens that --max-memory keeps room for; default: 4096"
+        )
+
+
+def check_max_memory(size: str | None, context: int | None = None) -> None:
+    """Refuse what is no size, before anything is loaded."""
+    from vantage.errors import BadInput
+    from vantage.spec.memory_size import memory_size
+
+    if size is None and context is not None:
+        raise BadInput("--context says for how many tokens --max-memory keeps room: give that as well")
+    if size not in (None, "auto"):
+        memory_size(size, "--max-memory")
+
+
 def check_model(source: str, adapter: str | None = None, device: str | None = None) -> None:
     """Refuse what is not there, and what is no device. Nothing is brought and nothing loaded yet."""
     check_device(None if device == "auto" else device)
@@ -55,8 +80,11 @@ def load_model(
     adapter: str | None = None,
     device: str | None = None,
     tensor_parallel: bool = False,
+    max_memory: str | None = None,
+    context: int | None = None,
 ) -> Any:
     """The model, brought first if it is a name that is not here yet. ``device``: "auto", a name, or ``None``: a CPU."""
+    check_max_memory(max_memory, context)
     check_model(source, adapter, device)
     from vantage.checkpoints.pull import pull, to_bring
 
@@ -71,7 +99,8 @@ def load_model(
 
         where = None if device is None else generation_device(device)
         kept = dtype if dtype in ("auto", "int8", "int4") else getattr(torch, dtype)
-        return load(source, dtype=kept, adapter=adapter, device=where, tensor_parallel=tensor_parallel)
+        memory = {"max_memory": max_memory, "context": context}
+        return load(source, dtype=kept, adapter=adapter, device=where, tensor_parallel=tensor_parallel, **memory)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 from vantage.cli.flags import check_device
-from vantage.cli.models import check_model
+from vantage.cli.models import check_max_memory, check_model
 from vantage.cli.progress import Bar
 
 EXAMPLE = """\
@@ -72,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
         tuple(args.models), {name: getattr(args, name) for name in NAMED}, config=args.config, default=DEFAULT
     )
     check_device(None if settings.batching.device == "auto" else settings.batching.device)
+    check_max_memory(settings.batching.max_memory or None)
     for adapter in settings.adapters:
         find_adapter(adapter.path)
     if settings.tensor_parallel > 1 and not settings.on:

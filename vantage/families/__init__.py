@@ -26,11 +26,14 @@ from vantage.checkpoints.transformers_model import TensorsInMemory, is_transform
 from vantage.errors import BadInput, CheckpointError, Refused, unknown
 from vantage.families import built
 from vantage.families.family import Family, copies_of, export, fill, with_prefix
+from vantage.families.memory_need import OpenedCheckpoint
 from vantage.families.packing import BITS, check_dtype, own_dtype, packer
+from vantage.families.placing import fill_by_layers, planned
 from vantage.families.recurrent import NAME as RECURRENT
 from vantage.files import SHARD_BYTES
 from vantage.model import Model, empty_model
 from vantage.model.lora import adapted
+from vantage.model.memory_plan import MemoryPlan
 from vantage.model.packed import packed_weights
 from vantage.model.patches import PatchVectors
 from vantage.parallel import TensorParallel
@@ -62,6 +65,8 @@ def load(
     adapter: str | Path | None = None,
     fast: bool = False,
     tensor_parallel: bool = False,
+    max_memory: int | str | None = None,
+    context: int | None = None,
 ) -> Model:
     """A model from a folder in the Hugging Face layout, a ``.gguf`` file, a training run, a name that was pulled, or a
     transformers model in memory.
@@ -90,6 +95,12 @@ def load(
     ``tensor_parallel``: every process of ``torch.distributed`` has a share of the heads and columns, reads no more of
     the files than that, and calls the model with the same tokens; ``save`` writes it whole. "auto" is float32 then.
 
+    ``max_memory``: what the model may take of the device's memory ("6GiB", "800MB", or bytes; "auto": what is free),
+    with a cache of ``context`` tokens (default: 4,096, or as many as the model was made for) and room to compute.
+    Layers that it does not hold lie in host memory, and are copied to the GPU one layer ahead of their use; on a CPU
+    they lie in a scratch file, and what counts is all that the process holds. The results are the same bits. What
+    cannot be is refused before anything is loaded, with what would fit. For running, not for training.
+
     ``adapter`` is a folder with a LoRA adapter, as peft or our own training wrote it, that is put on the model. A
     folder that holds nothing but an adapter is loaded with the model that it names.
     """
@@ -102,37 +113,29 @@ def load(
     where = torch.device("cpu" if device is None else device)
     dtype, how = check_dtype(dtype, where)
     if tensor_parallel:
-        _check_shared(how, put_on)
+        _check_shared(how, put_on, max_memory)
         how = None
+    if max_memory is not None and in_memory:
+        raise Refused("max_memory is for what is loaded from files, and these weights are in memory already")
+    if context is not None and max_memory is None:
+        raise BadInput(f"context={context} says for how many tokens max_memory keeps room: give that as well")
     checkpoint = TensorsInMemory(source) if in_memory else opened(path, dtype)
-    if how == "auto" and where.type == "cuda" and isinstance(checkpoint, Folder):
-        dtype = own_dtype(checkpoint.config, torch.float32)
-    family = family_of(checkpoint.config)
-    tensors = RenamedTensors(with_prefix(family.unpacked(checkpoint), family.prefix), family.older)
-    config = Config(checkpoint.config, tensors=tensors.names())
-    try:
-        check_config_size(checkpoint.config, tensors)
-        spec = family.spec(config)
-        links = family.links(config, spec)
-        copies = copies_of(family, config, spec, tensors)
-        config.settle()
-        parallel = TensorParallel(spec) if tensor_parallel else None
-        model = empty_model(spec if parallel is None else parallel.own)
-    except CheckpointError:
-        raise
-    except (BadInput, Refused, RuntimeError, ValueError, TypeError, ArithmeticError) as e:
-        # the last four are torch's own: a size that overflows, a dropout of 7
-        raise CheckpointError(f"{type(source).__name__ if in_memory else source}: {e}") from e
+    dtype = _computed_in(checkpoint, dtype, how, where)
+    model, weights, parallel = _described(source, checkpoint, tensor_parallel)
     model.kernel, model.fast = kernel, fast
-    with packer(how, model, checkpoint, tensors, family.prefix, where) as pack:
-        fill(model, links, tensors, dtype, family, copies, pack, parallel)
-    model = model if parallel is None else parallel.connect(model)
-    for weight in packed_weights(model) if dtype is not torch.float32 else ():
-        weight.to(dtype)
-    model.config = family.saved_as(checkpoint.config)
+    plan = None if parallel is not None else planned(model, weights, how, dtype, where, max_memory, context)
+    if plan is not None:
+        fill_by_layers(model, weights, plan, how, dtype, where)
+    else:
+        with packer(how, model, checkpoint, weights.tensors, weights.family.prefix, where) as pack:
+            fill(model, weights.links, weights.tensors, dtype, weights.family, weights.copies, pack, parallel)
+        model = model if parallel is None else parallel.connect(model)
+        for weight in packed_weights(model) if dtype is not torch.float32 else ():
+            weight.to(dtype)
+    model.config = weights.family.saved_as(checkpoint.config)
     model.tokenizer = tokenizer_of(checkpoint) if tokenizer is None else from_object(tokenizer)
-    model.image_processor = image_processor_of(checkpoint, spec)
-    model = model if device is None else model.to(device)
+    model.image_processor = image_processor_of(checkpoint, model.spec)
+    model = model if device is None or plan is not None else model.to(device)
     if put_on is not None:
         from vantage.families.adapters import load_adapter  # which needs this module
 
@@ -140,8 +143,59 @@ def load(
     return model.eval()
 
 
-def _check_shared(how: str | None, adapter: object) -> None:
+def _described(
+    source: object, checkpoint: Folder | GGUFTensors | TrainingCheckpoint | TensorsInMemory, tensor_parallel: bool
+) -> tuple[Model, OpenedCheckpoint, TensorParallel | None]:
+    """The model without weights, and where they are."""
+    family = family_of(checkpoint.config)
+    tensors = RenamedTensors(with_prefix(family.unpacked(checkpoint), family.prefix), family.older)
+    config = Config(checkpoint.config, tensors=tensors.names())
+    try:
+        check_config_size(checkpoint.config, tensors)
+        spec = family.spec(config)
+        weights = OpenedCheckpoint(
+            checkpoint, tensors, family, family.links(config, spec), copies_of(family, config, spec, tensors)
+        )
+        config.settle()
+        parallel = TensorParallel(spec) if tensor_parallel else None
+        return empty_model(spec if parallel is None else parallel.own), weights, parallel
+    except CheckpointError:
+        raise
+    except (BadInput, Refused, RuntimeError, ValueError, TypeError, ArithmeticError) as e:
+        # the last four are torch's own: a size that overflows, a dropout of 7
+        raise CheckpointError(f"{source if isinstance(source, (str, Path)) else type(source).__name__}: {e}") from e
+
+
+def memory_plan(
+    source: str | Path,
+    *,
+    max_memory: int | str,
+    context: int | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | str | None = None,
+) -> MemoryPlan:
+    """What ``load`` would do with such a ``max_memory``: what each part takes, and which layers are kept elsewhere."""
+    where = torch.device(device)
+    dtype, how = check_dtype(dtype, where)
+    checkpoint = opened(find_with_adapter(_path(source), None)[0], dtype)
+    dtype = _computed_in(checkpoint, dtype, how, where)
+    model, weights, _ = _described(source, checkpoint, tensor_parallel=False)
+    plan = planned(model, weights, how, dtype, where, max_memory, context)
+    assert plan is not None, "a limit was given"
+    return plan
+
+
+def _computed_in(checkpoint: object, dtype: torch.dtype, how: str | None, where: torch.device) -> torch.dtype:
+    """ "auto" of a folder on a GPU is what its config says."""
+    if how == "auto" and where.type == "cuda" and isinstance(checkpoint, Folder):
+        return own_dtype(checkpoint.config, torch.float32)
+    return dtype
+
+
+def _check_shared(how: str | None, adapter: object, max_memory: object) -> None:
     """What a share of a model cannot be."""
+    if max_memory is not None:
+        raise Refused("max_memory keeps layers off a device, and processes that share a model have no such layers yet")
     if how in BITS:
         raise Refused(f"dtype={how!r} packs whole weights, which no process of several has: use a torch dtype")
     if adapter is not None:

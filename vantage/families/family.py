@@ -92,9 +92,33 @@ def fill(
     parallel: TensorParallel | None = None,
 ) -> None:
     """Check the accounts, then put the checkpoint's tensors where they belong: all of them, or this process's share."""
-    aliases = _aliases(model)
+    check_accounts(model, links, tensors, family, copies, parallel)
+    put_links(model, links, tensors, dtype, family, packing, aliases_of(model), parallel)
+
+
+def check_accounts(
+    model: Model,
+    links: Sequence[Link],
+    tensors: Tensors,
+    family: Family,
+    copies: Copies,
+    parallel: TensorParallel | None = None,
+) -> None:
     balance(model if parallel is None else empty_model(parallel.spec), links, tensors, family.ignored, copies)
     check_copies(tensors, copies)
+
+
+def put_links(
+    model: Model,
+    links: Sequence[Link],
+    tensors: Tensors,
+    dtype: torch.dtype,
+    family: Family,
+    packing: Packing,
+    aliases: Mapping[str, list[str]],
+    parallel: TensorParallel | None = None,
+) -> None:
+    """Put in what these links say. ``aliases``: of the model while it was empty."""
     for link in links:
         if (packed := packing(link)) is not None:
             put(model, aliases[link.our_names[0]], packed)
@@ -190,7 +214,7 @@ def export(model: Model, links: Sequence[Link]) -> dict[str, Tensor]:
     return tensors
 
 
-def _aliases(model: Model) -> dict[str, list[str]]:
+def aliases_of(model: Model) -> dict[str, list[str]]:
     """For every parameter all its names: a tied head is the embedding under another one."""
     by_id: dict[int, list[str]] = {}
     for name, p in model.named_parameters(remove_duplicate=False):

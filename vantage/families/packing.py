@@ -39,7 +39,7 @@ def packer(
     can run. "int8" and "int4": every linear map is quantised. What was packed is there at the end."""
     if name in BITS:
         yield _quantising(model, tensors, BITS[name])
-    elif name is None or native() is None or not _reads_blocks(device):
+    elif not keeps_blocks(name, device):
         yield dense
     elif isinstance(checkpoint, GGUFTensors):
         with _as_stored(model, checkpoint, prefix, sixteen=device.type == "cpu") as pack:
@@ -52,7 +52,7 @@ def packer(
 
 def _quantising(model: Model, tensors: Tensors, bits: int) -> Packing:
     def pack(link: Link) -> list[Packed] | None:
-        if not _one(model, link):
+        if not holds_one_weight(model, link):
             return None
         (weight,) = link.to_ours([sound(tensors.get(their), their) for their in link.their_names])
         return [Packed.quantise(weight, max(bits, least_bits(link.our_names[0])))]
@@ -60,8 +60,10 @@ def _quantising(model: Model, tensors: Tensors, bits: int) -> Packing:
     return pack
 
 
-def _reads_blocks(device: torch.device) -> bool:
-    return device.type == "cpu" or (device.type == "cuda" and gpu_reads(()))
+def keeps_blocks(name: str | None, device: torch.device) -> bool:
+    """Whether weights stay as a file has them."""
+    reads = device.type == "cpu" or (device.type == "cuda" and gpu_reads(()))
+    return name is not None and native() is not None and reads
 
 
 @contextmanager
@@ -77,7 +79,7 @@ def _as_stored(model: Model, checkpoint: GGUFTensors, prefix: str, *, sixteen: b
 
     def pack(link: Link) -> list[Packed] | None:
         names = [name if name in stored else name.removeprefix(prefix) for name in link.their_names]
-        if not _one(model, link) or not stored.issuperset(names):
+        if not holds_one_weight(model, link) or not stored.issuperset(names):
             return None
         kinds = [kind for name in names if (kind := checkpoint.packed_kind(name)) is not None]
         if len(kinds) < len(names) or (not sixteen and not set(kinds).isdisjoint(SIXTEEN.values())):
@@ -125,7 +127,7 @@ def _sixteen_bits(model: Model, tensors: Tensors) -> Packing:
     memory = WeightMemory()
 
     def pack(link: Link) -> list[Packed] | None:
-        if not _one(model, link):
+        if not holds_one_weight(model, link):
             return None
         theirs = [tensors.get(name) for name in link.their_names]
         kinds = {theirs.dtype for theirs in theirs}
@@ -145,7 +147,8 @@ def _packed(rows: Tensor, kind: str, name: str, memory: WeightMemory) -> Packed:
     return packed
 
 
-def _one(model: Model, link: Link) -> bool:
+def holds_one_weight(model: Model, link: Link) -> bool:
+    """Whether a link fills one weight that can be packed."""
     return len(link.our_names) == 1 and fits(model, link.our_names)
 
 

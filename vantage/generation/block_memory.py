@@ -22,6 +22,8 @@ class BlockMemory:
     """
 
     def __init__(self, model: Model, *, capacity: int | None, block: int, gather: bool, cut: int, share: bool):
+        # with max_memory a pool that grew would take what there is no room for
+        capacity = model.placement.capacity if capacity is None else capacity
         # what has left a window is needed only where a prefix may be cut; one token can always be taken back
         draft = None if share else 1
         self._empty = model.new_cache(1, kind="paged", capacity=capacity, block=block, draft=draft)

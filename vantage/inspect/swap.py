@@ -65,6 +65,7 @@ def swap(
     put = _Builder(shared, init, model.device, model.dtype)
     _share_model(new, model, spec, model.spec, put)
     new.tokenizer, new.image_processor = model.tokenizer, model.image_processor
+    new.placement = model.placement  # the layers' tensors are the same ones
     return new.train(model.training)
 
 

@@ -143,6 +143,11 @@ def _check_sums(model: Model) -> None:
     """Refuse models whose residual stream or head is no sum."""
     if model.spec.head is None:
         raise BadInput("this model has no head: there is no logit to attribute")
+    if model.placement.layers and model.device.type != "cpu":
+        raise Refused(
+            f"weights of {len(model.placement.layers)} layers are in host memory (max_memory), and attribution reads "
+            "them beside a pass: load the model on a CPU, or where all of it fits"
+        )
     if not isinstance(model.head.transform, nn.Identity):
         raise Refused(
             "this model's head transforms what it is given before its last map: its logits are no sum of parts"

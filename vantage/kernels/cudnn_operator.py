@@ -70,8 +70,8 @@ forward_op.register_autograd(_gradients, setup_context=_keep)
 
 
 class CudnnAttention(torch.autograd.Function):
-    """Without a compiler: q, k, v, sinks, and the calls of the pass. The context comes first, and no function of its own fills
-    it: torch would read the signature in every call."""
+    """Without a compiler: q, k, v, sinks, and the calls of the pass. The context comes first, and no function of its own
+    fills it: torch would read the signature in every call."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, calls: PassCalls) -> Tensor:

@@ -258,6 +258,7 @@ def _hits(target: str, role: str, own: str, names: set[str]) -> bool:
 
 def _look_again(model: Model) -> None:
     """What a model remembers of whether it has a native form holds no longer."""
+    model.placement.adopt(model)
     for part in (model, model.encoder):
         if part is not None:
             part.kernel = part.kernel

@@ -11,12 +11,17 @@ import copy
 from vantage.model import Model
 
 
+def _kept(part: Model) -> tuple[object, ...]:
+    """What the copy has of the model itself."""
+    return part.tokenizer, part.config, part.spec, part.whole_steps, part.placement
+
+
 def copy_sharing_weights(model: Model) -> Model:
     """A model that shares every weight with this one, and no module. Caches of one do not fit the other."""
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     for part in model.modules():
         if isinstance(part, Model):  # an encoder is one too
-            shared |= {id(kept): kept for kept in (part.tokenizer, part.config, part.spec, part.whole_steps)}
+            shared |= {id(kept): kept for kept in _kept(part)}
     copied = copy.deepcopy(model, shared)
     for part in copied.modules():
         if isinstance(part, Model):

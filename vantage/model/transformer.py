@@ -19,6 +19,7 @@ from vantage.model.lowered import NATIVE, WholeSteps
 from vantage.model.packed import PackedWeight
 from vantage.model.part_errors import name_failed_part
 from vantage.model.pass_inputs import check_images, check_mask, check_source, declared_length, for_rows, next_positions
+from vantage.model.placement import AllOnDevice, Placement
 from vantage.model.pooling import NoPooler
 from vantage.spec.images import ImageTokens
 from vantage.spec.model import ModelKind, ModelSpec
@@ -39,6 +40,7 @@ class Model(nn.Module):
         self.image_processor: Any = None  # where there is a tower, what prepares images for it
         self.config: dict[str, Any] | None = None  # of the checkpoint it came from
         self.kernel = kernel
+        self.placement: Placement = AllOnDevice()  # where layers lie that memory does not hold
         self.parallel: Any = None  # the ``TensorParallel`` that this is a share of, where other processes have the rest
         self._owner = object()  # caches remember whose keys they hold
         self.encoder = None if spec.encoder is None else Model(spec.encoder, kernel=kernel)
@@ -122,6 +124,13 @@ class Model(nn.Module):
     def context_length(self) -> int | None:
         """The longest text it was made for; ``None``: it does not say."""
         return self.spec.context_length
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Model:
+        if self.placement.layers:
+            raise Refused(
+                "a model whose layers are kept off the device (max_memory) cannot be moved or cast: load it so"
+            )
+        return super()._apply(fn, recurse)
 
     # ---- running
 
@@ -217,7 +226,7 @@ class Model(nn.Module):
     def run(self, x_BTD: Tensor, ctx: Context, first: int = 0) -> Tensor:
         """From what goes into layer ``first`` to the last hidden states (B, T, D), normed."""
         for i, block in enumerate(self.blocks[first:] if first else self.blocks, first):
-            x_BTD = block(x_BTD, ctx)
+            x_BTD = self.placement.run(i, block, x_BTD, ctx)
             x_BTD = x_BTD if ctx.images is None else ctx.images.after(i, x_BTD)
         return self.norm(x_BTD)
 

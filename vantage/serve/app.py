@@ -101,7 +101,10 @@ def _loader(batching: Batching) -> Load:
     kept: Any = dtype if dtype in ("auto", "int8", "int4") else getattr(torch, dtype)
 
     def load(served: ServedModel) -> Model:
-        return load_model(served.source, dtype=kept, device=device)
+        if not batching.max_memory:
+            return load_model(served.source, dtype=kept, device=device)
+        limit = {"max_memory": batching.max_memory, "context": batching.capacity}
+        return load_model(served.source, dtype=kept, device=device, **limit)
 
     return load
 

@@ -104,6 +104,7 @@ class Batching:
     share_prefixes: bool = True  # within one key
     dtype: str = "auto"
     device: str = "auto"  # cuda where there is one, otherwise cpu
+    max_memory: str = ""  # of the device, for each model; "": no limit
 
 
 @final
@@ -180,6 +181,8 @@ class ServerSettings:
             raise BadInput("--tensor-parallel with --lora-modules: an adapter is made for whole weights")
         if self.batching.dtype in ("int8", "int4"):
             raise BadInput(f"--tensor-parallel with --dtype {self.batching.dtype}: blocks are made of whole weights")
+        if self.batching.max_memory:
+            raise BadInput("--tensor-parallel with --max-memory: a share of a model keeps no layers elsewhere yet")
         if self.batching.device not in ("auto", "cpu"):
             raise BadInput(
                 f"--tensor-parallel with --device {self.batching.device}: over processes it serves on CPUs only so far"
@@ -281,6 +284,14 @@ OPTIONS = (
     Option("share_prefixes", "batching", "share_prefixes", bool, "keep what was computed for later requests of a key"),
     Option("dtype", "batching", "dtype", str, "how weights are kept", choices=DTYPES),
     Option("device", "batching", "device", str, "where models run: auto is cuda where there is one, otherwise cpu"),
+    Option(
+        "max_memory",
+        "batching",
+        "max_memory",
+        str,
+        "the most memory of the device for each model with its cache, as in 6GiB: layers beyond it stay in host "
+        "memory, and on a CPU in a file",
+    ),
     Option("body_bytes", "limits", "body_bytes", int, "the largest body of a request", 1024, 2**30),
     Option("body_seconds", "limits", "body_s", float, "a body must arrive within", 0.1, 3600),
     Option("request_seconds", "limits", "request_s", float, "a request must be answered within", 0.1, 86400),

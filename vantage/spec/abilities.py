@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, final, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vantage.spec.operations import AttentionWork
 from vantage.spec.positions import Positions
@@ -71,6 +71,13 @@ class DividesByHead(Protocol):
     def of_heads(self, first: int, count: int, heads: int) -> Any:
         """The part for these of so many heads."""
         ...
+
+
+@runtime_checkable
+class HasExperts(Protocol):
+    """A module that sends each token to some of its parts, whose weights the others need not have."""
+
+    experts: nn.ModuleList
 
 
 @runtime_checkable

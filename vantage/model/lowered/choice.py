@@ -14,6 +14,7 @@ from vantage.model.lowered.module_step import uncaptured
 from vantage.spec.native import CannotLower
 
 LOWERED, CAPTURED, MODULES = "lowered", "graph of modules", "modules"
+AHEAD = "several steps in one call"
 
 
 class StepChoice(NamedTuple):
@@ -37,6 +38,8 @@ def step_choice(model: Any, device: str) -> StepChoice:
             raise CannotLower(f"on a CPU native steps compute in float32, not {model.dtype}")
         else:
             lower(model.blocks, model.norm, model.spec.width)
+            if model.placement.layers:
+                others[AHEAD] = f"{len(model.placement.layers)} layers are not in memory, and come and go one by one"
         return StepChoice(LOWERED, others)
     except CannotLower as why:
         others[LOWERED] = str(why)

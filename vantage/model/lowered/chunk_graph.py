@@ -18,6 +18,7 @@ from vantage.model.lowered.capture import captured
 from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, LatentStep
 from vantage.model.lowered.row_steps import attention_options, run_step, slopes_of, sums_for
 from vantage.model.lowered.step_graph import GraphShape, RowPlaces
+from vantage.model.placement import Placement
 from vantage.spec.parts import Shape
 
 # tokens that a graph is made for; a longer pass is several of the largest
@@ -71,6 +72,7 @@ class ChunkGraph:
     ):
         self._program, self._shape, self._rotations, self._memory = program, shape, rotations, memory
         self._device: torch.device = model.device
+        self._placement: Placement = model.placement
         with torch.inference_mode(False):
             self._ints = torch.zeros(3 + len(shape.blocks) * (1 + shape.table), dtype=torch.int32, device=self._device)
             self._buffers = [buffer[: shape.rows] for buffer in memory.buffers]
@@ -93,6 +95,7 @@ class ChunkGraph:
         pass. ``first``: their first position. What comes back is written over by the next call."""
         self._place(len(x_TD), places, before, first, stores)
         self._buffers[0][: len(x_TD)].copy_(x_TD)
+        self._placement.ready()
         self._launch()
         return self._buffers[self._program.hidden][: len(x_TD)]
 
@@ -112,8 +115,9 @@ class ChunkGraph:
             memory.numbers = stores
 
     def _steps(self) -> None:
-        for step in self._program.body:
-            run_step(step, self._buffers, self._attend, sums=self._memory.sums)
+        with self._placement.captured():
+            for step in self._program.body:
+                run_step(step, self._buffers, self._attend, sums=self._memory.sums)
 
     def _attend(self, step: AttendStep | LatentStep) -> None:
         assert isinstance(step, AttendStep), "others take no chunks"

@@ -5,8 +5,9 @@ For a few rows, norms and activations become a part of the products beside them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -111,7 +112,16 @@ class LatentStep:
     turn: Turn | None
 
 
-GpuStep = LinearStep | NormStep | ActivateStep | AddStep | ScaleStep | AttendStep | LatentStep
+@dataclass(frozen=True, eq=False)
+class LayerStep:
+    """The weights of a layer that is kept off the device: they are waited for, or let go of."""
+
+    run: Callable[[], None]
+    src: int = -1  # no buffer
+    dst: int = -1
+
+
+GpuStep = LayerStep | LinearStep | NormStep | ActivateStep | AddStep | ScaleStep | AttendStep | LatentStep
 
 
 @dataclass
@@ -144,7 +154,7 @@ class GpuProgram(ProgramBuffers):
     @staticmethod
     def touched(step: GpuStep) -> tuple[int, ...]:
         """The buffers that a step reads or writes."""
-        return (_writes(step), *_reads(step))
+        return () if isinstance(step, LayerStep) else (_writes(step), *_reads(step))
 
     def linear(self, module: nn.Module, src: int, into: int | None, name: str) -> int:
         if isinstance(module, PackedLinear):
@@ -312,8 +322,12 @@ def lower_for_gpu(model: Any) -> GpuProgram:
     """Buffer 0 is the embedded token, (rows, width); the last step leaves the logits in the buffer ``out``."""
     program = GpuProgram(dtype=model.dtype)
     x = program.buffer("x", model.spec.width)
-    for block in model.blocks:
-        x = program.lower(block, x)
+    for i, block in enumerate(model.blocks):
+        off = i in model.placement.layers
+        program.steps += [LayerStep(partial(model.placement.begin, i))] * off
+        with model.placement.bound(i, block):
+            x = program.lower(block, x)
+        program.steps += [LayerStep(partial(model.placement.end, i))] * off
     program.hidden = program.lower(model.norm, x)
     program.body_steps = len(program.steps)
     program.out = program.lower(model.head, program.hidden)

@@ -13,6 +13,7 @@ def lower(blocks: nn.ModuleList, norm: nn.Module, width: int) -> NativeProgram:
     x = program.buffer("x", width)
     for block in blocks:
         x = program.lower(block, x)
+        program.layer_ends.append(len(program.ops))
     program.out = program.lower(norm, x)
     program.mark_private()
     return program

@@ -52,6 +52,7 @@ class NativeProgram(ProgramBuffers):
     rotations: list[AngleTables] = field(default_factory=list)
     attentions: list[LoweredAttention] = field(default_factory=list)
     quantised: list[Matrix] = field(default_factory=list)
+    layer_ends: list[int] = field(default_factory=list)  # how many steps there are up to the end of each layer
     dense: bool = False  # some weights are plain float32: for many rows torch's own products are faster
 
     # ---- modules

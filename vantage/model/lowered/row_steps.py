@@ -15,6 +15,7 @@ from vantage.model.lowered.gpu_program import (
     AttendStep,
     GpuStep,
     LatentStep,
+    LayerStep,
     LinearStep,
     NormStep,
     ScaleStep,
@@ -50,6 +51,8 @@ def run_step(
                 buffer.copy_(step.softcap * torch.tanh(buffer / step.softcap))
         case AttendStep() | LatentStep():
             attend(step)
+        case LayerStep():
+            step.run()
 
 
 def sums_for(steps: Iterable[GpuStep], rows: int, device: torch.device) -> packed_rows.RowSums | None:

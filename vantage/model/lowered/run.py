@@ -35,6 +35,7 @@ from vantage.model.lowered.native_steps import PlainEmbedding, StepResults, Step
 from vantage.model.lowered.program import NativeProgram
 from vantage.model.lowered.shown import ShownWeights, WeightsWatcher
 from vantage.model.lowered.watch import ModelWatch
+from vantage.model.placement import AllOnDevice, Placement
 from vantage.spec.native import CannotLower
 from vantage.spec.positions import Positions
 from vantage.spec.sampling import RowChoice
@@ -48,7 +49,7 @@ class Lowered:
 
     def __init__(self, model: Any, native: Native):
         self._native = native
-        self._body = Prepared(lower(model.blocks, model.norm, model.spec.width))
+        self._body = Prepared(lower(model.blocks, model.norm, model.spec.width), model.placement)
         self._head = _head(model)
         self._has_fast = any(native.has_fast(weight) for weight in self._body.program.quantised)
         self._last_stores: tuple[list[tuple[weakref.ref[Store], int]], ctypes.Array[LayerStore]] | None = None
@@ -191,8 +192,8 @@ class Lowered:
 class Prepared:
     """A program with its steps laid out for the kernels, and buffers that grow with the number of rows."""
 
-    def __init__(self, program: NativeProgram):
-        self.program = program
+    def __init__(self, program: NativeProgram, placement: Placement = AllOnDevice()):
+        self.program, self._placement = program, placement
         self._ops = (Op * len(program.ops))(*program.ops)
         self._buffers = (Buffer * len(program.widths))()
         self._memory: list[Tensor] = []
@@ -218,8 +219,25 @@ class Prepared:
         call = self.call(x, out, (B, T), tables, stores, locations, fast=fast)
         if show is not None:
             show(call)
-        native.run(call)
+        if self._placement.layers:
+            self._run_by_layers(native, call)
+        else:
+            native.run(call)
         return out
+
+    def _run_by_layers(self, native: Native, call: ProgramCall) -> None:
+        """The same steps, with what is done about each layer's weights before and after it."""
+        first = 0
+        for layer, end in enumerate(self.program.layer_ends):
+            self._placement.begin(layer)
+            self._run_steps(native, call, first, end)
+            self._placement.end(layer)
+            first = end
+        self._run_steps(native, call, first, len(self._ops))
+
+    def _run_steps(self, native: Native, call: ProgramCall, first: int, end: int) -> None:
+        call.ops, call.n_ops = ctypes.addressof(self._ops) + first * ctypes.sizeof(Op), end - first
+        native.run(call)
 
     def call(
         self,

@@ -204,6 +204,7 @@ class StepGraph:
     # ---- what the device does
 
     def run(self) -> None:
+        self._model.placement.ready()
         self._launch()
 
     def choose(self, searches: choose.Searches) -> None:
@@ -241,6 +242,10 @@ class StepGraph:
         return launch
 
     def _step(self) -> None:
+        with self._model.placement.captured():
+            self._run_layers()
+
+    def _run_layers(self) -> None:
         if self._modules is not None:
             self.logits.copy_(self._modules.logits(self.tokens, self.held, self.pos, self._row_states))
             return

@@ -135,9 +135,9 @@ class WholeSteps:
         return lowered.ahead(tokens, caches, steps, choices)
 
     def _may_run_ahead(self, model: Any) -> bool:
-        """On a CPU: not where somebody waits for each of the model's calls."""
+        """On a CPU: not where somebody waits for each of the model's calls, or layers are brought one by one."""
         waited_for = self.watcher is not None or model._forward_hooks or model._forward_pre_hooks
-        return model.device.type == "cpu" and not waited_for
+        return model.device.type == "cpu" and not waited_for and not model.placement.layers
 
     def runs_ahead(self, model: Any) -> bool:
         """Whether ``steps_ahead`` may be worth asking for."""
