@@ -177,7 +177,7 @@ class OwnDistanceVectors:
     def dense(self, q: Tensor, q_pos: Positions, k_pos: Positions) -> Dense:
         given = DistanceVectors(q + self.offset[:, None], self.table, self.factor).dense(q_pos, k_pos)
         form = given.form()
-        return Dense(lambda: given.value, lambda: DistanceKeys(None, form.keys, self.factor, self.offset))
+        return Dense(lambda cut: given.of_queries(cut), lambda: DistanceKeys(None, form.keys, self.factor, self.offset))
 
 
 @dataclass(frozen=True)

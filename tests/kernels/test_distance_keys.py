@@ -134,7 +134,7 @@ def asked(whole) -> tuple[torch.Tensor, View, Dense]:
 def test_it_refuses_widths_that_it_cannot_fetch():
     q, view, bias = asked(lambda: torch.zeros(1, 2, 20, 20))
     assert Fused().refuses(Need(Causal(), 1.0, bias=bias), q, view) is None
-    wide = Dense(lambda: torch.zeros(1, 2, 20, 20), lambda: DistanceKeys(q[..., :3], bias.form().keys, 1.0))
+    wide = Dense(lambda cut: torch.zeros(1, 2, 20, 20), lambda: DistanceKeys(q[..., :3], bias.form().keys, 1.0))
     assert "as wide as its heads, not 3" in (Fused().refuses(Need(Causal(), 1.0, bias=wide), q, view) or "")
     assert "products of their own" in (kernel_named("tiles").refuses(Need(Causal(), 1.0, bias=bias), q, view) or "")
 

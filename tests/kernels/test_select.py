@@ -30,6 +30,8 @@ ASKS = {
 }
 REFUSALS = {
     "reference": {},
+    "blocks": {"weights": "the blocks kernel does not hand back weights"},
+    "blocks-of-2": {"weights": "the blocks kernel does not hand back weights"},
     "sdpa": {
         "weights": "sdpa does not hand back weights or the log-sum-exp",
         "lse": "sdpa does not hand back weights or the log-sum-exp",
@@ -133,7 +135,17 @@ def test_auto_says_once_what_it_fell_back_from(monkeypatch):
 
 
 def test_every_kernel_has_its_name():
-    assert list(KERNELS) == ["sdpa", "cudnn", "fused", "tiles", "flex-compiled", "flex", "reference"]
+    assert list(KERNELS) == [
+        "sdpa",
+        "cudnn",
+        "fused",
+        "tiles",
+        "flex-compiled",
+        "flex",
+        "reference",
+        "blocks",
+        "blocks-of-2",
+    ]
     assert all(kernel_named(name).name == name for name in KERNELS)
 
 

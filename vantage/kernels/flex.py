@@ -12,11 +12,14 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as flex_module
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, create_block_mask, flex_attention
 
+from vantage.kernels.sdpa import AT_EASE
 from vantage.spec.masks import Everything, Mask, visible
 from vantage.spec.normalisers import NOT_SOFTMAX
 from vantage.spec.parts import Attended, Dense, Need, View
 from vantage.spec.positions import Pair, Place, Positions
 from vantage.spec.registry import Entry, Refusal
+
+LARGEST_MASK = 2**32  # pairs whose block mask torch may make: 4 GiB
 
 
 class Flex:
@@ -63,6 +66,10 @@ class Flex:
             rows = 1 if view.pos.known.same_rows and view.pos.segment is None else q.shape[0]
             return need.bias.numbers(rows * q.shape[1] * q.shape[2] * view.k.shape[2])
         return 0 if need.mask == Everything() or q.shape[2] == 1 else q.shape[0] * q.shape[2] * view.k.shape[2]
+
+    def most(self, need: Need) -> int:
+        """A mask, one byte a pair and once for all layers, is worth its speed; a bias is not."""
+        return LARGEST_MASK if not isinstance(need.bias, Dense) else AT_EASE
 
     def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:
         assert need.temperature is not None
