@@ -18,6 +18,7 @@ class PeakMemory(TorchDispatchMode):
         super().__init__()
         self.peak, self.largest = 0, 0
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._held = 0  # bytes of what lives, and of what has gone since they were last added up
         self._given: set[int] = set()  # storages of what was there before
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -26,13 +27,15 @@ class PeakMemory(TorchDispatchMode):
                 self._given.add(x.untyped_storage()._cdata)
         out = func(*args, **(kwargs or {}))
         new = [x for x in tree_leaves(out) if isinstance(x, Tensor) and self._is_new(x)]
-        if new:
+        for x in new:
+            storage = x.untyped_storage()
+            self._live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+            self._held += storage.nbytes()
+            self.largest = max(self.largest, storage.nbytes() // x.element_size())
+        if self._held > self.peak:  # only then is it worth while to see what is gone
             self._live = {key: kept for key, kept in self._live.items() if not kept[0].expired()}
-            for x in new:
-                storage = x.untyped_storage()
-                self._live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-                self.largest = max(self.largest, storage.nbytes() // x.element_size())
-            self.peak = max(self.peak, sum(size for _, size in self._live.values()))
+            self._held = sum(size for _, size in self._live.values())
+            self.peak = max(self.peak, self._held)
         return out
 
     def _is_new(self, x: Tensor) -> bool:

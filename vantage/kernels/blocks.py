@@ -90,8 +90,8 @@ def _seen_run(mask: Mask, queries: Positions, keys: Positions) -> slice:
         high = bounds[1] + reach - first
     if reach is not None:
         low = bounds[0] - reach + 1 - first
-    low = min(max(low, 0), S)
-    return slice(low, min(max(high, low), S)) if high > low else slice(0, min(1, S))
+    low, high = max(low, 0), min(high, S)
+    return slice(low, high) if high > low else slice(0, min(1, S))
 
 
 ENTRY = Entry(

@@ -17,6 +17,7 @@ from vantage.spec.masks import Everything, Mask, visible
 from vantage.spec.normalisers import NOT_SOFTMAX
 from vantage.spec.parts import Attended, Dense, Need, View
 from vantage.spec.positions import Pair, Place, Positions
+from vantage.spec.query_blocks import SeesStretches
 from vantage.spec.registry import Entry, Refusal
 
 LARGEST_MASK = 2**32  # pairs whose block mask torch may make: 4 GiB
@@ -68,8 +69,9 @@ class Flex:
         return 0 if need.mask == Everything() or q.shape[2] == 1 else q.shape[0] * q.shape[2] * view.k.shape[2]
 
     def most(self, need: Need) -> int:
-        """A mask, one byte a pair and once for all layers, is worth its speed; a bias is not."""
-        return LARGEST_MASK if not isinstance(need.bias, Dense) else AT_EASE
+        """A mask, one byte a pair and once for all layers, is worth its speed. A bias is not, nor is one that leaves a
+        block of queries few keys to read."""
+        return AT_EASE if isinstance(need.bias, Dense | SeesStretches) else LARGEST_MASK
 
     def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:
         assert need.temperature is not None

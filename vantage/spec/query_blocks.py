@@ -19,12 +19,17 @@ FEWEST = 8  # queries of a block, however many keys they have
 
 def query_blocks(queries: int, numbers: int, device: torch.device, each: int | None = None) -> list[slice]:
     """Stretches of queries, ``each`` as long or as long as the cells allow where one query forms so many numbers."""
-    if torch.compiler.is_compiling():  # a compiler would write the blocks out one by one
+    if torch.compiler.is_compiling() or _only_shapes():  # a compiler would write the blocks out one by one
         return [slice(0, queries)]
     if each is None:
         most = max(FEWEST, CELLS.get(device.type, MANY_CELLS) // max(1, numbers))
         each = max(1, -(-queries // max(1, -(-queries // most))))  # all of about the same length
     return [slice(start, min(start + each, queries)) for start in range(0, queries, each)]
+
+
+def _only_shapes() -> bool:
+    """Whether tensors have no numbers (``vantage inspect kernels``): nothing is large then."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
 @dataclass(frozen=True, eq=False)
