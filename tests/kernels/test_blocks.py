@@ -227,3 +227,13 @@ def test_a_block_reads_what_its_queries_see(mask):
         assert (cut.start, cut.stop) == (seen[0], seen[-1] + 1)
     outside = blocks.seen_keys(Need(Causal() & Window(3), 1.0), Positions.arange(1, 2, 40), keys)
     assert outside == slice(0, 1)
+
+
+def test_a_query_that_sees_nothing_has_a_gradient_of_0():
+    q, k, v = (normal(1, 1, 3, 4, seed=seed).requires_grad_() for seed in (1, 2, 3))
+    early, late = Positions.arange(1, 3), Positions.arange(1, 3, 1)  # the first query comes before all keys
+    for kernel in (REFERENCE, Blocks(1)):
+        out = kernel(q, View(k, v, late), early.against(late), Need(Causal(), 1.0, softcap=3.0)).out
+        grads = torch.autograd.grad((1e3 * out).sum(), (q, k, v))
+        assert all(grad.isfinite().all() for grad in grads)
+        assert (grads[0][0, 0, 0] == 0).all()

@@ -64,7 +64,7 @@ class Blocks:
         inputs = q[:, :, cut], view.k, view.v
         if not torch.is_grad_enabled():
             return attend(*inputs)
-        return checkpoint(attend, *inputs, use_reentrant=False)  # pyright: ignore[reportReturnType] (what it runs returns)
+        return checkpoint(attend, *inputs, use_reentrant=False)
 
 
 def _inner(need: Need, q: Tensor, view: View) -> Sdpa | Reference:

@@ -10,15 +10,17 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from vantage.kernels.fused import DTYPES, WIDEST, cannot_run
 from vantage.kernels.reference import normalise
 from vantage.kernels.sdpa import AT_EASE
 from vantage.spec.chosen import ChosenKeys
 from vantage.spec.masks import Mask, visible
 from vantage.spec.parts import Attended, Dense, Need, Pointwise, View
-from vantage.spec.positions import Pair, Place, Positions
+from vantage.spec.positions import EMPTY, Pair, Place, Positions
 from vantage.spec.query_blocks import query_blocks
 from vantage.spec.registry import Entry
 
+FORMED_PLACES = 8  # tensors as large as the columns of a block, where it is asked which of them are seen
 FORMED = 3  # tensors of a block that are as large as its scores, beside its keys and values
 
 
@@ -58,6 +60,8 @@ class Chosen:
     def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:
         chosen = chosen_keys(need)
         assert chosen is not None, "a need that was not refused"
+        if runs_in_triton(chosen, need, q_BHTd, view):
+            return _in_triton(q_BHTd, view, pair, need, chosen)
         (B, H, T, d), (_, G, _, e) = q_BHTd.shape, view.v.shape
         numbers = B * chosen.columns.shape[-1] * (G * (d + e) + FORMED * H)
         parts = [
@@ -78,7 +82,38 @@ class Chosen:
         inputs = q[:, :, cut], view.k, view.v
         if not torch.is_grad_enabled():
             return attend(*inputs)
-        return checkpoint(attend, *inputs, use_reentrant=False)  # pyright: ignore[reportReturnType] (what it runs returns)
+        return checkpoint(attend, *inputs, use_reentrant=False)
+
+
+# ---- on a GPU
+
+
+def runs_in_triton(chosen: ChosenKeys, need: Need, q: Tensor, view: View) -> bool:
+    """Whether gpu/chosen.py has it: no bias beside the choice, no softcap, and heads that are not too wide."""
+    if chosen.inner is not None or need.softcap is not None or cannot_run(q.device.type) is not None:
+        return False
+    alike = q.dtype in DTYPES and view.k.dtype == q.dtype and view.v.dtype == q.dtype
+    return alike and max(q.shape[-1], view.v.shape[-1]) <= WIDEST and 0 not in (*q.shape, *view.k.shape)
+
+
+def _in_triton(q: Tensor, view: View, pair: Pair, need: Need, chosen: ChosenKeys) -> Attended:
+    from vantage.kernels.gpu import chosen as gpu
+
+    assert need.temperature is not None
+    columns = torch.empty(chosen.columns.shape, dtype=torch.int32, device=q.device)
+    for cut in query_blocks(q.shape[2], q.shape[0] * FORMED_PLACES * columns.shape[-1], q.device):
+        some = chosen.columns[:, cut]
+        columns[:, cut] = torch.where(shown_columns(some, need.mask, pair, cut)[0][:, 0], some, EMPTY).to(torch.int32)
+    out, lse = gpu.attend(q, view.k, view.v, columns, need.scale / need.temperature)
+    if need.sinks is not None:  # a sink adds exp(sink) to the denominator and nothing to the sum
+        sinks = need.sinks.float() / need.temperature
+        sinks = sinks[None, :, None] if sinks.dim() == 1 else sinks
+        out = out * torch.sigmoid(lse - sinks)[..., None].to(out.dtype)
+        lse = torch.logaddexp(lse, sinks)
+    return Attended(out, lse=lse if need.lse else None)
+
+
+# ---- in plain torch
 
 
 def chosen_keys(need: Need) -> ChosenKeys | None:

@@ -161,7 +161,7 @@ def _within_bounds(candidate: Candidate, need: Need, q: Tensor, view: View) -> K
 
 def refusals(need: Need, q: Tensor, view: View) -> dict[str, str]:
     """Why the kernels that run by themselves on this device cannot do this, by name."""
-    asked = [kernel for kernel, *_ in _all_automatic() if kernel.auto(q.device.type)]
+    asked: list[Kernel] = [kernel for kernel, *_ in _all_automatic() if kernel.auto(q.device.type)]
     asked.append(kernel_named(IN_BLOCKS))
     return {kernel.name: why for kernel in asked if (why := kernel.refuses(need, q, view)) is not None}
 
