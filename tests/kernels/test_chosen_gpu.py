@@ -7,7 +7,7 @@ from torch import Tensor
 from tests.kernels.fused_calls import DEVICE, MISSING
 from tests.kernels.helpers import normal
 from vantage.kernels import kernel_named
-from vantage.kernels.chosen import Chosen, runs_in_triton
+from vantage.kernels.chosen import IN_TRITON, Chosen, runs_in_triton
 from vantage.spec.chosen import ChosenKeys
 from vantage.spec.masks import Causal, SameSegment
 from vantage.spec.parts import Attended, Kernel, Need, View
@@ -29,7 +29,8 @@ def places(kind: str, T: int, S: int) -> tuple[Positions, Positions]:
     [(2, 2, 5, 9, 16, 16, 4), (1, 4, 7, 7, 24, 8, 3), (1, 20, 3, 80, 32, 32, 70), (1, 70, 2, 9, 16, 16, 5)],
 )
 @pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])
-def test_output_and_gradients_are_those_of_the_reference(kind, G, share, T, S, d, e, keep, sinks):
+def test_output_and_gradients_are_those_of_the_reference(kind, G, share, T, S, d, e, keep, sinks, monkeypatch):
+    monkeypatch.setenv(IN_TRITON, "1")
     H, (at, keys) = G * share, places(kind, T, S)
     given = [normal(2, H, T, d, seed=1), normal(2, G, S, d, seed=2), normal(2, G, S, e, seed=3), normal(H, seed=4)]
     columns = normal(2, T, S, seed=5).argsort(-1)[..., :keep]

@@ -40,9 +40,7 @@ def attend_chosen(
     r = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
     d, e, head = tl.arange(0, D_TILE), tl.arange(0, E_TILE), g * GROUP + r
     rows = r < GROUP
-    q = tl.load(
-        Q + b * qb + head[:, None] * qh + t * qt + d[None, :], mask=rows[:, None] & (d < D)[None, :], other=0.0
-    )
+    q = tl.load(Q + b * qb + head[:, None] * qh + t * qt + d[None, :], mask=rows[:, None] & (d < D)[None, :], other=0.0)
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, E_TILE], tl.float32)
@@ -107,7 +105,7 @@ def attend_chosen_back(
 
 
 class ChosenAttention(torch.autograd.Function):
-    """q (B, H, T, d), k and v (B, G, S, d or e), columns (B, T, K) of int32, -1 where there is no key, and the scale."""
+    """q (B, H, T, d), k and v (B, G, S, d or e), columns (B, T, K) of int32, -1 where there is none, and the scale."""
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
@@ -145,7 +143,7 @@ class ChosenAttention(torch.autograd.Function):
 def attend(q: Tensor, k: Tensor, v: Tensor, columns: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp."""
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    return ChosenAttention.apply(q, k, v, columns.to(torch.int32).contiguous(), scale)  # pyright: ignore[reportReturnType] (two)
+    return ChosenAttention.apply(q, k, v, columns.to(torch.int32).contiguous(), scale)
 
 
 def _rows(q: Tensor, k: Tensor) -> int:
