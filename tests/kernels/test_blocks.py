@@ -237,3 +237,20 @@ def test_a_query_that_sees_nothing_has_a_gradient_of_0():
         grads = torch.autograd.grad((1e3 * out).sum(), (q, k, v))
         assert all(grad.isfinite().all() for grad in grads)
         assert (grads[0][0, 0, 0] == 0).all()
+
+
+def test_what_the_chosen_kernel_refuses():
+    q, k = normal(1, 2, 9, 4, seed=1), normal(1, 1, 9, 4, seed=2)
+    pos, kernel = Positions.arange(1, 9), Chosen()
+    view, plain = View(k, k, pos), Need(Causal(), 0.5)
+    assert "none were" in (kernel.refuses(plain, q, view) or "")
+    need = replace(plain, bias=ChosenKeys(torch.zeros(1, 9, 1, dtype=torch.long), None).bias(pos.against(pos), 2, F64))
+    assert kernel.refuses(need, q, view) is None
+    for asked, words in (
+        ({"weights": True}, "hand back weights"),
+        ({"normalise": Sigmoid()}, "softmax alone, not Sigmoid"),
+        ({"dropout": 0.1}, "no dropout"),
+        ({"value_bias": object()}, "a value bias needs the weights"),
+    ):
+        assert words in (kernel.refuses(replace(need, **asked), q, view) or "")
+    assert kernel.yields(need, q, view)  # few pairs
