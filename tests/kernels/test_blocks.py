@@ -23,7 +23,7 @@ from vantage.spec.chosen import ChosenKeys, near_columns
 from vantage.spec.masks import Causal, SameSegment, Window
 from vantage.spec.model import ModelSpec, Scores
 from vantage.spec.normalisers import Entmax15, Sigmoid, Sparsemax, StickBreaking
-from vantage.spec.parts import Need, View
+from vantage.spec.parts import Dense, Need, View
 from vantage.spec.positions import EMPTY, Positions
 
 REFERENCE = kernel_named("reference")
@@ -230,10 +230,13 @@ def test_a_block_reads_what_its_queries_see(mask):
 
 
 def test_a_query_that_sees_nothing_has_a_gradient_of_0():
+    """As where none of the keys that were chosen for it is seen: its scores are -inf by a bias, not by a mask."""
     q, k, v = (normal(1, 1, 3, 4, seed=seed).requires_grad_() for seed in (1, 2, 3))
-    early, late = Positions.arange(1, 3), Positions.arange(1, 3, 1)  # the first query comes before all keys
+    pos, hidden = Positions.arange(1, 3), torch.zeros(1, 1, 3, 3, dtype=F64)
+    hidden[:, :, 0] = float("-inf")
     for kernel in (REFERENCE, Blocks(1)):
-        out = kernel(q, View(k, v, late), early.against(late), Need(Causal(), 1.0, softcap=3.0)).out
+        need = Need(Causal(), 1.0, softcap=3.0, bias=Dense(hidden))
+        out = kernel(q, View(k, v, pos), pos.against(pos), need).out
         grads = torch.autograd.grad((1e3 * out).sum(), (q, k, v))
         assert all(grad.isfinite().all() for grad in grads)
         assert (grads[0][0, 0, 0] == 0).all()
