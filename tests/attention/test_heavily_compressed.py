@@ -18,7 +18,7 @@ from tests.attention.model_checks import (
     check_taken_back,
     small_model,
 )
-from vantage.attention.compressed import near_or_chosen
+from vantage.attention.compressed import NearBias, near_only
 from vantage.attention.key_windows import KeyWindows
 from vantage.conformance.scenarios import sharpen
 from vantage.errors import BadInput, Refused
@@ -114,7 +114,7 @@ def test_a_bias_of_all_pairs_is_added_to_what_is_seen():
     windows = KeyWindows.of(pos.against(pos), 3, 2, causal=True)
     assert (windows.tokens, windows.seen.shape[1]) == (6, 8)
     bias, q = vectors(1, 2, 6, 8), vectors(1, 2, 6, 4, seed=1)
-    got = near_or_chosen(Dense(bias), 2, windows, None, pos.against(windows.seen), q)
+    got = near_only(Dense(bias), NearBias(None, 2, windows.tokens), pos.against(windows.seen), q)
     assert isinstance(got, Dense)
     near = (torch.arange(6)[:, None] - torch.arange(6)).abs() <= 1
     torch.testing.assert_close(got.value[..., 6:], bias[..., 6:])

@@ -158,10 +158,10 @@ class DistanceVectors:
         def keys(highest: int, n: int) -> Tensor:
             return self.table[:, highest - torch.arange(n, device=self.table.device) + middle]
 
-        def whole() -> Tensor:
+        def whole(cut: slice) -> Tensor:
             every = self.queries @ self.table.transpose(-1, -2)
             distance = q_pos.pos[:, None, :, None] - k_pos.pos[:, None, None, :] + middle
-            return self.factor * every.gather(-1, distance.expand(-1, every.shape[1], -1, -1))
+            return (self.factor * every.gather(-1, distance.expand(-1, every.shape[1], -1, -1)))[:, :, cut]
 
         return Dense(whole, lambda: DistanceKeys(self.queries, keys, self.factor))
 
@@ -177,7 +177,7 @@ class OwnDistanceVectors:
     def dense(self, q: Tensor, q_pos: Positions, k_pos: Positions) -> Dense:
         given = DistanceVectors(q + self.offset[:, None], self.table, self.factor).dense(q_pos, k_pos)
         form = given.form()
-        return Dense(lambda: given.value, lambda: DistanceKeys(None, form.keys, self.factor, self.offset))
+        return Dense(lambda cut: given.of_queries(cut), lambda: DistanceKeys(None, form.keys, self.factor, self.offset))
 
 
 @dataclass(frozen=True)
@@ -189,12 +189,12 @@ class Counts:
     def dense(self, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> Dense:
         counted = CountedPositions(self.by_count.shape[-1], q.shape[-1])
 
-        def whole() -> Tensor:
+        def whole(cut: slice) -> Tensor:
             count = counted.counts(q, k, q_pos, k_pos, scale)
             below = count.detach().floor().long()
             above = (below + 1).clamp_max(self.by_count.shape[-1] - 1)
             by_count = self.by_count.to(count.dtype)
-            return torch.lerp(by_count.gather(-1, below), by_count.gather(-1, above), count - below)
+            return torch.lerp(by_count.gather(-1, below), by_count.gather(-1, above), count - below)[:, :, cut]
 
         by_token = self.by_count.transpose(1, 2).contiguous()  # as a layer has it: heads of a token side by side
         return Dense(whole, lambda: CountTable(by_token.transpose(1, 2), scale))

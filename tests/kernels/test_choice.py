@@ -107,7 +107,10 @@ def test_nothing_runs_unasked_that_would_form_too_much():
     need, q, view = asked(16_384, batch=1)
     bias = Dense(torch.empty(1, 16, 16_384, 16_384, dtype=torch.bfloat16, device="cuda"))
     assert bias.value.numel() == 2**32
-    assert chooser("auto")(replace(need, bias=bias), q, view).name == "sdpa"
+    with_bias = replace(need, bias=bias)
+    assert chooser("auto")(with_bias, q, view).name == "blocks"
+    reasons = explain(with_bias, q, view)
+    assert (reasons["blocks"], reasons["reference"]) == ("runs", "it would form 4,294,967,296 numbers")
     need, q, view = asked(16_385, batch=1, weights=True)
     with pytest.raises(
         Refused, match=r"16,385 queries over 16,385 keys would form 4,295,491,600 .* kernel='reference'"
@@ -138,13 +141,15 @@ def test_a_model_says_what_each_layer_runs():
             "tiles",
             {
                 "sdpa": "yields: it would form 20,000,000,000 numbers",
+                "chosen": "the chosen kernel reads keys that were chosen for each query, and none were",
                 "reference": "not needed: another one comes first",
+                "blocks": "not needed: nothing large is formed",
             },
         )
     ] * 3
     learning = kernel_choices(model, context=100_000, device="cpu", train=True)
     assert [(choice.kernel, choice.others["tiles"]) for choice in learning] == [
-        ("sdpa", "the tiles kernel has no backward pass")
+        ("blocks", "the tiles kernel has no backward pass")
     ] * 3
     assert (
         kernel_choices(small("rope"), context=512, device="cpu")[0].others["sdpa"]

@@ -54,7 +54,7 @@ def test_gradients_are_equal_from_run_to_run():
 
 def asked(mask) -> str | None:
     q, k, v = (torch.randn(1, 2, 20, 16, generator=torch.Generator().manual_seed(n)).to(DEVICE) for n in range(3))
-    bias = Dense(lambda: torch.zeros(1, 2, 20, 20), lambda: CountTable(q[..., :5], 1.0))
+    bias = Dense(lambda cut: torch.zeros(1, 2, 20, 20), lambda: CountTable(q[..., :5], 1.0))
     view = View(k, v, Positions.arange(1, 20, device=DEVICE))
     return Fused().refuses(Need(mask, 1.0, bias=bias), q, view)
 

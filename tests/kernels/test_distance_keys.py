@@ -98,7 +98,7 @@ def test_gradients_of_distances_are_equal_from_run_to_run():
 
 
 def test_nothing_is_formed():
-    def never() -> torch.Tensor:
+    def never(cut: slice) -> torch.Tensor:
         raise AssertionError("the whole bias was asked for")
 
     q, view, form = asked(never)
@@ -110,10 +110,10 @@ def test_vectors_of_distances_learn_without_an_offset():
     q, view, _ = asked(None)
     table = torch.randn(2, 96, 16, generator=torch.Generator().manual_seed(5)).to(DEVICE).requires_grad_()
 
-    def whole() -> torch.Tensor:
+    def whole(cut: slice) -> torch.Tensor:
         distance = torch.arange(20, device=DEVICE)
         every = q @ table.transpose(-1, -2)
-        return every.gather(-1, (distance[:, None] - distance + 32).expand(1, 2, 20, 20))
+        return every.gather(-1, (distance[:, None] - distance + 32).expand(1, 2, 20, 20))[:, :, cut]
 
     keys = DistanceKeys(None, lambda high, n: table[:, high + 32 - torch.arange(n, device=DEVICE)], 1.0)
     bias = Dense(whole, lambda: keys)
@@ -134,7 +134,7 @@ def asked(whole) -> tuple[torch.Tensor, View, Dense]:
 def test_it_refuses_widths_that_it_cannot_fetch():
     q, view, bias = asked(lambda: torch.zeros(1, 2, 20, 20))
     assert Fused().refuses(Need(Causal(), 1.0, bias=bias), q, view) is None
-    wide = Dense(lambda: torch.zeros(1, 2, 20, 20), lambda: DistanceKeys(q[..., :3], bias.form().keys, 1.0))
+    wide = Dense(lambda cut: torch.zeros(1, 2, 20, 20), lambda: DistanceKeys(q[..., :3], bias.form().keys, 1.0))
     assert "as wide as its heads, not 3" in (Fused().refuses(Need(Causal(), 1.0, bias=wide), q, view) or "")
     assert "products of their own" in (kernel_named("tiles").refuses(Need(Causal(), 1.0, bias=bias), q, view) or "")
 

@@ -30,6 +30,8 @@ ASKS = {
 }
 REFUSALS = {
     "reference": {},
+    "blocks": {"weights": "the blocks kernel does not hand back weights"},
+    "blocks-of-2": {"weights": "the blocks kernel does not hand back weights"},
     "sdpa": {
         "weights": "sdpa does not hand back weights or the log-sum-exp",
         "lse": "sdpa does not hand back weights or the log-sum-exp",
@@ -133,16 +135,27 @@ def test_auto_says_once_what_it_fell_back_from(monkeypatch):
 
 
 def test_every_kernel_has_its_name():
-    assert list(KERNELS) == ["sdpa", "cudnn", "fused", "tiles", "flex-compiled", "flex", "reference"]
+    assert list(KERNELS) == [
+        "sdpa",
+        "cudnn",
+        "fused",
+        "tiles",
+        "chosen",
+        "flex-compiled",
+        "flex",
+        "reference",
+        "blocks",
+        "blocks-of-2",
+    ]
     assert all(kernel_named(name).name == name for name in KERNELS)
 
 
 def test_what_runs_without_being_named():
-    """Fastest first, and at last the reference, which never refuses."""
+    """Fastest first, and at last the reference, which never refuses; blocks run where one of these forms too much."""
     automatic = {device: [name for name in KERNELS if kernel_named(name).auto(device)] for device in ("cuda", "cpu")}
     assert automatic == {
-        "cuda": ["sdpa", "cudnn", "fused", "flex-compiled", "reference"],
-        "cpu": ["sdpa", "tiles", "reference"],
+        "cuda": ["sdpa", "cudnn", "fused", "chosen", "flex-compiled", "reference"],
+        "cpu": ["sdpa", "tiles", "chosen", "reference"],
     }
 
 

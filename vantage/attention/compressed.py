@@ -21,6 +21,8 @@ from vantage.attention.scorer import Scorer, head_outputs, merge_heads
 from vantage.errors import BadInput, Refused
 from vantage.spec.abilities import TurnsBack
 from vantage.spec.attention import ActivationColumns, PositionParts
+from vantage.spec.chosen import ChosenKeys, near_columns
+from vantage.spec.dense import WHOLE
 from vantage.spec.kept import KeptStream
 from vantage.spec.masks import Mask
 from vantage.spec.model import BuildContext, CacheShape, NormConfig, Scores
@@ -105,7 +107,7 @@ class ChoosesEntries(Protocol):
         ...
 
     def choose(self, inputs: ChoiceInputs) -> Tensor | None:
-        """(B, T, E): true where a query attends to an entry; ``None``: to all it sees."""
+        """(B, T, K): the entries that a query attends to; ``None``: to all it sees."""
         ...
 
     def operations(self, tokens: int, entries: int) -> tuple[int, int]:
@@ -158,7 +160,15 @@ class CompressedAttention(nn.Module):
         chosen = None
         if self.choice is not None:
             chosen = self.choice.choose(ChoiceInputs(x_BTD, low, kept.streams[1], windows, ctx.pos, self.scorer.mask))
-        bias = near_or_chosen(need.bias, self.config.near, windows, chosen, ctx.pos.against(view.pos), q)
+        near = self.config.near
+        if chosen is None:
+            run = TokensAndEntries.of(windows, kept.pos, causal=causal)
+            bias = near_only(need.bias, NearBias(None, near, windows.tokens, run), ctx.pos.against(view.pos), q)
+        else:
+            tokens = view.pos.order[:, : windows.tokens]
+            nearest = near_columns(ctx.pos.order, tokens, near, 0 if causal else near - 1)
+            columns = torch.cat([nearest, chosen + windows.tokens], -1)
+            bias = ChosenKeys(columns, need.bias).bias(ctx.pos.against(view.pos), self.shape.heads, q.dtype)
         out = ctx.attend("self", self.index, q, view, replace(need, bias=bias))
         return self.out(merge_heads(self.turned_back(out, ctx.pos)))
 
@@ -269,6 +279,25 @@ class GroupedMap(nn.Module):
         return 2 * tokens * self.down.numel() + linear_operations(self.up, tokens)
 
 
+class TokensAndEntries(NamedTuple):
+    """Tokens that stand one after another, and the entries of their windows."""
+
+    first: int  # order of the first token
+    entries: int
+    first_end: int  # order of the first entry
+    size: int  # tokens from one entry to the next
+    causal: bool
+
+    @staticmethod
+    def of(windows: KeyWindows, kept: Positions, *, causal: bool) -> TokensAndEntries | None:
+        """``None``: they stand in any arrangement."""
+        near, members, first = windows.near, windows.members, kept.known.first
+        if first is None or not (isinstance(near, slice) and isinstance(members, slice)):
+            return None
+        end = first + members.start + windows.size - 1
+        return TokensAndEntries(first + near.start, windows.entries.shape[1], end, windows.size, causal)
+
+
 @dataclass(frozen=True, eq=False)
 class NearBias(Pointwise):
     """Another bias, and -inf at tokens that are not near: the first ``tokens`` of the keys are tokens."""
@@ -276,6 +305,7 @@ class NearBias(Pointwise):
     inner: Pointwise | None
     near: int
     tokens: int
+    run: TokensAndEntries | None = None  # where they stand one after another
 
     def __call__(self, b: Tensor, h: Tensor, i: Tensor, q: Place, k: Place) -> Tensor:
         assert k.column is not None
@@ -286,20 +316,29 @@ class NearBias(Pointwise):
     def key(self) -> Any:
         return (NearBias, None if self.inner is None else self.inner.key(), self.near, self.tokens)
 
+    def stretches(self, queries: Positions) -> tuple[slice, ...] | None:
+        """The tokens near some of these queries, and entries."""
+        if self.run is None or queries.known.first is None or queries.known.order is None:
+            return None
+        (first, last), run = queries.known.order, self.run
+        low = min(max(first - self.near + 1 - run.first, 0), self.tokens)
+        high = min(max(last + self.near - run.first, low), self.tokens)
+        whole = run.entries
+        if run.causal:
+            whole = min(max((last - run.first_end) // run.size + 1, 0), run.entries)
+        return slice(low, high), slice(self.tokens, self.tokens + whole)
 
-def near_or_chosen(
-    bias: Pointwise | Dense | None, near: int, windows: KeyWindows, chosen_BTE: Tensor | None, pair: Pair, q: Tensor
-) -> Pointwise | Dense:
-    """The bias, and -inf at far tokens and at entries that were not chosen."""
-    inner = None if isinstance(bias, Dense) else bias
-    hiding = NearBias(inner, near, windows.tokens)
-    if chosen_BTE is None and not isinstance(bias, Dense):
-        return hiding
-    heads = q.shape[1]
-    value = materialise(hiding, pair, heads, torch.promote_types(q.dtype, torch.float32))
-    assert value is not None
-    value = value + bias.value if isinstance(bias, Dense) else value
-    if chosen_BTE is not None:
-        left_out = torch.nn.functional.pad(~chosen_BTE, (windows.tokens, 0))
-        value = value.masked_fill(left_out[:, None], float("-inf"))
-    return Dense(value.expand(-1, heads, -1, -1))
+
+def near_only(bias: Pointwise | Dense | None, hiding: NearBias, pair: Pair, q: Tensor) -> Pointwise | Dense:
+    """The bias, and -inf at far tokens."""
+    if not isinstance(bias, Dense):
+        return replace(hiding, inner=bias)
+    heads, dtype = q.shape[1], torch.promote_types(q.dtype, torch.float32)
+
+    def made(cut: slice) -> Tensor:
+        some = pair if cut == WHOLE else Pair(pair.q.narrow(cut.start, cut.stop - cut.start), pair.k)
+        hidden = materialise(hiding, some, heads, dtype)
+        assert hidden is not None
+        return hidden + bias.of_queries(cut)
+
+    return Dense(made)

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from vantage.attention.compressed import ChoiceInputs, CompressedAttention, CompressedConfig, build_norm
 from vantage.attention.heavily_compressed import NOT_TURNED_BACK
-from vantage.attention.indexer import best, index_scores
+from vantage.attention.indexer import best_keys
 from vantage.attention.key_windows import WindowPool
 from vantage.errors import BadInput
 from vantage.spec.kept import KeptStream
-from vantage.spec.masks import dense, visible
 from vantage.spec.model import BuildContext, Scores
 from vantage.spec.operations import linear_operations
 from vantage.spec.parts import Buildable, Shape
@@ -91,16 +90,11 @@ class EntryChoice(nn.Module):
         entries = inputs.windows.entries
         if entries.shape[1] <= self.config.keep:
             return None
-        pair = inputs.pos.against(entries)
-        shown = dense(visible(inputs.mask, pair), pair)[:, 0]
-        return best(self.scores(inputs).masked_fill(~shown, float("-inf")), entries, self.config.keep)
-
-    def scores(self, inputs: ChoiceInputs) -> Tensor:
-        """(B, T, E)"""
         entry = self.norm(self.pool(inputs.kept, inputs.windows))
         q = self.q(inputs.low).unflatten(-1, (self.config.heads, -1)).transpose(1, 2)
         q, k = self._placed("query", q, inputs.pos), self._placed("key", entry, inputs.windows.entries)
-        return index_scores(q, k[:, 0], self.weights(inputs.x))
+        pair = inputs.pos.against(entries)
+        return best_keys(q, k[:, 0], self.weights(inputs.x), pair, inputs.mask, self.config.keep)
 
     def _placed(self, side: str, x_BHTd: Tensor, pos: Positions) -> Tensor:
         still, moving = x_BHTd.split((self.config.head_dim - self.config.rotary_dim, self.config.rotary_dim), -1)

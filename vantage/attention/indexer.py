@@ -16,15 +16,17 @@ from torch import Tensor, nn
 from vantage.errors import BadInput, Refused
 from vantage.spec.indexing import IndexerInputs
 from vantage.spec.kept import KeptStream
-from vantage.spec.masks import dense, visible
+from vantage.spec.masks import Mask, dense, visible
 from vantage.spec.operations import AttentionWork
 from vantage.spec.parts import INIT_STD, Buildable, Shape
-from vantage.spec.positions import Positions
+from vantage.spec.positions import Pair, Positions
+from vantage.spec.query_blocks import query_blocks
 from vantage.spec.registry import Entry
 from vantage.spec.ties import without_last_bits
 from vantage.spec.transforms import chain
 
 EPS = 1e-6  # of the keys' norm
+FORMED = 8  # tensors as large as I that are there at the same time, sorting included
 
 
 @dataclass(frozen=True)
@@ -91,17 +93,15 @@ class KeyChoice(nn.Module):
         (k_B1Sd,) = inputs.streams
         if k_B1Sd.shape[2] <= self.config.keep:
             return None
-        shown = dense(visible(inputs.mask, inputs.pair), inputs.pair)[:, 0]
-        scores = self.scores(inputs, k_B1Sd[:, 0]).masked_fill(~shown, float("-inf"))
-        return best(scores, inputs.pair.k, self.config.keep)
+        q_BHTd, weights_BTH = self.queries(inputs)
+        return best_keys(q_BHTd, k_B1Sd[:, 0], weights_BTH, inputs.pair, inputs.mask, self.config.keep)
 
-    def scores(self, inputs: IndexerInputs, k_BSd: Tensor) -> Tensor:
-        """I, (B, T, S)"""
+    def queries(self, inputs: IndexerInputs) -> tuple[Tensor, Tensor]:
+        """The small queries, and the weight of each."""
         source = inputs.x if self.rank is None else inputs.low
         assert source is not None
         q_BHTd = self.q(source).unflatten(-1, (self.config.heads, -1)).transpose(1, 2)
-        q_BHTd = chain(self.qk, "query", q_BHTd, inputs.pair.q)
-        return index_scores(q_BHTd, k_BSd, self.weights(inputs.x))
+        return chain(self.qk, "query", q_BHTd, inputs.pair.q), self.weights(inputs.x)
 
 
 def index_scores(q_BHTd: Tensor, k_BSd: Tensor, weights_BTH: Tensor) -> Tensor:
@@ -116,13 +116,29 @@ def index_scores(q_BHTd: Tensor, k_BSd: Tensor, weights_BTH: Tensor) -> Tensor:
     return total
 
 
+def best_keys(q_BHTd: Tensor, k_BSd: Tensor, weights_BTH: Tensor, pair: Pair, mask: Mask, count: int) -> Tensor:
+    """(B, T, count): the columns of the keys with the highest I among those that the mask shows. Some queries at a
+    time: I itself is as large as all pairs."""
+    chosen, (B, S) = [], k_BSd.shape[:2]
+    for cut in query_blocks(q_BHTd.shape[2], FORMED * B * S, q_BHTd.device):
+        some = pair if cut.stop - cut.start == pair.q.shape[1] else Pair(_narrowed(pair.q, cut), pair.k)
+        shown = dense(visible(mask, some), some)[:, 0]
+        scores = index_scores(q_BHTd[:, :, cut], k_BSd, weights_BTH[:, cut]).masked_fill(~shown, float("-inf"))
+        chosen.append(best(scores, pair.k, count))
+    return torch.cat(chosen, 1) if chosen else torch.zeros(B, 0, count, dtype=torch.long, device=k_BSd.device)
+
+
+def _narrowed(pos: Positions, cut: slice) -> Positions:
+    return pos.narrow(cut.start, cut.stop - cut.start)
+
+
 def best(scores_BTS: Tensor, keys: Positions, count: int) -> Tensor:
-    """True at the highest ``count``. Of equal ones, which a ReLU makes, the later token is taken, wherever it lies."""
+    """(B, T, count): the columns of the highest. Of equal ones, which a ReLU makes, the later token is taken, wherever
+    it lies."""
     scores_BTS = without_last_bits(scores_BTS)
     latest_first = keys.order.argsort(dim=-1, descending=True)[:, None].expand_as(scores_BTS)
     ranked = scores_BTS.gather(-1, latest_first).argsort(dim=-1, descending=True, stable=True)[..., :count]
-    chosen = latest_first.gather(-1, ranked)
-    return torch.zeros_like(scores_BTS, dtype=torch.bool).scatter(-1, chosen, True)
+    return latest_first.gather(-1, ranked)
 
 
 @dataclass(frozen=True)

@@ -163,8 +163,9 @@ class GatedBranches:
         others = (block_scores[..., :-1] > HIDDEN).unflatten(1, by_group).any(2)
         others = others & ~_always(blocks, pair.q.against(windows.entries))
         weight = of_blocks[..., :-1].unflatten(1, by_group).sum(2).masked_fill(~others, HIDDEN)
-        ranked = best(weight.flatten(1, 2), windows.entries, blocks.others).view_as(weight)
-        in_chosen = windows.at_tokens(F.pad(ranked & others, (0, 1)))
+        ranked = best(weight.flatten(1, 2), windows.entries, blocks.others).unflatten(1, weight.shape[1:3])
+        chosen = torch.zeros_like(others).scatter(-1, ranked, True) & others
+        in_chosen = windows.at_tokens(F.pad(chosen, (0, 1)))
         return in_chosen.repeat_interleave(by_group[1], 1) | always
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from vantage.attention.indexer import choice_of
 from vantage.errors import BadInput, Refused
 from vantage.spec.attention import ActivationColumns, PositionParts
+from vantage.spec.chosen import ChosenKeys
 from vantage.spec.forms import HasForm, Slope
 from vantage.spec.indexing import Indexer, IndexerInputs
 from vantage.spec.kept import StreamSource
@@ -17,8 +18,8 @@ from vantage.spec.masks import causal_window
 from vantage.spec.model import BuildContext, Scores
 from vantage.spec.native import CannotLower, ScoreForm, implements, no_native_form
 from vantage.spec.normalisers import Normaliser, Softmax, needs_causal
-from vantage.spec.parts import BiasInputs, Dense, Need, Pointwise, ScoreBias, Shape, View, materialise
-from vantage.spec.positions import Pair, Positions
+from vantage.spec.parts import BiasInputs, Dense, Need, Pointwise, ScoreBias, Shape, View
+from vantage.spec.positions import Positions
 
 
 class MakesNormaliser(Protocol):
@@ -86,7 +87,8 @@ class Scorer(nn.Module):
         if self.indexer is not None:
             pair = pos.against(view.pos)
             given = IndexerInputs(x_BTD, low, view.streams[:n], pair, self.mask)
-            bias = _of_chosen(bias, self.chosen(self.indexer, given), pair, q)
+            columns = self.chosen(self.indexer, given)
+            bias = bias if columns is None else ChosenKeys(columns, bias).bias(pair, q.shape[1], q.dtype)
         return Need(
             mask=self.mask,
             scale=self.scale,
@@ -138,22 +140,13 @@ def _bias_by_head(bias: ScoreBias, inputs: BiasInputs, heads: int) -> Pointwise 
     first = of_head(0)
     if not isinstance(first, Dense):  # a function of places, which are the kernel's to give
         return first
-    values = [first.value, *(value.value for head in range(1, heads) if isinstance(value := of_head(head), Dense))]
-    groups = [value.unflatten(1, (heads, -1))[:, head] for head, value in enumerate(values)]
-    return Dense(torch.cat(groups, 1))
+    each = [first, *(value for head in range(1, heads) if isinstance(value := of_head(head), Dense))]
 
+    def of_queries(cut: slice) -> Tensor:
+        own = [value.of_queries(cut).unflatten(1, (heads, -1))[:, head] for head, value in enumerate(each)]
+        return torch.cat(own, 1)
 
-def _of_chosen(
-    bias: Pointwise | Dense | None, chosen_BTS: Tensor | None, pair: Pair, q: Tensor
-) -> Pointwise | Dense | None:
-    """The bias, and -inf at the keys that were not chosen. A query that chose nothing sees nothing anyway."""
-    if chosen_BTS is None:
-        return bias
-    heads, dtype = q.shape[1], torch.promote_types(q.dtype, torch.float32)
-    left_out = ~chosen_BTS & chosen_BTS.any(-1, keepdim=True)
-    hidden = torch.zeros(left_out.shape, dtype=dtype, device=q.device).masked_fill(left_out, float("-inf"))[:, None]
-    value = materialise(bias, pair, heads, dtype)
-    return Dense((hidden if value is None else value + hidden).expand(-1, heads, -1, -1))
+    return Dense(of_queries)
 
 
 class NoBias:

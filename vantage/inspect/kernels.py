@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
-from vantage.cache import NoCache
+from vantage.cache import no_caches
 from vantage.errors import Refused
 from vantage.inspect.sites import Site, sites_of
 from vantage.kernels import chooser, explain
@@ -59,10 +59,10 @@ class Blocks(nn.Module):
 
     def __init__(self, model: Model):
         super().__init__()
-        self.blocks = model.blocks
+        self.blocks, self.spec = model.blocks, model.spec
 
     def forward(self, x_BTD: Tensor, pos: Positions) -> Tensor:
-        none = (NoCache(),) * len(self.blocks)
+        none = no_caches(self.spec, None, x_BTD.dtype)  # of layers that keep more than keys and values as well
         ctx = Context(pos, chooser("auto"), none, none)
         for block in self.blocks:
             x_BTD = block(x_BTD, ctx)

@@ -12,11 +12,15 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as flex_module
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, create_block_mask, flex_attention
 
+from vantage.kernels.sdpa import AT_EASE
 from vantage.spec.masks import Everything, Mask, visible
 from vantage.spec.normalisers import NOT_SOFTMAX
 from vantage.spec.parts import Attended, Dense, Need, View
 from vantage.spec.positions import Pair, Place, Positions
+from vantage.spec.query_blocks import SeesStretches
 from vantage.spec.registry import Entry, Refusal
+
+LARGEST_MASK = 2**32  # pairs whose block mask torch may make: 4 GiB
 
 
 class Flex:
@@ -63,6 +67,11 @@ class Flex:
             rows = 1 if view.pos.known.same_rows and view.pos.segment is None else q.shape[0]
             return need.bias.numbers(rows * q.shape[1] * q.shape[2] * view.k.shape[2])
         return 0 if need.mask == Everything() or q.shape[2] == 1 else q.shape[0] * q.shape[2] * view.k.shape[2]
+
+    def most(self, need: Need) -> int:
+        """A mask, one byte a pair and once for all layers, is worth its speed. A bias is not, nor is one that leaves a
+        block of queries few keys to read."""
+        return AT_EASE if isinstance(need.bias, Dense | SeesStretches) else LARGEST_MASK
 
     def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:
         assert need.temperature is not None

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from vantage.errors import BadInput, Refused, unknown
-from vantage.kernels import flex
+from vantage.kernels import blocks, flex
 from vantage.kernels.flex import cannot_compile
+from vantage.kernels.sdpa import AT_EASE
 from vantage.spec.parts import AutoKernel, Kernel, Need, View
 from vantage.spec.registry import Entry, Registry, entries_of
 
@@ -20,15 +21,18 @@ from vantage.spec.registry import Entry, Registry, entries_of
 KERNELS: Registry[Kernel] = Registry(
     "kernel",
     (
-        *entries_of("vantage.kernels", "sdpa", "cudnn", "fused", "tiles"),
+        *entries_of("vantage.kernels", "sdpa", "cudnn", "fused", "tiles", "chosen"),
         flex.COMPILED,
         flex.UNFUSED,
         *entries_of("vantage.kernels", "reference"),
+        blocks.ENTRY,
+        blocks.SMALL,
     ),
     needs=("name", "refuses", "__call__"),
     frozen=False,
 )
 
+IN_BLOCKS = "blocks"  # what runs where another kernel would form too many pairs
 LARGEST = 2**32  # pairs that a kernel may form at once on a GPU without being asked: 16 GiB in float32
 
 
@@ -42,6 +46,13 @@ class FormsPairs(Protocol):
 
 
 @runtime_checkable
+class FormsGladly(Protocol):
+    """One that may form more of them than others before blocks of queries run in its place."""
+
+    def most(self, need: Need) -> int: ...
+
+
+@runtime_checkable
 class Yields(Protocol):
     """A kernel that stands back where one that forms nothing is faster, or needs no plan for a new shape."""
 
@@ -49,16 +60,25 @@ class Yields(Protocol):
 
 
 class Candidate(NamedTuple):
-    """A kernel that may run by itself, and the two abilities above, looked up once."""
+    """A kernel that may run by itself, and the abilities above, looked up once."""
 
     kernel: AutoKernel
     forms: Callable[[Need, Tensor, View], int] | None
     yields: Callable[[Need, Tensor, View], bool] | None
+    most: Callable[[Need], int] | None
 
     @staticmethod
     def of(kernel: AutoKernel) -> Candidate:
         forms = kernel.forms if isinstance(kernel, FormsPairs) else None
-        return Candidate(kernel, forms, kernel.yields if isinstance(kernel, Yields) else None)
+        yields = kernel.yields if isinstance(kernel, Yields) else None
+        return Candidate(kernel, forms, yields, kernel.most if isinstance(kernel, FormsGladly) else None)
+
+    def forms_too_much(self, need: Need, q: Tensor, view: View) -> int:
+        """How many numbers, where they are more than it should form; 0: they are not."""
+        if self.forms is None:
+            return 0
+        formed = self.forms(need, q, view)
+        return formed if formed > (AT_EASE if self.most is None else self.most(need)) else 0
 
 
 Choose = Callable[[Need, Tensor, View], Kernel]
@@ -109,7 +129,7 @@ def _first_willing(need: Need, q: Tensor, view: View) -> Kernel:
     if key is not None and key in kept:
         return kept[key]
     candidate = _willing(need, q, view)
-    kernel = _not_too_large(candidate, need, q, view)
+    kernel = _within_bounds(candidate, need, q, view)
     if key is not None and candidate.yields is not None:  # one that does not yield now has its plan, and keeps it
         kept[key] = kernel
     return kernel
@@ -146,12 +166,16 @@ def _willing(need: Need, q: Tensor, view: View) -> Candidate:
     return yielding
 
 
-def _not_too_large(candidate: Candidate, need: Need, q: Tensor, view: View) -> Kernel:
-    """On a GPU nothing runs unasked that would form too many pairs at once: it would end in the middle."""
-    name = candidate.kernel.name
-    if q.device.type != "cuda" or candidate.forms is None:
+def _within_bounds(candidate: Candidate, need: Need, q: Tensor, view: View) -> Kernel:
+    """Blocks of queries in the place of what would form too many pairs at once. Where they refuse, nothing runs unasked
+    on a GPU that would end in the middle."""
+    formed, name = candidate.forms_too_much(need, q, view), candidate.kernel.name
+    if not formed:
         return candidate.kernel
-    if (formed := candidate.forms(need, q, view)) <= LARGEST:
+    in_blocks = kernel_named(IN_BLOCKS)
+    if in_blocks.refuses(need, q, view) is None:
+        return in_blocks
+    if q.device.type != "cuda" or formed <= LARGEST:
         return candidate.kernel
     why = "; ".join(refusals(need, q, view).values())
     raise Refused(
@@ -163,14 +187,16 @@ def _not_too_large(candidate: Candidate, need: Need, q: Tensor, view: View) -> K
 
 def refusals(need: Need, q: Tensor, view: View) -> dict[str, str]:
     """Why the kernels that run by themselves on this device cannot do this, by name."""
-    automatic = [kernel for kernel, *_ in _all_automatic() if kernel.auto(q.device.type)]
-    return {kernel.name: why for kernel in automatic if (why := kernel.refuses(need, q, view)) is not None}
+    asked: list[Kernel] = [kernel for kernel, *_ in _all_automatic() if kernel.auto(q.device.type)]
+    asked.append(kernel_named(IN_BLOCKS))
+    return {kernel.name: why for kernel in asked if (why := kernel.refuses(need, q, view)) is not None}
 
 
 def explain(need: Need, q: Tensor, view: View) -> dict[str, str]:
     """What each kernel that may run by itself on this device would do, by name: "runs", or why not."""
     chosen, reasons = _first_willing(need, q, view).name, {}
-    for kernel, forms, yields in _all_automatic():
+    for candidate in _all_automatic():
+        kernel, forms, yields, _ = candidate
         if not kernel.auto(q.device.type):
             continue
         formed = 0 if forms is None else forms(need, q, view)
@@ -185,9 +211,14 @@ def explain(need: Need, q: Tensor, view: View) -> dict[str, str]:
                 else "yields: a plan pays for long rows whose shape has come in three passes"
             )
             why = f"yields: it would form {formed:,} numbers" if formed else slower
+        elif chosen == IN_BLOCKS and candidate.forms_too_much(need, q, view):
+            why = f"it would form {formed:,} numbers"
         else:
             why = "not needed: another one comes first"
         reasons[kernel.name] = why
+    in_blocks = kernel_named(IN_BLOCKS)
+    refused = in_blocks.refuses(need, q, view)
+    reasons[IN_BLOCKS] = "runs" if chosen == IN_BLOCKS else refused or "not needed: nothing large is formed"
     return reasons
 
 

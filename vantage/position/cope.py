@@ -63,18 +63,18 @@ class CountedPositions(nn.Module):
         return _sums_from_newest(gates, k_pos).clamp_max(self.table.shape[0] - 1)
 
     def at(self, inputs: BiasInputs) -> Dense:
-        def whole() -> Tensor:
-            count = self.counts(inputs.q, inputs.k, inputs.q_pos, inputs.k_pos, inputs.scale)
-            below = count.detach().floor().long()
-            above = (below + 1).clamp_max(self.table.shape[0] - 1)
-            by_count = (inputs.q_raw @ self.table.T).to(count.dtype)  # (B, H, T, max_positions)
-            return torch.lerp(by_count.gather(-1, below), by_count.gather(-1, above), count - below)
-
         if not runs(inputs.q_pos, inputs.k_pos):
-            return Dense(whole)
+            return inputs.dense(self.whole)
         # heads of a token lie side by side: seen so, the product takes no copy of the queries
         by_token = inputs.q_raw.transpose(1, 2)
-        return Dense(whole, lambda: CountTable((by_token @ self.table.T).transpose(1, 2), inputs.scale))
+        return inputs.dense(self.whole, lambda: CountTable((by_token @ self.table.T).transpose(1, 2), inputs.scale))
+
+    def whole(self, inputs: BiasInputs) -> Tensor:
+        count = self.counts(inputs.q, inputs.k, inputs.q_pos, inputs.k_pos, inputs.scale)
+        below = count.detach().floor().long()
+        above = (below + 1).clamp_max(self.table.shape[0] - 1)
+        by_count = (inputs.q_raw @ self.table.T).to(count.dtype)  # (B, H, T, max_positions)
+        return torch.lerp(by_count.gather(-1, below), by_count.gather(-1, above), count - below)
 
 
 def _grouped_scores(q_BHTd: Tensor, k_BGSd: Tensor) -> Tensor:

@@ -54,10 +54,13 @@ class _LateTemperature(nn.Module):
         top = highest(inputs.q_pos)
         if top is not None and top <= self.config.length:
             return None
+        return inputs.dense(self.whole)
+
+    def whole(self, inputs: BiasInputs) -> Tensor:
         grouped = inputs.q.unflatten(1, (inputs.k.shape[1], -1)).to(wide(inputs.q.dtype))
         scores = (grouped @ inputs.k[:, :, None].transpose(-1, -2).to(grouped.dtype)).flatten(1, 2)
         capped = self.config.softcap * torch.tanh(scores * (inputs.scale / self.config.softcap))
-        return Dense(self.growth(inputs.q_pos, capped.dtype) * capped)
+        return self.growth(inputs.q_pos, capped.dtype) * capped
 
     def growth(self, pos: Positions, dtype: torch.dtype) -> Tensor:
         """t - 1, (R, 1, T, 1)."""

@@ -115,16 +115,19 @@ class HouseholderScores(nn.Module):
         return F.normalize(F.silu(mixed), dim=-1)
 
     def at(self, inputs: BiasInputs) -> Dense:
+        return inputs.dense(self.whole)
+
+    def whole(self, inputs: BiasInputs) -> Tensor:
         precise, by_order = wide(inputs.q.dtype), ByOrder.of(inputs.k_pos)
         k, features, share = (by_order.sort(x.to(precise), 2) for x in (inputs.k, *inputs.streams))
         q = inputs.q.to(precise).unflatten(1, (self.kv_heads, -1))  # (B, G, H / G, T, d)
         w = self.directions(features, by_order.pos)
         change = by_order.unsort(_change(q, k, w, share, inputs.q_pos, by_order.pos).flatten(1, 2), 3) * inputs.scale
         if inputs.softcap is None:
-            return Dense(change)
+            return change
         plain = inputs.scale * (q @ inputs.k.to(precise)[:, :, None].transpose(-1, -2)).flatten(1, 2)
         before, after = (inputs.softcap * torch.tanh(scores / inputs.softcap) for scores in (plain, plain + change))
-        return Dense(after - before)
+        return after - before
 
 
 def _earlier(x_BGSd: Tensor, segment_BS: Tensor | None, back: int) -> Tensor:

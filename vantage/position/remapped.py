@@ -51,6 +51,9 @@ class RemappedScores(nn.Module):
         top = highest(inputs.q_pos)
         if top is not None and top < self.config.unchanged:
             return None
+        return inputs.dense(self.whole)
+
+    def whole(self, inputs: BiasInputs) -> Tensor:
         precise = wide(inputs.q.dtype)
         q, k = inputs.q.to(precise), inputs.k.to(precise)
         freq, _ = self.rotation.rates(inputs.q_pos)
@@ -61,7 +64,7 @@ class RemappedScores(nn.Module):
             moved_q, moved_k = self.turned(q, region.queries - q_at, freq), self.turned(k, region.keys - k_at, freq)
             change = _scores(moved_q, moved_k, inputs) - plain
             bias = torch.where(region.pairs[:, None], change, bias)
-        return Dense(bias)
+        return bias
 
     def turned(self, x_BHTd: Tensor, by_RT: Tensor, freq: Tensor) -> Tensor:
         """The part of each head that turns, its last ``rotary_dim``, turned on; YaRN's factor is in it already."""

@@ -49,10 +49,10 @@ class ShiftedBias(nn.Module):
     def at(self, inputs: BiasInputs) -> Dense:
         q, base, back = inputs.q_raw, self.config.base, self.config.anchor
 
-        def whole() -> Tensor:
+        def whole(some: BiasInputs) -> Tensor:
             # PE(-δ) for δ = i - j - anchor: the sines change their sign, the cosines do not
-            sines, cosines = -q[..., 0::2], q[..., 1::2]
-            return inputs.scale * sinusoid_scores(sines, cosines, inputs.q_pos, inputs.k_pos, base, back=back)
+            sines, cosines = -some.q_raw[..., 0::2], some.q_raw[..., 1::2]
+            return some.scale * sinusoid_scores(sines, cosines, some.q_pos, some.k_pos, base, back=back)
 
         def keys(highest: int, n: int) -> Tensor:
             waves = distance_waves(inputs.q_pos, highest - back, n, q.shape[-1], base, q.dtype)
@@ -60,8 +60,8 @@ class ShiftedBias(nn.Module):
             return torch.stack((-sines, cosines), -1).flatten(-2)[None]
 
         if not runs(inputs.q_pos, inputs.k_pos):
-            return Dense(whole)
-        return Dense(whole, lambda: DistanceKeys(None if inputs.q is q else q, keys, inputs.scale))
+            return inputs.dense(whole)
+        return inputs.dense(whole, lambda: DistanceKeys(None if inputs.q is q else q, keys, inputs.scale))
 
 
 ENTRY = Entry(

@@ -96,20 +96,20 @@ class DistanceBias(nn.Module):
     def at(self, inputs: BiasInputs) -> Dense:
         v, w_r, base = self.v, self.w_r, self.config.base
 
-        def whole() -> Tensor:
-            sines, cosines = ((inputs.q_raw + v[:, None]) @ w_r).chunk(2, dim=-1)
-            return inputs.scale * sinusoid_scores(sines, cosines, inputs.q_pos, inputs.k_pos, base)
+        def whole(some: BiasInputs) -> Tensor:
+            sines, cosines = ((some.q_raw + v[:, None]) @ w_r).chunk(2, dim=-1)
+            return some.scale * sinusoid_scores(sines, cosines, some.q_pos, some.k_pos, base)
 
         def keys(highest: int, n: int) -> Tensor:
             waves = distance_waves(inputs.q_pos, highest, n, w_r.shape[-1], base, w_r.dtype)
             return (waves @ w_r.flatten(0, 1).T).unflatten(-1, w_r.shape[:2]).transpose(0, 1)
 
         if not runs(inputs.q_pos, inputs.k_pos):
-            return Dense(whole)
+            return inputs.dense(whole)
         shift = inputs.shift
         if shift is None:
-            return Dense(whole, lambda: DistanceKeys(inputs.q_raw + v[:, None], keys, inputs.scale))
-        return Dense(whole, lambda: DistanceKeys(None, keys, inputs.scale, v - shift))
+            return inputs.dense(whole, lambda: DistanceKeys(inputs.q_raw + v[:, None], keys, inputs.scale))
+        return inputs.dense(whole, lambda: DistanceKeys(None, keys, inputs.scale, v - shift))
 
 
 ENTRY = Entry(

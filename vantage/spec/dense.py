@@ -7,23 +7,36 @@ from typing import Any
 
 from torch import Tensor
 
+WHOLE = slice(None)
+
 
 class Dense:
-    """A score bias that exists as a whole, (B or 1, H, T, S).
+    """A score bias that no kernel can work out pair by pair, (B or 1, H, T, S).
 
-    ``value``: the tensor, or how it is made, which is done when a kernel first asks for it. ``form``: how to work out
-    what the bias is to a kernel that does not ask (spec/forms.py).
+    ``value``: the tensor, or how that of some queries is made, which is done when a kernel asks for them. ``form``: how
+    to work out what the bias is to a kernel that does not ask (spec/forms.py). ``chosen``: the keys that each query
+    attends to, where the bias is -inf at all others (spec/chosen.py).
     """
 
-    def __init__(self, value: Tensor | Callable[[], Tensor], form: Callable[[], Any] | None = None):
-        self._value, self._make_form = value, form
+    def __init__(
+        self,
+        value: Tensor | Callable[[slice], Tensor],
+        form: Callable[[], Any] | None = None,
+        chosen: Any = None,
+    ):
+        self._value, self._make_form, self.chosen = value, form, chosen
         self._form: Any = None
 
     @property
     def value(self) -> Tensor:
+        """The whole of it, made once."""
         if not isinstance(self._value, Tensor):
-            self._value = self._value()
+            self._value = self._value(WHOLE)
         return self._value
+
+    def of_queries(self, cut: slice) -> Tensor:
+        """Of some queries; no more than these is made."""
+        return self._value[:, :, cut] if isinstance(self._value, Tensor) else self._value(cut)
 
     def form(self) -> Any:
         """What it is, worked out once; ``None``: nothing but a whole."""

@@ -27,7 +27,8 @@ class Indexer(Protocol):
     rank: int | None  # of the small form that it reads; None: it reads x
 
     def choose(self, inputs: IndexerInputs) -> Tensor | None:
-        """(B, T, S): true where a query attends to a key; ``None``: to all it sees. The same for all heads."""
+        """(B, T, K): the columns of the keys that a query attends to, the same for all heads, no key twice;
+        ``None``: to all it sees. What the mask hides stays hidden, and may be among them. -1: none."""
         ...
 
 

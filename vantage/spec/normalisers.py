@@ -53,7 +53,8 @@ class Softmax:
         total = exps.sum(-1, keepdim=True)
         total = total if sinks is None else total + torch.exp((sinks - top) / self.temperature)
         lse = torch.where(total > 0, torch.log(total) + top / self.temperature, float("-inf"))
-        return exps / total.clamp_min(torch.finfo(total.dtype).tiny), lse.squeeze(-1)
+        # of a row that sees nothing 1 and not a tiny number: its gradient would be infinite, and that times 0 NaN
+        return exps / torch.where(total > 0, total, 1), lse.squeeze(-1)
 
 
 @dataclass(frozen=True)

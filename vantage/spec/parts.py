@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vantage.errors import BadInput, Refused
+from vantage.spec.dense import WHOLE
 from vantage.spec.dense import Dense as Dense
 from vantage.spec.images import ImageTokens
 from vantage.spec.kept import StateCache
@@ -79,6 +80,22 @@ class BiasInputs(NamedTuple):
     own: tuple[Tensor, ...] = ()  # the same of the queries' own tokens: (B, heads, T, width)
     softcap: float | None = None  # what caps a score before the bias is added
     shift: Tensor | None = None  # (H, d): q is q_raw and this, for every token; ``None``: nobody says so
+
+    def of_queries(self, cut: slice) -> BiasInputs:
+        """The same for some of the queries."""
+        if cut == WHOLE:
+            return self
+        return self._replace(
+            q_raw=self.q_raw[:, :, cut],
+            q=self.q[:, :, cut],
+            q_pos=self.q_pos.narrow(cut.start, cut.stop - cut.start),
+            x=None if self.x is None else self.x[:, cut],
+            own=tuple(stream[:, :, cut] for stream in self.own),
+        )
+
+    def dense(self, whole: Callable[[BiasInputs], Tensor], form: Callable[[], Any] | None = None) -> Dense:
+        """A bias that is made of such inputs, for as many queries at once as a kernel wants."""
+        return Dense(lambda cut: whole(self.of_queries(cut)), form)
 
 
 class ScoreBias(Protocol):
@@ -333,7 +350,8 @@ def _attend_by_head(
 
     bias, sinks = need.bias, need.sinks
     if isinstance(bias, Dense):
-        bias = Dense(rows(bias.value.expand(B, -1, -1, -1)))
+        whole = bias
+        bias = Dense(lambda cut: rows(whole.of_queries(cut).expand(B, -1, -1, -1)))
     elif bias is not None:
         bias = HeadRows(bias, heads, H // heads)
     if sinks is not None:

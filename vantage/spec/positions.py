@@ -287,6 +287,13 @@ class Positions:
         axes = None if self.axes is None else self.axes[:, :, cut]
         return Positions(pos, order, segment, known, self.length, axes)
 
+    def pick(self, columns: Tensor) -> Positions:
+        """These columns, in any order."""
+        segment = None if self.segment is None else self.segment[:, columns]
+        known = replace(self.known, first=None, counts=None, documents=None)  # bounds are bounds of fewer, too
+        axes = None if self.axes is None else self.axes[:, :, columns]
+        return Positions(self.pos[:, columns], self.order[:, columns], segment, known, self.length, axes)
+
 
 def packed_documents(pos_BT: Tensor, order_BT: Tensor, segment_BT: Tensor) -> tuple[int, int] | None:
     """How many documents there are and how long the longest is, where rows hold one after another from the left, each

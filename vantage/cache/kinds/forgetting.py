@@ -28,7 +28,7 @@ NOT_CAUSAL = "weights decide what is kept one token after the other, and so need
 BY_WEIGHT = (
     *NEEDS_EVERY_KEY,
     Refusal({"mask": ("prefix", "bidirectional")}, NOT_CAUSAL),
-    Refusal({"kernel": ("sdpa", "flex")}, "hand back"),
+    Refusal({"kernel": ("sdpa", "flex", "blocks-of-2")}, "hand back"),
     Refusal({"scenario": ("rollback",)}, "later queries have had a say in what is kept"),
 )
 
